@@ -1,0 +1,125 @@
+"""The catalog: the node's index of what is durable, in RocksDB. The only module that imports rocksdict.
+
+It holds nothing that cannot be rebuilt from the files, and answers no read: layers are found by listing directories.
+What it adds is *durability known*: a record is written, synced, only after the layer's file and directory were.
+A version edit (LevelDB's word) adds and removes records atomically.
+
+Facts of the library that this module deals with: `raw_mode` (the default unpickles what it reads); `sync=True` on every
+write; iterators are checked with `status()`, because they end early and silently on corruption; errors come
+as bare `Exception` and are mapped to CatalogError here.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import shutil
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+
+from rocksdict import AccessType, Options, Rdict, WriteBatch, WriteOptions
+
+from nosync.lsm.errors import CatalogError
+from nosync.lsm.layer import Digest, LayerId, parse_path
+
+_LAYER = b"layer/"
+_META = b"meta/"
+CATALOG_FORMAT = 1
+
+
+@dataclass(frozen=True)
+class Record:
+    """A durable layer: its id, digest, and size."""
+
+    id: LayerId
+    digest: Digest
+    rows: int
+    size_bytes: int
+
+
+@contextlib.contextmanager
+def _rocksdb_errors(doing: str, path: Path) -> Iterator[None]:
+    try:
+        yield
+    except CatalogError:
+        raise
+    except Exception as error:  # noqa: BLE001 - rocksdict raises nothing more specific
+        raise CatalogError(f"cannot {doing} the catalog {path}: {error}; it can be rebuilt from the layer files") from error
+
+
+class Catalog:
+    """Opened by one process at a time; RocksDB's own lock refuses a second one."""
+
+    def __init__(self, path: Path, *, read_only: bool = False) -> None:
+        self.path = path
+        options = Options(raw_mode=True)
+        options.create_if_missing(not read_only)
+        options.set_max_total_wal_size(4 << 20)
+        options.set_write_buffer_size(4 << 20)
+        options.set_keep_log_file_num(2)
+        options.set_max_open_files(64)
+        access = AccessType.read_only(error_if_log_file_exist=False) if read_only else AccessType.read_write()
+        with _rocksdb_errors("open", path):
+            self._db = Rdict(str(path), options=options, access_type=access)
+        self._synced = WriteOptions()
+        self._synced.sync = True
+
+    def records(self) -> list[Record]:
+        """Every durable layer. Raises CatalogError where RocksDB finds its files damaged."""
+        found = []
+        with _rocksdb_errors("read", self.path):
+            iterator = self._db.iter()
+            iterator.seek(_LAYER)
+            while iterator.valid() and iterator.key().startswith(_LAYER):
+                found.append(_decode(iterator.key(), iterator.value(), self.path))
+                iterator.next()
+            iterator.status()
+        return found
+
+    def meta(self, name: str) -> str | None:
+        with _rocksdb_errors("read", self.path):
+            value = self._db.get(_META + name.encode())
+        return None if value is None else value.decode()
+
+    def apply(
+        self, add: Iterable[Record] = (), remove: Iterable[LayerId] = (), meta: dict[str, str] | None = None
+    ) -> None:
+        """One version edit: all of it is durable when this returns, or none of it after a crash."""
+        with _rocksdb_errors("write", self.path):
+            batch = WriteBatch(raw_mode=True)
+            for id in remove:
+                batch.delete(_LAYER + str(id.path).encode())
+            for record in add:
+                fields = {"digest": record.digest, "rows": record.rows, "bytes": record.size_bytes}
+                batch.put(_LAYER + str(record.id.path).encode(), json.dumps(fields).encode())
+            for name, value in (meta or {}).items():
+                batch.put(_META + name.encode(), value.encode())
+            self._db.write(batch, write_opt=self._synced)
+
+    def close(self) -> None:
+        with _rocksdb_errors("close", self.path):
+            self._db.close()
+
+
+def _decode(key: bytes, value: bytes, path: Path) -> Record:
+    try:
+        id = parse_path(PurePosixPath(key[len(_LAYER) :].decode()))
+        fields = json.loads(value)
+        if id is None:
+            raise ValueError("not a layer's path")
+        return Record(id, Digest(fields["digest"]), int(fields["rows"]), int(fields["bytes"]))
+    except (ValueError, KeyError, TypeError) as error:
+        raise CatalogError(f"catalog {path}: record {key!r} is damaged ({error}); it can be rebuilt") from error
+
+
+def set_aside(path: Path, token: str) -> Path | None:
+    """Moves a damaged catalog out of the way. Returns where it is now; None where there was none."""
+    if not path.exists():
+        return None
+    target = path.with_name(f"{path.name}.damaged-{token}")
+    try:
+        shutil.move(path, target)
+    except OSError as error:
+        raise CatalogError(f"cannot move the damaged catalog {path} aside: {error}") from error
+    return target

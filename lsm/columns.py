@@ -1,0 +1,220 @@
+"""Whole-column work on keys and rows: equality, order within equal hashes, and schemas.
+
+Keys are compared null-safely: null equals null, as in Spark's GROUP BY.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from nosync.lsm.errors import SchemaError
+from nosync.lsm.format import HASH_COLUMN, TIME_COLUMN, TOMBSTONE_COLUMN
+from nosync.lsm.hashing import U32, check_key_type
+
+Bools = npt.NDArray[np.bool_]
+Indices = npt.NDArray[np.int64]
+
+CHANGE_TYPE_COLUMN = "_change_type"
+EPOCH_COLUMN = "_epoch"
+RESERVED = frozenset({HASH_COLUMN, TIME_COLUMN, TOMBSTONE_COLUMN, CHANGE_TYPE_COLUMN, EPOCH_COLUMN})
+
+
+def as_array(column: pa.ChunkedArray | pa.Array) -> pa.Array:
+    """One contiguous array, without a copy where there is only one chunk."""
+    if isinstance(column, pa.Array):
+        return column
+    return column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
+
+
+def as_batch(table: pa.Table) -> pa.RecordBatch:
+    """The table as one record batch, without a copy where it is one already."""
+    return pa.RecordBatch.from_arrays([as_array(column) for column in table.columns], schema=table.schema)
+
+
+def _view(column: pa.Array) -> npt.NDArray[np.generic] | None:
+    """A fixed-width column without nulls as NumPy sees it in place; None for any other."""
+    fixed = pa.types.is_integer(column.type) or pa.types.is_floating(column.type)
+    if pa.types.is_date32(column.type):
+        column, fixed = column.view(pa.int32()), True
+    elif pa.types.is_timestamp(column.type) or pa.types.is_date64(column.type):
+        column, fixed = column.view(pa.int64()), True
+    if not fixed or column.null_count:
+        return None
+    view: npt.NDArray[np.generic] = column.to_numpy(zero_copy_only=True)
+    return view
+
+
+def take(column: pa.Array, indices: Indices) -> pa.Array:
+    """The rows at `indices`; NumPy's gather is the faster one where it can be used."""
+    view = _view(column) if not (pa.types.is_date(column.type) or pa.types.is_timestamp(column.type)) else None
+    if view is not None:
+        return pa.array(view[indices], type=column.type)
+    return column.take(pa.array(indices))
+
+
+def take_batch(batch: pa.RecordBatch, indices: Indices) -> pa.RecordBatch:
+    return pa.RecordBatch.from_arrays([take(column, indices) for column in batch.columns], schema=batch.schema)
+
+
+def rows_equal(left: Sequence[pa.Array], left_at: Indices, right: Sequence[pa.Array], right_at: Indices) -> Bools:
+    """For each i: whether row `left_at[i]` of `left` and row `right_at[i]` of `right` agree in every column."""
+    equal: Bools = np.ones(len(left_at), dtype=np.bool_)
+    for a, b in zip(left, right, strict=True):
+        va, vb = _view(a), _view(b)
+        if va is not None and vb is not None:
+            equal &= va[left_at] == vb[right_at]
+        else:
+            equal &= _null_safe_equal(a.take(pa.array(left_at)), b.take(pa.array(right_at)))
+    return equal
+
+
+def _null_safe_equal(a: pa.Array, b: pa.Array) -> Bools:
+    if pa.types.is_null(a.type):
+        return np.ones(len(a), dtype=np.bool_)
+    equal = pc.fill_null(pc.equal(a, b), False)
+    if a.null_count and b.null_count:
+        equal = pc.or_(equal, pc.and_(pc.is_null(a), pc.is_null(b)))
+    result: Bools = equal.to_numpy(zero_copy_only=False)
+    return result
+
+
+def adjacent_equal(columns: Sequence[pa.Array]) -> Bools:
+    """For each row but the last: whether the next row is the same in every column."""
+    n = len(columns[0]) if columns else 0
+    equal: Bools = np.ones(max(n - 1, 0), dtype=np.bool_)
+    for column in columns:
+        view = _view(column)
+        if view is not None:
+            equal &= view[1:] == view[:-1]
+        elif n > 1:
+            equal &= _null_safe_equal(column.slice(0, n - 1), column.slice(1))
+    return equal
+
+
+def order_by_key(hashes: U32, keys: Sequence[pa.Array]) -> tuple[Indices, Bools]:
+    """The stable order of rows by (hash, key), and for each row of it but the last: has the next the same key?
+
+    Rows of one key keep the order they came in. Where all rows of one hash have one key, which is
+    nearly always, only the hashes are sorted; keys are sorted only within the hashes that collide.
+    """
+    order = np.argsort(hashes, kind="stable").astype(np.int64, copy=False)
+    ordered = hashes[order]
+    same_hash = ordered[1:] == ordered[:-1]
+    same_key = same_hash.copy()
+    at = np.flatnonzero(same_hash)
+    if len(at):
+        same_key[at] = rows_equal(keys, order[at], keys, order[at + 1])
+        if not np.array_equal(same_key, same_hash):
+            _order_collisions(order, same_hash, same_key, keys)
+    return order, same_key
+
+
+def _order_collisions(order: Indices, same_hash: Bools, same_key: Bools, keys: Sequence[pa.Array]) -> None:
+    """Sorts by key the runs of equal hashes that hold several keys. Changes `order` and `same_key` in place."""
+    run_of = np.concatenate([[0], np.cumsum(~same_hash)])
+    mixed_runs = np.unique(run_of[:-1][same_hash & ~same_key])
+    positions = np.flatnonzero(np.isin(run_of, mixed_runs))
+    rows = order[positions]
+    # Sorting by (run, key, previous position) moves rows only within their run.
+    sortable = {"run": pa.array(run_of[positions])}
+    sortable |= {f"key{i}": _sortable(key.take(pa.array(rows))) for i, key in enumerate(keys)}
+    sortable["position"] = pa.array(positions)
+    by = [(name, "ascending") for name in sortable]
+    moved = pc.sort_indices(pa.table(sortable), sort_keys=by).to_numpy()
+    order[positions] = rows[moved]
+    at = positions[:-1][np.diff(positions) == 1]
+    at = at[same_hash[at]]
+    same_key[at] = rows_equal(keys, order[at], keys, order[at + 1])
+
+
+def _sortable(column: pa.Array) -> pa.Array:
+    """Arrow sorts neither nulls-only nor boolean columns in every version; their order here only has to be fixed."""
+    if pa.types.is_null(column.type):
+        return pa.nulls(len(column), pa.int8())
+    return column.cast(pa.int8()) if pa.types.is_boolean(column.type) else column
+
+
+def plain_type(type_: pa.DataType, name: str) -> pa.DataType:
+    """The type a column is stored as: dictionaries decoded, at any depth. SchemaError for what cannot be stored."""
+    t = pa.types
+    if t.is_dictionary(type_):
+        return plain_type(type_.value_type, name)
+    if t.is_struct(type_):
+        return pa.struct([f.with_type(plain_type(f.type, name)) for f in type_])
+    if t.is_map(type_):
+        return pa.map_(plain_type(type_.key_type, name), plain_type(type_.item_type, name))
+    if t.is_fixed_size_list(type_):
+        return pa.list_(plain_type(type_.value_type, name), type_.list_size)
+    if t.is_list(type_) or t.is_large_list(type_):
+        make = pa.large_list if t.is_large_list(type_) else pa.list_
+        return make(type_.value_field.with_type(plain_type(type_.value_type, name)))
+    if isinstance(type_, pa.BaseExtensionType) or t.is_union(type_) or t.is_run_end_encoded(type_):
+        raise SchemaError(f"column {name!r} has type {type_}, which cannot be stored: cast it to a plain type first")
+    return type_
+
+
+def plain(table: pa.Table) -> pa.Table:
+    """The table as it is stored: one chunk a column, no dictionaries, all fields nullable, no metadata."""
+    for name in table.column_names:
+        if name in RESERVED:
+            raise SchemaError(f"column {name!r} has a name that nosync uses itself: rename it")
+    if len(set(table.column_names)) != table.num_columns:
+        raise SchemaError(f"two columns have the same name: {table.column_names}")
+    fields = [pa.field(f.name, plain_type(f.type, f.name)) for f in table.schema]
+    columns = [
+        as_array(column if column.type == field.type else column.cast(field.type))
+        for column, field in zip(table.columns, fields, strict=True)
+    ]
+    return pa.Table.from_arrays(columns, schema=pa.schema(fields))
+
+
+def key_columns(table: pa.Table, key: Sequence[str], whose: str) -> list[pa.Array]:
+    """The key's columns. SchemaError where one is missing or cannot be a key."""
+    for name in key:
+        if name not in table.column_names:
+            raise SchemaError(
+                f"{whose}: key column {name!r} is missing; the table has {', '.join(table.column_names) or 'no columns'}"
+            )
+        check_key_type(name, table.schema.field(name).type)
+    return [as_array(table.column(name)) for name in key]
+
+
+def unify_schemas(older: pa.Schema, newer: pa.Schema, whose: str) -> pa.Schema:
+    """The schema that reads both: `newer` may add columns (null in older rows); it may not drop or retype any.
+
+    Raises SchemaError naming the columns.
+    """
+    for field in older:
+        index = newer.get_field_index(field.name)
+        if index < 0:
+            raise SchemaError(
+                f"{whose}: column {field.name!r} ({field.type}) is missing; columns may be added, not dropped. "
+                f"Expected {describe(older)}, found {describe(newer)}"
+            )
+        if newer.field(index).type != field.type:
+            raise SchemaError(
+                f"{whose}: column {field.name!r} was recorded as {field.type} and is now {newer.field(index).type}; "
+                "cast it to the recorded type"
+            )
+    added = [field for field in newer if older.get_field_index(field.name) < 0]
+    return pa.schema([*older, *added])
+
+
+def describe(schema: pa.Schema) -> str:
+    return ", ".join(f"{f.name} {f.type}" for f in schema)
+
+
+def conform(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
+    """The batch with the columns of `schema`, in that order; columns it lacks are null."""
+    if batch.schema.equals(schema):
+        return batch
+    columns = [
+        batch.column(index) if (index := batch.schema.get_field_index(f.name)) >= 0 else pa.nulls(len(batch), f.type)
+        for f in schema
+    ]
+    return pa.RecordBatch.from_arrays(columns, schema=schema)

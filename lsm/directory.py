@@ -1,0 +1,194 @@
+"""A data directory as any process may see it: list layers, open traces, publish. No catalog, no lock.
+
+Layout (docs/format.md):
+
+    NOSYNC                                        what this is: format, store id, key groups
+    LOCK                                          held by the node of this directory
+    layers/<stage>/<fingerprint>/<shard>/<lower>-<upper>-<since>.layer
+    manifests/<line>/<epoch>.json
+    pins/<name>.json
+    quarantine/                                   what was torn or flipped, kept for inspection
+    tmp/                                          being written; emptied at the node's start
+    catalog/                                      RocksDB, the node's rebuildable index
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+
+import pyarrow as pa
+
+from nosync.lsm.env import Env, storage_errors
+from nosync.lsm.errors import FormatVersionError, InvalidInputError, NotAStoreError, UnknownStageError
+from nosync.lsm.hashing import Hasher, hash32
+from nosync.lsm.layer import Description, LayerId, Shard, TraceId, parse_file_name
+from nosync.lsm.reader import LayerReader
+from nosync.lsm.timestamp import Time
+from nosync.lsm.trace import Trace, choose_cover
+from nosync.lsm.writer import TEMPORARY_DIRECTORY, LayerRows, Published, publish_rows
+
+STORE_FORMAT = 1
+MARKER = "NOSYNC"
+LAYERS, MANIFESTS, PINS, QUARANTINE, CATALOG = "layers", "manifests", "pins", "quarantine", "catalog"
+MAX_KEY_GROUPS = 1 << 15
+DEFAULT_KEY_GROUPS = 128
+_RELISTS = 5
+
+
+@dataclass(frozen=True)
+class Marker:
+    """The contents of the file NOSYNC."""
+
+    store_id: str
+    key_groups: int
+
+
+def create_store(root: Path, key_groups: int, env: Env) -> Marker:
+    """Makes an empty store in `root`, which must not exist or be empty. Raises NotAStoreError otherwise."""
+    if not 1 <= key_groups <= MAX_KEY_GROUPS:
+        raise InvalidInputError(f"key_groups is {key_groups}, expected 1 to {MAX_KEY_GROUPS}")
+    with storage_errors("create the store", root):
+        env.make_dirs(root)
+        foreign = [name for name in env.list_dir(root) if not name.startswith(".")]
+        if foreign:
+            raise NotAStoreError(
+                f"{root} is not a nosync store (it has no {MARKER} file) and is not empty ({', '.join(sorted(foreign)[:3])}, "
+                "...): give an empty or new directory"
+            )
+        for name in (LAYERS, MANIFESTS, PINS, QUARANTINE, TEMPORARY_DIRECTORY):
+            env.make_dirs(root / name)
+        marker = Marker(env.token(), key_groups)
+        text = json.dumps({"nosync_store": STORE_FORMAT, "store_id": marker.store_id, "key_groups": key_groups})
+        temporary = root / TEMPORARY_DIRECTORY / env.token()
+        with env.create(temporary) as file:
+            file.write(text.encode() + b"\n")
+        env.sync_file(temporary)
+        env.link(temporary, root / MARKER)
+        env.unlink(temporary)
+        env.sync_dir(root)
+    return marker
+
+
+def read_marker(root: Path, env: Env) -> Marker:
+    """Raises NotAStoreError where `root` is no store and FormatVersionError where it is a newer one."""
+    try:
+        text = env.read(root / MARKER)
+    except FileNotFoundError:
+        there = "is not a nosync store" if root.exists() else "does not exist"
+        raise NotAStoreError(f"{root} {there}: expected a directory that nosync.open() made (with a {MARKER} file)") from None
+    except NotADirectoryError:
+        raise NotAStoreError(f"{root} is a file, not a store directory") from None
+    except OSError:
+        with storage_errors("read", root / MARKER):
+            raise
+    try:
+        fields = json.loads(text)
+        version, marker = int(fields["nosync_store"]), Marker(str(fields["store_id"]), int(fields["key_groups"]))
+    except (ValueError, KeyError, TypeError) as error:
+        raise NotAStoreError(f"{root / MARKER} is damaged ({error}); restore it: see docs/format.md") from error
+    if version > STORE_FORMAT:
+        raise FormatVersionError(
+            f"{root} is a store of format {version}, this nosync knows up to {STORE_FORMAT}: upgrade nosync"
+        )
+    return marker
+
+
+class LayerDirectory:
+    """The layers of one data directory. Cheap to make; keeps the layers it opened, which are immutable."""
+
+    def __init__(self, root: Path, key_groups: int, env: Env | None = None, hasher: Hasher = hash32) -> None:
+        self.root = root
+        self.key_groups = key_groups
+        self.env = env or Env()
+        self.hasher = hasher
+        self._open: dict[LayerId, LayerReader] = {}
+
+    # --- what is there ---------------------------------------------------------------------------------------------
+
+    def stages(self) -> list[str]:
+        return sorted(self._list(PurePosixPath()))
+
+    def traces(self, stage: str | None = None) -> list[TraceId]:
+        """Every trace that has a directory, in order."""
+        found = []
+        for name in self.stages() if stage is None else [stage]:
+            for fingerprint in self._list(PurePosixPath(name)):
+                for shard in self._list(PurePosixPath(name, fingerprint)):
+                    try:
+                        found.append(TraceId(name, fingerprint, Shard.parse(shard)))
+                    except ValueError:
+                        continue  # not a name that a store writes: scrub reports it
+        return sorted(found)
+
+    def descriptions(self, trace: TraceId) -> list[Description]:
+        """What the names in a trace's directory say, in no order."""
+        names = self._list(trace.directory)
+        return [d for name in names if (d := parse_file_name(name)) is not None]
+
+    def layer_ids(self) -> list[LayerId]:
+        return [LayerId(trace, d) for trace in self.traces() for d in sorted(self.descriptions(trace))]
+
+    def path_of(self, id: LayerId) -> Path:
+        return self.root / LAYERS / id.path
+
+    def _list(self, relative: PurePosixPath) -> list[str]:
+        directory = self.root / LAYERS / relative
+        with storage_errors("list", directory):
+            return self.env.list_dir(directory)
+
+    # --- reading ----------------------------------------------------------------------------------------------------
+
+    def reader(self, id: LayerId) -> LayerReader:
+        """Raises FileNotFoundError when the layer is gone, CorruptionError when its bytes are not its own."""
+        reader = self._open.get(id)
+        if reader is None:
+            reader = self._open[id] = LayerReader.open(self.path_of(id), self.env, id)
+        return reader
+
+    def forget(self, id: LayerId) -> None:
+        """Drops an open layer, whose file was deleted or moved. Arrays taken from it stay valid."""
+        self._open.pop(id, None)
+
+    def trace(self, id: TraceId, *, until: Time, as_of: Time, origin: Time | None = None) -> Trace:
+        """The trace's layers from its beginning to `until`, usable for reads as of `as_of` and later.
+
+        A merge may delete files between listing and opening; then the directory is listed again, and the merged
+        layer that replaced them is found. Raises HoleError, CompactedError or NotAvailableError as `choose_cover`.
+        """
+        for _ in range(_RELISTS):
+            available = self.descriptions(id)
+            cover = choose_cover(id, available, until, as_of, origin)
+            try:
+                readers = [self.reader(LayerId(id, d)) for d in cover]
+                schema = None if readers else self._schema_of_first(id, available)
+                trace = Trace(id, readers, self.key_groups, schema)
+            except FileNotFoundError:
+                continue
+            for opened in [o for o in self._open if o.trace == id and o.description not in available]:
+                self.forget(opened)
+            return trace
+        raise NotAStoreError(f"{self.root}: the files of {id} vanish while they are listed; is something else deleting them?")
+
+    def _schema_of_first(self, id: TraceId, available: Sequence[Description]) -> pa.Schema | None:
+        return self.reader(LayerId(id, min(available))).schema if available else None
+
+    def fingerprint_of(self, stage: str) -> str:
+        """The only fingerprint that a stage was recorded with. Raises UnknownStageError for none or several."""
+        fingerprints = sorted({trace.fingerprint for trace in self.traces(stage)})
+        if len(fingerprints) == 1:
+            return fingerprints[0]
+        if not fingerprints:
+            raise UnknownStageError(
+                f"no stage {stage!r} in {self.root}; recorded stages: {', '.join(self.stages()) or 'none'}"
+            )
+        raise UnknownStageError(
+            f"stage {stage!r} was recorded with several fingerprints ({', '.join(fingerprints)}): read a sealed timestamp"
+        )
+
+    # --- writing ----------------------------------------------------------------------------------------------------
+
+    def publish(self, id: LayerId, rows: LayerRows) -> Published:
+        return publish_rows(self.root, id, rows, self.key_groups, self.env)

@@ -1,0 +1,105 @@
+"""The world outside: files, the monotonic clock and randomness, behind one object.
+
+Everything in `lsm` that touches the disk goes through an `Env`, so that tests can inject a full disk, a failing
+fsync or a power cut (`nosync.testing`), and so that nothing else needs patching. Methods raise plain
+`OSError`; `storage_errors` turns it into a `StorageError` with a reason and an advice.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import secrets
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import BinaryIO
+
+import pyarrow as pa
+
+from nosync.lsm.errors import StorageError
+
+_WRITE_BUFFER_BYTES = 1 << 20
+_ADVICE = {
+    errno.ENOSPC: "the disk is full: free space and try again; what was acknowledged is kept",
+    errno.EDQUOT: "the disk quota is used up: free space and try again; what was acknowledged is kept",
+    errno.EROFS: "the file system is read-only: remount it writable, or open the store with read_only=True",
+    errno.EACCES: "permission denied: check the owner and mode of the data directory, or open it with read_only=True",
+    errno.EPERM: "not permitted: the file system must support hard links, and this user must own the directory",
+    errno.EIO: "the device reported an I/O error: check the disk; layers on it are verified before they are used",
+    errno.EMFILE: "too many open files: raise `ulimit -n`",
+}
+
+
+class Env:
+    """The real environment. Subclass and override to inject faults."""
+
+    def create(self, path: Path) -> BinaryIO:
+        """Opens a new file for writing; FileExistsError where there is one."""
+        return open(path, "xb", buffering=_WRITE_BUFFER_BYTES)
+
+    def map(self, path: Path) -> pa.Buffer:
+        """The whole file, memory-mapped and not copied. The mapping lives as long as the buffer."""
+        if not path.stat().st_size:
+            return pa.py_buffer(b"")  # an empty file cannot be mapped
+        with pa.memory_map(str(path)) as file:
+            return file.read_buffer()
+
+    def read(self, path: Path) -> bytes:
+        return path.read_bytes()
+
+    def link(self, source: Path, target: Path) -> None:
+        """Gives `source` a second name; FileExistsError where `target` exists. Never overwrites."""
+        os.link(source, target)
+
+    def replace(self, source: Path, target: Path) -> None:
+        os.replace(source, target)
+
+    def unlink(self, path: Path) -> None:
+        path.unlink(missing_ok=True)
+
+    def make_dirs(self, path: Path) -> None:
+        path.mkdir(parents=True, exist_ok=True)
+
+    def list_dir(self, path: Path) -> list[str]:
+        """Names in a directory, in no order; none where the directory does not exist."""
+        try:
+            return os.listdir(path)
+        except FileNotFoundError:
+            return []
+
+    def size_bytes(self, path: Path) -> int:
+        return path.stat().st_size
+
+    def sync_file(self, path: Path) -> None:
+        """Makes a file's contents durable (fsync)."""
+        self._sync(path, os.O_RDONLY)
+
+    def sync_dir(self, path: Path) -> None:
+        """Makes a directory's entries durable."""
+        self._sync(path, os.O_RDONLY | os.O_DIRECTORY)
+
+    def _sync(self, path: Path, flags: int) -> None:
+        fd = os.open(path, flags)
+        try:
+            os.fsync(fd)
+        finally:
+            os.close(fd)
+
+    def monotonic_s(self) -> float:
+        return time.monotonic()
+
+    def token(self) -> str:
+        """A random name for a temporary file or an incarnation."""
+        return secrets.token_hex(8)
+
+
+@contextlib.contextmanager
+def storage_errors(doing: str, path: Path) -> Iterator[None]:
+    """Maps OSError to StorageError: what was being done, to which path, and what to do."""
+    try:
+        yield
+    except OSError as error:
+        advice = _ADVICE.get(error.errno or 0, "check the data directory and its disk")
+        raise StorageError(f"cannot {doing} {path}: {error.strerror or error}; {advice}") from error

@@ -1,0 +1,105 @@
+"""Every error that nosync raises, under one root.
+
+An error says what was wrong, where (stage, shard, timestamp or path), what was expected, and what to
+do about it. Errors of the libraries underneath (RocksDB, Arrow, the operating system) are mapped to
+these at the one module that talks to the library, so `except nosync.NosyncError` catches everything.
+"""
+
+from __future__ import annotations
+
+
+class NosyncError(Exception):
+    """Root of all errors of nosync."""
+
+
+class InvalidInputError(NosyncError, ValueError):
+    """The caller's rows, names, timestamps or settings cannot be accepted; nothing was changed."""
+
+
+class SchemaError(InvalidInputError):
+    """Columns are missing, unexpected, or of another type than the stage has recorded so far."""
+
+
+class OutOfOrderError(InvalidInputError):
+    """A timestamp is not the next one of its trace, or is already sealed."""
+
+
+class UnknownStageError(InvalidInputError):
+    """No stage of that name has been recorded (or declared)."""
+
+
+class NotAvailableError(NosyncError):
+    """The timestamp asked for has not been recorded, or not been sealed, yet."""
+
+
+class CompactedError(NosyncError):
+    """The timestamp asked for lies below `since`: its history has been merged away."""
+
+
+class DeterminismError(NosyncError):
+    """One layer was produced twice with different contents; the first one stays.
+
+    Attributes: `stage`, `shard`, `t`, `recorded_digest`, `rejected_digest`.
+    """
+
+    def __init__(
+        self, message: str, *, stage: str, shard: str, t: str, recorded_digest: str, rejected_digest: str
+    ) -> None:
+        super().__init__(message)
+        self.stage = stage
+        self.shard = shard
+        self.t = t
+        self.recorded_digest = recorded_digest
+        self.rejected_digest = rejected_digest
+
+
+class CorruptionError(NosyncError):
+    """Stored bytes do not match their digest, or are not a layer at all. Names the file."""
+
+
+class HoleError(NosyncError):
+    """A trace lacks layers that a read needs. Attributes: `stage`, `shard`, `lower`, `upper` (text)."""
+
+    def __init__(self, message: str, *, stage: str, shard: str, lower: str, upper: str) -> None:
+        super().__init__(message)
+        self.stage = stage
+        self.shard = shard
+        self.lower = lower
+        self.upper = upper
+
+
+class StorageError(NosyncError):
+    """The file system refused (disk full, read-only, I/O error). What was acked is kept."""
+
+
+class StoreLockedError(NosyncError):
+    """Another process is the node of this data directory."""
+
+
+class FormatVersionError(NosyncError):
+    """Written by a newer version of nosync than this one reads."""
+
+
+class NotAStoreError(NosyncError):
+    """The directory is not a nosync store, or none is there."""
+
+
+class CatalogError(NosyncError):
+    """RocksDB reported an error. The catalog can be rebuilt from the layer files."""
+
+
+class StageError(NosyncError):
+    """A stage's function raised, or returned something that cannot be recorded.
+
+    Attributes: `stage`, `shard`, `t`.
+    """
+
+    def __init__(self, message: str, *, stage: str, shard: str, t: str) -> None:
+        super().__init__(message)
+        self.stage = stage
+        self.shard = shard
+        self.t = t
+
+
+class FlowError(NosyncError, ValueError):
+    """A dataflow is put together wrongly, or is not the one this store was written with."""

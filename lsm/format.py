@@ -1,0 +1,277 @@
+"""The bytes of a layer file, format version 1. Drawn in docs/format.md.
+
+Invariants
+- Every byte of a file is covered by its digest: a block's bytes by that block's digest in the description, and
+  head, key-group offsets, description and trailer by the digest in the trailer. One flipped bit anywhere raises.
+- Equal contents give equal bytes: no clock, host or random number is written.
+- Opening reads the two ends of the file. A block's bytes are verified when it is first touched, before
+  Arrow parses them, because Arrow may crash on bytes that it did not write.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, BinaryIO
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+from blake3 import blake3
+
+from nosync.lsm.errors import CorruptionError, FormatVersionError
+from nosync.lsm.layer import Description, Digest, LayerId, Shard, TraceId
+from nosync.lsm.timestamp import Time
+
+FORMAT_VERSION = 1
+MAGIC = b"NOSYNCLY"
+HEAD_BYTES = 64
+_HEAD = struct.Struct("<8sI52x")
+# body length, key-group offset count, description length, format version, digest, magic
+_TRAILER = struct.Struct("<QIII4x32s8s")
+TRAILER_BYTES = _TRAILER.size
+assert (_HEAD.size, TRAILER_BYTES) == (HEAD_BYTES, 64)
+
+HASH_COLUMN = "_hash"
+TIME_COLUMN = "_time"
+TOMBSTONE_COLUMN = "_tombstone"
+KIND_TABLE = "table"
+
+
+@dataclass(frozen=True)
+class BlockInfo:
+    """One Arrow record batch of a body: where its bytes end, what it holds, and their digest.
+
+    The last block of a body has no rows: it is the Arrow footer.
+    """
+
+    end: int
+    rows: int
+    first_hash: int
+    last_hash: int
+    digest: str
+
+
+@dataclass(frozen=True)
+class LayerInfo:
+    """What a layer file says about itself."""
+
+    id: LayerId
+    rows: int
+    tombstones: int
+    key: tuple[str, ...]
+    key_groups: int
+    times: tuple[Time, ...]
+    blocks: tuple[BlockInfo, ...]
+    kind: str = KIND_TABLE
+
+    def to_json(self) -> bytes:
+        d = self.id.description
+        trace = self.id.trace
+        fields = {
+            "kind": self.kind,
+            "stage": trace.stage,
+            "fingerprint": trace.fingerprint,
+            "shard": trace.shard.index,
+            "shards": trace.shard.count,
+            "lower": d.lower,
+            "upper": d.upper,
+            "since": d.since,
+            "rows": self.rows,
+            "tombstones": self.tombstones,
+            "key": list(self.key),
+            "key_groups": self.key_groups,
+            "times": list(self.times),
+            "blocks": [[b.end, b.rows, b.first_hash, b.last_hash, b.digest] for b in self.blocks],
+        }
+        return json.dumps(fields, separators=(",", ":"), sort_keys=True).encode()
+
+    @classmethod
+    def from_json(cls, text: bytes) -> LayerInfo:
+        f: dict[str, Any] = json.loads(text)
+        trace = TraceId(f["stage"], f["fingerprint"], Shard(f["shard"], f["shards"]))
+        return cls(
+            id=LayerId(trace, Description(f["lower"], f["upper"], f["since"])),
+            rows=f["rows"],
+            tombstones=f["tombstones"],
+            key=tuple(f["key"]),
+            key_groups=f["key_groups"],
+            times=tuple(f["times"]),
+            blocks=tuple(BlockInfo(*block) for block in f["blocks"]),
+            kind=f["kind"],
+        )
+
+
+def _digest(description: bytes, offsets: bytes, body_bytes: int) -> bytes:
+    count = len(offsets) // 8
+    lengths = _TRAILER.pack(body_bytes, count, len(description), FORMAT_VERSION, bytes(32), MAGIC)
+    return blake3(_head() + offsets + description + lengths).digest()
+
+
+def _head() -> bytes:
+    return _HEAD.pack(MAGIC, FORMAT_VERSION)
+
+
+class _HashingSink:
+    """A write-only file object for Arrow that counts and hashes what passes through."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        self._file = file
+        self._hasher = blake3()
+        self.position = 0
+        self.closed = False
+
+    def write(self, data: bytes) -> int:
+        self._hasher.update(data)
+        self._file.write(data)
+        self.position += len(data)
+        return len(data)
+
+    def take_digest(self) -> str:
+        """The digest of what was written since the last call."""
+        digest = self._hasher.hexdigest()
+        self._hasher = blake3()
+        return digest
+
+    def tell(self) -> int:
+        return self.position
+
+    def writable(self) -> bool:
+        return True
+
+    def readable(self) -> bool:
+        return False
+
+    def seekable(self) -> bool:
+        return False
+
+    def flush(self) -> None:
+        """Nothing is held back here."""
+
+    def close(self) -> None:
+        self.closed = True
+
+
+class LayerFileWriter:
+    """Writes one layer file front to back: head, blocks in hash order, then what describes them.
+
+    Call `write_block` any number of times, then `finish` once.
+    """
+
+    def __init__(self, file: BinaryIO, schema: pa.Schema) -> None:
+        self._file = file
+        self._blocks: list[BlockInfo] = []
+        self._has_hashes = HASH_COLUMN in schema.names
+        self._tombstone_index = schema.get_field_index(TOMBSTONE_COLUMN)
+        self._tombstones = 0
+        file.write(_head())
+        self._sink = _HashingSink(file)
+        self._ipc = pa.ipc.new_file(pa.PythonFile(self._sink, mode="w"), schema)
+
+    @property
+    def rows(self) -> int:
+        return sum(block.rows for block in self._blocks)
+
+    def write_block(self, batch: pa.RecordBatch) -> None:
+        if not batch.num_rows:
+            return
+        self._ipc.write_batch(batch)
+        first = last = 0
+        if self._has_hashes:
+            hashes = batch.column(0)
+            first, last = hashes[0].as_py(), hashes[-1].as_py()
+        if self._tombstone_index >= 0:
+            self._tombstones += batch.column(self._tombstone_index).true_count
+        self._blocks.append(BlockInfo(self._sink.position, batch.num_rows, first, last, self._sink.take_digest()))
+
+    def finish(
+        self,
+        id: LayerId,
+        *,
+        key: Sequence[str],
+        key_groups: int,
+        times: Sequence[Time],
+        group_offsets: npt.NDArray[np.uint64],
+    ) -> tuple[LayerInfo, Digest]:
+        self._ipc.close()
+        self._blocks.append(BlockInfo(self._sink.position, 0, 0, 0, self._sink.take_digest()))
+        info = LayerInfo(
+            id, self.rows, self._tombstones, tuple(key), key_groups, tuple(times), tuple(self._blocks), KIND_TABLE
+        )
+        description = info.to_json()
+        offsets = group_offsets.astype("<u8").tobytes()
+        digest = _digest(description, offsets, self._sink.position)
+        self._file.write(offsets)
+        self._file.write(description)
+        self._file.write(
+            _TRAILER.pack(
+                self._sink.position, len(group_offsets), len(description), FORMAT_VERSION, digest, MAGIC
+            )
+        )
+        self._file.flush()
+        return info, Digest(digest.hex())
+
+
+@dataclass(frozen=True)
+class Opened:
+    """A layer file whose two ends were verified: its description, digest and the still unverified body."""
+
+    info: LayerInfo
+    digest: Digest
+    group_offsets: npt.NDArray[np.uint64]
+    body: pa.Buffer
+
+
+def decode(buffer: pa.Buffer, where: str) -> Opened:
+    """Reads and verifies everything of a layer file but its body's blocks.
+
+    `where` names the file in errors. Raises CorruptionError for anything that is not a whole layer file, and
+    FormatVersionError for one that a newer version wrote.
+    """
+    size = buffer.size
+    if size < HEAD_BYTES + TRAILER_BYTES:
+        raise CorruptionError(f"{where}: {size} bytes are too few for a layer file; it is torn, not a layer")
+    magic, head_version = _HEAD.unpack(buffer.slice(0, HEAD_BYTES).to_pybytes())
+    trailer = buffer.slice(size - TRAILER_BYTES, TRAILER_BYTES).to_pybytes()
+    body_bytes, offset_count, description_bytes, version, digest, end_magic = _TRAILER.unpack(trailer)
+    if magic != MAGIC or end_magic != MAGIC:
+        raise CorruptionError(f"{where}: does not begin and end with {MAGIC!r}; it is torn, or not a layer")
+    if version != head_version:
+        raise CorruptionError(f"{where}: its head says format {head_version}, its trailer says {version}")
+    if version > FORMAT_VERSION:
+        raise FormatVersionError(
+            f"{where}: written in layer format {version}, this nosync reads up to {FORMAT_VERSION}: upgrade nosync"
+        )
+    if HEAD_BYTES + body_bytes + 8 * offset_count + description_bytes + TRAILER_BYTES != size:
+        raise CorruptionError(f"{where}: {size} bytes, but its trailer describes another length; it is torn")
+    offsets_at = HEAD_BYTES + body_bytes
+    description_at = offsets_at + 8 * offset_count
+    offsets = buffer.slice(offsets_at, 8 * offset_count)
+    description = buffer.slice(description_at, description_bytes).to_pybytes()
+    if _digest(description, offsets.to_pybytes(), body_bytes) != digest or buffer.slice(12, 52).to_pybytes().strip(
+        b"\0"
+    ):
+        raise CorruptionError(f"{where}: its description does not match its digest {digest.hex()[:16]}…; bits were flipped")
+    opened = Opened(
+        LayerInfo.from_json(description),
+        Digest(digest.hex()),
+        np.frombuffer(offsets, dtype="<u8"),
+        buffer.slice(HEAD_BYTES, body_bytes),
+    )
+    # The footer and the schema are parsed as soon as the body is opened, so they are verified now.
+    verify_block(opened, len(opened.info.blocks) - 1, where)
+    return opened
+
+
+def verify_block(opened: Opened, index: int, where: str) -> None:
+    """Raises CorruptionError unless the bytes of block `index` have the digest that the description gives."""
+    blocks = opened.info.blocks
+    start = blocks[index - 1].end if index else 0
+    data = opened.body.slice(start, blocks[index].end - start)
+    if blake3(data).hexdigest() != blocks[index].digest:
+        what = f"block {index} of {len(blocks) - 1}" if blocks[index].rows else "the Arrow footer"
+        raise CorruptionError(
+            f"{where}: {what} does not match its digest; bits were flipped in {opened.info.id} (recover() restores it)"
+        )

@@ -1,0 +1,204 @@
+"""Manifests and pins: small JSON files that are published like layers, whole or absent, and never changed.
+
+`Manifest(t)` of a line (the main line, or a branch) lists every layer that belongs to epoch `t`, empty ones included,
+with its digest. `t` is complete when its manifest and all of those layers exist. A pin names an epoch and holds
+`since` at or below it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from blake3 import blake3
+
+from nosync.lsm.directory import MANIFESTS, PINS
+from nosync.lsm.env import Env, storage_errors
+from nosync.lsm.errors import CorruptionError, DeterminismError, InvalidInputError
+from nosync.lsm.layer import Description, Digest, LayerId, Shard, TraceId, check_name
+from nosync.lsm.timestamp import Epoch, Time, epoch_of, pack, show
+from nosync.lsm.writer import temporary_path
+
+MAIN_LINE = "main"
+
+
+@dataclass(frozen=True, order=True)
+class Entry:
+    """One layer that a manifest expects; `origin` is where its trace begins, so that a lost beginning is seen."""
+
+    id: LayerId
+    digest: Digest
+    rows: int
+    origin: Time
+
+
+@dataclass(frozen=True)
+class Manifest:
+    line: str
+    t: Epoch
+    entries: tuple[Entry, ...]
+    meta: Mapping[str, Any] = field(default_factory=dict)
+    """What the writer wants to find again with the epoch (source offsets, the flow's stages); JSON values."""
+
+    @property
+    def name(self) -> str:
+        return f"{self.t}.json"
+
+    def to_json(self) -> bytes:
+        layers = [
+            {
+                "stage": e.id.trace.stage,
+                "fingerprint": e.id.trace.fingerprint,
+                "shard": str(e.id.trace.shard),
+                "lower": e.id.description.lower,
+                "upper": e.id.description.upper,
+                "digest": e.digest,
+                "rows": e.rows,
+                "origin": e.origin,
+            }
+            for e in self.entries
+        ]
+        return _sealed({"line": self.line, "t": self.t, "layers": layers, "meta": dict(self.meta)})
+
+    @classmethod
+    def from_json(cls, text: bytes, where: str) -> Manifest:
+        f = _unsealed(text, where)
+        entries = [
+            Entry(
+                LayerId(
+                    TraceId(e["stage"], e["fingerprint"], Shard.parse(e["shard"])), Description(e["lower"], e["upper"])
+                ),
+                e["digest"],
+                e["rows"],
+                e["origin"],
+            )
+            for e in f["layers"]
+        ]
+        return cls(f["line"], f["t"], tuple(entries), f["meta"])
+
+
+def _sealed(fields: Mapping[str, Any]) -> bytes:
+    body = json.dumps(fields, sort_keys=True, separators=(",", ":"))
+    return json.dumps({"nosync": 1, "blake3": blake3(body.encode()).hexdigest(), "body": fields}, sort_keys=True).encode()
+
+
+def _unsealed(text: bytes, where: str) -> dict[str, Any]:
+    try:
+        outer = json.loads(text)
+        body: dict[str, Any] = outer["body"]
+        expected = outer["blake3"]
+    except (ValueError, KeyError, TypeError) as error:
+        raise CorruptionError(f"{where}: not a whole file ({type(error).__name__}); it is torn") from error
+    if blake3(json.dumps(body, sort_keys=True, separators=(",", ":")).encode()).hexdigest() != expected:
+        raise CorruptionError(f"{where}: does not match its digest; bits were flipped")
+    return body
+
+
+def _publish(root: Path, final: Path, text: bytes, env: Env) -> bool:
+    """Publishes a small file durably. False where the name is taken."""
+    temporary = temporary_path(root, env)
+    with storage_errors("write", final):
+        try:
+            with env.create(temporary) as file:
+                file.write(text)
+            env.sync_file(temporary)
+            env.make_dirs(final.parent)
+            env.link(temporary, final)
+            env.sync_dir(final.parent)
+            env.sync_dir(final.parent.parent)
+        except FileExistsError:
+            return False
+        finally:
+            env.unlink(temporary)
+    return True
+
+
+def publish_manifest(root: Path, manifest: Manifest, env: Env) -> Manifest:
+    """Writes the manifest durably. The same one again is a success; another one for the epoch is a DeterminismError."""
+    final = root / MANIFESTS / check_name(manifest.line, "line name") / manifest.name
+    if _publish(root, final, manifest.to_json(), env):
+        return manifest
+    recorded = Manifest.from_json(env.read(final), str(final))
+    known = {e.id: e.digest for e in recorded.entries}
+    given = {e.id: e.digest for e in manifest.entries}
+    for id in sorted(known.keys() | given.keys()):
+        if known.get(id) != given.get(id):
+            raise DeterminismError(
+                f"timestamp {manifest.t} is already sealed with another set of layers: {id} is "
+                f"{known.get(id, 'not in it')} there and {given.get(id, 'missing')} now; a sealed timestamp never changes",
+                stage=id.trace.stage,
+                shard=str(id.trace.shard),
+                t=show(pack(manifest.t)),
+                recorded_digest=known.get(id, ""),
+                rejected_digest=given.get(id, ""),
+            )
+    return recorded
+
+
+def read_manifests(root: Path, line: str, env: Env) -> tuple[dict[Epoch, Manifest], list[CorruptionError]]:
+    """All manifests of a line, and an error for each file that is not one."""
+    manifests: dict[Epoch, Manifest] = {}
+    errors = []
+    directory = root / MANIFESTS / line
+    for name in env.list_dir(directory):
+        path = directory / name
+        try:
+            with storage_errors("read", path):
+                manifest = Manifest.from_json(env.read(path), str(path))
+            if manifest.name != name or manifest.line != line:
+                raise CorruptionError(f"{path}: holds the manifest of {manifest.line} {manifest.t}")
+            manifests[manifest.t] = manifest
+        except CorruptionError as error:
+            errors.append(error)
+    return dict(sorted(manifests.items())), errors
+
+
+def lines(root: Path, env: Env) -> list[str]:
+    return sorted({MAIN_LINE, *env.list_dir(root / MANIFESTS)})
+
+
+@dataclass(frozen=True, order=True)
+class Pin:
+    """A named epoch whose state stays readable: `since` does not pass it."""
+
+    t: Epoch
+    name: str
+
+
+def publish_pin(root: Path, pin: Pin, env: Env) -> None:
+    """Raises InvalidInputError where the name already holds another epoch."""
+    final = root / PINS / f"{check_name(pin.name, 'pin name')}.json"
+    if not _publish(root, final, _sealed({"name": pin.name, "t": pin.t}), env):
+        recorded = read_pins(root, env)[pin.name]
+        if recorded != pin:
+            raise InvalidInputError(f"pin {pin.name!r} already holds timestamp {recorded.t}: unpin it first or use another name")
+
+
+def read_pins(root: Path, env: Env) -> dict[str, Pin]:
+    pins = {}
+    for name in env.list_dir(root / PINS):
+        path = root / PINS / name
+        with storage_errors("read", path):
+            fields = _unsealed(env.read(path), str(path))
+        pins[fields["name"]] = Pin(fields["t"], fields["name"])
+    return pins
+
+
+def delete_pin(root: Path, name: str, env: Env) -> None:
+    with storage_errors("remove pin", root / PINS / name):
+        env.unlink(root / PINS / f"{name}.json")
+        env.sync_dir(root / PINS)
+
+
+def expected_epoch(manifests: Mapping[Epoch, Manifest]) -> Epoch | None:
+    """The next epoch to be sealed; None where any may come first."""
+    return Epoch(max(manifests) + 1) if manifests else None
+
+
+def covered_epochs(id: LayerId) -> range:
+    """The epochs that a layer covers, the last one possibly in part."""
+    d = id.description
+    return range(epoch_of(d.lower), epoch_of(Time(d.upper - 1)) + 1)

@@ -1,0 +1,584 @@
+"""The node: durability, catalog, merging and retention of one data directory.
+
+Invariants
+- A record is in the catalog only after its layer was read back and matched its digest, and file and directory were
+  synced. The safe point counts records only: acked means readable.
+- After a failed fsync the same inode is never trusted again: the layer is written to a new one, or stays unacked and the
+  safe point stands still.
+- Inputs of a merge leave the catalog in the edit that adds its result, and the disk a grace period later.
+- Nothing here is on the path of a task's commit; the node may be slow, stopped or dead without anyone waiting.
+
+Start after a crash: empty `tmp/`; open the catalog, or set a damaged one aside and begin a new one; compare it with
+the files: what is recorded must exist with its digest, what is not recorded is verified and adopted, or moved to
+`quarantine/`; what then is missing of any manifest is reported by `missing()`.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from nosync.lsm.catalog import Catalog, Record, set_aside
+from nosync.lsm.directory import CATALOG, LAYERS, QUARANTINE, LayerDirectory, Marker
+from nosync.lsm.env import storage_errors
+from nosync.lsm.errors import CatalogError, CorruptionError, NosyncError, OutOfOrderError, StorageError
+from nosync.lsm.layer import Description, LayerId, TraceId
+from nosync.lsm.lock import DirectoryLock
+from nosync.lsm.manifest import (
+    MAIN_LINE,
+    Entry,
+    Manifest,
+    Pin,
+    delete_pin,
+    expected_epoch,
+    lines,
+    publish_manifest,
+    publish_pin,
+    read_manifests,
+    read_pins,
+)
+from nosync.lsm.merge import Candidate, Merge, choose_merge
+from nosync.lsm.reader import LayerReader
+from nosync.lsm.settings import StoreSettings
+from nosync.lsm.timestamp import ZERO, Epoch, Time, end_of, pack
+from nosync.lsm.trace import choose_cover
+from nosync.lsm.writer import TEMPORARY_DIRECTORY
+
+log = logging.getLogger("nosync")
+
+
+@dataclass(frozen=True, order=True)
+class Missing:
+    """A layer that a manifest lists and no file holds."""
+
+    entry: Entry
+    t: Epoch
+    line: str
+
+
+class Node:
+    """Owns one data directory. Make with the directory and settings; `close` when done."""
+
+    def __init__(self, directory: LayerDirectory, marker: Marker, settings: StoreSettings) -> None:
+        self.directory = directory
+        self.settings = settings
+        self._env = directory.env
+        self._lock = threading.RLock()  # the fields below, and the catalog
+        self._records: dict[TraceId, dict[Description, Record]] = {}
+        self._pending: dict[LayerId, None] = {}
+        self._manifests: dict[str, dict[Epoch, Manifest]] = {}
+        self._pins: dict[str, Pin] = {}
+        self._origins: dict[TraceId, Time] = {}
+        self._safe: dict[str, Epoch] = {}
+        self._garbage: dict[LayerId, float] = {}
+        self._retry_at: dict[LayerId, float] = {}
+        self.problems: dict[str, str] = {}
+        """What keeps layers from being durable, by path; empty when all is well."""
+        self.adopted = self.quarantined = 0
+        self._durability = threading.Lock()  # one thread makes layers durable at a time
+        self._merging = threading.Lock()  # one merge at a time
+        self._wake, self._wake_merger, self._closing = threading.Event(), threading.Event(), threading.Event()
+        self._synced_dirs: set[Path] = set()
+        self._directory_lock = DirectoryLock(directory.root)
+        try:
+            self._catalog = self._open_catalog(marker)
+            self._start()
+        except BaseException:
+            self._directory_lock.release()
+            raise
+        self._threads = [
+            threading.Thread(target=self._guard, args=(work,), name=f"nosync-{name}", daemon=True)
+            for name, work in (("durability", self._durability_loop), ("merge", self._merge_loop))
+            if settings.background and (name == "durability" or settings.merge)
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    # --- start --------------------------------------------------------------------------------------------------------
+
+    def _open_catalog(self, marker: Marker) -> Catalog:
+        path = self.directory.root / CATALOG
+        try:
+            catalog = Catalog(path)
+            try:
+                owner = catalog.meta("store_id")
+                if owner == marker.store_id:
+                    for record in catalog.records():
+                        self._records.setdefault(record.id.trace, {})[record.id.description] = record
+                    return catalog
+            except CatalogError:
+                catalog.close()
+                raise
+            if owner is None and not catalog.records():
+                catalog.apply(meta={"store_id": marker.store_id, "incarnation": self._env.token()})
+                return catalog
+            catalog.close()
+            raise CatalogError(f"{path} belongs to store {owner}, not to {marker.store_id}")
+        except CatalogError as error:
+            self._records = {}
+            aside = set_aside(path, self._env.token())
+            log.warning("the catalog is rebuilt from the layer files: %s (the old one is kept as %s)", error, aside)
+        catalog = Catalog(path)
+        catalog.apply(meta={"store_id": marker.store_id, "incarnation": self._env.token()})
+        return catalog
+
+    def _start(self) -> None:
+        root = self.directory.root
+        with storage_errors("clean", root / TEMPORARY_DIRECTORY):
+            for name in self._env.list_dir(root / TEMPORARY_DIRECTORY):
+                self._env.unlink(root / TEMPORARY_DIRECTORY / name)
+        for line in lines(root, self._env):
+            manifests, errors = read_manifests(root, line, self._env)
+            for error in errors:
+                self._quarantine_file(Path(str(error).split(":", 1)[0]), f"manifest.{line}", error)
+            self._manifests[line] = manifests
+            for manifest in manifests.values():
+                self._learn_origins(manifest.entries)
+        self._pins = read_pins(root, self._env)
+        self._check_records()
+        self.scan()
+        # Widest first, so that what a merged layer replaced is recognised and dropped rather than adopted.
+        self._pending = dict.fromkeys(
+            sorted(self._pending, key=lambda id: id.description.upper - id.description.lower, reverse=True)
+        )
+        waiting = len(self._pending)
+        self._drain()
+        self.adopted = waiting - self.quarantined
+
+    def _check_records(self) -> None:
+        """Drops records whose file is gone or is not what was acked; the reads of a layer verify the rest of it."""
+        for record in [r for records in self._records.values() for r in records.values()]:
+            try:
+                if self.directory.reader(record.id).digest != record.digest:
+                    raise CorruptionError(f"{record.id}: is not the file that was acknowledged ({record.digest[:16]})")
+            except FileNotFoundError:
+                self._lose(record.id, "its file is gone")
+            except CorruptionError as error:
+                self._quarantine(record.id, error)
+
+    # --- durability ---------------------------------------------------------------------------------------------------
+
+    def note(self, ids: Iterable[LayerId]) -> None:
+        """Tells the node of published layers, which it then makes durable. It would find them by itself, later."""
+        with self._lock:
+            self._pending.update(dict.fromkeys(ids))
+        self._wake.set()
+
+    def scan(self) -> None:
+        """Compares the directory with the catalog: new layers are queued, vanished ones are lost."""
+        listed = set(self.directory.layer_ids())
+        with self._lock:
+            known = {record.id for records in self._records.values() for record in records.values()}
+            for id in sorted(listed - known - self._garbage.keys()):
+                self._pending.setdefault(id)
+            gone = known - listed
+        for id in sorted(gone):
+            if not self._exists(id):
+                self._lose(id, "its file is gone")
+
+    def _exists(self, id: LayerId) -> bool:
+        return id.description in self.directory.descriptions(id.trace)
+
+    def sync(self) -> None:
+        """Makes everything durable that was published before the call. Raises StorageError when that fails."""
+        self.scan()
+        self._drain()
+        with self._lock:
+            waiting = list(self._pending)
+        if waiting:
+            reasons = "; ".join(dict.fromkeys(self.problems.values())) or "they are still being written"
+            raise StorageError(f"{len(waiting)} layers are published but not durable ({waiting[0]}, ...): {reasons}")
+
+    def _drain(self) -> None:
+        with self._durability:
+            with self._lock:
+                now = self._env.monotonic_s()
+                ids = [id for id in self._pending if self._retry_at.get(id, now) <= now]
+            durable = []
+            for id in ids:
+                if (record := self._make_file_durable(id)) is not None:
+                    durable.append(record)
+                else:
+                    with self._lock:
+                        if id not in self._retry_at:
+                            self._pending.pop(id, None)
+            if not durable:
+                return
+            try:
+                self._sync_directories(durable)
+            except StorageError as error:
+                self._fail([record.id for record in durable], error)
+                return
+            self._record(durable, ())
+
+    def _record(self, add: Sequence[Record], remove: Sequence[LayerId]) -> None:
+        with self._lock:
+            self._catalog.apply(add, remove)
+            for id in remove:
+                self._records[id.trace].pop(id.description, None)
+            for record in add:
+                self._records.setdefault(record.id.trace, {})[record.id.description] = record
+                self._pending.pop(record.id, None)
+                self._retry_at.pop(record.id, None)
+                self.problems.pop(str(record.id.path), None)
+        self._wake_merger.set()
+
+    def _make_file_durable(self, id: LayerId) -> Record | None:
+        """Verifies and syncs one file. None: it is gone, obsolete, torn (now in quarantine), or failed (will be retried)."""
+        if self._superseded(id):
+            self._discard([id])
+            return None
+        path = self.directory.path_of(id)
+        try:
+            reader = LayerReader.open(path, self._env, id)
+            reader.verify()
+        except FileNotFoundError:
+            return None
+        except CorruptionError as error:
+            self._quarantine(id, error)
+            return None
+        try:
+            with storage_errors("sync", path):
+                if id in self._retry_at:
+                    self._write_again(path)
+                else:
+                    self._env.sync_file(path)
+        except StorageError as error:
+            self._fail([id], error)
+            return None
+        return Record(id, reader.digest, reader.info.rows, reader.size_bytes)
+
+    def _write_again(self, path: Path) -> None:
+        """After a failed fsync: the verified bytes go to a new inode, which takes the name once it is durable."""
+        temporary = self.directory.root / TEMPORARY_DIRECTORY / self._env.token()
+        try:
+            with self._env.create(temporary) as file:
+                file.write(self._env.read(path))
+            self._env.sync_file(temporary)
+            self._env.replace(temporary, path)
+        finally:
+            self._env.unlink(temporary)
+
+    def _sync_directories(self, records: Sequence[Record]) -> None:
+        """Syncs each layer's directory, and once the directories above it, whose entries never change again."""
+        layers = self.directory.root / LAYERS
+        for directory in sorted({self.directory.path_of(record.id).parent for record in records}):
+            chain = [directory]
+            if directory not in self._synced_dirs:
+                chain += [p for p in directory.parents if p == layers or layers in p.parents]
+            for path in chain:
+                with storage_errors("sync", path):
+                    self._env.sync_dir(path)
+            self._synced_dirs.add(directory)
+
+    def _fail(self, ids: Sequence[LayerId], error: StorageError) -> None:
+        log.error("not durable: %s", error)
+        with self._lock:
+            for id in ids:
+                self.problems[str(id.path)] = str(error)
+                self._retry_at[id] = self._env.monotonic_s() + self.settings.retry_s
+
+    # --- what is lost, torn or obsolete --------------------------------------------------------------------------
+
+    def _superseded(self, id: LayerId) -> bool:
+        """Whether a durable layer of another name covers this one."""
+        with self._lock:
+            others = [d for d in self._records.get(id.trace, {}) if d != id.description]
+        return any(d.lower <= id.description.lower and id.description.upper <= d.upper for d in others)
+
+    def _lose(self, id: LayerId, why: str) -> None:
+        log.warning("lost: %s: %s; recover() recomputes it", id, why)
+        with self._lock:
+            self._catalog.apply(remove=[id])
+            self._records.get(id.trace, {}).pop(id.description, None)
+            self._pending.pop(id, None)
+            self._safe.clear()
+        self.directory.forget(id)
+
+    def _quarantine(self, id: LayerId, error: NosyncError) -> None:
+        path = self.directory.path_of(id)
+        self._quarantine_file(path, ".".join(id.path.parts[:3]), error)
+        self._lose(id, "its file was quarantined")
+
+    def _quarantine_file(self, path: Path, prefix: str, error: NosyncError) -> None:
+        target = self.directory.root / QUARANTINE / f"{prefix}.{path.name}.{self._env.token()}"
+        log.warning("quarantined as %s: %s", target, error)
+        with storage_errors("quarantine", path):
+            self._env.make_dirs(target.parent)
+            self._env.replace(path, target)
+        self.quarantined += 1
+
+    def check(self) -> list[NosyncError]:
+        """Verifies every byte of every layer; what is bad goes to quarantine. Returns an error for each."""
+        self.scan()
+        errors: list[NosyncError] = []
+        for id in self.directory.layer_ids():
+            try:
+                LayerReader.open(self.directory.path_of(id), self._env, id).verify()
+            except FileNotFoundError:
+                continue
+            except CorruptionError as error:
+                self._quarantine(id, error)
+                errors.append(error)
+        return errors
+
+    # --- manifests, safe point, retention -------------------------------------------------------------------------
+
+    def _learn_origins(self, entries: Iterable[Entry]) -> None:
+        for entry in entries:
+            trace = entry.id.trace
+            self._origins[trace] = min(entry.origin, self._origins.get(trace, entry.origin))
+
+    def origin(self, trace: TraceId) -> Time | None:
+        """Where a trace begins, as far as manifests say."""
+        with self._lock:
+            return self._origins.get(trace)
+
+    def seal(self, t: int, ids: Sequence[LayerId], line: str = MAIN_LINE, meta: dict[str, Any] | None = None) -> Manifest:
+        """Writes the manifest of epoch `t` with these layers, which must exist. The same again is a success.
+
+        Raises OutOfOrderError unless `t` is the next one to be sealed or sealed already, DeterminismError when it was
+        sealed with other layers.
+        """
+        with self._lock:
+            manifests = self._manifests.setdefault(line, {})
+            expected = expected_epoch(manifests)
+        if expected is not None and t not in manifests and t != expected:
+            raise OutOfOrderError(f"cannot seal {t}: the next timestamp of line {line} is {expected}")
+        entries = [self._entry(id, manifests.get(Epoch(t))) for id in sorted(ids)]
+        manifest = Manifest(line, Epoch(t), tuple(entries), meta or {})
+        manifest = publish_manifest(self.directory.root, manifest, self._env)
+        with self._lock:
+            manifests[manifest.t] = manifest
+            self._learn_origins(manifest.entries)
+        self.note(e.id for e in manifest.entries if not self._is_durable(e))
+        self._wake_merger.set()
+        return manifest
+
+    def _entry(self, id: LayerId, sealed: Manifest | None) -> Entry:
+        if sealed is not None:
+            for entry in sealed.entries:
+                if entry.id == id and not self._exists(id):
+                    return entry  # merged since: the manifest remembers what it was
+        reader = self.directory.reader(id)
+        with self._lock:
+            origin = self._origins.get(id.trace)
+        if origin is None:
+            origin = min(d.lower for d in self.directory.descriptions(id.trace))
+        return Entry(id, reader.digest, reader.info.rows, origin)
+
+    def manifests(self, line: str = MAIN_LINE) -> dict[Epoch, Manifest]:
+        with self._lock:
+            return dict(self._manifests.get(line, {}))
+
+    def _is_durable(self, entry: Entry) -> bool:
+        d = entry.id.description
+        with self._lock:
+            records = self._records.get(entry.id.trace, {})
+            exact = records.get(d)
+            if exact is not None:
+                return exact.digest == entry.digest
+            return any(r.lower <= d.lower and d.upper <= r.upper for r in records)
+
+    def missing(self, line: str = MAIN_LINE) -> list[Missing]:
+        """The layers that manifests of the line list and no file in the catalog or on disk holds, by epoch."""
+        self.scan()
+        self._drain()
+        found = []
+        for t, manifest in self.manifests(line).items():
+            found += [Missing(e, t, line) for e in manifest.entries if not self._is_durable(e)]
+        return found
+
+    def safe_point(self, line: str = MAIN_LINE) -> Epoch | None:
+        """The largest epoch up to which every manifest exists and every layer in it is durable; None if there is none."""
+        with self._lock:
+            manifests = self._manifests.get(line, {})
+            if not manifests:
+                return None
+            safe = self._safe.get(line, Epoch(min(manifests) - 1))
+            while (following := manifests.get(Epoch(safe + 1))) and all(self._is_durable(e) for e in following.entries):
+                safe = Epoch(safe + 1)
+            if safe in manifests:
+                self._safe[line] = safe
+            return safe if safe in manifests else None
+
+    def last_sealed(self, line: str = MAIN_LINE) -> Epoch | None:
+        with self._lock:
+            manifests = self._manifests.get(line)
+            return max(manifests) if manifests else None
+
+    def since(self) -> Time:
+        """The compaction frontier: reads as of this time and later are exact."""
+        with self._lock:
+            newest = [max(manifests) for manifests in self._manifests.values() if manifests]
+            if self.settings.retain is None or not newest:
+                return ZERO
+            held = [min(newest) - self.settings.retain, *(pin.t for pin in self._pins.values())]
+            return pack(max(0, min(held)))
+
+    def pins(self) -> dict[str, Pin]:
+        with self._lock:
+            return dict(self._pins)
+
+    def pin(self, pin: Pin) -> None:
+        with self._lock:
+            publish_pin(self.directory.root, pin, self._env)
+            self._pins[pin.name] = pin
+
+    def unpin(self, name: str) -> None:
+        with self._lock:
+            delete_pin(self.directory.root, name, self._env)
+            self._pins.pop(name, None)
+
+    # --- merging --------------------------------------------------------------------------------------------------
+
+    def durable_ids(self) -> set[LayerId]:
+        with self._lock:
+            return {record.id for records in self._records.values() for record in records.values()}
+
+    def _sealed_chain(self, trace: TraceId) -> list[LayerId]:
+        """The durable, sealed, contiguous layers of a trace from its beginning, oldest first."""
+        with self._lock:
+            available = list(self._records.get(trace, {}))
+            origin = self._origins.get(trace)
+            newest = [max(manifests) for manifests in self._manifests.values() if manifests]
+        if origin is None or not newest:
+            return []
+        sealed = [d for d in available if d.upper <= end_of(min(newest))]
+        reached = origin
+        for d in sorted(sealed):
+            if d.lower <= reached < d.upper:
+                reached = d.upper
+        cover = choose_cover(trace, sealed, reached, Time(2**63 - 1), origin) if reached > origin else []
+        return [LayerId(trace, d) for d in cover]
+
+    def merge_once(self, *, whole: bool = False, stage: str | None = None) -> bool:
+        """Does the next merge that the policy asks for, or with `whole` merges a trace into one layer. False: none to do."""
+        with self._merging:
+            for trace in sorted(t for t in list(self._records) if stage is None or t.stage == stage):
+                if (merge := self._next_merge(trace, whole=whole)) is None:
+                    continue
+                for _ in merge.steps():
+                    if self._closing.is_set():
+                        return False
+                self._commit_merge(merge)
+                return True
+        return False
+
+    def _next_merge(self, trace: TraceId, *, whole: bool) -> Merge | None:
+        chain = self._sealed_chain(trace)
+        since = self.since()
+        if not chain:
+            return None
+        try:
+            layers = [self.directory.reader(id) for id in chain]
+        except FileNotFoundError:
+            self.scan()
+            return None
+        candidates = [Candidate(layer.info.rows, layer.id.description, bool(layer.info.key)) for layer in layers]
+        chosen = (0, len(chain)) if whole else choose_merge(candidates, since)
+        if chosen is None:
+            return None
+        first, end = chosen
+        merge = Merge(
+            self.directory.root,
+            layers[first:end],
+            since=since,
+            bottom=first == 0,
+            env=self._env,
+            block_rows=self.settings.block_rows,
+        )
+        # One layer alone is worth rewriting only when `since` has moved past more of its history.
+        only = layers[first] if end - first == 1 else None
+        if only and (merge.id == only.id or (len(only.info.times) == 1 and not only.info.tombstones)):
+            return None
+        return merge
+
+    def _commit_merge(self, merge: Merge) -> None:
+        published = merge.published
+        record = Record(published.id, published.digest, published.rows, published.size_bytes)
+        self._sync_directories([record])
+        inputs = [layer.id for layer in merge.layers]
+        self._record([record], inputs)
+        self._discard(inputs)
+
+    def _discard(self, ids: Sequence[LayerId]) -> None:
+        with self._lock:
+            due = self._env.monotonic_s() + self.settings.grace_s
+            for id in ids:
+                self._garbage.setdefault(id, due)
+                self._pending.pop(id, None)
+
+    def collect_garbage(self, *, all: bool = False) -> None:
+        """Deletes merged-away files whose grace period is over. Whoever still maps one keeps its bytes."""
+        with self._lock:
+            now = self._env.monotonic_s()
+            due = [id for id, at in self._garbage.items() if all or at <= now]
+        for id in due:
+            path = self.directory.path_of(id)
+            with storage_errors("remove", path):
+                self._env.unlink(path)
+            self.directory.forget(id)
+            with self._lock:
+                self._garbage.pop(id, None)
+
+    def compact(self, stage: str | None = None) -> Iterator[int]:
+        """Merges each trace into one layer and removes what that replaced. Yields the number of merges done so far."""
+        self.sync()
+        done = 0
+        while self.merge_once(whole=True, stage=stage):
+            done += 1
+            yield done
+        self.collect_garbage(all=True)
+
+    # --- threads ---------------------------------------------------------------------------------------------------
+
+    def _guard(self, work: Callable[[], None]) -> None:
+        while not self._closing.is_set():
+            try:
+                work()
+            except NosyncError as error:
+                log.error("%s: %s", threading.current_thread().name, error)
+                with self._lock:
+                    self.problems[threading.current_thread().name] = str(error)
+                self._closing.wait(self.settings.retry_s)
+
+    def _durability_loop(self) -> None:
+        next_scan = self._env.monotonic_s()
+        while not self._closing.is_set():
+            if self._env.monotonic_s() >= next_scan:
+                self.scan()
+                self.collect_garbage()
+                next_scan = self._env.monotonic_s() + self.settings.scan_interval_s
+            self._drain()
+            with self._lock:
+                self.problems.pop(threading.current_thread().name, None)
+            self._wake.wait(max(0.0, next_scan - self._env.monotonic_s()))
+            self._wake.clear()
+
+    def _merge_loop(self) -> None:
+        while not self._closing.is_set():
+            self._wake_merger.clear()
+            if not self.merge_once():
+                with self._lock:
+                    self.problems.pop(threading.current_thread().name, None)
+                self._wake_merger.wait()
+
+    def close(self) -> None:
+        """Makes everything published durable and gives the directory back. Raises StorageError if something is not durable."""
+        self._closing.set()
+        self._wake.set()
+        self._wake_merger.set()
+        for thread in self._threads:
+            thread.join()
+        try:
+            self.collect_garbage(all=True)
+            self.sync()
+        finally:
+            self._catalog.close()
+            self._directory_lock.release()
+

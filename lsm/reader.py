@@ -1,0 +1,155 @@
+"""Reads one layer file through a memory map.
+
+A block is verified against its digest when it is first touched, then kept as Arrow arrays that point into the map.
+Nothing is copied until rows are taken out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from nosync.lsm.columns import Bools
+from nosync.lsm.env import Env, storage_errors
+from nosync.lsm.errors import CorruptionError
+from nosync.lsm.format import (
+    HASH_COLUMN,
+    TIME_COLUMN,
+    TOMBSTONE_COLUMN,
+    LayerInfo,
+    Opened,
+    decode,
+    verify_block,
+)
+from nosync.lsm.hashing import U32
+from nosync.lsm.layer import Digest, LayerId
+from nosync.lsm.timestamp import Time
+
+_BOOKKEEPING = (HASH_COLUMN, TIME_COLUMN, TOMBSTONE_COLUMN)
+
+
+class Block:
+    """One verified record batch of a layer: `data` has the user's columns; the rest is bookkeeping.
+
+    `hashes` is sorted; `time_index` points into `times` and is None where the layer has a single time;
+    `tombstones` is None where the block has none.
+    """
+
+    def __init__(self, batch: pa.RecordBatch, times: npt.NDArray[np.int64], key: tuple[str, ...]) -> None:
+        names = batch.schema.names
+        self.batch = batch
+        self._times = times
+        self.data = batch.select([name for name in names if name not in _BOOKKEEPING])
+        self.keys = [batch.column(name) for name in key]
+        self.hashes: U32 = batch.column(HASH_COLUMN).to_numpy() if key else np.empty(0, dtype=np.uint32)
+        self.time_index = batch.column(TIME_COLUMN).to_numpy() if TIME_COLUMN in names else None
+        self.tombstones: Bools | None = None
+        if TOMBSTONE_COLUMN in names and batch.column(TOMBSTONE_COLUMN).true_count:
+            self.tombstones = batch.column(TOMBSTONE_COLUMN).to_numpy(zero_copy_only=False)
+
+    @property
+    def rows(self) -> int:
+        return int(self.batch.num_rows)
+
+    def row_times(self) -> npt.NDArray[np.int64]:
+        """The packed time of every row."""
+        if self.time_index is None:
+            return np.full(self.rows, self._times[0], dtype=np.int64)
+        return self._times[self.time_index]
+
+    def row_tombstones(self) -> Bools:
+        return np.zeros(self.rows, dtype=np.bool_) if self.tombstones is None else self.tombstones
+
+
+class LayerReader:
+    """An open layer. Safe to share between threads: blocks are immutable once read."""
+
+    def __init__(self, opened: Opened, path: Path, size_bytes: int) -> None:
+        self._opened = opened
+        self.path = path
+        self.size_bytes = size_bytes
+        self._times = np.array(opened.info.times, dtype=np.int64)
+        self._file = pa.ipc.open_file(opened.body)
+        self._blocks: dict[int, Block] = {}
+
+    @classmethod
+    def open(cls, path: Path, env: Env, expected: LayerId | None = None) -> LayerReader:
+        """Maps the file and verifies its ends; milliseconds for any size.
+
+        Raises FileNotFoundError when the file is gone (a merge may have replaced it), CorruptionError when it is
+        not the whole layer that its name promises.
+        """
+        try:
+            buffer = env.map(path)
+        except FileNotFoundError:
+            raise
+        except OSError:
+            with storage_errors("map", path):
+                raise
+        reader = cls(decode(buffer, str(path)), path, buffer.size)
+        if expected is not None and reader.info.id != expected:
+            raise CorruptionError(f"{path}: holds {reader.info.id} {reader.info.id.description}, expected {expected}")
+        return reader
+
+    @property
+    def info(self) -> LayerInfo:
+        return self._opened.info
+
+    @property
+    def id(self) -> LayerId:
+        return self._opened.info.id
+
+    @property
+    def digest(self) -> Digest:
+        return self._opened.digest
+
+    @property
+    def group_offsets(self) -> npt.NDArray[np.uint64]:
+        """Where each key group's rows begin: `key_groups + 1` row numbers; empty for a layer without a key."""
+        return self._opened.group_offsets
+
+    @property
+    def last_time(self) -> Time:
+        """The newest time of any row (the layer's lower bound where it has no rows)."""
+        return self.info.times[-1]
+
+    @property
+    def schema(self) -> pa.Schema:
+        """The user's columns: the key's first, then the values."""
+        return pa.schema([field for field in self._file.schema if field.name not in _BOOKKEEPING])
+
+    @property
+    def block_count(self) -> int:
+        return len(self.info.blocks) - 1
+
+    def block(self, index: int) -> Block:
+        """Raises CorruptionError where the block's bytes were changed."""
+        block = self._blocks.get(index)
+        if block is None:
+            verify_block(self._opened, index, str(self.path))
+            block = Block(self._file.get_batch(index), self._times, self.info.key)
+            self._blocks[index] = block
+        return block
+
+    def blocks(self) -> Iterator[Block]:
+        return (self.block(i) for i in range(self.block_count))
+
+    def blocks_between(self, first_hash: int, last_hash: int) -> Iterator[Block]:
+        """The blocks that may hold hashes in `[first_hash, last_hash]`."""
+        for i, block in enumerate(self.info.blocks[:-1]):
+            if block.first_hash <= last_hash and block.last_hash >= first_hash:
+                yield self.block(i)
+
+    def verify(self) -> None:
+        """Reads every byte. Raises CorruptionError for the first block that does not match, or is not valid Arrow."""
+        for i in range(len(self.info.blocks)):
+            verify_block(self._opened, i, str(self.path))
+        for i in range(self.block_count):
+            try:
+                self._file.get_batch(i).validate(full=True)
+            except pa.ArrowInvalid as error:
+                raise CorruptionError(f"{self.path}: block {i} has its digest but is not valid Arrow: {error}") from error

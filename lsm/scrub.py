@@ -1,0 +1,60 @@
+"""Scrubbing: every byte of a data directory against its digests, without changing anything."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import PurePosixPath
+
+from nosync.lsm.directory import LAYERS, LayerDirectory
+from nosync.lsm.errors import NosyncError
+from nosync.lsm.layer import parse_path
+from nosync.lsm.manifest import lines, read_manifests, read_pins
+from nosync.lsm.reader import LayerReader
+
+
+@dataclass(frozen=True)
+class VerifyReport:
+    """What a scrub read, and one message for each file that is not what it should be."""
+
+    layers: int
+    manifests: int
+    bytes: int
+    errors: tuple[str, ...]
+
+    @property
+    def ok(self) -> bool:
+        return not self.errors
+
+
+def verify_directory(directory: LayerDirectory, progress: Callable[[int, int], None] | None = None) -> VerifyReport:
+    """`progress(done, of)` is called after each layer."""
+    env, root = directory.env, directory.root
+    paths = sorted(path for path in (root / LAYERS).rglob("*") if not path.is_dir())
+    errors: list[str] = []
+    size, layers = 0, 0
+    for done, path in enumerate(paths, 1):
+        id = parse_path(PurePosixPath(path.relative_to(root / LAYERS)))
+        if id is None:
+            errors.append(f"{path}: not a layer's name; a store writes nothing like it: move it away")
+            continue
+        try:
+            reader = LayerReader.open(path, env, id)
+            reader.verify()
+            layers, size = layers + 1, size + reader.size_bytes
+        except FileNotFoundError:
+            continue  # merged away while we looked
+        except NosyncError as error:
+            errors.append(str(error))
+        if progress:
+            progress(done, len(paths))
+    manifests = 0
+    for line in lines(root, env):
+        good, bad = read_manifests(root, line, env)
+        manifests += len(good)
+        errors += [str(error) for error in bad]
+    try:
+        read_pins(root, env)
+    except NosyncError as error:
+        errors.append(str(error))
+    return VerifyReport(layers, manifests, size, tuple(errors))

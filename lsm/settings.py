@@ -1,0 +1,45 @@
+"""Settings of a store, apart from the components that use them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from nosync.lsm.errors import InvalidInputError
+from nosync.lsm.merge import BLOCK_ROWS
+
+
+@dataclass(frozen=True)
+class StoreSettings:
+    """How a node keeps one data directory. Frozen; every field states unit, default, and what it costs."""
+
+    retain: int | None = None
+    """How many sealed epochs before the newest stay readable. None: all of them, and space grows with history.
+    With `retain=n`, `since` follows the newest sealed epoch at a distance of n; pins hold it back."""
+
+    merge: bool = True
+    """Whether to merge in the background. Off: reads slow down with the number of layers."""
+
+    block_rows: int = BLOCK_ROWS
+    """Most rows in one block of a merged layer, and so the work of one merge step (about 0.2 s a million)."""
+
+    scan_interval_s: float = 1.0
+    """How often the node lists the directory for layers that other processes published and nobody announced.
+    A crash of the machine can lose what was published since the last scan; it is then recomputed."""
+
+    grace_s: float = 10.0
+    """How long a merged-away file stays for processes that have listed but not yet opened it."""
+
+    retry_s: float = 1.0
+    """Pause before a layer whose fsync failed is written again. Meanwhile the safe point stands still."""
+
+    background: bool = True
+    """Whether threads do the node's work. Off (tests): only sync(), compact() and close() do."""
+
+    def __post_init__(self) -> None:
+        if self.retain is not None and (not isinstance(self.retain, int) or self.retain < 0):
+            raise InvalidInputError(f"retain is {self.retain!r}, expected a number of epochs >= 0, or None to keep all")
+        if self.block_rows < 1:
+            raise InvalidInputError(f"block_rows is {self.block_rows}, expected at least 1")
+        for name in ("scan_interval_s", "grace_s", "retry_s"):
+            if getattr(self, name) < 0:
+                raise InvalidInputError(f"{name} is {getattr(self, name)}, expected seconds >= 0")

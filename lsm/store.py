@@ -1,0 +1,599 @@
+"""The node-local store: the Spark-free surface of nosync.
+
+    with nosync.open("state/", retain=1000) as store:
+        store.append("counts", shard=0, t=7, rows=table, key=["word"], deletes=keys)
+        store.seal(7)
+        store.read("counts", as_of=7)
+
+Reading goes to the files only, so a store opened with `read_only=True` (any number of them, beside the one
+writer) reads the same way. Timestamps here are epochs; loops inside an epoch are the dataflow's business.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from nosync.lsm.catalog import Catalog
+from nosync.lsm.columns import Bools, describe, key_columns, plain, unify_schemas
+from nosync.lsm.directory import (
+    CATALOG,
+    DEFAULT_KEY_GROUPS,
+    MARKER,
+    LayerDirectory,
+    create_store,
+    read_marker,
+)
+from nosync.lsm.env import Env
+from nosync.lsm.errors import (
+    CatalogError,
+    InvalidInputError,
+    NosyncError,
+    NotAvailableError,
+    OutOfOrderError,
+    SchemaError,
+    StorageError,
+    UnknownStageError,
+)
+from nosync.lsm.hashing import Hasher, hash32
+from nosync.lsm.layer import Description, LayerId, Shard, TraceId, check_name
+from nosync.lsm.manifest import MAIN_LINE, Manifest, Pin, read_manifests, read_pins
+from nosync.lsm.merge import RowFilter, level_of
+from nosync.lsm.node import Missing, Node
+from nosync.lsm.scrub import VerifyReport, verify_directory
+from nosync.lsm.settings import StoreSettings
+from nosync.lsm.timestamp import ZERO, Epoch, end_of, epoch_of, last_of, pack, show
+from nosync.lsm.trace import Trace
+from nosync.lsm.writer import Published, arrange
+
+RAW_FINGERPRINT = "raw"
+"""The fingerprint of stages that are appended to directly, not computed by a dataflow."""
+
+
+@dataclass(frozen=True)
+class LayerStatus:
+    """One layer file as `layers()` lists it. `lower` and `upper` are epochs (text such as "7.3" inside a loop)."""
+
+    stage: str
+    fingerprint: str
+    shard: str
+    lower: int | str
+    upper: int | str
+    since: int | str
+    rows: int
+    tombstones: int
+    bytes: int
+    digest: str
+    level: str
+    """`disk`: durable and acknowledged; `memory`: published, not yet acknowledged by the node."""
+    tree_level: int
+    """Position in the LSM tree by size: 0 below 1024 rows, one more for each factor of 4."""
+    path: str
+
+
+@dataclass(frozen=True)
+class StoreStatus:
+    """A summary of the store. Timestamps are epochs, None where there is none yet."""
+
+    path: str
+    key_groups: int
+    safe_point: int | None
+    last_sealed: int | None
+    since: int
+    stages: Mapping[str, Mapping[str, int]]
+    """Per stage: shards, layers, rows (entries, superseded ones included), bytes, upper (first epoch not recorded)."""
+    pins: Mapping[str, int]
+    missing: int
+    """Layers that manifests list and no file holds."""
+    problems: Mapping[str, str]
+
+
+def _shown(time: int) -> int | str:
+    text = show(time)  # type: ignore[arg-type]
+    return int(text) if text.isdigit() else text
+
+
+def open_store(
+    path: str | Path,
+    *,
+    retain: int | None = None,
+    key_groups: int | None = None,
+    read_only: bool = False,
+    settings: StoreSettings | None = None,
+    env: Env | None = None,
+    hasher: Hasher = hash32,
+) -> Store:
+    """Opens the store in a directory, making a new one where there is none.
+
+    `retain`: epochs of history to keep readable (None: all). `key_groups` (default 128): the most shards a stage can ever
+    have; fixed when the store is made. `read_only`: no node, no lock, no writing; works beside the writer.
+    Raises NotAStoreError for a directory of something else, StoreLockedError where another process is its
+    node, FormatVersionError for a newer store, StorageError where the disk refuses.
+    """
+    root, env = Path(path), env or Env()
+    settings = settings or StoreSettings()
+    if retain is not None:
+        settings = replace(settings, retain=retain)
+    if not read_only and not (root / MARKER).exists() and not root.is_file():
+        create_store(root, DEFAULT_KEY_GROUPS if key_groups is None else key_groups, env)
+    marker = read_marker(root, env)
+    if key_groups is not None and key_groups != marker.key_groups:
+        raise InvalidInputError(
+            f"{root} was made with key_groups={marker.key_groups}, which never changes; {key_groups} was given"
+        )
+    directory = LayerDirectory(root, marker.key_groups, env, hasher)
+    return Store(directory, settings, None if read_only else Node(directory, marker, settings))
+
+
+class Store:
+    """An open store; made by `nosync.open`. Use as a context manager, or call `close`."""
+
+    def __init__(self, directory: LayerDirectory, settings: StoreSettings, node: Node | None) -> None:
+        self.directory = directory
+        self.settings = settings
+        self._node = node
+        self._next: dict[TraceId, int] = {}
+        self._schemas: dict[tuple[str, str], tuple[tuple[str, ...], pa.Schema]] = {}
+        self._closed = False
+
+    # --- writing --------------------------------------------------------------------------------------------------
+
+    @property
+    def node(self) -> Node:
+        """The node behind this store. Raises StorageError where it was opened read-only or is closed."""
+        if self._closed:
+            raise StorageError(f"the store {self.directory.root} is closed")
+        if self._node is None:
+            raise StorageError(f"the store {self.directory.root} was opened read_only=True: open it for writing")
+        return self._node
+
+    def append(
+        self,
+        stage: str,
+        *,
+        t: int,
+        shard: int = 0,
+        rows: pa.Table | None = None,
+        key: Sequence[str] | None = None,
+        deletes: pa.Table | None = None,
+    ) -> Published:
+        """Records what changed in one shard of a stage at epoch `t`, as one immutable layer.
+
+        `rows` are upserts (each key once; key columns and any value columns), `deletes` the keys that went (key columns).
+        Empty tables record that nothing changed. `key` is needed the first time; `[]` makes a log, whose rows are only
+        ever added. A key must always go to the same shard. Returns when the layer is visible to readers; it is
+        durable shortly after (`sync` waits for that).
+
+        Raises OutOfOrderError unless `t` is the next epoch of this trace (the same layer again is a success),
+        DeterminismError when `t` was recorded with other rows, SchemaError, InvalidInputError, StorageError.
+        """
+        node = self.node
+        trace = TraceId(check_name(stage, "stage name"), RAW_FINGERPRINT, Shard(shard))
+        id = LayerId(trace, Description.of_epoch(t))
+        whose = f"stage {stage} shard {shard} timestamp {t}"
+        known = self._recorded_schema(stage, RAW_FINGERPRINT)
+        if key is None:
+            if known is None:
+                raise InvalidInputError(f"{whose}: the first append of a stage needs key=[...] (an empty list for a log)")
+            key = known[0]
+        if isinstance(key, str):
+            raise InvalidInputError(f"{whose}: key is {key!r}, expected a list of column names: [{key!r}]")
+        if known is not None and tuple(key) != known[0]:
+            raise SchemaError(f"{whose}: the key is {list(key)}, but the stage was recorded with key {list(known[0])}")
+        if rows is None and deletes is not None and known is not None:
+            rows = known[1].empty_table()
+        self._check_order(id, whose)
+        arranged = arrange(rows, key, whose=whose, deletes=deletes, hasher=self.directory.hasher)
+        schema = pa.schema([f for f in arranged.batch.schema if not f.name.startswith(("_hash", "_tombstone"))])
+        if known is not None:
+            schema = unify_schemas(known[1], schema, whose)
+        published = self.directory.publish(id, arranged)
+        self._schemas[stage, RAW_FINGERPRINT] = (tuple(key), schema)
+        self._next[trace] = max(t + 1, self._next.get(trace, 0))
+        node.note([id])
+        return published
+
+    def _check_order(self, id: LayerId, whose: str) -> None:
+        t = epoch_of(id.description.lower)
+        if self._next.get(id.trace) != t:
+            available = self.directory.descriptions(id.trace)
+            self._next[id.trace] = max((epoch_of(d.upper) for d in available), default=t)
+            if any(d.lower <= id.description.lower < d.upper and d != id.description for d in available):
+                raise OutOfOrderError(f"{whose}: already recorded, and merged since; the next timestamp is {self._next[id.trace]}")
+        expected = self._next[id.trace]
+        if t > expected:
+            raise OutOfOrderError(
+                f"{whose}: the next timestamp of this trace is {expected}; record it first (empty rows if nothing changed)"
+            )
+        sealed = self.node.manifests().get(Epoch(t))
+        if sealed is not None and all(entry.id != id for entry in sealed.entries):
+            raise OutOfOrderError(f"{whose}: timestamp {t} is sealed without this layer; sealed timestamps never change")
+
+    def _recorded_schema(self, stage: str, fingerprint: str) -> tuple[tuple[str, ...], pa.Schema] | None:
+        known = self._schemas.get((stage, fingerprint))
+        if known is None:
+            for trace in self.directory.traces(stage):
+                descriptions = self.directory.descriptions(trace)
+                if trace.fingerprint == fingerprint and descriptions:
+                    reader = self.directory.reader(LayerId(trace, max(descriptions, key=lambda d: (d.upper, d.since))))
+                    schema = reader.schema if known is None else unify_schemas(reader.schema, known[1], str(trace))
+                    known = (reader.info.key, schema)
+            if known is not None:
+                self._schemas[stage, fingerprint] = known
+        return known
+
+    def seal(self, t: int, *, fill_missing: bool = False) -> Manifest:
+        """Declares epoch `t` complete: every stage and shard known so far has recorded its layer at `t`.
+
+        `fill_missing` records empty layers for those that have not. Sealing the same again is a success.
+        Raises NotAvailableError naming what is missing, OutOfOrderError unless `t` is the next one to be sealed.
+        """
+        pack(t)
+        ids, absent = [], []
+        for trace in self.directory.traces():
+            if trace.fingerprint != RAW_FINGERPRINT:
+                continue
+            id = LayerId(trace, Description.of_epoch(t))
+            available = self.directory.descriptions(trace)
+            if min((d.lower for d in available), default=id.description.upper) > id.description.lower:
+                continue  # the trace begins later
+            covered = any(d.lower <= id.description.lower < d.upper for d in available)
+            (ids if covered else absent).append(id)
+        if absent and not fill_missing:
+            raise NotAvailableError(
+                f"cannot seal {t}: {', '.join(f'{id.trace}' for id in absent[:5])} recorded nothing at {t}; "
+                "append an empty layer for each, or seal with fill_missing=True"
+            )
+        if not ids and not absent:
+            raise NotAvailableError(f"cannot seal {t}: nothing was recorded yet")
+        for id in absent:
+            known = self._recorded_schema(id.trace.stage, RAW_FINGERPRINT)
+            assert known is not None, "the trace has layers"
+            self.append(id.trace.stage, shard=id.trace.shard.index, t=t, rows=known[1].empty_table())
+        return self.node.seal(t, [*ids, *absent])
+
+    # --- reading --------------------------------------------------------------------------------------------------
+
+    def read(
+        self,
+        stage: str,
+        as_of: int | None = None,
+        *,
+        shard: int | None = None,
+        columns: Sequence[str] | None = None,
+        prefix: Mapping[str, Any] | None = None,
+    ) -> pa.Table:
+        """The state of a stage as of epoch `as_of` (default: the last sealed one): one row per live key.
+
+        Rows come shard by shard in stored order. `columns` selects columns; `prefix` gives values of the first key
+        columns. Before the stage's first epoch the state is empty. Raises UnknownStageError, NotAvailableError
+        (not recorded yet), CompactedError (below `since`), HoleError, CorruptionError.
+        """
+        as_of = self._as_of(as_of)
+        traces = [self._trace(id, as_of) for id in self._trace_ids(stage, as_of, shard)]
+        keep = _prefix_filter(prefix, traces[0], stage) if prefix else None
+        return self._table(stage, traces, lambda trace: trace.scan(last_of(as_of), keep), columns)
+
+    def lookup(
+        self, stage: str, keys: pa.Table, as_of: int | None = None, *, columns: Sequence[str] | None = None
+    ) -> pa.Table:
+        """The rows of the given keys as of `as_of`, in the order of `keys`; keys without a row are left out."""
+        as_of = self._as_of(as_of)
+        traces = [self._trace(id, as_of) for id in self._trace_ids(stage, as_of, None)]
+        key = next((trace.key for trace in traces if trace.key), None)
+        if key is None:
+            raise InvalidInputError(f"stage {stage} is a log: it has no key to look up; use read() or changes()")
+        whose = f"lookup in stage {stage}"
+        keys = plain(keys)
+        key_columns(keys, key, whose)
+        schema = self._unified(stage, traces)
+        wanted = []
+        for name in key:
+            column = keys.column(name).combine_chunks()
+            try:
+                wanted.append(column.cast(schema.field(name).type))
+            except pa.ArrowInvalid as error:
+                raise SchemaError(f"{whose}: key column {name!r} does not fit {schema.field(name).type}: {error}") from error
+            except pa.ArrowNotImplementedError as error:
+                raise SchemaError(f"{whose}: key column {name!r} is {column.type}, expected {schema.field(name).type}") from error
+        hashes = self.directory.hasher(wanted)
+        positions, batches = [], []
+        for trace in traces:
+            answer = trace.lookup(wanted, hashes, last_of(as_of))
+            positions.append(pa.array(answer.found.nonzero()[0]))
+            batches.append(pa.Table.from_batches([answer.data]))
+        if len(batches) == 1:
+            return _select(batches[0], columns, stage)
+        table = pa.concat_tables(batches, promote_options="default")
+        return _select(table.take(pc.sort_indices(pa.concat_arrays(positions))), columns, stage)
+
+    def changes(self, stage: str, after: int, until: int, *, shard: int | None = None) -> pa.Table:
+        """The change feed: what turns the state as of epoch `after` into the state as of epoch `until`.
+
+        Columns: the stage's, `_change_type` (insert, update_preimage, update_postimage, delete) and `_epoch`, in
+        order of epoch within a shard.
+        """
+        pack(after)
+        if pack(until) < pack(after):
+            raise InvalidInputError(f"changes from {after} to {until}: the first timestamp must not be after the second")
+        traces = [self._trace(id, until, exact_from=after) for id in self._trace_ids(stage, until, shard)]
+        tables = [t.changes(last_of(after), last_of(until)) for t in traces if t.layers]
+        if not tables:
+            return self._unified(stage, traces).empty_table()
+        return pa.concat_tables(tables, promote_options="default")
+
+    def _as_of(self, as_of: int | None) -> int:
+        if as_of is None:
+            as_of = self.last_sealed()
+            if as_of is None:
+                raise NotAvailableError("no timestamp is sealed yet: seal one, or give as_of= to read what is recorded")
+        pack(as_of)
+        return as_of
+
+    def _trace_ids(self, stage: str, t: int, shard: int | None) -> list[TraceId]:
+        check_name(stage, "stage name")
+        sealed = self._manifests().get(Epoch(t))
+        ids = sorted({e.id.trace for e in sealed.entries if e.id.trace.stage == stage} if sealed else ())
+        if not ids:
+            fingerprint = self.directory.fingerprint_of(stage)
+            ids = [trace for trace in self.directory.traces(stage) if trace.fingerprint == fingerprint]
+        if shard is not None:
+            chosen = [id for id in ids if id.shard.index == shard]
+            if not chosen:
+                raise UnknownStageError(f"stage {stage} has no shard {shard}; it has {', '.join(str(i.shard) for i in ids)}")
+            return chosen
+        return ids
+
+    def _trace(self, id: TraceId, as_of: int, exact_from: int | None = None) -> Trace:
+        origin = self._node.origin(id) if self._node else None
+        exact = last_of(as_of if exact_from is None else exact_from)
+        return self.directory.trace(id, until=end_of(as_of), as_of=exact, origin=origin)
+
+    def _unified(self, stage: str, traces: Iterable[Trace]) -> pa.Schema:
+        schema: pa.Schema | None = None
+        for trace in traces:
+            schema = trace.schema if schema is None else unify_schemas(schema, trace.schema, f"stage {stage}")
+        assert schema is not None, "a stage has at least one trace"
+        return schema
+
+    def _table(
+        self,
+        stage: str,
+        traces: Sequence[Trace],
+        read: Callable[[Trace], Sequence[pa.RecordBatch]],
+        columns: Sequence[str] | None,
+    ) -> pa.Table:
+        schema = self._unified(stage, traces)
+        tables = [pa.Table.from_batches(read(trace), schema=trace.schema) for trace in traces]
+        table = tables[0] if len(tables) == 1 else pa.concat_tables(tables, promote_options="default")
+        return _select(table.select(schema.names), columns, stage)
+
+    # --- state of the store -------------------------------------------------------------------------------------------
+
+    def _manifests(self) -> Mapping[Epoch, Manifest]:
+        if self._node is not None:
+            return self._node.manifests()
+        manifests, errors = read_manifests(self.directory.root, MAIN_LINE, self.directory.env)
+        if errors:
+            raise errors[0]
+        return manifests
+
+    def last_sealed(self) -> int | None:
+        return max(self._manifests(), default=None)
+
+    def safe_point(self) -> int | None:
+        """The largest epoch up to which everything is complete and durable; None before the first."""
+        return self.node.safe_point()
+
+    def since(self) -> int:
+        """The oldest epoch whose state is sure to be readable; `retain=` and pins decide."""
+        merged = max((id.description.since for id in self.directory.layer_ids()), default=ZERO)
+        return epoch_of(max(merged, self._node.since()) if self._node else merged)
+
+    def missing(self) -> list[Missing]:
+        """The layers that manifests list and that are lost."""
+        return self.node.missing()
+
+    def sync(self) -> None:
+        """Returns when everything published so far is durable. Raises StorageError if that cannot be had."""
+        self.node.sync()
+
+    def pin(self, name: str, t: int) -> None:
+        """Keeps the state as of `t` readable until `unpin`, whatever `retain` says (a savepoint, in Flink's words).
+
+        Raises InvalidInputError where `t` is below `since` or not sealed.
+        """
+        pack(t)
+        check_name(name, "pin name")
+        last = self.last_sealed()
+        if last is None or not self.since() <= t <= last:
+            raise InvalidInputError(
+                f"cannot pin {t}: a pin needs a sealed timestamp whose history is kept, {self.since()} to {last} now"
+            )
+        self.node.pin(Pin(Epoch(t), name))
+
+    def unpin(self, name: str) -> None:
+        if name not in self.pins():
+            raise InvalidInputError(f"no pin {name!r}; pins: {', '.join(sorted(self.pins())) or 'none'}")
+        self.node.unpin(name)
+
+    def pins(self) -> dict[str, int]:
+        pins = self._node.pins() if self._node else read_pins(self.directory.root, self.directory.env)
+        return {name: pin.t for name, pin in sorted(pins.items())}
+
+    def compact(self, stage: str | None = None, progress: Callable[[int], None] | None = None) -> int:
+        """Merges every trace (of one stage, or of all) into a single layer now. Returns the number of merges."""
+        if stage is not None:
+            self.directory.fingerprint_of(stage)
+        done = 0
+        for done in self.node.compact(stage):
+            if progress:
+                progress(done)
+        return done
+
+    def verify(self, progress: Callable[[int, int], None] | None = None) -> VerifyReport:
+        """Reads and checks every byte of every file; changes nothing."""
+        return verify_directory(self.directory, progress)
+
+    def stages(self) -> list[str]:
+        return self.directory.stages()
+
+    def layers(self) -> list[LayerStatus]:
+        """Every layer file, by stage, shard and time."""
+        durable = self._durable_ids()
+        found = []
+        for id in self.directory.layer_ids():
+            try:
+                reader = self.directory.reader(id)
+            except FileNotFoundError:
+                continue
+            except NosyncError as error:
+                found.append(_status_of_bad(id, self.directory.path_of(id), error))
+                continue
+            d, info = id.description, reader.info
+            found.append(
+                LayerStatus(
+                    id.trace.stage,
+                    id.trace.fingerprint,
+                    str(id.trace.shard),
+                    _shown(d.lower),
+                    _shown(d.upper),
+                    _shown(d.since),
+                    info.rows,
+                    info.tombstones,
+                    reader.size_bytes,
+                    reader.digest,
+                    "disk" if id in durable else "memory",
+                    level_of(info.rows),
+                    str(reader.path),
+                )
+            )
+        return found
+
+    def _durable_ids(self) -> set[LayerId]:
+        if self._node is not None:
+            return self._node.durable_ids()
+        try:
+            catalog = Catalog(self.directory.root / CATALOG, read_only=True)
+        except CatalogError:
+            return set()  # no node has ever run here, or its catalog is damaged: nothing is known to be durable
+        try:
+            return {record.id for record in catalog.records()}
+        finally:
+            catalog.close()
+
+    def status(self) -> StoreStatus:
+        stages: dict[str, dict[str, int]] = {}
+        shards: dict[str, set[str]] = {}
+        for layer in self.layers():
+            s = stages.setdefault(layer.stage, {"shards": 0, "layers": 0, "rows": 0, "bytes": 0, "upper": 0})
+            shards.setdefault(layer.stage, set()).add(layer.shard)
+            s["layers"] += 1
+            s["rows"] += layer.rows
+            s["bytes"] += layer.bytes
+            s["shards"] = len(shards[layer.stage])
+            s["upper"] = max(s["upper"], int(str(layer.upper).partition(".")[0]))
+        node = self._node
+        return StoreStatus(
+            str(self.directory.root),
+            self.directory.key_groups,
+            self.safe_point() if node else self._read_only_safe_point(),
+            self.last_sealed(),
+            self.since(),
+            stages,
+            self.pins(),
+            len(self.missing() if node else self._read_only_missing()),
+            dict(node.problems) if node else {},
+        )
+
+    def _read_only_missing(self) -> list[Missing]:
+        return [
+            Missing(entry, t, MAIN_LINE)
+            for t, manifest in self._manifests().items()
+            for entry in manifest.entries
+            if not self._covered(entry.id, self.directory.descriptions(entry.id.trace))
+        ]
+
+    def _read_only_safe_point(self) -> int | None:
+        """As the node computes it, from the catalog as it is on disk now."""
+        durable: dict[TraceId, list[Description]] = {}
+        for id in self._durable_ids():
+            durable.setdefault(id.trace, []).append(id.description)
+        safe: int | None = None
+        for t, manifest in self._manifests().items():
+            if not all(self._covered(e.id, durable.get(e.id.trace, [])) for e in manifest.entries):
+                break
+            safe = t
+        return safe
+
+    @staticmethod
+    def _covered(id: LayerId, by: Iterable[Description]) -> bool:
+        return any(d.lower <= id.description.lower and id.description.upper <= d.upper for d in by)
+
+    # --- end ------------------------------------------------------------------------------------------------------------
+
+    def close(self) -> None:
+        """Makes what was published durable and gives the directory back. Closing twice is fine."""
+        if not self._closed:
+            self._closed = True
+            if self._node is not None:
+                self._node.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        state = "closed" if self._closed else "open" if self._node else "read-only"
+        return f"<nosync.Store {self.directory.root} ({state})>"
+
+
+def _status_of_bad(id: LayerId, path: Path, error: NosyncError) -> LayerStatus:
+    d, trace = id.description, id.trace
+    ends = (_shown(d.lower), _shown(d.upper), _shown(d.since))
+    return LayerStatus(trace.stage, trace.fingerprint, str(trace.shard), *ends, 0, 0, 0, "", "corrupt", 0, str(path))
+
+
+def _select(table: pa.Table, columns: Sequence[str] | None, stage: str) -> pa.Table:
+    if columns is None:
+        return table
+    for name in columns:
+        if name not in table.column_names:
+            raise SchemaError(f"stage {stage} has no column {name!r}; it has {describe(table.schema)}")
+    return table.select(list(columns))
+
+
+def _prefix_filter(prefix: Mapping[str, Any], trace: Trace, stage: str) -> RowFilter:
+    if list(prefix) != list(trace.key[: len(prefix)]) or len(prefix) > len(trace.key):
+        raise InvalidInputError(
+            f"stage {stage}: prefix columns {list(prefix)} are not the first of the key {list(trace.key)}, in order"
+        )
+    wanted = {}
+    for name, value in prefix.items():
+        type_ = trace.schema.field(name).type
+        try:
+            wanted[name] = pa.scalar(value, type_)
+        except (pa.ArrowInvalid, pa.ArrowTypeError) as error:
+            raise SchemaError(f"stage {stage}: prefix {name}={value!r} does not fit {type_}: {error}") from error
+
+    def keep(batch: pa.RecordBatch) -> Bools:
+        selected = np.ones(len(batch), dtype=np.bool_)
+        for name, scalar in wanted.items():
+            column = batch.column(name)
+            equal = pc.is_null(column) if not scalar.is_valid else pc.fill_null(pc.equal(column, scalar), False)
+            selected &= equal.to_numpy(zero_copy_only=False)
+        return selected
+
+    return keep
+

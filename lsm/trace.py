@@ -1,0 +1,340 @@
+"""Reading one trace: the state of one (stage, shard) as of any timestamp, and what changed between two.
+
+Invariants
+- The layers of a trace are contiguous: each `lower` equals the previous `upper`. A missing one is a HoleError that
+  names it, never a silently different answer.
+- State as of `t` = the newest entry of each key with time <= t, for any `t` with `since <= t < upper`.
+- `changes(t0, t1)` applied to the state as of `t0` gives the state as of `t1`.
+
+Lookups go from the newest layer to the oldest with the keys that are still open, one `searchsorted` a block.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from nosync.lsm.columns import (
+    CHANGE_TYPE_COLUMN,
+    EPOCH_COLUMN,
+    Bools,
+    Indices,
+    conform,
+    order_by_key,
+    rows_equal,
+    take,
+    take_batch,
+)
+from nosync.lsm.errors import CompactedError, HoleError, NotAvailableError
+from nosync.lsm.hashing import U32, first_hash_of_group
+from nosync.lsm.layer import Description, TraceId
+from nosync.lsm.merge import RowFilter, Rows, concat_batches, merged_blocks, unified_schema
+from nosync.lsm.reader import Block, LayerReader
+from nosync.lsm.timestamp import ROUND_BITS, Time, epoch_of, show, show_as_of
+
+INSERT, UPDATE_BEFORE, UPDATE_AFTER, DELETE = "insert", "update_preimage", "update_postimage", "delete"
+CHANGE_TYPES = (INSERT, UPDATE_BEFORE, UPDATE_AFTER, DELETE)
+
+
+def choose_cover(
+    trace: TraceId, available: Sequence[Description], until: Time, as_of: Time, origin: Time | None = None
+) -> list[Description]:
+    """The fewest contiguous layers, oldest first, that cover the trace from its beginning to `until` (exclusive).
+
+    Only layers whose `since` is at most `as_of` can serve. Merged layers may overlap the layers they were made of; any
+    contiguous choice gives the same state. The trace begins at `origin`; None: at the smallest `lower` available.
+    Raises HoleError naming the first gap, CompactedError if only too far compacted layers bridge it, and
+    NotAvailableError if nothing reaches `until` yet.
+    """
+    if origin is None:
+        origin = min((d.lower for d in available), default=Time(0))
+    if until <= origin:
+        return []
+    steps_to_end: dict[Time, int] = {}
+    choice: dict[Time, Description] = {}
+    usable = sorted((d for d in available if d.since <= as_of), key=lambda d: (d.lower, d.since), reverse=True)
+    for d in usable:
+        steps = 0 if d.upper >= until else steps_to_end.get(d.upper)
+        if steps is not None and (d.lower not in choice or steps + 1 < steps_to_end[d.lower]):
+            steps_to_end[d.lower], choice[d.lower] = steps + 1, d
+    if origin not in choice:
+        _raise_gap(trace, available, usable, origin, until, as_of)
+    cover = [choice[origin]]
+    while cover[-1].upper < until:
+        cover.append(choice[cover[-1].upper])
+    return cover
+
+
+def _raise_gap(
+    trace: TraceId, available: Sequence[Description], usable: Sequence[Description], origin: Time, until: Time, as_of: Time
+) -> None:
+    reached = _reach(usable, origin)
+    if _reach(available, origin) > reached:
+        raise CompactedError(
+            f"{trace}: the state as of {show_as_of(as_of)} was merged away; the oldest exact timestamp is "
+            f"{show(max(d.since for d in available))}. Keep more history with retain=, or hold a point with pin()"
+        )
+    later = [d.lower for d in available if d.lower > reached]
+    if not later:
+        raise NotAvailableError(
+            f"{trace}: recorded up to {epoch_of(Time(reached - 1))}, not up to {epoch_of(Time(until - 1))}"
+        )
+    raise HoleError(
+        f"{trace}: the layers [{show(reached)}, {show(min(later))}) are missing; recover() recomputes them",
+        stage=trace.stage,
+        shard=str(trace.shard),
+        lower=show(reached),
+        upper=show(min(later)),
+    )
+
+
+def _reach(descriptions: Sequence[Description], origin: Time) -> Time:
+    reached = origin
+    for d in sorted(descriptions):
+        if d.lower <= reached < d.upper:
+            reached = d.upper
+    return reached
+
+
+@dataclass(frozen=True)
+class Lookup:
+    """The answer to a lookup of n keys: `found` (n booleans), and a row of `data` for each key found, in key order."""
+
+    found: Bools
+    data: pa.RecordBatch
+
+
+class Trace:
+    """A contiguous sequence of open layers, oldest first. Immutable; cheap to make from open layers."""
+
+    def __init__(
+        self, id: TraceId, layers: Sequence[LayerReader], key_groups: int, schema: pa.Schema | None = None
+    ) -> None:
+        for previous, layer in zip(layers, layers[1:], strict=False):
+            if layer.id.description.lower != previous.id.description.upper:
+                lower, upper = previous.id.description.upper, layer.id.description.lower
+                raise HoleError(
+                    f"{id}: [{show(lower)}, {show(upper)}) is missing between its layers",
+                    stage=id.stage,
+                    shard=str(id.shard),
+                    lower=show(lower),
+                    upper=show(upper),
+                )
+        self.id = id
+        self.layers = tuple(layers)
+        self.key: tuple[str, ...] = layers[0].info.key if layers else ()
+        self.schema: pa.Schema = unified_schema(layers) if layers else (schema or pa.schema([]))
+        groups = id.shard.groups(key_groups)
+        self._first_hash = first_hash_of_group(groups.start, key_groups)
+        self._end_hash = first_hash_of_group(groups.stop, key_groups)
+
+    @property
+    def since(self) -> Time:
+        return max((layer.id.description.since for layer in self.layers), default=Time(0))
+
+    @property
+    def upper(self) -> Time:
+        return self.layers[-1].id.description.upper if self.layers else Time(0)
+
+    def _check_exact(self, as_of: Time) -> None:
+        if as_of < self.since:
+            raise CompactedError(
+                f"{self.id}: the history before {show(self.since)} was merged away, {show_as_of(as_of)} was asked for. "
+                "Keep more with retain=, or hold a point with pin()"
+            )
+
+    # --- whole state ---------------------------------------------------------------------------------------------
+
+    def scan(self, as_of: Time, keep: RowFilter | None = None) -> list[pa.RecordBatch]:
+        """The live rows as of `as_of` in stored order; of a log, all rows up to it.
+
+        `keep` selects rows by key columns (it must select all or none of a key's versions).
+        """
+        self._check_exact(as_of)
+        if not self.layers:
+            return []
+        if not self.key:
+            return self._log_rows(Time(-1), as_of)
+        blocks = merged_blocks(
+            self.layers,
+            since=as_of,
+            bottom=True,
+            until=as_of,
+            keep=keep,
+            first_hash=self._first_hash,
+            end_hash=self._end_hash,
+        )
+        return [rows.data for rows in blocks]
+
+    def _log_rows(self, after: Time, until: Time) -> list[pa.RecordBatch]:
+        """Rows with `after < time <= until` in recorded order."""
+        batches = []
+        for layer in self.layers:
+            if layer.last_time <= after or layer.id.description.lower > until:
+                continue
+            for block in layer.blocks():
+                times = block.row_times()
+                # A log's rows are in order of time, so the selected ones are one slice.
+                start, stop = np.searchsorted(times, [after, until], side="right")
+                batches.append(conform(block.data.slice(int(start), int(stop - start)), self.schema))
+        return batches
+
+    # --- by key --------------------------------------------------------------------------------------------------
+
+    def lookup(self, keys: Sequence[pa.Array], hashes: U32, as_of: Time) -> Lookup:
+        """The state of the given keys (columns in the key's order; any row order) as of `as_of`."""
+        self._check_exact(as_of)
+        n = len(hashes)
+        order = np.argsort(hashes, kind="stable")
+        sorted_hashes = hashes[order]
+        open_ = np.ones(n, dtype=np.bool_)
+        hits: list[tuple[Block, Indices, Indices]] = []  # block, its rows, positions in sorted order
+        for layer in reversed(self.layers):
+            if not open_.any() or layer.id.description.lower > as_of or not layer.info.rows:
+                continue
+            check_time = layer.last_time > as_of
+            for block in layer.blocks_between(int(sorted_hashes[0]), int(sorted_hashes[-1])):
+                low = int(np.searchsorted(sorted_hashes, block.hashes[0], side="left"))
+                high = int(np.searchsorted(sorted_hashes, block.hashes[-1], side="right"))
+                probes = np.flatnonzero(open_[low:high]) + low
+                rows, probes = _probe(block, sorted_hashes, probes, keys, order, as_of if check_time else None)
+                open_[probes] = False
+                if block.tombstones is not None:
+                    alive = ~block.tombstones[rows]
+                    rows, probes = rows[alive], probes[alive]
+                if len(rows):
+                    hits.append((block, rows, probes))
+        return self._gather(hits, order, n)
+
+    def _gather(self, hits: Sequence[tuple[Block, Indices, Indices]], order: Indices, n: int) -> Lookup:
+        found: Bools = np.zeros(n, dtype=np.bool_)
+        taken = [conform(take_batch(block.data, rows), self.schema) for block, rows, _ in hits]
+        if not hits:
+            return Lookup(found, concat_batches([], self.schema))
+        at = order[np.concatenate([probes for _, _, probes in hits])]
+        found[at] = True
+        return Lookup(found, take_batch(concat_batches(taken, self.schema), np.argsort(at)))
+
+    # --- change feed ---------------------------------------------------------------------------------------------
+
+    def rows_between(self, after: Time, until: Time) -> Rows:
+        """Every recorded entry with `after < time <= until`, tombstones included, by (hash, key, time)."""
+        self._check_exact(after)
+        batches, hashes, times, dead = [], [], [], []
+        for layer in self.layers:
+            if layer.last_time <= after or layer.id.description.lower > until or not layer.info.rows:
+                continue
+            for block in layer.blocks():
+                row_times = block.row_times()
+                selected = (row_times > after) & (row_times <= until)
+                selected &= (block.hashes >= self._first_hash) & (block.hashes.astype(np.int64) < self._end_hash)
+                at = np.flatnonzero(selected)
+                data = block.data if len(at) == block.rows else take_batch(block.data, at)
+                batches.append(conform(data, self.schema))
+                hashes.append(block.hashes[at])
+                times.append(row_times[at])
+                dead.append(block.row_tombstones()[at])
+        if not batches:
+            nothing = np.empty(0, dtype=np.int64)
+            empty = concat_batches([], self.schema)
+            return Rows(empty, nothing.astype(np.uint32), nothing, nothing.astype(np.bool_))
+        data = concat_batches(batches, self.schema)
+        joined = np.concatenate(hashes)
+        order, _ = order_by_key(joined, data.columns[: len(self.key)])
+        return Rows(
+            take_batch(data, order), joined[order], np.concatenate(times)[order], np.concatenate(dead)[order]
+        )
+
+    def changes(self, after: Time, until: Time) -> pa.Table:
+        """The change feed: what turns the state as of `after` into the state as of `until`.
+
+        Columns: the stage's, then `_change_type` (insert, update_preimage, update_postimage, delete, as in Delta's
+        change feed) and `_epoch`. In order of epoch, then of (key group, hash, key); a preimage comes right
+        before its postimage, and a delete carries the values that were deleted.
+        """
+        if not self.key:
+            return self._log_changes(after, until)
+        rows = self.rows_between(after, until)
+        first_of_key = np.ones(len(rows.hashes), dtype=np.bool_)
+        keys = rows.data.columns[: len(self.key)]
+        if len(rows.hashes) > 1:
+            at = np.arange(len(rows.hashes) - 1)
+            first_of_key[1:] = (rows.hashes[1:] != rows.hashes[:-1]) | ~rows_equal(keys, at, keys, at + 1)
+        first = np.flatnonzero(first_of_key)
+        before = self.lookup([take(key, first) for key in keys], rows.hashes[first], after)
+        return change_rows(rows, first_of_key, before)
+
+    def _log_changes(self, after: Time, until: Time) -> pa.Table:
+        self._check_exact(after)
+        batches, epochs = [], []
+        for layer in self.layers:
+            for block in layer.blocks():
+                times = block.row_times()
+                start, stop = (int(i) for i in np.searchsorted(times, [after, until], side="right"))
+                batches.append(conform(block.data.slice(start, stop - start), self.schema))
+                epochs.append(times[start:stop] >> ROUND_BITS)
+        data = concat_batches(batches, self.schema)
+        types = np.zeros(len(data), dtype=np.int8)
+        return _with_change_columns(data, types, np.concatenate([*epochs, np.empty(0, dtype=np.int64)]))
+
+
+def _probe(
+    block: Block, hashes: U32, probes: Indices, keys: Sequence[pa.Array], order: Indices, as_of: Time | None
+) -> tuple[Indices, Indices]:
+    """For sorted probe positions: the newest row of each one's key in the block (not after `as_of`), and its probe.
+
+    Starts at the last row of each hash and steps down while hashes are equal; one step is enough unless hashes
+    collide or the row is too new.
+    """
+    wanted = hashes[probes]
+    at = np.searchsorted(block.hashes, wanted, side="right").astype(np.int64) - 1
+    row_times = block.row_times() if as_of is not None else None
+    found_rows, found_probes = [], []
+    while len(probes):
+        same = at >= 0
+        same &= block.hashes[np.maximum(at, 0)] == wanted
+        probes, wanted, at = probes[same], wanted[same], at[same]
+        match = rows_equal(block.keys, at, keys, order[probes])
+        if row_times is not None:
+            match &= row_times[at] <= as_of
+        found_rows.append(at[match])
+        found_probes.append(probes[match])
+        probes, wanted, at = probes[~match], wanted[~match], at[~match] - 1
+    empty = np.empty(0, dtype=np.int64)
+    return np.concatenate([empty, *found_rows]), np.concatenate([empty, *found_probes])
+
+
+def change_rows(rows: Rows, first_of_key: Bools, before: Lookup) -> pa.Table:
+    """Entries in (hash, key, time) order, and the state before each key's first, as change rows."""
+    n = len(rows.hashes)
+    # Each entry's predecessor: the entry before it, or for a key's first entry a row of `before`, or none (-1).
+    predecessor: npt.NDArray[np.int64] = np.arange(-1, n - 1, dtype=np.int64)
+    first = np.flatnonzero(first_of_key)
+    of_first = np.full(len(first), -1, dtype=np.int64)
+    of_first[before.found] = n + np.arange(len(before.data))
+    predecessor[first] = of_first
+    inner = ~first_of_key
+    predecessor[inner] = np.where(rows.tombstones[predecessor[inner]], -1, predecessor[inner])
+
+    has_before, alive = predecessor >= 0, ~rows.tombstones
+    entry = np.arange(n)
+    # Two output slots an entry: its preimage (or the deleted row), then its postimage (or the inserted row).
+    slot_rows = np.stack([predecessor, entry], axis=1).ravel()
+    slot_types = np.stack([np.where(alive, 1, 3), np.where(has_before, 2, 0)], axis=1).ravel().astype(np.int8)
+    slot_used = np.stack([has_before, alive], axis=1).ravel()
+    epochs = np.repeat(rows.times >> ROUND_BITS, 2)
+    used = np.flatnonzero(slot_used)
+    used = used[np.argsort(epochs[used], kind="stable")]
+    values = concat_batches([rows.data, before.data], rows.data.schema) if n else rows.data
+    return _with_change_columns(take_batch(values, slot_rows[used]), slot_types[used], epochs[used])
+
+
+def _with_change_columns(data: pa.RecordBatch, types: npt.NDArray[np.int8], epochs: npt.NDArray[np.int64]) -> pa.Table:
+    names = pa.array(CHANGE_TYPES).take(pa.array(types))
+    table = pa.Table.from_batches([data])
+    return table.append_column(CHANGE_TYPE_COLUMN, names).append_column(EPOCH_COLUMN, pa.array(epochs))
+
