@@ -158,10 +158,13 @@ def plain_type(type_: pa.DataType, name: str) -> pa.DataType:
     return type_
 
 
-def plain(table: pa.Table) -> pa.Table:
-    """The table as it is stored: one chunk a column, no dictionaries, all fields nullable, no metadata."""
+def plain(table: pa.Table, *, allow: frozenset[str] = frozenset()) -> pa.Table:
+    """The table as it is stored: one chunk a column, no dictionaries, all fields nullable, no metadata.
+
+    `allow` names reserved columns that it may have all the same.
+    """
     for name in table.column_names:
-        if name in RESERVED:
+        if name in RESERVED - allow:
             raise SchemaError(f"column {name!r} has a name that nosync uses itself: rename it")
     if len(set(table.column_names)) != table.num_columns:
         raise SchemaError(f"two columns have the same name: {table.column_names}")
@@ -218,3 +221,16 @@ def conform(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
         for f in schema
     ]
     return pa.RecordBatch.from_arrays(columns, schema=schema)
+
+
+def match_keys(
+    hashes: U32, keys: Sequence[pa.Array], wanted_hashes: U32, wanted: Sequence[pa.Array]
+) -> Indices:
+    """For each wanted key the row of `keys` that equals it, or -1. Keys are unique on either side."""
+    n = len(hashes)
+    both = [pa.concat_arrays([a, b]) for a, b in zip(keys, wanted, strict=True)]
+    order, same_key = order_by_key(np.concatenate([hashes, wanted_hashes]), both)
+    found: Indices = np.full(len(wanted_hashes), -1, dtype=np.int64)
+    at = np.flatnonzero(same_key)  # the sort is stable, so the row of `keys` comes first
+    found[order[at + 1] - n] = order[at]
+    return found

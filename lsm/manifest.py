@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 from blake3 import blake3
@@ -46,6 +46,11 @@ class Manifest:
     @property
     def name(self) -> str:
         return f"{self.t}.json"
+
+    @property
+    def path(self) -> PurePosixPath:
+        """Relative to the data directory."""
+        return PurePosixPath(MANIFESTS, self.line, self.name)
 
     def to_json(self) -> bytes:
         layers = [
@@ -98,17 +103,14 @@ def _unsealed(text: bytes, where: str) -> dict[str, Any]:
 
 
 def _publish(root: Path, final: Path, text: bytes, env: Env) -> bool:
-    """Publishes a small file durably. False where the name is taken."""
+    """Publishes a small file, whole or not at all. False where the name is taken. Not durable until synced."""
     temporary = temporary_path(root, env)
     with storage_errors("write", final):
         try:
             with env.create(temporary) as file:
                 file.write(text)
-            env.sync_file(temporary)
             env.make_dirs(final.parent)
             env.link(temporary, final)
-            env.sync_dir(final.parent)
-            env.sync_dir(final.parent.parent)
         except FileExistsError:
             return False
         finally:
@@ -116,9 +118,18 @@ def _publish(root: Path, final: Path, text: bytes, env: Env) -> bool:
     return True
 
 
+def sync_published(path: Path, env: Env) -> None:
+    """Makes a published manifest or pin durable: its contents, and its name."""
+    with storage_errors("sync", path):
+        env.sync_file(path)
+        env.sync_dir(path.parent)
+        env.sync_dir(path.parent.parent)
+
+
 def publish_manifest(root: Path, manifest: Manifest, env: Env) -> Manifest:
-    """Writes the manifest durably. The same one again is a success; another one for the epoch is a DeterminismError."""
-    final = root / MANIFESTS / check_name(manifest.line, "line name") / manifest.name
+    """Writes the manifest; the node makes it durable later. The same one again is a success; another one for the epoch is a DeterminismError."""
+    check_name(manifest.line, "line name")
+    final = root / manifest.path
     if _publish(root, final, manifest.to_json(), env):
         return manifest
     recorded = Manifest.from_json(env.read(final), str(final))
@@ -175,6 +186,7 @@ def publish_pin(root: Path, pin: Pin, env: Env) -> None:
         recorded = read_pins(root, env)[pin.name]
         if recorded != pin:
             raise InvalidInputError(f"pin {pin.name!r} already holds timestamp {recorded.t}: unpin it first or use another name")
+    sync_published(final, env)
 
 
 def read_pins(root: Path, env: Env) -> dict[str, Pin]:

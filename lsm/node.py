@@ -40,6 +40,7 @@ from nosync.lsm.manifest import (
     publish_pin,
     read_manifests,
     read_pins,
+    sync_published,
 )
 from nosync.lsm.merge import Candidate, Merge, choose_merge
 from nosync.lsm.reader import LayerReader
@@ -73,6 +74,7 @@ class Node:
         self._manifests: dict[str, dict[Epoch, Manifest]] = {}
         self._pins: dict[str, Pin] = {}
         self._origins: dict[TraceId, Time] = {}
+        self._unsynced: dict[tuple[str, Epoch], Path] = {}  # manifests that are not durable yet
         self._safe: dict[str, Epoch] = {}
         self._garbage: dict[LayerId, float] = {}
         self._retry_at: dict[LayerId, float] = {}
@@ -138,6 +140,7 @@ class Node:
             self._manifests[line] = manifests
             for manifest in manifests.values():
                 self._learn_origins(manifest.entries)
+                self._unsynced[line, manifest.t] = root / manifest.path
         self._pins = read_pins(root, self._env)
         self._check_records()
         self.scan()
@@ -188,10 +191,10 @@ class Node:
         self.scan()
         self._drain()
         with self._lock:
-            waiting = list(self._pending)
+            waiting = [*self._pending, *(path for path in self._unsynced.values())]
         if waiting:
             reasons = "; ".join(dict.fromkeys(self.problems.values())) or "they are still being written"
-            raise StorageError(f"{len(waiting)} layers are published but not durable ({waiting[0]}, ...): {reasons}")
+            raise StorageError(f"{len(waiting)} files are published but not durable ({waiting[0]}, ...): {reasons}")
 
     def _drain(self) -> None:
         with self._durability:
@@ -206,14 +209,29 @@ class Node:
                     with self._lock:
                         if id not in self._retry_at:
                             self._pending.pop(id, None)
-            if not durable:
-                return
+            if durable:
+                try:
+                    self._sync_directories(durable)
+                except StorageError as error:
+                    self._fail([record.id for record in durable], error)
+                    return
+                self._record(durable, ())
+            self._sync_manifests()
+
+    def _sync_manifests(self) -> None:
+        with self._lock:
+            unsynced = dict(self._unsynced)
+        for at, path in unsynced.items():
             try:
-                self._sync_directories(durable)
+                sync_published(path, self._env)
             except StorageError as error:
-                self._fail([record.id for record in durable], error)
+                log.error("not durable: %s", error)
+                with self._lock:
+                    self.problems[str(path)] = str(error)
                 return
-            self._record(durable, ())
+            with self._lock:
+                self._unsynced.pop(at, None)
+                self.problems.pop(str(path), None)
 
     def _record(self, add: Sequence[Record], remove: Sequence[LayerId]) -> None:
         with self._lock:
@@ -353,6 +371,8 @@ class Node:
         manifest = Manifest(line, Epoch(t), tuple(entries), meta or {})
         manifest = publish_manifest(self.directory.root, manifest, self._env)
         with self._lock:
+            if manifest.t not in manifests:
+                self._unsynced[line, manifest.t] = self.directory.root / manifest.path
             manifests[manifest.t] = manifest
             self._learn_origins(manifest.entries)
         self.note(e.id for e in manifest.entries if not self._is_durable(e))
@@ -400,7 +420,11 @@ class Node:
             if not manifests:
                 return None
             safe = self._safe.get(line, Epoch(min(manifests) - 1))
-            while (following := manifests.get(Epoch(safe + 1))) and all(self._is_durable(e) for e in following.entries):
+            while (
+                (following := manifests.get(Epoch(safe + 1)))
+                and (line, following.t) not in self._unsynced
+                and all(self._is_durable(e) for e in following.entries)
+            ):
                 safe = Epoch(safe + 1)
             if safe in manifests:
                 self._safe[line] = safe
@@ -441,7 +465,10 @@ class Node:
             return {record.id for records in self._records.values() for record in records.values()}
 
     def _sealed_chain(self, trace: TraceId) -> list[LayerId]:
-        """The durable, sealed, contiguous layers of a trace from its beginning, oldest first."""
+        """The durable, sealed, contiguous layers of a trace from its beginning, oldest first.
+
+        Unsealed ones are never merged: the manifest still has to name them by their digest.
+        """
         with self._lock:
             available = list(self._records.get(trace, {}))
             origin = self._origins.get(trace)
@@ -480,7 +507,8 @@ class Node:
             self.scan()
             return None
         candidates = [Candidate(layer.info.rows, layer.id.description, bool(layer.info.key)) for layer in layers]
-        chosen = (0, len(chain)) if whole else choose_merge(candidates, since)
+        # The newest layer is left alone: tasks are about to open it.
+        chosen = (0, len(chain)) if whole else choose_merge(candidates[:-1], since)
         if chosen is None:
             return None
         first, end = chosen

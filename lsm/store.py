@@ -446,10 +446,12 @@ class Store:
         return self.directory.stages()
 
     def layers(self) -> list[LayerStatus]:
-        """Every layer file, by stage, shard and time."""
+        """Every layer file, by stage, shard and time; not those that a durable merged layer has replaced."""
         durable = self._durable_ids()
         found = []
         for id in self.directory.layer_ids():
+            if id not in durable and self._covered(id, (d.description for d in durable if d.trace == id.trace)):
+                continue
             try:
                 reader = self.directory.reader(id)
             except FileNotFoundError:

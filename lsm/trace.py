@@ -56,7 +56,7 @@ def choose_cover(
         return []
     steps_to_end: dict[Time, int] = {}
     choice: dict[Time, Description] = {}
-    usable = sorted((d for d in available if d.since <= as_of), key=lambda d: (d.lower, d.since), reverse=True)
+    usable = sorted((d for d in available if d.since <= max(as_of, 0)), key=lambda d: (d.lower, d.since), reverse=True)
     for d in usable:
         steps = 0 if d.upper >= until else steps_to_end.get(d.upper)
         if steps is not None and (d.lower not in choice or steps + 1 < steps_to_end[d.lower]):
@@ -141,7 +141,8 @@ class Trace:
         return self.layers[-1].id.description.upper if self.layers else Time(0)
 
     def _check_exact(self, as_of: Time) -> None:
-        if as_of < self.since:
+        # `as_of` is -1 for the state before epoch 0, which is empty and was never merged away.
+        if max(as_of, 0) < self.since:
             raise CompactedError(
                 f"{self.id}: the history before {show(self.since)} was merged away, {show_as_of(as_of)} was asked for. "
                 "Keep more with retain=, or hold a point with pin()"
@@ -278,8 +279,10 @@ class Trace:
                 batches.append(conform(block.data.slice(start, stop - start), self.schema))
                 epochs.append(times[start:stop] >> ROUND_BITS)
         data = concat_batches(batches, self.schema)
-        types = np.zeros(len(data), dtype=np.int8)
-        return _with_change_columns(data, types, np.concatenate([*epochs, np.empty(0, dtype=np.int64)]))
+        row_epochs = np.concatenate([*epochs, np.empty(0, dtype=np.int64)])
+        if CHANGE_TYPE_COLUMN in self.schema.names:  # a log of changes says itself what each row does
+            return pa.Table.from_batches([data]).append_column(EPOCH_COLUMN, pa.array(row_epochs))
+        return _with_change_columns(data, np.zeros(len(data), dtype=np.int8), row_epochs)
 
 
 def _probe(

@@ -24,7 +24,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from nosync.lsm.columns import Indices, as_batch, key_columns, order_by_key, plain, take_batch
+from nosync.lsm.columns import CHANGE_TYPE_COLUMN, Indices, as_batch, key_columns, order_by_key, plain, take_batch
 from nosync.lsm.env import Env, storage_errors
 from nosync.lsm.errors import CorruptionError, DeterminismError, InvalidInputError, SchemaError, StorageError
 from nosync.lsm.format import HASH_COLUMN, TOMBSTONE_COLUMN, LayerFileWriter, LayerInfo
@@ -34,6 +34,8 @@ from nosync.lsm.timestamp import show
 from nosync.lsm.reader import LayerReader
 
 TEMPORARY_DIRECTORY = "tmp"
+_LOG_COLUMNS = frozenset({CHANGE_TYPE_COLUMN})
+"""A log of changes, as a stateless stage over a changing input writes it, says of each row what it does."""
 
 
 @dataclass(frozen=True)
@@ -75,25 +77,24 @@ def arrange(
     """Steps 1 and 2: the rows of one layer, checked, with tombstones for `deletes`, in stored order.
 
     `rows` has the key's columns and any value columns, in any order; `deletes` the key's columns. `hashes` are
-    the rows' hash32 where the caller has them already (Spark computed them); then there are no deletes.
+    the hash32 of the rows and then of the deletes, where the caller has them already (Spark computed them).
     Raises SchemaError for missing or unusable columns and InvalidInputError for a key that occurs twice.
     """
     if rows is None:
         if deletes is None:
             raise InvalidInputError(f"{whose}: give rows, deletes or both (an empty table records that nothing changed)")
         rows = deletes.slice(0, 0)
-    rows = plain(rows)
     if not key:
         if deletes is not None:
             raise InvalidInputError(f"{whose}: a layer without a key cannot delete")
-        return LayerRows(as_batch(rows), ())
+        return LayerRows(as_batch(plain(rows, allow=_LOG_COLUMNS)), ())
+    rows = plain(rows)
     names = [*key, *(name for name in rows.column_names if name not in key)]
     key_columns(rows, key, whose)
     rows = rows.select(names)
     live_rows = rows.num_rows
     if deletes is not None and deletes.num_rows:
         rows = _with_deletes(rows, deletes, key, whose)
-        hashes = None
     keys = key_columns(rows, key, whose)
     if hashes is None:
         hashes = hasher(keys)

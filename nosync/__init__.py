@@ -1,14 +1,77 @@
 """nosync: a coordination-free state store for functional streaming computations on Apache Spark.
 
     import nosync
+
     with nosync.open("state/") as store:
-        ...
+        store.append("counts", t=0, rows=table, key=["word"])
+        store.seal(0)
+        store.read("counts", as_of=0)
 
 See README.md for the two-command start and docs/ for how it works.
 """
 
-from nosync.lsm.errors import NosyncError
-from nosync.lsm.store import Store, open_store
-from nosync.lsm.store import open_store as open  # noqa: A004 - nosync.open reads like the built-in on purpose
+from nosync.aggregates import count, max, mean, min, sum
+from nosync.dataflow import Dataflow, Stage
+from nosync.job import EpochReport, Job, RecoveryReport
+from nosync.lsm.errors import (
+    CatalogError,
+    CompactedError,
+    CorruptionError,
+    DeterminismError,
+    FlowError,
+    FormatVersionError,
+    HoleError,
+    InvalidInputError,
+    NosyncError,
+    NotAStoreError,
+    NotAvailableError,
+    OutOfOrderError,
+    SchemaError,
+    StageError,
+    StorageError,
+    StoreLockedError,
+    UnknownStageError,
+)
+from nosync.lsm.scrub import VerifyReport
+from nosync.lsm.settings import StoreSettings
+from nosync.lsm.store import LayerStatus, Store, StoreStatus
+from nosync.lsm.store import open_store as open
 
-__all__ = ["NosyncError", "Store", "open", "open_store"]
+__all__ = [
+    # the store
+    "open",
+    "Store",
+    "StoreSettings",
+    "StoreStatus",
+    "LayerStatus",
+    "VerifyReport",
+    # the dataflow
+    "Dataflow",
+    "Stage",
+    "Job",
+    "EpochReport",
+    "RecoveryReport",
+    "count",
+    "sum",
+    "min",
+    "max",
+    "mean",
+    # errors
+    "NosyncError",
+    "InvalidInputError",
+    "SchemaError",
+    "OutOfOrderError",
+    "UnknownStageError",
+    "NotAvailableError",
+    "CompactedError",
+    "DeterminismError",
+    "CorruptionError",
+    "HoleError",
+    "StorageError",
+    "StoreLockedError",
+    "FormatVersionError",
+    "NotAStoreError",
+    "CatalogError",
+    "StageError",
+    "FlowError",
+]

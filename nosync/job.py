@@ -1,0 +1,348 @@
+"""A job: one dataflow, one store and one Spark session, advanced an epoch at a time.
+
+    job = nosync.Job(flow, store, spark=spark, shards=4)
+    job.advance(t, {"flights": df})
+    job.read("delays", as_of=t)
+    job.recover()
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from nosync.dataflow import Dataflow
+from nosync.lsm.errors import FlowError, InvalidInputError, NotAvailableError, OutOfOrderError, UnknownStageError
+from nosync.lsm.layer import Description, LayerId, Shard, TraceId
+from nosync.lsm.manifest import Manifest
+from nosync.lsm.store import Store, StoreStatus
+from nosync.lsm.timestamp import epoch_of, pack
+from nosync.plan import BoundFlow, BoundStage, bind
+from nosync.recovery import Cell, Inventory, RecoveryPlan, Step, plan
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+    from nosync.segment import Report
+
+InputsAt = Callable[[int], "Mapping[str, DataFrame]"]
+
+
+@dataclass(frozen=True)
+class EpochReport:
+    """What one epoch did."""
+
+    t: int
+    rows_in: int
+    """Rows recorded by the sources."""
+    layers_computed: int
+    layers_reused: int
+    """Layers that were recorded already, by an attempt that did not finish or by an earlier run."""
+    bytes_recorded: int
+    seconds: float
+    record_s: float
+    """Task time spent writing and linking layers, summed over tasks."""
+    computed: frozenset[tuple[str, int]]
+    """The (stage, shard) pairs whose functions ran."""
+
+
+@dataclass(frozen=True)
+class RecoveryReport:
+    """What `recover` found and did. Timestamps are epochs, None where there is none."""
+
+    rolled_back_to: int | None
+    """The last safe complete timestamp that was left."""
+    target: int | None
+    """The newest sealed timestamp, which everything is restored up to."""
+    lost: int
+    """Layers that manifests list and that were gone or damaged, counted per stage, shard and epoch."""
+    fetched: int
+    """Layers copied from peers (none: this store has no peers)."""
+    recomputed: int
+    reused: int
+    """Recorded layers that recomputation read instead of computing them."""
+    unrecoverable: Mapping[str, str]
+    """Layers that could not be had back, with the reason."""
+    seconds: Mapping[str, float]
+    """By part: inspect, plan, compute, seal."""
+
+    def __str__(self) -> str:
+        lines = [
+            f"rolled back to    {_or_none(self.rolled_back_to)}  (target {_or_none(self.target)})",
+            f"layers lost       {self.lost}",
+            f"  fetched         {self.fetched}",
+            f"  recomputed      {self.recomputed}",
+            f"  reused for it   {self.reused}",
+            f"  unrecoverable   {len(self.unrecoverable)}",
+            "seconds           " + ", ".join(f"{part} {s:.2f}" for part, s in self.seconds.items()),
+        ]
+        lines += [f"  ! {cell}: {why}" for cell, why in self.unrecoverable.items()]
+        return "\n".join(lines)
+
+
+def _or_none(t: int | None) -> str:
+    return "nothing" if t is None else str(t)
+
+
+class Job:
+    """Runs a dataflow over a store. One job at a time per store.
+
+    Raises FlowError where flow, store and settings do not fit together: another number of key groups or shards than
+    the store was written with, or stages whose code changed since.
+    """
+
+    def __init__(self, flow: Dataflow, store: Store, *, spark: SparkSession, shards: int = 4) -> None:
+        from nosync.spark import epoch  # noqa: PLC0415 - the store works without pyspark; a job is where it is needed
+        from nosync.spark.session import check_session  # noqa: PLC0415
+
+        check_session(spark)
+        self._epoch = epoch
+        self._spark, self._store, self._shards = spark, store, shards
+        self._node = store.node
+        self._check_shape(flow)
+        self.flow: BoundFlow = bind(flow, epoch.parse_ddl)
+        self._check_code()
+
+    def _check_shape(self, flow: Dataflow) -> None:
+        groups = self._store.directory.key_groups
+        if flow.key_groups != groups:
+            raise FlowError(
+                f"dataflow {flow.name} has key_groups={flow.key_groups}, the store {groups}: declare "
+                f"Dataflow({flow.name!r}, key_groups={groups})"
+            )
+        if isinstance(self._shards, bool) or not isinstance(self._shards, int) or not 1 <= self._shards <= groups:
+            raise FlowError(f"shards is {self._shards!r}, expected 1 to {groups} (the store's key groups)")
+        recorded = {e.id.trace.shard.count for e in self._last_entries()} - {0}
+        if recorded and recorded != {self._shards}:
+            raise FlowError(f"the store was written with {recorded.pop()} shards; open the job with that many")
+
+    def _last_entries(self) -> tuple[Any, ...]:
+        manifests = self._node.manifests()
+        return manifests[max(manifests)].entries if manifests else ()
+
+    def _check_code(self) -> None:
+        """The same line goes on only with the same code: otherwise old and new results would mix silently."""
+        recorded = {e.id.trace.stage: e.id.trace.fingerprint for e in self._last_entries()}
+        if not recorded:
+            return
+        changed = [n for n, s in self.flow.stages.items() if n in recorded and recorded[n] != s.fingerprint]
+        added = [n for n in self.flow.stages if n not in recorded]
+        dropped = [n for n in recorded if n not in self.flow.stages]
+        if changed:
+            first = changed[0]
+            raise FlowError(
+                f"stage {first} was recorded with fingerprint {recorded[first]} and is now "
+                f"{self.flow.stages[first].fingerprint}: its code, settings or inputs changed"
+                f"{' (and so did ' + ', '.join(changed[1:]) + ')' if changed[1:] else ''}. Go back to the recorded code; "
+                "or, if it computes the same, give the stage the version= it had; or use a new store"
+            )
+        if added or dropped:
+            raise FlowError(
+                f"the store was written by another flow: stages added {added or 'none'}, dropped {dropped or 'none'}. "
+                "Use the recorded flow, or a new store"
+            )
+
+    # --- running --------------------------------------------------------------------------------------------------
+
+    def advance(self, t: int, inputs: Mapping[str, DataFrame]) -> EpochReport:
+        """Runs epoch `t` on the given rows (one DataFrame a source) and seals it.
+
+        After an attempt that failed in the middle, call it again with the same rows: what was recorded is used.
+        A sealed `t` again with the same rows changes nothing. Raises OutOfOrderError unless `t` is the next epoch (the
+        first may be any), DeterminismError for other rows than recorded, SchemaError, StageError, StorageError.
+        """
+        started = time.perf_counter()
+        self._check_epoch(t)
+        checked = self._check_inputs(inputs)
+        reports = self._run(Step(t, {}, frozenset()), checked, everything=True)
+        self._node.seal(t, self._ids(t), meta={"flow": self.flow.name, "shards": self._shards})
+        return _epoch_report(t, reports, self.flow, time.perf_counter() - started)
+
+    def _check_epoch(self, t: int) -> None:
+        pack(t)
+        last = self._node.last_sealed()
+        if last is not None and t > last + 1:
+            raise OutOfOrderError(f"epoch {t} cannot run yet: the next one is {last + 1}")
+        manifests = self._node.manifests()
+        if manifests and t < min(manifests):
+            raise OutOfOrderError(f"epoch {t} is before the first one, {min(manifests)}; the next one is {max(manifests) + 1}")
+
+    def _check_inputs(self, inputs: Mapping[str, DataFrame]) -> dict[str, DataFrame]:
+        sources = {name: s for name, s in self.flow.stages.items() if s.input is None}
+        for name in inputs:
+            if name not in sources:
+                raise InvalidInputError(f"{name!r} is not a source of {self.flow.name}; sources: {', '.join(sources)}")
+        for name in sources:
+            if name not in inputs:
+                raise InvalidInputError(f"source {name} has no input: pass {{{name!r}: dataframe}} (an empty one for no rows)")
+        return {name: self._epoch.check_input(sources[name], frame) for name, frame in inputs.items()}
+
+    def _run(
+        self, step: Step, inputs: Mapping[str, DataFrame], *, everything: bool = False
+    ) -> dict[tuple[str, int], Report]:
+        epoch_plan = self._epoch.EpochPlan(
+            root=str(self._store.directory.root.absolute()),
+            t=step.t,
+            shards=self._shards,
+            origins=self._origins(),
+            compute=None if everything else step.compute,
+        )
+        return self._epoch.run_epoch(self._spark, self.flow, epoch_plan, inputs)
+
+    def _trace_id(self, stage: BoundStage, shard: int) -> TraceId:
+        return TraceId(stage.name, stage.fingerprint, Shard(shard, self._shards))
+
+    def _ids(self, t: int) -> list[LayerId]:
+        return [
+            LayerId(self._trace_id(stage, shard), Description.of_epoch(t))
+            for stage in self.flow.stages.values()
+            for shard in range(self._shards)
+        ]
+
+    def _origins(self) -> dict[str, int]:
+        """By stage, the packed time at which its traces begin, for stages that were ever sealed."""
+        found = {}
+        for stage in self.flow.stages.values():
+            origin = self._node.origin(self._trace_id(stage, 0))
+            if origin is not None:
+                found[stage.name] = int(origin)
+        return found
+
+    # --- reading --------------------------------------------------------------------------------------------------
+
+    def read(self, stage: str, as_of: int | None = None) -> DataFrame:
+        """The state of a stage as of an epoch (default: the last sealed one) as a DataFrame."""
+        bound, t = self._stage(stage), self._sealed(as_of)
+        from nosync.spark import read  # noqa: PLC0415
+
+        return read.read_stage(self._spark, self.flow, bound, self._root, self._shards, self._origins(), t)
+
+    def changes(self, stage: str, after: int, until: int) -> DataFrame:
+        """The change feed of a stage: what turns its state as of `after` into the one as of `until`.
+
+        The stage's columns, `_change_type` (insert, update_preimage, update_postimage, delete) and `_epoch`.
+        """
+        bound, until = self._stage(stage), self._sealed(until)
+        if pack(after) > pack(until):
+            raise InvalidInputError(f"changes from {after} to {until}: the first timestamp must not be after the second")
+        from nosync.spark import read  # noqa: PLC0415
+
+        return read.read_changes(
+            self._spark, self.flow, bound, self._root, self._shards, self._origins(), after, until
+        )
+
+    @property
+    def _root(self) -> str:
+        return str(self._store.directory.root.absolute())
+
+    def _stage(self, name: str) -> BoundStage:
+        if name not in self.flow.stages:
+            raise UnknownStageError(f"no stage {name!r} in {self.flow.name}; stages: {', '.join(self.flow.stages)}")
+        return self.flow.stages[name]
+
+    def _sealed(self, t: int | None) -> int:
+        manifests: Mapping[Any, Manifest] = self._node.manifests()
+        if not manifests:
+            raise NotAvailableError("no epoch was run yet: call advance() first")
+        if t is None:
+            return max(manifests)
+        pack(t)
+        if t > max(manifests):
+            raise NotAvailableError(f"epoch {t} was not run yet; the newest is {max(manifests)}")
+        return t
+
+    def safe_point(self) -> int | None:
+        """The largest epoch up to which everything is complete and durable."""
+        return self._store.safe_point()
+
+    def status(self) -> StoreStatus:
+        return self._store.status()
+
+    # --- recovery -------------------------------------------------------------------------------------------------
+
+    def recover(self, inputs: InputsAt | None = None, *, verify: bool = False) -> RecoveryReport:
+        """Restores every layer that manifests list and that is lost, recomputing only what is missing.
+
+        `inputs(t)` gives the rows of the sources at an epoch again; needed only where recorded source layers are
+        lost too. `verify` reads every byte first, so that flipped bits count as lost. A recomputed layer
+        must have the digest that its manifest remembers, else DeterminismError.
+        """
+        clock = _Stopwatch()
+        if verify:
+            self._node.check()
+        missing = self._node.missing()
+        safe = self._node.safe_point()
+        clock.lap("inspect")
+        wanted = [Cell(m.t, m.entry.id.trace.stage, m.entry.id.trace.shard.index) for m in missing]
+        recovery = self.plan_recovery(wanted, can_replay=inputs is not None)
+        clock.lap("plan")
+        computed, reused = 0, 0
+        for step in recovery.steps:
+            given: Mapping[str, DataFrame] = {}
+            if step.needs_input:
+                assert inputs is not None, "the planner asks for input only where it can be replayed"
+                given = self._check_inputs(inputs(step.t))
+            reports = self._run(step, given)
+            computed += sum(report.computed for report in reports.values())
+            reused += sum(not report.computed for report in reports.values())
+        clock.lap("compute")
+        for t in sorted({step.t for step in recovery.steps} & self._node.manifests().keys()):
+            manifest = self._node.manifests()[t]
+            if not any(cell.t == t for cell in recovery.impossible):
+                self._node.seal(t, [entry.id for entry in manifest.entries], meta=dict(manifest.meta))
+        self._node.sync()
+        clock.lap("seal")
+        return RecoveryReport(
+            rolled_back_to=safe,
+            target=self._node.last_sealed(),
+            lost=len(missing),
+            fetched=0,
+            recomputed=computed,
+            reused=reused,
+            unrecoverable={str(cell): why for cell, why in recovery.impossible.items()},
+            seconds=clock.laps,
+        )
+
+    def plan_recovery(self, wanted: list[Cell], *, can_replay: bool = False) -> RecoveryPlan:
+        """What recomputing the wanted layers takes, without doing it."""
+        layers = {
+            (stage.name, shard): self._store.directory.descriptions(self._trace_id(stage, shard))
+            for stage in self.flow.stages.values()
+            for shard in range(self._shards)
+        }
+        return plan(
+            self.flow,
+            Inventory(layers),
+            wanted,
+            shards=self._shards,
+            origins={name: epoch_of(origin) for name, origin in self._origins().items()},  # type: ignore[arg-type]
+            can_replay=lambda source, t: can_replay,
+        )
+
+
+class _Stopwatch:
+    def __init__(self) -> None:
+        self.laps: dict[str, float] = {}
+        self._at = time.perf_counter()
+
+    def lap(self, name: str) -> None:
+        now = time.perf_counter()
+        self.laps[name] = now - self._at
+        self._at = now
+
+
+def _epoch_report(t: int, reports: Mapping[tuple[str, int], Report], flow: BoundFlow, seconds: float) -> EpochReport:
+    sources = {name for name, stage in flow.stages.items() if stage.input is None}
+    computed = [report for report in reports.values() if report.computed]
+    return EpochReport(
+        t=t,
+        rows_in=sum(report.rows for (stage, _), report in reports.items() if stage in sources),
+        layers_computed=len(computed),
+        layers_reused=len(reports) - len(computed),
+        bytes_recorded=sum(report.size_bytes for report in computed),
+        seconds=seconds,
+        record_s=sum(report.record_s for report in computed),
+        computed=frozenset((report.stage, report.shard) for report in computed),
+    )

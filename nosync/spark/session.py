@@ -1,0 +1,96 @@
+"""Spark sessions: one that suits nosync on this machine, and checks of one that the user brought."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+from pyspark.sql import SparkSession
+
+from nosync.lsm.errors import FlowError, NosyncError
+
+OLDEST_JAVA = 17
+ARROW_BATCH_ROWS = "1000000"
+
+
+def check_java() -> None:
+    """Raises NosyncError saying what to install where there is no Java runtime that Spark can use."""
+    home = os.environ.get("JAVA_HOME")
+    java = os.path.join(home, "bin", "java") if home else shutil.which("java")
+    advice = f"Spark needs a Java {OLDEST_JAVA}+ runtime: on Debian or Ubuntu `apt-get install openjdk-17-jre-headless`"
+    if not java or not os.path.exists(java):
+        where = f"JAVA_HOME={home} has no bin/java" if home else "no `java` on PATH and JAVA_HOME is not set"
+        raise NosyncError(f"{where}. {advice}")
+    answer = subprocess.run([java, "-version"], capture_output=True, text=True, check=False)
+    text = answer.stderr + answer.stdout
+    version = text.split('"')[1] if '"' in text else ""
+    major = version.split(".")[0].split("-")[0]
+    if not major.isdigit() or int(major) < OLDEST_JAVA:
+        raise NosyncError(f"{java} is version {version or 'unknown'}. {advice}")
+
+
+def local_session(cores: int | None = None, app: str = "nosync", log: Path | None = None) -> SparkSession:
+    """A SparkSession on this machine (`local[cores]`, all by default) with settings that suit nosync.
+
+    `log` is where the JVM's own messages go, instead of standard error.
+    """
+    check_java()
+    # Spark starts its workers with `python3` from PATH unless told otherwise: it must be this environment's.
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
+    builder = (
+        SparkSession.builder.master(f"local[{cores or '*'}]")
+        .appName(app)
+        .config("spark.ui.enabled", "false")
+        .config("spark.ui.showConsoleProgress", "false")
+        .config("spark.sql.shuffle.partitions", "4")
+        .config("spark.log.level", "OFF")  # a task's error reaches the caller as an exception
+        .config("spark.driver.host", "127.0.0.1")
+        .config("spark.driver.bindAddress", "127.0.0.1")
+    )
+    for name, value in session_settings().items():
+        builder = builder.config(name, value)
+    with _standard_error_to(log):
+        return builder.getOrCreate()
+
+
+@contextlib.contextmanager
+def _standard_error_to(path: Path | None) -> Iterator[None]:
+    """Processes started meanwhile inherit `path` as their standard error, and keep it."""
+    if path is None:
+        yield
+        return
+    kept = os.dup(2)
+    with path.open("ab") as file:
+        os.dup2(file.fileno(), 2)
+    try:
+        yield
+    finally:
+        os.dup2(kept, 2)
+        os.close(kept)
+
+
+def session_settings() -> dict[str, str]:
+    """Settings of the session that a job's epochs run with."""
+    return {
+        # One Arrow batch a shard where it fits, so that nothing is concatenated.
+        "spark.sql.execution.arrow.maxRecordsPerBatch": ARROW_BATCH_ROWS,
+        # Shards are partitions: adaptive execution must not merge or split them, and has little to gain here.
+        "spark.sql.adaptive.enabled": "false",
+        "spark.sql.session.timeZone": "UTC",
+    }
+
+
+def check_session(spark: object) -> None:
+    """Raises FlowError for something that is not an active SparkSession, or is older than 4.1."""
+    version = getattr(spark, "version", None)
+    if not isinstance(version, str):
+        raise FlowError(f"spark={spark!r} is not a SparkSession: pass spark=SparkSession.builder.getOrCreate()")
+    major, minor = (int(part) for part in version.split(".")[:2])
+    if (major, minor) < (4, 1):
+        raise FlowError(f"Spark {version} is too old: nosync needs 4.1 or later (DataFrame.repartitionById)")
