@@ -15,6 +15,7 @@ Layout (docs/format.md):
 from __future__ import annotations
 
 import json
+import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
@@ -35,6 +36,7 @@ MARKER = "NOSYNC"
 LAYERS, MANIFESTS, PINS, QUARANTINE, CATALOG = "layers", "manifests", "pins", "quarantine", "catalog"
 MAX_KEY_GROUPS = 1 << 15
 DEFAULT_KEY_GROUPS = 128
+MAX_OPEN_LAYERS = 2048
 _RELISTS = 5
 
 
@@ -105,6 +107,7 @@ class LayerDirectory:
         self.env = env or Env()
         self.hasher = hasher
         self._open: dict[LayerId, LayerReader] = {}
+        self._lock = threading.Lock()
 
     # --- what is there ---------------------------------------------------------------------------------------------
 
@@ -143,14 +146,20 @@ class LayerDirectory:
 
     def reader(self, id: LayerId) -> LayerReader:
         """Raises FileNotFoundError when the layer is gone, CorruptionError when its bytes are not its own."""
-        reader = self._open.get(id)
+        with self._lock:
+            reader = self._open.pop(id, None)
         if reader is None:
-            reader = self._open[id] = LayerReader.open(self.path_of(id), self.env, id)
+            reader = LayerReader.open(self.path_of(id), self.env, id)
+        with self._lock:
+            self._open[id] = reader  # the most recently used come last
+            while len(self._open) > MAX_OPEN_LAYERS:
+                del self._open[next(iter(self._open))]
         return reader
 
     def forget(self, id: LayerId) -> None:
         """Drops an open layer, whose file was deleted or moved. Arrays taken from it stay valid."""
-        self._open.pop(id, None)
+        with self._lock:
+            self._open.pop(id, None)
 
     def trace(self, id: TraceId, *, until: Time, as_of: Time, origin: Time | None = None) -> Trace:
         """The trace's layers from its beginning to `until`, usable for reads as of `as_of` and later.
@@ -167,7 +176,7 @@ class LayerDirectory:
                 trace = Trace(id, readers, self.key_groups, schema)
             except FileNotFoundError:
                 continue
-            for opened in [o for o in self._open if o.trace == id and o.description not in available]:
+            for opened in [o for o in list(self._open) if o.trace == id and o.description not in available]:
                 self.forget(opened)
             return trace
         raise NotAStoreError(f"{self.root}: the files of {id} vanish while they are listed; is something else deleting them?")

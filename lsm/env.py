@@ -21,6 +21,7 @@ import pyarrow as pa
 from nosync.lsm.errors import StorageError
 
 _WRITE_BUFFER_BYTES = 1 << 20
+_SMALLEST_MAPPED_BYTES = 32 << 10
 _ADVICE = {
     errno.ENOSPC: "the disk is full: free space and try again; what was acknowledged is kept",
     errno.EDQUOT: "the disk quota is used up: free space and try again; what was acknowledged is kept",
@@ -40,9 +41,12 @@ class Env:
         return open(path, "xb", buffering=_WRITE_BUFFER_BYTES)
 
     def map(self, path: Path) -> pa.Buffer:
-        """The whole file, memory-mapped and not copied. The mapping lives as long as the buffer."""
-        if not path.stat().st_size:
-            return pa.py_buffer(b"")  # an empty file cannot be mapped
+        """The whole file, memory-mapped and not copied. The mapping lives as long as the buffer.
+
+        Small files are read: it is as fast, and a process may have only so many mappings (`vm.max_map_count`).
+        """
+        if path.stat().st_size < _SMALLEST_MAPPED_BYTES:
+            return pa.py_buffer(path.read_bytes())
         with pa.memory_map(str(path)) as file:
             return file.read_buffer()
 

@@ -32,6 +32,7 @@ _HEAD = struct.Struct("<8sI52x")
 # body length, key-group offset count, description length, format version, digest, magic
 _TRAILER = struct.Struct("<QIII4x32s8s")
 TRAILER_BYTES = _TRAILER.size
+_DIGEST_AT = 24
 assert (_HEAD.size, TRAILER_BYTES) == (HEAD_BYTES, 64)
 
 HASH_COLUMN = "_hash"
@@ -104,10 +105,10 @@ class LayerInfo:
         )
 
 
-def _digest(description: bytes, offsets: bytes, body_bytes: int) -> bytes:
-    count = len(offsets) // 8
-    lengths = _TRAILER.pack(body_bytes, count, len(description), FORMAT_VERSION, bytes(32), MAGIC)
-    return blake3(_head() + offsets + description + lengths).digest()
+def _digest(head: bytes, offsets: bytes, description: bytes, trailer: bytes) -> bytes:
+    """Over every byte that is not in the body; the place of the digest itself counts as zeros."""
+    blank = trailer[:_DIGEST_AT] + bytes(32) + trailer[_DIGEST_AT + 32 :]
+    return blake3(head + offsets + description + blank).digest()
 
 
 def _head() -> bytes:
@@ -202,14 +203,11 @@ class LayerFileWriter:
         )
         description = info.to_json()
         offsets = group_offsets.astype("<u8").tobytes()
-        digest = _digest(description, offsets, self._sink.position)
+        lengths = (self._sink.position, len(group_offsets), len(description), FORMAT_VERSION)
+        digest = _digest(_head(), offsets, description, _TRAILER.pack(*lengths, bytes(32), MAGIC))
         self._file.write(offsets)
         self._file.write(description)
-        self._file.write(
-            _TRAILER.pack(
-                self._sink.position, len(group_offsets), len(description), FORMAT_VERSION, digest, MAGIC
-            )
-        )
+        self._file.write(_TRAILER.pack(*lengths, digest, MAGIC))
         self._file.flush()
         return info, Digest(digest.hex())
 
@@ -233,7 +231,8 @@ def decode(buffer: pa.Buffer, where: str) -> Opened:
     size = buffer.size
     if size < HEAD_BYTES + TRAILER_BYTES:
         raise CorruptionError(f"{where}: {size} bytes are too few for a layer file; it is torn, not a layer")
-    magic, head_version = _HEAD.unpack(buffer.slice(0, HEAD_BYTES).to_pybytes())
+    head = buffer.slice(0, HEAD_BYTES).to_pybytes()
+    magic, head_version = _HEAD.unpack(head)
     trailer = buffer.slice(size - TRAILER_BYTES, TRAILER_BYTES).to_pybytes()
     body_bytes, offset_count, description_bytes, version, digest, end_magic = _TRAILER.unpack(trailer)
     if magic != MAGIC or end_magic != MAGIC:
@@ -250,9 +249,7 @@ def decode(buffer: pa.Buffer, where: str) -> Opened:
     description_at = offsets_at + 8 * offset_count
     offsets = buffer.slice(offsets_at, 8 * offset_count)
     description = buffer.slice(description_at, description_bytes).to_pybytes()
-    if _digest(description, offsets.to_pybytes(), body_bytes) != digest or buffer.slice(12, 52).to_pybytes().strip(
-        b"\0"
-    ):
+    if _digest(head, offsets.to_pybytes(), description, trailer) != digest:
         raise CorruptionError(f"{where}: its description does not match its digest {digest.hex()[:16]}…; bits were flipped")
     opened = Opened(
         LayerInfo.from_json(description),

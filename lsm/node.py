@@ -156,7 +156,7 @@ class Node:
         """Drops records whose file is gone or is not what was acked; the reads of a layer verify the rest of it."""
         for record in [r for records in self._records.values() for r in records.values()]:
             try:
-                if self.directory.reader(record.id).digest != record.digest:
+                if LayerReader.open(self.directory.path_of(record.id), self._env, record.id).digest != record.digest:
                     raise CorruptionError(f"{record.id}: is not the file that was acknowledged ({record.digest[:16]})")
             except FileNotFoundError:
                 self._lose(record.id, "its file is gone")
@@ -362,11 +362,9 @@ class Node:
         Raises OutOfOrderError unless `t` is the next one to be sealed or sealed already, DeterminismError when it was
         sealed with other layers.
         """
+        self.check_sealable(t, line)
         with self._lock:
             manifests = self._manifests.setdefault(line, {})
-            expected = expected_epoch(manifests)
-        if expected is not None and t not in manifests and t != expected:
-            raise OutOfOrderError(f"cannot seal {t}: the next timestamp of line {line} is {expected}")
         entries = [self._entry(id, manifests.get(Epoch(t))) for id in sorted(ids)]
         manifest = Manifest(line, Epoch(t), tuple(entries), meta or {})
         manifest = publish_manifest(self.directory.root, manifest, self._env)
@@ -378,6 +376,13 @@ class Node:
         self.note(e.id for e in manifest.entries if not self._is_durable(e))
         self._wake_merger.set()
         return manifest
+
+    def check_sealable(self, t: int, line: str = MAIN_LINE) -> None:
+        """Raises OutOfOrderError unless epoch `t` is the next one of the line, or sealed already."""
+        manifests = self.manifests(line)
+        expected = expected_epoch(manifests)
+        if expected is not None and t not in manifests and t != expected:
+            raise OutOfOrderError(f"cannot seal {t}: the next timestamp of line {line} is {expected}")
 
     def _entry(self, id: LayerId, sealed: Manifest | None) -> Entry:
         if sealed is not None:
@@ -404,13 +409,19 @@ class Node:
                 return exact.digest == entry.digest
             return any(r.lower <= d.lower and d.upper <= r.upper for r in records)
 
-    def missing(self, line: str = MAIN_LINE) -> list[Missing]:
-        """The layers that manifests of the line list and no file in the catalog or on disk holds, by epoch."""
+    def settle(self) -> None:
+        """Looks at what is on disk and makes it durable where that succeeds; what is torn goes to quarantine."""
         self.scan()
         self._drain()
+
+    def missing(self, line: str = MAIN_LINE) -> list[Missing]:
+        """The layers that manifests of the line list and no file holds, by epoch."""
+        self.scan()
         found = []
         for t, manifest in self.manifests(line).items():
-            found += [Missing(e, t, line) for e in manifest.entries if not self._is_durable(e)]
+            with self._lock:
+                waiting = set(self._pending)
+            found += [Missing(e, t, line) for e in manifest.entries if not self._is_durable(e) and e.id not in waiting]
         return found
 
     def safe_point(self, line: str = MAIN_LINE) -> Epoch | None:
@@ -596,13 +607,22 @@ class Node:
                     self.problems.pop(threading.current_thread().name, None)
                 self._wake_merger.wait()
 
-    def close(self) -> None:
-        """Makes everything published durable and gives the directory back. Raises StorageError if something is not durable."""
+    def abandon(self) -> None:
+        """Gives the directory back without making anything durable: what the death of the process does."""
+        self._stop()
+        self._catalog.close()
+        self._directory_lock.release()
+
+    def _stop(self) -> None:
         self._closing.set()
         self._wake.set()
         self._wake_merger.set()
         for thread in self._threads:
             thread.join()
+
+    def close(self) -> None:
+        """Makes everything published durable and gives the directory back. Raises StorageError if something is not durable."""
+        self._stop()
         try:
             self.collect_garbage(all=True)
             self.sync()

@@ -236,7 +236,9 @@ class Store:
         Raises NotAvailableError naming what is missing, OutOfOrderError unless `t` is the next one to be sealed.
         """
         pack(t)
-        ids, absent = [], []
+        self.node.check_sealable(t)
+        ids: list[LayerId] = []
+        absent: list[LayerId] = []
         for trace in self.directory.traces():
             if trace.fingerprint != RAW_FINGERPRINT:
                 continue

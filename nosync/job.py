@@ -272,6 +272,7 @@ class Job:
         clock = _Stopwatch()
         if verify:
             self._node.check()
+        self._node.settle()
         missing = self._node.missing()
         safe = self._node.safe_point()
         clock.lap("inspect")

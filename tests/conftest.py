@@ -1,0 +1,52 @@
+"""Fixtures and settings that all tests share."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from hypothesis import HealthCheck, settings
+
+import nosync
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+# Times of single examples vary with the machine; nothing here is about them.
+settings.register_profile(
+    "nosync", deadline=None, print_blob=True, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large]
+)
+settings.load_profile("nosync")
+
+OpenStore = Callable[..., nosync.Store]
+
+
+@pytest.fixture
+def open_store(tmp_path: Path) -> Iterator[OpenStore]:
+    """Opens stores under the test's own directory, and closes those that the test left open."""
+    opened: list[nosync.Store] = []
+
+    def open_(name: str = "store", **options: Any) -> nosync.Store:
+        options.setdefault("settings", nosync.StoreSettings(background=False, grace_s=0.0, retry_s=0.0))
+        store = nosync.open(tmp_path / name, **options)
+        opened.append(store)
+        return store
+
+    yield open_
+    for store in opened:
+        with contextlib.suppress(nosync.NosyncError):  # a test may have broken its disk on purpose
+            store.close()
+
+
+@pytest.fixture(scope="session")
+def spark() -> Iterator[SparkSession]:
+    from nosync.spark.session import local_session
+
+    os.environ["SPARK_LOCAL_IP"] = "127.0.0.1"
+    session = local_session(2, "nosync-tests")
+    yield session
+    session.stop()

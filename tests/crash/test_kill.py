@@ -1,0 +1,116 @@
+"""kill -9 while several processes publish and the node syncs and merges: whole or absent, and acked means readable."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+import nosync
+from nosync.lsm.layer import Description, LayerId, Shard, TraceId
+from nosync.lsm.writer import arrange
+from tests.helpers import state_of
+
+CYCLES = int(os.environ.get("NOSYNC_CRASH_CYCLES", "6"))
+SHARDS = 3
+ROWS = 400
+
+WRITER = """
+import sys
+import threading
+from pathlib import Path
+from tests.crash.test_kill import layer_rows, publish
+from nosync.lsm.directory import LayerDirectory
+directory = LayerDirectory(Path(sys.argv[1]), 128)
+shard, t = int(sys.argv[2]), int(sys.argv[3])
+pause = threading.Event()
+while True:
+    publish(directory, shard, t)
+    t += 1
+    while t > 20 and not (directory.root / "manifests" / "main" / f"{t - 20}.json").exists():
+        pause.wait(0.001)  # not too far ahead of what is sealed
+"""
+
+NODE = """
+import sys
+import nosync
+settings = nosync.StoreSettings(retain=2, scan_interval_s=0.01, grace_s=0.0, block_rows=100)
+store = nosync.open(sys.argv[1], settings=settings)
+t = int(sys.argv[2])
+while True:
+    try:
+        store.seal(t)
+    except nosync.NotAvailableError:
+        continue
+    t += 1
+    print(store.safe_point(), flush=True)
+"""
+
+
+def layer_rows(shard: int, t: int) -> pa.Table:
+    """What epoch t writes: every key of the shard changes at each third epoch."""
+    keys = [k for k in range(shard, ROWS, SHARDS) if (k + t) % 3 == 0]
+    return pa.table({"k": pa.array(keys, pa.int64()), "v": pa.array([k * 1_000_003 + t for k in keys], pa.int64())})
+
+
+def publish(directory: object, shard: int, t: int) -> None:
+    id = LayerId(TraceId("kv", "raw", Shard(shard)), Description.of_epoch(t))
+    directory.publish(id, arrange(layer_rows(shard, t), ["k"], whose="test"))  # type: ignore[attr-defined]
+
+
+def expected_state(t: int) -> dict[tuple[object, ...], tuple[object, ...]]:
+    state: dict[tuple[object, ...], tuple[object, ...]] = {}
+    for e in range(t + 1):
+        for shard in range(SHARDS):
+            state |= {(row["k"],): (row["v"],) for row in layer_rows(shard, e).to_pylist()}
+    return state
+
+
+@pytest.mark.timeout(1200)
+def test_kill_loop(tmp_path: Path) -> None:
+    seed = random.randrange(10**9)
+    print(f"seed {seed}")
+    choose = random.Random(seed)
+    root, acked = tmp_path / "s", -1
+    with nosync.open(root) as store:  # the stage and its shards exist; from here on an epoch has a layer of each
+        for shard in range(SHARDS):
+            publish(store.directory, shard, 0)
+        store.seal(0)
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+    for _ in range(CYCLES):
+        with nosync.open(root, settings=nosync.StoreSettings(background=False)) as store:
+            sealed = store.last_sealed()
+            begin = [
+                max((int(layer.upper) for layer in store.layers() if layer.shard == str(s)), default=0) for s in range(SHARDS)
+            ]
+        commands = [[sys.executable, "-c", NODE, str(root), str(0 if sealed is None else sealed + 1)]]
+        commands += [[sys.executable, "-c", WRITER, str(root), str(s), str(begin[s])] for s in range(SHARDS)]
+        children = [
+            subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) for command in commands
+        ]
+        node = children[0]
+        assert node.stdout is not None
+        for _ in range(choose.randrange(3, 40)):
+            said = node.stdout.readline().strip()
+            assert said, "the node died by itself"
+            acked = max(acked, -1 if said == "None" else int(said))
+        for child in choose.sample(children, len(children)):
+            child.send_signal(signal.SIGKILL)
+            child.wait()
+            assert child.stdout is not None
+            child.stdout.close()
+        with nosync.open(root, settings=nosync.StoreSettings(background=False)) as store:
+            safe = store.safe_point()
+            assert (-1 if safe is None else safe) >= acked
+            assert not store.missing()
+            assert store.verify().ok
+            assert not list((root / "quarantine").iterdir()), "a visible name is a whole layer"
+            for t in range(max(0, store.since()), (store.last_sealed() or 0) + 1):
+                assert state_of(store.read("kv", as_of=t), ["k"]) == expected_state(t)
+    assert acked > 0

@@ -1,0 +1,392 @@
+"""The store's surface: what it answers, and what it refuses without losing anything."""
+
+from __future__ import annotations
+
+import datetime
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+import nosync
+from nosync.lsm.hashing import hash32
+from tests.conftest import OpenStore
+from tests.helpers import state_of
+
+
+def words(**counts: int) -> pa.Table:
+    return pa.table({"word": pa.array(counts, pa.string()), "n": pa.array(counts.values(), pa.int64())})
+
+
+def keys(*names: str) -> pa.Table:
+    return pa.table({"word": pa.array(names, pa.string())})
+
+
+def filled(open_store: OpenStore, epochs: int = 4, **options: object) -> nosync.Store:
+    store = open_store(**options)
+    for t in range(epochs):
+        store.append("counts", t=t, rows=words(a=t, **{f"w{t}": 1}), key=["word"])
+        store.seal(t)
+    return store
+
+
+def snapshot(store: nosync.Store) -> list[object]:
+    return [store.read("counts", as_of=t).to_pylist() for t in range(store.since(), (store.last_sealed() or 0) + 1)]
+
+
+# --- answers ------------------------------------------------------------------------------------------------------------
+
+
+def test_the_example_of_the_docstring(open_store: OpenStore) -> None:
+    with open_store(retain=1000) as store:
+        for t in range(8):
+            store.append("counts", shard=0, t=t, rows=words(a=t, b=t), key=["word"], deletes=keys("c"))
+            store.seal(t)
+        assert state_of(store.read("counts", as_of=7), ["word"]) == {("a",): (7,), ("b",): (7,)}
+        assert store.lookup("counts", keys=keys("b", "x"), as_of=3).to_pylist() == [{"word": "b", "n": 3}]
+        kinds = store.changes("counts", 3, 7)["_change_type"].to_pylist()
+        assert kinds == ["update_preimage", "update_postimage"] * 8
+        store.sync()
+        assert store.safe_point() == 7
+        store.pin("before-upgrade", 7)
+        assert store.pins() == {"before-upgrade": 7}
+
+
+def test_a_store_remembers_after_reopening(open_store: OpenStore) -> None:
+    with filled(open_store) as store:
+        before = snapshot(store)
+    with open_store() as store:
+        assert snapshot(store) == before
+        assert store.safe_point() == 3
+        store.append("counts", t=4, rows=words(z=1))
+        store.seal(4)
+
+
+def test_prefixes_of_the_key(open_store: OpenStore) -> None:
+    store = open_store()
+    rows = pa.table({"origin": ["JFK", "JFK", "LGA", None], "carrier": ["AA", "UA", "AA", "AA"], "n": [1, 2, 3, 4]})
+    store.append("delays", t=0, rows=rows, key=["origin", "carrier"])
+    read = lambda **prefix: store.read("delays", as_of=0, prefix=prefix)["n"].to_pylist()  # noqa: E731
+    assert sorted(read(origin="JFK")) == [1, 2]
+    assert read(origin=None) == [4]
+    assert read(origin="JFK", carrier="UA") == [2]
+    with pytest.raises(nosync.InvalidInputError, match="not the first of the key"):
+        read(carrier="AA")
+
+
+def test_logs_keep_every_row_in_order(open_store: OpenStore) -> None:
+    store = open_store(retain=0)
+    for t in range(9):
+        store.append("events", t=t, rows=pa.table({"x": [t, t, -t]}), key=[])
+        store.seal(t)
+    expected = [v for t in range(9) for v in (t, t, -t)]
+    assert store.read("events")["x"].to_pylist() == expected
+    store.compact()
+    assert len(store.layers()) == 1
+    assert store.read("events")["x"].to_pylist() == expected
+    assert store.read("events", as_of=3)["x"].to_pylist() == expected[:12]
+    assert store.changes("events", 2, 4)["_epoch"].to_pylist() == [3, 3, 3, 4, 4, 4]
+
+
+def test_columns_may_be_added(open_store: OpenStore) -> None:
+    store = filled(open_store, 2)
+    wider = words(b=1).append_column("tag", pa.array(["new"]))
+    store.append("counts", t=2, rows=wider)
+    store.seal(2)
+    rows = {row["word"]: row["tag"] for row in store.read("counts").to_pylist()}
+    assert rows == {"a": None, "w0": None, "w1": None, "b": "new"}
+    store.compact()
+    assert {row["word"]: row["tag"] for row in store.read("counts").to_pylist()} == rows
+    assert store.lookup("counts", keys("a", "b")).column("tag").to_pylist() == [None, "new"]
+    with pytest.raises(nosync.SchemaError, match="'tag' .*may be added, not dropped"):
+        store.append("counts", t=3, rows=words(b=2))
+    with pytest.raises(nosync.SchemaError, match="recorded as int64"):
+        store.append("counts", t=3, rows=pa.table({"word": ["a"], "n": ["text"], "tag": ["x"]}))
+
+
+def test_retain_forgets_and_pins_remember(open_store: OpenStore) -> None:
+    store = filled(open_store, 4, retain=2, settings=nosync.StoreSettings(background=False, retain=2, grace_s=0.0))
+    store.pin("keep", 2)
+    for t in range(4, 10):
+        store.append("counts", t=t, rows=words(a=t))
+        store.seal(t)
+    store.compact()
+    assert store.since() == 2
+    assert state_of(store.read("counts", as_of=2), ["word"])["a",] == (2,)
+    with pytest.raises(nosync.CompactedError, match="retain="):
+        store.read("counts", as_of=1)
+    with pytest.raises(nosync.CompactedError):
+        store.changes("counts", 1, 9)
+    store.unpin("keep")
+    store.compact()
+    assert store.since() == 7
+    with pytest.raises(nosync.CompactedError):
+        store.read("counts", as_of=2)
+    assert state_of(store.read("counts", as_of=7), ["word"])["a",] == (7,)
+
+
+def test_space_after_merging_is_near_the_live_rows(open_store: OpenStore) -> None:
+    store = open_store(retain=0)
+    n = 50_000
+    for t in range(6):
+        store.append("kv", t=t, rows=pa.table({"k": range(n), "v": range(t, n + t)}), key=["k"])
+        store.seal(t)
+    store.compact()
+    assert sum(layer.bytes for layer in store.layers()) <= 1.3 * (16 * n)
+
+
+def test_shards_and_reading_one(open_store: OpenStore) -> None:
+    store = open_store()
+    for shard in (0, 1, 2):
+        store.append("counts", t=0, shard=shard, rows=words(**{f"w{shard}": shard}), key=["word"])
+    store.seal(0)
+    assert store.read("counts")["n"].to_pylist() == [0, 1, 2]
+    assert store.read("counts", shard=1)["n"].to_pylist() == [1]
+    assert store.lookup("counts", keys("w2", "w0"))["n"].to_pylist() == [2, 0]
+    with pytest.raises(nosync.UnknownStageError, match="no shard 7"):
+        store.read("counts", shard=7)
+
+
+def test_reading_beside_the_writer(open_store: OpenStore, tmp_path: Path) -> None:
+    store = filled(open_store)
+    store.sync()
+    with nosync.open(tmp_path / "store", read_only=True) as reader:
+        assert snapshot(reader) == snapshot(store)
+        assert reader.status().safe_point == 3
+        assert reader.layers() == store.layers()
+        store.compact()
+        assert snapshot(reader) == snapshot(store)
+        with pytest.raises(nosync.StorageError, match="read_only"):
+            reader.append("counts", t=4, rows=words(a=1))
+
+
+def test_any_process_publishes_without_the_catalog(open_store: OpenStore, tmp_path: Path) -> None:
+    store = filled(open_store, 1)
+    code = """
+import sys
+from pathlib import Path
+import pyarrow as pa
+from nosync.lsm.directory import LayerDirectory
+from nosync.lsm.layer import Description, LayerId, Shard, TraceId
+from nosync.lsm.writer import arrange
+shard = int(sys.argv[2])
+id = LayerId(TraceId("other", "raw", Shard(shard)), Description.of_epoch(0))
+rows = arrange(pa.table({"k": range(100), "shard": [shard] * 100}), ["k"], whose="test")
+LayerDirectory(Path(sys.argv[1]), 128).publish(id, rows)
+"""
+    children = [subprocess.Popen([sys.executable, "-c", code, str(tmp_path / "store"), str(i % 3)]) for i in range(6)]
+    assert [child.wait() for child in children] == [0] * 6
+    assert store.read("other", as_of=0).num_rows == 300
+    store.sync()
+    assert {layer.level for layer in store.layers() if layer.stage == "other"} == {"disk"}
+
+
+def test_huge_and_empty_tables(open_store: OpenStore) -> None:
+    store = open_store(settings=nosync.StoreSettings(background=False, block_rows=1000))
+    n = 200_000
+    store.append("kv", t=0, rows=pa.table({"k": range(n), "v": range(n)}), key=["k"])
+    store.append("kv", t=1, rows=pa.table({"k": pa.array([], pa.int64()), "v": pa.array([], pa.int64())}))
+    store.append("kv", t=2, deletes=pa.table({"k": range(0, n, 2)}))
+    for t in range(3):
+        store.seal(t)
+    store.compact()
+    assert store.read("kv", as_of=1).num_rows == n
+    table = store.read("kv", as_of=2)
+    assert sorted(table["k"].to_pylist()) == list(range(1, n, 2))
+    assert store.lookup("kv", pa.table({"k": range(n)}))["v"].to_pylist() == list(range(1, n, 2))
+    assert store.lookup("kv", pa.table({"k": pa.array([], pa.int64())})).num_rows == 0
+
+
+# --- refusals -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "message"),
+    [
+        ({"rows": pa.table({"n": [1]})}, nosync.SchemaError, "key column 'word' is missing"),
+        ({"rows": pa.table({"word": ["a"], "n": [1.5]})}, nosync.SchemaError, "recorded as int64"),
+        ({"rows": pa.table({"word": ["a"]})}, nosync.SchemaError, "'n' .*missing"),
+        ({"rows": pa.table({"word": ["a"], "n": [1], "_time": [1]})}, nosync.SchemaError, "nosync uses itself"),
+        ({"rows": pa.table({"word": ["a", "a"], "n": [1, 2]})}, nosync.InvalidInputError, "'a'.* occurs twice"),
+        ({"rows": words(a=1), "deletes": keys("a")}, nosync.InvalidInputError, "occurs twice"),
+        ({"rows": words(a=1), "deletes": pa.table({"word": [1]})}, nosync.SchemaError, "int64 in the deletes"),
+        ({"rows": words(a=1), "t": 6}, nosync.OutOfOrderError, "next timestamp of this trace is 4"),
+        ({"rows": words(a=1), "t": 1}, nosync.DeterminismError, "timestamp 1: computed twice"),
+        ({"rows": words(a=1), "t": -1}, nosync.InvalidInputError, "not an epoch number"),
+        ({"rows": words(a=1), "key": ["n"]}, nosync.SchemaError, "recorded with key"),
+        ({"rows": words(a=1), "key": "word"}, nosync.InvalidInputError, r"\['word'\]"),
+        ({"rows": words(a=1), "stage": "../etc"}, nosync.InvalidInputError, "not a valid name"),
+        ({"rows": words(a=1), "stage": "a/b"}, nosync.InvalidInputError, "not a valid name"),
+        ({"rows": words(a=1), "stage": "late", "key": ["word"], "t": 2}, nosync.OutOfOrderError, "sealed without"),
+        ({"rows": words(a=1), "stage": "new"}, nosync.InvalidInputError, "needs key="),
+        ({"rows": words(a=1), "shard": -1}, nosync.InvalidInputError, "does not exist"),
+        ({}, nosync.InvalidInputError, "give rows, deletes or both"),
+    ],
+)
+def test_what_append_refuses(
+    open_store: OpenStore, change: dict[str, object], error: type[Exception], message: str
+) -> None:
+    store = filled(open_store)
+    before, layers = snapshot(store), store.layers()
+    arguments = {"stage": "counts", "t": 4, **change}
+    with pytest.raises(error, match=message):
+        store.append(arguments.pop("stage"), **arguments)  # type: ignore[arg-type]
+    assert (snapshot(store), store.layers()) == (before, layers)
+    store.append("counts", t=4, rows=words(ok=1))  # and goes on
+    store.seal(4)
+
+
+def test_a_nan_key_is_refused(open_store: OpenStore) -> None:
+    store = open_store()
+    with pytest.raises(nosync.InvalidInputError, match="NaN"):
+        store.append("s", t=0, rows=pa.table({"x": [1.0, float("nan")], "v": [1, 2]}), key=["x"])
+    assert store.layers() == []
+
+
+def test_the_same_layer_again_is_a_success(open_store: OpenStore) -> None:
+    store = filled(open_store)
+    first = store.append("counts", t=4, rows=words(a=1, b=2))
+    again = store.append("counts", t=4, rows=words(b=2, a=1))
+    assert (again.digest, again.existed) == (first.digest, True)
+    manifest = store.seal(4)
+    assert store.seal(4) == manifest
+
+
+def test_sealing(open_store: OpenStore) -> None:
+    store = open_store()
+    with pytest.raises(nosync.NotAvailableError, match="nothing was recorded"):
+        store.seal(0)
+    store.append("counts", t=5, rows=words(a=1), key=["word"])
+    store.append("counts", t=5, shard=1, rows=words(b=1))
+    store.seal(5)
+    store.append("counts", t=6, rows=words(a=2))
+    with pytest.raises(nosync.NotAvailableError, match="shard 1 recorded nothing at 6"):
+        store.seal(6)
+    store.seal(6, fill_missing=True)
+    with pytest.raises(nosync.OutOfOrderError, match="next timestamp of line main is 7"):
+        store.seal(8)
+    assert store.read("counts", as_of=4).num_rows == 0, "before it began, the stage was empty"
+    store.append("late", t=7, rows=words(a=1), key=["word"])
+    store.append("counts", t=7, rows=words())
+    store.append("counts", t=7, shard=1, rows=words())
+    assert {e.id.trace.stage for e in store.seal(7).entries} == {"counts", "late"}
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "message"),
+    [
+        (lambda s: s.read("nope"), nosync.UnknownStageError, "recorded stages: counts"),
+        (lambda s: s.read("counts", as_of=9), nosync.NotAvailableError, "recorded up to 3"),
+        (lambda s: s.read("counts", as_of=-3), nosync.InvalidInputError, "not an epoch"),
+        (lambda s: s.read("counts", columns=["zzz"]), nosync.SchemaError, "no column 'zzz'"),
+        (lambda s: s.lookup("counts", pa.table({"n": [1]})), nosync.SchemaError, "key column 'word' is missing"),
+        (lambda s: s.lookup("counts", pa.table({"word": [[1]]})), nosync.SchemaError, "word"),
+        (lambda s: s.changes("counts", 3, 1), nosync.InvalidInputError, "must not be after"),
+        (lambda s: s.pin("x", 9), nosync.InvalidInputError, "0 to 3"),
+        (lambda s: s.pin("x/y", 2), nosync.InvalidInputError, "not a valid name"),
+        (lambda s: s.unpin("x"), nosync.InvalidInputError, "no pin 'x'"),
+        (lambda s: (s.pin("x", 1), s.pin("x", 2)), nosync.InvalidInputError, "already holds timestamp 1"),
+    ],
+)
+def test_what_reads_refuse(open_store: OpenStore, call: object, error: type[Exception], message: str) -> None:
+    store = filled(open_store)
+    with pytest.raises(error, match=message):
+        call(store)  # type: ignore[operator]
+
+
+def test_nothing_sealed_yet(open_store: OpenStore) -> None:
+    store = open_store()
+    store.append("counts", t=0, rows=words(a=1), key=["word"])
+    with pytest.raises(nosync.NotAvailableError, match="no timestamp is sealed"):
+        store.read("counts")
+    assert store.read("counts", as_of=0).num_rows == 1
+
+
+def test_directories_that_are_no_stores(tmp_path: Path) -> None:
+    foreign = tmp_path / "foreign"
+    foreign.mkdir()
+    (foreign / "data.csv").write_text("x")
+    with pytest.raises(nosync.NotAStoreError, match=r"data\.csv"):
+        nosync.open(foreign)
+    assert [p.name for p in foreign.iterdir()] == ["data.csv"]
+    with pytest.raises(nosync.NotAStoreError, match="does not exist"):
+        nosync.open(tmp_path / "nothing", read_only=True)
+    with pytest.raises(nosync.NotAStoreError, match="is a file"):
+        nosync.open(foreign / "data.csv")
+
+
+def test_a_newer_store_format(tmp_path: Path) -> None:
+    nosync.open(tmp_path / "s").close()
+    marker = tmp_path / "s" / "NOSYNC"
+    marker.write_text(marker.read_text().replace('"nosync_store": 1', '"nosync_store": 2'))
+    with pytest.raises(nosync.FormatVersionError, match="upgrade nosync"):
+        nosync.open(tmp_path / "s")
+    marker.write_text("{")
+    with pytest.raises(nosync.NotAStoreError, match="damaged"):
+        nosync.open(tmp_path / "s")
+
+
+def test_a_second_opener_is_told_who_holds_it(tmp_path: Path) -> None:
+    with nosync.open(tmp_path / "s"):
+        with pytest.raises(nosync.StoreLockedError, match=f"process {os.getpid()}"):
+            nosync.open(tmp_path / "s")
+        code = "import sys, nosync\ntry: nosync.open(sys.argv[1])\nexcept nosync.StoreLockedError: sys.exit(7)"
+        assert subprocess.run([sys.executable, "-c", code, str(tmp_path / "s")], check=False).returncode == 7
+    nosync.open(tmp_path / "s").close()
+
+
+def test_key_groups_never_change(tmp_path: Path) -> None:
+    nosync.open(tmp_path / "s", key_groups=16).close()
+    with pytest.raises(nosync.InvalidInputError, match="key_groups=16"):
+        nosync.open(tmp_path / "s", key_groups=32)
+    nosync.open(tmp_path / "s").close()
+    with pytest.raises(nosync.InvalidInputError, match="expected 1 to"):
+        nosync.open(tmp_path / "t", key_groups=0)
+
+
+@pytest.mark.parametrize("retain", [-1, 1.5, "3"])
+def test_settings_are_checked(tmp_path: Path, retain: object) -> None:
+    with pytest.raises(nosync.InvalidInputError, match="retain"):
+        nosync.open(tmp_path / "s", retain=retain)  # type: ignore[arg-type]
+
+
+def test_a_closed_store_says_so(open_store: OpenStore) -> None:
+    store = filled(open_store)
+    store.close()
+    store.close()
+    with pytest.raises(nosync.StorageError, match="closed"):
+        store.append("counts", t=4, rows=words(a=1))
+
+
+def test_keys_of_many_types_in_one_store(open_store: OpenStore) -> None:
+    store = open_store()
+    columns = {"d": [datetime.date(2020, 1, 1), None], "b": [True, None], "s": [b"\0", b""], "i": [1, -1]}
+    store.append("s", t=0, rows=pa.table({**columns, "v": [1, 2]}), key=list(columns))
+    assert store.lookup("s", pa.table(columns), as_of=0)["v"].to_pylist() == [1, 2]
+    assert len(set(hash32([pa.array(columns["d"], pa.date32())]))) == 2
+
+
+def test_background_threads_make_things_durable_and_merge(tmp_path: Path) -> None:
+    settings = nosync.StoreSettings(scan_interval_s=0.01, grace_s=0.0, retain=3)
+    with nosync.open(tmp_path / "s", settings=settings) as store:
+        for t in range(40):
+            store.append("counts", t=t, rows=words(a=t, b=t), key=["word"])
+            store.seal(t)
+        deadline = 60.0
+        waited = _wait(lambda: store.safe_point() == 39 and len(store.layers()) <= 8, deadline)
+        assert waited, (store.safe_point(), len(store.layers()))
+        assert state_of(store.read("counts"), ["word"]) == {("a",): (39,), ("b",): (39,)}
+
+
+def _wait(condition: object, deadline_s: float) -> bool:
+    import threading
+
+    pause = threading.Event()
+    for _ in range(int(deadline_s / 0.02)):
+        if condition():  # type: ignore[operator]
+            return True
+        pause.wait(0.02)
+    return False
