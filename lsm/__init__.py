@@ -5,4 +5,6 @@ node, store. Nothing in here knows Spark, gRPC or the dataflow above.
 """
 
 if __name__ != "nosync.lsm":
-    raise ImportError(f"import this package as nosync.lsm, not as {__name__}: the source tree's top level is not a path")
+    raise ImportError(
+        f"import this package as nosync.lsm, not as {__name__}: the source tree's top level is not a path"
+    )

@@ -44,8 +44,10 @@ def _rocksdb_errors(doing: str, path: Path) -> Iterator[None]:
         yield
     except CatalogError:
         raise
-    except Exception as error:  # noqa: BLE001 - rocksdict raises nothing more specific
-        raise CatalogError(f"cannot {doing} the catalog {path}: {error}; it can be rebuilt from the layer files") from error
+    except Exception as error:
+        raise CatalogError(
+            f"cannot {doing} the catalog {path}: {error}; it can be rebuilt from the layer files"
+        ) from error
 
 
 class Catalog:

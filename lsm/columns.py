@@ -223,9 +223,7 @@ def conform(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays(columns, schema=schema)
 
 
-def match_keys(
-    hashes: U32, keys: Sequence[pa.Array], wanted_hashes: U32, wanted: Sequence[pa.Array]
-) -> Indices:
+def match_keys(hashes: U32, keys: Sequence[pa.Array], wanted_hashes: U32, wanted: Sequence[pa.Array]) -> Indices:
     """For each wanted key the row of `keys` that equals it, or -1. Keys are unique on either side."""
     n = len(hashes)
     both = [pa.concat_arrays([a, b]) for a, b in zip(keys, wanted, strict=True)]

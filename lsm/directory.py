@@ -80,7 +80,9 @@ def read_marker(root: Path, env: Env) -> Marker:
         text = env.read(root / MARKER)
     except FileNotFoundError:
         there = "is not a nosync store" if root.exists() else "does not exist"
-        raise NotAStoreError(f"{root} {there}: expected a directory that nosync.open() made (with a {MARKER} file)") from None
+        raise NotAStoreError(
+            f"{root} {there}: expected a directory that nosync.open() made (with a {MARKER} file)"
+        ) from None
     except NotADirectoryError:
         raise NotAStoreError(f"{root} is a file, not a store directory") from None
     except OSError:
@@ -179,7 +181,9 @@ class LayerDirectory:
             for opened in [o for o in list(self._open) if o.trace == id and o.description not in available]:
                 self.forget(opened)
             return trace
-        raise NotAStoreError(f"{self.root}: the files of {id} vanish while they are listed; is something else deleting them?")
+        raise NotAStoreError(
+            f"{self.root}: the files of {id} vanish while they are listed; is something else deleting them?"
+        )
 
     def _schema_of_first(self, id: TraceId, available: Sequence[Description]) -> pa.Schema | None:
         return self.reader(LayerId(id, min(available))).schema if available else None

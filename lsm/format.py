@@ -250,7 +250,9 @@ def decode(buffer: pa.Buffer, where: str) -> Opened:
     offsets = buffer.slice(offsets_at, 8 * offset_count)
     description = buffer.slice(description_at, description_bytes).to_pybytes()
     if _digest(head, offsets.to_pybytes(), description, trailer) != digest:
-        raise CorruptionError(f"{where}: its description does not match its digest {digest.hex()[:16]}…; bits were flipped")
+        raise CorruptionError(
+            f"{where}: its description does not match its digest {digest.hex()[:16]}…; bits were flipped"
+        )
     opened = Opened(
         LayerInfo.from_json(description),
         Digest(digest.hex()),

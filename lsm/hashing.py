@@ -152,7 +152,7 @@ def _decimal_low_words(column: pa.Array) -> U64:
 
 def _decimal_bytes(column: pa.Array) -> pa.Array:
     """Wide decimals as Java's `BigInteger.toByteArray` writes them: big-endian, no superfluous sign bytes."""
-    raw = np.frombuffer(column.buffers()[1], dtype=np.uint8).reshape(-1, 16)
+    raw: npt.NDArray[np.uint8] = np.frombuffer(column.buffers()[1], dtype=np.uint8).reshape(-1, 16)
     big_endian = raw[column.offset : column.offset + len(column), ::-1]
     sign = np.where(big_endian[:, :1] >= 0x80, np.uint8(0xFF), np.uint8(0))
     # A leading byte is superfluous while it and the top bit of the next one only repeat the sign.
@@ -202,8 +202,8 @@ def _hash_bytes_column(column: pa.Array, seed: U64) -> U64:
     n = len(column)
     if n == 0:
         return seed
-    offsets = np.frombuffer(offsets_buffer, dtype=np.int64 if wide else np.int32)
-    offsets = offsets[column.offset : column.offset + n + 1].astype(np.int64)
+    stored = np.frombuffer(offsets_buffer, dtype="<i8" if wide else "<i4")
+    offsets: npt.NDArray[np.int64] = stored[column.offset : column.offset + n + 1].astype(np.int64)
     lengths = offsets[1:] - offsets[:-1]
     # Eight spare bytes, so that an unaligned 8-byte load at any position stays inside the buffer.
     raw = np.zeros(int(offsets[-1] - offsets[0]) + 8, dtype=np.uint8)

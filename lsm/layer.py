@@ -43,7 +43,7 @@ class Description:
     since: Time = ZERO
 
     def __post_init__(self) -> None:
-        if not 0 <= self.lower < self.upper or not 0 <= self.since:
+        if not 0 <= self.lower < self.upper or not self.since >= 0:
             raise InvalidInputError(f"a layer cannot cover [{self.lower}, {self.upper}) with since {self.since}")
 
     @classmethod

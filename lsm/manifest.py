@@ -87,7 +87,9 @@ class Manifest:
 
 def _sealed(fields: Mapping[str, Any]) -> bytes:
     body = json.dumps(fields, sort_keys=True, separators=(",", ":"))
-    return json.dumps({"nosync": 1, "blake3": blake3(body.encode()).hexdigest(), "body": fields}, sort_keys=True).encode()
+    return json.dumps(
+        {"nosync": 1, "blake3": blake3(body.encode()).hexdigest(), "body": fields}, sort_keys=True
+    ).encode()
 
 
 def _unsealed(text: bytes, where: str) -> dict[str, Any]:
@@ -127,7 +129,10 @@ def sync_published(path: Path, env: Env) -> None:
 
 
 def publish_manifest(root: Path, manifest: Manifest, env: Env) -> Manifest:
-    """Writes the manifest; the node makes it durable later. The same one again is a success; another one for the epoch is a DeterminismError."""
+    """Writes the manifest; the node makes it durable later.
+
+    The same one again is a success; another one for the epoch is a DeterminismError.
+    """
     check_name(manifest.line, "line name")
     final = root / manifest.path
     if _publish(root, final, manifest.to_json(), env):
@@ -185,7 +190,9 @@ def publish_pin(root: Path, pin: Pin, env: Env) -> None:
     if not _publish(root, final, _sealed({"name": pin.name, "t": pin.t}), env):
         recorded = read_pins(root, env)[pin.name]
         if recorded != pin:
-            raise InvalidInputError(f"pin {pin.name!r} already holds timestamp {recorded.t}: unpin it first or use another name")
+            raise InvalidInputError(
+                f"pin {pin.name!r} already holds timestamp {recorded.t}: unpin it first or use another name"
+            )
     sync_published(final, env)
 
 

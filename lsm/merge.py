@@ -219,9 +219,7 @@ def _merge_pieces(
     return Rows(take_batch(data, kept), hashes[kept], times[kept], dead[kept])
 
 
-def _survivors(
-    times: npt.NDArray[np.int64], dead: Bools, next_is_same_key: Bools, since: Time, bottom: bool
-) -> Bools:
+def _survivors(times: npt.NDArray[np.int64], dead: Bools, next_is_same_key: Bools, since: Time, bottom: bool) -> Bools:
     """Which rows, ordered by key and then time, a merge at `since` keeps."""
     passed = times <= since
     superseded = np.zeros(len(times), dtype=np.bool_)

@@ -356,7 +356,9 @@ class Node:
         with self._lock:
             return self._origins.get(trace)
 
-    def seal(self, t: int, ids: Sequence[LayerId], line: str = MAIN_LINE, meta: dict[str, Any] | None = None) -> Manifest:
+    def seal(
+        self, t: int, ids: Sequence[LayerId], line: str = MAIN_LINE, meta: dict[str, Any] | None = None
+    ) -> Manifest:
         """Writes the manifest of epoch `t` with these layers, which must exist. The same again is a success.
 
         Raises OutOfOrderError unless `t` is the next one to be sealed or sealed already, DeterminismError when it was
@@ -629,4 +631,3 @@ class Node:
         finally:
             self._catalog.close()
             self._directory_lock.release()
-

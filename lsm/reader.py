@@ -59,7 +59,8 @@ class Block:
         """The packed time of every row."""
         if self.time_index is None:
             return np.full(self.rows, self._times[0], dtype=np.int64)
-        return self._times[self.time_index]
+        times: npt.NDArray[np.int64] = self._times[self.time_index]
+        return times
 
     def row_tombstones(self) -> Bools:
         return np.zeros(self.rows, dtype=np.bool_) if self.tombstones is None else self.tombstones
@@ -152,4 +153,6 @@ class LayerReader:
             try:
                 self._file.get_batch(i).validate(full=True)
             except pa.ArrowInvalid as error:
-                raise CorruptionError(f"{self.path}: block {i} has its digest but is not valid Arrow: {error}") from error
+                raise CorruptionError(
+                    f"{self.path}: block {i} has its digest but is not valid Arrow: {error}"
+                ) from error

@@ -181,7 +181,9 @@ class Store:
         known = self._recorded_schema(stage, RAW_FINGERPRINT)
         if key is None:
             if known is None:
-                raise InvalidInputError(f"{whose}: the first append of a stage needs key=[...] (an empty list for a log)")
+                raise InvalidInputError(
+                    f"{whose}: the first append of a stage needs key=[...] (an empty list for a log)"
+                )
             key = known[0]
         if isinstance(key, str):
             raise InvalidInputError(f"{whose}: key is {key!r}, expected a list of column names: [{key!r}]")
@@ -206,7 +208,9 @@ class Store:
             available = self.directory.descriptions(id.trace)
             self._next[id.trace] = max((epoch_of(d.upper) for d in available), default=t)
             if any(d.lower <= id.description.lower < d.upper and d != id.description for d in available):
-                raise OutOfOrderError(f"{whose}: already recorded, and merged since; the next timestamp is {self._next[id.trace]}")
+                raise OutOfOrderError(
+                    f"{whose}: already recorded, and merged since; the next timestamp is {self._next[id.trace]}"
+                )
         expected = self._next[id.trace]
         if t > expected:
             raise OutOfOrderError(
@@ -214,7 +218,9 @@ class Store:
             )
         sealed = self.node.manifests().get(Epoch(t))
         if sealed is not None and all(entry.id != id for entry in sealed.entries):
-            raise OutOfOrderError(f"{whose}: timestamp {t} is sealed without this layer; sealed timestamps never change")
+            raise OutOfOrderError(
+                f"{whose}: timestamp {t} is sealed without this layer; sealed timestamps never change"
+            )
 
     def _recorded_schema(self, stage: str, fingerprint: str) -> tuple[tuple[str, ...], pa.Schema] | None:
         known = self._schemas.get((stage, fingerprint))
@@ -302,9 +308,13 @@ class Store:
             try:
                 wanted.append(column.cast(schema.field(name).type))
             except pa.ArrowInvalid as error:
-                raise SchemaError(f"{whose}: key column {name!r} does not fit {schema.field(name).type}: {error}") from error
+                raise SchemaError(
+                    f"{whose}: key column {name!r} does not fit {schema.field(name).type}: {error}"
+                ) from error
             except pa.ArrowNotImplementedError as error:
-                raise SchemaError(f"{whose}: key column {name!r} is {column.type}, expected {schema.field(name).type}") from error
+                raise SchemaError(
+                    f"{whose}: key column {name!r} is {column.type}, expected {schema.field(name).type}"
+                ) from error
         hashes = self.directory.hasher(wanted)
         positions, batches = [], []
         for trace in traces:
@@ -324,7 +334,9 @@ class Store:
         """
         pack(after)
         if pack(until) < pack(after):
-            raise InvalidInputError(f"changes from {after} to {until}: the first timestamp must not be after the second")
+            raise InvalidInputError(
+                f"changes from {after} to {until}: the first timestamp must not be after the second"
+            )
         traces = [self._trace(id, until, exact_from=after) for id in self._trace_ids(stage, until, shard)]
         tables = [t.changes(last_of(after), last_of(until)) for t in traces if t.layers]
         if not tables:
@@ -349,7 +361,9 @@ class Store:
         if shard is not None:
             chosen = [id for id in ids if id.shard.index == shard]
             if not chosen:
-                raise UnknownStageError(f"stage {stage} has no shard {shard}; it has {', '.join(str(i.shard) for i in ids)}")
+                raise UnknownStageError(
+                    f"stage {stage} has no shard {shard}; it has {', '.join(str(i.shard) for i in ids)}"
+                )
             return chosen
         return ids
 
@@ -600,4 +614,3 @@ def _prefix_filter(prefix: Mapping[str, Any], trace: Trace, stage: str) -> RowFi
         return selected
 
     return keep
-

@@ -11,6 +11,7 @@ Lookups go from the newest layer to the oldest with the keys that are still open
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -70,7 +71,12 @@ def choose_cover(
 
 
 def _raise_gap(
-    trace: TraceId, available: Sequence[Description], usable: Sequence[Description], origin: Time, until: Time, as_of: Time
+    trace: TraceId,
+    available: Sequence[Description],
+    usable: Sequence[Description],
+    origin: Time,
+    until: Time,
+    as_of: Time,
 ) -> None:
     reached = _reach(usable, origin)
     if _reach(available, origin) > reached:
@@ -114,7 +120,7 @@ class Trace:
     def __init__(
         self, id: TraceId, layers: Sequence[LayerReader], key_groups: int, schema: pa.Schema | None = None
     ) -> None:
-        for previous, layer in zip(layers, layers[1:], strict=False):
+        for previous, layer in itertools.pairwise(layers):
             if layer.id.description.lower != previous.id.description.upper:
                 lower, upper = previous.id.description.upper, layer.id.description.lower
                 raise HoleError(
@@ -246,9 +252,7 @@ class Trace:
         data = concat_batches(batches, self.schema)
         joined = np.concatenate(hashes)
         order, _ = order_by_key(joined, data.columns[: len(self.key)])
-        return Rows(
-            take_batch(data, order), joined[order], np.concatenate(times)[order], np.concatenate(dead)[order]
-        )
+        return Rows(take_batch(data, order), joined[order], np.concatenate(times)[order], np.concatenate(dead)[order])
 
     def changes(self, after: Time, until: Time) -> pa.Table:
         """The change feed: what turns the state as of `after` into the state as of `until`.
@@ -295,15 +299,14 @@ def _probe(
     """
     wanted = hashes[probes]
     at = np.searchsorted(block.hashes, wanted, side="right").astype(np.int64) - 1
-    row_times = block.row_times() if as_of is not None else None
     found_rows, found_probes = [], []
     while len(probes):
         same = at >= 0
         same &= block.hashes[np.maximum(at, 0)] == wanted
         probes, wanted, at = probes[same], wanted[same], at[same]
         match = rows_equal(block.keys, at, keys, order[probes])
-        if row_times is not None:
-            match &= row_times[at] <= as_of
+        if as_of is not None:
+            match &= block.row_times()[at] <= as_of
         found_rows.append(at[match])
         found_probes.append(probes[match])
         probes, wanted, at = probes[~match], wanted[~match], at[~match] - 1
@@ -340,4 +343,3 @@ def _with_change_columns(data: pa.RecordBatch, types: npt.NDArray[np.int8], epoc
     names = pa.array(CHANGE_TYPES).take(pa.array(types))
     table = pa.Table.from_batches([data])
     return table.append_column(CHANGE_TYPE_COLUMN, names).append_column(EPOCH_COLUMN, pa.array(epochs))
-

@@ -30,8 +30,8 @@ from nosync.lsm.errors import CorruptionError, DeterminismError, InvalidInputErr
 from nosync.lsm.format import HASH_COLUMN, TOMBSTONE_COLUMN, LayerFileWriter, LayerInfo
 from nosync.lsm.hashing import HASH_BITS, U32, Hasher, first_hash_of_group, hash32, key_groups_of
 from nosync.lsm.layer import Digest, LayerId, Shard
-from nosync.lsm.timestamp import show
 from nosync.lsm.reader import LayerReader
+from nosync.lsm.timestamp import show
 
 TEMPORARY_DIRECTORY = "tmp"
 _LOG_COLUMNS = frozenset({CHANGE_TYPE_COLUMN})
@@ -82,7 +82,9 @@ def arrange(
     """
     if rows is None:
         if deletes is None:
-            raise InvalidInputError(f"{whose}: give rows, deletes or both (an empty table records that nothing changed)")
+            raise InvalidInputError(
+                f"{whose}: give rows, deletes or both (an empty table records that nothing changed)"
+            )
         rows = deletes.slice(0, 0)
     if not key:
         if deletes is not None:
@@ -122,9 +124,7 @@ def _with_deletes(rows: pa.Table, deletes: pa.Table, key: Sequence[str], whose: 
                 f"{whose}: key column {name!r} is {rows.schema.field(name).type} in the rows "
                 f"and {deletes.schema.field(name).type} in the deletes"
             )
-    columns = [
-        deletes.column(f.name) if f.name in key else pa.nulls(deletes.num_rows, f.type) for f in rows.schema
-    ]
+    columns = [deletes.column(f.name) if f.name in key else pa.nulls(deletes.num_rows, f.type) for f in rows.schema]
     return plain(pa.concat_tables([rows, pa.Table.from_arrays(columns, schema=rows.schema)]))
 
 

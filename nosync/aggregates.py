@@ -103,7 +103,9 @@ class Plan:
 
     def _add(self, stage: str, output: str, aggregate: Aggregate, schema: pa.Schema) -> None:
         if not isinstance(aggregate, Aggregate):
-            raise FlowError(f"stage {stage}: {output}={aggregate!r} is not an aggregate: use nosync.count(), nosync.sum(...)")
+            raise FlowError(
+                f"stage {stage}: {output}={aggregate!r} is not an aggregate: use nosync.count(), nosync.sum(...)"
+            )
         if output in self.key or output.startswith("_"):
             raise FlowError(f"stage {stage}: {output!r} cannot name an aggregate: it is a key column or begins with _")
         if self.retracts and not aggregate.can_retract:
@@ -182,9 +184,7 @@ class Plan:
                 columns[output] = pc.divide(columns[total].cast(pa.float64()), n.cast(pa.float64()))
             elif counted:
                 columns[output] = pc.if_else(pc.greater(columns[counted], 0), columns[total], None)
-        return pa.Table.from_arrays(
-            [columns[f.name].cast(f.type) for f in self.schema], schema=self.schema
-        )
+        return pa.Table.from_arrays([columns[f.name].cast(f.type) for f in self.schema], schema=self.schema)
 
 
 def _sum_type(stage: str, aggregate: Aggregate, type_: pa.DataType) -> pa.DataType:

@@ -135,7 +135,9 @@ def _show_status(s: StoreStatus) -> None:
     facts = _table("", "")
     facts.show_header = False
     facts.add_row("store", s.path)
-    facts.add_row("safe point", "none yet" if s.safe_point is None else f"{s.safe_point}  (everything up to it is durable)")
+    facts.add_row(
+        "safe point", "none yet" if s.safe_point is None else f"{s.safe_point}  (everything up to it is durable)"
+    )
     facts.add_row("last sealed", "none yet" if s.last_sealed is None else str(s.last_sealed))
     facts.add_row("readable from", str(s.since))
     facts.add_row("missing layers", str(s.missing) + ("  (recover() recomputes them)" if s.missing else ""))
@@ -187,7 +189,9 @@ def show_layers(found: Sequence[LayerStatus]) -> None:
 @click.option("--key", "keys", multiple=True, metavar="COLUMN=VALUE",
               help="Only this key. Once for each key column, in order; the first ones alone select a prefix.")  # fmt: skip
 @click.option("--columns", help="Columns to show, separated by commas.")
-@click.option("--limit", type=click.IntRange(min=0), help=f"Rows to show. [default: {MOST_ROWS_SHOWN} in a table, else all]")
+@click.option(
+    "--limit", type=click.IntRange(min=0), help=f"Rows to show. [default: {MOST_ROWS_SHOWN} in a table, else all]"
+)
 @click.option("--csv", "as_csv", is_flag=True, help="Print CSV.")
 @JSON
 def get(
@@ -240,7 +244,9 @@ def _flat(table: pa.Table) -> pa.Table:
 
 
 def show_rows(rows: pa.Table, of: int) -> None:
-    numeric = [pa.types.is_integer(f.type) or pa.types.is_floating(f.type) or pa.types.is_decimal(f.type) for f in rows.schema]
+    numeric = [
+        pa.types.is_integer(f.type) or pa.types.is_floating(f.type) or pa.types.is_decimal(f.type) for f in rows.schema
+    ]
     table = _table(*(f"{name}>" if right else name for name, right in zip(rows.column_names, numeric, strict=True)))
     for row in rows.to_pylist():
         table.add_row(*(_escape(_cell(value)) for value in row.values()))
@@ -342,7 +348,9 @@ def pin(path: Path, name: str | None, epoch: int | None, remove: bool, as_json: 
 
 
 @cli.command()
-@click.option("--by", type=click.Choice(["week", "day"]), default="week", show_default=True, help="One epoch per week or day.")
+@click.option(
+    "--by", type=click.Choice(["week", "day"]), default="week", show_default=True, help="One epoch per week or day."
+)
 @click.option("--out", "directory", type=click.Path(path_type=Path), default=Path("nosync-demo"), show_default=True,
               help="Where to keep the store, delays.csv and trend.png.")  # fmt: skip
 @click.option("--cores", type=click.IntRange(min=1), help="Cores for Spark. [default: all]")
@@ -357,16 +365,15 @@ def demo(by: str, directory: Path, cores: int | None, as_json: bool) -> None:
         from nosync.spark.session import local_session  # noqa: PLC0415
     except ImportError as error:
         raise NosyncError(f"the demo needs {error.name}: pip install 'nosync[demo]'") from error
-    say = (lambda text: None) if as_json else (lambda text: out.print(text))
     if (directory / "store").exists():
         raise InvalidInputError(f"{directory / 'store'} exists: choose another --out, or remove it first")
-    say("Starting Spark ...")
+    if not as_json:
+        out.print("Starting Spark ...")
     directory.mkdir(parents=True, exist_ok=True)
     spark = local_session(cores, "nosync-demo", log=directory / "spark.log")
     try:
         with _progress(f"one epoch per {by}", quiet=as_json) as advance:
-            show = (lambda part, what: None) if as_json else _show_demo_part
-            result = run_demo(spark, directory, by, advance, show)
+            result = run_demo(spark, directory, by, advance, _show_nothing if as_json else _show_demo_part)
     finally:
         spark.stop()
     if as_json:
@@ -380,6 +387,10 @@ def demo(by: str, directory: Path, cores: int | None, as_json: bool) -> None:
         out.print(f"try:  nosync get {result.store} delays --as-of 10    nosync layers {result.store}")
     if not result.identical:
         _fail("the recovered state differs from the one before", 1)
+
+
+def _show_nothing(part: str, what: Any) -> None:
+    """For --json, which prints the result only."""
 
 
 def _show_demo_part(part: str, what: Any) -> None:

@@ -80,7 +80,14 @@ class Stage:
         """
         return self.flow._add(
             Stage(
-                self.flow, name, UPDATE, self.name, key=_check_key(name, key), function=fn, schema=state, version=version
+                self.flow,
+                name,
+                UPDATE,
+                self.name,
+                key=_check_key(name, key),
+                function=fn,
+                schema=state,
+                version=version,
             )
         )
 

@@ -55,7 +55,9 @@ def smooth(changes: pa.Table, state: pa.Table) -> pa.Table:
         days.setdefault(origin, []).append({"day": row["day"], "ewma": trend[origin]})
     origins = sorted(days)
     columns = [origins, [trend[origin] for origin in origins], [days[origin] for origin in origins]]
-    return pa.Table.from_arrays([pa.array(c, f.type) for c, f in zip(columns, state.schema, strict=True)], schema=state.schema)
+    return pa.Table.from_arrays(
+        [pa.array(c, f.type) for c, f in zip(columns, state.schema, strict=True)], schema=state.schema
+    )
 
 
 def flights_flow() -> nosync.Dataflow:
@@ -201,7 +203,9 @@ def _is_single(layer: LayerStatus) -> bool:
     return isinstance(layer.lower, int) and isinstance(layer.upper, int) and layer.upper == layer.lower + 1
 
 
-def run_demo(spark: SparkSession, out: Path, by: str, progress: Progress, show: Callable[[str, Any], None]) -> DemoResult:
+def run_demo(
+    spark: SparkSession, out: Path, by: str, progress: Progress, show: Callable[[str, Any], None]
+) -> DemoResult:
     """The whole demo. `show(part, what)` is called with each part's outcome as it is there."""
     demo = Demo(spark, out, by, progress)
     with demo.store as store:
@@ -221,7 +225,7 @@ def run_demo(spark: SparkSession, out: Path, by: str, progress: Progress, show: 
         show("identical", identical)
         csv, plot = demo.write_csv(), demo.write_plot()
         seconds = sum(report.seconds for report in demo.reports)
-        result = DemoResult(
+        return DemoResult(
             epochs=demo.epochs,
             rows=sum(report.rows_in for report in demo.reports),
             shards=SHARDS,
@@ -237,4 +241,3 @@ def run_demo(spark: SparkSession, out: Path, by: str, progress: Progress, show: 
             delays=str(csv),
             plot=str(plot),
         )
-    return result

@@ -66,7 +66,9 @@ def _parts(value: Any) -> list[Any]:
 
 def _function_parts(function: types.FunctionType) -> list[Any]:
     closure = [cell.cell_contents for cell in function.__closure__ or () if _is_set(cell)]
-    globals_used = {name: function.__globals__[name] for name in _names(function.__code__) if name in function.__globals__}
+    globals_used = {
+        name: function.__globals__[name] for name in _names(function.__code__) if name in function.__globals__
+    }
     return [function.__code__, function.__defaults__, function.__kwdefaults__ or {}, closure, globals_used]
 
 
@@ -92,5 +94,3 @@ def _code_parts(code: types.CodeType) -> list[Any]:
     if constants and isinstance(constants[0], str) and constants[0] not in code.co_names:
         constants[0] = None  # where a docstring is kept
     return [code.co_code, constants, code.co_names, code.co_varnames, code.co_argcount, code.co_flags]
-
-

@@ -1,9 +1,9 @@
 """A job: one dataflow, one store and one Spark session, advanced an epoch at a time.
 
-    job = nosync.Job(flow, store, spark=spark, shards=4)
-    job.advance(t, {"flights": df})
-    job.read("delays", as_of=t)
-    job.recover()
+job = nosync.Job(flow, store, spark=spark, shards=4)
+job.advance(t, {"flights": df})
+job.read("delays", as_of=t)
+job.recover()
 """
 
 from __future__ import annotations
@@ -16,9 +16,8 @@ from typing import TYPE_CHECKING, Any
 from nosync.dataflow import Dataflow
 from nosync.lsm.errors import FlowError, InvalidInputError, NotAvailableError, OutOfOrderError, UnknownStageError
 from nosync.lsm.layer import Description, LayerId, Shard, TraceId
-from nosync.lsm.manifest import Manifest
 from nosync.lsm.store import Store, StoreStatus
-from nosync.lsm.timestamp import epoch_of, pack
+from nosync.lsm.timestamp import Time, epoch_of, pack
 from nosync.plan import BoundFlow, BoundStage, bind
 from nosync.recovery import Cell, Inventory, RecoveryPlan, Step, plan
 
@@ -167,7 +166,9 @@ class Job:
             raise OutOfOrderError(f"epoch {t} cannot run yet: the next one is {last + 1}")
         manifests = self._node.manifests()
         if manifests and t < min(manifests):
-            raise OutOfOrderError(f"epoch {t} is before the first one, {min(manifests)}; the next one is {max(manifests) + 1}")
+            raise OutOfOrderError(
+                f"epoch {t} is before the first one, {min(manifests)}; the next one is {max(manifests) + 1}"
+            )
 
     def _check_inputs(self, inputs: Mapping[str, DataFrame]) -> dict[str, DataFrame]:
         sources = {name: s for name, s in self.flow.stages.items() if s.input is None}
@@ -176,7 +177,9 @@ class Job:
                 raise InvalidInputError(f"{name!r} is not a source of {self.flow.name}; sources: {', '.join(sources)}")
         for name in sources:
             if name not in inputs:
-                raise InvalidInputError(f"source {name} has no input: pass {{{name!r}: dataframe}} (an empty one for no rows)")
+                raise InvalidInputError(
+                    f"source {name} has no input: pass {{{name!r}: dataframe}} (an empty one for no rows)"
+                )
         return {name: self._epoch.check_input(sources[name], frame) for name, frame in inputs.items()}
 
     def _run(
@@ -226,12 +229,12 @@ class Job:
         """
         bound, until = self._stage(stage), self._sealed(until)
         if pack(after) > pack(until):
-            raise InvalidInputError(f"changes from {after} to {until}: the first timestamp must not be after the second")
+            raise InvalidInputError(
+                f"changes from {after} to {until}: the first timestamp must not be after the second"
+            )
         from nosync.spark import read  # noqa: PLC0415
 
-        return read.read_changes(
-            self._spark, self.flow, bound, self._root, self._shards, self._origins(), after, until
-        )
+        return read.read_changes(self._spark, self.flow, bound, self._root, self._shards, self._origins(), after, until)
 
     @property
     def _root(self) -> str:
@@ -243,14 +246,14 @@ class Job:
         return self.flow.stages[name]
 
     def _sealed(self, t: int | None) -> int:
-        manifests: Mapping[Any, Manifest] = self._node.manifests()
-        if not manifests:
+        last = self._node.last_sealed()
+        if last is None:
             raise NotAvailableError("no epoch was run yet: call advance() first")
         if t is None:
-            return max(manifests)
+            return last
         pack(t)
-        if t > max(manifests):
-            raise NotAvailableError(f"epoch {t} was not run yet; the newest is {max(manifests)}")
+        if t > last:
+            raise NotAvailableError(f"epoch {t} was not run yet; the newest is {last}")
         return t
 
     def safe_point(self) -> int | None:
@@ -289,9 +292,10 @@ class Job:
             computed += sum(report.computed for report in reports.values())
             reused += sum(not report.computed for report in reports.values())
         clock.lap("compute")
-        for t in sorted({step.t for step in recovery.steps} & self._node.manifests().keys()):
-            manifest = self._node.manifests()[t]
-            if not any(cell.t == t for cell in recovery.impossible):
+        hopeless = {cell.t for cell in recovery.impossible}
+        ran = {step.t for step in recovery.steps}
+        for t, manifest in self._node.manifests().items():
+            if t in ran - hopeless:  # sealing again compares every digest with the recorded one
                 self._node.seal(t, [entry.id for entry in manifest.entries], meta=dict(manifest.meta))
         self._node.sync()
         clock.lap("seal")
@@ -318,7 +322,7 @@ class Job:
             Inventory(layers),
             wanted,
             shards=self._shards,
-            origins={name: epoch_of(origin) for name, origin in self._origins().items()},  # type: ignore[arg-type]
+            origins={name: epoch_of(Time(origin)) for name, origin in self._origins().items()},
             can_replay=lambda source, t: can_replay,
         )
 

@@ -67,13 +67,13 @@ def call(stage: BoundStage, id: LayerId, *arguments: pa.Table) -> Any:
         return stage.function(*arguments)
     except NosyncError:
         raise
-    except Exception as error:  # noqa: BLE001 - the user's function may raise anything
+    except Exception as error:
         frame = traceback.extract_tb(sys.exc_info()[2])[-1]
         where = f"{frame.filename}:{frame.lineno} in {frame.name}: {frame.line}"
         raise stage_error(id, f"its function raised {type(error).__name__}: {error} (at {where})") from error
 
 
-def conform(result: object, schema: pa.Schema, id: LayerId) -> pa.Table:
+def conform(result: Any, schema: pa.Schema, id: LayerId) -> pa.Table:
     """The function's result with exactly the columns of `schema`, in that order. Raises StageError otherwise.
 
     Columns may come in any order; all-null columns and timestamps of another unit or zone are cast.

@@ -159,13 +159,15 @@ def _map_schema(stage: Stage, upstream: BoundStage, parse_ddl: ParseDdl) -> pa.S
     assert stage.function is not None
     try:
         result = stage.function(given.empty_table())
-    except Exception as error:  # noqa: BLE001 - the user's function
+    except Exception as error:
         raise FlowError(
             f"stage {stage.name}: cannot infer its output: on an empty table its function raised "
-            f"{type(error).__name__}: {error}. Make it work on no rows, or state schema=\"...\""
+            f'{type(error).__name__}: {error}. Make it work on no rows, or state schema="..."'
         ) from error
     if not isinstance(result, pa.Table):
-        raise SchemaError(f"stage {stage.name}: its function returned {type(result).__name__}, expected a pyarrow.Table")
+        raise SchemaError(
+            f"stage {stage.name}: its function returned {type(result).__name__}, expected a pyarrow.Table"
+        )
     if upstream.changing and CHANGE_TYPE_COLUMN not in result.column_names:
         raise SchemaError(
             f"stage {stage.name}: its input changes, so its function must keep the column {CHANGE_TYPE_COLUMN!r}"

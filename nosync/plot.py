@@ -11,23 +11,24 @@ def plot_trend(
     rows: Sequence[tuple[str, datetime.date, float]], path: Path, marks: Mapping[datetime.date, str]
 ) -> None:
     """The smoothed departure delay (minutes) of each origin by day, as a PNG. `rows`: (origin, day, minutes)."""
-    from matplotlib.dates import DateFormatter, MonthLocator  # noqa: PLC0415 - slow to import
+    from matplotlib.dates import DateFormatter, MonthLocator, date2num  # noqa: PLC0415 - slow to import
     from matplotlib.figure import Figure  # noqa: PLC0415
 
     figure = Figure(figsize=(10, 4.6), dpi=110, layout="constrained")
     axes = figure.add_subplot()
     for origin in sorted({row[0] for row in rows}):
-        days = [row[1] for row in rows if row[0] == origin]
+        days = [date2num(row[1]) for row in rows if row[0] == origin]  # type: ignore[no-untyped-call]
         axes.plot(days, [row[2] for row in rows if row[0] == origin], label=origin, linewidth=1.6)
     for day, text in marks.items():
-        axes.axvline(day, color="0.6", linewidth=1, linestyle=":")
+        at = date2num(day)  # type: ignore[no-untyped-call]
+        axes.axvline(at, color="0.6", linewidth=1, linestyle=":")
         axes.annotate(
-            text, (day, 1), xycoords=("data", "axes fraction"), xytext=(4, -12), textcoords="offset points", color="0.4"
+            text, (at, 1), xycoords=("data", "axes fraction"), xytext=(4, -12), textcoords="offset points", color="0.4"
         )
     axes.set_title("Departure delay from New York's airports in 2013, smoothed by day", loc="left")
     axes.set_ylabel("minutes")
-    axes.xaxis.set_major_locator(MonthLocator())
-    axes.xaxis.set_major_formatter(DateFormatter("%b"))
+    axes.xaxis.set_major_locator(MonthLocator())  # type: ignore[no-untyped-call]
+    axes.xaxis.set_major_formatter(DateFormatter("%b"))  # type: ignore[no-untyped-call]
     axes.margins(x=0.01)
     axes.grid(axis="y", color="0.9")
     axes.spines[["top", "right"]].set_visible(False)

@@ -8,7 +8,8 @@ Invariants
 Steps
 1. Bring the rows into canonical order: those of a source by content, others by the tag they got before the shuffle.
 2. For each stage of the segment: recorded -> read its changes back; else compute, publish, derive its changes.
-3. Yield the last stage's changes, each row tagged (shard, position), and a report of every layer.
+3. Yield the last stage's changes, each row tagged (shard, position), a report of every layer, and to every shard of the
+   next segment a mark that says "these were all of mine": a keyed stage computes only with the marks of all shards.
 """
 
 from __future__ import annotations
@@ -40,12 +41,14 @@ from nosync.operators import (
     changes_of,
     nothing_happened,
     source,
+    stage_error,
 )
 from nosync.plan import BoundStage
 
 TAG_COLUMN = "_tag"
 REPORT_COLUMN = "_report"
 _TAG_SHARD_BITS = 40
+_MARK = b"all-from:"
 
 _directories: dict[tuple[str, int], LayerDirectory] = {}
 
@@ -120,6 +123,7 @@ class _ShardRun:
         self._shard = shard
         self._directory = directory_of(task.root, task.key_groups)
         self._reports: list[bytes] = []
+        self._heard_from: set[int] = set()
 
     def run(self, batches: list[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         path, last = self._task.path, self._task.path[-1]
@@ -131,12 +135,17 @@ class _ShardRun:
             yield pa.RecordBatch.from_arrays([reports], schema=REPORT_SCHEMA)
             return
         schema = emitted_schema(last)
-        if rows is not None and rows.num_rows:
-            tags = np.arange(rows.num_rows, dtype=np.int64) + (self._shard.index << _TAG_SHARD_BITS)
-            columns = [*rows.columns, pa.array(tags), pa.nulls(rows.num_rows, pa.binary())]
-            yield from pa.Table.from_arrays(columns, schema=schema).combine_chunks().to_batches()
-        blank = [pa.nulls(len(reports), f.type) for f in list(schema)[:-1]]
-        yield pa.RecordBatch.from_arrays([*blank, reports], schema=schema)
+        targets = [0] * len(reports)
+        if rows is not None:
+            mark = _MARK + str(self._shard.index).encode()
+            reports = pa.concat_arrays([reports, pa.array([mark] * self._task.shards, pa.binary())])
+            targets += range(self._task.shards)
+            if rows.num_rows:
+                tags = np.arange(rows.num_rows, dtype=np.int64) + (self._shard.index << _TAG_SHARD_BITS)
+                columns = [*rows.columns, pa.array(tags), pa.nulls(rows.num_rows, pa.binary())]
+                yield from pa.Table.from_arrays(columns, schema=schema).combine_chunks().to_batches()
+        blank = [pa.nulls(len(reports), f.type) for f in list(schema)[:-2]]
+        yield pa.RecordBatch.from_arrays([*blank, pa.array(targets, pa.int64()), reports], schema=schema)
 
     def _receive(self, batches: list[pa.RecordBatch]) -> pa.Table | None:
         """Step 1. Keeps the reports that came with the rows. None where there are no rows."""
@@ -144,7 +153,11 @@ class _ShardRun:
         if rows is None or REPORT_COLUMN not in rows.column_names:
             return rows  # a source's; the operator orders them
         reports = rows.column(REPORT_COLUMN)
-        self._reports += reports.drop_null().to_pylist()
+        for report in reports.drop_null().to_pylist():
+            if report.startswith(_MARK):
+                self._heard_from.add(int(report[len(_MARK) :]))
+            else:
+                self._reports.append(report)
         rows = rows.filter(pc.is_null(reports)).drop_columns([REPORT_COLUMN])
         order = np.argsort(rows.column(TAG_COLUMN).to_numpy(), kind="stable")
         return rows.drop_columns([TAG_COLUMN]).take(pa.array(order)) if len(order) else None
@@ -188,6 +201,11 @@ class _ShardRun:
                 return source(stage, id, hashed.empty_table() if rows is None else rows)
             assert rows is not None, "the planner asks for a stateless stage only with its input"
             return apply_map(stage, id, rows) if stage.kind == MAP else apply_filter(stage, id, rows)
+        silent = set(range(self._task.shards)) - self._heard_from
+        if silent:
+            raise stage_error(
+                id, f"shards {sorted(silent)} of its input {stage.input} sent nothing; nothing is computed from a part"
+            )
         if rows is None or not rows.num_rows:
             return nothing_happened(stage, id)
         before = Time(pack(self._task.t) - 1)
@@ -203,4 +221,3 @@ class _ShardRun:
                 stage.name, self._shard.index, not published.existed, published.rows, published.size_bytes, took
             ).to_json()
         )
-

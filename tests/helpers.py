@@ -43,9 +43,7 @@ KEY_VALUES: dict[str, tuple[pa.DataType, st.SearchStrategy[Any]]] = {
     "date": (pa.date32(), st.dates(datetime.date(1900, 1, 1), datetime.date(2200, 1, 1))),
     "timestamp": (
         pa.timestamp("us", "UTC"),
-        st.datetimes(
-            datetime.datetime(1900, 1, 1), datetime.datetime(2200, 1, 1), timezones=st.just(datetime.timezone.utc)
-        ),
+        st.datetimes(datetime.datetime(1900, 1, 1), datetime.datetime(2200, 1, 1), timezones=st.just(datetime.UTC)),
     ),
     "decimal": (
         pa.decimal128(12, 2),

@@ -27,8 +27,14 @@ from nosync.lsm.errors import NosyncError, SchemaError
 from nosync.lsm.hashing import HASH_BITS
 from nosync.operators import HASH64_COLUMN
 from nosync.plan import BoundFlow, BoundStage
-from nosync.segment import REPORT_COLUMN, REPORT_SCHEMA, Report, SegmentTask, emitted_schema
+from nosync.segment import REPORT_COLUMN, REPORT_SCHEMA, TAG_COLUMN, Report, SegmentTask, emitted_schema
 from nosync.spark.session import session_settings
+
+_EXCLUDED_RULES = "spark.sql.optimizer.excludedRules"
+_RULES_TO_EXCLUDE = (
+    # It would drop the tasks over an empty input, which have empty layers to record.
+    "org.apache.spark.sql.catalyst.optimizer.PropagateEmptyRelation",
+)
 
 
 @dataclass(frozen=True)
@@ -45,7 +51,10 @@ class EpochPlan:
 
 def parse_ddl(text: str) -> pa.Schema:
     """Spark's DDL as an Arrow schema; timestamps in UTC."""
-    return to_arrow_schema(StructType.fromDDL(text), timezone="UTC")
+    schema = StructType.fromDDL(text)
+    if not isinstance(schema, StructType):
+        raise SchemaError(f"{text!r} is a single type, expected columns such as 'name string, n bigint'")
+    return to_arrow_schema(schema, timezone="UTC")
 
 
 def run_epoch(
@@ -64,13 +73,17 @@ def run_epoch(
         at = (report.stage, report.shard)
         # A segment with several exits runs once for each; the first to come computes, the others find its layers.
         reports[at] = max(report, reports.get(at, report), key=lambda r: r.computed)
+    if plan.compute is None:
+        silent = [(name, i) for name in flow.stages for i in range(plan.shards) if (name, i) not in reports]
+        if silent:
+            raise NosyncError(
+                f"epoch {plan.t}: Spark ran no task for {silent[:3]} ({len(silent)} in all); run the epoch again"
+            )
     return reports
 
 
 class _EpochJob:
-    def __init__(
-        self, spark: SparkSession, flow: BoundFlow, plan: EpochPlan, inputs: Mapping[str, DataFrame]
-    ) -> None:
+    def __init__(self, spark: SparkSession, flow: BoundFlow, plan: EpochPlan, inputs: Mapping[str, DataFrame]) -> None:
         self._spark, self._flow, self._plan, self._inputs = spark, flow, plan, inputs
 
     def end(self, stage: BoundStage) -> DataFrame:
@@ -111,7 +124,8 @@ class _EpochJob:
         rows = self._segment(self._flow.stages[head.input], emit=True)
         hashed = F.xxhash64(*(F.col(_quoted(name)) for name in head.key))
         rows = rows.withColumn(HASH64_COLUMN, hashed)
-        shard = F.when(F.col(REPORT_COLUMN).isNull(), self._shard_of(F.col(HASH64_COLUMN))).otherwise(F.lit(0))
+        # Reports and marks carry the shard they go to in the tag.
+        shard = F.when(F.col(REPORT_COLUMN).isNull(), self._shard_of(F.col(HASH64_COLUMN))).otherwise(F.col(TAG_COLUMN))
         return rows.repartitionById(self._plan.shards, shard.cast("int"))
 
     def _source_rows(self, head: BoundStage) -> DataFrame:
@@ -149,7 +163,8 @@ def check_input(stage: BoundStage, frame: Any) -> DataFrame:
             raise SchemaError(
                 f"source {stage.name}: column {expected.name!r} is {found.field(index).type}, expected {expected.type}: cast it"
             )
-    return frame
+    checked: DataFrame = frame
+    return checked
 
 
 @contextmanager
@@ -172,8 +187,10 @@ def task_errors() -> Iterator[None]:
 @contextmanager
 def settings_for_epochs(spark: SparkSession) -> Iterator[None]:
     """The session's settings while an epoch is planned and run; the user's come back afterwards."""
-    before = {name: spark.conf.get(name, None) for name in session_settings()}
-    for name, value in session_settings().items():
+    excluded = spark.conf.get(_EXCLUDED_RULES, None)
+    ours = {**session_settings(), _EXCLUDED_RULES: ",".join(filter(None, [excluded, *_RULES_TO_EXCLUDE]))}
+    before = {name: spark.conf.get(name, None) for name in ours}
+    for name, value in ours.items():
         spark.conf.set(name, value)
     try:
         yield

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 
 import pyarrow as pa
 from pyspark import TaskContext
@@ -17,9 +17,17 @@ from nosync.lsm.timestamp import Time, end_of, last_of
 from nosync.plan import BoundFlow, BoundStage
 from nosync.segment import directory_of
 
+ArrowFunction = Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]
+
 
 def read_stage(
-    spark: SparkSession, flow: BoundFlow, stage: BoundStage, root: str, shards: int, origins: Mapping[str, int], as_of: int
+    spark: SparkSession,
+    flow: BoundFlow,
+    stage: BoundStage,
+    root: str,
+    shards: int,
+    origins: Mapping[str, int],
+    as_of: int,
 ) -> DataFrame:
     """The state of a stage as of an epoch; lazily, so errors of missing layers come with the action."""
     reader = _Reader(root, flow.key_groups, stage, shards, origins.get(stage.name))
@@ -50,7 +58,7 @@ def read_changes(
     return _per_shard(spark, shards, rows, pa.schema(fields))
 
 
-def _per_shard(spark: SparkSession, shards: int, rows: object, schema: pa.Schema) -> DataFrame:
+def _per_shard(spark: SparkSession, shards: int, rows: ArrowFunction, schema: pa.Schema) -> DataFrame:
     return spark.range(0, shards, 1, shards).mapInArrow(rows, from_arrow_schema(schema))
 
 

@@ -254,7 +254,9 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     """A real file system of 4 MiB."""
     mount = tmp_path / "disk"
     mount.mkdir()
-    made = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=4m", "tmpfs", str(mount)], capture_output=True, check=False)
+    made = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=4m", "tmpfs", str(mount)], capture_output=True, check=False
+    )
     if made.returncode:
         pytest.skip("only root may mount a file system; the injected ENOSPC above covers the code")
     yield mount
@@ -265,11 +267,15 @@ def test_a_really_full_disk(small_disk: Path) -> None:
     settings = nosync.StoreSettings(background=False)
     store = nosync.open(small_disk / "s", settings=settings)
     rows = pa.table({"k": range(10_000), "v": range(10_000)})
-    with pytest.raises(nosync.StorageError, match="disk is full"):
+
+    def fill() -> None:
         for t in range(1000):
             store.append("kv", t=t, rows=rows, key=["k"])
             store.seal(t)
             store.sync()
+
+    with pytest.raises(nosync.StorageError, match="disk is full"):
+        fill()
     safe = store.safe_point()
     assert safe is not None
     for t in range(safe + 1):

@@ -87,7 +87,8 @@ def test_kill_loop(tmp_path: Path) -> None:
         with nosync.open(root, settings=nosync.StoreSettings(background=False)) as store:
             sealed = store.last_sealed()
             begin = [
-                max((int(layer.upper) for layer in store.layers() if layer.shard == str(s)), default=0) for s in range(SHARDS)
+                max((int(layer.upper) for layer in store.layers() if layer.shard == str(s)), default=0)
+                for s in range(SHARDS)
             ]
         commands = [[sys.executable, "-c", NODE, str(root), str(0 if sealed is None else sealed + 1)]]
         commands += [[sys.executable, "-c", WRITER, str(root), str(s), str(begin[s])] for s in range(SHARDS)]

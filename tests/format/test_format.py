@@ -136,9 +136,7 @@ def test_publishing_twice(tmp_path: Path) -> None:
     assert not list((tmp_path / "tmp").iterdir())
 
 
-def test_the_same_rows_laid_out_otherwise_are_the_same_layer(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_same_rows_laid_out_otherwise_are_the_same_layer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Another version of Arrow may write other bytes for equal rows; that is no conflict."""
     path = _small(tmp_path)
     before = path.read_bytes()

@@ -39,9 +39,7 @@ class StoreMachine(RuleBasedStateMachine):
             self.root / "s",
             key_groups=4,
             env=self.env,
-            settings=nosync.StoreSettings(
-                retain=self.retain, background=False, block_rows=3, grace_s=0.0, retry_s=0.0
-            ),
+            settings=nosync.StoreSettings(retain=self.retain, background=False, block_rows=3, grace_s=0.0, retry_s=0.0),
             **options,  # type: ignore[arg-type]
         )
 

@@ -41,7 +41,9 @@ class Recorded:
         self.states: list[State] = [{}]
         for t, epoch in enumerate(history):
             deletes = sorted(epoch["deletes"] - epoch["rows"].keys())
-            rows = pa.table({"k": pa.array(epoch["rows"], pa.int64()), "v": pa.array(epoch["rows"].values(), pa.int64())})
+            rows = pa.table(
+                {"k": pa.array(epoch["rows"], pa.int64()), "v": pa.array(epoch["rows"].values(), pa.int64())}
+            )
             arranged = arrange(
                 rows, ["k"], whose="test", deletes=pa.table({"k": pa.array(deletes, pa.int64())}), hasher=hasher
             )
@@ -115,7 +117,9 @@ def test_fresh_layers(history: list[dict[str, Any]], hasher: Hasher) -> None:
 
 @given(HISTORY, HASHERS, st.data())
 @settings(max_examples=150)
-def test_any_merges_change_no_read_from_since_on(history: list[dict[str, Any]], hasher: Hasher, data: st.DataObject) -> None:
+def test_any_merges_change_no_read_from_since_on(
+    history: list[dict[str, Any]], hasher: Hasher, data: st.DataObject
+) -> None:
     with tempfile.TemporaryDirectory() as root:
         recorded = Recorded(Path(root) / "x", hasher, history)
         layers, since = recorded.fresh(), 0
@@ -146,7 +150,7 @@ def test_any_merges_change_no_read_from_since_on(history: list[dict[str, Any]], 
 
 
 def test_a_full_merge_keeps_live_rows_only(tmp_path: Path) -> None:
-    history = [{"rows": {k: t for k in range(12)}, "deletes": {t}} for t in range(8)]
+    history = [{"rows": dict.fromkeys(range(12), t), "deletes": {t}} for t in range(8)]
     history.append({"rows": {}, "deletes": set(range(6))})
     recorded = Recorded(tmp_path / "x", hash32, history)
     layers = recorded.trace(recorded.fresh()).layers
@@ -174,7 +178,9 @@ def test_merging_is_deterministic(tmp_path: Path) -> None:
 
 
 def test_an_abandoned_merge_leaves_nothing(tmp_path: Path) -> None:
-    recorded = Recorded(tmp_path / "x", hash32, [{"rows": {k: t for k in range(50)}, "deletes": set()} for t in range(3)])
+    recorded = Recorded(
+        tmp_path / "x", hash32, [{"rows": dict.fromkeys(range(50), t), "deletes": set()} for t in range(3)]
+    )
     layers = recorded.trace(recorded.fresh()).layers
     merge = Merge(recorded.directory.root, layers, since=Time(0), bottom=True, env=recorded.directory.env, block_rows=5)
     steps = merge.steps()
@@ -185,9 +191,13 @@ def test_an_abandoned_merge_leaves_nothing(tmp_path: Path) -> None:
 
 
 def test_each_merge_step_does_bounded_work(tmp_path: Path) -> None:
-    recorded = Recorded(tmp_path / "x", hash32, [{"rows": {k: t for k in range(500)}, "deletes": set()} for t in range(3)])
+    recorded = Recorded(
+        tmp_path / "x", hash32, [{"rows": dict.fromkeys(range(500), t), "deletes": set()} for t in range(3)]
+    )
     layers = recorded.trace(recorded.fresh()).layers
-    merge = Merge(recorded.directory.root, layers, since=Time(0), bottom=True, env=recorded.directory.env, block_rows=100)
+    merge = Merge(
+        recorded.directory.root, layers, since=Time(0), bottom=True, env=recorded.directory.env, block_rows=100
+    )
     written = np.diff([0, *merge.steps()])
     assert written.max() <= 100
     assert written.sum() == 1_500
@@ -221,9 +231,13 @@ def test_every_key_type_is_found_again(first: str, second: str, hasher: Hasher, 
         half = len(keys) // 2
         table = pa.table({"a": a, "b": b, "n": range(len(keys))})
         for t, rows in enumerate((table.slice(0, half), table.slice(half))):
-            directory.publish(LayerId(TRACE, Description.of_epoch(t)), arrange(rows, ["a", "b"], whose="t", hasher=hasher))
+            directory.publish(
+                LayerId(TRACE, Description.of_epoch(t)), arrange(rows, ["a", "b"], whose="t", hasher=hasher)
+            )
         trace = directory.trace(TRACE, until=end_of(1), as_of=last_of(1))
-        assert sorted(row for batch in trace.scan(last_of(1)) for row in batch.column("n").to_pylist()) == list(range(len(keys)))
+        assert sorted(row for batch in trace.scan(last_of(1)) for row in batch.column("n").to_pylist()) == list(
+            range(len(keys))
+        )
         answer = trace.lookup([a, b], hasher([a, b]), last_of(1))
         assert answer.data.column("n").to_pylist() == list(range(len(keys)))
 

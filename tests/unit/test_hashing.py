@@ -34,7 +34,9 @@ def test_nan_is_refused_and_both_zeros_are_one() -> None:
     assert len(set(hash32([pa.array([0.0, -0.0])]))) == 1
 
 
-@pytest.mark.parametrize("type_", [pa.list_(pa.int64()), pa.struct([("a", pa.int64())]), pa.duration("s"), pa.time64("us")])
+@pytest.mark.parametrize(
+    "type_", [pa.list_(pa.int64()), pa.struct([("a", pa.int64())]), pa.duration("s"), pa.time64("us")]
+)
 def test_types_that_cannot_be_keys(type_: pa.DataType) -> None:
     with pytest.raises(SchemaError, match="cannot be a key"):
         check_key_type("k", type_)

@@ -62,11 +62,9 @@ def test_key_groups_are_ranges_of_hashes(key_groups: int, data: st.DataObject) -
 
 @given(EPOCHS, EPOCHS, EPOCHS, st.integers(0, 5), st.integers(0, 6))
 def test_a_layers_path_says_what_it_is(lower: int, upper: int, since: int, index: int, count: int) -> None:
-    if count and index >= count or lower >= upper:
+    if (count and index >= count) or lower >= upper:
         return
-    id = LayerId(
-        TraceId("stage", "fp", Shard(index, count)), Description(pack(lower), pack(upper), pack(since))
-    )
+    id = LayerId(TraceId("stage", "fp", Shard(index, count)), Description(pack(lower), pack(upper), pack(since)))
     assert parse_path(id.path) == id
 
 

@@ -41,7 +41,9 @@ def test_the_map_and_the_symlinks_agree() -> None:
 
 @pytest.mark.parametrize("name", LINKED)
 def test_the_top_level_name_is_not_importable(name: str) -> None:
-    ran = subprocess.run([sys.executable, "-c", f"import {name}"], cwd=ROOT, capture_output=True, text=True, check=False)
+    ran = subprocess.run(
+        [sys.executable, "-c", f"import {name}"], cwd=ROOT, capture_output=True, text=True, check=False
+    )
     assert ran.returncode == 1
     assert f"import this package as nosync.{name}" in ran.stderr
 

@@ -1,0 +1,50 @@
+# One command each: set up and show (demo), test, check, measure. Everything lives in .venv; delete it to start over.
+
+PYTHON ?= python3
+VENV   ?= .venv
+BIN    := $(VENV)/bin
+OUT    ?= nosync-demo
+CYCLES ?= 200
+
+.PHONY: help setup java demo test check format crash bench clean
+
+help:  ## Show the targets.
+	@grep -hE '^[a-z-]+:.*## ' Makefile | awk -F ':.*## ' '{printf "  make %-8s %s\n", $$1, $$2}'
+
+setup: java $(BIN)/.installed  ## Create .venv and install nosync with everything its demo and tests need.
+
+$(BIN)/.installed: pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit("nosync needs Python 3.11 or newer, this is " + sys.version.split()[0] if sys.version_info < (3, 11) else 0)'
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --upgrade pip
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
+	@touch $@
+
+java:
+	@sh tools/ensure-java.sh
+
+demo: setup  ## Run a year of real flights through Spark, damage the store, recover.
+	@rm -rf $(OUT)
+	$(BIN)/nosync demo --out $(OUT)
+
+test: setup  ## Run the tests (about 4 minutes on 2 cores).
+	$(BIN)/python -m pytest
+
+check: setup  ## Format, lint, types, dependency direction.
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports --no-cache
+
+format: setup  ## Rewrite the sources as `check` wants them.
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+crash: setup  ## The kill -9 loop, CYCLES=200 times.
+	NOSYNC_CRASH_CYCLES=$(CYCLES) $(BIN)/python -m pytest tests/crash/test_kill.py
+
+bench: setup  ## Measure the layer log and the recording of a Spark job beside their baselines.
+	$(BIN)/python -m bench
+
+clean:  ## Remove what the targets above made.
+	rm -rf $(VENV) $(OUT) build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

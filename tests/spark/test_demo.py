@@ -1,0 +1,45 @@
+"""The demo as a newcomer runs it, by day of January only so that it is quick; and the whole year in its JSON."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from nosync.demo import epoch_of_day, load_flights
+
+pytestmark = pytest.mark.spark
+
+
+@pytest.mark.timeout(600)
+def test_the_demo(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "nosync.cli", "demo", "--json", "--out", "out"]
+    ran = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert ran.returncode == 0, ran.stderr
+    found = json.loads(ran.stdout)
+    assert (found["epochs"], found["rows"], found["safe_point"]) == (53, 336_776, 52)
+    assert found["identical"] is True
+    assert found["layers_deleted"] == found["layers_recomputed"] > 0
+    assert (tmp_path / "out" / "trend.png").stat().st_size > 10_000
+
+    flights = load_flights().to_pandas()
+    flown = flights[flights["dep_delay"].notna()]
+    delay = flown.groupby(["origin", "carrier"])["dep_delay"]
+    expected = pd.DataFrame({"n": delay.size(), "total": delay.sum(), "mean": delay.mean(), "worst": delay.max()})
+    kept = pd.read_csv(tmp_path / "out" / "delays.csv").set_index(["origin", "carrier"])
+    pd.testing.assert_frame_equal(kept, expected.sort_index(), check_dtype=False)
+
+    again = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert again.returncode == 1
+    assert "exists: choose another --out" in again.stderr
+
+
+def test_epochs_of_the_year() -> None:
+    import datetime
+
+    assert [epoch_of_day(datetime.date(2013, 12, 31), by) for by in ("day", "week")] == [364, 52]
+    assert epoch_of_day(datetime.date(2013, 1, 7), "week") == 0

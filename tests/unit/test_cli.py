@@ -1,0 +1,147 @@
+"""The command line as a user meets it: what it prints, what it refuses, how it exits."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+import nosync
+from nosync.cli import main
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> str:
+    with nosync.open(tmp_path / "s", settings=nosync.StoreSettings(background=False)) as store:
+        for t in range(5):
+            rows = pa.table({"origin": ["JFK", "LGA"], "carrier": ["AA", "AA"], "n": [t, 10 * t], "tags": [[1], []]})
+            store.append("delays", t=t, rows=rows, key=["origin", "carrier"])
+            store.seal(t)
+    return str(tmp_path / "s")
+
+
+def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
+    code = 0
+    try:
+        main(arguments)
+    except SystemExit as stop:
+        code = int(stop.code or 0)
+    printed = capsys.readouterr()
+    return code, printed.out, printed.err
+
+
+def answer(capsys: pytest.CaptureFixture[str], *arguments: str) -> Any:
+    code, out, _ = run(capsys, *arguments, "--json")
+    assert code == 0
+    return json.loads(out)
+
+
+def test_status(capsys: pytest.CaptureFixture[str], path: str) -> None:
+    found = answer(capsys, "status", path)
+    assert (found["safe_point"], found["last_sealed"], found["missing"]) == (4, 4, 0)
+    assert found["stages"]["delays"]["layers"] == 5
+    code, out, _ = run(capsys, "status", path)
+    assert code == 0
+    assert "safe point" in out
+    assert "delays" in out
+
+
+def test_layers(capsys: pytest.CaptureFixture[str], path: str) -> None:
+    found = answer(capsys, "layers", path)
+    assert [layer["lower"] for layer in found] == [0, 1, 2, 3, 4]
+    expected = {"stage", "shard", "lower", "upper", "since", "rows", "bytes", "digest", "level", "path"}
+    assert expected <= found[0].keys()
+    assert {layer["level"] for layer in found} == {"disk"}
+    assert all(Path(layer["path"]).stat().st_size == layer["bytes"] for layer in found)
+    assert "[4, 5)" in run(capsys, "layers", path, "--stage", "delays")[1]
+
+
+def test_get(capsys: pytest.CaptureFixture[str], path: str) -> None:
+    found = answer(capsys, "get", path, "delays", "--as-of", "2", "--key", "origin=LGA")
+    assert found == [{"origin": "LGA", "carrier": "AA", "n": 20, "tags": []}]
+    code, out, _ = run(capsys, "get", path, "delays", "--limit", "1")
+    assert code == 0
+    assert "1 more of 2 rows" in out
+    assert len(answer(capsys, "get", path, "delays", "--limit", "1")) == 1
+
+
+def test_get_csv(capfd: pytest.CaptureFixture[str], path: str) -> None:
+    main(["get", path, "delays", "--csv", "--columns", "origin,n,tags", "--key", "origin=JFK"])
+    assert capfd.readouterr().out == '"origin","n","tags"\n"JFK",4,"[1]"\n'
+
+
+def test_pin_and_compact(capsys: pytest.CaptureFixture[str], path: str) -> None:
+    assert answer(capsys, "pin", path) == {}
+    assert answer(capsys, "pin", path, "before", "2") == {"before": 2}
+    found = answer(capsys, "compact", path, "--retain", "0")
+    assert (found["layers"], found["merges"]) == ({"before": 5, "after": 1}, 1)
+    assert answer(capsys, "get", path, "delays", "--as-of", "2", "--key", "origin=JFK")[0]["n"] == 2
+    assert answer(capsys, "pin", path, "before", "--remove") == {}
+    run(capsys, "compact", path, "--retain", "0")
+    code, _, err = run(capsys, "get", path, "delays", "--as-of", "2")
+    assert code == 1
+    assert "merged away" in err
+
+
+def test_verify(capsys: pytest.CaptureFixture[str], path: str) -> None:
+    assert answer(capsys, "verify", path)["layers"] == 5
+    victim = Path(answer(capsys, "layers", path)[3]["path"])
+    data = bytearray(victim.read_bytes())
+    data[100] ^= 1
+    victim.write_bytes(data)
+    code, _, err = run(capsys, "verify", path)
+    assert code == 1
+    assert victim.name in err.replace("\n", "")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "message"),
+    [
+        (["status", "/nothing/there"], 1, "does not exist"),
+        (["statsu", "x"], 2, "No such command 'statsu'"),
+        (["get", "PATH", "nope"], 1, "recorded stages: delays"),
+        (["get", "PATH", "delays", "--as-of", "99"], 1, "recorded up to 4"),
+        (["get", "PATH", "delays", "--as-of", "x"], 2, "'x' is not a valid integer"),
+        (["get", "PATH", "delays", "--key", "origin"], 1, "is not COLUMN=VALUE"),
+        (["get", "PATH", "delays", "--key", "foo=1"], 1, "no column 'foo'"),
+        (["get", "PATH", "delays", "--key", "carrier=AA"], 1, "not the first of the key"),
+        (["get", "PATH", "delays", "--columns", "zzz"], 1, "no column 'zzz'"),
+        (["layers", "PATH", "--stage", "nope"], 1, "recorded stages: delays"),
+        (["pin", "PATH", "a"], 2, "give an EPOCH to hold, or --remove"),
+        (["pin", "PATH", "a", "77"], 1, "cannot pin 77"),
+        (["pin", "PATH", "A!", "1"], 1, "not a valid name"),
+        (["pin", "PATH", "zz", "--remove"], 1, "no pin 'zz'"),
+        (["compact", "/nothing/there"], 1, "does not exist"),
+        (["compact", "PATH", "--retain", "-1"], 2, "Invalid value"),
+        (["demo", "--by", "month"], 2, "'month' is not one of"),
+    ],
+)
+def test_mistakes_get_one_clear_line(
+    capsys: pytest.CaptureFixture[str], path: str, arguments: list[str], code: int, message: str
+) -> None:
+    got, _, err = run(capsys, *(path if a == "PATH" else a for a in arguments))
+    assert got == code
+    assert message in " ".join(err.split())
+    assert "Traceback" not in err
+
+
+def test_a_store_in_use_can_be_looked_at_but_not_changed(capsys: pytest.CaptureFixture[str], path: str) -> None:
+    with nosync.open(path):
+        assert answer(capsys, "status", path)["safe_point"] == 4
+        assert len(answer(capsys, "layers", path)) == 5
+        code, _, err = run(capsys, "compact", path)
+        assert code == 1
+        assert "is open in process" in err
+
+
+def test_help_teaches(capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = run(capsys, "--help")
+    assert code == 0
+    for command in ("demo", "status", "layers", "get", "verify", "compact", "pin"):
+        assert command in out
+    assert "nosync demo" in out
+    assert "--as-of" in run(capsys, "get", "--help")[1]
+    assert run(capsys, "--version")[1].startswith("nosync, version 0.1")
