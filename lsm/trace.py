@@ -27,6 +27,7 @@ from nosync.lsm.columns import (
     conform,
     order_by_key,
     rows_equal,
+    sort_hashes,
     take,
     take_batch,
 )
@@ -196,8 +197,7 @@ class Trace:
         """The state of the given keys (columns in the key's order; any row order) as of `as_of`."""
         self._check_exact(as_of)
         n = len(hashes)
-        order = np.argsort(hashes, kind="stable")
-        sorted_hashes = hashes[order]
+        order, sorted_hashes = sort_hashes(hashes)
         open_ = np.ones(n, dtype=np.bool_)
         hits: list[tuple[Block, Indices, Indices]] = []  # block, its rows, positions in sorted order
         for layer in reversed(self.layers):

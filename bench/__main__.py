@@ -1,0 +1,57 @@
+"""`python -m bench [NAME ...]`: runs benchmarks, prints their results, and keeps them in bench/results/."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from pathlib import Path
+
+import click
+from rich.console import Console
+from rich.table import Table
+
+from bench.harness import Result, is_busy, load_before, write
+
+NAMES = tuple(sorted(p.stem for p in Path(__file__).parent.glob("*_*.py") if not p.stem.startswith("__")))
+
+
+def show(name: str, results: list[Result]) -> None:
+    table = Table(title=name, title_justify="left", box=None, padding=(0, 2, 0, 0), header_style="bold")
+    for column, justify in (
+        ("workload", "left"), ("engine", "left"), ("value", "right"), ("unit", "left"), ("baseline", "left"),
+        ("its value", "right"), ("ratio", "right"), ("goal", "left"), ("met", "left"),
+    ):  # fmt: skip
+        table.add_column(column, justify=justify)  # type: ignore[arg-type]
+    for r in results:
+        table.add_row(
+            r.workload, r.engine, _number(r.value), r.unit, r.baseline, _number(r.baseline_value), _number(r.ratio),
+            r.goal, "" if r.met is None else "yes" if r.met else "NO",
+        )  # fmt: skip
+    Console(width=None if sys.stdout.isatty() else 180).print(table)
+
+
+def _number(value: float | None) -> str:
+    if value is None:
+        return ""
+    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
+
+
+@click.command()
+@click.argument("names", nargs=-1, type=click.Choice(NAMES))
+@click.option("--scale", type=click.Choice(["short", "full"]), default="short", show_default=True)
+@click.option("--busy-ok", is_flag=True, help="Measure even when the machine is doing something else.")
+def main(names: tuple[str, ...], scale: str, busy_ok: bool) -> None:
+    """Run the benchmarks NAMES (all by default), each beside its baseline in the same run."""
+    for name in names or NAMES:
+        load = load_before()
+        if is_busy(load) and not busy_ok:
+            raise click.ClickException(
+                f"the load is {load:.1f}: the machine is busy, figures would mislead (--busy-ok)"
+            )
+        results = list(importlib.import_module(f"bench.{name}").run(scale))
+        show(name, results)
+        print(f"kept in {write(name, results, load)}")
+
+
+if __name__ == "__main__":
+    main()

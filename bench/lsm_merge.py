@@ -1,0 +1,84 @@
+"""Merging on one core beside RocksDB's batched put and a plain Arrow rewrite; and the space that is left."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+from rocksdict import Options, Rdict, WriteBatch
+
+from bench.harness import Result, timed
+from nosync.lsm.directory import LayerDirectory
+from nosync.lsm.layer import Description, LayerId, Shard, TraceId
+from nosync.lsm.merge import Merge
+from nosync.lsm.timestamp import pack
+from nosync.lsm.writer import arrange
+
+LAYERS = 8
+ROWS = 1_000_000
+REPEATS = 3
+TRACE = TraceId("kv", "raw", Shard(0))
+
+
+def run(scale: str) -> Iterator[Result]:
+    pa.set_cpu_count(1)
+    with tempfile.TemporaryDirectory(dir=".") as temporary:
+        root = Path(temporary) / "s"
+        (root / "tmp").mkdir(parents=True)
+        directory = LayerDirectory(root, 128)
+        random = np.random.default_rng(1)
+        tables = []
+        for t in range(LAYERS):
+            # Half of the keys of each layer are new, half replace older ones.
+            keys = np.concatenate(
+                [np.arange(ROWS // 2) + t * ROWS // 2, random.choice(max(t, 1) * ROWS // 2, ROWS // 2, replace=False)]
+            )
+            keys = np.unique(keys)
+            tables.append(pa.table({"k": keys, "v": keys * 0.5}))
+            directory.publish(LayerId(TRACE, Description.of_epoch(t)), arrange(tables[-1], ["k"], whose="bench"))
+        layers = [directory.reader(LayerId(TRACE, Description.of_epoch(t))) for t in range(LAYERS)]
+        rows = sum(layer.info.rows for layer in layers)
+        best, merge = 1e9, None
+        for _ in range(REPEATS):
+            merge = Merge(root, layers, since=pack(LAYERS - 1), bottom=True, env=directory.env)
+            best = min(best, timed(lambda work=merge: list(work.steps())))
+            merged_path = directory.path_of(merge.id)
+            size, live = merged_path.stat().st_size, merge.published.rows
+            merged_path.unlink()
+        rocks = min(timed(lambda i=i: _rocksdb_put(Path(temporary) / f"rocks{i}", tables[0])) for i in range(2))
+        rocks_rate = tables[0].num_rows / rocks
+        yield Result(
+            f"merge {LAYERS} layers of {ROWS:,} rows, one core, synced", "nosync", rows / best, "rows/s",
+            "rocksdict batched put", rocks_rate, rows / best / rocks_rate, ">= 5,000,000", rows / best >= 5e6,
+            repeats=REPEATS,
+        )  # fmt: skip
+        arrow = min(timed(lambda: _plain_write(Path(temporary) / "plain.arrow", tables)) for _ in range(REPEATS))
+        yield Result(
+            "the same beside a plain rewrite of the rows", "nosync", rows / best, "rows/s", "Arrow concat + write",
+            rows / arrow, arrow / best, repeats=REPEATS,
+        )  # fmt: skip
+        ratio = size / (16 * live)
+        yield Result(
+            "space after merging", "nosync", size / 1e6, "MB", "live rows, 2 columns of 8 bytes", 16 * live / 1e6, ratio,
+            "<= 1.3", ratio <= 1.3,
+        )  # fmt: skip
+
+
+def _rocksdb_put(path: Path, table: pa.Table) -> None:
+    db = Rdict(str(path), Options(raw_mode=True))
+    keys = [k.to_bytes(8, "big") for k in table["k"].to_pylist()]
+    for start in range(0, len(keys), 50_000):
+        batch = WriteBatch(raw_mode=True)
+        for key in keys[start : start + 50_000]:
+            batch.put(key, key)
+        db.write(batch)
+    db.close()
+
+
+def _plain_write(path: Path, tables: list[pa.Table]) -> None:
+    table = pa.concat_tables(tables).combine_chunks()
+    with pa.OSFile(str(path), "wb") as file, pa.ipc.new_file(file, table.schema) as writer:
+        writer.write_table(table)

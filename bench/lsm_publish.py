@@ -1,0 +1,111 @@
+"""Task-side publish of a 10,000-row layer: against a plain Arrow file, and while the shard's state grows."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+
+from bench.harness import Result, Samples, paired, timed
+from bench.states import build_state
+from nosync.lsm.directory import LayerDirectory
+from nosync.lsm.layer import Description, LayerId, Shard, TraceId
+from nosync.lsm.merge import Merge
+from nosync.lsm.timestamp import Time
+from nosync.lsm.writer import arrange
+
+ROWS = 10_000
+STATES = {"short": (10**5, 10**6, 10**7), "full": (10**5, 10**6, 10**7, 10**8)}
+REPEATS = 300
+TRACE = TraceId("kv", "raw", Shard(0))
+
+
+def layer(seed: int) -> pa.Table:
+    random = np.random.default_rng(seed)
+    return pa.table({"k": random.choice(10**9, ROWS, replace=False), "v": random.random(ROWS)})
+
+
+class Publisher:
+    """Publishes layer after layer of a trace, as a task does."""
+
+    def __init__(self, directory: LayerDirectory) -> None:
+        self.directory = directory
+        self.t = 10**6
+        self.rows = [layer(seed) for seed in range(8)]
+
+    def __call__(self) -> None:
+        self.t += 1
+        id = LayerId(TRACE, Description.of_epoch(self.t))
+        self.directory.publish(id, arrange(self.rows[self.t % 8], ["k"], whose="bench"))
+
+
+def plain_arrow(root: Path, rows: pa.Table) -> None:
+    """Write and rename of the same rows as they come, unsorted: what any format pays."""
+    temporary = root / "plain.tmp"
+    with pa.OSFile(str(temporary), "wb") as file, pa.ipc.new_file(file, rows.schema) as writer:
+        writer.write_table(rows)
+    os.replace(temporary, root / "plain.arrow")
+
+
+def run(scale: str) -> Iterator[Result]:
+    with tempfile.TemporaryDirectory(dir=".") as temporary:
+        yield from _against_arrow(Path(temporary) / "a")
+        medians: dict[int, float] = {}
+        publishers = {n: Publisher(build_state(Path(temporary) / f"s{n}", n, TRACE)) for n in STATES[scale]}
+        # Interleaved, so that drift of the machine hits every size alike.
+        seconds: dict[int, list[float]] = {n: [] for n in publishers}
+        for _ in range(REPEATS):
+            for n, publisher in publishers.items():
+                seconds[n].append(timed(publisher))
+        smallest = min(publishers)
+        for n, taken in seconds.items():
+            medians[n] = Samples(taken).median
+            ratio = medians[n] / medians[smallest]
+            yield Result(
+                f"publish 10k rows, state of {n:,} rows", "nosync", 1e3 * medians[n], "ms p50",
+                f"state of {smallest:,}", 1e3 * medians[smallest], ratio, "<= 1.2", ratio <= 1.2, repeats=REPEATS,
+            )  # fmt: skip
+        yield _beside_a_merge(publishers[10**7])
+
+
+def _against_arrow(root: Path) -> Iterator[Result]:
+    (root / "tmp").mkdir(parents=True)
+    publisher = Publisher(LayerDirectory(root, 128))
+    ours, plain = paired(publisher, lambda: plain_arrow(root, publisher.rows[publisher.t % 8]), REPEATS, warm=20)
+    for p, goal in ((50, 1.0), (99, 5.0)):
+        value, base = 1e3 * ours.percentile(p), 1e3 * plain.percentile(p)
+        yield Result(
+            "publish 10k rows of 2 8-byte columns", "nosync", value, f"ms p{p}", "plain Arrow write + rename", base,
+            value / base, f"<= {goal:g} ms", value <= goal, ours.spread, REPEATS,
+        )  # fmt: skip
+
+
+def _beside_a_merge(publisher: Publisher) -> Result:
+    """Publishing in this process while a thread of it merges, against the same without: the embedded case."""
+    alone = Samples([timed(publisher) for _ in range(REPEATS)])
+    directory = publisher.directory
+    state = directory.reader(LayerId(TRACE, min(directory.descriptions(TRACE))))
+    stop = threading.Event()
+
+    def merge() -> None:
+        while not stop.is_set():
+            work = Merge(directory.root, [state], since=Time(1), bottom=True, env=directory.env)
+            for _ in work.steps():
+                if stop.is_set():
+                    return
+
+    thread = threading.Thread(target=merge)
+    thread.start()
+    beside = Samples([timed(publisher) for _ in range(REPEATS)])
+    stop.set()
+    thread.join()
+    value, base = 1e3 * beside.percentile(99), 1e3 * alone.percentile(99)
+    return Result(
+        "publish 10k rows while 10M rows are merged in a thread", "nosync", value, "ms p99", "no merge", base,
+        value / base, "<= 2", value / base <= 2, repeats=REPEATS,
+    )  # fmt: skip
