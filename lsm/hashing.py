@@ -139,7 +139,7 @@ def _fixed_width_words(column: pa.Array) -> tuple[U64, bool]:
     elif t.is_timestamp(type_):
         column = column.cast(pa.timestamp("us", type_.tz), safe=False).view(pa.int64())
     is_int = t.is_integer(column.type) and (column.type.bit_width < 32 or t.is_int32(column.type))
-    values = column.fill_null(0).to_numpy(zero_copy_only=False)
+    values = (column.fill_null(0) if column.null_count else column).to_numpy(zero_copy_only=False)
     if not t.is_uint64(column.type):
         values = values.astype(np.int64)
     return values.view(np.uint64), is_int

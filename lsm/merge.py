@@ -32,7 +32,7 @@ from nosync.lsm.timestamp import ZERO, Time, epoch_of, pack
 from nosync.lsm.writer import Published, link_layer, temporary_path
 
 FANOUT = 4
-BLOCK_ROWS = 1 << 18
+BLOCK_ROWS = 1 << 17
 _BLOCK_BYTES = 512 << 20
 _SMALLEST_LEVEL_ROWS = 1024
 _STALE_SHARE = 0.25

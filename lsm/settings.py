@@ -20,7 +20,7 @@ class StoreSettings:
     """Whether to merge in the background. Off: reads slow down with the number of layers."""
 
     block_rows: int = BLOCK_ROWS
-    """Most rows in one block of a merged layer, and so the work of one merge step (about 20 ms)."""
+    """Most rows in one block of a merged layer, and so the work of one merge step (about 10 ms)."""
 
     scan_interval_s: float = 1.0
     """How often the node lists the directory for layers that other processes published and nobody announced.

@@ -16,6 +16,7 @@ Steps of `publish_rows`
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -130,9 +131,13 @@ def _with_deletes(rows: pa.Table, deletes: pa.Table, key: Sequence[str], whose: 
 
 def group_offsets(hashes: U32, key_groups: int) -> npt.NDArray[np.uint64]:
     """Where each key group's rows begin in sorted `hashes`: `key_groups + 1` row numbers."""
-    bounds = np.array([first_hash_of_group(g, key_groups) for g in range(key_groups)], dtype=np.uint32)
-    starts: npt.NDArray[np.uint64] = np.searchsorted(hashes, bounds).astype(np.uint64)
+    starts: npt.NDArray[np.uint64] = np.searchsorted(hashes, _group_bounds(key_groups)).astype(np.uint64)
     return np.append(starts, np.uint64(len(hashes)))
+
+
+@functools.cache
+def _group_bounds(key_groups: int) -> U32:
+    return np.array([first_hash_of_group(g, key_groups) for g in range(key_groups)], dtype=np.uint32)
 
 
 def check_shard(hashes: U32, shard: Shard, key_groups: int, whose: str) -> None:
