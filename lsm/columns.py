@@ -12,7 +12,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from nosync.lsm.errors import SchemaError
+from nosync.lsm.errors import InvalidInputError, SchemaError
 from nosync.lsm.format import HASH_COLUMN, TIME_COLUMN, TOMBSTONE_COLUMN
 from nosync.lsm.hashing import U32, check_key_type
 
@@ -195,7 +195,13 @@ def key_columns(table: pa.Table, key: Sequence[str], whose: str) -> list[pa.Arra
                 f"{whose}: key column {name!r} is missing; the table has {', '.join(table.column_names) or 'no columns'}"
             )
         check_key_type(name, table.schema.field(name).type)
-    return [as_array(table.column(name)) for name in key]
+    columns = [as_array(table.column(name)) for name in key]
+    for name, column in zip(key, columns, strict=True):
+        if pa.types.is_floating(column.type) and pc.any(pc.is_nan(column)).as_py():
+            raise InvalidInputError(
+                f"{whose}: key column {name!r} holds NaN, which is not equal to itself: replace or drop those rows"
+            )
+    return columns
 
 
 def unify_schemas(older: pa.Schema, newer: pa.Schema, whose: str) -> pa.Schema:

@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from nosync.lsm.catalog import Catalog, Record, set_aside
+from nosync.lsm.compactor import Compactor
 from nosync.lsm.directory import CATALOG, LAYERS, QUARANTINE, LayerDirectory, Marker
 from nosync.lsm.env import storage_errors
 from nosync.lsm.errors import CatalogError, CorruptionError, NosyncError, OutOfOrderError, StorageError
@@ -42,10 +43,9 @@ from nosync.lsm.manifest import (
     read_pins,
     sync_published,
 )
-from nosync.lsm.merge import Candidate, Merge, choose_merge
 from nosync.lsm.reader import LayerReader
 from nosync.lsm.settings import StoreSettings
-from nosync.lsm.timestamp import ZERO, Epoch, Time, end_of, pack
+from nosync.lsm.timestamp import END_OF_TIME, ZERO, Epoch, Time, end_of, pack
 from nosync.lsm.trace import choose_cover
 from nosync.lsm.writer import TEMPORARY_DIRECTORY
 
@@ -76,13 +76,12 @@ class Node:
         self._origins: dict[TraceId, Time] = {}
         self._unsynced: dict[tuple[str, Epoch], Path] = {}  # manifests that are not durable yet
         self._safe: dict[str, Epoch] = {}
-        self._garbage: dict[LayerId, float] = {}
         self._retry_at: dict[LayerId, float] = {}
         self.problems: dict[str, str] = {}
         """What keeps layers from being durable, by path; empty when all is well."""
         self.adopted = self.quarantined = 0
         self._durability = threading.Lock()  # one thread makes layers durable at a time
-        self._merging = threading.Lock()  # one merge at a time
+        self._compactor = Compactor(self)
         self._wake, self._wake_merger, self._closing = threading.Event(), threading.Event(), threading.Event()
         self._synced_dirs: set[Path] = set()
         self._directory_lock = DirectoryLock(directory.root)
@@ -176,7 +175,7 @@ class Node:
         listed = set(self.directory.layer_ids())
         with self._lock:
             known = {record.id for records in self._records.values() for record in records.values()}
-            for id in sorted(listed - known - self._garbage.keys()):
+            for id in sorted(listed - known - self._compactor.garbage()):
                 self._pending.setdefault(id)
             gone = known - listed
         for id in sorted(gone):
@@ -248,7 +247,7 @@ class Node:
     def _make_file_durable(self, id: LayerId) -> Record | None:
         """Verifies and syncs one file. None: it is gone, obsolete, torn (now in quarantine), or failed (will be retried)."""
         if self._superseded(id):
-            self._discard([id])
+            self._compactor.discard([id])
             return None
         path = self.directory.path_of(id)
         try:
@@ -333,16 +332,7 @@ class Node:
     def check(self) -> list[NosyncError]:
         """Verifies every byte of every layer; what is bad goes to quarantine. Returns an error for each."""
         self.scan()
-        errors: list[NosyncError] = []
-        for id in self.directory.layer_ids():
-            try:
-                LayerReader.open(self.directory.path_of(id), self._env, id).verify()
-            except FileNotFoundError:
-                continue
-            except CorruptionError as error:
-                self._quarantine(id, error)
-                errors.append(error)
-        return errors
+        return self.recheck(self.directory.layer_ids())
 
     # --- manifests, safe point, retention -------------------------------------------------------------------------
 
@@ -471,13 +461,13 @@ class Node:
             delete_pin(self.directory.root, name, self._env)
             self._pins.pop(name, None)
 
-    # --- merging --------------------------------------------------------------------------------------------------
+    # --- what merging needs ---------------------------------------------------------------------------------------
 
     def durable_ids(self) -> set[LayerId]:
         with self._lock:
             return {record.id for records in self._records.values() for record in records.values()}
 
-    def _sealed_chain(self, trace: TraceId) -> list[LayerId]:
+    def sealed_chain(self, trace: TraceId) -> list[LayerId]:
         """The durable, sealed, contiguous layers of a trace from its beginning, oldest first.
 
         Unsealed ones are never merged: the manifest still has to name them by their digest.
@@ -493,88 +483,42 @@ class Node:
         for d in sorted(sealed):
             if d.lower <= reached < d.upper:
                 reached = d.upper
-        cover = choose_cover(trace, sealed, reached, Time(2**63 - 1), origin) if reached > origin else []
+        cover = choose_cover(trace, sealed, reached, END_OF_TIME, origin) if reached > origin else []
         return [LayerId(trace, d) for d in cover]
 
-    def merge_once(self, *, whole: bool = False, stage: str | None = None) -> bool:
-        """Does the next merge that the policy asks for, or with `whole` merges a trace into one layer. False: none to do."""
-        with self._merging:
-            for trace in sorted(t for t in list(self._records) if stage is None or t.stage == stage):
-                if (merge := self._next_merge(trace, whole=whole)) is None:
-                    continue
-                for _ in merge.steps():
-                    if self._closing.is_set():
-                        return False
-                self._commit_merge(merge)
-                return True
-        return False
+    def replace(self, merged: Record, inputs: Sequence[LayerId]) -> None:
+        """One version edit: the merged layer, whose file is durable, stands for its inputs from now on."""
+        self._sync_directories([merged])
+        self._record([merged], inputs)
 
-    def _next_merge(self, trace: TraceId, *, whole: bool) -> Merge | None:
-        chain = self._sealed_chain(trace)
-        since = self.since()
-        if not chain:
-            return None
-        try:
-            layers = [self.directory.reader(id) for id in chain]
-        except FileNotFoundError:
-            self.scan()
-            return None
-        candidates = [Candidate(layer.info.rows, layer.id.description, bool(layer.info.key)) for layer in layers]
-        # The newest layer is left alone: tasks are about to open it.
-        chosen = (0, len(chain)) if whole else choose_merge(candidates[:-1], since)
-        if chosen is None:
-            return None
-        first, end = chosen
-        merge = Merge(
-            self.directory.root,
-            layers[first:end],
-            since=since,
-            bottom=first == 0,
-            env=self._env,
-            block_rows=self.settings.block_rows,
-        )
-        # One layer alone is worth rewriting only when `since` has moved past more of its history.
-        only = layers[first] if end - first == 1 else None
-        if only and (merge.id == only.id or (len(only.info.times) == 1 and not only.info.tombstones)):
-            return None
-        return merge
+    def recheck(self, ids: Sequence[LayerId]) -> list[NosyncError]:
+        """Verifies every byte of these layers; what is bad goes to quarantine. Returns an error for each."""
+        errors: list[NosyncError] = []
+        for id in ids:
+            try:
+                LayerReader.open(self.directory.path_of(id), self._env, id).verify()
+            except FileNotFoundError:
+                continue
+            except CorruptionError as error:
+                self._quarantine(id, error)
+                errors.append(error)
+        return errors
 
-    def _commit_merge(self, merge: Merge) -> None:
-        published = merge.published
-        record = Record(published.id, published.digest, published.rows, published.size_bytes)
-        self._sync_directories([record])
-        inputs = [layer.id for layer in merge.layers]
-        self._record([record], inputs)
-        self._discard(inputs)
+    def merge_once(self) -> bool:
+        """Does the next merge that the policy asks for. False: there is none to do."""
+        return self._compactor.merge_once(self._closing.is_set)
 
-    def _discard(self, ids: Sequence[LayerId]) -> None:
-        with self._lock:
-            due = self._env.monotonic_s() + self.settings.grace_s
-            for id in ids:
-                self._garbage.setdefault(id, due)
-                self._pending.pop(id, None)
-
-    def collect_garbage(self, *, all: bool = False) -> None:
-        """Deletes merged-away files whose grace period is over. Whoever still maps one keeps its bytes."""
-        with self._lock:
-            now = self._env.monotonic_s()
-            due = [id for id, at in self._garbage.items() if all or at <= now]
-        for id in due:
-            path = self.directory.path_of(id)
-            with storage_errors("remove", path):
-                self._env.unlink(path)
-            self.directory.forget(id)
-            with self._lock:
-                self._garbage.pop(id, None)
+    def collect_garbage(self) -> None:
+        self._compactor.collect_garbage()
 
     def compact(self, stage: str | None = None) -> Iterator[int]:
         """Merges each trace into one layer and removes what that replaced. Yields the number of merges done so far."""
         self.sync()
         done = 0
-        while self.merge_once(whole=True, stage=stage):
+        while self._compactor.merge_once(self._closing.is_set, whole=True, stage=stage):
             done += 1
             yield done
-        self.collect_garbage(all=True)
+        self._compactor.collect_garbage(all=True)
 
     # --- threads ---------------------------------------------------------------------------------------------------
 
@@ -626,7 +570,7 @@ class Node:
         """Makes everything published durable and gives the directory back. Raises StorageError if something is not durable."""
         self._stop()
         try:
-            self.collect_garbage(all=True)
+            self._compactor.collect_garbage(all=True)
             self.sync()
         finally:
             self._catalog.close()

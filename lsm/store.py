@@ -12,7 +12,7 @@ writer) reads the same way. Timestamps here are epochs; loops inside an epoch ar
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -45,59 +45,17 @@ from nosync.lsm.errors import (
 from nosync.lsm.hashing import Hasher, hash32
 from nosync.lsm.layer import Description, LayerId, Shard, TraceId, check_name
 from nosync.lsm.manifest import MAIN_LINE, Manifest, Pin, read_manifests, read_pins
-from nosync.lsm.merge import RowFilter, level_of
+from nosync.lsm.merge import RowFilter
 from nosync.lsm.node import Missing, Node
 from nosync.lsm.scrub import VerifyReport, verify_directory
 from nosync.lsm.settings import StoreSettings
-from nosync.lsm.timestamp import ZERO, Epoch, end_of, epoch_of, last_of, pack, show
+from nosync.lsm.status import LayerStatus, StoreStatus, status_of, status_of_bad
+from nosync.lsm.timestamp import ZERO, Epoch, end_of, epoch_of, last_of, pack
 from nosync.lsm.trace import Trace
 from nosync.lsm.writer import Published, arrange
 
 RAW_FINGERPRINT = "raw"
 """The fingerprint of stages that are appended to directly, not computed by a dataflow."""
-
-
-@dataclass(frozen=True)
-class LayerStatus:
-    """One layer file as `layers()` lists it. `lower` and `upper` are epochs (text such as "7.3" inside a loop)."""
-
-    stage: str
-    fingerprint: str
-    shard: str
-    lower: int | str
-    upper: int | str
-    since: int | str
-    rows: int
-    tombstones: int
-    bytes: int
-    digest: str
-    level: str
-    """`disk`: durable and acknowledged; `memory`: published, not yet acknowledged by the node."""
-    tree_level: int
-    """Position in the LSM tree by size: 0 below 1024 rows, one more for each factor of 4."""
-    path: str
-
-
-@dataclass(frozen=True)
-class StoreStatus:
-    """A summary of the store. Timestamps are epochs, None where there is none yet."""
-
-    path: str
-    key_groups: int
-    safe_point: int | None
-    last_sealed: int | None
-    since: int
-    stages: Mapping[str, Mapping[str, int]]
-    """Per stage: shards, layers, rows (entries, superseded ones included), bytes, upper (first epoch not recorded)."""
-    pins: Mapping[str, int]
-    missing: int
-    """Layers that manifests list and no file holds."""
-    problems: Mapping[str, str]
-
-
-def _shown(time: int) -> int | str:
-    text = show(time)  # type: ignore[arg-type]
-    return int(text) if text.isdigit() else text
 
 
 def open_store(
@@ -473,26 +431,9 @@ class Store:
             except FileNotFoundError:
                 continue
             except NosyncError as error:
-                found.append(_status_of_bad(id, self.directory.path_of(id), error))
+                found.append(status_of_bad(id, self.directory.path_of(id), error))
                 continue
-            d, info = id.description, reader.info
-            found.append(
-                LayerStatus(
-                    id.trace.stage,
-                    id.trace.fingerprint,
-                    str(id.trace.shard),
-                    _shown(d.lower),
-                    _shown(d.upper),
-                    _shown(d.since),
-                    info.rows,
-                    info.tombstones,
-                    reader.size_bytes,
-                    reader.digest,
-                    "disk" if id in durable else "memory",
-                    level_of(info.rows),
-                    str(reader.path),
-                )
-            )
+            found.append(status_of(reader, durable=id in durable))
         return found
 
     def _durable_ids(self) -> set[LayerId]:
@@ -575,12 +516,6 @@ class Store:
     def __repr__(self) -> str:
         state = "closed" if self._closed else "open" if self._node else "read-only"
         return f"<nosync.Store {self.directory.root} ({state})>"
-
-
-def _status_of_bad(id: LayerId, path: Path, error: NosyncError) -> LayerStatus:
-    d, trace = id.description, id.trace
-    ends = (_shown(d.lower), _shown(d.upper), _shown(d.since))
-    return LayerStatus(trace.stage, trace.fingerprint, str(trace.shard), *ends, 0, 0, 0, "", "corrupt", 0, str(path))
 
 
 def _select(table: pa.Table, columns: Sequence[str] | None, stage: str) -> pa.Table:

@@ -22,6 +22,7 @@ ROUND_BITS = 20
 MAX_ROUND = (1 << ROUND_BITS) - 1
 MAX_EPOCH = (1 << (63 - ROUND_BITS)) - 2
 ZERO = Time(0)
+END_OF_TIME = Time((1 << 63) - 1)
 
 
 def pack(epoch: int, round: int = 0) -> Time:

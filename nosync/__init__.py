@@ -34,7 +34,8 @@ from nosync.lsm.errors import (
 )
 from nosync.lsm.scrub import VerifyReport
 from nosync.lsm.settings import StoreSettings
-from nosync.lsm.store import LayerStatus, Store, StoreStatus
+from nosync.lsm.status import LayerStatus, StoreStatus
+from nosync.lsm.store import Store
 from nosync.lsm.store import open_store as open
 
 __all__ = [

@@ -20,7 +20,8 @@ from rich.table import Table
 
 import nosync
 from nosync.lsm.errors import InvalidInputError, NosyncError
-from nosync.lsm.store import LayerStatus, Store, StoreStatus
+from nosync.lsm.status import LayerStatus, StoreStatus
+from nosync.lsm.store import Store
 
 if TYPE_CHECKING:
     from nosync.demo import Demo
@@ -291,7 +292,8 @@ def verify(path: Path, as_json: bool) -> None:
 def compact(path: Path, stage: str | None, retain: int | None, as_json: bool) -> None:
     """Merge every trace into one layer now. No read at a retained epoch changes."""
     _read_only(path).close()  # a missing store is an error here, not a new store
-    with nosync.open(path, retain=retain) as store:
+    # No background merges: what is counted below is then what this command did.
+    with nosync.open(path, retain=retain, settings=nosync.StoreSettings(merge=False)) as store:
         before = store.status()
         with _progress("merging", quiet=as_json) as advance:
             total = sum(s["shards"] for s in before.stages.values())

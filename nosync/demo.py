@@ -20,7 +20,8 @@ import pyarrow.csv
 
 import nosync
 from nosync.lsm.errors import InvalidInputError, NosyncError
-from nosync.lsm.store import LayerStatus, Store
+from nosync.lsm.status import LayerStatus
+from nosync.lsm.store import Store
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Any
 from nosync.dataflow import Dataflow
 from nosync.lsm.errors import FlowError, InvalidInputError, NotAvailableError, OutOfOrderError, UnknownStageError
 from nosync.lsm.layer import Description, LayerId, Shard, TraceId
-from nosync.lsm.store import Store, StoreStatus
+from nosync.lsm.status import StoreStatus
+from nosync.lsm.store import Store
 from nosync.lsm.timestamp import Time, epoch_of, pack
 from nosync.plan import BoundFlow, BoundStage, bind
 from nosync.recovery import Cell, Inventory, RecoveryPlan, Step, plan

@@ -163,6 +163,23 @@ def test_a_full_merge_keeps_live_rows_only(tmp_path: Path) -> None:
     assert reader.info.tombstones == 6, "below a merge that is not at the bottom, deletes still hide older rows"
 
 
+def test_what_was_compacted_stays_compacted(tmp_path: Path) -> None:
+    """A later merge with a lower frontier (`retain` was raised) must not promise history that is gone."""
+    recorded = Recorded(tmp_path / "x", hash32, [{"rows": {1: t}, "deletes": set()} for t in range(6)])
+    env = recorded.directory.env
+    first = Merge(
+        recorded.directory.root, recorded.trace(recorded.fresh()[:4]).layers, since=pack(3), bottom=True, env=env
+    )
+    list(first.steps())
+    layers = recorded.trace([first.id.description, *recorded.fresh()[4:]]).layers
+    second = Merge(recorded.directory.root, layers, since=Time(0), bottom=True, env=env)
+    list(second.steps())
+    trace = recorded.trace([second.id.description])
+    _check_reads(recorded, trace, 3)
+    with pytest.raises(CompactedError):
+        trace.scan(last_of(2))
+
+
 def test_merging_is_deterministic(tmp_path: Path) -> None:
     history = [{"rows": {k: k * t for k in range(10)}, "deletes": {11}} for t in range(5)]
     files = []

@@ -450,3 +450,12 @@ def test_inputs_that_do_not_fit(
         job.read("nope")
     with pytest.raises(nosync.NotAvailableError, match="the newest is 0"):
         job.read("totals", as_of=3)
+
+
+def test_a_nan_key_from_spark_is_refused(spark: SparkSession, store: nosync.Store) -> None:
+    flow = nosync.Dataflow("f")
+    flow.source("words", "x double").aggregate("n", key=["x"], n=nosync.count())
+    job = nosync.Job(flow, store, spark=spark, shards=2)
+    with pytest.raises(nosync.InvalidInputError, match="timestamp 0.*'x' holds NaN"):
+        job.advance(0, {"words": spark.sql("SELECT double('NaN') AS x")})
+    assert store.verify().ok

@@ -1,0 +1,144 @@
+"""Merging in the background: which merge is next, carrying it out, and deleting what it replaced.
+
+Invariants
+- A merged layer is durable before its inputs leave the catalog, and they leave it in the edit that adds the merged one.
+- An input's file is deleted a grace period later, for processes that have listed but not yet opened it.
+- One merge runs at a time; between any two steps it can be abandoned.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+from nosync.lsm.catalog import Record
+from nosync.lsm.directory import LayerDirectory
+from nosync.lsm.env import storage_errors
+from nosync.lsm.errors import CorruptionError, NosyncError
+from nosync.lsm.layer import LayerId, TraceId
+from nosync.lsm.merge import Candidate, Merge, choose_merge
+from nosync.lsm.settings import StoreSettings
+from nosync.lsm.timestamp import Time
+
+
+class Owner(Protocol):
+    """What merging needs of its node."""
+
+    directory: LayerDirectory
+    settings: StoreSettings
+
+    def since(self) -> Time:
+        """The compaction frontier that new merges may use."""
+
+    def durable_ids(self) -> set[LayerId]:
+        """Every layer in the catalog."""
+
+    def sealed_chain(self, trace: TraceId) -> list[LayerId]:
+        """The layers of a trace that may be merged: durable, sealed, contiguous from its beginning."""
+
+    def replace(self, merged: Record, inputs: Sequence[LayerId]) -> None:
+        """Makes the merged layer stand for its inputs, atomically."""
+
+    def recheck(self, ids: Sequence[LayerId]) -> list[NosyncError]:
+        """Verifies layers and quarantines the bad ones."""
+
+    def scan(self) -> None:
+        """Notices files that vanished."""
+
+
+class Compactor:
+    """The merges of one node. Safe to call from several threads."""
+
+    def __init__(self, owner: Owner) -> None:
+        self._owner = owner
+        self._env = owner.directory.env
+        self._one_merge = threading.Lock()
+        self._lock = threading.Lock()
+        self._garbage: dict[LayerId, float] = {}
+
+    def merge_once(self, stop: Callable[[], bool], *, whole: bool = False, stage: str | None = None) -> bool:
+        """Does the next merge that the policy asks for, or with `whole` merges a trace into one layer.
+
+        False: there is none to do, or `stop()` said so between two steps.
+        """
+        with self._one_merge:
+            traces = {id.trace for id in self._owner.durable_ids() if stage is None or id.trace.stage == stage}
+            for trace in sorted(traces):
+                merge = self._next(trace, whole=whole)
+                if merge is None:
+                    continue
+                inputs = [layer.id for layer in merge.layers]
+                try:
+                    for _ in merge.steps():
+                        if stop():
+                            return False
+                except CorruptionError:
+                    if not self._owner.recheck(inputs):
+                        raise  # on disk they are whole: what was mapped is not
+                    continue
+                done = merge.published
+                self._owner.replace(Record(done.id, done.digest, done.rows, done.size_bytes), inputs)
+                self.discard(inputs)
+                return True
+        return False
+
+    def _next(self, trace: TraceId, *, whole: bool) -> Merge | None:
+        directory, settings = self._owner.directory, self._owner.settings
+        chain = self._owner.sealed_chain(trace)
+        since = self._owner.since()
+        if not chain:
+            return None
+        try:
+            layers = [directory.reader(id) for id in chain]
+        except FileNotFoundError:
+            self._owner.scan()
+            return None
+        except CorruptionError:
+            self._owner.recheck(chain)
+            return None
+        candidates = [Candidate(layer.info.rows, layer.id.description, bool(layer.info.key)) for layer in layers]
+        # The newest layer is left alone: tasks are about to open it.
+        chosen = (0, len(chain)) if whole else choose_merge(candidates[:-1], since)
+        if chosen is None:
+            return None
+        first, end = chosen
+        merge = Merge(
+            directory.root,
+            layers[first:end],
+            since=since,
+            bottom=first == 0,
+            env=self._env,
+            block_rows=settings.block_rows,
+        )
+        # One layer alone is worth rewriting only when `since` has moved past more of its history.
+        only = layers[first] if end - first == 1 else None
+        if only and (merge.id == only.id or (len(only.info.times) == 1 and not only.info.tombstones)):
+            return None
+        return merge
+
+    # --- what was replaced --------------------------------------------------------------------------------------
+
+    def garbage(self) -> set[LayerId]:
+        """Layers whose files are there only for readers that are about to open them."""
+        with self._lock:
+            return set(self._garbage)
+
+    def discard(self, ids: Sequence[LayerId]) -> None:
+        due = self._env.monotonic_s() + self._owner.settings.grace_s
+        with self._lock:
+            for id in ids:
+                self._garbage.setdefault(id, due)
+
+    def collect_garbage(self, *, all: bool = False) -> None:
+        """Deletes files whose grace period is over. Whoever still maps one keeps its bytes."""
+        with self._lock:
+            now = self._env.monotonic_s()
+            due = [id for id, at in self._garbage.items() if all or at <= now]
+        for id in due:
+            path = self._owner.directory.path_of(id)
+            with storage_errors("remove", path):
+                self._env.unlink(path)
+            self._owner.directory.forget(id)
+            with self._lock:
+                self._garbage.pop(id, None)

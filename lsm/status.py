@@ -1,0 +1,81 @@
+"""What a store and its layers look like from outside: plain records, ready for JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from nosync.lsm.errors import NosyncError
+from nosync.lsm.layer import LayerId
+from nosync.lsm.merge import level_of
+from nosync.lsm.reader import LayerReader
+from nosync.lsm.timestamp import Time, show
+
+
+@dataclass(frozen=True)
+class LayerStatus:
+    """One layer file as `layers()` lists it. `lower` and `upper` are epochs (text such as "7.3" inside a loop)."""
+
+    stage: str
+    fingerprint: str
+    shard: str
+    lower: int | str
+    upper: int | str
+    since: int | str
+    rows: int
+    tombstones: int
+    bytes: int
+    digest: str
+    level: str
+    """`disk`: durable and acknowledged; `memory`: published, not yet acknowledged by the node."""
+    tree_level: int
+    """Position in the LSM tree by size: 0 below 1024 rows, one more for each factor of 4."""
+    path: str
+
+
+@dataclass(frozen=True)
+class StoreStatus:
+    """A summary of the store. Timestamps are epochs, None where there is none yet."""
+
+    path: str
+    key_groups: int
+    safe_point: int | None
+    last_sealed: int | None
+    since: int
+    stages: Mapping[str, Mapping[str, int]]
+    """Per stage: shards, layers, rows (entries, superseded ones included), bytes, upper (first epoch not recorded)."""
+    pins: Mapping[str, int]
+    missing: int
+    """Layers that manifests list and no file holds."""
+    problems: Mapping[str, str]
+
+
+def shown(time: Time) -> int | str:
+    text = show(time)
+    return int(text) if text.isdigit() else text
+
+
+def status_of(reader: LayerReader, *, durable: bool) -> LayerStatus:
+    d, trace, info = reader.id.description, reader.id.trace, reader.info
+    return LayerStatus(
+        trace.stage,
+        trace.fingerprint,
+        str(trace.shard),
+        shown(d.lower),
+        shown(d.upper),
+        shown(d.since),
+        info.rows,
+        info.tombstones,
+        reader.size_bytes,
+        reader.digest,
+        "disk" if durable else "memory",
+        level_of(info.rows),
+        str(reader.path),
+    )
+
+
+def status_of_bad(id: LayerId, path: Path, error: NosyncError) -> LayerStatus:
+    d, trace = id.description, id.trace
+    ends = (shown(d.lower), shown(d.upper), shown(d.since))
+    return LayerStatus(trace.stage, trace.fingerprint, str(trace.shard), *ends, 0, 0, 0, "", "corrupt", 0, str(path))

@@ -1,0 +1,41 @@
+"""A driver without Java is told what to install."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+import nosync
+from nosync.spark.session import check_java
+
+
+def _fake_java(directory: Path, version: str) -> None:
+    (directory / "bin").mkdir()
+    java = directory / "bin" / "java"
+    java.write_text(f"#!{sys.executable}\nimport sys\nsys.stderr.write('openjdk version \"{version}\" 2020-01-01')\n")
+    java.chmod(0o755)
+
+
+def test_no_java(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.delenv("JAVA_HOME", raising=False)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(nosync.NosyncError, match="no `java` on PATH.*apt-get install openjdk-17"):
+        check_java()
+    monkeypatch.setenv("JAVA_HOME", str(tmp_path))
+    with pytest.raises(nosync.NosyncError, match="has no bin/java"):
+        check_java()
+
+
+@pytest.mark.parametrize(
+    ("version", "fine"), [("1.8.0_292", False), ("11.0.2", False), ("17.0.15", True), ("21", True)]
+)
+def test_versions_of_java(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, version: str, fine: bool) -> None:
+    _fake_java(tmp_path, version)
+    monkeypatch.setenv("JAVA_HOME", str(tmp_path))
+    if fine:
+        check_java()
+    else:
+        with pytest.raises(nosync.NosyncError, match="17\\+ runtime"):
+            check_java()
