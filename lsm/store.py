@@ -54,6 +54,7 @@ from nosync.lsm.timestamp import ZERO, Epoch, end_of, epoch_of, last_of, pack
 from nosync.lsm.trace import Trace
 from nosync.lsm.writer import Published, arrange
 
+BEFORE_FIRST_EPOCH = -1
 RAW_FINGERPRINT = "raw"
 """The fingerprint of stages that are appended to directly, not computed by a dataflow."""
 
@@ -288,13 +289,9 @@ class Store:
         """The change feed: what turns the state as of epoch `after` into the state as of epoch `until`.
 
         Columns: the stage's, `_change_type` (insert, update_preimage, update_postimage, delete) and `_epoch`, in
-        order of epoch within a shard.
+        order of epoch within a shard. `after=-1` is the empty state before the first epoch.
         """
-        pack(after)
-        if pack(until) < pack(after):
-            raise InvalidInputError(
-                f"changes from {after} to {until}: the first timestamp must not be after the second"
-            )
+        check_range(after, until)
         traces = [self._trace(id, until, exact_from=after) for id in self._trace_ids(stage, until, shard)]
         tables = [t.changes(last_of(after), last_of(until)) for t in traces if t.layers]
         if not tables:
@@ -516,6 +513,15 @@ class Store:
     def __repr__(self) -> str:
         state = "closed" if self._closed else "open" if self._node else "read-only"
         return f"<nosync.Store {self.directory.root} ({state})>"
+
+
+def check_range(after: int, until: int) -> None:
+    """Raises InvalidInputError unless both are epochs (or `after` is -1: before the first) and in order."""
+    if after != BEFORE_FIRST_EPOCH:
+        pack(after)
+    pack(until)
+    if until < after:
+        raise InvalidInputError(f"changes from {after} to {until}: the first timestamp must not be after the second")
 
 
 def _select(table: pa.Table, columns: Sequence[str] | None, stage: str) -> pa.Table:

@@ -37,6 +37,7 @@ from nosync.lsm.settings import StoreSettings
 from nosync.lsm.status import LayerStatus, StoreStatus
 from nosync.lsm.store import Store
 from nosync.lsm.store import open_store as open
+from nosync.sinks import CallbackSink, ParquetSink
 
 __all__ = [
     # the store
@@ -52,6 +53,8 @@ __all__ = [
     "Job",
     "EpochReport",
     "RecoveryReport",
+    "ParquetSink",
+    "CallbackSink",
     "count",
     "sum",
     "min",

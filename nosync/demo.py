@@ -182,9 +182,8 @@ class Demo:
 
     def daily_trend(self) -> list[tuple[str, datetime.date, float]]:
         """The smoothed delay of each origin and day, from the change feed of the whole year."""
-        feed = self.store.changes("trend", 0, self.last).select(["origin", "days", "_change_type"])
-        first = self.store.read("trend", as_of=0).to_pylist()
-        rows = first + [row for row in feed.to_pylist() if row["_change_type"] in ("insert", "update_postimage")]
+        feed = self.store.changes("trend", -1, self.last).to_pylist()
+        rows = [row for row in feed if row["_change_type"] in ("insert", "update_postimage")]
         return sorted((row["origin"], day["day"], day["ewma"]) for row in rows for day in row["days"])
 
     def write_csv(self) -> Path:

@@ -11,19 +11,22 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from nosync.dataflow import Dataflow
 from nosync.lsm.errors import FlowError, InvalidInputError, NotAvailableError, OutOfOrderError, UnknownStageError
 from nosync.lsm.layer import Description, LayerId, Shard, TraceId
 from nosync.lsm.status import StoreStatus
-from nosync.lsm.store import Store
+from nosync.lsm.store import Store, check_range
 from nosync.lsm.timestamp import Time, epoch_of, pack
 from nosync.plan import BoundFlow, BoundStage, bind
 from nosync.recovery import Cell, Inventory, RecoveryPlan, Step, plan
+from nosync.sinks import Sink
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.streaming.query import StreamingQuery
 
     from nosync.segment import Report
 
@@ -87,13 +90,21 @@ def _or_none(t: int | None) -> str:
 
 
 class Job:
-    """Runs a dataflow over a store. One job at a time per store.
+    """Runs a dataflow over a store. One job at a time per store. `sinks`: by stage, where its changes go.
 
     Raises FlowError where flow, store and settings do not fit together: another number of key groups or shards than
     the store was written with, or stages whose code changed since.
     """
 
-    def __init__(self, flow: Dataflow, store: Store, *, spark: SparkSession, shards: int = 4) -> None:
+    def __init__(
+        self,
+        flow: Dataflow,
+        store: Store,
+        *,
+        spark: SparkSession,
+        shards: int = 4,
+        sinks: Mapping[str, Sink] | None = None,
+    ) -> None:
         from nosync.spark import epoch  # noqa: PLC0415 - the store works without pyspark; a job is where it is needed
         from nosync.spark.session import check_session  # noqa: PLC0415
 
@@ -104,6 +115,9 @@ class Job:
         self._check_shape(flow)
         self.flow: BoundFlow = bind(flow, epoch.parse_ddl)
         self._check_code()
+        self._sinks = dict(sinks or {})
+        for stage in self._sinks:
+            self._stage(stage)
 
     def _check_shape(self, flow: Dataflow) -> None:
         groups = self._store.directory.key_groups
@@ -158,7 +172,37 @@ class Job:
         checked = self._check_inputs(inputs)
         reports = self._run(Step(t, {}, frozenset()), checked, everything=True)
         self._node.seal(t, self._ids(t), meta={"flow": self.flow.name, "shards": self._shards})
+        for stage, sink in self._sinks.items():
+            marks = self._store.directory.root / "sinks" / stage
+            sink.deliver(lambda stage=stage: self.changes(stage, t - 1, t), t, marks)  # type: ignore[misc]
         return _epoch_report(t, reports, self.flow, time.perf_counter() - started)
+
+    def stream(
+        self,
+        inputs: Mapping[str, DataFrame],
+        *,
+        checkpoint: str | Path,
+        trigger: Mapping[str, Any] | None = None,
+        name: str | None = None,
+    ) -> StreamingQuery:
+        """Runs the flow under Structured Streaming: one epoch per micro-batch, with the batch id as its number.
+
+        `inputs`: one streaming DataFrame per source. `checkpoint`: where Spark keeps the offsets; start again with the
+        same one to go on, after any failure. `trigger`: as for writeStream.trigger, such as `{"availableNow": True}`.
+        The sources must be replayable, as for any exactly-once query. Sinks are part of the Job.
+        """
+        from nosync.spark.stream import start_stream  # noqa: PLC0415
+
+        checked = self._check_inputs(inputs)
+        last = self._node.last_sealed()
+        fresh = not Path(checkpoint).exists()
+        if fresh and last is not None:
+            raise FlowError(
+                f"the store is at epoch {last}, but {checkpoint} is a new checkpoint, whose batches start at 0: "
+                "use the checkpoint that this store was streamed with, or a new store"
+            )
+        query_name = name or f"nosync-{self.flow.name}"
+        return start_stream(self.advance, checked, checkpoint, trigger or {}, query_name)
 
     def _check_epoch(self, t: int) -> None:
         pack(t)
@@ -227,12 +271,10 @@ class Job:
         """The change feed of a stage: what turns its state as of `after` into the one as of `until`.
 
         The stage's columns, `_change_type` (insert, update_preimage, update_postimage, delete) and `_epoch`.
+        `after=-1` is the empty state before the first epoch.
         """
+        check_range(after, until)
         bound, until = self._stage(stage), self._sealed(until)
-        if pack(after) > pack(until):
-            raise InvalidInputError(
-                f"changes from {after} to {until}: the first timestamp must not be after the second"
-            )
         from nosync.spark import read  # noqa: PLC0415
 
         return read.read_changes(self._spark, self.flow, bound, self._root, self._shards, self._origins(), after, until)

@@ -64,6 +64,8 @@ def run_epoch(
 
     Raises whatever a task raised, as the NosyncError it was.
     """
+    # Under foreachBatch the rows belong to a session of the query's own.
+    spark = next((frame.sparkSession for frame in inputs.values()), spark)
     with task_errors(), settings_for_epochs(spark):
         ends = [_EpochJob(spark, flow, plan, inputs).end(stage) for stage, keyed in flow.exits() if not keyed]
         rows = reduce(DataFrame.unionAll, ends).collect()

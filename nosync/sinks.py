@@ -1,0 +1,106 @@
+"""Sinks: where the output of an epoch goes when the epoch is sealed. The guarantee is chosen per sink.
+
+| guarantee | after a failure | how |
+|---|---|---|
+| `precise` | every epoch is there exactly once | output of `t` appears atomically under the name of `t`, never twice |
+| `at_least_once` | an epoch may be handed on again, with identical rows | marked as delivered after the hand-over |
+| `gap` | an epoch may be lost, none is handed on twice | marked as delivered before the hand-over |
+
+(Precise, rollback and gap recovery: Hwang et al., High-Availability Algorithms for Distributed Stream Processing, ICDE
+2005. Repeats are identical, because the layers that they are read from are.)
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
+
+from nosync.lsm.env import Env, storage_errors
+from nosync.lsm.errors import InvalidInputError
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+PRECISE, AT_LEAST_ONCE, GAP = "precise", "at_least_once", "gap"
+
+
+class Sink(Protocol):
+    """Takes the changes of one stage at one epoch: the stage's columns, `_change_type` and `_epoch`."""
+
+    def deliver(self, changes: Callable[[], DataFrame], t: int, marks: Path) -> bool:
+        """Hands on epoch `t`. `marks` is a directory of this sink's own, kept with the store.
+
+        Called in order of epochs, and again for an epoch whose first call may not have finished. False: it
+        had been delivered.
+        """
+
+
+@dataclass(frozen=True)
+class ParquetSink:
+    """One directory `epoch=<t>` of Parquet files per epoch, on a local or mounted file system. Precise.
+
+    Spark reads the whole as one table with a partition column `epoch`.
+    """
+
+    path: str | Path
+
+    def deliver(self, changes: Callable[[], DataFrame], t: int, marks: Path) -> bool:
+        target = Path(self.path) / f"epoch={t}"
+        if target.exists():
+            return False
+        staged = Path(self.path) / f".staged-{t}"
+        with storage_errors("write the output", target):
+            if staged.exists():  # of an attempt that died
+                shutil.rmtree(staged)
+            changes().write.parquet(str(staged.absolute()))
+            staged.rename(target)
+        return True
+
+
+@dataclass(frozen=True)
+class CallbackSink:
+    """Calls `function(changes, t)` for each epoch, as foreachBatch does.
+
+    `guarantee`: `at_least_once` (default) or `gap`. To be precise, make the function idempotent by `t`, for instance with a
+    transaction that stores `t` with the rows.
+    """
+
+    function: Callable[[DataFrame, int], None]
+    guarantee: str = AT_LEAST_ONCE
+
+    def __post_init__(self) -> None:
+        if self.guarantee not in (AT_LEAST_ONCE, GAP):
+            raise InvalidInputError(
+                f"guarantee {self.guarantee!r} of a callback is not {AT_LEAST_ONCE!r} or {GAP!r}: only the function "
+                "itself can make it precise, by being idempotent by t"
+            )
+
+    def deliver(self, changes: Callable[[], DataFrame], t: int, marks: Path) -> bool:
+        mark = marks / str(t)
+        if mark.exists():
+            return False
+        if self.guarantee == GAP:
+            _make_mark(mark)
+            self.function(changes(), t)
+        else:
+            self.function(changes(), t)
+            _make_mark(mark)
+        return True
+
+
+def _make_mark(mark: Path) -> None:
+    """Durably; and forgets the one before the last, so that a long job leaves few files."""
+    env = Env()
+    with storage_errors("mark as delivered", mark):
+        env.make_dirs(mark.parent)
+        with env.create(mark):
+            pass
+        env.sync_dir(mark.parent)
+        old = mark.with_name(str(int(mark.name) - _MARKS_KEPT))
+        env.unlink(old)
+
+
+_MARKS_KEPT = 1000

@@ -1,0 +1,71 @@
+"""Structured Streaming: each micro-batch is an epoch, and the batch id is its number.
+
+Spark's checkpoint holds the offsets of the sources only. After a restart from it Spark runs the last uncommitted
+batch again, with the same id and rows; layers that were recorded are used, and the others computed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import reduce
+from pathlib import Path
+from typing import Any
+
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as F
+from pyspark.sql.streaming.query import StreamingQuery
+
+from nosync.lsm.errors import InvalidInputError
+
+_SOURCE = "_source"
+Advance = Callable[[int, Mapping[str, DataFrame]], object]
+
+
+def start_stream(
+    advance: Advance,
+    inputs: Mapping[str, DataFrame],
+    checkpoint: str | Path,
+    trigger: Mapping[str, Any],
+    name: str,
+) -> StreamingQuery:
+    """Starts the query that calls `advance(batch id, rows by source)` for each micro-batch."""
+    for source, frame in inputs.items():
+        if not frame.isStreaming:
+            raise InvalidInputError(
+                f"source {source}: the DataFrame is not a streaming one: use spark.readStream, or advance()"
+            )
+
+    def run_batch(batch: DataFrame, batch_id: int) -> None:
+        advance(batch_id, _split(batch, inputs))
+
+    writer = _combined(inputs).writeStream.queryName(name).option("checkpointLocation", str(checkpoint))
+    return writer.trigger(**trigger).foreachBatch(run_batch).start()
+
+
+def _combined(inputs: Mapping[str, DataFrame]) -> DataFrame:
+    """One streaming DataFrame for all sources: each row in a struct column of its source."""
+    if len(inputs) == 1:
+        return next(iter(inputs.values()))
+    tagged = [
+        frame.select(
+            F.lit(source).alias(_SOURCE),
+            *(
+                F.struct(*frame.columns).alias(other)
+                if other == source
+                else F.lit(None).cast(_struct_type(inputs[other])).alias(other)
+                for other in inputs
+            ),
+        )
+        for source, frame in inputs.items()
+    ]
+    return reduce(DataFrame.unionByName, tagged)
+
+
+def _struct_type(frame: DataFrame) -> str:
+    return frame.schema.simpleString()
+
+
+def _split(batch: DataFrame, inputs: Mapping[str, DataFrame]) -> dict[str, DataFrame]:
+    if len(inputs) == 1:
+        return dict.fromkeys(inputs, batch)
+    return {source: batch.where(F.col(_SOURCE) == source).select(f"{source}.*") for source in inputs}

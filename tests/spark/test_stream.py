@@ -1,0 +1,255 @@
+"""Structured Streaming and sinks: outputs after any failure equal those of a run without one."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pytest
+
+import nosync
+from tests.conftest import OpenStore
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+pytestmark = pytest.mark.spark
+
+SCHEMA = "word string, n bigint"
+FILES = 8
+KILLS = int(os.environ.get("NOSYNC_STREAM_KILLS", "2"))
+
+
+def write_input(directory: Path, files: int = FILES) -> None:
+    """JSON files whose modification times fix the order in which the stream reads them."""
+    directory.mkdir(parents=True)
+    choose = random.Random(1)
+    for i in range(files):
+        rows = [{"word": choose.choice("abcdefgh"), "n": choose.randrange(100)} for _ in range(40)]
+        path = directory / f"{i:04}.json"
+        path.write_text("\n".join(json.dumps(row) for row in rows))
+        os.utime(path, (1_700_000_000 + i, 1_700_000_000 + i))
+
+
+def totals_of(directory: Path, files: int = FILES) -> dict[str, tuple[int, int]]:
+    found: dict[str, tuple[int, int]] = {}
+    for path in sorted(directory.iterdir())[:files]:
+        for line in path.read_text().splitlines():
+            row = json.loads(line)
+            n, total = found.get(row["word"], (0, 0))
+            found[row["word"]] = (n + 1, total + row["n"])
+    return found
+
+
+def make_job(store: nosync.Store, spark: SparkSession, sinks: dict[str, Any] | None = None) -> nosync.Job:
+    flow = nosync.Dataflow("stream")
+    flow.source("words", SCHEMA).aggregate("totals", key=["word"], n=nosync.count(), total=nosync.sum("n"))
+    return nosync.Job(flow, store, spark=spark, shards=2, sinks=sinks)
+
+
+def read_stream(spark: SparkSession, directory: Path) -> DataFrame:
+    return spark.readStream.schema(SCHEMA).option("maxFilesPerTrigger", 1).json(str(directory))
+
+
+def run_stream(job: nosync.Job, spark: SparkSession, root: Path) -> None:
+    query = job.stream(
+        {"words": read_stream(spark, root / "in")}, checkpoint=root / "cp", trigger={"availableNow": True}
+    )
+    assert query.awaitTermination(240)
+
+
+def replay(rows: list[dict[str, Any]]) -> dict[str, tuple[int, int]]:
+    """The state that a change feed leads to; fails where a change does not fit."""
+    state: dict[str, tuple[int, int]] = {}
+    for row in sorted(rows, key=lambda r: (r["_epoch"], r["_change_type"] not in ("delete", "update_preimage"))):
+        value = (row["n"], row["total"])
+        if row["_change_type"] in ("delete", "update_preimage"):
+            assert state.pop(row["word"]) == value
+        else:
+            assert row["word"] not in state
+            state[row["word"]] = value
+    return state
+
+
+def test_a_stream_is_epochs_and_goes_on_after_a_restart(
+    spark: SparkSession, open_store: OpenStore, tmp_path: Path
+) -> None:
+    write_input(tmp_path / "all")
+    (tmp_path / "in").mkdir()
+    for path in sorted((tmp_path / "all").iterdir())[:3]:
+        os.link(path, tmp_path / "in" / path.name)
+    with open_store() as store:
+        run_stream(make_job(store, spark), spark, tmp_path)
+        assert store.last_sealed() == 2
+    for path in sorted((tmp_path / "all").iterdir())[3:]:
+        os.link(path, tmp_path / "in" / path.name)
+    with open_store() as store:
+        job = make_job(store, spark, {"totals": nosync.ParquetSink(tmp_path / "out")})
+        run_stream(job, spark, tmp_path)
+        assert store.last_sealed() == FILES - 1
+        for t in (2, FILES - 1):
+            state = {row.word: (row.n, row.total) for row in job.read("totals", as_of=t).collect()}
+            assert state == totals_of(tmp_path / "all", t + 1)
+        assert sorted(p.name for p in (tmp_path / "out").iterdir()) == [f"epoch={t}" for t in range(3, FILES)]
+        with pytest.raises(nosync.FlowError, match="new checkpoint"):
+            job.stream({"words": read_stream(spark, tmp_path / "in")}, checkpoint=tmp_path / "other")
+    with open_store("empty") as store, pytest.raises(nosync.InvalidInputError, match="not a streaming one"):
+        make_job(store, spark).stream({"words": spark.createDataFrame([("a", 1)], SCHEMA)}, checkpoint=tmp_path / "x")
+
+
+def test_two_sources_in_one_stream(spark: SparkSession, open_store: OpenStore, tmp_path: Path) -> None:
+    write_input(tmp_path / "one", 2)
+    write_input(tmp_path / "two", 3)
+    flow = nosync.Dataflow("pair")
+    for name in ("one", "two"):
+        flow.source(name, SCHEMA).aggregate(f"n_{name}", key=["word"], n=nosync.count(), total=nosync.sum("n"))
+    with open_store() as store:
+        job = nosync.Job(flow, store, spark=spark, shards=2)
+        frames = {name: read_stream(spark, tmp_path / name) for name in ("one", "two")}
+        query = job.stream(frames, checkpoint=tmp_path / "cp", trigger={"availableNow": True})
+        assert query.awaitTermination(240)
+        for name in ("one", "two"):
+            state = {row.word: (row.n, row.total) for row in job.read(f"n_{name}").collect()}
+            assert state == totals_of(tmp_path / name)
+
+
+DRIVER = """
+import sys
+from pathlib import Path
+import nosync
+from nosync.spark.session import local_session
+from tests.spark.test_stream import make_job, run_stream
+root = Path(sys.argv[1])
+spark = local_session(2)
+with nosync.open(root / "store") as store:
+    print("started", flush=True)
+    sinks = {"totals": nosync.ParquetSink(root / "out")}
+    job = make_job(store, spark, sinks)
+    advance = job.advance
+    def announce(t, inputs):
+        print("epoch", t, flush=True)
+        return advance(t, inputs)
+    job.advance = announce
+    run_stream(job, spark, root)
+print("done", flush=True)
+"""
+
+
+@pytest.mark.timeout(3600)
+def test_killing_the_driver_changes_no_output(spark: SparkSession, open_store: OpenStore, tmp_path: Path) -> None:
+    write_input(tmp_path / "in")
+    seed = random.randrange(10**9)
+    print(f"seed {seed}")
+    choose = random.Random(seed)
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+    kills = 0
+    while True:
+        driver = subprocess.Popen(
+            [sys.executable, "-c", DRIVER, str(tmp_path)],
+            stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, env=environment, start_new_session=True,
+        )  # fmt: skip
+        assert driver.stdout is not None
+        epochs_until_kill = choose.randrange(1, 4) if kills < KILLS else FILES + 2
+        said = []
+        for line in driver.stdout:
+            said.append(line.strip())
+            if sum(word.startswith("epoch") for word in said) >= epochs_until_kill:
+                import threading
+
+                threading.Event().wait(choose.random() * 2)  # at any moment of the epoch
+                break
+        if "done" in said:
+            driver.wait()
+            break
+        os.killpg(driver.pid, signal.SIGKILL)
+        driver.wait()
+        kills += 1
+    assert kills >= KILLS
+    with open_store() as store:
+        job = make_job(store, spark)
+        assert store.last_sealed() == FILES - 1
+        state = {row.word: (row.n, row.total) for row in job.read("totals").collect()}
+    assert state == totals_of(tmp_path / "in")
+    output = spark.read.parquet(*(str(p) for p in (tmp_path / "out").glob("epoch=*"))).collect()
+    assert replay([row.asDict() for row in output]) == state, "each epoch is in the output exactly once"
+
+
+# --- sinks and their guarantees ------------------------------------------------------------------------------------
+
+
+class Delivered:
+    """A function that records what it is given, and can die before or after it has done so."""
+
+    def __init__(self) -> None:
+        self.epochs: list[int] = []
+        self.rows: list[list[Any]] = []
+        self.die = ""
+
+    def __call__(self, changes: DataFrame, t: int) -> None:
+        if self.die == "before":
+            raise RuntimeError("died before it had written")
+        self.rows.append(sorted(map(repr, changes.collect())))
+        self.epochs.append(t)
+        if self.die == "after":
+            raise RuntimeError("died after it had written")
+
+
+def _epochs(spark: SparkSession, count: int) -> list[DataFrame]:
+    return [spark.createDataFrame(pa.table({"word": ["a", "b"], "n": [t, 2 * t]})) for t in range(count)]
+
+
+@pytest.mark.parametrize(
+    ("guarantee", "die", "expected"),
+    [
+        ("at_least_once", "before", [0, 1, 2]),
+        ("at_least_once", "after", [0, 1, 1, 2]),
+        ("gap", "before", [0, 2]),
+        ("gap", "after", [0, 1, 2]),
+    ],
+)
+def test_guarantees_of_a_callback(
+    spark: SparkSession, open_store: OpenStore, guarantee: str, die: str, expected: list[int]
+) -> None:
+    store, delivered = open_store(), Delivered()
+    job = make_job(store, spark, {"totals": nosync.CallbackSink(delivered, guarantee)})
+    frames = _epochs(spark, 3)
+    job.advance(0, {"words": frames[0]})
+    delivered.die = die
+    with pytest.raises(RuntimeError, match="died"):
+        job.advance(1, {"words": frames[1]})
+    delivered.die = ""
+    job.advance(1, {"words": frames[1]})
+    job.advance(2, {"words": frames[2]})
+    job.advance(2, {"words": frames[2]})
+    assert delivered.epochs == expected
+    if delivered.epochs.count(1) == 2:
+        assert delivered.rows[1] == delivered.rows[2], "repeats are identical"
+
+
+def test_the_parquet_sink_is_precise(spark: SparkSession, open_store: OpenStore, tmp_path: Path) -> None:
+    store = open_store()
+    job = make_job(store, spark, {"totals": nosync.ParquetSink(tmp_path / "out")})
+    frames = _epochs(spark, 2)
+    job.advance(0, {"words": frames[0]})
+    (tmp_path / "out" / ".staged-1").mkdir()  # an attempt that died while it wrote
+    job.advance(1, {"words": frames[1]})
+    before = {p: p.stat().st_mtime_ns for p in (tmp_path / "out").rglob("*.parquet")}
+    job.advance(1, {"words": frames[1]})
+    assert {p: p.stat().st_mtime_ns for p in (tmp_path / "out").rglob("*.parquet")} == before
+    assert sorted(p.name for p in (tmp_path / "out").iterdir()) == ["epoch=0", "epoch=1"]
+    rows = [row.asDict() for row in spark.read.parquet(str(tmp_path / "out")).collect()]
+    assert replay(rows) == {"a": (2, 1), "b": (2, 2)}
+
+
+def test_sinks_that_cannot_be(spark: SparkSession, open_store: OpenStore) -> None:
+    with pytest.raises(nosync.InvalidInputError, match="idempotent by t"):
+        nosync.CallbackSink(lambda changes, t: None, "precise")
+    with pytest.raises(nosync.UnknownStageError, match="'nope'"):
+        make_job(open_store(), spark, {"nope": nosync.ParquetSink("x")})
