@@ -20,6 +20,8 @@ Bools = npt.NDArray[np.bool_]
 Indices = npt.NDArray[np.int64]
 
 _HALF, _LOW_32 = np.uint64(32), np.uint64(0xFFFFFFFF)
+INTERNAL_PREFIX = "__"
+"""Columns that begin so are a stage's internal state: stored with its rows, shown only when asked for by name."""
 CHANGE_TYPE_COLUMN = "_change_type"
 EPOCH_COLUMN = "_epoch"
 RESERVED = frozenset({HASH_COLUMN, TIME_COLUMN, TOMBSTONE_COLUMN, CHANGE_TYPE_COLUMN, EPOCH_COLUMN})

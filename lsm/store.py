@@ -22,7 +22,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from nosync.lsm.catalog import Catalog
-from nosync.lsm.columns import Bools, describe, key_columns, plain, unify_schemas
+from nosync.lsm.columns import INTERNAL_PREFIX, Bools, describe, key_columns, plain, unify_schemas
 from nosync.lsm.directory import (
     CATALOG,
     DEFAULT_KEY_GROUPS,
@@ -295,8 +295,8 @@ class Store:
         traces = [self._trace(id, until, exact_from=after) for id in self._trace_ids(stage, until, shard)]
         tables = [t.changes(last_of(after), last_of(until)) for t in traces if t.layers]
         if not tables:
-            return self._unified(stage, traces).empty_table()
-        return pa.concat_tables(tables, promote_options="default")
+            return _select(self._unified(stage, traces).empty_table(), None, stage)
+        return _select(pa.concat_tables(tables, promote_options="default"), None, stage)
 
     def _as_of(self, as_of: int | None) -> int:
         if as_of is None:
@@ -526,7 +526,7 @@ def check_range(after: int, until: int) -> None:
 
 def _select(table: pa.Table, columns: Sequence[str] | None, stage: str) -> pa.Table:
     if columns is None:
-        return table
+        return table.select([name for name in table.column_names if not name.startswith(INTERNAL_PREFIX)])
     for name in columns:
         if name not in table.column_names:
             raise SchemaError(f"stage {stage} has no column {name!r}; it has {describe(table.schema)}")

@@ -10,7 +10,7 @@
 See README.md for the two-command start and docs/ for how it works.
 """
 
-from nosync.aggregates import count, max, mean, min, sum
+from nosync.aggregates import count, count_distinct, max, mean, min, sum
 from nosync.dataflow import Dataflow, Stage
 from nosync.job import EpochReport, Job, RecoveryReport
 from nosync.lsm.errors import (
@@ -56,6 +56,7 @@ __all__ = [
     "ParquetSink",
     "CallbackSink",
     "count",
+    "count_distinct",
     "sum",
     "min",
     "max",

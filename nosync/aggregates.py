@@ -3,6 +3,10 @@
 Each function keeps accumulator columns in the stage's layer. An accumulator that is not itself the answer is
 named `__<output>_<what>`; columns that begin with two underscores are internal state, hidden from reads.
 
+An accumulator that rows can be taken out of again follows an input that changes. `min`, `max` and `count_distinct` need all
+values for that: they keep, per key, the sorted multiset of values as a list of (value, how often). It is rewritten for
+the keys that an epoch touches, so it suits keys with up to some ten thousand different values.
+
 Nulls as in SQL: `count("x")`, sum, min, max and mean pass over nulls, and are null (count: 0) where there is nothing else.
 """
 
@@ -11,27 +15,23 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from nosync.lsm.columns import as_array
 from nosync.lsm.errors import FlowError, SchemaError
 
-INTERNAL_PREFIX = "__"
 ROWS = "__rows"
 """Accumulator of every aggregate over a changing input: input rows of the key, which goes when it reaches 0."""
 
 
 @dataclass(frozen=True)
 class Aggregate:
-    """One aggregate function over one column (None: over rows). Made by `count`, `sum`, `min`, `max`, `mean`."""
+    """One aggregate function over one column (None: over rows). Made by `count`, `sum`, `min`, `max`, ..."""
 
     function: str
     column: str | None = None
-
-    @property
-    def can_retract(self) -> bool:
-        """Whether a row can be taken back out of the accumulator."""
-        return self.function in ("count", "sum", "mean")
 
     def __str__(self) -> str:
         return f"{self.function}({self.column or ''})"
@@ -62,6 +62,11 @@ def mean(column: str) -> Aggregate:
     return Aggregate("mean", column)
 
 
+def count_distinct(column: str) -> Aggregate:
+    """Exact number of different values of a column of any ordered type. int64."""
+    return Aggregate("count_distinct", column)
+
+
 @dataclass(frozen=True)
 class Accumulator:
     """A stored column: which column it is made of, how input rows enter it, and how two of it combine."""
@@ -70,14 +75,14 @@ class Accumulator:
     type: pa.DataType
     source: str | None
     how: str
-    """`rows` (number of rows), `count` (non-null values), `sum`, `min` or `max`."""
+    """`rows` (number of rows), `count` (non-null values), `sum`, `min`, `max` or `values` (the multiset)."""
 
 
 class Plan:
     """The aggregates of one stage, resolved against its input's schema.
 
-    Raises SchemaError for a column that is missing or of a type that the function does not take, FlowError for
-    a function that cannot take rows back over an input that changes.
+    `retracts`: the input's rows can change, so accumulators must follow rows that go. Raises SchemaError for a column that
+    is missing or of a type that the function does not take.
     """
 
     def __init__(
@@ -93,7 +98,7 @@ class Plan:
             self._add(stage, output, aggregate, schema)
         fields = [pa.field(name, schema.field(name).type) for name in self.key]
         fields += [
-            pa.field(output, pa.float64() if agg.function == "mean" else self.accumulators[acc].type)
+            pa.field(output, _output_type(agg, self.accumulators[acc]))
             for output, (agg, acc, _) in self._outputs.items()
         ]
         self.output_schema = pa.schema(fields)
@@ -108,11 +113,6 @@ class Plan:
             )
         if output in self.key or output.startswith("_"):
             raise FlowError(f"stage {stage}: {output!r} cannot name an aggregate: it is a key column or begins with _")
-        if self.retracts and not aggregate.can_retract:
-            raise FlowError(
-                f"stage {stage}: {aggregate} over an input whose rows change (an aggregate or update stage) is not "
-                "supported: a row that goes may have been the extreme one. Aggregate the original stream instead"
-            )
         if aggregate.column is None:
             self._keep(output, Accumulator(output, pa.int64(), None, "rows"), aggregate)
             return
@@ -123,7 +123,13 @@ class Plan:
         type_ = schema.field(aggregate.column).type
         if aggregate.function == "count":
             self._keep(output, Accumulator(output, pa.int64(), aggregate.column, "count"), aggregate)
+        elif aggregate.function == "count_distinct" or (self.retracts and aggregate.function in ("min", "max")):
+            _check_ordered(stage, aggregate, type_)
+            self._keep(
+                output, Accumulator(f"__{output}_values", values_type(type_), aggregate.column, "values"), aggregate
+            )
         elif aggregate.function in ("min", "max"):
+            _check_ordered(stage, aggregate, type_)
             self._keep(output, Accumulator(output, type_, aggregate.column, aggregate.function), aggregate)
         else:
             total = Accumulator(
@@ -146,26 +152,31 @@ class Plan:
         `weights` is +1 for rows that came and -1 for rows that went; None: all came. Single-threaded, because the order
         in which floats are added must not depend on scheduling.
         """
+        ones = weights if weights is not None else pa.repeat(pa.scalar(1, pa.int64()), rows.num_rows)
         columns: dict[str, pa.Array] = {f"k{i}": rows.column(name) for i, name in enumerate(self.key)}
-        columns["hash"] = hashes
-        functions: list[tuple[str, str]] = [("hash", "min")]
+        columns |= {"hash": hashes, "ones": ones}
+        functions: list[tuple[str, str]] = [("hash", "min"), ("ones", "list")]
         for i, accumulator in enumerate(self.accumulators.values()):
-            columns[f"a{i}"] = _contribution(rows, accumulator, weights)
-            functions.append((f"a{i}", accumulator.how if accumulator.how in ("min", "max") else "sum"))
-        keys = [f"k{i}" for i in range(len(self.key))]
+            columns[f"a{i}"] = _contribution(rows, accumulator, ones)
+            functions.append((f"a{i}", _GROUPING.get(accumulator.how, "sum")))
+        keys = list(columns)[: len(self.key)]
         grouped = pa.table(columns).group_by(keys, use_threads=False).aggregate(functions)
-        names = dict(zip([f"{c}_{f}" for c, f in functions], ["hash", *self.accumulators], strict=True))
-        found = {names.get(name, name): grouped.column(name).combine_chunks() for name in grouped.column_names}
-        arrays = [found[f"k{i}"] for i in range(len(self.key))]
-        arrays += [found[a.name].cast(a.type) for a in self.accumulators.values()]
-        return pa.Table.from_arrays(arrays, names=[*self.key, *self.accumulators]), found["hash"]
+        arrays = [as_array(grouped.column(key)) for key in keys]
+        for (name, function), accumulator in zip(functions[2:], self.accumulators.values(), strict=True):
+            found = as_array(grouped.column(f"{name}_{function}"))
+            if accumulator.how == "values":
+                found = _entries(found, as_array(grouped.column("ones_list")), accumulator.type)
+            arrays.append(found.cast(accumulator.type))
+        return pa.Table.from_arrays(arrays, names=[*self.key, *self.accumulators]), as_array(grouped.column("hash_min"))
 
     def combine(self, partial: pa.Table, before: pa.Table) -> pa.Table:
         """New accumulators: `partial` with `before` (same keys in the same rows; null where a key is new)."""
         columns = [partial.column(name) for name in self.key]
         for accumulator in self.accumulators.values():
             new, old = partial.column(accumulator.name), before.column(accumulator.name)
-            if accumulator.how in ("min", "max"):
+            if accumulator.how == "values":
+                columns.append(_merge_values(new, old, accumulator.type))
+            elif accumulator.how in ("min", "max"):
                 function = pc.min_element_wise if accumulator.how == "min" else pc.max_element_wise
                 columns.append(function(new, old, skip_nulls=True))
             else:
@@ -177,7 +188,9 @@ class Plan:
         """The rows that the layer stores: key, outputs, internal accumulators (`schema`)."""
         columns = {name: accumulators.column(name) for name in accumulators.column_names}
         for output, (aggregate, total, counted) in self._outputs.items():
-            if aggregate.function == "mean":
+            if self.accumulators[total].how == "values":
+                columns[output] = _answer(aggregate.function, columns[total])
+            elif aggregate.function == "mean":
                 # Null where nothing was counted: dividing by zero would give NaN.
                 n = columns[counted]
                 n = pc.if_else(pc.greater(n, 0), n, None)
@@ -197,15 +210,77 @@ def _sum_type(stage: str, aggregate: Aggregate, type_: pa.DataType) -> pa.DataTy
     raise SchemaError(f"stage {stage}: {aggregate}: column {aggregate.column!r} is {type_}, expected a number")
 
 
-def _contribution(rows: pa.Table, accumulator: Accumulator, weights: pa.Array | None) -> pa.Array:
-    """What each input row adds to an accumulator."""
+def _contribution(rows: pa.Table, accumulator: Accumulator, ones: pa.Array) -> pa.Array:
+    """What each input row adds to an accumulator; `ones` is -1 for rows that went."""
     if accumulator.how == "rows":
-        return weights if weights is not None else pa.repeat(pa.scalar(1, pa.int64()), rows.num_rows)
+        return ones
     column = rows.column(accumulator.source)
-    if accumulator.how in ("min", "max"):
+    if accumulator.how in ("min", "max", "values"):
         return column
     if accumulator.how == "count":
-        valid = pc.is_valid(column).cast(pa.int64())
-        return valid if weights is None else pc.multiply(valid, weights)
-    values = column.cast(accumulator.type)
-    return values if weights is None else pc.multiply(values, weights.cast(accumulator.type)).cast(accumulator.type)
+        return pc.multiply(pc.is_valid(column).cast(pa.int64()), ones)
+    return pc.multiply(column.cast(accumulator.type), ones.cast(accumulator.type)).cast(accumulator.type)
+
+
+_GROUPING = {"min": "min", "max": "max", "values": "list"}
+
+
+def values_type(type_: pa.DataType) -> pa.DataType:
+    """How a multiset is stored: its different values in order, and how often each occurs."""
+    return pa.list_(pa.struct([pa.field("value", type_), pa.field("n", pa.int64())]))
+
+
+def _output_type(aggregate: Aggregate, accumulator: Accumulator) -> pa.DataType:
+    if aggregate.function == "mean":
+        return pa.float64()
+    if aggregate.function == "count_distinct":
+        return pa.int64()
+    return accumulator.type.value_type.field("value").type if accumulator.how == "values" else accumulator.type
+
+
+def _check_ordered(stage: str, aggregate: Aggregate, type_: pa.DataType) -> None:
+    if pa.types.is_nested(type_) or pa.types.is_null(type_):
+        raise SchemaError(
+            f"stage {stage}: {aggregate}: column {aggregate.column!r} is {type_}, whose values have no order"
+        )
+
+
+def _entries(values: pa.ListArray, ones: pa.ListArray, type_: pa.DataType) -> pa.ListArray:
+    """Two lists of the same lengths as one list of pairs."""
+    pairs = pa.StructArray.from_arrays([values.flatten(), ones.flatten()], fields=list(type_.value_type))
+    return pa.ListArray.from_arrays(values.offsets, pairs, type=type_)
+
+
+def _flat(lists: pa.Array) -> tuple[pa.Array, pa.Array, pa.Array]:
+    """The row, value and number of each entry of a column of multisets."""
+    entries = lists.flatten()
+    return pc.list_parent_indices(lists).cast(pa.int64()), entries.field("value"), entries.field("n")
+
+
+def _merge_values(new: pa.ChunkedArray, old: pa.ChunkedArray, type_: pa.DataType) -> pa.Array:
+    """The multisets of `old` with the entries of `new` added (or taken out, where their number is negative)."""
+    rows = len(new)
+    parts = [_flat(as_array(column).cast(type_)) for column in (new, old)]
+    names = ("row", "value", "n")
+    flat = pa.table({name: pa.concat_arrays([part[i] for part in parts]) for i, name in enumerate(names)})
+    flat = flat.filter(pc.is_valid(flat["value"]))
+    summed = flat.group_by(["row", "value"], use_threads=False).aggregate([("n", "sum")])
+    summed = summed.filter(pc.not_equal(summed["n_sum"], 0))
+    summed = summed.sort_by([("row", "ascending"), ("value", "ascending")])
+    lengths = np.bincount(summed["row"].to_numpy(), minlength=rows)
+    offsets = pa.array(np.concatenate([[0], np.cumsum(lengths)]), pa.int32())
+    entries = pa.StructArray.from_arrays(
+        [as_array(summed["value"]), as_array(summed["n_sum"])], fields=list(type_.value_type)
+    )
+    return pa.ListArray.from_arrays(offsets, entries, type=type_)
+
+
+def _answer(function: str, values: pa.ChunkedArray) -> pa.Array:
+    """What an aggregate says of each multiset."""
+    lists = as_array(values)
+    lengths = pc.list_value_length(lists).to_numpy(zero_copy_only=False)
+    if function == "count_distinct":
+        return pa.array(lengths, pa.int64())
+    ends = np.cumsum(lengths)
+    at = ends - lengths if function == "min" else ends - 1
+    return lists.flatten().field("value").take(pa.array(at, mask=lengths == 0))

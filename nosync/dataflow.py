@@ -54,6 +54,10 @@ class Stage:
         """
         return self.flow._add(Stage(self.flow, name, MAP, self.name, function=fn, schema=schema, version=version))
 
+    def flat_map(self, name: str, fn: MapFunction, *, schema: str | None = None, version: str | None = None) -> Stage:
+        """As `map`, for functions that make several rows of one: a synonym, for readers."""
+        return self.map(name, fn, schema=schema, version=version)
+
     def filter(self, name: str, predicate: FilterFunction, *, version: str | None = None) -> Stage:
         """Keeps the rows for which `predicate(rows: pa.Table)`, a boolean array of the same length, is true."""
         return self.flow._add(Stage(self.flow, name, FILTER, self.name, function=predicate, version=version))

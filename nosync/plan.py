@@ -11,10 +11,10 @@ from dataclasses import dataclass, field
 
 import pyarrow as pa
 
-from nosync.aggregates import INTERNAL_PREFIX, Plan
+from nosync.aggregates import Plan
 from nosync.dataflow import AGGREGATE, FILTER, MAP, SOURCE, STATELESS, UPDATE, Dataflow, Stage
 from nosync.fingerprint import fingerprint
-from nosync.lsm.columns import CHANGE_TYPE_COLUMN, RESERVED, describe, plain
+from nosync.lsm.columns import CHANGE_TYPE_COLUMN, INTERNAL_PREFIX, RESERVED, describe, plain
 from nosync.lsm.errors import FlowError, NosyncError, SchemaError
 from nosync.lsm.hashing import check_key_type
 

@@ -96,6 +96,36 @@ def test_an_ack_comes_after_file_directory_and_manifest(open_store: OpenStore) -
     assert ("sync_file", root / "manifests/main/0.json") in synced
 
 
+def test_what_is_acked_was_read_back(open_store: OpenStore) -> None:
+    """A bit that flips between publishing and syncing, in the middle of the body, must not be acknowledged."""
+    store = filled(open_store, 1)
+    store.sync()
+    store.append("counts", t=1, rows=words(**{f"w{i}": i for i in range(500)}))
+    store.seal(1)
+    path = store.directory.root / "layers/counts/raw/0/1-2-0.layer"
+    data = bytearray(path.read_bytes())
+    data[len(data) // 3] ^= 1
+    path.write_bytes(data)
+    store.sync()
+    assert store.safe_point() == 0
+    assert [m.t for m in store.missing()] == [1]
+
+
+def test_an_epoch_is_not_safe_before_its_manifest_is(open_store: OpenStore) -> None:
+    env = FaultyEnv()
+    store = filled(open_store, env=env)
+    store.sync()
+    _one_more(store, 4)
+    env.fail("sync_file", errno.EIO, times=10**9, matches=lambda path: path.name == "4.json")
+    with pytest.raises(nosync.StorageError):
+        store.sync()
+    assert {layer.level for layer in store.layers()} == {"disk"}
+    assert store.safe_point() == 3
+    env.faults.clear()
+    store.sync()
+    assert store.safe_point() == 4
+
+
 def test_publishing_syncs_nothing(open_store: OpenStore) -> None:
     """The critical path: create, link, remove the temporary name."""
     env = FaultyEnv()
@@ -170,6 +200,7 @@ def test_a_lost_layer_can_only_come_back_as_it_was(open_store: OpenStore) -> Non
         store.append("counts", t=2, rows=words(a=77))
         with pytest.raises(nosync.DeterminismError, match="already sealed"):
             store.seal(2)
+        store.node.settle()
         assert store.safe_point() == 1, "the manifest's digest is not there"
 
 

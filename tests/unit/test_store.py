@@ -12,6 +12,7 @@ import pyarrow as pa
 import pytest
 
 import nosync
+from nosync.lsm.env import Env
 from nosync.lsm.hashing import hash32
 from tests.conftest import OpenStore
 from tests.helpers import state_of
@@ -390,3 +391,38 @@ def _wait(condition: object, deadline_s: float) -> bool:
             return True
         pause.wait(0.02)
     return False
+
+
+def test_unsealed_layers_are_never_merged(open_store: OpenStore) -> None:
+    """Their manifest has yet to name them by their digests."""
+    store = filled(open_store, 3)
+    for t in range(3, 12):
+        store.append("counts", t=t, rows=words(a=t))
+    store.compact()
+    assert [(layer.lower, layer.upper) for layer in store.layers()] == [(0, 3), *((t, t + 1) for t in range(3, 12))]
+    for t in range(3, 12):
+        store.seal(t)
+    store.compact()
+    assert [(layer.lower, layer.upper) for layer in store.layers()] == [(0, 12)]
+
+
+class StaleEnv(Env):
+    """Shows each directory once as it was, as a process sees it that lists just before a merge."""
+
+    def __init__(self) -> None:
+        self.stale: dict[Path, list[str]] = {}
+
+    def list_dir(self, path: Path) -> list[str]:
+        return self.stale.pop(path, None) or super().list_dir(path)
+
+
+def test_a_file_that_a_merge_deletes_while_it_is_opened(open_store: OpenStore) -> None:
+    store = filled(open_store, 6)
+    before = store.read("counts", as_of=5)
+    env = StaleEnv()
+    shard = store.directory.root / "layers" / "counts" / "raw" / "0"
+    env.stale[shard] = env.list_dir(shard)
+    store.compact()
+    reader = nosync.open(store.directory.root, read_only=True, env=env)
+    assert reader.read("counts", as_of=5) == before
+    assert not env.stale
