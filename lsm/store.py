@@ -298,6 +298,16 @@ class Store:
             return _select(self._unified(stage, traces).empty_table(), None, stage)
         return _select(pa.concat_tables(tables, promote_options="default"), None, stage)
 
+    def schema(self, stage: str, as_of: int | None = None) -> pa.Schema:
+        """The columns of a stage at an epoch (default: the last sealed one), without reading its rows."""
+        as_of = self._as_of(as_of)
+        traces = [self._trace(id, as_of) for id in self._trace_ids(stage, as_of, None)]
+        return _select(self._unified(stage, traces).empty_table(), None, stage).schema
+
+    def shards(self, stage: str, t: int) -> list[int]:
+        """The numbers of the shards that a stage has at an epoch. Raises UnknownStageError."""
+        return [id.shard.index for id in self._trace_ids(stage, t, None)]
+
     def _as_of(self, as_of: int | None) -> int:
         if as_of is None:
             as_of = self.last_sealed()

@@ -10,6 +10,10 @@
 See README.md for the two-command start and docs/ for how it works.
 """
 
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
 from nosync.aggregates import count, count_distinct, max, mean, min, sum
 from nosync.dataflow import Dataflow, Stage
 from nosync.job import EpochReport, Job, RecoveryReport
@@ -39,6 +43,17 @@ from nosync.lsm.store import Store
 from nosync.lsm.store import open_store as open
 from nosync.sinks import CallbackSink, ParquetSink
 
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+def register(spark: SparkSession) -> None:
+    """Makes `spark.read.format("nosync")` and `spark.readStream.format("nosync")` known to the session."""
+    from nosync.spark.source import register as register_source  # noqa: PLC0415 - the store works without pyspark
+
+    register_source(spark)
+
+
 __all__ = [
     # the store
     "open",
@@ -51,6 +66,7 @@ __all__ = [
     "Dataflow",
     "Stage",
     "Job",
+    "register",
     "EpochReport",
     "RecoveryReport",
     "ParquetSink",

@@ -220,7 +220,7 @@ def get(
 def _parse_keys(store: Store, stage: str, as_of: int | None, keys: Sequence[str]) -> dict[str, Any] | None:
     if not keys:
         return None
-    schema = store.read(stage, as_of).schema
+    schema = store.schema(stage, as_of)
     prefix = {}
     for text in keys:
         name, equals, value = text.partition("=")

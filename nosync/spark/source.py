@@ -1,0 +1,204 @@
+"""`spark.read.format("nosync")` and `spark.readStream.format("nosync")`: stages as tables, for any Spark program.
+
+    nosync.register(spark)
+    spark.read.format("nosync").option("path", "state/").option("stage", "delays").option("asOf", 26).load()
+    spark.readStream.format("nosync").option("path", "state/").option("stage", "delays").load()      # change feed
+
+Options (names as Delta's, with epochs in the place of versions)
+
+| option | meaning |
+|---|---|
+| `path` (or `load(path)`) | the store's directory, seen by driver and executors |
+| `stage` | which stage |
+| `asOf` | the epoch whose state to read; default: the last sealed one |
+| `readChangeFeed` | `true`: the change feed instead of the state (a stream always reads it) |
+| `startingEpoch`, `endingEpoch` | the first and last epoch of the feed; default: the first one of all, the last sealed |
+
+The store is opened read-only, so a job may be writing it. One task a shard; filters on columns are applied in the task.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyspark.sql import SparkSession
+from pyspark.sql import datasource as ds
+from pyspark.sql.pandas.types import from_arrow_schema
+from pyspark.sql.types import StructType
+
+from nosync.lsm.columns import CHANGE_TYPE_COLUMN, EPOCH_COLUMN
+from nosync.lsm.errors import InvalidInputError, NotAvailableError
+from nosync.lsm.store import BEFORE_FIRST_EPOCH, Store, open_store
+
+FORMAT = "nosync"
+OPTIONS = {"path", "stage", "asof", "readchangefeed", "startingepoch", "endingepoch"}
+
+_COMPARISONS: dict[type[ds.Filter], Callable[[pa.Array, Any], pa.Array]] = {
+    ds.EqualTo: pc.equal,
+    ds.GreaterThan: pc.greater,
+    ds.GreaterThanOrEqual: pc.greater_equal,
+    ds.LessThan: pc.less,
+    ds.LessThanOrEqual: pc.less_equal,
+}
+
+
+def register(spark: SparkSession) -> None:
+    """Makes the format known to the session, with filter pushdown switched on."""
+    spark.dataSource.register(NosyncDataSource)
+    spark.conf.set("spark.sql.python.filterPushdown.enabled", "true")
+
+
+class Options:
+    """The options of one read, checked. Raises InvalidInputError naming the option."""
+
+    def __init__(self, given: Any) -> None:
+        found = {str(name).lower(): str(value) for name, value in given.items()}
+        unknown = sorted(found.keys() - OPTIONS)
+        if unknown:
+            raise InvalidInputError(
+                f"format {FORMAT!r} has no option {unknown[0]!r}; options: {', '.join(sorted(OPTIONS))}"
+            )
+        for name in ("path", "stage"):
+            if name not in found:
+                raise InvalidInputError(f"format {FORMAT!r} needs the option {name!r}")
+        self.path, self.stage = found["path"], found["stage"]
+        self.as_of = _epoch(found, "asof")
+        self.starting_epoch, self.ending_epoch = _epoch(found, "startingepoch"), _epoch(found, "endingepoch")
+        self.change_feed = found.get("readchangefeed", "false").lower() == "true"
+
+    def open(self) -> Store:
+        return open_store(self.path, read_only=True)
+
+
+def _epoch(options: dict[str, str], name: str) -> int | None:
+    text = options.get(name)
+    if text is None:
+        return None
+    if not text.isdigit():
+        raise InvalidInputError(f"option {name}={text!r} is not an epoch number")
+    return int(text)
+
+
+class ShardPartition(ds.InputPartition):
+    """One shard at an epoch, or its changes over a range of epochs."""
+
+    def __init__(self, shard: int, after: int, until: int) -> None:
+        super().__init__(shard)
+        self.shard, self.after, self.until = shard, after, until
+
+
+class NosyncDataSource(ds.DataSource):
+    """The format itself; Spark makes one for each read."""
+
+    @classmethod
+    def name(cls) -> str:
+        return FORMAT
+
+    def schema(self) -> StructType:
+        options = Options(self.options)
+        with options.open() as store:
+            schema = store.schema(options.stage, options.as_of)
+        return from_arrow_schema(_with_change_columns(schema) if options.change_feed else schema)
+
+    def reader(self, schema: StructType) -> ds.DataSourceReader:
+        return Reader(Options(self.options), schema.names)
+
+    def streamReader(self, schema: StructType) -> ds.DataSourceStreamReader:
+        return StreamReader(Options(self.options), schema.names)
+
+
+def _with_change_columns(schema: pa.Schema) -> pa.Schema:
+    return schema.append(pa.field(CHANGE_TYPE_COLUMN, pa.string())).append(pa.field(EPOCH_COLUMN, pa.int64()))
+
+
+def _partitions(options: Options, after: int, until: int) -> list[ShardPartition]:
+    with options.open() as store:
+        return [ShardPartition(shard, after, until) for shard in store.shards(options.stage, until)]
+
+
+def _read(
+    options: Options, part: ShardPartition, columns: Sequence[str], filters: Sequence[ds.Filter]
+) -> Iterator[pa.RecordBatch]:
+    with options.open() as store:
+        if options.change_feed:
+            table = store.changes(options.stage, part.after, part.until, shard=part.shard)
+        else:
+            table = store.read(options.stage, part.until, shard=part.shard)
+    for wanted in filters:
+        name, value = _column_and_value(wanted)
+        column = table.column(name)
+        table = table.filter(_COMPARISONS[type(wanted)](column, pa.scalar(value, column.type)))
+    yield from table.select(list(columns)).to_batches()
+
+
+def _column_and_value(comparison: Any) -> tuple[str, Any]:
+    """Of a filter that `Reader.pushFilters` took: the comparisons have these two fields."""
+    return comparison.attribute[0], comparison.value
+
+
+class Reader(ds.DataSourceReader):
+    """A batch read of a state or of a change feed."""
+
+    def __init__(self, options: Options, columns: Sequence[str]) -> None:
+        self._options, self._columns = options, list(columns)
+        self._filters: list[ds.Filter] = []
+
+    def pushFilters(self, filters: list[ds.Filter]) -> Iterable[ds.Filter]:
+        """Takes comparisons of a column with a value; yields the others back to Spark."""
+        for wanted in filters:
+            attribute = getattr(wanted, "attribute", ())
+            if type(wanted) in _COMPARISONS and len(attribute) == 1 and attribute[0] in self._columns:
+                self._filters.append(wanted)
+            else:
+                yield wanted
+
+    def partitions(self) -> Sequence[ds.InputPartition]:
+        options = self._options
+        with options.open() as store:
+            last = store.last_sealed()
+        until = options.ending_epoch if options.change_feed else options.as_of
+        until = last if until is None else until
+        if until is None:
+            raise NotAvailableError(f"{options.path}: no epoch is sealed yet; give asOf or endingEpoch")
+        start = options.starting_epoch
+        return _partitions(options, BEFORE_FIRST_EPOCH if start is None else start - 1, until)
+
+    def read(self, partition: ds.InputPartition) -> Iterator[pa.RecordBatch]:
+        assert isinstance(partition, ShardPartition)
+        return _read(self._options, partition, self._columns, self._filters)
+
+
+class StreamReader(ds.DataSourceStreamReader):
+    """The change feed as a stream: an offset is the last epoch that was read."""
+
+    def __init__(self, options: Options, columns: Sequence[str]) -> None:
+        self._options, self._columns = options, list(columns)
+
+    def initialOffset(self) -> dict[str, int]:
+        start = self._options.starting_epoch
+        return {"epoch": BEFORE_FIRST_EPOCH if start is None else start - 1}
+
+    def latestOffset(self, start: dict[str, int] | None = None, limit: Any = None) -> dict[str, int]:
+        with self._options.open() as store:
+            last = store.last_sealed()
+        known = self.initialOffset()["epoch"] if start is None else start["epoch"]
+        return {"epoch": max(known, BEFORE_FIRST_EPOCH if last is None else last)}
+
+    def partitions(self, start: dict[str, int], end: dict[str, int]) -> Sequence[ds.InputPartition]:
+        if end["epoch"] <= start["epoch"]:
+            return []
+        return _partitions(self._options, start["epoch"], end["epoch"])
+
+    def read(self, partition: ds.InputPartition) -> Iterator[pa.RecordBatch]:
+        assert isinstance(partition, ShardPartition)
+        self._options.change_feed = True
+        return _read(self._options, partition, self._columns, ())
+
+    def commit(self, end: dict[str, int]) -> None:
+        """Nothing to let go of: retain= and pins decide what is kept."""
+
+    def stop(self) -> None:
+        """Nothing is held."""

@@ -1,0 +1,101 @@
+"""Stages as tables and streams of any Spark program."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pytest
+
+import nosync
+from tests.conftest import OpenStore
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+pytestmark = pytest.mark.spark
+
+
+@pytest.fixture
+def store(open_store: OpenStore, spark: SparkSession) -> nosync.Store:
+    nosync.register(spark)
+    store = open_store()
+    for t in range(4):
+        _append(store, t)
+    return store
+
+
+def _append(store: nosync.Store, t: int) -> None:
+    for shard in range(2):
+        rows = pa.table({"k": [shard, shard + 10 * (t + 2)], "v": [t, -t], "__hidden": [0, 0]})
+        gone = pa.table({"k": pa.array([shard + 10 * (t + 1)] if t else [], pa.int64())})
+        store.append("kv", t=t, shard=shard, rows=rows, key=["k"], deletes=gone)
+    store.seal(t)
+
+
+def _load(spark: SparkSession, store: nosync.Store, **options: Any) -> DataFrame:
+    reader = spark.read.format("nosync").option("stage", "kv")
+    for name, value in options.items():
+        reader = reader.option(name, value)
+    return reader.load(str(store.directory.root))
+
+
+def _rows(frame: DataFrame) -> list[tuple[Any, ...]]:
+    return sorted(tuple(row) for row in frame.collect())
+
+
+def test_states(spark: SparkSession, store: nosync.Store) -> None:
+    assert _load(spark, store).columns == ["k", "v"]
+    for t in range(4):
+        expected = sorted(tuple(row.values()) for row in store.read("kv", as_of=t).to_pylist())
+        assert _rows(_load(spark, store, asOf=t)) == expected
+    assert _rows(_load(spark, store)) == _rows(_load(spark, store, asOf=3))
+    assert _load(spark, store).rdd.getNumPartitions() == 2
+
+
+@pytest.mark.parametrize(
+    "condition", ["k = 1", "v >= 3 AND k < 5", "v = -3", "k IN (0, 50)", "k > 0 OR v < 0", "k IS NULL"]
+)
+def test_filters_in_the_task_and_in_spark_agree(spark: SparkSession, store: nosync.Store, condition: str) -> None:
+    expected = _rows(spark.createDataFrame(store.read("kv")).where(condition))
+    assert _rows(_load(spark, store).where(condition).select("k", "v")) == expected
+
+
+def test_change_feed(spark: SparkSession, store: nosync.Store) -> None:
+    feed = _load(spark, store, readChangeFeed="true", startingEpoch=2, endingEpoch=3)
+    assert feed.columns == ["k", "v", "_change_type", "_epoch"]
+    assert _rows(feed) == sorted(tuple(row.values()) for row in store.changes("kv", 1, 3).to_pylist())
+    everything = _load(spark, store, readChangeFeed="true")
+    assert _rows(everything) == sorted(tuple(row.values()) for row in store.changes("kv", -1, 3).to_pylist())
+
+
+def test_the_change_feed_as_a_stream(spark: SparkSession, store: nosync.Store, tmp_path: Path) -> None:
+    def read_on() -> list[tuple[Any, ...]]:
+        stream = (
+            spark.readStream.format("nosync").option("stage", "kv").option("readChangeFeed", "true")
+            .load(str(store.directory.root))
+        )  # fmt: skip
+        out, checkpoint = str(tmp_path / "out"), str(tmp_path / "cp")
+        query = stream.writeStream.format("parquet").option("checkpointLocation", checkpoint).start(out)
+        query.processAllAvailable()
+        query.stop()
+        return _rows(spark.read.parquet(out))
+
+    assert read_on() == sorted(tuple(row.values()) for row in store.changes("kv", -1, 3).to_pylist())
+    _append(store, 4)
+    assert read_on() == sorted(tuple(row.values()) for row in store.changes("kv", -1, 4).to_pylist())
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"asof": "x"}, "not an epoch number"),
+        ({"stage": "nope"}, "recorded stages: kv"),
+        ({"asOf": 77}, "recorded up to 3"),
+        ({"colour": "red"}, "has no option 'colour'"),
+    ],
+)
+def test_mistakes(spark: SparkSession, store: nosync.Store, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(Exception, match=message):  # Spark wraps what a data source raises
+        _load(spark, store, **options).collect()
