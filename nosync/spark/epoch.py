@@ -67,8 +67,12 @@ def run_epoch(
     # Under foreachBatch the rows belong to a session of the query's own.
     spark = next((frame.sparkSession for frame in inputs.values()), spark)
     with task_errors(), settings_for_epochs(spark):
-        ends = [_EpochJob(spark, flow, plan, inputs).end(stage) for stage, keyed in flow.exits() if not keyed]
-        rows = reduce(DataFrame.unionAll, ends).collect()
+        job = _EpochJob(spark, flow, plan, inputs)
+        ends = [job.end(stage) for stage, keyed in flow.exits() if not keyed]
+        try:
+            rows = reduce(DataFrame.unionAll, ends).collect()
+        finally:
+            job.release()
     reports: dict[tuple[str, int], Report] = {}
     for row in rows:
         report = Report.from_json(bytes(row[0]))
@@ -87,6 +91,7 @@ def run_epoch(
 class _EpochJob:
     def __init__(self, spark: SparkSession, flow: BoundFlow, plan: EpochPlan, inputs: Mapping[str, DataFrame]) -> None:
         self._spark, self._flow, self._plan, self._inputs = spark, flow, plan, inputs
+        self._shared: dict[str, DataFrame] = {}
 
     def end(self, stage: BoundStage) -> DataFrame:
         """The reports of everything up to a stage that nobody consumes."""
@@ -123,12 +128,26 @@ class _EpochJob:
     def _input(self, head: BoundStage) -> DataFrame:
         if head.input is None:
             return self._source_rows(head)
-        rows = self._segment(self._flow.stages[head.input], emit=True)
+        rows = self._emitted(self._flow.stages[head.input])
         hashed = F.xxhash64(*(F.col(_quoted(name)) for name in head.key))
         rows = rows.withColumn(HASH64_COLUMN, hashed)
         # Reports and marks carry the shard they go to in the tag.
         shard = F.when(F.col(REPORT_COLUMN).isNull(), self._shard_of(F.col(HASH64_COLUMN))).otherwise(F.col(TAG_COLUMN))
         return rows.repartitionById(self._plan.shards, shard.cast("int"))
+
+    def release(self) -> None:
+        for rows in self._shared.values():
+            rows.unpersist()
+
+    def _emitted(self, stage: BoundStage) -> DataFrame:
+        """The rows that leave a stage; kept for the epoch where several keyed stages take them, so that it runs once."""
+        found = self._shared.get(stage.name)
+        if found is None:
+            found = self._segment(stage, emit=True)
+            if sum(consumer.keyed for consumer in self._flow.consumers(stage.name)) > 1:
+                found = found.persist()
+            self._shared[stage.name] = found
+        return found
 
     def _source_rows(self, head: BoundStage) -> DataFrame:
         given = self._inputs.get(head.name)

@@ -149,7 +149,7 @@ class Reader(ds.DataSourceReader):
     def pushFilters(self, filters: list[ds.Filter]) -> Iterable[ds.Filter]:
         """Takes comparisons of a column with a value; yields the others back to Spark."""
         for wanted in filters:
-            attribute = getattr(wanted, "attribute", ())
+            attribute: Sequence[str] = getattr(wanted, "attribute", ())
             if type(wanted) in _COMPARISONS and len(attribute) == 1 and attribute[0] in self._columns:
                 self._filters.append(wanted)
             else:
