@@ -33,3 +33,22 @@ def test_every_link_leads_somewhere() -> None:
     for page in [README, *(README.parent / "docs").glob("*.md"), README.parent / "CONTRIBUTING.md"]:
         for target in re.findall(r"\]\(([^)#:]+)\)", page.read_text()):
             assert (page.parent / target).exists(), f"{page.name} links to {target}"
+
+
+def test_the_streaming_page(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    page = README.parent / "docs" / "streaming.md"
+    blocks = re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL)
+    assert len(blocks) == 4
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in" / "1.json").write_text('{"customer": "ann", "amount": 3}\n{"customer": "bob", "amount": 4}\n')
+    code = "\n".join(blocks)
+    for name in ("in/", "checkpoint/", "state/"):  # the JVM of the test session was started in another directory
+        code = code.replace(f'"{name}"', repr(str(tmp_path / name)))
+    exec(compile(code, str(page), "exec"), {"__name__": "page"})
+    printed = capsys.readouterr().out
+    assert "|     ann|     1|    3|" in printed
+    assert printed.count("insert") == 2
+    assert (tmp_path / "out" / "epoch=0").is_dir()
