@@ -16,6 +16,7 @@ from bench.states import build_state
 from nosync.lsm.directory import LayerDirectory
 from nosync.lsm.layer import Description, LayerId, Shard, TraceId
 from nosync.lsm.merge import Merge
+from nosync.lsm.merge_process import run_in_process
 from nosync.lsm.timestamp import Time
 from nosync.lsm.writer import arrange
 
@@ -86,7 +87,7 @@ def _against_arrow(root: Path) -> Iterator[Result]:
 
 
 def _beside_a_merge(publisher: Publisher) -> Result:
-    """Publishing in this process while a thread of it merges, against the same without: the embedded case."""
+    """Publishing while a merge of 10 M rows goes on as a node does it, against the same without."""
     alone = Samples([timed(publisher) for _ in range(REPEATS)])
     directory = publisher.directory
     state = directory.reader(LayerId(TRACE, min(directory.descriptions(TRACE))))
@@ -95,17 +96,20 @@ def _beside_a_merge(publisher: Publisher) -> Result:
     def merge() -> None:
         while not stop.is_set():
             work = Merge(directory.root, [state], since=Time(1), bottom=True, env=directory.env)
-            for _ in work.steps():
-                if stop.is_set():
-                    return
+            done = run_in_process(work, stop.is_set)
+            if done is not None:
+                directory.path_of(done.id).unlink()
 
     thread = threading.Thread(target=merge)
     thread.start()
-    beside = Samples([timed(publisher) for _ in range(REPEATS)])
+    taken: list[float] = []
+    while len(taken) < 2 * REPEATS:  # long enough for several merges, their starts and their ends
+        taken.append(timed(publisher))
+    beside = Samples(taken)
     stop.set()
     thread.join()
     value, base = 1e3 * beside.percentile(99), 1e3 * alone.percentile(99)
     return Result(
-        "publish 10k rows while 10M rows are merged in a thread", "nosync", value, "ms p99", "no merge", base,
-        value / base, "<= 2", value / base <= 2, repeats=REPEATS,
+        "publish 10k rows while 10M rows are merged", "nosync", value, "ms p99", "no merge", base,
+        value / base, "<= 2", value / base <= 2, repeats=2 * REPEATS,
     )  # fmt: skip

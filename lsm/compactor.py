@@ -14,12 +14,14 @@ from typing import Protocol
 
 from nosync.lsm.catalog import Record
 from nosync.lsm.directory import LayerDirectory
-from nosync.lsm.env import storage_errors
+from nosync.lsm.env import Env, storage_errors
 from nosync.lsm.errors import CorruptionError, NosyncError
 from nosync.lsm.layer import LayerId, TraceId
 from nosync.lsm.merge import Candidate, Merge, choose_merge
+from nosync.lsm.merge_process import run_in_process
 from nosync.lsm.settings import StoreSettings
 from nosync.lsm.timestamp import Time
+from nosync.lsm.writer import Published
 
 
 class Owner(Protocol):
@@ -70,18 +72,28 @@ class Compactor:
                     continue
                 inputs = [layer.id for layer in merge.layers]
                 try:
-                    for _ in merge.steps():
-                        if stop():
-                            return False
+                    done = self._carry_out(merge, stop)
                 except CorruptionError:
                     if not self._owner.recheck(inputs):
                         raise  # on disk they are whole: what was mapped is not
                     continue
-                done = merge.published
+                if done is None:
+                    return False
                 self._owner.replace(Record(done.id, done.digest, done.rows, done.size_bytes), inputs)
                 self.discard(inputs)
                 return True
         return False
+
+    def _carry_out(self, merge: Merge, stop: Callable[[], bool]) -> Published | None:
+        """None: it was abandoned because `stop()` said so."""
+        rows = sum(layer.info.rows for layer in merge.layers)
+        # Another process cannot share an environment with injected faults.
+        if rows >= self._owner.settings.merge_process_rows and type(self._env) is Env:
+            return run_in_process(merge, stop)
+        for _ in merge.steps():
+            if stop():
+                return None
+        return merge.published
 
     def _next(self, trace: TraceId, *, whole: bool) -> Merge | None:
         directory, settings = self._owner.directory, self._owner.settings

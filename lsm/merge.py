@@ -275,8 +275,9 @@ class Merge:
         block_rows: int = BLOCK_ROWS,
     ) -> None:
         first, last = layers[0].info, layers[-1].info
-        self._root, self.layers, self._env = root, tuple(layers), env
-        self._bottom, self._block_rows = bottom, block_rows
+        self.root, self.layers, self._env = root, tuple(layers), env
+        self.bottom, self.block_rows = bottom, block_rows
+        self.requested_since = since
         self.key = first.key
         lower, upper = first.id.description.lower, last.id.description.upper
         carried = max(layer.id.description.since for layer in layers)
@@ -299,7 +300,7 @@ class Merge:
         stored = self._stored_schema(schema)
         key_groups = self.layers[0].info.key_groups
         counts = np.zeros(key_groups if self.key else 0, dtype=np.int64)
-        temporary = temporary_path(self._root, self._env)
+        temporary = temporary_path(self.root, self._env)
         done = False
         try:
             with storage_errors("write", temporary), self._env.create(temporary) as file:
@@ -320,7 +321,7 @@ class Merge:
             # Inputs are deleted once this is published, so it must be durable first; nobody waits for a merge.
             with storage_errors("sync", temporary):
                 self._env.sync_file(temporary)
-            self._published = link_layer(self._root, self.id, temporary, info, digest, self._env)
+            self._published = link_layer(self.root, self.id, temporary, info, digest, self._env)
             done = True
         finally:
             if not done:
@@ -329,8 +330,8 @@ class Merge:
 
     def _blocks(self, schema: pa.Schema) -> Iterator[Rows]:
         if not self.key:
-            return _log_blocks(self.layers, schema, self._block_rows)
-        return merged_blocks(self.layers, since=self._since, bottom=self._bottom, block_rows=self._block_rows)
+            return _log_blocks(self.layers, schema, self.block_rows)
+        return merged_blocks(self.layers, since=self._since, bottom=self.bottom, block_rows=self.block_rows)
 
     def _stored_schema(self, schema: pa.Schema) -> pa.Schema:
         fields = list(schema)

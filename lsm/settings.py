@@ -22,6 +22,10 @@ class StoreSettings:
     block_rows: int = BLOCK_ROWS
     """Most rows in one block of a merged layer, and so the work of one merge step (about 10 ms)."""
 
+    merge_process_rows: int = 1 << 18
+    """Merges of at least this many rows run in a process of their own, which takes half a second to start; smaller
+    ones in a thread of this one, where appends may have to wait a few milliseconds for the interpreter lock."""
+
     scan_interval_s: float = 1.0
     """How often the node lists the directory for layers that other processes published and nobody announced.
     A crash of the machine can lose what was published since the last scan; it is then recomputed."""
@@ -40,6 +44,8 @@ class StoreSettings:
             raise InvalidInputError(f"retain is {self.retain!r}, expected a number of epochs >= 0, or None to keep all")
         if self.block_rows < 1:
             raise InvalidInputError(f"block_rows is {self.block_rows}, expected at least 1")
+        if self.merge_process_rows < 0:
+            raise InvalidInputError(f"merge_process_rows is {self.merge_process_rows}, expected at least 0")
         for name in ("scan_interval_s", "grace_s", "retry_s"):
             if getattr(self, name) < 0:
                 raise InvalidInputError(f"{name} is {getattr(self, name)}, expected seconds >= 0")

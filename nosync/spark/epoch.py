@@ -21,9 +21,9 @@ from pyspark.sql import functions as F
 from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
 from pyspark.sql.types import StructType
 
-from nosync.failures import decode_failure, encode_failure
 from nosync.lsm.columns import describe, plain
 from nosync.lsm.errors import NosyncError, SchemaError
+from nosync.lsm.failures import decode_failure, encode_failure
 from nosync.lsm.hashing import HASH_BITS
 from nosync.operators import HASH64_COLUMN
 from nosync.plan import BoundFlow, BoundStage

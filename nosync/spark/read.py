@@ -9,9 +9,9 @@ from pyspark import TaskContext
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.pandas.types import from_arrow_schema
 
-from nosync.failures import encode_failure
 from nosync.lsm.columns import CHANGE_TYPE_COLUMN, EPOCH_COLUMN
 from nosync.lsm.errors import NosyncError
+from nosync.lsm.failures import encode_failure
 from nosync.lsm.layer import Shard, TraceId
 from nosync.lsm.timestamp import Time, end_of, last_of
 from nosync.plan import BoundFlow, BoundStage

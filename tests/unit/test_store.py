@@ -426,3 +426,44 @@ def test_a_file_that_a_merge_deletes_while_it_is_opened(open_store: OpenStore) -
     reader = nosync.open(store.directory.root, read_only=True, env=env)
     assert reader.read("counts", as_of=5) == before
     assert not env.stale
+
+
+@pytest.fixture
+def in_process(open_store: OpenStore) -> nosync.Store:
+    """A store whose merges all run in a process of their own."""
+    return filled(open_store, 6, settings=nosync.StoreSettings(background=False, merge_process_rows=0, grace_s=0.0))
+
+
+def test_merging_in_another_process_gives_the_same_bytes(open_store: OpenStore, in_process: nosync.Store) -> None:
+    before = snapshot(in_process)
+    in_process.compact()
+    other = filled(open_store, 6, name="other")
+    other.compact()
+    assert [layer.digest for layer in in_process.layers()] == [layer.digest for layer in other.layers()]
+    assert len(in_process.layers()) == 1
+    assert snapshot(in_process) == before
+
+
+def test_a_merge_process_that_is_told_to_stop(in_process: nosync.Store) -> None:
+    from nosync.lsm.merge import Merge
+    from nosync.lsm.merge_process import run_in_process
+    from nosync.lsm.timestamp import ZERO
+
+    directory, before = in_process.directory, in_process.layers()
+    layers = [directory.reader(id) for id in directory.layer_ids()]
+    merge = Merge(directory.root, layers, since=ZERO, bottom=True, env=directory.env)
+    assert run_in_process(merge, lambda: True) is None
+    assert in_process.layers() == before
+    assert run_in_process(merge, lambda: False) is not None
+
+
+def test_a_damaged_input_of_a_merge_process_is_quarantined(in_process: nosync.Store) -> None:
+    in_process.sync()
+    victim = Path(in_process.layers()[2].path)
+    data = bytearray(victim.read_bytes())
+    data[100] ^= 1
+    victim.write_bytes(data)
+    in_process.compact()
+    assert [m.t for m in in_process.missing()] == [2]
+    assert not victim.exists()
+    assert in_process.verify().ok
