@@ -23,6 +23,9 @@ from nosync.lsm.settings import StoreSettings
 from nosync.lsm.timestamp import Time
 from nosync.lsm.writer import Published
 
+BACKGROUND_PAUSE_SHARE = 1.5
+"""Background merges rest so many times as long as they work; compact(), which somebody waits for, does not."""
+
 
 class Owner(Protocol):
     """What merging needs of its node."""
@@ -72,7 +75,7 @@ class Compactor:
                     continue
                 inputs = [layer.id for layer in merge.layers]
                 try:
-                    done = self._carry_out(merge, stop)
+                    done = self._carry_out(merge, stop, pause_share=0.0 if whole else BACKGROUND_PAUSE_SHARE)
                 except CorruptionError:
                     if not self._owner.recheck(inputs):
                         raise  # on disk they are whole: what was mapped is not
@@ -84,12 +87,12 @@ class Compactor:
                 return True
         return False
 
-    def _carry_out(self, merge: Merge, stop: Callable[[], bool]) -> Published | None:
+    def _carry_out(self, merge: Merge, stop: Callable[[], bool], *, pause_share: float) -> Published | None:
         """None: it was abandoned because `stop()` said so."""
         rows = sum(layer.info.rows for layer in merge.layers)
         # Another process cannot share an environment with injected faults.
         if rows >= self._owner.settings.merge_process_rows and type(self._env) is Env:
-            return run_in_process(merge, stop)
+            return run_in_process(merge, stop, pause_share=pause_share)
         for _ in merge.steps():
             if stop():
                 return None

@@ -175,6 +175,11 @@ class LayerFileWriter:
     def rows(self) -> int:
         return sum(block.rows for block in self._blocks)
 
+    @property
+    def body_bytes(self) -> int:
+        """How much of the body was written so far."""
+        return self._sink.position
+
     def write_block(self, batch: pa.RecordBatch) -> None:
         if not batch.num_rows:
             return

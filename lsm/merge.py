@@ -36,6 +36,7 @@ BLOCK_ROWS = 1 << 17
 _BLOCK_BYTES = 512 << 20
 _SMALLEST_LEVEL_ROWS = 1024
 _STALE_SHARE = 0.25
+_SYNC_EACH_BYTES = 8 << 20
 
 RowFilter = Callable[[pa.RecordBatch], Bools]
 
@@ -305,8 +306,14 @@ class Merge:
         try:
             with storage_errors("write", temporary), self._env.create(temporary) as file:
                 writer = LayerFileWriter(file, stored)
+                synced = 0
                 for rows in self._blocks(schema):
                     writer.write_block(self._stored(rows, stored))
+                    if writer.body_bytes - synced >= _SYNC_EACH_BYTES:
+                        # One fsync of all at the end would hold up everyone who creates files meanwhile.
+                        file.flush()
+                        self._env.sync_file(temporary)
+                        synced = writer.body_bytes
                     if self.key:
                         counts += np.bincount(key_groups_of(rows.hashes, key_groups), minlength=key_groups)
                     yield writer.rows

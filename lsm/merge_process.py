@@ -10,9 +10,12 @@ import json
 import os
 import subprocess
 import sys
+import threading
 from collections.abc import Callable
 from pathlib import Path, PurePosixPath
 from typing import Any
+
+import pyarrow as pa
 
 from nosync.lsm.env import Env
 from nosync.lsm.errors import NosyncError, StorageError
@@ -24,11 +27,15 @@ from nosync.lsm.timestamp import Time
 from nosync.lsm.writer import Published
 
 _POLL_S = 0.02
-_NICENESS = 5
+# Out of the way from the first instruction on: starting the interpreter is half a second of work too.
+_CHILD = "import os; os.nice(19); from nosync.lsm.merge_process import main; main()"
 
 
-def run_in_process(merge: Merge, stop: Callable[[], bool]) -> Published | None:
+def run_in_process(merge: Merge, stop: Callable[[], bool], *, pause_share: float = 0.0) -> Published | None:
     """Carries out a merge in a child process. None: `stop()` said so, and the child was killed.
+
+    After each step the child rests for `pause_share` times as long as the step took: the kernel then has time to write
+    what was merged without taking the processor from those who append.
 
     Raises what the merge raises, and StorageError where the process died.
     """
@@ -38,11 +45,12 @@ def run_in_process(merge: Merge, stop: Callable[[], bool]) -> Published | None:
         "since": merge.requested_since,
         "bottom": merge.bottom,
         "block_rows": merge.block_rows,
+        "pause_share": pause_share,
     }
     importable = str(Path(__file__).parents[2])  # where the package lies, whatever the caller did to its own path
     path = os.pathsep.join(filter(None, [importable, os.environ.get("PYTHONPATH")]))
     with subprocess.Popen(
-        [sys.executable, "-m", "nosync.lsm.merge_process"],
+        [sys.executable, "-c", _CHILD],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
@@ -72,8 +80,9 @@ def run_in_process(merge: Merge, stop: Callable[[], bool]) -> Published | None:
 
 def main() -> None:
     """The child."""
-    parent = os.getppid()
-    os.nice(_NICENESS)
+    parent, rest = os.getppid(), threading.Event()
+    pa.set_cpu_count(1)
+    pa.set_io_thread_count(1)
     request = json.load(sys.stdin)
     root, env = Path(request["root"]), Env()
     try:
@@ -86,9 +95,12 @@ def main() -> None:
             env=env,
             block_rows=request["block_rows"],
         )
+        started = env.monotonic_s()
         for _ in merge.steps():
             if os.getppid() != parent:
                 return
+            rest.wait(request["pause_share"] * (env.monotonic_s() - started))
+            started = env.monotonic_s()
         done = merge.published
     except FileNotFoundError as error:
         sys.stdout.write(encode_failure(StorageError(f"an input of a merge is gone: {error.filename}")))
@@ -102,7 +114,3 @@ def main() -> None:
 
 def _id_of(path: str) -> LayerId | None:
     return parse_path(PurePosixPath(path))
-
-
-if __name__ == "__main__":
-    main()
