@@ -19,7 +19,9 @@ class LayerStatus:
 
     stage: str
     fingerprint: str
-    shard: str
+    shard: int
+    shards: int
+    """How many shards the stage had when this was written; 0: the caller placed the keys."""
     lower: int | str
     upper: int | str
     since: int | str
@@ -61,7 +63,8 @@ def status_of(reader: LayerReader, *, durable: bool) -> LayerStatus:
     return LayerStatus(
         trace.stage,
         trace.fingerprint,
-        str(trace.shard),
+        trace.shard.index,
+        trace.shard.count,
         shown(d.lower),
         shown(d.upper),
         shown(d.since),
@@ -78,4 +81,17 @@ def status_of(reader: LayerReader, *, durable: bool) -> LayerStatus:
 def status_of_bad(id: LayerId, path: Path, error: NosyncError) -> LayerStatus:
     d, trace = id.description, id.trace
     ends = (shown(d.lower), shown(d.upper), shown(d.since))
-    return LayerStatus(trace.stage, trace.fingerprint, str(trace.shard), *ends, 0, 0, 0, "", "corrupt", 0, str(path))
+    return LayerStatus(
+        trace.stage,
+        trace.fingerprint,
+        trace.shard.index,
+        trace.shard.count,
+        *ends,
+        0,
+        0,
+        0,
+        "",
+        "corrupt",
+        0,
+        str(path),
+    )

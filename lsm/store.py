@@ -457,7 +457,7 @@ class Store:
 
     def status(self) -> StoreStatus:
         stages: dict[str, dict[str, int]] = {}
-        shards: dict[str, set[str]] = {}
+        shards: dict[str, set[int]] = {}
         for layer in self.layers():
             s = stages.setdefault(layer.stage, {"shards": 0, "layers": 0, "rows": 0, "bytes": 0, "upper": 0})
             shards.setdefault(layer.stage, set()).add(layer.shard)

@@ -20,6 +20,7 @@ from rich.table import Table
 
 import nosync
 from nosync.lsm.errors import InvalidInputError, NosyncError
+from nosync.lsm.layer import Shard
 from nosync.lsm.status import LayerStatus, StoreStatus
 from nosync.lsm.store import Store
 
@@ -176,9 +177,10 @@ def layers(path: Path, stage: str | None, as_json: bool) -> None:
 def show_layers(found: Sequence[LayerStatus]) -> None:
     table = _table("stage", "shard", "epochs>", "since>", "entries>", "size>", "level", "tree level>", "digest")
     for layer in found:
+        shard, epochs = str(Shard(layer.shard, layer.shards)), _escape(f"[{layer.lower}, {layer.upper})")
         table.add_row(
-            layer.stage, layer.shard, f"[{layer.lower}, {layer.upper})".replace("[", r"\["), str(layer.since),
-            f"{layer.rows:,}", _size(layer.bytes), layer.level, str(layer.tree_level), layer.digest[:12],
+            layer.stage, shard, epochs, str(layer.since), f"{layer.rows:,}", _size(layer.bytes), layer.level,
+            str(layer.tree_level), layer.digest[:12],
         )  # fmt: skip
     out.print(table if found else "no layers")
 
@@ -427,7 +429,7 @@ def _show_layers_by_stage(store: Store) -> None:
     table = _table("stage", "layer files>", "tree levels", "epochs in the oldest>", "entries>", "size>", "level")
     for stage in dict.fromkeys(layer.stage for layer in found):
         mine = [layer for layer in found if layer.stage == stage]
-        oldest = min(mine, key=lambda layer: (str(layer.shard), int(layer.lower)))
+        oldest = min(mine, key=lambda layer: (layer.shard, int(layer.lower)))
         levels = sorted({layer.tree_level for layer in mine})
         table.add_row(
             stage, str(len(mine)), " ".join(map(str, levels)), str(int(oldest.upper) - int(oldest.lower)),

@@ -87,7 +87,7 @@ def test_kill_loop(tmp_path: Path) -> None:
         with nosync.open(root, settings=nosync.StoreSettings(background=False)) as store:
             sealed = store.last_sealed()
             begin = [
-                max((int(layer.upper) for layer in store.layers() if layer.shard == str(s)), default=0)
+                max((int(layer.upper) for layer in store.layers() if layer.shard == s), default=0)
                 for s in range(SHARDS)
             ]
         commands = [[sys.executable, "-c", NODE, str(root), str(0 if sealed is None else sealed + 1)]]

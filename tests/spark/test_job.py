@@ -134,7 +134,7 @@ def store(open_store: OpenStore) -> nosync.Store:
     return open_store()
 
 
-def layers_of(store: nosync.Store) -> dict[tuple[str, str, Any], str]:
+def layers_of(store: nosync.Store) -> dict[tuple[str, int, Any], str]:
     return {(layer.stage, layer.shard, layer.lower): layer.digest for layer in store.layers()}
 
 
@@ -216,7 +216,7 @@ def test_a_whole_shard_is_rebuilt_even_after_merges(spark: SparkSession, store: 
     run(job, spark, frames)
     store.compact("totals")
     state = rows_of(job.read("totals"), "word")
-    (merged,) = [layer for layer in store.layers() if layer.stage == "totals" and layer.shard == "1of3"]
+    (merged,) = [layer for layer in store.layers() if layer.stage == "totals" and layer.shard == 1]
     Path(merged.path).unlink()
     report = job.recover()
     assert (report.lost, report.recomputed) == (6, 6), "one stage, one shard, six epochs"
@@ -246,7 +246,7 @@ def test_recovery_computes_exactly_what_is_missing(spark: SparkSession, store: n
     store.sync()
     for path in calls.iterdir():
         path.unlink()
-    victims = [layer for layer in store.layers() if (layer.stage, layer.shard, layer.lower) == ("one", "1of3", 1)]
+    victims = [layer for layer in store.layers() if (layer.stage, layer.shard, layer.lower) == ("one", 1, 1)]
     Path(victims[0].path).unlink()
     report = job.recover()
     assert (report.recomputed, len(list(calls.iterdir()))) == (1, 1)

@@ -52,7 +52,8 @@ def test_status(capsys: pytest.CaptureFixture[str], path: str) -> None:
 def test_layers(capsys: pytest.CaptureFixture[str], path: str) -> None:
     found = answer(capsys, "layers", path)
     assert [layer["lower"] for layer in found] == [0, 1, 2, 3, 4]
-    expected = {"stage", "shard", "lower", "upper", "since", "rows", "bytes", "digest", "level", "path"}
+    assert {layer["shard"] for layer in found} == {0}
+    expected = {"stage", "shard", "shards", "lower", "upper", "since", "rows", "bytes", "digest", "level", "path"}
     assert expected <= found[0].keys()
     assert {layer["level"] for layer in found} == {"disk"}
     assert all(Path(layer["path"]).stat().st_size == layer["bytes"] for layer in found)
