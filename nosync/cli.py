@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import logging
+import shutil
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -388,7 +389,9 @@ def demo(by: str, directory: Path, cores: int | None, as_json: bool) -> None:
             f"{result.record_ms_per_epoch:.1f} ms of task time"
         )
         out.print(f"kept: {result.delays}, {result.plot}, {result.store}")
-        out.print(f"try:  nosync get {result.store} delays --as-of 10    nosync layers {result.store}")
+        command = "nosync" if shutil.which("nosync") else sys.argv[0]  # as it can be typed here
+        out.print(f"try:  {command} get {result.store} delays --as-of 10")
+        out.print(f"      {command} layers {result.store}")
     if not result.identical:
         _fail("the recovered state differs from the one before", 1)
 
