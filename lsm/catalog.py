@@ -25,7 +25,6 @@ from nosync.lsm.layer import Digest, LayerId, parse_path
 
 _LAYER = b"layer/"
 _META = b"meta/"
-CATALOG_FORMAT = 1
 
 
 @dataclass(frozen=True)

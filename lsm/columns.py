@@ -87,19 +87,6 @@ def _null_safe_equal(a: pa.Array, b: pa.Array) -> Bools:
     return result
 
 
-def adjacent_equal(columns: Sequence[pa.Array]) -> Bools:
-    """For each row but the last: whether the next row is the same in every column."""
-    n = len(columns[0]) if columns else 0
-    equal: Bools = np.ones(max(n - 1, 0), dtype=np.bool_)
-    for column in columns:
-        view = _view(column)
-        if view is not None:
-            equal &= view[1:] == view[:-1]
-        elif n > 1:
-            equal &= _null_safe_equal(column.slice(0, n - 1), column.slice(1))
-    return equal
-
-
 def sort_hashes(hashes: U32) -> tuple[Indices, U32]:
     """The stable order of the hashes, and the hashes in that order.
 

@@ -19,7 +19,7 @@ from nosync.lsm.directory import MANIFESTS, PINS
 from nosync.lsm.env import Env, storage_errors
 from nosync.lsm.errors import CorruptionError, DeterminismError, InvalidInputError
 from nosync.lsm.layer import Description, Digest, LayerId, Shard, TraceId, check_name
-from nosync.lsm.timestamp import Epoch, Time, epoch_of, pack, show
+from nosync.lsm.timestamp import Epoch, Time, pack, show
 from nosync.lsm.writer import temporary_path
 
 MAIN_LINE = "main"
@@ -215,9 +215,3 @@ def delete_pin(root: Path, name: str, env: Env) -> None:
 def expected_epoch(manifests: Mapping[Epoch, Manifest]) -> Epoch | None:
     """The next epoch to be sealed; None where any may come first."""
     return Epoch(max(manifests) + 1) if manifests else None
-
-
-def covered_epochs(id: LayerId) -> range:
-    """The epochs that a layer covers, the last one possibly in part."""
-    d = id.description
-    return range(epoch_of(d.lower), epoch_of(Time(d.upper - 1)) + 1)

@@ -79,7 +79,6 @@ class Node:
         self._retry_at: dict[LayerId, float] = {}
         self.problems: dict[str, str] = {}
         """What keeps layers from being durable, by path; empty when all is well."""
-        self.adopted = self.quarantined = 0
         self._durability = threading.Lock()  # one thread makes layers durable at a time
         self._compactor = Compactor(self)
         self._wake, self._wake_merger, self._closing = threading.Event(), threading.Event(), threading.Event()
@@ -147,9 +146,7 @@ class Node:
         self._pending = dict.fromkeys(
             sorted(self._pending, key=lambda id: id.description.upper - id.description.lower, reverse=True)
         )
-        waiting = len(self._pending)
         self._drain()
-        self.adopted = waiting - self.quarantined
 
     def _check_records(self) -> None:
         """Drops records whose file is gone or is not what was acked; the reads of a layer verify the rest of it."""
@@ -327,7 +324,6 @@ class Node:
         with storage_errors("quarantine", path):
             self._env.make_dirs(target.parent)
             self._env.replace(path, target)
-        self.quarantined += 1
 
     def check(self) -> list[NosyncError]:
         """Verifies every byte of every layer; what is bad goes to quarantine. Returns an error for each."""

@@ -25,11 +25,11 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from nosync.lsm.columns import CHANGE_TYPE_COLUMN, Indices, as_batch, key_columns, order_by_key, plain, take_batch
+from nosync.lsm.columns import CHANGE_TYPE_COLUMN, as_batch, key_columns, order_by_key, plain, take_batch
 from nosync.lsm.env import Env, storage_errors
 from nosync.lsm.errors import CorruptionError, DeterminismError, InvalidInputError, SchemaError, StorageError
 from nosync.lsm.format import HASH_COLUMN, TOMBSTONE_COLUMN, LayerFileWriter, LayerInfo
-from nosync.lsm.hashing import HASH_BITS, U32, Hasher, first_hash_of_group, hash32, key_groups_of
+from nosync.lsm.hashing import U32, Hasher, first_hash_of_group, hash32, key_groups_of
 from nosync.lsm.layer import Digest, LayerId, Shard
 from nosync.lsm.reader import LayerReader
 from nosync.lsm.timestamp import show
@@ -232,8 +232,3 @@ def publish_rows(root: Path, id: LayerId, rows: LayerRows, key_groups: int, env:
             env.unlink(temporary)
             raise
     return link_layer(root, id, temporary, info, digest, env)
-
-
-def hashes_of_spark(hashes: Indices) -> U32:
-    """Spark's signed 64-bit `xxhash64` values as hash32."""
-    return (hashes.view(np.uint64) >> np.uint64(HASH_BITS)).astype(np.uint32)

@@ -101,7 +101,6 @@ class Plan:
             pa.field(output, _output_type(agg, self.accumulators[acc]))
             for output, (agg, acc, _) in self._outputs.items()
         ]
-        self.output_schema = pa.schema(fields)
         hidden = [pa.field(a.name, a.type) for a in self.accumulators.values() if a.name not in self._outputs]
         self.schema = pa.schema([*fields, *hidden])
         """What the stage's layers hold: key, outputs, then internal accumulators."""

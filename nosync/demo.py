@@ -35,7 +35,6 @@ LAYERS_TO_DELETE = 6
 SCHEMA = "origin string, carrier string, day date, dep_delay double"
 DELAYS_COLUMNS = ("origin", "carrier", "n", "total", "mean", "worst")
 
-Say = Callable[[str], None]
 Progress = Callable[[int, int, str], None]
 
 

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from pyspark.sql.streaming.query import StreamingQuery
 
     from nosync.segment import Report
+    from nosync.spark.read import StageReader
 
 InputsAt = Callable[[int], "Mapping[str, DataFrame]"]
 
@@ -262,10 +263,8 @@ class Job:
 
     def read(self, stage: str, as_of: int | None = None) -> DataFrame:
         """The state of a stage as of an epoch (default: the last sealed one) as a DataFrame."""
-        bound, t = self._stage(stage), self._sealed(as_of)
-        from nosync.spark import read  # noqa: PLC0415
-
-        return read.read_stage(self._spark, self.flow, bound, self._root, self._shards, self._origins(), t)
+        t = self._sealed(as_of)
+        return self._reader(stage).state(self._spark, t)
 
     def changes(self, stage: str, after: int, until: int) -> DataFrame:
         """The change feed of a stage: what turns its state as of `after` into the one as of `until`.
@@ -274,10 +273,14 @@ class Job:
         `after=-1` is the empty state before the first epoch.
         """
         check_range(after, until)
-        bound, until = self._stage(stage), self._sealed(until)
-        from nosync.spark import read  # noqa: PLC0415
+        until = self._sealed(until)
+        return self._reader(stage).changes(self._spark, after, until)
 
-        return read.read_changes(self._spark, self.flow, bound, self._root, self._shards, self._origins(), after, until)
+    def _reader(self, stage: str) -> StageReader:
+        from nosync.spark.read import StageReader  # noqa: PLC0415 - the store works without pyspark
+
+        bound = self._stage(stage)
+        return StageReader(self._root, self.flow.key_groups, bound, self._shards, self._origins().get(stage))
 
     @property
     def _root(self) -> str:

@@ -49,10 +49,6 @@ class RecoveryPlan:
     steps: tuple[Step, ...]
     impossible: Mapping[Cell, str]
 
-    @property
-    def cells(self) -> set[Cell]:
-        return {Cell(s.t, stage, shard) for s in self.steps for stage, shards in s.compute.items() for shard in shards}
-
 
 class Inventory:
     """Which cells are recorded, from the descriptions of the layers of each (stage, shard)."""

@@ -175,6 +175,18 @@ def test_the_change_feed_leads_from_one_state_to_the_other(spark: SparkSession, 
     assert state == rows_of(job.read("totals", as_of=2), "word")
 
 
+def test_a_read_can_be_part_of_any_plan(spark: SparkSession, store: nosync.Store) -> None:
+    """Coalesced or in a union, tasks have other numbers; each must still read its own shard."""
+    job = nosync.Job(make_flow(), store, spark=spark, shards=SHARDS)
+    run(job, spark, epochs(2, 2))
+    words = sorted(row.word for row in job.read("totals").collect())
+    assert len(words) == len(set(words)) > SHARDS
+    assert sorted(row.word for row in job.read("totals").coalesce(1).collect()) == words
+    both = job.read("best").select("initial").union(job.read("totals").select("word")).collect()
+    assert sorted(row.initial for row in both) == sorted([row.initial for row in job.read("best").collect()] + words)
+    assert job.changes("totals", -1, 1).coalesce(1).count() == job.changes("totals", -1, 1).count()
+
+
 def test_shuffled_input_and_other_tasks_give_the_same_layers(spark: SparkSession, open_store: OpenStore) -> None:
     frames = epochs(3, 3)
     found = []
