@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 from nosync.lsm.catalog import Record
@@ -27,6 +28,14 @@ BACKGROUND_PAUSE_SHARE = 1.5
 """Background merges rest so many times as long as they work; compact(), which somebody waits for, does not."""
 
 
+@dataclass(frozen=True)
+class Chain:
+    """Contiguous layers of one trace, oldest first. `bottom`: no older value of their keys lies anywhere else."""
+
+    ids: list[LayerId]
+    bottom: bool
+
+
 class Owner(Protocol):
     """What merging needs of its node."""
 
@@ -39,8 +48,8 @@ class Owner(Protocol):
     def durable_ids(self) -> set[LayerId]:
         """Every layer in the catalog."""
 
-    def sealed_chain(self, trace: TraceId) -> list[LayerId]:
-        """The layers of a trace that may be merged: durable, sealed, contiguous from its beginning."""
+    def sealed_chains(self, trace: TraceId) -> list[Chain]:
+        """The stretches of a trace whose layers may be merged: durable, sealed, contiguous."""
 
     def replace(self, merged: Record, inputs: Sequence[LayerId]) -> None:
         """Makes the merged layer stand for its inputs, atomically."""
@@ -70,7 +79,8 @@ class Compactor:
         with self._one_merge:
             traces = {id.trace for id in self._owner.durable_ids() if stage is None or id.trace.stage == stage}
             for trace in sorted(traces):
-                merge = self._next(trace, whole=whole)
+                chains = self._owner.sealed_chains(trace)
+                merge = next((m for c in chains if (m := self._next(c, whole=whole)) is not None), None)
                 if merge is None:
                     continue
                 inputs = [layer.id for layer in merge.layers]
@@ -98,23 +108,22 @@ class Compactor:
                 return None
         return merge.published
 
-    def _next(self, trace: TraceId, *, whole: bool) -> Merge | None:
+    def _next(self, chain: Chain, *, whole: bool) -> Merge | None:
         directory, settings = self._owner.directory, self._owner.settings
-        chain = self._owner.sealed_chain(trace)
         since = self._owner.since()
-        if not chain:
+        if not chain.ids:
             return None
         try:
-            layers = [directory.reader(id) for id in chain]
+            layers = [directory.reader(id) for id in chain.ids]
         except FileNotFoundError:
             self._owner.scan()
             return None
         except CorruptionError:
-            self._owner.recheck(chain)
+            self._owner.recheck(chain.ids)
             return None
         candidates = [Candidate(layer.info.rows, layer.id.description, bool(layer.info.key)) for layer in layers]
         # The newest layer is left alone: tasks are about to open it.
-        chosen = (0, len(chain)) if whole else choose_merge(candidates[:-1], since)
+        chosen = (0, len(layers)) if whole else choose_merge(candidates[:-1], since)
         if chosen is None:
             return None
         first, end = chosen
@@ -122,7 +131,7 @@ class Compactor:
             directory.root,
             layers[first:end],
             since=since,
-            bottom=first == 0,
+            bottom=first == 0 and chain.bottom,
             env=self._env,
             block_rows=settings.block_rows,
         )

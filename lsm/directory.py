@@ -23,11 +23,12 @@ from pathlib import Path, PurePosixPath
 import pyarrow as pa
 
 from nosync.lsm.env import Env, storage_errors
-from nosync.lsm.errors import FormatVersionError, InvalidInputError, NotAStoreError, UnknownStageError
+from nosync.lsm.errors import FormatVersionError, HoleError, InvalidInputError, NotAStoreError, UnknownStageError
 from nosync.lsm.hashing import Hasher, hash32
+from nosync.lsm.history import View
 from nosync.lsm.layer import Description, LayerId, Shard, TraceId, parse_file_name
 from nosync.lsm.reader import LayerReader
-from nosync.lsm.timestamp import Time
+from nosync.lsm.timestamp import Time, show
 from nosync.lsm.trace import Trace, choose_cover
 from nosync.lsm.writer import TEMPORARY_DIRECTORY, LayerRows, Published, publish_rows
 
@@ -158,6 +159,18 @@ class LayerDirectory:
                 del self._open[next(iter(self._open))]
         return reader
 
+    def reader_of_any(self, trace: TraceId) -> LayerReader:
+        """Any layer of the trace, for what all of them say. Raises HoleError where none is left."""
+        for d in self.descriptions(trace):
+            try:
+                return self.reader(LayerId(trace, d))
+            except FileNotFoundError:
+                continue
+        raise HoleError(
+            f"{trace}: no layer of it is left; recover() recomputes them",
+            stage=trace.stage, shard=str(trace.shard), lower="?", upper="?",
+        )  # fmt: skip
+
     def forget(self, id: LayerId) -> None:
         """Drops an open layer, whose file was deleted or moved. Arrays taken from it stay valid."""
         with self._lock:
@@ -166,24 +179,63 @@ class LayerDirectory:
     def trace(self, id: TraceId, *, until: Time, as_of: Time, origin: Time | None = None) -> Trace:
         """The trace's layers from its beginning to `until`, usable for reads as of `as_of` and later.
 
-        A merge may delete files between listing and opening; then the directory is listed again, and the merged
-        layer that replaced them is found. Raises HoleError, CompactedError or NotAvailableError as `choose_cover`.
+        Raises HoleError, CompactedError or NotAvailableError as `choose_cover`.
         """
+        return self.open_view(View(id, origin), until=until, as_of=as_of)
+
+    def open_view(self, view: View, *, until: Time, as_of: Time) -> Trace:
+        """As `trace`, for a shard whose state begins in older traces.
+
+        A merge may delete files between listing and opening; then the directory is listed again, and the merged
+        layer that replaced them is found.
+        """
+        until = min(until, view.upper)
         for _ in range(_RELISTS):
-            available = self.descriptions(id)
-            cover = choose_cover(id, available, until, as_of, origin)
             try:
-                readers = [self.reader(LayerId(id, d)) for d in cover]
-                schema = None if readers else self._schema_of_first(id, available)
-                trace = Trace(id, readers, self.key_groups, schema)
+                readers = []
+                for part in view.base:
+                    readers += self._open_part(part.trace, part.lower, min(part.upper, until), as_of)
+                available = self.descriptions(view.id)
+                readers += self._open_part(view.id, view.origin, until, as_of, available)
+                schema = None if readers else self._schema_of_first(view.id, available)
+                trace = Trace(view.id, readers, self.key_groups, schema)
             except FileNotFoundError:
                 continue
-            for opened in [o for o in list(self._open) if o.trace == id and o.description not in available]:
+            for opened in [o for o in list(self._open) if o.trace == view.id and o.description not in available]:
                 self.forget(opened)
             return trace
         raise NotAStoreError(
-            f"{self.root}: the files of {id} vanish while they are listed; is something else deleting them?"
+            f"{self.root}: the files of {view.id} vanish while they are listed; is something else deleting them?"
         )
+
+    def layer_at(self, id: TraceId, time: Time) -> Trace:
+        """The one layer of a trace that holds a time, as a trace: all that is needed of a log. Raises HoleError."""
+        for _ in range(_RELISTS):
+            covering = [d for d in self.descriptions(id) if d.lower <= time < d.upper]
+            if not covering:
+                raise HoleError(
+                    f"{id}: its layer at {show(time)} is missing; recover() recomputes it",
+                    stage=id.stage, shard=str(id.shard), lower=show(time), upper=show(Time(time + 1)),
+                )  # fmt: skip
+            try:
+                return Trace(
+                    id, [self.reader(LayerId(id, min(covering, key=lambda d: d.upper - d.lower)))], self.key_groups
+                )
+            except FileNotFoundError:
+                continue
+        raise NotAStoreError(f"{self.root}: the files of {id} vanish while they are listed")
+
+    def _open_part(
+        self,
+        id: TraceId,
+        origin: Time | None,
+        until: Time,
+        as_of: Time,
+        available: Sequence[Description] | None = None,
+    ) -> list[LayerReader]:
+        if available is None:
+            available = self.descriptions(id)
+        return [self.reader(LayerId(id, d)) for d in choose_cover(id, available, until, as_of, origin)]
 
     def _schema_of_first(self, id: TraceId, available: Sequence[Description]) -> pa.Schema | None:
         return self.reader(LayerId(id, min(available))).schema if available else None
@@ -202,6 +254,11 @@ class LayerDirectory:
         )
 
     # --- writing ----------------------------------------------------------------------------------------------------
+
+    def recorded(self, id: LayerId) -> Published:
+        """What stands under the name of a layer."""
+        reader = self.reader(id)
+        return Published(id, reader.digest, reader.info.rows, reader.size_bytes, existed=True)
 
     def publish(self, id: LayerId, rows: LayerRows) -> Published:
         return publish_rows(self.root, id, rows, self.key_groups, self.env)

@@ -76,6 +76,10 @@ class StoreLockedError(NosyncError):
     """Another process is the node of this data directory."""
 
 
+class FencedError(NosyncError):
+    """A newer instance of the job has taken over; this one may not write any more."""
+
+
 class FormatVersionError(NosyncError):
     """Written by a newer version of nosync than this one reads."""
 

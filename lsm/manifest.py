@@ -8,8 +8,8 @@ with its digest. `t` is complete when its manifest and all of those layers exist
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -18,6 +18,7 @@ from blake3 import blake3
 from nosync.lsm.directory import MANIFESTS, PINS
 from nosync.lsm.env import Env, storage_errors
 from nosync.lsm.errors import CorruptionError, DeterminismError, InvalidInputError
+from nosync.lsm.history import History, Span
 from nosync.lsm.layer import Description, Digest, LayerId, Shard, TraceId, check_name
 from nosync.lsm.timestamp import Epoch, Time, pack, show
 from nosync.lsm.writer import temporary_path
@@ -33,6 +34,8 @@ class Entry:
     digest: Digest
     rows: int
     origin: Time
+    copies: int = 1
+    """Durable copies that the safe point waits for: 0 for a layer that can be computed again from others."""
 
 
 @dataclass(frozen=True)
@@ -63,6 +66,7 @@ class Manifest:
                 "digest": e.digest,
                 "rows": e.rows,
                 "origin": e.origin,
+                "copies": e.copies,
             }
             for e in self.entries
         ]
@@ -79,6 +83,7 @@ class Manifest:
                 e["digest"],
                 e["rows"],
                 e["origin"],
+                e.get("copies", 1),
             )
             for e in f["layers"]
         ]
@@ -174,6 +179,37 @@ def read_manifests(root: Path, line: str, env: Env) -> tuple[dict[Epoch, Manifes
 
 def lines(root: Path, env: Env) -> list[str]:
     return sorted({MAIN_LINE, *env.list_dir(root / MANIFESTS)})
+
+
+class Histories:
+    """The histories of all stages of a line, learned from its manifests in order of time."""
+
+    def __init__(self, manifests: Iterable[Manifest] = ()) -> None:
+        self._spans: dict[str, list[Span]] = {}
+        for manifest in manifests:
+            self.add(manifest)
+
+    def add(self, manifest: Manifest) -> None:
+        seen: dict[str, tuple[str, int, Time]] = {}
+        for entry in manifest.entries:
+            trace = entry.id.trace
+            _, _, origin = seen.get(trace.stage, (0, 0, entry.origin))
+            seen[trace.stage] = (trace.fingerprint, trace.shard.count, min(origin, entry.origin))
+        for stage, (fingerprint, count, origin) in seen.items():
+            spans = self._spans.setdefault(stage, [])
+            if spans and (spans[-1].fingerprint, spans[-1].shard_count) == (fingerprint, count):
+                continue
+            begins = origin
+            if spans:
+                begins = pack(manifest.t)
+                spans[-1] = replace(spans[-1], upper=begins)
+            spans.append(Span(fingerprint, count, begins))
+
+    def of(self, stage: str) -> History:
+        return tuple(self._spans.get(stage, ()))
+
+    def all(self) -> dict[str, History]:
+        return {stage: tuple(spans) for stage, spans in self._spans.items()}
 
 
 @dataclass(frozen=True, order=True)

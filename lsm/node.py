@@ -17,21 +17,23 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from nosync.lsm.catalog import Catalog, Record, set_aside
-from nosync.lsm.compactor import Compactor
+from nosync.lsm.compactor import Chain, Compactor
 from nosync.lsm.directory import CATALOG, LAYERS, QUARANTINE, LayerDirectory, Marker
 from nosync.lsm.env import storage_errors
 from nosync.lsm.errors import CatalogError, CorruptionError, NosyncError, OutOfOrderError, StorageError
+from nosync.lsm.history import History
 from nosync.lsm.layer import Description, LayerId, TraceId
 from nosync.lsm.lock import DirectoryLock
 from nosync.lsm.manifest import (
     MAIN_LINE,
     Entry,
+    Histories,
     Manifest,
     Pin,
     delete_pin,
@@ -73,7 +75,8 @@ class Node:
         self._pending: dict[LayerId, None] = {}
         self._manifests: dict[str, dict[Epoch, Manifest]] = {}
         self._pins: dict[str, Pin] = {}
-        self._origins: dict[TraceId, Time] = {}
+        self._origins: dict[TraceId, set[Time]] = {}
+        self._histories: dict[str, Histories] = {}
         self._unsynced: dict[tuple[str, Epoch], Path] = {}  # manifests that are not durable yet
         self._safe: dict[str, Epoch] = {}
         self._retry_at: dict[LayerId, float] = {}
@@ -137,7 +140,7 @@ class Node:
                 self._quarantine_file(Path(str(error).split(":", 1)[0]), f"manifest.{line}", error)
             self._manifests[line] = manifests
             for manifest in manifests.values():
-                self._learn_origins(manifest.entries)
+                self._learn(manifest)
                 self._unsynced[line, manifest.t] = root / manifest.path
         self._pins = read_pins(root, self._env)
         self._check_records()
@@ -332,20 +335,32 @@ class Node:
 
     # --- manifests, safe point, retention -------------------------------------------------------------------------
 
-    def _learn_origins(self, entries: Iterable[Entry]) -> None:
-        for entry in entries:
-            trace = entry.id.trace
-            self._origins[trace] = min(entry.origin, self._origins.get(trace, entry.origin))
+    def _learn(self, manifest: Manifest) -> None:
+        self._histories.setdefault(manifest.line, Histories()).add(manifest)
+        for entry in manifest.entries:
+            self._origins.setdefault(entry.id.trace, set()).add(entry.origin)
 
     def origin(self, trace: TraceId) -> Time | None:
-        """Where a trace begins, as far as manifests say."""
+        """Where a trace first begins, as far as manifests say."""
         with self._lock:
-            return self._origins.get(trace)
+            return min(self._origins.get(trace, ()), default=None)
+
+    def histories(self, line: str = MAIN_LINE) -> dict[str, History]:
+        """By stage, which fingerprint and number of shards wrote each stretch of the line's sealed epochs."""
+        with self._lock:
+            return self._histories[line].all() if line in self._histories else {}
 
     def seal(
-        self, t: int, ids: Sequence[LayerId], line: str = MAIN_LINE, meta: dict[str, Any] | None = None
+        self,
+        t: int,
+        ids: Sequence[LayerId],
+        line: str = MAIN_LINE,
+        meta: dict[str, Any] | None = None,
+        copies: Mapping[str, int] | None = None,
     ) -> Manifest:
         """Writes the manifest of epoch `t` with these layers, which must exist. The same again is a success.
+
+        `copies`: by stage, how many durable copies the safe point waits for (default 1; 0: it does not wait).
 
         Raises OutOfOrderError unless `t` is the next one to be sealed or sealed already, DeterminismError when it was
         sealed with other layers.
@@ -353,14 +368,20 @@ class Node:
         self.check_sealable(t, line)
         with self._lock:
             manifests = self._manifests.setdefault(line, {})
-        entries = [self._entry(id, manifests.get(Epoch(t))) for id in sorted(ids)]
+            before = manifests.get(Epoch(t - 1))
+        origins = {entry.id.trace: entry.origin for entry in before.entries} if before else {}
+        required = copies or {}
+        entries = [
+            replace(self._entry(id, manifests.get(Epoch(t)), origins), copies=required.get(id.trace.stage, 1))
+            for id in sorted(ids)
+        ]
         manifest = Manifest(line, Epoch(t), tuple(entries), meta or {})
         manifest = publish_manifest(self.directory.root, manifest, self._env)
         with self._lock:
             if manifest.t not in manifests:
                 self._unsynced[line, manifest.t] = self.directory.root / manifest.path
+                self._learn(manifest)
             manifests[manifest.t] = manifest
-            self._learn_origins(manifest.entries)
         self.note(e.id for e in manifest.entries if not self._is_durable(e))
         self._wake_merger.set()
         return manifest
@@ -372,17 +393,18 @@ class Node:
         if expected is not None and t not in manifests and t != expected:
             raise OutOfOrderError(f"cannot seal {t}: the next timestamp of line {line} is {expected}")
 
-    def _entry(self, id: LayerId, sealed: Manifest | None) -> Entry:
-        if sealed is not None:
-            for entry in sealed.entries:
-                if entry.id == id and not self._exists(id):
-                    return entry  # merged since: the manifest remembers what it was
+    def _entry(self, id: LayerId, sealed: Manifest | None, origins: Mapping[TraceId, Time]) -> Entry:
+        """`origins`: where the traces of the epoch before begin; another trace begins here."""
+        for entry in sealed.entries if sealed else ():
+            if entry.id == id and not self._exists(id):
+                return entry  # merged since: the manifest remembers what it was
         reader = self.directory.reader(id)
-        with self._lock:
-            origin = self._origins.get(id.trace)
-        if origin is None:
+        origin = id.description.lower
+        if not id.trace.shard.count:  # appended to directly, perhaps before anything was sealed
             origin = min(d.lower for d in self.directory.descriptions(id.trace))
-        return Entry(id, reader.digest, reader.info.rows, origin)
+            origin = min(origin, self.origin(id.trace) or origin)
+        known = next((e.origin for e in sealed.entries if e.id == id), None) if sealed else None
+        return Entry(id, reader.digest, reader.info.rows, origins.get(id.trace, origin) if known is None else known)
 
     def manifests(self, line: str = MAIN_LINE) -> dict[Epoch, Manifest]:
         with self._lock:
@@ -422,7 +444,7 @@ class Node:
             while (
                 (following := manifests.get(Epoch(safe + 1)))
                 and (line, following.t) not in self._unsynced
-                and all(self._is_durable(e) for e in following.entries)
+                and all(self._is_durable(e) for e in following.entries if e.copies)
             ):
                 safe = Epoch(safe + 1)
             if safe in manifests:
@@ -463,24 +485,32 @@ class Node:
         with self._lock:
             return {record.id for records in self._records.values() for record in records.values()}
 
-    def sealed_chain(self, trace: TraceId) -> list[LayerId]:
-        """The durable, sealed, contiguous layers of a trace from its beginning, oldest first.
+    def sealed_chains(self, trace: TraceId) -> list[Chain]:
+        """The stretches of a trace that may be merged: durable, sealed, contiguous from where they begin.
 
-        Unsealed ones are never merged: the manifest still has to name them by their digest.
+        Unsealed layers are never merged: the manifest still has to name them by their digest.
         """
         with self._lock:
             available = list(self._records.get(trace, {}))
-            origin = self._origins.get(trace)
+            origins = sorted(self._origins.get(trace, ()))
             newest = [max(manifests) for manifests in self._manifests.values() if manifests]
-        if origin is None or not newest:
+            first = min((min(o) for t, o in self._origins.items() if t.stage == trace.stage), default=None)
+        if not newest:
             return []
         sealed = [d for d in available if d.upper <= end_of(min(newest))]
-        reached = origin
-        for d in sorted(sealed):
-            if d.lower <= reached < d.upper:
-                reached = d.upper
-        cover = choose_cover(trace, sealed, reached, END_OF_TIME, origin) if reached > origin else []
-        return [LayerId(trace, d) for d in cover]
+        chains = []
+        for i, origin in enumerate(origins):
+            end = origins[i + 1] if i + 1 < len(origins) else END_OF_TIME
+            within = sorted(d for d in sealed if origin <= d.lower and d.upper <= end)
+            reached = origin
+            for d in within:
+                if d.lower <= reached < d.upper:
+                    reached = d.upper
+            cover = choose_cover(trace, within, reached, END_OF_TIME, origin) if reached > origin else []
+            # Where another layout came first, older values of these keys lie in its layers.
+            bottom = not trace.shard.count or origin == first
+            chains.append(Chain([LayerId(trace, d) for d in cover], bottom))
+        return chains
 
     def replace(self, merged: Record, inputs: Sequence[LayerId]) -> None:
         """One version edit: the merged layer, whose file is durable, stands for its inputs from now on."""

@@ -43,8 +43,9 @@ from nosync.lsm.errors import (
     UnknownStageError,
 )
 from nosync.lsm.hashing import Hasher, hash32
+from nosync.lsm.history import View, views_of
 from nosync.lsm.layer import Description, LayerId, Shard, TraceId, check_name
-from nosync.lsm.manifest import MAIN_LINE, Manifest, Pin, read_manifests, read_pins
+from nosync.lsm.manifest import MAIN_LINE, Histories, Manifest, Pin, read_manifests, read_pins
 from nosync.lsm.merge import RowFilter
 from nosync.lsm.node import Missing, Node
 from nosync.lsm.scrub import VerifyReport, verify_directory
@@ -244,7 +245,7 @@ class Store:
         (not recorded yet), CompactedError (below `since`), HoleError, CorruptionError.
         """
         as_of = self._as_of(as_of)
-        traces = [self._trace(id, as_of) for id in self._trace_ids(stage, as_of, shard)]
+        traces = [self._trace(view, as_of) for view in self._views(stage, as_of, shard)]
         keep = _prefix_filter(prefix, traces[0], stage) if prefix else None
         return self._table(stage, traces, lambda trace: trace.scan(last_of(as_of), keep), columns)
 
@@ -253,7 +254,7 @@ class Store:
     ) -> pa.Table:
         """The rows of the given keys as of `as_of`, in the order of `keys`; keys without a row are left out."""
         as_of = self._as_of(as_of)
-        traces = [self._trace(id, as_of) for id in self._trace_ids(stage, as_of, None)]
+        traces = [self._trace(view, as_of) for view in self._views(stage, as_of)]
         key = next((trace.key for trace in traces if trace.key), None)
         if key is None:
             raise InvalidInputError(f"stage {stage} is a log: it has no key to look up; use read() or changes()")
@@ -292,7 +293,7 @@ class Store:
         order of epoch within a shard. `after=-1` is the empty state before the first epoch.
         """
         check_range(after, until)
-        traces = [self._trace(id, until, exact_from=after) for id in self._trace_ids(stage, until, shard)]
+        traces = [self._trace(view, until, exact_from=after) for view in self._views(stage, until, shard)]
         tables = [t.changes(last_of(after), last_of(until)) for t in traces if t.layers]
         if not tables:
             return _select(self._unified(stage, traces).empty_table(), None, stage)
@@ -301,12 +302,12 @@ class Store:
     def schema(self, stage: str, as_of: int | None = None) -> pa.Schema:
         """The columns of a stage at an epoch (default: the last sealed one), without reading its rows."""
         as_of = self._as_of(as_of)
-        traces = [self._trace(id, as_of) for id in self._trace_ids(stage, as_of, None)]
+        traces = [self._trace(view, as_of) for view in self._views(stage, as_of)]
         return _select(self._unified(stage, traces).empty_table(), None, stage).schema
 
     def shards(self, stage: str, t: int) -> list[int]:
         """The numbers of the shards that a stage has at an epoch. Raises UnknownStageError."""
-        return [id.shard.index for id in self._trace_ids(stage, t, None)]
+        return sorted({view.id.shard.index for view in self._views(stage, t)})
 
     def _as_of(self, as_of: int | None) -> int:
         if as_of is None:
@@ -316,26 +317,35 @@ class Store:
         pack(as_of)
         return as_of
 
-    def _trace_ids(self, stage: str, t: int, shard: int | None) -> list[TraceId]:
+    def _views(self, stage: str, t: int, shard: int | None = None) -> list[View]:
+        """What the stage's state as of an epoch is made of, by shard."""
+        views = self._all_views(stage, t)
+        chosen = [view for view in views if shard is None or view.id.shard.index == shard]
+        if not chosen:
+            raise UnknownStageError(
+                f"stage {stage} has no shard {shard}; it has {', '.join(str(view.id.shard) for view in views)}"
+            )
+        return chosen
+
+    def _all_views(self, stage: str, t: int) -> list[View]:
         check_name(stage, "stage name")
-        sealed = self._manifests().get(Epoch(t))
-        ids = sorted({e.id.trace for e in sealed.entries if e.id.trace.stage == stage} if sealed else ())
+        manifests = self._manifests()
+        sealed = manifests.get(Epoch(t))
+        entries = [e for e in sealed.entries if e.id.trace.stage == stage] if sealed else []
+        histories = self._node.histories() if self._node else Histories(manifests.values()).all()
+        history = histories.get(stage, ())
+        if entries and entries[0].id.trace.shard.count and len(history) > 1:
+            log = not self.directory.reader_of_any(entries[0].id.trace).info.key
+            return views_of(history, stage, pack(t), self.directory.key_groups, log=log)
+        ids = sorted({e.id.trace for e in entries})
         if not ids:
             fingerprint = self.directory.fingerprint_of(stage)
             ids = [trace for trace in self.directory.traces(stage) if trace.fingerprint == fingerprint]
-        if shard is not None:
-            chosen = [id for id in ids if id.shard.index == shard]
-            if not chosen:
-                raise UnknownStageError(
-                    f"stage {stage} has no shard {shard}; it has {', '.join(str(i.shard) for i in ids)}"
-                )
-            return chosen
-        return ids
+        return [View(id, self._node.origin(id) if self._node else None) for id in ids]
 
-    def _trace(self, id: TraceId, as_of: int, exact_from: int | None = None) -> Trace:
-        origin = self._node.origin(id) if self._node else None
+    def _trace(self, view: View, as_of: int, exact_from: int | None = None) -> Trace:
         exact = last_of(as_of if exact_from is None else exact_from)
-        return self.directory.trace(id, until=end_of(as_of), as_of=exact, origin=origin)
+        return self.directory.open_view(view, until=end_of(as_of), as_of=exact)
 
     def _unified(self, stage: str, traces: Iterable[Trace]) -> pa.Schema:
         schema: pa.Schema | None = None
@@ -494,7 +504,8 @@ class Store:
             durable.setdefault(id.trace, []).append(id.description)
         safe: int | None = None
         for t, manifest in self._manifests().items():
-            if not all(self._covered(e.id, durable.get(e.id.trace, [])) for e in manifest.entries):
+            required = [e for e in manifest.entries if e.copies]
+            if not all(self._covered(e.id, durable.get(e.id.trace, [])) for e in required):
                 break
             safe = t
         return safe

@@ -116,12 +116,17 @@ class Lookup:
 
 
 class Trace:
-    """A contiguous sequence of open layers, oldest first. Immutable; cheap to make from open layers."""
+    """A contiguous sequence of open layers, oldest first. Immutable; cheap to make from open layers.
+
+    After rescaling it begins with layers of older traces, whose other keys are passed over.
+    """
 
     def __init__(
         self, id: TraceId, layers: Sequence[LayerReader], key_groups: int, schema: pa.Schema | None = None
     ) -> None:
         for previous, layer in itertools.pairwise(layers):
+            if layer.id.trace != previous.id.trace:
+                continue  # older traces that the state begins in; whoever opened them knows where they end
             if layer.id.description.lower != previous.id.description.upper:
                 lower, upper = previous.id.description.upper, layer.id.description.lower
                 raise HoleError(
@@ -217,6 +222,64 @@ class Trace:
                     hits.append((block, rows, probes))
         return self._gather(hits, order, n)
 
+    def lookup_prefix(self, prefix: Sequence[pa.Array], hashes: U32, as_of: Time) -> pa.RecordBatch:
+        """The live rows as of `as_of` whose first key columns are one of the given ones; for stages whose rows are hashed
+        by those columns alone (the sides of a join). `prefix` holds each combination once; rows come in stored order.
+        """
+        self._check_exact(as_of)
+        order, wanted = sort_hashes(hashes)
+        batches, row_hashes, dead = [], [], []
+        for layer in self.layers:
+            if not len(wanted) or layer.id.description.lower > as_of or not layer.info.rows:
+                continue
+            for block in layer.blocks_between(int(wanted[0]), int(wanted[-1])):
+                low, high = (
+                    np.searchsorted(block.hashes, wanted, "left"),
+                    np.searchsorted(block.hashes, wanted, "right"),
+                )
+                counts = high - low
+                rows = np.repeat(low - np.cumsum(counts) + counts, counts) + np.arange(counts.sum())
+                same = rows_equal(block.keys[: len(prefix)], rows, prefix, np.repeat(order, counts))
+                if layer.last_time > as_of:
+                    same &= block.row_times()[rows] <= as_of
+                rows = rows[same]
+                if len(rows):
+                    batches.append(conform(take_batch(block.data, rows), self.schema))
+                    row_hashes.append(block.hashes[rows])
+                    dead.append(block.row_tombstones()[rows])
+        data = concat_batches(batches, self.schema)
+        if not batches:
+            return data
+        by_key, next_is_same_key = order_by_key(np.concatenate(row_hashes), data.columns[: len(self.key)])
+        newest = by_key[np.append(~next_is_same_key, True)]
+        return take_batch(data, newest[~np.concatenate(dead)[newest]])
+
+    def rows_where(self, column: str, low: int, high: int, as_of: Time) -> tuple[pa.RecordBatch, U32]:
+        """The live rows as of `as_of` with `low <= column <= high` (an integer or timestamp column), and their hashes.
+
+        Reads that one column of every layer, and nothing else of the rows that it leaves out.
+        """
+        nothing = concat_batches([], self.schema)
+        found, hashes = [], []
+        for layer in self.layers:
+            if layer.id.description.lower > as_of or not layer.info.rows or column not in layer.schema.names:
+                continue
+            for block in layer.blocks():
+                selected = _between(block.data.column(column), low, high)
+                selected &= (block.hashes >= self._first_hash) & (block.hashes.astype(np.int64) < self._end_hash)
+                at = np.flatnonzero(selected)
+                if len(at):
+                    found.append(take_batch(block.data.select(list(self.key)), at))
+                    hashes.append(block.hashes[at])
+        if not found:
+            return nothing, np.empty(0, dtype=np.uint32)
+        keys, all_hashes = concat_batches(found, found[0].schema), np.concatenate(hashes)
+        order, next_is_same_key = order_by_key(all_hashes, keys.columns)
+        once = order[np.append(~next_is_same_key, True)]
+        answer = self.lookup([take(key, once) for key in keys.columns], all_hashes[once], as_of)
+        still = np.flatnonzero(_between(answer.data.column(column), low, high))
+        return take_batch(answer.data, still), all_hashes[once][answer.found][still]
+
     def _gather(self, hits: Sequence[tuple[Block, Indices, Indices]], order: Indices, n: int) -> Lookup:
         found: Bools = np.zeros(n, dtype=np.bool_)
         taken = [conform(take_batch(block.data, rows), self.schema) for block, rows, _ in hits]
@@ -287,6 +350,13 @@ class Trace:
         if CHANGE_TYPE_COLUMN in self.schema.names:  # a log of changes says itself what each row does
             return pa.Table.from_batches([data]).append_column(EPOCH_COLUMN, pa.array(row_epochs))
         return _with_change_columns(data, np.zeros(len(data), dtype=np.int8), row_epochs)
+
+
+def _between(column: pa.Array, low: int, high: int) -> Bools:
+    valid: Bools = column.is_valid().to_numpy(zero_copy_only=False)
+    values = column.view(pa.int64()).fill_null(0).to_numpy(zero_copy_only=False)
+    selected: Bools = valid & (values >= low) & (values <= high)
+    return selected
 
 
 def _probe(

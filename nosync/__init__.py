@@ -14,14 +14,29 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from nosync.aggregates import count, count_distinct, max, mean, min, sum
+from nosync.aggregates import (
+    collect,
+    count,
+    count_distinct,
+    first,
+    last,
+    max,
+    mean,
+    min,
+    stddev,
+    sum,
+    top_k,
+    variance,
+)
 from nosync.dataflow import Dataflow, Stage
 from nosync.job import EpochReport, Job, RecoveryReport
+from nosync.levels import replicated
 from nosync.lsm.errors import (
     CatalogError,
     CompactedError,
     CorruptionError,
     DeterminismError,
+    FencedError,
     FlowError,
     FormatVersionError,
     HoleError,
@@ -77,6 +92,13 @@ __all__ = [
     "min",
     "max",
     "mean",
+    "variance",
+    "stddev",
+    "first",
+    "last",
+    "top_k",
+    "collect",
+    "replicated",
     # errors
     "NosyncError",
     "InvalidInputError",
@@ -91,6 +113,7 @@ __all__ = [
     "StorageError",
     "StoreLockedError",
     "FormatVersionError",
+    "FencedError",
     "NotAStoreError",
     "CatalogError",
     "StageError",

@@ -3,9 +3,13 @@
 Each function keeps accumulator columns in the stage's layer. An accumulator that is not itself the answer is
 named `__<output>_<what>`; columns that begin with two underscores are internal state, hidden from reads.
 
-An accumulator that rows can be taken out of again follows an input that changes. `min`, `max` and `count_distinct` need all
-values for that: they keep, per key, the sorted multiset of values as a list of (value, how often). It is rewritten for
-the keys that an epoch touches, so it suits keys with up to some ten thousand different values.
+An accumulator that rows can be taken out of again follows an input that changes. `min`, `max`, `first`, `last`, `top_k`,
+`collect` and `count_distinct` need all values for that: they keep, per key, the sorted multiset of values as a list of
+(value, how often). It is rewritten for the keys that an epoch touches, so it suits keys with up to some ten thousand
+different values. Over an input that only grows, no more is kept than the answer needs.
+
+`variance` and `stddev` keep (count, mean, sum of squared differences from the mean), combined by the formula of Chan, Golub
+and LeVeque (1979), which does not lose digits when the mean is large.
 
 Nulls as in SQL: `count("x")`, sum, min, max and mean pass over nulls, and are null (count: 0) where there is nothing else.
 """
@@ -16,12 +20,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from nosync.lsm.columns import as_array
 from nosync.lsm.errors import FlowError, SchemaError
 
+MAX_LIST = 100_000
 ROWS = "__rows"
 """Accumulator of every aggregate over a changing input: input rows of the key, which goes when it reaches 0."""
 
@@ -32,6 +38,10 @@ class Aggregate:
 
     function: str
     column: str | None = None
+    by: str | None = None
+    """The column that orders the rows, of first and last."""
+    limit: int | None = None
+    """How many values at most, of top_k and collect."""
 
     def __str__(self) -> str:
         return f"{self.function}({self.column or ''})"
@@ -67,15 +77,59 @@ def count_distinct(column: str) -> Aggregate:
     return Aggregate("count_distinct", column)
 
 
+def variance(column: str) -> Aggregate:
+    """Sample variance of a numeric column; null for fewer than two values. double."""
+    return Aggregate("variance", column)
+
+
+def stddev(column: str) -> Aggregate:
+    """Sample standard deviation of a numeric column; null for fewer than two values. double."""
+    return Aggregate("stddev", column)
+
+
+def first(column: str, *, by: str) -> Aggregate:
+    """The value of `column` in the row with the smallest `by` (of several: the smallest value). Null `by`: passed over."""
+    return Aggregate("first", column, by=by)
+
+
+def last(column: str, *, by: str) -> Aggregate:
+    """The value of `column` in the row with the largest `by` (of several: the largest value). Null `by`: passed over."""
+    return Aggregate("last", column, by=by)
+
+
+def top_k(column: str, k: int) -> Aggregate:
+    """The k largest values of a column, largest first, as a list."""
+    return Aggregate("top_k", column, limit=_check_limit("top_k", k))
+
+
+def collect(column: str, *, limit: int) -> Aggregate:
+    """The values of a column in ascending order as a list, the smallest `limit` of them."""
+    return Aggregate("collect", column, limit=_check_limit("collect", limit))
+
+
+def _check_limit(function: str, limit: int) -> int:
+    if isinstance(limit, bool) or not isinstance(limit, int) or not 1 <= limit <= MAX_LIST:
+        raise FlowError(f"{function}: {limit!r} is not a number of values from 1 to {MAX_LIST}")
+    return limit
+
+
 @dataclass(frozen=True)
 class Accumulator:
-    """A stored column: which column it is made of, how input rows enter it, and how two of it combine."""
+    """A stored column: which columns it is made of, how input rows enter it, and how two of it combine."""
 
     name: str
     type: pa.DataType
     source: str | None
     how: str
-    """`rows` (number of rows), `count` (non-null values), `sum`, `min`, `max` or `values` (the multiset)."""
+    """`rows` (number of rows), `count` (non-null values), `sum`, `min`, `max`, `values` (the multiset), or `mean` and `m2`."""
+    fields: tuple[str, ...] = ()
+    """Of `values`: the input columns that an entry holds, in the order that sorts them."""
+    nulls: bool = False
+    """Of `values`: whether entries whose first field is null count."""
+    keep: int | None = None
+    """Of `values`: how many entries are enough; None: all."""
+    descending: bool = False
+    """Of `values`: whether those to keep are the largest."""
 
 
 class Plan:
@@ -105,6 +159,28 @@ class Plan:
         self.schema = pa.schema([*fields, *hidden])
         """What the stage's layers hold: key, outputs, then internal accumulators."""
 
+    @classmethod
+    def of_rows(cls, stage: str, key: Sequence[str], columns: Sequence[str], schema: pa.Schema) -> Plan:
+        """One row per key of an input that changes: the smallest by contents of those that are there."""
+        plan = cls(stage, key, {}, schema, retracts=True)
+        for name in columns:
+            _check_ordered(stage, Aggregate("field", name), schema.field(name).type)
+        if columns:
+            rows = Accumulator(
+                "__row_values",
+                values_type([schema.field(name).type for name in columns]),
+                columns[0],
+                "values",
+                tuple(columns),
+                nulls=True,
+            )
+            plan.accumulators[rows.name] = rows
+            plan._outputs = {name: (Aggregate("field", name), rows.name, "") for name in columns}
+        fields = [schema.field(name) for name in (*key, *columns)]
+        hidden = [pa.field(a.name, a.type) for a in plan.accumulators.values()]
+        plan.schema = pa.schema([*fields, *hidden])
+        return plan
+
     def _add(self, stage: str, output: str, aggregate: Aggregate, schema: pa.Schema) -> None:
         if not isinstance(aggregate, Aggregate):
             raise FlowError(
@@ -122,14 +198,19 @@ class Plan:
         type_ = schema.field(aggregate.column).type
         if aggregate.function == "count":
             self._keep(output, Accumulator(output, pa.int64(), aggregate.column, "count"), aggregate)
-        elif aggregate.function == "count_distinct" or (self.retracts and aggregate.function in ("min", "max")):
-            _check_ordered(stage, aggregate, type_)
-            self._keep(
-                output, Accumulator(f"__{output}_values", values_type(type_), aggregate.column, "values"), aggregate
-            )
+        elif aggregate.function in _OF_VALUES or (self.retracts and aggregate.function in ("min", "max")):
+            self._keep(output, self._values(stage, output, aggregate, schema), aggregate)
         elif aggregate.function in ("min", "max"):
             _check_ordered(stage, aggregate, type_)
             self._keep(output, Accumulator(output, type_, aggregate.column, aggregate.function), aggregate)
+        elif aggregate.function in ("variance", "stddev"):
+            _sum_type(stage, aggregate, type_)
+            counted = f"__{output}_count"
+            self.accumulators[counted] = Accumulator(counted, pa.int64(), aggregate.column, "count")
+            mean = f"__{output}_mean"
+            self.accumulators[mean] = Accumulator(mean, pa.float64(), aggregate.column, "mean")
+            m2 = Accumulator(f"__{output}_m2", pa.float64(), aggregate.column, "m2")
+            self._keep(output, m2, aggregate, counted)
         else:
             total = Accumulator(
                 output if aggregate.function == "sum" else f"__{output}_sum", _sum_type(stage, aggregate, type_),
@@ -140,6 +221,28 @@ class Plan:
                 counted = f"__{output}_count"
                 self.accumulators[counted] = Accumulator(counted, pa.int64(), aggregate.column, "count")
             self._keep(output, total, aggregate, counted)
+
+    def _values(self, stage: str, output: str, aggregate: Aggregate, schema: pa.Schema) -> Accumulator:
+        """The multiset that the aggregate is answered from."""
+        assert aggregate.column is not None
+        fields = (aggregate.column,) if aggregate.by is None else (aggregate.by, aggregate.column)
+        for name in fields:
+            if name not in schema.names:
+                raise SchemaError(
+                    f"stage {stage}: {aggregate}: the input has no column {name!r}; it has {', '.join(schema.names)}"
+                )
+            _check_ordered(stage, aggregate, schema.field(name).type)
+        type_ = values_type([schema.field(name).type for name in fields])
+        enough = {"first": 1, "last": 1, "top_k": aggregate.limit, "collect": aggregate.limit}
+        return Accumulator(
+            f"__{output}_values",
+            type_,
+            aggregate.column,
+            "values",
+            fields,
+            keep=None if self.retracts else enough.get(aggregate.function),
+            descending=aggregate.function in ("last", "top_k"),
+        )
 
     def _keep(self, output: str, accumulator: Accumulator, aggregate: Aggregate, counted: str = "") -> None:
         self.accumulators[accumulator.name] = accumulator
@@ -153,28 +256,64 @@ class Plan:
         """
         ones = weights if weights is not None else pa.repeat(pa.scalar(1, pa.int64()), rows.num_rows)
         columns: dict[str, pa.Array] = {f"k{i}": rows.column(name) for i, name in enumerate(self.key)}
-        columns |= {"hash": hashes, "ones": ones}
-        functions: list[tuple[str, str]] = [("hash", "min"), ("ones", "list")]
-        for i, accumulator in enumerate(self.accumulators.values()):
+        columns |= {"hash": hashes}
+        functions: list[tuple[str, str]] = [("hash", "min")]
+        simple = [a for a in self.accumulators.values() if a.how in _SIMPLE]
+        for i, accumulator in enumerate(simple):
             columns[f"a{i}"] = _contribution(rows, accumulator, ones)
             functions.append((f"a{i}", _GROUPING.get(accumulator.how, "sum")))
+        by_row = len(simple) < len(self.accumulators)
+        if by_row:
+            columns["row"] = pa.array(np.arange(rows.num_rows))
+            functions.append(("row", "list"))
         keys = list(columns)[: len(self.key)]
         grouped = pa.table(columns).group_by(keys, use_threads=False).aggregate(functions)
-        arrays = [as_array(grouped.column(key)) for key in keys]
-        for (name, function), accumulator in zip(functions[2:], self.accumulators.values(), strict=True):
-            found = as_array(grouped.column(f"{name}_{function}"))
+        found = {
+            accumulator.name: as_array(grouped.column(f"{name}_{function}")).cast(accumulator.type)
+            for (name, function), accumulator in zip(functions[1:], simple, strict=False)
+        }
+        members = as_array(grouped.column("row_list")) if by_row else pa.array([], pa.list_(pa.int64()))
+        for accumulator in self.accumulators.values():
             if accumulator.how == "values":
-                found = _entries(found, as_array(grouped.column("ones_list")), accumulator.type)
-            arrays.append(found.cast(accumulator.type))
+                entries = _entries(rows, as_array(ones), members, accumulator)
+                found[accumulator.name] = _summed(entries, len(members), accumulator)
+            elif accumulator.how == "m2":
+                found |= self._moments(rows, ones, members, accumulator)
+        arrays = [as_array(grouped.column(key)) for key in keys] + [found[name] for name in self.accumulators]
         return pa.Table.from_arrays(arrays, names=[*self.key, *self.accumulators]), as_array(grouped.column("hash_min"))
+
+    def _moments(self, rows: pa.Table, ones: pa.Array, members: pa.ListArray, m2: Accumulator) -> dict[str, pa.Array]:
+        """Of each group (came, went): mean and m2 as lists of two, beside the count that other code keeps."""
+        group = pc.list_parent_indices(members).to_numpy()
+        at = members.flatten()
+        x = as_array(rows.column(m2.source).take(at)).cast(pa.float64())
+        weight = as_array(ones).take(at).to_numpy()
+        valid = x.is_valid().to_numpy(zero_copy_only=False)
+        values = np.nan_to_num(x.fill_null(0.0).to_numpy(zero_copy_only=False))
+        found = []
+        for chosen in (valid & (weight > 0), valid & (weight < 0)):
+            n = np.bincount(group[chosen], minlength=len(members))
+            mean = np.bincount(group[chosen], values[chosen], minlength=len(members)) / np.maximum(n, 1)
+            spread = (values[chosen] - mean[group[chosen]]) ** 2
+            found.append((n.astype(np.float64), mean, np.bincount(group[chosen], spread, minlength=len(members))))
+        parts = np.stack([column for part in found for column in part], axis=1)
+        lists = pa.FixedSizeListArray.from_arrays(pa.array(parts.ravel()), 6)
+        return {m2.name: lists, _mean_of(m2): pa.nulls(len(members), pa.float64())}
 
     def combine(self, partial: pa.Table, before: pa.Table) -> pa.Table:
         """New accumulators: `partial` with `before` (same keys in the same rows; null where a key is new)."""
         columns = [partial.column(name) for name in self.key]
+        moments = {
+            _mean_of(a): _combined_moments(partial, before, a) for a in self.accumulators.values() if a.how == "m2"
+        }
         for accumulator in self.accumulators.values():
             new, old = partial.column(accumulator.name), before.column(accumulator.name)
             if accumulator.how == "values":
-                columns.append(_merge_values(new, old, accumulator.type))
+                columns.append(_merge_values(new, old, accumulator))
+            elif accumulator.how == "mean":
+                columns.append(moments[accumulator.name][0])
+            elif accumulator.how == "m2":
+                columns.append(moments[_mean_of(accumulator)][1])
             elif accumulator.how in ("min", "max"):
                 function = pc.min_element_wise if accumulator.how == "min" else pc.max_element_wise
                 columns.append(function(new, old, skip_nulls=True))
@@ -188,12 +327,17 @@ class Plan:
         columns = {name: accumulators.column(name) for name in accumulators.column_names}
         for output, (aggregate, total, counted) in self._outputs.items():
             if self.accumulators[total].how == "values":
-                columns[output] = _answer(aggregate.function, columns[total])
+                columns[output] = _answer(aggregate, columns[total], self.accumulators[total])
             elif aggregate.function == "mean":
                 # Null where nothing was counted: dividing by zero would give NaN.
                 n = columns[counted]
                 n = pc.if_else(pc.greater(n, 0), n, None)
                 columns[output] = pc.divide(columns[total].cast(pa.float64()), n.cast(pa.float64()))
+            elif aggregate.function in ("variance", "stddev"):
+                # Null for fewer than two values.
+                n = pc.if_else(pc.greater(columns[counted], 1), pc.subtract(columns[counted], 1), None)
+                found = pc.divide(columns[total], n.cast(pa.float64()))
+                columns[output] = pc.sqrt(found) if aggregate.function == "stddev" else found
             elif counted:
                 columns[output] = pc.if_else(pc.greater(columns[counted], 0), columns[total], None)
         return pa.Table.from_arrays([columns[f.name].cast(f.type) for f in self.schema], schema=self.schema)
@@ -214,27 +358,32 @@ def _contribution(rows: pa.Table, accumulator: Accumulator, ones: pa.Array) -> p
     if accumulator.how == "rows":
         return ones
     column = rows.column(accumulator.source)
-    if accumulator.how in ("min", "max", "values"):
+    if accumulator.how in ("min", "max"):
         return column
     if accumulator.how == "count":
         return pc.multiply(pc.is_valid(column).cast(pa.int64()), ones)
     return pc.multiply(column.cast(accumulator.type), ones.cast(accumulator.type)).cast(accumulator.type)
 
 
-_GROUPING = {"min": "min", "max": "max", "values": "list"}
+_GROUPING = {"min": "min", "max": "max"}
+_SIMPLE = frozenset({"rows", "count", "sum", "min", "max"})
+_OF_VALUES = frozenset({"count_distinct", "first", "last", "top_k", "collect"})
 
 
-def values_type(type_: pa.DataType) -> pa.DataType:
-    """How a multiset is stored: its different values in order, and how often each occurs."""
-    return pa.list_(pa.struct([pa.field("value", type_), pa.field("n", pa.int64())]))
+def values_type(types: Sequence[pa.DataType]) -> pa.DataType:
+    """How a multiset is stored: its different entries in order (`value`, or `value0`, ...), and how often each occurs."""
+    return pa.list_(pa.struct([*(pa.field(f"v{i}", t) for i, t in enumerate(types)), pa.field("n", pa.int64())]))
 
 
 def _output_type(aggregate: Aggregate, accumulator: Accumulator) -> pa.DataType:
-    if aggregate.function == "mean":
+    if aggregate.function in ("mean", "variance", "stddev"):
         return pa.float64()
     if aggregate.function == "count_distinct":
         return pa.int64()
-    return accumulator.type.value_type.field("value").type if accumulator.how == "values" else accumulator.type
+    if accumulator.how != "values":
+        return accumulator.type
+    answer = accumulator.type.value_type.field(len(accumulator.fields) - 1).type
+    return pa.list_(answer) if aggregate.function in ("top_k", "collect") else answer
 
 
 def _check_ordered(stage: str, aggregate: Aggregate, type_: pa.DataType) -> None:
@@ -244,42 +393,114 @@ def _check_ordered(stage: str, aggregate: Aggregate, type_: pa.DataType) -> None
         )
 
 
-def _entries(values: pa.ListArray, ones: pa.ListArray, type_: pa.DataType) -> pa.ListArray:
-    """Two lists of the same lengths as one list of pairs."""
-    pairs = pa.StructArray.from_arrays([values.flatten(), ones.flatten()], fields=list(type_.value_type))
-    return pa.ListArray.from_arrays(values.offsets, pairs, type=type_)
+# --- multisets -------------------------------------------------------------------------------------------------------
 
 
-def _flat(lists: pa.Array) -> tuple[pa.Array, pa.Array, pa.Array]:
-    """The row, value and number of each entry of a column of multisets."""
+def _entries(rows: pa.Table, ones: pa.Array, members: pa.ListArray, accumulator: Accumulator) -> pa.Table:
+    """An entry for each input row: `row` (its group's number), v0, v1, ..., n."""
+    at = members.flatten()
+    columns = {"row": pc.list_parent_indices(members).cast(pa.int64())}
+    for i, name in enumerate(accumulator.fields):
+        columns[f"v{i}"] = as_array(rows.column(name).take(at))
+    return pa.table({**columns, "n": ones.take(at)})
+
+
+def _stored_entries(lists: pa.Array) -> pa.Table:
+    """The entries of a column of multisets, as `_entries` gives them."""
     entries = lists.flatten()
-    return pc.list_parent_indices(lists).cast(pa.int64()), entries.field("value"), entries.field("n")
+    columns = {f.name: entries.field(f.name) for f in lists.type.value_type}
+    return pa.table({"row": pc.list_parent_indices(lists).cast(pa.int64()), **columns})
 
 
-def _merge_values(new: pa.ChunkedArray, old: pa.ChunkedArray, type_: pa.DataType) -> pa.Array:
-    """The multisets of `old` with the entries of `new` added (or taken out, where their number is negative)."""
-    rows = len(new)
-    parts = [_flat(as_array(column).cast(type_)) for column in (new, old)]
-    names = ("row", "value", "n")
-    flat = pa.table({name: pa.concat_arrays([part[i] for part in parts]) for i, name in enumerate(names)})
-    flat = flat.filter(pc.is_valid(flat["value"]))
-    summed = flat.group_by(["row", "value"], use_threads=False).aggregate([("n", "sum")])
+def _summed(entries: pa.Table, rows: int, accumulator: Accumulator) -> pa.ListArray:
+    """The multisets of `rows` rows: equal entries added up, those of number 0 left out, in order, cut to what is kept."""
+    names = entries.column_names[1:-1]
+    if not accumulator.nulls:
+        entries = entries.filter(pc.is_valid(entries[names[0]]))
+    summed = entries.group_by(["row", *names], use_threads=False).aggregate([("n", "sum")])
     summed = summed.filter(pc.not_equal(summed["n_sum"], 0))
-    summed = summed.sort_by([("row", "ascending"), ("value", "ascending")])
-    lengths = np.bincount(summed["row"].to_numpy(), minlength=rows)
+    summed = summed.sort_by([("row", "ascending"), *((name, "ascending") for name in names)])
+    row = summed["row"].to_numpy()
+    lengths = np.bincount(row, minlength=rows)
+    if accumulator.keep is not None and len(row) and lengths.max() > accumulator.keep:
+        ends = np.cumsum(lengths)
+        at = np.arange(len(row))
+        place = (ends[row] - 1 - at) if accumulator.descending else at - (ends - lengths)[row]
+        summed = summed.filter(pa.array(place < accumulator.keep))
+        lengths = np.minimum(lengths, accumulator.keep)
     offsets = pa.array(np.concatenate([[0], np.cumsum(lengths)]), pa.int32())
-    entries = pa.StructArray.from_arrays(
-        [as_array(summed["value"]), as_array(summed["n_sum"])], fields=list(type_.value_type)
-    )
-    return pa.ListArray.from_arrays(offsets, entries, type=type_)
+    columns = [as_array(summed[name]) for name in names] + [as_array(summed["n_sum"])]
+    entries_of = pa.StructArray.from_arrays(columns, fields=list(accumulator.type.value_type))
+    return pa.ListArray.from_arrays(offsets, entries_of, type=accumulator.type)
 
 
-def _answer(function: str, values: pa.ChunkedArray) -> pa.Array:
+def _merge_values(new: pa.ChunkedArray, old: pa.ChunkedArray, accumulator: Accumulator) -> pa.Array:
+    """The multisets of `old` with the entries of `new` added (or taken out, where their number is negative)."""
+    parts = [_stored_entries(as_array(column).cast(accumulator.type)) for column in (old, new)]
+    return _summed(pa.concat_tables(parts), len(new), accumulator)
+
+
+def _answer(aggregate: Aggregate, values: pa.ChunkedArray, accumulator: Accumulator) -> pa.Array:
     """What an aggregate says of each multiset."""
     lists = as_array(values)
     lengths = pc.list_value_length(lists).to_numpy(zero_copy_only=False)
-    if function == "count_distinct":
+    if aggregate.function == "count_distinct":
         return pa.array(lengths, pa.int64())
+    if aggregate.limit is not None:
+        return _expanded(lists, aggregate.limit, descending=accumulator.descending)
     ends = np.cumsum(lengths)
-    at = ends - lengths if function == "min" else ends - 1
-    return lists.flatten().field("value").take(pa.array(at, mask=lengths == 0))
+    at = ends - lengths if aggregate.function in ("min", "first", "field") else ends - 1
+    field = accumulator.fields.index(aggregate.column) if aggregate.function == "field" else len(accumulator.fields) - 1
+    answers = lists.flatten().field(field)
+    return answers.take(pa.array(at, mask=lengths == 0))
+
+
+def _expanded(lists: pa.ListArray, limit: int, *, descending: bool) -> pa.ListArray:
+    """Each multiset as a list with every value as often as it occurs, cut at `limit`."""
+    entries = _stored_entries(lists)
+    if descending:
+        entries = entries.sort_by([("row", "ascending"), ("v0", "descending")])
+    repeats = np.minimum(entries["n"].to_numpy(), limit)
+    row = np.repeat(entries["row"].to_numpy(), repeats)
+    values = as_array(entries["v0"]).take(pa.array(np.repeat(np.arange(len(repeats)), repeats)))
+    lengths = np.bincount(row, minlength=len(lists))
+    place = np.arange(len(row)) - (np.cumsum(lengths) - lengths)[row]
+    values = values.filter(pa.array(place < limit))
+    offsets = np.concatenate([[0], np.cumsum(np.minimum(lengths, limit))])
+    return pa.ListArray.from_arrays(pa.array(offsets, pa.int32()), values)
+
+
+# --- variance --------------------------------------------------------------------------------------------------------
+
+
+def _mean_of(m2: Accumulator) -> str:
+    return m2.name.removesuffix("_m2") + "_mean"
+
+
+def _combined_moments(partial: pa.Table, before: pa.Table, m2: Accumulator) -> tuple[pa.Array, pa.Array]:
+    """Mean and m2 of the rows before, with those that came and without those that went."""
+    kept = (m2.name.removesuffix("_m2") + "_count", _mean_of(m2), m2.name)
+    n, mean, spread = (_doubles(before.column(name)) for name in kept)
+    lists = as_array(partial.column(m2.name))
+    if pa.types.is_fixed_size_list(lists.type):
+        parts = lists.flatten().to_numpy().reshape(-1, 6)
+        steps = [(1, parts[:, :3].T), (-1, parts[:, 3:].T)]
+    else:  # combined before
+        steps = [(1, np.stack([_doubles(partial.column(name)) for name in kept]))]
+    for sign, (n1, mean1, spread1) in steps:
+        total = n + sign * n1
+        safe = np.maximum(total, 1)
+        new_mean = np.where(total > 0, (n * mean + sign * n1 * mean1) / safe, 0.0)
+        # Adding: delta^2 n n1 / total. Taking out is the same formula solved for the rest.
+        if sign > 0:
+            spread = spread + spread1 + (mean1 - mean) ** 2 * n * n1 / safe
+        else:
+            spread = spread - spread1 - (mean1 - new_mean) ** 2 * total * n1 / np.maximum(n, 1)
+        spread = np.where(total > 1, np.maximum(spread, 0.0), 0.0)
+        n, mean = total, new_mean
+    return pa.array(mean), pa.array(spread)
+
+
+def _doubles(column: pa.ChunkedArray) -> npt.NDArray[np.float64]:
+    values: npt.NDArray[np.float64] = as_array(column).cast(pa.float64()).fill_null(0.0).to_numpy(zero_copy_only=False)
+    return values

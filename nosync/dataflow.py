@@ -6,27 +6,41 @@
     delays = flown.aggregate("delays", key=["origin"], n=nosync.count(), worst=nosync.max("dep_delay"))
 
 Every stage is a pure function of its inputs' changes at an epoch and its own state before it. `Job` runs a flow.
+
+All operators take `persist=`, how well the stage's layers are kept (nosync.levels); the default is the flow's for sources
+and keyed stages, `memory` for stateless ones, and `none` for those that run in the JVM and have consumers.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
 from nosync.aggregates import Aggregate
+from nosync.levels import NONE, parse_level
 from nosync.lsm.directory import DEFAULT_KEY_GROUPS, MAX_KEY_GROUPS
 from nosync.lsm.errors import FlowError
 from nosync.lsm.layer import check_name
+from nosync.windows import Window, parse_window
 
-SOURCE, MAP, FILTER, AGGREGATE, UPDATE = "source", "map", "filter", "aggregate", "update"
-STATELESS = frozenset({MAP, FILTER})
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame
+
+SOURCE, MAP, FILTER, UNION = "source", "map", "filter", "union"
+SELECT, WHERE, STATIC_JOIN = "select", "where", "static_join"
+AGGREGATE, UPDATE, DEDUPE, JOIN, WINDOW = "aggregate", "update", "dedupe", "join", "window"
+IN_JVM = frozenset({SELECT, WHERE, STATIC_JOIN})
+STATELESS = frozenset({MAP, FILTER, UNION}) | IN_JVM
+PART_SEPARATOR = "__"
+"""Stages that an operator consists of are named `<stage>__<part>`."""
 
 MapFunction = Callable[[pa.Table], pa.Table]
 FilterFunction = Callable[[pa.Table], Any]
 UpdateFunction = Callable[[pa.Table, pa.Table], pa.Table]
+KeyFunction = Callable[[tuple[Any, ...], list[dict[str, Any]], dict[str, Any] | None], Mapping[str, Any] | None]
 
 
 @dataclass(frozen=True)
@@ -36,64 +50,213 @@ class Stage:
     flow: Dataflow = field(repr=False, compare=False)
     name: str
     kind: str
-    input: str | None = None
+    inputs: tuple[str, ...] = ()
     key: tuple[str, ...] = ()
     function: Callable[..., Any] | None = field(default=None, repr=False)
     schema: str | None = None
     """DDL: of a source its columns, of an update its state columns, of a map its output where it cannot be inferred."""
     aggregates: Mapping[str, Aggregate] = field(default_factory=dict)
     version: str | None = None
+    persist: str | None = None
+    deterministic: bool = True
+    options: Mapping[str, Any] = field(default_factory=dict, repr=False)
+    """What else the kind of stage needs."""
 
-    def map(self, name: str, fn: MapFunction, *, schema: str | None = None, version: str | None = None) -> Stage:
+    # --- stateless ------------------------------------------------------------------------------------------------
+
+    def map(
+        self,
+        name: str,
+        fn: MapFunction,
+        *,
+        schema: str | None = None,
+        version: str | None = None,
+        persist: str | None = None,
+        deterministic: bool = True,
+    ) -> Stage:
         """Applies a pure function to the rows of each shard and epoch: `fn(rows: pa.Table) -> pa.Table`.
 
         It may drop, change and add rows and columns. Each row must be treated by itself: how rows are cut into
         tables is not part of the contract. Over an input that changes (after aggregate or update) the table has a
         `_change_type` column that must be kept. `schema` (DDL) states the output where calling
         `fn` on an empty table cannot show it; `version` replaces the code in the fingerprint.
+        `deterministic=False` is for functions that may return something else each time: what was recorded first counts, is
+        durable before anything is computed from it, and is never computed again.
         """
-        return self.flow._add(Stage(self.flow, name, MAP, self.name, function=fn, schema=schema, version=version))
+        return self._then(
+            name, MAP, function=fn, schema=schema, version=version, persist=persist, deterministic=deterministic
+        )
 
-    def flat_map(self, name: str, fn: MapFunction, *, schema: str | None = None, version: str | None = None) -> Stage:
+    def flat_map(self, name: str, fn: MapFunction, **options: Any) -> Stage:
         """As `map`, for functions that make several rows of one: a synonym, for readers."""
-        return self.map(name, fn, schema=schema, version=version)
+        return self.map(name, fn, **options)
 
-    def filter(self, name: str, predicate: FilterFunction, *, version: str | None = None) -> Stage:
+    def filter(
+        self,
+        name: str,
+        predicate: FilterFunction,
+        *,
+        version: str | None = None,
+        persist: str | None = None,
+        deterministic: bool = True,
+    ) -> Stage:
         """Keeps the rows for which `predicate(rows: pa.Table)`, a boolean array of the same length, is true."""
-        return self.flow._add(Stage(self.flow, name, FILTER, self.name, function=predicate, version=version))
+        return self._then(
+            name, FILTER, function=predicate, version=version, persist=persist, deterministic=deterministic
+        )
 
-    def aggregate(self, name: str, *, key: Sequence[str], **aggregates: Aggregate) -> Stage:
+    def select(self, name: str, *expressions: str | Column, persist: str | None = None) -> Stage:
+        """Spark expressions over each row, run in the JVM: `select("priced", "item", "price * n AS total")`.
+
+        SQL text or Column objects, as for DataFrame.select; one row out for each row in. No aggregates, generators or
+        random functions.
+        """
+        if not expressions:
+            raise FlowError(f"stage {name}: give at least one column or expression")
+        return self._then(name, SELECT, persist=persist, options={"expressions": tuple(expressions)})
+
+    def where(self, name: str, condition: str | Column, *, persist: str | None = None) -> Stage:
+        """Keeps the rows for which a Spark expression is true, run in the JVM: `where("big", "total > 100")`."""
+        return self._then(name, WHERE, persist=persist, options={"expressions": (condition,)})
+
+    def union(self, name: str, *others: Stage, persist: str | None = None) -> Stage:
+        """The rows of this stage and of others with the same columns and types (UNION ALL)."""
+        if not others:
+            raise FlowError(f"stage {name}: give at least one other stage to unite with")
+        self._check_siblings(name, others)
+        inputs = (self.name, *(other.name for other in others))
+        return self.flow._add(Stage(self.flow, name, UNION, inputs, persist=persist))
+
+    def join_static(
+        self, name: str, table: DataFrame, *, on: Sequence[str], how: str = "inner", persist: str | None = None
+    ) -> Stage:
+        """Joins each row with a table that does not change, broadcast to the workers. `how`: inner or left.
+
+        The contents of the table are part of the stage's fingerprint.
+        """
+        if how not in ("inner", "left"):
+            raise FlowError(f"stage {name}: how={how!r}, expected 'inner' or 'left'")
+        if not hasattr(table, "schema") or not hasattr(table, "join"):
+            raise FlowError(f"stage {name}: {type(table).__name__} was given, expected a Spark DataFrame")
+        options = {"table": table, "on": _check_key(name, on), "how": how}
+        return self._then(name, STATIC_JOIN, persist=persist, options=options)
+
+    # --- keyed ----------------------------------------------------------------------------------------------------
+
+    def aggregate(self, name: str, *, key: Sequence[str], persist: str | None = None, **aggregates: Aggregate) -> Stage:
         """Keeps aggregates per key, up to date with all epochs: `n=nosync.count(), total=nosync.sum("x")`.
 
         Output: one row per key, key columns then one column per aggregate.
         """
-        if not aggregates:
-            raise FlowError(f"stage {name}: give at least one aggregate, such as n=nosync.count()")
-        return self.flow._add(
-            Stage(self.flow, name, AGGREGATE, self.name, key=_check_key(name, key), aggregates=aggregates)
-        )
+        _check_aggregates(name, aggregates)
+        return self._then(name, AGGREGATE, key=_check_key(name, key), aggregates=aggregates, persist=persist)
+
+    def dedupe(self, name: str, *, key: Sequence[str] | None = None, persist: str | None = None) -> Stage:
+        """Keeps one row per key, the first that came (default: per whole row). Where it is taken back, the next one."""
+        checked = _check_key(name, key) if key is not None else ()
+        return self._then(name, DEDUPE, key=checked, persist=persist)
 
     def update(
-        self, name: str, *, key: Sequence[str], state: str, fn: UpdateFunction, version: str | None = None
+        self,
+        name: str,
+        *,
+        key: Sequence[str],
+        state: str,
+        fn: UpdateFunction,
+        ttl: int | None = None,
+        version: str | None = None,
+        persist: str | None = None,
+        deterministic: bool = True,
     ) -> Stage:
         """Keeps arbitrary state per key: `fn(changes: pa.Table, state: pa.Table) -> pa.Table`, once a shard and epoch.
 
         `changes` has the input's columns and `_change_type`, in canonical order; `state` the rows (key columns and the
         columns of the DDL `state`) of those keys in `changes` that have one. `fn` returns the new rows of
         these keys, in any order; a key with state that it leaves out is deleted.
+        `ttl`: a key without changes for so many epochs is deleted.
         """
-        return self.flow._add(
-            Stage(
-                self.flow,
-                name,
-                UPDATE,
-                self.name,
-                key=_check_key(name, key),
-                function=fn,
-                schema=state,
-                version=version,
-            )
+        if ttl is not None and (isinstance(ttl, bool) or not isinstance(ttl, int) or ttl < 1):
+            raise FlowError(f"stage {name}: ttl={ttl!r}, expected a number of epochs, 1 or more")
+        return self._then(
+            name,
+            UPDATE,
+            key=_check_key(name, key),
+            function=fn,
+            schema=state,
+            version=version,
+            persist=persist,
+            deterministic=deterministic,
+            options={"ttl": ttl},
         )
+
+    def update_per_key(self, name: str, *, key: Sequence[str], state: str, fn: KeyFunction, **options: Any) -> Stage:
+        """As `update`, one key at a time: `fn(key: tuple, changes: list[dict], state: dict | None) -> dict | None`.
+
+        It gets the key's values, the epoch's changes of that key, and the state columns or None; it returns the new state
+        columns, or None to delete the key. A Python call per key: use `update` where many keys change in an epoch.
+        """
+        if not callable(fn):
+            raise FlowError(f"stage {name}: {fn!r} is not a function")
+        per_key = PerKey(_check_key(name, key), fn)
+        return self.update(name, key=key, state=state, fn=per_key, **options)
+
+    def window(
+        self,
+        name: str,
+        *,
+        time: str,
+        size: str | None = None,
+        slide: str | None = None,
+        gap: str | None = None,
+        key: Sequence[str] = (),
+        watermark: str | None = None,
+        keep: str | None = None,
+        persist: str | None = None,
+        **aggregates: Aggregate,
+    ) -> Stage:
+        """Aggregates per key and window of event time: tumbling (`size`), sliding (`size`, `slide`), session (`gap`).
+
+        Durations are text such as `"10 minutes"`. Output: key, `window_start`, `window_end`, the aggregates; results are
+        updated while rows come. `watermark`: how far behind the newest event time of all earlier epochs a window stays
+        open; a row for a closed window is late: not counted, but recorded in the stage `.late`. `keep`: how
+        long after closing a window stays in the state (default: for ever). Windows begin at multiples of `slide` since
+        1970-01-01 UTC. For windows of processing time add the tick to the rows as a column, so that replay sees the same.
+        """
+        _check_aggregates(name, aggregates)
+        keys = _check_key(name, key) if key else ()
+        window = parse_window(name, time=time, size=size, slide=slide, gap=gap, watermark=watermark, keep=keep)
+        return self._then(name, WINDOW, key=keys, aggregates=aggregates, persist=persist, options={"window": window})
+
+    @property
+    def late(self) -> Stage:
+        """Of a window stage: its late rows, as a stage to build on or to read."""
+        if self.kind != WINDOW:
+            raise FlowError(f"stage {self.name} is not a window: it has no late rows")
+        return Stage(self.flow, f"{self.name}{PART_SEPARATOR}late", MAP, (self.name,))
+
+    def join(
+        self, name: str, other: Stage, *, on: Sequence[str], how: str = "inner", persist: str | None = None
+    ) -> Stage:
+        """Joins two stages that both may grow and change, kept up to date: `how` is inner, left or full.
+
+        Output: the `on` columns, then the other columns of this stage and of `other`, whose names must differ.
+        A null key matches nothing, as in SQL. All rows of both sides are kept as state.
+        """
+        if how not in ("inner", "left", "full"):
+            raise FlowError(f"stage {name}: how={how!r}, expected 'inner', 'left' or 'full'")
+        self._check_siblings(name, [other])
+        options = {"on": _check_key(name, on), "how": how}
+        return self.flow._add(Stage(self.flow, name, JOIN, (self.name, other.name), options=options, persist=persist))
+
+    # ----------------------------------------------------------------------------------------------------------------
+
+    def _then(self, name: str, kind: str, **fields: Any) -> Stage:
+        return self.flow._add(Stage(self.flow, name, kind, (self.name,), **fields))
+
+    def _check_siblings(self, name: str, others: Sequence[Stage]) -> None:
+        for other in others:
+            if not isinstance(other, Stage) or other.flow is not self.flow:
+                raise FlowError(f"stage {name}: {other!r} is not a stage of dataflow {self.flow.name}")
 
 
 def _check_key(stage: str, key: Sequence[str]) -> tuple[str, ...]:
@@ -104,19 +267,62 @@ def _check_key(stage: str, key: Sequence[str]) -> tuple[str, ...]:
     return tuple(key)
 
 
-class Dataflow:
-    """A graph of stages. `key_groups` is the most shards it can ever run with; it must be the store's."""
+def _check_aggregates(stage: str, aggregates: Mapping[str, Aggregate]) -> None:
+    if not aggregates:
+        raise FlowError(f"stage {stage}: give at least one aggregate, such as n=nosync.count()")
 
-    def __init__(self, name: str, *, key_groups: int = DEFAULT_KEY_GROUPS) -> None:
+
+@dataclass(frozen=True)
+class PerKey:
+    """Calls a function of one key for each key of an epoch's changes: what `update_per_key` gives to `update`."""
+
+    key: tuple[str, ...]
+    fn: KeyFunction
+
+    def __call__(self, changes: pa.Table, state: pa.Table) -> pa.Table:
+        before = {self._key_of(row): row for row in state.to_pylist()}
+        grouped: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
+        for row in changes.to_pylist():
+            grouped.setdefault(self._key_of(row), []).append(row)
+        after = []
+        for key, rows in grouped.items():
+            old = before.get(key)
+            values = self.fn(key, rows, None if old is None else self._without_key(old))
+            if values is not None:
+                after.append({**dict(zip(self.key, key, strict=True)), **values})
+        unknown = {name for row in after for name in row} - set(state.column_names)
+        if unknown:
+            raise FlowError(
+                f"the function returned {sorted(unknown)}, which are not state columns; it has {state.column_names}"
+            )
+        return pa.Table.from_pylist(after, schema=state.schema)
+
+    def _key_of(self, row: Mapping[str, Any]) -> tuple[Any, ...]:
+        return tuple(row[name] for name in self.key)
+
+    def _without_key(self, row: Mapping[str, Any]) -> dict[str, Any]:
+        return {name: value for name, value in row.items() if name not in self.key}
+
+
+class Dataflow:
+    """A graph of stages. `key_groups` is the most shards it can ever run with; it must be the store's.
+
+    `persist`: the level of sources and keyed stages that do not say their own.
+    """
+
+    def __init__(self, name: str, *, key_groups: int = DEFAULT_KEY_GROUPS, persist: str = "disk") -> None:
         self.name = check_name(name, "dataflow name")
         if not isinstance(key_groups, int) or not 1 <= key_groups <= MAX_KEY_GROUPS:
             raise FlowError(f"dataflow {name}: key_groups is {key_groups!r}, expected 1 to {MAX_KEY_GROUPS}")
         self.key_groups = key_groups
+        if parse_level(persist, f"dataflow {name}") == NONE:
+            raise FlowError(f"dataflow {name}: persist='none' records nothing to go on from; use 'memory' or 'disk'")
+        self.persist = persist
         self._stages: dict[str, Stage] = {}
 
-    def source(self, name: str, schema: str) -> Stage:
+    def source(self, name: str, schema: str, *, persist: str | None = None) -> Stage:
         """An input: `schema` is Spark DDL such as `"origin string, dep_delay double"`. Each epoch brings new rows."""
-        return self._add(Stage(self, name, SOURCE, schema=schema))
+        return self._add(Stage(self, name, SOURCE, schema=schema, persist=persist))
 
     @property
     def stages(self) -> tuple[Stage, ...]:
@@ -128,16 +334,33 @@ class Dataflow:
         return tuple(stage for stage in self.stages if stage.kind == SOURCE)
 
     def consumers(self, name: str) -> tuple[Stage, ...]:
-        return tuple(stage for stage in self.stages if stage.input == name)
+        return tuple(stage for stage in self.stages if name in stage.inputs)
 
     def _add(self, stage: Stage) -> Stage:
         check_name(stage.name, "stage name")
+        if PART_SEPARATOR in stage.name:
+            raise FlowError(f"stage {stage.name}: names with {PART_SEPARATOR!r} are kept for the parts of operators")
         if stage.name in self._stages:
             raise FlowError(f"dataflow {self.name}: two stages are named {stage.name!r}; give each its own name")
         if stage.function is not None and not callable(stage.function):
             raise FlowError(f"stage {stage.name}: {stage.function!r} is not a function")
+        if stage.persist is not None:
+            level = parse_level(stage.persist, f"stage {stage.name}")
+            if level == NONE and stage.kind not in STATELESS:
+                raise FlowError(
+                    f"stage {stage.name}: persist='none', but the layers of a {stage.kind} are what it goes on from; "
+                    "use 'memory' or 'disk'"
+                )
+        if not stage.deterministic and stage.persist in ("none", "memory"):
+            raise FlowError(
+                f"stage {stage.name}: what a stage with deterministic=False returns must be durable: "
+                f"persist={stage.persist!r} does not fit"
+            )
         self._stages[stage.name] = stage
         return stage
 
     def __repr__(self) -> str:
         return f"<nosync.Dataflow {self.name}: {' '.join(self._stages)}>"
+
+
+__all__ = ["Dataflow", "PerKey", "Stage", "Window"]

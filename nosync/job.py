@@ -14,13 +14,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from nosync.bind import bind
 from nosync.dataflow import Dataflow
+from nosync.levels import DISK, show_level
 from nosync.lsm.errors import FlowError, InvalidInputError, NotAvailableError, OutOfOrderError, UnknownStageError
+from nosync.lsm.fence import check_fence, take_over
+from nosync.lsm.history import History
 from nosync.lsm.layer import Description, LayerId, Shard, TraceId
 from nosync.lsm.status import StoreStatus
 from nosync.lsm.store import Store, check_range
-from nosync.lsm.timestamp import Time, epoch_of, pack
-from nosync.plan import BoundFlow, BoundStage, bind
+from nosync.lsm.timestamp import Epoch, pack
+from nosync.plan import BoundFlow, BoundStage
 from nosync.recovery import Cell, Inventory, RecoveryPlan, Step, plan
 from nosync.sinks import Sink
 
@@ -93,8 +97,11 @@ def _or_none(t: int | None) -> str:
 class Job:
     """Runs a dataflow over a store. One job at a time per store. `sinks`: by stage, where its changes go.
 
-    Raises FlowError where flow, store and settings do not fit together: another number of key groups or shards than
-    the store was written with, or stages whose code changed since.
+    `shards` may differ from what the store was written with: from the next epoch on there are so many, over the same files.
+    Making a job fences the one before: it can neither publish nor seal any more (FencedError).
+
+    Raises FlowError where flow, store and settings do not fit together: another number of key groups than
+    the store was made with, or stages whose code changed since.
     """
 
     def __init__(
@@ -110,18 +117,24 @@ class Job:
         from nosync.spark.session import check_session  # noqa: PLC0415
 
         check_session(spark)
+        from nosync.spark.expressions import Analyzer  # noqa: PLC0415
+
         self._epoch = epoch
         self._spark, self._store, self._shards = spark, store, shards
         self._node = store.node
+        self._directory = store.directory
         self._check_shape(flow)
-        self.flow: BoundFlow = bind(flow, epoch.parse_ddl)
+        self.flow: BoundFlow = bind(flow, epoch.parse_ddl, Analyzer(spark))
         self._check_code()
+        self._check_levels()
         self._sinks = dict(sinks or {})
         for stage in self._sinks:
             self._stage(stage)
+        self.instance = take_over(self._directory.root, self._directory.env)
+        """Which instance of the job on this store this is; making a newer one stops this one from writing."""
 
     def _check_shape(self, flow: Dataflow) -> None:
-        groups = self._store.directory.key_groups
+        groups = self._directory.key_groups
         if flow.key_groups != groups:
             raise FlowError(
                 f"dataflow {flow.name} has key_groups={flow.key_groups}, the store {groups}: declare "
@@ -129,9 +142,6 @@ class Job:
             )
         if isinstance(self._shards, bool) or not isinstance(self._shards, int) or not 1 <= self._shards <= groups:
             raise FlowError(f"shards is {self._shards!r}, expected 1 to {groups} (the store's key groups)")
-        recorded = {e.id.trace.shard.count for e in self._last_entries()} - {0}
-        if recorded and recorded != {self._shards}:
-            raise FlowError(f"the store was written with {recorded.pop()} shards; open the job with that many")
 
     def _last_entries(self) -> tuple[Any, ...]:
         manifests = self._node.manifests()
@@ -143,7 +153,7 @@ class Job:
         if not recorded:
             return
         changed = [n for n, s in self.flow.stages.items() if n in recorded and recorded[n] != s.fingerprint]
-        added = [n for n in self.flow.stages if n not in recorded]
+        added = [s.name for s in self.flow.recorded if s.name not in recorded]
         dropped = [n for n in recorded if n not in self.flow.stages]
         if changed:
             first = changed[0]
@@ -159,6 +169,14 @@ class Job:
                 "Use the recorded flow, or a new store"
             )
 
+    def _check_levels(self) -> None:
+        for stage in self.flow.stages.values():
+            if stage.level > DISK:
+                raise FlowError(
+                    f"stage {stage.name}: persist={show_level(stage.level)!r} needs {stage.level - 1} peers, and this store is "
+                    "embedded, without any: use persist='disk'"
+                )
+
     # --- running --------------------------------------------------------------------------------------------------
 
     def advance(self, t: int, inputs: Mapping[str, DataFrame]) -> EpochReport:
@@ -172,9 +190,11 @@ class Job:
         self._check_epoch(t)
         checked = self._check_inputs(inputs)
         reports = self._run(Step(t, {}, frozenset()), checked, everything=True)
-        self._node.seal(t, self._ids(t), meta={"flow": self.flow.name, "shards": self._shards})
+        check_fence(self._directory.root, self.instance, self._directory.env)
+        meta = {"flow": self.flow.name, "shards": self._shards_at(t)}
+        self._node.seal(t, self._ids(t), meta=meta, copies=self._copies())
         for stage, sink in self._sinks.items():
-            marks = self._store.directory.root / "sinks" / stage
+            marks = self._directory.root / "sinks" / stage
             sink.deliver(lambda stage=stage: self.changes(stage, t - 1, t), t, marks)  # type: ignore[misc]
         return _epoch_report(t, reports, self.flow, time.perf_counter() - started)
 
@@ -217,7 +237,7 @@ class Job:
             )
 
     def _check_inputs(self, inputs: Mapping[str, DataFrame]) -> dict[str, DataFrame]:
-        sources = {name: s for name, s in self.flow.stages.items() if s.input is None}
+        sources = {stage.name: stage for stage in self.flow.sources}
         for name in inputs:
             if name not in sources:
                 raise InvalidInputError(f"{name!r} is not a source of {self.flow.name}; sources: {', '.join(sources)}")
@@ -232,32 +252,30 @@ class Job:
         self, step: Step, inputs: Mapping[str, DataFrame], *, everything: bool = False
     ) -> dict[tuple[str, int], Report]:
         epoch_plan = self._epoch.EpochPlan(
-            root=str(self._store.directory.root.absolute()),
+            root=self._root,
             t=step.t,
-            shards=self._shards,
-            origins=self._origins(),
+            shards=self._shards_at(step.t),
+            histories=self._node.histories(),
             compute=None if everything else step.compute,
+            job_epoch=self.instance,
         )
         return self._epoch.run_epoch(self._spark, self.flow, epoch_plan, inputs)
 
-    def _trace_id(self, stage: BoundStage, shard: int) -> TraceId:
-        return TraceId(stage.name, stage.fingerprint, Shard(shard, self._shards))
+    def _shards_at(self, t: int) -> int:
+        """How many shards an epoch has: those it was sealed with, or else the job's."""
+        sealed = self._node.manifests().get(Epoch(t))
+        return sealed.entries[0].id.trace.shard.count if sealed and sealed.entries else self._shards
 
     def _ids(self, t: int) -> list[LayerId]:
+        shards = self._shards_at(t)
         return [
-            LayerId(self._trace_id(stage, shard), Description.of_epoch(t))
-            for stage in self.flow.stages.values()
-            for shard in range(self._shards)
+            LayerId(TraceId(stage.name, stage.fingerprint, Shard(shard, shards)), Description.of_epoch(t))
+            for stage in self.flow.recorded
+            for shard in range(shards)
         ]
 
-    def _origins(self) -> dict[str, int]:
-        """By stage, the packed time at which its traces begin, for stages that were ever sealed."""
-        found = {}
-        for stage in self.flow.stages.values():
-            origin = self._node.origin(self._trace_id(stage, 0))
-            if origin is not None:
-                found[stage.name] = int(origin)
-        return found
+    def _copies(self) -> dict[str, int]:
+        return {stage.name: int(stage.level) for stage in self.flow.recorded}
 
     # --- reading --------------------------------------------------------------------------------------------------
 
@@ -280,11 +298,18 @@ class Job:
         from nosync.spark.read import StageReader  # noqa: PLC0415 - the store works without pyspark
 
         bound = self._stage(stage)
-        return StageReader(self._root, self.flow.key_groups, bound, self._shards, self._origins().get(stage))
+        if not bound.recorded:
+            raise NotAvailableError(
+                f"stage {stage} is not recorded (persist='none'): read what it is computed from, or persist it"
+            )
+        return StageReader(self._root, self.flow.key_groups, bound, self._history(stage))
+
+    def _history(self, stage: str) -> History:
+        return self._node.histories().get(stage, ())
 
     @property
     def _root(self) -> str:
-        return str(self._store.directory.root.absolute())
+        return str(self._directory.root.absolute())
 
     def _stage(self, name: str) -> BoundStage:
         if name not in self.flow.stages:
@@ -342,7 +367,9 @@ class Job:
         ran = {step.t for step in recovery.steps}
         for t, manifest in self._node.manifests().items():
             if t in ran - hopeless:  # sealing again compares every digest with the recorded one
-                self._node.seal(t, [entry.id for entry in manifest.entries], meta=dict(manifest.meta))
+                self._node.seal(
+                    t, [entry.id for entry in manifest.entries], meta=dict(manifest.meta), copies=self._copies()
+                )
         self._node.sync()
         clock.lap("seal")
         return RecoveryReport(
@@ -358,17 +385,11 @@ class Job:
 
     def plan_recovery(self, wanted: list[Cell], *, can_replay: bool = False) -> RecoveryPlan:
         """What recomputing the wanted layers takes, without doing it."""
-        layers = {
-            (stage.name, shard): self._store.directory.descriptions(self._trace_id(stage, shard))
-            for stage in self.flow.stages.values()
-            for shard in range(self._shards)
-        }
         return plan(
             self.flow,
-            Inventory(layers),
+            Inventory(self._directory.descriptions),
             wanted,
-            shards=self._shards,
-            origins={name: epoch_of(Time(origin)) for name, origin in self._origins().items()},
+            histories=self._node.histories(),
             can_replay=lambda source, t: can_replay,
         )
 
@@ -385,7 +406,7 @@ class _Stopwatch:
 
 
 def _epoch_report(t: int, reports: Mapping[tuple[str, int], Report], flow: BoundFlow, seconds: float) -> EpochReport:
-    sources = {name for name, stage in flow.stages.items() if stage.input is None}
+    sources = {stage.name for stage in flow.sources}
     computed = [report for report in reports.values() if report.computed]
     return EpochReport(
         t=t,

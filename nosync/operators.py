@@ -6,9 +6,10 @@ Pure functions over whole Arrow tables; no Spark, no files but through `Trace`. 
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,6 +18,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from nosync.aggregates import ROWS
+from nosync.joins import arrange_changing, arrange_growing, content_hash, join_changes
 from nosync.lsm.columns import (
     CHANGE_TYPE_COLUMN,
     EPOCH_COLUMN,
@@ -26,6 +28,7 @@ from nosync.lsm.columns import (
     as_batch,
     describe,
     match_keys,
+    order_by_key,
     plain,
     rows_equal,
     take_batch,
@@ -39,8 +42,11 @@ from nosync.lsm.timestamp import Time, epoch_of, pack
 from nosync.lsm.trace import DELETE, INSERT, UPDATE_BEFORE, Lookup, Trace, change_rows
 from nosync.lsm.writer import LayerRows, arrange
 from nosync.plan import BoundStage
+from nosync.windows import NO_WATERMARK
 
 HASH64_COLUMN = "_hash64"
+TOUCHED_COLUMN = "__touched"
+"""Of an update with a time to live: the epoch of each key's last change."""
 _WENT = pa.array([DELETE, UPDATE_BEFORE])
 
 
@@ -50,6 +56,38 @@ class Produced:
 
     layer: LayerRows
     before: Lookup | None = None
+
+
+@dataclass(frozen=True)
+class Work:
+    """One stage's work on one shard at one epoch: what its operator is given."""
+
+    stage: BoundStage
+    id: LayerId
+    inputs: tuple[pa.Table, ...]
+    """The changes of each input, in canonical order."""
+    trace: Callable[[str], Trace]
+    """The state of a stage of the same segment and shard before the epoch."""
+    newest_us: int | None = None
+    """Of a window: the newest event time among the epoch's rows of all shards."""
+    watermarks: tuple[int, int] = (NO_WATERMARK, NO_WATERMARK)
+    """Of a window: the watermark in force at the epoch before, and at this one; microseconds."""
+
+    @property
+    def rows(self) -> pa.Table:
+        return self.inputs[0]
+
+    @property
+    def t(self) -> int:
+        return epoch_of(self.id.description.lower)
+
+    @property
+    def before(self) -> Time:
+        return Time(self.id.description.lower - 1)
+
+    @property
+    def state(self) -> State:
+        return State(self.trace(self.stage.name), self.stage, self.before)
 
 
 def stage_error(id: LayerId, what: str) -> StageError:
@@ -109,9 +147,10 @@ def _wrong_schema(id: LayerId, found: pa.Schema, expected: pa.Schema) -> StageEr
 # --- sources and stateless stages ------------------------------------------------------------------------------------
 
 
-def source(stage: BoundStage, id: LayerId, rows: pa.Table) -> Produced:
+def source(work: Work) -> Produced:
     """The epoch's rows in an order that depends on their contents only: by hash of the whole row."""
-    return Produced(arrange(conform(_by_content(rows), stage.schema, id), (), whose=str(id)))
+    rows = conform(_by_content(work.rows), work.stage.schema, work.id)
+    return Produced(arrange(rows, (), whose=str(work.id)))
 
 
 def _by_content(rows: pa.Table) -> pa.Table:
@@ -136,19 +175,33 @@ def _runs(ordered: Indices) -> Iterator[tuple[int, int]]:
         yield int(start), int(stop) + 1
 
 
-def apply_map(stage: BoundStage, id: LayerId, rows: pa.Table) -> Produced:
-    return Produced(arrange(conform(call(stage, id, rows), stage.schema, id), (), whose=str(id)))
+def apply_map(work: Work) -> Produced:
+    rows = conform(call(work.stage, work.id, work.rows), work.stage.schema, work.id)
+    return Produced(arrange(rows, (), whose=str(work.id)))
 
 
-def apply_filter(stage: BoundStage, id: LayerId, rows: pa.Table) -> Produced:
-    mask = call(stage, id, rows)
+def apply_filter(work: Work) -> Produced:
+    rows, id = work.rows, work.id
+    mask = call(work.stage, id, rows)
     mask = as_array(mask) if isinstance(mask, pa.Array | pa.ChunkedArray) else mask
     if isinstance(mask, np.ndarray):
         mask = pa.array(mask)
     if not isinstance(mask, pa.Array) or mask.type != pa.bool_() or len(mask) != rows.num_rows:
         what = f"{mask.type} of length {len(mask)}" if isinstance(mask, pa.Array) else type(mask).__name__
         raise stage_error(id, f"its predicate returned {what}, expected {rows.num_rows} booleans, one for each row")
-    return Produced(arrange(conform(rows.filter(mask), stage.schema, id), (), whose=str(id)))
+    return Produced(arrange(conform(rows.filter(mask), work.stage.schema, id), (), whose=str(id)))
+
+
+def keep_rows(work: Work) -> Produced:
+    """What the JVM computed, recorded."""
+    return Produced(arrange(conform(work.rows, work.stage.schema, work.id), (), whose=str(work.id)))
+
+
+def apply_union(work: Work) -> Produced:
+    """All inputs' rows one after the other; rows of an input that only grows are insertions."""
+    tables = [_as_changes(rows) if work.stage.changing else rows for rows in work.inputs]
+    tables = [rows.select(work.stage.schema.names) for rows in tables]
+    return Produced(arrange(pa.concat_tables(tables), (), whose=str(work.id)))
 
 
 # --- keyed stages ----------------------------------------------------------------------------------------------------
@@ -168,18 +221,28 @@ class State:
         return self.trace.lookup([as_array(keys.column(name)) for name in self.stage.key], hashes, self.as_of)
 
 
-def apply_aggregate(stage: BoundStage, id: LayerId, rows: pa.Table, state: State) -> Produced:
+def _as_changes(rows: pa.Table) -> pa.Table:
+    """Rows of an input that only grows are insertions."""
+    if CHANGE_TYPE_COLUMN in rows.column_names:
+        return rows
+    return rows.append_column(CHANGE_TYPE_COLUMN, pa.repeat(INSERT, rows.num_rows))
+
+
+def weights_of(rows: pa.Table) -> pa.Array:
+    """+1 for rows that came, -1 for rows that went."""
+    went = pc.is_in(rows.column(CHANGE_TYPE_COLUMN), value_set=_WENT)
+    return as_array(pc.if_else(went, pa.scalar(-1, pa.int64()), pa.scalar(1, pa.int64())))
+
+
+def apply_aggregate(work: Work) -> Produced:
     """Partial aggregates of the epoch's rows, combined with those found in the state."""
-    plan = stage.plan
+    stage, id, rows, plan = work.stage, work.id, work.rows, work.stage.plan
     assert plan is not None, f"stage {stage.name} is an aggregate"
-    weights = None
-    if plan.retracts:
-        went = pc.is_in(rows.column(CHANGE_TYPE_COLUMN), value_set=_WENT)
-        weights = as_array(pc.if_else(went, pa.scalar(-1, pa.int64()), pa.scalar(1, pa.int64())))
-    partial, group_hashes = plan.partial(rows, pa.array(_hash32_of(rows)), weights)
+    weights = weights_of(rows) if plan.retracts else None
+    partial, group_hashes = plan.partial(rows, pa.array(hash32_of(rows)), weights)
     ordered = arrange(partial, stage.key, whose=str(id), hashes=group_hashes.to_numpy())
     partial = pa.Table.from_batches([ordered.batch]).select(partial.column_names)
-    found = state.find(partial, ordered.hashes)
+    found = work.state.find(partial, ordered.hashes)
     after = plan.combine(partial, _one_row_per_key(found))
     gone = np.zeros(after.num_rows, dtype=np.bool_)
     if plan.retracts:
@@ -187,20 +250,27 @@ def apply_aggregate(stage: BoundStage, id: LayerId, rows: pa.Table, state: State
     return _produce(stage, id, plan.finish(after), ordered.hashes, found, gone)
 
 
-def apply_update(stage: BoundStage, id: LayerId, rows: pa.Table, state: State) -> Produced:
+def apply_update(work: Work) -> Produced:
     """The user's function over the epoch's changes and the state of their keys."""
+    stage, id, rows = work.stage, work.id, work.rows
     keys, hashes = _distinct_keys(rows, stage, id)
-    found = state.find(keys, hashes)
-    changes = rows.drop_columns([HASH64_COLUMN])
-    if CHANGE_TYPE_COLUMN not in changes.column_names:
-        changes = changes.append_column(CHANGE_TYPE_COLUMN, pa.repeat(INSERT, changes.num_rows))
-    result = conform(call(stage, id, changes, pa.Table.from_batches([found.data])), stage.schema, id)
+    found = work.state.find(keys, hashes)
+    changes = _as_changes(rows.drop_columns([HASH64_COLUMN]))
+    shown = pa.schema([f for f in stage.schema if f.name != TOUCHED_COLUMN])
+    state = pa.Table.from_batches([found.data]).select(shown.names)
+    result = shown.empty_table()
+    if rows.num_rows:  # else only the time to live has something to do
+        result = conform(call(stage, id, changes, state), shown, id)
+    if TOUCHED_COLUMN in stage.schema.names:
+        result = result.append_column(TOUCHED_COLUMN, pa.repeat(pa.scalar(work.t, pa.int64()), result.num_rows))
     returned = arrange(result, stage.key, whose=f"{id}: the returned state")
     touched = [as_array(column) for column in keys.columns]
     at = match_keys(hashes, touched, returned.hashes, [returned.batch.column(name) for name in stage.key])
     if (at < 0).any():
         stranger = returned.batch.slice(int(np.flatnonzero(at < 0)[0]), 1).select(list(stage.key)).to_pylist()[0]
         raise stage_error(id, f"its function returned state for {stranger}, a key that is not among the changed ones")
+    if stage.options.get("ttl") is not None:
+        return _update_with_ttl(work, pa.Table.from_batches([returned.batch]), returned.hashes, found, hashes)
     row_of_key = np.full(len(hashes), -1, dtype=np.int64)
     row_of_key[at] = np.arange(len(at))
     gone = row_of_key < 0  # a key that the function left out loses its state
@@ -210,10 +280,76 @@ def apply_update(stage: BoundStage, id: LayerId, rows: pa.Table, state: State) -
     return _produce(stage, id, after, hashes, found, gone)
 
 
+def _update_with_ttl(work: Work, new: pa.Table, new_hashes: U32, found: Lookup, hashes: U32) -> Produced:
+    """Also deletes the keys whose last change was `ttl` epochs ago."""
+    stage = work.stage
+    old, old_hashes = found.data, hashes[found.found]
+    trace = work.trace(stage.name)
+    due = work.t - int(stage.options["ttl"])
+    if trace.layers and due >= 0:
+        expired, expired_hashes = trace.rows_where(TOUCHED_COLUMN, 0, due, work.before)
+        at = match_keys(old_hashes, key_arrays(old, stage), expired_hashes, key_arrays(expired, stage))
+        silent = np.flatnonzero(at < 0)  # not among this epoch's changes
+        old = as_batch(pa.Table.from_batches([old, take_batch(expired, silent)]))
+        old_hashes = np.concatenate([old_hashes, expired_hashes[silent]])
+    return produce_from(stage, work.id, new.select(stage.schema.names), new_hashes, old, old_hashes)
+
+
+def apply_distinct(work: Work) -> Produced:
+    """The first row of each key over an input that only grows; of an epoch's rows, the smallest by hash of its contents."""
+    stage, rows = work.stage, work.rows
+    hashes = hash32_of(rows)
+    rows = rows.select(stage.schema.names)
+    order = np.argsort(content_hash(rows), kind="stable")
+    rows, hashes = rows.take(pa.array(order)), hashes[order]
+    by_key, next_is_same_key = order_by_key(hashes, [as_array(rows.column(name)) for name in stage.key])
+    first = by_key[np.concatenate([[True], ~next_is_same_key])] if len(by_key) else by_key
+    rows, hashes = rows.take(pa.array(first)), hashes[first]
+    known = work.state.find(rows, hashes).found
+    new = rows.filter(pa.array(~known))
+    layer = arrange(new, stage.key, whose=str(work.id), hashes=hashes[~known])
+    return Produced(layer, Lookup(np.zeros(new.num_rows, dtype=np.bool_), as_batch(stage.schema.empty_table())))
+
+
+def apply_arrange(work: Work) -> Produced:
+    """One side of a join."""
+    stage, rows, on = work.stage, work.rows, work.stage.options["feed_key"]
+    if stage.options["drop_nulls"]:
+        for name in on:
+            rows = rows.filter(rows.column(name).is_valid())
+    hashes, rows = hash32_of(rows), rows.drop_columns([HASH64_COLUMN])
+    if stage.changing:
+        found = arrange_changing(
+            rows, stage.schema, stage.key, on, hashes, work.trace(stage.name), work.before, str(work.id)
+        )
+    else:
+        found = arrange_growing(rows, stage.schema, stage.key, hashes, work.t, str(work.id))
+    return Produced(found.layer, found.before)
+
+
+def apply_join(work: Work) -> Produced:
+    """The join's changes, from those of its two arranged sides."""
+    left, right = work.stage.inputs
+    found = join_changes(
+        (_as_changes(work.inputs[0]), _as_changes(work.inputs[1])),
+        (work.trace(left), work.trace(right)),
+        work.stage.options["join"],
+        work.stage.schema,
+        work.stage.key,
+        work.before,
+        str(work.id),
+    )
+    return Produced(found.layer, found.before)
+
+
 def nothing_happened(stage: BoundStage, id: LayerId) -> Produced:
     """The empty layer of a keyed stage at an epoch that brought it no rows."""
     empty = stage.schema.empty_table()
     return Produced(arrange(empty, stage.key, whose=str(id)), Lookup(np.zeros(0, dtype=np.bool_), as_batch(empty)))
+
+
+def key_arrays(rows: pa.RecordBatch, stage: BoundStage) -> list[pa.Array]:
+    return [rows.column(name) for name in stage.key]
 
 
 def _one_row_per_key(found: Lookup) -> pa.Table:
@@ -249,6 +385,43 @@ def _produce(stage: BoundStage, id: LayerId, after: pa.Table, hashes: U32, found
     return Produced(layer, Lookup(found.found[recorded], before))
 
 
+def produce_from(
+    stage: BoundStage, id: LayerId, new: pa.Table, new_hashes: U32, old: pa.RecordBatch, old_hashes: U32
+) -> Produced:
+    """The layer that turns the rows `old` into the rows `new`: as `_produce`, for keys in any order.
+
+    A key that is only in `old` is deleted, one that is only in `new` is added.
+    """
+    batch = as_batch(new)
+    at = match_keys(old_hashes, key_arrays(old, stage), new_hashes, key_arrays(batch, stage))
+    both = np.flatnonzero(at >= 0)
+    changed = np.ones(len(batch), dtype=np.bool_)
+    with contextlib.suppress(pa.ArrowNotImplementedError):
+        changed[both[rows_equal(batch.columns, both, old.columns, at[both])]] = False
+    upserts = np.flatnonzero(changed)
+    is_dead = np.ones(len(old), dtype=np.bool_)
+    is_dead[at[both]] = False
+    dead = np.flatnonzero(is_dead)
+    live_rows, dead_rows = take_batch(batch, upserts), take_batch(old, dead)
+    hashes = np.concatenate([new_hashes[upserts], old_hashes[dead]])
+    order, _ = order_by_key(
+        hashes,
+        [
+            pa.concat_arrays(pair)
+            for pair in zip(key_arrays(live_rows, stage), key_arrays(dead_rows, stage), strict=True)
+        ],
+    )
+    layer = arrange(
+        pa.Table.from_batches([live_rows]),
+        stage.key,
+        whose=str(id),
+        deletes=pa.Table.from_batches([dead_rows.select(list(stage.key))]),
+        hashes=hashes,
+    )
+    old_row = np.concatenate([at[upserts], dead])[order]
+    return Produced(layer, Lookup(old_row >= 0, take_batch(old, old_row[old_row >= 0])))
+
+
 def changes_of(produced: Produced, stage: BoundStage, t: int) -> pa.Table:
     """The rows that a stage's consumers get: its output columns, and `_change_type` where its rows can change."""
     batch = produced.layer.batch
@@ -267,14 +440,14 @@ def changes_of(produced: Produced, stage: BoundStage, t: int) -> pa.Table:
 def _distinct_keys(rows: pa.Table, stage: BoundStage, id: LayerId) -> tuple[pa.Table, U32]:
     """The keys that occur, once each, in stored order, and their hashes."""
     names = list(stage.key)
-    table = rows.select(names).append_column(HASH64_COLUMN, pa.array(_hash32_of(rows)))
+    table = rows.select(names).append_column(HASH64_COLUMN, pa.array(hash32_of(rows)))
     distinct = table.group_by(names, use_threads=False).aggregate([(HASH64_COLUMN, "min")])
     hashes = distinct.column(f"{HASH64_COLUMN}_min").to_numpy()
     ordered = arrange(distinct.select(names), stage.key, whose=str(id), hashes=hashes)
     return pa.Table.from_batches([ordered.batch]).select(names), ordered.hashes
 
 
-def _hash32_of(rows: pa.Table) -> U32:
+def hash32_of(rows: pa.Table) -> U32:
     """The hashes that the JVM computed for the shuffle."""
     hashes: U32 = (rows.column(HASH64_COLUMN).to_numpy().view(np.uint64) >> np.uint64(HASH_BITS)).astype(np.uint32)
     return hashes

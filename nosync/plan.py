@@ -1,24 +1,26 @@
 """A dataflow resolved against schemas: what every task needs to know of each stage. Pure; no Spark, no data.
 
-Segments: a source or keyed stage and the stateless stages after it work on the same shard, so they run in one task.
-Between segments rows move to the shard of the next key.
+A *segment* is a set of stages that work on the same shard of the same rows, so they run in one task: a source, or the
+stages of a keyed operator, and the stateless stages after it. Between segments rows move along *feeds*: to the
+shard of a key, or, after expressions that the JVM evaluates, within their shard.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 import pyarrow as pa
 
 from nosync.aggregates import Plan
-from nosync.dataflow import AGGREGATE, FILTER, MAP, SOURCE, STATELESS, UPDATE, Dataflow, Stage
-from nosync.fingerprint import fingerprint
-from nosync.lsm.columns import CHANGE_TYPE_COLUMN, INTERNAL_PREFIX, RESERVED, describe, plain
-from nosync.lsm.errors import FlowError, NosyncError, SchemaError
-from nosync.lsm.hashing import check_key_type
+from nosync.dataflow import IN_JVM
+from nosync.levels import NONE, Level
+from nosync.lsm.columns import CHANGE_TYPE_COLUMN
+from nosync.windows import Window
 
-ParseDdl = Callable[[str], pa.Schema]
+ARRANGE, WATERMARK, LATE, DISTINCT = "arrange", "watermark", "late", "distinct"
+"""Kinds of the stages that joins, windows and dedupe are made of; the others are those of nosync.dataflow."""
 
 
 @dataclass(frozen=True)
@@ -28,8 +30,9 @@ class BoundStage:
     name: str
     kind: str
     fingerprint: str
-    input: str | None
+    inputs: tuple[str, ...]
     key: tuple[str, ...]
+    """What its layers are sorted and looked up by; empty: a log."""
     function: Callable[..., object] | None = field(repr=False)
     schema: pa.Schema
     """The columns that its layers hold."""
@@ -37,11 +40,73 @@ class BoundStage:
     """The columns that consumers and readers see: without internal ones."""
     changing: bool
     """Whether its output rows can be updated or deleted later (then they carry `_change_type`)."""
+    level: Level
     plan: Plan | None = None
+    window: Window | None = None
+    deterministic: bool = True
+    options: Mapping[str, Any] = field(default_factory=dict, repr=False)
 
     @property
     def keyed(self) -> bool:
         return bool(self.key)
+
+    @property
+    def recorded(self) -> bool:
+        return self.level != NONE
+
+    @property
+    def in_jvm(self) -> bool:
+        return self.kind in IN_JVM
+
+    @property
+    def rows_schema(self) -> pa.Schema:
+        """What its consumers are given: its output, and the change type where its rows can change."""
+        if self.changing:
+            return pa.schema([*self.output, pa.field(CHANGE_TYPE_COLUMN, pa.string())])
+        return self.output
+
+
+@dataclass(frozen=True)
+class Emission:
+    """Rows that leave a segment: those of a stage, expanded to windows where the consumer is a window."""
+
+    stage: str
+    window: Window | None = None
+
+
+@dataclass(frozen=True)
+class Feed:
+    """Rows that enter a segment."""
+
+    input: str
+    """The stage whose rows these are."""
+    emission: Emission
+    """What leaves the segment that they come from."""
+    jvm: tuple[str, ...] = ()
+    """Stages whose expressions the JVM evaluates on the way, in order."""
+    key: tuple[str, ...] = ()
+    """The columns whose hash says to which shard each row goes; empty: it stays in its shard."""
+
+
+@dataclass(frozen=True)
+class Segment:
+    """Stages that run in one task, in topological order, and the feeds that their input comes by."""
+
+    name: str
+    stages: tuple[str, ...]
+    feeds: tuple[Feed, ...] = ()
+
+    def feed_of(self, stage: str, flow: BoundFlow) -> list[int | None]:
+        """For each input of a stage: the number of the feed that it comes by; None where it is in this segment."""
+        bound = flow.stages[stage]
+        found: list[int | None] = []
+        for name in bound.inputs:
+            if name in self.stages:
+                found.append(None)
+                continue
+            key = bound.options.get("feed_key", ())
+            found.append(next(i for i, f in enumerate(self.feeds) if (f.input, f.key) == (name, key)))
+        return found
 
 
 @dataclass(frozen=True)
@@ -51,127 +116,36 @@ class BoundFlow:
     name: str
     key_groups: int
     stages: dict[str, BoundStage]
+    segments: dict[str, Segment]
 
-    def consumers(self, name: str) -> list[BoundStage]:
-        return [stage for stage in self.stages.values() if stage.input == name]
+    @property
+    def sources(self) -> list[BoundStage]:
+        return [stage for stage in self.stages.values() if not stage.inputs]
 
-    def path(self, name: str) -> tuple[BoundStage, ...]:
-        """From the head of the stage's segment to the stage."""
-        stage = self.stages[name]
-        path = [stage]
-        while path[0].kind in STATELESS:
-            assert path[0].input is not None
-            path.insert(0, self.stages[path[0].input])
-        return tuple(path)
+    @property
+    def recorded(self) -> list[BoundStage]:
+        return [stage for stage in self.stages.values() if stage.recorded]
 
-    def exits(self) -> list[tuple[BoundStage, list[BoundStage]]]:
-        """The stages where rows leave their segment, each with the keyed stages they go to (none: an end of the flow)."""
-        found = []
-        for stage in self.stages.values():
-            consumers = self.consumers(stage.name)
-            keyed = [consumer for consumer in consumers if consumer.keyed]
-            if keyed or not consumers:
-                found.append((stage, keyed))
-        return found
+    def segment_of(self, stage: str) -> Segment:
+        """The segment that computes a stage; KeyError for one that only the JVM computes."""
+        return next(s for s in self.segments.values() if stage in s.stages)
 
+    def emissions(self, segment: Segment) -> list[Emission]:
+        """What other segments take from this one, in a fixed order."""
+        wanted = [feed.emission for other in self.segments.values() for feed in other.feeds]
+        return list(dict.fromkeys(e for e in wanted if e.stage in segment.stages))
 
-def bind(flow: Dataflow, parse_ddl: ParseDdl) -> BoundFlow:
-    """Resolves schemas and fingerprints. Raises FlowError or SchemaError naming the stage."""
-    if not flow.sources:
-        raise FlowError(f"dataflow {flow.name} has no source")
-    bound: dict[str, BoundStage] = {}
-    for stage in flow.stages:
-        if stage.input is not None and stage.input not in bound:
-            raise FlowError(f"stage {stage.name}: its input {stage.input!r} is not a stage of dataflow {flow.name}")
-        bound[stage.name] = _bind_stage(stage, bound[stage.input] if stage.input else None, parse_ddl)
-    return BoundFlow(flow.name, flow.key_groups, bound)
+    def needed_for(self, segment: Segment, stage: str) -> tuple[str, ...]:
+        """The stages of the segment that a stage is computed from, and itself, in order."""
+        needed = {stage}
+        for name in reversed(segment.stages):
+            if name in needed:
+                needed.update(self.stages[name].inputs)
+        return tuple(name for name in segment.stages if name in needed)
 
-
-def _bind_stage(stage: Stage, upstream: BoundStage | None, parse_ddl: ParseDdl) -> BoundStage:
-    plan: Plan | None = None
-    if upstream is None:
-        schema = _parse(stage, parse_ddl)
-        changing = False
-    else:
-        changing = upstream.changing or stage.kind in (AGGREGATE, UPDATE)
-        for name in stage.key:
-            if name not in upstream.output.names:
-                raise SchemaError(
-                    f"stage {stage.name}: key column {name!r} is not in its input {upstream.name} ({describe(upstream.output)})"
-                )
-            check_key_type(name, upstream.output.field(name).type)
-        if stage.kind == AGGREGATE:
-            plan = Plan(stage.name, stage.key, stage.aggregates, upstream.output, retracts=upstream.changing)
-            schema = plan.schema
-        elif stage.kind == UPDATE:
-            keys = [upstream.output.field(name) for name in stage.key]
-            schema = pa.schema([*keys, *_parse(stage, parse_ddl)])
-        elif stage.kind == FILTER:
-            schema = input_schema(upstream)
-        else:
-            schema = _map_schema(stage, upstream, parse_ddl)
-    output = pa.schema([f for f in schema if not f.name.startswith(INTERNAL_PREFIX) and f.name != CHANGE_TYPE_COLUMN])
-    code = stage.version if stage.version is not None else stage.function
-    described = str(schema) if stage.kind == SOURCE else ""
-    fp = fingerprint(
-        stage.kind,
-        stage.key,
-        code,
-        stage.schema or "",
-        {name: (a.function, a.column) for name, a in stage.aggregates.items()},
-        described,
-        upstream.fingerprint if upstream else "",
-    )
-    return BoundStage(
-        stage.name, stage.kind, fp, stage.input, stage.key, stage.function, schema, output, changing, plan
-    )
-
-
-def input_schema(upstream: BoundStage) -> pa.Schema:
-    """What a stateless stage after `upstream` is given: its output, and the change type where rows can change."""
-    if upstream.changing:
-        return pa.schema([*upstream.output, pa.field(CHANGE_TYPE_COLUMN, pa.string())])
-    return upstream.output
-
-
-def _parse(stage: Stage, parse_ddl: ParseDdl) -> pa.Schema:
-    try:
-        schema = parse_ddl(stage.schema or "")
-    except NosyncError:
-        raise
-    except Exception as error:  # noqa: BLE001 - whatever the parser raises, the user's schema is at fault
-        reason = str(error).strip().splitlines()[0]
-        raise SchemaError(f"stage {stage.name}: cannot read the schema {stage.schema!r}: {reason}") from None
-    for name in schema.names:
-        if name in RESERVED or name.startswith(INTERNAL_PREFIX) or name in stage.key:
-            raise SchemaError(
-                f"stage {stage.name}: column {name!r} of its schema is a key column, or a name that nosync uses itself"
-            )
-    return plain(schema.empty_table()).schema
-
-
-def _map_schema(stage: Stage, upstream: BoundStage, parse_ddl: ParseDdl) -> pa.Schema:
-    given = input_schema(upstream)
-    if stage.schema is not None:
-        schema = _parse(stage, parse_ddl)
-        return pa.schema([*schema, *(f for f in given if f.name == CHANGE_TYPE_COLUMN)])
-    assert stage.kind == MAP
-    assert stage.function is not None
-    try:
-        result = stage.function(given.empty_table())
-    except Exception as error:
-        raise FlowError(
-            f"stage {stage.name}: cannot infer its output: on an empty table its function raised "
-            f'{type(error).__name__}: {error}. Make it work on no rows, or state schema="..."'
-        ) from error
-    if not isinstance(result, pa.Table):
-        raise SchemaError(
-            f"stage {stage.name}: its function returned {type(result).__name__}, expected a pyarrow.Table"
-        )
-    if upstream.changing and CHANGE_TYPE_COLUMN not in result.column_names:
-        raise SchemaError(
-            f"stage {stage.name}: its input changes, so its function must keep the column {CHANGE_TYPE_COLUMN!r}"
-        )
-    kept = [name for name in result.column_names if name != CHANGE_TYPE_COLUMN]
-    schema = plain(result.select(kept)).schema
-    return pa.schema([*schema, *(f for f in given if f.name == CHANGE_TYPE_COLUMN)])
+    def changes_from(self, stage: str) -> list[BoundStage]:
+        """The recorded stages whose changes at an epoch give those of `stage`: itself, or what it is computed from."""
+        bound = self.stages[stage]
+        if bound.recorded:
+            return [bound]
+        return [found for name in bound.inputs for found in self.changes_from(name)]

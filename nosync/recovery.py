@@ -3,9 +3,9 @@
 `plan` is demand-driven: a layer that is recorded is not computed, and a layer that nobody needs is not even looked at.
 To compute stage C, shard s at t, a task needs
 - C's own layers of shard s before t (its state), if C is keyed;
-- the changes at t of C's input: of the same shard if C is stateless, of every shard if C is keyed. The changes of a
-  recorded keyed layer are its rows and what they replaced, so they need that shard's layers before t too,
-  and history at t that was not merged away.
+- the changes at t of C's inputs: of the same shard if the rows stay in it, of every shard if they come by key. A stage
+  that is not recorded has the changes of what it is computed from. The changes of a recorded keyed layer are its rows
+  and what they replaced, so they need that shard's layers before t too, and history at t that was not merged away.
 What is missing of these is computed as well, and so on down to the sources, whose rows must be recorded or given again.
 Layers that exist at later timestamps stay: the stages are functions, so they are still right.
 """
@@ -15,10 +15,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from nosync.dataflow import SOURCE
-from nosync.lsm.layer import Description
+from nosync.dataflow import JOIN, PART_SEPARATOR, SOURCE
+from nosync.lsm.history import History, Part, Span, span_at, view_at
+from nosync.lsm.layer import Description, TraceId
 from nosync.lsm.timestamp import Time, epoch_of, pack
-from nosync.plan import BoundFlow, BoundStage
+from nosync.plan import WATERMARK, BoundFlow, BoundStage
 
 
 @dataclass(frozen=True, order=True)
@@ -51,21 +52,27 @@ class RecoveryPlan:
 
 
 class Inventory:
-    """Which cells are recorded, from the descriptions of the layers of each (stage, shard)."""
+    """Which cells are recorded, from the descriptions of the layers of each trace."""
 
-    def __init__(self, layers: Mapping[tuple[str, int], Sequence[Description]]) -> None:
-        self._layers = layers
+    def __init__(self, layers: Callable[[TraceId], Sequence[Description]]) -> None:
+        self._list = layers
+        self._layers: dict[TraceId, Sequence[Description]] = {}
 
-    def layer_at(self, cell: Cell) -> Description | None:
-        """The layer that covers the cell and was compacted least."""
-        time = pack(cell.t)
-        covering = [d for d in self._layers.get((cell.stage, cell.shard), ()) if d.lower <= time < d.upper]
+    def _of(self, trace: TraceId) -> Sequence[Description]:
+        if trace not in self._layers:
+            self._layers[trace] = self._list(trace)
+        return self._layers[trace]
+
+    def layer_at(self, trace: TraceId, t: int) -> Description | None:
+        """The layer that covers the epoch and was compacted least."""
+        time = pack(t)
+        covering = [d for d in self._of(trace) if d.lower <= time < d.upper]
         return min(covering, key=lambda d: d.since, default=None)
 
-    def missing_between(self, stage: str, shard: int, origin: int, t: int) -> list[int]:
-        """The epochs in `[origin, t)` that no layer of the shard covers."""
+    def missing_between(self, trace: TraceId, origin: int, t: int) -> list[int]:
+        """The epochs in `[origin, t)` that no layer of the trace covers."""
         covered: set[int] = set()
-        for d in self._layers.get((stage, shard), ()):
+        for d in self._of(trace):
             covered.update(range(max(origin, epoch_of(d.lower)), min(t, epoch_of(Time(d.upper - 1)) + 1)))
         return [e for e in range(origin, t) if e not in covered]
 
@@ -75,16 +82,15 @@ def plan(
     inventory: Inventory,
     wanted: Iterable[Cell],
     *,
-    shards: int,
-    origins: Mapping[str, int],
+    histories: Mapping[str, History],
     can_replay: Callable[[str, int], bool],
 ) -> RecoveryPlan:
     """What to compute so that every wanted cell is recorded.
 
-    `origins`: by stage, the first epoch of its traces. `can_replay(source, t)`: whether the rows of a source at an epoch
+    `histories`: by stage, which traces its layers are in. `can_replay(source, t)`: whether the rows of a source at an epoch
     can be given again. The work done is proportional to what is missing, not to the state.
     """
-    planner = _Planner(flow, inventory, shards, origins, can_replay)
+    planner = _Planner(flow, inventory, histories, can_replay)
     impossible = {}
     for cell in sorted(set(wanted)):
         reason = planner.require(cell)
@@ -98,12 +104,11 @@ class _Planner:
         self,
         flow: BoundFlow,
         inventory: Inventory,
-        shards: int,
-        origins: Mapping[str, int],
+        histories: Mapping[str, History],
         can_replay: Callable[[str, int], bool],
     ) -> None:
-        self._flow, self._inventory, self._shards = flow, inventory, shards
-        self._origins, self._can_replay = origins, can_replay
+        self._flow, self._inventory = flow, inventory
+        self._histories, self._can_replay = histories, can_replay
         self._decided: dict[Cell, str] = {}  # cells to compute ("") or that cannot be (the reason)
 
     def require(self, wanted: Cell) -> str:
@@ -111,7 +116,7 @@ class _Planner:
         stack: list[tuple[Cell, bool]] = [(wanted, False)]
         while stack:
             cell, needs_known = stack.pop()
-            if cell in self._decided or self._inventory.layer_at(cell) is not None:
+            if cell in self._decided or self._layer_at(cell) is not None:
                 continue
             if not needs_known:
                 stack.append((cell, True))
@@ -122,33 +127,80 @@ class _Planner:
             self._decided[cell] = reason or (reasons[0] if reasons else "")
         return self._decided.get(wanted, "")
 
+    def _span(self, stage: str, t: int) -> Span:
+        span = span_at(self._histories.get(stage, ()), pack(t))
+        assert span is not None, f"stage {stage} was sealed at {t}"
+        return span
+
+    def _layer_at(self, cell: Cell) -> Description | None:
+        return self._inventory.layer_at(self._span(cell.stage, cell.t).trace(cell.stage, cell.shard), cell.t)
+
     def _needs(self, cell: Cell) -> tuple[list[Cell], str]:
         """The missing cells that computing this one needs, and why it is impossible ("" if it is not)."""
         stage = self._flow.stages[cell.stage]
+        if stage.fingerprint != self._span(stage.name, cell.t).fingerprint:
+            return [], f"{cell} was recorded by other code than this flow has"
+        if not stage.deterministic:
+            return [], f"stage {stage.name} is declared deterministic=False: what was recorded is never computed again"
         if stage.kind == SOURCE:
             if self._can_replay(stage.name, cell.t):
                 return [], ""
             return [], f"the input of source {stage.name} at {cell.t} is neither recorded nor given again"
-        assert stage.input is not None
-        upstream = self._flow.stages[stage.input]
-        needs: list[Cell] = []
-        if stage.keyed:
-            needs += self._state_before(stage, cell.shard, cell.t)
+        needs = self._own_state(stage, cell)
         reason = ""
-        for shard in range(self._shards) if stage.keyed else [cell.shard]:
-            given = Cell(cell.t, upstream.name, shard)
-            layer = self._inventory.layer_at(given)
-            if layer is None:
-                needs.append(given)
-            elif upstream.keyed:
-                needs += self._state_before(upstream, shard, cell.t)
-                if layer.since >= pack(cell.t) and layer.since > 0:
-                    reason = f"what changed in {given} was merged away; retain= or a pin would have kept it"
+        shards = self._span(stage.name, cell.t).shard_count
+        for name in stage.inputs:
+            by_key = self._crosses_shards(stage, name)
+            for upstream in self._flow.changes_from(name):
+                for shard in range(shards) if by_key else [cell.shard]:
+                    more, why = self._changes(upstream, Cell(cell.t, upstream.name, shard))
+                    needs += more
+                    reason = reason or why
         return needs, reason
 
+    def _own_state(self, stage: BoundStage, cell: Cell) -> list[Cell]:
+        """What the stage reads of itself, and of stages beside it, before the epoch."""
+        needs = self._state_before(stage, cell.shard, cell.t) if stage.keyed else []
+        if stage.kind == JOIN:
+            for name in stage.inputs:
+                needs += self._state_before(self._flow.stages[name], cell.shard, cell.t)
+        if stage.window is not None:
+            needs += self._watermark_before(stage, cell.t)
+        return needs
+
+    def _watermark_before(self, stage: BoundStage, t: int) -> list[Cell]:
+        name = stage.name.partition(PART_SEPARATOR)[0] + PART_SEPARATOR + WATERMARK
+        if name not in self._flow.stages or span_at(self._histories.get(name, ()), Time(pack(t) - 1)) is None:
+            return []
+        cell = Cell(t - 1, name, 0)  # every shard records the same watermark
+        return [cell] if self._layer_at(cell) is None else []
+
+    def _crosses_shards(self, stage: BoundStage, name: str) -> bool:
+        """Whether the rows of an input come by key, from every shard."""
+        return bool(stage.options.get("feed_key")) and name not in self._flow.segment_of(stage.name).stages
+
+    def _changes(self, upstream: BoundStage, given: Cell) -> tuple[list[Cell], str]:
+        """What is missing to have the changes of a cell; why they cannot be had."""
+        layer = self._layer_at(given)
+        if layer is None:
+            return [given], ""
+        if not upstream.keyed:
+            return [], ""
+        if layer.since >= pack(given.t) and layer.since > 0:
+            return [], f"what changed in {given} was merged away; retain= or a pin would have kept it"
+        return self._state_before(upstream, given.shard, given.t), ""
+
     def _state_before(self, stage: BoundStage, shard: int, t: int) -> list[Cell]:
-        origin = self._origins.get(stage.name, t)
-        return [Cell(e, stage.name, shard) for e in self._inventory.missing_between(stage.name, shard, origin, t)]
+        history = self._histories.get(stage.name, ())
+        id = self._span(stage.name, t).trace(stage.name, shard)
+        view = view_at(history, id, pack(t), self._flow.key_groups)
+        assert view.origin is not None
+        parts = [*view.base, Part(id, view.origin, pack(t))]
+        return [
+            Cell(e, stage.name, part.trace.shard.index)
+            for part in parts
+            for e in self._inventory.missing_between(part.trace, epoch_of(part.lower), epoch_of(part.upper))
+        ]
 
     def steps(self) -> tuple[Step, ...]:
         by_epoch: dict[int, dict[str, set[int]]] = {}

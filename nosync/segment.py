@@ -6,17 +6,20 @@ Invariants
 - A stage's changes are yielded only after its layer is published.
 
 Steps
-1. Bring the rows into canonical order: those of a source by content, others by the tag they got before the shuffle.
-2. For each stage of the segment: recorded -> read its changes back; else compute, publish, derive its changes.
-3. Yield the last stage's changes, each row tagged (shard, position), a report of every layer, and to every shard of the
-   next segment a mark that says "these were all of mine": a keyed stage computes only with the marks of all shards.
+1. Sort the rows that came by feed, and bring each feed's into canonical order: those of a source by content, others by
+   the tag they got before the shuffle.
+2. For each stage of the segment: recorded -> read its changes back where they are wanted; else compute, publish, derive
+   its changes. A stage that is not recorded at all is computed when a later one wants its changes.
+3. Yield the changes of the stage that leaves the segment, each row tagged (shard, position), a report of every layer, and
+   to every shard of the next segment a mark that says "these were all of mine": a stage that gets its rows from
+   several shards computes only with the marks of all of them.
 """
 
 from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
@@ -24,30 +27,41 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from nosync.dataflow import AGGREGATE, MAP, SOURCE
-from nosync.lsm.columns import CHANGE_TYPE_COLUMN
+from nosync.dataflow import AGGREGATE, FILTER, IN_JVM, JOIN, MAP, PART_SEPARATOR, SOURCE, UNION, UPDATE, WINDOW
+from nosync.joins import content_hash
 from nosync.lsm.directory import LayerDirectory
+from nosync.lsm.env import storage_errors
+from nosync.lsm.errors import DeterminismError
+from nosync.lsm.fence import check_fence
+from nosync.lsm.history import History, View, span_at, view_at
 from nosync.lsm.layer import Description, LayerId, Shard, TraceId
 from nosync.lsm.timestamp import Time, end_of, last_of, pack
 from nosync.lsm.trace import Trace
 from nosync.operators import (
     HASH64_COLUMN,
     Produced,
-    State,
+    Work,
     apply_aggregate,
+    apply_arrange,
+    apply_distinct,
     apply_filter,
+    apply_join,
     apply_map,
+    apply_union,
     apply_update,
     changes_of,
+    keep_rows,
     nothing_happened,
     source,
     stage_error,
 )
-from nosync.plan import BoundStage
+from nosync.plan import ARRANGE, DISTINCT, LATE, WATERMARK, BoundStage, Emission, Feed
+from nosync.windowing import apply_late, apply_watermark, apply_window
+from nosync.windows import END, NO_WATERMARK, START, newest_us, times_us, window_type, with_windows
 
 TAG_COLUMN = "_tag"
 REPORT_COLUMN = "_report"
-_TAG_SHARD_BITS = 40
+TAG_SHARD_BITS = 40
 _MARK = b"all-from:"
 
 _directories: dict[tuple[str, int], LayerDirectory] = {}
@@ -82,15 +96,38 @@ class Report:
         return cls(**json.loads(text))
 
 
-def emitted_schema(stage: BoundStage) -> pa.Schema:
-    """The rows that leave a segment: the stage's output, its change type if it has one, tag and report."""
-    fields = list(stage.output)
-    if stage.changing:
-        fields.append(pa.field(CHANGE_TYPE_COLUMN, pa.string()))
-    return pa.schema([*fields, pa.field(TAG_COLUMN, pa.int64()), pa.field(REPORT_COLUMN, pa.binary())])
+def emitted_schema(stage: BoundStage, emission: Emission) -> pa.Schema:
+    """The rows that leave a segment: the stage's output, its windows and change type if any, tag and report."""
+    return pa.schema(
+        [*_fed_schema(stage, emission), pa.field(TAG_COLUMN, pa.int64()), pa.field(REPORT_COLUMN, pa.binary())]
+    )
+
+
+def _fed_schema(stage: BoundStage, emission: Emission) -> pa.Schema:
+    if emission.window is None:
+        return stage.rows_schema
+    type_ = window_type(stage.output.field(emission.window.time).type)
+    return pa.schema([*stage.rows_schema, pa.field(START, type_), pa.field(END, type_)])
 
 
 REPORT_SCHEMA = pa.schema([pa.field(REPORT_COLUMN, pa.binary())])
+
+OPERATORS: dict[str, Callable[[Work], Produced]] = {
+    SOURCE: source,
+    MAP: apply_map,
+    FILTER: apply_filter,
+    UNION: apply_union,
+    AGGREGATE: apply_aggregate,
+    UPDATE: apply_update,
+    DISTINCT: apply_distinct,
+    ARRANGE: apply_arrange,
+    JOIN: apply_join,
+    WATERMARK: apply_watermark,
+    LATE: apply_late,
+    WINDOW: apply_window,
+    **dict.fromkeys(IN_JVM, keep_rows),
+}
+_IDLE_WITHOUT_ROWS = frozenset({AGGREGATE, UPDATE, DISTINCT, ARRANGE, JOIN})
 
 
 @dataclass(frozen=True)
@@ -101,20 +138,53 @@ class SegmentTask:
     key_groups: int
     t: int
     shards: int
-    path: tuple[BoundStage, ...]
-    """From the segment's head to the stage whose rows leave it."""
-    emit: bool
-    """Whether the last stage's rows go on to another segment; if not, only reports leave."""
-    origins: dict[str, int] = field(default_factory=dict)
-    """By stage, where its traces begin (packed); a stage that is new at this epoch has none."""
-    compute: dict[str, frozenset[int]] | None = None
+    stages: Mapping[str, BoundStage]
+    """The stages to run, in order, and those that feed them."""
+    run: tuple[str, ...]
+    feeds: tuple[Feed, ...] = ()
+    emission: Emission | None = None
+    """What leaves the segment; None: only reports do."""
+    histories: Mapping[str, History] = field(default_factory=dict)
+    """By stage, where its layers are; a stage that is new at this epoch has none."""
+    compute: Mapping[str, frozenset[int]] | None = None
     """By stage, the shards that may be computed; None: all. Recovery computes only what it planned."""
     input_given: bool = True
-    """Whether the rows of the source at the head are there; if not, its layer must be recorded."""
+    """Whether the rows of a source at the head are there; if not, its layer must be recorded."""
+    job_epoch: int = 0
+    """Which instance of the job this is; one that was replaced publishes nothing."""
+
+    def feed_of(self, stage: str, input: str) -> int | None:
+        """The feed that an input comes by; None where it is computed in this segment."""
+        if input in self.run:
+            return None
+        key = self.stages[stage].options.get("feed_key", ())
+        return next(i for i, f in enumerate(self.feeds) if (f.input, f.key) == (input, key))
+
+    def fed_schema(self, feed: Feed) -> pa.Schema:
+        """The columns of a feed's rows, without tag, report and hash."""
+        stage = self.stages[feed.jvm[-1]] if feed.jvm else self.stages[feed.emission.stage]
+        return _fed_schema(stage, Emission(stage.name, feed.emission.window))
 
     def run_shard(self, index: int, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Raises StageError, DeterminismError, HoleError, CorruptionError or StorageError; then nothing was yielded."""
         return _ShardRun(self, Shard(index, self.shards)).run(list(batches))
+
+
+def side_column(index: int, name: str) -> str:
+    """What a column of feed `index` is called where the rows of several feeds come together."""
+    return f"_{index}_{name}"
+
+
+SIDE_COLUMN = "_side"
+
+
+@dataclass
+class _Fed:
+    """What came by one feed."""
+
+    rows: pa.Table
+    heard_from: set[int] = field(default_factory=set)
+    newest_us: int | None = None
 
 
 class _ShardRun:
@@ -123,58 +193,105 @@ class _ShardRun:
         self._shard = shard
         self._directory = directory_of(task.root, task.key_groups)
         self._reports: list[bytes] = []
-        self._heard_from: set[int] = set()
+        self._changes: dict[str, pa.Table] = {}
+        self._feeds: list[_Fed] = []
+        self._given: pa.Table | None = None  # a source's rows
 
     def run(self, batches: list[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        path, last = self._task.path, self._task.path[-1]
-        rows = self._receive(batches)
-        for stage in path:
-            rows = self._stage(stage, rows, wanted=self._task.emit or stage is not last)
+        self._receive(batches)
+        emission = self._task.emission
+        for name in self._task.run:
+            if self._task.stages[name].recorded:
+                self._record(self._task.stages[name])
         reports = pa.array(self._reports, pa.binary())
-        if not self._task.emit:
+        if emission is None:
             yield pa.RecordBatch.from_arrays([reports], schema=REPORT_SCHEMA)
             return
-        schema = emitted_schema(last)
+        yield from self._emit(emission, reports)
+
+    def _emit(self, emission: Emission, reports: pa.Array) -> Iterator[pa.RecordBatch]:
+        """Step 3."""
+        schema = emitted_schema(self._task.stages[emission.stage], emission)
         targets = [0] * len(reports)
-        if rows is not None:
-            mark = _MARK + str(self._shard.index).encode()
-            reports = pa.concat_arrays([reports, pa.array([mark] * self._task.shards, pa.binary())])
+        if self._available(emission.stage):
+            rows = self._changes_of(emission.stage)
+            mark = {"from": self._shard.index}
+            if emission.window is not None:
+                newest = newest_us(rows, emission.window)
+                mark |= {} if newest is None else {"newest_us": newest}
+                rows = with_windows(rows, emission.window).select(schema.names[:-2])
+            marks = pa.array([_MARK + json.dumps(mark).encode()] * self._task.shards, pa.binary())
+            reports = pa.concat_arrays([reports, marks])
             targets += range(self._task.shards)
             if rows.num_rows:
-                tags = np.arange(rows.num_rows, dtype=np.int64) + (self._shard.index << _TAG_SHARD_BITS)
+                tags = np.arange(rows.num_rows, dtype=np.int64) + (self._shard.index << TAG_SHARD_BITS)
                 columns = [*rows.columns, pa.array(tags), pa.nulls(rows.num_rows, pa.binary())]
                 yield from pa.Table.from_arrays(columns, schema=schema).combine_chunks().to_batches()
         blank = [pa.nulls(len(reports), f.type) for f in list(schema)[:-2]]
         yield pa.RecordBatch.from_arrays([*blank, pa.array(targets, pa.int64()), reports], schema=schema)
 
-    def _receive(self, batches: list[pa.RecordBatch]) -> pa.Table | None:
-        """Step 1. Keeps the reports that came with the rows. None where there are no rows."""
+    # --- step 1 -----------------------------------------------------------------------------------------------------
+
+    def _receive(self, batches: list[pa.RecordBatch]) -> None:
+        """Keeps the reports that came with the rows."""
         rows = pa.Table.from_batches(batches) if batches else None
-        if rows is None or REPORT_COLUMN not in rows.column_names:
-            return rows  # a source's; the operator orders them
+        if not self._task.feeds:
+            self._given = rows
+            return
+        several = len(self._task.feeds) > 1
+        for i, feed in enumerate(self._task.feeds):
+            mine = rows
+            if rows is not None and several:
+                mine = rows.filter(pc.equal(rows.column(SIDE_COLUMN), i))
+            self._feeds.append(self._fed(i, feed, mine, several=several))
+
+    def _fed(self, index: int, feed: Feed, rows: pa.Table | None, *, several: bool) -> _Fed:
+        schema = self._task.fed_schema(feed)
+        fields = [*schema, *([pa.field(HASH64_COLUMN, pa.int64())] if feed.key else [])]
+        fed = _Fed(pa.schema(fields).empty_table())
+        if rows is None:
+            return fed
         reports = rows.column(REPORT_COLUMN)
         for report in reports.drop_null().to_pylist():
             if report.startswith(_MARK):
-                self._heard_from.add(int(report[len(_MARK) :]))
+                mark = json.loads(report[len(_MARK) :])
+                fed.heard_from.add(mark["from"])
+                if "newest_us" in mark:
+                    fed.newest_us = max(mark["newest_us"], fed.newest_us or mark["newest_us"])
             else:
                 self._reports.append(report)
-        rows = rows.filter(pc.is_null(reports)).drop_columns([REPORT_COLUMN])
-        order = np.argsort(rows.column(TAG_COLUMN).to_numpy(), kind="stable")
-        return rows.drop_columns([TAG_COLUMN]).take(pa.array(order)) if len(order) else None
+        rows = rows.filter(pc.is_null(reports))
+        columns = [
+            rows.column(side_column(index, f.name) if several and f.name in schema.names else f.name) for f in fields
+        ]
+        tags = rows.column(TAG_COLUMN).to_numpy()
+        order = np.argsort(tags, kind="stable")
+        table = pa.Table.from_arrays(
+            [_conformed(c, f.type) for c, f in zip(columns, fields, strict=True)], schema=pa.schema(fields)
+        )
+        if len(order) and (np.diff(tags[order]) == 0).any():  # a join in the JVM made several rows of one
+            order = np.lexsort((content_hash(table.select(schema.names)), tags))
+        fed.rows = table.take(pa.array(order))
+        return fed
 
-    def _stage(self, stage: BoundStage, rows: pa.Table | None, *, wanted: bool) -> pa.Table | None:
-        """Step 2 for one stage. None where its changes are not wanted, or it is neither recorded nor to be computed."""
-        id = LayerId(TraceId(stage.name, stage.fingerprint, self._shard), Description.of_epoch(self._task.t))
-        if self._recorded(id) and not self._must_compare(stage, id):
+    # --- step 2 -----------------------------------------------------------------------------------------------------
+
+    def _record(self, stage: BoundStage) -> None:
+        """Sees to it that the stage's layer is recorded, unless it is neither recorded nor to be computed."""
+        id = self._layer_id(stage)
+        if self._is_recorded(id) and not self._must_compare(stage, id):
             self._reports.append(Report(stage.name, self._shard.index, computed=False).to_json())
-            return self._recorded_changes(stage, id) if wanted else None
+            return
         if self._task.compute is not None and self._shard.index not in self._task.compute.get(stage.name, ()):
-            return None
-        produced = self._compute(stage, id, rows)
-        self._publish(stage, id, produced)
-        return changes_of(produced, stage, self._task.t) if wanted else None
+            return
+        produced = self._compute(stage, id)
+        if self._publish(stage, id, produced):
+            self._changes[stage.name] = changes_of(produced, stage, self._task.t)
 
-    def _recorded(self, id: LayerId) -> bool:
+    def _layer_id(self, stage: BoundStage) -> LayerId:
+        return LayerId(TraceId(stage.name, stage.fingerprint, self._shard), Description.of_epoch(self._task.t))
+
+    def _is_recorded(self, id: LayerId) -> bool:
         d = id.description
         return any(o.lower <= d.lower and d.upper <= o.upper for o in self._directory.descriptions(id.trace))
 
@@ -182,42 +299,121 @@ class _ShardRun:
         """A source that is given its rows again publishes them again: other rows for a recorded epoch are an error."""
         return stage.kind == SOURCE and self._task.input_given and self._directory.path_of(id).exists()
 
-    def _recorded_changes(self, stage: BoundStage, id: LayerId) -> pa.Table:
+    def _available(self, name: str) -> bool:
+        """Whether the changes of a stage can be had: it is recorded, or what it is computed from is."""
+        stage = self._task.stages[name]
+        if stage.recorded:
+            return self._is_recorded(self._layer_id(stage))
+        feeds = [self._task.feed_of(name, i) for i in stage.inputs]
+        return all(
+            self._available(i) if feed is None else not self._silent(feed)
+            for i, feed in zip(stage.inputs, feeds, strict=True)
+        )
+
+    def _changes_of(self, name: str) -> pa.Table:
+        """The changes of a stage of this segment at this epoch."""
+        found = self._changes.get(name)
+        if found is None:
+            stage = self._task.stages[name]
+            if stage.recorded:
+                found = self._recorded_changes(stage)
+            else:
+                found = changes_of(self._compute(stage, self._layer_id(stage)), stage, self._task.t)
+            self._changes[name] = found
+        return found
+
+    def _recorded_changes(self, stage: BoundStage) -> pa.Table:
         """The changes of a recorded layer, row for row as they were when it was computed."""
         before = Time(pack(self._task.t) - 1)
-        trace = self._trace(stage, id.trace, until=end_of(self._task.t), as_of=before)
-        changes = trace.changes(before, last_of(self._task.t))
-        return changes.select([*stage.output.names, *([CHANGE_TYPE_COLUMN] if stage.changing else [])])
+        if stage.keyed:
+            trace = self._directory.open_view(self._view(stage), until=end_of(self._task.t), as_of=before)
+        else:
+            trace = self._directory.layer_at(self._layer_id(stage).trace, pack(self._task.t))
+        return trace.changes(before, last_of(self._task.t)).select(stage.rows_schema.names)
 
-    def _trace(self, stage: BoundStage, id: TraceId, *, until: Time, as_of: Time) -> Trace:
-        # A stage that begins at this epoch has nothing before it.
-        origin = Time(self._task.origins.get(stage.name, pack(self._task.t)))
-        return self._directory.trace(id, until=until, as_of=as_of, origin=origin)
+    def _view(self, stage: BoundStage) -> View:
+        id = TraceId(stage.name, stage.fingerprint, self._shard)
+        return view_at(self._task.histories.get(stage.name, ()), id, pack(self._task.t), self._task.key_groups)
 
-    def _compute(self, stage: BoundStage, id: LayerId, rows: pa.Table | None) -> Produced:
-        if not stage.keyed:
-            if stage.kind == SOURCE:
-                hashed = stage.schema.append(pa.field(HASH64_COLUMN, pa.int64()))
-                return source(stage, id, hashed.empty_table() if rows is None else rows)
-            assert rows is not None, "the planner asks for a stateless stage only with its input"
-            return apply_map(stage, id, rows) if stage.kind == MAP else apply_filter(stage, id, rows)
-        silent = set(range(self._task.shards)) - self._heard_from
+    def _state_before(self, name: str) -> Trace:
+        t = pack(self._task.t)
+        return self._directory.open_view(self._view(self._task.stages[name]), until=t, as_of=Time(t - 1))
+
+    def _compute(self, stage: BoundStage, id: LayerId) -> Produced:
+        if stage.kind == SOURCE:
+            hashed = stage.schema.append(pa.field(HASH64_COLUMN, pa.int64())).empty_table()
+            inputs = [self._given if self._given is not None else hashed]
+        else:
+            inputs = [self._input(stage, name, id) for name in stage.inputs]
+        idle = stage.kind in _IDLE_WITHOUT_ROWS and stage.options.get("ttl") is None
+        if idle and not any(rows.num_rows for rows in inputs):
+            return nothing_happened(stage, id)
+        watermarks, newest = (NO_WATERMARK, NO_WATERMARK), None
+        if stage.window is not None:
+            watermarks, newest = self._watermarks(stage), self._feeds[0].newest_us
+        return OPERATORS[stage.kind](Work(stage, id, tuple(inputs), self._state_before, newest, watermarks))
+
+    def _input(self, stage: BoundStage, name: str, id: LayerId) -> pa.Table:
+        feed = self._task.feed_of(stage.name, name)
+        if feed is None:
+            return self._changes_of(name)
+        silent = self._silent(feed)
         if silent:
             raise stage_error(
-                id, f"shards {sorted(silent)} of its input {stage.input} sent nothing; nothing is computed from a part"
+                id, f"shards {sorted(silent)} of its input {name} sent nothing; nothing is computed from a part"
             )
-        if rows is None or not rows.num_rows:
-            return nothing_happened(stage, id)
-        before = Time(pack(self._task.t) - 1)
-        state = State(self._trace(stage, id.trace, until=pack(self._task.t), as_of=before), stage, before)
-        return (apply_aggregate if stage.kind == AGGREGATE else apply_update)(stage, id, rows, state)
+        return self._feeds[feed].rows
 
-    def _publish(self, stage: BoundStage, id: LayerId, produced: Produced) -> None:
+    def _silent(self, feed: int) -> set[int]:
+        """The shards whose rows have not come."""
+        expected = set(range(self._task.shards)) if self._task.feeds[feed].key else {self._shard.index}
+        return expected - self._feeds[feed].heard_from
+
+    def _watermarks(self, stage: BoundStage) -> tuple[int, int]:
+        """The watermark in force at the epoch before and at this one, as the epoch before recorded them."""
+        name = stage.name.partition(PART_SEPARATOR)[0] + PART_SEPARATOR + WATERMARK
+        if name not in self._task.stages:
+            return NO_WATERMARK, NO_WATERMARK
+        before = Time(pack(self._task.t) - 1)
+        span = span_at(self._task.histories.get(name, ()), before)
+        if span is None:
+            return NO_WATERMARK, NO_WATERMARK
+        # Every shard recorded the same watermark; the first one's is read.
+        row = self._directory.layer_at(span.trace(name, 0), before).changes(Time(pack(self._task.t - 1) - 1), before)
+        stamps = [times_us(row.column(c)) for c in ("watermark_before", "watermark")]
+        previous, current = (int(us[0]) if valid[0] else NO_WATERMARK for us, valid in stamps)
+        return previous, current
+
+    def _publish(self, stage: BoundStage, id: LayerId, produced: Produced) -> bool:
+        """False where another computation of a nondeterministic stage was recorded first: that one counts."""
         started = time.perf_counter()
-        published = self._directory.publish(id, produced.layer)
+        check_fence(self._directory.root, self._task.job_epoch, self._directory.env)
+        ours = True
+        try:
+            published = self._directory.publish(id, produced.layer)
+        except DeterminismError:
+            if stage.deterministic:
+                raise
+            ours = False
+            published = self._directory.recorded(id)
+        if not stage.deterministic:
+            self._make_durable(id)
         took = time.perf_counter() - started
-        self._reports.append(
-            Report(
-                stage.name, self._shard.index, not published.existed, published.rows, published.size_bytes, took
-            ).to_json()
+        report = Report(
+            stage.name, self._shard.index, not published.existed, published.rows, published.size_bytes, took
         )
+        self._reports.append(report.to_json())
+        return ours
+
+    def _make_durable(self, id: LayerId) -> None:
+        """What will never be computed again is on disk before anything is computed from it."""
+        path = self._directory.path_of(id)
+        with storage_errors("sync", path):
+            self._directory.env.sync_file(path)
+            for parent in list(path.parents)[: len(id.path.parts)]:
+                self._directory.env.sync_dir(parent)
+
+
+def _conformed(column: pa.ChunkedArray, type_: pa.DataType) -> pa.ChunkedArray:
+    """Spark may hand large strings where strings went in."""
+    return column if column.type == type_ else column.cast(type_)

@@ -21,13 +21,26 @@ from pyspark.sql import functions as F
 from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
 from pyspark.sql.types import StructType
 
+from nosync.dataflow import PART_SEPARATOR
 from nosync.lsm.columns import describe, plain
 from nosync.lsm.errors import NosyncError, SchemaError
 from nosync.lsm.failures import decode_failure, encode_failure
 from nosync.lsm.hashing import HASH_BITS
+from nosync.lsm.history import History
 from nosync.operators import HASH64_COLUMN
-from nosync.plan import BoundFlow, BoundStage
-from nosync.segment import REPORT_COLUMN, REPORT_SCHEMA, TAG_COLUMN, Report, SegmentTask, emitted_schema
+from nosync.plan import WATERMARK, BoundFlow, BoundStage, Emission, Feed, Segment
+from nosync.segment import (
+    REPORT_COLUMN,
+    REPORT_SCHEMA,
+    SIDE_COLUMN,
+    TAG_COLUMN,
+    TAG_SHARD_BITS,
+    Report,
+    SegmentTask,
+    emitted_schema,
+    side_column,
+)
+from nosync.spark.expressions import for_tasks, jvm_rows, quoted
 from nosync.spark.session import session_settings
 
 _EXCLUDED_RULES = "spark.sql.optimizer.excludedRules"
@@ -44,9 +57,10 @@ class EpochPlan:
     root: str
     t: int
     shards: int
-    origins: Mapping[str, int] = field(default_factory=dict)
+    histories: Mapping[str, History] = field(default_factory=dict)
     compute: Mapping[str, frozenset[int]] | None = None
     """By stage, the shards to compute; None: whatever is not recorded."""
+    job_epoch: int = 0
 
 
 def parse_ddl(text: str) -> pa.Schema:
@@ -68,9 +82,8 @@ def run_epoch(
     spark = next((frame.sparkSession for frame in inputs.values()), spark)
     with task_errors(), settings_for_epochs(spark):
         job = _EpochJob(spark, flow, plan, inputs)
-        ends = [job.end(stage) for stage, keyed in flow.exits() if not keyed]
         try:
-            rows = reduce(DataFrame.unionAll, ends).collect()
+            rows = reduce(DataFrame.unionAll, job.ends()).collect()
         finally:
             job.release()
     reports: dict[tuple[str, int], Report] = {}
@@ -80,7 +93,12 @@ def run_epoch(
         # A segment with several exits runs once for each; the first to come computes, the others find its layers.
         reports[at] = max(report, reports.get(at, report), key=lambda r: r.computed)
     if plan.compute is None:
-        silent = [(name, i) for name in flow.stages for i in range(plan.shards) if (name, i) not in reports]
+        silent = [
+            (name, i)
+            for name in (s.name for s in flow.recorded)
+            for i in range(plan.shards)
+            if (name, i) not in reports
+        ]
         if silent:
             raise NosyncError(
                 f"epoch {plan.t}: Spark ran no task for {silent[:3]} ({len(silent)} in all); run the epoch again"
@@ -91,28 +109,43 @@ def run_epoch(
 class _EpochJob:
     def __init__(self, spark: SparkSession, flow: BoundFlow, plan: EpochPlan, inputs: Mapping[str, DataFrame]) -> None:
         self._spark, self._flow, self._plan, self._inputs = spark, flow, plan, inputs
-        self._shared: dict[str, DataFrame] = {}
+        self._shared: dict[Emission, DataFrame] = {}
 
-    def end(self, stage: BoundStage) -> DataFrame:
-        """The reports of everything up to a stage that nobody consumes."""
-        return self._segment(stage, emit=False)
+    def ends(self) -> list[DataFrame]:
+        """The reports of everything: of each segment from which nothing is emitted.
 
-    def _segment(self, last: BoundStage, *, emit: bool) -> DataFrame:
-        path = self._flow.path(last.name)
-        head = path[0]
+        The reports of the others travel with the rows that they emit.
+        """
+        return [self._segment(s, None) for s in self._flow.segments.values() if not self._flow.emissions(s)]
+
+    def _segment(self, segment: Segment, emission: Emission | None) -> DataFrame:
+        flow, plan = self._flow, self._plan
+        # The first to leave the segment computes all of it; the others what they need, which they find recorded.
+        emissions = flow.emissions(segment)
+        run = segment.stages
+        if emission is not None and emission != emissions[0]:
+            run = flow.needed_for(segment, emission.stage)
+        feeds = [f for f in segment.feeds if any(f.input in flow.stages[name].inputs for name in run)]
+        named = {*run, *(name for f in feeds for name in (f.emission.stage, *f.jvm))}
+        named |= {
+            f"{name.partition(PART_SEPARATOR)[0]}{PART_SEPARATOR}{WATERMARK}" for name in run
+        } & flow.stages.keys()
         task = SegmentTask(
-            root=self._plan.root,
-            key_groups=self._flow.key_groups,
-            t=self._plan.t,
-            shards=self._plan.shards,
-            path=path,
-            emit=emit,
-            origins=dict(self._plan.origins),
-            compute=None if self._plan.compute is None else dict(self._plan.compute),
-            input_given=head.name in self._inputs,
+            root=plan.root,
+            key_groups=flow.key_groups,
+            t=plan.t,
+            shards=plan.shards,
+            stages={name: for_tasks(flow.stages[name]) for name in flow.stages if name in named},
+            run=run,
+            feeds=tuple(feeds),
+            emission=emission,
+            histories={name: plan.histories[name] for name in named if name in plan.histories},
+            compute=None if plan.compute is None else dict(plan.compute),
+            input_given=segment.name in self._inputs,
+            job_epoch=plan.job_epoch,
         )
 
-        def run(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        def work(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
             context = TaskContext.get()
             assert context is not None, "runs inside a Spark task"
             # In a union of several ends of the flow, the partitions of each follow those of the one before.
@@ -122,31 +155,64 @@ class _EpochJob:
             except NosyncError as error:
                 raise RuntimeError(encode_failure(error)) from None
 
-        output = emitted_schema(last) if emit else REPORT_SCHEMA
-        return self._input(head).mapInArrow(run, from_arrow_schema(output))
+        output = REPORT_SCHEMA if emission is None else emitted_schema(flow.stages[emission.stage], emission)
+        rows = self._fed(feeds) if feeds else self._source_rows(flow.stages[segment.name])
+        return rows.mapInArrow(work, from_arrow_schema(output))
 
-    def _input(self, head: BoundStage) -> DataFrame:
-        if head.input is None:
-            return self._source_rows(head)
-        rows = self._emitted(self._flow.stages[head.input])
-        hashed = F.xxhash64(*(F.col(_quoted(name)) for name in head.key))
-        rows = rows.withColumn(HASH64_COLUMN, hashed)
-        # Reports and marks carry the shard they go to in the tag.
-        shard = F.when(F.col(REPORT_COLUMN).isNull(), self._shard_of(F.col(HASH64_COLUMN))).otherwise(F.col(TAG_COLUMN))
+    def _fed(self, feeds: list[Feed]) -> DataFrame:
+        """The rows of a segment's feeds, each in the shard that it belongs to."""
+        if len(feeds) == 1:
+            rows = self._fed_by(feeds[0])
+            if not feeds[0].key:
+                return rows  # they are in their shards already
+        else:
+            rows = reduce(DataFrame.unionAll, [self._beside(i, feeds) for i in range(len(feeds))])
+        # Reports and marks carry the shard they go to in the tag; rows that stay in their shard have it there as well.
+        by_key, home = self._shard_of(F.col(HASH64_COLUMN)), F.shiftright(F.col(TAG_COLUMN), TAG_SHARD_BITS)
+        keyed = [i for i, feed in enumerate(feeds) if feed.key]
+        if len(feeds) > 1 and keyed:
+            by_key = F.when(F.col(SIDE_COLUMN).isin(keyed), by_key).otherwise(home)
+        elif not keyed:
+            by_key = home
+        shard = F.when(F.col(REPORT_COLUMN).isNull(), by_key).otherwise(F.col(TAG_COLUMN))
         return rows.repartitionById(self._plan.shards, shard.cast("int"))
+
+    def _fed_by(self, feed: Feed) -> DataFrame:
+        """A feed's rows, with the hash of their key."""
+        rows = self._emitted(feed.emission)
+        for name in feed.jvm:
+            rows = jvm_rows(self._flow.stages[name], rows, keep=(TAG_COLUMN, REPORT_COLUMN))
+        if feed.key:
+            rows = rows.withColumn(HASH64_COLUMN, F.xxhash64(*(F.col(quoted(name)) for name in feed.key)))
+        return rows
+
+    def _beside(self, index: int, feeds: list[Feed]) -> DataFrame:
+        """A feed's rows in a form that has columns for the rows of all feeds."""
+        frames = [self._fed_by(feed) for feed in feeds]
+        common = [TAG_COLUMN, REPORT_COLUMN]
+        columns: list[Column] = [F.lit(index).alias(SIDE_COLUMN)]
+        for i, frame in enumerate(frames):
+            for f in frame.schema:
+                if f.name not in (*common, HASH64_COLUMN):
+                    value = F.col(quoted(f.name)) if i == index else F.lit(None).cast(f.dataType)
+                    columns.append(value.alias(side_column(i, f.name)))
+        hashed = F.col(HASH64_COLUMN) if feeds[index].key else F.lit(None).cast("long")
+        return frames[index].select(*columns, *common, hashed.alias(HASH64_COLUMN))
 
     def release(self) -> None:
         for rows in self._shared.values():
             rows.unpersist()
 
-    def _emitted(self, stage: BoundStage) -> DataFrame:
-        """The rows that leave a stage; kept for the epoch where several keyed stages take them, so that it runs once."""
-        found = self._shared.get(stage.name)
+    def _emitted(self, emission: Emission) -> DataFrame:
+        """The rows that leave a segment; kept for the epoch where several take them, so that it runs once."""
+        found = self._shared.get(emission)
         if found is None:
-            found = self._segment(stage, emit=True)
-            if sum(consumer.keyed for consumer in self._flow.consumers(stage.name)) > 1:
+            found = self._segment(self._flow.segment_of(emission.stage), emission)
+            takers = [s for s in self._flow.segments.values() if any(f.emission == emission for f in s.feeds)]
+            feeds = sum(f.emission == emission for s in takers for f in s.feeds)
+            if feeds > 1 or sum(len(self._flow.emissions(s)) > 1 for s in takers):
                 found = found.persist()
-            self._shared[stage.name] = found
+            self._shared[emission] = found
         return found
 
     def _source_rows(self, head: BoundStage) -> DataFrame:
@@ -154,18 +220,14 @@ class _EpochJob:
         if given is None:
             schema = from_arrow_schema(head.schema.append(pa.field(HASH64_COLUMN, pa.int64())))
             return self._spark.createDataFrame([], schema).repartitionById(self._plan.shards, F.lit(0))
-        rows = given.select([F.col(_quoted(name)) for name in head.schema.names])
-        rows = rows.withColumn(HASH64_COLUMN, F.xxhash64(*(F.col(_quoted(name)) for name in head.schema.names)))
+        rows = given.select([F.col(quoted(name)) for name in head.schema.names])
+        rows = rows.withColumn(HASH64_COLUMN, F.xxhash64(*(F.col(quoted(name)) for name in head.schema.names)))
         return rows.repartitionById(self._plan.shards, self._shard_of(F.col(HASH64_COLUMN)).cast("int"))
 
     def _shard_of(self, hash64: Column) -> Column:
         """The shard of a key hash: hash32 -> key group -> shard, as `lsm.hashing` and `Shard.groups` have it."""
         group = F.shiftright(F.shiftrightunsigned(hash64, HASH_BITS) * F.lit(self._flow.key_groups), HASH_BITS)
         return F.floor(group * F.lit(self._plan.shards) / F.lit(self._flow.key_groups))
-
-
-def _quoted(name: str) -> str:
-    return "`" + name.replace("`", "``") + "`"
 
 
 def check_input(stage: BoundStage, frame: Any) -> DataFrame:

@@ -11,63 +11,75 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
 from pyspark.sql.pandas.types import from_arrow_schema
 
 from nosync.lsm.columns import CHANGE_TYPE_COLUMN, EPOCH_COLUMN
 from nosync.lsm.errors import NosyncError
 from nosync.lsm.failures import encode_failure
-from nosync.lsm.layer import Shard, TraceId
-from nosync.lsm.timestamp import Time, end_of, last_of
-from nosync.lsm.trace import Trace
+from nosync.lsm.history import History, View, views_of
+from nosync.lsm.timestamp import end_of, last_of, pack
+from nosync.lsm.trace import DELETE, UPDATE_BEFORE, Trace
 from nosync.plan import BoundStage
 from nosync.segment import directory_of
 
-ReadShard = Callable[[int], Iterator[pa.RecordBatch]]
+ReadView = Callable[[View], Iterator[pa.RecordBatch]]
 
 
 @dataclass(frozen=True)
 class StageReader:
-    """A recorded stage; pickled to the workers. `origin`: where its traces begin (packed), None where unknown."""
+    """A recorded stage; pickled to the workers. `history`: where its layers are."""
 
     root: str
     key_groups: int
     stage: BoundStage
-    shards: int
-    origin: int | None
+    history: History
 
     def state(self, spark: SparkSession, as_of: int) -> DataFrame:
         """The state as of an epoch; lazily, so errors of missing layers come with the action."""
+        if not self.stage.keyed and self.stage.changing:
+            return self._rows_that_are_left(spark, as_of)
 
-        def read(shard: int) -> Iterator[pa.RecordBatch]:
-            for batch in self._trace(shard, as_of, as_of).scan(last_of(as_of)):
+        def read(view: View) -> Iterator[pa.RecordBatch]:
+            for batch in self._open(view, as_of, as_of).scan(last_of(as_of)):
                 yield batch.select(self.stage.output.names)
 
-        return self._per_shard(spark, read, self.stage.output)
+        return self._per_view(spark, read, self.stage.output, as_of)
+
+    def _rows_that_are_left(self, spark: SparkSession, as_of: int) -> DataFrame:
+        """Of a stateless stage over rows that change: all insertions, less the rows that were taken back."""
+        weight = F.when(F.col(CHANGE_TYPE_COLUMN).isin(DELETE, UPDATE_BEFORE), -1).otherwise(1)
+        columns = [F.col("`" + name.replace("`", "``") + "`") for name in self.stage.output.names]
+        summed = self.changes(spark, -1, as_of).groupBy(*columns).agg(F.sum(weight).alias("_n")).where("_n > 0")
+        repeated = summed.withColumn("_n", F.explode(F.sequence(F.lit(1), F.col("_n"))))
+        return repeated.drop("_n")
 
     def changes(self, spark: SparkSession, after: int, until: int) -> DataFrame:
         """The change feed: the stage's columns, `_change_type` and `_epoch`."""
         fields = [*self.stage.output, pa.field(CHANGE_TYPE_COLUMN, pa.string()), pa.field(EPOCH_COLUMN, pa.int64())]
         schema = pa.schema(fields)
 
-        def read(shard: int) -> Iterator[pa.RecordBatch]:
-            feed = self._trace(shard, after, until).changes(last_of(after), last_of(until))
+        def read(view: View) -> Iterator[pa.RecordBatch]:
+            feed = self._open(view, after, until).changes(last_of(after), last_of(until))
             yield from feed.select(schema.names).to_batches()
 
-        return self._per_shard(spark, read, schema)
+        return self._per_view(spark, read, schema, until)
 
-    def _trace(self, shard: int, exact_from: int, until: int) -> Trace:
-        id = TraceId(self.stage.name, self.stage.fingerprint, Shard(shard, self.shards))
-        origin = None if self.origin is None else Time(self.origin)
+    def _open(self, view: View, exact_from: int, until: int) -> Trace:
         directory = directory_of(self.root, self.key_groups)
-        return directory.trace(id, until=end_of(until), as_of=last_of(exact_from), origin=origin)
+        return directory.open_view(view, until=end_of(until), as_of=last_of(exact_from))
 
-    def _per_shard(self, spark: SparkSession, read: ReadShard, schema: pa.Schema) -> DataFrame:
+    def _per_view(self, spark: SparkSession, read: ReadView, schema: pa.Schema, as_of: int) -> DataFrame:
+        views = views_of(self.history, self.stage.name, pack(as_of), self.key_groups, log=not self.stage.keyed)
+
         def rows(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
             try:
                 for batch in batches:
-                    for shard in batch.column(0).to_pylist():
-                        yield from read(shard)
+                    for number in batch.column(0).to_pylist():
+                        yield from read(views[number])
             except NosyncError as error:
                 raise RuntimeError(encode_failure(error)) from None
 
-        return spark.range(0, self.shards, 1, self.shards).mapInArrow(rows, from_arrow_schema(schema))
+        if not views:
+            return spark.createDataFrame([], from_arrow_schema(schema))
+        return spark.range(0, len(views), 1, len(views)).mapInArrow(rows, from_arrow_schema(schema))

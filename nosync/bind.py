@@ -1,0 +1,423 @@
+"""Binding: resolves a declared dataflow into stages with schemas, fingerprints and segments. Pure.
+
+`parse_ddl` turns Spark DDL into an Arrow schema, and `analyze` says what the JVM's expressions return; both come from the
+Spark side, so that this module needs no Spark.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, Protocol
+
+import pyarrow as pa
+
+from nosync.aggregates import Aggregate, Plan
+from nosync.dataflow import (
+    AGGREGATE,
+    DEDUPE,
+    FILTER,
+    IN_JVM,
+    JOIN,
+    MAP,
+    PART_SEPARATOR,
+    SOURCE,
+    STATELESS,
+    UNION,
+    UPDATE,
+    WINDOW,
+    Dataflow,
+    Stage,
+)
+from nosync.fingerprint import fingerprint
+from nosync.joins import JoinSpec, arranged_schema, joined_schema
+from nosync.levels import MEMORY, NONE, Level, parse_level
+from nosync.lsm.columns import CHANGE_TYPE_COLUMN, INTERNAL_PREFIX, RESERVED, describe, plain
+from nosync.lsm.errors import FlowError, NosyncError, SchemaError
+from nosync.lsm.hashing import check_key_type
+from nosync.operators import TOUCHED_COLUMN
+from nosync.plan import ARRANGE, DISTINCT, LATE, WATERMARK, BoundFlow, BoundStage, Emission, Feed, Segment
+from nosync.windows import END, START, Window, is_time, window_type
+
+ParseDdl = Callable[[str], pa.Schema]
+
+
+class Analyze(Protocol):
+    """What the JVM says of a stage of expressions."""
+
+    def __call__(self, stage: Stage, given: pa.Schema) -> tuple[pa.Schema, str]:
+        """The schema of its output over rows of `given`, and a text that changes with what it computes."""
+
+
+def _no_jvm(stage: Stage, given: pa.Schema) -> tuple[pa.Schema, str]:
+    raise FlowError(f"stage {stage.name}: a {stage.kind} runs in the JVM, and there is no Spark session here")
+
+
+def bind(flow: Dataflow, parse_ddl: ParseDdl, analyze: Analyze = _no_jvm) -> BoundFlow:
+    """Resolves schemas, fingerprints and segments. Raises FlowError or SchemaError naming the stage."""
+    if not flow.sources:
+        raise FlowError(f"dataflow {flow.name} has no source")
+    binder = _Binder(flow, parse_ddl, analyze)
+    for stage in flow.stages:
+        for name in stage.inputs:
+            if name not in binder.bound:
+                raise FlowError(f"stage {stage.name}: its input {name!r} is not a stage of dataflow {flow.name}")
+        binder.add(stage)
+    for stage in flow.stages:
+        if not binder.bound[stage.name].recorded and not flow.consumers(stage.name):
+            raise FlowError(
+                f"stage {stage.name}: persist='none', and no stage takes its rows: it would compute nothing"
+            )
+    return BoundFlow(flow.name, flow.key_groups, binder.bound, binder.segments)
+
+
+class _Binder:
+    def __init__(self, flow: Dataflow, parse_ddl: ParseDdl, analyze: Analyze) -> None:
+        self._flow, self._parse_ddl, self._analyze = flow, parse_ddl, analyze
+        self.bound: dict[str, BoundStage] = {}
+        self.segments: dict[str, Segment] = {}
+        self._segment_of: dict[str, str] = {}
+
+    def add(self, stage: Stage) -> None:
+        handlers = {SOURCE: self._source, UNION: self._union, JOIN: self._join, WINDOW: self._window}
+        handler = handlers.get(stage.kind)
+        if handler is not None:
+            handler(stage)
+        elif stage.kind in IN_JVM:
+            self._jvm(stage)
+        elif stage.kind in STATELESS:
+            self._stateless(stage)
+        else:
+            self._keyed(stage)
+
+    # --- each kind of stage -----------------------------------------------------------------------------------------
+
+    def _source(self, stage: Stage) -> None:
+        schema = self._parse(stage)
+        self._new_segment(self._stage(stage, schema, changing=False, described=str(schema)))
+
+    def _stateless(self, stage: Stage) -> None:
+        upstream = self.bound[stage.inputs[0]]
+        schema = upstream.rows_schema if stage.kind == FILTER else self._map_schema(stage, upstream)
+        bound = self._stage(stage, schema, changing=upstream.changing)
+        if upstream.name in self._segment_of:
+            self._join_segment(bound, upstream.name)
+        else:
+            self._new_segment(bound, [self._feed(upstream.name)])
+
+    def _jvm(self, stage: Stage) -> None:
+        upstream = self.bound[stage.inputs[0]]
+        schema, described = self._analyze(stage, upstream.rows_schema)
+        _check_names(stage, schema, upstream.rows_schema)
+        schema = plain(schema.empty_table(), allow=frozenset({CHANGE_TYPE_COLUMN})).schema
+        bound = self._stage(stage, schema, changing=upstream.changing, described=described)
+        if bound.recorded:
+            feed = self._feed(upstream.name)
+            self._new_segment(bound, [replace(feed, jvm=(*feed.jvm, stage.name))])
+        else:
+            self.bound[stage.name] = bound
+
+    def _union(self, stage: Stage) -> None:
+        inputs = [self.bound[name] for name in stage.inputs]
+        first = inputs[0].output
+        for other in inputs[1:]:
+            same = sorted(other.output.names) == sorted(first.names) and all(
+                other.output.field(f.name).type == f.type for f in first
+            )
+            if not same:
+                raise SchemaError(
+                    f"stage {stage.name}: its inputs have different columns: {inputs[0].name} has ({describe(first)}), "
+                    f"{other.name} has ({describe(other.output)}); bring them together with map or select"
+                )
+        changing = any(i.changing for i in inputs)
+        fields = [*first, *([pa.field(CHANGE_TYPE_COLUMN, pa.string())] if changing else [])]
+        bound = self._stage(stage, pa.schema(fields), changing=changing)
+        homes = {self._segment_of.get(name) for name in stage.inputs}
+        if len(homes) == 1 and None not in homes:
+            self._join_segment(bound, stage.inputs[0])
+        else:
+            self._new_segment(bound, [self._feed(name) for name in dict.fromkeys(stage.inputs)])
+
+    def _keyed(self, stage: Stage) -> None:
+        upstream = self.bound[stage.inputs[0]]
+        key = stage.key or tuple(upstream.output.names)  # a dedupe without a key is one by whole rows
+        self._check_key(stage, key, upstream)
+        changing, plan, options = True, None, dict(stage.options)
+        if stage.kind == AGGREGATE:
+            plan = Plan(stage.name, key, stage.aggregates, upstream.output, retracts=upstream.changing)
+            schema = plan.schema
+        elif stage.kind == DEDUPE:
+            rest = [name for name in upstream.output.names if name not in key]
+            if upstream.changing:
+                plan = Plan.of_rows(stage.name, key, rest, upstream.output)
+                schema = plan.schema
+            else:
+                schema = pa.schema([upstream.output.field(name) for name in (*key, *rest)])
+                changing = False
+        else:
+            assert stage.kind == UPDATE
+            fields = [*(upstream.output.field(name) for name in key), *self._parse(stage)]
+            if stage.options.get("ttl") is not None:
+                fields.append(pa.field(TOUCHED_COLUMN, pa.int64()))
+            schema = pa.schema(fields)
+        bound = self._stage(stage, schema, changing=changing, key=key, plan=plan, options={**options, "feed_key": key})
+        kind = DISTINCT if stage.kind == DEDUPE and plan is None else AGGREGATE if stage.kind == DEDUPE else stage.kind
+        self._new_segment(replace(bound, kind=kind), [self._feed(upstream.name, key)])
+
+    def _window(self, stage: Stage) -> None:
+        """Three stages on the same rows: the watermark, the late rows, and the aggregates."""
+        upstream = self._recorded_input(stage.inputs[0])
+        window: Window = stage.options["window"]
+        if window.time not in upstream.output.names:
+            raise SchemaError(
+                f"stage {stage.name}: time column {window.time!r} is not in its input {upstream.name} "
+                f"({describe(upstream.output)})"
+            )
+        time_type = upstream.output.field(window.time).type
+        if not is_time(time_type):
+            raise SchemaError(
+                f"stage {stage.name}: time column {window.time!r} is {time_type}, expected a timestamp or date"
+            )
+        if window.session and (upstream.changing or not stage.key):
+            why = "needs a key" if not stage.key else f"needs an input that only grows, and {upstream.name} changes"
+            raise FlowError(f"stage {stage.name}: a session window {why}")
+        self._check_key(stage, stage.key, upstream)
+        bounds = [pa.field(name, window_type(time_type)) for name in (START, END)]
+        expanded = pa.schema([*upstream.output, *bounds])
+        _check_clash(stage, upstream.output, [START, END])
+        key = (*stage.key, START) if window.session else (*stage.key, START, END)
+        plan = Plan(stage.name, key, stage.aggregates, expanded, retracts=upstream.changing)
+        schema = pa.schema([*plan.schema, bounds[1]]) if window.session else plan.schema
+        feed_key = stage.key if window.session else key
+        options = {"feed_key": feed_key}
+        logs = []
+        if window.delay_us is not None:
+            fields = [pa.field("watermark_before", bounds[0].type), pa.field("watermark", bounds[0].type)]
+            schema_of = pa.schema([*fields, pa.field("late_rows", pa.int64())])
+            logs.append(self._part(stage, "watermark", WATERMARK, schema_of, (upstream.name,), options, window))
+        late = pa.schema([*expanded, *(f for f in upstream.rows_schema if f.name == CHANGE_TYPE_COLUMN)])
+        logs.append(
+            self._part(stage, "late", LATE, late, (upstream.name,), options, window, changing=upstream.changing)
+        )
+        bound = self._stage(
+            stage, schema, changing=True, key=key, plan=plan, window=window, options=options, described=repr(window)
+        )
+        feed = replace(self._feed(upstream.name, feed_key), emission=Emission(upstream.name, window))
+        self._new_segment(logs[0], [feed])
+        for part in [*logs[1:], bound]:
+            self._join_segment(part, logs[0].name)
+
+    def _recorded_input(self, name: str) -> BoundStage:
+        """The stage, recorded from now on: what takes its rows has to see them leave a task."""
+        stage = self.bound[name]
+        if not stage.recorded and stage.in_jvm:
+            stage = replace(stage, level=MEMORY)
+            upstream = stage.inputs[0]
+            feed = self._feed(upstream)
+            self._new_segment(stage, [replace(feed, jvm=(*feed.jvm, name))])
+        return stage
+
+    def _join(self, stage: Stage) -> None:
+        """Three stages in one segment: the two sides, arranged by key, and the joined rows."""
+        left, right = (self.bound[name] for name in stage.inputs)
+        spec = JoinSpec(stage.options["on"], stage.options["how"])
+        for side in (left, right):
+            self._check_key(stage, spec.on, side)
+        for name in spec.on:
+            types = [side.output.field(name).type for side in (left, right)]
+            if types[0] != types[1]:
+                raise SchemaError(
+                    f"stage {stage.name}: join column {name!r} is {types[0]} in {left.name} "
+                    f"and {types[1]} in {right.name}: cast one"
+                )
+        clash = [n for n in left.output.names if n in right.output.names and n not in spec.on]
+        if clash:
+            raise SchemaError(
+                f"stage {stage.name}: {left.name} and {right.name} both have a column {clash[0]!r}; rename one with select or map"
+            )
+        parts = []
+        for side, part in ((left, "left"), (right, "right")):
+            schema, key = arranged_schema(side.output, spec.on)
+            drops_nulls = spec.how == "inner" or (spec.how == "left" and part == "right")
+            options = {"feed_key": spec.on, "drop_nulls": drops_nulls}
+            bound = self._part(
+                stage, part, ARRANGE, schema, (side.name,), options, None, changing=side.changing, key=key
+            )
+            parts.append(replace(bound, output=schema))
+        schema, key = joined_schema(left.output, right.output, spec)
+        changing = left.changing or right.changing or spec.how != "inner"
+        declared = replace(stage, inputs=tuple(part.name for part in parts))
+        for side_stage in parts:
+            self.bound[side_stage.name] = side_stage
+        bound = self._stage(declared, schema, changing=changing, key=key, options={"join": spec}, described=repr(spec))
+        feeds = list(dict.fromkeys(self._feed(side.name, spec.on) for side in (left, right)))
+        self._new_segment(parts[0], feeds)
+        self._join_segment(parts[1], parts[0].name)
+        self._join_segment(bound, parts[0].name)
+
+    # --- what they share --------------------------------------------------------------------------------------------
+
+    def _stage(
+        self,
+        stage: Stage,
+        schema: pa.Schema,
+        *,
+        changing: bool,
+        key: tuple[str, ...] = (),
+        plan: Plan | None = None,
+        window: Window | None = None,
+        options: Mapping[str, Any] | None = None,
+        described: str = "",
+    ) -> BoundStage:
+        code = stage.version if stage.version is not None else stage.function
+        fp = fingerprint(
+            stage.kind,
+            key or stage.key,
+            code,
+            stage.schema or "",
+            {name: _aggregate_parts(a) for name, a in stage.aggregates.items()},
+            [described, stage.options.get("ttl")],
+            [self.bound[name].fingerprint for name in stage.inputs],
+        )
+        return BoundStage(
+            stage.name,
+            stage.kind,
+            fp,
+            stage.inputs,
+            key,
+            stage.function,
+            schema,
+            visible(schema),
+            changing,
+            self._level(stage),
+            plan,
+            window,
+            stage.deterministic,
+            dict(options or {}) | {k: v for k, v in stage.options.items() if k in ("ttl", "expressions", "on", "how", "table")},
+        )  # fmt: skip
+
+    def _part(
+        self,
+        stage: Stage,
+        part: str,
+        kind: str,
+        schema: pa.Schema,
+        inputs: tuple[str, ...],
+        options: Mapping[str, Any],
+        window: Window | None,
+        *,
+        changing: bool = False,
+        key: tuple[str, ...] = (),
+    ) -> BoundStage:
+        declared = Stage(self._flow, f"{stage.name}{PART_SEPARATOR}{part}", kind, inputs, persist=stage.persist)
+        return self._stage(
+            declared,
+            schema,
+            changing=changing,
+            key=key,
+            window=window,
+            options=options,
+            described=f"{window} {options}",
+        )
+
+    def _level(self, stage: Stage) -> Level:
+        if stage.persist is not None:
+            return parse_level(stage.persist, f"stage {stage.name}")
+        if stage.kind in IN_JVM:
+            return NONE if self._flow.consumers(stage.name) else MEMORY
+        if stage.kind in STATELESS and stage.deterministic:
+            return MEMORY
+        return parse_level(self._flow.persist, f"dataflow {self._flow.name}")
+
+    def _feed(self, name: str, key: tuple[str, ...] = ()) -> Feed:
+        """Rows of a stage, from the segment that they leave by way of expressions in the JVM."""
+        jvm: list[str] = []
+        origin = name
+        while origin not in self._segment_of:
+            jvm.insert(0, origin)
+            origin = self.bound[origin].inputs[0]
+        return Feed(name, Emission(origin), tuple(jvm), key)
+
+    def _new_segment(self, stage: BoundStage, feeds: Sequence[Feed] = ()) -> None:
+        self.bound[stage.name] = stage
+        self.segments[stage.name] = Segment(stage.name, (stage.name,), tuple(feeds))
+        self._segment_of[stage.name] = stage.name
+
+    def _join_segment(self, stage: BoundStage, member: str) -> None:
+        self.bound[stage.name] = stage
+        home = self._segment_of[stage.name] = self._segment_of[member]
+        segment = self.segments[home]
+        self.segments[home] = replace(segment, stages=(*segment.stages, stage.name))
+
+    def _check_key(self, stage: Stage, key: Sequence[str], upstream: BoundStage) -> None:
+        for name in key:
+            if name not in upstream.output.names:
+                raise SchemaError(
+                    f"stage {stage.name}: key column {name!r} is not in its input {upstream.name} ({describe(upstream.output)})"
+                )
+            check_key_type(name, upstream.output.field(name).type)
+
+    def _parse(self, stage: Stage) -> pa.Schema:
+        try:
+            schema = self._parse_ddl(stage.schema or "")
+        except NosyncError:
+            raise
+        except Exception as error:  # noqa: BLE001 - whatever the parser raises, the user's schema is at fault
+            reason = str(error).strip().splitlines()[0]
+            raise SchemaError(f"stage {stage.name}: cannot read the schema {stage.schema!r}: {reason}") from None
+        for name in schema.names:
+            if name in RESERVED or name.startswith(INTERNAL_PREFIX) or name in stage.key:
+                raise SchemaError(
+                    f"stage {stage.name}: column {name!r} of its schema is a key column, or a name that nosync uses itself"
+                )
+        return plain(schema.empty_table()).schema
+
+    def _map_schema(self, stage: Stage, upstream: BoundStage) -> pa.Schema:
+        given = upstream.rows_schema
+        kept_change = [f for f in given if f.name == CHANGE_TYPE_COLUMN]
+        if stage.schema is not None:
+            return pa.schema([*self._parse(stage), *kept_change])
+        assert stage.kind == MAP
+        assert stage.function is not None
+        try:
+            result = stage.function(given.empty_table())
+        except Exception as error:
+            raise FlowError(
+                f"stage {stage.name}: cannot infer its output: on an empty table its function raised "
+                f'{type(error).__name__}: {error}. Make it work on no rows, or state schema="..."'
+            ) from error
+        if not isinstance(result, pa.Table):
+            raise SchemaError(
+                f"stage {stage.name}: its function returned {type(result).__name__}, expected a pyarrow.Table"
+            )
+        if upstream.changing and CHANGE_TYPE_COLUMN not in result.column_names:
+            raise SchemaError(
+                f"stage {stage.name}: its input changes, so its function must keep the column {CHANGE_TYPE_COLUMN!r}"
+            )
+        kept = [name for name in result.column_names if name != CHANGE_TYPE_COLUMN]
+        return pa.schema([*plain(result.select(kept)).schema, *kept_change])
+
+
+def visible(schema: pa.Schema) -> pa.Schema:
+    """The columns that consumers and readers see."""
+    return pa.schema([f for f in schema if not f.name.startswith(INTERNAL_PREFIX) and f.name != CHANGE_TYPE_COLUMN])
+
+
+def _aggregate_parts(aggregate: Aggregate) -> tuple[Any, ...]:
+    parts = (aggregate.function, aggregate.column, aggregate.by, aggregate.limit)
+    return parts if parts[2:] != (None, None) else parts[:2]
+
+
+def _check_names(stage: Stage, schema: pa.Schema, given: pa.Schema) -> None:
+    if len(set(schema.names)) != len(schema.names):
+        raise SchemaError(f"stage {stage.name}: two of its columns have the same name: {', '.join(schema.names)}")
+    for name in schema.names:
+        mine = (name in RESERVED or name.startswith("_")) and name not in given.names
+        if mine:
+            raise SchemaError(f"stage {stage.name}: column {name!r}: names that begin with _ are kept for nosync")
+
+
+def _check_clash(stage: Stage, schema: pa.Schema, added: Sequence[str]) -> None:
+    for name in added:
+        if name in schema.names:
+            raise SchemaError(f"stage {stage.name}: its input has a column {name!r}, which the window adds: rename it")

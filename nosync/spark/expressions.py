@@ -1,0 +1,133 @@
+"""Stages that the JVM evaluates: select, where and joins with a static table.
+
+They are checked when the job is made, on an empty DataFrame of the input's columns: Spark says what they return, and
+what cannot be part of a recorded computation is refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import pyarrow as pa
+from pyspark.errors import PySparkException
+from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import functions as F
+from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
+
+from nosync.dataflow import SELECT, STATIC_JOIN, WHERE, Stage
+from nosync.lsm.columns import CHANGE_TYPE_COLUMN
+from nosync.lsm.errors import FlowError, SchemaError
+from nosync.plan import BoundStage
+
+_MATCHED = "_matched"
+
+
+def quoted(name: str) -> str:
+    return "`" + name.replace("`", "``") + "`"
+
+
+def for_tasks(stage: BoundStage) -> BoundStage:
+    """The stage without what only the driver can use: columns and DataFrames are handles on objects of the JVM."""
+    if not stage.in_jvm:
+        return stage
+    return replace(stage, options={name: value for name, value in stage.options.items() if name == "feed_key"})
+
+
+def jvm_rows(stage: BoundStage, rows: DataFrame, keep: Sequence[str]) -> DataFrame:
+    """The stage's expressions over `rows`. Rows that carry a report (in the last of `keep`) pass as they are."""
+    if stage.changing:
+        keep = [CHANGE_TYPE_COLUMN, *keep]
+    return _apply(stage.kind, stage.options, rows, keep, report=keep[-1] if len(keep) > 1 else None)
+
+
+def _apply(kind: str, options: Any, rows: DataFrame, keep: Sequence[str], report: str | None) -> DataFrame:
+    kept = [F.col(name) for name in keep]
+    if kind == SELECT:
+        return rows.select(*(_column(e) for e in options["expressions"]), *kept)
+    if kind == WHERE:
+        condition = _column(options["expressions"][0])
+        return rows.where(condition if report is None else condition | F.col(report).isNotNull())
+    assert kind == STATIC_JOIN, kind
+    table: DataFrame = options["table"]
+    on = list(options["on"])
+    columns = [name for name in rows.columns if name not in keep]
+    added = [name for name in table.columns if name not in on]
+    # A left join, so that reports, which match nothing, stay; inner is what matched of it.
+    small = F.broadcast(table.withColumn(_MATCHED, F.lit(True)))
+    joined = rows.join(small, on, "left")
+    if options["how"] == "inner":
+        matched = F.col(_MATCHED).isNotNull()
+        joined = joined.where(matched if report is None else matched | F.col(report).isNotNull())
+    return joined.select(*(F.col(quoted(name)) for name in (*columns, *added)), *kept)
+
+
+def _column(expression: str | Column) -> Column:
+    return F.expr(expression) if isinstance(expression, str) else expression
+
+
+class Analyzer:
+    """Asks Spark about stages of expressions; made for one session."""
+
+    def __init__(self, spark: SparkSession) -> None:
+        self._spark = spark
+
+    def __call__(self, stage: Stage, given: pa.Schema) -> tuple[pa.Schema, str]:
+        """The output's schema, and a text that says what is computed. Raises FlowError or SchemaError naming the stage."""
+        empty = self._spark.createDataFrame([], from_arrow_schema(given))
+        keep = [CHANGE_TYPE_COLUMN] if CHANGE_TYPE_COLUMN in given.names else []
+        try:
+            if stage.kind == STATIC_JOIN:
+                self._check_static(stage, empty)
+            rows = _apply(stage.kind, stage.options, empty, keep, report=None)
+            schema = to_arrow_schema(rows.schema, timezone="UTC")
+            self._check_plan(stage, rows)
+        except PySparkException as error:
+            reason = str(error).strip().splitlines()[0]
+            raise SchemaError(f"stage {stage.name}: Spark cannot evaluate it over its input: {reason}") from None
+        return schema, self._described(stage, rows)
+
+    def _check_plan(self, stage: Stage, rows: DataFrame) -> None:
+        analyzed = _analyzed(rows)
+        if not analyzed.deterministic():
+            raise FlowError(
+                f"stage {stage.name}: its expression is not deterministic (rand, uuid, ...): it would be another one "
+                "each time. Compute the value in a map with deterministic=False, or add it to the input"
+            )
+        kinds = str(analyzed.toString())
+        for word in ("Aggregate ", "Generate ", "Window "):
+            if stage.kind != STATIC_JOIN and word in kinds:
+                raise FlowError(
+                    f"stage {stage.name}: aggregates, generators (explode) and window functions are not expressions over "
+                    "one row: use aggregate, flat_map or window"
+                )
+
+    def _check_static(self, stage: Stage, rows: DataFrame) -> None:
+        table: DataFrame = stage.options["table"]
+        for name in stage.options["on"]:
+            for side, columns in (("its input", rows.columns), ("the table", table.columns)):
+                if name not in columns:
+                    raise SchemaError(
+                        f"stage {stage.name}: join column {name!r} is not in {side} ({', '.join(columns)})"
+                    )
+        clash = [n for n in table.columns if n in rows.columns and n not in stage.options["on"]]
+        if clash:
+            raise SchemaError(
+                f"stage {stage.name}: the table and its input both have a column {clash[0]!r}: rename one"
+            )
+        if not _analyzed(table).deterministic():
+            raise FlowError(f"stage {stage.name}: the table is computed with random functions: write it out first")
+
+    def _described(self, stage: Stage, rows: DataFrame) -> str:
+        if stage.kind != STATIC_JOIN:
+            return "; ".join(e if isinstance(e, str) else str(e) for e in stage.options["expressions"])
+        table: DataFrame = stage.options["table"]
+        hashed = F.xxhash64(*(F.col(quoted(name)) for name in table.columns))
+        # The sum of the rows' hashes does not depend on their order; as a decimal it cannot overflow.
+        n, total = table.agg(F.count(F.lit(1)), F.sum(hashed.cast("decimal(38,0)"))).collect()[0]
+        return f"{stage.options['on']} {stage.options['how']} {table.schema.simpleString()} {n} rows {total}"
+
+
+def _analyzed(rows: DataFrame) -> Any:
+    return rows._jdf.queryExecution().analyzed()

@@ -1,0 +1,182 @@
+"""Windows of event time: which windows a row belongs to, when they close, and how sessions grow together.
+
+Times are int64 microseconds since 1970-01-01 UTC inside this module. A window is `[start, end)`.
+The watermark of an epoch is the newest event time of all earlier epochs less the delay; it is the same in every shard,
+because each shard that sends rows also says the newest time among them. It depends on the input only, never on a clock.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from nosync.lsm.columns import as_array
+from nosync.lsm.errors import FlowError
+
+START, END = "window_start", "window_end"
+MAX_WINDOWS_OF_A_ROW = 1000
+_UNITS_US = {
+    "microsecond": 1,
+    "millisecond": 1_000,
+    "second": 1_000_000,
+    "minute": 60_000_000,
+    "hour": 3_600_000_000,
+    "day": 86_400_000_000,
+    "week": 604_800_000_000,
+}
+_DURATION = re.compile(r"\s*(\d+)\s*([a-z]+?)s?\s*\Z")
+Times = npt.NDArray[np.int64]
+NO_WATERMARK = -(1 << 62)
+
+
+@dataclass(frozen=True)
+class Window:
+    """The windows of a stage; durations in microseconds."""
+
+    time: str
+    """The column of event time."""
+    size_us: int
+    """Of a session: the gap after which it ends."""
+    slide_us: int
+    session: bool
+    delay_us: int | None
+    """How far the watermark is behind the newest time; None: windows never close."""
+    keep_us: int | None
+    """How long after closing a window stays in the state; None: for ever."""
+
+
+def parse_window(
+    stage: str,
+    *,
+    time: str,
+    size: str | None,
+    slide: str | None,
+    gap: str | None,
+    watermark: str | None,
+    keep: str | None,
+) -> Window:
+    """Raises FlowError for durations that cannot be read or do not fit together."""
+    if (size is None) == (gap is None):
+        raise FlowError(f"stage {stage}: give size= for windows of a fixed size, or gap= for sessions")
+    if slide is not None and size is None:
+        raise FlowError(f"stage {stage}: slide= goes with size=, not with gap=")
+    if keep is not None and watermark is None:
+        raise FlowError(f"stage {stage}: keep= counts from when a window closes, which takes watermark=")
+    size_us = duration_us(stage, size or gap or "")
+    slide_us = duration_us(stage, slide) if slide is not None else size_us
+    if slide_us > size_us or -(-size_us // slide_us) > MAX_WINDOWS_OF_A_ROW:
+        raise FlowError(
+            f"stage {stage}: slide={slide!r} must be at most size={size!r}, and at least 1/{MAX_WINDOWS_OF_A_ROW} of it"
+        )
+    return Window(
+        time,
+        size_us,
+        slide_us,
+        gap is not None,
+        None if watermark is None else duration_us(stage, watermark, least=0),
+        None if keep is None else duration_us(stage, keep, least=0),
+    )
+
+
+def duration_us(stage: str, text: str, *, least: int = 1) -> int:
+    """`"10 minutes"` in microseconds."""
+    match = _DURATION.match(text.lower()) if isinstance(text, str) else None
+    if match is None or match[2] not in _UNITS_US or int(match[1]) < least:
+        raise FlowError(
+            f"stage {stage}: {text!r} is not a duration: expected a number and a unit, such as '10 minutes' "
+            f"(units: {', '.join(_UNITS_US)})"
+        )
+    return int(match[1]) * _UNITS_US[match[2]]
+
+
+def times_us(column: pa.ChunkedArray | pa.Array) -> tuple[Times, npt.NDArray[np.bool_]]:
+    """A timestamp or date column in microseconds, and which rows have one."""
+    array = as_array(column)
+    valid = array.is_valid().to_numpy(zero_copy_only=False)
+    stamps = array.cast(pa.timestamp("us", getattr(array.type, "tz", None)))
+    micros: Times = stamps.view(pa.int64()).fill_null(0).to_numpy(zero_copy_only=False)
+    return micros, valid
+
+
+def window_type(type_: pa.DataType) -> pa.DataType:
+    """The type of window_start and window_end over a time column of this type."""
+    return pa.timestamp("us", type_.tz if pa.types.is_timestamp(type_) else "UTC")
+
+
+def is_time(type_: pa.DataType) -> bool:
+    return bool(pa.types.is_timestamp(type_) or pa.types.is_date(type_))
+
+
+def with_windows(rows: pa.Table, window: Window) -> pa.Table:
+    """The rows, once for each window that they belong to, with window_start and window_end.
+
+    Of sessions: the window of the row alone. A row without a time comes once, with null windows.
+    """
+    time, valid = times_us(rows.column(window.time))
+    if window.session:
+        starts, at = time, np.arange(len(time))
+    else:
+        newest = (time // window.slide_us) * window.slide_us
+        n = -(-window.size_us // window.slide_us)
+        candidates = newest[:, None] - np.arange(n - 1, -1, -1) * window.slide_us
+        holds = candidates + window.size_us > time[:, None]
+        holds[~valid] = False
+        holds[~valid, 0] = True
+        at, _ = np.nonzero(holds)
+        starts = candidates[holds]
+    type_ = window_type(rows.schema.field(window.time).type)
+    missing = ~valid[at]
+    expanded = rows if window.session or window.slide_us == window.size_us else rows.take(pa.array(at))
+    for name, values in ((START, starts), (END, starts + window.size_us)):
+        expanded = expanded.append_column(name, pa.array(values, mask=missing).cast(pa.timestamp("us")).cast(type_))
+    return expanded
+
+
+def newest_us(rows: pa.Table, window: Window) -> int | None:
+    """The newest event time among the rows."""
+    time, valid = times_us(rows.column(window.time))
+    return int(time[valid].max()) if valid.any() else None
+
+
+def closed(rows: pa.Table, watermark_us: int) -> npt.NDArray[np.bool_]:
+    """Which rows are for a window that the watermark has passed, or for none because they have no time."""
+    ends, valid = times_us(rows.column(END))
+    return ~valid | (ends <= watermark_us)
+
+
+def sessions(group: Times, starts: Times, ends: Times) -> tuple[Times, Times, Times, Times]:
+    """Grows intervals of one group that overlap together.
+
+    Takes intervals in any order. Returns for each interval the number of its session, and for each session its
+    group, start and end; sessions are in order of (group, start).
+    """
+    order = np.lexsort((ends, starts, group))
+    g, s, e = group[order], starts[order], ends[order]
+    # The furthest end so far within the group: a running maximum over (group, rank of end).
+    ranked = np.unique(e)
+    reach = np.maximum.accumulate(g * (len(ranked) + 1) + np.searchsorted(ranked, e))
+    furthest = ranked[reach[:-1] % (len(ranked) + 1)] if len(e) > 1 else e[:0]
+    begins = np.ones(len(g), dtype=np.bool_)
+    begins[1:] = (g[1:] != g[:-1]) | (s[1:] >= furthest)
+    number = np.cumsum(begins) - 1
+    first = np.flatnonzero(begins)
+    session_ends = np.maximum.reduceat(e, first) if len(first) else e[:0]
+    session_of = np.empty(len(g), dtype=np.int64)
+    session_of[order] = number
+    return session_of, g[first], s[first], session_ends
+
+
+def to_time(values: Times, type_: pa.DataType) -> pa.Array:
+    """Microseconds as a column of `window_type`."""
+    return pa.array(values).cast(pa.timestamp("us")).cast(type_)
+
+
+def late_share(rows: pa.Table, late: npt.NDArray[np.bool_]) -> tuple[pa.Table, pa.Table]:
+    """The rows in time, and the late ones."""
+    mask = pa.array(late)
+    return rows.filter(pc.invert(mask)), rows.filter(mask)

@@ -1,0 +1,138 @@
+"""Runs dataflows without Spark: segment by segment and shard by shard, with the shuffling that Spark would do."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from nosync.bind import bind
+from nosync.dataflow import Dataflow
+from nosync.lsm.hashing import hash64
+from nosync.lsm.history import Span, views_of
+from nosync.lsm.timestamp import end_of, last_of, pack
+from nosync.operators import HASH64_COLUMN
+from nosync.plan import BoundFlow, Emission, Feed, Segment
+from nosync.segment import (
+    REPORT_COLUMN,
+    SIDE_COLUMN,
+    TAG_COLUMN,
+    TAG_SHARD_BITS,
+    SegmentTask,
+    directory_of,
+    emitted_schema,
+    side_column,
+)
+
+SHARDS = 2
+_TYPES = {
+    "string": pa.string(),
+    "bigint": pa.int64(),
+    "double": pa.float64(),
+    "timestamp": pa.timestamp("us", "UTC"),
+}
+
+
+def parse_ddl(text: str) -> pa.Schema:
+    """The part of Spark's DDL that these tests use."""
+    return pa.schema([(name, _TYPES[type_]) for name, type_ in (column.split() for column in text.split(", "))])
+
+
+class Runner:
+    """Runs a flow's segments shard by shard without Spark, shuffling rows as Spark may."""
+
+    def __init__(self, flow: Dataflow, root: Path, seed: int, shards: int = SHARDS) -> None:
+        (root / "tmp").mkdir(parents=True)
+        self.flow: BoundFlow = bind(flow, parse_ddl)
+        self.root = root
+        self.random = np.random.default_rng(seed)
+        self.shards = shards
+        self.spans: dict[str, list[Span]] = {}
+
+    def advance(self, t: int, rows: pa.Table | dict[str, pa.Table]) -> None:
+        given = rows if isinstance(rows, dict) else {self.flow.sources[0].name: rows}
+        for stage in self.flow.recorded:
+            spans = self.spans.setdefault(stage.name, [])
+            if not spans or spans[-1].shard_count != self.shards:
+                if spans:
+                    spans[-1] = replace(spans[-1], upper=pack(t))
+                spans.append(Span(stage.fingerprint, self.shards, pack(t)))
+        for segment in self.flow.segments.values():
+            if not self.flow.emissions(segment):
+                self._segment(t, segment, given, None)
+
+    def _segment(
+        self, t: int, segment: Segment, given: dict[str, pa.Table], emission: Emission | None
+    ) -> list[pa.RecordBatch]:
+        task = self.task(t, segment, emission)
+        if not segment.feeds:
+            rows = given[segment.name]
+            parts = self._by_shard(self._hashed(rows, rows.column_names))
+        else:
+            feeds = [self._fed(t, i, segment, given) for i in range(len(segment.feeds))]
+            parts = [pa.concat_tables([f[i] for f in feeds], promote_options="default") for i in range(self.shards)]
+        return [batch for i, part in enumerate(parts) for batch in task.run_shard(i, iter(part.to_batches()))]
+
+    def task(self, t: int, segment: Segment, emission: Emission | None) -> SegmentTask:
+        return SegmentTask(
+            root=str(self.root),
+            key_groups=128,
+            t=t,
+            shards=self.shards,
+            stages=self.flow.stages,
+            run=segment.stages,
+            feeds=segment.feeds,
+            emission=emission,
+            histories={name: tuple(spans) for name, spans in self.spans.items()},
+        )
+
+    def sent(self, t: int, feed: Feed, given: dict[str, pa.Table]) -> pa.Table:
+        source = self.flow.stages[feed.emission.stage]
+        batches = self._segment(t, self.flow.segment_of(source.name), given, feed.emission)
+        return pa.Table.from_batches(batches, schema=emitted_schema(source, feed.emission))
+
+    def _fed(self, t: int, index: int, segment: Segment, given: dict[str, pa.Table]) -> list[pa.Table]:
+        """A feed's rows by shard, reports and marks included."""
+        feed = segment.feeds[index]
+        sent = self.sent(t, feed, given)
+        sent = sent.take(pa.array(self.random.permutation(sent.num_rows)))
+        data = sent.filter(sent[REPORT_COLUMN].is_null())
+        reports = sent.filter(sent[REPORT_COLUMN].is_valid())
+        targets = reports[TAG_COLUMN].to_numpy()
+        reports = reports.append_column(HASH64_COLUMN, pa.nulls(reports.num_rows, pa.int64()))
+        if feed.key:
+            parts = self._by_shard(self._hashed(data, feed.key))
+        else:
+            home = data[TAG_COLUMN].to_numpy() >> TAG_SHARD_BITS
+            data = data.append_column(HASH64_COLUMN, pa.nulls(data.num_rows, pa.int64()))
+            parts = [data.filter(pa.array(home == i)) for i in range(self.shards)]
+        parts = [pa.concat_tables([part, reports.filter(pa.array(targets == i))]) for i, part in enumerate(parts)]
+        if len(segment.feeds) == 1:
+            return parts
+        kept = (TAG_COLUMN, REPORT_COLUMN, HASH64_COLUMN)
+        names = [n if n in kept else side_column(index, n) for n in parts[0].column_names]
+        sides = [pa.repeat(pa.scalar(index, pa.int32()), part.num_rows) for part in parts]
+        return [p.rename_columns(names).append_column(SIDE_COLUMN, s) for p, s in zip(parts, sides, strict=True)]
+
+    def _hashed(self, rows: pa.Table, key: Any) -> pa.Table:
+        hashes = hash64([rows.column(name).combine_chunks() for name in key])
+        return rows.append_column(HASH64_COLUMN, pa.array(hashes.view(np.int64)))
+
+    def _by_shard(self, rows: pa.Table) -> list[pa.Table]:
+        hashes = rows[HASH64_COLUMN].to_numpy().view(np.uint64)
+        groups = (hashes >> np.uint64(32)) * np.uint64(128) >> np.uint64(32)
+        shards = groups * np.uint64(self.shards) // np.uint64(128)
+        rows = rows.take(pa.array(order := self.random.permutation(rows.num_rows)))
+        return [rows.filter(pa.array(shards[order] == i)) for i in range(self.shards)]
+
+    def read(self, name: str, t: int) -> pa.Table:
+        stage, directory = self.flow.stages[name], directory_of(str(self.root), 128)
+        tables = []
+        for view in views_of(tuple(self.spans[name]), name, pack(t), 128, log=not stage.keyed):
+            trace = directory.open_view(view, until=end_of(t), as_of=last_of(t))
+            batches = trace.scan(last_of(t))
+            tables.append(pa.Table.from_batches(batches, schema=trace.schema).select(stage.output.names))
+        return pa.concat_tables(tables)
