@@ -419,6 +419,12 @@ class Node:
                 return exact.digest == entry.digest
             return any(r.lower <= d.lower and d.upper <= r.upper for r in records)
 
+    def _is_safe(self, entry: Entry) -> bool:
+        """Durable, or of a stage that can be computed again; but other rows than were sealed are never passed over."""
+        if self._is_durable(entry):
+            return True
+        return not entry.copies and entry.id.description not in self._records.get(entry.id.trace, {})
+
     def settle(self) -> None:
         """Looks at what is on disk and makes it durable where that succeeds; what is torn goes to quarantine."""
         self.scan()
@@ -444,7 +450,7 @@ class Node:
             while (
                 (following := manifests.get(Epoch(safe + 1)))
                 and (line, following.t) not in self._unsynced
-                and all(self._is_durable(e) for e in following.entries if e.copies)
+                and all(self._is_safe(e) for e in following.entries)
             ):
                 safe = Epoch(safe + 1)
             if safe in manifests:

@@ -295,6 +295,7 @@ class Job:
         return self._reader(stage).changes(self._spark, after, until)
 
     def _reader(self, stage: str) -> StageReader:
+        from nosync.spark.expressions import for_tasks  # noqa: PLC0415
         from nosync.spark.read import StageReader  # noqa: PLC0415 - the store works without pyspark
 
         bound = self._stage(stage)
@@ -302,7 +303,7 @@ class Job:
             raise NotAvailableError(
                 f"stage {stage} is not recorded (persist='none'): read what it is computed from, or persist it"
             )
-        return StageReader(self._root, self.flow.key_groups, bound, self._history(stage))
+        return StageReader(self._root, self.flow.key_groups, for_tasks(bound), self._history(stage))
 
     def _history(self, stage: str) -> History:
         return self._node.histories().get(stage, ())
