@@ -28,7 +28,7 @@ from nosync.lsm.hashing import Hasher, hash32
 from nosync.lsm.history import View
 from nosync.lsm.layer import Description, LayerId, Shard, TraceId, parse_file_name
 from nosync.lsm.reader import LayerReader
-from nosync.lsm.timestamp import Time, show
+from nosync.lsm.timestamp import Time, pack, show
 from nosync.lsm.trace import Trace, choose_cover
 from nosync.lsm.writer import TEMPORARY_DIRECTORY, LayerRows, Published, publish_rows
 
@@ -207,6 +207,14 @@ class LayerDirectory:
         raise NotAStoreError(
             f"{self.root}: the files of {view.id} vanish while they are listed; is something else deleting them?"
         )
+
+    def open_rounds(self, view: View, epoch: int, rounds: int) -> Trace:
+        """A shard's state in the middle of an epoch: as of the one before, and the first `rounds` rounds of this one."""
+        begin = pack(epoch)
+        before = self.open_view(view, until=begin, as_of=Time(begin - 1))
+        of_rounds = [Description(pack(epoch, i), pack(epoch, i + 1)) for i in range(rounds)]
+        readers = [self.reader(LayerId(view.id, d)) for d in of_rounds]
+        return Trace(view.id, [*before.layers, *readers], self.key_groups, before.schema, epoch=begin)
 
     def layer_at(self, id: TraceId, time: Time) -> Trace:
         """The one layer of a trace that holds a time, as a trace: all that is needed of a log. Raises HoleError."""

@@ -54,6 +54,11 @@ class Description:
         return f"[{show(self.lower)}, {show(self.upper)}) since {show(self.since)}"
 
 
+def of_round(t: int, round: int) -> Description:
+    """The time range of one round of a loop inside epoch `t`."""
+    return Description(pack(t, round), pack(t, round + 1))
+
+
 @dataclass(frozen=True, order=True)
 class Shard:
     """Shard `index` of `count`: the key groups `[first_group, end_group)` of `key_groups`.

@@ -47,7 +47,7 @@ from nosync.lsm.manifest import (
 )
 from nosync.lsm.reader import LayerReader
 from nosync.lsm.settings import StoreSettings
-from nosync.lsm.timestamp import END_OF_TIME, ZERO, Epoch, Time, end_of, pack
+from nosync.lsm.timestamp import END_OF_TIME, ZERO, Epoch, Time, end_of, pack, round_of
 from nosync.lsm.trace import choose_cover
 from nosync.lsm.writer import TEMPORARY_DIRECTORY
 
@@ -551,6 +551,18 @@ class Node:
             done += 1
             yield done
         self._compactor.collect_garbage(all=True)
+
+    def drop_rounds(self, stage: str, t: int) -> None:
+        """Forgets and deletes a stage's layers of single rounds inside epoch `t`."""
+        for trace in self.directory.traces(stage):
+            inside = [d for d in self.directory.descriptions(trace) if pack(t) <= d.lower and d.upper <= end_of(t)]
+            rounds = [LayerId(trace, d) for d in inside if round_of(d.lower) or round_of(d.upper)]
+            with self._lock:
+                self._catalog.apply(remove=[id for id in rounds if id.description in self._records.get(trace, {})])
+                for id in rounds:
+                    self._records.get(trace, {}).pop(id.description, None)
+                    self._pending.pop(id, None)
+            self._compactor.discard(rounds)
 
     # --- threads ---------------------------------------------------------------------------------------------------
 

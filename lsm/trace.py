@@ -122,10 +122,17 @@ class Trace:
     """
 
     def __init__(
-        self, id: TraceId, layers: Sequence[LayerReader], key_groups: int, schema: pa.Schema | None = None
+        self,
+        id: TraceId,
+        layers: Sequence[LayerReader],
+        key_groups: int,
+        schema: pa.Schema | None = None,
+        epoch: Time | None = None,
     ) -> None:
+        """`epoch`: in the middle of this epoch; layers that begin before it count up to its begin only."""
+        self._epoch = epoch
         for previous, layer in itertools.pairwise(layers):
-            if layer.id.trace != previous.id.trace:
+            if layer.id.trace != previous.id.trace or epoch is not None:
                 continue  # older traces that the state begins in; whoever opened them knows where they end
             if layer.id.description.lower != previous.id.description.upper:
                 lower, upper = previous.id.description.upper, layer.id.description.lower
@@ -151,6 +158,12 @@ class Trace:
     @property
     def upper(self) -> Time:
         return self.layers[-1].id.description.upper if self.layers else Time(0)
+
+    def _until(self, layer: LayerReader, as_of: Time) -> Time:
+        """Up to which time a layer counts in a read as of `as_of`."""
+        if self._epoch is not None and layer.id.description.lower < self._epoch:
+            return Time(min(as_of, self._epoch - 1))
+        return as_of
 
     def _check_exact(self, as_of: Time) -> None:
         # `as_of` is -1 for the state before epoch 0, which is empty and was never merged away.
@@ -208,12 +221,13 @@ class Trace:
         for layer in reversed(self.layers):
             if not open_.any() or layer.id.description.lower > as_of or not layer.info.rows:
                 continue
-            check_time = layer.last_time > as_of
+            latest = self._until(layer, as_of)
+            check_time = layer.last_time > latest
             for block in layer.blocks_between(int(sorted_hashes[0]), int(sorted_hashes[-1])):
                 low = int(np.searchsorted(sorted_hashes, block.hashes[0], side="left"))
                 high = int(np.searchsorted(sorted_hashes, block.hashes[-1], side="right"))
                 probes = np.flatnonzero(open_[low:high]) + low
-                rows, probes = _probe(block, sorted_hashes, probes, keys, order, as_of if check_time else None)
+                rows, probes = _probe(block, sorted_hashes, probes, keys, order, latest if check_time else None)
                 open_[probes] = False
                 if block.tombstones is not None:
                     alive = ~block.tombstones[rows]
@@ -240,8 +254,8 @@ class Trace:
                 counts = high - low
                 rows = np.repeat(low - np.cumsum(counts) + counts, counts) + np.arange(counts.sum())
                 same = rows_equal(block.keys[: len(prefix)], rows, prefix, np.repeat(order, counts))
-                if layer.last_time > as_of:
-                    same &= block.row_times()[rows] <= as_of
+                if layer.last_time > self._until(layer, as_of):
+                    same &= block.row_times()[rows] <= self._until(layer, as_of)
                 rows = rows[same]
                 if len(rows):
                     batches.append(conform(take_batch(block.data, rows), self.schema))
@@ -300,7 +314,7 @@ class Trace:
                 continue
             for block in layer.blocks():
                 row_times = block.row_times()
-                selected = (row_times > after) & (row_times <= until)
+                selected = (row_times > after) & (row_times <= self._until(layer, until))
                 selected &= (block.hashes >= self._first_hash) & (block.hashes.astype(np.int64) < self._end_hash)
                 at = np.flatnonzero(selected)
                 data = block.data if len(at) == block.rows else take_batch(block.data, at)
@@ -327,12 +341,9 @@ class Trace:
         if not self.key:
             return self._log_changes(after, until)
         rows = self.rows_between(after, until)
-        first_of_key = np.ones(len(rows.hashes), dtype=np.bool_)
-        keys = rows.data.columns[: len(self.key)]
-        if len(rows.hashes) > 1:
-            at = np.arange(len(rows.hashes) - 1)
-            first_of_key[1:] = (rows.hashes[1:] != rows.hashes[:-1]) | ~rows_equal(keys, at, keys, at + 1)
+        first_of_key = first_of_keys(rows, len(self.key))
         first = np.flatnonzero(first_of_key)
+        keys = rows.data.columns[: len(self.key)]
         before = self.lookup([take(key, first) for key in keys], rows.hashes[first], after)
         return change_rows(rows, first_of_key, before)
 
@@ -382,6 +393,16 @@ def _probe(
         probes, wanted, at = probes[~match], wanted[~match], at[~match] - 1
     empty = np.empty(0, dtype=np.int64)
     return np.concatenate([empty, *found_rows]), np.concatenate([empty, *found_probes])
+
+
+def first_of_keys(rows: Rows, key_columns: int) -> Bools:
+    """Which of the rows, in order of (hash, key, time), is the first of its key."""
+    first: Bools = np.ones(len(rows.hashes), dtype=np.bool_)
+    keys = rows.data.columns[:key_columns]
+    if len(rows.hashes) > 1:
+        at = np.arange(len(rows.hashes) - 1)
+        first[1:] = (rows.hashes[1:] != rows.hashes[:-1]) | ~rows_equal(keys, at, keys, at + 1)
+    return first
 
 
 def change_rows(rows: Rows, first_of_key: Bools, before: Lookup) -> pa.Table:

@@ -19,6 +19,7 @@ from nosync.dataflow import (
     FILTER,
     IN_JVM,
     JOIN,
+    LOOP,
     MAP,
     PART_SEPARATOR,
     SOURCE,
@@ -32,13 +33,15 @@ from nosync.dataflow import (
 from nosync.fingerprint import fingerprint
 from nosync.joins import JoinSpec, arranged_schema, joined_schema
 from nosync.levels import MEMORY, NONE, Level, parse_level
+from nosync.loops import loop_schema
 from nosync.lsm.columns import CHANGE_TYPE_COLUMN, INTERNAL_PREFIX, RESERVED, describe, plain
 from nosync.lsm.errors import FlowError, NosyncError, SchemaError
 from nosync.lsm.hashing import check_key_type
 from nosync.operators import TOUCHED_COLUMN
-from nosync.plan import ARRANGE, DISTINCT, LATE, WATERMARK, BoundFlow, BoundStage, Emission, Feed, Segment
+from nosync.plan import ARRANGE, DISTINCT, LATE, WATERMARK, BoundFlow, BoundStage, Emission, Feed, Loop, Segment
 from nosync.windows import END, START, Window, is_time, window_type
 
+_CHANGE_FIELD = pa.field(CHANGE_TYPE_COLUMN, pa.string())
 ParseDdl = Callable[[str], pa.Schema]
 
 
@@ -63,12 +66,13 @@ def bind(flow: Dataflow, parse_ddl: ParseDdl, analyze: Analyze = _no_jvm) -> Bou
             if name not in binder.bound:
                 raise FlowError(f"stage {stage.name}: its input {name!r} is not a stage of dataflow {flow.name}")
         binder.add(stage)
+    binder.close_loops()
     for stage in flow.stages:
-        if not binder.bound[stage.name].recorded and not flow.consumers(stage.name):
+        if not binder.bound[stage.name].recorded and not binder.taken(stage.name):
             raise FlowError(
                 f"stage {stage.name}: persist='none', and no stage takes its rows: it would compute nothing"
             )
-    return BoundFlow(flow.name, flow.key_groups, binder.bound, binder.segments)
+    return BoundFlow(flow.name, flow.key_groups, binder.bound, binder.segments, binder.loops)
 
 
 class _Binder:
@@ -76,10 +80,15 @@ class _Binder:
         self._flow, self._parse_ddl, self._analyze = flow, parse_ddl, analyze
         self.bound: dict[str, BoundStage] = {}
         self.segments: dict[str, Segment] = {}
+        self.loops: dict[str, Loop] = {}
         self._segment_of: dict[str, str] = {}
 
+    def taken(self, name: str) -> bool:
+        """Whether any stage takes the rows of this one."""
+        return bool(self._flow.consumers(name)) or any(loop.result == name for loop in self.loops.values())
+
     def add(self, stage: Stage) -> None:
-        handlers = {SOURCE: self._source, UNION: self._union, JOIN: self._join, WINDOW: self._window}
+        handlers = {SOURCE: self._source, UNION: self._union, JOIN: self._join, WINDOW: self._window, LOOP: self._loop}
         handler = handlers.get(stage.kind)
         if handler is not None:
             handler(stage)
@@ -100,7 +109,7 @@ class _Binder:
         upstream = self.bound[stage.inputs[0]]
         schema = upstream.rows_schema if stage.kind == FILTER else self._map_schema(stage, upstream)
         bound = self._stage(stage, schema, changing=upstream.changing)
-        if upstream.name in self._segment_of:
+        if upstream.name in self._segment_of and upstream.loop == stage.loop:
             self._join_segment(bound, upstream.name)
         else:
             self._new_segment(bound, [self._feed(upstream.name)])
@@ -133,7 +142,8 @@ class _Binder:
         fields = [*first, *([pa.field(CHANGE_TYPE_COLUMN, pa.string())] if changing else [])]
         bound = self._stage(stage, pa.schema(fields), changing=changing)
         homes = {self._segment_of.get(name) for name in stage.inputs}
-        if len(homes) == 1 and None not in homes:
+        same_loop = {self.bound[name].loop for name in stage.inputs} == {stage.loop}
+        if len(homes) == 1 and None not in homes and same_loop:
             self._join_segment(bound, stage.inputs[0])
         else:
             self._new_segment(bound, [self._feed(name) for name in dict.fromkeys(stage.inputs)])
@@ -244,16 +254,63 @@ class _Binder:
                 stage, part, ARRANGE, schema, (side.name,), options, None, changing=side.changing, key=key
             )
             parts.append(replace(bound, output=schema))
-        schema, key = joined_schema(left.output, right.output, spec)
+        joined = schema, key = joined_schema(left.output, right.output, spec)
         changing = left.changing or right.changing or spec.how != "inner"
+        if stage.loop is not None:
+            schema, key = pa.schema([*visible(schema), *([_CHANGE_FIELD] if changing else [])]), ()
         declared = replace(stage, inputs=tuple(part.name for part in parts))
         for side_stage in parts:
             self.bound[side_stage.name] = side_stage
-        bound = self._stage(declared, schema, changing=changing, key=key, options={"join": spec}, described=repr(spec))
+        bound = self._stage(
+            declared, schema, changing=changing, key=key, options={"join": spec, "joined": joined}, described=repr(spec)
+        )
         feeds = list(dict.fromkeys(self._feed(side.name, spec.on) for side in (left, right)))
         self._new_segment(parts[0], feeds)
         self._join_segment(parts[1], parts[0].name)
         self._join_segment(bound, parts[0].name)
+
+    def _loop(self, stage: Stage) -> None:
+        """The variable. What goes back to it is known when the body was bound."""
+        start = self.bound[stage.inputs[0]]
+        self._check_key(stage, start.output.names, start)
+        members = [s for s in self._flow.stages if s.loop == stage.name]
+        inside = {stage.name, *(s.name for s in members)}
+        entering = {stage.inputs[0], *(name for s in members for name in s.inputs if name not in inside)}
+        unknown = entering - self.bound.keys()
+        assert not unknown, f"{unknown} are declared after the loop that uses them"
+        growing = not any(self.bound[name].changing for name in entering)
+        schema, key = loop_schema(start.output), tuple(start.output.names)
+        described = "; ".join(self._described(s) for s in members)
+        bound = self._stage(
+            stage, schema, changing=not growing, key=key, options={"feed_key": key}, described=described
+        )
+        self._new_segment(bound, [self._feed(start.name, key)])
+        self.loops[stage.name] = Loop(stage.name, stage.options["result"], growing, stage.options["max_rounds"])
+
+    def _described(self, stage: Stage) -> str:
+        """A text that changes with what a stage of a loop's body computes: the loop's variable is made of all of them."""
+        code = stage.version if stage.version is not None else stage.function
+        options = {k: str(v) for k, v in stage.options.items()}
+        return fingerprint(stage.name, stage.kind, stage.inputs, code, stage.schema or "", options)
+
+    def close_loops(self) -> None:
+        """Lets the rows that each body returns go back to its variable."""
+        for loop in self.loops.values():
+            result = self._recorded_input(loop.result)
+            if not result.recorded:
+                result = self.bound[result.name] = replace(result, level=MEMORY)
+            variable = self.bound[loop.name]
+            if sorted(result.output.names) != sorted(variable.output.names) or any(
+                result.output.field(f.name).type != f.type for f in variable.output
+            ):
+                raise SchemaError(
+                    f"stage {loop.name}: the loop's body returns ({describe(result.output)}), expected the columns of its "
+                    f"start ({describe(variable.output)})"
+                )
+            self.bound[loop.name] = replace(variable, inputs=(*variable.inputs, result.name))
+            segment = self.segments[loop.name]
+            feed = Feed(result.name, Emission(result.name), (), variable.key)
+            self.segments[loop.name] = replace(segment, feeds=(*segment.feeds, feed))
 
     # --- what they share --------------------------------------------------------------------------------------------
 
@@ -294,6 +351,7 @@ class _Binder:
             window,
             stage.deterministic,
             dict(options or {}) | {k: v for k, v in stage.options.items() if k in ("ttl", "expressions", "on", "how", "table")},
+            stage.name if stage.kind == LOOP else stage.loop,
         )  # fmt: skip
 
     def _part(
@@ -309,7 +367,9 @@ class _Binder:
         changing: bool = False,
         key: tuple[str, ...] = (),
     ) -> BoundStage:
-        declared = Stage(self._flow, f"{stage.name}{PART_SEPARATOR}{part}", kind, inputs, persist=stage.persist)
+        declared = Stage(
+            self._flow, f"{stage.name}{PART_SEPARATOR}{part}", kind, inputs, persist=stage.persist, loop=stage.loop
+        )
         return self._stage(
             declared,
             schema,
@@ -324,7 +384,7 @@ class _Binder:
         if stage.persist is not None:
             return parse_level(stage.persist, f"stage {stage.name}")
         if stage.kind in IN_JVM:
-            return NONE if self._flow.consumers(stage.name) else MEMORY
+            return NONE if self._flow.consumers(stage.name) or stage.loop else MEMORY
         if stage.kind in STATELESS and stage.deterministic:
             return MEMORY
         return parse_level(self._flow.persist, f"dataflow {self._flow.name}")

@@ -14,8 +14,8 @@ and keyed stages, `memory` for stateless ones, and `none` for those that run in 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 import pyarrow as pa
 
@@ -26,12 +26,9 @@ from nosync.lsm.errors import FlowError
 from nosync.lsm.layer import check_name
 from nosync.windows import Window, parse_window
 
-if TYPE_CHECKING:
-    from pyspark.sql import Column, DataFrame
-
 SOURCE, MAP, FILTER, UNION = "source", "map", "filter", "union"
 SELECT, WHERE, STATIC_JOIN = "select", "where", "static_join"
-AGGREGATE, UPDATE, DEDUPE, JOIN, WINDOW = "aggregate", "update", "dedupe", "join", "window"
+AGGREGATE, UPDATE, DEDUPE, JOIN, WINDOW, LOOP = "aggregate", "update", "dedupe", "join", "window", "loop"
 IN_JVM = frozenset({SELECT, WHERE, STATIC_JOIN})
 STATELESS = frozenset({MAP, FILTER, UNION}) | IN_JVM
 PART_SEPARATOR = "__"
@@ -40,6 +37,7 @@ PART_SEPARATOR = "__"
 MapFunction = Callable[[pa.Table], pa.Table]
 FilterFunction = Callable[[pa.Table], Any]
 UpdateFunction = Callable[[pa.Table, pa.Table], pa.Table]
+LoopBody = Callable[["Stage"], "Stage"]
 KeyFunction = Callable[[tuple[Any, ...], list[dict[str, Any]], dict[str, Any] | None], Mapping[str, Any] | None]
 
 
@@ -61,6 +59,8 @@ class Stage:
     deterministic: bool = True
     options: Mapping[str, Any] = field(default_factory=dict, repr=False)
     """What else the kind of stage needs."""
+    loop: str | None = None
+    """The loop in whose body it was built."""
 
     # --- stateless ------------------------------------------------------------------------------------------------
 
@@ -105,7 +105,7 @@ class Stage:
             name, FILTER, function=predicate, version=version, persist=persist, deterministic=deterministic
         )
 
-    def select(self, name: str, *expressions: str | Column, persist: str | None = None) -> Stage:
+    def select(self, name: str, *expressions: Any, persist: str | None = None) -> Stage:
         """Spark expressions over each row, run in the JVM: `select("priced", "item", "price * n AS total")`.
 
         SQL text or Column objects, as for DataFrame.select; one row out for each row in. No aggregates, generators or
@@ -115,7 +115,7 @@ class Stage:
             raise FlowError(f"stage {name}: give at least one column or expression")
         return self._then(name, SELECT, persist=persist, options={"expressions": tuple(expressions)})
 
-    def where(self, name: str, condition: str | Column, *, persist: str | None = None) -> Stage:
+    def where(self, name: str, condition: Any, *, persist: str | None = None) -> Stage:
         """Keeps the rows for which a Spark expression is true, run in the JVM: `where("big", "total > 100")`."""
         return self._then(name, WHERE, persist=persist, options={"expressions": (condition,)})
 
@@ -128,7 +128,7 @@ class Stage:
         return self.flow._add(Stage(self.flow, name, UNION, inputs, persist=persist))
 
     def join_static(
-        self, name: str, table: DataFrame, *, on: Sequence[str], how: str = "inner", persist: str | None = None
+        self, name: str, table: Any, *, on: Sequence[str], how: str = "inner", persist: str | None = None
     ) -> Stage:
         """Joins each row with a table that does not change, broadcast to the workers. `how`: inner or left.
 
@@ -248,6 +248,38 @@ class Stage:
         options = {"on": _check_key(name, on), "how": how}
         return self.flow._add(Stage(self.flow, name, JOIN, (self.name, other.name), options=options, persist=persist))
 
+    # --- loops ----------------------------------------------------------------------------------------------------
+
+    def iterate(self, name: str, body: LoopBody, *, max_rounds: int = 1000, persist: str | None = None) -> Stage:
+        """The smallest set of rows that holds this stage's rows and all that `body` derives from rows of the set.
+
+            reached = roots.iterate("reached", lambda reached: reached.join("hops", edges, on=["node"]).map("next", to_node))
+
+        `body` gets the set as a stage and returns one with the same columns, built from it and from stages outside with
+        map, flat_map, filter, select, where, union and inner join: what more rows can only add to. Rows are a set; all
+        columns must be usable as keys. Kept up to date with every epoch, deletions included (nosync.loops); each round
+        is a Spark job. A fixpoint that takes more than `max_rounds` rounds is an error.
+        """
+        if isinstance(max_rounds, bool) or not isinstance(max_rounds, int) or max_rounds < 1:
+            raise FlowError(f"stage {name}: max_rounds={max_rounds!r}, expected a number of rounds, 1 or more")
+        if self.flow._loop is not None:
+            raise FlowError(f"stage {name}: a loop inside the loop {self.flow._loop} is not possible")
+        options: dict[str, Any] = {"max_rounds": max_rounds}
+        variable = self._then(name, LOOP, persist=persist, options=options)
+        self.flow._loop = name
+        try:
+            result = body(variable)
+        finally:
+            self.flow._loop = None
+        if not isinstance(result, Stage) or result.flow is not self.flow:
+            raise FlowError(
+                f"stage {name}: the loop's body returned {result!r}, expected a stage of dataflow {self.flow.name}"
+            )
+        if result.loop != name:
+            raise FlowError(f"stage {name}: the loop's body returned {result.name}, which it did not build")
+        options["result"] = result.name
+        return variable
+
     # ----------------------------------------------------------------------------------------------------------------
 
     def _then(self, name: str, kind: str, **fields: Any) -> Stage:
@@ -270,6 +302,18 @@ def _check_key(stage: str, key: Sequence[str]) -> tuple[str, ...]:
 def _check_aggregates(stage: str, aggregates: Mapping[str, Aggregate]) -> None:
     if not aggregates:
         raise FlowError(f"stage {stage}: give at least one aggregate, such as n=nosync.count()")
+
+
+def _check_in_loop(stage: Stage, loop: str) -> None:
+    allowed = {MAP, FILTER, UNION, SELECT, WHERE, JOIN}
+    if stage.kind not in allowed or stage.options.get("how", "inner") != "inner":
+        kind = f"{stage.options['how']} join" if stage.kind == JOIN else stage.kind
+        raise FlowError(
+            f"stage {stage.name}: a {kind} cannot be inside the loop {loop}: more rows must never take away others "
+            "(use map, filter, select, where, union and inner join)"
+        )
+    if not stage.deterministic:
+        raise FlowError(f"stage {stage.name}: a stage inside the loop {loop} must be deterministic")
 
 
 @dataclass(frozen=True)
@@ -319,6 +363,7 @@ class Dataflow:
             raise FlowError(f"dataflow {name}: persist='none' records nothing to go on from; use 'memory' or 'disk'")
         self.persist = persist
         self._stages: dict[str, Stage] = {}
+        self._loop: str | None = None  # the loop whose body is being built
 
     def source(self, name: str, schema: str, *, persist: str | None = None) -> Stage:
         """An input: `schema` is Spark DDL such as `"origin string, dep_delay double"`. Each epoch brings new rows."""
@@ -356,6 +401,16 @@ class Dataflow:
                 f"stage {stage.name}: what a stage with deterministic=False returns must be durable: "
                 f"persist={stage.persist!r} does not fit"
             )
+        if self._loop is not None:
+            _check_in_loop(stage, self._loop)
+            stage = replace(stage, loop=self._loop)
+        else:
+            inside = next((name for name in stage.inputs if name in self._stages and self._stages[name].loop), None)
+            if inside is not None:
+                raise FlowError(
+                    f"stage {stage.name}: its input {inside} is inside the loop {self._stages[inside].loop}; "
+                    f"build on {self._stages[inside].loop} itself, or inside its body"
+                )
         self._stages[stage.name] = stage
         return stage
 

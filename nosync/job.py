@@ -132,6 +132,9 @@ class Job:
             self._stage(stage)
         self.instance = take_over(self._directory.root, self._directory.env)
         """Which instance of the job on this store this is; making a newer one stops this one from writing."""
+        last = self._node.last_sealed()
+        if last is not None:
+            self._drop_rounds(last)  # where the instance before died between sealing and this
 
     def _check_shape(self, flow: Dataflow) -> None:
         groups = self._directory.key_groups
@@ -193,6 +196,7 @@ class Job:
         check_fence(self._directory.root, self.instance, self._directory.env)
         meta = {"flow": self.flow.name, "shards": self._shards_at(t)}
         self._node.seal(t, self._ids(t), meta=meta, copies=self._copies())
+        self._drop_rounds(t)
         for stage, sink in self._sinks.items():
             marks = self._directory.root / "sinks" / stage
             sink.deliver(lambda stage=stage: self.changes(stage, t - 1, t), t, marks)  # type: ignore[misc]
@@ -273,6 +277,12 @@ class Job:
             for stage in self.flow.recorded
             for shard in range(shards)
         ]
+
+    def _drop_rounds(self, t: int) -> None:
+        """Deletes the rounds of an epoch's loops, which the layers of the epoch stand for."""
+        for loop in self.flow.loops:
+            for stage in self.flow.in_loop(loop):
+                self._node.drop_rounds(stage.name, t)
 
     def _copies(self) -> dict[str, int]:
         return {stage.name: int(stage.level) for stage in self.flow.recorded}
@@ -363,6 +373,7 @@ class Job:
             reports = self._run(step, given)
             computed += sum(report.computed for report in reports.values())
             reused += sum(not report.computed for report in reports.values())
+            self._drop_rounds(step.t)
         clock.lap("compute")
         hopeless = {cell.t for cell in recovery.impossible}
         ran = {step.t for step in recovery.steps}

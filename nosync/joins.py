@@ -1,7 +1,7 @@
 """Incremental joins: what a join keeps of its sides, and how changes of either become changes of the result.
 
 Each side is *arranged*: its rows as a keyed table whose hash is that of the join key, so that all rows of a key lie together
-in every layer. A row is told from equal ones by two numbers: over an input that only grows its epoch and place in
+in every layer. A row is told from equal ones by two numbers: over an input that only grows its time and place in
 it, else the hash of its contents and how many equal rows were there before it.
 
 With D for the changes at t and the states before t, the changes of the result are (differential dataflow's join)
@@ -67,11 +67,11 @@ class KeyedChanges:
 
 
 def arrange_growing(
-    rows: pa.Table, schema: pa.Schema, key: tuple[str, ...], hashes: U32, t: int, whose: str
+    rows: pa.Table, schema: pa.Schema, key: tuple[str, ...], hashes: U32, time: Time, whose: str
 ) -> KeyedChanges:
-    """New rows of an input that only grows, in canonical order: the ids are the epoch and the place in it."""
+    """New rows of an input that only grows, in canonical order: the ids are the time and the place in it."""
     n = rows.num_rows
-    numbered = rows.append_column(ROW_ID[0], pa.repeat(pa.scalar(t, pa.int64()), n))
+    numbered = rows.append_column(ROW_ID[0], pa.repeat(pa.scalar(int(time), pa.int64()), n))
     numbered = numbered.append_column(ROW_ID[1], pa.array(np.arange(n)))
     layer = arrange(numbered.select(schema.names), key, whose=whose, hashes=hashes)
     return KeyedChanges(layer, Lookup(np.zeros(n, dtype=np.bool_), _no_rows(schema)))

@@ -72,6 +72,8 @@ class Work:
     """Of a window: the newest event time among the epoch's rows of all shards."""
     watermarks: tuple[int, int] = (NO_WATERMARK, NO_WATERMARK)
     """Of a window: the watermark in force at the epoch before, and at this one; microseconds."""
+    phase: str = ""
+    """Of a loop: the phase of the round."""
 
     @property
     def rows(self) -> pa.Table:
@@ -199,7 +201,7 @@ def keep_rows(work: Work) -> Produced:
 
 def apply_union(work: Work) -> Produced:
     """All inputs' rows one after the other; rows of an input that only grows are insertions."""
-    tables = [_as_changes(rows) if work.stage.changing else rows for rows in work.inputs]
+    tables = [as_changes(rows) if work.stage.changing else rows for rows in work.inputs]
     tables = [rows.select(work.stage.schema.names) for rows in tables]
     return Produced(arrange(pa.concat_tables(tables), (), whose=str(work.id)))
 
@@ -221,7 +223,7 @@ class State:
         return self.trace.lookup([as_array(keys.column(name)) for name in self.stage.key], hashes, self.as_of)
 
 
-def _as_changes(rows: pa.Table) -> pa.Table:
+def as_changes(rows: pa.Table) -> pa.Table:
     """Rows of an input that only grows are insertions."""
     if CHANGE_TYPE_COLUMN in rows.column_names:
         return rows
@@ -247,7 +249,7 @@ def apply_aggregate(work: Work) -> Produced:
     gone = np.zeros(after.num_rows, dtype=np.bool_)
     if plan.retracts:
         gone = after.column(ROWS).to_numpy() == 0
-    return _produce(stage, id, plan.finish(after), ordered.hashes, found, gone)
+    return produce(stage, id, plan.finish(after), ordered.hashes, found, gone)
 
 
 def apply_update(work: Work) -> Produced:
@@ -255,7 +257,7 @@ def apply_update(work: Work) -> Produced:
     stage, id, rows = work.stage, work.id, work.rows
     keys, hashes = _distinct_keys(rows, stage, id)
     found = work.state.find(keys, hashes)
-    changes = _as_changes(rows.drop_columns([HASH64_COLUMN]))
+    changes = as_changes(rows.drop_columns([HASH64_COLUMN]))
     shown = pa.schema([f for f in stage.schema if f.name != TOUCHED_COLUMN])
     state = pa.Table.from_batches([found.data]).select(shown.names)
     result = shown.empty_table()
@@ -277,7 +279,7 @@ def apply_update(work: Work) -> Produced:
     after = pa.Table.from_batches([returned.batch]).select(stage.schema.names).take(pa.array(row_of_key, mask=gone))
     for i, name in enumerate(stage.key):
         after = after.set_column(i, after.schema.field(name), keys.column(name))
-    return _produce(stage, id, after, hashes, found, gone)
+    return produce(stage, id, after, hashes, found, gone)
 
 
 def _update_with_ttl(work: Work, new: pa.Table, new_hashes: U32, found: Lookup, hashes: U32) -> Produced:
@@ -323,28 +325,35 @@ def apply_arrange(work: Work) -> Produced:
             rows, stage.schema, stage.key, on, hashes, work.trace(stage.name), work.before, str(work.id)
         )
     else:
-        found = arrange_growing(rows, stage.schema, stage.key, hashes, work.t, str(work.id))
+        found = arrange_growing(rows, stage.schema, stage.key, hashes, work.id.description.lower, str(work.id))
     return Produced(found.layer, found.before)
 
 
 def apply_join(work: Work) -> Produced:
     """The join's changes, from those of its two arranged sides."""
     left, right = work.stage.inputs
-    found = join_changes(
-        (_as_changes(work.inputs[0]), _as_changes(work.inputs[1])),
+    joined = join_changes(
+        (as_changes(work.inputs[0]), as_changes(work.inputs[1])),
         (work.trace(left), work.trace(right)),
         work.stage.options["join"],
-        work.stage.schema,
-        work.stage.key,
+        work.stage.options["joined"][0],
+        work.stage.options["joined"][1],
         work.before,
         str(work.id),
     )
-    return Produced(found.layer, found.before)
+    produced = Produced(joined.layer, joined.before)
+    if work.stage.keyed:
+        return produced
+    # Inside a loop nobody needs the joined rows as a state: they are a log of changes.
+    changes = changes_of(produced, work.stage, work.t)
+    return Produced(arrange(changes, (), whose=str(work.id)))
 
 
 def nothing_happened(stage: BoundStage, id: LayerId) -> Produced:
-    """The empty layer of a keyed stage at an epoch that brought it no rows."""
+    """The empty layer of a stage at an epoch that brought it no rows."""
     empty = stage.schema.empty_table()
+    if not stage.keyed:
+        return Produced(arrange(empty, (), whose=str(id)))
     return Produced(arrange(empty, stage.key, whose=str(id)), Lookup(np.zeros(0, dtype=np.bool_), as_batch(empty)))
 
 
@@ -358,7 +367,7 @@ def _one_row_per_key(found: Lookup) -> pa.Table:
     return pa.Table.from_batches([found.data]).take(index)
 
 
-def _produce(stage: BoundStage, id: LayerId, after: pa.Table, hashes: U32, found: Lookup, gone: Bools) -> Produced:
+def produce(stage: BoundStage, id: LayerId, after: pa.Table, hashes: U32, found: Lookup, gone: Bools) -> Produced:
     """The layer that takes the keys' state from `found` to `after`; keys whose state stays the same are left out.
 
     `after`, `hashes` and `gone` have a row for each touched key, in the same order.
@@ -388,7 +397,7 @@ def _produce(stage: BoundStage, id: LayerId, after: pa.Table, hashes: U32, found
 def produce_from(
     stage: BoundStage, id: LayerId, new: pa.Table, new_hashes: U32, old: pa.RecordBatch, old_hashes: U32
 ) -> Produced:
-    """The layer that turns the rows `old` into the rows `new`: as `_produce`, for keys in any order.
+    """The layer that turns the rows `old` into the rows `new`: as `produce`, for keys in any order.
 
     A key that is only in `old` is deleted, one that is only in `new` is added.
     """
@@ -428,13 +437,19 @@ def changes_of(produced: Produced, stage: BoundStage, t: int) -> pa.Table:
     names = [*stage.output.names, *([CHANGE_TYPE_COLUMN] if stage.changing else [])]
     if produced.before is None:
         return pa.Table.from_batches([batch]).select(names)
-    n = len(batch)
-    dead = np.zeros(n, dtype=np.bool_)
+    rows = rows_of_layer(produced.layer, pack(t))
+    first = np.ones(len(rows.hashes), dtype=np.bool_)
+    return change_rows(rows, first, produced.before).drop_columns([EPOCH_COLUMN]).select(names)
+
+
+def rows_of_layer(layer: LayerRows, time: Time) -> Rows:
+    """A layer's entries as the reader gives them."""
+    batch = layer.batch
+    dead = np.zeros(len(batch), dtype=np.bool_)
     if TOMBSTONE_COLUMN in batch.schema.names:
         dead = batch.column(TOMBSTONE_COLUMN).to_numpy(zero_copy_only=False)
     data = batch.select([name for name in batch.schema.names if name not in (HASH_COLUMN, TOMBSTONE_COLUMN)])
-    rows = Rows(data, produced.layer.hashes, np.full(n, pack(t), dtype=np.int64), dead)
-    return change_rows(rows, np.ones(n, dtype=np.bool_), produced.before).drop_columns([EPOCH_COLUMN]).select(names)
+    return Rows(data, layer.hashes, np.full(len(batch), time, dtype=np.int64), dead)
 
 
 def _distinct_keys(rows: pa.Table, stage: BoundStage, id: LayerId) -> tuple[pa.Table, U32]:

@@ -14,7 +14,7 @@ from typing import Any
 import pyarrow as pa
 
 from nosync.aggregates import Plan
-from nosync.dataflow import IN_JVM
+from nosync.dataflow import IN_JVM, LOOP
 from nosync.levels import NONE, Level
 from nosync.lsm.columns import CHANGE_TYPE_COLUMN
 from nosync.windows import Window
@@ -45,6 +45,14 @@ class BoundStage:
     window: Window | None = None
     deterministic: bool = True
     options: Mapping[str, Any] = field(default_factory=dict, repr=False)
+
+    loop: str | None = None
+    """The loop that it is a part of; of the loop's variable its own name."""
+
+    @property
+    def of_rounds(self) -> bool:
+        """Recorded in rounds only: derived from the loop's variable, and dropped with the rounds."""
+        return self.loop is not None and not self.keyed
 
     @property
     def keyed(self) -> bool:
@@ -96,17 +104,16 @@ class Segment:
     stages: tuple[str, ...]
     feeds: tuple[Feed, ...] = ()
 
-    def feed_of(self, stage: str, flow: BoundFlow) -> list[int | None]:
-        """For each input of a stage: the number of the feed that it comes by; None where it is in this segment."""
-        bound = flow.stages[stage]
-        found: list[int | None] = []
-        for name in bound.inputs:
-            if name in self.stages:
-                found.append(None)
-                continue
-            key = bound.options.get("feed_key", ())
-            found.append(next(i for i, f in enumerate(self.feeds) if (f.input, f.key) == (name, key)))
-        return found
+
+@dataclass(frozen=True)
+class Loop:
+    """A loop: its variable, the stage whose rows go back to it, and how long it may take."""
+
+    name: str
+    result: str
+    growing: bool
+    """Nothing that enters the loop can be taken back."""
+    max_rounds: int
 
 
 @dataclass(frozen=True)
@@ -117,6 +124,7 @@ class BoundFlow:
     key_groups: int
     stages: dict[str, BoundStage]
     segments: dict[str, Segment]
+    loops: dict[str, Loop] = field(default_factory=dict)
 
     @property
     def sources(self) -> list[BoundStage]:
@@ -124,22 +132,36 @@ class BoundFlow:
 
     @property
     def recorded(self) -> list[BoundStage]:
-        return [stage for stage in self.stages.values() if stage.recorded]
+        """The stages that have a layer at every epoch."""
+        return [stage for stage in self.stages.values() if stage.recorded and not stage.of_rounds]
+
+    def in_loop(self, name: str) -> list[BoundStage]:
+        """The variable and the stages of a loop that are recorded in its rounds, in order."""
+        return [stage for stage in self.stages.values() if stage.loop == name and stage.recorded]
+
+    def loop_of(self, segment: Segment) -> str | None:
+        return self.stages[segment.name].loop
+
+    def feeds_back(self, segment: Segment, feed: Feed) -> bool:
+        """Whether the feed brings the rows of the round before to the loop's variable."""
+        loop = self.loop_of(segment)
+        return loop == segment.name and feed.emission.stage == self.loops[loop].result
 
     def segment_of(self, stage: str) -> Segment:
         """The segment that computes a stage; KeyError for one that only the JVM computes."""
         return next(s for s in self.segments.values() if stage in s.stages)
 
-    def emissions(self, segment: Segment) -> list[Emission]:
-        """What other segments take from this one, in a fixed order."""
-        wanted = [feed.emission for other in self.segments.values() for feed in other.feeds]
+    def emissions(self, segment: Segment, loop: str | None = None) -> list[Emission]:
+        """What other segments take from this one, in a fixed order: those of a loop, or those outside of all loops."""
+        takers = [s for s in self.segments.values() if self.loop_of(s) == loop]
+        wanted = [feed.emission for s in takers for feed in s.feeds if not self.feeds_back(s, feed)]
         return list(dict.fromkeys(e for e in wanted if e.stage in segment.stages))
 
     def needed_for(self, segment: Segment, stage: str) -> tuple[str, ...]:
         """The stages of the segment that a stage is computed from, and itself, in order."""
         needed = {stage}
         for name in reversed(segment.stages):
-            if name in needed:
+            if name in needed and self.stages[name].kind != LOOP:
                 needed.update(self.stages[name].inputs)
         return tuple(name for name in segment.stages if name in needed)
 

@@ -146,6 +146,8 @@ class _Planner:
             if self._can_replay(stage.name, cell.t):
                 return [], ""
             return [], f"the input of source {stage.name} at {cell.t} is neither recorded nor given again"
+        if stage.loop is not None:
+            return self._needs_of_loop(stage.loop, cell.t)
         needs = self._own_state(stage, cell)
         reason = ""
         shards = self._span(stage.name, cell.t).shard_count
@@ -156,6 +158,26 @@ class _Planner:
                     more, why = self._changes(upstream, Cell(cell.t, upstream.name, shard))
                     needs += more
                     reason = reason or why
+        return needs, reason
+
+    def _needs_of_loop(self, loop: str, t: int) -> tuple[list[Cell], str]:
+        """The rounds of a loop go back and forth between all shards, so they run for all of them."""
+        needs: list[Cell] = []
+        reason = ""
+        shards = range(self._span(loop, t).shard_count)
+        for stage in self._flow.stages.values():
+            if stage.loop != loop:
+                continue
+            if stage.keyed:
+                needs += [need for shard in shards for need in self._state_before(stage, shard, t)]
+            for name in stage.inputs:
+                if self._flow.stages[name].loop == loop:
+                    continue
+                for upstream in self._flow.changes_from(name):
+                    for shard in shards:
+                        more, why = self._changes(upstream, Cell(t, upstream.name, shard))
+                        needs += more
+                        reason = reason or why
         return needs, reason
 
     def _own_state(self, stage: BoundStage, cell: Cell) -> list[Cell]:

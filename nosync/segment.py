@@ -20,22 +20,23 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from nosync.dataflow import AGGREGATE, FILTER, IN_JVM, JOIN, MAP, PART_SEPARATOR, SOURCE, UNION, UPDATE, WINDOW
+from nosync.dataflow import AGGREGATE, FILTER, IN_JVM, JOIN, LOOP, MAP, PART_SEPARATOR, SOURCE, UNION, UPDATE, WINDOW
 from nosync.joins import content_hash
+from nosync.loops import apply_loop, changes_of_round, consolidate, recorded_changes
 from nosync.lsm.directory import LayerDirectory
 from nosync.lsm.env import storage_errors
 from nosync.lsm.errors import DeterminismError
 from nosync.lsm.fence import check_fence
 from nosync.lsm.history import History, View, span_at, view_at
-from nosync.lsm.layer import Description, LayerId, Shard, TraceId
-from nosync.lsm.timestamp import Time, end_of, last_of, pack
+from nosync.lsm.layer import Description, LayerId, Shard, TraceId, of_round
+from nosync.lsm.timestamp import Time, end_of, pack
 from nosync.lsm.trace import Trace
 from nosync.operators import (
     HASH64_COLUMN,
@@ -84,6 +85,8 @@ class Report:
     computed: bool
     """False: it was recorded already."""
     rows: int = 0
+    changes: int = 0
+    """Of a loop's variable: the rows that entered and left the set."""
     size_bytes: int = 0
     record_s: float = 0.0
     """Seconds spent writing and linking the layer."""
@@ -122,6 +125,7 @@ OPERATORS: dict[str, Callable[[Work], Produced]] = {
     DISTINCT: apply_distinct,
     ARRANGE: apply_arrange,
     JOIN: apply_join,
+    LOOP: apply_loop,
     WATERMARK: apply_watermark,
     LATE: apply_late,
     WINDOW: apply_window,
@@ -150,12 +154,19 @@ class SegmentTask:
     """By stage, the shards that may be computed; None: all. Recovery computes only what it planned."""
     input_given: bool = True
     """Whether the rows of a source at the head are there; if not, its layer must be recorded."""
+    round: int | None = None
+    """Inside a loop: the round; None: the whole epoch."""
+    rounds: int = 0
+    """Of a loop that is done: how many rounds it took, which become the epoch's layers."""
+    phase: str = ""
+    absent: frozenset[int] = frozenset()
+    """Feeds that bring nothing: from outside the loop after its first round."""
     job_epoch: int = 0
     """Which instance of the job this is; one that was replaced publishes nothing."""
 
     def feed_of(self, stage: str, input: str) -> int | None:
         """The feed that an input comes by; None where it is computed in this segment."""
-        if input in self.run:
+        if input in self.run and self.stages[stage].kind != LOOP:
             return None
         key = self.stages[stage].options.get("feed_key", ())
         return next(i for i, f in enumerate(self.feeds) if (f.input, f.key) == (input, key))
@@ -238,17 +249,19 @@ class _ShardRun:
         if not self._task.feeds:
             self._given = rows
             return
-        several = len(self._task.feeds) > 1
+        several = len(self._task.feeds) - len(self._task.absent) > 1
         for i, feed in enumerate(self._task.feeds):
-            mine = rows
-            if rows is not None and several:
-                mine = rows.filter(pc.equal(rows.column(SIDE_COLUMN), i))
+            mine = None if i in self._task.absent else rows
+            if mine is not None and several:
+                mine = mine.filter(pc.equal(mine.column(SIDE_COLUMN), i))
             self._feeds.append(self._fed(i, feed, mine, several=several))
 
     def _fed(self, index: int, feed: Feed, rows: pa.Table | None, *, several: bool) -> _Fed:
         schema = self._task.fed_schema(feed)
         fields = [*schema, *([pa.field(HASH64_COLUMN, pa.int64())] if feed.key else [])]
         fed = _Fed(pa.schema(fields).empty_table())
+        if index in self._task.absent:
+            fed.heard_from.update(range(self._task.shards))
         if rows is None:
             return fed
         reports = rows.column(REPORT_COLUMN)
@@ -280,19 +293,47 @@ class _ShardRun:
         """Sees to it that the stage's layer is recorded, unless it is neither recorded nor to be computed."""
         id = self._layer_id(stage)
         if self._is_recorded(id) and not self._must_compare(stage, id):
-            self._reports.append(Report(stage.name, self._shard.index, computed=False).to_json())
+            counted = len(self._changes_of(stage.name)) if self._counts(stage) else 0
+            report = Report(stage.name, self._shard.index, computed=False, changes=counted)
+            self._reports.append(report.to_json())
             return
         if self._task.compute is not None and self._shard.index not in self._task.compute.get(stage.name, ()):
             return
         produced = self._compute(stage, id)
-        if self._publish(stage, id, produced):
-            self._changes[stage.name] = changes_of(produced, stage, self._task.t)
+        report, ours = self._publish(stage, id, produced)
+        if ours:
+            self._changes[stage.name] = self._derived(stage, produced)
+        if self._counts(stage):
+            report = replace(report, changes=len(self._changes_of(stage.name)))
+        self._reports.append(report.to_json())
+
+    def _counts(self, stage: BoundStage) -> bool:
+        """Whether the driver wants to know how much changed: that decides whether the loop goes on."""
+        return stage.kind == LOOP and self._task.round is not None
+
+    def _derived(self, stage: BoundStage, produced: Produced) -> pa.Table:
+        if stage.kind == LOOP:
+            return changes_of_round(produced, stage, self._begin)
+        return changes_of(produced, stage, self._task.t)
+
+    @property
+    def _begin(self) -> Time:
+        """The time of the epoch, or of the loop's round."""
+        return pack(self._task.t, self._task.round or 0)
 
     def _layer_id(self, stage: BoundStage) -> LayerId:
-        return LayerId(TraceId(stage.name, stage.fingerprint, self._shard), Description.of_epoch(self._task.t))
+        return LayerId(TraceId(stage.name, stage.fingerprint, self._shard), self._description)
+
+    @property
+    def _description(self) -> Description:
+        if self._task.round is None:
+            return Description.of_epoch(self._task.t)
+        return of_round(self._task.t, self._task.round)
 
     def _is_recorded(self, id: LayerId) -> bool:
         d = id.description
+        if self._task.round is not None:  # the epoch's layer does not say what its rounds were
+            return d in self._directory.descriptions(id.trace)
         return any(o.lower <= d.lower and d.upper <= o.upper for o in self._directory.descriptions(id.trace))
 
     def _must_compare(self, stage: BoundStage, id: LayerId) -> bool:
@@ -318,28 +359,37 @@ class _ShardRun:
             if stage.recorded:
                 found = self._recorded_changes(stage)
             else:
-                found = changes_of(self._compute(stage, self._layer_id(stage)), stage, self._task.t)
+                found = self._derived(stage, self._compute(stage, self._layer_id(stage)))
             self._changes[name] = found
         return found
 
     def _recorded_changes(self, stage: BoundStage) -> pa.Table:
         """The changes of a recorded layer, row for row as they were when it was computed."""
-        before = Time(pack(self._task.t) - 1)
-        if stage.keyed:
-            trace = self._directory.open_view(self._view(stage), until=end_of(self._task.t), as_of=before)
+        before, last = Time(self._begin - 1), Time(self._description.upper - 1)
+        if not stage.keyed:
+            trace = self._directory.layer_at(self._layer_id(stage).trace, self._begin)
+        elif self._task.round is not None:
+            trace = self._directory.open_rounds(self._view(stage), self._task.t, self._task.round + 1)
         else:
-            trace = self._directory.layer_at(self._layer_id(stage).trace, pack(self._task.t))
-        return trace.changes(before, last_of(self._task.t)).select(stage.rows_schema.names)
+            trace = self._directory.open_view(self._view(stage), until=end_of(self._task.t), as_of=before)
+        if stage.kind == LOOP:
+            return recorded_changes(trace, stage, before, last)
+        return trace.changes(before, last).select(stage.rows_schema.names)
 
     def _view(self, stage: BoundStage) -> View:
         id = TraceId(stage.name, stage.fingerprint, self._shard)
         return view_at(self._task.histories.get(stage.name, ()), id, pack(self._task.t), self._task.key_groups)
 
     def _state_before(self, name: str) -> Trace:
-        t = pack(self._task.t)
-        return self._directory.open_view(self._view(self._task.stages[name]), until=t, as_of=Time(t - 1))
+        t, view = pack(self._task.t), self._view(self._task.stages[name])
+        if self._task.round is not None:
+            return self._directory.open_rounds(view, self._task.t, self._task.round)
+        return self._directory.open_view(view, until=t, as_of=Time(t - 1))
 
     def _compute(self, stage: BoundStage, id: LayerId) -> Produced:
+        if stage.loop is not None and self._task.round is None:
+            trace = self._directory.open_rounds(self._view(stage), self._task.t, self._task.rounds)
+            return consolidate(trace, stage, id)
         if stage.kind == SOURCE:
             hashed = stage.schema.append(pa.field(HASH64_COLUMN, pa.int64())).empty_table()
             inputs = [self._given if self._given is not None else hashed]
@@ -351,7 +401,9 @@ class _ShardRun:
         watermarks, newest = (NO_WATERMARK, NO_WATERMARK), None
         if stage.window is not None:
             watermarks, newest = self._watermarks(stage), self._feeds[0].newest_us
-        return OPERATORS[stage.kind](Work(stage, id, tuple(inputs), self._state_before, newest, watermarks))
+        return OPERATORS[stage.kind](
+            Work(stage, id, tuple(inputs), self._state_before, newest, watermarks, self._task.phase)
+        )
 
     def _input(self, stage: BoundStage, name: str, id: LayerId) -> pa.Table:
         feed = self._task.feed_of(stage.name, name)
@@ -384,7 +436,7 @@ class _ShardRun:
         previous, current = (int(us[0]) if valid[0] else NO_WATERMARK for us, valid in stamps)
         return previous, current
 
-    def _publish(self, stage: BoundStage, id: LayerId, produced: Produced) -> bool:
+    def _publish(self, stage: BoundStage, id: LayerId, produced: Produced) -> tuple[Report, bool]:
         """False where another computation of a nondeterministic stage was recorded first: that one counts."""
         started = time.perf_counter()
         check_fence(self._directory.root, self._task.job_epoch, self._directory.env)
@@ -399,11 +451,8 @@ class _ShardRun:
         if not stage.deterministic:
             self._make_durable(id)
         took = time.perf_counter() - started
-        report = Report(
-            stage.name, self._shard.index, not published.existed, published.rows, published.size_bytes, took
-        )
-        self._reports.append(report.to_json())
-        return ours
+        rows, size = published.rows, published.size_bytes
+        return Report(stage.name, self._shard.index, not published.existed, rows, 0, size, took), ours
 
     def _make_durable(self, id: LayerId) -> None:
         """What will never be computed again is on disk before anything is computed from it."""

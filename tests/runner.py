@@ -11,16 +11,18 @@ import pyarrow as pa
 
 from nosync.bind import bind
 from nosync.dataflow import Dataflow
+from nosync.loops import first_phase, next_phase
 from nosync.lsm.hashing import hash64
 from nosync.lsm.history import Span, views_of
 from nosync.lsm.timestamp import end_of, last_of, pack
 from nosync.operators import HASH64_COLUMN
-from nosync.plan import BoundFlow, Emission, Feed, Segment
+from nosync.plan import BoundFlow, Emission, Feed, Loop, Segment
 from nosync.segment import (
     REPORT_COLUMN,
     SIDE_COLUMN,
     TAG_COLUMN,
     TAG_SHARD_BITS,
+    Report,
     SegmentTask,
     directory_of,
     emitted_schema,
@@ -51,6 +53,10 @@ class Runner:
         self.random = np.random.default_rng(seed)
         self.shards = shards
         self.spans: dict[str, list[Span]] = {}
+        self.round: int | None = None
+        self.rounds, self.phase = 0, ""
+        self.counts: list[int] = []
+        self.reports: list[Report] = []
 
     def advance(self, t: int, rows: pa.Table | dict[str, pa.Table]) -> None:
         given = rows if isinstance(rows, dict) else {self.flow.sources[0].name: rows}
@@ -60,21 +66,64 @@ class Runner:
                 if spans:
                     spans[-1] = replace(spans[-1], upper=pack(t))
                 spans.append(Span(stage.fingerprint, self.shards, pack(t)))
+        for loop in self.flow.loops.values():
+            self._loop(t, loop, given)
         for segment in self.flow.segments.values():
             if not self.flow.emissions(segment):
                 self._segment(t, segment, given, None)
 
+    def _loop(self, t: int, loop: Loop, given: dict[str, pa.Table]) -> None:
+        """All rounds; the numbers of changes are kept for tests to look at."""
+        self.counts = []
+        phase = first_phase(growing=loop.growing)
+        while phase is not None:
+            self.round, self.phase = len(self.counts), phase.value
+            self.reports = []
+            for segment in self.flow.segments.values():
+                if self.flow.loop_of(segment) == loop.name:
+                    self._segment(t, segment, given, None)
+            changed = {r.shard: r.changes for r in self.reports if r.stage == loop.name}
+            self.counts.append(sum(changed.values()))
+            phase = next_phase(phase, self.round, self.counts[-1])
+            assert self.round < loop.max_rounds
+        self.round, self.phase, self.rounds = None, "", len(self.counts)
+
     def _segment(
-        self, t: int, segment: Segment, given: dict[str, pa.Table], emission: Emission | None
+        self, t: int, segment: Segment, given: dict[str, pa.Table], emission: Emission | None, *, replay: bool = False
     ) -> list[pa.RecordBatch]:
+        loop = self.flow.loop_of(segment)
+        inside = self.round is not None and loop is not None
+        feeds = list(enumerate(segment.feeds)) if inside or loop is None else []
+        if replay:
+            feeds = []
+        present = [i for i, feed in feeds if not inside or self._comes(segment, feed)]
         task = self.task(t, segment, emission)
-        if not segment.feeds:
+        if inside:
+            absent = frozenset(i for i, _ in feeds if i not in present)
+            task = replace(task, absent=absent, round=self.round - replay, phase=self.phase)
+        if loop is not None and not inside:
+            run = tuple(name for name in segment.stages if not self.flow.stages[name].of_rounds)
+            task = replace(task, run=run, feeds=(), rounds=self.rounds)
+        if replay:
+            task = replace(task, run=(emission.stage,), feeds=())
+        parts: list[pa.Table | None] = [None] * self.shards
+        if present:
+            fed = [self._fed(t, i, segment, given, several=len(present) > 1) for i in present]
+            parts = [pa.concat_tables([f[i] for f in fed], promote_options="default") for i in range(self.shards)]
+        elif not segment.feeds:
             rows = given[segment.name]
             parts = self._by_shard(self._hashed(rows, rows.column_names))
-        else:
-            feeds = [self._fed(t, i, segment, given) for i in range(len(segment.feeds))]
-            parts = [pa.concat_tables([f[i] for f in feeds], promote_options="default") for i in range(self.shards)]
-        return [batch for i, part in enumerate(parts) for batch in task.run_shard(i, iter(part.to_batches()))]
+        found = []
+        for i, part in enumerate(parts):
+            found += list(task.run_shard(i, iter(part.to_batches() if part is not None else [])))
+        if emission is None and inside:
+            self.reports += [Report.from_json(r) for b in found for r in b.column(0).to_pylist()]
+        return found
+
+    def _comes(self, segment: Segment, feed: Feed) -> bool:
+        if self.flow.feeds_back(segment, feed):
+            return self.round > 0
+        return self.round == 0 or self.flow.stages[feed.emission.stage].loop is not None
 
     def task(self, t: int, segment: Segment, emission: Emission | None) -> SegmentTask:
         return SegmentTask(
@@ -89,15 +138,22 @@ class Runner:
             histories={name: tuple(spans) for name, spans in self.spans.items()},
         )
 
-    def sent(self, t: int, feed: Feed, given: dict[str, pa.Table]) -> pa.Table:
+    def sent(self, t: int, feed: Feed, given: dict[str, pa.Table], *, replay: bool = False) -> pa.Table:
         source = self.flow.stages[feed.emission.stage]
-        batches = self._segment(t, self.flow.segment_of(source.name), given, feed.emission)
+        home = self.flow.segment_of(source.name)
+        round = self.round
+        if self.flow.loop_of(home) is None:
+            self.round = None  # what enters the loop is of the epoch
+        batches = self._segment(t, home, given, feed.emission, replay=replay)
+        self.round = round
         return pa.Table.from_batches(batches, schema=emitted_schema(source, feed.emission))
 
-    def _fed(self, t: int, index: int, segment: Segment, given: dict[str, pa.Table]) -> list[pa.Table]:
+    def _fed(
+        self, t: int, index: int, segment: Segment, given: dict[str, pa.Table], *, several: bool
+    ) -> list[pa.Table]:
         """A feed's rows by shard, reports and marks included."""
         feed = segment.feeds[index]
-        sent = self.sent(t, feed, given)
+        sent = self.sent(t, feed, given, replay=self.flow.feeds_back(segment, feed))
         sent = sent.take(pa.array(self.random.permutation(sent.num_rows)))
         data = sent.filter(sent[REPORT_COLUMN].is_null())
         reports = sent.filter(sent[REPORT_COLUMN].is_valid())
@@ -110,7 +166,7 @@ class Runner:
             data = data.append_column(HASH64_COLUMN, pa.nulls(data.num_rows, pa.int64()))
             parts = [data.filter(pa.array(home == i)) for i in range(self.shards)]
         parts = [pa.concat_tables([part, reports.filter(pa.array(targets == i))]) for i, part in enumerate(parts)]
-        if len(segment.feeds) == 1:
+        if not several:
             return parts
         kept = (TAG_COLUMN, REPORT_COLUMN, HASH64_COLUMN)
         names = [n if n in kept else side_column(index, n) for n in parts[0].column_names]

@@ -1,4 +1,6 @@
-"""One Spark job per epoch: builds the DataFrame that computes and records every stage, and runs it.
+"""The Spark jobs of an epoch: one for each round of a loop, and one for all the rest.
+
+Each builds the DataFrame that computes and records its stages, and runs it:
 
     source rows -> hash in the JVM -> repartitionById(shard) -> segment task -> hash -> repartitionById -> ... -> reports
 
@@ -22,13 +24,16 @@ from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
 from pyspark.sql.types import StructType
 
 from nosync.dataflow import PART_SEPARATOR
+from nosync.loops import Phase, next_phase, recorded_changes, rounds_done
 from nosync.lsm.columns import describe, plain
-from nosync.lsm.errors import NosyncError, SchemaError
+from nosync.lsm.errors import FlowError, NosyncError, SchemaError
 from nosync.lsm.failures import decode_failure, encode_failure
 from nosync.lsm.hashing import HASH_BITS
-from nosync.lsm.history import History
+from nosync.lsm.history import History, view_at
+from nosync.lsm.layer import Description, Shard, TraceId, of_round
+from nosync.lsm.timestamp import Time, pack, round_of
 from nosync.operators import HASH64_COLUMN
-from nosync.plan import WATERMARK, BoundFlow, BoundStage, Emission, Feed, Segment
+from nosync.plan import WATERMARK, BoundFlow, BoundStage, Emission, Feed, Loop, Segment
 from nosync.segment import (
     REPORT_COLUMN,
     REPORT_SCHEMA,
@@ -37,6 +42,7 @@ from nosync.segment import (
     TAG_SHARD_BITS,
     Report,
     SegmentTask,
+    directory_of,
     emitted_schema,
     side_column,
 )
@@ -74,63 +80,200 @@ def parse_ddl(text: str) -> pa.Schema:
 def run_epoch(
     spark: SparkSession, flow: BoundFlow, plan: EpochPlan, inputs: Mapping[str, DataFrame]
 ) -> dict[tuple[str, int], Report]:
-    """Runs the epoch's Spark job. Returns a report for each (stage, shard) that was computed or yielded.
+    """Runs the epoch: one Spark job for each round of each loop, and one for all the rest.
 
-    Raises whatever a task raised, as the NosyncError it was.
+    Returns a report for each (stage, shard) that was computed or yielded. Raises whatever a task raised, as the
+    NosyncError it was.
     """
     # Under foreachBatch the rows belong to a session of the query's own.
     spark = next((frame.sparkSession for frame in inputs.values()), spark)
+    run = _EpochRun(spark, flow, plan, inputs)
     with task_errors(), settings_for_epochs(spark):
-        job = _EpochJob(spark, flow, plan, inputs)
-        try:
-            rows = reduce(DataFrame.unionAll, job.ends()).collect()
-        finally:
-            job.release()
-    reports: dict[tuple[str, int], Report] = {}
-    for row in rows:
-        report = Report.from_json(bytes(row[0]))
-        at = (report.stage, report.shard)
-        # A segment with several exits runs once for each; the first to come computes, the others find its layers.
-        reports[at] = max(report, reports.get(at, report), key=lambda r: r.computed)
+        for loop in flow.loops.values():
+            run.loop(loop)
+        run.rest()
     if plan.compute is None:
-        silent = [
-            (name, i)
-            for name in (s.name for s in flow.recorded)
-            for i in range(plan.shards)
-            if (name, i) not in reports
-        ]
+        wanted = [(stage.name, i) for stage in flow.recorded for i in range(plan.shards)]
+        silent = [at for at in wanted if at not in run.reports]
         if silent:
             raise NosyncError(
                 f"epoch {plan.t}: Spark ran no task for {silent[:3]} ({len(silent)} in all); run the epoch again"
             )
-    return reports
+    return run.reports
+
+
+class _EpochRun:
+    """The Spark jobs of one epoch, one after the other."""
+
+    def __init__(self, spark: SparkSession, flow: BoundFlow, plan: EpochPlan, inputs: Mapping[str, DataFrame]) -> None:
+        self._spark, self._flow, self._plan, self._inputs = spark, flow, plan, inputs
+        self.reports: dict[tuple[str, int], Report] = {}
+        self._rounds: dict[str, int] = {}
+        self._directory = directory_of(plan.root, flow.key_groups)
+
+    def rest(self) -> None:
+        """Everything but the rounds of loops."""
+        self._collect(_EpochJob(self._spark, self._flow, self._plan, self._inputs, _Part(rounds=self._rounds)))
+
+    def loop(self, loop: Loop) -> None:
+        """The rounds of a loop; those that an attempt before left behind are not run again."""
+        self._rounds[loop.name] = 0
+        kept = [stage for stage in self._flow.in_loop(loop.name) if not stage.of_rounds]
+        if self._plan.compute is not None and not any(stage.name in self._plan.compute for stage in kept):
+            return
+        if all(self._has(stage, Description.of_epoch(self._plan.t)) for stage in kept):
+            return
+        counts = self._recorded_rounds(loop)
+        phase = rounds_done(counts, growing=loop.growing)
+        while phase is not None:
+            round = len(counts)
+            if round >= loop.max_rounds:
+                raise FlowError(
+                    f"stage {loop.name} timestamp {self._plan.t}: the loop did not come to an end in {loop.max_rounds} rounds; "
+                    "if it needs more, raise max_rounds"
+                )
+            part = _Part(loop.name, round, phase, self._rounds)
+            found = self._collect(_EpochJob(self._spark, self._flow, self._plan, self._inputs, part))
+            counts.append(sum(report.changes for report in found if report.stage == loop.name))
+            phase = next_phase(phase, round, counts[-1])
+        self._rounds[loop.name] = len(counts)
+
+    def _recorded_rounds(self, loop: Loop) -> list[int]:
+        """How many rows changed in each of the first rounds that are recorded completely."""
+        counts: list[int] = []
+        stages = self._flow.in_loop(loop.name)
+        variable = self._flow.stages[loop.name]
+        t, history = self._plan.t, self._plan.histories.get(loop.name, ())
+        while all(self._has(stage, of_round(t, len(counts))) for stage in stages):
+            round, changed = len(counts), 0
+            for i in range(self._plan.shards):
+                id = TraceId(variable.name, variable.fingerprint, Shard(i, self._plan.shards))
+                view = view_at(history, id, pack(t), self._flow.key_groups)
+                trace = self._directory.open_rounds(view, t, round + 1)
+                d = of_round(t, round)
+                changed += len(recorded_changes(trace, variable, Time(d.lower - 1), Time(d.upper - 1)))
+            counts.append(changed)
+        return counts
+
+    def _has(self, stage: BoundStage, d: Description) -> bool:
+        """Whether every shard has a layer for a round (that very one), or for the epoch."""
+        ids = [TraceId(stage.name, stage.fingerprint, Shard(i, self._plan.shards)) for i in range(self._plan.shards)]
+        found = [self._directory.descriptions(id) for id in ids]
+        if round_of(d.upper):
+            return all(d in of_shard for of_shard in found)
+        return all(any(o.lower <= d.lower and d.upper <= o.upper for o in of_shard) for of_shard in found)
+
+    def _collect(self, job: _EpochJob) -> list[Report]:
+        try:
+            ends = job.ends(frozenset(name for name, _ in self.reports))
+            rows = reduce(DataFrame.unionAll, ends).collect() if ends else []
+        finally:
+            job.release()
+        found = [Report.from_json(bytes(row[0])) for row in rows]
+        for report in found:
+            at = (report.stage, report.shard)
+            if job.part.round is not None and self._flow.stages[report.stage].loop == job.part.loop:
+                continue  # of a round, not of the epoch
+            # A segment with several exits runs once for each; the first to come computes, the others find its layers.
+            self.reports[at] = max(report, self.reports.get(at, report), key=lambda r: r.computed)
+        return found
+
+
+@dataclass(frozen=True)
+class _Part:
+    """Which part of an epoch a Spark job is: a round of a loop, or (without a loop) all the rest."""
+
+    loop: str | None = None
+    round: int | None = None
+    phase: Phase | None = None
+    rounds: Mapping[str, int] = field(default_factory=dict)
+    """Of the loops that are done, how many rounds they took."""
 
 
 class _EpochJob:
-    def __init__(self, spark: SparkSession, flow: BoundFlow, plan: EpochPlan, inputs: Mapping[str, DataFrame]) -> None:
+    def __init__(
+        self,
+        spark: SparkSession,
+        flow: BoundFlow,
+        plan: EpochPlan,
+        inputs: Mapping[str, DataFrame],
+        part: _Part,
+    ) -> None:
         self._spark, self._flow, self._plan, self._inputs = spark, flow, plan, inputs
+        self.part = part
         self._shared: dict[Emission, DataFrame] = {}
 
-    def ends(self) -> list[DataFrame]:
+    def ends(self, done: frozenset[str]) -> list[DataFrame]:
         """The reports of everything: of each segment from which nothing is emitted.
 
-        The reports of the others travel with the rows that they emit.
+        The reports of the others travel with the rows that they emit. `done`: stages that reported before.
         """
-        return [self._segment(s, None) for s in self._flow.segments.values() if not self._flow.emissions(s)]
+        segments = [
+            s
+            for s in self._flow.segments.values()
+            if self._takes_part(s) and not self._flow.emissions(s, self.part.loop)
+        ]
+        if self.part.round is None:
+            segments = [s for s in segments if not done.issuperset(self._run_of(s))]
+        return [self._segment(s, None) for s in segments if self._run_of(s)]
+
+    def _takes_part(self, segment: Segment) -> bool:
+        return self.part.round is None or self._flow.loop_of(segment) == self.part.loop
+
+    def _run_of(self, segment: Segment) -> tuple[str, ...]:
+        """The stages that a task of the segment runs: of a loop that is done those that are kept."""
+        loop = self._flow.loop_of(segment)
+        if loop is None or self.part.loop == loop:
+            return segment.stages
+        return tuple(name for name in segment.stages if not self._flow.stages[name].of_rounds)
 
     def _segment(self, segment: Segment, emission: Emission | None) -> DataFrame:
-        flow, plan = self._flow, self._plan
+        """A segment's tasks; what leaves it, or only the reports."""
+        flow = self._flow
+        loop = flow.loop_of(segment)
+        inside = loop is not None and loop == self.part.loop
+        run = self._run_of(segment)
         # The first to leave the segment computes all of it; the others what they need, which they find recorded.
-        emissions = flow.emissions(segment)
-        run = segment.stages
-        if emission is not None and emission != emissions[0]:
-            run = flow.needed_for(segment, emission.stage)
+        emissions = flow.emissions(segment, self.part.loop)
+        if emission is not None and emissions and emission != emissions[0]:
+            needed = flow.needed_for(segment, emission.stage)
+            run = tuple(name for name in run if name in needed)
         feeds = [f for f in segment.feeds if any(f.input in flow.stages[name].inputs for name in run)]
+        if loop is not None and not inside:
+            feeds = []  # its rounds become the layers of the epoch
+        absent = frozenset(i for i, f in enumerate(feeds) if inside and not self._comes_in_round(segment, f))
+        round = self.part.round if inside else None
+        task = self._task(run, feeds, emission, round=round, absent=absent, head=segment.name)
+        if len(absent) < len(feeds):
+            rows = self._fed(segment, feeds, absent)
+        elif loop is not None or feeds:
+            rows = self._blank()
+        else:
+            rows = self._source_rows(flow.stages[segment.name])
+        return self._mapped(rows, task)
+
+    def _comes_in_round(self, segment: Segment, feed: Feed) -> bool:
+        assert self.part.round is not None, "only in a round"
+        if self._flow.feeds_back(segment, feed):
+            return self.part.round > 0
+        return self.part.round == 0 or self._flow.stages[feed.emission.stage].loop == self.part.loop
+
+    def _task(
+        self,
+        run: tuple[str, ...],
+        feeds: list[Feed],
+        emission: Emission | None,
+        *,
+        round: int | None,
+        absent: frozenset[int] = frozenset(),
+        head: str,
+    ) -> SegmentTask:
+        flow, plan = self._flow, self._plan
         named = {*run, *(name for f in feeds for name in (f.emission.stage, *f.jvm))}
         named |= {
             f"{name.partition(PART_SEPARATOR)[0]}{PART_SEPARATOR}{WATERMARK}" for name in run
         } & flow.stages.keys()
-        task = SegmentTask(
+        return SegmentTask(
             root=plan.root,
             key_groups=flow.key_groups,
             t=plan.t,
@@ -140,11 +283,16 @@ class _EpochJob:
             feeds=tuple(feeds),
             emission=emission,
             histories={name: plan.histories[name] for name in named if name in plan.histories},
-            compute=None if plan.compute is None else dict(plan.compute),
-            input_given=segment.name in self._inputs,
+            compute=None if plan.compute is None or round is not None else dict(plan.compute),
+            input_given=head in self._inputs,
+            round=round,
+            rounds=self.part.rounds.get(flow.stages[head].loop or "", 0),
+            phase=self.part.phase.value if self.part.phase else "",
+            absent=absent,
             job_epoch=plan.job_epoch,
         )
 
+    def _mapped(self, rows: DataFrame, task: SegmentTask) -> DataFrame:
         def work(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
             context = TaskContext.get()
             assert context is not None, "runs inside a Spark task"
@@ -155,49 +303,50 @@ class _EpochJob:
             except NosyncError as error:
                 raise RuntimeError(encode_failure(error)) from None
 
-        output = REPORT_SCHEMA if emission is None else emitted_schema(flow.stages[emission.stage], emission)
-        rows = self._fed(feeds) if feeds else self._source_rows(flow.stages[segment.name])
+        output = REPORT_SCHEMA
+        if task.emission is not None:
+            output = emitted_schema(self._flow.stages[task.emission.stage], task.emission)
         return rows.mapInArrow(work, from_arrow_schema(output))
 
-    def _fed(self, feeds: list[Feed]) -> DataFrame:
+    def _blank(self) -> DataFrame:
+        """A partition for each shard, for tasks that only look at what is recorded."""
+        return self._spark.range(0, self._plan.shards, 1, self._plan.shards).toDF("shard")
+
+    def _fed(self, segment: Segment, feeds: list[Feed], absent: frozenset[int]) -> DataFrame:
         """The rows of a segment's feeds, each in the shard that it belongs to."""
-        if len(feeds) == 1:
-            rows = self._fed_by(feeds[0])
-            if not feeds[0].key:
+        frames = {i: self._fed_by(segment, feed) for i, feed in enumerate(feeds) if i not in absent}
+        keyed = [i for i in frames if feeds[i].key]
+        if len(frames) == 1:
+            (rows,) = frames.values()
+            if not keyed:
                 return rows  # they are in their shards already
         else:
-            rows = reduce(DataFrame.unionAll, [self._beside(i, feeds) for i in range(len(feeds))])
+            rows = reduce(DataFrame.unionAll, [_beside(i, frames, feeds) for i in frames])
         # Reports and marks carry the shard they go to in the tag; rows that stay in their shard have it there as well.
         by_key, home = self._shard_of(F.col(HASH64_COLUMN)), F.shiftright(F.col(TAG_COLUMN), TAG_SHARD_BITS)
-        keyed = [i for i, feed in enumerate(feeds) if feed.key]
-        if len(feeds) > 1 and keyed:
-            by_key = F.when(F.col(SIDE_COLUMN).isin(keyed), by_key).otherwise(home)
-        elif not keyed:
+        if not keyed:
             by_key = home
+        elif len(keyed) < len(frames):
+            by_key = F.when(F.col(SIDE_COLUMN).isin(keyed), by_key).otherwise(home)
         shard = F.when(F.col(REPORT_COLUMN).isNull(), by_key).otherwise(F.col(TAG_COLUMN))
         return rows.repartitionById(self._plan.shards, shard.cast("int"))
 
-    def _fed_by(self, feed: Feed) -> DataFrame:
+    def _fed_by(self, segment: Segment, feed: Feed) -> DataFrame:
         """A feed's rows, with the hash of their key."""
-        rows = self._emitted(feed.emission)
+        rows = self._replayed(feed) if self._flow.feeds_back(segment, feed) else self._emitted(feed.emission)
         for name in feed.jvm:
             rows = jvm_rows(self._flow.stages[name], rows, keep=(TAG_COLUMN, REPORT_COLUMN))
         if feed.key:
             rows = rows.withColumn(HASH64_COLUMN, F.xxhash64(*(F.col(quoted(name)) for name in feed.key)))
         return rows
 
-    def _beside(self, index: int, feeds: list[Feed]) -> DataFrame:
-        """A feed's rows in a form that has columns for the rows of all feeds."""
-        frames = [self._fed_by(feed) for feed in feeds]
-        common = [TAG_COLUMN, REPORT_COLUMN]
-        columns: list[Column] = [F.lit(index).alias(SIDE_COLUMN)]
-        for i, frame in enumerate(frames):
-            for f in frame.schema:
-                if f.name not in (*common, HASH64_COLUMN):
-                    value = F.col(quoted(f.name)) if i == index else F.lit(None).cast(f.dataType)
-                    columns.append(value.alias(side_column(i, f.name)))
-        hashed = F.col(HASH64_COLUMN) if feeds[index].key else F.lit(None).cast("long")
-        return frames[index].select(*columns, *common, hashed.alias(HASH64_COLUMN))
+    def _replayed(self, feed: Feed) -> DataFrame:
+        """The rows that a loop's body returned in the round before, read back."""
+        assert self.part.round, "the first round has none before it"
+        stage = feed.emission.stage
+        return self._mapped(
+            self._blank(), self._task((stage,), [], feed.emission, round=self.part.round - 1, head=stage)
+        )
 
     def release(self) -> None:
         for rows in self._shared.values():
@@ -210,7 +359,7 @@ class _EpochJob:
             found = self._segment(self._flow.segment_of(emission.stage), emission)
             takers = [s for s in self._flow.segments.values() if any(f.emission == emission for f in s.feeds)]
             feeds = sum(f.emission == emission for s in takers for f in s.feeds)
-            if feeds > 1 or sum(len(self._flow.emissions(s)) > 1 for s in takers):
+            if feeds > 1 or sum(len(self._flow.emissions(s, self.part.loop)) > 1 for s in takers):
                 found = found.persist()
             self._shared[emission] = found
         return found
@@ -228,6 +377,19 @@ class _EpochJob:
         """The shard of a key hash: hash32 -> key group -> shard, as `lsm.hashing` and `Shard.groups` have it."""
         group = F.shiftright(F.shiftrightunsigned(hash64, HASH_BITS) * F.lit(self._flow.key_groups), HASH_BITS)
         return F.floor(group * F.lit(self._plan.shards) / F.lit(self._flow.key_groups))
+
+
+def _beside(index: int, frames: Mapping[int, DataFrame], feeds: list[Feed]) -> DataFrame:
+    """A feed's rows in a form that has columns for the rows of all feeds."""
+    common = [TAG_COLUMN, REPORT_COLUMN]
+    columns: list[Column] = [F.lit(index).alias(SIDE_COLUMN)]
+    for i, frame in frames.items():
+        for f in frame.schema:
+            if f.name not in (*common, HASH64_COLUMN):
+                value = F.col(quoted(f.name)) if i == index else F.lit(None).cast(f.dataType)
+                columns.append(value.alias(side_column(i, f.name)))
+    hashed = F.col(HASH64_COLUMN) if feeds[index].key else F.lit(None).cast("long")
+    return frames[index].select(*columns, *common, hashed.alias(HASH64_COLUMN))
 
 
 def check_input(stage: BoundStage, frame: Any) -> DataFrame:

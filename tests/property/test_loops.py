@@ -1,0 +1,171 @@
+"""Loops against slow Python: reachability in graphs whose edges and roots come and go. No Spark."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+import nosync
+from nosync.dataflow import Stage
+from nosync.loops import Phase, next_phase, rounds_done
+from tests.runner import Runner
+
+NODE = st.integers(0, 5)
+CHANGE = st.tuples(NODE, NODE, st.booleans())
+EPOCH = st.tuples(st.integers(1, 3), st.lists(CHANGE, max_size=8), st.lists(st.tuples(NODE, st.booleans()), max_size=2))
+EPOCHS = st.lists(EPOCH, min_size=1, max_size=6)
+
+
+def last_word(changes: pa.Table, state: pa.Table) -> pa.Table:
+    """Whether each key is there: the last change of the epoch says so (by the order of `i`)."""
+    key = state.column_names[:-1]
+    on: dict[Any, bool] = {}
+    for row in sorted(changes.to_pylist(), key=lambda r: r["i"]):
+        on[tuple(row[name] for name in key)] = bool(row["there"])
+    kept = [k for k, there in on.items() if there]
+    columns = [pa.array([k[i] for k in kept], pa.int64()) for i in range(len(key))]
+    return pa.Table.from_arrays([*columns, pa.array([1] * len(kept), pa.int64())], names=state.column_names)
+
+
+def hop(rows: pa.Table) -> pa.Table:
+    names = ["dst", *(name for name in rows.column_names if name == "_change_type")]
+    return rows.select(names).rename_columns(["node", *names[1:]])
+
+
+def only(*names: str) -> Any:
+    def select(rows: pa.Table) -> pa.Table:
+        return rows.select([*names, *(n for n in rows.column_names if n == "_change_type")])
+
+    return select
+
+
+def reachability() -> nosync.Dataflow:
+    flow = nosync.Dataflow("f")
+    edge_log = flow.source("edge_log", "node bigint, dst bigint, there bigint, i bigint")
+    root_log = flow.source("root_log", "node bigint, there bigint, i bigint")
+    edges = edge_log.update("edge_state", key=["node", "dst"], state="one bigint", fn=last_word)
+    edges = edges.map("edges", only("node", "dst"))
+    roots = root_log.update("root_state", key=["node"], state="one bigint", fn=last_word).map("roots", only("node"))
+
+    def body(reached: Stage) -> Stage:
+        return reached.join("hops", edges, on=["node"]).map("next", hop)
+
+    roots.iterate("reached", body).aggregate("how_many", key=["node"], n=nosync.count())
+    return flow
+
+
+def log(changes: list[tuple[Any, ...]], names: list[str]) -> pa.Table:
+    columns = [pa.array([int(c[i]) for c in changes], pa.int64()) for i in range(len(names))]
+    return pa.Table.from_arrays([*columns, pa.array(range(len(changes)), pa.int64())], names=[*names, "i"])
+
+
+def reach_slowly(roots: set[int], edges: set[tuple[int, int]]) -> set[int]:
+    reached: set[int] = set()
+    todo = list(roots)
+    while todo:
+        node = todo.pop()
+        if node not in reached:
+            reached.add(node)
+            todo += [b for a, b in edges if a == node]
+    return reached
+
+
+CYCLE = [(1, [(0, 1, True), (1, 2, True), (2, 1, True)], [(0, True)]), (2, [(0, 1, False)], [])]
+
+
+@given(EPOCHS, st.integers(0, 2**32))
+@example(CYCLE, 0)
+@settings(max_examples=25)
+def test_reachability_with_edges_and_roots_that_come_and_go(epochs: list[Any], seed: int) -> None:
+    with tempfile.TemporaryDirectory() as root:
+        runner = Runner(reachability(), Path(root) / "s", seed)
+        edges: set[tuple[int, int]] = set()
+        roots: set[int] = set()
+        for t, (shards, edge_changes, root_changes) in enumerate(epochs):
+            runner.shards = shards
+            given_rows = {
+                "edge_log": log(edge_changes, ["node", "dst", "there"]),
+                "root_log": log(root_changes, ["node", "there"]),
+            }
+            runner.advance(t, given_rows)
+            for a, b, there in edge_changes:
+                (edges.add if there else edges.discard)((a, b))
+            for node, there in root_changes:
+                (roots.add if there else roots.discard)(node)
+            expected = reach_slowly(roots, edges)
+            found = runner.read("reached", t).to_pylist()
+            assert sorted(row["node"] for row in found) == sorted(expected)
+            # The loop's consumers get net changes only: each row once.
+            assert {row["node"]: row["n"] for row in runner.read("how_many", t).to_pylist()} == dict.fromkeys(
+                expected, 1
+            )
+
+
+@given(st.lists(st.lists(st.tuples(NODE, NODE), max_size=6), min_size=1, max_size=4), st.integers(0, 2**32))
+@settings(max_examples=15)
+def test_paths_that_only_grow(epochs: list[Any], seed: int) -> None:
+    """Nothing is taken back, so no round is spent on it: transitive closure, the variable joined on either side."""
+    flow = nosync.Dataflow("f")
+    edges = flow.source("edges", "a bigint, b bigint")
+    tails = edges.map("tails", lambda rows: rows.rename_columns(["b", "c"]))
+
+    def body(paths: Stage) -> Stage:
+        return paths.join("longer", tails, on=["b"]).map(
+            "ends", lambda r: r.select(["a", "c"]).rename_columns(["a", "b"])
+        )
+
+    edges.iterate("paths", body)
+    with tempfile.TemporaryDirectory() as root:
+        runner = Runner(flow, Path(root) / "s", seed)
+        assert runner.flow.loops["paths"].growing
+        seen: set[tuple[int, int]] = set()
+        for t, rows in enumerate(epochs):
+            columns = {name: pa.array([row[i] for row in rows], pa.int64()) for i, name in enumerate("ab")}
+            runner.advance(t, pa.table(columns))
+            seen |= set(rows)
+            closure = {(a, b) for a in range(6) for b in reach_slowly({y for x, y in seen if x == a}, seen)}
+            assert {(r["a"], r["b"]) for r in runner.read("paths", t).to_pylist()} == closure
+
+
+def test_phases() -> None:
+    assert rounds_done([], growing=True) is Phase.GROW
+    assert rounds_done([0], growing=True) is Phase.GROW, "what enters beside the variable comes in round 1"
+    assert rounds_done([3, 0], growing=True) is None
+    assert rounds_done([0, 2, 1], growing=False) is Phase.RETRACT
+    assert rounds_done([0, 2, 0], growing=False) is Phase.TURN
+    assert rounds_done([0, 0, 0], growing=False) is None
+    assert rounds_done([0, 2, 0, 5, 1], growing=False) is Phase.GROW
+    assert next_phase(Phase.TURN, 9, 0) is None
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        (lambda s: s.aggregate("x", key=["a"], n=nosync.count()), "a aggregate cannot be inside the loop l"),
+        (lambda s: s.join("x", s.map("y", lambda t: t), on=["a"], how="left"), "a left join cannot be inside"),
+        (lambda s: s.iterate("x", lambda v: v), "a loop inside the loop l"),
+        (lambda s: s, "returned l, which it did not build"),
+        (lambda s: None, "returned None, expected a stage"),
+        (lambda s: s.map("x", lambda t: t.rename_columns(["z"])), "the loop's body returns .z int64., expected"),
+    ],
+)
+def test_bodies_that_are_refused(body: Any, message: str, tmp_path: Path) -> None:
+    flow = nosync.Dataflow("f")
+    with pytest.raises((nosync.FlowError, nosync.SchemaError), match=message):  # noqa: PT012 - either may refuse
+        flow.source("s", "a bigint").iterate("l", body)
+        Runner(flow, tmp_path / "s", 0)
+
+
+def test_a_stage_outside_cannot_use_the_inside_of_a_loop() -> None:
+    flow = nosync.Dataflow("f")
+    inner = []
+    loop = flow.source("s", "a bigint").iterate("l", lambda v: inner.append(v.map("m", lambda t: t)) or inner[0])
+    with pytest.raises(nosync.FlowError, match="its input m is inside the loop l"):
+        inner[0].map("n", lambda t: t)
+    assert loop.map("fine", lambda t: t).loop is None
