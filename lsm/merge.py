@@ -13,6 +13,7 @@ A merge is an iterator of blocks (`merged_blocks`); each step works on one range
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -76,17 +77,12 @@ def choose_merge(trace: Sequence[Candidate], since: Time) -> tuple[int, int] | N
     oldest that `since` has passed hold more than a quarter of its rows, they are merged into it, so that superseded
     rows do not take more than about that share of the space.
     """
+    # A small layer with a larger one after it counts as one of that level: it waits for the same merge.
     levels = [level_of(layer.rows) for layer in trace]
-    start, highest = len(trace), -1
+    levels = list(itertools.accumulate(reversed(levels), max))[::-1]
     for level in sorted(set(levels)):
-        while start > 0 and levels[start - 1] <= level:
-            start -= 1
-        of_level = [i for i in range(start, len(trace)) if levels[i] == level]
-        if len(of_level) >= FANOUT:
-            highest = of_level[0]
-            break
-    if highest >= 0:
-        return highest, len(trace)
+        if levels.count(level) >= FANOUT:
+            return levels.index(level), len(trace)
     if len(trace) > 1 and trace[0].has_key:
         passed = next((i for i in range(1, len(trace)) if trace[i].description.upper > since + 1), len(trace))
         if sum(layer.rows for layer in trace[1:passed]) > _STALE_SHARE * trace[0].rows:

@@ -39,7 +39,7 @@ from nosync.lsm.hashing import HASH_BITS, U32
 from nosync.lsm.layer import LayerId
 from nosync.lsm.merge import Rows
 from nosync.lsm.timestamp import Time, epoch_of, pack
-from nosync.lsm.trace import DELETE, INSERT, UPDATE_BEFORE, Lookup, Trace, change_rows
+from nosync.lsm.trace import DELETE, INSERT, UPDATE_AFTER, UPDATE_BEFORE, Lookup, Trace, change_rows
 from nosync.lsm.writer import LayerRows, arrange
 from nosync.plan import BoundStage
 from nosync.windows import NO_WATERMARK
@@ -191,7 +191,26 @@ def apply_filter(work: Work) -> Produced:
     if not isinstance(mask, pa.Array) or mask.type != pa.bool_() or len(mask) != rows.num_rows:
         what = f"{mask.type} of length {len(mask)}" if isinstance(mask, pa.Array) else type(mask).__name__
         raise stage_error(id, f"its predicate returned {what}, expected {rows.num_rows} booleans, one for each row")
-    return Produced(arrange(conform(rows.filter(mask), work.stage.schema, id), (), whose=str(id)))
+    kept = np.flatnonzero(mask.fill_null(False).to_numpy(zero_copy_only=False))
+    filtered = lone_updates_named(rows.take(pa.array(kept)), kept)
+    return Produced(arrange(conform(filtered, work.stage.schema, id), (), whose=str(id)))
+
+
+def lone_updates_named(rows: pa.Table, places: Indices) -> pa.Table:
+    """Half of an update whose other half was filtered out is an insertion, or a deletion.
+
+    `places`: where each row was before, in ascending order; there a preimage came right before its postimage.
+    """
+    if CHANGE_TYPE_COLUMN not in rows.column_names or not rows.num_rows:
+        return rows
+    kinds = rows.column(CHANGE_TYPE_COLUMN)
+    is_pre, is_post = (pc.equal(kinds, kind).to_numpy() for kind in (UPDATE_BEFORE, UPDATE_AFTER))
+    next_is_other_half = np.zeros(len(places), dtype=np.bool_)
+    next_is_other_half[:-1] = is_pre[:-1] & is_post[1:] & (np.diff(places) == 1)
+    lone_pre = is_pre & ~next_is_other_half
+    lone_post = is_post & ~np.concatenate([[False], next_is_other_half[:-1]])
+    named = pc.if_else(pa.array(lone_pre), DELETE, pc.if_else(pa.array(lone_post), INSERT, as_array(kinds)))
+    return rows.set_column(rows.schema.get_field_index(CHANGE_TYPE_COLUMN), CHANGE_TYPE_COLUMN, named)
 
 
 def keep_rows(work: Work) -> Produced:

@@ -52,6 +52,7 @@ from nosync.operators import (
     apply_update,
     changes_of,
     keep_rows,
+    lone_updates_named,
     nothing_happened,
     source,
     stage_error,
@@ -285,6 +286,8 @@ class _ShardRun:
         if len(order) and (np.diff(tags[order]) == 0).any():  # a join in the JVM made several rows of one
             order = np.lexsort((content_hash(table.select(schema.names)), tags))
         fed.rows = table.take(pa.array(order))
+        if feed.jvm:
+            fed.rows = lone_updates_named(fed.rows, tags[order])
         return fed
 
     # --- step 2 -----------------------------------------------------------------------------------------------------

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from nosync.lsm.columns import order_by_key
@@ -221,6 +221,7 @@ def test_each_merge_step_does_bounded_work(tmp_path: Path) -> None:
 
 
 @given(st.lists(st.integers(0, 10**7), min_size=1, max_size=300), st.integers(0, 300))
+@example([0, 0, 0, 0, 0, 0, 1024, 0, 0, 0], 0)
 def test_the_policy_bounds_the_number_of_layers(sizes: list[int], since: int) -> None:
     """Appending layer after layer and merging whenever the policy says so."""
     trace: list[Candidate] = []

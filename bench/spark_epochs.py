@@ -1,0 +1,247 @@
+"""Epochs of a Spark job: what recording costs, what a large state costs, beside Structured Streaming, and recovery.
+
+The work is a keyed aggregation (count and sum) over random keys; each run gets the same rows. Without recording means: the
+same job on a file system in memory, with nothing made durable and nothing merged.
+"""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+
+import nosync
+from bench.harness import Result, Samples, timed
+from nosync.spark.session import local_session
+
+MEMORY_DIRECTORY = Path("/dev/shm")
+SCHEMA = "k bigint, v bigint"
+CORES = 2
+SHARDS = 2
+STREAM_BATCH_ROWS, STREAM_KEYS, STREAM_WARM_BATCHES = 500_000, 2_000_000, 8
+
+
+@dataclass
+class Run:
+    """One job and the epochs it ran."""
+
+    store: nosync.Store
+    job: nosync.Job
+    t: int = 0
+
+    def advance(self, rows: DataFrame) -> float:
+        took = timed(lambda: self.job.advance(self.t, {"rows": rows}))
+        self.t += 1
+        return took
+
+
+def aggregation() -> nosync.Dataflow:
+    flow = nosync.Dataflow("bench")
+    flow.source("rows", SCHEMA).aggregate("sums", key=["k"], n=nosync.count(), total=nosync.sum("v"))
+    return flow
+
+
+def start(spark: SparkSession, path: Path, *, recording: bool = True) -> Run:
+    store = nosync.open(path, settings=nosync.StoreSettings(background=recording))
+    return Run(store, nosync.Job(aggregation(), store, spark=spark, shards=SHARDS))
+
+
+def rows_of_batch(spark: SparkSession, first: int, rows: int, keys: int) -> DataFrame:
+    """Rows `first ..` of an endless random sequence of keys."""
+    return spark.range(first, first + rows, 1, CORES).selectExpr(f"pmod(xxhash64(id), {keys}) AS k", "id AS v")
+
+
+def all_keys(spark: SparkSession, keys: int) -> DataFrame:
+    return spark.range(0, keys, 1, CORES).selectExpr("id AS k", "id AS v")
+
+
+def run(scale: str) -> Iterator[Result]:
+    spark = local_session(CORES, "nosync-bench")
+    with tempfile.TemporaryDirectory(dir=".") as temporary:
+        root = Path(temporary)
+        yield from _recording(spark, root / "recording", repeats=20 if scale == "full" else 6)
+        yield from _state_sizes(spark, root / "sizes", largest=10**7 if scale == "full" else 10**6)
+        yield from _recovery(spark, root / "recovery")
+        yield from _structured_streaming(spark, root / "streaming", repeats=8 if scale == "full" else 4)
+    spark.stop()
+
+
+# --- recording on and off --------------------------------------------------------------------------------------------
+
+
+def _recording(spark: SparkSession, root: Path, repeats: int) -> Iterator[Result]:
+    keys = 2_000_000
+    for rows, goal in ((20_000, 1.05), (500_000, 1.03)):
+        off_root = Path(tempfile.mkdtemp(dir=MEMORY_DIRECTORY))
+        try:
+            on, off = start(spark, root / str(rows)), start(spark, off_root / "store", recording=False)
+            for one in (on, off):
+                one.advance(all_keys(spark, keys))
+            on_s, off_s = [], []
+            for i in range(repeats + 2):
+                batch = rows_of_batch(spark, i * rows, rows, keys)
+                # Who goes first alternates, and the first two rounds warm up.
+                for one, found in ((on, on_s), (off, off_s)) if i % 2 else ((off, off_s), (on, on_s)):
+                    took = one.advance(batch)
+                    if i >= 2:
+                        found.append(took)
+            on.store.close()
+            off.store.close()
+        finally:
+            shutil.rmtree(off_root)
+        ratio = Samples([a / b for a, b in zip(on_s, off_s, strict=True)])
+        yield Result(
+            f"epoch of {rows:,} rows, {keys:,} keys", "recording to disk", Samples(on_s).median, "s", "in memory only",
+            Samples(off_s).median, ratio.median, f"<= {goal}", ratio.median <= goal, ratio.spread, repeats,
+        )  # fmt: skip
+
+
+# --- the size of the state -------------------------------------------------------------------------------------------
+
+
+def _state_sizes(spark: SparkSession, root: Path, largest: int) -> Iterator[Result]:
+    sizes = [n for n in (10**5, 10**6, 10**7) if n <= largest]
+    rows, repeats = 20_000, 8
+    runs = {}
+    for n in sizes:
+        runs[n] = start(spark, root / str(n))
+        runs[n].advance(all_keys(spark, n))
+    seconds: dict[int, list[float]] = {n: [] for n in sizes}
+    for i in range(repeats + 2):
+        for n, one in runs.items():
+            took = one.advance(rows_of_batch(spark, i * rows, rows, n))
+            if i >= 2:
+                seconds[n].append(took)
+    for one in runs.values():
+        one.store.close()
+    smallest = Samples(seconds[sizes[0]])
+    for n in sizes[1:]:
+        found = Samples(seconds[n])
+        ratio = found.median / smallest.median
+        yield Result(
+            f"epoch of {rows:,} rows, {n:,} keys", "nosync", found.median, "s", f"the same with {sizes[0]:,} keys",
+            smallest.median, ratio, "<= 1.2", ratio <= 1.2, found.spread, repeats,
+        )  # fmt: skip
+
+
+# --- recovery --------------------------------------------------------------------------------------------------------
+
+
+def _five_stages() -> nosync.Dataflow:
+    flow = nosync.Dataflow("five")
+    kept = flow.source("rows", SCHEMA).map("kept", lambda rows: rows.filter(pc.greater_equal(rows["v"], 0)))
+    sums = kept.aggregate("sums", key=["k"], n=nosync.count(), total=nosync.sum("v"))
+    groups = sums.map("grouped", _to_group)
+    groups.aggregate("by_group", key=["g"], keys=nosync.count(), total=nosync.sum("total"))
+    return flow
+
+
+def _to_group(rows: pa.Table) -> pa.Table:
+    group = pc.cast(pc.divide(rows["k"], 1000), pa.int64())
+    return rows.select(["total", "_change_type"]).append_column("g", group)
+
+
+def _recovery(spark: SparkSession, root: Path) -> Iterator[Result]:
+    """One shard of one stage is lost for 1 and for 8 epochs, with a small and a large state."""
+    rows, epochs = 20_000, 10
+    found: dict[tuple[int, int], float] = {}
+    for keys in (10**5, 10**6):
+        with nosync.open(root / str(keys)) as store:
+            job = nosync.Job(_five_stages(), store, spark=spark, shards=SHARDS)
+            job.advance(0, {"rows": all_keys(spark, keys)})
+            for t in range(1, epochs):
+                job.advance(t, {"rows": rows_of_batch(spark, t * rows, rows, keys)})
+            store.sync()
+            job.recover()
+            for lost in (1, 8, 1, 8):  # the second time everything is warm
+                victims = _newest_layers(store, "sums", lost)
+                for path in victims:
+                    path.unlink()
+                took = timed(lambda: _check(job.recover(), len(victims)))
+                found[keys, lost] = took
+    for keys in (10**5, 10**6):
+        per_epoch = found[keys, 8] / 8
+        yield Result(
+            f"recover 8 lost layers of one shard, {keys:,} keys", "nosync, a layer", per_epoch, "s", "1 lost layer alone",
+            found[keys, 1], per_epoch / found[keys, 1],
+        )  # fmt: skip
+    small, large = found[10**5, 8], found[10**6, 8]
+    yield Result(
+        "recover 8 lost layers, 1,000,000 keys", "nosync", large, "s", "the same with 100,000 keys", small, large / small,
+    )  # fmt: skip
+
+
+def _newest_layers(store: nosync.Store, stage: str, epochs: int) -> list[Path]:
+    """The files of shard 0 of a stage that hold its newest epochs."""
+    mine = sorted((x for x in store.layers() if x.stage == stage and x.shard == 0), key=lambda x: int(x.lower))
+    return [Path(x.path) for x in mine if int(x.upper) - int(x.lower) == 1][-epochs:]
+
+
+def _check(report: nosync.RecoveryReport, lost: int) -> None:
+    if (report.lost, report.recomputed) != (lost, lost):
+        raise RuntimeError(f"expected {lost} layers lost and recomputed: {report}")
+
+
+# --- beside Structured Streaming -------------------------------------------------------------------------------------
+
+_STREAMING = {
+    "spark.sql.streaming.stateStore.providerClass": "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider",
+    "spark.sql.streaming.stateStore.rocksdb.changelogCheckpointing.enabled": "true",
+    "spark.sql.shuffle.partitions": str(SHARDS),
+}
+
+
+def _structured_streaming(spark: SparkSession, root: Path, repeats: int) -> Iterator[Result]:
+    rows, keys = STREAM_BATCH_ROWS, STREAM_KEYS
+    one = start(spark, root / "nosync")
+    ours = []
+    for i in range(STREAM_WARM_BATCHES + repeats):
+        took = one.advance(rows_of_batch(spark, i * rows, rows, keys))
+        if i >= STREAM_WARM_BATCHES:
+            ours.append(took)
+    one.store.close()
+    theirs = _stream_batches(spark, root / "checkpoint", rows, keys, repeats)
+    mine, peer = Samples(ours), Samples(theirs)
+    yield Result(
+        f"batch of {rows:,} rows, {keys:,} keys", "nosync", rows / mine.median, "rows/s",
+        "Structured Streaming, RocksDB + changelog", rows / peer.median, peer.median / mine.median, ">= 5.5",
+        peer.median / mine.median >= 5.5, mine.spread, repeats,
+    )  # fmt: skip
+
+
+def _stream_batches(spark: SparkSession, checkpoint: Path, rows: int, keys: int, repeats: int) -> Sequence[float]:
+    """Seconds of each micro-batch of Spark's own stateful aggregation, after the warm ones."""
+    before = {name: spark.conf.get(name, None) for name in _STREAMING}
+    for name, value in _STREAMING.items():
+        spark.conf.set(name, value)
+    try:
+        source = spark.readStream.format("rate-micro-batch").option("rowsPerBatch", rows).option("numPartitions", CORES)
+        keyed = source.load().selectExpr(f"pmod(xxhash64(value), {keys}) AS k", "value AS v")
+        sums = keyed.groupBy("k").agg(F.count(F.lit(1)).alias("n"), F.sum("v").alias("total"))
+        query = (
+            sums.writeStream.outputMode("update").format("noop").option("checkpointLocation", str(checkpoint)).start()
+        )
+        wanted = STREAM_WARM_BATCHES + repeats
+        progress: dict[int, Any] = {}
+        while len(progress) < wanted and query.isActive:
+            query.awaitTermination(1)
+            progress |= {p["batchId"]: p for p in query.recentProgress if p["numInputRows"] == rows}
+        query.stop()
+        if query.exception() is not None:
+            raise RuntimeError(str(query.exception()))
+        batches = [progress[i]["durationMs"]["triggerExecution"] / 1000 for i in sorted(progress)]
+        return batches[STREAM_WARM_BATCHES:wanted]
+    finally:
+        for name, old in before.items():
+            if old is None:
+                spark.conf.unset(name)
+            else:
+                spark.conf.set(name, old)
