@@ -10,6 +10,7 @@ import shutil
 import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -67,10 +68,10 @@ def run(scale: str) -> Iterator[Result]:
     spark = local_session(CORES, "nosync-bench")
     with tempfile.TemporaryDirectory(dir=".") as temporary:
         root = Path(temporary)
-        yield from _recording(spark, root / "recording", repeats=20 if scale == "full" else 6)
+        yield from _recording(spark, root / "recording", repeats=30 if scale == "full" else 12)
         yield from _state_sizes(spark, root / "sizes", largest=10**7 if scale == "full" else 10**6)
         yield from _recovery(spark, root / "recovery")
-        yield from _structured_streaming(spark, root / "streaming", repeats=8 if scale == "full" else 4)
+        yield from _structured_streaming(spark, root / "streaming", repeats=10 if scale == "full" else 4)
     spark.stop()
 
 
@@ -109,7 +110,7 @@ def _recording(spark: SparkSession, root: Path, repeats: int) -> Iterator[Result
 
 def _state_sizes(spark: SparkSession, root: Path, largest: int) -> Iterator[Result]:
     sizes = [n for n in (10**5, 10**6, 10**7) if n <= largest]
-    rows, repeats = 20_000, 8
+    rows, repeats = 20_000, 20
     runs = {}
     for n in sizes:
         runs[n] = start(spark, root / str(n))
@@ -154,7 +155,8 @@ def _recovery(spark: SparkSession, root: Path) -> Iterator[Result]:
     rows, epochs = 20_000, 10
     found: dict[tuple[int, int], float] = {}
     for keys in (10**5, 10**6):
-        with nosync.open(root / str(keys)) as store:
+        # Not merged, so that each epoch's layer can be lost alone.
+        with nosync.open(root / str(keys), settings=nosync.StoreSettings(merge=False)) as store:
             job = nosync.Job(_five_stages(), store, spark=spark, shards=SHARDS)
             job.advance(0, {"rows": all_keys(spark, keys)})
             for t in range(1, epochs):
@@ -165,7 +167,7 @@ def _recovery(spark: SparkSession, root: Path) -> Iterator[Result]:
                 victims = _newest_layers(store, "sums", lost)
                 for path in victims:
                     path.unlink()
-                took = timed(lambda: _check(job.recover(), len(victims)))
+                took = timed(partial(_recover, job, len(victims)))
                 found[keys, lost] = took
     for keys in (10**5, 10**6):
         per_epoch = found[keys, 8] / 8
@@ -185,7 +187,8 @@ def _newest_layers(store: nosync.Store, stage: str, epochs: int) -> list[Path]:
     return [Path(x.path) for x in mine if int(x.upper) - int(x.lower) == 1][-epochs:]
 
 
-def _check(report: nosync.RecoveryReport, lost: int) -> None:
+def _recover(job: nosync.Job, lost: int) -> None:
+    report = job.recover()
     if (report.lost, report.recomputed) != (lost, lost):
         raise RuntimeError(f"expected {lost} layers lost and recomputed: {report}")
 

@@ -26,7 +26,14 @@ from nosync.lsm.catalog import Catalog, Record, set_aside
 from nosync.lsm.compactor import Chain, Compactor
 from nosync.lsm.directory import CATALOG, LAYERS, QUARANTINE, LayerDirectory, Marker
 from nosync.lsm.env import storage_errors
-from nosync.lsm.errors import CatalogError, CorruptionError, NosyncError, OutOfOrderError, StorageError
+from nosync.lsm.errors import (
+    CatalogError,
+    CorruptionError,
+    DeterminismError,
+    NosyncError,
+    OutOfOrderError,
+    StorageError,
+)
 from nosync.lsm.history import History
 from nosync.lsm.layer import Description, LayerId, TraceId
 from nosync.lsm.lock import DirectoryLock
@@ -80,6 +87,7 @@ class Node:
         self._unsynced: dict[tuple[str, Epoch], Path] = {}  # manifests that are not durable yet
         self._safe: dict[str, Epoch] = {}
         self._retry_at: dict[LayerId, float] = {}
+        self._conflicts: set[LayerId] = set()  # computed again with other rows than were sealed
         self.problems: dict[str, str] = {}
         """What keeps layers from being durable, by path; empty when all is well."""
         self._durability = threading.Lock()  # one thread makes layers durable at a time
@@ -376,7 +384,15 @@ class Node:
             for id in sorted(ids)
         ]
         manifest = Manifest(line, Epoch(t), tuple(entries), meta or {})
-        manifest = publish_manifest(self.directory.root, manifest, self._env)
+        try:
+            manifest = publish_manifest(self.directory.root, manifest, self._env)
+        except DeterminismError as error:
+            sealed = {e.id: e.digest for e in manifests[Epoch(t)].entries} if Epoch(t) in manifests else {}
+            with self._lock:
+                self._conflicts.update(e.id for e in entries if sealed.get(e.id, e.digest) != e.digest)
+                self.problems[f"timestamp {t}"] = str(error)
+                self._safe.clear()
+            raise
         with self._lock:
             if manifest.t not in manifests:
                 self._unsynced[line, manifest.t] = self.directory.root / manifest.path
@@ -423,7 +439,8 @@ class Node:
         """Durable, or of a stage that can be computed again; but other rows than were sealed are never passed over."""
         if self._is_durable(entry):
             return True
-        return not entry.copies and entry.id.description not in self._records.get(entry.id.trace, {})
+        replaced = entry.id in self._conflicts or entry.id.description in self._records.get(entry.id.trace, {})
+        return not entry.copies and not replaced
 
     def settle(self) -> None:
         """Looks at what is on disk and makes it durable where that succeeds; what is torn goes to quarantine."""

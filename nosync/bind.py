@@ -103,12 +103,27 @@ class _Binder:
 
     def _source(self, stage: Stage) -> None:
         schema = self._parse(stage)
-        self._new_segment(self._stage(stage, schema, changing=False, described=str(schema)))
+        bound = self._stage(stage, schema, changing=False, described=str(schema))
+        self._new_segment(replace(bound, placed_by=self._first_key(stage.name, schema)))
+
+    def _first_key(self, name: str, schema: pa.Schema) -> tuple[str, ...]:
+        """The key of the first stage that takes a source's rows by key: its rows go to their shards at once."""
+        for stage in self._flow.consumers(name):
+            key: tuple[str, ...] = ()
+            if stage.kind in (AGGREGATE, UPDATE, DEDUPE):
+                key = stage.key or tuple(schema.names)
+            elif stage.kind == FILTER:
+                key = self._first_key(stage.name, schema)
+            if key and set(key) <= set(schema.names):
+                return key
+        return ()
 
     def _stateless(self, stage: Stage) -> None:
         upstream = self.bound[stage.inputs[0]]
         schema = upstream.rows_schema if stage.kind == FILTER else self._map_schema(stage, upstream)
         bound = self._stage(stage, schema, changing=upstream.changing)
+        if stage.kind == FILTER:
+            bound = replace(bound, placed_by=upstream.placed_by)
         if upstream.name in self._segment_of and upstream.loop == stage.loop:
             self._join_segment(bound, upstream.name)
         else:
@@ -172,7 +187,11 @@ class _Binder:
             schema = pa.schema(fields)
         bound = self._stage(stage, schema, changing=changing, key=key, plan=plan, options={**options, "feed_key": key})
         kind = DISTINCT if stage.kind == DEDUPE and plan is None else AGGREGATE if stage.kind == DEDUPE else stage.kind
-        self._new_segment(replace(bound, kind=kind), [self._feed(upstream.name, key)])
+        bound = replace(bound, kind=kind, placed_by=key)
+        if upstream.placed_by == key and upstream.name in self._segment_of and upstream.loop is None:
+            self._join_segment(bound, upstream.name)  # the rows of each key are in its shard already
+        else:
+            self._new_segment(bound, [self._feed(upstream.name, key)])
 
     def _window(self, stage: Stage) -> None:
         """Three stages on the same rows: the watermark, the late rows, and the aggregates."""
@@ -264,6 +283,7 @@ class _Binder:
         bound = self._stage(
             declared, schema, changing=changing, key=key, options={"join": spec, "joined": joined}, described=repr(spec)
         )
+        bound = replace(bound, placed_by=spec.on)
         feeds = list(dict.fromkeys(self._feed(side.name, spec.on) for side in (left, right)))
         self._new_segment(parts[0], feeds)
         self._join_segment(parts[1], parts[0].name)
@@ -352,6 +372,7 @@ class _Binder:
             stage.deterministic,
             dict(options or {}) | {k: v for k, v in stage.options.items() if k in ("ttl", "expressions", "on", "how", "table")},
             stage.name if stage.kind == LOOP else stage.loop,
+            tuple((options or {}).get("feed_key", ())),
         )  # fmt: skip
 
     def _part(

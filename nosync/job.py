@@ -9,7 +9,7 @@ job.recover()
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -347,8 +347,12 @@ class Job:
 
     # --- recovery -------------------------------------------------------------------------------------------------
 
-    def recover(self, inputs: InputsAt | None = None, *, verify: bool = False) -> RecoveryReport:
+    def recover(
+        self, inputs: InputsAt | None = None, *, verify: bool = False, outputs: Collection[str] | None = None
+    ) -> RecoveryReport:
         """Restores every layer that manifests list and that is lost, recomputing only what is missing.
+
+        `outputs`: the stages that are wanted back; layers that none of them needs stay lost (default: all are wanted).
 
         `inputs(t)` gives the rows of the sources at an epoch again; needed only where recorded source layers are
         lost too. `verify` reads every byte first, so that flipped bits count as lost. A recomputed layer
@@ -361,7 +365,12 @@ class Job:
         missing = self._node.missing()
         safe = self._node.safe_point()
         clock.lap("inspect")
-        wanted = [Cell(m.t, m.entry.id.trace.stage, m.entry.id.trace.shard.index) for m in missing]
+        chosen = {self._stage(name).name for name in (self.flow.stages if outputs is None else outputs)}
+        wanted = [
+            Cell(m.t, m.entry.id.trace.stage, m.entry.id.trace.shard.index)
+            for m in missing
+            if m.entry.id.trace.stage in chosen
+        ]
         recovery = self.plan_recovery(wanted, can_replay=inputs is not None)
         clock.lap("plan")
         computed, reused = 0, 0

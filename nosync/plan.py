@@ -48,6 +48,8 @@ class BoundStage:
 
     loop: str | None = None
     """The loop that it is a part of; of the loop's variable its own name."""
+    placed_by: tuple[str, ...] = ()
+    """The columns by whose hash its rows are in their shards; empty: by something else."""
 
     @property
     def of_rounds(self) -> bool:

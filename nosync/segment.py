@@ -30,10 +30,12 @@ import pyarrow.compute as pc
 from nosync.dataflow import AGGREGATE, FILTER, IN_JVM, JOIN, LOOP, MAP, PART_SEPARATOR, SOURCE, UNION, UPDATE, WINDOW
 from nosync.joins import content_hash
 from nosync.loops import apply_loop, changes_of_round, consolidate, recorded_changes
+from nosync.lsm.columns import key_columns
 from nosync.lsm.directory import LayerDirectory
 from nosync.lsm.env import storage_errors
 from nosync.lsm.errors import DeterminismError
 from nosync.lsm.fence import check_fence
+from nosync.lsm.hashing import hash64
 from nosync.lsm.history import History, View, span_at, view_at
 from nosync.lsm.layer import Description, LayerId, Shard, TraceId, of_round
 from nosync.lsm.timestamp import Time, end_of, pack
@@ -411,7 +413,13 @@ class _ShardRun:
     def _input(self, stage: BoundStage, name: str, id: LayerId) -> pa.Table:
         feed = self._task.feed_of(stage.name, name)
         if feed is None:
-            return self._changes_of(name)
+            rows = self._changes_of(name)
+            key = stage.options.get("feed_key", ())
+            if not key:
+                return rows
+            # What the JVM computes where rows change their shard.
+            hashes = hash64(key_columns(rows, key, str(id))).view(np.int64)
+            return rows.append_column(HASH64_COLUMN, pa.array(hashes))
         silent = self._silent(feed)
         if silent:
             raise stage_error(

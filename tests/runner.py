@@ -112,7 +112,8 @@ class Runner:
             parts = [pa.concat_tables([f[i] for f in fed], promote_options="default") for i in range(self.shards)]
         elif not segment.feeds:
             rows = given[segment.name]
-            parts = self._by_shard(self._hashed(rows, rows.column_names))
+            placed = self._by_shard(self._hashed(rows, self.flow.stages[segment.name].placed_by or rows.column_names))
+            parts = [self._hashed(part.drop_columns([HASH64_COLUMN]), rows.column_names) for part in placed]
         found = []
         for i, part in enumerate(parts):
             found += list(task.run_shard(i, iter(part.to_batches() if part is not None else [])))

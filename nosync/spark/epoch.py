@@ -371,7 +371,10 @@ class _EpochJob:
             return self._spark.createDataFrame([], schema).repartitionById(self._plan.shards, F.lit(0))
         rows = given.select([F.col(quoted(name)) for name in head.schema.names])
         rows = rows.withColumn(HASH64_COLUMN, F.xxhash64(*(F.col(quoted(name)) for name in head.schema.names)))
-        return rows.repartitionById(self._plan.shards, self._shard_of(F.col(HASH64_COLUMN)).cast("int"))
+        placed = F.col(HASH64_COLUMN)
+        if head.placed_by:
+            placed = F.xxhash64(*(F.col(quoted(name)) for name in head.placed_by))
+        return rows.repartitionById(self._plan.shards, self._shard_of(placed).cast("int"))
 
     def _shard_of(self, hash64: Column) -> Column:
         """The shard of a key hash: hash32 -> key group -> shard, as `lsm.hashing` and `Shard.groups` have it."""

@@ -165,7 +165,8 @@ def test_how_rows_are_cut_into_epochs_does_not_matter(rows: list[tuple[Any, Any]
 
 def test_a_stage_never_computes_from_a_part_of_its_input(tmp_path: Path) -> None:
     flow = nosync.Dataflow("f")
-    flow.source("rows", "word string, x bigint, tag string").aggregate("all", key=["word"], **FUNCTIONS)
+    source = flow.source("rows", "word string, x bigint, tag string")
+    source.map("rows_again", lambda rows: rows).aggregate("all", key=["word"], **FUNCTIONS)
     runner = Runner(flow, tmp_path / "s", 1)
     rows = {"rows": to_table([("a", 1), ("b", 2)])}
     segment = runner.flow.segments["all"]
@@ -174,6 +175,6 @@ def test_a_stage_never_computes_from_a_part_of_its_input(tmp_path: Path) -> None
     assert marks == {b'all-from:{"from": 0}': SHARDS, b'all-from:{"from": 1}': SHARDS}
     part = sent.filter(pa.array([r != b'all-from:{"from": 1}' for r in sent[REPORT_COLUMN].to_pylist()]))
     part = part.append_column(HASH64_COLUMN, pa.nulls(part.num_rows, pa.int64()))
-    with pytest.raises(nosync.StageError, match=r"shards \[1\] of its input rows sent nothing"):
+    with pytest.raises(nosync.StageError, match=r"shards \[1\] of its input rows_again sent nothing"):
         list(runner.task(0, segment, None).run_shard(0, iter(part.to_batches())))
     assert not directory_of(str(runner.root), 128).traces("all")

@@ -52,3 +52,18 @@ def test_the_streaming_page(
     assert "|     ann|     1|    3|" in printed
     assert printed.count("insert") == 2
     assert (tmp_path / "out" / "epoch=0").is_dir()
+
+
+def test_the_operators_page(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    page = README.parent / "docs" / "operators.md"
+    blocks = re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL)
+    assert len(blocks) == 7
+    monkeypatch.chdir(tmp_path)
+    exec(compile("\n".join(blocks), str(page), "exec"), {"__name__": "page"})
+    printed = capsys.readouterr().out
+    assert "|plain|        1|" in printed
+    assert "| gold|        1|" in printed
+    assert "|Oslo| 60.0|" in printed
+    assert [node for node in "abc" if f"|   {node}|" in printed] == list("abc")
