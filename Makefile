@@ -5,8 +5,9 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 OUT    ?= nosync-demo
 CYCLES ?= 200
+KILLS ?= 50
 
-.PHONY: help setup java demo test check format crash bench clean
+.PHONY: help setup java demo test check format crash kills bench clean
 
 help:  ## Show the targets.
 	@grep -hE '^[a-z-]+:.*## ' Makefile | awk -F ':.*## ' '{printf "  make %-8s %s\n", $$1, $$2}'
@@ -42,6 +43,9 @@ format: setup  ## Rewrite the sources as `check` wants them.
 
 crash: setup  ## The kill -9 loop, CYCLES=200 times.
 	NOSYNC_CRASH_CYCLES=$(CYCLES) $(BIN)/python -m pytest tests/crash/test_kill.py
+
+kills: setup  ## Kill the driver of a streaming job KILLS=50 times, at any moment.
+	NOSYNC_STREAM_KILLS=$(KILLS) $(BIN)/python -m pytest tests/spark/test_stream.py -k killing
 
 bench: setup  ## Measure the layer log and the recording of a Spark job beside their baselines.
 	$(BIN)/python -m bench

@@ -20,7 +20,7 @@ from nosync.lsm.env import Env, storage_errors
 from nosync.lsm.errors import CorruptionError, DeterminismError, InvalidInputError
 from nosync.lsm.history import History, Span
 from nosync.lsm.layer import Description, Digest, LayerId, Shard, TraceId, check_name
-from nosync.lsm.timestamp import Epoch, Time, pack, show
+from nosync.lsm.timestamp import END_OF_TIME, Epoch, Time, pack, show
 from nosync.lsm.writer import temporary_path
 
 MAIN_LINE = "main"
@@ -125,6 +125,17 @@ def _publish(root: Path, final: Path, text: bytes, env: Env) -> bool:
     return True
 
 
+def publish_small(root: Path, final: Path, fields: Mapping[str, Any], env: Env) -> bool:
+    """Publishes a small JSON file with its digest, whole or not at all. False where the name is taken."""
+    return _publish(root, final, _sealed(fields), env)
+
+
+def read_small(path: Path, env: Env) -> dict[str, Any]:
+    """What `publish_small` wrote. Raises CorruptionError where it is damaged."""
+    with storage_errors("read", path):
+        return _unsealed(env.read(path), str(path))
+
+
 def sync_published(path: Path, env: Env) -> None:
     """Makes a published manifest or pin durable: its contents, and its name."""
     with storage_errors("sync", path):
@@ -177,10 +188,6 @@ def read_manifests(root: Path, line: str, env: Env) -> tuple[dict[Epoch, Manifes
     return dict(sorted(manifests.items())), errors
 
 
-def lines(root: Path, env: Env) -> list[str]:
-    return sorted({MAIN_LINE, *env.list_dir(root / MANIFESTS)})
-
-
 class Histories:
     """The histories of all stages of a line, learned from its manifests in order of time."""
 
@@ -205,8 +212,14 @@ class Histories:
                 spans[-1] = replace(spans[-1], upper=begins)
             spans.append(Span(fingerprint, count, begins))
 
-    def of(self, stage: str) -> History:
-        return tuple(self._spans.get(stage, ()))
+    def until(self, t: int) -> Histories:
+        """The same up to an epoch: where a branch begins."""
+        end, found = pack(t + 1), Histories()
+        for stage, spans in self._spans.items():
+            kept = [replace(s, upper=END_OF_TIME) if s.upper >= end else s for s in spans if s.lower < end]
+            if kept:
+                found._spans[stage] = kept
+        return found
 
     def all(self) -> dict[str, History]:
         return {stage: tuple(spans) for stage, spans in self._spans.items()}
@@ -246,8 +259,3 @@ def delete_pin(root: Path, name: str, env: Env) -> None:
     with storage_errors("remove pin", root / PINS / name):
         env.unlink(root / PINS / f"{name}.json")
         env.sync_dir(root / PINS)
-
-
-def expected_epoch(manifests: Mapping[Epoch, Manifest]) -> Epoch | None:
-    """The next epoch to be sealed; None where any may come first."""
-    return Epoch(max(manifests) + 1) if manifests else None

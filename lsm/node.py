@@ -22,6 +22,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from nosync.lsm.branches import MAIN
 from nosync.lsm.catalog import Catalog, Record, set_aside
 from nosync.lsm.compactor import Chain, Compactor
 from nosync.lsm.directory import CATALOG, LAYERS, QUARANTINE, LayerDirectory, Marker
@@ -36,19 +37,15 @@ from nosync.lsm.errors import (
 )
 from nosync.lsm.history import History
 from nosync.lsm.layer import Description, LayerId, TraceId
+from nosync.lsm.lines import Lines
 from nosync.lsm.lock import DirectoryLock
 from nosync.lsm.manifest import (
-    MAIN_LINE,
     Entry,
-    Histories,
     Manifest,
     Pin,
     delete_pin,
-    expected_epoch,
-    lines,
     publish_manifest,
     publish_pin,
-    read_manifests,
     read_pins,
     sync_published,
 )
@@ -80,10 +77,7 @@ class Node:
         self._lock = threading.RLock()  # the fields below, and the catalog
         self._records: dict[TraceId, dict[Description, Record]] = {}
         self._pending: dict[LayerId, None] = {}
-        self._manifests: dict[str, dict[Epoch, Manifest]] = {}
         self._pins: dict[str, Pin] = {}
-        self._origins: dict[TraceId, set[Time]] = {}
-        self._histories: dict[str, Histories] = {}
         self._unsynced: dict[tuple[str, Epoch], Path] = {}  # manifests that are not durable yet
         self._safe: dict[str, Epoch] = {}
         self._retry_at: dict[LayerId, float] = {}
@@ -142,14 +136,12 @@ class Node:
         with storage_errors("clean", root / TEMPORARY_DIRECTORY):
             for name in self._env.list_dir(root / TEMPORARY_DIRECTORY):
                 self._env.unlink(root / TEMPORARY_DIRECTORY / name)
-        for line in lines(root, self._env):
-            manifests, errors = read_manifests(root, line, self._env)
-            for error in errors:
-                self._quarantine_file(Path(str(error).split(":", 1)[0]), f"manifest.{line}", error)
-            self._manifests[line] = manifests
-            for manifest in manifests.values():
-                self._learn(manifest)
-                self._unsynced[line, manifest.t] = root / manifest.path
+        self.lines = Lines(root, self._env)
+        for error in self.lines.errors:
+            self._quarantine_file(Path(str(error).split(":", 1)[0]), "manifest", error)
+        for branch in self.lines.refs.names:
+            for manifest in self.lines.manifests(branch).values():
+                self._unsynced[manifest.line, manifest.t] = root / manifest.path
         self._pins = read_pins(root, self._env)
         self._check_records()
         self.scan()
@@ -343,88 +335,87 @@ class Node:
 
     # --- manifests, safe point, retention -------------------------------------------------------------------------
 
-    def _learn(self, manifest: Manifest) -> None:
-        self._histories.setdefault(manifest.line, Histories()).add(manifest)
-        for entry in manifest.entries:
-            self._origins.setdefault(entry.id.trace, set()).add(entry.origin)
-
     def origin(self, trace: TraceId) -> Time | None:
         """Where a trace first begins, as far as manifests say."""
-        with self._lock:
-            return min(self._origins.get(trace, ()), default=None)
+        return min(self.lines.origins(trace), default=None)
 
-    def histories(self, line: str = MAIN_LINE) -> dict[str, History]:
-        """By stage, which fingerprint and number of shards wrote each stretch of the line's sealed epochs."""
-        with self._lock:
-            return self._histories[line].all() if line in self._histories else {}
+    def histories(self, branch: str = MAIN) -> dict[str, History]:
+        """By stage, which fingerprint and number of shards wrote each stretch of the branch's sealed epochs."""
+        return self.lines.histories(branch)
 
     def seal(
         self,
         t: int,
         ids: Sequence[LayerId],
-        line: str = MAIN_LINE,
+        branch: str = MAIN,
         meta: dict[str, Any] | None = None,
         copies: Mapping[str, int] | None = None,
     ) -> Manifest:
         """Writes the manifest of epoch `t` with these layers, which must exist. The same again is a success.
 
         `copies`: by stage, how many durable copies the safe point waits for (default 1; 0: it does not wait).
-
         Raises OutOfOrderError unless `t` is the next one to be sealed or sealed already, DeterminismError when it was
         sealed with other layers.
         """
-        self.check_sealable(t, line)
-        with self._lock:
-            manifests = self._manifests.setdefault(line, {})
-            before = manifests.get(Epoch(t - 1))
+        self.check_sealable(t, branch)
+        line, sealed, before = (
+            self.lines.line(branch),
+            self.lines.manifest(t, branch),
+            self.lines.manifest(t - 1, branch),
+        )
         origins = {entry.id.trace: entry.origin for entry in before.entries} if before else {}
+        known = self._sealed_elsewhere(t, sealed)
         required = copies or {}
         entries = [
-            replace(self._entry(id, manifests.get(Epoch(t)), origins), copies=required.get(id.trace.stage, 1))
-            for id in sorted(ids)
+            replace(self._entry(id, known, origins), copies=required.get(id.trace.stage, 1)) for id in sorted(ids)
         ]
-        manifest = Manifest(line, Epoch(t), tuple(entries), meta or {})
+        manifest = Manifest(sealed.line if sealed else line.id, Epoch(t), tuple(entries), meta or {})
         try:
             manifest = publish_manifest(self.directory.root, manifest, self._env)
         except DeterminismError as error:
-            sealed = {e.id: e.digest for e in manifests[Epoch(t)].entries} if Epoch(t) in manifests else {}
+            expected = {e.id: e.digest for e in sealed.entries} if sealed else {}
             with self._lock:
-                self._conflicts.update(e.id for e in entries if sealed.get(e.id, e.digest) != e.digest)
+                self._conflicts.update(e.id for e in entries if expected.get(e.id, e.digest) != e.digest)
                 self.problems[f"timestamp {t}"] = str(error)
                 self._safe.clear()
             raise
         with self._lock:
-            if manifest.t not in manifests:
-                self._unsynced[line, manifest.t] = self.directory.root / manifest.path
-                self._learn(manifest)
-            manifests[manifest.t] = manifest
+            if sealed is None:
+                self._unsynced[manifest.line, manifest.t] = self.directory.root / manifest.path
+                self.lines.add(manifest)
         self.note(e.id for e in manifest.entries if not self._is_durable(e))
         self._wake_merger.set()
         return manifest
 
-    def check_sealable(self, t: int, line: str = MAIN_LINE) -> None:
-        """Raises OutOfOrderError unless epoch `t` is the next one of the line, or sealed already."""
-        manifests = self.manifests(line)
-        expected = expected_epoch(manifests)
-        if expected is not None and t not in manifests and t != expected:
-            raise OutOfOrderError(f"cannot seal {t}: the next timestamp of line {line} is {expected}")
+    def _sealed_elsewhere(self, t: int, sealed: Manifest | None) -> dict[LayerId, Entry]:
+        """What manifests of the epoch say of layers: that of the branch, and those of others, whose layers it shares."""
+        found: dict[LayerId, Entry] = {}
+        others = [self.lines.manifest(t, name) for name in self.lines.refs.names]
+        for manifest in [*others, sealed]:
+            found |= {entry.id: entry for entry in manifest.entries} if manifest else {}
+        return found
 
-    def _entry(self, id: LayerId, sealed: Manifest | None, origins: Mapping[TraceId, Time]) -> Entry:
+    def check_sealable(self, t: int, branch: str = MAIN) -> None:
+        """Raises OutOfOrderError unless epoch `t` is the next one of the branch, or sealed already."""
+        expected = self.lines.expected(branch)
+        if expected is not None and self.lines.manifest(t, branch) is None and t != expected:
+            raise OutOfOrderError(f"cannot seal {t}: the next timestamp of branch {branch} is {expected}")
+
+    def _entry(self, id: LayerId, sealed: Mapping[LayerId, Entry], origins: Mapping[TraceId, Time]) -> Entry:
         """`origins`: where the traces of the epoch before begin; another trace begins here."""
-        for entry in sealed.entries if sealed else ():
-            if entry.id == id and not self._exists(id):
-                return entry  # merged since: the manifest remembers what it was
+        known = sealed.get(id)
+        if known is not None and not self._exists(id):
+            return known  # merged since: the manifest remembers what it was
         reader = self.directory.reader(id)
         origin = id.description.lower
         if not id.trace.shard.count:  # appended to directly, perhaps before anything was sealed
             origin = min(d.lower for d in self.directory.descriptions(id.trace))
             origin = min(origin, self.origin(id.trace) or origin)
-        known = next((e.origin for e in sealed.entries if e.id == id), None) if sealed else None
-        return Entry(id, reader.digest, reader.info.rows, origins.get(id.trace, origin) if known is None else known)
+        begins = origins.get(id.trace, origin) if known is None else known.origin
+        return Entry(id, reader.digest, reader.info.rows, begins)
 
-    def manifests(self, line: str = MAIN_LINE) -> dict[Epoch, Manifest]:
-        with self._lock:
-            return dict(self._manifests.get(line, {}))
+    def manifests(self, branch: str = MAIN) -> dict[Epoch, Manifest]:
+        return self.lines.manifests(branch)
 
     def _is_durable(self, entry: Entry) -> bool:
         d = entry.id.description
@@ -447,26 +438,30 @@ class Node:
         self.scan()
         self._drain()
 
-    def missing(self, line: str = MAIN_LINE) -> list[Missing]:
-        """The layers that manifests of the line list and no file holds, by epoch."""
+    def missing(self, branch: str = MAIN) -> list[Missing]:
+        """The layers that manifests of the branch list and no file holds, by epoch."""
         self.scan()
         found = []
-        for t, manifest in self.manifests(line).items():
+        for t, manifest in self.manifests(branch).items():
             with self._lock:
                 waiting = set(self._pending)
-            found += [Missing(e, t, line) for e in manifest.entries if not self._is_durable(e) and e.id not in waiting]
+            found += [
+                Missing(e, t, manifest.line)
+                for e in manifest.entries
+                if not self._is_durable(e) and e.id not in waiting
+            ]
         return found
 
-    def safe_point(self, line: str = MAIN_LINE) -> Epoch | None:
+    def safe_point(self, branch: str = MAIN) -> Epoch | None:
         """The largest epoch up to which every manifest exists and every layer in it is durable; None if there is none."""
+        manifests, line = self.lines.manifests(branch), self.lines.line(branch).id
         with self._lock:
-            manifests = self._manifests.get(line, {})
             if not manifests:
                 return None
             safe = self._safe.get(line, Epoch(min(manifests) - 1))
             while (
                 (following := manifests.get(Epoch(safe + 1)))
-                and (line, following.t) not in self._unsynced
+                and (following.line, following.t) not in self._unsynced
                 and all(self._is_safe(e) for e in following.entries)
             ):
                 safe = Epoch(safe + 1)
@@ -474,15 +469,13 @@ class Node:
                 self._safe[line] = safe
             return safe if safe in manifests else None
 
-    def last_sealed(self, line: str = MAIN_LINE) -> Epoch | None:
-        with self._lock:
-            manifests = self._manifests.get(line)
-            return max(manifests) if manifests else None
+    def last_sealed(self, branch: str = MAIN) -> Epoch | None:
+        return self.lines.last_sealed(branch)
 
     def since(self) -> Time:
         """The compaction frontier: reads as of this time and later are exact."""
         with self._lock:
-            newest = [max(manifests) for manifests in self._manifests.values() if manifests]
+            newest = self.lines.newest()
             if self.settings.retain is None or not newest:
                 return ZERO
             held = [min(newest) - self.settings.retain, *(pin.t for pin in self._pins.values())]
@@ -515,12 +508,9 @@ class Node:
         """
         with self._lock:
             available = list(self._records.get(trace, {}))
-            origins = sorted(self._origins.get(trace, ()))
-            newest = [max(manifests) for manifests in self._manifests.values() if manifests]
-            first = min((min(o) for t, o in self._origins.items() if t.stage == trace.stage), default=None)
-        if not newest:
-            return []
-        sealed = [d for d in available if d.upper <= end_of(min(newest))]
+        origins, first = self.lines.origins(trace), self.lines.first_origin(trace.stage)
+        until = self.lines.sealed_until(trace)
+        sealed = [d for d in available if d.upper <= until]
         chains = []
         for i, origin in enumerate(origins):
             end = origins[i + 1] if i + 1 < len(origins) else END_OF_TIME
@@ -573,13 +563,40 @@ class Node:
         """Forgets and deletes a stage's layers of single rounds inside epoch `t`."""
         for trace in self.directory.traces(stage):
             inside = [d for d in self.directory.descriptions(trace) if pack(t) <= d.lower and d.upper <= end_of(t)]
-            rounds = [LayerId(trace, d) for d in inside if round_of(d.lower) or round_of(d.upper)]
-            with self._lock:
-                self._catalog.apply(remove=[id for id in rounds if id.description in self._records.get(trace, {})])
-                for id in rounds:
-                    self._records.get(trace, {}).pop(id.description, None)
-                    self._pending.pop(id, None)
-            self._compactor.discard(rounds)
+            self._forget([LayerId(trace, d) for d in inside if round_of(d.lower) or round_of(d.upper)])
+
+    # --- branches -----------------------------------------------------------------------------------------------------
+
+    def delete_branch(self, name: str) -> int:
+        """Deletes a branch with what nothing else needs: its own manifests, and layers that only they list. Returns the
+        number of layers.
+        """
+        self.lines.delete(name)
+        return self._prune()
+
+    def promote(self, name: str, keep_as: str | None) -> None:
+        """Lets `main` be the line of a branch; the old line is kept as another branch, or dropped."""
+        self.lines.promote(name, keep_as)
+        with self._lock:
+            self._safe.clear()
+        self._prune()
+
+    def _prune(self) -> int:
+        dropped: list[LayerId] = []
+        for trace, until in self.lines.prune().items():
+            dropped += [LayerId(trace, d) for d in self.directory.descriptions(trace) if d.lower >= until]
+        self._forget(dropped)
+        return len(dropped)
+
+    def _forget(self, ids: Sequence[LayerId]) -> None:
+        """Layers that nothing lists any more: out of the catalog now, off the disk a grace period later."""
+        with self._lock:
+            known = [id for id in ids if id.description in self._records.get(id.trace, {})]
+            self._catalog.apply(remove=known)
+            for id in ids:
+                self._records.get(id.trace, {}).pop(id.description, None)
+                self._pending.pop(id, None)
+        self._compactor.discard(ids)
 
     # --- threads ---------------------------------------------------------------------------------------------------
 

@@ -6,10 +6,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import PurePosixPath
 
-from nosync.lsm.directory import LAYERS, LayerDirectory
+from nosync.lsm.branches import read_refs
+from nosync.lsm.directory import LAYERS, MANIFESTS, LayerDirectory
 from nosync.lsm.errors import NosyncError
 from nosync.lsm.layer import parse_path
-from nosync.lsm.manifest import lines, read_manifests, read_pins
+from nosync.lsm.manifest import read_manifests, read_pins
 from nosync.lsm.reader import LayerReader
 
 
@@ -49,12 +50,13 @@ def verify_directory(directory: LayerDirectory, progress: Callable[[int, int], N
         if progress:
             progress(done, len(paths))
     manifests = 0
-    for line in lines(root, env):
+    for line in env.list_dir(root / MANIFESTS):
         good, bad = read_manifests(root, line, env)
         manifests += len(good)
         errors += [str(error) for error in bad]
-    try:
-        read_pins(root, env)
-    except NosyncError as error:
-        errors.append(str(error))
+    for small_files in (read_pins, read_refs):
+        try:
+            small_files(root, env)
+        except NosyncError as error:
+            errors.append(str(error))
     return VerifyReport(layers, manifests, size, tuple(errors))

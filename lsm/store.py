@@ -21,6 +21,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from nosync.lsm.branches import MAIN, Line
 from nosync.lsm.catalog import Catalog
 from nosync.lsm.columns import INTERNAL_PREFIX, Bools, describe, key_columns, plain, unify_schemas
 from nosync.lsm.directory import (
@@ -45,7 +46,8 @@ from nosync.lsm.errors import (
 from nosync.lsm.hashing import Hasher, hash32
 from nosync.lsm.history import View, views_of
 from nosync.lsm.layer import Description, LayerId, Shard, TraceId, check_name
-from nosync.lsm.manifest import MAIN_LINE, Histories, Manifest, Pin, read_manifests, read_pins
+from nosync.lsm.lines import Lines
+from nosync.lsm.manifest import Manifest, Pin, read_pins
 from nosync.lsm.merge import RowFilter
 from nosync.lsm.node import Missing, Node
 from nosync.lsm.scrub import VerifyReport, verify_directory
@@ -237,6 +239,7 @@ class Store:
         shard: int | None = None,
         columns: Sequence[str] | None = None,
         prefix: Mapping[str, Any] | None = None,
+        branch: str = MAIN,
     ) -> pa.Table:
         """The state of a stage as of epoch `as_of` (default: the last sealed one): one row per live key.
 
@@ -244,17 +247,23 @@ class Store:
         columns. Before the stage's first epoch the state is empty. Raises UnknownStageError, NotAvailableError
         (not recorded yet), CompactedError (below `since`), HoleError, CorruptionError.
         """
-        as_of = self._as_of(as_of)
-        traces = [self._trace(view, as_of) for view in self._views(stage, as_of, shard)]
+        as_of = self._as_of(as_of, branch)
+        traces = [self._trace(view, as_of) for view in self._views(stage, as_of, shard, branch)]
         keep = _prefix_filter(prefix, traces[0], stage) if prefix else None
         return self._table(stage, traces, lambda trace: trace.scan(last_of(as_of), keep), columns)
 
     def lookup(
-        self, stage: str, keys: pa.Table, as_of: int | None = None, *, columns: Sequence[str] | None = None
+        self,
+        stage: str,
+        keys: pa.Table,
+        as_of: int | None = None,
+        *,
+        columns: Sequence[str] | None = None,
+        branch: str = MAIN,
     ) -> pa.Table:
         """The rows of the given keys as of `as_of`, in the order of `keys`; keys without a row are left out."""
-        as_of = self._as_of(as_of)
-        traces = [self._trace(view, as_of) for view in self._views(stage, as_of)]
+        as_of = self._as_of(as_of, branch)
+        traces = [self._trace(view, as_of) for view in self._views(stage, as_of, None, branch)]
         key = next((trace.key for trace in traces if trace.key), None)
         if key is None:
             raise InvalidInputError(f"stage {stage} is a log: it has no key to look up; use read() or changes()")
@@ -286,40 +295,40 @@ class Store:
         table = pa.concat_tables(batches, promote_options="default")
         return _select(table.take(pc.sort_indices(pa.concat_arrays(positions))), columns, stage)
 
-    def changes(self, stage: str, after: int, until: int, *, shard: int | None = None) -> pa.Table:
+    def changes(self, stage: str, after: int, until: int, *, shard: int | None = None, branch: str = MAIN) -> pa.Table:
         """The change feed: what turns the state as of epoch `after` into the state as of epoch `until`.
 
         Columns: the stage's, `_change_type` (insert, update_preimage, update_postimage, delete) and `_epoch`, in
         order of epoch within a shard. `after=-1` is the empty state before the first epoch.
         """
         check_range(after, until)
-        traces = [self._trace(view, until, exact_from=after) for view in self._views(stage, until, shard)]
+        traces = [self._trace(view, until, exact_from=after) for view in self._views(stage, until, shard, branch)]
         tables = [t.changes(last_of(after), last_of(until)) for t in traces if t.layers]
         if not tables:
             return _select(self._unified(stage, traces).empty_table(), None, stage)
         return _select(pa.concat_tables(tables, promote_options="default"), None, stage)
 
-    def schema(self, stage: str, as_of: int | None = None) -> pa.Schema:
+    def schema(self, stage: str, as_of: int | None = None, *, branch: str = MAIN) -> pa.Schema:
         """The columns of a stage at an epoch (default: the last sealed one), without reading its rows."""
-        as_of = self._as_of(as_of)
-        traces = [self._trace(view, as_of) for view in self._views(stage, as_of)]
+        as_of = self._as_of(as_of, branch)
+        traces = [self._trace(view, as_of) for view in self._views(stage, as_of, None, branch)]
         return _select(self._unified(stage, traces).empty_table(), None, stage).schema
 
-    def shards(self, stage: str, t: int) -> list[int]:
+    def shards(self, stage: str, t: int, *, branch: str = MAIN) -> list[int]:
         """The numbers of the shards that a stage has at an epoch. Raises UnknownStageError."""
-        return sorted({view.id.shard.index for view in self._views(stage, t)})
+        return sorted({view.id.shard.index for view in self._views(stage, t, None, branch)})
 
-    def _as_of(self, as_of: int | None) -> int:
+    def _as_of(self, as_of: int | None, branch: str) -> int:
         if as_of is None:
-            as_of = self.last_sealed()
+            as_of = self.last_sealed(branch)
             if as_of is None:
                 raise NotAvailableError("no timestamp is sealed yet: seal one, or give as_of= to read what is recorded")
         pack(as_of)
         return as_of
 
-    def _views(self, stage: str, t: int, shard: int | None = None) -> list[View]:
+    def _views(self, stage: str, t: int, shard: int | None, branch: str) -> list[View]:
         """What the stage's state as of an epoch is made of, by shard."""
-        views = self._all_views(stage, t)
+        views = self._all_views(stage, t, branch)
         chosen = [view for view in views if shard is None or view.id.shard.index == shard]
         if not chosen:
             raise UnknownStageError(
@@ -327,13 +336,12 @@ class Store:
             )
         return chosen
 
-    def _all_views(self, stage: str, t: int) -> list[View]:
+    def _all_views(self, stage: str, t: int, branch: str) -> list[View]:
         check_name(stage, "stage name")
-        manifests = self._manifests()
-        sealed = manifests.get(Epoch(t))
+        lines = self._lines()
+        sealed = lines.manifest(t, branch)
         entries = [e for e in sealed.entries if e.id.trace.stage == stage] if sealed else []
-        histories = self._node.histories() if self._node else Histories(manifests.values()).all()
-        history = histories.get(stage, ())
+        history = lines.histories(branch).get(stage, ())
         if entries and entries[0].id.trace.shard.count and len(history) > 1:
             log = not self.directory.reader_of_any(entries[0].id.trace).info.key
             return views_of(history, stage, pack(t), self.directory.key_groups, log=log)
@@ -368,20 +376,25 @@ class Store:
 
     # --- state of the store -------------------------------------------------------------------------------------------
 
-    def _manifests(self) -> Mapping[Epoch, Manifest]:
+    def _lines(self) -> Lines:
         if self._node is not None:
-            return self._node.manifests()
-        manifests, errors = read_manifests(self.directory.root, MAIN_LINE, self.directory.env)
-        if errors:
-            raise errors[0]
-        return manifests
+            return self._node.lines
+        lines = Lines(self.directory.root, self.directory.env)
+        if lines.errors:
+            raise lines.errors[0]
+        return lines
 
-    def last_sealed(self) -> int | None:
-        return max(self._manifests(), default=None)
+    def branches(self) -> dict[str, Line]:
+        """By name, the line of each branch: which line it comes from, and at which epoch."""
+        refs = self._lines().refs
+        return {name: refs.lines[line] for name, line in refs.names.items()}
 
-    def safe_point(self) -> int | None:
+    def last_sealed(self, branch: str = MAIN) -> int | None:
+        return self._lines().last_sealed(branch)
+
+    def safe_point(self, branch: str = MAIN) -> int | None:
         """The largest epoch up to which everything is complete and durable; None before the first."""
-        return self.node.safe_point()
+        return self.node.safe_point(branch)
 
     def since(self) -> int:
         """The oldest epoch whose state is sure to be readable; `retain=` and pins decide."""
@@ -491,8 +504,8 @@ class Store:
 
     def _read_only_missing(self) -> list[Missing]:
         return [
-            Missing(entry, t, MAIN_LINE)
-            for t, manifest in self._manifests().items()
+            Missing(entry, t, manifest.line)
+            for t, manifest in self._lines().manifests().items()
             for entry in manifest.entries
             if not self._covered(entry.id, self.directory.descriptions(entry.id.trace))
         ]
@@ -503,7 +516,7 @@ class Store:
         for id in self._durable_ids():
             durable.setdefault(id.trace, []).append(id.description)
         safe: int | None = None
-        for t, manifest in self._manifests().items():
+        for t, manifest in self._lines().manifests().items():
             required = [e for e in manifest.entries if e.copies]
             if not all(self._covered(e.id, durable.get(e.id.trace, [])) for e in required):
                 break

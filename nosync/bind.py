@@ -56,11 +56,22 @@ def _no_jvm(stage: Stage, given: pa.Schema) -> tuple[pa.Schema, str]:
     raise FlowError(f"stage {stage.name}: a {stage.kind} runs in the JVM, and there is no Spark session here")
 
 
-def bind(flow: Dataflow, parse_ddl: ParseDdl, analyze: Analyze = _no_jvm) -> BoundFlow:
-    """Resolves schemas, fingerprints and segments. Raises FlowError or SchemaError naming the stage."""
+def bind(
+    flow: Dataflow,
+    parse_ddl: ParseDdl,
+    analyze: Analyze = _no_jvm,
+    *,
+    salt: str = "",
+    sources: Mapping[str, str] | None = None,
+) -> BoundFlow:
+    """Resolves schemas, fingerprints and segments. Raises FlowError or SchemaError naming the stage.
+
+    `salt` enters the fingerprints of sources, for a branch with inputs of its own; `sources` states them, for one that
+    shares the recorded inputs of another.
+    """
     if not flow.sources:
         raise FlowError(f"dataflow {flow.name} has no source")
-    binder = _Binder(flow, parse_ddl, analyze)
+    binder = _Binder(flow, parse_ddl, analyze, salt, sources or {})
     for stage in flow.stages:
         for name in stage.inputs:
             if name not in binder.bound:
@@ -76,7 +87,10 @@ def bind(flow: Dataflow, parse_ddl: ParseDdl, analyze: Analyze = _no_jvm) -> Bou
 
 
 class _Binder:
-    def __init__(self, flow: Dataflow, parse_ddl: ParseDdl, analyze: Analyze) -> None:
+    def __init__(
+        self, flow: Dataflow, parse_ddl: ParseDdl, analyze: Analyze, salt: str, sources: Mapping[str, str]
+    ) -> None:
+        self._salt, self._sources = salt, sources
         self._flow, self._parse_ddl, self._analyze = flow, parse_ddl, analyze
         self.bound: dict[str, BoundStage] = {}
         self.segments: dict[str, Segment] = {}
@@ -103,7 +117,8 @@ class _Binder:
 
     def _source(self, stage: Stage) -> None:
         schema = self._parse(stage)
-        bound = self._stage(stage, schema, changing=False, described=str(schema))
+        bound = self._stage(stage, schema, changing=False, described=str(schema) + self._salt)
+        bound = replace(bound, fingerprint=self._sources.get(stage.name, bound.fingerprint))
         self._new_segment(replace(bound, placed_by=self._first_key(stage.name, schema)))
 
     def _first_key(self, name: str, schema: pa.Schema) -> tuple[str, ...]:

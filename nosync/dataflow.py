@@ -22,7 +22,7 @@ import pyarrow as pa
 from nosync.aggregates import Aggregate
 from nosync.levels import NONE, parse_level
 from nosync.lsm.directory import DEFAULT_KEY_GROUPS, MAX_KEY_GROUPS
-from nosync.lsm.errors import FlowError
+from nosync.lsm.errors import FlowError, UnknownStageError
 from nosync.lsm.layer import check_name
 from nosync.windows import Window, parse_window
 
@@ -304,6 +304,22 @@ def _check_aggregates(stage: str, aggregates: Mapping[str, Aggregate]) -> None:
         raise FlowError(f"stage {stage}: give at least one aggregate, such as n=nosync.count()")
 
 
+def _with_other_code(stage: Stage, code: Any) -> Stage:
+    if stage.kind in (MAP, FILTER, UPDATE) and callable(code):
+        function = PerKey(stage.key, code) if isinstance(stage.function, PerKey) else code
+        return replace(stage, function=function, version=None)
+    if stage.kind in (SELECT, WHERE) and not callable(code):
+        expressions = tuple(code) if isinstance(code, list | tuple) else (code,)
+        return replace(stage, options={**stage.options, "expressions": expressions})
+    if stage.kind in (AGGREGATE, WINDOW) and isinstance(code, Mapping):
+        _check_aggregates(stage.name, code)
+        return replace(stage, aggregates=dict(code))
+    raise FlowError(
+        f"stage {stage.name}: a {stage.kind} cannot be replaced by {code!r}: give a function for map, filter and update, "
+        "expressions for select and where, a dictionary of aggregates for aggregate and window"
+    )
+
+
 def _check_in_loop(stage: Stage, loop: str) -> None:
     allowed = {MAP, FILTER, UNION, SELECT, WHERE, JOIN}
     if stage.kind not in allowed or stage.options.get("how", "inner") != "inner":
@@ -380,6 +396,41 @@ class Dataflow:
 
     def consumers(self, name: str) -> tuple[Stage, ...]:
         return tuple(stage for stage in self.stages if name in stage.inputs)
+
+    def __getitem__(self, name: str) -> Stage:
+        """The stage of a name, to build on."""
+        if name not in self._stages:
+            raise UnknownStageError(f"no stage {name!r} in {self.name}; stages: {', '.join(self._stages)}")
+        return self._stages[name]
+
+    def changed(
+        self,
+        replaced: Mapping[str, Any] | None = None,
+        add: Callable[[Dataflow], object] | None = None,
+        drop: Sequence[str] = (),
+    ) -> Dataflow:
+        """A copy with other functions for some stages, more stages, or fewer.
+
+        `replaced`: by stage a function (map, filter, update), expressions (select, where), or a mapping of aggregates
+        (aggregate, window). `add(flow)` builds on the copy. `drop`: stages that nothing is built on.
+        """
+        copy = Dataflow(self.name, key_groups=self.key_groups, persist=self.persist)
+        for name in drop:
+            users = [s.name for s in self.consumers(self[name].name) if s.name not in drop]
+            if users:
+                raise FlowError(f"stage {name} cannot be dropped: {', '.join(users)} is built on it")
+        unknown = [name for name in replaced or {} if name in drop or self[name].name in drop]
+        if unknown:
+            raise FlowError(f"stage {unknown[0]} is both replaced and dropped")
+        for stage in self.stages:
+            if stage.name not in drop:
+                new = replace(stage, flow=copy)
+                if replaced and stage.name in replaced:
+                    new = _with_other_code(new, replaced[stage.name])
+                copy._stages[stage.name] = new
+        if add is not None:
+            add(copy)
+        return copy
 
     def _add(self, stage: Stage) -> Stage:
         check_name(stage.name, "stage name")

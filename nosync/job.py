@@ -17,10 +17,12 @@ from typing import TYPE_CHECKING, Any
 from nosync.bind import bind
 from nosync.dataflow import Dataflow
 from nosync.levels import DISK, show_level
+from nosync.lsm.branches import MAIN
 from nosync.lsm.errors import FlowError, InvalidInputError, NotAvailableError, OutOfOrderError, UnknownStageError
 from nosync.lsm.fence import check_fence, take_over
 from nosync.lsm.history import History
 from nosync.lsm.layer import Description, LayerId, Shard, TraceId
+from nosync.lsm.manifest import MAIN_LINE, Manifest
 from nosync.lsm.status import StoreStatus
 from nosync.lsm.store import Store, check_range
 from nosync.lsm.timestamp import Epoch, pack
@@ -112,6 +114,7 @@ class Job:
         spark: SparkSession,
         shards: int = 4,
         sinks: Mapping[str, Sink] | None = None,
+        branch: str = MAIN,
     ) -> None:
         from nosync.spark import epoch  # noqa: PLC0415 - the store works without pyspark; a job is where it is needed
         from nosync.spark.session import check_session  # noqa: PLC0415
@@ -123,16 +126,27 @@ class Job:
         self._spark, self._store, self._shards = spark, store, shards
         self._node = store.node
         self._directory = store.directory
+        self.branch = branch
+        """The branch that this job runs on."""
         self._check_shape(flow)
-        self.flow: BoundFlow = bind(flow, epoch.parse_ddl, Analyzer(spark))
-        self._check_code()
-        self._check_levels()
+        self._declared, self._analyze = flow, Analyzer(spark)
+        self._bound: dict[tuple[tuple[str, str], ...], BoundFlow] = {}
         self._sinks = dict(sinks or {})
+        self._open_line()
         for stage in self._sinks:
             self._stage(stage)
-        self.instance = take_over(self._directory.root, self._directory.env)
-        """Which instance of the job on this store this is; making a newer one stops this one from writing."""
-        last = self._node.last_sealed()
+
+    def _open_line(self) -> None:
+        """Binds the flow for the branch's line, and takes it over from whoever ran it before."""
+        line = self._node.lines.line(self.branch)
+        salt = "" if line.id == MAIN_LINE else line.id
+        self.flow: BoundFlow = bind(self._declared, self._epoch.parse_ddl, self._analyze, salt=salt)
+        """With the fingerprints of epochs that bring inputs of their own; `flow_at` has those of others."""
+        self._check_code()
+        self._check_levels()
+        self.instance = take_over(self._directory.root, line.id, self._directory.env)
+        """Which instance of the job on this line this is; making a newer one stops this one from writing."""
+        last = self._node.last_sealed(self.branch)
         if last is not None:
             self._drop_rounds(last)  # where the instance before died between sealing and this
 
@@ -146,31 +160,75 @@ class Job:
         if isinstance(self._shards, bool) or not isinstance(self._shards, int) or not 1 <= self._shards <= groups:
             raise FlowError(f"shards is {self._shards!r}, expected 1 to {groups} (the store's key groups)")
 
-    def _last_entries(self) -> tuple[Any, ...]:
-        manifests = self._node.manifests()
-        return manifests[max(manifests)].entries if manifests else ()
+    def flow_at(self, t: int) -> BoundFlow:
+        """The flow as it ran, or will run, at an epoch: a branch shares the recorded inputs of the line that it came from."""
+        manifest = self._node.lines.manifest(t, self.branch) or self._parents_manifest(t)
+        if manifest is None:
+            return self.flow
+        recorded = {e.id.trace.stage: e.id.trace.fingerprint for e in manifest.entries}
+        sources = {stage.name: recorded[stage.name] for stage in self.flow.sources if stage.name in recorded}
+        at = tuple(sorted(sources.items()))
+        if at not in self._bound:
+            self._bound[at] = bind(self._declared, self._epoch.parse_ddl, self._analyze, sources=sources)
+        return self._bound[at]
+
+    def _parents_manifest(self, t: int) -> Manifest | None:
+        """What the line that this one came from sealed at an epoch after the fork; None once this one has its own inputs."""
+        line = self._node.lines.line(self.branch)
+        if line.parent is None or self._has_own_inputs():
+            return None
+        return self._node.lines.of_line(line.parent).get(Epoch(t))
+
+    def _has_own_inputs(self) -> bool:
+        last = self._node.last_sealed(self.branch)
+        manifest = self._node.lines.manifest(last, self.branch) if last is not None else None
+        own = {(stage.name, stage.fingerprint) for stage in self.flow.sources}
+        return manifest is not None and any((e.id.trace.stage, e.id.trace.fingerprint) in own for e in manifest.entries)
 
     def _check_code(self) -> None:
         """The same line goes on only with the same code: otherwise old and new results would mix silently."""
-        recorded = {e.id.trace.stage: e.id.trace.fingerprint for e in self._last_entries()}
-        if not recorded:
+        last = self._node.last_sealed(self.branch)
+        manifest = self._node.lines.manifest(last, self.branch) if last is not None else None
+        if manifest is None:
             return
-        changed = [n for n, s in self.flow.stages.items() if n in recorded and recorded[n] != s.fingerprint]
-        added = [s.name for s in self.flow.recorded if s.name not in recorded]
-        dropped = [n for n in recorded if n not in self.flow.stages]
+        line = self._node.lines.line(self.branch)
+        may_differ = set(line.changed) if manifest.line != line.id else set()
+        self._check_sources(manifest)
+        assert last is not None, "there is a manifest"
+        stages = self.flow_at(last).stages
+        recorded = {e.id.trace.stage: e.id.trace.fingerprint for e in manifest.entries}
+        changed = [
+            n for n, s in stages.items() if n in recorded and recorded[n] != s.fingerprint and n not in may_differ
+        ]
+        added = [s.name for s in self.flow.recorded if s.name not in recorded and s.name not in may_differ]
+        dropped = [n for n in recorded if n not in stages and n not in may_differ]
         if changed:
             first = changed[0]
             raise FlowError(
-                f"stage {first} was recorded with fingerprint {recorded[first]} and is now "
-                f"{self.flow.stages[first].fingerprint}: its code, settings or inputs changed"
+                f"stage {first} was recorded with fingerprint {recorded[first]} and is now {stages[first].fingerprint}: "
+                f"its code, settings or inputs changed"
                 f"{' (and so did ' + ', '.join(changed[1:]) + ')' if changed[1:] else ''}. Go back to the recorded code; "
-                "or, if it computes the same, give the stage the version= it had; or use a new store"
+                "or, if it computes the same, give the stage the version= it had; or branch(); or use a new store"
             )
         if added or dropped:
             raise FlowError(
                 f"the store was written by another flow: stages added {added or 'none'}, dropped {dropped or 'none'}. "
-                "Use the recorded flow, or a new store"
+                "Use the recorded flow, or branch() with add= and drop=, or a new store"
             )
+
+    def _check_sources(self, manifest: Manifest) -> None:
+        """A source's fingerprint is one that a line of this lineage gives it; otherwise its columns changed."""
+        line = self._node.lines.line(self.branch)
+        salts = ["" if o.id == MAIN_LINE else o.id for o in self._node.lines.refs.lineage(line.id)]
+        recorded = {e.id.trace.stage: e.id.trace.fingerprint for e in manifest.entries}
+        known = [bind(self._declared, self._epoch.parse_ddl, self._analyze, salt=salt).stages for salt in salts]
+        for stage in self.flow.sources:
+            fingerprint = recorded.get(stage.name)
+            if fingerprint is not None and all(stages[stage.name].fingerprint != fingerprint for stages in known):
+                raise FlowError(
+                    f"stage {stage.name} was recorded with fingerprint {fingerprint} and is now {stage.fingerprint}: "
+                    "the columns of the source changed"
+                )
 
     def _check_levels(self) -> None:
         for stage in self.flow.stages.values():
@@ -192,15 +250,19 @@ class Job:
         started = time.perf_counter()
         self._check_epoch(t)
         checked = self._check_inputs(inputs)
-        reports = self._run(Step(t, {}, frozenset()), checked, everything=True)
-        check_fence(self._directory.root, self.instance, self._directory.env)
-        meta = {"flow": self.flow.name, "shards": self._shards_at(t)}
-        self._node.seal(t, self._ids(t), meta=meta, copies=self._copies())
-        self._drop_rounds(t)
+        flow = self.flow if self._node.lines.manifest(t, self.branch) is None else self.flow_at(t)
+        reports = self._run(flow, Step(t, {}, frozenset()), checked, everything=True)
+        self._seal(flow, t)
         for stage, sink in self._sinks.items():
             marks = self._directory.root / "sinks" / stage
             sink.deliver(lambda stage=stage: self.changes(stage, t - 1, t), t, marks)  # type: ignore[misc]
         return _epoch_report(t, reports, self.flow, time.perf_counter() - started)
+
+    def _seal(self, flow: BoundFlow, t: int) -> None:
+        check_fence(self._directory.root, self._node.lines.line(self.branch).id, self.instance, self._directory.env)
+        meta = {"flow": flow.name, "shards": self._shards_at(t)}
+        self._node.seal(t, self._ids(flow, t), self.branch, meta=meta, copies=self._copies())
+        self._drop_rounds(t)
 
     def stream(
         self,
@@ -219,7 +281,7 @@ class Job:
         from nosync.spark.stream import start_stream  # noqa: PLC0415
 
         checked = self._check_inputs(inputs)
-        last = self._node.last_sealed()
+        last = self._node.last_sealed(self.branch)
         fresh = not Path(checkpoint).exists()
         if fresh and last is not None:
             raise FlowError(
@@ -231,10 +293,10 @@ class Job:
 
     def _check_epoch(self, t: int) -> None:
         pack(t)
-        last = self._node.last_sealed()
+        last = self._node.last_sealed(self.branch)
         if last is not None and t > last + 1:
             raise OutOfOrderError(f"epoch {t} cannot run yet: the next one is {last + 1}")
-        manifests = self._node.manifests()
+        manifests = self._node.manifests(self.branch)
         if manifests and t < min(manifests):
             raise OutOfOrderError(
                 f"epoch {t} is before the first one, {min(manifests)}; the next one is {max(manifests) + 1}"
@@ -253,28 +315,36 @@ class Job:
         return {name: self._epoch.check_input(sources[name], frame) for name, frame in inputs.items()}
 
     def _run(
-        self, step: Step, inputs: Mapping[str, DataFrame], *, everything: bool = False
+        self,
+        flow: BoundFlow,
+        step: Step,
+        inputs: Mapping[str, DataFrame],
+        *,
+        everything: bool = False,
+        skip: frozenset[str] = frozenset(),
     ) -> dict[tuple[str, int], Report]:
         epoch_plan = self._epoch.EpochPlan(
             root=self._root,
             t=step.t,
             shards=self._shards_at(step.t),
-            histories=self._node.histories(),
+            histories=self._node.histories(self.branch),
             compute=None if everything else step.compute,
+            skip=skip,
+            line=self._node.lines.line(self.branch).id,
             job_epoch=self.instance,
         )
-        return self._epoch.run_epoch(self._spark, self.flow, epoch_plan, inputs)
+        return self._epoch.run_epoch(self._spark, flow, epoch_plan, inputs)
 
     def _shards_at(self, t: int) -> int:
-        """How many shards an epoch has: those it was sealed with, or else the job's."""
-        sealed = self._node.manifests().get(Epoch(t))
+        """How many shards an epoch has: those it was sealed with (by the line it came from, too), or else the job's."""
+        sealed = self._node.lines.manifest(t, self.branch) or self._parents_manifest(t)
         return sealed.entries[0].id.trace.shard.count if sealed and sealed.entries else self._shards
 
-    def _ids(self, t: int) -> list[LayerId]:
+    def _ids(self, flow: BoundFlow, t: int) -> list[LayerId]:
         shards = self._shards_at(t)
         return [
             LayerId(TraceId(stage.name, stage.fingerprint, Shard(shard, shards)), Description.of_epoch(t))
-            for stage in self.flow.recorded
+            for stage in flow.recorded
             for shard in range(shards)
         ]
 
@@ -316,7 +386,7 @@ class Job:
         return StageReader(self._root, self.flow.key_groups, for_tasks(bound), self._history(stage))
 
     def _history(self, stage: str) -> History:
-        return self._node.histories().get(stage, ())
+        return self._node.histories(self.branch).get(stage, ())
 
     @property
     def _root(self) -> str:
@@ -328,7 +398,7 @@ class Job:
         return self.flow.stages[name]
 
     def _sealed(self, t: int | None) -> int:
-        last = self._node.last_sealed()
+        last = self._node.last_sealed(self.branch)
         if last is None:
             raise NotAvailableError("no epoch was run yet: call advance() first")
         if t is None:
@@ -340,7 +410,7 @@ class Job:
 
     def safe_point(self) -> int | None:
         """The largest epoch up to which everything is complete and durable."""
-        return self._store.safe_point()
+        return self._store.safe_point(self.branch)
 
     def status(self) -> StoreStatus:
         return self._store.status()
@@ -362,8 +432,8 @@ class Job:
         if verify:
             self._node.check()
         self._node.settle()
-        missing = self._node.missing()
-        safe = self._node.safe_point()
+        missing = self._node.missing(self.branch)
+        safe = self._node.safe_point(self.branch)
         clock.lap("inspect")
         chosen = {self._stage(name).name for name in (self.flow.stages if outputs is None else outputs)}
         wanted = [
@@ -379,14 +449,14 @@ class Job:
             if step.needs_input:
                 assert inputs is not None, "the planner asks for input only where it can be replayed"
                 given = self._check_inputs(inputs(step.t))
-            reports = self._run(step, given)
+            reports = self._run(self.flow_at(step.t), step, given)
             computed += sum(report.computed for report in reports.values())
             reused += sum(not report.computed for report in reports.values())
             self._drop_rounds(step.t)
         clock.lap("compute")
         hopeless = {cell.t for cell in recovery.impossible}
         ran = {step.t for step in recovery.steps}
-        for t, manifest in self._node.manifests().items():
+        for t, manifest in self._node.manifests(self.branch).items():
             if t in ran - hopeless:  # sealing again compares every digest with the recorded one
                 self._node.seal(
                     t, [entry.id for entry in manifest.entries], meta=dict(manifest.meta), copies=self._copies()
@@ -395,7 +465,7 @@ class Job:
         clock.lap("seal")
         return RecoveryReport(
             rolled_back_to=safe,
-            target=self._node.last_sealed(),
+            target=self._node.last_sealed(self.branch),
             lost=len(missing),
             fetched=0,
             recomputed=computed,
@@ -410,7 +480,8 @@ class Job:
             self.flow,
             Inventory(self._directory.descriptions),
             wanted,
-            histories=self._node.histories(),
+            histories=self._node.histories(self.branch),
+            fingerprint=lambda stage, t: self.flow_at(t).stages[stage].fingerprint,
             can_replay=lambda source, t: can_replay,
         )
 

@@ -84,13 +84,16 @@ def plan(
     *,
     histories: Mapping[str, History],
     can_replay: Callable[[str, int], bool],
+    fingerprint: Callable[[str, int], str] | None = None,
 ) -> RecoveryPlan:
     """What to compute so that every wanted cell is recorded.
 
     `histories`: by stage, which traces its layers are in. `can_replay(source, t)`: whether the rows of a source at an epoch
-    can be given again. The work done is proportional to what is missing, not to the state.
+    can be given again. `fingerprint(stage, t)`: that of the code at hand (default: the flow's at every epoch). The work done is proportional to what is missing, not to the state.
     """
-    planner = _Planner(flow, inventory, histories, can_replay)
+    planner = _Planner(
+        flow, inventory, histories, can_replay, fingerprint or (lambda stage, _: flow.stages[stage].fingerprint)
+    )
     impossible = {}
     for cell in sorted(set(wanted)):
         reason = planner.require(cell)
@@ -106,7 +109,9 @@ class _Planner:
         inventory: Inventory,
         histories: Mapping[str, History],
         can_replay: Callable[[str, int], bool],
+        fingerprint: Callable[[str, int], str],
     ) -> None:
+        self._fingerprint = fingerprint
         self._flow, self._inventory = flow, inventory
         self._histories, self._can_replay = histories, can_replay
         self._decided: dict[Cell, str] = {}  # cells to compute ("") or that cannot be (the reason)
@@ -138,7 +143,7 @@ class _Planner:
     def _needs(self, cell: Cell) -> tuple[list[Cell], str]:
         """The missing cells that computing this one needs, and why it is impossible ("" if it is not)."""
         stage = self._flow.stages[cell.stage]
-        if stage.fingerprint != self._span(stage.name, cell.t).fingerprint:
+        if self._fingerprint(stage.name, cell.t) != self._span(stage.name, cell.t).fingerprint:
             return [], f"{cell} was recorded by other code than this flow has"
         if not stage.deterministic:
             return [], f"stage {stage.name} is declared deterministic=False: what was recorded is never computed again"

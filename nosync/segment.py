@@ -164,6 +164,7 @@ class SegmentTask:
     phase: str = ""
     absent: frozenset[int] = frozenset()
     """Feeds that bring nothing: from outside the loop after its first round."""
+    line: str = "main"
     job_epoch: int = 0
     """Which instance of the job this is; one that was replaced publishes nothing."""
 
@@ -450,7 +451,7 @@ class _ShardRun:
     def _publish(self, stage: BoundStage, id: LayerId, produced: Produced) -> tuple[Report, bool]:
         """False where another computation of a nondeterministic stage was recorded first: that one counts."""
         started = time.perf_counter()
-        check_fence(self._directory.root, self._task.job_epoch, self._directory.env)
+        check_fence(self._directory.root, self._task.line, self._task.job_epoch, self._directory.env)
         ours = True
         try:
             published = self._directory.publish(id, produced.layer)

@@ -66,6 +66,9 @@ class EpochPlan:
     histories: Mapping[str, History] = field(default_factory=dict)
     compute: Mapping[str, frozenset[int]] | None = None
     """By stage, the shards to compute; None: whatever is not recorded."""
+    skip: frozenset[str] = frozenset()
+    """Stages that need not be looked at: all of their layers are recorded."""
+    line: str = "main"
     job_epoch: int = 0
 
 
@@ -93,7 +96,7 @@ def run_epoch(
             run.loop(loop)
         run.rest()
     if plan.compute is None:
-        wanted = [(stage.name, i) for stage in flow.recorded for i in range(plan.shards)]
+        wanted = [(stage.name, i) for stage in flow.recorded for i in range(plan.shards) if stage.name not in plan.skip]
         silent = [at for at in wanted if at not in run.reports]
         if silent:
             raise NosyncError(
@@ -165,7 +168,7 @@ class _EpochRun:
 
     def _collect(self, job: _EpochJob) -> list[Report]:
         try:
-            ends = job.ends(frozenset(name for name, _ in self.reports))
+            ends = job.ends(self._plan.skip.union(name for name, _ in self.reports))
             rows = reduce(DataFrame.unionAll, ends).collect() if ends else []
         finally:
             job.release()
@@ -289,6 +292,7 @@ class _EpochJob:
             rounds=self.part.rounds.get(flow.stages[head].loop or "", 0),
             phase=self.part.phase.value if self.part.phase else "",
             absent=absent,
+            line=plan.line,
             job_epoch=plan.job_epoch,
         )
 

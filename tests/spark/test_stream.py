@@ -144,7 +144,8 @@ print("done", flush=True)
 
 @pytest.mark.timeout(3600)
 def test_killing_the_driver_changes_no_output(spark: SparkSession, open_store: OpenStore, tmp_path: Path) -> None:
-    write_input(tmp_path / "in")
+    files = max(FILES, 7 * KILLS)  # more than are done between two kills
+    write_input(tmp_path / "in", files)
     seed = random.randrange(10**9)
     print(f"seed {seed}")
     choose = random.Random(seed)
@@ -156,14 +157,14 @@ def test_killing_the_driver_changes_no_output(spark: SparkSession, open_store: O
             stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, env=environment, start_new_session=True,
         )  # fmt: skip
         assert driver.stdout is not None
-        epochs_until_kill = choose.randrange(1, 4) if kills < KILLS else FILES + 2
+        epochs_until_kill = choose.randrange(1, 4) if kills < KILLS else files + 2
         said = []
         for line in driver.stdout:
             said.append(line.strip())
             if sum(word.startswith("epoch") for word in said) >= epochs_until_kill:
                 import threading
 
-                threading.Event().wait(choose.random() * 2)  # at any moment of the epoch
+                threading.Event().wait(choose.random())  # at any moment of the epoch
                 break
         if "done" in said:
             driver.wait()
@@ -174,7 +175,7 @@ def test_killing_the_driver_changes_no_output(spark: SparkSession, open_store: O
     assert kills >= KILLS
     with open_store() as store:
         job = make_job(store, spark)
-        assert store.last_sealed() == FILES - 1
+        assert store.last_sealed() == files - 1
         state = {row.word: (row.n, row.total) for row in job.read("totals").collect()}
     assert state == totals_of(tmp_path / "in")
     output = spark.read.parquet(*(str(p) for p in (tmp_path / "out").glob("epoch=*"))).collect()

@@ -267,7 +267,7 @@ def test_sealing(open_store: OpenStore) -> None:
     with pytest.raises(nosync.NotAvailableError, match="shard 1 recorded nothing at 6"):
         store.seal(6)
     store.seal(6, fill_missing=True)
-    with pytest.raises(nosync.OutOfOrderError, match="next timestamp of line main is 7"):
+    with pytest.raises(nosync.OutOfOrderError, match="next timestamp of branch main is 7"):
         store.seal(8)
     assert store.read("counts", as_of=4).num_rows == 0, "before it began, the stage was empty"
     store.append("late", t=7, rows=words(a=1), key=["word"])

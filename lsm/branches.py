@@ -1,0 +1,121 @@
+"""Branches: names for lines of sealed epochs, kept as a log of small files that are published whole and never changed.
+
+Invariants
+- A *line* is a sequence of manifests. It begins with those of its parent up to the fork, and goes on with its own; nothing
+  is copied, and nothing of the parent is ever edited.
+- A *branch* is a name for a line. `main` is the first line, until another one is promoted: then the name moves.
+- The log `branches/<n>.json` is the only truth about names. Each entry is published by linking it to the next
+  number, so two writers cannot both be the n-th; what the log says after a crash is what it said before or after an entry.
+- A line without a name is kept as far as a line with a name begins in it.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from nosync.lsm.env import Env, storage_errors
+from nosync.lsm.errors import InvalidInputError
+from nosync.lsm.layer import check_name
+from nosync.lsm.manifest import MAIN_LINE, publish_small, read_small, sync_published
+from nosync.lsm.timestamp import Epoch
+
+BRANCHES = "branches"
+MAIN = "main"
+
+
+@dataclass(frozen=True)
+class Line:
+    """Where a line begins: at `at` of `parent`; the first one has no parent."""
+
+    id: str
+    parent: str | None = None
+    at: Epoch | None = None
+    changed: tuple[str, ...] = ()
+    """The stages whose code is another one than the parent's."""
+
+
+@dataclass(frozen=True)
+class Refs:
+    """What the log says: lines by id, and the line of each branch."""
+
+    lines: Mapping[str, Line] = field(default_factory=lambda: {MAIN_LINE: Line(MAIN_LINE)})
+    names: Mapping[str, str] = field(default_factory=lambda: {MAIN: MAIN_LINE})
+    entries: int = 0
+
+    def line_of(self, branch: str) -> Line:
+        """Raises InvalidInputError naming the branches that there are."""
+        if branch not in self.names:
+            raise InvalidInputError(f"no branch {branch!r}; branches: {', '.join(sorted(self.names))}")
+        return self.lines[self.names[branch]]
+
+    def name_of(self, line: str) -> str | None:
+        return next((name for name, id in self.names.items() if id == line), None)
+
+    def lineage(self, line: str) -> list[Line]:
+        """The line and its ancestors, oldest first."""
+        found = [self.lines[line]]
+        while (parent := found[0].parent) is not None:
+            found.insert(0, self.lines[parent])
+        return found
+
+    def kept_until(self) -> dict[str, Epoch | None]:
+        """The lines that are needed, and up to which epoch of their own; None: all of them."""
+        kept: dict[str, Epoch | None] = dict.fromkeys(self.names.values())
+        for name in self.names.values():
+            chain = self.lineage(name)
+            for parent, child in itertools.pairwise(chain):
+                assert child.at is not None, "only the first line has no parent"
+                if parent.id not in kept:
+                    kept[parent.id] = child.at
+                elif (known := kept[parent.id]) is not None:
+                    kept[parent.id] = max(known, child.at)
+        return kept
+
+    def after(self, entry: Mapping[str, Any]) -> Refs:
+        """What the log says with one more entry."""
+        lines, names = dict(self.lines), dict(self.names)
+        name = entry["name"]
+        if entry["do"] == "create":
+            line = entry["line"]
+            lines[line] = Line(line, entry["parent"], Epoch(entry["at"]), tuple(entry["changed"]))
+            names[name] = line
+        elif entry["do"] == "delete":
+            del names[name]
+        elif entry["do"] == "promote":
+            before = names[MAIN]
+            names[MAIN] = names.pop(name)
+            if entry["keep_as"]:
+                names[entry["keep_as"]] = before
+        return Refs(lines, names, self.entries + 1)
+
+
+def read_refs(root: Path, env: Env) -> Refs:
+    """Raises CorruptionError where an entry of the log is damaged."""
+    refs = Refs()
+    with storage_errors("list", root / BRANCHES):
+        numbers = sorted(int(name.removesuffix(".json")) for name in env.list_dir(root / BRANCHES))
+    for number in numbers:
+        refs = refs.after(read_small(root / BRANCHES / f"{number}.json", env))
+    return refs
+
+
+def append(root: Path, refs: Refs, entry: Mapping[str, Any], env: Env) -> Refs:
+    """Adds an entry to the log, durably. Raises InvalidInputError where another process added one meanwhile."""
+    path = root / BRANCHES / f"{refs.entries + 1}.json"
+    if not publish_small(root, path, entry, env):
+        raise InvalidInputError(f"{path}: another process changed the branches at the same moment; try again")
+    sync_published(path, env)
+    return refs.after(entry)
+
+
+def creation(refs: Refs, name: str, parent: str, at: int, changed: Iterable[str]) -> dict[str, Any]:
+    """The entry that makes a branch. Raises InvalidInputError for a name that is taken or not possible."""
+    check_name(name, "branch name")
+    if name in refs.names:
+        raise InvalidInputError(f"branch {name!r} exists already; delete it or use another name")
+    line = f"{name[:48]}-{refs.entries + 1}"
+    return {"do": "create", "name": name, "line": line, "parent": parent, "at": at, "changed": sorted(changed)}
