@@ -34,6 +34,8 @@ class Chain:
 
     ids: list[LayerId]
     bottom: bool
+    since: Time
+    """The compaction frontier that a merge of them may use."""
 
 
 class Owner(Protocol):
@@ -41,9 +43,6 @@ class Owner(Protocol):
 
     directory: LayerDirectory
     settings: StoreSettings
-
-    def since(self) -> Time:
-        """The compaction frontier that new merges may use."""
 
     def durable_ids(self) -> set[LayerId]:
         """Every layer in the catalog."""
@@ -110,7 +109,7 @@ class Compactor:
 
     def _next(self, chain: Chain, *, whole: bool) -> Merge | None:
         directory, settings = self._owner.directory, self._owner.settings
-        since = self._owner.since()
+        since = chain.since
         if not chain.ids:
             return None
         try:

@@ -25,7 +25,7 @@ import pyarrow as pa
 from nosync.lsm.env import Env, storage_errors
 from nosync.lsm.errors import FormatVersionError, HoleError, InvalidInputError, NotAStoreError, UnknownStageError
 from nosync.lsm.hashing import Hasher, hash32
-from nosync.lsm.history import View
+from nosync.lsm.history import Part, View
 from nosync.lsm.layer import Description, LayerId, Shard, TraceId, parse_file_name
 from nosync.lsm.reader import LayerReader
 from nosync.lsm.timestamp import Time, pack, show
@@ -192,17 +192,22 @@ class LayerDirectory:
         until = min(until, view.upper)
         for _ in range(_RELISTS):
             try:
-                readers = []
-                for part in view.base:
-                    readers += self._open_part(part.trace, part.lower, min(part.upper, until), as_of)
+                readers: list[LayerReader] = []
+                ends: dict[LayerId, Time] = {}
                 available = self.descriptions(view.id)
-                readers += self._open_part(view.id, view.origin, until, as_of, available)
+                for part in [*view.base, Part(view.id, view.origin, view.upper)]:
+                    exact = Time(min(as_of, part.upper - 1))
+                    listed = available if part.trace == view.id else None
+                    opened = self._open_part(part.trace, part.lower, min(part.upper, until), exact, listed)
+                    readers += opened
+                    # A merge may have joined what belongs to the state with what came after, on another branch.
+                    ends |= {r.id: part.upper for r in opened if r.id.description.upper > part.upper}
                 schema = None if readers else self._schema_of_first(view.id, available)
-                trace = Trace(view.id, readers, self.key_groups, schema)
+                trace = Trace(view.id, readers, self.key_groups, schema, ends)
             except FileNotFoundError:
                 continue
-            for opened in [o for o in list(self._open) if o.trace == view.id and o.description not in available]:
-                self.forget(opened)
+            for gone in [o for o in list(self._open) if o.trace == view.id and o.description not in available]:
+                self.forget(gone)
             return trace
         raise NotAStoreError(
             f"{self.root}: the files of {view.id} vanish while they are listed; is something else deleting them?"
@@ -214,7 +219,8 @@ class LayerDirectory:
         before = self.open_view(view, until=begin, as_of=Time(begin - 1))
         of_rounds = [Description(pack(epoch, i), pack(epoch, i + 1)) for i in range(rounds)]
         readers = [self.reader(LayerId(view.id, d)) for d in of_rounds]
-        return Trace(view.id, [*before.layers, *readers], self.key_groups, before.schema, epoch=begin)
+        ends = {layer.id: begin for layer in before.layers}
+        return Trace(view.id, [*before.layers, *readers], self.key_groups, before.schema, ends)
 
     def layer_at(self, id: TraceId, time: Time) -> Trace:
         """The one layer of a trace that holds a time, as a trace: all that is needed of a log. Raises HoleError."""

@@ -41,7 +41,8 @@ class Part:
     """A stretch of one trace that is part of a view."""
 
     trace: TraceId
-    lower: Time
+    lower: Time | None
+    """None: wherever the trace begins."""
     upper: Time
 
 

@@ -118,10 +118,18 @@ class Lines:
         with self._lock:
             return self._sealed_until.get(trace, Time(0))
 
-    def traces(self) -> set[TraceId]:
-        """Every trace that a manifest of a kept line lists."""
+    def left_at(self, trace: TraceId, origin: Time, reached: Time) -> Time | None:
+        """Of the stretch of a trace that begins at `origin` and has reached `reached`: where the first of the branches that
+        read it leaves it. Its history may not be compacted past that. None where none does.
+        """
         with self._lock:
-            return {e.id.trace for of in self._manifests.values() for m in of.values() for e in m.entries}
+            ends = [
+                span.upper
+                for name in self.refs.names
+                for span in self._histories[self.refs.line_of(name).id].of(trace.stage)
+                if (span.fingerprint, span.shard_count, span.lower) == (trace.fingerprint, trace.shard.count, origin)
+            ]
+            return min((end for end in ends if end < reached), default=None)
 
     # --- changing (the node only) -----------------------------------------------------------------------------------
 

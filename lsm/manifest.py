@@ -212,6 +212,9 @@ class Histories:
                 spans[-1] = replace(spans[-1], upper=begins)
             spans.append(Span(fingerprint, count, begins))
 
+    def of(self, stage: str) -> History:
+        return tuple(self._spans.get(stage, ()))
+
     def until(self, t: int) -> Histories:
         """The same up to an epoch: where a branch begins."""
         end, found = pack(t + 1), Histories()

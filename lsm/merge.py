@@ -98,7 +98,7 @@ def merged_blocks(
     *,
     since: Time,
     bottom: bool,
-    until: Time | None = None,
+    until: Sequence[Time] | None = None,
     block_rows: int = BLOCK_ROWS,
     keep: RowFilter | None = None,
     first_hash: int = 0,
@@ -106,8 +106,8 @@ def merged_blocks(
 ) -> Iterator[Rows]:
     """The merged rows of keyed, contiguous `layers` (oldest first), a range of hashes at a time.
 
-    `until` leaves out rows after that time, `keep` rows of keys that it does not select, and `[first_hash, end_hash)`
-    bounds the hashes. Raises CorruptionError when a block of a layer does not match its digest.
+    `until` leaves out, of each layer, rows after that time, `keep` rows of keys that it does not select, and
+    `[first_hash, end_hash)` bounds the hashes. Raises CorruptionError when a block of a layer does not match its digest.
     """
     schema = unified_schema(layers)
     cursors = [_Cursor(layer, first_hash) for layer in layers]
@@ -117,10 +117,11 @@ def merged_blocks(
     low = first_hash
     while low < end_hash:
         cut = _cut(cursors, low, end_hash, budget)
-        pieces = [piece for cursor in cursors for piece in cursor.advance(cut)]
+        limits: Sequence[Time | None] = until or [None] * len(cursors)
+        pieces = [(*p, limit) for cursor, limit in zip(cursors, limits, strict=True) for p in cursor.advance(cut)]
         low = cut
         if pieces:
-            rows = _merge_pieces(pieces, schema, since=since, bottom=bottom, until=until, keep=keep)
+            rows = _merge_pieces(pieces, schema, since=since, bottom=bottom, keep=keep)
             if len(rows.hashes):
                 yield rows
 
@@ -181,16 +182,15 @@ def _cut(cursors: Sequence[_Cursor], low: int, end: int, budget: int) -> int:
 
 
 def _merge_pieces(
-    pieces: Sequence[tuple[Block, int, int]],
+    pieces: Sequence[tuple[Block, int, int, Time | None]],
     schema: pa.Schema,
     *,
     since: Time,
     bottom: bool,
-    until: Time | None,
     keep: RowFilter | None,
 ) -> Rows:
     batches, hash_parts, time_parts, dead_parts = [], [], [], []
-    for block, start, stop in pieces:
+    for block, start, stop, until in pieces:
         data = conform(block.data.slice(start, stop - start), schema)
         hashes, times = block.hashes[start:stop], block.row_times()[start:stop]
         dead = block.row_tombstones()[start:stop]

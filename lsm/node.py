@@ -51,7 +51,7 @@ from nosync.lsm.manifest import (
 )
 from nosync.lsm.reader import LayerReader
 from nosync.lsm.settings import StoreSettings
-from nosync.lsm.timestamp import END_OF_TIME, ZERO, Epoch, Time, end_of, pack, round_of
+from nosync.lsm.timestamp import END_OF_TIME, ZERO, Epoch, Time, end_of, epoch_of, pack, round_of
 from nosync.lsm.trace import choose_cover
 from nosync.lsm.writer import TEMPORARY_DIRECTORY
 
@@ -509,7 +509,7 @@ class Node:
         with self._lock:
             available = list(self._records.get(trace, {}))
         origins, first = self.lines.origins(trace), self.lines.first_origin(trace.stage)
-        until = self.lines.sealed_until(trace)
+        until, frontier = self.lines.sealed_until(trace), self.since()
         sealed = [d for d in available if d.upper <= until]
         chains = []
         for i, origin in enumerate(origins):
@@ -522,7 +522,9 @@ class Node:
             cover = choose_cover(trace, within, reached, END_OF_TIME, origin) if reached > origin else []
             # Where another layout came first, older values of these keys lie in its layers.
             bottom = not trace.shard.count or origin == first
-            chains.append(Chain([LayerId(trace, d) for d in cover], bottom))
+            left_at = self.lines.left_at(trace, origin, reached)
+            since = frontier if left_at is None else min(frontier, pack(epoch_of(Time(left_at - 1))))
+            chains.append(Chain([LayerId(trace, d) for d in cover], bottom, since))
         return chains
 
     def replace(self, merged: Record, inputs: Sequence[LayerId]) -> None:
@@ -586,6 +588,9 @@ class Node:
         for trace, until in self.lines.prune().items():
             dropped += [LayerId(trace, d) for d in self.directory.descriptions(trace) if d.lower >= until]
         self._forget(dropped)
+        with self._lock:
+            for line, t in [at for at in self._unsynced if at[1] not in self.lines.of_line(at[0])]:
+                del self._unsynced[line, t]
         return len(dropped)
 
     def _forget(self, ids: Sequence[LayerId]) -> None:

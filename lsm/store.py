@@ -24,6 +24,7 @@ import pyarrow.compute as pc
 from nosync.lsm.branches import MAIN, Line
 from nosync.lsm.catalog import Catalog
 from nosync.lsm.columns import INTERNAL_PREFIX, Bools, describe, key_columns, plain, unify_schemas
+from nosync.lsm.compare import compare
 from nosync.lsm.directory import (
     CATALOG,
     DEFAULT_KEY_GROUPS,
@@ -308,6 +309,17 @@ class Store:
             return _select(self._unified(stage, traces).empty_table(), None, stage)
         return _select(pa.concat_tables(tables, promote_options="default"), None, stage)
 
+    def diff(self, stage: str, a: str, b: str, as_of: int | None = None) -> pa.Table:
+        """The keys of a stage whose rows differ between two branches as of an epoch (default: the newest of both).
+
+        Columns: the key, `_diff` (only_a, only_b, changed), then each value column as `<column>_a` and `<column>_b`.
+        """
+        if as_of is None:
+            as_of = min(self._as_of(None, a), self._as_of(None, b))
+        key = self._trace(self._views(stage, as_of, None, a)[0], as_of).key
+        tables = [self.read(stage, as_of, branch=branch) for branch in (a, b)]
+        return compare(tables[0], tables[1], key, f"stage {stage}")
+
     def schema(self, stage: str, as_of: int | None = None, *, branch: str = MAIN) -> pa.Schema:
         """The columns of a stage at an epoch (default: the last sealed one), without reading its rows."""
         as_of = self._as_of(as_of, branch)
@@ -388,6 +400,10 @@ class Store:
         """By name, the line of each branch: which line it comes from, and at which epoch."""
         refs = self._lines().refs
         return {name: refs.lines[line] for name, line in refs.names.items()}
+
+    def delete_branch(self, name: str) -> int:
+        """Deletes a branch with the layers that nothing else needs. Returns how many those are."""
+        return self.node.delete_branch(name)
 
     def last_sealed(self, branch: str = MAIN) -> int | None:
         return self._lines().last_sealed(branch)

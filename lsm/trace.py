@@ -12,7 +12,7 @@ Lookups go from the newest layer to the oldest with the keys that are still open
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -33,7 +33,7 @@ from nosync.lsm.columns import (
 )
 from nosync.lsm.errors import CompactedError, HoleError, NotAvailableError
 from nosync.lsm.hashing import U32, first_hash_of_group
-from nosync.lsm.layer import Description, TraceId
+from nosync.lsm.layer import Description, LayerId, TraceId
 from nosync.lsm.merge import RowFilter, Rows, concat_batches, merged_blocks, unified_schema
 from nosync.lsm.reader import Block, LayerReader
 from nosync.lsm.timestamp import ROUND_BITS, Time, epoch_of, show, show_as_of
@@ -127,12 +127,12 @@ class Trace:
         layers: Sequence[LayerReader],
         key_groups: int,
         schema: pa.Schema | None = None,
-        epoch: Time | None = None,
+        ends: Mapping[LayerId, Time] | None = None,
     ) -> None:
-        """`epoch`: in the middle of this epoch; layers that begin before it count up to its begin only."""
-        self._epoch = epoch
+        """`ends`: of layers that count only up to a time (exclusive), because the state goes on elsewhere from there."""
+        self._ends = ends or {}
         for previous, layer in itertools.pairwise(layers):
-            if layer.id.trace != previous.id.trace or epoch is not None:
+            if layer.id.trace != previous.id.trace or previous.id in self._ends:
                 continue  # older traces that the state begins in; whoever opened them knows where they end
             if layer.id.description.lower != previous.id.description.upper:
                 lower, upper = previous.id.description.upper, layer.id.description.lower
@@ -161,9 +161,8 @@ class Trace:
 
     def _until(self, layer: LayerReader, as_of: Time) -> Time:
         """Up to which time a layer counts in a read as of `as_of`."""
-        if self._epoch is not None and layer.id.description.lower < self._epoch:
-            return Time(min(as_of, self._epoch - 1))
-        return as_of
+        end = self._ends.get(layer.id)
+        return as_of if end is None else Time(min(as_of, end - 1))
 
     def _check_exact(self, as_of: Time) -> None:
         # `as_of` is -1 for the state before epoch 0, which is empty and was never merged away.
@@ -189,7 +188,7 @@ class Trace:
             self.layers,
             since=as_of,
             bottom=True,
-            until=as_of,
+            until=[self._until(layer, as_of) for layer in self.layers],
             keep=keep,
             first_hash=self._first_hash,
             end_hash=self._end_hash,
@@ -205,7 +204,7 @@ class Trace:
             for block in layer.blocks():
                 times = block.row_times()
                 # A log's rows are in order of time, so the selected ones are one slice.
-                start, stop = np.searchsorted(times, [after, until], side="right")
+                start, stop = np.searchsorted(times, [after, max(after, self._until(layer, until))], side="right")
                 batches.append(conform(block.data.slice(int(start), int(stop - start)), self.schema))
         return batches
 
@@ -353,7 +352,8 @@ class Trace:
         for layer in self.layers:
             for block in layer.blocks():
                 times = block.row_times()
-                start, stop = (int(i) for i in np.searchsorted(times, [after, until], side="right"))
+                limit = max(after, self._until(layer, until))
+                start, stop = (int(i) for i in np.searchsorted(times, [after, limit], side="right"))
                 batches.append(conform(block.data.slice(start, stop - start), self.schema))
                 epochs.append(times[start:stop] >> ROUND_BITS)
         data = concat_batches(batches, self.schema)

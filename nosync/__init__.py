@@ -56,10 +56,13 @@ from nosync.lsm.settings import StoreSettings
 from nosync.lsm.status import LayerStatus, StoreStatus
 from nosync.lsm.store import Store
 from nosync.lsm.store import open_store as open
+from nosync.replay import ReplayPlan, ReplayReport
 from nosync.sinks import CallbackSink, ParquetSink
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+    from pyspark.sql import DataFrame, SparkSession
+
+    from nosync.spark.diff import DiffSummary
 
 
 def register(spark: SparkSession) -> None:
@@ -67,6 +70,34 @@ def register(spark: SparkSession) -> None:
     from nosync.spark.source import register as register_source  # noqa: PLC0415 - the store works without pyspark
 
     register_source(spark)
+
+
+def diff(a: Job, b: Job, stage: str, as_of: int | None = None) -> DataFrame:
+    """The keys of a stage whose rows differ between two branches as of an epoch: see nosync.spark.diff."""
+    from nosync.spark.diff import diff as diff_branches  # noqa: PLC0415 - the store works without pyspark
+
+    return diff_branches(a, b, stage, as_of)
+
+
+def diff_changes(a: Job, b: Job, stage: str, after: int, until: int) -> DataFrame:
+    """The changes of a stage over a range of epochs that only one of two branches has, with `_side`."""
+    from nosync.spark.diff import diff_changes as diff_feeds  # noqa: PLC0415
+
+    return diff_feeds(a, b, stage, after, until)
+
+
+def diff_summary(a: Job, b: Job, stage: str, as_of: int | None = None) -> DiffSummary:
+    """Keys only here, only there and changed, and the totals and differences of each numeric column."""
+    from nosync.spark.diff import summarize  # noqa: PLC0415
+
+    return summarize(a, b, stage, as_of)
+
+
+def diverges_at(a: Job, b: Job, stage: str) -> int | None:
+    """The first epoch at which two branches differ in a stage's changes; None where they agree."""
+    from nosync.spark.diff import diverges_at as first_difference  # noqa: PLC0415
+
+    return first_difference(a, b, stage)
 
 
 __all__ = [
@@ -82,6 +113,12 @@ __all__ = [
     "Stage",
     "Job",
     "register",
+    "diff",
+    "diff_changes",
+    "diff_summary",
+    "diverges_at",
+    "ReplayPlan",
+    "ReplayReport",
     "EpochReport",
     "RecoveryReport",
     "ParquetSink",

@@ -197,10 +197,11 @@ def show_layers(found: Sequence[LayerStatus]) -> None:
     "--limit", type=click.IntRange(min=0), help=f"Rows to show. [default: {MOST_ROWS_SHOWN} in a table, else all]"
 )
 @click.option("--csv", "as_csv", is_flag=True, help="Print CSV.")
+@click.option("--branch", default="main", show_default=True, help="Which branch to read.")
 @JSON
 def get(
     path: Path, stage: str, as_of: int | None, keys: Sequence[str], columns: str | None, limit: int | None,
-    as_csv: bool, as_json: bool,
+    as_csv: bool, branch: str, as_json: bool,
 ) -> None:  # fmt: skip
     """Read the state of STAGE as of any epoch, or a single key of it.
 
@@ -210,7 +211,8 @@ def get(
     """
     with _read_only(path) as store:
         wanted = [column.strip() for column in columns.split(",")] if columns else None
-        table = store.read(stage, as_of, columns=wanted, prefix=_parse_keys(store, stage, as_of, keys))
+        prefix = _parse_keys(store, stage, as_of, keys, branch)
+        table = store.read(stage, as_of, columns=wanted, prefix=prefix, branch=branch)
     shown = table if limit is None else table.slice(0, limit)
     if as_json:
         _print_json(shown.to_pylist())
@@ -220,10 +222,10 @@ def get(
         show_rows(shown.slice(0, limit or MOST_ROWS_SHOWN), table.num_rows)
 
 
-def _parse_keys(store: Store, stage: str, as_of: int | None, keys: Sequence[str]) -> dict[str, Any] | None:
+def _parse_keys(store: Store, stage: str, as_of: int | None, keys: Sequence[str], branch: str) -> dict[str, Any] | None:
     if not keys:
         return None
-    schema = store.schema(stage, as_of)
+    schema = store.schema(stage, as_of, branch=branch)
     prefix = {}
     for text in keys:
         name, equals, value = text.partition("=")
@@ -265,6 +267,70 @@ def _cell(value: Any) -> str:
     if isinstance(value, float):
         return f"{value:,.2f}"
     return f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else str(value)
+
+
+@cli.command()
+@STORE
+@click.argument("stage")
+@click.argument("a")
+@click.argument("b")
+@click.option("--as-of", type=int, help="The epoch to compare at. [default: the newest that both branches have]")
+@click.option("--limit", type=click.IntRange(min=0), default=MOST_ROWS_SHOWN, show_default=True, help="Rows to show.")
+@JSON
+def diff(path: Path, stage: str, a: str, b: str, as_of: int | None, limit: int, as_json: bool) -> None:
+    """Compare STAGE on branch A with the same stage on branch B: the keys whose rows differ.
+
+    \b
+      nosync diff state/ delays main no-weather --as-of 26
+    """
+    with _read_only(path) as store:
+        table = store.diff(stage, a, b, as_of)
+    if as_json:
+        _print_json(table.to_pylist())
+        return
+    kinds = table.column("_diff").to_pylist()
+    found = ", ".join(f"{kinds.count(kind):,} {text}" for kind, text in _DIFF_KINDS.items())
+    out.print(f"{found} of stage {_escape(stage)}, {_escape(a)} (a) beside {_escape(b)} (b)")
+    if table.num_rows:
+        show_rows(table.slice(0, limit), table.num_rows)
+
+
+_DIFF_KINDS = {"changed": "keys changed", "only_a": "only in a", "only_b": "only in b"}
+
+
+@cli.command()
+@STORE
+@click.option("--delete", "name", help="Delete this branch, with the layers that nothing else needs.")
+@JSON
+def branch(path: Path, name: str | None, as_json: bool) -> None:
+    """List the branches of a store, or delete one. Jobs make them: job.branch("name", at=26, replace={...}).
+
+    \b
+      nosync branch state/
+      nosync branch state/ --delete no-weather
+    """
+    if name is not None:
+        with nosync.open(path) as store:
+            layers = store.delete_branch(name)
+        if as_json:
+            _print_json({"deleted": name, "layers": layers})
+        else:
+            out.print(f"deleted branch {_escape(name)} and {layers:,} layers")
+        return
+    with _read_only(path) as store:
+        rows = [
+            {"branch": n, "line": line.id, "from": line.parent, "at": line.at, "epoch": store.last_sealed(n),
+             "other_code": ", ".join(line.changed)}
+            for n, line in store.branches().items()
+        ]  # fmt: skip
+    if as_json:
+        _print_json(rows)
+        return
+    table = _table("branch", "from", "at>", "epoch>", "stages with other code")
+    for row in rows:
+        shown = [row["branch"], row["from"] or "", row["at"], row["epoch"], row["other_code"]]
+        table.add_row(*(_escape("" if cell is None else str(cell)) for cell in shown))
+    out.print(table)
 
 
 @cli.command()

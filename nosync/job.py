@@ -9,7 +9,7 @@ job.recover()
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,16 +18,31 @@ from nosync.bind import bind
 from nosync.dataflow import Dataflow
 from nosync.levels import DISK, show_level
 from nosync.lsm.branches import MAIN
-from nosync.lsm.errors import FlowError, InvalidInputError, NotAvailableError, OutOfOrderError, UnknownStageError
+from nosync.lsm.errors import (
+    CompactedError,
+    FlowError,
+    InvalidInputError,
+    NotAvailableError,
+    OutOfOrderError,
+    UnknownStageError,
+)
 from nosync.lsm.fence import check_fence, take_over
 from nosync.lsm.history import History
 from nosync.lsm.layer import Description, LayerId, Shard, TraceId
 from nosync.lsm.manifest import MAIN_LINE, Manifest
 from nosync.lsm.status import StoreStatus
-from nosync.lsm.store import Store, check_range
+from nosync.lsm.store import BEFORE_FIRST_EPOCH, Store, check_range
 from nosync.lsm.timestamp import Epoch, pack
 from nosync.plan import BoundFlow, BoundStage
 from nosync.recovery import Cell, Inventory, RecoveryPlan, Step, plan
+from nosync.replay import (
+    Progress,
+    ReplayPlan,
+    ReplayReport,
+    changed_stages,
+    check_same_sources,
+    check_states_fit,
+)
 from nosync.sinks import Sink
 
 if TYPE_CHECKING:
@@ -126,7 +141,7 @@ class Job:
         self._spark, self._store, self._shards = spark, store, shards
         self._node = store.node
         self._directory = store.directory
-        self.branch = branch
+        self.branch_name = branch
         """The branch that this job runs on."""
         self._check_shape(flow)
         self._declared, self._analyze = flow, Analyzer(spark)
@@ -138,7 +153,7 @@ class Job:
 
     def _open_line(self) -> None:
         """Binds the flow for the branch's line, and takes it over from whoever ran it before."""
-        line = self._node.lines.line(self.branch)
+        line = self._node.lines.line(self.branch_name)
         salt = "" if line.id == MAIN_LINE else line.id
         self.flow: BoundFlow = bind(self._declared, self._epoch.parse_ddl, self._analyze, salt=salt)
         """With the fingerprints of epochs that bring inputs of their own; `flow_at` has those of others."""
@@ -146,7 +161,7 @@ class Job:
         self._check_levels()
         self.instance = take_over(self._directory.root, line.id, self._directory.env)
         """Which instance of the job on this line this is; making a newer one stops this one from writing."""
-        last = self._node.last_sealed(self.branch)
+        last = self._node.last_sealed(self.branch_name)
         if last is not None:
             self._drop_rounds(last)  # where the instance before died between sealing and this
 
@@ -162,7 +177,7 @@ class Job:
 
     def flow_at(self, t: int) -> BoundFlow:
         """The flow as it ran, or will run, at an epoch: a branch shares the recorded inputs of the line that it came from."""
-        manifest = self._node.lines.manifest(t, self.branch) or self._parents_manifest(t)
+        manifest = self._node.lines.manifest(t, self.branch_name) or self._parents_manifest(t)
         if manifest is None:
             return self.flow
         recorded = {e.id.trace.stage: e.id.trace.fingerprint for e in manifest.entries}
@@ -174,24 +189,24 @@ class Job:
 
     def _parents_manifest(self, t: int) -> Manifest | None:
         """What the line that this one came from sealed at an epoch after the fork; None once this one has its own inputs."""
-        line = self._node.lines.line(self.branch)
+        line = self._node.lines.line(self.branch_name)
         if line.parent is None or self._has_own_inputs():
             return None
         return self._node.lines.of_line(line.parent).get(Epoch(t))
 
     def _has_own_inputs(self) -> bool:
-        last = self._node.last_sealed(self.branch)
-        manifest = self._node.lines.manifest(last, self.branch) if last is not None else None
+        last = self._node.last_sealed(self.branch_name)
+        manifest = self._node.lines.manifest(last, self.branch_name) if last is not None else None
         own = {(stage.name, stage.fingerprint) for stage in self.flow.sources}
         return manifest is not None and any((e.id.trace.stage, e.id.trace.fingerprint) in own for e in manifest.entries)
 
     def _check_code(self) -> None:
         """The same line goes on only with the same code: otherwise old and new results would mix silently."""
-        last = self._node.last_sealed(self.branch)
-        manifest = self._node.lines.manifest(last, self.branch) if last is not None else None
+        last = self._node.last_sealed(self.branch_name)
+        manifest = self._node.lines.manifest(last, self.branch_name) if last is not None else None
         if manifest is None:
             return
-        line = self._node.lines.line(self.branch)
+        line = self._node.lines.line(self.branch_name)
         may_differ = set(line.changed) if manifest.line != line.id else set()
         self._check_sources(manifest)
         assert last is not None, "there is a manifest"
@@ -218,7 +233,7 @@ class Job:
 
     def _check_sources(self, manifest: Manifest) -> None:
         """A source's fingerprint is one that a line of this lineage gives it; otherwise its columns changed."""
-        line = self._node.lines.line(self.branch)
+        line = self._node.lines.line(self.branch_name)
         salts = ["" if o.id == MAIN_LINE else o.id for o in self._node.lines.refs.lineage(line.id)]
         recorded = {e.id.trace.stage: e.id.trace.fingerprint for e in manifest.entries}
         known = [bind(self._declared, self._epoch.parse_ddl, self._analyze, salt=salt).stages for salt in salts]
@@ -250,18 +265,18 @@ class Job:
         started = time.perf_counter()
         self._check_epoch(t)
         checked = self._check_inputs(inputs)
-        flow = self.flow if self._node.lines.manifest(t, self.branch) is None else self.flow_at(t)
+        flow = self.flow if self._node.lines.manifest(t, self.branch_name) is None else self.flow_at(t)
         reports = self._run(flow, Step(t, {}, frozenset()), checked, everything=True)
         self._seal(flow, t)
-        for stage, sink in self._sinks.items():
-            marks = self._directory.root / "sinks" / stage
-            sink.deliver(lambda stage=stage: self.changes(stage, t - 1, t), t, marks)  # type: ignore[misc]
+        self._deliver(t)
         return _epoch_report(t, reports, self.flow, time.perf_counter() - started)
 
     def _seal(self, flow: BoundFlow, t: int) -> None:
-        check_fence(self._directory.root, self._node.lines.line(self.branch).id, self.instance, self._directory.env)
-        meta = {"flow": flow.name, "shards": self._shards_at(t)}
-        self._node.seal(t, self._ids(flow, t), self.branch, meta=meta, copies=self._copies())
+        check_fence(
+            self._directory.root, self._node.lines.line(self.branch_name).id, self.instance, self._directory.env
+        )
+        meta = {"flow": flow.name, "shards": self._shards_at(flow, t)}
+        self._node.seal(t, self._ids(flow, t), self.branch_name, meta=meta, copies=self._copies())
         self._drop_rounds(t)
 
     def stream(
@@ -281,7 +296,7 @@ class Job:
         from nosync.spark.stream import start_stream  # noqa: PLC0415
 
         checked = self._check_inputs(inputs)
-        last = self._node.last_sealed(self.branch)
+        last = self._node.last_sealed(self.branch_name)
         fresh = not Path(checkpoint).exists()
         if fresh and last is not None:
             raise FlowError(
@@ -293,10 +308,10 @@ class Job:
 
     def _check_epoch(self, t: int) -> None:
         pack(t)
-        last = self._node.last_sealed(self.branch)
+        last = self._node.last_sealed(self.branch_name)
         if last is not None and t > last + 1:
             raise OutOfOrderError(f"epoch {t} cannot run yet: the next one is {last + 1}")
-        manifests = self._node.manifests(self.branch)
+        manifests = self._node.manifests(self.branch_name)
         if manifests and t < min(manifests):
             raise OutOfOrderError(
                 f"epoch {t} is before the first one, {min(manifests)}; the next one is {max(manifests) + 1}"
@@ -326,22 +341,24 @@ class Job:
         epoch_plan = self._epoch.EpochPlan(
             root=self._root,
             t=step.t,
-            shards=self._shards_at(step.t),
-            histories=self._node.histories(self.branch),
+            shards=self._shards_at(flow, step.t),
+            histories=self._node.histories(self.branch_name),
             compute=None if everything else step.compute,
             skip=skip,
-            line=self._node.lines.line(self.branch).id,
+            line=self._node.lines.line(self.branch_name).id,
             job_epoch=self.instance,
         )
         return self._epoch.run_epoch(self._spark, flow, epoch_plan, inputs)
 
-    def _shards_at(self, t: int) -> int:
-        """How many shards an epoch has: those it was sealed with (by the line it came from, too), or else the job's."""
-        sealed = self._node.lines.manifest(t, self.branch) or self._parents_manifest(t)
+    def _shards_at(self, flow: BoundFlow, t: int) -> int:
+        """How many shards an epoch has: those it was sealed with (by the line it came from, in a replay), or the job's."""
+        sealed = self._node.lines.manifest(t, self.branch_name)
+        if sealed is None and flow is not self.flow:
+            sealed = self._parents_manifest(t)
         return sealed.entries[0].id.trace.shard.count if sealed and sealed.entries else self._shards
 
     def _ids(self, flow: BoundFlow, t: int) -> list[LayerId]:
-        shards = self._shards_at(t)
+        shards = self._shards_at(flow, t)
         return [
             LayerId(TraceId(stage.name, stage.fingerprint, Shard(shard, shards)), Description.of_epoch(t))
             for stage in flow.recorded
@@ -386,11 +403,35 @@ class Job:
         return StageReader(self._root, self.flow.key_groups, for_tasks(bound), self._history(stage))
 
     def _history(self, stage: str) -> History:
-        return self._node.histories(self.branch).get(stage, ())
+        return self._node.histories(self.branch_name).get(stage, ())
 
     @property
     def _root(self) -> str:
         return str(self._directory.root.absolute())
+
+    def stage(self, name: str) -> BoundStage:
+        """A stage with its schemas. Raises UnknownStageError."""
+        return self._stage(name)
+
+    def last_sealed(self) -> int | None:
+        """The newest epoch of this job's branch."""
+        return self._node.last_sealed(self.branch_name)
+
+    def shared_until(self, other: Job, stage: str) -> int:
+        """The last epoch up to which a stage's layers are the same files here and on another branch; -1: none are."""
+        here, there = (j._node.manifests(j.branch_name) for j in (self, other))
+        epochs = [t for t in here if t in there]
+
+        def same(t: int) -> bool:
+            mine, theirs = ({e for e in m[Epoch(t)].entries if e.id.trace.stage == stage} for m in (here, there))
+            return mine == theirs
+
+        # Once they differ, fingerprints do, and those never become equal again: so the point can be bisected.
+        low, high = -1, len(epochs)
+        while high - low > 1:
+            middle = (low + high) // 2
+            low, high = (middle, high) if same(epochs[middle]) else (low, middle)
+        return epochs[low] if low >= 0 else BEFORE_FIRST_EPOCH
 
     def _stage(self, name: str) -> BoundStage:
         if name not in self.flow.stages:
@@ -398,7 +439,7 @@ class Job:
         return self.flow.stages[name]
 
     def _sealed(self, t: int | None) -> int:
-        last = self._node.last_sealed(self.branch)
+        last = self._node.last_sealed(self.branch_name)
         if last is None:
             raise NotAvailableError("no epoch was run yet: call advance() first")
         if t is None:
@@ -410,10 +451,181 @@ class Job:
 
     def safe_point(self) -> int | None:
         """The largest epoch up to which everything is complete and durable."""
-        return self._store.safe_point(self.branch)
+        return self._store.safe_point(self.branch_name)
 
     def status(self) -> StoreStatus:
         return self._store.status()
+
+    def __repr__(self) -> str:
+        return f"<nosync.Job {self.flow.name} on {self._directory.root}, branch {self.branch_name}, epoch {self.last_sealed()}>"
+
+    # --- branches -------------------------------------------------------------------------------------------------
+
+    def branch(
+        self,
+        name: str,
+        *,
+        at: int | None = None,
+        replace: Mapping[str, Any] | None = None,
+        add: Callable[[Dataflow], object] | None = None,
+        drop: Sequence[str] = (),
+    ) -> Job:
+        """A branch of this one at epoch `at` (default: the last sealed one), with other code from the next epoch on.
+
+        Nothing is copied: it shares all layers up to `at`, and later those of stages whose code is the same. `replace`: by
+        stage a function (map, filter, update), expressions (select, where) or a dictionary of aggregates; a changed stage
+        goes on from its parent's state. `add(flow)` builds more stages, which begin with no state; `drop` leaves stages
+        out. The job that is returned has nothing after `at` yet: `replay()` computes it from the recorded inputs.
+
+        The same call again opens the branch that it made. Raises InvalidInputError for a name in use, FlowError or
+        SchemaError where the changed flow does not fit, CompactedError where `at` is below `since`.
+        """
+        t = self._sealed(at)
+        if t < self._store.since():
+            raise CompactedError(
+                f"cannot branch at {t}: the history before {self._store.since()} was merged away. Keep more with retain=, or "
+                "hold a point with pin()"
+            )
+        flow = self._declared.changed(replace, add, drop)
+        check_same_sources(self._declared, flow)
+        manifest = self._node.lines.manifest(t, self.branch_name)
+        assert manifest is not None, "it is sealed"
+        recorded = {e.id.trace.stage: e.id.trace.fingerprint for e in manifest.entries}
+        sources = {stage.name: recorded[stage.name] for stage in self.flow.sources}
+        bound = bind(flow, self._epoch.parse_ddl, self._analyze, sources=sources)
+        changed = changed_stages(bound, recorded)
+        traces = {e.id.trace.stage: e.id.trace for e in manifest.entries}
+        check_states_fit(bound, changed, lambda stage: self._recorded_schema(traces.get(stage)))
+        gone = [name for name in recorded if name not in bound.stages]
+        known = self._store.branches().get(name)
+        wanted = (self._node.lines.line(self.branch_name).id, t, tuple(sorted([*changed, *gone])))
+        if known is None or (known.parent, known.at, known.changed) != wanted:
+            self._node.lines.create(name, self.branch_name, t, [*changed, *gone])
+        return Job(flow, self._store, spark=self._spark, shards=self._shards, branch=name)
+
+    def _recorded_schema(self, trace: TraceId | None) -> tuple[tuple[str, ...], Any] | None:
+        if trace is None:
+            return None
+        reader = self._directory.reader_of_any(trace)
+        return reader.info.key, reader.schema
+
+    def plan_replay(self, to: int | None = None) -> ReplayPlan:
+        """What `replay(to)` will compute and from where, without doing it."""
+        line = self._node.lines.line(self.branch_name)
+        if line.parent is None:
+            raise FlowError("the main line has no recorded future to replay; branch() first")
+        if self._has_own_inputs():
+            raise FlowError(
+                f"branch {self.branch_name} has inputs of its own since it was advanced: nothing is left to replay"
+            )
+        parents = self._node.lines.of_line(line.parent)
+        last_sealed = self._node.last_sealed(self.branch_name)
+        assert last_sealed is not None, "a branch begins at a sealed epoch"
+        first, last = last_sealed + 1, max(parents, default=last_sealed) if to is None else to
+        if to is not None and to not in parents and to > last_sealed:
+            raise NotAvailableError(
+                f"cannot replay branch {self.branch_name} to {to}: inputs are recorded up to {max(parents, default=last_sealed)}"
+            )
+        computed: dict[str, int] = {}
+        shared: dict[str, int] = {}
+        for t in range(first, last + 1):
+            flow = self.flow_at(t)
+            shards = self._shards_at(flow, t)
+            recorded = self._recorded_stages(flow, t)
+            for stage in flow.recorded:
+                of = shared if stage.name in recorded else computed
+                of[stage.name] = of.get(stage.name, 0) + shards
+        return ReplayPlan(self.branch_name, first, last, computed, shared)
+
+    def _recorded_stages(self, flow: BoundFlow, t: int) -> frozenset[str]:
+        """The stages whose layers at an epoch are all recorded."""
+        missing = set()
+        for id in self._ids(flow, t):
+            d = id.description
+            if not any(o.lower <= d.lower and d.upper <= o.upper for o in self._directory.descriptions(id.trace)):
+                missing.add(id.trace.stage)
+        return frozenset(stage.name for stage in flow.recorded) - missing
+
+    def replay(self, to: int | None = None, *, progress: Progress | None = None) -> ReplayReport:
+        """Computes the branch's epochs up to `to` (default: all that its parent has) from the recorded inputs.
+
+        Only stages with other code, and what is computed from them, run. Interrupted, it goes on where it was. Raises
+        HoleError where a recorded input is lost (recover it on the parent), StageError from changed functions.
+        """
+        started = time.perf_counter()
+        first = (self._node.last_sealed(self.branch_name) or 0) + 1
+        line = self._node.lines.line(self.branch_name)
+        last = to if to is not None else max(self._node.lines.of_line(line.parent or ""), default=first - 1)
+        if to is not None or line.parent is None or self._has_own_inputs():
+            last = self.plan_replay(to).last  # refuses what cannot be
+        computed, shared = 0, 0
+        for t in range(first, last + 1):
+            flow = self.flow_at(t)
+            recorded = self._recorded_stages(flow, t)
+            reports = {}
+            if len(recorded) < len(flow.recorded):
+                reports = self._run(flow, Step(t, {}, frozenset()), {}, everything=True, skip=recorded)
+            self._seal(flow, t)
+            ran = sum(report.computed for report in reports.values())
+            computed += ran
+            shared += len(flow.recorded) * self._shards_at(flow, t) - ran
+            if progress:
+                progress(t - first + 1, last - first + 1)
+        return ReplayReport(self.branch_name, first, last, computed, shared, time.perf_counter() - started)
+
+    def promote(self, branch: Job, *, keep_as: str | None = None) -> None:
+        """Lets the main line be that of a branch: an upgrade, or a bug fix applied from its fork on.
+
+        This job goes on with the branch's code and state. The line that was main is kept as branch `keep_as`, or dropped with
+        what only it has. Sinks withdraw what they were given after the fork and get the branch's changes instead.
+        Raises FlowError where the branch is not replayed up to the main line's last epoch.
+        """
+        if self.branch_name != MAIN:
+            raise FlowError(f"promote() belongs to the job on {MAIN!r}; this one is on {self.branch_name!r}")
+        at = self._node.lines.line(branch.branch_name).at
+        mine, theirs = self._node.last_sealed(MAIN), self._node.last_sealed(branch.branch_name)
+        if at is None or theirs is None or mine is None or theirs < mine:
+            raise FlowError(f"branch {branch.branch_name} is at epoch {theirs}, main at {mine}: replay() it first")
+        self._node.promote(branch.branch_name, keep_as)
+        self._declared, self._bound = branch._declared, {}
+        branch.branch_name = MAIN
+        self._open_line()
+        self._withdraw(at)
+        for t in range(at + 1, theirs + 1):
+            self._deliver(t)
+
+    def rewind(self, t: int, *, keep_as: str | None = None) -> str | None:
+        """Lets the main line go on from epoch `t`; what it had after that is kept as a branch, whose name is returned.
+
+        `keep_as`: that branch's name (default `before-rewind-<n>`); `""` drops it. Sinks withdraw epochs after `t`.
+        """
+        if self.branch_name != MAIN:
+            raise FlowError(
+                f"rewind() belongs to the job on {MAIN!r}; branch {self.branch_name!r} can be branched off at {t} instead"
+            )
+        last = self._sealed(None)
+        if not self._store.since() <= self._sealed(t) < last:
+            raise InvalidInputError(f"cannot rewind to {t}: possible are {self._store.since()} to {last - 1}")
+        number = self._node.lines.refs.entries + 1
+        kept = f"before-rewind-{number}" if keep_as is None else keep_as or None
+        name = f"rewind-{number}"
+        self._node.lines.create(name, MAIN, t, ())
+        self._node.promote(name, kept)
+        self._bound = {}
+        self._open_line()
+        self._withdraw(t)
+        return kept
+
+    def _deliver(self, t: int) -> None:
+        for stage, sink in self._sinks.items():
+            sink.deliver(lambda stage=stage: self.changes(stage, t - 1, t), t, self._marks(stage))  # type: ignore[misc]
+
+    def _withdraw(self, after: int) -> None:
+        for stage, sink in self._sinks.items():
+            sink.withdraw(after, self._marks(stage))
+
+    def _marks(self, stage: str) -> Path:
+        return self._directory.root / "sinks" / stage
 
     # --- recovery -------------------------------------------------------------------------------------------------
 
@@ -432,8 +644,8 @@ class Job:
         if verify:
             self._node.check()
         self._node.settle()
-        missing = self._node.missing(self.branch)
-        safe = self._node.safe_point(self.branch)
+        missing = self._node.missing(self.branch_name)
+        safe = self._node.safe_point(self.branch_name)
         clock.lap("inspect")
         chosen = {self._stage(name).name for name in (self.flow.stages if outputs is None else outputs)}
         wanted = [
@@ -456,16 +668,15 @@ class Job:
         clock.lap("compute")
         hopeless = {cell.t for cell in recovery.impossible}
         ran = {step.t for step in recovery.steps}
-        for t, manifest in self._node.manifests(self.branch).items():
+        for t, manifest in self._node.manifests(self.branch_name).items():
             if t in ran - hopeless:  # sealing again compares every digest with the recorded one
-                self._node.seal(
-                    t, [entry.id for entry in manifest.entries], meta=dict(manifest.meta), copies=self._copies()
-                )
+                ids = [entry.id for entry in manifest.entries]
+                self._node.seal(t, ids, self.branch_name, meta=dict(manifest.meta), copies=self._copies())
         self._node.sync()
         clock.lap("seal")
         return RecoveryReport(
             rolled_back_to=safe,
-            target=self._node.last_sealed(self.branch),
+            target=self._node.last_sealed(self.branch_name),
             lost=len(missing),
             fetched=0,
             recomputed=computed,
@@ -480,7 +691,7 @@ class Job:
             self.flow,
             Inventory(self._directory.descriptions),
             wanted,
-            histories=self._node.histories(self.branch),
+            histories=self._node.histories(self.branch_name),
             fingerprint=lambda stage, t: self.flow_at(t).stages[stage].fingerprint,
             can_replay=lambda source, t: can_replay,
         )

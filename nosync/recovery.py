@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from nosync.dataflow import JOIN, PART_SEPARATOR, SOURCE
 from nosync.lsm.history import History, Part, Span, span_at, view_at
 from nosync.lsm.layer import Description, TraceId
-from nosync.lsm.timestamp import Time, epoch_of, pack
+from nosync.lsm.timestamp import ZERO, Time, epoch_of, pack
 from nosync.plan import WATERMARK, BoundFlow, BoundStage
 
 
@@ -89,7 +89,8 @@ def plan(
     """What to compute so that every wanted cell is recorded.
 
     `histories`: by stage, which traces its layers are in. `can_replay(source, t)`: whether the rows of a source at an epoch
-    can be given again. `fingerprint(stage, t)`: that of the code at hand (default: the flow's at every epoch). The work done is proportional to what is missing, not to the state.
+    can be given again. `fingerprint(stage, t)`: that of the code at hand (default: the flow's at every epoch). The work
+    done is proportional to what is missing, not to the state.
     """
     planner = _Planner(
         flow, inventory, histories, can_replay, fingerprint or (lambda stage, _: flow.stages[stage].fingerprint)
@@ -226,7 +227,7 @@ class _Planner:
         return [
             Cell(e, stage.name, part.trace.shard.index)
             for part in parts
-            for e in self._inventory.missing_between(part.trace, epoch_of(part.lower), epoch_of(part.upper))
+            for e in self._inventory.missing_between(part.trace, epoch_of(part.lower or ZERO), epoch_of(part.upper))
         ]
 
     def steps(self) -> tuple[Step, ...]:

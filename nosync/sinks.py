@@ -37,6 +37,9 @@ class Sink(Protocol):
         had been delivered.
         """
 
+    def withdraw(self, after: int, marks: Path) -> None:
+        """The epochs after `after` are no longer part of the line: takes back what was handed on for them."""
+
 
 @dataclass(frozen=True)
 class ParquetSink:
@@ -59,6 +62,12 @@ class ParquetSink:
             staged.rename(target)
         return True
 
+    def withdraw(self, after: int, marks: Path) -> None:
+        for target in Path(self.path).glob("epoch=*"):
+            if int(target.name.removeprefix("epoch=")) > after:
+                with storage_errors("withdraw the output", target):
+                    shutil.rmtree(target)
+
 
 @dataclass(frozen=True)
 class CallbackSink:
@@ -70,6 +79,8 @@ class CallbackSink:
 
     function: Callable[[DataFrame, int], None]
     guarantee: str = AT_LEAST_ONCE
+    on_withdraw: Callable[[int], None] | None = None
+    """Called with `t` when the epochs after `t` are withdrawn (rewind, promote)."""
 
     def __post_init__(self) -> None:
         if self.guarantee not in (AT_LEAST_ONCE, GAP):
@@ -89,6 +100,17 @@ class CallbackSink:
             self.function(changes(), t)
             _make_mark(mark)
         return True
+
+    def withdraw(self, after: int, marks: Path) -> None:
+        if self.on_withdraw is not None:
+            self.on_withdraw(after)
+        _drop_marks(marks, after)
+
+
+def _drop_marks(marks: Path, after: int) -> None:
+    for mark in marks.glob("*"):
+        if int(mark.name) > after:
+            Env().unlink(mark)
 
 
 def _make_mark(mark: Path) -> None:

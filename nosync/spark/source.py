@@ -10,6 +10,7 @@ Options (names as Delta's, with epochs in the place of versions)
 |---|---|
 | `path` (or `load(path)`) | the store's directory, seen by driver and executors |
 | `stage` | which stage |
+| `branch` | which branch; default: `main` |
 | `asOf` | the epoch whose state to read; default: the last sealed one |
 | `readChangeFeed` | `true`: the change feed instead of the state (a stream always reads it) |
 | `startingEpoch`, `endingEpoch` | the first and last epoch of the feed; default: the first one of all, the last sealed |
@@ -29,12 +30,13 @@ from pyspark.sql import datasource as ds
 from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import StructType
 
+from nosync.lsm.branches import MAIN
 from nosync.lsm.columns import CHANGE_TYPE_COLUMN, EPOCH_COLUMN
 from nosync.lsm.errors import InvalidInputError, NotAvailableError
 from nosync.lsm.store import BEFORE_FIRST_EPOCH, Store, open_store
 
 FORMAT = "nosync"
-OPTIONS = {"path", "stage", "asof", "readchangefeed", "startingepoch", "endingepoch"}
+OPTIONS = {"path", "stage", "branch", "asof", "readchangefeed", "startingepoch", "endingepoch"}
 
 _COMPARISONS: dict[type[ds.Filter], Callable[[pa.Array, Any], pa.Array]] = {
     ds.EqualTo: pc.equal,
@@ -65,6 +67,7 @@ class Options:
             if name not in found:
                 raise InvalidInputError(f"format {FORMAT!r} needs the option {name!r}")
         self.path, self.stage = found["path"], found["stage"]
+        self.branch = found.get("branch", MAIN)
         self.as_of = _epoch(found, "asof")
         self.starting_epoch, self.ending_epoch = _epoch(found, "startingepoch"), _epoch(found, "endingepoch")
         self.change_feed = found.get("readchangefeed", "false").lower() == "true"
@@ -100,7 +103,7 @@ class NosyncDataSource(ds.DataSource):
     def schema(self) -> StructType:
         options = Options(self.options)
         with options.open() as store:
-            schema = store.schema(options.stage, options.as_of)
+            schema = store.schema(options.stage, options.as_of, branch=options.branch)
         return from_arrow_schema(_with_change_columns(schema) if options.change_feed else schema)
 
     def reader(self, schema: StructType) -> ds.DataSourceReader:
@@ -116,7 +119,9 @@ def _with_change_columns(schema: pa.Schema) -> pa.Schema:
 
 def _partitions(options: Options, after: int, until: int) -> list[ShardPartition]:
     with options.open() as store:
-        return [ShardPartition(shard, after, until) for shard in store.shards(options.stage, until)]
+        return [
+            ShardPartition(shard, after, until) for shard in store.shards(options.stage, until, branch=options.branch)
+        ]
 
 
 def _read(
@@ -124,9 +129,9 @@ def _read(
 ) -> Iterator[pa.RecordBatch]:
     with options.open() as store:
         if options.change_feed:
-            table = store.changes(options.stage, part.after, part.until, shard=part.shard)
+            table = store.changes(options.stage, part.after, part.until, shard=part.shard, branch=options.branch)
         else:
-            table = store.read(options.stage, part.until, shard=part.shard)
+            table = store.read(options.stage, part.until, shard=part.shard, branch=options.branch)
     for wanted in filters:
         name, value = _column_and_value(wanted)
         column = table.column(name)
@@ -158,7 +163,7 @@ class Reader(ds.DataSourceReader):
     def partitions(self) -> Sequence[ds.InputPartition]:
         options = self._options
         with options.open() as store:
-            last = store.last_sealed()
+            last = store.last_sealed(options.branch)
         until = options.ending_epoch if options.change_feed else options.as_of
         until = last if until is None else until
         if until is None:
@@ -183,7 +188,7 @@ class StreamReader(ds.DataSourceStreamReader):
 
     def latestOffset(self, start: dict[str, int] | None = None, limit: Any = None) -> dict[str, int]:
         with self._options.open() as store:
-            last = store.last_sealed()
+            last = store.last_sealed(self._options.branch)
         known = self.initialOffset()["epoch"] if start is None else start["epoch"]
         return {"epoch": max(known, BEFORE_FIRST_EPOCH if last is None else last)}
 

@@ -67,3 +67,18 @@ def test_the_operators_page(
     assert "| gold|        1|" in printed
     assert "|Oslo| 60.0|" in printed
     assert [node for node in "abc" if f"|   {node}|" in printed] == list("abc")
+
+
+def test_the_what_if_page(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    page = README.parent / "docs" / "what-if.md"
+    blocks = re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL)
+    assert len(blocks) == 4
+    monkeypatch.chdir(tmp_path)
+    exec(compile("\n".join(blocks), str(page), "exec"), {"__name__": "page"})
+    printed = capsys.readouterr().out
+    assert "replays 2 epochs, 1 to 2" in printed
+    assert "|   JFK|changed|        3|        2|  33.0|   2.0|" in printed
+    assert "they differ from epoch 1 on" in printed
+    assert "|   EWR|      1| 7.0|" in printed

@@ -147,3 +147,21 @@ def test_help_teaches(capsys: pytest.CaptureFixture[str]) -> None:
     assert "nosync demo" in out
     assert "--as-of" in run(capsys, "get", "--help")[1]
     assert run(capsys, "--version")[1].startswith("nosync, version 0.1")
+
+
+def test_branches(path: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with nosync.open(path) as store:
+        store.node.lines.create("other", "main", 1, ["delays"])
+    found = answer(capsys, "branch", path)
+    assert [(b["branch"], b["at"], b["epoch"]) for b in found][1] == ("other", 1, 1)
+    rows = {r["origin"]: r for r in answer(capsys, "diff", path, "delays", "other", "main", "--as-of", "1")}
+    assert rows == {}
+    main(["branch", path])
+    assert "other" in capsys.readouterr().out
+    main(["get", path, "delays", "--branch", "other", "--csv", "--columns", "origin,n"])
+    capsys.readouterr()
+    main(["branch", path, "--delete", "other"])
+    assert "deleted branch other and 0 layers" in capsys.readouterr().out
+    with pytest.raises(SystemExit):
+        main(["diff", path, "delays", "main", "other"])
+    assert "no branch 'other'; branches: main" in capsys.readouterr().err

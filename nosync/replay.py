@@ -1,0 +1,103 @@
+"""Replaying a branch: which epochs and stages it takes, and what came of it.
+
+A branch shares every layer of stages whose fingerprint is its parent's. What is missing are the layers of changed stages and
+of what is computed from them; the recorded inputs give them again, epoch by epoch, and nothing else runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+
+import pyarrow as pa
+
+from nosync.dataflow import Dataflow
+from nosync.lsm.columns import describe, unify_schemas
+from nosync.lsm.errors import FlowError, NosyncError, SchemaError
+from nosync.plan import BoundFlow
+
+Progress = Callable[[int, int], None]
+"""Called with (epochs done, epochs in all)."""
+
+
+@dataclass(frozen=True)
+class ReplayPlan:
+    """What a replay will do: the epochs, and by stage how many layers are to be computed and how many are shared."""
+
+    branch: str
+    first: int
+    last: int
+    computed: Mapping[str, int]
+    shared: Mapping[str, int]
+
+    @property
+    def epochs(self) -> int:
+        return max(0, self.last - self.first + 1)
+
+    def __str__(self) -> str:
+        if not self.epochs:
+            return f"branch {self.branch}: nothing to replay"
+        stages = ", ".join(f"{name} ({n})" for name, n in self.computed.items()) or "nothing"
+        return (
+            f"branch {self.branch}: replays {self.epochs} epochs, {self.first} to {self.last}\n"
+            f"  computes  {stages}\n"
+            f"  shares    {sum(self.shared.values())} layers of {len(self.shared)} stages"
+        )
+
+
+@dataclass(frozen=True)
+class ReplayReport:
+    """What a replay did."""
+
+    branch: str
+    first: int
+    last: int
+    layers_computed: int
+    layers_shared: int
+    seconds: float
+
+    def __str__(self) -> str:
+        epochs = max(0, self.last - self.first + 1)
+        return (
+            f"branch {self.branch}: {epochs} epochs replayed in {self.seconds:.1f} s, {self.layers_computed} layers computed, "
+            f"{self.layers_shared} shared"
+        )
+
+
+def changed_stages(flow: BoundFlow, recorded: Mapping[str, str]) -> list[str]:
+    """The recorded stages of a flow that a manifest has with another fingerprint, or not at all."""
+    return [stage.name for stage in flow.recorded if recorded.get(stage.name) != stage.fingerprint]
+
+
+def check_states_fit(
+    flow: BoundFlow, changed: Iterable[str], schema_of: Callable[[str], tuple[tuple[str, ...], pa.Schema] | None]
+) -> None:
+    """A changed keyed stage goes on from its parent's state, so it must be able to read it.
+
+    `schema_of(stage)`: key and columns that the parent recorded; None for a new stage. Raises SchemaError naming the stage.
+    """
+    for name in changed:
+        stage, before = flow.stages[name], schema_of(name)
+        if before is None or not stage.keyed:
+            continue
+        key, schema = before
+        try:
+            if key != stage.key:
+                raise SchemaError(f"its key was ({', '.join(key)}) and is now ({', '.join(stage.key)})")
+            unify_schemas(schema, stage.schema, f"stage {name}")
+        except NosyncError as error:
+            raise SchemaError(
+                f"stage {name} cannot go on from its parent's state ({describe(schema)}): {error}. Give the changed "
+                "stage another name (drop= the old one, add= the new), so that it begins with no state"
+            ) from error
+
+
+def check_same_sources(before: Dataflow, after: Dataflow) -> None:
+    """A branch replays the recorded inputs, so it has the same sources."""
+    old = {stage.name: stage.schema for stage in before.sources}
+    new = {stage.name: stage.schema for stage in after.sources}
+    for name in sorted(old.keys() ^ new.keys()):
+        raise FlowError(
+            f"source {name} {'is dropped' if name in old else 'is new'}: a branch has the sources of its parent, whose "
+            "recorded rows it replays"
+        )

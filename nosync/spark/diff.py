@@ -1,0 +1,183 @@
+"""Comparing two branches: keys with both sides, what changed in total, and where the two began to differ."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import reduce
+from operator import or_
+from typing import Any, Protocol
+
+import pyarrow as pa
+from pyspark.sql import Column, DataFrame
+from pyspark.sql import functions as F
+
+from nosync.lsm.compare import CHANGE, CHANGED, ONLY_A, ONLY_B
+from nosync.lsm.errors import FlowError
+from nosync.plan import BoundStage
+from nosync.spark.expressions import quoted
+
+
+class Side(Protocol):
+    """What is compared: a job, on its branch."""
+
+    def read(self, stage: str, as_of: int | None = None) -> DataFrame:
+        """The state of a stage as of an epoch."""
+
+    def changes(self, stage: str, after: int, until: int) -> DataFrame:
+        """The change feed of a stage."""
+
+    def stage(self, name: str) -> BoundStage:
+        """A stage with its schemas."""
+
+    def last_sealed(self) -> int | None:
+        """The newest epoch."""
+
+    def shared_until(self, other: Any, stage: str) -> int:
+        """The last epoch up to which a stage's layers are the same files on another branch."""
+
+
+@dataclass(frozen=True)
+class ColumnDiff:
+    """A numeric column on both sides: totals over all rows, and the differences (b - a) of the keys that changed."""
+
+    total_a: float
+    total_b: float
+    mean_difference: float
+    largest_difference: float
+
+
+@dataclass(frozen=True)
+class DiffSummary:
+    """How two states differ."""
+
+    stage: str
+    as_of: int
+    only_a: int
+    only_b: int
+    changed: int
+    columns: dict[str, ColumnDiff]
+
+    @property
+    def same(self) -> bool:
+        return not (self.only_a or self.only_b or self.changed)
+
+    def __str__(self) -> str:
+        lines = [
+            f"stage {self.stage} as of {self.as_of}: {self.changed} keys changed, {self.only_a} only in a, "
+            f"{self.only_b} only in b"
+        ]
+        for name, c in self.columns.items():
+            lines.append(
+                f"  {name:<16} a {c.total_a:,.6g}   b {c.total_b:,.6g}   mean difference {c.mean_difference:,.4g}   "
+                f"largest {c.largest_difference:,.4g}"
+            )
+        return "\n".join(lines)
+
+
+def diff(a: Side, b: Side, stage: str, as_of: int | None = None) -> DataFrame:
+    """The keys whose rows differ between two jobs (branches) as of an epoch (default: the newest that both have).
+
+    Columns: the key, `_diff` (only_a, only_b, changed), then each value column twice, as `<column>_a` and `<column>_b`. For
+    a stage without a key: the rows that one side has more often, with how often as `n_a` and `n_b`.
+    """
+    key, values = _columns(a, b, stage)
+    as_of = _newest_of_both(a, b) if as_of is None else as_of
+    sides = []
+    for job, side in ((a, "a"), (b, "b")):
+        rows = job.read(stage, as_of=as_of)
+        if not values and not _is_keyed(a, stage):
+            rows = rows.groupBy(*(F.col(quoted(k)) for k in key)).agg(F.count(F.lit(1)).alias("n"))
+        named = [F.col(quoted(k)).alias(f"{side}:{k}") for k in key]
+        named += [F.col(quoted(v)).alias(f"{v}_{side}") for v in values or _counts(a, stage)]
+        sides.append(rows.select(*named, F.lit(True).alias(f"{side}?")))
+    same_key = reduce(lambda x, y: x & y, [F.col(quoted(f"a:{k}")).eqNullSafe(F.col(quoted(f"b:{k}"))) for k in key])
+    joined = sides[0].join(sides[1], same_key, "full")
+    in_a, in_b = F.col("`a?`").isNotNull(), F.col("`b?`").isNotNull()
+    both = [(F.col(quoted(f"{v}_a")), F.col(quoted(f"{v}_b"))) for v in values or _counts(a, stage)]
+    differs: Column = reduce(or_, [~x.eqNullSafe(y) for x, y in both], F.lit(False))
+    kind = F.when(~in_b, ONLY_A).when(~in_a, ONLY_B).otherwise(CHANGED)
+    keys = [F.coalesce(F.col(quoted(f"a:{k}")), F.col(quoted(f"b:{k}"))).alias(k) for k in key]
+    return joined.where(~in_a | ~in_b | differs).select(*keys, kind.alias(CHANGE), *(c for pair in both for c in pair))
+
+
+def diff_changes(a: Side, b: Side, stage: str, after: int, until: int) -> DataFrame:
+    """The change feeds of two branches over a range of epochs: the rows that only one has, with `_side` a or b."""
+    left, right = a.changes(stage, after, until), b.changes(stage, after, until)
+    only_a, only_b = left.exceptAll(right), right.exceptAll(left)
+    return only_a.withColumn("_side", F.lit("a")).unionByName(only_b.withColumn("_side", F.lit("b")))
+
+
+def summarize(a: Side, b: Side, stage: str, as_of: int | None = None) -> DiffSummary:
+    """How many keys differ and how, and for each numeric column the totals and the differences."""
+    _, values = _columns(a, b, stage)
+    as_of = _newest_of_both(a, b) if as_of is None else as_of
+    found = diff(a, b, stage, as_of).cache()
+    counts = {row[CHANGE]: row["count"] for row in found.groupBy(CHANGE).count().collect()}
+    schema = a.stage(stage).output
+    numeric = [v for v in values if _is_number(schema.field(v).type)]
+    columns = {}
+    for name in numeric:
+        totals = [job.read(stage, as_of=as_of).agg(F.sum(F.col(quoted(name)))).collect()[0][0] for job in (a, b)]
+        change = F.coalesce(F.col(quoted(f"{name}_b")), F.lit(0)) - F.coalesce(F.col(quoted(f"{name}_a")), F.lit(0))
+        mean, low, high = found.agg(F.mean(change), F.min(change), F.max(change)).collect()[0]
+        largest = max((float(low or 0), float(high or 0)), key=abs)
+        columns[name] = ColumnDiff(float(totals[0] or 0), float(totals[1] or 0), float(mean or 0), largest)
+    found.unpersist()
+    return DiffSummary(
+        stage, as_of, counts.get(ONLY_A, 0), counts.get(ONLY_B, 0), counts.get(CHANGED, 0), columns
+    )  # fmt: skip
+
+
+def diverges_at(a: Side, b: Side, stage: str) -> int | None:
+    """The first epoch whose changes of a stage differ between two branches; None where they agree as far as both go.
+
+    Bisection over what manifests say: an epoch whose layers are the same files needs no reading, and neither do all epochs
+    before it. Where the code differs the contents are compared, from the last epoch that is shared on.
+    """
+    last = _newest_of_both(a, b)
+    first = a.shared_until(b, stage)
+    low, high = first, last  # the feeds agree up to low
+    if diff_changes(a, b, stage, low, high).isEmpty():
+        return None
+    while high - low > 1:
+        middle = (low + high) // 2
+        if diff_changes(a, b, stage, low, middle).isEmpty():
+            low = middle
+        else:
+            high = middle
+    return high
+
+
+def _columns(a: Side, b: Side, stage: str) -> tuple[list[str], list[str]]:
+    """The key and the value columns that both sides have. Raises FlowError where they cannot be compared."""
+    left, right = (job.stage(stage) for job in (a, b))
+    if left.key != right.key:
+        raise FlowError(
+            f"stage {stage} has key ({', '.join(left.key)}) on one side and ({', '.join(right.key)}) on the other: "
+            "rows cannot be matched"
+        )
+    if not left.keyed:
+        if left.output.names != right.output.names:
+            raise FlowError(f"stage {stage} has no key, and other columns on one side: rows cannot be matched")
+        return list(left.output.names), []
+    key = [name for name in left.key if name in left.output.names]
+    return key, [n for n in left.output.names if n in right.output.names and n not in key]
+
+
+def _is_keyed(job: Side, stage: str) -> bool:
+    return job.stage(stage).keyed
+
+
+def _counts(job: Side, stage: str) -> list[str]:
+    return [] if _is_keyed(job, stage) else ["n"]
+
+
+def _newest_of_both(a: Side, b: Side) -> int:
+    last = [job.last_sealed() for job in (a, b)]
+    if None in last:
+        raise FlowError("one side has no epoch yet: nothing to compare")
+    return min(t for t in last if t is not None)
+
+
+def _is_number(type_: pa.DataType) -> bool:
+    return bool(pa.types.is_integer(type_) or pa.types.is_floating(type_) or pa.types.is_decimal(type_))

@@ -1,0 +1,229 @@
+"""Branches: other code from a fork on, against a fresh run of the changed flow; rewinding, promoting, comparing, deleting."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pytest
+
+import nosync
+from tests.conftest import OpenStore
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+pytestmark = pytest.mark.spark
+
+SCHEMA = "word string, n bigint"
+EPOCHS, FORK = 6, 3
+
+
+def positive(rows: pa.Table) -> pa.Table:
+    return rows.filter(pc.greater(rows["n"], 0))
+
+
+def even(rows: pa.Table) -> pa.Table:
+    return rows.filter(pc.equal(pc.bit_wise_and(rows["n"], 1), 0))
+
+
+def either(rows: pa.Table, t_of_row: int | None = None) -> pa.Table:
+    """What a run that changed its code at the fork would do: the rows carry their epoch in the word's number."""
+    late = pc.greater(pc.cast(pc.utf8_slice_codeunits(rows["word"], 1, 2), pa.int64()), FORK)
+    kept = pc.if_else(late, pc.equal(pc.bit_wise_and(rows["n"], 1), 0), pc.greater(rows["n"], 0))
+    return rows.filter(kept)
+
+
+def make_flow(fn: Any = positive) -> nosync.Dataflow:
+    flow = nosync.Dataflow("f")
+    kept = flow.source("rows", SCHEMA).map("kept", fn)
+    sums = kept.aggregate("sums", key=["word"], n=nosync.count(), total=nosync.sum("n"))
+    sums.where("big", "total > 10").aggregate("how_big", key=["n"], words=nosync.count())
+    flow["rows"].aggregate("untouched", key=["word"], n=nosync.count())
+    return flow
+
+
+def rows(spark: SparkSession, t: int, salt: int = 0) -> dict[str, DataFrame]:
+    made = [(f"{'abc'[i % 3]}{t}{i % 2}", (i * 7 + t + salt) % 11 - 3) for i in range(20)]
+    return {"rows": spark.createDataFrame(made, SCHEMA)}
+
+
+def state(job: nosync.Job, stage: str, t: int) -> list[tuple[Any, ...]]:
+    return sorted(map(tuple, job.read(stage, as_of=t).collect()))
+
+
+STAGES = ("sums", "how_big", "untouched")
+
+
+def test_a_branch_is_what_a_run_with_the_other_code_would_be(spark: SparkSession, open_store: OpenStore) -> None:
+    store, fresh_store = open_store(), open_store("fresh")
+    job = nosync.Job(make_flow(), store, spark=spark, shards=2)
+    fresh = nosync.Job(make_flow(either), fresh_store, spark=spark, shards=2)
+    for t in range(EPOCHS):
+        job.advance(t, rows(spark, t))
+        fresh.advance(t, rows(spark, t))
+    mains = {stage: state(job, stage, EPOCHS - 1) for stage in STAGES}
+    files = {layer.path for layer in store.layers()}
+
+    what_if = job.branch("what-if", at=FORK, replace={"kept": even})
+    assert {layer.path for layer in store.layers()} == files, "making a branch writes no layer"
+    plan = what_if.plan_replay()
+    assert (plan.first, plan.last) == (FORK + 1, EPOCHS - 1)
+    assert set(plan.computed) == {"kept", "sums", "how_big"}
+    assert set(plan.shared) == {"rows", "untouched"}
+    steps: list[tuple[int, int]] = []
+    first = what_if.replay(FORK + 1)
+    rest = what_if.replay(progress=lambda done, of: steps.append((done, of)))
+    assert steps == [(i + 1, EPOCHS - FORK - 2) for i in range(EPOCHS - FORK - 2)]
+    assert first.layers_computed + rest.layers_computed == 3 * 2 * (EPOCHS - FORK - 1), "changed stages only"
+    for stage in STAGES:
+        for t in (FORK, EPOCHS - 1):
+            assert state(what_if, stage, t) == state(fresh, stage, t)
+    assert {stage: state(job, stage, EPOCHS - 1) for stage in STAGES} == mains, "nothing of the parent changed"
+    new = [layer for layer in store.layers() if layer.path not in files]
+    assert {layer.stage for layer in new} == {"kept", "sums", "how_big"}, (
+        "the shared stages have no files of the branch"
+    )
+
+    # Both go on, each with rows of its own; the store reads either.
+    job.advance(EPOCHS, rows(spark, EPOCHS))
+    what_if.advance(EPOCHS, rows(spark, EPOCHS, salt=5))
+    fresh.advance(EPOCHS, rows(spark, EPOCHS, salt=5))
+    for stage in STAGES:
+        assert state(what_if, stage, EPOCHS) == state(fresh, stage, EPOCHS)
+    assert store.read("sums", branch="what-if").num_rows == len(state(what_if, "sums", EPOCHS))
+    assert store.read("untouched").num_rows == len(state(job, "untouched", EPOCHS))
+    with pytest.raises(nosync.FlowError, match="inputs of its own"):
+        what_if.plan_replay()
+
+    # Merged, closed and opened again, it is the same; what is lost of it is recomputed with its own code.
+    store.compact()
+    store.close()
+    store = open_store()
+    job = nosync.Job(make_flow(), store, spark=spark, shards=2)
+    what_if = job.branch("what-if", at=FORK, replace={"kept": even})
+    mine = what_if.flow_at(EPOCHS - 1).stages["sums"].fingerprint
+    victims = [layer for layer in store.layers() if layer.fingerprint == mine]
+    for layer in victims:
+        Path(layer.path).unlink()
+    report = what_if.recover()
+    assert (report.lost, report.recomputed) == (2 * (EPOCHS - FORK - 1), 2 * (EPOCHS - FORK - 1))
+    for stage in STAGES:
+        assert state(what_if, stage, EPOCHS) == state(fresh, stage, EPOCHS)
+    with pytest.raises(nosync.FlowError, match="stage kept was recorded with fingerprint"):
+        nosync.Job(make_flow(), store, spark=spark, shards=2, branch="what-if")
+
+
+def test_comparing_branches(spark: SparkSession, open_store: OpenStore) -> None:
+    store = open_store()
+    job = nosync.Job(make_flow(), store, spark=spark, shards=2)
+    for t in range(EPOCHS):
+        job.advance(t, rows(spark, t))
+    what_if = job.branch("what-if", at=1, replace={"kept": even})
+    what_if.replay()
+    left, right = ({r[0]: tuple(r[1:]) for r in state(j, "sums", EPOCHS - 1)} for j in (job, what_if))
+    found = {r.word: r for r in nosync.diff(job, what_if, "sums").collect()}
+    assert found.keys() == {k for k in left.keys() | right.keys() if left.get(k) != right.get(k)}
+    for word, row in found.items():
+        assert (row.n_a, row.total_a) == left.get(word, (None, None))
+        assert (row.n_b, row.total_b) == right.get(word, (None, None))
+        assert row._diff == ("only_a" if word not in right else "only_b" if word not in left else "changed")
+    summary = nosync.diff_summary(job, what_if, "sums")
+    assert summary.columns["total"].total_a == sum(v[1] for v in left.values())
+    assert summary.columns["total"].total_b == sum(v[1] for v in right.values())
+    assert summary.changed + summary.only_a + summary.only_b == len(found)
+    assert nosync.diff(job, what_if, "untouched").isEmpty()
+    assert nosync.diverges_at(job, what_if, "untouched") is None
+    assert nosync.diverges_at(job, what_if, "sums") == 2
+    only = nosync.diff_changes(job, what_if, "kept", 1, 2).collect()
+    assert {r._side for r in only} == {"a", "b"}
+    assert job.shared_until(what_if, "sums") == 1
+    # Code that comes to the same thing makes other files, but no difference.
+    same = job.branch("same", at=1, replace={"kept": lambda t: t.filter(pc.greater(t["n"], 0))})
+    same.replay()
+    assert nosync.diverges_at(job, same, "sums") is None
+
+
+def test_rewinding_and_promoting(spark: SparkSession, open_store: OpenStore, tmp_path: Path) -> None:
+    store = open_store()
+    withdrawn: list[int] = []
+    delivered: list[int] = []
+    sinks = {
+        "sums": nosync.ParquetSink(tmp_path / "out"),
+        "how_big": nosync.CallbackSink(lambda _, t: delivered.append(t), on_withdraw=withdrawn.append),
+    }
+    job = nosync.Job(make_flow(), store, spark=spark, shards=2, sinks=sinks)
+    for t in range(4):
+        job.advance(t, rows(spark, t))
+    future = state(job, "sums", 3)
+    kept = job.rewind(1)
+    assert kept == "before-rewind-1"
+    assert (job.last_sealed(), withdrawn) == (1, [1])
+    assert sorted(p.name for p in (tmp_path / "out").iterdir()) == ["epoch=0", "epoch=1"]
+    job.advance(2, rows(spark, 2, salt=3))
+    other = nosync.Job(make_flow(), store, spark=spark, shards=2, branch=kept)
+    assert state(other, "sums", 3) == future, "the abandoned future is a branch"
+    assert state(job, "sums", 2) != state(other, "sums", 2)
+    assert delivered == [0, 1, 2, 3, 2]
+
+    fix = job.branch("fix", at=1, replace={"kept": even})
+    with pytest.raises(nosync.FlowError, match=r"replay\(\) it first"):
+        job.promote(fix)
+    fix.replay()
+    fixed = state(fix, "sums", 2)
+    job.promote(fix, keep_as="before-fix")
+    assert state(job, "sums", 2) == fixed
+    assert sorted(p.name for p in (tmp_path / "out").iterdir()) == ["epoch=0", "epoch=1", "epoch=2"]
+    assert withdrawn == [1, 1]
+    job.advance(3, rows(spark, 3))
+    assert set(store.branches()) == {"main", kept, "before-fix"}
+
+    # Deleting takes what nothing else lists, and no more.
+    current, layers = state(job, "sums", 3), len(store.layers())
+    assert store.delete_branch("before-fix") > 0
+    assert store.delete_branch(kept) > 0
+    store.node.collect_garbage()
+    assert len(store.layers()) < layers
+    assert state(job, "sums", 3) == current
+    store.close()
+    store = open_store()
+    job = nosync.Job(make_flow(even), store, spark=spark, shards=2)
+    assert state(job, "sums", 3) == current
+    assert job.recover().lost == 0
+    with pytest.raises(nosync.InvalidInputError, match="no branch 'fix'; branches: main"):
+        nosync.Job(make_flow(), store, spark=spark, branch="fix")
+
+
+def test_branches_that_cannot_be(spark: SparkSession, open_store: OpenStore) -> None:
+    store = open_store()
+    job = nosync.Job(make_flow(), store, spark=spark, shards=2)
+    for t in range(2):
+        job.advance(t, rows(spark, t))
+    job.branch("taken", at=0, replace={"kept": even})
+    refused: list[tuple[dict[str, Any], str]] = [
+        ({"at": 7}, "epoch 7 was not run yet"),
+        ({"replace": {"keptt": even}}, "no stage 'keptt'"),
+        ({"replace": {"kept": 3}}, "a map cannot be replaced by 3"),
+        ({"replace": {"kept": lambda t: t.select(["n"])}}, "stage sums: key column 'word' is not in its input kept"),
+        ({"replace": {"sums": {"most": nosync.max("n")}}}, "Spark cannot evaluate it over its input"),
+        ({"drop": ["sums"]}, "stage sums cannot be dropped: big is built on it"),
+        ({"add": lambda flow: flow.source("more", SCHEMA)}, "source more is new"),
+    ]
+    for options, message in refused:
+        with pytest.raises(nosync.NosyncError, match=message):
+            job.branch("x", **{"at": 0, **options})
+    with pytest.raises(nosync.InvalidInputError, match="branch 'taken' exists already"):
+        job.branch("taken", at=1)
+    with pytest.raises(nosync.SchemaError, match="stage untouched cannot go on from its parent's state"):
+        job.branch("y", at=0, replace={"untouched": {"m": nosync.max("n")}})
+    with pytest.raises(nosync.FlowError, match="branch\\(\\) first"):
+        job.plan_replay()
+    with pytest.raises(nosync.NotAvailableError, match="inputs are recorded up to 1"):
+        job.branch("taken", at=0, replace={"kept": even}).replay(5)
+    assert set(store.branches()) == {"main", "taken"}
+
+    more = job.branch("more", at=0, add=lambda f: f["kept"].aggregate("added", key=["n"], words=nosync.count()))
+    more.replay()
+    assert sum(r.words for r in more.read("added").collect()) == job.read("kept").count() - job.read("kept", 0).count()
