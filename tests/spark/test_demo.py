@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import json
 import subprocess
 import sys
@@ -10,14 +11,14 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from nosync.demo import epoch_of_day, load_flights
+from nosync.demo import epoch_of_day, load_bad_hours, load_flights
 
 pytestmark = pytest.mark.spark
 
 
 @pytest.mark.timeout(600)
 def test_the_demo(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "nosync.cli", "demo", "--json", "--out", "out"]
+    command = [sys.executable, "-m", "nosync.cli", "demo", "--what-if", "--json", "--out", "out"]
     ran = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert ran.returncode == 0, ran.stderr
     found = json.loads(ran.stdout)
@@ -33,13 +34,21 @@ def test_the_demo(tmp_path: Path) -> None:
     kept = pd.read_csv(tmp_path / "out" / "delays.csv").set_index(["origin", "carrier"])
     pd.testing.assert_frame_equal(kept, expected.sort_index(), check_dtype=False)
 
+    # The branch, against pandas: from the week of 1 July on without the flights in hours of bad weather.
+    bad = set(load_bad_hours())
+    hours = flown["origin"] + " " + flown["day"].astype(str) + " " + flown["hour"].astype(str)
+    kept_flights = flown[(flown["day"] < datetime.date(2013, 6, 25)) | ~hours.isin(bad)]
+    what_if = found["what_if"]
+    assert what_if["layers_computed"] == 3 * 4 * what_if["epochs_replayed"], "the sources are shared"
+    assert what_if["at"] == 24
+    assert what_if["mean_delay"] == pytest.approx(flown["dep_delay"].mean())
+    assert what_if["mean_delay_without_weather"] == pytest.approx(kept_flights["dep_delay"].mean())
+
     again = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert again.returncode == 1
     assert "exists: choose another --out" in again.stderr
 
 
 def test_epochs_of_the_year() -> None:
-    import datetime
-
     assert [epoch_of_day(datetime.date(2013, 12, 31), by) for by in ("day", "week")] == [364, 52]
     assert epoch_of_day(datetime.date(2013, 1, 7), "week") == 0
