@@ -136,7 +136,8 @@ def _state_sizes(spark: SparkSession, root: Path, largest: int) -> Iterator[Resu
 # --- recovery --------------------------------------------------------------------------------------------------------
 
 
-def _five_stages() -> nosync.Dataflow:
+def five_stages() -> nosync.Dataflow:
+    """Source, filter by map, aggregate, map over what changes, aggregate."""
     flow = nosync.Dataflow("five")
     kept = flow.source("rows", SCHEMA).map("kept", lambda rows: rows.filter(pc.greater_equal(rows["v"], 0)))
     sums = kept.aggregate("sums", key=["k"], n=nosync.count(), total=nosync.sum("v"))
@@ -157,7 +158,7 @@ def _recovery(spark: SparkSession, root: Path) -> Iterator[Result]:
     for keys in (10**5, 10**6):
         # Not merged, so that each epoch's layer can be lost alone.
         with nosync.open(root / str(keys), settings=nosync.StoreSettings(merge=False)) as store:
-            job = nosync.Job(_five_stages(), store, spark=spark, shards=SHARDS)
+            job = nosync.Job(five_stages(), store, spark=spark, shards=SHARDS)
             job.advance(0, {"rows": all_keys(spark, keys)})
             for t in range(1, epochs):
                 job.advance(t, {"rows": rows_of_batch(spark, t * rows, rows, keys)})

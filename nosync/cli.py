@@ -490,9 +490,10 @@ def _show_demo_part(part: str, what: Any) -> None:
 
 def _show_what_if(what_if: WhatIf, demo: Demo) -> None:
     out.print(f"\n[bold]What if flights in bad weather had not counted from the {demo.by} of 1 July on?[/]")
+    out.print(f"branch {what_if.branch} made in {what_if.branch_ms:.0f} ms at epoch {what_if.at}")
     out.print(
-        f"branch {what_if.branch} made in {what_if.branch_ms:.0f} ms at epoch {what_if.at}; "
-        f"{what_if.epochs_replayed} epochs replayed in {what_if.replay_seconds:.1f} s: {what_if.layers_computed} layers computed, {what_if.layers_shared} shared"
+        f"{what_if.epochs_replayed} epochs replayed in {what_if.replay_seconds:.1f} s: {what_if.layers_computed} layers "
+        f"computed, {what_if.layers_shared} shared"
     )
     out.print(
         f"mean delay over the year: {what_if.mean_delay:.2f} minutes, "

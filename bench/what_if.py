@@ -1,0 +1,60 @@
+"""What a branch costs: making it, replaying it, and the disk it takes, beside the run that it branches from."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+import nosync
+from bench.harness import Result, sample, timed
+from bench.spark_epochs import CORES, SHARDS, all_keys, five_stages, rows_of_batch
+from nosync.spark.session import local_session
+
+EPOCHS, ROWS = 40, 20_000
+LAST_EPOCHS = 4
+
+
+def to_other_group(rows: pa.Table) -> pa.Table:
+    """Replaces the fourth of the five stages; the fifth is computed from it."""
+    group = pc.cast(pc.divide(rows["k"], 500), pa.int64())
+    return rows.select(["total", "_change_type"]).append_column("g", group)
+
+
+def run(scale: str) -> Iterator[Result]:
+    keys = 10**7 if scale == "full" else 10**6
+    spark = local_session(CORES, "nosync-bench")
+    with tempfile.TemporaryDirectory(dir=".") as temporary, nosync.open(Path(temporary) / "s") as store:
+        job = nosync.Job(five_stages(), store, spark=spark, shards=SHARDS)
+        job.advance(0, {"rows": all_keys(spark, keys)})
+        # The same work in both: the first branch of a process also starts Python workers.
+        warm = job.branch("warm", at=0, replace={"grouped": to_other_group})
+        warm.replay()
+        full = timed(
+            lambda: [job.advance(t, {"rows": rows_of_batch(spark, t * ROWS, ROWS, keys)}) for t in range(1, EPOCHS + 1)]
+        )
+        store.sync()
+        used = _bytes(Path(temporary))
+        number = iter(range(1000))
+        made = sample(lambda: store.node.lines.create(f"b{next(number)}", "main", EPOCHS - LAST_EPOCHS, ()), 20)
+        yield Result(
+            f"make a branch, {keys:,} keys", "nosync", made.median * 1000, "ms", goal="<= 10", met=made.median <= 0.010,
+            spread=made.spread, repeats=20,
+        )  # fmt: skip
+        grown = (_bytes(Path(temporary)) - used) / 21
+        yield Result("disk that a branch takes", "nosync", grown / 1e3, "kB", "the store", used / 1e3, grown / used)
+        branch = job.branch("what-if", at=EPOCHS - LAST_EPOCHS, replace={"grouped": to_other_group})
+        replayed = timed(branch.replay)
+        yield Result(
+            f"replay {LAST_EPOCHS} of {EPOCHS} epochs, 2 of 5 stages changed", "nosync", replayed, "s",
+            f"running all {EPOCHS}", full, replayed / full, f"<= {LAST_EPOCHS / EPOCHS * 1.2:.2f}",
+            replayed / full <= LAST_EPOCHS / EPOCHS * 1.2,
+        )  # fmt: skip
+    spark.stop()
+
+
+def _bytes(root: Path) -> int:
+    return sum(path.stat().st_size for path in root.rglob("*") if path.is_file() and "catalog" not in path.parts)
