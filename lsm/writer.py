@@ -35,6 +35,7 @@ from nosync.lsm.reader import LayerReader
 from nosync.lsm.timestamp import show
 
 TEMPORARY_DIRECTORY = "tmp"
+_ATTEMPTS = 3
 _LOG_COLUMNS = frozenset({CHANGE_TYPE_COLUMN})
 """A log of changes, as a stateless stage over a changing input writes it, says of each row what it does."""
 
@@ -214,11 +215,24 @@ def publish_rows(root: Path, id: LayerId, rows: LayerRows, key_groups: int, env:
     Raises DeterminismError where the name is taken by other contents, StorageError where the disk refuses; in both
     cases what was there before is untouched.
     """
-    batch = rows.batch
     offsets = np.empty(0, dtype=np.uint64)
     if rows.key:
         check_shard(rows.hashes, id.trace.shard, key_groups, str(id))
         offsets = group_offsets(rows.hashes, key_groups)
+    for _ in range(_ATTEMPTS - 1):
+        try:
+            return _write_and_link(root, id, rows, key_groups, offsets, env)
+        except StorageError as error:
+            # A node that starts just now empties tmp/, also of files that are being written.
+            if not isinstance(error.__cause__, FileNotFoundError):
+                raise
+    return _write_and_link(root, id, rows, key_groups, offsets, env)
+
+
+def _write_and_link(
+    root: Path, id: LayerId, rows: LayerRows, key_groups: int, offsets: npt.NDArray[np.uint64], env: Env
+) -> Published:
+    batch = rows.batch
     temporary = temporary_path(root, env)
     with storage_errors("write", temporary):
         try:

@@ -14,6 +14,10 @@ import pyarrow as pa
 import pytest
 
 import nosync
+from nosync.lsm.directory import LayerDirectory
+from nosync.lsm.env import Env
+from nosync.lsm.layer import Description, LayerId, Shard, TraceId
+from nosync.lsm.writer import arrange
 from nosync.testing import FaultyEnv, crash
 from tests.conftest import OpenStore
 from tests.unit.test_store import filled, snapshot, words
@@ -344,3 +348,32 @@ def test_an_unwritable_directory(tmp_path: Path) -> None:
     parent.chmod(stat.S_IRUSR | stat.S_IXUSR)
     with pytest.raises(nosync.StorageError, match="permission denied"):
         nosync.open(parent / "store")
+
+
+def test_a_node_that_starts_while_a_task_publishes(tmp_path: Path) -> None:
+    """It empties tmp/, also of the file that is being written: the task writes it again, and nobody sees a fault."""
+    with nosync.open(tmp_path / "s") as store:
+        root = store.directory.root
+
+    class Emptied(Env):
+        """Loses the temporary file before it is linked, as often as told."""
+
+        times = 0
+
+        def link(self, source: Path, target: Path) -> None:
+            if self.times and source.exists():
+                self.times -= 1
+                source.unlink()
+            super().link(source, target)
+
+    env = Emptied()
+    directory = LayerDirectory(root, 128, env)
+    rows = arrange(pa.table({"k": [1, 2]}), ["k"], whose="test")
+    trace = TraceId("kv", "raw", Shard(0))
+    for t, times in enumerate((1, 2)):
+        env.times = times
+        assert directory.publish(LayerId(trace, Description.of_epoch(t)), rows).rows == 2
+    env.times = 3
+    with pytest.raises(nosync.StorageError, match="publish"):
+        directory.publish(LayerId(trace, Description.of_epoch(2)), rows)
+    assert [d.lower for d in directory.descriptions(trace)] == [0, 1 << 20]

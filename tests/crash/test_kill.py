@@ -101,6 +101,7 @@ def test_kill_loop(tmp_path: Path) -> None:
             said = node.stdout.readline().strip()
             assert said, "the node died by itself"
             acked = max(acked, -1 if said == "None" else int(said))
+        assert all(child.poll() is None for child in children), "a process died by itself"
         for child in choose.sample(children, len(children)):
             child.send_signal(signal.SIGKILL)
             child.wait()
