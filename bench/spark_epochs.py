@@ -21,7 +21,7 @@ from pyspark.sql import functions as F
 
 import nosync
 from bench.harness import Result, Samples, timed
-from nosync.spark.session import local_session
+from nosync.spark.session import conf_set, local_session
 
 MEMORY_DIRECTORY = Path("/dev/shm")
 SCHEMA = "k bigint, v bigint"
@@ -223,10 +223,7 @@ def _structured_streaming(spark: SparkSession, root: Path, repeats: int) -> Iter
 
 def _stream_batches(spark: SparkSession, checkpoint: Path, rows: int, keys: int, repeats: int) -> Sequence[float]:
     """Seconds of each micro-batch of Spark's own stateful aggregation, after the warm ones."""
-    before = {name: spark.conf.get(name, None) for name in _STREAMING}
-    for name, value in _STREAMING.items():
-        spark.conf.set(name, value)
-    try:
+    with conf_set(spark, _STREAMING):
         source = spark.readStream.format("rate-micro-batch").option("rowsPerBatch", rows).option("numPartitions", CORES)
         keyed = source.load().selectExpr(f"pmod(xxhash64(value), {keys}) AS k", "value AS v")
         sums = keyed.groupBy("k").agg(F.count(F.lit(1)).alias("n"), F.sum("v").alias("total"))
@@ -243,9 +240,3 @@ def _stream_batches(spark: SparkSession, checkpoint: Path, rows: int, keys: int,
             raise RuntimeError(str(query.exception()))
         batches = [progress[i]["durationMs"]["triggerExecution"] / 1000 for i in sorted(progress)]
         return batches[STREAM_WARM_BATCHES:wanted]
-    finally:
-        for name, old in before.items():
-            if old is None:
-                spark.conf.unset(name)
-            else:
-                spark.conf.set(name, old)

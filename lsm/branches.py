@@ -52,9 +52,6 @@ class Refs:
             raise InvalidInputError(f"no branch {branch!r}; branches: {', '.join(sorted(self.names))}")
         return self.lines[self.names[branch]]
 
-    def name_of(self, line: str) -> str | None:
-        return next((name for name, id in self.names.items() if id == line), None)
-
     def lineage(self, line: str) -> list[Line]:
         """The line and its ancestors, oldest first."""
         found = [self.lines[line]]

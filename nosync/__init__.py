@@ -29,7 +29,7 @@ from nosync.aggregates import (
     variance,
 )
 from nosync.dataflow import Dataflow, Stage
-from nosync.job import EpochReport, Job, RecoveryReport
+from nosync.job import Job
 from nosync.levels import replicated
 from nosync.lsm.errors import (
     CatalogError,
@@ -57,6 +57,7 @@ from nosync.lsm.status import LayerStatus, StoreStatus
 from nosync.lsm.store import Store
 from nosync.lsm.store import open_store as open
 from nosync.replay import ReplayPlan, ReplayReport
+from nosync.reports import EpochReport, RecoveryReport
 from nosync.sinks import CallbackSink, ParquetSink
 
 if TYPE_CHECKING:

@@ -86,6 +86,14 @@ def bind(
     return BoundFlow(flow.name, flow.key_groups, binder.bound, binder.segments, binder.loops)
 
 
+def source_fingerprints(flow: Dataflow, parse_ddl: ParseDdl, *, salt: str = "") -> dict[str, str]:
+    """By source, the fingerprint that `bind` gives it, without binding the rest."""
+    binder = _Binder(flow, parse_ddl, _no_jvm, salt, {})
+    for stage in flow.sources:
+        binder.add(stage)
+    return {name: bound.fingerprint for name, bound in binder.bound.items()}
+
+
 class _Binder:
     def __init__(
         self, flow: Dataflow, parse_ddl: ParseDdl, analyze: Analyze, salt: str, sources: Mapping[str, str]

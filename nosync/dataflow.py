@@ -24,7 +24,7 @@ from nosync.levels import NONE, parse_level
 from nosync.lsm.directory import DEFAULT_KEY_GROUPS, MAX_KEY_GROUPS
 from nosync.lsm.errors import FlowError, UnknownStageError
 from nosync.lsm.layer import check_name
-from nosync.windows import Window, parse_window
+from nosync.windows import parse_window
 
 SOURCE, MAP, FILTER, UNION = "source", "map", "filter", "union"
 SELECT, WHERE, STATIC_JOIN = "select", "where", "static_join"
@@ -467,6 +467,3 @@ class Dataflow:
 
     def __repr__(self) -> str:
         return f"<nosync.Dataflow {self.name}: {' '.join(self._stages)}>"
-
-
-__all__ = ["Dataflow", "PerKey", "Stage", "Window"]

@@ -10,11 +10,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from nosync.bind import bind
+from nosync.bind import bind, source_fingerprints
 from nosync.dataflow import Dataflow
 from nosync.levels import DISK, show_level
 from nosync.lsm.branches import MAIN
@@ -43,6 +42,7 @@ from nosync.replay import (
     check_same_sources,
     check_states_fit,
 )
+from nosync.reports import EpochReport, RecoveryReport, Stopwatch, epoch_report
 from nosync.sinks import Sink
 
 if TYPE_CHECKING:
@@ -53,62 +53,6 @@ if TYPE_CHECKING:
     from nosync.spark.read import StageReader
 
 InputsAt = Callable[[int], "Mapping[str, DataFrame]"]
-
-
-@dataclass(frozen=True)
-class EpochReport:
-    """What one epoch did."""
-
-    t: int
-    rows_in: int
-    """Rows recorded by the sources."""
-    layers_computed: int
-    layers_reused: int
-    """Layers that were recorded already, by an attempt that did not finish or by an earlier run."""
-    bytes_recorded: int
-    seconds: float
-    record_s: float
-    """Task time spent writing and linking layers, summed over tasks."""
-    computed: frozenset[tuple[str, int]]
-    """The (stage, shard) pairs whose functions ran."""
-
-
-@dataclass(frozen=True)
-class RecoveryReport:
-    """What `recover` found and did. Timestamps are epochs, None where there is none."""
-
-    rolled_back_to: int | None
-    """The last safe complete timestamp that was left."""
-    target: int | None
-    """The newest sealed timestamp, which everything is restored up to."""
-    lost: int
-    """Layers that manifests list and that were gone or damaged, counted per stage, shard and epoch."""
-    fetched: int
-    """Layers copied from peers (none: this store has no peers)."""
-    recomputed: int
-    reused: int
-    """Recorded layers that recomputation read instead of computing them."""
-    unrecoverable: Mapping[str, str]
-    """Layers that could not be had back, with the reason."""
-    seconds: Mapping[str, float]
-    """By part: inspect, plan, compute, seal."""
-
-    def __str__(self) -> str:
-        lines = [
-            f"rolled back to    {_or_none(self.rolled_back_to)}  (target {_or_none(self.target)})",
-            f"layers lost       {self.lost}",
-            f"  fetched         {self.fetched}",
-            f"  recomputed      {self.recomputed}",
-            f"  reused for it   {self.reused}",
-            f"  unrecoverable   {len(self.unrecoverable)}",
-            "seconds           " + ", ".join(f"{part} {s:.2f}" for part, s in self.seconds.items()),
-        ]
-        lines += [f"  ! {cell}: {why}" for cell, why in self.unrecoverable.items()]
-        return "\n".join(lines)
-
-
-def _or_none(t: int | None) -> str:
-    return "nothing" if t is None else str(t)
 
 
 class Job:
@@ -236,10 +180,10 @@ class Job:
         line = self._node.lines.line(self.branch_name)
         salts = ["" if o.id == MAIN_LINE else o.id for o in self._node.lines.refs.lineage(line.id)]
         recorded = {e.id.trace.stage: e.id.trace.fingerprint for e in manifest.entries}
-        known = [bind(self._declared, self._epoch.parse_ddl, self._analyze, salt=salt).stages for salt in salts]
+        known = [source_fingerprints(self._declared, self._epoch.parse_ddl, salt=salt) for salt in salts]
         for stage in self.flow.sources:
             fingerprint = recorded.get(stage.name)
-            if fingerprint is not None and all(stages[stage.name].fingerprint != fingerprint for stages in known):
+            if fingerprint is not None and all(of[stage.name] != fingerprint for of in known):
                 raise FlowError(
                     f"stage {stage.name} was recorded with fingerprint {fingerprint} and is now {stage.fingerprint}: "
                     "the columns of the source changed"
@@ -269,7 +213,7 @@ class Job:
         reports = self._run(flow, Step(t, {}, frozenset()), checked, everything=True)
         self._seal(flow, t)
         self._deliver(t)
-        return _epoch_report(t, reports, self.flow, time.perf_counter() - started)
+        return epoch_report(t, reports, self.flow, time.perf_counter() - started)
 
     def _seal(self, flow: BoundFlow, t: int) -> None:
         check_fence(
@@ -511,21 +455,7 @@ class Job:
 
     def plan_replay(self, to: int | None = None) -> ReplayPlan:
         """What `replay(to)` will compute and from where, without doing it."""
-        line = self._node.lines.line(self.branch_name)
-        if line.parent is None:
-            raise FlowError("the main line has no recorded future to replay; branch() first")
-        if self._has_own_inputs():
-            raise FlowError(
-                f"branch {self.branch_name} has inputs of its own since it was advanced: nothing is left to replay"
-            )
-        parents = self._node.lines.of_line(line.parent)
-        last_sealed = self._node.last_sealed(self.branch_name)
-        assert last_sealed is not None, "a branch begins at a sealed epoch"
-        first, last = last_sealed + 1, max(parents, default=last_sealed) if to is None else to
-        if to is not None and to not in parents and to > last_sealed:
-            raise NotAvailableError(
-                f"cannot replay branch {self.branch_name} to {to}: inputs are recorded up to {max(parents, default=last_sealed)}"
-            )
+        first, last = self._replay_range(to)
         computed: dict[str, int] = {}
         shared: dict[str, int] = {}
         for t in range(first, last + 1):
@@ -546,6 +476,24 @@ class Job:
                 missing.add(id.trace.stage)
         return frozenset(stage.name for stage in flow.recorded) - missing
 
+    def _replay_range(self, to: int | None) -> tuple[int, int]:
+        """The first and the last epoch of a replay. Raises where there is nothing recorded to replay."""
+        line = self._node.lines.line(self.branch_name)
+        if line.parent is None:
+            raise FlowError("the main line has no recorded future to replay; branch() first")
+        if self._has_own_inputs():
+            raise FlowError(
+                f"branch {self.branch_name} has inputs of its own since it was advanced: nothing is left to replay"
+            )
+        parents = self._node.lines.of_line(line.parent)
+        last_sealed = self._node.last_sealed(self.branch_name)
+        assert last_sealed is not None, "a branch begins at a sealed epoch"
+        if to is not None and to not in parents and to > last_sealed:
+            raise NotAvailableError(
+                f"cannot replay branch {self.branch_name} to {to}: inputs are recorded up to {max(parents, default=last_sealed)}"
+            )
+        return last_sealed + 1, max(parents, default=last_sealed) if to is None else to
+
     def replay(self, to: int | None = None, *, progress: Progress | None = None) -> ReplayReport:
         """Computes the branch's epochs up to `to` (default: all that its parent has) from the recorded inputs.
 
@@ -553,11 +501,7 @@ class Job:
         HoleError where a recorded input is lost (recover it on the parent), StageError from changed functions.
         """
         started = time.perf_counter()
-        first = (self._node.last_sealed(self.branch_name) or 0) + 1
-        line = self._node.lines.line(self.branch_name)
-        last = to if to is not None else max(self._node.lines.of_line(line.parent or ""), default=first - 1)
-        if to is not None or line.parent is None or self._has_own_inputs():
-            last = self.plan_replay(to).last  # refuses what cannot be
+        first, last = self._replay_range(to)
         computed, shared = 0, 0
         for t in range(first, last + 1):
             flow = self.flow_at(t)
@@ -640,7 +584,7 @@ class Job:
         lost too. `verify` reads every byte first, so that flipped bits count as lost. A recomputed layer
         must have the digest that its manifest remembers, else DeterminismError.
         """
-        clock = _Stopwatch()
+        clock = Stopwatch()
         if verify:
             self._node.check()
         self._node.settle()
@@ -695,29 +639,3 @@ class Job:
             fingerprint=lambda stage, t: self.flow_at(t).stages[stage].fingerprint,
             can_replay=lambda source, t: can_replay,
         )
-
-
-class _Stopwatch:
-    def __init__(self) -> None:
-        self.laps: dict[str, float] = {}
-        self._at = time.perf_counter()
-
-    def lap(self, name: str) -> None:
-        now = time.perf_counter()
-        self.laps[name] = now - self._at
-        self._at = now
-
-
-def _epoch_report(t: int, reports: Mapping[tuple[str, int], Report], flow: BoundFlow, seconds: float) -> EpochReport:
-    sources = {stage.name for stage in flow.sources}
-    computed = [report for report in reports.values() if report.computed]
-    return EpochReport(
-        t=t,
-        rows_in=sum(report.rows for (stage, _), report in reports.items() if stage in sources),
-        layers_computed=len(computed),
-        layers_reused=len(reports) - len(computed),
-        bytes_recorded=sum(report.size_bytes for report in computed),
-        seconds=seconds,
-        record_s=sum(report.record_s for report in computed),
-        computed=frozenset((report.stage, report.shard) for report in computed),
-    )

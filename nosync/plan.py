@@ -14,13 +14,18 @@ from typing import Any
 import pyarrow as pa
 
 from nosync.aggregates import Plan
-from nosync.dataflow import IN_JVM, LOOP
+from nosync.dataflow import IN_JVM, LOOP, PART_SEPARATOR
 from nosync.levels import NONE, Level
 from nosync.lsm.columns import CHANGE_TYPE_COLUMN
 from nosync.windows import Window
 
 ARRANGE, WATERMARK, LATE, DISTINCT = "arrange", "watermark", "late", "distinct"
 """Kinds of the stages that joins, windows and dedupe are made of; the others are those of nosync.dataflow."""
+
+
+def watermark_part(stage: str) -> str:
+    """The stage that records the watermark of a window, given any of the window's parts."""
+    return stage.partition(PART_SEPARATOR)[0] + PART_SEPARATOR + WATERMARK
 
 
 @dataclass(frozen=True)

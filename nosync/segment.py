@@ -27,7 +27,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from nosync.dataflow import AGGREGATE, FILTER, IN_JVM, JOIN, LOOP, MAP, PART_SEPARATOR, SOURCE, UNION, UPDATE, WINDOW
+from nosync.dataflow import AGGREGATE, FILTER, IN_JVM, JOIN, LOOP, MAP, SOURCE, UNION, UPDATE, WINDOW
 from nosync.joins import content_hash
 from nosync.loops import apply_loop, changes_of_round, consolidate, recorded_changes
 from nosync.lsm.columns import key_columns
@@ -59,7 +59,7 @@ from nosync.operators import (
     source,
     stage_error,
 )
-from nosync.plan import ARRANGE, DISTINCT, LATE, WATERMARK, BoundStage, Emission, Feed
+from nosync.plan import ARRANGE, DISTINCT, LATE, WATERMARK, BoundStage, Emission, Feed, watermark_part
 from nosync.windowing import apply_late, apply_watermark, apply_window
 from nosync.windows import END, NO_WATERMARK, START, newest_us, times_us, window_type, with_windows
 
@@ -209,6 +209,7 @@ class _ShardRun:
         self._directory = directory_of(task.root, task.key_groups)
         self._reports: list[bytes] = []
         self._changes: dict[str, pa.Table] = {}
+        self._produced: dict[str, Produced] = {}  # changes are derived from it where they are wanted
         self._feeds: list[_Fed] = []
         self._given: pa.Table | None = None  # a source's rows
 
@@ -274,7 +275,7 @@ class _ShardRun:
                 mark = json.loads(report[len(_MARK) :])
                 fed.heard_from.add(mark["from"])
                 if "newest_us" in mark:
-                    fed.newest_us = max(mark["newest_us"], fed.newest_us or mark["newest_us"])
+                    fed.newest_us = max(mark["newest_us"], NO_WATERMARK if fed.newest_us is None else fed.newest_us)
             else:
                 self._reports.append(report)
         rows = rows.filter(pc.is_null(reports))
@@ -308,7 +309,7 @@ class _ShardRun:
         produced = self._compute(stage, id)
         report, ours = self._publish(stage, id, produced)
         if ours:
-            self._changes[stage.name] = self._derived(stage, produced)
+            self._produced[stage.name] = produced
         if self._counts(stage):
             report = replace(report, changes=len(self._changes_of(stage.name)))
         self._reports.append(report.to_json())
@@ -362,10 +363,11 @@ class _ShardRun:
         found = self._changes.get(name)
         if found is None:
             stage = self._task.stages[name]
-            if stage.recorded:
+            produced = self._produced.pop(name, None)
+            if produced is None and stage.recorded:
                 found = self._recorded_changes(stage)
             else:
-                found = self._derived(stage, self._compute(stage, self._layer_id(stage)))
+                found = self._derived(stage, produced or self._compute(stage, self._layer_id(stage)))
             self._changes[name] = found
         return found
 
@@ -435,7 +437,7 @@ class _ShardRun:
 
     def _watermarks(self, stage: BoundStage) -> tuple[int, int]:
         """The watermark in force at the epoch before and at this one, as the epoch before recorded them."""
-        name = stage.name.partition(PART_SEPARATOR)[0] + PART_SEPARATOR + WATERMARK
+        name = watermark_part(stage.name)
         if name not in self._task.stages:
             return NO_WATERMARK, NO_WATERMARK
         before = Time(pack(self._task.t) - 1)

@@ -13,7 +13,6 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from nosync.lsm.columns import as_array
 from nosync.lsm.errors import FlowError
@@ -174,9 +173,3 @@ def sessions(group: Times, starts: Times, ends: Times) -> tuple[Times, Times, Ti
 def to_time(values: Times, type_: pa.DataType) -> pa.Array:
     """Microseconds as a column of `window_type`."""
     return pa.array(values).cast(pa.timestamp("us")).cast(type_)
-
-
-def late_share(rows: pa.Table, late: npt.NDArray[np.bool_]) -> tuple[pa.Table, pa.Table]:
-    """The rows in time, and the late ones."""
-    mask = pa.array(late)
-    return rows.filter(pc.invert(mask)), rows.filter(mask)

@@ -10,7 +10,7 @@ Each segment is one `mapInArrow`; only reports reach the driver.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from functools import reduce
 from typing import Any
@@ -23,7 +23,6 @@ from pyspark.sql import functions as F
 from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
 from pyspark.sql.types import StructType
 
-from nosync.dataflow import PART_SEPARATOR
 from nosync.loops import Phase, next_phase, recorded_changes, rounds_done
 from nosync.lsm.columns import describe, plain
 from nosync.lsm.errors import FlowError, NosyncError, SchemaError
@@ -33,7 +32,7 @@ from nosync.lsm.history import History, view_at
 from nosync.lsm.layer import Description, Shard, TraceId, of_round
 from nosync.lsm.timestamp import Time, pack, round_of
 from nosync.operators import HASH64_COLUMN
-from nosync.plan import WATERMARK, BoundFlow, BoundStage, Emission, Feed, Loop, Segment
+from nosync.plan import BoundFlow, BoundStage, Emission, Feed, Loop, Segment, watermark_part
 from nosync.segment import (
     REPORT_COLUMN,
     REPORT_SCHEMA,
@@ -47,7 +46,7 @@ from nosync.segment import (
     side_column,
 )
 from nosync.spark.expressions import for_tasks, jvm_rows, quoted
-from nosync.spark.session import session_settings
+from nosync.spark.session import conf_set, session_settings
 
 _EXCLUDED_RULES = "spark.sql.optimizer.excludedRules"
 _RULES_TO_EXCLUDE = (
@@ -273,9 +272,7 @@ class _EpochJob:
     ) -> SegmentTask:
         flow, plan = self._flow, self._plan
         named = {*run, *(name for f in feeds for name in (f.emission.stage, *f.jvm))}
-        named |= {
-            f"{name.partition(PART_SEPARATOR)[0]}{PART_SEPARATOR}{WATERMARK}" for name in run
-        } & flow.stages.keys()
+        named |= {watermark_part(name) for name in run} & flow.stages.keys()
         return SegmentTask(
             root=plan.root,
             key_groups=flow.key_groups,
@@ -436,19 +433,8 @@ def task_errors() -> Iterator[None]:
         raise failure from None
 
 
-@contextmanager
-def settings_for_epochs(spark: SparkSession) -> Iterator[None]:
+def settings_for_epochs(spark: SparkSession) -> AbstractContextManager[None]:
     """The session's settings while an epoch is planned and run; the user's come back afterwards."""
     excluded = spark.conf.get(_EXCLUDED_RULES, None)
-    ours = {**session_settings(), _EXCLUDED_RULES: ",".join(filter(None, [excluded, *_RULES_TO_EXCLUDE]))}
-    before = {name: spark.conf.get(name, None) for name in ours}
-    for name, value in ours.items():
-        spark.conf.set(name, value)
-    try:
-        yield
-    finally:
-        for name, old in before.items():
-            if old is None:
-                spark.conf.unset(name)
-            else:
-                spark.conf.set(name, old)
+    rules = ",".join(filter(None, [excluded, *_RULES_TO_EXCLUDE]))
+    return conf_set(spark, {**session_settings(), _EXCLUDED_RULES: rules})

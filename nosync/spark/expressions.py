@@ -72,9 +72,17 @@ class Analyzer:
 
     def __init__(self, spark: SparkSession) -> None:
         self._spark = spark
+        # A job binds its flow several times; the stage is kept, so that its id stays its own.
+        self._known: dict[tuple[int, pa.Schema], tuple[Stage, tuple[pa.Schema, str]]] = {}
 
     def __call__(self, stage: Stage, given: pa.Schema) -> tuple[pa.Schema, str]:
         """The output's schema, and a text that says what is computed. Raises FlowError or SchemaError naming the stage."""
+        at = (id(stage), given)
+        if at not in self._known:
+            self._known[at] = stage, self._ask(stage, given)
+        return self._known[at][1]
+
+    def _ask(self, stage: Stage, given: pa.Schema) -> tuple[pa.Schema, str]:
         empty = self._spark.createDataFrame([], from_arrow_schema(given))
         keep = [CHANGE_TYPE_COLUMN] if CHANGE_TYPE_COLUMN in given.names else []
         try:

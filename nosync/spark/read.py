@@ -6,7 +6,8 @@ coalesced or becomes part of a union.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import pyarrow as pa
@@ -15,7 +16,7 @@ from pyspark.sql import functions as F
 from pyspark.sql.pandas.types import from_arrow_schema
 
 from nosync.lsm.columns import CHANGE_TYPE_COLUMN, EPOCH_COLUMN
-from nosync.lsm.errors import NosyncError
+from nosync.lsm.errors import CorruptionError, HoleError, NosyncError, StorageError
 from nosync.lsm.failures import encode_failure
 from nosync.lsm.history import History, View, views_of
 from nosync.lsm.timestamp import end_of, last_of, pack
@@ -36,7 +37,7 @@ class StageReader:
     history: History
 
     def state(self, spark: SparkSession, as_of: int) -> DataFrame:
-        """The state as of an epoch; lazily, so errors of missing layers come with the action."""
+        """The state as of an epoch; lazily, so errors of missing layers come with the action. Raises CompactedError."""
         if not self.stage.keyed and self.stage.changing:
             return self._rows_that_are_left(spark, as_of)
 
@@ -44,7 +45,7 @@ class StageReader:
             for batch in self._open(view, as_of, as_of).scan(last_of(as_of)):
                 yield batch.select(self.stage.output.names)
 
-        return self._per_view(spark, read, self.stage.output, as_of)
+        return self._per_view(spark, read, self.stage.output, as_of, as_of)
 
     def _rows_that_are_left(self, spark: SparkSession, as_of: int) -> DataFrame:
         """Of a stateless stage over rows that change: all insertions, less the rows that were taken back."""
@@ -63,13 +64,21 @@ class StageReader:
             feed = self._open(view, after, until).changes(last_of(after), last_of(until))
             yield from feed.select(schema.names).to_batches()
 
-        return self._per_view(spark, read, schema, until)
+        return self._per_view(spark, read, schema, after, until)
 
     def _open(self, view: View, exact_from: int, until: int) -> Trace:
         directory = directory_of(self.root, self.key_groups)
         return directory.open_view(view, until=end_of(until), as_of=last_of(exact_from))
 
-    def _per_view(self, spark: SparkSession, read: ReadView, schema: pa.Schema, as_of: int) -> DataFrame:
+    def _check_kept(self, views: Sequence[View], exact_from: int, until: int) -> None:
+        """Says at once that history was merged away; other errors come from the host that reads."""
+        for view in views:
+            with contextlib.suppress(HoleError, CorruptionError, StorageError):
+                self._open(view, exact_from, until)
+
+    def _per_view(
+        self, spark: SparkSession, read: ReadView, schema: pa.Schema, exact_from: int, as_of: int
+    ) -> DataFrame:
         views = views_of(self.history, self.stage.name, pack(as_of), self.key_groups, log=not self.stage.keyed)
 
         def rows(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -82,4 +91,5 @@ class StageReader:
 
         if not views:
             return spark.createDataFrame([], from_arrow_schema(schema))
+        self._check_kept(views, exact_from, as_of)
         return spark.range(0, len(views), 1, len(views)).mapInArrow(rows, from_arrow_schema(schema))

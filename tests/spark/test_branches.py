@@ -227,3 +227,25 @@ def test_branches_that_cannot_be(spark: SparkSession, open_store: OpenStore) -> 
     more = job.branch("more", at=0, add=lambda f: f["kept"].aggregate("added", key=["n"], words=nosync.count()))
     more.replay()
     assert sum(r.words for r in more.read("added").collect()) == job.read("kept").count() - job.read("kept", 0).count()
+
+
+def test_a_branch_keeps_its_part_of_the_parents_history(spark: SparkSession, open_store: OpenStore) -> None:
+    """With retain=0 everything before the newest epoch may be merged away, but not what a branch begins at."""
+    store = open_store(settings=nosync.StoreSettings(retain=0, background=False))
+    job = nosync.Job(make_flow(), store, spark=spark, shards=2)
+    for t in range(2):
+        job.advance(t, rows(spark, t))
+    branch = job.branch("kept", at=1)
+    before = {stage: state(job, stage, 1) for stage in STAGES}
+    for t in range(2, 6):
+        job.advance(t, rows(spark, t))
+    store.sync()
+    assert store.compact() > 0
+    assert {stage: state(branch, stage, 1) for stage in STAGES} == before
+    branch.replay(2)
+    with pytest.raises(nosync.CompactedError):
+        state(job, "sums", 0)
+    store.delete_branch("kept")
+    store.compact()
+    with pytest.raises(nosync.CompactedError):
+        state(job, "sums", 1)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 import pytest
@@ -14,6 +16,17 @@ if TYPE_CHECKING:
 README = Path(__file__).parents[2] / "README.md"
 
 pytestmark = pytest.mark.spark
+
+
+def run_page(name: str, blocks: int, replace: Mapping[str, str] = MappingProxyType({})) -> None:
+    """Runs the code of a page of docs/, which has so many blocks."""
+    page = README.parent / "docs" / name
+    found = re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL)
+    assert len(found) == blocks
+    code = "\n".join(found)
+    for old, new in replace.items():
+        code = code.replace(old, new)
+    exec(compile(code, str(page), "exec"), {"__name__": "page"})
 
 
 def test_the_example(
@@ -38,16 +51,11 @@ def test_every_link_leads_somewhere() -> None:
 def test_the_streaming_page(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    page = README.parent / "docs" / "streaming.md"
-    blocks = re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL)
-    assert len(blocks) == 4
     monkeypatch.chdir(tmp_path)
     (tmp_path / "in").mkdir()
     (tmp_path / "in" / "1.json").write_text('{"customer": "ann", "amount": 3}\n{"customer": "bob", "amount": 4}\n')
-    code = "\n".join(blocks)
-    for name in ("in/", "checkpoint/", "state/"):  # the JVM of the test session was started in another directory
-        code = code.replace(f'"{name}"', repr(str(tmp_path / name)))
-    exec(compile(code, str(page), "exec"), {"__name__": "page"})
+    # The JVM of the test session was started in another directory.
+    run_page("streaming.md", 4, {f'"{name}"': repr(str(tmp_path / name)) for name in ("in/", "checkpoint/", "state/")})
     printed = capsys.readouterr().out
     assert "|     ann|     1|    3|" in printed
     assert printed.count("insert") == 2
@@ -57,11 +65,8 @@ def test_the_streaming_page(
 def test_the_operators_page(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    page = README.parent / "docs" / "operators.md"
-    blocks = re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL)
-    assert len(blocks) == 7
     monkeypatch.chdir(tmp_path)
-    exec(compile("\n".join(blocks), str(page), "exec"), {"__name__": "page"})
+    run_page("operators.md", 7)
     printed = capsys.readouterr().out
     assert "|plain|        1|" in printed
     assert "| gold|        1|" in printed
@@ -72,11 +77,8 @@ def test_the_operators_page(
 def test_the_what_if_page(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    page = README.parent / "docs" / "what-if.md"
-    blocks = re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL)
-    assert len(blocks) == 4
     monkeypatch.chdir(tmp_path)
-    exec(compile("\n".join(blocks), str(page), "exec"), {"__name__": "page"})
+    run_page("what-if.md", 4)
     printed = capsys.readouterr().out
     assert "replays 2 epochs, 1 to 2" in printed
     assert "|   JFK|changed|        3|        2|  33.0|   2.0|" in printed

@@ -1,0 +1,95 @@
+"""What a job says of what it did: reports of epochs and of recoveries."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from nosync.plan import BoundFlow
+from nosync.segment import Report
+
+
+@dataclass(frozen=True)
+class EpochReport:
+    """What one epoch did."""
+
+    t: int
+    rows_in: int
+    """Rows recorded by the sources."""
+    layers_computed: int
+    layers_reused: int
+    """Layers that were recorded already, by an attempt that did not finish or by an earlier run."""
+    bytes_recorded: int
+    seconds: float
+    record_s: float
+    """Task time spent writing and linking layers, summed over tasks."""
+    computed: frozenset[tuple[str, int]]
+    """The (stage, shard) pairs whose functions ran."""
+
+
+@dataclass(frozen=True)
+class RecoveryReport:
+    """What `recover` found and did. Timestamps are epochs, None where there is none."""
+
+    rolled_back_to: int | None
+    """The last safe complete timestamp that was left."""
+    target: int | None
+    """The newest sealed timestamp, which everything is restored up to."""
+    lost: int
+    """Layers that manifests list and that were gone or damaged, counted per stage, shard and epoch."""
+    fetched: int
+    """Layers copied from peers (none: this store has no peers)."""
+    recomputed: int
+    reused: int
+    """Recorded layers that recomputation read instead of computing them."""
+    unrecoverable: Mapping[str, str]
+    """Layers that could not be had back, with the reason."""
+    seconds: Mapping[str, float]
+    """By part: inspect, plan, compute, seal."""
+
+    def __str__(self) -> str:
+        lines = [
+            f"rolled back to    {_or_none(self.rolled_back_to)}  (target {_or_none(self.target)})",
+            f"layers lost       {self.lost}",
+            f"  fetched         {self.fetched}",
+            f"  recomputed      {self.recomputed}",
+            f"  reused for it   {self.reused}",
+            f"  unrecoverable   {len(self.unrecoverable)}",
+            "seconds           " + ", ".join(f"{part} {s:.2f}" for part, s in self.seconds.items()),
+        ]
+        lines += [f"  ! {cell}: {why}" for cell, why in self.unrecoverable.items()]
+        return "\n".join(lines)
+
+
+def _or_none(t: int | None) -> str:
+    return "nothing" if t is None else str(t)
+
+
+class Stopwatch:
+    """Seconds by part of the work."""
+
+    def __init__(self) -> None:
+        self.laps: dict[str, float] = {}
+        self._at = time.perf_counter()
+
+    def lap(self, name: str) -> None:
+        now = time.perf_counter()
+        self.laps[name] = now - self._at
+        self._at = now
+
+
+def epoch_report(t: int, reports: Mapping[tuple[str, int], Report], flow: BoundFlow, seconds: float) -> EpochReport:
+    """Sums up what the tasks of an epoch reported."""
+    sources = {stage.name for stage in flow.sources}
+    computed = [report for report in reports.values() if report.computed]
+    return EpochReport(
+        t=t,
+        rows_in=sum(report.rows for (stage, _), report in reports.items() if stage in sources),
+        layers_computed=len(computed),
+        layers_reused=len(reports) - len(computed),
+        bytes_recorded=sum(report.size_bytes for report in computed),
+        seconds=seconds,
+        record_s=sum(report.record_s for report in computed),
+        computed=frozenset((report.stage, report.shard) for report in computed),
+    )
