@@ -87,6 +87,13 @@ def _null_safe_equal(a: pa.Array, b: pa.Array) -> Bools:
     return result
 
 
+def comparable(column: pa.Array) -> pa.Array:
+    """Nested values by their text: Arrow does not compare them."""
+    if not pa.types.is_nested(column.type):
+        return column
+    return pa.array([repr(value) for value in column.to_pylist()], pa.string())
+
+
 def sort_hashes(hashes: U32) -> tuple[Indices, U32]:
     """The stable order of the hashes, and the hashes in that order.
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 import pyarrow as pa
 
-from nosync.lsm.columns import as_batch, match_keys, plain, rows_equal, take
+from nosync.lsm.columns import as_batch, comparable, match_keys, plain, rows_equal, take
 from nosync.lsm.errors import InvalidInputError
 from nosync.lsm.hashing import hash32
 
@@ -27,8 +27,8 @@ def compare(a: pa.Table, b: pa.Table, key: Sequence[str], whose: str) -> pa.Tabl
     keys = [[side.column(name) for name in key] for side in (left, right)]
     at = match_keys(hash32(keys[0]), keys[0], hash32(keys[1]), keys[1])  # for each row of b, its row of a
     both = np.flatnonzero(at >= 0)
-    comparable = [[_comparable(side.column(name)) for name in values] for side in (left, right)]
-    same = rows_equal(comparable[0], at[both], comparable[1], both)
+    texts = [[comparable(side.column(name)) for name in values] for side in (left, right)]
+    same = rows_equal(texts[0], at[both], texts[1], both)
     of_a = np.ones(len(left), dtype=np.bool_)
     of_a[at[both]] = False
     changed, new, gone = both[~same], np.flatnonzero(at < 0), np.flatnonzero(of_a)
@@ -45,10 +45,3 @@ def compare(a: pa.Table, b: pa.Table, key: Sequence[str], whose: str) -> pa.Tabl
         columns[f"{name}_a"] = left.column(name).take(pa.array(rows_a.to_numpy(), mask=~in_a))
         columns[f"{name}_b"] = right.column(name).take(pa.array(rows_b, mask=~in_b))
     return pa.table(columns)
-
-
-def _comparable(column: pa.Array) -> pa.Array:
-    """Nested values by their text: Arrow does not compare them."""
-    if not pa.types.is_nested(column.type):
-        return column
-    return pa.array([repr(value) for value in column.to_pylist()], pa.string())

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from nosync.lsm.errors import NosyncError
+from nosync.lsm.html import facts_html, rows_html
 from nosync.lsm.layer import LayerId
 from nosync.lsm.merge import level_of
 from nosync.lsm.reader import LayerReader
@@ -37,6 +38,26 @@ class LayerStatus:
 
 
 @dataclass(frozen=True)
+class BranchInfo:
+    """What a branch is made of. Sizes in bytes, of layer files as they are on disk now."""
+
+    name: str
+    line: str
+    lineage: tuple[str, ...]
+    """From which line, and at which epoch, it and its ancestors were branched; its own parent first."""
+    at: int | None
+    epoch: int | None
+    """Its newest epoch."""
+    changed: tuple[str, ...]
+    """The stages whose code is another one than the parent's."""
+    own_layers: int
+    own_bytes: int
+    """Of layers that no other branch has; deleting the branch frees them."""
+    shared_layers: int
+    shared_bytes: int
+
+
+@dataclass(frozen=True)
 class StoreStatus:
     """A summary of the store. Timestamps are epochs, None where there is none yet."""
 
@@ -51,6 +72,15 @@ class StoreStatus:
     missing: int
     """Layers that manifests list and no file holds."""
     problems: Mapping[str, str]
+
+    def _repr_html_(self) -> str:
+        names = ("safe_point", "last_sealed", "since", "missing", "key_groups")
+        facts = {name.replace("_", " "): getattr(self, name) for name in names}
+        facts |= {f"pin {name}": t for name, t in self.pins.items()}
+        facts |= {f"problem: {where}": what for where, what in self.problems.items()}
+        rows = [(n, s["shards"], s["layers"], s["rows"], s["bytes"], s["upper"] - 1) for n, s in self.stages.items()]
+        columns = ["stage", "shards", "layers", "entries", "bytes", "recorded up to"]
+        return facts_html(f"store {self.path}", facts, rows_html(columns, rows))
 
 
 def shown(time: Time) -> int | str:

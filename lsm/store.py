@@ -11,7 +11,8 @@ writer) reads the same way. Timestamps here are epochs; loops inside an epoch ar
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
@@ -53,7 +54,7 @@ from nosync.lsm.merge import RowFilter
 from nosync.lsm.node import Missing, Node
 from nosync.lsm.scrub import VerifyReport, verify_directory
 from nosync.lsm.settings import StoreSettings
-from nosync.lsm.status import LayerStatus, StoreStatus, status_of, status_of_bad
+from nosync.lsm.status import BranchInfo, LayerStatus, StoreStatus, status_of, status_of_bad
 from nosync.lsm.timestamp import ZERO, Epoch, end_of, epoch_of, last_of, pack
 from nosync.lsm.trace import Trace
 from nosync.lsm.writer import Published, arrange
@@ -104,6 +105,7 @@ class Store:
         self._node = node
         self._next: dict[TraceId, int] = {}
         self._schemas: dict[tuple[str, str], tuple[tuple[str, ...], pa.Schema]] = {}
+        self._held: Lines | None = None
         self._closed = False
 
     # --- writing --------------------------------------------------------------------------------------------------
@@ -391,22 +393,86 @@ class Store:
     def _lines(self) -> Lines:
         if self._node is not None:
             return self._node.lines
+        if self._held is not None:
+            return self._held
         lines = Lines(self.directory.root, self.directory.env)
         if lines.errors:
             raise lines.errors[0]
         return lines
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """A read-only store sees here what was sealed when it began, and reads manifests once, not for every question."""
+        self._held = None if self._node is not None else self._lines()
+        try:
+            yield
+        finally:
+            self._held = None
 
     def branches(self) -> dict[str, Line]:
         """By name, the line of each branch: which line it comes from, and at which epoch."""
         refs = self._lines().refs
         return {name: refs.lines[line] for name, line in refs.names.items()}
 
+    def lines_by_id(self) -> dict[str, Line]:
+        """Every line that a branch is, or comes from."""
+        return dict(self._lines().refs.lines)
+
     def delete_branch(self, name: str) -> int:
         """Deletes a branch with the layers that nothing else needs. Returns how many those are."""
         return self.node.delete_branch(name)
 
+    def rewind(self, t: int, keep_as: str | None = None) -> str | None:
+        """Lets the main line go on from epoch `t`; what it had after that is kept as a branch, whose name is returned.
+
+        `keep_as`: that branch's name (default `before-rewind-<n>`); `""` drops it. Raises InvalidInputError for a `t` that
+        is not between `since` and the epoch before the last one.
+        """
+        pack(t)
+        last = self.last_sealed()
+        if last is None or not self.since() <= t < last:
+            possible = "there are no epochs yet" if last is None else f"possible are {self.since()} to {last - 1}"
+            raise InvalidInputError(f"cannot rewind to {t}: {possible}")
+        number = self.node.lines.refs.entries + 1
+        kept = f"before-rewind-{number}" if keep_as is None else keep_as or None
+        name = f"rewind-{number}"
+        self.node.lines.create(name, MAIN, t, ())
+        self.node.promote(name, kept)
+        return kept
+
+    def describe_branch(self, name: str) -> BranchInfo:
+        """Where a branch comes from, and what of it is shared with others and what is its own."""
+        lines = self._lines()
+        line = lines.refs.line_of(name)
+        mine = self._files_of(lines, name)
+        others = set().union(*(self._files_of(lines, other) for other in lines.refs.names if other != name))
+        sizes = {id: self.directory.path_of(id).stat().st_size for id in mine if self.directory.path_of(id).exists()}
+        own = sum(size for id, size in sizes.items() if id not in others)
+        lineage = tuple(f"{o.parent} at {o.at}" for o in reversed(lines.refs.lineage(line.id)) if o.parent is not None)
+        last = lines.last_sealed(name)
+        return BranchInfo(
+            name, line.id, lineage, line.at, last, line.changed, len(mine - others), own, len(mine & others),
+            sum(sizes.values()) - own,
+        )  # fmt: skip
+
+    def _files_of(self, lines: Lines, branch: str) -> set[LayerId]:
+        """The layer files that hold what a branch's manifests list."""
+        traces: dict[TraceId, list[Description]] = {}
+        for manifest in lines.manifests(branch).values():
+            for entry in manifest.entries:
+                traces.setdefault(entry.id.trace, []).append(entry.id.description)
+        found = set()
+        for trace, listed in traces.items():
+            low, high = min(d.lower for d in listed), max(d.upper for d in listed)
+            found |= {LayerId(trace, d) for d in self.directory.descriptions(trace) if d.lower < high and d.upper > low}
+        return found
+
     def last_sealed(self, branch: str = MAIN) -> int | None:
         return self._lines().last_sealed(branch)
+
+    def first_sealed(self, branch: str = MAIN) -> int | None:
+        """The oldest epoch that was sealed; None before the first."""
+        return min(self._lines().manifests(branch), default=None)
 
     def safe_point(self, branch: str = MAIN) -> int | None:
         """The largest epoch up to which everything is complete and durable; None before the first."""

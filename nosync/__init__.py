@@ -29,6 +29,7 @@ from nosync.aggregates import (
     variance,
 )
 from nosync.dataflow import Dataflow, Stage
+from nosync.explain import Explanation
 from nosync.job import Job
 from nosync.levels import replicated
 from nosync.lsm.errors import (
@@ -118,6 +119,7 @@ __all__ = [
     "diff_changes",
     "diff_summary",
     "diverges_at",
+    "Explanation",
     "ReplayPlan",
     "ReplayReport",
     "EpochReport",

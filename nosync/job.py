@@ -15,8 +15,10 @@ from typing import TYPE_CHECKING, Any
 
 from nosync.bind import bind, source_fingerprints
 from nosync.dataflow import Dataflow
+from nosync.explain import Explanation, explain
 from nosync.levels import DISK, show_level
 from nosync.lsm.branches import MAIN
+from nosync.lsm.columns import describe
 from nosync.lsm.errors import (
     CompactedError,
     FlowError,
@@ -27,6 +29,7 @@ from nosync.lsm.errors import (
 )
 from nosync.lsm.fence import check_fence, take_over
 from nosync.lsm.history import History
+from nosync.lsm.html import facts_html, rows_html
 from nosync.lsm.layer import Description, LayerId, Shard, TraceId
 from nosync.lsm.manifest import MAIN_LINE, Manifest
 from nosync.lsm.status import StoreStatus
@@ -108,6 +111,8 @@ class Job:
         last = self._node.last_sealed(self.branch_name)
         if last is not None:
             self._drop_rounds(last)  # where the instance before died between sealing and this
+            if self.branch_name == MAIN:
+                self._withdraw(last)  # of a line that was rewound or replaced since
 
     def _check_shape(self, flow: Dataflow) -> None:
         groups = self._directory.key_groups
@@ -403,6 +408,31 @@ class Job:
     def __repr__(self) -> str:
         return f"<nosync.Job {self.flow.name} on {self._directory.root}, branch {self.branch_name}, epoch {self.last_sealed()}>"
 
+    def explain(
+        self, stage: str, key: Mapping[str, Any], t: int | None = None, *, progress: Progress | None = None
+    ) -> Explanation:
+        """Why a key has its value as of an epoch (default: the last one): the input rows that led to it, stage by stage.
+
+        `key`: the key's columns and values. Raises UnknownStageError, SchemaError, NotAvailableError.
+        """
+        from nosync.spark.expressions import evaluator  # noqa: PLC0415 - the store works without pyspark
+
+        at = self._sealed(t)
+        flow, evaluate = self.flow_at(at), evaluator(self._spark)
+        return explain(flow, self._store, stage, key, at, evaluate=evaluate, branch=self.branch_name, progress=progress)
+
+    def _repr_html_(self) -> str:
+        facts = {
+            "store": self._directory.root, "branch": self.branch_name, "epoch": self.last_sealed(),
+            "safe point": self.safe_point(), "shards": self._shards,
+        }  # fmt: skip
+        stages = [
+            (s.name, s.kind, ", ".join(s.inputs), ", ".join(s.key), describe(s.output)) for s in self.flow.recorded
+        ]
+        return facts_html(
+            f"nosync.Job {self.flow.name}", facts, rows_html(["stage", "kind", "inputs", "key", "columns"], stages)
+        )
+
     # --- branches -------------------------------------------------------------------------------------------------
 
     def branch(
@@ -533,8 +563,8 @@ class Job:
         self._node.promote(branch.branch_name, keep_as)
         self._declared, self._bound = branch._declared, {}
         branch.branch_name = MAIN
-        self._open_line()
         self._withdraw(at)
+        self._open_line()
         for t in range(at + 1, theirs + 1):
             self._deliver(t)
 
@@ -547,17 +577,9 @@ class Job:
             raise FlowError(
                 f"rewind() belongs to the job on {MAIN!r}; branch {self.branch_name!r} can be branched off at {t} instead"
             )
-        last = self._sealed(None)
-        if not self._store.since() <= self._sealed(t) < last:
-            raise InvalidInputError(f"cannot rewind to {t}: possible are {self._store.since()} to {last - 1}")
-        number = self._node.lines.refs.entries + 1
-        kept = f"before-rewind-{number}" if keep_as is None else keep_as or None
-        name = f"rewind-{number}"
-        self._node.lines.create(name, MAIN, t, ())
-        self._node.promote(name, kept)
+        kept = self._store.rewind(t, keep_as)
         self._bound = {}
         self._open_line()
-        self._withdraw(t)
         return kept
 
     def _deliver(self, t: int) -> None:

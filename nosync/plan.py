@@ -23,9 +23,9 @@ ARRANGE, WATERMARK, LATE, DISTINCT = "arrange", "watermark", "late", "distinct"
 """Kinds of the stages that joins, windows and dedupe are made of; the others are those of nosync.dataflow."""
 
 
-def watermark_part(stage: str) -> str:
-    """The stage that records the watermark of a window, given any of the window's parts."""
-    return stage.partition(PART_SEPARATOR)[0] + PART_SEPARATOR + WATERMARK
+def part_of(stage: str, part: str) -> str:
+    """A part of an operator, such as the watermark of a window, given the operator or any of its parts."""
+    return stage.partition(PART_SEPARATOR)[0] + PART_SEPARATOR + part
 
 
 @dataclass(frozen=True)

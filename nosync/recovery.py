@@ -19,7 +19,7 @@ from nosync.dataflow import JOIN, SOURCE
 from nosync.lsm.history import History, Part, Span, span_at, view_at
 from nosync.lsm.layer import Description, TraceId
 from nosync.lsm.timestamp import ZERO, Time, epoch_of, pack
-from nosync.plan import BoundFlow, BoundStage, watermark_part
+from nosync.plan import WATERMARK, BoundFlow, BoundStage, part_of
 
 
 @dataclass(frozen=True, order=True)
@@ -197,7 +197,7 @@ class _Planner:
         return needs
 
     def _watermark_before(self, stage: BoundStage, t: int) -> list[Cell]:
-        name = watermark_part(stage.name)
+        name = part_of(stage.name, WATERMARK)
         if name not in self._flow.stages or span_at(self._histories.get(name, ()), Time(pack(t) - 1)) is None:
             return []
         cell = Cell(t - 1, name, 0)  # every shard records the same watermark

@@ -7,13 +7,14 @@ of what is computed from them; the recorded inputs give them again, epoch by epo
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import pyarrow as pa
 
 from nosync.dataflow import Dataflow
 from nosync.lsm.columns import describe, unify_schemas
 from nosync.lsm.errors import FlowError, NosyncError, SchemaError
+from nosync.lsm.html import facts_html, rows_html
 from nosync.plan import BoundFlow
 
 Progress = Callable[[int, int], None]
@@ -44,6 +45,13 @@ class ReplayPlan:
             f"  shares    {sum(self.shared.values())} layers of {len(self.shared)} stages"
         )
 
+    def _repr_html_(self) -> str:
+        counts = [(n, self.computed.get(n, 0), self.shared.get(n, 0)) for n in {**self.computed, **self.shared}]
+        table = rows_html(["stage", "layers to compute", "layers shared"], counts)
+        return facts_html(
+            f"replay of {self.branch}", {"epochs": self.epochs, "from": self.first, "to": self.last}, table
+        )
+
 
 @dataclass(frozen=True)
 class ReplayReport:
@@ -55,6 +63,9 @@ class ReplayReport:
     layers_computed: int
     layers_shared: int
     seconds: float
+
+    def _repr_html_(self) -> str:
+        return facts_html(f"replay of {self.branch}", {f.name: getattr(self, f.name) for f in fields(self)})
 
     def __str__(self) -> str:
         epochs = max(0, self.last - self.first + 1)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
+from nosync.lsm.html import facts_html, rows_html
 from nosync.plan import BoundFlow
 from nosync.segment import Report
 
@@ -27,6 +28,16 @@ class EpochReport:
     computed: frozenset[tuple[str, int]]
     """The (stage, shard) pairs whose functions ran."""
 
+    def __str__(self) -> str:
+        return (
+            f"epoch {self.t}: {self.rows_in:,} rows in {self.seconds:.2f} s; {self.layers_computed} layers computed, "
+            f"{self.layers_reused} reused, {self.bytes_recorded:,} bytes recorded in {1000 * self.record_s:.0f} ms of task time"
+        )
+
+    def _repr_html_(self) -> str:
+        facts = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in ("t", "computed")}
+        return facts_html(f"epoch {self.t}", facts)
+
 
 @dataclass(frozen=True)
 class RecoveryReport:
@@ -47,6 +58,12 @@ class RecoveryReport:
     """Layers that could not be had back, with the reason."""
     seconds: Mapping[str, float]
     """By part: inspect, plan, compute, seal."""
+
+    def _repr_html_(self) -> str:
+        facts = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in ("unrecoverable", "seconds")}
+        took = {f"seconds: {part}": s for part, s in self.seconds.items()}
+        lost = rows_html(["unrecoverable", "why"], self.unrecoverable.items()) if self.unrecoverable else ""
+        return facts_html("recovery", facts | took, lost)
 
     def __str__(self) -> str:
         lines = [

@@ -59,7 +59,7 @@ from nosync.operators import (
     source,
     stage_error,
 )
-from nosync.plan import ARRANGE, DISTINCT, LATE, WATERMARK, BoundStage, Emission, Feed, watermark_part
+from nosync.plan import ARRANGE, DISTINCT, LATE, WATERMARK, BoundStage, Emission, Feed, part_of
 from nosync.windowing import apply_late, apply_watermark, apply_window
 from nosync.windows import END, NO_WATERMARK, START, newest_us, times_us, window_type, with_windows
 
@@ -437,7 +437,7 @@ class _ShardRun:
 
     def _watermarks(self, stage: BoundStage) -> tuple[int, int]:
         """The watermark in force at the epoch before and at this one, as the epoch before recorded them."""
-        name = watermark_part(stage.name)
+        name = part_of(stage.name, WATERMARK)
         if name not in self._task.stages:
             return NO_WATERMARK, NO_WATERMARK
         before = Time(pack(self._task.t) - 1)

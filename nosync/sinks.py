@@ -102,14 +102,10 @@ class CallbackSink:
         return True
 
     def withdraw(self, after: int, marks: Path) -> None:
-        if self.on_withdraw is not None:
+        delivered = [mark for mark in marks.glob("*") if int(mark.name) > after]
+        if delivered and self.on_withdraw is not None:
             self.on_withdraw(after)
-        _drop_marks(marks, after)
-
-
-def _drop_marks(marks: Path, after: int) -> None:
-    for mark in marks.glob("*"):
-        if int(mark.name) > after:
+        for mark in delivered:
             Env().unlink(mark)
 
 

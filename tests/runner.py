@@ -9,14 +9,18 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+import nosync
 from nosync.bind import bind
 from nosync.dataflow import Dataflow
 from nosync.loops import first_phase, next_phase
+from nosync.lsm.branches import MAIN
 from nosync.lsm.hashing import hash64
 from nosync.lsm.history import Span, views_of
+from nosync.lsm.layer import Description, LayerId, Shard, TraceId
 from nosync.lsm.timestamp import end_of, last_of, pack
 from nosync.operators import HASH64_COLUMN
 from nosync.plan import BoundFlow, Emission, Feed, Loop, Segment
+from nosync.replay import changed_stages
 from nosync.segment import (
     REPORT_COLUMN,
     SIDE_COLUMN,
@@ -47,7 +51,7 @@ class Runner:
     """Runs a flow's segments shard by shard without Spark, shuffling rows as Spark may."""
 
     def __init__(self, flow: Dataflow, root: Path, seed: int, shards: int = SHARDS) -> None:
-        (root / "tmp").mkdir(parents=True)
+        (root / "tmp").mkdir(parents=True, exist_ok=True)
         self.flow: BoundFlow = bind(flow, parse_ddl)
         self.root = root
         self.random = np.random.default_rng(seed)
@@ -60,17 +64,20 @@ class Runner:
 
     def advance(self, t: int, rows: pa.Table | dict[str, pa.Table]) -> None:
         given = rows if isinstance(rows, dict) else {self.flow.sources[0].name: rows}
+        self._begin_spans(t)
+        for loop in self.flow.loops.values():
+            self._loop(t, loop, given)
+        for segment in self.flow.segments.values():
+            if not self.flow.emissions(segment):
+                self._segment(t, segment, given, None)
+
+    def _begin_spans(self, t: int) -> None:
         for stage in self.flow.recorded:
             spans = self.spans.setdefault(stage.name, [])
             if not spans or spans[-1].shard_count != self.shards:
                 if spans:
                     spans[-1] = replace(spans[-1], upper=pack(t))
                 spans.append(Span(stage.fingerprint, self.shards, pack(t)))
-        for loop in self.flow.loops.values():
-            self._loop(t, loop, given)
-        for segment in self.flow.segments.values():
-            if not self.flow.emissions(segment):
-                self._segment(t, segment, given, None)
 
     def _loop(self, t: int, loop: Loop, given: dict[str, pa.Table]) -> None:
         """All rounds; the numbers of changes are kept for tests to look at."""
@@ -110,6 +117,8 @@ class Runner:
         if present:
             fed = [self._fed(t, i, segment, given, several=len(present) > 1) for i in present]
             parts = [pa.concat_tables([f[i] for f in fed], promote_options="default") for i in range(self.shards)]
+        elif not segment.feeds and segment.name not in given:
+            task = replace(task, input_given=False)  # what the source recorded is read back
         elif not segment.feeds:
             rows = given[segment.name]
             placed = self._by_shard(self._hashed(rows, self.flow.stages[segment.name].placed_by or rows.column_names))
@@ -193,3 +202,45 @@ class Runner:
             batches = trace.scan(last_of(t))
             tables.append(pa.Table.from_batches(batches, schema=trace.schema).select(stage.output.names))
         return pa.concat_tables(tables)
+
+
+class StoreRunner(Runner):
+    """Runs a flow on a branch of a store, and seals its epochs as a job does."""
+
+    def __init__(
+        self, flow: Dataflow, store: nosync.Store, seed: int, branch: str = MAIN, shards: int = SHARDS
+    ) -> None:
+        super().__init__(flow, store.directory.root, seed, shards)
+        self.store, self.branch, self.declared = store, branch, flow
+        if branch != MAIN:
+            self.flow = bind(flow, parse_ddl, sources=self._recorded_sources())
+
+    def _recorded_sources(self) -> dict[str, str]:
+        manifest = next(iter(self.store.node.lines.manifests(self.branch).values()))
+        recorded = {e.id.trace.stage: e.id.trace.fingerprint for e in manifest.entries}
+        return {stage.name: recorded[stage.name] for stage in self.flow.sources}
+
+    def _begin_spans(self, t: int) -> None:
+        self.spans = {name: list(history) for name, history in self.store.node.histories(self.branch).items()}
+
+    def advance(self, t: int, rows: pa.Table | dict[str, pa.Table]) -> None:
+        super().advance(t, rows)
+        ids = [
+            LayerId(TraceId(stage.name, stage.fingerprint, Shard(i, self.shards)), Description.of_epoch(t))
+            for stage in self.flow.recorded
+            for i in range(self.shards)
+        ]
+        self.store.node.seal(t, ids, self.branch)
+
+    def replay(self, t: int) -> None:
+        """An epoch of a branch, from the inputs that its parent recorded."""
+        self.advance(t, {})
+
+    def make_branch(self, name: str, at: int, flow: Dataflow) -> StoreRunner:
+        """As Job.branch does."""
+        manifest = self.store.node.lines.manifest(at, self.branch)
+        recorded = {e.id.trace.stage: e.id.trace.fingerprint for e in manifest.entries}
+        sources = {stage.name: recorded[stage.name] for stage in self.flow.sources}
+        changed = changed_stages(bind(flow, parse_ddl, sources=sources), recorded)
+        self.store.node.lines.create(name, self.branch, at, changed)
+        return StoreRunner(flow, self.store, 0, name, self.shards)

@@ -13,6 +13,7 @@ from pyspark.sql import functions as F
 
 from nosync.lsm.compare import CHANGE, CHANGED, ONLY_A, ONLY_B
 from nosync.lsm.errors import FlowError
+from nosync.lsm.html import facts_html, rows_html
 from nosync.plan import BoundStage
 from nosync.spark.expressions import quoted
 
@@ -60,6 +61,12 @@ class DiffSummary:
     @property
     def same(self) -> bool:
         return not (self.only_a or self.only_b or self.changed)
+
+    def _repr_html_(self) -> str:
+        facts = {"changed": self.changed, "only in a": self.only_a, "only in b": self.only_b}
+        rows = [(n, c.total_a, c.total_b, c.mean_difference, c.largest_difference) for n, c in self.columns.items()]
+        table = rows_html(["column", "total a", "total b", "mean difference", "largest difference"], rows)
+        return facts_html(f"stage {self.stage} as of {self.as_of}", facts, table)
 
     def __str__(self) -> str:
         lines = [

@@ -32,7 +32,7 @@ from nosync.lsm.history import History, view_at
 from nosync.lsm.layer import Description, Shard, TraceId, of_round
 from nosync.lsm.timestamp import Time, pack, round_of
 from nosync.operators import HASH64_COLUMN
-from nosync.plan import BoundFlow, BoundStage, Emission, Feed, Loop, Segment, watermark_part
+from nosync.plan import WATERMARK, BoundFlow, BoundStage, Emission, Feed, Loop, Segment, part_of
 from nosync.segment import (
     REPORT_COLUMN,
     REPORT_SCHEMA,
@@ -272,7 +272,7 @@ class _EpochJob:
     ) -> SegmentTask:
         flow, plan = self._flow, self._plan
         named = {*run, *(name for f in feeds for name in (f.emission.stage, *f.jvm))}
-        named |= {watermark_part(name) for name in run} & flow.stages.keys()
+        named |= {part_of(name, WATERMARK) for name in run} & flow.stages.keys()
         return SegmentTask(
             root=plan.root,
             key_groups=flow.key_groups,
@@ -416,6 +416,15 @@ def check_input(stage: BoundStage, frame: Any) -> DataFrame:
     return checked
 
 
+def reason_of(text: str) -> str:
+    """What went wrong, of all that Spark says: where Python failed its exception, else the first line."""
+    lines = [line for line in text.strip().splitlines() if line.strip()]
+    for i, line in enumerate(lines):
+        if line.startswith("Traceback"):
+            return next((x.strip() for x in lines[i + 1 :] if not x.startswith((" ", "\t"))), lines[0])
+    return lines[0] if lines else "it gave no reason"
+
+
 @contextmanager
 def task_errors() -> Iterator[None]:
     """Turns what Spark made of a task's error back into that error."""
@@ -424,7 +433,7 @@ def task_errors() -> Iterator[None]:
     except PySparkException as error:
         failure = decode_failure(str(error))
         if failure is None:
-            raise NosyncError(f"the Spark job failed: {str(error).strip().splitlines()[0]}") from error
+            raise NosyncError(f"the Spark job failed: {reason_of(str(error))}") from error
         raise failure from None
     except Exception as error:
         failure = decode_failure(str(error))

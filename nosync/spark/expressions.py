@@ -17,9 +17,11 @@ from pyspark.sql import functions as F
 from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
 
 from nosync.dataflow import SELECT, STATIC_JOIN, WHERE, Stage
+from nosync.explain import Evaluate
 from nosync.lsm.columns import CHANGE_TYPE_COLUMN
 from nosync.lsm.errors import FlowError, SchemaError
 from nosync.plan import BoundStage
+from nosync.spark.session import conf_set, session_settings
 
 _MATCHED = "_matched"
 
@@ -65,6 +67,18 @@ def _apply(kind: str, options: Any, rows: DataFrame, keep: Sequence[str], report
 
 def _column(expression: str | Column) -> Column:
     return F.expr(expression) if isinstance(expression, str) else expression
+
+
+def evaluator(spark: SparkSession) -> Evaluate:
+    """Evaluates stages of expressions over tables on the driver."""
+
+    def evaluate(stage: BoundStage, rows: pa.Table, keep: Sequence[str]) -> pa.Table:
+        kept = [*(n for n in (CHANGE_TYPE_COLUMN,) if stage.changing), *keep]
+        with conf_set(spark, session_settings()):
+            out = _apply(stage.kind, stage.options, spark.createDataFrame(rows), kept, report=None).toArrow()
+        return out.cast(pa.schema([*stage.rows_schema, *(rows.schema.field(name) for name in keep)]))
+
+    return evaluate
 
 
 class Analyzer:

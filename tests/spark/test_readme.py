@@ -74,13 +74,26 @@ def test_the_operators_page(
     assert [node for node in "abc" if f"|   {node}|" in printed] == list("abc")
 
 
+def test_the_tutorial(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    run_page("tutorial.md", 4)
+    printed = capsys.readouterr().out
+    assert "replays 6 epochs, 25 to 30" in printed
+    assert "rank_was" in printed
+    assert "JFK, carrier=HA, as of 21" in printed
+    assert "keys changed" in printed
+
+
 def test_the_what_if_page(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    run_page("what-if.md", 4)
+    run_page("what-if.md", 5)
     printed = capsys.readouterr().out
     assert "replays 2 epochs, 1 to 2" in printed
+    assert "flights          source     2 rows of epochs 0-1" in printed
     assert "|   JFK|changed|        3|        2|  33.0|   2.0|" in printed
     assert "they differ from epoch 1 on" in printed
     assert "|   EWR|      1| 7.0|" in printed

@@ -153,15 +153,32 @@ def test_branches(path: str, capsys: pytest.CaptureFixture[str]) -> None:
     with nosync.open(path) as store:
         store.node.lines.create("other", "main", 1, ["delays"])
     found = answer(capsys, "branch", path)
-    assert [(b["branch"], b["at"], b["epoch"]) for b in found][1] == ("other", 1, 1)
+    assert [(b["name"], b["at"], b["epoch"]) for b in found][1] == ("other", 1, 1)
+    assert found[1]["own_layers"] == 0 < found[1]["shared_layers"]
+    assert answer(capsys, "branch", path, "other")[0]["lineage"] == ["main at 1"]
     rows = {r["origin"]: r for r in answer(capsys, "diff", path, "delays", "other", "main", "--as-of", "1")}
     assert rows == {}
     main(["branch", path])
     assert "other" in capsys.readouterr().out
     main(["get", path, "delays", "--branch", "other", "--csv", "--columns", "origin,n"])
     capsys.readouterr()
-    main(["branch", path, "--delete", "other"])
+    main(["branch", path, "other", "--delete"])
     assert "deleted branch other and 0 layers" in capsys.readouterr().out
     with pytest.raises(SystemExit):
         main(["diff", path, "delays", "main", "other"])
     assert "no branch 'other'; branches: main" in capsys.readouterr().err
+
+
+def test_rewind(capsys: pytest.CaptureFixture[str], path: str) -> None:
+    for epoch in ("4", "9"):
+        code, _, err = run(capsys, "rewind", path, epoch)
+        assert code == 1
+        assert f"cannot rewind to {epoch}: possible are 0 to 3" in err
+    assert "the main line is at epoch 2 again; epochs 3 to 4 are kept as branch old" in run(
+        capsys, "rewind", path, "2", "--keep-as", "old")[1]  # fmt: skip
+    assert {r["n"] for r in answer(capsys, "get", path, "delays")} == {2, 20}
+    assert {r["n"] for r in answer(capsys, "get", path, "delays", "--branch", "old")} == {4, 40}
+    assert "are deleted" in run(capsys, "rewind", path, "1", "--drop")[1]
+    assert [b["name"] for b in answer(capsys, "branch", path)] == ["main", "old"]
+    assert run(capsys, "rewind", path, "0", "--drop", "--keep-as", "x")[0] == 2
+    assert run(capsys, "branch", path, "--delete")[0] == 2

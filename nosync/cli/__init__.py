@@ -1,0 +1,34 @@
+"""The command line. Every command has `--json`; errors are one line, never a stack trace."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from collections.abc import Sequence
+
+import click
+
+from nosync.cli import changing, demo, flows, looking
+from nosync.cli.group import cli
+from nosync.cli.screen import fail
+from nosync.lsm.errors import NosyncError
+
+__all__ = ["changing", "cli", "demo", "flows", "looking", "main"]
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """The entry point of the command `nosync`."""
+    logging.basicConfig(level=logging.ERROR, format="%(message)s")
+    try:
+        cli.main(args=None if arguments is None else list(arguments), prog_name="nosync", standalone_mode=False)
+    except NosyncError as error:
+        fail(str(error), 1)
+    except click.exceptions.Exit as error:
+        sys.exit(error.exit_code)
+    except click.ClickException as error:
+        error.show()
+        sys.exit(error.exit_code)
+    except (click.Abort, KeyboardInterrupt):
+        fail("interrupted", 130)
+    except BrokenPipeError:
+        sys.exit(0)

@@ -1,0 +1,5 @@
+"""`python -m nosync.cli`."""
+
+from nosync.cli import main
+
+main()

@@ -1,0 +1,201 @@
+"""Commands that need the code of a dataflow, and Spark."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import os
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+import nosync
+from nosync.cli.group import cli
+from nosync.cli.screen import (
+    JSON,
+    STORE,
+    escape,
+    out,
+    parse_keys,
+    print_json,
+    progress,
+    read_only,
+    show_rows,
+)
+from nosync.lsm.errors import InvalidInputError, NosyncError
+from nosync.lsm.store import Store
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+FLOW = click.option(
+    "--flow", "flow_name", metavar="MODULE:FUNCTION", required=True,
+    help="The function that builds the dataflow; its module is looked for here first.",
+)  # fmt: skip
+CORES = click.option("--cores", type=click.IntRange(min=1), help="Cores for Spark. [default: all]")
+
+
+def _load_flow(text: str) -> nosync.Dataflow:
+    module_name, colon, function_name = text.partition(":")
+    if not colon or not module_name or not function_name:
+        raise InvalidInputError(f"--flow {text!r} is not MODULE:FUNCTION, such as my_job:make_flow")
+    sys.path.insert(0, str(Path.cwd()))
+    # Spark's workers unpickle the flow's functions from the same module.
+    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(Path.cwd()), os.environ.get("PYTHONPATH")]))
+    try:
+        module = importlib.import_module(module_name)
+    except ImportError as error:
+        raise InvalidInputError(f"--flow {text}: cannot import {module_name}: {error}") from error
+    make = getattr(module, function_name, None)
+    if make is None:
+        raise InvalidInputError(f"--flow {text}: {module_name} has no {function_name}")
+    try:
+        flow = make() if callable(make) else make
+    except NosyncError:
+        raise
+    except Exception as error:
+        raise InvalidInputError(f"--flow {text}: {function_name}() raised {type(error).__name__}: {error}") from error
+    if not isinstance(flow, nosync.Dataflow):
+        raise InvalidInputError(f"--flow {text}: it gives a {type(flow).__name__}, expected a nosync.Dataflow")
+    return flow
+
+
+@contextmanager
+def _session(cores: int | None) -> Iterator[SparkSession]:
+    try:
+        from nosync.spark.session import local_session  # noqa: PLC0415 - only these commands need Spark
+    except ImportError as error:
+        raise NosyncError(f"this needs {error.name}: pip install 'nosync[spark]'") from error
+    with tempfile.NamedTemporaryFile(prefix="nosync-spark-", suffix=".log") as log:
+        spark = local_session(cores, "nosync", log=Path(log.name))
+        try:
+            yield spark
+        finally:
+            spark.stop()
+
+
+@contextmanager
+def _job(path: Path, flow: nosync.Dataflow, branch: str, cores: int | None) -> Iterator[nosync.Job]:
+    """The job that goes on where the store is; whoever ran it is fenced."""
+    read_only(path).close()
+    with nosync.open(path) as store:
+        last = store.last_sealed(branch)
+        if last is None:
+            raise NosyncError(f"{path} has no epoch yet: run the job first")
+        manifest = store.node.lines.manifest(last, branch)
+        shards = manifest.entries[0].id.trace.shard.count if manifest and manifest.entries else 1
+        with _session(cores) as spark:
+            yield nosync.Job(flow, store, spark=spark, shards=shards or 1, branch=branch)
+
+
+@cli.command()
+@STORE
+@click.argument("branch")
+@FLOW
+@click.option("--to", type=int, help="The epoch to replay to. [default: all that the parent has]")
+@click.option("--dry-run", is_flag=True, help="Only say what would be computed.")
+@CORES
+@JSON
+def replay(
+    path: Path, branch: str, flow_name: str, to: int | None, dry_run: bool, cores: int | None, as_json: bool
+) -> None:
+    """Replay BRANCH from the recorded inputs: the stages whose code is another one, and what is computed from them.
+
+    The flow is the branch's, with the changed code. Interrupted, the same command goes on where it was.
+
+    \b
+      nosync replay state/ no-weather --flow my_job:without_weather
+    """
+    with _job(path, _load_flow(flow_name), branch, cores) as job:
+        plan = job.plan_replay(to)
+        if dry_run:
+            print_json(dataclasses.asdict(plan)) if as_json else out.print(escape(str(plan)))
+            return
+        if not as_json:
+            out.print(escape(str(plan)))
+        with progress(f"replaying {branch}", quiet=as_json) as advance:
+            report = job.replay(to, progress=lambda done, of: advance(done, of, "epochs"))
+        print_json(dataclasses.asdict(report)) if as_json else out.print(escape(str(report)))
+
+
+@cli.command()
+@STORE
+@click.argument("stage")
+@click.option(
+    "--key", "keys", multiple=True, required=True, metavar="COLUMN=VALUE", help="The key; once for each column."
+)
+@FLOW
+@click.option("--as-of", type=int, help="The epoch of the value. [default: the last sealed one]")
+@click.option("--branch", default="main", show_default=True, help="Which branch.")
+@click.option("--limit", type=click.IntRange(min=0), default=10, show_default=True, help="Rows to show of each source.")
+@CORES
+@JSON
+def explain(
+    path: Path, stage: str, keys: Sequence[str], flow_name: str, as_of: int | None, branch: str, limit: int,
+    cores: int | None, as_json: bool,
+) -> None:  # fmt: skip
+    """Say why a key of STAGE has its value: which input rows, at which epochs, led to it. Changes nothing.
+
+    \b
+      nosync explain state/ delays --key origin=JFK --key carrier=B6 --as-of 26 --flow my_job:make_flow
+    """
+    flow = _load_flow(flow_name)
+    with read_only(path) as store, store.held():
+        key = parse_keys(store, stage, as_of, keys, branch) or {}
+        with _session(cores) as spark:
+            found = _explained(flow, store, spark, stage, key, as_of, branch, quiet=as_json)
+    if as_json:
+        print_json({
+            "stage": stage, "key": key, "as_of": found.as_of, "value": found.value.to_pylist(), "exact": found.exact,
+            "steps": [{"stage": s.stage, "kind": s.kind, "rows": s.rows.num_rows, "exact": s.exact, "notes": s.notes}
+                      for s in found.steps],
+            "inputs": {name: rows.to_pylist() for name, rows in found.inputs.items()},
+        })  # fmt: skip
+        return
+    out.print(escape(str(found)))
+    for name, rows in found.inputs.items():
+        out.print(f"\n[bold]{escape(name)}[/]")
+        show_rows(rows.slice(0, limit), rows.num_rows)
+
+
+def _explained(
+    flow: nosync.Dataflow, store: Store, spark: SparkSession, stage: str, key: Mapping[str, Any], as_of: int | None,
+    branch: str, *, quiet: bool,
+) -> nosync.Explanation:  # fmt: skip
+    from nosync.bind import bind  # noqa: PLC0415
+    from nosync.explain import explain as trace_back  # noqa: PLC0415
+    from nosync.spark.epoch import parse_ddl  # noqa: PLC0415 - needs pyspark
+    from nosync.spark.expressions import Analyzer, evaluator  # noqa: PLC0415
+
+    bound = bind(flow, parse_ddl, Analyzer(spark))
+    with progress("tracing back", quiet=quiet) as advance:
+        return trace_back(
+            bound, store, stage, key, as_of, evaluate=evaluator(spark), branch=branch,
+            progress=lambda done, of: advance(done, of, "stages"),
+        )  # fmt: skip
+
+
+@cli.command()
+@STORE
+@FLOW
+@click.option("--verify", is_flag=True, help="Read every byte first, so that flipped bits count as lost.")
+@click.option("--branch", default="main", show_default=True, help="Which branch.")
+@CORES
+@JSON
+def recover(path: Path, flow_name: str, verify: bool, branch: str, cores: int | None, as_json: bool) -> None:
+    """Recompute the layers that are lost, and nothing else. Exits 1 where some cannot be had back.
+
+    \b
+      nosync recover state/ --flow my_job:make_flow --verify
+    """
+    with _job(path, _load_flow(flow_name), branch, cores) as job:
+        report = job.recover(verify=verify)
+    print_json(dataclasses.asdict(report)) if as_json else out.print(escape(str(report)))
+    if report.unrecoverable:
+        sys.exit(1)

@@ -1,0 +1,239 @@
+"""Commands that look at a store and change nothing."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import click
+import pyarrow as pa
+import pyarrow.csv
+
+import nosync
+from nosync.cli.group import cli
+from nosync.cli.screen import (
+    JSON,
+    MOST_ROWS_SHOWN,
+    STORE,
+    err,
+    escape,
+    out,
+    parse_keys,
+    print_json,
+    progress,
+    read_only,
+    show_layers,
+    show_rows,
+    size_text,
+    table_of,
+)
+from nosync.lsm.errors import StorageError
+from nosync.lsm.status import StoreStatus
+
+
+@cli.command()
+@STORE
+@JSON
+def status(path: Path, as_json: bool) -> None:
+    """Show what a store holds: safe point, history, stages, pins, and what is missing."""
+    with read_only(path) as store:
+        found = store.status()
+    if as_json:
+        print_json(dataclasses.asdict(found))
+    else:
+        _show_status(found)
+
+
+def _show_status(s: StoreStatus) -> None:
+    facts = table_of("", "")
+    facts.show_header = False
+    facts.add_row("store", s.path)
+    facts.add_row(
+        "safe point", "none yet" if s.safe_point is None else f"{s.safe_point}  (everything up to it is durable)"
+    )
+    facts.add_row("last sealed", "none yet" if s.last_sealed is None else str(s.last_sealed))
+    facts.add_row("readable from", str(s.since))
+    facts.add_row("missing layers", str(s.missing) + ("  (recover() recomputes them)" if s.missing else ""))
+    for name, t in s.pins.items():
+        facts.add_row("pin", f"{name} at {t}")
+    out.print(facts)
+    out.print()
+    table = table_of("stage", "shards>", "layers>", "entries>", "size>", "recorded up to>")
+    for name, stage in s.stages.items():
+        table.add_row(
+            name, str(stage["shards"]), str(stage["layers"]), f"{stage['rows']:,}", size_text(stage["bytes"]),
+            str(stage["upper"] - 1),
+        )  # fmt: skip
+    out.print(table if s.stages else "no stage recorded yet")
+    for where, problem in s.problems.items():
+        err.print(f"[red]problem:[/] {escape(where)}: {escape(problem)}")
+
+
+@cli.command()
+@STORE
+@click.option("--stage", help="Only this stage.")
+@JSON
+def layers(path: Path, stage: str | None, as_json: bool) -> None:
+    """List the layer files: which stage, shard and epochs each covers, its size, level and digest."""
+    with read_only(path) as store:
+        if stage is not None:
+            store.directory.fingerprint_of(stage)
+        found = [layer for layer in store.layers() if stage is None or layer.stage == stage]
+    if as_json:
+        print_json([dataclasses.asdict(layer) for layer in found])
+    else:
+        show_layers(found)
+
+
+@cli.command()
+@STORE
+@click.argument("stage")
+@click.option("--as-of", type=int, help="The epoch whose state to read. [default: the last sealed one]")
+@click.option("--key", "keys", multiple=True, metavar="COLUMN=VALUE",
+              help="Only this key. Once for each key column, in order; the first ones alone select a prefix.")  # fmt: skip
+@click.option("--columns", help="Columns to show, separated by commas.")
+@click.option(
+    "--limit", type=click.IntRange(min=0), help=f"Rows to show. [default: {MOST_ROWS_SHOWN} in a table, else all]"
+)
+@click.option("--csv", "as_csv", is_flag=True, help="Print CSV.")
+@click.option("--branch", default="main", show_default=True, help="Which branch to read.")
+@JSON
+def get(
+    path: Path, stage: str, as_of: int | None, keys: Sequence[str], columns: str | None, limit: int | None,
+    as_csv: bool, branch: str, as_json: bool,
+) -> None:  # fmt: skip
+    """Read the state of STAGE as of any epoch, or a single key of it.
+
+    \b
+      nosync get state/ delays --as-of 26
+      nosync get state/ delays --key origin=JFK --csv
+    """
+    with read_only(path) as store:
+        wanted = [column.strip() for column in columns.split(",")] if columns else None
+        prefix = parse_keys(store, stage, as_of, keys, branch)
+        table = store.read(stage, as_of, columns=wanted, prefix=prefix, branch=branch)
+    shown = table if limit is None else table.slice(0, limit)
+    if as_json:
+        print_json(shown.to_pylist())
+    elif as_csv:
+        pyarrow.csv.write_csv(_flat(shown), sys.stdout.buffer)
+    else:
+        show_rows(shown.slice(0, limit or MOST_ROWS_SHOWN), table.num_rows)
+
+
+def _flat(table: pa.Table) -> pa.Table:
+    """CSV has no nested values: they become JSON text."""
+    for i, f in enumerate(table.schema):
+        if pa.types.is_nested(f.type):
+            texts = [json.dumps(value, default=str) for value in table.column(i).to_pylist()]
+            table = table.set_column(i, f.name, pa.array(texts))
+    return table
+
+
+@cli.command()
+@STORE
+@click.argument("stage")
+@click.argument("a")
+@click.argument("b")
+@click.option("--as-of", type=int, help="The epoch to compare at. [default: the newest that both branches have]")
+@click.option("--limit", type=click.IntRange(min=0), default=MOST_ROWS_SHOWN, show_default=True, help="Rows to show.")
+@click.option("--html", type=click.Path(path_type=Path, dir_okay=False),
+              help="Write a page with plots and tables to this file instead.")  # fmt: skip
+@JSON
+def diff(
+    path: Path, stage: str, a: str, b: str, as_of: int | None, limit: int, html: Path | None, as_json: bool
+) -> None:
+    """Compare STAGE on branch A with the same stage on branch B: the keys whose rows differ.
+
+    \b
+      nosync diff state/ delays main no-weather --as-of 26
+      nosync diff state/ delays main no-weather --html report.html
+    """
+    if html is not None:
+        _write_page(path, stage, a, b, as_of, html, as_json=as_json)
+        return
+    with read_only(path) as store:
+        table = store.diff(stage, a, b, as_of)
+    if as_json:
+        print_json(table.to_pylist())
+        return
+    kinds = table.column("_diff").to_pylist()
+    found = ", ".join(f"{kinds.count(kind):,} {text}" for kind, text in _DIFF_KINDS.items())
+    out.print(f"{found} of stage {escape(stage)}, {escape(a)} (a) beside {escape(b)} (b)")
+    if table.num_rows:
+        show_rows(table.slice(0, limit), table.num_rows)
+
+
+def _write_page(path: Path, stage: str, a: str, b: str, as_of: int | None, html: Path, *, as_json: bool) -> None:
+    from nosync.report import diff_page  # noqa: PLC0415 - matplotlib takes a second to import
+
+    with read_only(path) as store, progress("comparing", quiet=as_json) as advance:
+        page = diff_page(store, stage, a, b, as_of, progress=lambda done, of: advance(done, of, ""))
+    try:
+        html.write_text(page)
+    except OSError as error:
+        raise StorageError(f"cannot write {html}: {error.strerror}") from error
+    if as_json:
+        print_json({"html": str(html), "bytes": len(page)})
+    else:
+        out.print(f"wrote {escape(str(html))} ({size_text(len(page))}): open it in any browser")
+
+
+_DIFF_KINDS = {"changed": "keys changed", "only_a": "only in a", "only_b": "only in b"}
+
+
+@cli.command()
+@STORE
+@click.argument("name", required=False)
+@click.option("--delete", is_flag=True, help="Delete the branch NAME, with the layers that nothing else needs.")
+@JSON
+def branch(path: Path, name: str | None, delete: bool, as_json: bool) -> None:
+    """List the branches of a store, describe one, or delete one. Jobs make them: job.branch("name", at=26, replace={...}).
+
+    \b
+      nosync branch state/                         list
+      nosync branch state/ no-weather              where it comes from, what is shared and what is its own
+      nosync branch state/ no-weather --delete
+    """
+    if delete:
+        if name is None:
+            raise click.UsageError("--delete needs the NAME of a branch")
+        read_only(path).close()
+        with nosync.open(path) as store:
+            layers = store.delete_branch(name)
+        if as_json:
+            print_json({"deleted": name, "layers": layers})
+        else:
+            out.print(f"deleted branch {escape(name)} and {layers:,} layers")
+        return
+    with read_only(path) as store, store.held():
+        found = [store.describe_branch(n) for n in (store.branches() if name is None else [name])]
+    if as_json:
+        print_json([dataclasses.asdict(info) for info in found])
+        return
+    table = table_of("branch", "from", "epoch>", "own layers>", "own>", "shared>", "stages with other code")
+    for info in found:
+        shown = [info.name, ", ".join(info.lineage), str(info.epoch), f"{info.own_layers:,}", size_text(info.own_bytes),
+                 size_text(info.shared_bytes), ", ".join(info.changed)]  # fmt: skip
+        table.add_row(*map(escape, shown))
+    out.print(table)
+
+
+@cli.command()
+@STORE
+@JSON
+def verify(path: Path, as_json: bool) -> None:
+    """Check every byte of every file against its digest. Exits 1 where something is wrong."""
+    with read_only(path) as store, progress("verifying", quiet=as_json) as advance:
+        report = store.verify(lambda done, of: advance(done, of, ""))
+    if as_json:
+        print_json(dataclasses.asdict(report))
+    else:
+        out.print(f"{report.layers} layers ({size_text(report.bytes)}) and {report.manifests} manifests are whole")
+        for error in report.errors:
+            err.print(f"[red]bad:[/] {escape(error)}", soft_wrap=True)
+    if not report.ok:
+        sys.exit(1)

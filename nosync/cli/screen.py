@@ -1,0 +1,127 @@
+"""What commands share: the screen, tables, progress, and options that they all have."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import click
+import pyarrow as pa
+import pyarrow.csv
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.table import Table
+
+import nosync
+from nosync.lsm.errors import InvalidInputError
+from nosync.lsm.layer import Shard
+from nosync.lsm.status import LayerStatus
+from nosync.lsm.store import Store
+
+PLAIN_WIDTH = 140
+"""Columns of output that goes to a file or a pipe, where there is no terminal to fit into."""
+out = Console(highlight=False, emoji=False, width=None if sys.stdout.isatty() else PLAIN_WIDTH)
+err = Console(stderr=True, highlight=False, emoji=False)
+
+STORE = click.argument("path", metavar="PATH", type=click.Path(path_type=Path))
+JSON = click.option("--json", "as_json", is_flag=True, help="Print JSON instead of tables.")
+MOST_ROWS_SHOWN = 50
+
+
+def fail(message: str, code: int) -> None:
+    err.print(f"[bold red]error:[/] {escape(message)}", soft_wrap=True)
+    sys.exit(code)
+
+
+def escape(text: str) -> str:
+    return text.replace("[", r"\[")
+
+
+def print_json(value: Any) -> None:
+    click.echo(json.dumps(value, indent=2, default=str))
+
+
+def read_only(path: Path) -> Store:
+    return nosync.open(path, read_only=True)
+
+
+@contextmanager
+def progress(text: str, *, quiet: bool = False) -> Iterator[Callable[[int, int, str], None]]:
+    """A bar on standard error: `advance(done, of, note)`."""
+    columns = (
+        TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(),
+        TimeRemainingColumn(), TextColumn("{task.fields[note]}"),
+    )  # fmt: skip
+    with Progress(*columns, console=err, transient=True, disable=quiet or not err.is_terminal) as bar:
+        task = bar.add_task(text, total=None, note="")
+        yield lambda done, of, note: bar.update(task, completed=done, total=of, note=note)
+
+
+def table_of(*columns: str) -> Table:
+    """Columns whose name ends in > are right-aligned."""
+    table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
+    for column in columns:
+        table.add_column(column.removesuffix(">"), justify="right" if column.endswith(">") else "left", overflow="fold")
+    return table
+
+
+def size_text(count: int) -> str:
+    size = float(count)
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if size < 1024:
+            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
+        size /= 1024
+    return f"{size:.1f} TiB"
+
+
+def parse_keys(store: Store, stage: str, as_of: int | None, keys: Sequence[str], branch: str) -> dict[str, Any] | None:
+    if not keys:
+        return None
+    schema = store.schema(stage, as_of, branch=branch)
+    prefix = {}
+    for text in keys:
+        name, equals, value = text.partition("=")
+        if not equals:
+            raise InvalidInputError(f"--key {text!r} is not COLUMN=VALUE")
+        if name not in schema.names:
+            raise InvalidInputError(f"--key: stage {stage} has no column {name!r}; it has {', '.join(schema.names)}")
+        try:
+            prefix[name] = pa.array([value]).cast(schema.field(name).type)[0].as_py()
+        except pa.ArrowInvalid as error:
+            raise InvalidInputError(f"--key {text!r}: {value!r} is not a {schema.field(name).type}: {error}") from error
+    return prefix
+
+
+def show_layers(found: Sequence[LayerStatus]) -> None:
+    table = table_of("stage", "shard", "epochs>", "since>", "entries>", "size>", "level", "tree level>", "digest")
+    for layer in found:
+        shard, epochs = str(Shard(layer.shard, layer.shards)), escape(f"[{layer.lower}, {layer.upper})")
+        table.add_row(
+            layer.stage, shard, epochs, str(layer.since), f"{layer.rows:,}", size_text(layer.bytes), layer.level,
+            str(layer.tree_level), layer.digest[:12],
+        )  # fmt: skip
+    out.print(table if found else "no layers")
+
+
+def show_rows(rows: pa.Table, of: int) -> None:
+    numeric = [
+        pa.types.is_integer(f.type) or pa.types.is_floating(f.type) or pa.types.is_decimal(f.type) for f in rows.schema
+    ]
+    table = table_of(*(f"{name}>" if right else name for name, right in zip(rows.column_names, numeric, strict=True)))
+    for row in rows.to_pylist():
+        table.add_row(*(escape(_cell(value)) for value in row.values()))
+    out.print(table)
+    if rows.num_rows < of:
+        out.print(f"... {of - rows.num_rows:,} more of {of:,} rows")
+
+
+def _cell(value: Any) -> str:
+    if value is None:
+        return "null"
+    if isinstance(value, float):
+        return f"{value:,.2f}"
+    return f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else str(value)

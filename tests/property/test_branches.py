@@ -1,0 +1,167 @@
+"""Random pipelines: a branch against a run whose code changed at the fork, an explanation against a run of what it names."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from hypothesis import assume, example, given, settings
+from hypothesis import strategies as st
+
+import nosync
+from nosync.explain import explain
+from nosync.plan import BoundStage
+from tests import pipelines
+from tests.pipelines import CHANGEABLE, Op, build, change, table
+from tests.runner import StoreRunner
+
+
+@contextmanager
+def a_store() -> Iterator[nosync.Store]:
+    settings = nosync.StoreSettings(background=False, grace_s=0.0)
+    with tempfile.TemporaryDirectory() as directory, nosync.open(Path(directory) / "s", settings=settings) as store:
+        yield store
+
+
+def no_jvm(stage: BoundStage, rows: pa.Table, keep: Any) -> pa.Table:
+    raise AssertionError("these pipelines have no expressions")
+
+
+@settings(max_examples=40)
+@given(pipelines.pipelines, pipelines.epochs, st.integers(0, 9), st.integers(0, 3), st.integers(0, 9), st.booleans())
+def test_a_replayed_branch_is_a_run_whose_code_changed_at_the_fork(
+    ops: list[Op], rows: list[list[tuple[int, int, int]]], which: int, number: int, fork: int, compact: bool
+) -> None:
+    changeable = [i for i, op in enumerate(ops) if op.kind in CHANGEABLE]
+    assume(changeable)
+    at, fork = changeable[which % len(changeable)], fork % (len(rows) - 1)
+    other = change(ops, at, number)
+    with a_store() as store, a_store() as fresh:
+        main = StoreRunner(build(ops), store, 1)
+        oracle = StoreRunner(build(ops, pinned=True), fresh, 2)
+        for t, of_epoch in enumerate(rows):
+            main.advance(t, table(of_epoch))
+            if t == fork + 1:  # the same stages and layers, other functions from here on
+                oracle = StoreRunner(build(other, pinned=True), fresh, 3)
+            oracle.advance(t, table(of_epoch))
+        if compact:
+            store.sync()
+            store.compact()
+        branch = main.make_branch("b", fork, build(other))
+        for t in range(fork + 1, len(rows)):
+            branch.replay(t)
+        for stage in branch.flow.recorded:
+            for t in range(len(rows)):
+                states = [store.read(stage.name, t, branch="b"), fresh.read(stage.name, t)]
+                if not stage.keyed:  # of a log only the order of its epochs is promised, and that is its change feed
+                    states = [s.sort_by([(name, "ascending") for name in s.column_names]) for s in states]
+                assert states[0].equals(states[1]), (stage.name, t)
+                ours = store.changes(stage.name, t - 1, t, branch="b")
+                assert ours.equals(fresh.changes(stage.name, t - 1, t)), (stage.name, t)
+        if number == ops[at].number:
+            assert store.describe_branch("b").own_layers == 0, "the same code shares every layer"
+
+
+# A deletion that a later stage must see, two paths that meet again, and an update that joins itself.
+DIAMOND = [Op("sums", 1, 0, 0), Op("keep", 1, 1, 0), Op("join", 0, 1, 2), Op("counts", 0, 3, 0)]
+
+
+@settings(max_examples=40)
+@given(pipelines.pipelines, pipelines.epochs, st.integers(0, 9), st.integers(0, 7))
+@example(DIAMOND, [[(1, 2, 3), (2, 2, 4)], [(1, 0, 2)], [(2, 1, 1), (1, 3, 3)]], 2, 1)
+@example([Op("project", 1, 0, 0)], [[(1, 2, 3), (2, 2, 4)], [(1, 2, 3)]], 1, 1)
+def test_what_explains_a_value_is_enough_to_compute_it(
+    ops: list[Op], rows: list[list[tuple[int, int, int]]], t: int, k: int
+) -> None:
+    t %= len(rows)
+    with a_store() as store, a_store() as again:
+        main = StoreRunner(build(ops), store, 1)
+        for e, of_epoch in enumerate(rows):
+            main.advance(e, table(of_epoch))
+        last = f"s{len(ops) - 1}"
+        found = explain(main.flow, store, last, {"k": k}, t, evaluate=no_jvm)
+        assert found.exact, found.steps
+        named = found.inputs.get("rows", pa.table({"_epoch": pa.array([], pa.int64())}))
+        rerun = StoreRunner(build(ops), again, 1)
+        for e in range(t + 1):
+            chosen = [r for r in named.to_pylist() if r["_epoch"] == e]
+            rerun.advance(e, table([(r["k"], r["g"], r["v"]) for r in chosen]))
+            given_rows = [tuple(r) for r in rows[e]]
+            for r in chosen:
+                given_rows.remove((r["k"], r["g"], r["v"]))  # it names no row that was not there
+        state = again.read(last, t)
+        mine = [row for row in state.to_pylist() if row["k"] == k]
+        changing = main.flow.stages[last].changing and not main.flow.stages[last].keyed
+        if not changing:  # of a log of changes the value is what is left of them
+            assert sorted(map(repr, mine)) == sorted(map(repr, found.value.to_pylist()))
+
+
+def test_an_explanation_names_only_what_matters(tmp_path: Path) -> None:
+    with a_store() as store:
+        runner = StoreRunner(build([Op("keep", 0, 0, 0), Op("sums", 0, 1, 0)]), store, 1)
+        runner.advance(0, table([(1, 1, 1), (1, 1, 4), (2, 1, 3)]))  # v & 3 == 0 is dropped
+        runner.advance(1, table([(2, 5, 5)]))
+        runner.advance(2, table([(1, 7, 6), (1, 9, 8)]))
+        found = explain(runner.flow, store, "s1", {"k": 1}, 2, evaluate=no_jvm)
+        assert found.inputs["rows"].to_pylist() == [
+            {"k": 1, "g": 1, "v": 1, "_epoch": 0},
+            {"k": 1, "g": 7, "v": 6, "_epoch": 2},
+        ]
+        assert found.value.to_pylist() == [{"k": 1, "g": 7, "v": 7}]
+        assert str(found).splitlines() == [
+            "stage s1, k=1, as of 2: k=1, g=7, v=7",
+            "  s1               aggregate  3 rows of epochs 0, 2",
+            "  s0               filter     2 rows of epochs 0, 2",
+            "  rows             source     2 rows of epochs 0, 2",
+        ]
+        assert "<td>7</td>" in found._repr_html_()
+        before = explain(runner.flow, store, "s1", {"k": 1}, 1, evaluate=no_jvm)
+        assert before.inputs["rows"].num_rows == 1
+        assert explain(runner.flow, store, "s1", {"k": 5}, 2, evaluate=no_jvm).inputs["rows"].num_rows == 0
+
+
+def test_a_function_over_whole_tables_is_not_explained_row_by_row() -> None:
+    flow = nosync.Dataflow("whole")
+    flow.source("rows", pipelines.COLUMNS).map("biggest", lambda rows: rows.sort_by([("v", "descending")]).slice(0, 1))
+    with a_store() as store:
+        runner = StoreRunner(flow, store, 1, shards=1)
+        runner.advance(0, table([(1, 1, 1), (1, 2, 4), (2, 1, 3)]))
+        found = explain(runner.flow, store, "biggest", {"k": 1}, 0, evaluate=no_jvm)
+        assert found.inputs["rows"].num_rows == 3 or found.exact
+        assert found.inputs["rows"].num_rows >= 1
+
+
+def test_what_was_merged_away_is_named() -> None:
+    with a_store() as store:
+        store.node.settings = nosync.StoreSettings(background=False, grace_s=0.0, retain=1)
+        runner = StoreRunner(build([Op("sums", 0, 0, 0), Op("counts", 0, 1, 0)]), store, 1)
+        for t in range(5):
+            runner.advance(t, table([(1, t, 2), (2, t, 1)]))
+        store.sync()
+        store.compact()
+        found = explain(runner.flow, store, "s1", {"k": 1}, 4, evaluate=no_jvm)
+        assert any("merged away" in note for step in found.steps for note in step.notes)
+        assert found.inputs["rows"].num_rows == 5, "the inputs are logs, which keep all"
+
+
+def test_bad_questions() -> None:
+    with a_store() as store:
+        runner = StoreRunner(build([Op("sums", 0, 0, 0)]), store, 1)
+        with pytest.raises(nosync.NotAvailableError, match="none was run yet"):
+            explain(runner.flow, store, "s0", {"k": 1}, 0, evaluate=no_jvm)
+        runner.advance(0, table([(1, 1, 1)]))
+        with pytest.raises(nosync.UnknownStageError, match="stages: rows, s0"):
+            explain(runner.flow, store, "s7", {"k": 1}, 0, evaluate=no_jvm)
+        with pytest.raises(nosync.SchemaError, match="no column 'z'; it has k, g, v"):
+            explain(runner.flow, store, "s0", {"z": 1}, 0, evaluate=no_jvm)
+        with pytest.raises(nosync.SchemaError, match="k='x' does not fit int64"):
+            explain(runner.flow, store, "s0", {"k": "x"}, 0, evaluate=no_jvm)
+        with pytest.raises(nosync.NotAvailableError, match="run are 0 to 0"):
+            explain(runner.flow, store, "s0", {"k": 1}, 3, evaluate=no_jvm)
+        with pytest.raises(nosync.InvalidInputError, match="needs a key"):
+            explain(runner.flow, store, "s0", {}, 0, evaluate=no_jvm)
