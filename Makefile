@@ -6,8 +6,9 @@ BIN    := $(VENV)/bin
 OUT    ?= nosync-demo
 CYCLES ?= 200
 KILLS ?= 50
+SEEDS ?= 10000
 
-.PHONY: help setup java demo test check format crash kills bench clean
+.PHONY: help setup java demo test check format crash kills sim bench clean
 
 help:  ## Show the targets.
 	@grep -hE '^[a-z-]+:.*## ' Makefile | awk -F ':.*## ' '{printf "  make %-8s %s\n", $$1, $$2}'
@@ -46,6 +47,9 @@ crash: setup  ## The kill -9 loop, CYCLES=200 times.
 
 kills: setup  ## Kill the driver of a streaming job KILLS=50 times, at any moment.
 	NOSYNC_STREAM_KILLS=$(KILLS) $(BIN)/python -m pytest tests/spark/test_stream.py -k killing
+
+sim: setup  ## Run the replication protocol under faults from SEEDS=10000 seeds, or SEED=n once, with its course.
+	$(BIN)/python -m tests.simulation.run $(if $(SEED),--seed $(SEED),--seeds $(SEEDS))
 
 bench: setup  ## Measure the layer log and the recording of a Spark job beside their baselines.
 	$(BIN)/python -m bench

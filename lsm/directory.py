@@ -32,7 +32,7 @@ from nosync.lsm.history import Part, View
 from nosync.lsm.layer import Description, LayerId, Shard, TraceId, parse_file_name
 from nosync.lsm.reader import LayerReader
 from nosync.lsm.timestamp import Time, pack, show
-from nosync.lsm.trace import Trace, choose_cover
+from nosync.lsm.trace import Trace, choose_cover, overlaps
 from nosync.lsm.writer import TEMPORARY_DIRECTORY, LayerRows, Published, publish_rows
 
 STORE_FORMAT = 1
@@ -205,6 +205,7 @@ class LayerDirectory:
                     readers += opened
                     # A merge may have joined what belongs to the state with what came after, on another branch.
                     ends |= {r.id: part.upper for r in opened if r.id.description.upper > part.upper}
+                    ends |= overlaps([r.id for r in opened])
                 schema = None if readers else self._schema_of_first(view.id, available)
                 trace = Trace(view.id, readers, self.key_groups, schema, ends)
             except FileNotFoundError:

@@ -76,6 +76,10 @@ class StoreLockedError(NosyncError):
     """Another process is the node of this data directory."""
 
 
+class ReplicationError(NosyncError):
+    """Nodes cannot work together as they are configured, or a daemon does not answer."""
+
+
 class FencedError(NosyncError):
     """A newer instance of the job has taken over; this one may not write any more."""
 

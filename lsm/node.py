@@ -52,7 +52,7 @@ from nosync.lsm.manifest import (
 from nosync.lsm.reader import LayerReader
 from nosync.lsm.settings import StoreSettings
 from nosync.lsm.timestamp import END_OF_TIME, ZERO, Epoch, Time, end_of, epoch_of, pack, round_of
-from nosync.lsm.trace import choose_cover
+from nosync.lsm.trace import choose_cover, overlaps
 from nosync.lsm.writer import TEMPORARY_DIRECTORY
 
 log = logging.getLogger("nosync")
@@ -524,7 +524,12 @@ class Node:
             bottom = not trace.shard.count or origin == first
             left_at = self.lines.left_at(trace, origin, reached)
             since = frontier if left_at is None else min(frontier, pack(epoch_of(Time(left_at - 1))))
-            chains.append(Chain([LayerId(trace, d) for d in cover], bottom, since))
+            ids = [LayerId(trace, d) for d in cover]
+            torn = overlaps(ids)
+            first_torn = next((n for n, id in enumerate(ids) if id in torn), len(ids))
+            chains.append(Chain(ids[: first_torn + 1], bottom, since))
+            if first_torn + 1 < len(ids):  # what reaches into another layer is not merged with it
+                chains.append(Chain(ids[first_torn + 1 :], False, since))
         return chains
 
     def replace(self, merged: Record, inputs: Sequence[LayerId]) -> None:

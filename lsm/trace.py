@@ -48,7 +48,9 @@ def choose_cover(
     """The fewest contiguous layers, oldest first, that cover the trace from its beginning to `until` (exclusive).
 
     Only layers whose `since` is at most `as_of` can serve. Merged layers may overlap the layers they were made of; any
-    contiguous choice gives the same state. The trace begins at `origin`; None: at the smallest `lower` available.
+    contiguous choice gives the same state. Where none is contiguous, as after nodes that merged differently filled each other's
+    gaps, layers that overlap in part serve too: each counts up to where the next one begins (`overlaps`).
+    The trace begins at `origin`; None: at the smallest `lower` available.
     Raises HoleError naming the first gap, CompactedError if only too far compacted layers bridge it, and
     NotAvailableError if nothing reaches `until` yet.
     """
@@ -64,11 +66,40 @@ def choose_cover(
         if steps is not None and (d.lower not in choice or steps + 1 < steps_to_end[d.lower]):
             steps_to_end[d.lower], choice[d.lower] = steps + 1, d
     if origin not in choice:
-        _raise_gap(trace, available, usable, origin, until, as_of)
+        overlapping = _overlapping_cover(usable, until, origin)
+        if not overlapping:
+            _raise_gap(trace, available, usable, origin, until, as_of)
+        return overlapping
     cover = [choice[origin]]
     while cover[-1].upper < until:
         cover.append(choice[cover[-1].upper])
     return cover
+
+
+def _overlapping_cover(usable: Sequence[Description], until: Time, origin: Time) -> list[Description]:
+    """Layers of which each begins in or right after the one before; none where there is a hole."""
+    cover: list[Description] = []
+    reached = origin
+    while reached < until:
+        following = [
+            d
+            for d in usable
+            if d.lower <= reached < d.upper and (d.lower > cover[-1].lower if cover else d.lower == origin)
+        ]
+        if not following:
+            return []
+        cover.append(max(following, key=lambda d: (d.upper, d.lower)))
+        reached = cover[-1].upper
+    return cover
+
+
+def overlaps(cover: Sequence[LayerId]) -> dict[LayerId, Time]:
+    """Of layers of one trace, oldest first, those that reach into the next one, and where it begins."""
+    return {
+        a: b.description.lower
+        for a, b in itertools.pairwise(cover)
+        if a.trace == b.trace and a.description.upper > b.description.lower
+    }
 
 
 def _raise_gap(

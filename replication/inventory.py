@@ -1,0 +1,174 @@
+"""What a node holds, and what of another node's it is missing. Pure; names and digests only, never contents.
+
+Invariants
+- A layer counts as held when layers of its trace cover its time range: a merged layer stands for what it was merged from.
+- Nodes merge for themselves, so layers of two nodes may overlap in part. What is wanted is what covers time that ours do not;
+  reading puts up with the overlap (`choose_cover` in nosync.lsm.trace).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import PurePosixPath
+from typing import NewType
+
+from blake3 import blake3
+
+from nosync.lsm.layer import Description, LayerId, parse_path
+from nosync.lsm.timestamp import end_of
+
+NodeId = NewType("NodeId", str)
+LAYERS = "layers"
+_HASH_BITS = 128
+
+
+@dataclass(frozen=True, order=True)
+class Held:
+    """One file of a store: its path relative to the data directory, and what it holds."""
+
+    name: str
+    digest: str
+    size_bytes: int = 0
+
+
+def layer_of(name: str) -> LayerId | None:
+    """The layer that a file is; None for a manifest or an entry of the log of branches."""
+    prefix, _, rest = name.partition("/")
+    return parse_path(PurePosixPath(rest)) if prefix == LAYERS else None
+
+
+def place_of(name: str) -> PurePosixPath:
+    """The directory of a layer's trace; of another file its own path."""
+    id = layer_of(name)
+    return PurePosixPath(name) if id is None else id.trace.directory
+
+
+def name_of(id: LayerId) -> str:
+    return f"{LAYERS}/{id.path}"
+
+
+class Inventory:
+    """A set of held files, by name and by trace, with a hash of all of them that does not depend on their order."""
+
+    def __init__(self, held: Iterable[Held] = ()) -> None:
+        self._by_name: dict[str, Held] = {}
+        self._layers: dict[PurePosixPath, dict[Description, str]] = {}
+        self._sum = 0
+        for one in held:
+            self.add(one)
+
+    def add(self, held: Held) -> None:
+        self.discard(held.name)
+        self._by_name[held.name] = held
+        self._sum += _hash_of(held)
+        id = layer_of(held.name)
+        if id is not None:
+            self._layers.setdefault(id.trace.directory, {})[id.description] = held.name
+
+    def discard(self, name: str) -> None:
+        held = self._by_name.pop(name, None)
+        if held is None:
+            return
+        self._sum -= _hash_of(held)
+        id = layer_of(name)
+        if id is not None:
+            of_trace = self._layers[id.trace.directory]
+            del of_trace[id.description]
+            if not of_trace:
+                del self._layers[id.trace.directory]
+
+    def get(self, name: str) -> Held | None:
+        return self._by_name.get(name)
+
+    def __iter__(self) -> Iterator[Held]:
+        return iter(sorted(self._by_name.values()))
+
+    def __len__(self) -> int:
+        return len(self._by_name)
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._by_name
+
+    @property
+    def root(self) -> str:
+        """Equal for equal inventories."""
+        return f"{len(self._by_name)}:{self._sum % (1 << _HASH_BITS):x}"
+
+    def traces(self) -> list[PurePosixPath]:
+        return sorted(self._layers)
+
+    def layers(self, trace: PurePosixPath) -> dict[Description, str]:
+        """By description, the names of the layers of a trace."""
+        return self._layers.get(trace, {})
+
+    def holds(self, name: str, digest: str) -> bool:
+        """Whether this very file is held, or layers that stand for it. Another digest under its name is not."""
+        exact = self._by_name.get(name)
+        if exact is not None:
+            return exact.digest == digest
+        id = layer_of(name)
+        if id is None:
+            return False
+        return covers(self.layers(id.trace.directory), id.description)
+
+
+def _hash_of(held: Held) -> int:
+    return int.from_bytes(blake3(f"{held.name}\0{held.digest}".encode()).digest(length=_HASH_BITS // 8), "big")
+
+
+def covers(layers: Iterable[Description], wanted: Description) -> bool:
+    """Whether layers together cover a time range without a hole."""
+    reached = wanted.lower
+    for d in sorted(layers):
+        if d.lower <= reached < d.upper:
+            reached = d.upper
+        if reached >= wanted.upper:
+            return True
+    return False
+
+
+def missing(mine: Inventory, theirs: Inventory) -> list[Held]:
+    """What to fetch from a node that holds `theirs`, in order."""
+    wanted = [held for held in theirs if layer_of(held.name) is None and held.name not in mine]
+    for trace in theirs.traces():
+        wanted += missing_of_trace(mine.layers(trace), theirs, trace)
+    return in_order(wanted)
+
+
+def missing_of_trace(mine: Mapping[Description, str], theirs: Inventory, trace: PurePosixPath) -> list[Held]:
+    """What to fetch of one trace, of which `mine` is there."""
+    found = (theirs.get(name) for name in _missing_layers(mine, theirs.layers(trace)))
+    return [held for held in found if held is not None]
+
+
+def in_order(wanted: Iterable[Held]) -> list[Held]:
+    """The log of branches first, then the oldest epochs, and each manifest after its layers."""
+    return sorted(wanted, key=_order)
+
+
+def _missing_layers(mine: Mapping[Description, str], theirs: Mapping[Description, str]) -> list[str]:
+    """The widest of their layers that hold anything which ours do not."""
+    lacking = [d for d in theirs if d not in mine and not covers(mine, d)]
+    chosen = [d for d in lacking if not any(o != d and o.lower <= d.lower and d.upper <= o.upper for o in lacking)]
+    return [theirs[d] for d in sorted(chosen)]
+
+
+def _order(held: Held) -> tuple[int, int, str]:
+    id = layer_of(held.name)
+    if id is not None:
+        return (int(id.description.upper), 0, held.name)
+    kind, _, rest = held.name.partition("/")
+    number = rest.rpartition("/")[2].removesuffix(".json")
+    if kind == "manifests" and number.isdigit():
+        return (int(end_of(int(number))), 1, held.name)
+    return (-1, 0, held.name)
+
+
+def keepers(trace: str, members: Iterable[NodeId], replicas: int) -> list[NodeId]:
+    """The nodes that keep a trace: rendezvous hashing, so that a member more or less moves as little as possible.
+
+    (Thaler and Ravishankar, Using name-based mappings to increase hit rates, 1998.)
+    """
+    ranked = sorted(members, key=lambda node: blake3(f"{node}\0{trace}".encode()).digest(), reverse=True)
+    return ranked[:replicas]

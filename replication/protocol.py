@@ -1,0 +1,485 @@
+"""The protocol between the nodes of a store: events in, effects out. No clock, thread, socket or file inside.
+
+Every node tells every other what it durably holds, and fetches what it is missing and should hold. That is all: fresh layers,
+catching up after an absence, filling a new node and repairing a damaged one are the same exchange, and doing any of it twice
+or in another order changes nothing.
+
+Invariants
+- An `Inventory` or `Change` names only files that are durable, with the digest that was verified, under the incarnation of the
+  `Hello` that began its session. So each is an acknowledgement, and nothing else is.
+- What a peer holds is known per incarnation: a `Hello` with another one voids all that was known.
+- Statements of a session count in order only. A gap, or a beat whose hash does not fit, asks for the whole inventory again.
+- A file is fetched from one peer at a time, at most a window of bytes at once, and kept only if its bytes have the
+  digest that was announced.
+- Nobody waits for anybody: no event blocks, and a peer that is away only falls behind.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import PurePosixPath
+from typing import NewType
+
+from nosync.lsm.errors import ReplicationError
+from nosync.replication.inventory import (
+    Held,
+    Inventory,
+    NodeId,
+    in_order,
+    keepers,
+    layer_of,
+    missing,
+    missing_of_trace,
+    place_of,
+)
+
+SessionId = NewType("SessionId", int)
+
+PROTOCOL_VERSION = 1
+WINDOW_BYTES = 64 << 20
+WINDOW_FILES = 64
+BEAT_S = 0.4
+SUSPECT_AFTER_S = 1.6
+SILENT_S = 5.0
+"""A session on which nothing comes is ended, and begun again by whoever began it."""
+FETCH_TIMEOUT_S = 30.0
+RETRY_AFTER_S = 1.0
+ASK_AGAIN_S = 3.0
+
+
+# --- messages ---------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Hello:
+    """Begins a session on either side."""
+
+    node: NodeId
+    incarnation: str
+    store_id: str
+    replicas: int
+    version: int = PROTOCOL_VERSION
+
+
+@dataclass(frozen=True)
+class InventoryIs:
+    """All that the sender durably holds."""
+
+    seq: int
+    held: tuple[Held, ...]
+
+
+@dataclass(frozen=True)
+class Change:
+    """What the sender durably holds since the statement before, and what it holds no more."""
+
+    seq: int
+    added: tuple[Held, ...] = ()
+    gone: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Beat:
+    """The sender is alive; `root` is the hash of its inventory after statement `seq`."""
+
+    seq: int
+    root: str
+
+
+@dataclass(frozen=True)
+class AskInventory:
+    """The receiver of this is to send its whole inventory."""
+
+
+@dataclass(frozen=True)
+class Want:
+    """Send me these files, in this order."""
+
+    files: tuple[Held, ...]
+
+
+@dataclass(frozen=True)
+class NotThere:
+    """A file that was wanted is not held any more."""
+
+    name: str
+
+
+Message = Hello | InventoryIs | Change | Beat | AskInventory | Want | NotThere
+
+
+# --- effects ----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Send:
+    """To a session: a message."""
+
+    session: SessionId
+    message: Message
+
+
+@dataclass(frozen=True)
+class SendFiles:
+    """To a session: the contents of files, in order, as they are on disk."""
+
+    session: SessionId
+    files: tuple[Held, ...]
+
+
+@dataclass(frozen=True)
+class Close:
+    """End a session, for a reason that an operator should read."""
+
+    session: SessionId
+    reason: str
+
+
+Effect = Send | SendFiles | Close
+
+
+# --- state ------------------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Peer:
+    """What a node knows of another one."""
+
+    node: NodeId
+    incarnation: str | None = None
+    session: SessionId | None = None
+    holds: Inventory = field(default_factory=Inventory)
+    seq: int = -1
+    """The last statement that counted; -1: none yet in this session."""
+    heard_s: float = float("-inf")
+    asked_s: float | None = None
+    """When its whole inventory was asked for, and has not come yet."""
+    todo: dict[PurePosixPath, list[Held]] = field(default_factory=dict)
+    """What we are missing of what it holds, by trace (layers) or by itself (other files)."""
+    dirty: set[PurePosixPath] = field(default_factory=set)
+    """Traces and other files that changed here or there since `todo` was made."""
+    refused: str = ""
+    """Why it is not talked to."""
+
+    def is_up(self, now_s: float) -> bool:
+        return self.session is not None and now_s - self.heard_s <= SUSPECT_AFTER_S
+
+
+@dataclass
+class _Fetch:
+    held: Held
+    session: SessionId
+    since_s: float
+
+
+class Replica:
+    """The protocol's state on one node. `members`: all nodes of the store, this one included."""
+
+    def __init__(
+        self, me: NodeId, incarnation: str, store_id: str, members: Iterable[NodeId], replicas: int, now_s: float = 0.0
+    ) -> None:
+        self.me, self.incarnation, self.store_id, self.replicas = me, incarnation, store_id, replicas
+        self.mine = Inventory()
+        self.peers: dict[NodeId, Peer] = {node: Peer(node) for node in sorted(set(members) - {me})}
+        self.conflicts: dict[str, tuple[NodeId, str, str]] = {}
+        """By file: the peer that holds other contents, our digest and theirs."""
+        self.now_s = now_s
+        self._sessions: dict[SessionId, NodeId | None] = {}
+        self._heard_s: dict[SessionId, float] = {}
+        self._seq = 0
+        self._fetching: dict[str, _Fetch] = {}
+        self._again_s: dict[str, float] = {}
+        self._beat_s = now_s
+
+    # --- events: this node ------------------------------------------------------------------------------------------
+
+    def holds(self, added: Iterable[Held], gone: Iterable[str] = ()) -> list[Effect]:
+        """These files are durable here now, and those are gone. Say so to everyone."""
+        added, gone = tuple(added), tuple(name for name in gone if name in self.mine)
+        for held in added:
+            self.mine.add(held)
+            self._fetching.pop(held.name, None)
+            self._again_s.pop(held.name, None)
+        for name in gone:
+            self.mine.discard(name)
+        self._touched([*(held.name for held in added), *gone])
+        if not added and not gone:
+            return []
+        self._seq += 1
+        change = Change(self._seq, added, gone)
+        return [*self._tell_all(change), *self._fetch()]
+
+    def fetch_failed(self, name: str) -> list[Effect]:
+        """A file did not come whole, or could not be kept. It is tried again later, from anyone."""
+        self._fetching.pop(name, None)
+        self._again_s[name] = self.now_s + RETRY_AFTER_S
+        self._touched([name])
+        return self._fetch()
+
+    def tick(self, now_s: float) -> list[Effect]:
+        """Time passes: beats go out, silent fetches are given up."""
+        self.now_s = now_s
+        effects: list[Effect] = []
+        for name, fetch in list(self._fetching.items()):
+            if now_s - fetch.since_s > FETCH_TIMEOUT_S:
+                effects += self.fetch_failed(name)
+        for session in [s for s, heard_s in self._heard_s.items() if now_s - heard_s > SILENT_S]:
+            self._end(session)
+            effects.append(Close(session, f"nothing was heard for {SILENT_S} s"))
+        if now_s - self._beat_s >= BEAT_S:
+            self._beat_s = now_s
+            effects += self._tell_all(Beat(self._seq, self.mine.root))
+        return [*effects, *self._fetch()]
+
+    def add_member(self, node: NodeId) -> None:
+        """A node joins. It is filled in the background."""
+        if node != self.me:
+            self.peers.setdefault(node, Peer(node))
+
+    def remove_member(self, node: NodeId) -> list[Effect]:
+        """An operator took a node out: its copies count no more."""
+        peer = self.peers.pop(node, None)
+        if peer is None or peer.session is None:
+            return []
+        session = peer.session
+        self._end(session)
+        return [Close(session, f"node {node} was removed from the store's members")]
+
+    # --- events: sessions -------------------------------------------------------------------------------------------
+
+    def connected(self, session: SessionId) -> list[Effect]:
+        """A session begins; who is at its other end is not known yet."""
+        self._sessions[session], self._heard_s[session] = None, self.now_s
+        return [Send(session, Hello(self.me, self.incarnation, self.store_id, self.replicas))]
+
+    def disconnected(self, session: SessionId) -> list[Effect]:
+        self._end(session)
+        return self._fetch()
+
+    def _end(self, session: SessionId) -> None:
+        node = self._sessions.pop(session, None)
+        self._heard_s.pop(session, None)
+        for name in [n for n, fetch in self._fetching.items() if fetch.session == session]:
+            del self._fetching[name]
+            self._touched([name])
+        peer = self.peers.get(node) if node is not None else None
+        if peer is not None and peer.session == session:
+            peer.session, peer.asked_s = None, None
+
+    def received(self, session: SessionId, message: Message) -> list[Effect]:
+        """A message came. Of sessions that have ended nothing counts."""
+        if session not in self._sessions:
+            return []
+        self._heard_s[session] = self.now_s
+        if isinstance(message, Hello):
+            return self._hello(session, message)
+        node = self._sessions[session]
+        peer = self.peers.get(node) if node is not None else None
+        if peer is None or peer.session != session:
+            return []
+        peer.heard_s = self.now_s
+        if isinstance(message, InventoryIs | Change | Beat):
+            return self._statement(peer, message)
+        if isinstance(message, AskInventory):
+            return [Send(session, InventoryIs(self._seq, tuple(self.mine)))]
+        if isinstance(message, Want):
+            return self._wanted(session, message)
+        fetch = self._fetching.get(message.name)
+        if fetch is None or fetch.session != session:
+            return []
+        return self.fetch_failed(message.name)
+
+    def _hello(self, session: SessionId, hello: Hello) -> list[Effect]:
+        problem = self._objection(hello)
+        if problem:
+            if hello.node in self.peers:
+                self.peers[hello.node].refused = problem
+            self._end(session)
+            return [Close(session, problem)]
+        peer = self.peers[hello.node]
+        effects: list[Effect] = []
+        if peer.session is not None and peer.session != session:
+            old = peer.session  # the peer came back before we noticed that it had gone
+            self._end(old)
+            effects.append(Close(old, f"node {peer.node} began another session"))
+        if peer.incarnation != hello.incarnation:
+            peer.holds, peer.todo, peer.dirty = Inventory(), {}, set()
+        peer.incarnation, peer.session, peer.seq = hello.incarnation, session, -1
+        peer.heard_s, peer.asked_s, peer.refused = self.now_s, self.now_s, ""
+        self._sessions[session] = peer.node
+        return [*effects, Send(session, AskInventory())]
+
+    def _objection(self, hello: Hello) -> str:
+        """Why a node cannot be talked to; naming both values."""
+        if hello.version != PROTOCOL_VERSION:
+            return (
+                f"node {hello.node} speaks protocol version {hello.version}, this one {PROTOCOL_VERSION}: upgrade one"
+            )
+        if hello.node == self.me:
+            return (
+                f"two nodes are called {self.me}: this one is incarnation {self.incarnation}, the other "
+                f"{hello.incarnation}: give one another --node"
+            )
+        if hello.store_id != self.store_id:
+            return f"node {hello.node} belongs to store {hello.store_id}, this one to {self.store_id}"
+        if hello.replicas != self.replicas:
+            return f"node {hello.node} keeps replicas={hello.replicas}, this one {self.replicas}: make them equal"
+        if hello.incarnation == self.incarnation:
+            return (
+                f"node {hello.node} has this node's incarnation {self.incarnation}: its data directory is a copy of this "
+                "one. Start it with --new-incarnation"
+            )
+        if hello.node not in self.peers:
+            return f"node {hello.node} is not a member of this store; members: {', '.join([self.me, *self.peers])}"
+        return ""
+
+    # --- what peers hold --------------------------------------------------------------------------------------------
+
+    def _statement(self, peer: Peer, message: InventoryIs | Change | Beat) -> list[Effect]:
+        assert peer.session is not None, "only of a session that lasts"
+        if isinstance(message, InventoryIs):
+            if message.seq < peer.seq:
+                return []
+            peer.dirty |= {place_of(held.name) for held in peer.holds}
+            peer.holds, peer.seq, peer.asked_s = Inventory(message.held), message.seq, None
+            peer.dirty |= {place_of(held.name) for held in message.held}
+        elif peer.asked_s is not None:  # the whole inventory is on its way, and says it all
+            return self._ask(peer) if self.now_s - peer.asked_s > ASK_AGAIN_S else []
+        elif isinstance(message, Change):
+            if message.seq <= peer.seq:
+                return []
+            if message.seq != peer.seq + 1:
+                return self._ask(peer)
+            for held in message.added:
+                peer.holds.add(held)
+            for name in message.gone:
+                peer.holds.discard(name)
+            peer.dirty |= {place_of(name) for name in (*(held.name for held in message.added), *message.gone)}
+            peer.seq = message.seq
+        elif message.seq > peer.seq or (message.seq == peer.seq and message.root != peer.holds.root):
+            return self._ask(peer)
+        else:
+            return []
+        return self._fetch()
+
+    def _ask(self, peer: Peer) -> list[Effect]:
+        assert peer.session is not None, "only of a session that lasts"
+        peer.asked_s = self.now_s
+        return [Send(peer.session, AskInventory())]
+
+    def _tell_all(self, message: Message) -> list[Effect]:
+        return [Send(session, message) for session, node in self._sessions.items() if node is not None]
+
+    # --- files ------------------------------------------------------------------------------------------------------
+
+    def _wanted(self, session: SessionId, want: Want) -> list[Effect]:
+        there = tuple(held for held in want.files if self.mine.get(held.name) == held)
+        gone = [held for held in want.files if held not in there]
+        effects: list[Effect] = [Send(session, NotThere(held.name)) for held in gone]
+        return [*effects, SendFiles(session, there)] if there else effects
+
+    def keeps(self, name: str) -> bool:
+        """Whether this node is one of those that keep a file."""
+        id = layer_of(name)
+        if id is None:
+            return True
+        return self.me in keepers(str(id.trace.directory), [self.me, *self.peers], self.replicas)
+
+    def _touched(self, names: Iterable[str]) -> None:
+        places = {place_of(name) for name in names}
+        for peer in self.peers.values():
+            peer.dirty |= places
+
+    def _fetch(self) -> list[Effect]:
+        """Asks for what is missing, from the peers that hold it, as far as the windows allow."""
+        effects: list[Effect] = []
+        for peer in self.peers.values():
+            if peer.session is None:
+                continue
+            for place in peer.dirty:
+                self._look_at(peer, place)
+            peer.dirty.clear()
+            wanted = self._choose(peer)
+            if wanted:
+                self._touched(held.name for held in wanted)
+                effects.append(Send(peer.session, Want(wanted)))
+        return effects
+
+    def _look_at(self, peer: Peer, place: PurePosixPath) -> None:
+        """Makes `todo` anew for one trace, or one other file; and says where contents differ."""
+        layers = peer.holds.layers(place)
+        names = [*layers.values(), *([str(place)] if str(place) in peer.holds else [])]
+        for name in names:
+            ours, theirs = self.mine.get(name), peer.holds.get(name)
+            if ours is not None and theirs is not None and ours.digest != theirs.digest:
+                self.conflicts[name] = (peer.node, ours.digest, theirs.digest)
+            elif self.conflicts.get(name, ("", "", ""))[0] == peer.node:
+                del self.conflicts[name]
+        todo = []
+        if layers:
+            ours_and_coming = dict(self.mine.layers(place))
+            for fetch in self._fetching.values():
+                id = layer_of(fetch.held.name)
+                if id is not None and id.trace.directory == place:
+                    ours_and_coming[id.description] = fetch.held.name
+            todo = missing_of_trace(ours_and_coming, peer.holds, place)
+        else:
+            todo = [held for name in names if (held := peer.holds.get(name)) and not self._has_or_fetches(name)]
+        if todo:
+            peer.todo[place] = todo
+        else:
+            peer.todo.pop(place, None)
+
+    def _has_or_fetches(self, name: str) -> bool:
+        return name in self.mine or name in self._fetching
+
+    def _choose(self, peer: Peer) -> tuple[Held, ...]:
+        """The next files to ask a peer for, and notes that they are."""
+        assert peer.session is not None, "only of a session that lasts"
+        running = [f.held.size_bytes for f in self._fetching.values() if f.session == peer.session]
+        room, room_bytes = WINDOW_FILES - len(running), WINDOW_BYTES - sum(running)
+        chosen: list[Held] = []
+        for held in in_order(held for todo in peer.todo.values() for held in todo):
+            if room <= 0 or (room_bytes <= 0 and (chosen or running)):
+                break
+            waiting = self._again_s.get(held.name, self.now_s) > self.now_s
+            if waiting or self._has_or_fetches(held.name) or not self.keeps(held.name):
+                continue
+            chosen.append(held)
+            room, room_bytes = room - 1, room_bytes - held.size_bytes
+            self._fetching[held.name] = _Fetch(held, peer.session, self.now_s)
+        return tuple(chosen)
+
+    def expects(self, session: SessionId, name: str) -> Held | None:
+        """What was asked of a session under this name; None: nothing, and what comes is thrown away."""
+        fetch = self._fetching.get(name)
+        return fetch.held if fetch is not None and fetch.session == session else None
+
+    # --- questions --------------------------------------------------------------------------------------------------
+
+    def copies(self, name: str, digest: str) -> int:
+        """On how many nodes a file is durable, as far as they said so: this one and its peers, whether up or away."""
+        return self.mine.holds(name, digest) + sum(peer.holds.holds(name, digest) for peer in self.peers.values())
+
+    def lag(self) -> Mapping[NodeId, tuple[int, int]]:
+        """By peer: how many files, and bytes, of ours it is missing and should hold."""
+        found = {}
+        members = [self.me, *self.peers]
+        for peer in self.peers.values():
+            behind = [
+                held
+                for held in missing(peer.holds, self.mine)
+                if (id := layer_of(held.name)) is None
+                or peer.node in keepers(str(id.trace.directory), members, self.replicas)
+            ]
+            found[peer.node] = (len(behind), sum(held.size_bytes for held in behind))
+        return found
+
+    def require_peers(self, replicas: int) -> None:
+        """Raises ReplicationError where more copies are asked for than there are members."""
+        if replicas > 1 + len(self.peers):
+            raise ReplicationError(
+                f"{replicas} copies are asked for, and the store has {1 + len(self.peers)} members "
+                f"({', '.join([self.me, *self.peers])}): add a peer, or lower replicas"
+            )

@@ -1,0 +1,140 @@
+"""Bugs planted into the protocol and its surroundings, each of which the simulation must find."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from unittest import mock
+
+from nosync.lsm.layer import Description
+from nosync.replication import inventory, protocol
+from nosync.replication.inventory import Held
+from nosync.replication.protocol import Beat, Change, Effect, Hello, InventoryIs, Message, Peer, Replica, SessionId
+from nosync.testing.cluster import Cluster, Data, SimNode, digest_of, layers_at
+
+
+class _AckBeforeDurable(SimNode):
+    def publish(self, name: str, contents: str) -> None:
+        super().publish(name, contents)
+        if self.replica is not None:
+            self.act(self.replica.holds([Held(name, digest_of(contents))]))
+
+
+class _AckOnReceipt(SimNode):
+    def receive(self, session: SessionId, message: Message | Data) -> None:
+        super().receive(session, message)
+        if isinstance(message, Data) and self.replica is not None and self.accepts(message.held, message):
+            self.act(self.replica.holds([message.held]))
+
+
+class _AckAfterFailedSync(SimNode):
+    def sync(self, name: str) -> None:
+        if self.replica is not None and name in self.volatile and self.cluster.chance(0.1, faults=True):
+            self.act(self.replica.holds([Held(name, digest_of(self.volatile[name]))]))
+            return
+        super().sync(name)
+
+
+class _DigestNotChecked(SimNode):
+    def accepts(self, expected: Held, data: Data) -> bool:
+        return True
+
+    def sync(self, name: str) -> None:
+        if self.replica is not None and name in self.volatile:
+            self.keep(name, self.volatile.pop(name))
+
+
+class _ManifestIgnored(SimNode):
+    def is_safe(self, t: int) -> bool:
+        assert self.replica is not None
+        names = [*layers_at(t)]
+        return t < 8 and all(
+            self.replica.copies(n, digest_of(f"contents of {n}")) >= self.cluster.replicas for n in names
+        )
+
+
+class _GoneNotSaid(Replica):
+    def holds(self, added: object, gone: object = ()) -> list[Effect]:
+        return super().holds(added)  # type: ignore[arg-type]
+
+
+class _IncarnationNotChecked(Replica):
+    def _hello(self, session: SessionId, hello: Hello) -> list[Effect]:
+        known = self.peers[hello.node].holds if hello.node in self.peers else None
+        effects = super()._hello(session, hello)
+        if known is not None:
+            self.peers[hello.node].holds = known
+        return effects
+
+
+class _OrderNotChecked(Replica):
+    def _statement(self, peer: Peer, message: InventoryIs | Change | Beat) -> list[Effect]:
+        if isinstance(message, Change) and peer.asked_s is None:
+            message = replace(message, seq=peer.seq + 1)
+        elif isinstance(message, Beat):
+            return []
+        return super()._statement(peer, message)
+
+
+class _BeatsIgnored(Replica):
+    def _statement(self, peer: Peer, message: InventoryIs | Change | Beat) -> list[Effect]:
+        return [] if isinstance(message, Beat) else super()._statement(peer, message)
+
+
+class _NeverAgain(Replica):
+    def fetch_failed(self, name: str) -> list[Effect]:
+        effects = super().fetch_failed(name)
+        self._again_s[name] = float("inf")
+        return effects
+
+
+class _NoTimeout(Replica):
+    def tick(self, now_s: float) -> list[Effect]:
+        with mock.patch.object(protocol, "FETCH_TIMEOUT_S", float("inf")):
+            return super().tick(now_s)
+
+
+class _CountsItselfTwice(Replica):
+    def copies(self, name: str, digest: str) -> int:
+        return super().copies(name, digest) + self.mine.holds(name, digest)
+
+
+class _HolesIgnored(Cluster):
+    def run(self) -> list[str]:
+        def spans(layers: dict[Description, str], wanted: Description) -> bool:
+            return bool(layers) and min(d.lower for d in layers) <= wanted.lower <= wanted.upper <= max(
+                d.upper for d in layers
+            )  # fmt: skip
+
+        with mock.patch.object(inventory, "covers", spans):
+            return super().run()
+
+
+class _ForgetsPeersChanges(Replica):
+    def _touched(self, names: object) -> None:
+        """What is lost here is not looked for."""
+
+
+def _with_node(node: type[SimNode]) -> type[Cluster]:
+    return type(node.__name__, (Cluster,), {"node_class": node})
+
+
+def _with_replica(replica: type[Replica]) -> type[Cluster]:
+    return type(replica.__name__, (Cluster,), {"replica_class": replica})
+
+
+BUGS: dict[str, type[Cluster]] = {
+    "acks before a file is durable": _with_node(_AckBeforeDurable),
+    "acks what it received": _with_node(_AckOnReceipt),
+    "acks after a failed fsync": _with_node(_AckAfterFailedSync),
+    "does not check digests": _with_node(_DigestNotChecked),
+    "safe point without manifests": _with_node(_ManifestIgnored),
+    "does not say what is gone": _with_replica(_GoneNotSaid),
+    "does not check incarnations": _with_replica(_IncarnationNotChecked),
+    "takes statements in any order": _with_replica(_OrderNotChecked),
+    "ignores beats": _with_replica(_BeatsIgnored),
+    "never tries again": _with_replica(_NeverAgain),
+    "waits for ever for a file": _with_replica(_NoTimeout),
+    "counts itself twice": _with_replica(_CountsItselfTwice),
+    "takes a merged layer for more than it covers": _HolesIgnored,
+    "does not notice what it lost": _with_replica(_ForgetsPeersChanges),
+}

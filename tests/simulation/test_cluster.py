@@ -1,0 +1,47 @@
+"""The protocol under faults, from seeds; and the simulation itself: it repeats, and it finds planted bugs.
+
+`make sim SEEDS=10000` runs many more seeds, `make sim SEED=17` one again, with its course of events.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from nosync.testing.cluster import Cluster, SimulationError
+from tests.simulation.bugs import BUGS
+
+SEEDS = 60
+MOST_SEEDS = 1000
+
+
+@pytest.mark.parametrize("first", range(0, SEEDS, 10))
+def test_faults_break_no_promise(first: int) -> None:
+    for seed in range(first, first + 10):
+        Cluster(seed).run()
+
+
+@pytest.mark.parametrize("bug", BUGS)
+def test_a_planted_bug_is_found(bug: str) -> None:
+    for seed in range(MOST_SEEDS):
+        try:
+            BUGS[bug](seed).run()
+        except SimulationError:
+            return
+    pytest.fail(f"not found within {MOST_SEEDS} seeds")
+
+
+def test_a_seed_takes_the_same_course_in_every_process() -> None:
+    code = "from nosync.testing.cluster import Cluster; c = Cluster(5); print(c.run(), c.now_s)"
+    found = [
+        subprocess.run(
+            [sys.executable, "-c", code], capture_output=True, text=True, check=True,
+            env=os.environ | {"PYTHONHASHSEED": seed},
+        ).stdout
+        for seed in ("0", "1", "12345")
+    ]  # fmt: skip
+    assert len(set(found)) == 1
+    assert "publishes 7" in found[0]
