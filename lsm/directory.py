@@ -52,8 +52,11 @@ class Marker:
     key_groups: int
 
 
-def create_store(root: Path, key_groups: int, env: Env) -> Marker:
-    """Makes an empty store in `root`, which must not exist or be empty. Raises NotAStoreError otherwise."""
+def create_store(root: Path, key_groups: int, env: Env, *, store_id: str | None = None) -> Marker:
+    """Makes an empty store in `root`, which must not exist or be empty. Raises NotAStoreError otherwise.
+
+    `store_id`: that of the store which other nodes have (default: a new one).
+    """
     if not 1 <= key_groups <= MAX_KEY_GROUPS:
         raise InvalidInputError(f"key_groups is {key_groups}, expected 1 to {MAX_KEY_GROUPS}")
     with storage_errors("create the store", root):
@@ -66,7 +69,7 @@ def create_store(root: Path, key_groups: int, env: Env) -> Marker:
             )
         for name in (LAYERS, MANIFESTS, PINS, QUARANTINE, TEMPORARY_DIRECTORY):
             env.make_dirs(root / name)
-        marker = Marker(env.token(), key_groups)
+        marker = Marker(store_id or env.token(), key_groups)
         text = json.dumps({"nosync_store": STORE_FORMAT, "store_id": marker.store_id, "key_groups": key_groups})
         temporary = root / TEMPORARY_DIRECTORY / env.token()
         with env.create(temporary) as file:

@@ -65,6 +65,48 @@ class Lines:
             self._origins.setdefault(trace, set()).add(entry.origin)
             self._sealed_until[trace] = max(self._sealed_until.get(trace, Time(0)), end_of(manifest.t))
 
+    def refresh(self) -> tuple[list[Manifest], bool]:
+        """Reads what other processes added: new manifests, in order, and whether the log of branches has new entries."""
+        with self._lock:
+            refs = read_refs(self._root, self._env)
+            if refs.entries != self.refs.entries or any(self._began_earlier(line) for line in self._manifests):
+                fresh = Lines(self._root, self._env)
+                known = {(m.line, t) for manifests in self._manifests.values() for t, m in manifests.items()}
+                self.__dict__.update({k: v for k, v in fresh.__dict__.items() if k != "_lock"})
+                found = {(m.line, t): m for manifests in self._manifests.values() for t, m in manifests.items()}
+                return [m for at, m in sorted(found.items()) if at not in known], True
+            learned = []
+            for line in list(self._manifests):
+                learned += self._new_of(line)
+            return learned, False
+
+    def _listed(self, line: str) -> set[int]:
+        names = self._env.list_dir(self._root / MANIFESTS / line)
+        return {int(stem) for name in names if (stem := name.removesuffix(".json")).isdigit()}
+
+    def _began_earlier(self, line: str) -> bool:
+        """Whether an epoch was added before those that are known: another node's files come in any order."""
+        known = self._manifests[line]
+        return bool(known) and any(t < max(known) and Epoch(t) not in known for t in self._listed(line))
+
+    def _new_of(self, line: str) -> list[Manifest]:
+        """The manifests of a line that were added since, as far as they follow each other."""
+        known = self._manifests[line]
+        learned: list[Manifest] = []
+        for t in sorted(self._listed(line) - known.keys()):
+            if known and t != max(known) + 1:
+                break  # what is between is still on its way
+            path = self._root / MANIFESTS / line / f"{t}.json"
+            try:
+                with storage_errors("read", path):
+                    manifest = Manifest.from_json(self._env.read(path), str(path))
+            except CorruptionError as error:
+                self.errors.append(error)
+                break
+            self._learn(line, manifest)
+            learned.append(manifest)
+        return learned
+
     # --- looking ----------------------------------------------------------------------------------------------------
 
     def line(self, branch: str = MAIN) -> Line:

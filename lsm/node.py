@@ -18,11 +18,11 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import Any
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import Any, Protocol
 
-from nosync.lsm.branches import MAIN
+from nosync.lsm.branches import BRANCHES, MAIN
 from nosync.lsm.catalog import Catalog, Record, set_aside
 from nosync.lsm.compactor import Chain, Compactor
 from nosync.lsm.directory import CATALOG, LAYERS, QUARANTINE, LayerDirectory, Marker
@@ -30,13 +30,12 @@ from nosync.lsm.env import storage_errors
 from nosync.lsm.errors import (
     CatalogError,
     CorruptionError,
-    DeterminismError,
     NosyncError,
-    OutOfOrderError,
     StorageError,
 )
 from nosync.lsm.history import History
 from nosync.lsm.layer import Description, LayerId, TraceId
+from nosync.lsm.ledger import Ledger
 from nosync.lsm.lines import Lines
 from nosync.lsm.lock import DirectoryLock
 from nosync.lsm.manifest import (
@@ -44,7 +43,6 @@ from nosync.lsm.manifest import (
     Manifest,
     Pin,
     delete_pin,
-    publish_manifest,
     publish_pin,
     read_pins,
     sync_published,
@@ -58,6 +56,25 @@ from nosync.lsm.writer import TEMPORARY_DIRECTORY
 log = logging.getLogger("nosync")
 
 
+class Listener(Protocol):
+    """Who is told of what this node durably holds: replication."""
+
+    def held(self, added: Sequence[Record], gone: Sequence[LayerId], *, dropped: bool = False) -> None:
+        """These layers are durable here, and those are not any more. `dropped`: nobody needs them."""
+
+    def held_file(self, path: PurePosixPath) -> None:
+        """A manifest, or an entry of the log of branches, is durable here."""
+
+    def dropped_files(self) -> None:
+        """Manifests were removed, because no branch needs them."""
+
+    def copies(self, entry: Entry) -> int:
+        """On how many nodes a layer is durable."""
+
+    def copies_of_file(self, path: PurePosixPath) -> int:
+        """On how many nodes a manifest is durable."""
+
+
 @dataclass(frozen=True, order=True)
 class Missing:
     """A layer that a manifest lists and no file holds."""
@@ -65,6 +82,52 @@ class Missing:
     entry: Entry
     t: Epoch
     line: str
+
+
+class StoreNode(Protocol):
+    """What a store and a job need of whoever keeps the directory: a `Node` in this process, or a daemon."""
+
+    problems: dict[str, str]
+    """What keeps layers from being durable, by path; empty when all is well."""
+
+    @property
+    def lines(self) -> Lines:
+        """The lines of the store."""
+
+    @property
+    def replicas(self) -> int:
+        """On how many nodes layers can be kept, this one included."""
+
+    def note(self, ids: Iterable[LayerId]) -> None: ...
+    def origin(self, trace: TraceId) -> Time | None: ...
+    def histories(self, branch: str = MAIN) -> dict[str, History]: ...
+    def manifests(self, branch: str = MAIN) -> dict[Epoch, Manifest]: ...
+    def last_sealed(self, branch: str = MAIN) -> Epoch | None: ...
+    def check_sealable(self, t: int, branch: str = MAIN) -> None: ...
+    def seal(
+        self,
+        t: int,
+        ids: Sequence[LayerId],
+        branch: str = MAIN,
+        meta: dict[str, Any] | None = None,
+        copies: Mapping[str, int] | None = None,
+    ) -> Manifest: ...
+    def missing(self, branch: str = MAIN) -> list[Missing]: ...
+    def pins(self) -> dict[str, Pin]: ...
+    def pin(self, pin: Pin) -> None: ...
+    def unpin(self, name: str) -> None: ...
+    def durable_ids(self) -> set[LayerId]: ...
+    def safe_point(self, branch: str = MAIN) -> Epoch | None: ...
+    def since(self) -> Time: ...
+    def settle(self) -> None: ...
+    def sync(self) -> None: ...
+    def check(self) -> list[NosyncError]: ...
+    def compact(self, stage: str | None = None) -> Iterator[int]: ...
+    def drop_rounds(self, stage: str, t: int) -> None: ...
+    def create_branch(self, name: str, parent: str, at: int, changed: Iterable[str]) -> None: ...
+    def promote(self, name: str, keep_as: str | None) -> None: ...
+    def delete_branch(self, name: str) -> int: ...
+    def close(self) -> None: ...
 
 
 class Node:
@@ -81,6 +144,8 @@ class Node:
         self._unsynced: dict[tuple[str, Epoch], Path] = {}  # manifests that are not durable yet
         self._safe: dict[str, Epoch] = {}
         self._retry_at: dict[LayerId, float] = {}
+        self.listener: Listener | None = None
+        """Replication, where this node has peers."""
         self._conflicts: set[LayerId] = set()  # computed again with other rows than were sealed
         self.problems: dict[str, str] = {}
         """What keeps layers from being durable, by path; empty when all is well."""
@@ -136,7 +201,7 @@ class Node:
         with storage_errors("clean", root / TEMPORARY_DIRECTORY):
             for name in self._env.list_dir(root / TEMPORARY_DIRECTORY):
                 self._env.unlink(root / TEMPORARY_DIRECTORY / name)
-        self.lines = Lines(root, self._env)
+        self.ledger = Ledger(self.directory)
         for error in self.lines.errors:
             self._quarantine_file(Path(str(error).split(":", 1)[0]), "manifest", error)
         for branch in self.lines.refs.names:
@@ -162,6 +227,23 @@ class Node:
             except CorruptionError as error:
                 self._quarantine(record.id, error)
 
+    @property
+    def lines(self) -> Lines:
+        return self.ledger.lines
+
+    @property
+    def replicas(self) -> int:
+        """On how many nodes layers can be kept: without peers on this one."""
+        return 1
+
+    @property
+    def incarnation(self) -> str:
+        """Which life of the data directory this is: another one after a catalog was lost, or the disk replaced."""
+        with self._lock:
+            found = self._catalog.meta("incarnation")
+        assert found is not None, "it is written when a catalog is made"
+        return found
+
     # --- durability ---------------------------------------------------------------------------------------------------
 
     def note(self, ids: Iterable[LayerId]) -> None:
@@ -172,6 +254,7 @@ class Node:
 
     def scan(self) -> None:
         """Compares the directory with the catalog: new layers are queued, vanished ones are lost."""
+        self.learn()
         listed = set(self.directory.layer_ids())
         with self._lock:
             known = {record.id for records in self._records.values() for record in records.values()}
@@ -179,11 +262,22 @@ class Node:
                 self._pending.setdefault(id)
             gone = known - listed
         for id in sorted(gone):
-            if not self._exists(id):
+            if not self.ledger.exists(id):
                 self._lose(id, "its file is gone")
 
-    def _exists(self, id: LayerId) -> bool:
-        return id.description in self.directory.descriptions(id.trace)
+    def learn(self) -> None:
+        """Takes notice of epochs that other processes sealed, and of branches that other nodes made or dropped."""
+        learned, log_changed = self.lines.refresh()
+        with self._lock:
+            for manifest in learned:
+                self._unsynced[manifest.line, manifest.t] = self.directory.root / manifest.path
+            self._pins = read_pins(self.directory.root, self._env)
+        if log_changed:
+            with self._lock:
+                self._safe.clear()
+            self._prune()
+        if learned:
+            self._wake_merger.set()
 
     def sync(self) -> None:
         """Makes everything durable that was published before the call. Raises StorageError when that fails."""
@@ -231,6 +325,8 @@ class Node:
             with self._lock:
                 self._unsynced.pop(at, None)
                 self.problems.pop(str(path), None)
+            if self.listener is not None:
+                self.listener.held_file(PurePosixPath(path.relative_to(self.directory.root)))
 
     def _record(self, add: Sequence[Record], remove: Sequence[LayerId]) -> None:
         with self._lock:
@@ -243,6 +339,11 @@ class Node:
                 self._retry_at.pop(record.id, None)
                 self.problems.pop(str(record.id.path), None)
         self._wake_merger.set()
+        self._tell(add, remove)
+
+    def _tell(self, added: Sequence[Record], gone: Sequence[LayerId], *, dropped: bool = False) -> None:
+        if self.listener is not None and (added or gone):
+            self.listener.held(added, gone, dropped=dropped)
 
     def _make_file_durable(self, id: LayerId) -> Record | None:
         """Verifies and syncs one file. None: it is gone, obsolete, torn (now in quarantine), or failed (will be retried)."""
@@ -315,6 +416,7 @@ class Node:
             self._pending.pop(id, None)
             self._safe.clear()
         self.directory.forget(id)
+        self._tell((), [id])
 
     def _quarantine(self, id: LayerId, error: NosyncError) -> None:
         path = self.directory.path_of(id)
@@ -337,11 +439,11 @@ class Node:
 
     def origin(self, trace: TraceId) -> Time | None:
         """Where a trace first begins, as far as manifests say."""
-        return min(self.lines.origins(trace), default=None)
+        return self.ledger.origin(trace)
 
     def histories(self, branch: str = MAIN) -> dict[str, History]:
         """By stage, which fingerprint and number of shards wrote each stretch of the branch's sealed epochs."""
-        return self.lines.histories(branch)
+        return self.ledger.histories(branch)
 
     def seal(
         self,
@@ -357,65 +459,410 @@ class Node:
         Raises OutOfOrderError unless `t` is the next one to be sealed or sealed already, DeterminismError when it was
         sealed with other layers.
         """
-        self.check_sealable(t, branch)
-        line, sealed, before = (
-            self.lines.line(branch),
-            self.lines.manifest(t, branch),
-            self.lines.manifest(t - 1, branch),
-        )
-        origins = {entry.id.trace: entry.origin for entry in before.entries} if before else {}
-        known = self._sealed_elsewhere(t, sealed)
-        required = copies or {}
-        entries = [
-            replace(self._entry(id, known, origins), copies=required.get(id.trace.stage, 1)) for id in sorted(ids)
-        ]
-        manifest = Manifest(sealed.line if sealed else line.id, Epoch(t), tuple(entries), meta or {})
-        try:
-            manifest = publish_manifest(self.directory.root, manifest, self._env)
-        except DeterminismError as error:
-            expected = {e.id: e.digest for e in sealed.entries} if sealed else {}
+        manifest, new = self.ledger.seal(t, ids, branch, meta, copies, lambda found: self._conflict(t, found))
+        if new:
             with self._lock:
-                self._conflicts.update(e.id for e in entries if expected.get(e.id, e.digest) != e.digest)
-                self.problems[f"timestamp {t}"] = str(error)
-                self._safe.clear()
-            raise
-        with self._lock:
-            if sealed is None:
                 self._unsynced[manifest.line, manifest.t] = self.directory.root / manifest.path
-                self.lines.add(manifest)
         self.note(e.id for e in manifest.entries if not self._is_durable(e))
         self._wake_merger.set()
         return manifest
 
-    def _sealed_elsewhere(self, t: int, sealed: Manifest | None) -> dict[LayerId, Entry]:
-        """What manifests of the epoch say of layers: that of the branch, and those of others, whose layers it shares."""
-        found: dict[LayerId, Entry] = {}
-        others = [self.lines.manifest(t, name) for name in self.lines.refs.names]
-        for manifest in [*others, sealed]:
-            found |= {entry.id: entry for entry in manifest.entries} if manifest else {}
-        return found
+    def _conflict(self, t: int, ids: Sequence[LayerId]) -> None:
+        with self._lock:
+            self._conflicts.update(ids)
+            self.problems[f"timestamp {t}"] = (
+                f"{ids[0] if ids else t} was computed again with other rows than were sealed"
+            )
+            self._safe.clear()
 
     def check_sealable(self, t: int, branch: str = MAIN) -> None:
         """Raises OutOfOrderError unless epoch `t` is the next one of the branch, or sealed already."""
-        expected = self.lines.expected(branch)
-        if expected is not None and self.lines.manifest(t, branch) is None and t != expected:
-            raise OutOfOrderError(f"cannot seal {t}: the next timestamp of branch {branch} is {expected}")
-
-    def _entry(self, id: LayerId, sealed: Mapping[LayerId, Entry], origins: Mapping[TraceId, Time]) -> Entry:
-        """`origins`: where the traces of the epoch before begin; another trace begins here."""
-        known = sealed.get(id)
-        if known is not None and not self._exists(id):
-            return known  # merged since: the manifest remembers what it was
-        reader = self.directory.reader(id)
-        origin = id.description.lower
-        if not id.trace.shard.count:  # appended to directly, perhaps before anything was sealed
-            origin = min(d.lower for d in self.directory.descriptions(id.trace))
-            origin = min(origin, self.origin(id.trace) or origin)
-        begins = origins.get(id.trace, origin) if known is None else known.origin
-        return Entry(id, reader.digest, reader.info.rows, begins)
+        self.ledger.check_sealable(t, branch)
 
     def manifests(self, branch: str = MAIN) -> dict[Epoch, Manifest]:
-        return self.lines.manifests(branch)
+        return self.ledger.manifests(branch)
+
+    def _is_durable(self, entry: Entry) -> bool:
+        d = entry.id.description
+        with self._lock:
+            records = self._records.get(entry.id.trace, {})
+            exact = records.get(d)
+            if exact is not None:
+                return exact.digest == entry.digest
+            return any(r.lower <= d.lower and d.upper <= r.upper for r in records)
+
+    def _is_safe(self, entry: Entry) -> bool:
+        """Durable, or of a stage that can be computed again; but other rows than were sealed are never passed over."""
+        durable = self._is_durable(entry)
+        replaced = entry.id in self._conflicts or entry.id.description in self._records.get(entry.id.trace, {})
+        if replaced and not durable:
+            return False
+        if self.listener is not None and entry.copies:
+            return self.listener.copies(entry) >= entry.copies  # with peers, wherever they are
+        return durable or not entry.copies
+
+    def settle(self) -> None: ...
+    def sync(self) -> None: ...
+    def check(self) -> list[NosyncError]: ...
+    def compact(self, stage: str | None = None) -> Iterator[int]: ...
+    def drop_rounds(self, stage: str, t: int) -> None: ...
+    def create_branch(self, name: str, parent: str, at: int, changed: Iterable[str]) -> None: ...
+    def promote(self, name: str, keep_as: str | None) -> None: ...
+    def delete_branch(self, name: str) -> int: ...
+    def close(self) -> None: ...
+
+
+class Node:
+    """Owns one data directory. Make with the directory and settings; `close` when done."""
+
+    def __init__(self, directory: LayerDirectory, marker: Marker, settings: StoreSettings) -> None:
+        self.directory = directory
+        self.settings = settings
+        self._env = directory.env
+        self._lock = threading.RLock()  # the fields below, and the catalog
+        self._records: dict[TraceId, dict[Description, Record]] = {}
+        self._pending: dict[LayerId, None] = {}
+        self._pins: dict[str, Pin] = {}
+        self._unsynced: dict[tuple[str, Epoch], Path] = {}  # manifests that are not durable yet
+        self._safe: dict[str, Epoch] = {}
+        self._retry_at: dict[LayerId, float] = {}
+        self.listener: Listener | None = None
+        """Replication, where this node has peers."""
+        self._conflicts: set[LayerId] = set()  # computed again with other rows than were sealed
+        self.problems: dict[str, str] = {}
+        """What keeps layers from being durable, by path; empty when all is well."""
+        self._durability = threading.Lock()  # one thread makes layers durable at a time
+        self._compactor = Compactor(self)
+        self._wake, self._wake_merger, self._closing = threading.Event(), threading.Event(), threading.Event()
+        self._synced_dirs: set[Path] = set()
+        self._directory_lock = DirectoryLock(directory.root)
+        try:
+            self._catalog = self._open_catalog(marker)
+            self._start()
+        except BaseException:
+            self._directory_lock.release()
+            raise
+        self._threads = [
+            threading.Thread(target=self._guard, args=(work,), name=f"nosync-{name}", daemon=True)
+            for name, work in (("durability", self._durability_loop), ("merge", self._merge_loop))
+            if settings.background and (name == "durability" or settings.merge)
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    # --- start --------------------------------------------------------------------------------------------------------
+
+    def _open_catalog(self, marker: Marker) -> Catalog:
+        path = self.directory.root / CATALOG
+        try:
+            catalog = Catalog(path)
+            try:
+                owner = catalog.meta("store_id")
+                if owner == marker.store_id:
+                    for record in catalog.records():
+                        self._records.setdefault(record.id.trace, {})[record.id.description] = record
+                    return catalog
+            except CatalogError:
+                catalog.close()
+                raise
+            if owner is None and not catalog.records():
+                catalog.apply(meta={"store_id": marker.store_id, "incarnation": self._env.token()})
+                return catalog
+            catalog.close()
+            raise CatalogError(f"{path} belongs to store {owner}, not to {marker.store_id}")
+        except CatalogError as error:
+            self._records = {}
+            aside = set_aside(path, self._env.token())
+            log.warning("the catalog is rebuilt from the layer files: %s (the old one is kept as %s)", error, aside)
+        catalog = Catalog(path)
+        catalog.apply(meta={"store_id": marker.store_id, "incarnation": self._env.token()})
+        return catalog
+
+    def _start(self) -> None:
+        root = self.directory.root
+        with storage_errors("clean", root / TEMPORARY_DIRECTORY):
+            for name in self._env.list_dir(root / TEMPORARY_DIRECTORY):
+                self._env.unlink(root / TEMPORARY_DIRECTORY / name)
+        self.ledger = Ledger(self.directory)
+        for error in self.lines.errors:
+            self._quarantine_file(Path(str(error).split(":", 1)[0]), "manifest", error)
+        for branch in self.lines.refs.names:
+            for manifest in self.lines.manifests(branch).values():
+                self._unsynced[manifest.line, manifest.t] = root / manifest.path
+        self._pins = read_pins(root, self._env)
+        self._check_records()
+        self.scan()
+        # Widest first, so that what a merged layer replaced is recognised and dropped rather than adopted.
+        self._pending = dict.fromkeys(
+            sorted(self._pending, key=lambda id: id.description.upper - id.description.lower, reverse=True)
+        )
+        self._drain()
+
+    def _check_records(self) -> None:
+        """Drops records whose file is gone or is not what was acked; the reads of a layer verify the rest of it."""
+        for record in [r for records in self._records.values() for r in records.values()]:
+            try:
+                if LayerReader.open(self.directory.path_of(record.id), self._env, record.id).digest != record.digest:
+                    raise CorruptionError(f"{record.id}: is not the file that was acknowledged ({record.digest[:16]})")
+            except FileNotFoundError:
+                self._lose(record.id, "its file is gone")
+            except CorruptionError as error:
+                self._quarantine(record.id, error)
+
+    @property
+    def lines(self) -> Lines:
+        return self.ledger.lines
+
+    @property
+    def replicas(self) -> int:
+        """On how many nodes layers can be kept: without peers on this one."""
+        return 1
+
+    @property
+    def incarnation(self) -> str:
+        """Which life of the data directory this is: another one after a catalog was lost, or the disk replaced."""
+        with self._lock:
+            found = self._catalog.meta("incarnation")
+        assert found is not None, "it is written when a catalog is made"
+        return found
+
+    # --- durability ---------------------------------------------------------------------------------------------------
+
+    def note(self, ids: Iterable[LayerId]) -> None:
+        """Tells the node of published layers, which it then makes durable. It would find them by itself, later."""
+        with self._lock:
+            self._pending.update(dict.fromkeys(ids))
+        self._wake.set()
+
+    def scan(self) -> None:
+        """Compares the directory with the catalog: new layers are queued, vanished ones are lost."""
+        self.learn()
+        listed = set(self.directory.layer_ids())
+        with self._lock:
+            known = {record.id for records in self._records.values() for record in records.values()}
+            for id in sorted(listed - known - self._compactor.garbage()):
+                self._pending.setdefault(id)
+            gone = known - listed
+        for id in sorted(gone):
+            if not self.ledger.exists(id):
+                self._lose(id, "its file is gone")
+
+    def learn(self) -> None:
+        """Takes notice of epochs that other processes sealed, and of branches that other nodes made or dropped."""
+        learned, log_changed = self.lines.refresh()
+        with self._lock:
+            for manifest in learned:
+                self._unsynced[manifest.line, manifest.t] = self.directory.root / manifest.path
+            self._pins = read_pins(self.directory.root, self._env)
+        if log_changed:
+            with self._lock:
+                self._safe.clear()
+            self._prune()
+        if learned:
+            self._wake_merger.set()
+
+    def sync(self) -> None:
+        """Makes everything durable that was published before the call. Raises StorageError when that fails."""
+        self.scan()
+        self._drain()
+        with self._lock:
+            waiting = [*self._pending, *(path for path in self._unsynced.values())]
+        if waiting:
+            reasons = "; ".join(dict.fromkeys(self.problems.values())) or "they are still being written"
+            raise StorageError(f"{len(waiting)} files are published but not durable ({waiting[0]}, ...): {reasons}")
+
+    def _drain(self) -> None:
+        with self._durability:
+            with self._lock:
+                now = self._env.monotonic_s()
+                ids = [id for id in self._pending if self._retry_at.get(id, now) <= now]
+            durable = []
+            for id in ids:
+                if (record := self._make_file_durable(id)) is not None:
+                    durable.append(record)
+                else:
+                    with self._lock:
+                        if id not in self._retry_at:
+                            self._pending.pop(id, None)
+            if durable:
+                try:
+                    self._sync_directories(durable)
+                except StorageError as error:
+                    self._fail([record.id for record in durable], error)
+                    return
+                self._record(durable, ())
+            self._sync_manifests()
+
+    def _sync_manifests(self) -> None:
+        with self._lock:
+            unsynced = dict(self._unsynced)
+        for at, path in unsynced.items():
+            try:
+                sync_published(path, self._env)
+            except StorageError as error:
+                log.error("not durable: %s", error)
+                with self._lock:
+                    self.problems[str(path)] = str(error)
+                return
+            with self._lock:
+                self._unsynced.pop(at, None)
+                self.problems.pop(str(path), None)
+            if self.listener is not None:
+                self.listener.held_file(PurePosixPath(path.relative_to(self.directory.root)))
+
+    def _record(self, add: Sequence[Record], remove: Sequence[LayerId]) -> None:
+        with self._lock:
+            self._catalog.apply(add, remove)
+            for id in remove:
+                self._records[id.trace].pop(id.description, None)
+            for record in add:
+                self._records.setdefault(record.id.trace, {})[record.id.description] = record
+                self._pending.pop(record.id, None)
+                self._retry_at.pop(record.id, None)
+                self.problems.pop(str(record.id.path), None)
+        self._wake_merger.set()
+        self._tell(add, remove)
+
+    def _tell(self, added: Sequence[Record], gone: Sequence[LayerId], *, dropped: bool = False) -> None:
+        if self.listener is not None and (added or gone):
+            self.listener.held(added, gone, dropped=dropped)
+
+    def _make_file_durable(self, id: LayerId) -> Record | None:
+        """Verifies and syncs one file. None: it is gone, obsolete, torn (now in quarantine), or failed (will be retried)."""
+        if self._superseded(id):
+            self._compactor.discard([id])
+            return None
+        path = self.directory.path_of(id)
+        try:
+            reader = LayerReader.open(path, self._env, id)
+            reader.verify()
+        except FileNotFoundError:
+            return None
+        except CorruptionError as error:
+            self._quarantine(id, error)
+            return None
+        try:
+            with storage_errors("sync", path):
+                if id in self._retry_at:
+                    self._write_again(path)
+                else:
+                    self._env.sync_file(path)
+        except StorageError as error:
+            self._fail([id], error)
+            return None
+        return Record(id, reader.digest, reader.info.rows, reader.size_bytes)
+
+    def _write_again(self, path: Path) -> None:
+        """After a failed fsync: the verified bytes go to a new inode, which takes the name once it is durable."""
+        temporary = self.directory.root / TEMPORARY_DIRECTORY / self._env.token()
+        try:
+            with self._env.create(temporary) as file:
+                file.write(self._env.read(path))
+            self._env.sync_file(temporary)
+            self._env.replace(temporary, path)
+        finally:
+            self._env.unlink(temporary)
+
+    def _sync_directories(self, records: Sequence[Record]) -> None:
+        """Syncs each layer's directory, and once the directories above it, whose entries never change again."""
+        layers = self.directory.root / LAYERS
+        for directory in sorted({self.directory.path_of(record.id).parent for record in records}):
+            chain = [directory]
+            if directory not in self._synced_dirs:
+                chain += [p for p in directory.parents if p == layers or layers in p.parents]
+            for path in chain:
+                with storage_errors("sync", path):
+                    self._env.sync_dir(path)
+            self._synced_dirs.add(directory)
+
+    def _fail(self, ids: Sequence[LayerId], error: StorageError) -> None:
+        log.error("not durable: %s", error)
+        with self._lock:
+            for id in ids:
+                self.problems[str(id.path)] = str(error)
+                self._retry_at[id] = self._env.monotonic_s() + self.settings.retry_s
+
+    # --- what is lost, torn or obsolete --------------------------------------------------------------------------
+
+    def _superseded(self, id: LayerId) -> bool:
+        """Whether a durable layer of another name covers this one."""
+        with self._lock:
+            others = [d for d in self._records.get(id.trace, {}) if d != id.description]
+        return any(d.lower <= id.description.lower and id.description.upper <= d.upper for d in others)
+
+    def _lose(self, id: LayerId, why: str) -> None:
+        log.warning("lost: %s: %s; recover() recomputes it", id, why)
+        with self._lock:
+            self._catalog.apply(remove=[id])
+            self._records.get(id.trace, {}).pop(id.description, None)
+            self._pending.pop(id, None)
+            self._safe.clear()
+        self.directory.forget(id)
+        self._tell((), [id])
+
+    def _quarantine(self, id: LayerId, error: NosyncError) -> None:
+        path = self.directory.path_of(id)
+        self._quarantine_file(path, ".".join(id.path.parts[:3]), error)
+        self._lose(id, "its file was quarantined")
+
+    def _quarantine_file(self, path: Path, prefix: str, error: NosyncError) -> None:
+        target = self.directory.root / QUARANTINE / f"{prefix}.{path.name}.{self._env.token()}"
+        log.warning("quarantined as %s: %s", target, error)
+        with storage_errors("quarantine", path):
+            self._env.make_dirs(target.parent)
+            self._env.replace(path, target)
+
+    def check(self) -> list[NosyncError]:
+        """Verifies every byte of every layer; what is bad goes to quarantine. Returns an error for each."""
+        self.scan()
+        return self.recheck(self.directory.layer_ids())
+
+    # --- manifests, safe point, retention -------------------------------------------------------------------------
+
+    def origin(self, trace: TraceId) -> Time | None:
+        """Where a trace first begins, as far as manifests say."""
+        return self.ledger.origin(trace)
+
+    def histories(self, branch: str = MAIN) -> dict[str, History]:
+        """By stage, which fingerprint and number of shards wrote each stretch of the branch's sealed epochs."""
+        return self.ledger.histories(branch)
+
+    def seal(
+        self,
+        t: int,
+        ids: Sequence[LayerId],
+        branch: str = MAIN,
+        meta: dict[str, Any] | None = None,
+        copies: Mapping[str, int] | None = None,
+    ) -> Manifest:
+        """Writes the manifest of epoch `t` with these layers, which must exist. The same again is a success.
+
+        `copies`: by stage, how many durable copies the safe point waits for (default 1; 0: it does not wait).
+        Raises OutOfOrderError unless `t` is the next one to be sealed or sealed already, DeterminismError when it was
+        sealed with other layers.
+        """
+        manifest, new = self.ledger.seal(t, ids, branch, meta, copies, lambda found: self._conflict(t, found))
+        if new:
+            with self._lock:
+                self._unsynced[manifest.line, manifest.t] = self.directory.root / manifest.path
+        self.note(e.id for e in manifest.entries if not self._is_durable(e))
+        self._wake_merger.set()
+        return manifest
+
+    def _conflict(self, t: int, ids: Sequence[LayerId]) -> None:
+        with self._lock:
+            self._conflicts.update(ids)
+            self.problems[f"timestamp {t}"] = (
+                f"{ids[0] if ids else t} was computed again with other rows than were sealed"
+            )
+            self._safe.clear()
+
+    def check_sealable(self, t: int, branch: str = MAIN) -> None:
+        """Raises OutOfOrderError unless epoch `t` is the next one of the branch, or sealed already."""
+        self.ledger.check_sealable(t, branch)
+
+    def manifests(self, branch: str = MAIN) -> dict[Epoch, Manifest]:
+        return self.ledger.manifests(branch)
 
     def _is_durable(self, entry: Entry) -> bool:
         d = entry.id.description
@@ -429,7 +876,7 @@ class Node:
     def _is_safe(self, entry: Entry) -> bool:
         """Durable, or of a stage that can be computed again; but other rows than were sealed are never passed over."""
         if self._is_durable(entry):
-            return True
+            return entry.copies <= 1 or self.listener is None or self.listener.copies(entry) >= entry.copies
         replaced = entry.id in self._conflicts or entry.id.description in self._records.get(entry.id.trace, {})
         return not entry.copies and not replaced
 
@@ -463,14 +910,19 @@ class Node:
                 (following := manifests.get(Epoch(safe + 1)))
                 and (following.line, following.t) not in self._unsynced
                 and all(self._is_safe(e) for e in following.entries)
+                and self._manifest_is_safe(following)
             ):
                 safe = Epoch(safe + 1)
             if safe in manifests:
                 self._safe[line] = safe
             return safe if safe in manifests else None
 
+    def _manifest_is_safe(self, manifest: Manifest) -> bool:
+        required = max((entry.copies for entry in manifest.entries), default=1)
+        return required <= 1 or self.listener is None or self.listener.copies_of_file(manifest.path) >= required
+
     def last_sealed(self, branch: str = MAIN) -> Epoch | None:
-        return self.lines.last_sealed(branch)
+        return self.ledger.last_sealed(branch)
 
     def since(self) -> Time:
         """The compaction frontier: reads as of this time and later are exact."""
@@ -500,6 +952,11 @@ class Node:
     def durable_ids(self) -> set[LayerId]:
         with self._lock:
             return {record.id for records in self._records.values() for record in records.values()}
+
+    def durable_records(self) -> list[Record]:
+        """Every durable layer, with its digest and size."""
+        with self._lock:
+            return [record for records in self._records.values() for record in records.values()]
 
     def sealed_chains(self, trace: TraceId) -> list[Chain]:
         """The stretches of a trace that may be merged: durable, sealed, contiguous from where they begin.
@@ -574,16 +1031,27 @@ class Node:
 
     # --- branches -----------------------------------------------------------------------------------------------------
 
+    def create_branch(self, name: str, parent: str, at: int, changed: Iterable[str]) -> None:
+        """A branch of `parent` at a sealed epoch. Durable when this returns."""
+        self.lines.create(name, parent, at, changed)
+        self._tell_log()
+
+    def _tell_log(self) -> None:
+        if self.listener is not None:
+            self.listener.held_file(PurePosixPath(BRANCHES, f"{self.lines.refs.entries}.json"))
+
     def delete_branch(self, name: str) -> int:
         """Deletes a branch with what nothing else needs: its own manifests, and layers that only they list. Returns the
         number of layers.
         """
         self.lines.delete(name)
+        self._tell_log()
         return self._prune()
 
     def promote(self, name: str, keep_as: str | None) -> None:
         """Lets `main` be the line of a branch; the old line is kept as another branch, or dropped."""
         self.lines.promote(name, keep_as)
+        self._tell_log()
         with self._lock:
             self._safe.clear()
         self._prune()
@@ -596,6 +1064,8 @@ class Node:
         with self._lock:
             for line, t in [at for at in self._unsynced if at[1] not in self.lines.of_line(at[0])]:
                 del self._unsynced[line, t]
+        if self.listener is not None:
+            self.listener.dropped_files()
         return len(dropped)
 
     def _forget(self, ids: Sequence[LayerId]) -> None:
@@ -607,6 +1077,7 @@ class Node:
                 self._records.get(id.trace, {}).pop(id.description, None)
                 self._pending.pop(id, None)
         self._compactor.discard(ids)
+        self._tell((), ids, dropped=True)
 
     # --- threads ---------------------------------------------------------------------------------------------------
 

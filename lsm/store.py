@@ -51,7 +51,7 @@ from nosync.lsm.layer import Description, LayerId, Shard, TraceId, check_name
 from nosync.lsm.lines import Lines
 from nosync.lsm.manifest import Manifest, Pin, read_pins
 from nosync.lsm.merge import RowFilter
-from nosync.lsm.node import Missing, Node
+from nosync.lsm.node import Missing, Node, StoreNode
 from nosync.lsm.scrub import VerifyReport, verify_directory
 from nosync.lsm.settings import StoreSettings
 from nosync.lsm.status import BranchInfo, LayerStatus, StoreStatus, status_of, status_of_bad
@@ -99,7 +99,7 @@ def open_store(
 class Store:
     """An open store; made by `nosync.open`. Use as a context manager, or call `close`."""
 
-    def __init__(self, directory: LayerDirectory, settings: StoreSettings, node: Node | None) -> None:
+    def __init__(self, directory: LayerDirectory, settings: StoreSettings, node: StoreNode | None) -> None:
         self.directory = directory
         self.settings = settings
         self._node = node
@@ -111,7 +111,7 @@ class Store:
     # --- writing --------------------------------------------------------------------------------------------------
 
     @property
-    def node(self) -> Node:
+    def node(self) -> StoreNode:
         """The node behind this store. Raises StorageError where it was opened read-only or is closed."""
         if self._closed:
             raise StorageError(f"the store {self.directory.root} is closed")
@@ -436,7 +436,7 @@ class Store:
         number = self.node.lines.refs.entries + 1
         kept = f"before-rewind-{number}" if keep_as is None else keep_as or None
         name = f"rewind-{number}"
-        self.node.lines.create(name, MAIN, t, ())
+        self.node.create_branch(name, MAIN, t, ())
         self.node.promote(name, kept)
         return kept
 

@@ -46,6 +46,7 @@ from nosync.lsm.errors import (
     NotAStoreError,
     NotAvailableError,
     OutOfOrderError,
+    ReplicationError,
     SchemaError,
     StageError,
     StorageError,
@@ -56,7 +57,7 @@ from nosync.lsm.scrub import VerifyReport
 from nosync.lsm.settings import StoreSettings
 from nosync.lsm.status import LayerStatus, StoreStatus
 from nosync.lsm.store import Store
-from nosync.lsm.store import open_store as open
+from nosync.opening import open
 from nosync.replay import ReplayPlan, ReplayReport
 from nosync.reports import EpochReport, RecoveryReport
 from nosync.sinks import CallbackSink, ParquetSink
@@ -155,6 +156,7 @@ __all__ = [
     "FormatVersionError",
     "FencedError",
     "NotAStoreError",
+    "ReplicationError",
     "CatalogError",
     "StageError",
     "FlowError",

@@ -196,10 +196,13 @@ class Job:
 
     def _check_levels(self) -> None:
         for stage in self.flow.stages.values():
-            if stage.level > DISK:
+            if stage.level > max(DISK, self._node.replicas):
+                kept = (
+                    "is embedded, without peers" if self._node.replicas == 1 else f"keeps {self._node.replicas} copies"
+                )
                 raise FlowError(
-                    f"stage {stage.name}: persist={show_level(stage.level)!r} needs {stage.level - 1} peers, and this store is "
-                    "embedded, without any: use persist='disk'"
+                    f"stage {stage.name}: persist={show_level(stage.level)!r} needs {stage.level} nodes, and this store "
+                    f"{kept}: use persist='disk', or run daemons with --replicas {stage.level} (docs/operations.md)"
                 )
 
     # --- running --------------------------------------------------------------------------------------------------
@@ -474,7 +477,7 @@ class Job:
         known = self._store.branches().get(name)
         wanted = (self._node.lines.line(self.branch_name).id, t, tuple(sorted([*changed, *gone])))
         if known is None or (known.parent, known.at, known.changed) != wanted:
-            self._node.lines.create(name, self.branch_name, t, [*changed, *gone])
+            self._node.create_branch(name, self.branch_name, t, [*changed, *gone])
         return Job(flow, self._store, spark=self._spark, shards=self._shards, branch=name)
 
     def _recorded_schema(self, trace: TraceId | None) -> tuple[tuple[str, ...], Any] | None:

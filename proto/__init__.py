@@ -1,4 +1,4 @@
-"""Wire formats between nodes. Nothing is here yet: they come with replication."""
+"""Wire formats between nodes, and between jobs and daemons."""
 
 if __name__ != "nosync.proto":
     raise ImportError(

@@ -1,4 +1,4 @@
-"""Replication of layers between nodes over gRPC. Nothing is here yet: a store has one node, its own process."""
+"""Replication of a store between nodes: what each holds, what each is missing, and how it gets there."""
 
 if __name__ != "nosync.replication":
     raise ImportError(

@@ -191,6 +191,9 @@ class Replica:
         self._fetching: dict[str, _Fetch] = {}
         self._again_s: dict[str, float] = {}
         self._beat_s = now_s
+        self._unwanted: set[str] = set()
+        self.keep_all = False
+        """Keep what others keep as well: a job runs here, and wants to read all of it."""
 
     # --- events: this node ------------------------------------------------------------------------------------------
 
@@ -209,6 +212,10 @@ class Replica:
         self._seq += 1
         change = Change(self._seq, added, gone)
         return [*self._tell_all(change), *self._fetch()]
+
+    def unwanted(self, names: Iterable[str]) -> None:
+        """Nobody needs these any more: what belonged to a branch that was deleted is not fetched from those who still have it."""
+        self._unwanted.update(names)
 
     def fetch_failed(self, name: str) -> list[Effect]:
         """A file did not come whole, or could not be kept. It is tried again later, from anyone."""
@@ -380,11 +387,22 @@ class Replica:
         return [*effects, SendFiles(session, there)] if there else effects
 
     def keeps(self, name: str) -> bool:
-        """Whether this node is one of those that keep a file."""
+        """Whether this node is one of those that keep a file. While one of them is away the next one stands in for it."""
         id = layer_of(name)
-        if id is None:
+        if id is None or self.keep_all:
             return True
-        return self.me in keepers(str(id.trace.directory), [self.me, *self.peers], self.replicas)
+        up = [self.me, *(peer.node for peer in self.peers.values() if peer.is_up(self.now_s))]
+        return self.me in keepers(str(id.trace.directory), up, self.replicas)
+
+    def is_filled(self) -> bool:
+        """Whether nothing that should be here and that any peer has is missing."""
+        return not self._fetching and not any(
+            self.keeps(held.name) and held.name not in self._unwanted
+            for peer in self.peers.values()
+            if peer.session is not None
+            for todo in peer.todo.values()
+            for held in todo
+        )
 
     def _touched(self, names: Iterable[str]) -> None:
         places = {place_of(name) for name in names}
@@ -444,7 +462,8 @@ class Replica:
             if room <= 0 or (room_bytes <= 0 and (chosen or running)):
                 break
             waiting = self._again_s.get(held.name, self.now_s) > self.now_s
-            if waiting or self._has_or_fetches(held.name) or not self.keeps(held.name):
+            known = held.name in self._unwanted or self._has_or_fetches(held.name)
+            if waiting or known or not self.keeps(held.name):
                 continue
             chosen.append(held)
             room, room_bytes = room - 1, room_bytes - held.size_bytes

@@ -8,12 +8,12 @@ from collections.abc import Sequence
 
 import click
 
-from nosync.cli import changing, demo, flows, looking
+from nosync.cli import changing, daemons, demo, flows, looking
 from nosync.cli.group import cli
 from nosync.cli.screen import fail
 from nosync.lsm.errors import NosyncError
 
-__all__ = ["changing", "cli", "demo", "flows", "looking", "main"]
+__all__ = ["changing", "cli", "daemons", "demo", "flows", "looking", "main"]
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

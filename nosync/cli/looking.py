@@ -7,6 +7,7 @@ import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import click
 import pyarrow as pa
@@ -30,7 +31,7 @@ from nosync.cli.screen import (
     size_text,
     table_of,
 )
-from nosync.lsm.errors import StorageError
+from nosync.lsm.errors import NosyncError, StorageError
 from nosync.lsm.status import StoreStatus
 
 
@@ -41,10 +42,68 @@ def status(path: Path, as_json: bool) -> None:
     """Show what a store holds: safe point, history, stages, pins, and what is missing."""
     with read_only(path) as store:
         found = store.status()
+    daemon = _daemon_of(path)
     if as_json:
-        print_json(dataclasses.asdict(found))
-    else:
-        _show_status(found)
+        print_json(dataclasses.asdict(found) | ({} if daemon is None else {"daemon": daemon}))
+        return
+    if daemon is not None and "peers" in daemon:  # it knows on how many nodes everything is, and this process does not
+        found = dataclasses.replace(found, safe_point=daemon["safe_point"])
+    _show_status(found)
+    if daemon is not None:
+        _show_daemon(daemon)
+
+
+def _daemon_of(path: Path) -> dict[str, Any] | None:
+    """What the daemon of a directory says of itself and its peers; None where it has none."""
+    try:
+        from nosync.replication.daemon import address_of, client_of  # noqa: PLC0415 - needs the extra `daemon`
+    except ImportError:
+        return None
+    about = address_of(path)
+    if about is None:
+        return None
+    try:
+        client = client_of(path)
+        assert client is not None, "its address is there"
+        reply = client.status(timeout_s=2.0)
+        client.close()
+    except NosyncError as error:
+        return {"node": about["node"], "address": about["address"], "error": str(error)}
+    peers = [
+        {"node": p.node, "address": p.address, "state": p.state, "behind_files": p.behind_files,
+         "behind_bytes": p.behind_bytes, "silent_s": round(p.silent_s, 1), "why": p.why}
+        for p in reply.peers
+    ]  # fmt: skip
+    safe = reply.safe_point if reply.HasField("safe_point") else None
+    return {
+        "node": reply.node, "address": about["address"], "replicas": reply.replicas, "safe_point": safe,
+        "peers": peers, "problems": dict(reply.problems),
+    }  # fmt: skip
+
+
+def _show_daemon(daemon: dict[str, Any]) -> None:
+    out.print()
+    if "error" in daemon:
+        err.print(f"[red]daemon {escape(daemon['node'])}:[/] {escape(daemon['error'])}", soft_wrap=True)
+        return
+    out.print(f"daemon {daemon['node']} on {daemon['address']}, {daemon['replicas']} copies of everything")
+    table = table_of("peer", "address", "state", "behind>", "bytes behind>", "last heard>")
+    for peer in daemon["peers"]:
+        heard = "never" if peer["silent_s"] < 0 else f"{peer['silent_s']:.1f} s ago"
+        table.add_row(
+            peer["node"],
+            peer["address"],
+            peer["state"],
+            f"{peer['behind_files']:,}",
+            size_text(peer["behind_bytes"]),
+            heard,
+        )
+    out.print(table)
+    for peer in daemon["peers"]:
+        if peer["why"]:
+            err.print(f"[red]peer {escape(peer['node'])}:[/] {escape(peer['why'])}", soft_wrap=True)
+    for where, problem in daemon["problems"].items():
+        err.print(f"[red]problem:[/] {escape(where)}: {escape(problem)}", soft_wrap=True)
 
 
 def _show_status(s: StoreStatus) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from nosync.lsm.env import Env
+from nosync.lsm.node import Node
 from nosync.lsm.store import Store
 
 
@@ -113,4 +114,5 @@ class FaultyEnv(Env):
 
 def crash(store: Store) -> None:
     """Ends a store as if its process had died: nothing is synced, merged or cleaned up."""
+    assert isinstance(store.node, Node), "only a node in this process can be ended so"
     store.node.abandon()

@@ -1,0 +1,120 @@
+"""The ledger of a store as one process writes it: manifests of epochs, sealed in order. Files only: no catalog, no lock.
+
+The node of a directory has one, and so has a job whose directory belongs to a daemon: sealing an epoch is linking a file,
+and waits for nobody.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from nosync.lsm.branches import MAIN
+from nosync.lsm.directory import LayerDirectory
+from nosync.lsm.errors import DeterminismError, OutOfOrderError
+from nosync.lsm.history import History
+from nosync.lsm.layer import LayerId, TraceId
+from nosync.lsm.lines import Lines
+from nosync.lsm.manifest import Entry, Manifest, publish_manifest
+from nosync.lsm.timestamp import Epoch, Time
+
+
+class Ledger:
+    """Manifests and lines of one data directory."""
+
+    def __init__(self, directory: LayerDirectory) -> None:
+        self.directory = directory
+        self.lines = Lines(directory.root, directory.env)
+
+    def origin(self, trace: TraceId) -> Time | None:
+        """Where a trace first begins, as far as manifests say."""
+        return min(self.lines.origins(trace), default=None)
+
+    def histories(self, branch: str = MAIN) -> dict[str, History]:
+        """By stage, which fingerprint and number of shards wrote each stretch of the branch's sealed epochs."""
+        return self.lines.histories(branch)
+
+    def manifests(self, branch: str = MAIN) -> dict[Epoch, Manifest]:
+        return self.lines.manifests(branch)
+
+    def last_sealed(self, branch: str = MAIN) -> Epoch | None:
+        return self.lines.last_sealed(branch)
+
+    def seal(
+        self,
+        t: int,
+        ids: Sequence[LayerId],
+        branch: str,
+        meta: Mapping[str, Any] | None,
+        copies: Mapping[str, int] | None,
+        on_conflict: Callable[[list[LayerId]], None] = lambda ids: None,
+    ) -> tuple[Manifest, bool]:
+        """Publishes the manifest of epoch `t` with these layers, which must exist; and whether it is a new one.
+
+        Raises OutOfOrderError unless `t` is the next one to be sealed or sealed already, DeterminismError when it was sealed
+        with other layers, of which `on_conflict` is told before.
+        """
+        self.check_sealable(t, branch)
+        line, sealed, before = (
+            self.lines.line(branch),
+            self.lines.manifest(t, branch),
+            self.lines.manifest(t - 1, branch),
+        )
+        origins = {entry.id.trace: entry.origin for entry in before.entries} if before else {}
+        known = self._sealed_elsewhere(t, sealed)
+        required = copies or {}
+        entries = [
+            replace(self._entry(id, known, origins), copies=required.get(id.trace.stage, 1)) for id in sorted(ids)
+        ]
+        manifest = Manifest(sealed.line if sealed else line.id, Epoch(t), tuple(entries), dict(meta or {}))
+        try:
+            manifest = publish_manifest(self.directory.root, manifest, self.directory.env)
+        except DeterminismError:
+            expected = {e.id: e.digest for e in sealed.entries} if sealed else {}
+            on_conflict([e.id for e in entries if expected.get(e.id, e.digest) != e.digest])
+            raise
+        if sealed is None:
+            self.lines.add(manifest)
+        return manifest, sealed is None
+
+    def check_sealable(self, t: int, branch: str = MAIN) -> None:
+        """Raises OutOfOrderError unless epoch `t` is the next one of the branch, or sealed already."""
+        expected = self.lines.expected(branch)
+        if expected is not None and self.lines.manifest(t, branch) is None and t != expected:
+            raise OutOfOrderError(f"cannot seal {t}: the next timestamp of branch {branch} is {expected}")
+
+    def exists(self, id: LayerId) -> bool:
+        """Whether a file of this name is there."""
+        return id.description in self.directory.descriptions(id.trace)
+
+    def _sealed_elsewhere(self, t: int, sealed: Manifest | None) -> dict[LayerId, Entry]:
+        """What manifests of the epoch say of layers: that of the branch, and those of others, whose layers it shares."""
+        found: dict[LayerId, Entry] = {}
+        others = [self.lines.manifest(t, name) for name in self.lines.refs.names]
+        for manifest in [*others, sealed]:
+            found |= {entry.id: entry for entry in manifest.entries} if manifest else {}
+        return found
+
+    def _entry(self, id: LayerId, sealed: Mapping[LayerId, Entry], origins: Mapping[TraceId, Time]) -> Entry:
+        """`origins`: where the traces of the epoch before begin; another trace begins here."""
+        known = sealed.get(id)
+        if known is not None and not self.exists(id):
+            return known  # merged since: the manifest remembers what it was
+        reader = self.directory.reader(id)
+        origin = id.description.lower
+        if not id.trace.shard.count:  # appended to directly, perhaps before anything was sealed
+            origin = min(d.lower for d in self.directory.descriptions(id.trace))
+            origin = min(origin, self.origin(id.trace) or origin)
+        begins = origins.get(id.trace, origin) if known is None else known.origin
+        return Entry(id, reader.digest, reader.info.rows, begins)
+
+    def lost(self, branch: str) -> Iterable[tuple[Epoch, Manifest, Entry]]:
+        """The layers that manifests of a branch list and that no file covers."""
+        for t, manifest in self.manifests(branch).items():
+            for entry in manifest.entries:
+                d = entry.id.description
+                if not any(
+                    o.lower <= d.lower and d.upper <= o.upper for o in self.directory.descriptions(entry.id.trace)
+                ):
+                    yield t, manifest, entry

@@ -1,0 +1,92 @@
+"""Commands for daemons: running one, and certificates for several."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from pathlib import Path
+from typing import Any
+
+import click
+
+from nosync.cli.group import cli
+from nosync.cli.screen import escape, out, table_of
+from nosync.lsm.errors import NosyncError
+
+
+@cli.command()
+@click.option("--config", type=click.Path(path_type=Path, dir_okay=False), help="A TOML file with the fields below.")
+@click.option("--node", help="This node's id, unlike any other's (a-z, 0-9, _ and -).")
+@click.option("--data", type=click.Path(path_type=Path), help="The data directory; made where there is none.")
+@click.option(
+    "--listen", metavar="HOST:PORT", help="Where jobs and other nodes reach this one. [default: 127.0.0.1:7500]"
+)
+@click.option(
+    "--peer", "peers", multiple=True, metavar="NODE=HOST:PORT", help="Another node of the store; once for each."
+)
+@click.option("--replicas", type=int, help="On how many nodes every layer is kept, this one included. [default: 2]")
+@click.option(
+    "--tls", type=click.Path(path_type=Path), help="Directory of certificates (nosync certs); needed off loopback."
+)
+@click.option("--metrics", metavar="HOST:PORT", help="Where Prometheus fetches metrics.")
+@click.option("--retain", type=click.IntRange(min=0), help="Epochs of history that stay readable. [default: all]")
+@click.option("--check", is_flag=True, help="Only check the configuration and explain it.")
+@click.option("--verbose", is_flag=True, help="Log what happens, not only what goes wrong.")
+def daemon(config: Path | None, peers: tuple[str, ...], check: bool, verbose: bool, **given: Any) -> None:
+    """Keep a data directory: make durable what jobs publish in it, merge it, and replicate it to peers.
+
+    Jobs open the directory as ever and find the daemon by themselves. Stops on SIGTERM, with everything durable.
+
+    \b
+      nosync daemon --node n1 --data d1 --listen 127.0.0.1:7501 --peer n2=127.0.0.1:7502 --replicas 2
+      nosync daemon --node n2 --data d2 --listen 127.0.0.1:7502 --peer n1=127.0.0.1:7501 --replicas 2
+    """
+    try:
+        from nosync.replication.config import explain_config, make_config, read_config  # noqa: PLC0415
+        from nosync.replication.daemon import Daemon  # noqa: PLC0415 - gRPC takes a moment to import
+    except ImportError as error:
+        raise NosyncError(f"the daemon needs {error.name}: pip install 'nosync[daemon]'") from error
+    fields = read_config(config) if config is not None else {}
+    fields |= {name: value for name, value in given.items() if value is not None}
+    if peers:
+        fields["peers"] = dict(_peer(text) for text in peers)
+    found = make_config(fields, str(config or "the command line"))
+    if check:
+        table = table_of("field", "value", "meaning")
+        for name, value, meaning in explain_config(found):
+            table.add_row(name, escape(value), escape(meaning))
+        out.print(table)
+        return
+    level = logging.INFO if verbose else logging.WARNING
+    logging.basicConfig(
+        level=level, format="%(asctime)s %(levelname)s %(name)s: %(message)s", stream=sys.stderr, force=True
+    )
+    logging.getLogger("watchfiles").setLevel(logging.WARNING)
+    Daemon(found).run()
+
+
+def _peer(text: str) -> tuple[str, str]:
+    node, equals, address = text.partition("=")
+    if not equals or not node or not address:
+        raise click.UsageError(f"--peer {text!r} is not NODE=HOST:PORT")
+    return node, address
+
+
+@cli.command()
+@click.argument("directory", type=click.Path(path_type=Path, file_okay=False))
+@click.argument("nodes", nargs=-1, required=True)
+def certs(directory: Path, nodes: tuple[str, ...]) -> None:
+    """Make certificates for NODES in DIRECTORY: an authority of their own, and a certificate and key for each.
+
+    An authority that is there already is used again, so nodes can be added later. Give each node ca.pem and its own two
+    files, and keep ca.key to yourself.
+
+    \b
+      nosync certs tls n1 n2 n3
+    """
+    try:
+        from nosync.replication.certs import make_certificates  # noqa: PLC0415
+    except ImportError as error:
+        raise NosyncError(f"certificates need {error.name}: pip install 'nosync[daemon]'") from error
+    for path in make_certificates(directory, list(nodes)):
+        out.print(f"wrote {escape(str(path))}")

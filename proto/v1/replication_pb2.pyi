@@ -1,0 +1,260 @@
+from google.protobuf.internal import containers as _containers
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
+from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class Held(_message.Message):
+    __slots__ = ("name", "digest", "size_bytes")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    DIGEST_FIELD_NUMBER: _ClassVar[int]
+    SIZE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    digest: str
+    size_bytes: int
+    def __init__(self, name: _Optional[str] = ..., digest: _Optional[str] = ..., size_bytes: _Optional[int] = ...) -> None: ...
+
+class Hello(_message.Message):
+    __slots__ = ("node", "incarnation", "store_id", "replicas", "version")
+    NODE_FIELD_NUMBER: _ClassVar[int]
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    STORE_ID_FIELD_NUMBER: _ClassVar[int]
+    REPLICAS_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    node: str
+    incarnation: str
+    store_id: str
+    replicas: int
+    version: int
+    def __init__(self, node: _Optional[str] = ..., incarnation: _Optional[str] = ..., store_id: _Optional[str] = ..., replicas: _Optional[int] = ..., version: _Optional[int] = ...) -> None: ...
+
+class Inventory(_message.Message):
+    __slots__ = ("seq", "held", "last")
+    SEQ_FIELD_NUMBER: _ClassVar[int]
+    HELD_FIELD_NUMBER: _ClassVar[int]
+    LAST_FIELD_NUMBER: _ClassVar[int]
+    seq: int
+    held: _containers.RepeatedCompositeFieldContainer[Held]
+    last: bool
+    def __init__(self, seq: _Optional[int] = ..., held: _Optional[_Iterable[_Union[Held, _Mapping]]] = ..., last: _Optional[bool] = ...) -> None: ...
+
+class Change(_message.Message):
+    __slots__ = ("seq", "added", "gone")
+    SEQ_FIELD_NUMBER: _ClassVar[int]
+    ADDED_FIELD_NUMBER: _ClassVar[int]
+    GONE_FIELD_NUMBER: _ClassVar[int]
+    seq: int
+    added: _containers.RepeatedCompositeFieldContainer[Held]
+    gone: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, seq: _Optional[int] = ..., added: _Optional[_Iterable[_Union[Held, _Mapping]]] = ..., gone: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class Beat(_message.Message):
+    __slots__ = ("seq", "root")
+    SEQ_FIELD_NUMBER: _ClassVar[int]
+    ROOT_FIELD_NUMBER: _ClassVar[int]
+    seq: int
+    root: str
+    def __init__(self, seq: _Optional[int] = ..., root: _Optional[str] = ...) -> None: ...
+
+class AskInventory(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class Want(_message.Message):
+    __slots__ = ("files",)
+    FILES_FIELD_NUMBER: _ClassVar[int]
+    files: _containers.RepeatedCompositeFieldContainer[Held]
+    def __init__(self, files: _Optional[_Iterable[_Union[Held, _Mapping]]] = ...) -> None: ...
+
+class NotThere(_message.Message):
+    __slots__ = ("name",)
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    def __init__(self, name: _Optional[str] = ...) -> None: ...
+
+class Chunk(_message.Message):
+    __slots__ = ("name", "digest", "offset", "size_bytes", "data", "zstd")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    DIGEST_FIELD_NUMBER: _ClassVar[int]
+    OFFSET_FIELD_NUMBER: _ClassVar[int]
+    SIZE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    DATA_FIELD_NUMBER: _ClassVar[int]
+    ZSTD_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    digest: str
+    offset: int
+    size_bytes: int
+    data: bytes
+    zstd: bool
+    def __init__(self, name: _Optional[str] = ..., digest: _Optional[str] = ..., offset: _Optional[int] = ..., size_bytes: _Optional[int] = ..., data: _Optional[bytes] = ..., zstd: _Optional[bool] = ...) -> None: ...
+
+class Frame(_message.Message):
+    __slots__ = ("hello", "inventory", "change", "beat", "ask_inventory", "want", "not_there", "chunk")
+    HELLO_FIELD_NUMBER: _ClassVar[int]
+    INVENTORY_FIELD_NUMBER: _ClassVar[int]
+    CHANGE_FIELD_NUMBER: _ClassVar[int]
+    BEAT_FIELD_NUMBER: _ClassVar[int]
+    ASK_INVENTORY_FIELD_NUMBER: _ClassVar[int]
+    WANT_FIELD_NUMBER: _ClassVar[int]
+    NOT_THERE_FIELD_NUMBER: _ClassVar[int]
+    CHUNK_FIELD_NUMBER: _ClassVar[int]
+    hello: Hello
+    inventory: Inventory
+    change: Change
+    beat: Beat
+    ask_inventory: AskInventory
+    want: Want
+    not_there: NotThere
+    chunk: Chunk
+    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., inventory: _Optional[_Union[Inventory, _Mapping]] = ..., change: _Optional[_Union[Change, _Mapping]] = ..., beat: _Optional[_Union[Beat, _Mapping]] = ..., ask_inventory: _Optional[_Union[AskInventory, _Mapping]] = ..., want: _Optional[_Union[Want, _Mapping]] = ..., not_there: _Optional[_Union[NotThere, _Mapping]] = ..., chunk: _Optional[_Union[Chunk, _Mapping]] = ...) -> None: ...
+
+class Done(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class StatusRequest(_message.Message):
+    __slots__ = ("branch",)
+    BRANCH_FIELD_NUMBER: _ClassVar[int]
+    branch: str
+    def __init__(self, branch: _Optional[str] = ...) -> None: ...
+
+class StatusReply(_message.Message):
+    __slots__ = ("node", "incarnation", "store_id", "key_groups", "replicas", "safe_point", "last_sealed", "since", "peers", "problems")
+    class ProblemsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: str
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
+    NODE_FIELD_NUMBER: _ClassVar[int]
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    STORE_ID_FIELD_NUMBER: _ClassVar[int]
+    KEY_GROUPS_FIELD_NUMBER: _ClassVar[int]
+    REPLICAS_FIELD_NUMBER: _ClassVar[int]
+    SAFE_POINT_FIELD_NUMBER: _ClassVar[int]
+    LAST_SEALED_FIELD_NUMBER: _ClassVar[int]
+    SINCE_FIELD_NUMBER: _ClassVar[int]
+    PEERS_FIELD_NUMBER: _ClassVar[int]
+    PROBLEMS_FIELD_NUMBER: _ClassVar[int]
+    node: str
+    incarnation: str
+    store_id: str
+    key_groups: int
+    replicas: int
+    safe_point: int
+    last_sealed: int
+    since: int
+    peers: _containers.RepeatedCompositeFieldContainer[PeerStatus]
+    problems: _containers.ScalarMap[str, str]
+    def __init__(self, node: _Optional[str] = ..., incarnation: _Optional[str] = ..., store_id: _Optional[str] = ..., key_groups: _Optional[int] = ..., replicas: _Optional[int] = ..., safe_point: _Optional[int] = ..., last_sealed: _Optional[int] = ..., since: _Optional[int] = ..., peers: _Optional[_Iterable[_Union[PeerStatus, _Mapping]]] = ..., problems: _Optional[_Mapping[str, str]] = ...) -> None: ...
+
+class PeerStatus(_message.Message):
+    __slots__ = ("node", "address", "state", "incarnation", "behind_files", "behind_bytes", "silent_s", "why")
+    NODE_FIELD_NUMBER: _ClassVar[int]
+    ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    BEHIND_FILES_FIELD_NUMBER: _ClassVar[int]
+    BEHIND_BYTES_FIELD_NUMBER: _ClassVar[int]
+    SILENT_S_FIELD_NUMBER: _ClassVar[int]
+    WHY_FIELD_NUMBER: _ClassVar[int]
+    node: str
+    address: str
+    state: str
+    incarnation: str
+    behind_files: int
+    behind_bytes: int
+    silent_s: float
+    why: str
+    def __init__(self, node: _Optional[str] = ..., address: _Optional[str] = ..., state: _Optional[str] = ..., incarnation: _Optional[str] = ..., behind_files: _Optional[int] = ..., behind_bytes: _Optional[int] = ..., silent_s: _Optional[float] = ..., why: _Optional[str] = ...) -> None: ...
+
+class AttachRequest(_message.Message):
+    __slots__ = ("patience_s",)
+    PATIENCE_S_FIELD_NUMBER: _ClassVar[int]
+    patience_s: float
+    def __init__(self, patience_s: _Optional[float] = ...) -> None: ...
+
+class AttachReply(_message.Message):
+    __slots__ = ("replicas", "filled")
+    REPLICAS_FIELD_NUMBER: _ClassVar[int]
+    FILLED_FIELD_NUMBER: _ClassVar[int]
+    replicas: int
+    filled: bool
+    def __init__(self, replicas: _Optional[int] = ..., filled: _Optional[bool] = ...) -> None: ...
+
+class NoteRequest(_message.Message):
+    __slots__ = ("layers",)
+    LAYERS_FIELD_NUMBER: _ClassVar[int]
+    layers: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, layers: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class SyncRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class CheckRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class CheckReply(_message.Message):
+    __slots__ = ("errors",)
+    ERRORS_FIELD_NUMBER: _ClassVar[int]
+    errors: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, errors: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class CompactRequest(_message.Message):
+    __slots__ = ("stage",)
+    STAGE_FIELD_NUMBER: _ClassVar[int]
+    stage: str
+    def __init__(self, stage: _Optional[str] = ...) -> None: ...
+
+class CompactProgress(_message.Message):
+    __slots__ = ("merges",)
+    MERGES_FIELD_NUMBER: _ClassVar[int]
+    merges: int
+    def __init__(self, merges: _Optional[int] = ...) -> None: ...
+
+class DropRoundsRequest(_message.Message):
+    __slots__ = ("stage", "t")
+    STAGE_FIELD_NUMBER: _ClassVar[int]
+    T_FIELD_NUMBER: _ClassVar[int]
+    stage: str
+    t: int
+    def __init__(self, stage: _Optional[str] = ..., t: _Optional[int] = ...) -> None: ...
+
+class ChangeBranchesRequest(_message.Message):
+    __slots__ = ("create", "promote", "delete")
+    class Create(_message.Message):
+        __slots__ = ("name", "parent", "at", "changed")
+        NAME_FIELD_NUMBER: _ClassVar[int]
+        PARENT_FIELD_NUMBER: _ClassVar[int]
+        AT_FIELD_NUMBER: _ClassVar[int]
+        CHANGED_FIELD_NUMBER: _ClassVar[int]
+        name: str
+        parent: str
+        at: int
+        changed: _containers.RepeatedScalarFieldContainer[str]
+        def __init__(self, name: _Optional[str] = ..., parent: _Optional[str] = ..., at: _Optional[int] = ..., changed: _Optional[_Iterable[str]] = ...) -> None: ...
+    class Promote(_message.Message):
+        __slots__ = ("name", "keep_as")
+        NAME_FIELD_NUMBER: _ClassVar[int]
+        KEEP_AS_FIELD_NUMBER: _ClassVar[int]
+        name: str
+        keep_as: str
+        def __init__(self, name: _Optional[str] = ..., keep_as: _Optional[str] = ...) -> None: ...
+    CREATE_FIELD_NUMBER: _ClassVar[int]
+    PROMOTE_FIELD_NUMBER: _ClassVar[int]
+    DELETE_FIELD_NUMBER: _ClassVar[int]
+    create: ChangeBranchesRequest.Create
+    promote: ChangeBranchesRequest.Promote
+    delete: str
+    def __init__(self, create: _Optional[_Union[ChangeBranchesRequest.Create, _Mapping]] = ..., promote: _Optional[_Union[ChangeBranchesRequest.Promote, _Mapping]] = ..., delete: _Optional[str] = ...) -> None: ...
+
+class ChangeBranchesReply(_message.Message):
+    __slots__ = ("layers_dropped",)
+    LAYERS_DROPPED_FIELD_NUMBER: _ClassVar[int]
+    layers_dropped: int
+    def __init__(self, layers_dropped: _Optional[int] = ...) -> None: ...

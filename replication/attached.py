@@ -1,0 +1,154 @@
+"""The store of a job whose directory belongs to a daemon: files for what may not wait, the daemon for the rest.
+
+Publishing and sealing are links in the directory, so they work, and are as fast, while the daemon is away. What needs the
+catalog or the peers (safe point, durability, merging, dropping branches) is asked of the daemon.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+from nosync.lsm.branches import MAIN
+from nosync.lsm.catalog import Catalog
+from nosync.lsm.directory import CATALOG, LayerDirectory
+from nosync.lsm.errors import CatalogError, CorruptionError, NosyncError, ReplicationError
+from nosync.lsm.history import History
+from nosync.lsm.layer import LayerId, TraceId
+from nosync.lsm.ledger import Ledger
+from nosync.lsm.lines import Lines
+from nosync.lsm.manifest import Manifest, Pin, delete_pin, publish_pin, read_pins
+from nosync.lsm.node import Missing
+from nosync.lsm.timestamp import Epoch, Time, pack
+from nosync.proto.v1 import replication_pb2 as pb
+from nosync.replication.transport import DaemonClient
+
+log = logging.getLogger("nosync.replication")
+
+FILL_PATIENCE_S = 60.0
+"""How long a job that starts on another node waits for what only others have."""
+
+
+class AttachedNode:
+    """What a store and a job need of a node, beside a daemon. See nosync.lsm.node.Node for what each method promises."""
+
+    def __init__(self, directory: LayerDirectory, client: DaemonClient) -> None:
+        self.directory = directory
+        self.client = client
+        self.problems: dict[str, str] = {}
+        reply = client.attach(FILL_PATIENCE_S)
+        self.replicas = reply.replicas
+        """On how many nodes the daemon keeps each layer."""
+        if not reply.filled:
+            log.warning("not everything that peers have is on this node yet; recover() recomputes what does not come")
+        self.ledger = Ledger(directory)
+
+    @property
+    def lines(self) -> Lines:
+        return self.ledger.lines
+
+    # --- files ------------------------------------------------------------------------------------------------------
+
+    def note(self, ids: Iterable[LayerId]) -> None:
+        self.client.note([str(id.path) for id in ids])
+
+    def origin(self, trace: TraceId) -> Time | None:
+        return self.ledger.origin(trace)
+
+    def histories(self, branch: str = MAIN) -> dict[str, History]:
+        return self.ledger.histories(branch)
+
+    def manifests(self, branch: str = MAIN) -> dict[Epoch, Manifest]:
+        return self.ledger.manifests(branch)
+
+    def last_sealed(self, branch: str = MAIN) -> Epoch | None:
+        return self.ledger.last_sealed(branch)
+
+    def check_sealable(self, t: int, branch: str = MAIN) -> None:
+        self.ledger.check_sealable(t, branch)
+
+    def seal(
+        self,
+        t: int,
+        ids: Sequence[LayerId],
+        branch: str = MAIN,
+        meta: dict[str, Any] | None = None,
+        copies: Mapping[str, int] | None = None,
+    ) -> Manifest:
+        manifest, _ = self.ledger.seal(t, ids, branch, meta, copies)
+        self.note(ids)
+        return manifest
+
+    def missing(self, branch: str = MAIN) -> list[Missing]:
+        return [Missing(entry, t, manifest.line) for t, manifest, entry in self.ledger.lost(branch)]
+
+    def pins(self) -> dict[str, Pin]:
+        return read_pins(self.directory.root, self.directory.env)
+
+    def pin(self, pin: Pin) -> None:
+        publish_pin(self.directory.root, pin, self.directory.env)
+
+    def unpin(self, name: str) -> None:
+        delete_pin(self.directory.root, name, self.directory.env)
+
+    def durable_ids(self) -> set[LayerId]:
+        try:
+            catalog = Catalog(self.directory.root / CATALOG, read_only=True)
+        except CatalogError:
+            return set()
+        try:
+            return {record.id for record in catalog.records()}
+        finally:
+            catalog.close()
+
+    # --- the daemon -------------------------------------------------------------------------------------------------
+
+    def _status(self, branch: str = "") -> pb.StatusReply:
+        reply = self.client.status(branch)
+        self.problems = dict(reply.problems)
+        return reply
+
+    def safe_point(self, branch: str = MAIN) -> Epoch | None:
+        reply = self._status(branch)
+        return Epoch(reply.safe_point) if reply.HasField("safe_point") else None
+
+    def since(self) -> Time:
+        return pack(self._status().since)
+
+    def settle(self) -> None:
+        with contextlib.suppress(ReplicationError):  # what is not durable yet is not lost for it
+            self.client.sync()
+
+    def sync(self) -> None:
+        self.client.sync()
+
+    def check(self) -> list[NosyncError]:
+        return [CorruptionError(text) for text in self.client.check()]
+
+    def compact(self, stage: str | None = None) -> Iterator[int]:
+        return self.client.compact(stage or "")
+
+    def drop_rounds(self, stage: str, t: int) -> None:
+        with contextlib.suppress(ReplicationError):  # they are dropped with the next epoch's
+            self.client.drop_rounds(stage, t)
+
+    def create_branch(self, name: str, parent: str, at: int, changed: Iterable[str]) -> None:
+        made = pb.ChangeBranchesRequest.Create(name=name, parent=parent, at=at, changed=list(changed))
+        self._change(pb.ChangeBranchesRequest(create=made))
+
+    def promote(self, name: str, keep_as: str | None) -> None:
+        promoted = pb.ChangeBranchesRequest.Promote(name=name, keep_as=keep_as or "")
+        self._change(pb.ChangeBranchesRequest(promote=promoted))
+
+    def delete_branch(self, name: str) -> int:
+        return self._change(pb.ChangeBranchesRequest(delete=name))
+
+    def _change(self, request: pb.ChangeBranchesRequest) -> int:
+        dropped = self.client.change_branches(request)
+        self.lines.refresh()
+        return dropped
+
+    def close(self) -> None:
+        self.client.close()

@@ -1,0 +1,285 @@
+"""The daemon: the node of one data directory in a process of its own, with its peers.
+
+Spark's tasks publish files as they always do; the daemon is told of them, or sees them in the directory, makes them durable
+and replicates them. Nothing waits for it. `daemon.json` in the directory says where it listens.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+import signal
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from blake3 import blake3
+
+from nosync.lsm.branches import MAIN
+from nosync.lsm.directory import DEFAULT_KEY_GROUPS, LAYERS, MARKER, LayerDirectory, create_store, read_marker
+from nosync.lsm.env import Env, storage_errors
+from nosync.lsm.errors import NosyncError, ReplicationError
+from nosync.lsm.layer import parse_path
+from nosync.lsm.node import Node
+from nosync.lsm.settings import StoreSettings
+from nosync.lsm.timestamp import epoch_of
+from nosync.proto.v1 import replication_pb2 as pb
+from nosync.proto.v1 import replication_pb2_grpc as rpc
+from nosync.replication.inventory import NodeId
+from nosync.replication.replicator import Replicator
+from nosync.replication.transport import Certificates, DaemonClient, Transport, fail
+from nosync.replication.wire import check_node_id
+
+log = logging.getLogger("nosync.replication")
+
+ADDRESS_FILE = "daemon.json"
+JOIN_TIMEOUT_S = 1.0
+_WATCH_STEP_MS = 20
+_WATCH_DEBOUNCE_MS = 40
+
+
+@dataclass(frozen=True)
+class DaemonConfig:
+    """How one daemon runs. Every field but `node` and `data` has a default."""
+
+    node: str
+    """This node's id, unlike any other's: 1 to 64 of a-z, 0-9, _ and -."""
+    data: Path
+    """The data directory. A new one is made where there is none."""
+    listen: str = "127.0.0.1:7500"
+    """HOST:PORT for jobs and other nodes. Port 0: any free one."""
+    peers: dict[str, str] = field(default_factory=dict)
+    """Node id to HOST:PORT of every other node of the store."""
+    replicas: int = 2
+    """On how many nodes every layer is kept, this one included. The same on all nodes; more than there are is refused."""
+    tls: Path | None = None
+    """Directory with ca.pem, NODE.pem and NODE.key (nosync certs makes them). Needed off loopback."""
+    metrics: str | None = None
+    """HOST:PORT where Prometheus fetches metrics; none by default."""
+    retain: int | None = None
+    """Epochs of history that stay readable; none: all."""
+    key_groups: int = DEFAULT_KEY_GROUPS
+    """Of a new store: the most shards that a stage can ever have."""
+
+    def __post_init__(self) -> None:
+        check_node_id(self.node)
+        for node in self.peers:
+            check_node_id(node)
+        if self.node in self.peers:
+            raise ReplicationError(f"node {self.node} is among its own peers: --node and --peer name different nodes")
+        members = 1 + len(self.peers)
+        if not 1 <= self.replicas <= members:
+            raise ReplicationError(
+                f"replicas={self.replicas}, and the store has {members} nodes ({', '.join([self.node, *self.peers])}): add a "
+                f"peer, or set replicas to at most {members}"
+            )
+
+
+def address_of(root: Path) -> dict[str, Any] | None:
+    """What the daemon of a directory wrote about itself; None where none did."""
+    try:
+        found = json.loads((root / ADDRESS_FILE).read_text())
+        return found if isinstance(found, dict) and "address" in found else None
+    except (OSError, ValueError):
+        return None
+
+
+def client_of(root: Path) -> DaemonClient | None:
+    """A client of the daemon that owns a directory; None where none is there."""
+    found = address_of(root)
+    if found is None:
+        return None
+    tls = Certificates.of_directory(Path(found["tls"]), found["node"]) if found.get("tls") else None
+    return DaemonClient(found["address"], tls, found["node"])
+
+
+class Daemon(rpc.DaemonServicer):
+    """One running daemon: `start`, then `stop`. Raises what opening a store raises, and ReplicationError."""
+
+    def __init__(self, config: DaemonConfig, env: Env | None = None) -> None:
+        self.config = config
+        self._env = env or Env()
+        self._certificates = Certificates.of_directory(config.tls, config.node) if config.tls else None
+        if not (config.data / MARKER).exists():
+            self._make_store()
+        marker = read_marker(config.data, self._env)
+        directory = LayerDirectory(config.data, marker.key_groups, self._env)
+        self.node = Node(directory, marker, StoreSettings(retain=config.retain))
+        self._store_id = marker.store_id
+        members = [NodeId(name) for name in (config.node, *config.peers)]
+        try:
+            self.replicator = Replicator(self.node, members[0], marker.store_id, members, config.replicas)
+            peers = {NodeId(name): address for name, address in config.peers.items()}
+            self.transport = Transport(self.replicator, self, members[0], config.listen, peers, self._certificates)
+        except BaseException:
+            self.node.abandon()
+            raise
+        self._closing = threading.Event()
+        self._stop_metrics: Callable[[], None] | None = None
+        self._watcher = threading.Thread(target=self._watch, name="nosync-watch", daemon=True)
+
+    def _make_store(self) -> None:
+        """A new directory joins the store of its peers; where none answers, all members make the same one."""
+        key_groups = self.config.key_groups
+        name = ",".join(sorted([self.config.node, *self.config.peers]))
+        store_id = blake3(name.encode()).hexdigest(length=8)
+        for node, address in self.config.peers.items():
+            client = DaemonClient(address, self._certificates, node)
+            with contextlib.suppress(ReplicationError):
+                reply = client.status(timeout_s=JOIN_TIMEOUT_S)
+                key_groups, store_id = int(reply.key_groups), reply.store_id
+            client.close()
+        create_store(self.config.data, key_groups, self._env, store_id=store_id)
+
+    def start(self) -> None:
+        """Begins to serve; returns at once."""
+        self.replicator.start()
+        self.transport.start()
+        about = {
+            "address": self.transport.address, "node": self.config.node, "pid": os.getpid(),
+            "tls": str(self.config.tls.absolute()) if self.config.tls else "",
+        }  # fmt: skip
+        path = self.config.data / ADDRESS_FILE
+        with storage_errors("write", path):
+            temporary = path.with_suffix(".new")
+            temporary.write_text(json.dumps(about))
+            self._env.replace(temporary, path)
+        self._watcher.start()
+        if self.config.metrics:
+            from nosync.replication.metrics import serve_metrics  # noqa: PLC0415 - only where they are wanted
+
+            self._stop_metrics = serve_metrics(self.config.metrics, self.status, self.replicator.counters)
+        _notify_systemd("READY=1")
+        log.info("node %s serves %s on %s", self.config.node, self.config.data, self.transport.address)
+
+    def stop(self) -> None:
+        """Makes everything durable and gives the directory back."""
+        _notify_systemd("STOPPING=1")
+        self._closing.set()
+        with contextlib.suppress(OSError):
+            (self.config.data / ADDRESS_FILE).unlink()
+        if self._stop_metrics is not None:
+            self._stop_metrics()
+        self.replicator.stop()
+        self.transport.stop()
+        self._watcher.join(timeout=5.0)
+        self.node.close()
+
+    def run(self) -> None:
+        """Serves until SIGTERM or SIGINT."""
+        stop = threading.Event()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, lambda *_: stop.set())
+        self.start()
+        stop.wait()
+        self.stop()
+
+    def _watch(self) -> None:
+        """Notices what tasks publish. The node's scan is the safety net."""
+        from watchfiles import watch  # noqa: PLC0415 - of the extra `daemon`
+
+        layers = (self.config.data / LAYERS).absolute()
+        for changes in watch(
+            layers, stop_event=self._closing, step=_WATCH_STEP_MS, debounce=_WATCH_DEBOUNCE_MS, rust_timeout=500,
+            raise_interrupt=False,
+        ):  # fmt: skip
+            paths = [Path(path) for _, path in changes if path.endswith(".layer") and Path(path).exists()]
+            ids = [parse_path(PurePosixPath(path.relative_to(layers))) for path in paths]
+            known = self.node.durable_ids()
+            fresh = [id for id in ids if id is not None and id not in known]
+            if fresh:
+                self.node.note(fresh)
+
+    def status(self, branch: str = MAIN) -> pb.StatusReply:
+        """Node, safe point, peers, problems."""
+        self.node.learn()
+        peers = self.replicator.peers()
+        for peer in peers:
+            peer.address = self.config.peers[peer.node]
+        return pb.StatusReply(
+            node=self.config.node,
+            incarnation=self.node.incarnation,
+            store_id=self._store_id,
+            key_groups=self.node.directory.key_groups,
+            replicas=self.config.replicas,
+            safe_point=self.node.safe_point(branch),
+            last_sealed=self.node.last_sealed(branch),
+            since=epoch_of(self.node.since()),
+            peers=peers,
+            problems=dict(self.node.problems),
+        )
+
+    # --- the service ------------------------------------------------------------------------------------------------
+
+    def Status(self, request: pb.StatusRequest, context: Any) -> pb.StatusReply:
+        with _answering(context):
+            return self.status(request.branch or MAIN)
+        raise AssertionError("the context was aborted")
+
+    def Note(self, request: pb.NoteRequest, context: Any) -> pb.Done:
+        ids = [parse_path(PurePosixPath(path)) for path in request.layers]
+        self.node.learn()
+        self.node.note([id for id in ids if id is not None])
+        return pb.Done()
+
+    def Attach(self, request: pb.AttachRequest, context: Any) -> pb.AttachReply:
+        filled = self.replicator.keep_all(request.patience_s)
+        self.node.learn()
+        return pb.AttachReply(replicas=self.config.replicas, filled=filled)
+
+    def Sync(self, request: pb.SyncRequest, context: Any) -> pb.Done:
+        with _answering(context):
+            self.node.sync()
+        return pb.Done()
+
+    def Check(self, request: pb.CheckRequest, context: Any) -> pb.CheckReply:
+        with _answering(context):
+            return pb.CheckReply(errors=[str(error) for error in self.node.check()])
+        raise AssertionError("the context was aborted")
+
+    def Compact(self, request: pb.CompactRequest, context: Any) -> Iterator[pb.CompactProgress]:
+        with _answering(context):
+            for merges in self.node.compact(request.stage or None):
+                yield pb.CompactProgress(merges=merges)
+
+    def DropRounds(self, request: pb.DropRoundsRequest, context: Any) -> pb.Done:
+        with _answering(context):
+            self.node.drop_rounds(request.stage, request.t)
+        return pb.Done()
+
+    def ChangeBranches(self, request: pb.ChangeBranchesRequest, context: Any) -> pb.ChangeBranchesReply:
+        with _answering(context):
+            self.node.learn()
+            dropped, kind = 0, request.WhichOneof("change")
+            if kind == "create":
+                made = request.create
+                self.node.create_branch(made.name, made.parent, made.at, list(made.changed))
+            elif kind == "promote":
+                self.node.promote(request.promote.name, request.promote.keep_as or None)
+            elif kind == "delete":
+                dropped = self.node.delete_branch(request.delete)
+            return pb.ChangeBranchesReply(layers_dropped=dropped)
+        raise AssertionError("the context was aborted")
+
+
+@contextlib.contextmanager
+def _answering(context: Any) -> Iterator[None]:
+    try:
+        yield
+    except NosyncError as error:
+        fail(context, error)
+
+
+def _notify_systemd(state: str) -> None:
+    """Tells systemd, where it asked to be told (Type=notify)."""
+    path = os.environ.get("NOTIFY_SOCKET")
+    if not path:
+        return
+    with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as out:
+        out.connect("\0" + path[1:] if path.startswith("@") else path)
+        out.sendall(state.encode())

@@ -1,0 +1,391 @@
+"""The driver of the protocol on one node: its clock, its files, and the node that keeps them.
+
+What comes from another node is written to `tmp/`, verified whole, and published by a link, as a task publishes; then the
+node makes it durable like anything else, and what is durable is announced. So an acknowledgement means the same
+whoever wrote the file.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import threading
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path, PurePosixPath
+from typing import BinaryIO
+
+import zstandard
+from blake3 import blake3
+
+from nosync.lsm.branches import BRANCHES
+from nosync.lsm.catalog import Record
+from nosync.lsm.directory import MANIFESTS
+from nosync.lsm.env import storage_errors
+from nosync.lsm.errors import CorruptionError, NosyncError, ReplicationError
+from nosync.lsm.layer import LayerId
+from nosync.lsm.manifest import Entry, read_small, sync_published
+from nosync.lsm.node import Node
+from nosync.lsm.reader import LayerReader
+from nosync.lsm.timestamp import round_of
+from nosync.lsm.writer import temporary_path
+from nosync.proto.v1 import replication_pb2 as pb
+from nosync.replication.inventory import Held, NodeId, layer_of, name_of
+from nosync.replication.protocol import Close, Effect, Hello, Message, Peer, Replica, Send, SessionId
+from nosync.replication.wire import CHUNK_BYTES, Chunk, Decoder, chunk_frame, frames
+
+log = logging.getLogger("nosync.replication")
+
+TICK_S = 0.1
+_ZSTD_LEVEL = 1
+
+
+@dataclass
+class _Incoming:
+    """A file that is being received."""
+
+    held: Held
+    path: Path
+    file: BinaryIO
+    received_bytes: int = 0
+
+
+@dataclass
+class Session:
+    """One stream to another node. `identity`: who its certificate says it is; None without TLS."""
+
+    id: SessionId
+    identity: str | None
+    decoder: Decoder = field(default_factory=Decoder)
+    outbox: deque[Message | Held] = field(default_factory=deque)
+    incoming: dict[str, _Incoming] = field(default_factory=dict)
+    is_open: bool = True
+    more: threading.Condition = field(default_factory=threading.Condition)
+
+    def put(self, items: Iterable[Message | Held]) -> None:
+        with self.more:
+            self.outbox.extend(items)
+            self.more.notify()
+
+    def close(self) -> None:
+        with self.more:
+            self.is_open = False
+            self.more.notify_all()
+
+
+@dataclass
+class Counters:
+    """What went over the wire since the start."""
+
+    sent_bytes: int = 0
+    sent_files: int = 0
+    received_bytes: int = 0
+    received_files: int = 0
+    refused_files: int = 0
+    """Received, and not what was announced."""
+
+
+class Replicator:
+    """Replicates one node's store. `members`: all nodes, this one included; `start` and `stop` it."""
+
+    def __init__(self, node: Node, me: NodeId, store_id: str, members: Sequence[NodeId], replicas: int) -> None:
+        self._node, self._root, self._env = node, node.directory.root, node.directory.env
+        self._lock = threading.RLock()
+        self._replica = Replica(me, node.incarnation, store_id, members, replicas, self._env.monotonic_s())
+        self._replica.require_peers(replicas)
+        self._sessions: dict[SessionId, Session] = {}
+        self._next_session = 0
+        self._closing = threading.Event()
+        self._clock = threading.Thread(target=self._run_clock, name="nosync-replication", daemon=True)
+        self.counters = Counters()
+
+    def start(self) -> None:
+        """Announces what is there, and begins to listen to the node."""
+        self._node.listener = self
+        files = [self._held_file(path) for path in self._small_files()]
+        with self._lock:
+            self._act(self._replica.holds([*self._node_records(), *filter(None, files)]))
+        self._clock.start()
+
+    def stop(self) -> None:
+        self._closing.set()
+        self._node.listener = None
+        if self._clock.is_alive():
+            self._clock.join()
+        with self._lock:
+            for session in self._sessions.values():
+                session.close()
+
+    def _node_records(self) -> list[Held]:
+        return [held for record in self._node.durable_records() if (held := _held_layer(record)) is not None]
+
+    def _small_files(self) -> list[PurePosixPath]:
+        found = [PurePosixPath(BRANCHES, name) for name in self._env.list_dir(self._root / BRANCHES)]
+        for line in self._env.list_dir(self._root / MANIFESTS):
+            found += [
+                PurePosixPath(MANIFESTS, line, name) for name in self._env.list_dir(self._root / MANIFESTS / line)
+            ]
+        return [path for path in found if path.name.endswith(".json")]
+
+    def _held_file(self, path: PurePosixPath) -> Held | None:
+        try:
+            sync_published(self._root / path, self._env)
+            text = self._env.read(self._root / path)
+        except (NosyncError, OSError) as error:
+            log.error("not announced: %s: %s", path, error)
+            return None
+        return Held(str(path), blake3(text).hexdigest(), len(text))
+
+    # --- the node's listener ----------------------------------------------------------------------------------------
+
+    def held(self, added: Sequence[Record], gone: Sequence[LayerId], *, dropped: bool = False) -> None:
+        """See nosync.lsm.node.Listener."""
+        new = [held for record in added if (held := _held_layer(record)) is not None]
+        names = [name_of(id) for id in gone]
+        with self._lock:
+            if dropped:
+                self._replica.unwanted(names)
+            self._act(self._replica.holds(new, names))
+
+    def held_file(self, path: PurePosixPath) -> None:
+        """See nosync.lsm.node.Listener."""
+        held = self._held_file(path)
+        if held is not None:
+            with self._lock:
+                self._act(self._replica.holds([held]))
+
+    def dropped_files(self) -> None:
+        """See nosync.lsm.node.Listener."""
+        there = {str(path) for path in self._small_files()}
+        with self._lock:
+            gone = [held.name for held in self._replica.mine if layer_of(held.name) is None and held.name not in there]
+            self._replica.unwanted(gone)
+            self._act(self._replica.holds([], gone))
+
+    def copies(self, entry: Entry) -> int:
+        """See nosync.lsm.node.Listener."""
+        with self._lock:
+            return self._replica.copies(name_of(entry.id), entry.digest)
+
+    def copies_of_file(self, path: PurePosixPath) -> int:
+        """See nosync.lsm.node.Listener."""
+        with self._lock:
+            mine = self._replica.mine.get(str(path))
+            return 0 if mine is None else self._replica.copies(mine.name, mine.digest)
+
+    def keep_all(self, patience_s: float) -> bool:
+        """From now on this node keeps everything. Waits until it has what peers have; False: it has not within `patience_s`."""
+        with self._lock:
+            self._replica.keep_all = True
+            self._act(self._replica.tick(self._env.monotonic_s()))
+        end = self._env.monotonic_s() + patience_s
+        while self._env.monotonic_s() < end:
+            with self._lock:
+                if self._replica.is_filled():
+                    return True
+            if self._closing.wait(0.02):
+                return False
+        return False
+
+    # --- sessions ---------------------------------------------------------------------------------------------------
+
+    def open_session(self, identity: str | None = None) -> Session:
+        """A stream to another node begins."""
+        with self._lock:
+            session = Session(SessionId(self._next_session), identity)
+            self._next_session += 1
+            self._sessions[session.id] = session
+            self._act(self._replica.connected(session.id))
+        return session
+
+    def close_session(self, session: Session) -> None:
+        """The stream has ended. Closing twice is fine."""
+        session.close()
+        with self._lock:
+            if self._sessions.pop(session.id, None) is not None:
+                self._act(self._replica.disconnected(session.id))
+        for incoming in session.incoming.values():
+            self._abandon(incoming)
+        session.incoming.clear()
+
+    def is_linked(self, node: NodeId) -> bool:
+        """Whether there is a session with a node."""
+        with self._lock:
+            peer = self._replica.peers.get(node)
+            return peer is not None and peer.session is not None
+
+    def received(self, session: Session, frame: pb.Frame) -> None:
+        """A frame came. Raises ReplicationError for one that no node sends: the stream is then ended."""
+        message = session.decoder.decode(frame)
+        if isinstance(message, Chunk):
+            self._chunk(session, message)
+            return
+        if message is None:
+            return
+        if isinstance(message, Hello) and session.identity not in (None, message.node):
+            raise ReplicationError(f"node {message.node} has the certificate of {session.identity}")
+        with self._lock:
+            self._act(self._replica.received(session.id, message))
+
+    def frames_of(self, session: Session) -> Iterator[pb.Frame]:
+        """What goes out on a stream, until it is closed. Files are read as they are sent, so the stream holds them back."""
+        compressor = zstandard.ZstdCompressor(level=_ZSTD_LEVEL, write_content_size=True, write_checksum=True)
+        while True:
+            with session.more:
+                session.more.wait_for(lambda: session.outbox or not session.is_open)
+                if not session.outbox:
+                    return
+                item = session.outbox.popleft()
+            if isinstance(item, Held):
+                yield from self._file_frames(item, compressor)
+            else:
+                yield from frames(item)
+
+    def _file_frames(self, held: Held, compressor: zstandard.ZstdCompressor) -> Iterator[pb.Frame]:
+        try:
+            with open(self._root / held.name, "rb") as file:
+                offset = 0
+                while data := file.read(CHUNK_BYTES):
+                    yield chunk_frame(held, offset, data, compressor)
+                    offset += len(data)
+        except OSError as error:
+            log.warning("cannot send %s: %s", held.name, error)  # the other side asks again, here or elsewhere
+            return
+        self.counters.sent_files += 1
+        self.counters.sent_bytes += offset
+
+    def _act(self, effects: list[Effect]) -> None:
+        """Called with the lock held; puts into queues, and nothing else."""
+        for effect in effects:
+            session = self._sessions.get(effect.session)
+            if session is None:
+                continue
+            if isinstance(effect, Send):
+                session.put([effect.message])
+            elif isinstance(effect, Close):
+                log.warning("%s", effect.reason)
+                session.close()
+            else:
+                session.put(effect.files)
+
+    # --- files that come --------------------------------------------------------------------------------------------
+
+    def _chunk(self, session: Session, chunk: Chunk) -> None:
+        name = chunk.held.name
+        incoming = session.incoming.get(name)
+        if incoming is None:
+            with self._lock:
+                expected = self._replica.expects(session.id, name)
+            if expected != chunk.held or chunk.offset:
+                return  # given up meanwhile, or never asked for
+            path = temporary_path(self._root, self._env)
+            with storage_errors("write", path):
+                incoming = session.incoming[name] = _Incoming(expected, path, self._env.create(path))
+        if chunk.held != incoming.held or chunk.offset != incoming.received_bytes:
+            self._refuse(session, incoming, "its pieces do not follow each other")
+            return
+        try:
+            with storage_errors("write", incoming.path):
+                incoming.file.write(chunk.data)
+                incoming.received_bytes += len(chunk.data)
+                if incoming.received_bytes < incoming.held.size_bytes:
+                    return
+                incoming.file.close()
+            self._keep(incoming)
+        except NosyncError as error:
+            self._refuse(session, incoming, str(error))
+            return
+        del session.incoming[name]
+        self.counters.received_files += 1
+        self.counters.received_bytes += incoming.held.size_bytes
+
+    def _keep(self, incoming: _Incoming) -> None:
+        """Verifies a whole file and publishes it. Raises CorruptionError where it is not what was announced."""
+        held, final = incoming.held, self._root / incoming.held.name
+        id = layer_of(held.name)
+        try:
+            if id is not None:
+                reader = LayerReader.open(incoming.path, self._env, id)
+                reader.verify()
+                found: str = reader.digest
+            else:
+                read_small(incoming.path, self._env)
+                found = blake3(self._env.read(incoming.path)).hexdigest()
+            if found != held.digest:
+                raise CorruptionError(f"{held.name}: came with digest {found[:16]}, announced was {held.digest[:16]}")
+            with storage_errors("publish", final):
+                self._env.make_dirs(final.parent)
+                with contextlib.suppress(FileExistsError):  # the node compares what stands with what was announced
+                    self._env.link(incoming.path, final)
+        finally:
+            self._env.unlink(incoming.path)
+        if id is not None:
+            self._node.note([id])
+        else:
+            self.held_file(PurePosixPath(held.name))
+            self._node.learn()
+            self._node.note([])
+
+    def _refuse(self, session: Session, incoming: _Incoming, why: str) -> None:
+        log.warning("not kept: %s: %s", incoming.held.name, why)
+        session.incoming.pop(incoming.held.name, None)
+        self._abandon(incoming)
+        self.counters.refused_files += 1
+        with self._lock:
+            self._act(self._replica.fetch_failed(incoming.held.name))
+
+    def _abandon(self, incoming: _Incoming) -> None:
+        incoming.file.close()
+        self._env.unlink(incoming.path)
+
+    # --- clock and questions ----------------------------------------------------------------------------------------
+
+    def _run_clock(self) -> None:
+        while not self._closing.wait(TICK_S):
+            with self._lock:
+                self._act(self._replica.tick(self._env.monotonic_s()))
+                conflicts = dict(self._replica.conflicts)
+            for name in [
+                n for n in self._node.problems if n.startswith(_CONFLICT) and n[len(_CONFLICT) :] not in conflicts
+            ]:
+                self._node.problems.pop(name, None)
+            for name, (node, ours, theirs) in conflicts.items():
+                self._node.problems[_CONFLICT + name] = (
+                    f"node {node} has other contents: digest {theirs[:16]} there, {ours[:16]} here; a stage is not "
+                    "deterministic, or two jobs ran. The safe point waits until one of the two is deleted"
+                )
+
+    def peers(self) -> list[pb.PeerStatus]:
+        """How the peers are, and how far behind."""
+        with self._lock:
+            now_s = self._env.monotonic_s()
+            lag = self._replica.lag()
+            return [_peer_status(peer, now_s, *lag[peer.node]) for peer in self._replica.peers.values()]
+
+
+_CONFLICT = "conflict "
+
+
+def _peer_status(peer: Peer, now_s: float, files: int, size: int) -> pb.PeerStatus:
+    state = (
+        "up" if peer.is_up(now_s) else "suspect" if peer.session is not None else "refused" if peer.refused else "away"
+    )
+    silent_s = now_s - peer.heard_s if peer.heard_s > float("-inf") else -1.0
+    return pb.PeerStatus(
+        node=peer.node,
+        state=state,
+        incarnation=peer.incarnation or "",
+        behind_files=files,
+        behind_bytes=size,
+        silent_s=silent_s,
+        why=peer.refused,
+    )
+
+
+def _held_layer(record: Record) -> Held | None:
+    """None for the layers of a loop's rounds, which are gone soon."""
+    d = record.id.description
+    if round_of(d.lower) or round_of(d.upper):
+        return None
+    return Held(name_of(record.id), record.digest, record.size_bytes)

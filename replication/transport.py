@@ -1,0 +1,287 @@
+"""gRPC: the streams between nodes, and the service that jobs and commands use. The only module that speaks gRPC.
+
+Of two nodes the one whose id comes first dials. Keepalive pings notice a peer that is gone without a word; the
+protocol's own beats notice one that is there and does nothing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ipaddress
+import logging
+import threading
+from collections.abc import Iterator, Mapping
+from concurrent import futures
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import grpc
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+
+from nosync.lsm.errors import NosyncError, ReplicationError
+from nosync.proto.v1 import replication_pb2 as pb
+from nosync.proto.v1 import replication_pb2_grpc as rpc
+from nosync.replication.inventory import NodeId
+from nosync.replication.replicator import Replicator, Session
+from nosync.replication.wire import MAX_FRAME_BYTES
+
+log = logging.getLogger("nosync.replication")
+
+REDIAL_S = 0.5
+MAX_STREAMS = 64
+STOP_GRACE_S = 1.0
+CALL_TIMEOUT_S = 5.0
+
+OPTIONS = [
+    ("grpc.max_receive_message_length", MAX_FRAME_BYTES),
+    ("grpc.max_send_message_length", MAX_FRAME_BYTES),
+    # All three, or a frozen peer is noticed after a minute.
+    ("grpc.keepalive_time_ms", 1000),
+    ("grpc.keepalive_timeout_ms", 1000),
+    ("grpc.http2.ping_timeout_ms", 1000),
+    ("grpc.keepalive_permit_without_calls", 1),
+    ("grpc.http2.max_pings_without_data", 0),
+    ("grpc.http2.min_ping_interval_without_data_ms", 500),
+    ("grpc.http2.min_recv_ping_interval_without_data_ms", 500),
+    ("grpc.initial_reconnect_backoff_ms", 200),
+    ("grpc.max_reconnect_backoff_ms", 1000),
+    # Otherwise two daemons share a port without a word.
+    ("grpc.so_reuseport", 0),
+]
+
+
+@dataclass(frozen=True)
+class Certificates:
+    """Files of mutual TLS, as `nosync certs` makes them. The certificate's common name is the node's id."""
+
+    ca: Path
+    certificate: Path
+    key: Path
+
+    @classmethod
+    def of_directory(cls, directory: Path, node: str) -> Certificates:
+        """`ca.pem`, `<node>.pem` and `<node>.key`. Raises ReplicationError naming what is not there."""
+        found = cls(directory / "ca.pem", directory / f"{node}.pem", directory / f"{node}.key")
+        for path in (found.ca, found.certificate, found.key):
+            if not path.is_file():
+                raise ReplicationError(f"{path} is not there: make certificates with nosync certs {directory} {node}")
+        return found
+
+    def of_server(self) -> grpc.ServerCredentials:
+        return grpc.ssl_server_credentials(
+            [(self.key.read_bytes(), self.certificate.read_bytes())], self.ca.read_bytes(), require_client_auth=True
+        )
+
+    def of_channel(self) -> grpc.ChannelCredentials:
+        return grpc.ssl_channel_credentials(self.ca.read_bytes(), self.key.read_bytes(), self.certificate.read_bytes())
+
+
+def host_of(address: str) -> str:
+    """The host of HOST:PORT. Raises ReplicationError for anything else."""
+    host, colon, port = address.rpartition(":")
+    if not colon or not host or not port.isdigit() or int(port) > 65535:
+        raise ReplicationError(f"address {address!r} is not HOST:PORT")
+    return host.strip("[]")
+
+
+def is_loopback(address: str) -> bool:
+    """Whether only this machine can reach an address."""
+    host = host_of(address)
+    if host == "localhost":
+        return True
+    with contextlib.suppress(ValueError):
+        return ipaddress.ip_address(host).is_loopback
+    return False
+
+
+def channel_to(address: str, certificates: Certificates | None, node: str | None = None) -> grpc.Channel:
+    """A channel to a daemon; with certificates to the daemon of that node and to no other."""
+    if certificates is None:
+        return grpc.insecure_channel(address, OPTIONS)
+    named = [("grpc.ssl_target_name_override", node)] if node else []
+    return grpc.secure_channel(address, certificates.of_channel(), [*OPTIONS, *named])
+
+
+def _identity(context: grpc.ServicerContext) -> str | None:
+    names: Any = context.auth_context().get("x509_common_name")
+    return bytes(names[0]).decode() if names else None
+
+
+class _Links(rpc.ReplicationServicer):
+    def __init__(self, replicator: Replicator) -> None:
+        self._replicator = replicator
+
+    def Link(self, request_iterator: Iterator[pb.Frame], context: grpc.ServicerContext) -> Iterator[pb.Frame]:
+        session = self._replicator.open_session(_identity(context))
+        context.add_callback(session.close)
+        reader = threading.Thread(target=self._read, args=(session, request_iterator), daemon=True)
+        reader.start()
+        try:
+            yield from self._replicator.frames_of(session)
+        finally:
+            self._replicator.close_session(session)
+
+    def _read(self, session: Session, incoming: Iterator[pb.Frame]) -> None:
+        _read_all(self._replicator, session, incoming)
+        session.close()
+
+
+def _read_all(replicator: Replicator, session: Session, incoming: Iterator[pb.Frame]) -> None:
+    """Hands on what comes until the stream ends. What no node would send ends it."""
+    try:
+        for frame in incoming:
+            replicator.received(session, frame)
+    except grpc.RpcError:
+        pass  # the stream broke; whoever dialled dials again
+    except ReplicationError as error:
+        log.warning("stream ended: %s", error)
+    except NosyncError as error:
+        log.error("stream ended: %s", error)
+    except Exception:
+        if session.is_open:
+            log.debug("stream ended", exc_info=True)
+
+
+class Transport:
+    """The server of one daemon and its calls to others."""
+
+    def __init__(
+        self,
+        replicator: Replicator,
+        daemon: rpc.DaemonServicer,
+        me: NodeId,
+        listen: str,
+        peers: Mapping[NodeId, str],
+        certificates: Certificates | None,
+    ) -> None:
+        if certificates is None and not all(is_loopback(address) for address in (listen, *peers.values())):
+            raise ReplicationError(
+                f"node {me} listens on {listen} with peers {', '.join(peers.values()) or 'none'}: off loopback both sides need "
+                "certificates: make them with nosync certs, and give --tls DIR"
+            )
+        self._replicator, self._me, self._peers, self._certificates = replicator, me, dict(peers), certificates
+        self._closing = threading.Event()
+        self._server = grpc.server(futures.ThreadPoolExecutor(max_workers=MAX_STREAMS), options=OPTIONS)
+        rpc.add_ReplicationServicer_to_server(_Links(replicator), self._server)
+        rpc.add_DaemonServicer_to_server(daemon, self._server)
+        self._health = health.HealthServicer()
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
+        try:
+            if certificates is None:
+                self.port = self._server.add_insecure_port(listen)
+            else:
+                self.port = self._server.add_secure_port(listen, certificates.of_server())
+        except RuntimeError as error:
+            raise ReplicationError(f"cannot listen on {listen}: {error}") from None
+        self.address = f"{listen.rpartition(':')[0]}:{self.port}"
+        self._dialers = [
+            threading.Thread(target=self._dial, args=(node, address), name=f"nosync-dial-{node}", daemon=True)
+            for node, address in peers.items()
+            if me < node
+        ]
+
+    def start(self) -> None:
+        self._server.start()
+        self._health.set("", health_pb2.HealthCheckResponse.SERVING)
+        for dialer in self._dialers:
+            dialer.start()
+
+    def stop(self) -> None:
+        self._closing.set()
+        self._health.enter_graceful_shutdown()
+        self._server.stop(STOP_GRACE_S).wait()
+
+    def _dial(self, node: NodeId, address: str) -> None:
+        while not self._closing.is_set():
+            if not self._replicator.is_linked(node):
+                with channel_to(address, self._certificates, node) as channel:
+                    self._link(channel, node)
+            self._closing.wait(REDIAL_S)
+
+    def _link(self, channel: grpc.Channel, node: NodeId) -> None:
+        session = self._replicator.open_session(node if self._certificates is not None else None)
+        try:
+            incoming = rpc.ReplicationStub(channel).Link(self._replicator.frames_of(session), wait_for_ready=False)
+            watch = threading.Thread(target=self._cancel_when_closed, args=(session, incoming), daemon=True)
+            watch.start()
+            _read_all(self._replicator, session, incoming)
+        finally:
+            self._replicator.close_session(session)
+
+    def _cancel_when_closed(self, session: Session, call: grpc.Call) -> None:
+        with session.more:
+            session.more.wait_for(lambda: not session.is_open or self._closing.is_set(), timeout=None)
+        call.cancel()
+
+
+class DaemonClient:
+    """Calls to the daemon of a data directory. Raises ReplicationError where it does not answer."""
+
+    def __init__(self, address: str, certificates: Certificates | None = None, node: str | None = None) -> None:
+        self.address = address
+        self._channel = channel_to(address, certificates, node)
+        self._stub = rpc.DaemonStub(self._channel)
+
+    def status(self, branch: str = "", timeout_s: float = CALL_TIMEOUT_S) -> pb.StatusReply:
+        """Node, safe point, peers, problems."""
+        with self._errors("status"):
+            reply: pb.StatusReply = self._stub.Status(pb.StatusRequest(branch=branch), timeout=timeout_s)
+        return reply
+
+    def attach(self, patience_s: float) -> pb.AttachReply:
+        """A job is to run beside the daemon: waits until everything that peers have is here."""
+        with self._errors("attach"):
+            reply: pb.AttachReply = self._stub.Attach(
+                pb.AttachRequest(patience_s=patience_s), timeout=patience_s + CALL_TIMEOUT_S
+            )
+        return reply
+
+    def note(self, layers: list[str]) -> None:
+        """Tells of published layers; not waited for, because the daemon finds them anyway."""
+        self._stub.Note.future(pb.NoteRequest(layers=layers), timeout=CALL_TIMEOUT_S)
+
+    def sync(self, timeout_s: float = 600.0) -> None:
+        with self._errors("sync"):
+            self._stub.Sync(pb.SyncRequest(), timeout=timeout_s)
+
+    def check(self, timeout_s: float = 3600.0) -> list[str]:
+        with self._errors("check"):
+            return list(self._stub.Check(pb.CheckRequest(), timeout=timeout_s).errors)
+
+    def compact(self, stage: str = "", timeout_s: float = 3600.0) -> Iterator[int]:
+        with self._errors("compact"):
+            for progress in self._stub.Compact(pb.CompactRequest(stage=stage), timeout=timeout_s):
+                yield int(progress.merges)
+
+    def drop_rounds(self, stage: str, t: int) -> None:
+        with self._errors("drop the rounds of a loop"):
+            self._stub.DropRounds(pb.DropRoundsRequest(stage=stage, t=t), timeout=CALL_TIMEOUT_S)
+
+    def change_branches(self, change: pb.ChangeBranchesRequest) -> int:
+        with self._errors("change branches"):
+            return int(self._stub.ChangeBranches(change, timeout=60.0).layers_dropped)
+
+    def close(self) -> None:
+        self._channel.close()
+
+    @contextlib.contextmanager
+    def _errors(self, what: str) -> Iterator[None]:
+        try:
+            yield
+        except grpc.RpcError as error:
+            code, details = error.code(), error.details()
+            if code == grpc.StatusCode.FAILED_PRECONDITION:
+                raise ReplicationError(str(details)) from None
+            raise ReplicationError(
+                f"the daemon at {self.address} does not answer ({what}: {code.name.lower()}): start it again with "
+                "nosync daemon; what jobs publish meanwhile is kept"
+            ) from None
+
+
+def fail(context: grpc.ServicerContext, error: NosyncError) -> None:
+    """Answers a call with an error that the caller can read."""
+    context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(error))
+
+
+__all__ = ["Certificates", "DaemonClient", "Transport", "channel_to", "fail", "is_loopback"]

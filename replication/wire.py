@@ -1,0 +1,188 @@
+"""The protocol's messages as frames of protobuf, and back. What comes from outside is checked here, before anything uses it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import zstandard
+
+from nosync.lsm.errors import ReplicationError
+from nosync.lsm.layer import parse_file_name
+from nosync.proto.v1 import replication_pb2 as pb
+from nosync.replication.inventory import LAYERS, Held, NodeId, layer_of
+from nosync.replication.protocol import (
+    AskInventory,
+    Beat,
+    Change,
+    Hello,
+    InventoryIs,
+    Message,
+    NotThere,
+    Want,
+)
+
+CHUNK_BYTES = 1 << 20
+MAX_FRAME_BYTES = 8 << 20
+HELD_PER_FRAME = 5_000
+LARGEST_FILE_BYTES = 1 << 40
+_SMALLEST_COMPRESSED_BYTES = 512
+_NODE = re.compile(r"[a-z0-9_-]{1,64}\Z")
+_DIGEST = re.compile(r"[0-9a-f]{64}\Z")
+_INCARNATION = re.compile(r"[0-9a-zA-Z_-]{1,64}\Z")
+_SMALL = re.compile(r"(manifests/[a-z0-9_-]{1,64}/[0-9]{1,13}|branches/[0-9]{1,9})\.json\Z")
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """A piece of a file."""
+
+    held: Held
+    offset: int
+    data: bytes
+
+
+def check_node_id(text: str) -> NodeId:
+    """Raises ReplicationError for what cannot be a node's id."""
+    if not _NODE.match(text):
+        raise ReplicationError(f"{text!r} is not a node id: expected 1 to 64 of a-z, 0-9, _ and -")
+    return NodeId(text)
+
+
+# --- out --------------------------------------------------------------------------------------------------------------
+
+
+def frames(message: Message) -> Iterator[pb.Frame]:
+    """A message as one frame, or for a large inventory as several."""
+    if isinstance(message, InventoryIs):
+        parts = range(0, max(1, len(message.held)), HELD_PER_FRAME)
+        for first in parts:
+            part = message.held[first : first + HELD_PER_FRAME]
+            last = first + HELD_PER_FRAME >= len(message.held)
+            yield pb.Frame(inventory=pb.Inventory(seq=message.seq, held=map(_held, part), last=last))
+    elif isinstance(message, Change):
+        yield pb.Frame(change=pb.Change(seq=message.seq, added=map(_held, message.added), gone=message.gone))
+    elif isinstance(message, Beat):
+        yield pb.Frame(beat=pb.Beat(seq=message.seq, root=message.root))
+    elif isinstance(message, Want):
+        yield pb.Frame(want=pb.Want(files=map(_held, message.files)))
+    elif isinstance(message, NotThere):
+        yield pb.Frame(not_there=pb.NotThere(name=message.name))
+    elif isinstance(message, AskInventory):
+        yield pb.Frame(ask_inventory=pb.AskInventory())
+    else:
+        yield pb.Frame(
+            hello=pb.Hello(
+                node=message.node,
+                incarnation=message.incarnation,
+                store_id=message.store_id,
+                replicas=message.replicas,
+                version=message.version,
+            )
+        )
+
+
+def chunk_frame(held: Held, offset: int, data: bytes, compressor: zstandard.ZstdCompressor | None) -> pb.Frame:
+    """A piece of a file; compressed where that saves a quarter at least."""
+    packed = b""
+    if compressor is not None and len(data) >= _SMALLEST_COMPRESSED_BYTES:
+        packed = compressor.compress(data)
+    pays = 0 < len(packed) < len(data) * 3 // 4
+    return pb.Frame(
+        chunk=pb.Chunk(
+            name=held.name,
+            digest=held.digest,
+            offset=offset,
+            size_bytes=held.size_bytes,
+            data=packed if pays else data,
+            zstd=pays,
+        )
+    )
+
+
+def _held(held: Held) -> pb.Held:
+    return pb.Held(name=held.name, digest=held.digest, size_bytes=held.size_bytes)
+
+
+# --- in ---------------------------------------------------------------------------------------------------------------
+
+
+class Decoder:
+    """Frames of one session as messages. Raises ReplicationError for anything that a node would not send."""
+
+    def __init__(self) -> None:
+        self._parts: list[Held] = []
+        self._unzip = zstandard.ZstdDecompressor()
+
+    def decode(self, frame: pb.Frame) -> Message | Chunk | None:
+        """None: of an inventory whose last part is still to come."""
+        kind = frame.WhichOneof("kind")
+        if kind == "chunk":
+            return self._chunk(frame.chunk)
+        if kind == "inventory":
+            self._parts += [_checked(held) for held in frame.inventory.held]
+            if not frame.inventory.last:
+                return None
+            parts, self._parts = self._parts, []
+            return InventoryIs(frame.inventory.seq, tuple(parts))
+        if kind == "change":
+            gone = tuple(_checked_name(name) for name in frame.change.gone)
+            return Change(frame.change.seq, tuple(_checked(held) for held in frame.change.added), gone)
+        if kind == "beat":
+            return Beat(frame.beat.seq, frame.beat.root)
+        if kind == "want":
+            return Want(tuple(_checked(held) for held in frame.want.files))
+        if kind == "not_there":
+            return NotThere(_checked_name(frame.not_there.name))
+        if kind == "ask_inventory":
+            return AskInventory()
+        if kind == "hello":
+            hello = frame.hello
+            if not _INCARNATION.match(hello.incarnation) or not _INCARNATION.match(hello.store_id):
+                raise ReplicationError("a Hello with an incarnation or store id that none can be")
+            return Hello(
+                check_node_id(hello.node), hello.incarnation, hello.store_id, hello.replicas, hello.version
+            )  # fmt: skip
+        raise ReplicationError("a frame of no kind that this version knows")
+
+    def _chunk(self, chunk: pb.Chunk) -> Chunk:
+        held = _checked(pb.Held(name=chunk.name, digest=chunk.digest, size_bytes=chunk.size_bytes))
+        data = chunk.data
+        if chunk.zstd:
+            try:
+                size = zstandard.frame_content_size(data)
+                if not 0 <= size <= CHUNK_BYTES:
+                    raise ReplicationError(
+                        f"{held.name}: a compressed piece of {size} bytes, at most {CHUNK_BYTES} are sent"
+                    )
+                data = self._unzip.decompress(data, max_output_size=CHUNK_BYTES)
+            except zstandard.ZstdError as error:
+                raise ReplicationError(f"{held.name}: a piece that is no frame of zstandard: {error}") from error
+        if len(data) > CHUNK_BYTES or chunk.offset + len(data) > held.size_bytes:
+            raise ReplicationError(
+                f"{held.name}: a piece beyond the end of the file, or larger than {CHUNK_BYTES} bytes"
+            )
+        return Chunk(held, chunk.offset, data)
+
+
+def _checked(held: pb.Held) -> Held:
+    if not _DIGEST.match(held.digest) or held.size_bytes > LARGEST_FILE_BYTES:
+        raise ReplicationError(f"{held.name[:200]!r}: a digest or a size that no file has")
+    return Held(_checked_name(held.name), held.digest, held.size_bytes)
+
+
+def _checked_name(name: str) -> str:
+    """A name that a store writes; nothing else ever becomes a path."""
+    if len(name) <= 1000 and (_SMALL.match(name) or _is_layer(name)) and ".." not in name.split("/"):
+        return name
+    raise ReplicationError(f"{name[:200]!r} is not the name of a layer, a manifest, or an entry of the log of branches")
+
+
+def _is_layer(name: str) -> bool:
+    if not name.startswith(f"{LAYERS}/"):
+        return False
+    try:
+        return layer_of(name) is not None and parse_file_name(name.rpartition("/")[2]) is not None
+    except Exception:  # noqa: BLE001 - whatever a name does to the parser, it is not a layer's
+        return False

@@ -1,0 +1,256 @@
+"""Daemons as real processes: replication, death, freezing, wiped and cloned directories, branches, damage."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+import nosync
+from nosync.lsm.layer import Description, LayerId, Shard, TraceId
+from nosync.replication.daemon import client_of
+from tests.cluster.daemons import Daemons, eventually, running
+
+CYCLES = int(os.environ.get("NOSYNC_DAEMON_CYCLES", "6"))
+"""Cycles of the kill loop; the long suite (`make cluster`) does 1,000."""
+
+
+def rows(t: int, n: int = 50) -> pa.Table:
+    return pa.table({"k": list(range(n)), "v": [1000 * t + i for i in range(n)]})
+
+
+def publish(store: nosync.Store, t: int, copies: int = 2) -> None:
+    """An epoch, as a job publishes one."""
+    for shard in (0, 1):
+        store.append("counts", shard=shard, t=t, rows=rows(t).slice(25 * shard, 25), key=["k"])
+    ids = [LayerId(TraceId("counts", "raw", Shard(i)), Description.of_epoch(t)) for i in (0, 1)]
+    store.node.seal(t, ids, copies={"counts": copies})
+
+
+def state(store: nosync.Store, t: int) -> list[tuple[int, int]]:
+    return sorted((row["k"], row["v"]) for row in store.read("counts", t).to_pylist())
+
+
+def expected(t: int) -> list[tuple[int, int]]:
+    return [(i, 1000 * t + i) for i in range(50)]
+
+
+def test_another_node_goes_on_without_a_restore(tmp_path: Path) -> None:
+    with running(tmp_path) as daemons:
+        with daemons.open("n1") as store:
+            for t in range(5):
+                publish(store, t)
+            eventually("n1 is safe", lambda: daemons.safe_point("n1") == 4)
+            assert store.safe_point() == 4
+        daemons.kill("n1")
+        eventually("n2 knows of epoch 4", lambda: daemons.status("n2").last_sealed == 4)
+        with daemons.open("n2") as store:
+            assert [state(store, t) for t in range(5)] == [expected(t) for t in range(5)]
+            assert store.missing() == []
+            for t in (5, 6):  # with n1 gone, n2 and n3 are enough for two copies
+                publish(store, t)
+            eventually("n2 is safe", lambda: daemons.safe_point("n2") == 6)
+        daemons.start("n1")
+        eventually("n1 caught up", lambda: daemons.safe_point("n1") == 6)
+        with daemons.open("n1") as store:
+            assert state(store, 6) == expected(6)
+            assert store.missing() == []
+
+
+def test_the_safe_point_waits_for_copies_and_nothing_else_does(tmp_path: Path) -> None:
+    """A frozen peer is suspected, slows nothing, and is filled when it thaws."""
+    with running(tmp_path, ("n1", "n2"), replicas=2) as daemons, daemons.open("n1") as store:
+        publish(store, 0)
+        eventually("both have it", lambda: daemons.safe_point("n1") == 0)
+        healthy_s = _publish_seconds(store, range(1, 11))
+        daemons.signal("n2", signal.SIGSTOP)
+        frozen_at = time.monotonic()
+        frozen_s = _publish_seconds(store, range(11, 21))
+        eventually("n2 is suspected", lambda: daemons.peer("n1", "n2").state != "up")
+        noticed_s = time.monotonic() - frozen_at
+        store.sync()
+        assert daemons.safe_point("n1") <= 10
+        assert daemons.peer("n1", "n2").behind_files > 0
+        daemons.signal("n2", signal.SIGCONT)
+        eventually("n2 has all", lambda: daemons.safe_point("n1") == 20)
+        eventually("n2 is up", lambda: daemons.peer("n1", "n2").state == "up")
+        assert noticed_s < 10, "at default settings it is 2 s; machines here are slow"
+        assert frozen_s < 20 * healthy_s + 1.0, "it would take seconds if anything waited for the peer"
+
+
+def _publish_seconds(store: nosync.Store, epochs: range) -> float:
+    started = time.monotonic()
+    for t in epochs:
+        publish(store, t)
+    return (time.monotonic() - started) / len(epochs)
+
+
+def test_a_wiped_node_counts_no_more_until_it_is_filled_again(tmp_path: Path) -> None:
+    with running(tmp_path, ("n1", "n2"), replicas=2) as daemons, daemons.open("n1") as store:
+        for t in range(3):
+            publish(store, t)
+        eventually("both have them", lambda: daemons.safe_point("n1") == 2)
+        before = daemons.status("n2").incarnation
+        daemons.kill("n2")
+        daemons.wipe("n2")
+        publish(store, 3)
+        daemons.start("n2")
+        assert daemons.status("n2").incarnation != before
+        eventually("n2 has all again", lambda: daemons.safe_point("n1") == 3 == daemons.safe_point("n2"))
+        with daemons.open("n2") as other:
+            assert [state(other, t) for t in range(4)] == [expected(t) for t in range(4)]
+
+
+def test_a_damaged_layer_is_fetched_again(tmp_path: Path) -> None:
+    with running(tmp_path, ("n1", "n2"), replicas=2) as daemons, daemons.open("n1") as store:
+        for t in range(3):
+            publish(store, t)
+        eventually("both have them", lambda: daemons.safe_point("n1") == 2)
+        with daemons.open("n2") as other:
+            victim = Path(other.layers()[0].path)
+            whole = victim.read_bytes()
+            flipped = bytearray(whole)
+            flipped[len(whole) // 3] ^= 0x10
+            victim.write_bytes(flipped)
+            client = client_of(daemons.data("n2"))
+            assert client is not None
+            assert len(client.check()) == 1
+            client.close()
+            eventually("it is whole again", lambda: victim.exists() and victim.read_bytes() == whole)
+            eventually("and counts", lambda: daemons.peer("n1", "n2").behind_files == 0)
+
+
+def test_branches_and_merges_reach_the_others(tmp_path: Path) -> None:
+    with running(tmp_path, ("n1", "n2"), replicas=2) as daemons, daemons.open("n1") as store:
+        for t in range(6):
+            publish(store, t)
+        store.node.create_branch("try", "main", 3, [])
+        eventually("n2 knows the branch", lambda: "try" in nosync.open(daemons.data("n2"), read_only=True).branches())
+        eventually("safe", lambda: daemons.safe_point("n1") == 5)
+        assert sum(1 for _ in store.node.compact("counts")) >= 0
+        client = client_of(daemons.data("n1"))
+        assert client is not None
+        list(client.compact())
+        client.close()
+        eventually("nothing is behind", lambda: daemons.peer("n1", "n2").behind_files == 0)
+        assert daemons.safe_point("n1") == 5, "a merged layer counts for what it covers"
+        store.delete_branch("try")
+        eventually("n2 forgot it", lambda: "try" not in nosync.open(daemons.data("n2"), read_only=True).branches())
+        with daemons.open("n2") as other:
+            assert [state(other, t) for t in range(6)] == [expected(t) for t in range(6)]
+
+
+def test_kill_9_under_load_loses_nothing_that_was_safe(tmp_path: Path) -> None:
+    random = np.random.default_rng(7)
+    with running(tmp_path, replicas=2) as daemons, daemons.open("n1") as store:
+        t, safest = 0, -1
+        for _ in range(CYCLES):
+            for _ in range(5):
+                publish(store, t)
+                t += 1
+            victim = daemons.nodes[int(random.integers(3))]
+            safest = max(safest, _safe_or(daemons, safest))
+            daemons.kill(victim)
+            publish(store, t)
+            t += 1
+            if random.random() < 0.3 and victim != "n1" and safest >= 0:
+                daemons.wipe(victim)
+            daemons.start(victim)
+            if random.random() < 0.3:
+                eventually("everything is safe", lambda last=t - 1: daemons.safe_point("n1") == last)
+        eventually("everything is safe", lambda: daemons.safe_point("n1") == t - 1)
+        assert safest <= t - 1
+        eventually("n2 and n3 have all", lambda: all(daemons.safe_point(n) == t - 1 for n in ("n2", "n3")))
+        for node in ("n2", "n3"):
+            with daemons.open(node) as other:
+                for at in {0, t // 2, t - 1}:
+                    assert state(other, at) == expected(at), (node, at)
+
+
+def _safe_or(daemons: Daemons, known: int) -> int:
+    try:
+        found = daemons.safe_point("n1")
+    except nosync.NosyncError:
+        return known
+    assert found is None or found >= known, "the safe point went back"
+    return known if found is None else found
+
+
+# --- what is refused --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (["--replicas", "1"], "node n2 keeps replicas=1, this one 2"),
+        (["--node", "n1"], "node n1 is among its own peers"),
+        (["--listen", "0.0.0.0:0"], "off loopback both sides need certificates"),
+        (["--replicas", "3"], "replicas=3, and the store has 2 nodes (n2, n1)"),
+        (["--peer", "N3=127.0.0.1:1"], "'N3' is not a node id"),
+        (["--peer", "n3"], "--peer 'n3' is not NODE=HOST:PORT"),
+        (["--listen", "nowhere"], "address 'nowhere' is not HOST:PORT"),
+        (["--metrics", "x"], "cannot serve metrics on x"),
+    ],
+)
+def test_configurations_that_are_refused(tmp_path: Path, change: list[str], message: str) -> None:
+    with running(tmp_path, ("n1", "n2"), replicas=2) as daemons:
+        daemons.stop("n2")
+        log = tmp_path / "refused.log"
+        with log.open("wb") as out:
+            process = subprocess.Popen(daemons.command("n2", *change), stdout=out, stderr=out)
+        try:
+            eventually(
+                f"{message!r} in the log of n1 or n2, or its status",
+                lambda: message in " ".join((log.read_text() + daemons.log("n1")).split()),
+            )
+        finally:
+            process.kill()
+            process.wait()
+
+
+def test_a_cloned_directory_is_refused(tmp_path: Path) -> None:
+    with running(tmp_path, ("n1", "n2"), replicas=2) as daemons, daemons.open("n1") as store:
+        publish(store, 0)
+        eventually("safe", lambda: daemons.safe_point("n1") == 0)
+        daemons.stop("n2")
+        daemons.stop("n1")
+        daemons.wipe("n2")
+        shutil.copytree(daemons.data("n1"), daemons.data("n2"))
+        daemons.start("n1")
+        daemons.start("n2")
+        eventually("n1 says why", lambda: "its data directory is a copy of this one" in daemons.peer("n1", "n2").why)
+        assert daemons.peer("n1", "n2").state == "refused"
+
+
+def test_a_stopped_daemon_leaves_the_directory_to_the_next(tmp_path: Path) -> None:
+    with running(tmp_path, ("n1",), replicas=1) as daemons:
+        with daemons.open("n1") as store:
+            publish(store, 0, copies=1)
+            with pytest.raises(nosync.InvalidInputError, match="belongs to a daemon"):
+                nosync.open(daemons.data("n1"), retain=3)
+        assert daemons.stop("n1") == 0
+        assert daemons.log("n1") == "", "nothing went wrong"
+        with nosync.open(daemons.data("n1")) as store:  # embedded
+            assert store.safe_point() == 0
+            assert state(store, 0) == expected(0)
+
+
+def test_publishing_goes_on_while_the_daemon_is_away(tmp_path: Path) -> None:
+    with running(tmp_path, ("n1", "n2"), replicas=2) as daemons, daemons.open("n1") as store:
+        publish(store, 0)
+        eventually("safe", lambda: daemons.safe_point("n1") == 0)
+        daemons.kill("n1")
+        publish(store, 1)
+        with pytest.raises(nosync.ReplicationError, match="does not answer"):
+            store.safe_point()
+        assert state(store, 1) == expected(1)
+        daemons.start("n1")
+        publish(store, 2)
+        eventually("all is safe", lambda: store.safe_point() == 2)
