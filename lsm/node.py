@@ -55,6 +55,9 @@ from nosync.lsm.writer import TEMPORARY_DIRECTORY
 
 log = logging.getLogger("nosync")
 
+_SAFE = "safe/"
+"""Catalog: by line, the safe point that was told, where there are peers."""
+
 
 class Listener(Protocol):
     """Who is told of what this node durably holds: replication."""
@@ -143,6 +146,7 @@ class Node:
         self._pins: dict[str, Pin] = {}
         self._unsynced: dict[tuple[str, Epoch], Path] = {}  # manifests that are not durable yet
         self._safe: dict[str, Epoch] = {}
+        self._floors: dict[str, Epoch] = {}  # safe points that were told, by line
         self._retry_at: dict[LayerId, float] = {}
         self.listener: Listener | None = None
         """Replication, where this node has peers."""
@@ -521,12 +525,17 @@ class Node:
         return found
 
     def safe_point(self, branch: str = MAIN) -> Epoch | None:
-        """The largest epoch up to which every manifest exists and every layer in it is durable; None if there is none."""
+        """The largest epoch up to which every manifest exists and every layer in it is durable; None if there is none.
+
+        With peers: has as many copies as its stage asks for. Then it never goes back, a restart included: inputs may have been
+        let go of. What peers lost since is filled again, and until then shown as what they are behind.
+        """
         manifests, line = self.lines.manifests(branch), self.lines.line(branch).id
         with self._lock:
             if not manifests:
                 return None
-            safe = self._safe.get(line, Epoch(min(manifests) - 1))
+            known = self._safe.get(line, Epoch(min(manifests) - 1))
+            safe = known = max(known, self._floor(line))
             while (
                 (following := manifests.get(Epoch(safe + 1)))
                 and (following.line, following.t) not in self._unsynced
@@ -534,9 +543,21 @@ class Node:
                 and self._manifest_is_safe(following)
             ):
                 safe = Epoch(safe + 1)
-            if safe in manifests:
-                self._safe[line] = safe
-            return safe if safe in manifests else None
+            if safe not in manifests:
+                return None
+            self._safe[line] = safe
+            if self.listener is not None and safe > known:
+                self._catalog.apply(meta={_SAFE + line: str(safe)})
+                self._floors[line] = safe
+            return safe
+
+    def _floor(self, line: str) -> Epoch:
+        """With peers: the safe point that was told last; -1 where none was."""
+        if self.listener is None:
+            return Epoch(-1)
+        if line not in self._floors:
+            self._floors[line] = Epoch(int(self._catalog.meta(_SAFE + line) or -1))
+        return self._floors[line]
 
     def _manifest_is_safe(self, manifest: Manifest) -> bool:
         required = max((entry.copies for entry in manifest.entries), default=1)

@@ -116,6 +116,7 @@ def running(
     root: Path, nodes: tuple[str, ...] = ("n1", "n2", "n3"), replicas: int = 2, extra: tuple[str, ...] = ()
 ) -> Iterator[Daemons]:
     """Started daemons; whatever still runs in the end is killed."""
+    root.mkdir(parents=True, exist_ok=True)
     found = Daemons(root, nodes, replicas, dict(zip(nodes, free_ports(len(nodes)), strict=True)), extra)
     try:
         for node in nodes:

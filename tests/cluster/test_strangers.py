@@ -1,0 +1,287 @@
+"""Strangers change nothing: malformed and hostile frames, certificates, sizes; and what operators look at."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import queue
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+
+import grpc
+import numpy as np
+import pytest
+import zstandard
+from google.protobuf.message import DecodeError
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+import nosync
+from nosync.cli import main
+from nosync.lsm.errors import ReplicationError
+from nosync.proto.v1 import replication_pb2 as pb
+from nosync.proto.v1 import replication_pb2_grpc as rpc
+from nosync.replication.certs import make_certificates
+from nosync.replication.transport import Certificates, channel_to, is_loopback
+from nosync.replication.wire import CHUNK_BYTES, Decoder, frames
+from tests.cluster.daemons import Daemons, eventually, free_ports, running
+from tests.cluster.test_daemons import expected, publish, state
+
+DIGEST = "ab" * 32
+LAYER = "layers/s/f/0/0-1-0.layer"
+
+
+# --- the parser -------------------------------------------------------------------------------------------------------
+
+
+@given(st.binary(max_size=300))
+@example(b"")
+def test_no_bytes_break_the_decoder(data: bytes) -> None:
+    # Protobuf refuses it before us, or we do; nothing else may be raised.
+    with contextlib.suppress(DecodeError, ReplicationError):
+        Decoder().decode(pb.Frame.FromString(data))
+
+
+names = st.one_of(
+    st.text(max_size=40),
+    st.sampled_from([
+        LAYER, "../../etc/passwd", "layers/../../x.layer", "/etc/passwd", "layers//f/0/0-1-0.layer", "manifests/main/1.json",
+        "manifests/../1.json", "branches/1.json", "pins/x.json", "layers/s/f/0/1-0-0.layer", "layers/s/f/9of2/0-1-0.layer",
+        "catalog/CURRENT", "layers/S/f/0/0-1-0.layer", "LOCK", "NOSYNC",
+    ]),
+)  # fmt: skip
+
+
+@given(names)
+def test_only_names_that_a_store_writes_are_taken(name: str) -> None:
+    frame = pb.Frame(not_there=pb.NotThere(name=name))
+    try:
+        Decoder().decode(frame)
+    except ReplicationError:
+        assert name not in (LAYER, "manifests/main/1.json", "branches/1.json")
+    else:
+        path = Path("/data") / name
+        assert path.resolve().is_relative_to("/data")
+        assert path.parts[2] in ("layers", "manifests", "branches")
+
+
+@pytest.mark.parametrize(
+    ("chunk", "message"),
+    [
+        (pb.Chunk(name=LAYER, digest="x", size_bytes=1, data=b"a"), "a digest or a size that no file has"),
+        (pb.Chunk(name=LAYER, digest=DIGEST, size_bytes=1 << 60, data=b"a"), "a digest or a size that no file has"),
+        (pb.Chunk(name=LAYER, digest=DIGEST, size_bytes=1, offset=1, data=b"a"), "beyond the end"),
+        (pb.Chunk(name=LAYER, digest=DIGEST, size_bytes=1 << 30, data=bytes(CHUNK_BYTES + 1)), "larger than"),
+        (pb.Chunk(name=LAYER, digest=DIGEST, size_bytes=9, data=b"not zstd", zstd=True), "no frame of zstandard"),
+        (
+            pb.Chunk(name=LAYER, digest=DIGEST, size_bytes=1 << 30, zstd=True,
+                     data=zstandard.ZstdCompressor().compress(bytes(CHUNK_BYTES * 50))),
+            "a compressed piece of",
+        ),
+    ],
+)  # fmt: skip
+def test_pieces_that_no_node_sends(chunk: pb.Chunk, message: str) -> None:
+    with pytest.raises(ReplicationError, match=message):
+        Decoder().decode(pb.Frame(chunk=chunk))
+
+
+# --- a daemon ---------------------------------------------------------------------------------------------------------
+
+
+def _talk(channel: grpc.Channel, sent: list[pb.Frame]) -> list[pb.Frame]:
+    """Sends frames, and returns what came until the daemon ended the stream, or half a second was quiet."""
+    waiting: queue.Queue[pb.Frame | None] = queue.Queue()
+    for frame in sent:
+        waiting.put(frame)
+
+    def out() -> Iterator[pb.Frame]:
+        while (frame := waiting.get()) is not None:
+            yield frame
+
+    call = rpc.ReplicationStub(channel).Link(out(), timeout=1.5)
+    found = []
+    try:
+        for frame in call:
+            found.append(frame)
+    except grpc.RpcError:
+        pass
+    waiting.put(None)
+    return found
+
+
+def _hello(daemons: Daemons, **changed: object) -> pb.Frame:
+    about = daemons.status("n1")
+    fields = {"node": "n2", "incarnation": "0123", "store_id": about.store_id, "replicas": 2, "version": 1} | changed
+    return pb.Frame(hello=pb.Hello(**fields))  # type: ignore[arg-type]
+
+
+def test_a_hostile_client_kills_and_changes_nothing(tmp_path: Path) -> None:
+    random = np.random.default_rng(3)
+    with running(tmp_path, ("n1", "n2"), replicas=2) as daemons, daemons.open("n1") as store:
+        publish(store, 0)
+        eventually("safe", lambda: daemons.safe_point("n1") == 0)
+        daemons.kill("n2")
+        before = {path: path.read_bytes() for path in daemons.data("n1").rglob("*.layer")}
+        held = pb.Held(name=LAYER, digest=DIGEST, size_bytes=3)
+        attacks = [
+            [_hello(daemons, node="evil")],
+            [_hello(daemons, version=9)],
+            [_hello(daemons, store_id="other")],
+            [pb.Frame()],
+            [pb.Frame(want=pb.Want(files=[pb.Held(name="../../../etc/passwd", digest=DIGEST)]))],
+            # As n2, which it cannot prove not to be on loopback: it claims files, then sends other bytes for them.
+            [
+                _hello(daemons),
+                pb.Frame(inventory=pb.Inventory(seq=0, held=[held], last=True)),
+                pb.Frame(chunk=pb.Chunk(name=LAYER, digest=DIGEST, size_bytes=3, data=b"abc")),
+            ],
+            [_hello(daemons), pb.Frame(chunk=pb.Chunk(name=LAYER, digest=DIGEST, size_bytes=3, data=b"abc"))],
+            [
+                _hello(daemons),
+                *[pb.Frame(beat=pb.Beat(seq=int(i), root="x")) for i in random.integers(0, 1 << 40, 200)],
+            ],
+        ]
+        with channel_to(f"127.0.0.1:{daemons.ports['n1']}", None) as channel:
+            for attack in attacks:
+                _talk(channel, attack)
+            call = channel.stream_stream("/nosync.v1.Replication/Link")
+            for _ in range(20):  # not even protobuf
+                with pytest.raises(grpc.RpcError):
+                    list(call(iter([random.bytes(500)]), timeout=1.0))
+        publish(store, 1)
+        assert state(store, 1) == expected(1)
+        after = {path: path.read_bytes() for path in daemons.data("n1").rglob("*.layer")}
+        assert before.items() <= after.items()
+        assert not (daemons.data("n1") / LAYER).exists()
+        assert not list((daemons.data("n1") / "tmp").iterdir())
+        daemons.start("n2")
+        eventually("all goes on", lambda: daemons.safe_point("n1") == 1)
+
+
+def test_mutual_tls(tmp_path: Path) -> None:
+    make_certificates(tmp_path / "tls", ["n1", "n2"])
+    make_certificates(tmp_path / "theirs", ["n1", "n2"])  # another authority
+    assert (tmp_path / "tls" / "n1.key").stat().st_mode & 0o077 == 0
+    extra = ("--tls", str(tmp_path / "tls"))
+    with running(tmp_path / "nodes", ("n1", "n2"), replicas=2, extra=extra) as daemons, daemons.open("n1") as store:
+        publish(store, 0)
+        eventually("safe", lambda: daemons.safe_point("n1") == 0)
+        address = f"127.0.0.1:{daemons.ports['n1']}"
+        ours = Certificates.of_directory(tmp_path / "tls", "n2")
+        theirs = Certificates.of_directory(tmp_path / "theirs", "n2")
+        for certificates in (None, theirs):
+            with channel_to(address, certificates, "n1") as channel, pytest.raises(grpc.RpcError):
+                rpc.DaemonStub(channel).Status(pb.StatusRequest(), timeout=3.0)
+        with channel_to(address, ours, "n1") as channel:
+            assert rpc.DaemonStub(channel).Status(pb.StatusRequest(), timeout=3.0).node == "n1"
+            about = _hello(daemons, node="n1", incarnation="9")  # n2's certificate, and says that it is n1
+            assert all(frame.WhichOneof("kind") == "hello" for frame in _talk(channel, [about]))
+        eventually("it is logged", lambda: "has the certificate of n2" in daemons.log("n1"))
+        with pytest.raises(ReplicationError, match=r"n7.pem is not there: make certificates with nosync certs"):
+            Certificates.of_directory(tmp_path / "tls", "n7")
+
+
+def test_what_is_loopback() -> None:
+    assert is_loopback("127.0.0.1:1")
+    assert is_loopback("[::1]:1")
+    assert is_loopback("localhost:1")
+    assert not is_loopback("0.0.0.0:1")
+    assert not is_loopback("10.1.2.3:1")
+    assert not is_loopback("node7:1")
+
+
+# --- what operators look at ---------------------------------------------------------------------------------------------
+
+
+def test_status_metrics_and_health(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (metrics,) = free_ports(1)
+    with running(tmp_path, ("n1", "n2"), replicas=2) as daemons, daemons.open("n1") as store:
+        daemons.stop("n1")
+        daemons.start("n1", "--metrics", f"127.0.0.1:{metrics}")
+        publish(store, 0)
+        eventually("safe", lambda: daemons.safe_point("n1") == 0)
+        eventually("linked", lambda: daemons.peer("n1", "n2").state == "up")
+        main(["status", str(daemons.data("n1")), "--json"])
+        found = json.loads(capsys.readouterr().out)
+        assert found["safe_point"] == 0
+        assert found["daemon"]["replicas"] == 2
+        assert [(p["node"], p["state"], p["behind_files"]) for p in found["daemon"]["peers"]] == [("n2", "up", 0)]
+        main(["status", str(daemons.data("n1"))])
+        shown = capsys.readouterr().out
+        assert "2 copies of everything" in shown
+        assert "n2" in shown
+        text = urllib.request.urlopen(f"http://127.0.0.1:{metrics}/metrics", timeout=5).read().decode()
+        values = dict(line.rsplit(" ", 1) for line in text.splitlines() if not line.startswith("#"))
+        assert float(values["nosync_safe_point_epoch"]) == 0
+        assert float(values['nosync_peer_up{peer="n2"}']) == 1
+        assert float(values["nosync_sent_files_total"]) >= 3
+        with channel_to(f"127.0.0.1:{daemons.ports['n1']}", None) as channel:
+            reply = health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(), timeout=3.0)
+            assert reply.status == health_pb2.HealthCheckResponse.SERVING
+        daemons.kill("n1")
+        main(["status", str(daemons.data("n1"))])
+        assert "does not answer" in " ".join(capsys.readouterr().err.split())
+
+
+def test_a_configuration_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "node.toml"
+    file.write_text('node = "n1"\ndata = "d"\nreplicas = 2\n[peers]\nn2 = "127.0.0.1:7502"\n')
+    main(["daemon", "--config", str(file), "--check"])
+    shown = " ".join(capsys.readouterr().out.split())
+    for text in (
+        "node n1",
+        "replicas 2",
+        "On how many nodes every layer is kept",
+        str(tmp_path / "d"),
+        "127.0.0.1:7500",
+    ):
+        assert text in shown
+    for text, message in (
+        ("node = ", "is not TOML"),
+        ('node = "n1"', "data is not given"),
+        ('node = "n1"\ndata = "d"\nreplica = 2', "unknown field 'replica'; fields: node, data, listen"),
+        ('node = "n1"\ndata = "d"\nreplicas = "2"', "replicas is '2', expected int"),
+        ('node = "N 1"\ndata = "d"\nreplicas = 1', "'N 1' is not a node id"),
+    ):
+        file.write_text(text)
+        with pytest.raises(SystemExit):
+            main(["daemon", "--config", str(file), "--check"])
+        assert message in " ".join(capsys.readouterr().err.split())
+    with pytest.raises(SystemExit):
+        main(["daemon", "--config", str(tmp_path / "none.toml")])
+    assert "cannot read" in capsys.readouterr().err
+
+
+def test_the_generated_code_is_that_of_the_proto(tmp_path: Path) -> None:
+    """Drift between proto/v1/replication.proto and what is committed beside it."""
+    import subprocess
+    import sys
+
+    root = Path(__file__).parents[2]
+    subprocess.run(
+        ["sh", "tools/generate-protos.sh", str(tmp_path)],
+        cwd=root,
+        check=True,
+        env={"PYTHON": sys.executable, "PATH": "/usr/bin:/bin"},
+    )
+    for made in tmp_path.glob("replication_pb2*"):
+        assert made.read_text() == (root / "proto" / "v1" / made.name).read_text(), made.name
+    assert len(list(tmp_path.glob("replication_pb2*"))) == 3
+
+
+def test_a_large_inventory_comes_in_parts() -> None:
+    from nosync.replication.inventory import Held
+    from nosync.replication.protocol import InventoryIs
+
+    held = tuple(Held(f"manifests/main/{i}.json", DIGEST, i) for i in range(12_345))
+    sent = list(frames(InventoryIs(7, held)))
+    assert len(sent) == 3
+    decoder = Decoder()
+    answers = [decoder.decode(frame) for frame in sent]
+    assert answers[:2] == [None, None]
+    assert answers[2] == InventoryIs(7, held)
+    assert next(iter(frames(InventoryIs(1, ())))).inventory.last
+    with pytest.raises(nosync.NosyncError):
+        decoder.decode(pb.Frame(hello=pb.Hello(node="N1")))

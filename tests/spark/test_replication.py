@@ -1,0 +1,101 @@
+"""A Spark job beside a daemon: copies on peers, the daemon's death, and another node that goes on."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pyarrow.compute as pc
+import pytest
+
+import nosync
+from tests.cluster.daemons import eventually, running
+from tests.conftest import OpenStore
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+pytestmark = pytest.mark.spark
+
+EPOCHS = 6
+
+
+def make_flow(copies: int) -> nosync.Dataflow:
+    flow = nosync.Dataflow("words", persist=nosync.replicated(copies) if copies > 1 else "disk")
+    kept = flow.source("rows", "word string, n bigint").map("kept", lambda rows: rows.filter(pc.greater(rows["n"], 0)))
+    sums = kept.aggregate("sums", key=["word"], n=nosync.count(), total=nosync.sum("n"))
+    sums.aggregate("how_big", key=["n"], words=nosync.count())
+    return flow
+
+
+def rows(spark: SparkSession, t: int) -> dict[str, DataFrame]:
+    made = [(f"{'abcd'[i % 4]}{i % 3}", (i * 7 + t) % 11 - 2) for i in range(30)]
+    return {"rows": spark.createDataFrame(made, "word string, n bigint")}
+
+
+def outcome(job: nosync.Job) -> list[list[tuple[Any, ...]]]:
+    return [
+        sorted(map(tuple, job.read(stage, as_of=t).collect())) for stage in ("sums", "how_big") for t in range(EPOCHS)
+    ]
+
+
+def test_a_job_goes_on_on_another_node(spark: SparkSession, tmp_path: Path, open_store: OpenStore) -> None:
+    fresh = nosync.Job(make_flow(1), open_store("fresh"), spark=spark, shards=2)
+    for t in range(EPOCHS):
+        fresh.advance(t, rows(spark, t))
+    with running(tmp_path / "nodes", ("n1", "n2"), replicas=2) as daemons:
+        with daemons.open("n1") as store:
+            with pytest.raises(nosync.FlowError, match=r"needs 3 nodes, and this store keeps 2 copies.*--replicas 3"):
+                nosync.Job(make_flow(3), store, spark=spark, shards=2)
+            job = nosync.Job(make_flow(2), store, spark=spark, shards=2)
+            for t in range(3):
+                job.advance(t, rows(spark, t))
+            eventually("two copies of everything", lambda: job.safe_point() == 2)
+            daemons.kill("n2")
+            job.advance(3, rows(spark, 3))  # a dead peer holds nothing up
+            store.sync()
+            assert job.safe_point() == 2, "but nothing new is safe"
+            daemons.start("n2")
+            eventually("the peer caught up", lambda: job.safe_point() == 3)
+        daemons.kill("n1")  # with its host, its directory and all
+        with daemons.open("n2") as store:
+            job = nosync.Job(make_flow(2), store, spark=spark, shards=2)
+            assert job.last_sealed() == 3
+            report = job.recover()
+            assert (report.lost, report.recomputed) == (0, 0), "nothing is restored, and nothing computed again"
+            for t in range(4, EPOCHS):
+                job.advance(t, rows(spark, t))
+            assert outcome(job) == outcome(fresh)
+            branch = job.branch("other", at=4)
+            branch.replay()
+            assert store.branches()["other"].at == 4
+            store.delete_branch("other")
+            job.rewind(4, keep_as="")
+            assert job.last_sealed() == 4
+
+
+def test_what_the_peer_did_not_have_yet_is_computed_again(
+    spark: SparkSession, tmp_path: Path, open_store: OpenStore
+) -> None:
+    """The host dies with layers and an epoch's end that no other node has: the job goes back to the last one it has."""
+    fresh = nosync.Job(make_flow(1), open_store("fresh"), spark=spark, shards=2)
+    for t in range(EPOCHS):
+        fresh.advance(t, rows(spark, t))
+    with running(tmp_path / "nodes", ("n1", "n2"), replicas=2) as daemons:
+        with daemons.open("n1") as store:
+            job = nosync.Job(make_flow(2), store, spark=spark, shards=2)
+            for t in range(3):
+                job.advance(t, rows(spark, t))
+            eventually("two copies of everything", lambda: job.safe_point() == 2)
+            daemons.kill("n1")  # from here on nothing is replicated
+            for t in range(3, EPOCHS):
+                job.advance(t, rows(spark, t))
+        with daemons.open("n2") as store:
+            job = nosync.Job(make_flow(2), store, spark=spark, shards=2)
+            assert job.last_sealed() == 2
+            for t in range(3, EPOCHS):
+                job.advance(t, rows(spark, t))
+            assert outcome(job) == outcome(fresh)
+        daemons.start("n1")  # the host comes back with what it had: the same layers, because stages are functional
+        eventually("both have everything", lambda: daemons.safe_point("n1") == EPOCHS - 1 == daemons.safe_point("n2"))
+        assert dict(daemons.status("n2").problems) == {}
