@@ -195,6 +195,9 @@ class Replicator:
         with self._lock:
             session = Session(SessionId(self._next_session), identity)
             self._next_session += 1
+            if self._closing.is_set():
+                session.close()
+                return session
             self._sessions[session.id] = session
             self._act(self._replica.connected(session.id))
         return session

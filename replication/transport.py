@@ -114,7 +114,8 @@ class _Links(rpc.ReplicationServicer):
 
     def Link(self, request_iterator: Iterator[pb.Frame], context: grpc.ServicerContext) -> Iterator[pb.Frame]:
         session = self._replicator.open_session(_identity(context))
-        context.add_callback(session.close)
+        if not context.add_callback(session.close):
+            session.close()  # it has ended already
         reader = threading.Thread(target=self._read, args=(session, request_iterator), daemon=True)
         reader.start()
         try:
