@@ -39,6 +39,7 @@ log = logging.getLogger("nosync.replication")
 
 ADDRESS_FILE = "daemon.json"
 JOIN_TIMEOUT_S = 1.0
+_LOOK_S = 0.25
 _WATCH_STEP_MS = 20
 _WATCH_DEBOUNCE_MS = 40
 
@@ -176,7 +177,9 @@ class Daemon(rpc.DaemonServicer):
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda *_: stop.set())
         self.start()
-        stop.wait()
+        # A signal that another thread gets does not wake this one, so it looks by itself.
+        while not stop.wait(_LOOK_S):
+            pass
         self.stop()
 
     def _watch(self) -> None:
