@@ -165,8 +165,12 @@ class Replicator:
 
     def copies(self, entry: Entry) -> int:
         """See nosync.lsm.node.Listener."""
+        return self.copies_by_name(name_of(entry.id), entry.digest)
+
+    def copies_by_name(self, name: str, digest: str) -> int:
+        """On how many nodes a file is durable, as far as they said so."""
         with self._lock:
-            return self._replica.copies(name_of(entry.id), entry.digest)
+            return self._replica.copies(name, digest)
 
     def copies_of_file(self, path: PurePosixPath) -> int:
         """See nosync.lsm.node.Listener."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -37,9 +38,20 @@ from nosync.lsm.status import StoreStatus
 
 @cli.command()
 @STORE
+@click.option("--watch", is_flag=True, help="Show it again every second, until Ctrl-C.")
 @JSON
-def status(path: Path, as_json: bool) -> None:
-    """Show what a store holds: safe point, history, stages, pins, and what is missing."""
+def status(path: Path, watch: bool, as_json: bool) -> None:
+    """Show what a store holds: safe point, history, stages, pins, what is missing, and the peers of its daemon."""
+    if watch and as_json:
+        raise click.UsageError("--watch is for people: leave out --json")
+    _show_now(path, as_json=as_json)
+    while watch:
+        time.sleep(1.0)
+        out.clear()
+        _show_now(path, as_json=False)
+
+
+def _show_now(path: Path, *, as_json: bool) -> None:
     with read_only(path) as store:
         found = store.status()
     daemon = _daemon_of(path)

@@ -16,7 +16,7 @@ import pytest
 import nosync
 from nosync.lsm.layer import Description, LayerId, Shard, TraceId
 from nosync.replication.daemon import client_of
-from tests.cluster.daemons import Daemons, eventually, running
+from nosync.testing.daemons import Daemons, eventually, running
 
 CYCLES = int(os.environ.get("NOSYNC_DAEMON_CYCLES", "6"))
 """Cycles of the kill loop; the long suite (`make cluster`) does 1,000."""

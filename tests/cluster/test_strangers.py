@@ -26,7 +26,7 @@ from nosync.proto.v1 import replication_pb2_grpc as rpc
 from nosync.replication.certs import make_certificates
 from nosync.replication.transport import Certificates, channel_to, is_loopback
 from nosync.replication.wire import CHUNK_BYTES, Decoder, frames
-from tests.cluster.daemons import Daemons, eventually, free_ports, running
+from nosync.testing.daemons import Daemons, eventually, free_ports, running
 from tests.cluster.test_daemons import expected, publish, state
 
 DIGEST = "ab" * 32

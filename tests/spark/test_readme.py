@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import os
 import re
+import subprocess
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 import pytest
+
+from nosync.replication.daemon import client_of
+from nosync.testing.daemons import eventually, free_ports
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -84,6 +90,44 @@ def test_the_tutorial(
     assert "rank_was" in printed
     assert "JFK, carrier=HA, as of 21" in printed
     assert "keys changed" in printed
+
+
+def test_the_operations_page(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The page's three daemons, the job beside the first, its death, and the job beside the second."""
+    text = (README.parent / "docs" / "operations.md").read_text()
+    first, second = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+    started = re.findall(r"    nosync (daemon --node (n\d) --data (d\d) .*)", text)
+    assert [node for _, node, _ in started] == ["n1", "n2", "n3"]
+    ports = dict(zip(("7501", "7502", "7503"), map(str, free_ports(3)), strict=True))
+    processes = {}
+    monkeypatch.chdir(tmp_path)
+    try:
+        for line, node, data in started:
+            command = re.sub(r":(750\d)", lambda m: f":{ports[m[1]]}", line)
+            log = (tmp_path / f"{node}.log").open("wb")
+            processes[node] = subprocess.Popen(
+                [sys.executable, "-m", "nosync.cli", *command.split()], stdout=log, stderr=log,
+                env=os.environ | {"PYTHONPATH": str(README.parent)},
+            )  # fmt: skip
+            eventually(f"{node} serves", lambda data=data: (tmp_path / data / "daemon.json").exists())
+        names: dict[str, object] = {"__name__": "page", "spark": spark}
+        exec(compile(first, "operations.md", "exec"), names)
+        client = client_of(tmp_path / "d1")
+        assert client is not None
+        eventually("epoch 4 is safe", lambda: client.status().safe_point == 4)
+        client.close()
+        processes["n1"].kill()
+        exec(compile(second, "operations.md", "exec"), names)
+    finally:
+        for process in processes.values():
+            process.kill()
+            process.wait()
+    printed = capsys.readouterr().out
+    assert "4 rolled back to    4" in printed
+    assert "layers lost       0" in printed
+    assert "|   a|  6|" in printed
 
 
 def test_the_what_if_page(

@@ -9,7 +9,7 @@ import pyarrow.compute as pc
 import pytest
 
 import nosync
-from tests.cluster.daemons import eventually, running
+from nosync.testing.daemons import eventually, running
 from tests.conftest import OpenStore
 
 if TYPE_CHECKING:
