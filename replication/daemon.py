@@ -38,6 +38,8 @@ from nosync.replication.wire import check_node_id
 log = logging.getLogger("nosync.replication")
 
 ADDRESS_FILE = "daemon.json"
+MEMBERS_FILE = "members.json"
+"""Peers as operators changed them (nosync peers); it goes before the configuration."""
 JOIN_TIMEOUT_S = 1.0
 _LOOK_S = 0.25
 _WATCH_STEP_MS = 20
@@ -81,6 +83,18 @@ class DaemonConfig:
             )
 
 
+def _with_changes(config: DaemonConfig) -> dict[str, str]:
+    """The peers: those that operators made them while it ran, where they did; else those of the configuration."""
+    path = config.data / MEMBERS_FILE
+    if not path.exists():
+        return dict(config.peers)
+    try:
+        found = json.loads(path.read_text())
+        return {str(check_node_id(node)): str(address) for node, address in found.items()}
+    except (OSError, ValueError, AttributeError) as error:
+        raise ReplicationError(f"{path} is damaged ({error}): remove it, and the configured peers count") from error
+
+
 def address_of(root: Path) -> dict[str, Any] | None:
     """What the daemon of a directory wrote about itself; None where none did."""
     try:
@@ -112,10 +126,11 @@ class Daemon(rpc.DaemonServicer):
         directory = LayerDirectory(config.data, marker.key_groups, self._env)
         self.node = Node(directory, marker, StoreSettings(retain=config.retain))
         self._store_id = marker.store_id
-        members = [NodeId(name) for name in (config.node, *config.peers)]
+        self._peers = _with_changes(config)
+        members = [NodeId(name) for name in (config.node, *self._peers)]
         try:
             self.replicator = Replicator(self.node, members[0], marker.store_id, members, config.replicas)
-            peers = {NodeId(name): address for name, address in config.peers.items()}
+            peers = {NodeId(name): address for name, address in self._peers.items()}
             self.transport = Transport(self.replicator, self, members[0], config.listen, peers, self._certificates)
         except BaseException:
             self.node.abandon()
@@ -145,11 +160,7 @@ class Daemon(rpc.DaemonServicer):
             "address": self.transport.address, "node": self.config.node, "pid": os.getpid(),
             "tls": str(self.config.tls.absolute()) if self.config.tls else "",
         }  # fmt: skip
-        path = self.config.data / ADDRESS_FILE
-        with storage_errors("write", path):
-            temporary = path.with_suffix(".new")
-            temporary.write_text(json.dumps(about))
-            self._env.replace(temporary, path)
+        self._write_json(ADDRESS_FILE, about)
         self._watcher.start()
         if self.config.metrics:
             from nosync.replication.metrics import serve_metrics  # noqa: PLC0415 - only where they are wanted
@@ -157,6 +168,15 @@ class Daemon(rpc.DaemonServicer):
             self._stop_metrics = serve_metrics(self.config.metrics, self.status, self.replicator.counters)
         _notify_systemd("READY=1")
         log.info("node %s serves %s on %s", self.config.node, self.config.data, self.transport.address)
+
+    def _write_json(self, name: str, value: object) -> None:
+        path = self.config.data / name
+        with storage_errors("write", path):
+            temporary = path.with_suffix(".new")
+            temporary.write_text(json.dumps(value))
+            self._env.sync_file(temporary)
+            self._env.replace(temporary, path)
+            self._env.sync_dir(path.parent)
 
     def stop(self) -> None:
         """Makes everything durable and gives the directory back."""
@@ -203,7 +223,7 @@ class Daemon(rpc.DaemonServicer):
         self.node.learn()
         peers = self.replicator.peers()
         for peer in peers:
-            peer.address = self.config.peers[peer.node]
+            peer.address = self._peers[peer.node]
         return pb.StatusReply(
             node=self.config.node,
             incarnation=self.node.incarnation,
@@ -253,6 +273,23 @@ class Daemon(rpc.DaemonServicer):
     def DropRounds(self, request: pb.DropRoundsRequest, context: Any) -> pb.Done:
         with _answering(context):
             self.node.drop_rounds(request.stage, request.t)
+        return pb.Done()
+
+    def ChangeMembers(self, request: pb.ChangeMembersRequest, context: Any) -> pb.Done:
+        with _answering(context):
+            for node, address in request.add.items():
+                id = check_node_id(node)
+                if node == self.config.node:
+                    raise ReplicationError(f"node {node} is this node itself")
+                self.transport.add_peer(id, address)
+                self.replicator.add_member(id)
+                self._peers[node] = address
+            for node in request.remove:
+                self.replicator.remove_member(NodeId(node), self.config.replicas)
+                self.transport.remove_peer(NodeId(node))
+                del self._peers[node]
+            self._write_json(MEMBERS_FILE, self._peers)
+            log.warning("the members are now %s", ", ".join([self.config.node, *self._peers]))
         return pb.Done()
 
     def ChangeBranches(self, request: pb.ChangeBranchesRequest, context: Any) -> pb.ChangeBranchesReply:

@@ -192,6 +192,22 @@ class Replicator:
                 return False
         return False
 
+    def add_member(self, node: NodeId) -> None:
+        """A node joins the store."""
+        with self._lock:
+            self._replica.add_member(node)
+
+    def remove_member(self, node: NodeId, replicas: int) -> None:
+        """A node leaves the store: its copies count no more. Raises ReplicationError where too few are left."""
+        with self._lock:
+            if node not in self._replica.peers:
+                raise ReplicationError(f"node {node} is not a peer; peers: {', '.join(self._replica.peers) or 'none'}")
+            if replicas > len(self._replica.peers):
+                raise ReplicationError(
+                    f"without node {node} there are {len(self._replica.peers)} nodes for replicas={replicas}: add one first"
+                )
+            self._act(self._replica.remove_member(node))
+
     # --- sessions ---------------------------------------------------------------------------------------------------
 
     def open_session(self, identity: str | None = None) -> Session:

@@ -10,7 +10,7 @@ import contextlib
 import ipaddress
 import logging
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent import futures
 from dataclasses import dataclass
 from pathlib import Path
@@ -176,25 +176,38 @@ class Transport:
         except RuntimeError as error:
             raise ReplicationError(f"cannot listen on {listen}: {error}") from None
         self.address = f"{listen.rpartition(':')[0]}:{self.port}"
-        self._dialers = [
-            threading.Thread(target=self._dial, args=(node, address), name=f"nosync-dial-{node}", daemon=True)
-            for node, address in peers.items()
-            if me < node
-        ]
 
     def start(self) -> None:
         self._server.start()
         self._health.set("", health_pb2.HealthCheckResponse.SERVING)
-        for dialer in self._dialers:
-            dialer.start()
+        for node in list(self._peers):
+            self._begin_to_dial(node)
 
     def stop(self) -> None:
         self._closing.set()
         self._health.enter_graceful_shutdown()
         self._server.stop(STOP_GRACE_S).wait()
 
+    def add_peer(self, node: NodeId, address: str) -> None:
+        """From now on there is such a node. Raises ReplicationError off loopback without certificates."""
+        if self._certificates is None and not is_loopback(address):
+            raise ReplicationError(
+                f"node {node} at {address} is off loopback: both sides need certificates (nosync certs)"
+            )
+        self._peers[node] = address
+        self._begin_to_dial(node)
+
+    def remove_peer(self, node: NodeId) -> None:
+        """There is no such node any more."""
+        self._peers.pop(node, None)
+
+    def _begin_to_dial(self, node: NodeId) -> None:
+        if self._me < node:
+            address = self._peers[node]
+            threading.Thread(target=self._dial, args=(node, address), name=f"nosync-dial-{node}", daemon=True).start()
+
     def _dial(self, node: NodeId, address: str) -> None:
-        while not self._closing.is_set():
+        while not self._closing.is_set() and self._peers.get(node) == address:
             if not self._replicator.is_linked(node):
                 with channel_to(address, self._certificates, node) as channel:
                     self._link(channel, node)
@@ -258,6 +271,10 @@ class DaemonClient:
     def drop_rounds(self, stage: str, t: int) -> None:
         with self._errors("drop the rounds of a loop"):
             self._stub.DropRounds(pb.DropRoundsRequest(stage=stage, t=t), timeout=CALL_TIMEOUT_S)
+
+    def change_members(self, add: Mapping[str, str], remove: Sequence[str]) -> None:
+        with self._errors("change members"):
+            self._stub.ChangeMembers(pb.ChangeMembersRequest(add=add, remove=remove), timeout=CALL_TIMEOUT_S)
 
     def change_branches(self, change: pb.ChangeBranchesRequest) -> int:
         with self._errors("change branches"):

@@ -10,8 +10,8 @@ from typing import Any
 import click
 
 from nosync.cli.group import cli
-from nosync.cli.screen import escape, out, table_of
-from nosync.lsm.errors import NosyncError
+from nosync.cli.screen import JSON, STORE, escape, out, print_json, table_of
+from nosync.lsm.errors import NosyncError, ReplicationError
 
 
 @cli.command()
@@ -70,6 +70,43 @@ def _peer(text: str) -> tuple[str, str]:
     if not equals or not node or not address:
         raise click.UsageError(f"--peer {text!r} is not NODE=HOST:PORT")
     return node, address
+
+
+@cli.command()
+@STORE
+@click.option("--add", "added", multiple=True, metavar="NODE=HOST:PORT", help="A node that joins the store.")
+@click.option(
+    "--remove", "removed", multiple=True, metavar="NODE", help="A node that is gone for good: its copies count no more."
+)
+@JSON
+def peers(path: Path, added: tuple[str, ...], removed: tuple[str, ...], as_json: bool) -> None:
+    """List the peers of the daemon of PATH, or change them while it runs.
+
+    Tell every node of the store. A new node's own daemon is started with all others as --peer; it is filled in the
+    background. A dead node is never removed by itself: that is for you to decide.
+
+    \b
+      nosync peers d1 --add n4=127.0.0.1:7504
+      nosync peers d1 --remove n2
+    """
+    try:
+        from nosync.replication.daemon import client_of  # noqa: PLC0415
+    except ImportError as error:
+        raise NosyncError(f"daemons need {error.name}: pip install 'nosync[daemon]'") from error
+    client = client_of(path)
+    if client is None:
+        raise ReplicationError(f"{path} has no daemon: start one with nosync daemon --data {path}")
+    if added or removed:
+        client.change_members(dict(_peer(text) for text in added), removed)
+    found = [(p.node, p.address, p.state) for p in client.status().peers]
+    client.close()
+    if as_json:
+        print_json([{"node": node, "address": address, "state": state} for node, address, state in found])
+        return
+    table = table_of("peer", "address", "state")
+    for row in found:
+        table.add_row(*row)
+    out.print(table if found else "no peers")
 
 
 @cli.command()

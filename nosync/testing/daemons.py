@@ -51,13 +51,15 @@ class Daemons:
     replicas: int
     ports: dict[str, int]
     extra: tuple[str, ...] = ()
+    know: tuple[str, ...] = ()
+    """The nodes that are given to a daemon as its peers when it is started; empty: all."""
     processes: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
 
     def data(self, node: str) -> Path:
         return self.root / node
 
     def command(self, node: str, *more: str) -> list[str]:
-        peers = [f"--peer={other}=127.0.0.1:{self.ports[other]}" for other in self.nodes if other != node]
+        peers = [f"--peer={other}=127.0.0.1:{self.ports[other]}" for other in self.know or self.nodes if other != node]
         return [
             sys.executable, "-m", "nosync.cli", "daemon", "--node", node, "--data", str(self.data(node)),
             "--listen", f"127.0.0.1:{self.ports[node]}", "--replicas", str(self.replicas), *peers, *self.extra, *more,
@@ -113,13 +115,19 @@ class Daemons:
 
 @contextlib.contextmanager
 def running(
-    root: Path, nodes: tuple[str, ...] = ("n1", "n2", "n3"), replicas: int = 2, extra: tuple[str, ...] = ()
+    root: Path,
+    nodes: tuple[str, ...] = ("n1", "n2", "n3"),
+    replicas: int = 2,
+    extra: tuple[str, ...] = (),
+    *,
+    start: tuple[str, ...] | None = None,
+    know: tuple[str, ...] = (),
 ) -> Iterator[Daemons]:
     """Started daemons; whatever still runs in the end is killed."""
     root.mkdir(parents=True, exist_ok=True)
-    found = Daemons(root, nodes, replicas, dict(zip(nodes, free_ports(len(nodes)), strict=True)), extra)
+    found = Daemons(root, nodes, replicas, dict(zip(nodes, free_ports(len(nodes)), strict=True)), extra, know)
     try:
-        for node in nodes:
+        for node in nodes if start is None else start:
             found.start(node)
         yield found
     finally:

@@ -225,6 +225,21 @@ class DropRoundsRequest(_message.Message):
     t: int
     def __init__(self, stage: _Optional[str] = ..., t: _Optional[int] = ...) -> None: ...
 
+class ChangeMembersRequest(_message.Message):
+    __slots__ = ("add", "remove")
+    class AddEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: str
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
+    ADD_FIELD_NUMBER: _ClassVar[int]
+    REMOVE_FIELD_NUMBER: _ClassVar[int]
+    add: _containers.ScalarMap[str, str]
+    remove: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, add: _Optional[_Mapping[str, str]] = ..., remove: _Optional[_Iterable[str]] = ...) -> None: ...
+
 class ChangeBranchesRequest(_message.Message):
     __slots__ = ("create", "promote", "delete")
     class Create(_message.Message):

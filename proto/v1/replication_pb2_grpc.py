@@ -145,6 +145,11 @@ class DaemonStub:
                 request_serializer=nosync_dot_proto_dot_v1_dot_replication__pb2.DropRoundsRequest.SerializeToString,
                 response_deserializer=nosync_dot_proto_dot_v1_dot_replication__pb2.Done.FromString,
                 _registered_method=True)
+        self.ChangeMembers = channel.unary_unary(
+                '/nosync.v1.Daemon/ChangeMembers',
+                request_serializer=nosync_dot_proto_dot_v1_dot_replication__pb2.ChangeMembersRequest.SerializeToString,
+                response_deserializer=nosync_dot_proto_dot_v1_dot_replication__pb2.Done.FromString,
+                _registered_method=True)
         self.ChangeBranches = channel.unary_unary(
                 '/nosync.v1.Daemon/ChangeBranches',
                 request_serializer=nosync_dot_proto_dot_v1_dot_replication__pb2.ChangeBranchesRequest.SerializeToString,
@@ -202,6 +207,13 @@ class DaemonServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ChangeMembers(self, request, context):
+        """Operators add and remove nodes of the store; each daemon is told, and remembers.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def ChangeBranches(self, request, context):
         """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -244,6 +256,11 @@ def add_DaemonServicer_to_server(servicer, server):
             'DropRounds': grpc.unary_unary_rpc_method_handler(
                     servicer.DropRounds,
                     request_deserializer=nosync_dot_proto_dot_v1_dot_replication__pb2.DropRoundsRequest.FromString,
+                    response_serializer=nosync_dot_proto_dot_v1_dot_replication__pb2.Done.SerializeToString,
+            ),
+            'ChangeMembers': grpc.unary_unary_rpc_method_handler(
+                    servicer.ChangeMembers,
+                    request_deserializer=nosync_dot_proto_dot_v1_dot_replication__pb2.ChangeMembersRequest.FromString,
                     response_serializer=nosync_dot_proto_dot_v1_dot_replication__pb2.Done.SerializeToString,
             ),
             'ChangeBranches': grpc.unary_unary_rpc_method_handler(
@@ -441,6 +458,33 @@ class Daemon:
             target,
             '/nosync.v1.Daemon/DropRounds',
             nosync_dot_proto_dot_v1_dot_replication__pb2.DropRoundsRequest.SerializeToString,
+            nosync_dot_proto_dot_v1_dot_replication__pb2.Done.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ChangeMembers(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/nosync.v1.Daemon/ChangeMembers',
+            nosync_dot_proto_dot_v1_dot_replication__pb2.ChangeMembersRequest.SerializeToString,
             nosync_dot_proto_dot_v1_dot_replication__pb2.Done.FromString,
             options,
             channel_credentials,

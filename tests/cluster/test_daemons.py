@@ -14,6 +14,7 @@ import pyarrow as pa
 import pytest
 
 import nosync
+from nosync.cli import main
 from nosync.lsm.layer import Description, LayerId, Shard, TraceId
 from nosync.replication.daemon import client_of
 from nosync.testing.daemons import Daemons, eventually, running
@@ -181,6 +182,63 @@ def _safe_or(daemons: Daemons, known: int) -> int:
         return known
     assert found is None or found >= known, "the safe point went back"
     return known if found is None else found
+
+
+def test_nodes_join_and_leave_while_it_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    nodes = ("n1", "n2", "n3")
+    with (
+        running(tmp_path, nodes, replicas=2, start=("n1", "n2"), know=("n1", "n2")) as daemons,
+        daemons.open("n1") as store,
+    ):
+        for t in range(4):
+            publish(store, t)
+        eventually("safe", lambda: daemons.safe_point("n1") == 3)
+        daemons.know = nodes
+        daemons.start("n3")
+        for node in ("n1", "n2"):
+            main(["peers", str(daemons.data(node)), "--add", f"n3=127.0.0.1:{daemons.ports['n3']}"])
+        assert "n3" in capsys.readouterr().out
+        eventually(
+            "n3 is filled",
+            lambda: daemons.peer("n1", "n3").state == "up" and daemons.peer("n1", "n3").behind_files == 0,
+        )
+        daemons.kill("n2")
+        daemons.wipe("n2")
+        for node in ("n1", "n3"):
+            main(["peers", str(daemons.data(node)), "--remove", "n2", "--json"])
+        assert '"n2"' not in capsys.readouterr().out
+        publish(store, 4)
+        eventually("two copies without n2", lambda: daemons.safe_point("n1") == 4)
+        with daemons.open("n3") as other:
+            assert [state(other, t) for t in range(5)] == [expected(t) for t in range(5)]
+        with pytest.raises(SystemExit):
+            main(["peers", str(daemons.data("n1")), "--remove", "n3"])
+        assert "there are 1 nodes for replicas=2: add one first" in " ".join(capsys.readouterr().err.split())
+        daemons.kill("n1")
+        daemons.start("n1")  # with n2 still in its configuration
+        assert [peer.node for peer in daemons.status("n1").peers] == ["n3"]
+
+
+def test_a_peer_that_was_away_is_sent_less_than_was_written(tmp_path: Path) -> None:
+    """What waits is merged meanwhile, and goes over merged; nothing waits for the peer, and it catches up."""
+    with running(tmp_path, ("n1", "n2"), replicas=2) as daemons, daemons.open("n1") as store:
+        publish(store, 0)
+        eventually("safe", lambda: daemons.safe_point("n1") == 0)
+        daemons.signal("n2", signal.SIGSTOP)
+        for t in range(1, 61):
+            publish(store, t)
+        client = client_of(daemons.data("n1"))
+        assert client is not None
+        list(client.compact())
+        written = sum(Path(layer.path).stat().st_size for layer in store.layers() if layer.stage == "counts")
+        daemons.signal("n2", signal.SIGCONT)
+        eventually("n2 caught up", lambda: daemons.safe_point("n1") == 60)
+        client.close()
+        with daemons.open("n2") as other:
+            layers = [layer for layer in other.layers() if layer.stage == "counts"]
+            assert len(layers) < 60, "two shards of 61 epochs, merged"
+            assert [state(other, t) for t in (0, 30, 60)] == [expected(t) for t in (0, 30, 60)]
+            assert sum(layer.bytes for layer in layers) <= 1.5 * written
 
 
 # --- what is refused --------------------------------------------------------------------------------------------------
