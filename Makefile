@@ -8,7 +8,7 @@ CYCLES ?= 200
 KILLS ?= 50
 SEEDS ?= 10000
 
-.PHONY: help setup java demo test check format crash kills sim cluster bench clean
+.PHONY: help setup java demo test check format crash kills sim cluster model bench clean
 
 help:  ## Show the targets.
 	@grep -hE '^[a-z-]+:.*## ' Makefile | awk -F ':.*## ' '{printf "  make %-8s %s\n", $$1, $$2}'
@@ -53,6 +53,9 @@ sim: setup  ## Run the replication protocol under faults from SEEDS=10000 seeds,
 
 cluster: setup  ## Daemons as processes: the tests, with CYCLES=200 kills under load.
 	NOSYNC_DAEMON_CYCLES=$(CYCLES) $(BIN)/python -m pytest tests/cluster tests/spark/test_replication.py --timeout 3600
+
+model:  ## Check docs/model with Spin, and that planted bugs break it. Needs spin and a C compiler.
+	sh docs/model/check.sh
 
 bench: setup  ## Measure the layer log and the recording of a Spark job beside their baselines.
 	$(BIN)/python -m bench

@@ -6,8 +6,10 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -45,3 +47,12 @@ def test_a_seed_takes_the_same_course_in_every_process() -> None:
     ]  # fmt: skip
     assert len(set(found)) == 1
     assert "publishes 7" in found[0]
+
+
+@pytest.mark.skipif(shutil.which("spin") is None or shutil.which("cc") is None, reason="no spin or C compiler here")
+def test_the_model_holds_and_planted_bugs_break_it() -> None:
+    script = Path(__file__).parents[2] / "docs" / "model" / "check.sh"
+    done = subprocess.run(["sh", str(script)], capture_output=True, text=True, check=False, timeout=200)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.splitlines()[0] == "as it is: 0 errors"
+    assert len(done.stdout.splitlines()) == 6
