@@ -274,6 +274,14 @@ class Replica:
         if peer is not None and peer.session == session:
             peer.session, peer.asked_s = None, None
 
+    def heard_from(self, session: SessionId) -> None:
+        """A piece of a file came: the other side is alive."""
+        if session in self._sessions:
+            self._heard_s[session] = self.now_s
+            node = self._sessions[session]
+            if node in self.peers:
+                self.peers[node].heard_s = self.now_s
+
     def received(self, session: SessionId, message: Message) -> list[Effect]:
         """A message came. Of sessions that have ended nothing counts."""
         if session not in self._sessions:

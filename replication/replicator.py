@@ -25,7 +25,7 @@ from nosync.lsm.directory import MANIFESTS
 from nosync.lsm.env import storage_errors
 from nosync.lsm.errors import CorruptionError, NosyncError, ReplicationError
 from nosync.lsm.layer import LayerId
-from nosync.lsm.manifest import Entry, read_small, sync_published
+from nosync.lsm.manifest import Entry, read_small
 from nosync.lsm.node import Node
 from nosync.lsm.reader import LayerReader
 from nosync.lsm.timestamp import round_of
@@ -98,21 +98,30 @@ class Replicator:
         self._next_session = 0
         self._closing = threading.Event()
         self._clock = threading.Thread(target=self._run_clock, name="nosync-replication", daemon=True)
+        self._keeper = threading.Thread(target=self._run_keeper, name="nosync-keeper", daemon=True)
+        self._arrived: deque[PurePosixPath] = deque()
+        self._arrived_more = threading.Condition()
         self.counters = Counters()
 
     def start(self) -> None:
         """Announces what is there, and begins to listen to the node."""
         self._node.listener = self
-        files = [self._held_file(path) for path in self._small_files()]
         with self._lock:
-            self._act(self._replica.holds([*self._node_records(), *filter(None, files)]))
+            self._act(self._replica.holds(self._node_records()))
+        files = self._small_files()
+        if files:
+            self._make_durable(files)
         self._clock.start()
+        self._keeper.start()
 
     def stop(self) -> None:
         self._closing.set()
         self._node.listener = None
-        if self._clock.is_alive():
-            self._clock.join()
+        with self._arrived_more:
+            self._arrived_more.notify()
+        for thread in (self._clock, self._keeper):
+            if thread.is_alive():
+                thread.join()
         with self._lock:
             for session in self._sessions.values():
                 session.close()
@@ -129,13 +138,42 @@ class Replicator:
         return [path for path in found if path.name.endswith(".json")]
 
     def _held_file(self, path: PurePosixPath) -> Held | None:
+        """What a durable manifest, or entry of the log of branches, holds."""
         try:
-            sync_published(self._root / path, self._env)
             text = self._env.read(self._root / path)
-        except (NosyncError, OSError) as error:
+        except OSError as error:
             log.error("not announced: %s: %s", path, error)
             return None
         return Held(str(path), blake3(text).hexdigest(), len(text))
+
+    def _run_keeper(self) -> None:
+        """Makes small files that came durable, those that came together at once, and announces them."""
+        while True:
+            with self._arrived_more:
+                self._arrived_more.wait_for(lambda: self._arrived or self._closing.is_set())
+                if self._closing.is_set():
+                    return
+                paths = list(self._arrived)
+                self._arrived.clear()
+            try:
+                self._make_durable(paths)
+                self._node.learn()
+            except NosyncError as error:
+                log.error("not announced: %s and %d more: %s", paths[0], len(paths) - 1, error)
+                with self._lock:
+                    for path in paths:
+                        self._act(self._replica.fetch_failed(str(path)))
+
+    def _make_durable(self, paths: Sequence[PurePosixPath]) -> None:
+        with storage_errors("sync", self._root / paths[0]):
+            for path in paths:
+                self._env.sync_file(self._root / path)
+            directories = {directory for path in paths for directory in list(path.parents)[:-1]}
+            for directory in sorted(directories):
+                self._env.sync_dir(self._root / directory)
+        held = [found for path in paths if (found := self._held_file(path)) is not None]
+        with self._lock:
+            self._act(self._replica.holds(held))
 
     # --- the node's listener ----------------------------------------------------------------------------------------
 
@@ -228,9 +266,9 @@ class Replicator:
         with self._lock:
             if self._sessions.pop(session.id, None) is not None:
                 self._act(self._replica.disconnected(session.id))
-        for incoming in session.incoming.values():
-            self._abandon(incoming)
-        session.incoming.clear()
+        for name in list(session.incoming):  # the thread that reads may be in the middle of one
+            if (incoming := session.incoming.pop(name, None)) is not None:
+                self._abandon(incoming)
 
     def is_linked(self, node: NodeId) -> bool:
         """Whether there is a session with a node."""
@@ -242,6 +280,8 @@ class Replicator:
         """A frame came. Raises ReplicationError for one that no node sends: the stream is then ended."""
         message = session.decoder.decode(frame)
         if isinstance(message, Chunk):
+            with self._lock:
+                self._replica.heard_from(session.id)
             self._chunk(session, message)
             return
         if message is None:
@@ -319,7 +359,7 @@ class Replicator:
         except NosyncError as error:
             self._refuse(session, incoming, str(error))
             return
-        del session.incoming[name]
+        session.incoming.pop(name, None)
         self.counters.received_files += 1
         self.counters.received_bytes += incoming.held.size_bytes
 
@@ -346,9 +386,9 @@ class Replicator:
         if id is not None:
             self._node.note([id])
         else:
-            self.held_file(PurePosixPath(held.name))
-            self._node.learn()
-            self._node.note([])
+            with self._arrived_more:
+                self._arrived.append(PurePosixPath(held.name))
+                self._arrived_more.notify()
 
     def _refuse(self, session: Session, incoming: _Incoming, why: str) -> None:
         log.warning("not kept: %s: %s", incoming.held.name, why)
