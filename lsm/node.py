@@ -18,9 +18,8 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import Any, Protocol
+from typing import Any
 
 from nosync.lsm.branches import BRANCHES, MAIN
 from nosync.lsm.catalog import Catalog, Record, set_aside
@@ -48,6 +47,7 @@ from nosync.lsm.manifest import (
     sync_published,
 )
 from nosync.lsm.reader import LayerReader
+from nosync.lsm.roles import Listener, Missing
 from nosync.lsm.settings import StoreSettings
 from nosync.lsm.timestamp import END_OF_TIME, ZERO, Epoch, Time, end_of, epoch_of, pack, round_of
 from nosync.lsm.trace import choose_cover, overlaps
@@ -57,80 +57,6 @@ log = logging.getLogger("nosync")
 
 _SAFE = "safe/"
 """Catalog: by line, the safe point that was told, where there are peers."""
-
-
-class Listener(Protocol):
-    """Who is told of what this node durably holds: replication."""
-
-    def held(self, added: Sequence[Record], gone: Sequence[LayerId], *, dropped: bool = False) -> None:
-        """These layers are durable here, and those are not any more. `dropped`: nobody needs them."""
-
-    def held_file(self, path: PurePosixPath) -> None:
-        """A manifest, or an entry of the log of branches, is durable here."""
-
-    def dropped_files(self) -> None:
-        """Manifests were removed, because no branch needs them."""
-
-    def copies(self, entry: Entry) -> int:
-        """On how many nodes a layer is durable."""
-
-    def copies_of_file(self, path: PurePosixPath) -> int:
-        """On how many nodes a manifest is durable."""
-
-
-@dataclass(frozen=True, order=True)
-class Missing:
-    """A layer that a manifest lists and no file holds."""
-
-    entry: Entry
-    t: Epoch
-    line: str
-
-
-class StoreNode(Protocol):
-    """What a store and a job need of whoever keeps the directory: a `Node` in this process, or a daemon."""
-
-    problems: dict[str, str]
-    """What keeps layers from being durable, by path; empty when all is well."""
-
-    @property
-    def lines(self) -> Lines:
-        """The lines of the store."""
-
-    @property
-    def replicas(self) -> int:
-        """On how many nodes layers can be kept, this one included."""
-
-    def note(self, ids: Iterable[LayerId]) -> None: ...
-    def origin(self, trace: TraceId) -> Time | None: ...
-    def histories(self, branch: str = MAIN) -> dict[str, History]: ...
-    def manifests(self, branch: str = MAIN) -> dict[Epoch, Manifest]: ...
-    def last_sealed(self, branch: str = MAIN) -> Epoch | None: ...
-    def check_sealable(self, t: int, branch: str = MAIN) -> None: ...
-    def seal(
-        self,
-        t: int,
-        ids: Sequence[LayerId],
-        branch: str = MAIN,
-        meta: dict[str, Any] | None = None,
-        copies: Mapping[str, int] | None = None,
-    ) -> Manifest: ...
-    def missing(self, branch: str = MAIN) -> list[Missing]: ...
-    def pins(self) -> dict[str, Pin]: ...
-    def pin(self, pin: Pin) -> None: ...
-    def unpin(self, name: str) -> None: ...
-    def durable_ids(self) -> set[LayerId]: ...
-    def safe_point(self, branch: str = MAIN) -> Epoch | None: ...
-    def since(self) -> Time: ...
-    def settle(self) -> None: ...
-    def sync(self) -> None: ...
-    def check(self) -> list[NosyncError]: ...
-    def compact(self, stage: str | None = None) -> Iterator[int]: ...
-    def drop_rounds(self, stage: str, t: int) -> None: ...
-    def create_branch(self, name: str, parent: str, at: int, changed: Iterable[str]) -> None: ...
-    def promote(self, name: str, keep_as: str | None) -> None: ...
-    def delete_branch(self, name: str) -> int: ...
-    def close(self) -> None: ...
 
 
 class Node:

@@ -51,7 +51,8 @@ from nosync.lsm.layer import Description, LayerId, Shard, TraceId, check_name
 from nosync.lsm.lines import Lines
 from nosync.lsm.manifest import Manifest, Pin, read_pins
 from nosync.lsm.merge import RowFilter
-from nosync.lsm.node import Missing, Node, StoreNode
+from nosync.lsm.node import Node
+from nosync.lsm.roles import Missing, StoreNode
 from nosync.lsm.scrub import VerifyReport, verify_directory
 from nosync.lsm.settings import StoreSettings
 from nosync.lsm.status import BranchInfo, LayerStatus, StoreStatus, status_of, status_of_bad

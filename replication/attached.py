@@ -20,7 +20,7 @@ from nosync.lsm.layer import LayerId, TraceId
 from nosync.lsm.ledger import Ledger
 from nosync.lsm.lines import Lines
 from nosync.lsm.manifest import Manifest, Pin, delete_pin, publish_pin, read_pins
-from nosync.lsm.node import Missing
+from nosync.lsm.roles import Missing
 from nosync.lsm.timestamp import Epoch, Time, pack
 from nosync.proto.v1 import replication_pb2 as pb
 from nosync.replication.transport import DaemonClient

@@ -178,7 +178,7 @@ class Replicator:
     # --- the node's listener ----------------------------------------------------------------------------------------
 
     def held(self, added: Sequence[Record], gone: Sequence[LayerId], *, dropped: bool = False) -> None:
-        """See nosync.lsm.node.Listener."""
+        """See nosync.lsm.roles.Listener."""
         new = [held for record in added if (held := _held_layer(record)) is not None]
         names = [name_of(id) for id in gone]
         with self._lock:
@@ -187,14 +187,14 @@ class Replicator:
             self._act(self._replica.holds(new, names))
 
     def held_file(self, path: PurePosixPath) -> None:
-        """See nosync.lsm.node.Listener."""
+        """See nosync.lsm.roles.Listener."""
         held = self._held_file(path)
         if held is not None:
             with self._lock:
                 self._act(self._replica.holds([held]))
 
     def dropped_files(self) -> None:
-        """See nosync.lsm.node.Listener."""
+        """See nosync.lsm.roles.Listener."""
         there = {str(path) for path in self._small_files()}
         with self._lock:
             gone = [held.name for held in self._replica.mine if layer_of(held.name) is None and held.name not in there]
@@ -202,7 +202,7 @@ class Replicator:
             self._act(self._replica.holds([], gone))
 
     def copies(self, entry: Entry) -> int:
-        """See nosync.lsm.node.Listener."""
+        """See nosync.lsm.roles.Listener."""
         return self.copies_by_name(name_of(entry.id), entry.digest)
 
     def copies_by_name(self, name: str, digest: str) -> int:
@@ -211,7 +211,7 @@ class Replicator:
             return self._replica.copies(name, digest)
 
     def copies_of_file(self, path: PurePosixPath) -> int:
-        """See nosync.lsm.node.Listener."""
+        """See nosync.lsm.roles.Listener."""
         with self._lock:
             mine = self._replica.mine.get(str(path))
             return 0 if mine is None else self._replica.copies(mine.name, mine.digest)

@@ -291,3 +291,49 @@ def test_covers() -> None:
         choose_cover(TRACE, [_d(0, 8, 6)], pack(6), last_of(5))
     with pytest.raises(NotAvailableError, match="recorded up to 7"):
         choose_cover(TRACE, fresh, pack(12), last_of(11))
+
+
+@given(HISTORY, HASHERS, st.data())
+def test_layers_of_two_nodes_that_overlap_in_part(
+    history: list[dict[str, Any]], hasher: Hasher, data: st.DataObject
+) -> None:
+    """Two nodes merged differently, and one has of each a part: what covers all epochs reads as everything does."""
+    with tempfile.TemporaryDirectory() as root:
+        recorded = Recorded(Path(root) / "x", hasher, history)
+        n = recorded.epochs
+        since = data.draw(st.integers(0, n - 1))
+        runs = data.draw(st.lists(st.tuples(st.integers(0, n - 1), st.integers(1, n)), max_size=4))
+        kept = {Description.of_epoch(t) for t in data.draw(st.sets(st.integers(0, n - 1)))}
+        for first, length in runs:
+            layers = recorded.trace(recorded.fresh()[first : first + length]).layers
+            if len(layers) < 2:
+                continue
+            merge = Merge(
+                recorded.directory.root, list(layers), since=pack(min(since, first + len(layers) - 1)), bottom=first == 0,
+                env=recorded.directory.env, block_rows=4,
+            )  # fmt: skip
+            for _ in merge.steps():
+                pass
+            kept.add(merge.id.description)
+        for d in recorded.fresh():  # whatever none of them covers is there as it was
+            if not any(k.lower <= d.lower and d.upper <= k.upper for k in kept):
+                kept.add(d)
+        for d in recorded.directory.descriptions(TRACE):
+            if d not in kept:
+                recorded.directory.path_of(LayerId(TRACE, d)).unlink()
+        exact_from = max(d.since for d in kept)
+        for t in range(n):
+            if pack(t) < exact_from:
+                continue
+            trace = recorded.directory.trace(TRACE, until=end_of(t), as_of=last_of(t), origin=Time(0))
+            assert _scan(trace, t) == recorded.state(t)
+            for after in range(t + 1):
+                if pack(after) >= exact_from:
+                    feed = recorded.directory.trace(TRACE, until=end_of(t), as_of=last_of(after), origin=Time(0))
+                    state = dict(recorded.state(after))
+                    for row in feed.changes(last_of(after), last_of(t)).to_pylist():
+                        if row["_change_type"] in ("update_preimage", "delete"):
+                            assert state.pop((row["k"],)) == (row["v"],)
+                        else:
+                            state[row["k"],] = (row["v"],)
+                    assert state == recorded.state(t)

@@ -1,0 +1,82 @@
+"""Inventories against sets of epochs, spelled out."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import PurePosixPath
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from nosync.lsm.layer import Description, LayerId, Shard, TraceId
+from nosync.lsm.timestamp import Time, epoch_of, pack
+from nosync.replication.inventory import Held, Inventory, NodeId, covers, in_order, keepers, missing, name_of
+
+TRACE = TraceId("s", "f", Shard(0))
+ranges = st.tuples(st.integers(0, 9), st.integers(1, 5)).map(lambda r: Description(pack(r[0]), pack(r[0] + r[1])))
+layers = st.sets(ranges, max_size=8)
+
+
+def held(d: Description) -> Held:
+    return Held(name_of(LayerId(TRACE, d)), f"digest of {d}", 1)
+
+
+def epochs(of: set[Description]) -> set[int]:
+    return {e for d in of for e in range(epoch_of(d.lower), epoch_of(Time(d.upper - 1)) + 1)}
+
+
+@given(layers, ranges)
+def test_covers(mine: set[Description], wanted: Description) -> None:
+    assert covers(mine, wanted) == (epochs({wanted}) <= epochs(mine))
+
+
+@given(layers, layers)
+def test_what_is_missing_is_enough_and_not_what_is_there(mine: set[Description], theirs: set[Description]) -> None:
+    found = missing(Inventory(map(held, mine)), Inventory(map(held, theirs)))
+    fetched = {d for d in theirs if held(d) in found}
+    assert epochs(mine | fetched) == epochs(mine | theirs)
+    assert all(not epochs({d}) <= epochs(mine) for d in fetched)
+    assert not any(a != b and epochs({a}) <= epochs({b}) for a in fetched for b in fetched)
+
+
+@given(st.lists(st.tuples(st.booleans(), ranges), max_size=30))
+def test_the_hash_depends_on_what_is_held_and_on_nothing_else(steps: list[tuple[bool, Description]]) -> None:
+    inventory, expected = Inventory(), set()
+    for add, d in steps:
+        if add:
+            inventory.add(held(d))
+            expected.add(d)
+        else:
+            inventory.discard(held(d).name)
+            expected.discard(d)
+    assert inventory.root == Inventory(map(held, sorted(expected))).root
+    assert set(inventory) == set(map(held, expected))
+    assert set(inventory.layers(TRACE.directory)) == expected
+    assert inventory.traces() == ([TRACE.directory] if expected else [])
+    if expected:
+        other = Inventory([*map(held, sorted(expected)[1:]), Held(held(min(expected)).name, "other")])
+        assert other.root != inventory.root
+        assert not other.holds(held(min(expected)).name, held(min(expected)).digest)
+
+
+def test_a_manifest_comes_after_its_layers_and_the_log_first() -> None:
+    files = [
+        Held("manifests/main/10.json", "m"), Held("manifests/main/2.json", "m"), held(Description(pack(10), pack(11))),
+        held(Description(pack(2), pack(3))), Held("branches/1.json", "b"), held(Description(pack(0), pack(3))),
+    ]  # fmt: skip
+    names = [file.name.rpartition("/")[2] for file in in_order(files)]
+    assert names == ["1.json", "0-3-0.layer", "2-3-0.layer", "2.json", "10-11-0.layer", "10.json"]
+
+
+def test_rendezvous_spreads_evenly_and_moves_little() -> None:
+    nodes = [NodeId(f"n{i}") for i in range(5)]
+    traces = [str(PurePosixPath("s", "f", f"{i}of999")) for i in range(999)]
+    chosen = {trace: keepers(trace, nodes, 2) for trace in traces}
+    counts = Counter(node for of in chosen.values() for node in of)
+    assert all(300 < counts[node] < 500 for node in nodes), counts
+    for trace in traces:
+        less = keepers(trace, nodes[1:], 2)
+        assert [node for node in chosen[trace] if node != nodes[0]] == less[
+            : len([n for n in chosen[trace] if n != nodes[0]])
+        ]
+        assert keepers(trace, reversed(nodes), 2) == chosen[trace]
