@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import queue
+import time
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
@@ -27,7 +28,7 @@ from nosync.replication.certs import make_certificates
 from nosync.replication.transport import Certificates, channel_to, is_loopback
 from nosync.replication.wire import CHUNK_BYTES, Decoder, frames
 from nosync.testing.daemons import Daemons, eventually, free_ports, running
-from tests.cluster.test_daemons import expected, publish, state
+from tests.cluster.test_daemons import expected, publish, rows, state
 
 DIGEST = "ab" * 32
 LAYER = "layers/s/f/0/0-1-0.layer"
@@ -90,6 +91,9 @@ def test_pieces_that_no_node_sends(chunk: pb.Chunk, message: str) -> None:
 # --- a daemon ---------------------------------------------------------------------------------------------------------
 
 
+_LATER = pb.Frame()
+
+
 def _talk(channel: grpc.Channel, sent: list[pb.Frame]) -> list[pb.Frame]:
     """Sends frames, and returns what came until the daemon ended the stream, or half a second was quiet."""
     waiting: queue.Queue[pb.Frame | None] = queue.Queue()
@@ -98,7 +102,10 @@ def _talk(channel: grpc.Channel, sent: list[pb.Frame]) -> list[pb.Frame]:
 
     def out() -> Iterator[pb.Frame]:
         while (frame := waiting.get()) is not None:
-            yield frame
+            if frame is _LATER:
+                time.sleep(0.5)  # until the daemon has asked for what it was told of
+            else:
+                yield frame
 
     call = rpc.ReplicationStub(channel).Link(out(), timeout=1.5)
     found = []
@@ -125,6 +132,16 @@ def test_a_hostile_client_kills_and_changes_nothing(tmp_path: Path) -> None:
         daemons.kill("n2")
         before = {path: path.read_bytes() for path in daemons.data("n1").rglob("*.layer")}
         held = pb.Held(name=LAYER, digest=DIGEST, size_bytes=3)
+        # Whole layers of another store: one under a digest that it does not have, one with a bit flipped.
+        with nosync.open(tmp_path / "theirs", settings=nosync.StoreSettings(background=False)) as theirs:
+            theirs.append("evil", t=0, rows=rows(0), key=["k"])
+            layer = theirs.layers()[0]
+        whole = Path(layer.path).read_bytes()
+        name = "layers/evil/raw/0/0-1-0.layer"
+        other = pb.Chunk(name=name, digest=DIGEST, size_bytes=len(whole), data=whole)
+        flipped = bytearray(whole)
+        flipped[len(whole) // 4] ^= 1
+        torn = pb.Chunk(name=name, digest=layer.digest, size_bytes=len(whole), data=bytes(flipped))
         attacks = [
             [_hello(daemons, node="evil")],
             [_hello(daemons, version=9)],
@@ -138,6 +155,19 @@ def test_a_hostile_client_kills_and_changes_nothing(tmp_path: Path) -> None:
                 pb.Frame(chunk=pb.Chunk(name=LAYER, digest=DIGEST, size_bytes=3, data=b"abc")),
             ],
             [_hello(daemons), pb.Frame(chunk=pb.Chunk(name=LAYER, digest=DIGEST, size_bytes=3, data=b"abc"))],
+            *(
+                [
+                    _hello(daemons),
+                    pb.Frame(
+                        inventory=pb.Inventory(
+                            seq=0, last=True, held=[pb.Held(name=name, digest=chunk.digest, size_bytes=len(whole))]
+                        )
+                    ),
+                    _LATER,
+                    pb.Frame(chunk=chunk),
+                ]
+                for chunk in (other, torn)
+            ),
             [
                 _hello(daemons),
                 *[pb.Frame(beat=pb.Beat(seq=int(i), root="x")) for i in random.integers(0, 1 << 40, 200)],
@@ -155,6 +185,8 @@ def test_a_hostile_client_kills_and_changes_nothing(tmp_path: Path) -> None:
         after = {path: path.read_bytes() for path in daemons.data("n1").rglob("*.layer")}
         assert before.items() <= after.items()
         assert not (daemons.data("n1") / LAYER).exists()
+        assert not (daemons.data("n1") / name).exists()
+        assert daemons.log("n1").count("not kept: layers/evil") == 2, "both were asked for, and refused"
         assert not list((daemons.data("n1") / "tmp").iterdir())
         daemons.start("n2")
         eventually("all goes on", lambda: daemons.safe_point("n1") == 1)
