@@ -69,6 +69,7 @@ class Node:
         self._lock = threading.RLock()  # the fields below, and the catalog
         self._records: dict[TraceId, dict[Description, Record]] = {}
         self._pending: dict[LayerId, None] = {}
+        self._verified: set[LayerId] = set()  # of those, whose bytes were checked as they came
         self._pins: dict[str, Pin] = {}
         self._unsynced: dict[tuple[str, Epoch], Path] = {}  # manifests that are not durable yet
         self._safe: dict[str, Epoch] = {}
@@ -176,10 +177,16 @@ class Node:
 
     # --- durability ---------------------------------------------------------------------------------------------------
 
-    def note(self, ids: Iterable[LayerId]) -> None:
-        """Tells the node of published layers, which it then makes durable. It would find them by itself, later."""
+    def note(self, ids: Iterable[LayerId], *, verified: bool = False) -> None:
+        """Tells the node of published layers, which it then makes durable. It would find them by itself, later.
+
+        `verified`: this process has just checked every byte of them, so that it need not do it again.
+        """
         with self._lock:
-            self._pending.update(dict.fromkeys(ids))
+            for id in ids:
+                self._pending.setdefault(id)
+                if verified:
+                    self._verified.add(id)
         self._wake.set()
 
     def scan(self) -> None:
@@ -283,12 +290,15 @@ class Node:
         path = self.directory.path_of(id)
         try:
             reader = LayerReader.open(path, self._env, id)
-            reader.verify()
+            if id not in self._verified:
+                reader.verify()
         except FileNotFoundError:
             return None
         except CorruptionError as error:
             self._quarantine(id, error)
             return None
+        finally:
+            self._verified.discard(id)
         try:
             with storage_errors("sync", path):
                 if id in self._retry_at:

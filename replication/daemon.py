@@ -21,7 +21,15 @@ from typing import Any
 from blake3 import blake3
 
 from nosync.lsm.branches import MAIN
-from nosync.lsm.directory import DEFAULT_KEY_GROUPS, LAYERS, MARKER, LayerDirectory, create_store, read_marker
+from nosync.lsm.directory import (
+    DEFAULT_KEY_GROUPS,
+    LAYERS,
+    MANIFESTS,
+    MARKER,
+    LayerDirectory,
+    create_store,
+    read_marker,
+)
 from nosync.lsm.env import Env, storage_errors
 from nosync.lsm.errors import NosyncError, ReplicationError
 from nosync.lsm.layer import parse_path
@@ -41,6 +49,8 @@ ADDRESS_FILE = "daemon.json"
 MEMBERS_FILE = "members.json"
 """Peers as operators changed them (nosync peers); it goes before the configuration."""
 JOIN_TIMEOUT_S = 1.0
+SCAN_INTERVAL_S = 5.0
+"""How often the directory is listed, in case that neither a job nor the watch told of something."""
 _LOOK_S = 0.25
 _WATCH_STEP_MS = 20
 _WATCH_DEBOUNCE_MS = 40
@@ -124,7 +134,7 @@ class Daemon(rpc.DaemonServicer):
             self._make_store()
         marker = read_marker(config.data, self._env)
         directory = LayerDirectory(config.data, marker.key_groups, self._env)
-        self.node = Node(directory, marker, StoreSettings(retain=config.retain))
+        self.node = Node(directory, marker, StoreSettings(retain=config.retain, scan_interval_s=SCAN_INTERVAL_S))
         self._store_id = marker.store_id
         self._peers = _with_changes(config)
         members = [NodeId(name) for name in (config.node, *self._peers)]
@@ -207,12 +217,16 @@ class Daemon(rpc.DaemonServicer):
         from watchfiles import watch  # noqa: PLC0415 - of the extra `daemon`
 
         layers = (self.config.data / LAYERS).absolute()
+        manifests = (self.config.data / MANIFESTS).absolute()
         for changes in watch(
-            layers, stop_event=self._closing, step=_WATCH_STEP_MS, debounce=_WATCH_DEBOUNCE_MS, rust_timeout=500,
+            layers, manifests, stop_event=self._closing, step=_WATCH_STEP_MS, debounce=_WATCH_DEBOUNCE_MS, rust_timeout=500,
             raise_interrupt=False,
         ):  # fmt: skip
             paths = [Path(path) for _, path in changes if path.endswith(".layer") and Path(path).exists()]
             ids = [parse_path(PurePosixPath(path.relative_to(layers))) for path in paths]
+            if any(path.endswith(".json") for _, path in changes):
+                self.node.learn()
+                self.node.note([])
             known = self.node.durable_ids()
             fresh = [id for id in ids if id is not None and id not in known]
             if fresh:

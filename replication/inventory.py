@@ -8,6 +8,8 @@ Invariants
 
 from __future__ import annotations
 
+import bisect
+import functools
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import PurePosixPath
@@ -16,7 +18,7 @@ from typing import NewType
 from blake3 import blake3
 
 from nosync.lsm.layer import Description, LayerId, parse_path
-from nosync.lsm.timestamp import end_of
+from nosync.lsm.timestamp import Time, end_of
 
 NodeId = NewType("NodeId", str)
 LAYERS = "layers"
@@ -32,6 +34,7 @@ class Held:
     size_bytes: int = 0
 
 
+@functools.lru_cache(maxsize=1 << 16)
 def layer_of(name: str) -> LayerId | None:
     """The layer that a file is; None for a manifest or an entry of the log of branches."""
     prefix, _, rest = name.partition("/")
@@ -54,6 +57,7 @@ class Inventory:
     def __init__(self, held: Iterable[Held] = ()) -> None:
         self._by_name: dict[str, Held] = {}
         self._layers: dict[PurePosixPath, dict[Description, str]] = {}
+        self._stretches: dict[PurePosixPath, Stretches] = {}  # of traces that were asked about since they changed
         self._sum = 0
         for one in held:
             self.add(one)
@@ -65,6 +69,7 @@ class Inventory:
         id = layer_of(held.name)
         if id is not None:
             self._layers.setdefault(id.trace.directory, {})[id.description] = held.name
+            self._stretches.pop(id.trace.directory, None)
 
     def discard(self, name: str) -> None:
         held = self._by_name.pop(name, None)
@@ -75,6 +80,7 @@ class Inventory:
         if id is not None:
             of_trace = self._layers[id.trace.directory]
             del of_trace[id.description]
+            self._stretches.pop(id.trace.directory, None)
             if not of_trace:
                 del self._layers[id.trace.directory]
 
@@ -110,7 +116,10 @@ class Inventory:
         id = layer_of(name)
         if id is None:
             return False
-        return covers(self.layers(id.trace.directory), id.description)
+        trace = id.trace.directory
+        if trace not in self._stretches:
+            self._stretches[trace] = _stretches(self.layers(trace))
+        return _is_within(self._stretches[trace], id.description)
 
 
 def _hash_of(held: Held) -> int:
@@ -119,13 +128,29 @@ def _hash_of(held: Held) -> int:
 
 def covers(layers: Iterable[Description], wanted: Description) -> bool:
     """Whether layers together cover a time range without a hole."""
-    reached = wanted.lower
+    return _is_within(_stretches(layers), wanted)
+
+
+Stretches = tuple[list[Time], list[Time]]
+"""Where time is covered: the beginnings and the ends of stretches that do not meet, in order."""
+
+
+def _stretches(layers: Iterable[Description]) -> Stretches:
+    begins: list[Time] = []
+    ends: list[Time] = []
     for d in sorted(layers):
-        if d.lower <= reached < d.upper:
-            reached = d.upper
-        if reached >= wanted.upper:
-            return True
-    return False
+        if ends and d.lower <= ends[-1]:
+            ends[-1] = max(ends[-1], d.upper)
+        else:
+            begins.append(d.lower)
+            ends.append(d.upper)
+    return begins, ends
+
+
+def _is_within(stretches: Stretches, wanted: Description) -> bool:
+    begins, ends = stretches
+    at = bisect.bisect_right(begins, wanted.lower) - 1
+    return at >= 0 and wanted.upper <= ends[at]
 
 
 def missing(mine: Inventory, theirs: Inventory) -> list[Held]:
@@ -149,7 +174,8 @@ def in_order(wanted: Iterable[Held]) -> list[Held]:
 
 def _missing_layers(mine: Mapping[Description, str], theirs: Mapping[Description, str]) -> list[str]:
     """The widest of their layers that hold anything which ours do not."""
-    lacking = [d for d in theirs if d not in mine and not covers(mine, d)]
+    ours = _stretches(mine)
+    lacking = [d for d in theirs if d not in mine and not _is_within(ours, d)]
     chosen = [d for d in lacking if not any(o != d and o.lower <= d.lower and d.upper <= o.upper for o in lacking)]
     return [theirs[d] for d in sorted(chosen)]
 

@@ -37,7 +37,7 @@ from nosync.replication.wire import CHUNK_BYTES, Chunk, Decoder, chunk_frame, fr
 
 log = logging.getLogger("nosync.replication")
 
-TICK_S = 0.1
+TICK_S = 0.2
 _ZSTD_LEVEL = 1
 
 
@@ -308,10 +308,12 @@ class Replicator:
     def _file_frames(self, held: Held, compressor: zstandard.ZstdCompressor) -> Iterator[pb.Frame]:
         try:
             with open(self._root / held.name, "rb") as file:
-                offset = 0
+                offset, pays = 0, True
                 while data := file.read(CHUNK_BYTES):
-                    yield chunk_frame(held, offset, data, compressor)
+                    frame = chunk_frame(held, offset, data, compressor if pays else None)
+                    pays = frame.chunk.zstd  # where the beginning does not compress, the rest is not tried
                     offset += len(data)
+                    yield frame
         except OSError as error:
             log.warning("cannot send %s: %s", held.name, error)  # the other side asks again, here or elsewhere
             return
@@ -384,7 +386,7 @@ class Replicator:
         finally:
             self._env.unlink(incoming.path)
         if id is not None:
-            self._node.note([id])
+            self._node.note([id], verified=True)
         else:
             with self._arrived_more:
                 self._arrived.append(PurePosixPath(held.name))

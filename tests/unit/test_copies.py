@@ -1,0 +1,80 @@
+"""What the safe point waits for where a node has peers: layers and manifests alike; and that it does not go back."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path, PurePosixPath
+
+import pyarrow as pa
+import pytest
+
+import nosync
+from nosync.lsm.catalog import Record
+from nosync.lsm.layer import Description, LayerId, Shard, TraceId
+from nosync.lsm.manifest import Entry
+from nosync.lsm.node import Node
+from tests.conftest import OpenStore
+
+
+class Peers:
+    """Says how many copies there are."""
+
+    def __init__(self, layers: int, files: int) -> None:
+        self.layers, self.files = layers, files
+        self.told: list[str] = []
+
+    def held(self, added: Sequence[Record], gone: Sequence[LayerId], *, dropped: bool = False) -> None:
+        self.told += [str(record.id) for record in added]
+
+    def held_file(self, path: PurePosixPath) -> None:
+        self.told.append(str(path))
+
+    def dropped_files(self) -> None:
+        raise AssertionError("nothing is dropped here")
+
+    def copies(self, entry: Entry) -> int:
+        return self.layers
+
+    def copies_of_file(self, path: PurePosixPath) -> int:
+        return self.files
+
+
+def seal(store: nosync.Store, t: int, copies: int) -> None:
+    store.append("s", t=t, rows=pa.table({"k": [1], "v": [t]}), key=["k"])
+    id = LayerId(TraceId("s", "raw", Shard(0)), Description.of_epoch(t))
+    store.node.seal(t, [id], copies={"s": copies})
+    store.sync()
+
+
+@pytest.mark.parametrize(
+    ("required", "layers", "files", "safe"),
+    [(2, 2, 2, 0), (2, 1, 2, None), (2, 2, 1, None), (3, 2, 3, None), (1, 1, 1, 0), (0, 0, 0, 0)],
+)
+def test_it_waits_for_copies_of_layers_and_of_manifests(
+    open_store: OpenStore, required: int, layers: int, files: int, safe: int | None
+) -> None:
+    store = open_store()
+    assert isinstance(store.node, Node)
+    peers = store.node.listener = Peers(layers, files)
+    seal(store, 0, required)
+    assert store.safe_point() == safe
+    assert peers.told == ["stage s shard 0 timestamp 0", "manifests/main/0.json"]
+
+
+def test_it_does_not_go_back_when_copies_are_lost(tmp_path: Path, open_store: OpenStore) -> None:
+    store = open_store()
+    assert isinstance(store.node, Node)
+    peers = store.node.listener = Peers(2, 2)
+    seal(store, 0, 2)
+    assert store.safe_point() == 0
+    peers.layers = 1
+    seal(store, 1, 2)
+    assert store.safe_point() == 0
+    store.close()
+    again = open_store()
+    assert isinstance(again.node, Node)
+    again.node.listener = Peers(1, 1)
+    assert again.safe_point() == 0, "what was told stays, a restart included"
+    assert isinstance(again.node, Node)
+    again.node.listener = Peers(2, 2)
+    assert again.safe_point() == 1
