@@ -231,7 +231,8 @@ def _publishing(cluster: Cluster, root: Path, repeats: int) -> Iterator[Result]:
             cluster.peers.kill("n3")
         with_daemon, without = [], []
         for t in range(repeats):
-            for directory, found in ((mine, with_daemon), (alone.directory, without)):
+            pair = ((mine, with_daemon), (alone.directory, without))
+            for directory, found in pair if t % 2 else reversed(pair):  # who comes first finds cold caches
                 found.append(timed(partial(_publish, directory, f"load{number}", t, layer)))
             alone.node.note([LayerId(TraceId(f"load{number}", "raw", Shard(0)), Description.of_epoch(t))])
             time.sleep(1 / RATE_HZ)  # so that what is measured is publishing, not a queue behind it

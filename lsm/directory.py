@@ -200,6 +200,7 @@ class LayerDirectory:
             try:
                 readers: list[LayerReader] = []
                 ends: dict[LayerId, Time] = {}
+                begins: dict[LayerId, Time] = {}
                 available = self.descriptions(view.id)
                 for part in [*view.base, Part(view.id, view.origin, view.upper)]:
                     exact = Time(min(as_of, part.upper - 1))
@@ -208,9 +209,9 @@ class LayerDirectory:
                     readers += opened
                     # A merge may have joined what belongs to the state with what came after, on another branch.
                     ends |= {r.id: part.upper for r in opened if r.id.description.upper > part.upper}
-                    ends |= overlaps([r.id for r in opened])
+                    begins |= overlaps([r.id for r in opened])
                 schema = None if readers else self._schema_of_first(view.id, available)
-                trace = Trace(view.id, readers, self.key_groups, schema, ends)
+                trace = Trace(view.id, readers, self.key_groups, schema, ends, begins)
             except FileNotFoundError:
                 continue
             for gone in [o for o in list(self._open) if o.trace == view.id and o.description not in available]:
@@ -227,7 +228,7 @@ class LayerDirectory:
         of_rounds = [Description(pack(epoch, i), pack(epoch, i + 1)) for i in range(rounds)]
         readers = [self.reader(LayerId(view.id, d)) for d in of_rounds]
         ends = {layer.id: begin for layer in before.layers}
-        return Trace(view.id, [*before.layers, *readers], self.key_groups, before.schema, ends)
+        return Trace(view.id, [*before.layers, *readers], self.key_groups, before.schema, ends, before.begins)
 
     def layer_at(self, id: TraceId, time: Time) -> Trace:
         """The one layer of a trace that holds a time, as a trace: all that is needed of a log. Raises HoleError."""

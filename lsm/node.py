@@ -15,6 +15,7 @@ the files: what is recorded must exist with its digest, what is not recorded is 
 
 from __future__ import annotations
 
+import itertools
 import logging
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -561,10 +562,10 @@ class Node:
             since = frontier if left_at is None else min(frontier, pack(epoch_of(Time(left_at - 1))))
             ids = [LayerId(trace, d) for d in cover]
             torn = overlaps(ids)
-            first_torn = next((n for n, id in enumerate(ids) if id in torn), len(ids))
-            chains.append(Chain(ids[: first_torn + 1], bottom, since))
-            if first_torn + 1 < len(ids):  # what reaches into another layer is not merged with it
-                chains.append(Chain(ids[first_torn + 1 :], False, since))
+            # What begins inside the layer before is not merged with it.
+            starts = [0, *(n for n, id in enumerate(ids) if id in torn), len(ids)]
+            for first, last in itertools.pairwise(starts):
+                chains.append(Chain(ids[first:last], bottom and first == 0, since))
         return chains
 
     def replace(self, merged: Record, inputs: Sequence[LayerId]) -> None:

@@ -49,7 +49,7 @@ def choose_cover(
 
     Only layers whose `since` is at most `as_of` can serve. Merged layers may overlap the layers they were made of; any
     contiguous choice gives the same state. Where none is contiguous, as after nodes that merged differently filled each other's
-    gaps, layers that overlap in part serve too: each counts up to where the next one begins (`overlaps`).
+    gaps, layers that overlap in part serve too: each adds what comes after the end of the one before (`overlaps`).
     The trace begins at `origin`; None: at the smallest `lower` available.
     Raises HoleError naming the first gap, CompactedError if only too far compacted layers bridge it, and
     NotAvailableError if nothing reaches `until` yet.
@@ -94,9 +94,13 @@ def _overlapping_cover(usable: Sequence[Description], until: Time, origin: Time)
 
 
 def overlaps(cover: Sequence[LayerId]) -> dict[LayerId, Time]:
-    """Of layers of one trace, oldest first, those that reach into the next one, and where it begins."""
+    """Of layers of one trace, oldest first, those that begin inside the one before, and where that one ends.
+
+    What such a layer holds of that stretch the one before holds as well. For the state that does not matter: the newest entry
+    of a key is the same in both. In a change feed, or a log, each entry must count once.
+    """
     return {
-        a: b.description.lower
+        b: a.description.upper
         for a, b in itertools.pairwise(cover)
         if a.trace == b.trace and a.description.upper > b.description.lower
     }
@@ -159,11 +163,14 @@ class Trace:
         key_groups: int,
         schema: pa.Schema | None = None,
         ends: Mapping[LayerId, Time] | None = None,
+        begins: Mapping[LayerId, Time] | None = None,
     ) -> None:
-        """`ends`: of layers that count only up to a time (exclusive), because the state goes on elsewhere from there."""
-        self._ends = ends or {}
+        """`ends`: of layers that count only up to a time (exclusive), because the state goes on elsewhere from there.
+        `begins`: of layers whose entries before a time are in the layer before as well.
+        """
+        self._ends, self.begins = ends or {}, begins or {}
         for previous, layer in itertools.pairwise(layers):
-            if layer.id.trace != previous.id.trace or previous.id in self._ends:
+            if layer.id.trace != previous.id.trace or previous.id in self._ends or layer.id in self.begins:
                 continue  # older traces that the state begins in; whoever opened them knows where they end
             if layer.id.description.lower != previous.id.description.upper:
                 lower, upper = previous.id.description.upper, layer.id.description.lower
@@ -194,6 +201,11 @@ class Trace:
         """Up to which time a layer counts in a read as of `as_of`."""
         end = self._ends.get(layer.id)
         return as_of if end is None else Time(min(as_of, end - 1))
+
+    def _after(self, layer: LayerReader, after: Time) -> Time:
+        """After which time a layer's entries count that no layer before has."""
+        begin = self.begins.get(layer.id)
+        return after if begin is None else Time(max(after, begin - 1))
 
     def _check_exact(self, as_of: Time) -> None:
         # `as_of` is -1 for the state before epoch 0, which is empty and was never merged away.
@@ -235,7 +247,8 @@ class Trace:
             for block in layer.blocks():
                 times = block.row_times()
                 # A log's rows are in order of time, so the selected ones are one slice.
-                start, stop = np.searchsorted(times, [after, max(after, self._until(layer, until))], side="right")
+                low = self._after(layer, after)
+                start, stop = np.searchsorted(times, [low, max(low, self._until(layer, until))], side="right")
                 batches.append(conform(block.data.slice(int(start), int(stop - start)), self.schema))
         return batches
 
@@ -344,7 +357,7 @@ class Trace:
                 continue
             for block in layer.blocks():
                 row_times = block.row_times()
-                selected = (row_times > after) & (row_times <= self._until(layer, until))
+                selected = (row_times > self._after(layer, after)) & (row_times <= self._until(layer, until))
                 selected &= (block.hashes >= self._first_hash) & (block.hashes.astype(np.int64) < self._end_hash)
                 at = np.flatnonzero(selected)
                 data = block.data if len(at) == block.rows else take_batch(block.data, at)
@@ -383,8 +396,9 @@ class Trace:
         for layer in self.layers:
             for block in layer.blocks():
                 times = block.row_times()
-                limit = max(after, self._until(layer, until))
-                start, stop = (int(i) for i in np.searchsorted(times, [after, limit], side="right"))
+                low = self._after(layer, after)
+                limit = max(low, self._until(layer, until))
+                start, stop = (int(i) for i in np.searchsorted(times, [low, limit], side="right"))
                 batches.append(conform(block.data.slice(start, stop - start), self.schema))
                 epochs.append(times[start:stop] >> ROUND_BITS)
         data = concat_batches(batches, self.schema)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import queue
+import socket
 import time
 import urllib.request
 from collections.abc import Iterator
@@ -255,6 +256,17 @@ def test_status_metrics_and_health(tmp_path: Path, capsys: pytest.CaptureFixture
         daemons.kill("n1")
         main(["status", str(daemons.data("n1"))])
         assert "does not answer" in " ".join(capsys.readouterr().err.split())
+
+
+def test_systemd_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as told:
+        told.bind(str(tmp_path / "notify"))
+        told.settimeout(30.0)
+        monkeypatch.setenv("NOTIFY_SOCKET", str(tmp_path / "notify"))
+        with running(tmp_path / "nodes", ("n1",), replicas=1) as daemons:
+            assert told.recv(100) == b"READY=1"
+            daemons.stop("n1")
+            assert told.recv(100) == b"STOPPING=1"
 
 
 def test_a_configuration_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -337,3 +337,23 @@ def test_layers_of_two_nodes_that_overlap_in_part(
                         else:
                             state[row["k"],] = (row["v"],)
                     assert state == recorded.state(t)
+
+
+def test_logs_that_overlap_in_part_have_each_row_once(tmp_path: Path) -> None:
+    (tmp_path / "tmp").mkdir()
+    directory = LayerDirectory(tmp_path, 8)
+    for t in range(5):
+        rows = arrange(pa.table({"n": [10 * t, 10 * t + 1]}), [], whose="test")
+        directory.publish(LayerId(TRACE, Description.of_epoch(t)), rows)
+    for first, last in ((0, 3), (1, 5)):
+        layers = [directory.reader(LayerId(TRACE, Description.of_epoch(t))) for t in range(first, last)]
+        merge = Merge(tmp_path, layers, since=Time(0), bottom=first == 0, env=directory.env, block_rows=4)
+        for _ in merge.steps():
+            pass
+    for t in range(5):
+        directory.path_of(LayerId(TRACE, Description.of_epoch(t))).unlink()
+    trace = directory.trace(TRACE, until=end_of(4), as_of=last_of(4), origin=Time(0))
+    assert len(trace.layers) == 2
+    expected = [10 * t + i for t in range(5) for i in (0, 1)]
+    assert pa.Table.from_batches(trace.scan(last_of(4)))["n"].to_pylist() == expected
+    assert trace.changes(last_of(1), last_of(3))["n"].to_pylist() == [20, 21, 30, 31]

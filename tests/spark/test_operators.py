@@ -138,7 +138,7 @@ def test_every_operator_under_rescaling_and_loss(spark: SparkSession, open_store
         (lambda s: s.select("x", "n AS _n"), "names that begin with _"),
         (lambda s: s.where("x", "n + 1"), "stage x: Spark cannot evaluate it"),
         (lambda s: s.select("x", "n", persist="none"), "persist='none', and no stage takes its rows"),
-        (lambda s: s.map("x", lambda t: t, persist="replicated(2)"), "needs 1 peers"),
+        (lambda s: s.map("x", lambda t: t, persist="replicated(2)"), "needs 2 nodes, and this store is embedded"),
         (lambda s: s.window("x", time="n", size="1 hour", n=nosync.count()), "time column 'n' is int64"),
         (lambda s: s.window("x", time="at", gap="1 hour", n=nosync.count()), "session window needs a key"),
         (lambda s: s.join("x", s.flow.source("o", "customer bigint"), on=["customer"]), "cast one"),
