@@ -564,8 +564,8 @@ class Node:
             torn = overlaps(ids)
             # What begins inside the layer before is not merged with it.
             starts = [0, *(n for n, id in enumerate(ids) if id in torn), len(ids)]
-            for first, last in itertools.pairwise(starts):
-                chains.append(Chain(ids[first:last], bottom and first == 0, since))
+            for low, high in itertools.pairwise(starts):
+                chains.append(Chain(ids[low:high], bottom and low == 0, since))
         return chains
 
     def replace(self, merged: Record, inputs: Sequence[LayerId]) -> None:

@@ -244,33 +244,35 @@ def test_a_peer_that_was_away_is_sent_less_than_was_written(tmp_path: Path) -> N
 # --- what is refused --------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        (["--replicas", "1"], "node n2 keeps replicas=1, this one 2"),
-        (["--node", "n1"], "node n1 is among its own peers"),
-        (["--listen", "0.0.0.0:0"], "off loopback both sides need certificates"),
-        (["--replicas", "3"], "replicas=3, and the store has 2 nodes (n2, n1)"),
-        (["--peer", "N3=127.0.0.1:1"], "'N3' is not a node id"),
-        (["--peer", "n3"], "--peer 'n3' is not NODE=HOST:PORT"),
-        (["--listen", "nowhere"], "address 'nowhere' is not HOST:PORT"),
-        (["--metrics", "x"], "cannot serve metrics on x"),
-    ],
-)
-def test_configurations_that_are_refused(tmp_path: Path, change: list[str], message: str) -> None:
+REFUSED = [
+    (["--replicas", "1"], "node n2 keeps replicas=1, this one 2"),
+    (["--node", "n1"], "node n1 is among its own peers"),
+    (["--listen", "0.0.0.0:0"], "off loopback both sides need certificates"),
+    (["--replicas", "3"], "replicas=3, and the store has 2 nodes (n2, n1)"),
+    (["--peer", "N3=127.0.0.1:1"], "'N3' is not a node id"),
+    (["--peer", "n3"], "--peer 'n3' is not NODE=HOST:PORT"),
+    (["--listen", "nowhere"], "address 'nowhere' is not HOST:PORT"),
+    (["--metrics", "x"], "cannot serve metrics on x"),
+]
+
+
+def test_configurations_that_are_refused(tmp_path: Path) -> None:
     with running(tmp_path, ("n1", "n2"), replicas=2) as daemons:
         daemons.stop("n2")
-        log = tmp_path / "refused.log"
-        with log.open("wb") as out:
-            process = subprocess.Popen(daemons.command("n2", *change), stdout=out, stderr=out)
-        try:
-            eventually(
-                f"{message!r} in the log of n1 or n2, or its status",
-                lambda: message in " ".join((log.read_text() + daemons.log("n1")).split()),
-            )
-        finally:
-            process.kill()
-            process.wait()
+        for number, (change, message) in enumerate(REFUSED):
+            log = tmp_path / f"refused{number}.log"
+            with log.open("wb") as out:
+                process = subprocess.Popen(daemons.command("n2", *change), stdout=out, stderr=out)
+
+            def said(log: Path = log, message: str = message) -> bool:
+                return message in " ".join((log.read_text() + daemons.log("n1")).split())
+
+            try:
+                eventually(f"{message!r} in the log of n1 or n2", said)
+            finally:
+                process.kill()
+                process.wait()
+            assert said()
 
 
 def test_a_cloned_directory_is_refused(tmp_path: Path) -> None:

@@ -32,7 +32,7 @@ def no_jvm(stage: BoundStage, rows: pa.Table, keep: Any) -> pa.Table:
     raise AssertionError("these pipelines have no expressions")
 
 
-@settings(max_examples=40)
+@settings(max_examples=25)
 @given(pipelines.pipelines, pipelines.epochs, st.integers(0, 9), st.integers(0, 3), st.integers(0, 9), st.booleans())
 def test_a_replayed_branch_is_a_run_whose_code_changed_at_the_fork(
     ops: list[Op], rows: list[list[tuple[int, int, int]]], which: int, number: int, fork: int, compact: bool
@@ -71,7 +71,7 @@ def test_a_replayed_branch_is_a_run_whose_code_changed_at_the_fork(
 DIAMOND = [Op("sums", 1, 0, 0), Op("keep", 1, 1, 0), Op("join", 0, 1, 2), Op("counts", 0, 3, 0)]
 
 
-@settings(max_examples=40)
+@settings(max_examples=25)
 @given(pipelines.pipelines, pipelines.epochs, st.integers(0, 9), st.integers(0, 7))
 @example(DIAMOND, [[(1, 2, 3), (2, 2, 4)], [(1, 0, 2)], [(2, 1, 1), (1, 3, 3)]], 2, 1)
 @example([Op("project", 1, 0, 0)], [[(1, 2, 3), (2, 2, 4)], [(1, 2, 3)]], 1, 1)

@@ -23,7 +23,7 @@ MOST_SEEDS = 1000
 @pytest.mark.parametrize("first", range(0, SEEDS, 10))
 def test_faults_break_no_promise(first: int) -> None:
     for seed in range(first, first + 10):
-        Cluster(seed).run()
+        assert Cluster(seed).run(), "something happened"
 
 
 @pytest.mark.parametrize("bug", BUGS)
