@@ -29,7 +29,7 @@ demo: setup  ## Run a year of real flights through Spark, damage the store, reco
 	@rm -rf $(OUT)
 	$(BIN)/nosync demo --out $(OUT)
 
-test: setup  ## Run the tests (about 9 minutes on 2 cores).
+test: setup  ## Run the tests (about 12 minutes on 2 cores).
 	$(BIN)/python -m pytest
 
 check: setup  ## Format, lint, types, dependency direction.
