@@ -7,6 +7,7 @@ OUT    ?= nosync-demo
 CYCLES ?= 200
 KILLS ?= 50
 SEEDS ?= 10000
+IN_PARALLEL := tests/unit tests/property tests/model tests/format tests/simulation
 
 .PHONY: help setup java demo test check format crash kills sim cluster model bench clean
 
@@ -30,7 +31,8 @@ demo: setup  ## Run a year of real flights through Spark, damage the store, reco
 	$(BIN)/nosync demo --out $(OUT)
 
 test: setup  ## Run the tests (about 12 minutes on 2 cores).
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n 2 $(IN_PARALLEL)
+	$(BIN)/python -m pytest tests $(IN_PARALLEL:%=--ignore=%)
 
 check: setup  ## Format, lint, types, dependency direction.
 	$(BIN)/ruff format --check .
