@@ -101,9 +101,14 @@ class Env:
 
 @contextlib.contextmanager
 def storage_errors(doing: str, path: Path) -> Iterator[None]:
-    """Maps OSError to StorageError: what was being done, to which path, and what to do."""
+    """Maps OSError to StorageError, as `storage_error` does."""
     try:
         yield
     except OSError as error:
-        advice = _ADVICE.get(error.errno or 0, "check the data directory and its disk")
-        raise StorageError(f"cannot {doing} {path}: {error.strerror or error}; {advice}") from error
+        raise storage_error(doing, path, error) from error
+
+
+def storage_error(doing: str, path: Path, error: OSError) -> StorageError:
+    """What was being done, to which path, and what to do."""
+    advice = _ADVICE.get(error.errno or 0, "check the data directory and its disk")
+    return StorageError(f"cannot {doing} {path}: {error.strerror or error}; {advice}")

@@ -50,6 +50,10 @@ class Description:
     def of_epoch(cls, t: int) -> Description:
         return cls(pack(t), pack(t + 1))
 
+    def covers(self, other: Description) -> bool:
+        """Whether a layer of this time range stands for one of the other."""
+        return self.lower <= other.lower and other.upper <= self.upper
+
     def __str__(self) -> str:
         return f"[{show(self.lower)}, {show(self.upper)}) since {show(self.since)}"
 

@@ -6,7 +6,8 @@ and waits for nobody.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import functools
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -17,6 +18,7 @@ from nosync.lsm.history import History
 from nosync.lsm.layer import LayerId, TraceId
 from nosync.lsm.lines import Lines
 from nosync.lsm.manifest import Entry, Manifest, publish_manifest
+from nosync.lsm.roles import Missing
 from nosync.lsm.timestamp import Epoch, Time
 
 
@@ -30,16 +32,6 @@ class Ledger:
     def origin(self, trace: TraceId) -> Time | None:
         """Where a trace first begins, as far as manifests say."""
         return min(self.lines.origins(trace), default=None)
-
-    def histories(self, branch: str = MAIN) -> dict[str, History]:
-        """By stage, which fingerprint and number of shards wrote each stretch of the branch's sealed epochs."""
-        return self.lines.histories(branch)
-
-    def manifests(self, branch: str = MAIN) -> dict[Epoch, Manifest]:
-        return self.lines.manifests(branch)
-
-    def last_sealed(self, branch: str = MAIN) -> Epoch | None:
-        return self.lines.last_sealed(branch)
 
     def seal(
         self,
@@ -109,12 +101,42 @@ class Ledger:
         begins = origins.get(id.trace, origin) if known is None else known.origin
         return Entry(id, reader.digest, reader.info.rows, begins)
 
-    def lost(self, branch: str) -> Iterable[tuple[Epoch, Manifest, Entry]]:
-        """The layers that manifests of a branch list and that no file covers."""
-        for t, manifest in self.manifests(branch).items():
-            for entry in manifest.entries:
-                d = entry.id.description
-                if not any(
-                    o.lower <= d.lower and d.upper <= o.upper for o in self.directory.descriptions(entry.id.trace)
-                ):
-                    yield t, manifest, entry
+
+def lost(lines: Lines, directory: LayerDirectory, branch: str = MAIN) -> list[Missing]:
+    """The layers that manifests of a branch list and that no file covers."""
+    listed = functools.cache(directory.descriptions)
+    return [
+        Missing(entry, t, manifest.line)
+        for t, manifest in lines.manifests(branch).items()
+        for entry in manifest.entries
+        if not any(d.covers(entry.id.description) for d in listed(entry.id.trace))
+    ]
+
+
+class HasLedger:
+    """What whoever keeps a directory says of its manifests: the node, or what stands in for a daemon's."""
+
+    directory: LayerDirectory
+    ledger: Ledger
+
+    @property
+    def lines(self) -> Lines:
+        return self.ledger.lines
+
+    def origin(self, trace: TraceId) -> Time | None:
+        """Where a trace first begins, as far as manifests say."""
+        return self.ledger.origin(trace)
+
+    def histories(self, branch: str = MAIN) -> dict[str, History]:
+        """By stage, which fingerprint and number of shards wrote each stretch of the branch's sealed epochs."""
+        return self.lines.histories(branch)
+
+    def manifests(self, branch: str = MAIN) -> dict[Epoch, Manifest]:
+        return self.lines.manifests(branch)
+
+    def last_sealed(self, branch: str = MAIN) -> Epoch | None:
+        return self.lines.last_sealed(branch)
+
+    def check_sealable(self, t: int, branch: str = MAIN) -> None:
+        """Raises OutOfOrderError unless epoch `t` is the next one of the branch, or sealed already."""
+        self.ledger.check_sealable(t, branch)

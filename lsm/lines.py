@@ -69,31 +69,32 @@ class Lines:
         """Reads what other processes added: new manifests, in order, and whether the log of branches has new entries."""
         with self._lock:
             refs = read_refs(self._root, self._env)
-            if refs.entries != self.refs.entries or any(self._began_earlier(line) for line in self._manifests):
+            listed = {line: self._listed(line) for line in self._manifests}
+            if refs.entries != self.refs.entries or any(self._began_earlier(*found) for found in listed.items()):
                 fresh = Lines(self._root, self._env)
                 known = {(m.line, t) for manifests in self._manifests.values() for t, m in manifests.items()}
                 self.__dict__.update({k: v for k, v in fresh.__dict__.items() if k != "_lock"})
                 found = {(m.line, t): m for manifests in self._manifests.values() for t, m in manifests.items()}
                 return [m for at, m in sorted(found.items()) if at not in known], True
             learned = []
-            for line in list(self._manifests):
-                learned += self._new_of(line)
+            for line, there in listed.items():
+                learned += self._new_of(line, there)
             return learned, False
 
     def _listed(self, line: str) -> set[int]:
         names = self._env.list_dir(self._root / MANIFESTS / line)
         return {int(stem) for name in names if (stem := name.removesuffix(".json")).isdigit()}
 
-    def _began_earlier(self, line: str) -> bool:
+    def _began_earlier(self, line: str, there: set[int]) -> bool:
         """Whether an epoch was added before those that are known: another node's files come in any order."""
         known = self._manifests[line]
-        return bool(known) and any(t < max(known) and Epoch(t) not in known for t in self._listed(line))
+        return bool(known) and any(t < max(known) and Epoch(t) not in known for t in there)
 
-    def _new_of(self, line: str) -> list[Manifest]:
+    def _new_of(self, line: str, there: set[int]) -> list[Manifest]:
         """The manifests of a line that were added since, as far as they follow each other."""
         known = self._manifests[line]
         learned: list[Manifest] = []
-        for t in sorted(self._listed(line) - known.keys()):
+        for t in sorted(there - known.keys()):
             if known and t != max(known) + 1:
                 break  # what is between is still on its way
             path = self._root / MANIFESTS / line / f"{t}.json"

@@ -17,7 +17,7 @@ from blake3 import blake3
 
 from nosync.lsm.directory import MANIFESTS, PINS
 from nosync.lsm.env import Env, storage_errors
-from nosync.lsm.errors import CorruptionError, DeterminismError, InvalidInputError
+from nosync.lsm.errors import CorruptionError, DeterminismError, InvalidInputError, StorageError
 from nosync.lsm.history import History, Span
 from nosync.lsm.layer import Description, Digest, LayerId, Shard, TraceId, check_name
 from nosync.lsm.timestamp import END_OF_TIME, Epoch, Time, pack, show
@@ -137,11 +137,16 @@ def read_small(path: Path, env: Env) -> dict[str, Any]:
 
 
 def sync_published(path: Path, env: Env) -> None:
-    """Makes a published manifest or pin durable: its contents, and its name."""
-    with storage_errors("sync", path):
-        env.sync_file(path)
-        env.sync_dir(path.parent)
-        env.sync_dir(path.parent.parent)
+    """Makes a small file durable that was just published. Where that fails it is withdrawn, and the error raised."""
+    try:
+        with storage_errors("sync", path):
+            env.sync_file(path)
+            env.sync_dir(path.parent)
+            env.sync_dir(path.parent.parent)
+    except StorageError:
+        with storage_errors("withdraw", path):
+            env.unlink(path)
+        raise
 
 
 def publish_manifest(root: Path, manifest: Manifest, env: Env) -> Manifest:
@@ -239,13 +244,14 @@ class Pin:
 def publish_pin(root: Path, pin: Pin, env: Env) -> None:
     """Raises InvalidInputError where the name already holds another epoch."""
     final = root / PINS / f"{check_name(pin.name, 'pin name')}.json"
-    if not _publish(root, final, _sealed({"name": pin.name, "t": pin.t}), env):
-        recorded = read_pins(root, env)[pin.name]
-        if recorded != pin:
-            raise InvalidInputError(
-                f"pin {pin.name!r} already holds timestamp {recorded.t}: unpin it first or use another name"
-            )
-    sync_published(final, env)
+    if _publish(root, final, _sealed({"name": pin.name, "t": pin.t}), env):
+        sync_published(final, env)
+        return
+    recorded = read_pins(root, env)[pin.name]
+    if recorded != pin:
+        raise InvalidInputError(
+            f"pin {pin.name!r} already holds timestamp {recorded.t}: unpin it first or use another name"
+        )
 
 
 def read_pins(root: Path, env: Env) -> dict[str, Pin]:

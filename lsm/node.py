@@ -33,10 +33,8 @@ from nosync.lsm.errors import (
     NosyncError,
     StorageError,
 )
-from nosync.lsm.history import History
 from nosync.lsm.layer import Description, LayerId, TraceId
-from nosync.lsm.ledger import Ledger
-from nosync.lsm.lines import Lines
+from nosync.lsm.ledger import HasLedger, Ledger
 from nosync.lsm.lock import DirectoryLock
 from nosync.lsm.manifest import (
     Entry,
@@ -45,14 +43,14 @@ from nosync.lsm.manifest import (
     delete_pin,
     publish_pin,
     read_pins,
-    sync_published,
 )
 from nosync.lsm.reader import LayerReader
 from nosync.lsm.roles import Listener, Missing
 from nosync.lsm.settings import StoreSettings
+from nosync.lsm.small_files import SmallFiles
 from nosync.lsm.timestamp import END_OF_TIME, ZERO, Epoch, Time, end_of, epoch_of, pack, round_of
 from nosync.lsm.trace import choose_cover, overlaps
-from nosync.lsm.writer import TEMPORARY_DIRECTORY
+from nosync.lsm.writer import TEMPORARY_DIRECTORY, write_again
 
 log = logging.getLogger("nosync")
 
@@ -60,7 +58,7 @@ _SAFE = "safe/"
 """Catalog: by line, the safe point that was told, where there are peers."""
 
 
-class Node:
+class Node(HasLedger):
     """Owns one data directory. Make with the directory and settings; `close` when done."""
 
     def __init__(self, directory: LayerDirectory, marker: Marker, settings: StoreSettings) -> None:
@@ -72,7 +70,7 @@ class Node:
         self._pending: dict[LayerId, None] = {}
         self._verified: set[LayerId] = set()  # of those, whose bytes were checked as they came
         self._pins: dict[str, Pin] = {}
-        self._unsynced: dict[tuple[str, Epoch], Path] = {}  # manifests that are not durable yet
+        self._learn_later = threading.Event()  # small files came from elsewhere
         self._safe: dict[str, Epoch] = {}
         self._floors: dict[str, Epoch] = {}  # safe points that were told, by line
         self._retry_at: dict[LayerId, float] = {}
@@ -81,6 +79,7 @@ class Node:
         self._conflicts: set[LayerId] = set()  # computed again with other rows than were sealed
         self.problems: dict[str, str] = {}
         """What keeps layers from being durable, by path; empty when all is well."""
+        self.small = SmallFiles(directory.root, self._env, self.problems)
         self._durability = threading.Lock()  # one thread makes layers durable at a time
         self._compactor = Compactor(self)
         self._wake, self._wake_merger, self._closing = threading.Event(), threading.Event(), threading.Event()
@@ -136,9 +135,7 @@ class Node:
         self.ledger = Ledger(self.directory)
         for error in self.lines.errors:
             self._quarantine_file(Path(str(error).split(":", 1)[0]), "manifest", error)
-        for branch in self.lines.refs.names:
-            for manifest in self.lines.manifests(branch).values():
-                self._unsynced[manifest.line, manifest.t] = root / manifest.path
+        self.small.note(self.small.listed())
         self._pins = read_pins(root, self._env)
         self._check_records()
         self.scan()
@@ -158,10 +155,6 @@ class Node:
                 self._lose(record.id, "its file is gone")
             except CorruptionError as error:
                 self._quarantine(record.id, error)
-
-    @property
-    def lines(self) -> Lines:
-        return self.ledger.lines
 
     @property
     def replicas(self) -> int:
@@ -190,9 +183,16 @@ class Node:
                     self._verified.add(id)
         self._wake.set()
 
+    def note_files(self, paths: Iterable[PurePosixPath]) -> None:
+        """Tells the node of manifests and log entries that others published here; it makes them durable and learns from them."""
+        self.small.note(paths)
+        self._learn_later.set()
+        self._wake.set()
+
     def scan(self) -> None:
         """Compares the directory with the catalog: new layers are queued, vanished ones are lost."""
-        self.learn()
+        if self.listener is not None:  # alone, nobody else seals epochs here or changes branches
+            self.learn()
         listed = set(self.directory.layer_ids())
         with self._lock:
             known = {record.id for records in self._records.values() for record in records.values()}
@@ -207,8 +207,7 @@ class Node:
         """Takes notice of epochs that other processes sealed, and of branches that other nodes made or dropped."""
         learned, log_changed = self.lines.refresh()
         with self._lock:
-            for manifest in learned:
-                self._unsynced[manifest.line, manifest.t] = self.directory.root / manifest.path
+            self.small.note(manifest.path for manifest in learned)
             self._pins = read_pins(self.directory.root, self._env)
         if log_changed:
             with self._lock:
@@ -222,7 +221,7 @@ class Node:
         self.scan()
         self._drain()
         with self._lock:
-            waiting = [*self._pending, *(path for path in self._unsynced.values())]
+            waiting = [*self._pending, *self.small.waiting()]
         if waiting:
             reasons = "; ".join(dict.fromkeys(self.problems.values())) or "they are still being written"
             raise StorageError(f"{len(waiting)} files are published but not durable ({waiting[0]}, ...): {reasons}")
@@ -247,24 +246,15 @@ class Node:
                     self._fail([record.id for record in durable], error)
                     return
                 self._record(durable, ())
-            self._sync_manifests()
+            self._sync_small()
 
-    def _sync_manifests(self) -> None:
-        with self._lock:
-            unsynced = dict(self._unsynced)
-        for at, path in unsynced.items():
-            try:
-                sync_published(path, self._env)
-            except StorageError as error:
-                log.error("not durable: %s", error)
-                with self._lock:
-                    self.problems[str(path)] = str(error)
-                return
-            with self._lock:
-                self._unsynced.pop(at, None)
-                self.problems.pop(str(path), None)
-            if self.listener is not None:
-                self.listener.held_file(PurePosixPath(path.relative_to(self.directory.root)))
+    def _sync_small(self) -> None:
+        durable = self.small.sync()
+        if self.listener is not None and durable:
+            self.listener.held_files(durable)
+        if self._learn_later.is_set():
+            self._learn_later.clear()
+            self.learn()
 
     def _record(self, add: Sequence[Record], remove: Sequence[LayerId]) -> None:
         with self._lock:
@@ -286,6 +276,7 @@ class Node:
     def _make_file_durable(self, id: LayerId) -> Record | None:
         """Verifies and syncs one file. None: it is gone, obsolete, torn (now in quarantine), or failed (will be retried)."""
         if self._superseded(id):
+            self._verified.discard(id)
             self._compactor.discard([id])
             return None
         path = self.directory.path_of(id)
@@ -303,24 +294,13 @@ class Node:
         try:
             with storage_errors("sync", path):
                 if id in self._retry_at:
-                    self._write_again(path)
+                    write_again(self.directory.root, path, self._env)
                 else:
                     self._env.sync_file(path)
         except StorageError as error:
             self._fail([id], error)
             return None
         return Record(id, reader.digest, reader.info.rows, reader.size_bytes)
-
-    def _write_again(self, path: Path) -> None:
-        """After a failed fsync: the verified bytes go to a new inode, which takes the name once it is durable."""
-        temporary = self.directory.root / TEMPORARY_DIRECTORY / self._env.token()
-        try:
-            with self._env.create(temporary) as file:
-                file.write(self._env.read(path))
-            self._env.sync_file(temporary)
-            self._env.replace(temporary, path)
-        finally:
-            self._env.unlink(temporary)
 
     def _sync_directories(self, records: Sequence[Record]) -> None:
         """Syncs each layer's directory, and once the directories above it, whose entries never change again."""
@@ -347,7 +327,7 @@ class Node:
         """Whether a durable layer of another name covers this one."""
         with self._lock:
             others = [d for d in self._records.get(id.trace, {}) if d != id.description]
-        return any(d.lower <= id.description.lower and id.description.upper <= d.upper for d in others)
+        return any(d.covers(id.description) for d in others)
 
     def _lose(self, id: LayerId, why: str) -> None:
         log.warning("lost: %s: %s; recover() recomputes it", id, why)
@@ -378,14 +358,6 @@ class Node:
 
     # --- manifests, safe point, retention -------------------------------------------------------------------------
 
-    def origin(self, trace: TraceId) -> Time | None:
-        """Where a trace first begins, as far as manifests say."""
-        return self.ledger.origin(trace)
-
-    def histories(self, branch: str = MAIN) -> dict[str, History]:
-        """By stage, which fingerprint and number of shards wrote each stretch of the branch's sealed epochs."""
-        return self.ledger.histories(branch)
-
     def seal(
         self,
         t: int,
@@ -402,8 +374,7 @@ class Node:
         """
         manifest, new = self.ledger.seal(t, ids, branch, meta, copies, lambda found: self._conflict(t, found))
         if new:
-            with self._lock:
-                self._unsynced[manifest.line, manifest.t] = self.directory.root / manifest.path
+            self.small.note([manifest.path])
         self.note(e.id for e in manifest.entries if not self._is_durable(e))
         self._wake_merger.set()
         return manifest
@@ -416,13 +387,6 @@ class Node:
             )
             self._safe.clear()
 
-    def check_sealable(self, t: int, branch: str = MAIN) -> None:
-        """Raises OutOfOrderError unless epoch `t` is the next one of the branch, or sealed already."""
-        self.ledger.check_sealable(t, branch)
-
-    def manifests(self, branch: str = MAIN) -> dict[Epoch, Manifest]:
-        return self.ledger.manifests(branch)
-
     def _is_durable(self, entry: Entry) -> bool:
         d = entry.id.description
         with self._lock:
@@ -430,7 +394,7 @@ class Node:
             exact = records.get(d)
             if exact is not None:
                 return exact.digest == entry.digest
-            return any(r.lower <= d.lower and d.upper <= r.upper for r in records)
+            return any(other.covers(d) for other in records)
 
     def _is_safe(self, entry: Entry) -> bool:
         """Durable, or of a stage that can be computed again; but other rows than were sealed are never passed over."""
@@ -475,7 +439,7 @@ class Node:
             safe = known = max(known, self._floor(line))
             while (
                 (following := manifests.get(Epoch(safe + 1)))
-                and (following.line, following.t) not in self._unsynced
+                and not self.small.is_waiting(following.path)
                 and all(self._is_safe(e) for e in following.entries)
                 and self._manifest_is_safe(following)
             ):
@@ -499,9 +463,6 @@ class Node:
     def _manifest_is_safe(self, manifest: Manifest) -> bool:
         required = max((entry.copies for entry in manifest.entries), default=1)
         return required <= 1 or self.listener is None or self.listener.copies_of_file(manifest.path) >= required
-
-    def last_sealed(self, branch: str = MAIN) -> Epoch | None:
-        return self.ledger.last_sealed(branch)
 
     def since(self) -> Time:
         """The compaction frontier: reads as of this time and later are exact."""
@@ -531,6 +492,11 @@ class Node:
     def durable_ids(self) -> set[LayerId]:
         with self._lock:
             return {record.id for records in self._records.values() for record in records.values()}
+
+    def unknown(self, ids: Iterable[LayerId]) -> list[LayerId]:
+        """Those that are not durable yet."""
+        with self._lock:
+            return [id for id in ids if id.description not in self._records.get(id.trace, {})]
 
     def durable_records(self) -> list[Record]:
         """Every durable layer, with its digest and size."""
@@ -616,8 +582,10 @@ class Node:
         self._tell_log()
 
     def _tell_log(self) -> None:
+        entry = PurePosixPath(BRANCHES, f"{self.lines.refs.entries}.json")
+        self.small.note_durable(entry)
         if self.listener is not None:
-            self.listener.held_file(PurePosixPath(BRANCHES, f"{self.lines.refs.entries}.json"))
+            self.listener.held_files([entry])
 
     def delete_branch(self, name: str) -> int:
         """Deletes a branch with what nothing else needs: its own manifests, and layers that only they list. Returns the
@@ -640,11 +608,9 @@ class Node:
         for trace, until in self.lines.prune().items():
             dropped += [LayerId(trace, d) for d in self.directory.descriptions(trace) if d.lower >= until]
         self._forget(dropped)
-        with self._lock:
-            for line, t in [at for at in self._unsynced if at[1] not in self.lines.of_line(at[0])]:
-                del self._unsynced[line, t]
+        gone = self.small.forget_gone()
         if self.listener is not None:
-            self.listener.dropped_files()
+            self.listener.dropped_files(gone)
         return len(dropped)
 
     def _forget(self, ids: Sequence[LayerId]) -> None:

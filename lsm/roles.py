@@ -23,11 +23,11 @@ class Listener(Protocol):
     def held(self, added: Sequence[Record], gone: Sequence[LayerId], *, dropped: bool = False) -> None:
         """These layers are durable here, and those are not any more. `dropped`: nobody needs them."""
 
-    def held_file(self, path: PurePosixPath) -> None:
-        """A manifest, or an entry of the log of branches, is durable here."""
+    def held_files(self, paths: Sequence[PurePosixPath]) -> None:
+        """Manifests, or entries of the log of branches, are durable here."""
 
-    def dropped_files(self) -> None:
-        """Manifests were removed, because no branch needs them."""
+    def dropped_files(self, paths: Sequence[PurePosixPath]) -> None:
+        """These manifests were removed, because no branch needs them."""
 
     def copies(self, entry: Entry) -> int:
         """On how many nodes a layer is durable."""

@@ -48,6 +48,7 @@ from nosync.lsm.errors import (
 from nosync.lsm.hashing import Hasher, hash32
 from nosync.lsm.history import View, views_of
 from nosync.lsm.layer import Description, LayerId, Shard, TraceId, check_name
+from nosync.lsm.ledger import lost
 from nosync.lsm.lines import Lines
 from nosync.lsm.manifest import Manifest, Pin, read_pins
 from nosync.lsm.merge import RowFilter
@@ -537,7 +538,7 @@ class Store:
         durable = self._durable_ids()
         found = []
         for id in self.directory.layer_ids():
-            if id not in durable and self._covered(id, (d.description for d in durable if d.trace == id.trace)):
+            if id not in durable and any(d.trace == id.trace and d.description.covers(id.description) for d in durable):
                 continue
             try:
                 reader = self.directory.reader(id)
@@ -581,17 +582,9 @@ class Store:
             self.since(),
             stages,
             self.pins(),
-            len(self.missing() if node else self._read_only_missing()),
+            len(self.missing() if node else lost(self._lines(), self.directory)),
             dict(node.problems) if node else {},
         )
-
-    def _read_only_missing(self) -> list[Missing]:
-        return [
-            Missing(entry, t, manifest.line)
-            for t, manifest in self._lines().manifests().items()
-            for entry in manifest.entries
-            if not self._covered(entry.id, self.directory.descriptions(entry.id.trace))
-        ]
 
     def _read_only_safe_point(self) -> int | None:
         """As the node computes it, from the catalog as it is on disk now."""
@@ -601,14 +594,10 @@ class Store:
         safe: int | None = None
         for t, manifest in self._lines().manifests().items():
             required = [e for e in manifest.entries if e.copies]
-            if not all(self._covered(e.id, durable.get(e.id.trace, [])) for e in required):
+            if not all(any(d.covers(e.id.description) for d in durable.get(e.id.trace, ())) for e in required):
                 break
             safe = t
         return safe
-
-    @staticmethod
-    def _covered(id: LayerId, by: Iterable[Description]) -> bool:
-        return any(d.lower <= id.description.lower and id.description.upper <= d.upper for d in by)
 
     # --- end ------------------------------------------------------------------------------------------------------------
 

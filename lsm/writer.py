@@ -209,6 +209,18 @@ def temporary_path(root: Path, env: Env) -> Path:
     return root / TEMPORARY_DIRECTORY / env.token()
 
 
+def write_again(root: Path, path: Path, env: Env) -> None:
+    """After a failed fsync: what was published goes to a new inode, which takes the name once it is durable."""
+    temporary = temporary_path(root, env)
+    try:
+        with env.create(temporary) as file:
+            file.write(env.read(path))
+        env.sync_file(temporary)
+        env.replace(temporary, path)
+    finally:
+        env.unlink(temporary)
+
+
 def publish_rows(root: Path, id: LayerId, rows: LayerRows, key_groups: int, env: Env) -> Published:
     """Steps 3 and 4: publishes one fresh layer under the data directory `root`.
 

@@ -505,7 +505,7 @@ class Job:
         missing = set()
         for id in self._ids(flow, t):
             d = id.description
-            if not any(o.lower <= d.lower and d.upper <= o.upper for o in self._directory.descriptions(id.trace)):
+            if not any(o.covers(d) for o in self._directory.descriptions(id.trace)):
                 missing.add(id.trace.stage)
         return frozenset(stage.name for stage in flow.recorded) - missing
 

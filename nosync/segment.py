@@ -341,7 +341,7 @@ class _ShardRun:
         d = id.description
         if self._task.round is not None:  # the epoch's layer does not say what its rounds were
             return d in self._directory.descriptions(id.trace)
-        return any(o.lower <= d.lower and d.upper <= o.upper for o in self._directory.descriptions(id.trace))
+        return any(o.covers(d) for o in self._directory.descriptions(id.trace))
 
     def _must_compare(self, stage: BoundStage, id: LayerId) -> bool:
         """A source that is given its rows again publishes them again: other rows for a recorded epoch are an error."""

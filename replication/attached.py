@@ -15,10 +15,8 @@ from nosync.lsm.branches import MAIN
 from nosync.lsm.catalog import Catalog
 from nosync.lsm.directory import CATALOG, LayerDirectory
 from nosync.lsm.errors import CatalogError, CorruptionError, NosyncError, ReplicationError
-from nosync.lsm.history import History
-from nosync.lsm.layer import LayerId, TraceId
-from nosync.lsm.ledger import Ledger
-from nosync.lsm.lines import Lines
+from nosync.lsm.layer import LayerId
+from nosync.lsm.ledger import HasLedger, Ledger, lost
 from nosync.lsm.manifest import Manifest, Pin, delete_pin, publish_pin, read_pins
 from nosync.lsm.roles import Missing
 from nosync.lsm.timestamp import Epoch, Time, pack
@@ -31,7 +29,7 @@ FILL_PATIENCE_S = 60.0
 """How long a job that starts on another node waits for what only others have."""
 
 
-class AttachedNode:
+class AttachedNode(HasLedger):
     """What a store and a job need of a node, beside a daemon. See nosync.lsm.node.Node for what each method promises."""
 
     def __init__(self, directory: LayerDirectory, client: DaemonClient) -> None:
@@ -45,29 +43,10 @@ class AttachedNode:
             log.warning("not everything that peers have is on this node yet; recover() recomputes what does not come")
         self.ledger = Ledger(directory)
 
-    @property
-    def lines(self) -> Lines:
-        return self.ledger.lines
-
     # --- files ------------------------------------------------------------------------------------------------------
 
     def note(self, ids: Iterable[LayerId]) -> None:
         self.client.note([str(id.path) for id in ids])
-
-    def origin(self, trace: TraceId) -> Time | None:
-        return self.ledger.origin(trace)
-
-    def histories(self, branch: str = MAIN) -> dict[str, History]:
-        return self.ledger.histories(branch)
-
-    def manifests(self, branch: str = MAIN) -> dict[Epoch, Manifest]:
-        return self.ledger.manifests(branch)
-
-    def last_sealed(self, branch: str = MAIN) -> Epoch | None:
-        return self.ledger.last_sealed(branch)
-
-    def check_sealable(self, t: int, branch: str = MAIN) -> None:
-        self.ledger.check_sealable(t, branch)
 
     def seal(
         self,
@@ -82,7 +61,7 @@ class AttachedNode:
         return manifest
 
     def missing(self, branch: str = MAIN) -> list[Missing]:
-        return [Missing(entry, t, manifest.line) for t, manifest, entry in self.ledger.lost(branch)]
+        return lost(self.lines, self.directory, branch)
 
     def pins(self) -> dict[str, Pin]:
         return read_pins(self.directory.root, self.directory.env)
@@ -106,7 +85,7 @@ class AttachedNode:
     # --- the daemon -------------------------------------------------------------------------------------------------
 
     def _status(self, branch: str = "") -> pb.StatusReply:
-        reply = self.client.status(branch)
+        reply = self.client.status(branch, peers=False)
         self.problems = dict(reply.problems)
         return reply
 

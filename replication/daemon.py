@@ -85,24 +85,29 @@ class DaemonConfig:
             check_node_id(node)
         if self.node in self.peers:
             raise ReplicationError(f"node {self.node} is among its own peers: --node and --peer name different nodes")
-        members = 1 + len(self.peers)
-        if not 1 <= self.replicas <= members:
-            raise ReplicationError(
-                f"replicas={self.replicas}, and the store has {members} nodes ({', '.join([self.node, *self.peers])}): add a "
-                f"peer, or set replicas to at most {members}"
-            )
 
 
-def _with_changes(config: DaemonConfig) -> dict[str, str]:
-    """The peers: those that operators made them while it ran, where they did; else those of the configuration."""
+def peers_of(config: DaemonConfig) -> dict[str, str]:
+    """The peers: those that operators made them while it ran, where they did; else those of the configuration.
+
+    Raises ReplicationError where they are too few for the copies that are asked for.
+    """
     path = config.data / MEMBERS_FILE
-    if not path.exists():
-        return dict(config.peers)
-    try:
-        found = json.loads(path.read_text())
-        return {str(check_node_id(node)): str(address) for node, address in found.items()}
-    except (OSError, ValueError, AttributeError) as error:
-        raise ReplicationError(f"{path} is damaged ({error}): remove it, and the configured peers count") from error
+    peers = dict(config.peers)
+    if path.exists():
+        try:
+            found = json.loads(path.read_text())
+            peers = {str(check_node_id(node)): str(address) for node, address in found.items()}
+        except (OSError, ValueError, AttributeError) as error:
+            raise ReplicationError(f"{path} is damaged ({error}): remove it, and the configured peers count") from error
+    members = 1 + len(peers)
+    if not 1 <= config.replicas <= members:
+        changed = f" (as nosync peers left them in {path})" if peers != config.peers else ""
+        raise ReplicationError(
+            f"replicas={config.replicas}, and the store has {members} nodes ({', '.join([config.node, *peers])}){changed}: "
+            f"add a peer, or set replicas to at most {members}"
+        )
+    return peers
 
 
 def address_of(root: Path) -> dict[str, Any] | None:
@@ -129,6 +134,7 @@ class Daemon(rpc.DaemonServicer):
     def __init__(self, config: DaemonConfig, env: Env | None = None) -> None:
         self.config = config
         self._env = env or Env()
+        self._peers = peers_of(config)
         self._certificates = Certificates.of_directory(config.tls, config.node) if config.tls else None
         if not (config.data / MARKER).exists():
             self._make_store()
@@ -136,7 +142,6 @@ class Daemon(rpc.DaemonServicer):
         directory = LayerDirectory(config.data, marker.key_groups, self._env)
         self.node = Node(directory, marker, StoreSettings(retain=config.retain, scan_interval_s=SCAN_INTERVAL_S))
         self._store_id = marker.store_id
-        self._peers = _with_changes(config)
         members = [NodeId(name) for name in (config.node, *self._peers)]
         try:
             self.replicator = Replicator(self.node, members[0], marker.store_id, members, config.replicas)
@@ -163,7 +168,16 @@ class Daemon(rpc.DaemonServicer):
         create_store(self.config.data, key_groups, self._env, store_id=store_id)
 
     def start(self) -> None:
-        """Begins to serve; returns at once."""
+        """Begins to serve; returns at once. Where it cannot, everything is stopped again."""
+        try:
+            self._start()
+        except BaseException:
+            self.stop()
+            raise
+        _notify_systemd("READY=1")
+        log.info("node %s serves %s on %s", self.config.node, self.config.data, self.transport.address)
+
+    def _start(self) -> None:
         self.replicator.start()
         self.transport.start()
         about = {
@@ -176,8 +190,6 @@ class Daemon(rpc.DaemonServicer):
             from nosync.replication.metrics import serve_metrics  # noqa: PLC0415 - only where they are wanted
 
             self._stop_metrics = serve_metrics(self.config.metrics, self.status, self.replicator.counters)
-        _notify_systemd("READY=1")
-        log.info("node %s serves %s on %s", self.config.node, self.config.data, self.transport.address)
 
     def _write_json(self, name: str, value: object) -> None:
         path = self.config.data / name
@@ -198,7 +210,8 @@ class Daemon(rpc.DaemonServicer):
             self._stop_metrics()
         self.replicator.stop()
         self.transport.stop()
-        self._watcher.join(timeout=5.0)
+        if self._watcher.is_alive():
+            self._watcher.join(timeout=5.0)
         self.node.close()
 
     def run(self) -> None:
@@ -222,20 +235,19 @@ class Daemon(rpc.DaemonServicer):
             layers, manifests, stop_event=self._closing, step=_WATCH_STEP_MS, debounce=_WATCH_DEBOUNCE_MS, rust_timeout=500,
             raise_interrupt=False,
         ):  # fmt: skip
-            paths = [Path(path) for _, path in changes if path.endswith(".layer") and Path(path).exists()]
-            ids = [parse_path(PurePosixPath(path.relative_to(layers))) for path in paths]
-            if any(path.endswith(".json") for _, path in changes):
-                self.node.learn()
-                self.node.note([])
-            known = self.node.durable_ids()
-            fresh = [id for id in ids if id is not None and id not in known]
+            there = [Path(path) for _, path in changes if Path(path).exists()]
+            paths = [PurePosixPath(path.relative_to(layers)) for path in there if path.suffix == ".layer"]
+            fresh = self.node.unknown(id for path in paths if (id := parse_path(path)) is not None)
             if fresh:
                 self.node.note(fresh)
+            sealed = [path.relative_to(manifests.parent) for path in there if path.suffix == ".json"]
+            if sealed:
+                self.node.note_files(PurePosixPath(path) for path in sealed)
 
-    def status(self, branch: str = MAIN) -> pb.StatusReply:
-        """Node, safe point, peers, problems."""
+    def status(self, branch: str = MAIN, *, with_peers: bool = True) -> pb.StatusReply:
+        """Node, safe point, problems; and how the peers are, for which all that they hold is compared."""
         self.node.learn()
-        peers = self.replicator.peers()
+        peers = self.replicator.peers() if with_peers else []
         for peer in peers:
             peer.address = self._peers[peer.node]
         return pb.StatusReply(
@@ -255,19 +267,22 @@ class Daemon(rpc.DaemonServicer):
 
     def Status(self, request: pb.StatusRequest, context: Any) -> pb.StatusReply:
         with _answering(context):
-            return self.status(request.branch or MAIN)
+            return self.status(request.branch or MAIN, with_peers=request.peers)
         raise AssertionError("the context was aborted")
 
     def Note(self, request: pb.NoteRequest, context: Any) -> pb.Done:
-        ids = [parse_path(PurePosixPath(path)) for path in request.layers]
-        self.node.learn()
-        self.node.note([id for id in ids if id is not None])
+        with _answering(context):
+            ids = [parse_path(PurePosixPath(path)) for path in request.layers]
+            self.node.learn()
+            self.node.note([id for id in ids if id is not None])
         return pb.Done()
 
     def Attach(self, request: pb.AttachRequest, context: Any) -> pb.AttachReply:
-        filled = self.replicator.keep_all(request.patience_s)
-        self.node.learn()
-        return pb.AttachReply(replicas=self.config.replicas, filled=filled)
+        with _answering(context):
+            filled = self.replicator.keep_all(request.patience_s)
+            self.node.learn()
+            return pb.AttachReply(replicas=self.config.replicas, filled=filled)
+        raise AssertionError("the context was aborted")
 
     def Sync(self, request: pb.SyncRequest, context: Any) -> pb.Done:
         with _answering(context):

@@ -176,7 +176,7 @@ def _missing_layers(mine: Mapping[Description, str], theirs: Mapping[Description
     """The widest of their layers that hold anything which ours do not."""
     ours = _stretches(mine)
     lacking = [d for d in theirs if d not in mine and not _is_within(ours, d)]
-    chosen = [d for d in lacking if not any(o != d and o.lower <= d.lower and d.upper <= o.upper for o in lacking)]
+    chosen = [d for d in lacking if not any(o != d and o.covers(d) for o in lacking)]
     return [theirs[d] for d in sorted(chosen)]
 
 

@@ -21,7 +21,6 @@ from dataclasses import dataclass, field
 from pathlib import PurePosixPath
 from typing import NewType
 
-from nosync.lsm.errors import ReplicationError
 from nosync.replication.inventory import (
     Held,
     Inventory,
@@ -46,6 +45,8 @@ SILENT_S = 5.0
 FETCH_TIMEOUT_S = 30.0
 RETRY_AFTER_S = 1.0
 ASK_AGAIN_S = 3.0
+UNWANTED_S = 10.0
+"""How long what was dropped here is not taken from those who have not dropped it yet, and get it meanwhile."""
 
 
 # --- messages ---------------------------------------------------------------------------------------------------------
@@ -159,8 +160,18 @@ class Peer:
     """What we are missing of what it holds, by trace (layers) or by itself (other files)."""
     dirty: set[PurePosixPath] = field(default_factory=set)
     """Traces and other files that changed here or there since `todo` was made."""
+    unwanted: dict[str, float] = field(default_factory=dict)
+    """What was dropped here, and is not to come back from this peer: until it drops it too (inf), or a time."""
+    conflicts: dict[str, tuple[str, str]] = field(default_factory=dict)
+    """Files of other contents there than here: our digest and theirs."""
     refused: str = ""
     """Why it is not talked to."""
+
+    def has_dropped(self, names: Iterable[str]) -> None:
+        """It does not hold these: if it does again, they are other ones."""
+        for name in names:
+            if self.unwanted.get(name) == float("inf"):
+                del self.unwanted[name]
 
     def is_up(self, now_s: float) -> bool:
         return self.session is not None and now_s - self.heard_s <= SUSPECT_AFTER_S
@@ -182,8 +193,6 @@ class Replica:
         self.me, self.incarnation, self.store_id, self.replicas = me, incarnation, store_id, replicas
         self.mine = Inventory()
         self.peers: dict[NodeId, Peer] = {node: Peer(node) for node in sorted(set(members) - {me})}
-        self.conflicts: dict[str, tuple[NodeId, str, str]] = {}
-        """By file: the peer that holds other contents, our digest and theirs."""
         self.now_s = now_s
         self._sessions: dict[SessionId, NodeId | None] = {}
         self._heard_s: dict[SessionId, float] = {}
@@ -191,7 +200,6 @@ class Replica:
         self._fetching: dict[str, _Fetch] = {}
         self._again_s: dict[str, float] = {}
         self._beat_s = now_s
-        self._unwanted: set[str] = set()
         self.keep_all = False
         """Keep what others keep as well: a job runs here, and wants to read all of it."""
 
@@ -199,11 +207,19 @@ class Replica:
 
     def holds(self, added: Iterable[Held], gone: Iterable[str] = ()) -> list[Effect]:
         """These files are durable here now, and those are gone. Say so to everyone."""
-        added, gone = tuple(added), tuple(name for name in gone if name in self.mine)
+        added, names = tuple(added), tuple(gone)
+        gone = tuple(name for name in names if name in self.mine)
+        for name in names:
+            if (
+                name in self._fetching and name not in self.mine
+            ):  # it came, and what stood there in its place was no good
+                self._retry_later(name)
         for held in added:
             self.mine.add(held)
             self._fetching.pop(held.name, None)
             self._again_s.pop(held.name, None)
+            for peer in self.peers.values():
+                peer.unwanted.pop(held.name, None)
         for name in gone:
             self.mine.discard(name)
         self._touched([*(held.name for held in added), *gone])
@@ -214,15 +230,23 @@ class Replica:
         return [*self._tell_all(change), *self._fetch()]
 
     def unwanted(self, names: Iterable[str]) -> None:
-        """Nobody needs these any more: what belonged to a branch that was deleted is not fetched from those who still have it."""
-        self._unwanted.update(names)
+        """Nobody needs these any more: what belonged to a branch that was deleted is not fetched from those who still have it.
+
+        A branch that is made again has layers of the same names. So this holds until a peer has dropped its own.
+        """
+        for name in names:
+            for peer in self.peers.values():
+                peer.unwanted[name] = float("inf") if name in peer.holds else self.now_s + UNWANTED_S
 
     def fetch_failed(self, name: str) -> list[Effect]:
         """A file did not come whole, or could not be kept. It is tried again later, from anyone."""
+        self._retry_later(name)
+        return self._fetch()
+
+    def _retry_later(self, name: str) -> None:
         self._fetching.pop(name, None)
         self._again_s[name] = self.now_s + RETRY_AFTER_S
         self._touched([name])
-        return self._fetch()
 
     def tick(self, now_s: float) -> list[Effect]:
         """Time passes: beats go out, silent fetches are given up."""
@@ -236,6 +260,8 @@ class Replica:
             effects.append(Close(session, f"nothing was heard for {SILENT_S} s"))
         if now_s - self._beat_s >= BEAT_S:
             self._beat_s = now_s
+            for peer in self.peers.values():
+                peer.unwanted = {name: until for name, until in peer.unwanted.items() if until > now_s}
             effects += self._tell_all(Beat(self._seq, self.mine.root))
         return [*effects, *self._fetch()]
 
@@ -319,7 +345,8 @@ class Replica:
             self._end(old)
             effects.append(Close(old, f"node {peer.node} began another session"))
         if peer.incarnation != hello.incarnation:
-            peer.holds, peer.todo, peer.dirty = Inventory(), {}, set()
+            self._touched_of(peer, (held.name for held in peer.holds))
+            peer.holds, peer.todo, peer.unwanted, peer.conflicts = Inventory(), {}, {}, {}
         peer.incarnation, peer.session, peer.seq = hello.incarnation, session, -1
         peer.heard_s, peer.asked_s, peer.refused = self.now_s, self.now_s, ""
         self._sessions[session] = peer.node
@@ -343,7 +370,7 @@ class Replica:
         if hello.incarnation == self.incarnation:
             return (
                 f"node {hello.node} has this node's incarnation {self.incarnation}: its data directory is a copy of this "
-                "one. Start it with --new-incarnation"
+                "one. Empty one of the two directories; it is filled again"
             )
         if hello.node not in self.peers:
             return f"node {hello.node} is not a member of this store; members: {', '.join([self.me, *self.peers])}"
@@ -356,9 +383,10 @@ class Replica:
         if isinstance(message, InventoryIs):
             if message.seq < peer.seq:
                 return []
-            peer.dirty |= {place_of(held.name) for held in peer.holds}
+            self._touched_of(peer, (held.name for held in peer.holds))
             peer.holds, peer.seq, peer.asked_s = Inventory(message.held), message.seq, None
-            peer.dirty |= {place_of(held.name) for held in message.held}
+            self._touched_of(peer, (held.name for held in message.held))
+            peer.has_dropped([name for name in peer.unwanted if name not in peer.holds])
         elif peer.asked_s is not None:  # the whole inventory is on its way, and says it all
             return self._ask(peer) if self.now_s - peer.asked_s > ASK_AGAIN_S else []
         elif isinstance(message, Change):
@@ -370,7 +398,8 @@ class Replica:
                 peer.holds.add(held)
             for name in message.gone:
                 peer.holds.discard(name)
-            peer.dirty |= {place_of(name) for name in (*(held.name for held in message.added), *message.gone)}
+            self._touched_of(peer, (*(held.name for held in message.added), *message.gone))
+            peer.has_dropped(message.gone)
             peer.seq = message.seq
         elif message.seq > peer.seq or (message.seq == peer.seq and message.root != peer.holds.root):
             return self._ask(peer)
@@ -405,7 +434,7 @@ class Replica:
     def is_filled(self) -> bool:
         """Whether nothing that should be here and that any peer has is missing."""
         return not self._fetching and not any(
-            self.keeps(held.name) and held.name not in self._unwanted
+            self.keeps(held.name) and held.name not in peer.unwanted
             for peer in self.peers.values()
             if peer.session is not None
             for todo in peer.todo.values()
@@ -416,6 +445,10 @@ class Replica:
         places = {place_of(name) for name in names}
         for peer in self.peers.values():
             peer.dirty |= places
+
+    @staticmethod
+    def _touched_of(peer: Peer, names: Iterable[str]) -> None:
+        peer.dirty |= {place_of(name) for name in names}
 
     def _fetch(self) -> list[Effect]:
         """Asks for what is missing, from the peers that hold it, as far as the windows allow."""
@@ -434,14 +467,14 @@ class Replica:
 
     def _look_at(self, peer: Peer, place: PurePosixPath) -> None:
         """Makes `todo` anew for one trace, or one other file; and says where contents differ."""
+        for name in [name for name in peer.conflicts if place_of(name) == place]:
+            del peer.conflicts[name]
         layers = peer.holds.layers(place)
         names = [*layers.values(), *([str(place)] if str(place) in peer.holds else [])]
         for name in names:
             ours, theirs = self.mine.get(name), peer.holds.get(name)
             if ours is not None and theirs is not None and ours.digest != theirs.digest:
-                self.conflicts[name] = (peer.node, ours.digest, theirs.digest)
-            elif self.conflicts.get(name, ("", "", ""))[0] == peer.node:
-                del self.conflicts[name]
+                peer.conflicts[name] = (ours.digest, theirs.digest)
         todo = []
         if layers:
             ours_and_coming = dict(self.mine.layers(place))
@@ -470,7 +503,7 @@ class Replica:
             if room <= 0 or (room_bytes <= 0 and (chosen or running)):
                 break
             waiting = self._again_s.get(held.name, self.now_s) > self.now_s
-            known = held.name in self._unwanted or self._has_or_fetches(held.name)
+            known = held.name in peer.unwanted or self._has_or_fetches(held.name)
             if waiting or known or not self.keeps(held.name):
                 continue
             chosen.append(held)
@@ -489,6 +522,10 @@ class Replica:
         """On how many nodes a file is durable, as far as they said so: this one and its peers, whether up or away."""
         return self.mine.holds(name, digest) + sum(peer.holds.holds(name, digest) for peer in self.peers.values())
 
+    def conflicts(self) -> dict[str, tuple[NodeId, str, str]]:
+        """By file: a peer that holds other contents, our digest and theirs."""
+        return {name: (peer.node, *found) for peer in self.peers.values() for name, found in peer.conflicts.items()}
+
     def lag(self) -> Mapping[NodeId, tuple[int, int]]:
         """By peer: how many files, and bytes, of ours it is missing and should hold."""
         found = {}
@@ -502,11 +539,3 @@ class Replica:
             ]
             found[peer.node] = (len(behind), sum(held.size_bytes for held in behind))
         return found
-
-    def require_peers(self, replicas: int) -> None:
-        """Raises ReplicationError where more copies are asked for than there are members."""
-        if replicas > 1 + len(self.peers):
-            raise ReplicationError(
-                f"{replicas} copies are asked for, and the store has {1 + len(self.peers)} members "
-                f"({', '.join([self.me, *self.peers])}): add a peer, or lower replicas"
-            )

@@ -7,7 +7,6 @@ whoever wrote the file.
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import threading
 from collections import deque
@@ -16,12 +15,9 @@ from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import BinaryIO
 
-import zstandard
 from blake3 import blake3
 
-from nosync.lsm.branches import BRANCHES
 from nosync.lsm.catalog import Record
-from nosync.lsm.directory import MANIFESTS
 from nosync.lsm.env import storage_errors
 from nosync.lsm.errors import CorruptionError, NosyncError, ReplicationError
 from nosync.lsm.layer import LayerId
@@ -33,12 +29,11 @@ from nosync.lsm.writer import temporary_path
 from nosync.proto.v1 import replication_pb2 as pb
 from nosync.replication.inventory import Held, NodeId, layer_of, name_of
 from nosync.replication.protocol import Close, Effect, Hello, Message, Peer, Replica, Send, SessionId
-from nosync.replication.wire import CHUNK_BYTES, Chunk, Decoder, chunk_frame, frames
+from nosync.replication.wire import Chunk, Decoder, Encoder
 
 log = logging.getLogger("nosync.replication")
 
 TICK_S = 0.2
-_ZSTD_LEVEL = 1
 
 
 @dataclass
@@ -93,14 +88,10 @@ class Replicator:
         self._node, self._root, self._env = node, node.directory.root, node.directory.env
         self._lock = threading.RLock()
         self._replica = Replica(me, node.incarnation, store_id, members, replicas, self._env.monotonic_s())
-        self._replica.require_peers(replicas)
         self._sessions: dict[SessionId, Session] = {}
         self._next_session = 0
         self._closing = threading.Event()
         self._clock = threading.Thread(target=self._run_clock, name="nosync-replication", daemon=True)
-        self._keeper = threading.Thread(target=self._run_keeper, name="nosync-keeper", daemon=True)
-        self._arrived: deque[PurePosixPath] = deque()
-        self._arrived_more = threading.Condition()
         self.counters = Counters()
 
     def start(self) -> None:
@@ -108,34 +99,20 @@ class Replicator:
         self._node.listener = self
         with self._lock:
             self._act(self._replica.holds(self._node_records()))
-        files = self._small_files()
-        if files:
-            self._make_durable(files)
+        self.held_files(self._node.small.durable())
         self._clock.start()
-        self._keeper.start()
 
     def stop(self) -> None:
         self._closing.set()
         self._node.listener = None
-        with self._arrived_more:
-            self._arrived_more.notify()
-        for thread in (self._clock, self._keeper):
-            if thread.is_alive():
-                thread.join()
+        if self._clock.is_alive():
+            self._clock.join()
         with self._lock:
             for session in self._sessions.values():
                 session.close()
 
     def _node_records(self) -> list[Held]:
         return [held for record in self._node.durable_records() if (held := _held_layer(record)) is not None]
-
-    def _small_files(self) -> list[PurePosixPath]:
-        found = [PurePosixPath(BRANCHES, name) for name in self._env.list_dir(self._root / BRANCHES)]
-        for line in self._env.list_dir(self._root / MANIFESTS):
-            found += [
-                PurePosixPath(MANIFESTS, line, name) for name in self._env.list_dir(self._root / MANIFESTS / line)
-            ]
-        return [path for path in found if path.name.endswith(".json")]
 
     def _held_file(self, path: PurePosixPath) -> Held | None:
         """What a durable manifest, or entry of the log of branches, holds."""
@@ -145,35 +122,6 @@ class Replicator:
             log.error("not announced: %s: %s", path, error)
             return None
         return Held(str(path), blake3(text).hexdigest(), len(text))
-
-    def _run_keeper(self) -> None:
-        """Makes small files that came durable, those that came together at once, and announces them."""
-        while True:
-            with self._arrived_more:
-                self._arrived_more.wait_for(lambda: self._arrived or self._closing.is_set())
-                if self._closing.is_set():
-                    return
-                paths = list(self._arrived)
-                self._arrived.clear()
-            try:
-                self._make_durable(paths)
-                self._node.learn()
-            except NosyncError as error:
-                log.error("not announced: %s and %d more: %s", paths[0], len(paths) - 1, error)
-                with self._lock:
-                    for path in paths:
-                        self._act(self._replica.fetch_failed(str(path)))
-
-    def _make_durable(self, paths: Sequence[PurePosixPath]) -> None:
-        with storage_errors("sync", self._root / paths[0]):
-            for path in paths:
-                self._env.sync_file(self._root / path)
-            directories = {directory for path in paths for directory in list(path.parents)[:-1]}
-            for directory in sorted(directories):
-                self._env.sync_dir(self._root / directory)
-        held = [found for path in paths if (found := self._held_file(path)) is not None]
-        with self._lock:
-            self._act(self._replica.holds(held))
 
     # --- the node's listener ----------------------------------------------------------------------------------------
 
@@ -186,18 +134,16 @@ class Replicator:
                 self._replica.unwanted(names)
             self._act(self._replica.holds(new, names))
 
-    def held_file(self, path: PurePosixPath) -> None:
+    def held_files(self, paths: Sequence[PurePosixPath]) -> None:
         """See nosync.lsm.roles.Listener."""
-        held = self._held_file(path)
-        if held is not None:
-            with self._lock:
-                self._act(self._replica.holds([held]))
-
-    def dropped_files(self) -> None:
-        """See nosync.lsm.roles.Listener."""
-        there = {str(path) for path in self._small_files()}
+        held = [found for path in paths if (found := self._held_file(path)) is not None]
         with self._lock:
-            gone = [held.name for held in self._replica.mine if layer_of(held.name) is None and held.name not in there]
+            self._act(self._replica.holds(held))
+
+    def dropped_files(self, paths: Sequence[PurePosixPath]) -> None:
+        """See nosync.lsm.roles.Listener."""
+        gone = [str(path) for path in paths]
+        with self._lock:
             self._replica.unwanted(gone)
             self._act(self._replica.holds([], gone))
 
@@ -293,7 +239,7 @@ class Replicator:
 
     def frames_of(self, session: Session) -> Iterator[pb.Frame]:
         """What goes out on a stream, until it is closed. Files are read as they are sent, so the stream holds them back."""
-        compressor = zstandard.ZstdCompressor(level=_ZSTD_LEVEL, write_content_size=True, write_checksum=True)
+        encoder = Encoder()
         while True:
             with session.more:
                 session.more.wait_for(lambda: session.outbox or not session.is_open)
@@ -301,24 +247,19 @@ class Replicator:
                     return
                 item = session.outbox.popleft()
             if isinstance(item, Held):
-                yield from self._file_frames(item, compressor)
+                yield from self._file_frames(item, encoder)
             else:
-                yield from frames(item)
+                yield from encoder.frames(item)
 
-    def _file_frames(self, held: Held, compressor: zstandard.ZstdCompressor) -> Iterator[pb.Frame]:
+    def _file_frames(self, held: Held, encoder: Encoder) -> Iterator[pb.Frame]:
         try:
             with open(self._root / held.name, "rb") as file:
-                offset, pays = 0, True
-                while data := file.read(CHUNK_BYTES):
-                    frame = chunk_frame(held, offset, data, compressor if pays else None)
-                    pays = frame.chunk.zstd  # where the beginning does not compress, the rest is not tried
-                    offset += len(data)
-                    yield frame
+                yield from encoder.chunks(held, file)
         except OSError as error:
             log.warning("cannot send %s: %s", held.name, error)  # the other side asks again, here or elsewhere
             return
         self.counters.sent_files += 1
-        self.counters.sent_bytes += offset
+        self.counters.sent_bytes += held.size_bytes
 
     def _act(self, effects: list[Effect]) -> None:
         """Called with the lock held; puts into queues, and nothing else."""
@@ -345,8 +286,12 @@ class Replicator:
             if expected != chunk.held or chunk.offset:
                 return  # given up meanwhile, or never asked for
             path = temporary_path(self._root, self._env)
-            with storage_errors("write", path):
-                incoming = session.incoming[name] = _Incoming(expected, path, self._env.create(path))
+            try:
+                with storage_errors("write", path):
+                    incoming = session.incoming[name] = _Incoming(expected, path, self._env.create(path))
+            except NosyncError as error:
+                self._not_kept(name, str(error))
+                return
         if chunk.held != incoming.held or chunk.offset != incoming.received_bytes:
             self._refuse(session, incoming, "its pieces do not follow each other")
             return
@@ -368,7 +313,7 @@ class Replicator:
     def _keep(self, incoming: _Incoming) -> None:
         """Verifies a whole file and publishes it. Raises CorruptionError where it is not what was announced."""
         held, final = incoming.held, self._root / incoming.held.name
-        id = layer_of(held.name)
+        id, ours = layer_of(held.name), True
         try:
             if id is not None:
                 reader = LayerReader.open(incoming.path, self._env, id)
@@ -381,24 +326,27 @@ class Replicator:
                 raise CorruptionError(f"{held.name}: came with digest {found[:16]}, announced was {held.digest[:16]}")
             with storage_errors("publish", final):
                 self._env.make_dirs(final.parent)
-                with contextlib.suppress(FileExistsError):  # the node compares what stands with what was announced
+                try:
                     self._env.link(incoming.path, final)
+                except FileExistsError:
+                    ours = False  # the node checks what stands there, and peers are told of its digest
         finally:
             self._env.unlink(incoming.path)
         if id is not None:
-            self._node.note([id], verified=True)
+            self._node.note([id], verified=ours)
         else:
-            with self._arrived_more:
-                self._arrived.append(PurePosixPath(held.name))
-                self._arrived_more.notify()
+            self._node.note_files([PurePosixPath(held.name)])
 
     def _refuse(self, session: Session, incoming: _Incoming, why: str) -> None:
-        log.warning("not kept: %s: %s", incoming.held.name, why)
         session.incoming.pop(incoming.held.name, None)
         self._abandon(incoming)
+        self._not_kept(incoming.held.name, why)
+
+    def _not_kept(self, name: str, why: str) -> None:
+        log.warning("not kept: %s: %s", name, why)
         self.counters.refused_files += 1
         with self._lock:
-            self._act(self._replica.fetch_failed(incoming.held.name))
+            self._act(self._replica.fetch_failed(name))
 
     def _abandon(self, incoming: _Incoming) -> None:
         incoming.file.close()
@@ -410,7 +358,7 @@ class Replicator:
         while not self._closing.wait(TICK_S):
             with self._lock:
                 self._act(self._replica.tick(self._env.monotonic_s()))
-                conflicts = dict(self._replica.conflicts)
+                conflicts = self._replica.conflicts()
             for name in [
                 n for n in self._node.problems if n.startswith(_CONFLICT) and n[len(_CONFLICT) :] not in conflicts
             ]:
@@ -418,7 +366,7 @@ class Replicator:
             for name, (node, ours, theirs) in conflicts.items():
                 self._node.problems[_CONFLICT + name] = (
                     f"node {node} has other contents: digest {theirs[:16]} there, {ours[:16]} here; a stage is not "
-                    "deterministic, or two jobs ran. The safe point waits until one of the two is deleted"
+                    "deterministic, or two jobs ran. The safe point waits until one of the two is removed (docs/operations.md)"
                 )
 
     def peers(self) -> list[pb.PeerStatus]:

@@ -225,7 +225,7 @@ class Transport:
 
     def _cancel_when_closed(self, session: Session, call: grpc.Call) -> None:
         with session.more:
-            session.more.wait_for(lambda: not session.is_open or self._closing.is_set(), timeout=None)
+            session.more.wait_for(lambda: not session.is_open)
         call.cancel()
 
 
@@ -237,10 +237,11 @@ class DaemonClient:
         self._channel = channel_to(address, certificates, node)
         self._stub = rpc.DaemonStub(self._channel)
 
-    def status(self, branch: str = "", timeout_s: float = CALL_TIMEOUT_S) -> pb.StatusReply:
-        """Node, safe point, peers, problems."""
+    def status(self, branch: str = "", *, peers: bool = True, timeout_s: float = CALL_TIMEOUT_S) -> pb.StatusReply:
+        """Node, safe point, problems; and how the peers are, which takes longer."""
         with self._errors("status"):
-            reply: pb.StatusReply = self._stub.Status(pb.StatusRequest(branch=branch), timeout=timeout_s)
+            request = pb.StatusRequest(branch=branch, peers=peers)
+            reply: pb.StatusReply = self._stub.Status(request, timeout=timeout_s)
         return reply
 
     def attach(self, patience_s: float) -> pb.AttachReply:
@@ -300,6 +301,3 @@ class DaemonClient:
 def fail(context: grpc.ServicerContext, error: NosyncError) -> None:
     """Answers a call with an error that the caller can read."""
     context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(error))
-
-
-__all__ = ["Certificates", "DaemonClient", "Transport", "channel_to", "fail", "is_loopback"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import BinaryIO
 
 import zstandard
 
@@ -28,6 +29,7 @@ MAX_FRAME_BYTES = 8 << 20
 HELD_PER_FRAME = 5_000
 LARGEST_FILE_BYTES = 1 << 40
 _SMALLEST_COMPRESSED_BYTES = 512
+_ZSTD_LEVEL = 1
 _NODE = re.compile(r"[a-z0-9_-]{1,64}\Z")
 _DIGEST = re.compile(r"[0-9a-f]{64}\Z")
 _INCARNATION = re.compile(r"[0-9a-zA-Z_-]{1,64}\Z")
@@ -53,50 +55,61 @@ def check_node_id(text: str) -> NodeId:
 # --- out --------------------------------------------------------------------------------------------------------------
 
 
-def frames(message: Message) -> Iterator[pb.Frame]:
-    """A message as one frame, or for a large inventory as several."""
-    if isinstance(message, InventoryIs):
-        parts = range(0, max(1, len(message.held)), HELD_PER_FRAME)
-        for first in parts:
-            part = message.held[first : first + HELD_PER_FRAME]
-            last = first + HELD_PER_FRAME >= len(message.held)
-            yield pb.Frame(inventory=pb.Inventory(seq=message.seq, held=map(_held, part), last=last))
-    elif isinstance(message, Change):
-        yield pb.Frame(change=pb.Change(seq=message.seq, added=map(_held, message.added), gone=message.gone))
-    elif isinstance(message, Beat):
-        yield pb.Frame(beat=pb.Beat(seq=message.seq, root=message.root))
-    elif isinstance(message, Want):
-        yield pb.Frame(want=pb.Want(files=map(_held, message.files)))
-    elif isinstance(message, NotThere):
-        yield pb.Frame(not_there=pb.NotThere(name=message.name))
-    elif isinstance(message, AskInventory):
-        yield pb.Frame(ask_inventory=pb.AskInventory())
-    else:
-        yield pb.Frame(
-            hello=pb.Hello(
-                node=message.node,
-                incarnation=message.incarnation,
-                store_id=message.store_id,
-                replicas=message.replicas,
-                version=message.version,
+class Encoder:
+    """Messages and files of one session as frames."""
+
+    def __init__(self) -> None:
+        self._zip = zstandard.ZstdCompressor(level=_ZSTD_LEVEL, write_content_size=True, write_checksum=True)
+
+    def frames(self, message: Message) -> Iterator[pb.Frame]:
+        """A message as one frame, or for a large inventory as several."""
+        if isinstance(message, InventoryIs):
+            parts = range(0, max(1, len(message.held)), HELD_PER_FRAME)
+            for first in parts:
+                part = message.held[first : first + HELD_PER_FRAME]
+                last = first + HELD_PER_FRAME >= len(message.held)
+                yield pb.Frame(inventory=pb.Inventory(seq=message.seq, held=map(_held, part), last=last))
+        else:
+            yield _frame(message)
+
+    def chunks(self, held: Held, file: BinaryIO) -> Iterator[pb.Frame]:
+        """A file in pieces, from its beginning. Where a piece does not compress well, the rest is not tried."""
+        offset, pays = 0, True
+        while data := file.read(CHUNK_BYTES):
+            packed = self._zip.compress(data) if pays and len(data) >= _SMALLEST_COMPRESSED_BYTES else b""
+            pays = 0 < len(packed) < len(data) * 3 // 4
+            yield pb.Frame(
+                chunk=pb.Chunk(
+                    name=held.name,
+                    digest=held.digest,
+                    offset=offset,
+                    size_bytes=held.size_bytes,
+                    data=packed if pays else data,
+                    zstd=pays,
+                )
             )
-        )
+            offset += len(data)
 
 
-def chunk_frame(held: Held, offset: int, data: bytes, compressor: zstandard.ZstdCompressor | None) -> pb.Frame:
-    """A piece of a file; compressed where that saves a quarter at least."""
-    packed = b""
-    if compressor is not None and len(data) >= _SMALLEST_COMPRESSED_BYTES:
-        packed = compressor.compress(data)
-    pays = 0 < len(packed) < len(data) * 3 // 4
+def _frame(message: Message) -> pb.Frame:
+    if isinstance(message, Change):
+        return pb.Frame(change=pb.Change(seq=message.seq, added=map(_held, message.added), gone=message.gone))
+    if isinstance(message, Beat):
+        return pb.Frame(beat=pb.Beat(seq=message.seq, root=message.root))
+    if isinstance(message, Want):
+        return pb.Frame(want=pb.Want(files=map(_held, message.files)))
+    if isinstance(message, NotThere):
+        return pb.Frame(not_there=pb.NotThere(name=message.name))
+    if isinstance(message, AskInventory):
+        return pb.Frame(ask_inventory=pb.AskInventory())
+    assert isinstance(message, Hello), "an inventory is several frames"
     return pb.Frame(
-        chunk=pb.Chunk(
-            name=held.name,
-            digest=held.digest,
-            offset=offset,
-            size_bytes=held.size_bytes,
-            data=packed if pays else data,
-            zstd=pays,
+        hello=pb.Hello(
+            node=message.node,
+            incarnation=message.incarnation,
+            store_id=message.store_id,
+            replicas=message.replicas,
+            version=message.version,
         )
     )
 

@@ -43,7 +43,7 @@ def daemon(config: Path | None, peers: tuple[str, ...], check: bool, verbose: bo
     """
     try:
         from nosync.replication.config import explain_config, make_config, read_config  # noqa: PLC0415
-        from nosync.replication.daemon import Daemon  # noqa: PLC0415 - gRPC takes a moment to import
+        from nosync.replication.daemon import Daemon, peers_of  # noqa: PLC0415 - gRPC takes a moment to import
     except ImportError as error:
         raise NosyncError(f"the daemon needs {error.name}: pip install 'nosync[daemon]'") from error
     fields = read_config(config) if config is not None else {}
@@ -52,6 +52,7 @@ def daemon(config: Path | None, peers: tuple[str, ...], check: bool, verbose: bo
         fields["peers"] = dict(_peer(text) for text in peers)
     found = make_config(fields, str(config or "the command line"))
     if check:
+        peers_of(found)
         table = table_of("field", "value", "meaning")
         for name, value, meaning in explain_config(found):
             table.add_row(name, escape(value), escape(meaning))

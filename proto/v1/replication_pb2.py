@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n!nosync/proto/v1/replication.proto\x12\tnosync.v1\"8\n\x04Held\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0e\n\x06\x64igest\x18\x02 \x01(\t\x12\x12\n\nsize_bytes\x18\x03 \x01(\x04\"_\n\x05Hello\x12\x0c\n\x04node\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\t\x12\x10\n\x08store_id\x18\x03 \x01(\t\x12\x10\n\x08replicas\x18\x04 \x01(\r\x12\x0f\n\x07version\x18\x05 \x01(\r\"E\n\tInventory\x12\x0b\n\x03seq\x18\x01 \x01(\x04\x12\x1d\n\x04held\x18\x02 \x03(\x0b\x32\x0f.nosync.v1.Held\x12\x0c\n\x04last\x18\x03 \x01(\x08\"C\n\x06\x43hange\x12\x0b\n\x03seq\x18\x01 \x01(\x04\x12\x1e\n\x05\x61\x64\x64\x65\x64\x18\x02 \x03(\x0b\x32\x0f.nosync.v1.Held\x12\x0c\n\x04gone\x18\x03 \x03(\t\"!\n\x04\x42\x65\x61t\x12\x0b\n\x03seq\x18\x01 \x01(\x04\x12\x0c\n\x04root\x18\x02 \x01(\t\"\x0e\n\x0c\x41skInventory\"&\n\x04Want\x12\x1e\n\x05\x66iles\x18\x01 \x03(\x0b\x32\x0f.nosync.v1.Held\"\x18\n\x08NotThere\x12\x0c\n\x04name\x18\x01 \x01(\t\"e\n\x05\x43hunk\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0e\n\x06\x64igest\x18\x02 \x01(\t\x12\x0e\n\x06offset\x18\x03 \x01(\x04\x12\x12\n\nsize_bytes\x18\x04 \x01(\x04\x12\x0c\n\x04\x64\x61ta\x18\x05 \x01(\x0c\x12\x0c\n\x04zstd\x18\x06 \x01(\x08\"\xc3\x02\n\x05\x46rame\x12!\n\x05hello\x18\x01 \x01(\x0b\x32\x10.nosync.v1.HelloH\x00\x12)\n\tinventory\x18\x02 \x01(\x0b\x32\x14.nosync.v1.InventoryH\x00\x12#\n\x06\x63hange\x18\x03 \x01(\x0b\x32\x11.nosync.v1.ChangeH\x00\x12\x1f\n\x04\x62\x65\x61t\x18\x04 \x01(\x0b\x32\x0f.nosync.v1.BeatH\x00\x12\x30\n\rask_inventory\x18\x05 \x01(\x0b\x32\x17.nosync.v1.AskInventoryH\x00\x12\x1f\n\x04want\x18\x06 \x01(\x0b\x32\x0f.nosync.v1.WantH\x00\x12(\n\tnot_there\x18\x07 \x01(\x0b\x32\x13.nosync.v1.NotThereH\x00\x12!\n\x05\x63hunk\x18\x08 \x01(\x0b\x32\x10.nosync.v1.ChunkH\x00\x42\x06\n\x04kind\"\x06\n\x04\x44one\"\x1f\n\rStatusRequest\x12\x0e\n\x06\x62ranch\x18\x01 \x01(\t\"\xd8\x02\n\x0bStatusReply\x12\x0c\n\x04node\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\t\x12\x10\n\x08store_id\x18\x03 \x01(\t\x12\x12\n\nkey_groups\x18\x04 \x01(\r\x12\x10\n\x08replicas\x18\x05 \x01(\r\x12\x17\n\nsafe_point\x18\x06 \x01(\x04H\x00\x88\x01\x01\x12\x18\n\x0blast_sealed\x18\x07 \x01(\x04H\x01\x88\x01\x01\x12\r\n\x05since\x18\x08 \x01(\x04\x12$\n\x05peers\x18\t \x03(\x0b\x32\x15.nosync.v1.PeerStatus\x12\x36\n\x08problems\x18\n \x03(\x0b\x32$.nosync.v1.StatusReply.ProblemsEntry\x1a/\n\rProblemsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\x42\r\n\x0b_safe_pointB\x0e\n\x0c_last_sealed\"\x9a\x01\n\nPeerStatus\x12\x0c\n\x04node\x18\x01 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x02 \x01(\t\x12\r\n\x05state\x18\x03 \x01(\t\x12\x13\n\x0bincarnation\x18\x04 \x01(\t\x12\x14\n\x0c\x62\x65hind_files\x18\x05 \x01(\x04\x12\x14\n\x0c\x62\x65hind_bytes\x18\x06 \x01(\x04\x12\x10\n\x08silent_s\x18\x07 \x01(\x01\x12\x0b\n\x03why\x18\x08 \x01(\t\"#\n\rAttachRequest\x12\x12\n\npatience_s\x18\x01 \x01(\x01\"/\n\x0b\x41ttachReply\x12\x10\n\x08replicas\x18\x01 \x01(\r\x12\x0e\n\x06\x66illed\x18\x02 \x01(\x08\"\x1d\n\x0bNoteRequest\x12\x0e\n\x06layers\x18\x01 \x03(\t\"\r\n\x0bSyncRequest\"\x0e\n\x0c\x43heckRequest\"\x1c\n\nCheckReply\x12\x0e\n\x06\x65rrors\x18\x01 \x03(\t\"\x1f\n\x0e\x43ompactRequest\x12\r\n\x05stage\x18\x01 \x01(\t\"!\n\x0f\x43ompactProgress\x12\x0e\n\x06merges\x18\x01 \x01(\x04\"-\n\x11\x44ropRoundsRequest\x12\r\n\x05stage\x18\x01 \x01(\t\x12\t\n\x01t\x18\x02 \x01(\x04\"\x89\x01\n\x14\x43hangeMembersRequest\x12\x35\n\x03\x61\x64\x64\x18\x01 \x03(\x0b\x32(.nosync.v1.ChangeMembersRequest.AddEntry\x12\x0e\n\x06remove\x18\x02 \x03(\t\x1a*\n\x08\x41\x64\x64\x45ntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"\x9a\x02\n\x15\x43hangeBranchesRequest\x12\x39\n\x06\x63reate\x18\x01 \x01(\x0b\x32\'.nosync.v1.ChangeBranchesRequest.CreateH\x00\x12;\n\x07promote\x18\x02 \x01(\x0b\x32(.nosync.v1.ChangeBranchesRequest.PromoteH\x00\x12\x10\n\x06\x64\x65lete\x18\x03 \x01(\tH\x00\x1a\x43\n\x06\x43reate\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0e\n\x06parent\x18\x02 \x01(\t\x12\n\n\x02\x61t\x18\x03 \x01(\x04\x12\x0f\n\x07\x63hanged\x18\x04 \x03(\t\x1a(\n\x07Promote\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0f\n\x07keep_as\x18\x02 \x01(\tB\x08\n\x06\x63hange\"-\n\x13\x43hangeBranchesReply\x12\x16\n\x0elayers_dropped\x18\x01 \x01(\x04\x32=\n\x0bReplication\x12.\n\x04Link\x12\x10.nosync.v1.Frame\x1a\x10.nosync.v1.Frame(\x01\x30\x01\x32\xb3\x04\n\x06\x44\x61\x65mon\x12:\n\x06Status\x12\x18.nosync.v1.StatusRequest\x1a\x16.nosync.v1.StatusReply\x12:\n\x06\x41ttach\x12\x18.nosync.v1.AttachRequest\x1a\x16.nosync.v1.AttachReply\x12/\n\x04Note\x12\x16.nosync.v1.NoteRequest\x1a\x0f.nosync.v1.Done\x12/\n\x04Sync\x12\x16.nosync.v1.SyncRequest\x1a\x0f.nosync.v1.Done\x12\x37\n\x05\x43heck\x12\x17.nosync.v1.CheckRequest\x1a\x15.nosync.v1.CheckReply\x12\x42\n\x07\x43ompact\x12\x19.nosync.v1.CompactRequest\x1a\x1a.nosync.v1.CompactProgress0\x01\x12;\n\nDropRounds\x12\x1c.nosync.v1.DropRoundsRequest\x1a\x0f.nosync.v1.Done\x12\x41\n\rChangeMembers\x12\x1f.nosync.v1.ChangeMembersRequest\x1a\x0f.nosync.v1.Done\x12R\n\x0e\x43hangeBranches\x12 .nosync.v1.ChangeBranchesRequest\x1a\x1e.nosync.v1.ChangeBranchesReplyb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n!nosync/proto/v1/replication.proto\x12\tnosync.v1\"8\n\x04Held\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0e\n\x06\x64igest\x18\x02 \x01(\t\x12\x12\n\nsize_bytes\x18\x03 \x01(\x04\"_\n\x05Hello\x12\x0c\n\x04node\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\t\x12\x10\n\x08store_id\x18\x03 \x01(\t\x12\x10\n\x08replicas\x18\x04 \x01(\r\x12\x0f\n\x07version\x18\x05 \x01(\r\"E\n\tInventory\x12\x0b\n\x03seq\x18\x01 \x01(\x04\x12\x1d\n\x04held\x18\x02 \x03(\x0b\x32\x0f.nosync.v1.Held\x12\x0c\n\x04last\x18\x03 \x01(\x08\"C\n\x06\x43hange\x12\x0b\n\x03seq\x18\x01 \x01(\x04\x12\x1e\n\x05\x61\x64\x64\x65\x64\x18\x02 \x03(\x0b\x32\x0f.nosync.v1.Held\x12\x0c\n\x04gone\x18\x03 \x03(\t\"!\n\x04\x42\x65\x61t\x12\x0b\n\x03seq\x18\x01 \x01(\x04\x12\x0c\n\x04root\x18\x02 \x01(\t\"\x0e\n\x0c\x41skInventory\"&\n\x04Want\x12\x1e\n\x05\x66iles\x18\x01 \x03(\x0b\x32\x0f.nosync.v1.Held\"\x18\n\x08NotThere\x12\x0c\n\x04name\x18\x01 \x01(\t\"e\n\x05\x43hunk\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0e\n\x06\x64igest\x18\x02 \x01(\t\x12\x0e\n\x06offset\x18\x03 \x01(\x04\x12\x12\n\nsize_bytes\x18\x04 \x01(\x04\x12\x0c\n\x04\x64\x61ta\x18\x05 \x01(\x0c\x12\x0c\n\x04zstd\x18\x06 \x01(\x08\"\xc3\x02\n\x05\x46rame\x12!\n\x05hello\x18\x01 \x01(\x0b\x32\x10.nosync.v1.HelloH\x00\x12)\n\tinventory\x18\x02 \x01(\x0b\x32\x14.nosync.v1.InventoryH\x00\x12#\n\x06\x63hange\x18\x03 \x01(\x0b\x32\x11.nosync.v1.ChangeH\x00\x12\x1f\n\x04\x62\x65\x61t\x18\x04 \x01(\x0b\x32\x0f.nosync.v1.BeatH\x00\x12\x30\n\rask_inventory\x18\x05 \x01(\x0b\x32\x17.nosync.v1.AskInventoryH\x00\x12\x1f\n\x04want\x18\x06 \x01(\x0b\x32\x0f.nosync.v1.WantH\x00\x12(\n\tnot_there\x18\x07 \x01(\x0b\x32\x13.nosync.v1.NotThereH\x00\x12!\n\x05\x63hunk\x18\x08 \x01(\x0b\x32\x10.nosync.v1.ChunkH\x00\x42\x06\n\x04kind\"\x06\n\x04\x44one\".\n\rStatusRequest\x12\x0e\n\x06\x62ranch\x18\x01 \x01(\t\x12\r\n\x05peers\x18\x02 \x01(\x08\"\xd8\x02\n\x0bStatusReply\x12\x0c\n\x04node\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\t\x12\x10\n\x08store_id\x18\x03 \x01(\t\x12\x12\n\nkey_groups\x18\x04 \x01(\r\x12\x10\n\x08replicas\x18\x05 \x01(\r\x12\x17\n\nsafe_point\x18\x06 \x01(\x04H\x00\x88\x01\x01\x12\x18\n\x0blast_sealed\x18\x07 \x01(\x04H\x01\x88\x01\x01\x12\r\n\x05since\x18\x08 \x01(\x04\x12$\n\x05peers\x18\t \x03(\x0b\x32\x15.nosync.v1.PeerStatus\x12\x36\n\x08problems\x18\n \x03(\x0b\x32$.nosync.v1.StatusReply.ProblemsEntry\x1a/\n\rProblemsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\x42\r\n\x0b_safe_pointB\x0e\n\x0c_last_sealed\"\x9a\x01\n\nPeerStatus\x12\x0c\n\x04node\x18\x01 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x02 \x01(\t\x12\r\n\x05state\x18\x03 \x01(\t\x12\x13\n\x0bincarnation\x18\x04 \x01(\t\x12\x14\n\x0c\x62\x65hind_files\x18\x05 \x01(\x04\x12\x14\n\x0c\x62\x65hind_bytes\x18\x06 \x01(\x04\x12\x10\n\x08silent_s\x18\x07 \x01(\x01\x12\x0b\n\x03why\x18\x08 \x01(\t\"#\n\rAttachRequest\x12\x12\n\npatience_s\x18\x01 \x01(\x01\"/\n\x0b\x41ttachReply\x12\x10\n\x08replicas\x18\x01 \x01(\r\x12\x0e\n\x06\x66illed\x18\x02 \x01(\x08\"\x1d\n\x0bNoteRequest\x12\x0e\n\x06layers\x18\x01 \x03(\t\"\r\n\x0bSyncRequest\"\x0e\n\x0c\x43heckRequest\"\x1c\n\nCheckReply\x12\x0e\n\x06\x65rrors\x18\x01 \x03(\t\"\x1f\n\x0e\x43ompactRequest\x12\r\n\x05stage\x18\x01 \x01(\t\"!\n\x0f\x43ompactProgress\x12\x0e\n\x06merges\x18\x01 \x01(\x04\"-\n\x11\x44ropRoundsRequest\x12\r\n\x05stage\x18\x01 \x01(\t\x12\t\n\x01t\x18\x02 \x01(\x04\"\x89\x01\n\x14\x43hangeMembersRequest\x12\x35\n\x03\x61\x64\x64\x18\x01 \x03(\x0b\x32(.nosync.v1.ChangeMembersRequest.AddEntry\x12\x0e\n\x06remove\x18\x02 \x03(\t\x1a*\n\x08\x41\x64\x64\x45ntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"\x9a\x02\n\x15\x43hangeBranchesRequest\x12\x39\n\x06\x63reate\x18\x01 \x01(\x0b\x32\'.nosync.v1.ChangeBranchesRequest.CreateH\x00\x12;\n\x07promote\x18\x02 \x01(\x0b\x32(.nosync.v1.ChangeBranchesRequest.PromoteH\x00\x12\x10\n\x06\x64\x65lete\x18\x03 \x01(\tH\x00\x1a\x43\n\x06\x43reate\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0e\n\x06parent\x18\x02 \x01(\t\x12\n\n\x02\x61t\x18\x03 \x01(\x04\x12\x0f\n\x07\x63hanged\x18\x04 \x03(\t\x1a(\n\x07Promote\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0f\n\x07keep_as\x18\x02 \x01(\tB\x08\n\x06\x63hange\"-\n\x13\x43hangeBranchesReply\x12\x16\n\x0elayers_dropped\x18\x01 \x01(\x04\x32=\n\x0bReplication\x12.\n\x04Link\x12\x10.nosync.v1.Frame\x1a\x10.nosync.v1.Frame(\x01\x30\x01\x32\xb3\x04\n\x06\x44\x61\x65mon\x12:\n\x06Status\x12\x18.nosync.v1.StatusRequest\x1a\x16.nosync.v1.StatusReply\x12:\n\x06\x41ttach\x12\x18.nosync.v1.AttachRequest\x1a\x16.nosync.v1.AttachReply\x12/\n\x04Note\x12\x16.nosync.v1.NoteRequest\x1a\x0f.nosync.v1.Done\x12/\n\x04Sync\x12\x16.nosync.v1.SyncRequest\x1a\x0f.nosync.v1.Done\x12\x37\n\x05\x43heck\x12\x17.nosync.v1.CheckRequest\x1a\x15.nosync.v1.CheckReply\x12\x42\n\x07\x43ompact\x12\x19.nosync.v1.CompactRequest\x1a\x1a.nosync.v1.CompactProgress0\x01\x12;\n\nDropRounds\x12\x1c.nosync.v1.DropRoundsRequest\x1a\x0f.nosync.v1.Done\x12\x41\n\rChangeMembers\x12\x1f.nosync.v1.ChangeMembersRequest\x1a\x0f.nosync.v1.Done\x12R\n\x0e\x43hangeBranches\x12 .nosync.v1.ChangeBranchesRequest\x1a\x1e.nosync.v1.ChangeBranchesReplyb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -58,45 +58,45 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_DONE']._serialized_start=889
   _globals['_DONE']._serialized_end=895
   _globals['_STATUSREQUEST']._serialized_start=897
-  _globals['_STATUSREQUEST']._serialized_end=928
-  _globals['_STATUSREPLY']._serialized_start=931
-  _globals['_STATUSREPLY']._serialized_end=1275
-  _globals['_STATUSREPLY_PROBLEMSENTRY']._serialized_start=1197
-  _globals['_STATUSREPLY_PROBLEMSENTRY']._serialized_end=1244
-  _globals['_PEERSTATUS']._serialized_start=1278
-  _globals['_PEERSTATUS']._serialized_end=1432
-  _globals['_ATTACHREQUEST']._serialized_start=1434
-  _globals['_ATTACHREQUEST']._serialized_end=1469
-  _globals['_ATTACHREPLY']._serialized_start=1471
-  _globals['_ATTACHREPLY']._serialized_end=1518
-  _globals['_NOTEREQUEST']._serialized_start=1520
-  _globals['_NOTEREQUEST']._serialized_end=1549
-  _globals['_SYNCREQUEST']._serialized_start=1551
-  _globals['_SYNCREQUEST']._serialized_end=1564
-  _globals['_CHECKREQUEST']._serialized_start=1566
-  _globals['_CHECKREQUEST']._serialized_end=1580
-  _globals['_CHECKREPLY']._serialized_start=1582
-  _globals['_CHECKREPLY']._serialized_end=1610
-  _globals['_COMPACTREQUEST']._serialized_start=1612
-  _globals['_COMPACTREQUEST']._serialized_end=1643
-  _globals['_COMPACTPROGRESS']._serialized_start=1645
-  _globals['_COMPACTPROGRESS']._serialized_end=1678
-  _globals['_DROPROUNDSREQUEST']._serialized_start=1680
-  _globals['_DROPROUNDSREQUEST']._serialized_end=1725
-  _globals['_CHANGEMEMBERSREQUEST']._serialized_start=1728
-  _globals['_CHANGEMEMBERSREQUEST']._serialized_end=1865
-  _globals['_CHANGEMEMBERSREQUEST_ADDENTRY']._serialized_start=1823
-  _globals['_CHANGEMEMBERSREQUEST_ADDENTRY']._serialized_end=1865
-  _globals['_CHANGEBRANCHESREQUEST']._serialized_start=1868
-  _globals['_CHANGEBRANCHESREQUEST']._serialized_end=2150
-  _globals['_CHANGEBRANCHESREQUEST_CREATE']._serialized_start=2031
-  _globals['_CHANGEBRANCHESREQUEST_CREATE']._serialized_end=2098
-  _globals['_CHANGEBRANCHESREQUEST_PROMOTE']._serialized_start=2100
-  _globals['_CHANGEBRANCHESREQUEST_PROMOTE']._serialized_end=2140
-  _globals['_CHANGEBRANCHESREPLY']._serialized_start=2152
-  _globals['_CHANGEBRANCHESREPLY']._serialized_end=2197
-  _globals['_REPLICATION']._serialized_start=2199
-  _globals['_REPLICATION']._serialized_end=2260
-  _globals['_DAEMON']._serialized_start=2263
-  _globals['_DAEMON']._serialized_end=2826
+  _globals['_STATUSREQUEST']._serialized_end=943
+  _globals['_STATUSREPLY']._serialized_start=946
+  _globals['_STATUSREPLY']._serialized_end=1290
+  _globals['_STATUSREPLY_PROBLEMSENTRY']._serialized_start=1212
+  _globals['_STATUSREPLY_PROBLEMSENTRY']._serialized_end=1259
+  _globals['_PEERSTATUS']._serialized_start=1293
+  _globals['_PEERSTATUS']._serialized_end=1447
+  _globals['_ATTACHREQUEST']._serialized_start=1449
+  _globals['_ATTACHREQUEST']._serialized_end=1484
+  _globals['_ATTACHREPLY']._serialized_start=1486
+  _globals['_ATTACHREPLY']._serialized_end=1533
+  _globals['_NOTEREQUEST']._serialized_start=1535
+  _globals['_NOTEREQUEST']._serialized_end=1564
+  _globals['_SYNCREQUEST']._serialized_start=1566
+  _globals['_SYNCREQUEST']._serialized_end=1579
+  _globals['_CHECKREQUEST']._serialized_start=1581
+  _globals['_CHECKREQUEST']._serialized_end=1595
+  _globals['_CHECKREPLY']._serialized_start=1597
+  _globals['_CHECKREPLY']._serialized_end=1625
+  _globals['_COMPACTREQUEST']._serialized_start=1627
+  _globals['_COMPACTREQUEST']._serialized_end=1658
+  _globals['_COMPACTPROGRESS']._serialized_start=1660
+  _globals['_COMPACTPROGRESS']._serialized_end=1693
+  _globals['_DROPROUNDSREQUEST']._serialized_start=1695
+  _globals['_DROPROUNDSREQUEST']._serialized_end=1740
+  _globals['_CHANGEMEMBERSREQUEST']._serialized_start=1743
+  _globals['_CHANGEMEMBERSREQUEST']._serialized_end=1880
+  _globals['_CHANGEMEMBERSREQUEST_ADDENTRY']._serialized_start=1838
+  _globals['_CHANGEMEMBERSREQUEST_ADDENTRY']._serialized_end=1880
+  _globals['_CHANGEBRANCHESREQUEST']._serialized_start=1883
+  _globals['_CHANGEBRANCHESREQUEST']._serialized_end=2165
+  _globals['_CHANGEBRANCHESREQUEST_CREATE']._serialized_start=2046
+  _globals['_CHANGEBRANCHESREQUEST_CREATE']._serialized_end=2113
+  _globals['_CHANGEBRANCHESREQUEST_PROMOTE']._serialized_start=2115
+  _globals['_CHANGEBRANCHESREQUEST_PROMOTE']._serialized_end=2155
+  _globals['_CHANGEBRANCHESREPLY']._serialized_start=2167
+  _globals['_CHANGEBRANCHESREPLY']._serialized_end=2212
+  _globals['_REPLICATION']._serialized_start=2214
+  _globals['_REPLICATION']._serialized_end=2275
+  _globals['_DAEMON']._serialized_start=2278
+  _globals['_DAEMON']._serialized_end=2841
 # @@protoc_insertion_point(module_scope)

@@ -115,10 +115,12 @@ class Done(_message.Message):
     def __init__(self) -> None: ...
 
 class StatusRequest(_message.Message):
-    __slots__ = ("branch",)
+    __slots__ = ("branch", "peers")
     BRANCH_FIELD_NUMBER: _ClassVar[int]
+    PEERS_FIELD_NUMBER: _ClassVar[int]
     branch: str
-    def __init__(self, branch: _Optional[str] = ...) -> None: ...
+    peers: bool
+    def __init__(self, branch: _Optional[str] = ..., peers: _Optional[bool] = ...) -> None: ...
 
 class StatusReply(_message.Message):
     __slots__ = ("node", "incarnation", "store_id", "key_groups", "replicas", "safe_point", "last_sealed", "since", "peers", "problems")

@@ -68,6 +68,41 @@ def test_a_failed_fsync_is_never_trusted(open_store: OpenStore) -> None:
     assert store.verify().ok
 
 
+@pytest.mark.parametrize(("operation", "failing"), [("sync_file", "4.json"), ("sync_dir", "main")])
+def test_a_failed_fsync_of_a_manifest_is_never_trusted(open_store: OpenStore, operation: str, failing: str) -> None:
+    env = FaultyEnv()
+    store = filled(open_store, env=env)
+    store.sync()
+    path = store.directory.root / "manifests" / "main" / "4.json"
+    env.fail(operation, errno.EIO, times=1, matches=lambda found: found.name == failing)
+    _one_more(store, 4)
+    inode = path.stat().st_ino
+    with pytest.raises(nosync.StorageError, match="not durable"):
+        store.sync()
+    assert store.safe_point() == 3
+    assert "manifests/main/4.json" in store.status().problems
+    store.sync()
+    assert store.safe_point() == 4
+    assert path.stat().st_ino != inode
+    assert not store.status().problems
+
+
+def test_a_branch_or_pin_that_cannot_be_made_durable_is_not_made(open_store: OpenStore) -> None:
+    env = FaultyEnv()
+    store = filled(open_store, env=env)
+    store.sync()
+    for directory, make, made in (
+        ("branches", lambda: store.node.create_branch("try", "main", 2, []), lambda: "try" in store.branches()),
+        ("pins", lambda: store.pin("then", 2), lambda: "then" in store.pins()),
+    ):
+        env.fail("sync_dir", errno.EIO, times=1, matches=lambda found, directory=directory: found.name == directory)
+        with pytest.raises(nosync.StorageError, match="cannot sync"):
+            make()
+        assert not made()
+        make()
+        assert made()
+
+
 @pytest.mark.parametrize("operation", ["sync_file", "sync_dir"])
 def test_the_safe_point_stalls_while_syncing_fails(open_store: OpenStore, operation: str) -> None:
     env = FaultyEnv()

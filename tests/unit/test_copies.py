@@ -26,10 +26,10 @@ class Peers:
     def held(self, added: Sequence[Record], gone: Sequence[LayerId], *, dropped: bool = False) -> None:
         self.told += [str(record.id) for record in added]
 
-    def held_file(self, path: PurePosixPath) -> None:
-        self.told.append(str(path))
+    def held_files(self, paths: Sequence[PurePosixPath]) -> None:
+        self.told += [str(path) for path in paths]
 
-    def dropped_files(self) -> None:
+    def dropped_files(self, paths: Sequence[PurePosixPath]) -> None:
         raise AssertionError("nothing is dropped here")
 
     def copies(self, entry: Entry) -> int:

@@ -1,0 +1,117 @@
+"""The small files of a data directory, manifests and entries of the log of branches: making them durable, and knowing which are.
+
+Invariants
+- A file is told of as durable only after it and the directories above it were synced.
+- After a failed fsync the same inode is never trusted again: what is in the file is checked and goes to a new one.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Iterable
+from pathlib import Path, PurePosixPath
+
+from nosync.lsm.branches import BRANCHES
+from nosync.lsm.directory import MANIFESTS
+from nosync.lsm.env import Env, storage_error, storage_errors
+from nosync.lsm.errors import NosyncError
+from nosync.lsm.manifest import read_small
+from nosync.lsm.writer import write_again
+
+log = logging.getLogger("nosync")
+
+
+class SmallFiles:
+    """Paths are relative to the data directory. `problems`: gets an entry for each file that cannot be made durable."""
+
+    def __init__(self, root: Path, env: Env, problems: dict[str, str]) -> None:
+        self._root, self._env, self._problems = root, env, problems
+        self._lock = threading.Lock()
+        self._waiting: dict[PurePosixPath, None] = {}
+        self._durable: set[PurePosixPath] = set()
+        self._doubtful: set[PurePosixPath] = set()  # their fsync failed
+
+    def listed(self) -> list[PurePosixPath]:
+        """Those that are there."""
+        found = [PurePosixPath(BRANCHES, name) for name in self._env.list_dir(self._root / BRANCHES)]
+        for line in self._env.list_dir(self._root / MANIFESTS):
+            names = self._env.list_dir(self._root / MANIFESTS / line)
+            found += [PurePosixPath(MANIFESTS, line, name) for name in names]
+        return [path for path in found if path.name.endswith(".json")]
+
+    def note(self, paths: Iterable[PurePosixPath]) -> None:
+        """These were published, and are to be made durable."""
+        with self._lock:
+            self._waiting |= dict.fromkeys(path for path in paths if path not in self._durable)
+
+    def note_durable(self, path: PurePosixPath) -> None:
+        """This one was made durable by who published it."""
+        with self._lock:
+            self._waiting.pop(path, None)
+            self._durable.add(path)
+
+    def waiting(self) -> list[PurePosixPath]:
+        with self._lock:
+            return list(self._waiting)
+
+    def is_waiting(self, path: PurePosixPath) -> bool:
+        with self._lock:
+            return path in self._waiting
+
+    def durable(self) -> list[PurePosixPath]:
+        with self._lock:
+            return sorted(self._durable)
+
+    def forget_gone(self) -> list[PurePosixPath]:
+        """Forgets what is not there any more, and returns which were durable."""
+        there = set(self.listed())
+        with self._lock:
+            gone = sorted(self._durable - there)
+            self._durable &= there
+            self._waiting = {path: None for path in self._waiting if path in there}
+        return gone
+
+    def sync(self) -> list[PurePosixPath]:
+        """Makes durable what waits, and returns what is durable since. What cannot be is tried again with the next call."""
+        paths = self.waiting()
+        synced: list[PurePosixPath] = []
+        failed: dict[PurePosixPath, NosyncError] = {}
+        for path in paths:
+            try:
+                if self._sync_file(path):
+                    synced.append(path)
+            except NosyncError as error:
+                failed[path] = error
+        for directory in sorted({parent for path in synced for parent in list(path.parents)[:-1]}):
+            try:
+                with storage_errors("sync", self._root / directory):
+                    self._env.sync_dir(self._root / directory)
+            except NosyncError as error:
+                failed |= {path: error for path in synced if directory in path.parents}
+        for reason in dict.fromkeys(failed.values()):
+            log.error("not durable: %s", reason)
+        self._doubtful = self._doubtful - set(paths) | failed.keys()
+        self._problems |= {str(path): str(reason) for path, reason in failed.items()}
+        durable = [path for path in synced if path not in failed]
+        with self._lock:
+            for path in [path for path in paths if path not in failed]:
+                self._waiting.pop(path, None)
+                self._problems.pop(str(path), None)
+            self._durable.update(durable)
+        return durable
+
+    def _sync_file(self, path: PurePosixPath) -> bool:
+        """False: it is gone, with its branch."""
+        final = self._root / path
+        try:
+            if path in self._doubtful:
+                read_small(final, self._env)
+                write_again(self._root, final, self._env)
+            else:
+                self._env.sync_file(final)
+        except FileNotFoundError:
+            return False
+        except OSError as error:
+            raise storage_error("sync", final, error) from error
+        return True
