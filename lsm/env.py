@@ -94,6 +94,9 @@ class Env:
     def monotonic_s(self) -> float:
         return time.monotonic()
 
+    def wait_s(self, seconds: float) -> None:
+        time.sleep(seconds)
+
     def token(self) -> str:
         """A random name for a temporary file or an incarnation."""
         return secrets.token_hex(8)

@@ -80,6 +80,10 @@ class ReplicationError(NosyncError):
     """Nodes cannot work together as they are configured, or a daemon does not answer."""
 
 
+class NodeLostError(NosyncError):
+    """A host fell silent while an epoch ran, and the epoch was cancelled. Run it again: what was recorded is used."""
+
+
 class FencedError(NosyncError):
     """A newer instance of the job has taken over; this one may not write any more."""
 

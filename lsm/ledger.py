@@ -17,7 +17,7 @@ from nosync.lsm.errors import DeterminismError, OutOfOrderError
 from nosync.lsm.history import History
 from nosync.lsm.layer import LayerId, TraceId
 from nosync.lsm.lines import Lines
-from nosync.lsm.manifest import Entry, Manifest, publish_manifest
+from nosync.lsm.manifest import Content, Entry, Manifest, publish_manifest
 from nosync.lsm.roles import Missing
 from nosync.lsm.timestamp import Epoch, Time
 
@@ -40,9 +40,12 @@ class Ledger:
         branch: str,
         meta: Mapping[str, Any] | None,
         copies: Mapping[str, int] | None,
+        contents: Mapping[LayerId, Content] | None = None,
         on_conflict: Callable[[list[LayerId]], None] = lambda ids: None,
     ) -> tuple[Manifest, bool]:
         """Publishes the manifest of epoch `t` with these layers, which must exist; and whether it is a new one.
+
+        `contents`: of layers whose writers said what is in them; the files of the others are looked into.
 
         Raises OutOfOrderError unless `t` is the next one to be sealed or sealed already, DeterminismError when it was sealed
         with other layers, of which `on_conflict` is told before.
@@ -57,7 +60,8 @@ class Ledger:
         known = self._sealed_elsewhere(t, sealed)
         required = copies or {}
         entries = [
-            replace(self._entry(id, known, origins), copies=required.get(id.trace.stage, 1)) for id in sorted(ids)
+            replace(self._entry(id, known, origins, contents or {}), copies=required.get(id.trace.stage, 1))
+            for id in sorted(ids)
         ]
         manifest = Manifest(sealed.line if sealed else line.id, Epoch(t), tuple(entries), dict(meta or {}))
         try:
@@ -88,18 +92,27 @@ class Ledger:
             found |= {entry.id: entry for entry in manifest.entries} if manifest else {}
         return found
 
-    def _entry(self, id: LayerId, sealed: Mapping[LayerId, Entry], origins: Mapping[TraceId, Time]) -> Entry:
+    def _entry(
+        self,
+        id: LayerId,
+        sealed: Mapping[LayerId, Entry],
+        origins: Mapping[TraceId, Time],
+        contents: Mapping[LayerId, Content],
+    ) -> Entry:
         """`origins`: where the traces of the epoch before begin; another trace begins here."""
         known = sealed.get(id)
-        if known is not None and not self.exists(id):
-            return known  # merged since: the manifest remembers what it was
-        reader = self.directory.reader(id)
+        content = contents.get(id)
+        if content is None:
+            if known is not None and not self.exists(id):
+                return known  # merged since: the manifest remembers what it was
+            reader = self.directory.reader(id)
+            content = Content(reader.digest, reader.info.rows)
         origin = id.description.lower
         if not id.trace.shard.count:  # appended to directly, perhaps before anything was sealed
             origin = min(d.lower for d in self.directory.descriptions(id.trace))
             origin = min(origin, self.origin(id.trace) or origin)
         begins = origins.get(id.trace, origin) if known is None else known.origin
-        return Entry(id, reader.digest, reader.info.rows, begins)
+        return Entry(id, content.digest, content.rows, begins)
 
 
 def lost(lines: Lines, directory: LayerDirectory, branch: str = MAIN) -> list[Missing]:

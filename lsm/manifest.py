@@ -11,7 +11,7 @@ import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePosixPath
-from typing import Any
+from typing import Any, NamedTuple
 
 from blake3 import blake3
 
@@ -24,6 +24,13 @@ from nosync.lsm.timestamp import END_OF_TIME, Epoch, Time, pack, show
 from nosync.lsm.writer import temporary_path
 
 MAIN_LINE = "main"
+
+
+class Content(NamedTuple):
+    """What is in a layer, as its writer said."""
+
+    digest: Digest
+    rows: int
 
 
 @dataclass(frozen=True, order=True)

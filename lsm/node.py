@@ -37,6 +37,7 @@ from nosync.lsm.layer import Description, LayerId, TraceId
 from nosync.lsm.ledger import HasLedger, Ledger
 from nosync.lsm.lock import DirectoryLock
 from nosync.lsm.manifest import (
+    Content,
     Entry,
     Manifest,
     Pin,
@@ -160,6 +161,15 @@ class Node(HasLedger):
     def replicas(self) -> int:
         """On how many nodes layers can be kept: without peers on this one."""
         return 1
+
+    @property
+    def store_id(self) -> str:
+        """Of a store whose tasks find it on several nodes; empty: this directory is the one."""
+        return ""
+
+    def lost_hosts(self) -> frozenset[str]:
+        """Of peers that a job's tasks run beside: an embedded node has none."""
+        return frozenset()
 
     @property
     def incarnation(self) -> str:
@@ -365,14 +375,16 @@ class Node(HasLedger):
         branch: str = MAIN,
         meta: dict[str, Any] | None = None,
         copies: Mapping[str, int] | None = None,
+        contents: Mapping[LayerId, Content] | None = None,
     ) -> Manifest:
         """Writes the manifest of epoch `t` with these layers, which must exist. The same again is a success.
 
         `copies`: by stage, how many durable copies the safe point waits for (default 1; 0: it does not wait).
+        `contents`: what the writers of layers said of them; of the others the files are looked into.
         Raises OutOfOrderError unless `t` is the next one to be sealed or sealed already, DeterminismError when it was
         sealed with other layers.
         """
-        manifest, new = self.ledger.seal(t, ids, branch, meta, copies, lambda found: self._conflict(t, found))
+        manifest, new = self.ledger.seal(t, ids, branch, meta, copies, contents, lambda found: self._conflict(t, found))
         if new:
             self.small.note([manifest.path])
         self.note(e.id for e in manifest.entries if not self._is_durable(e))

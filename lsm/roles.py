@@ -13,7 +13,7 @@ from nosync.lsm.errors import NosyncError
 from nosync.lsm.history import History
 from nosync.lsm.layer import LayerId, TraceId
 from nosync.lsm.lines import Lines
-from nosync.lsm.manifest import Entry, Manifest, Pin
+from nosync.lsm.manifest import Content, Entry, Manifest, Pin
 from nosync.lsm.timestamp import Epoch, Time
 
 
@@ -59,6 +59,11 @@ class StoreNode(Protocol):
     def replicas(self) -> int:
         """On how many nodes layers can be kept, this one included."""
 
+    @property
+    def store_id(self) -> str:
+        """Of a store whose tasks find it on several nodes; empty: there is one directory."""
+
+    def lost_hosts(self) -> frozenset[str]: ...
     def note(self, ids: Iterable[LayerId]) -> None: ...
     def origin(self, trace: TraceId) -> Time | None: ...
     def histories(self, branch: str = MAIN) -> dict[str, History]: ...
@@ -72,6 +77,7 @@ class StoreNode(Protocol):
         branch: str = MAIN,
         meta: dict[str, Any] | None = None,
         copies: Mapping[str, int] | None = None,
+        contents: Mapping[LayerId, Content] | None = None,
     ) -> Manifest: ...
     def missing(self, branch: str = MAIN) -> list[Missing]: ...
     def pins(self) -> dict[str, Pin]: ...

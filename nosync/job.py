@@ -8,6 +8,8 @@ job.recover()
 
 from __future__ import annotations
 
+import contextlib
+import logging
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
@@ -23,15 +25,18 @@ from nosync.lsm.errors import (
     CompactedError,
     FlowError,
     InvalidInputError,
+    NodeLostError,
+    NosyncError,
     NotAvailableError,
     OutOfOrderError,
+    ReplicationError,
     UnknownStageError,
 )
 from nosync.lsm.fence import check_fence, take_over
 from nosync.lsm.history import History
 from nosync.lsm.html import facts_html, rows_html
-from nosync.lsm.layer import Description, LayerId, Shard, TraceId
-from nosync.lsm.manifest import MAIN_LINE, Manifest
+from nosync.lsm.layer import Description, Digest, LayerId, Shard, TraceId
+from nosync.lsm.manifest import MAIN_LINE, Content, Manifest
 from nosync.lsm.status import StoreStatus
 from nosync.lsm.store import BEFORE_FIRST_EPOCH, Store, check_range
 from nosync.lsm.timestamp import Epoch, pack
@@ -45,6 +50,7 @@ from nosync.replay import (
     check_same_sources,
     check_states_fit,
 )
+from nosync.replication.places import LACKING, Place
 from nosync.reports import EpochReport, RecoveryReport, Stopwatch, epoch_report
 from nosync.sinks import Sink
 
@@ -53,9 +59,25 @@ if TYPE_CHECKING:
     from pyspark.sql.streaming.query import StreamingQuery
 
     from nosync.segment import Report
+    from nosync.spark.hosts import HostWatch
     from nosync.spark.read import StageReader
 
+    Reports = dict[tuple[str, int], Report]
+
 InputsAt = Callable[[int], "Mapping[str, DataFrame]"]
+
+log = logging.getLogger("nosync")
+
+_ATTEMPTS = 4
+"""Of an epoch, where hosts are lost while it runs."""
+_MOST_INPUTS = 100
+"""Epochs whose inputs are kept, should the safe point stay behind."""
+
+
+def _contents(ids: Sequence[LayerId], reports: Reports) -> dict[LayerId, Content]:
+    """What tasks said is in the layers that they wrote or found."""
+    reported = {id: reports.get((id.trace.stage, id.trace.shard.index)) for id in ids}
+    return {id: Content(Digest(r.digest), r.rows) for id, r in reported.items() if r is not None and r.digest}
 
 
 class Job:
@@ -94,6 +116,10 @@ class Job:
         self._declared, self._analyze = flow, Analyzer(spark)
         self._bound: dict[tuple[tuple[str, str], ...], BoundFlow] = {}
         self._sinks = dict(sinks or {})
+        self._unsafe_inputs: dict[int, Mapping[str, DataFrame]] = {}
+        self._watch: HostWatch | None = None
+        self.recoveries: list[RecoveryReport] = []
+        """What `advance` had to compute again because a node was lost."""
         self._open_line()
         for stage in self._sinks:
             self._stage(stage)
@@ -218,17 +244,54 @@ class Job:
         self._check_epoch(t)
         checked = self._check_inputs(inputs)
         flow = self.flow if self._node.lines.manifest(t, self.branch_name) is None else self.flow_at(t)
-        reports = self._run(flow, Step(t, {}, frozenset()), checked, everything=True)
-        self._seal(flow, t)
+        self._unsafe_inputs[t] = checked
+        reports = self._run_surely(flow, t, checked)
+        self._seal(flow, t, reports)
         self._deliver(t)
+        self._let_go_of_inputs()
         return epoch_report(t, reports, self.flow, time.perf_counter() - started)
 
-    def _seal(self, flow: BoundFlow, t: int) -> None:
+    def _run_surely(self, flow: BoundFlow, t: int, inputs: Mapping[str, DataFrame]) -> Reports:
+        """Runs an epoch; without the hosts that are lost meanwhile, and after computing again what only they had."""
+        hole: NosyncError | None = None
+        for attempt in range(_ATTEMPTS):
+            try:
+                if hole is not None:
+                    report = self.recover(self._unsafe_inputs)
+                    self.recoveries.append(report)
+                    if report.unrecoverable:
+                        raise hole
+                return self._run(flow, Step(t, {}, frozenset()), inputs, everything=True)
+            except NodeLostError as error:
+                if attempt + 1 == _ATTEMPTS:
+                    raise
+                log.warning("epoch %d runs again: %s", t, error)
+            except LACKING as error:
+                if attempt + 1 == _ATTEMPTS or not self._node.store_id or error is hole:
+                    raise
+                log.warning("epoch %d needs what a lost node had, which is computed again: %s", t, error)
+                hole = error
+        raise AssertionError("the last attempt returns or raises")
+
+    def _let_go_of_inputs(self) -> None:
+        """Inputs are kept until the safe point has passed them: up to there nothing has to be computed from them again."""
+        if not self._node.store_id:
+            self._unsafe_inputs.clear()  # one directory: what it holds is what there is
+            return
+        with contextlib.suppress(ReplicationError):
+            safe = self._node.safe_point(self.branch_name)
+            for t in [t for t in self._unsafe_inputs if safe is not None and t <= safe]:
+                del self._unsafe_inputs[t]
+        for t in sorted(self._unsafe_inputs)[:-_MOST_INPUTS]:
+            del self._unsafe_inputs[t]
+
+    def _seal(self, flow: BoundFlow, t: int, reports: Reports) -> None:
         check_fence(
             self._directory.root, self._node.lines.line(self.branch_name).id, self.instance, self._directory.env
         )
         meta = {"flow": flow.name, "shards": self._shards_at(flow, t)}
-        self._node.seal(t, self._ids(flow, t), self.branch_name, meta=meta, copies=self._copies())
+        ids = self._ids(flow, t)
+        self._node.seal(t, ids, self.branch_name, meta=meta, copies=self._copies(), contents=_contents(ids, reports))
         self._drop_rounds(t)
 
     def stream(
@@ -289,9 +352,9 @@ class Job:
         *,
         everything: bool = False,
         skip: frozenset[str] = frozenset(),
-    ) -> dict[tuple[str, int], Report]:
+    ) -> Reports:
         epoch_plan = self._epoch.EpochPlan(
-            root=self._root,
+            place=self._place,
             t=step.t,
             shards=self._shards_at(flow, step.t),
             histories=self._node.histories(self.branch_name),
@@ -300,7 +363,13 @@ class Job:
             line=self._node.lines.line(self.branch_name).id,
             job_epoch=self.instance,
         )
-        return self._epoch.run_epoch(self._spark, flow, epoch_plan, inputs)
+        if not self._node.store_id:
+            return self._epoch.run_epoch(self._spark, flow, epoch_plan, inputs)
+        if self._watch is None:
+            from nosync.spark.hosts import HostWatch  # noqa: PLC0415
+
+            self._watch = HostWatch(self._spark, self._node.lost_hosts)
+        return self._watch.run(lambda: self._epoch.run_epoch(self._spark, flow, epoch_plan, inputs))
 
     def _shards_at(self, flow: BoundFlow, t: int) -> int:
         """How many shards an epoch has: those it was sealed with (by the line it came from, in a replay), or the job's."""
@@ -352,14 +421,15 @@ class Job:
             raise NotAvailableError(
                 f"stage {stage} is not recorded (persist='none'): read what it is computed from, or persist it"
             )
-        return StageReader(self._root, self.flow.key_groups, for_tasks(bound), self._history(stage))
+        return StageReader(self._place, for_tasks(bound), self._history(stage))
 
     def _history(self, stage: str) -> History:
         return self._node.histories(self.branch_name).get(stage, ())
 
     @property
-    def _root(self) -> str:
-        return str(self._directory.root.absolute())
+    def _place(self) -> Place:
+        """Where tasks find the store."""
+        return Place(str(self._directory.root.absolute()), self._directory.key_groups, self._node.store_id)
 
     def stage(self, name: str) -> BoundStage:
         """A stage with its schemas. Raises UnknownStageError."""
@@ -539,10 +609,10 @@ class Job:
         for t in range(first, last + 1):
             flow = self.flow_at(t)
             recorded = self._recorded_stages(flow, t)
-            reports = {}
+            reports: Reports = {}
             if len(recorded) < len(flow.recorded):
                 reports = self._run(flow, Step(t, {}, frozenset()), {}, everything=True, skip=recorded)
-            self._seal(flow, t)
+            self._seal(flow, t, reports)
             ran = sum(report.computed for report in reports.values())
             computed += ran
             shared += len(flow.recorded) * self._shards_at(flow, t) - ran
@@ -599,15 +669,19 @@ class Job:
     # --- recovery -------------------------------------------------------------------------------------------------
 
     def recover(
-        self, inputs: InputsAt | None = None, *, verify: bool = False, outputs: Collection[str] | None = None
+        self,
+        inputs: InputsAt | Mapping[int, Mapping[str, DataFrame]] | None = None,
+        *,
+        verify: bool = False,
+        outputs: Collection[str] | None = None,
     ) -> RecoveryReport:
         """Restores every layer that manifests list and that is lost, recomputing only what is missing.
 
         `outputs`: the stages that are wanted back; layers that none of them needs stay lost (default: all are wanted).
 
-        `inputs(t)` gives the rows of the sources at an epoch again; needed only where recorded source layers are
-        lost too. `verify` reads every byte first, so that flipped bits count as lost. A recomputed layer
-        must have the digest that its manifest remembers, else DeterminismError.
+        `inputs(t)`, or `inputs[t]` for some epochs, gives the rows of the sources at an epoch again; needed only where
+        recorded source layers are lost too. `verify` reads every byte first, so that flipped bits count as lost. A recomputed
+        layer must have the digest that its manifest remembers, else DeterminismError.
         """
         clock = Stopwatch()
         if verify:
@@ -622,15 +696,19 @@ class Job:
             for m in missing
             if m.entry.id.trace.stage in chosen
         ]
-        recovery = self.plan_recovery(wanted, can_replay=inputs is not None)
+        given_again = inputs if isinstance(inputs, Mapping) else None
+        recovery = self.plan_recovery(
+            wanted, can_replay=inputs is not None if given_again is None else given_again.__contains__
+        )
         clock.lap("plan")
         computed, reused = 0, 0
+        reports_at: dict[int, Reports] = {}
         for step in recovery.steps:
             given: Mapping[str, DataFrame] = {}
             if step.needs_input:
                 assert inputs is not None, "the planner asks for input only where it can be replayed"
-                given = self._check_inputs(inputs(step.t))
-            reports = self._run(self.flow_at(step.t), step, given)
+                given = self._check_inputs(inputs[step.t] if isinstance(inputs, Mapping) else inputs(step.t))
+            reports = reports_at[step.t] = self._run(self.flow_at(step.t), step, given)
             computed += sum(report.computed for report in reports.values())
             reused += sum(not report.computed for report in reports.values())
             self._drop_rounds(step.t)
@@ -640,7 +718,10 @@ class Job:
         for t, manifest in self._node.manifests(self.branch_name).items():
             if t in ran - hopeless:  # sealing again compares every digest with the recorded one
                 ids = [entry.id for entry in manifest.entries]
-                self._node.seal(t, ids, self.branch_name, meta=dict(manifest.meta), copies=self._copies())
+                self._node.seal(
+                    t, ids, self.branch_name, meta=dict(manifest.meta), copies=self._copies(),
+                    contents=_contents(ids, reports_at[t]),
+                )  # fmt: skip
         self._node.sync()
         clock.lap("seal")
         return RecoveryReport(
@@ -654,13 +735,13 @@ class Job:
             seconds=clock.laps,
         )
 
-    def plan_recovery(self, wanted: list[Cell], *, can_replay: bool = False) -> RecoveryPlan:
-        """What recomputing the wanted layers takes, without doing it."""
+    def plan_recovery(self, wanted: list[Cell], *, can_replay: bool | Callable[[int], object] = False) -> RecoveryPlan:
+        """What recomputing the wanted layers takes, without doing it. `can_replay`: whether inputs can be given again."""
         return plan(
             self.flow,
             Inventory(self._directory.descriptions),
             wanted,
             histories=self._node.histories(self.branch_name),
             fingerprint=lambda stage, t: self.flow_at(t).stages[stage].fingerprint,
-            can_replay=lambda source, t: can_replay,
+            can_replay=lambda source, t: bool(can_replay(t) if callable(can_replay) else can_replay),
         )

@@ -17,11 +17,11 @@ Steps
 
 from __future__ import annotations
 
+import contextlib
 import json
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
-from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
@@ -31,7 +31,6 @@ from nosync.dataflow import AGGREGATE, FILTER, IN_JVM, JOIN, LOOP, MAP, SOURCE, 
 from nosync.joins import content_hash
 from nosync.loops import apply_loop, changes_of_round, consolidate, recorded_changes
 from nosync.lsm.columns import key_columns
-from nosync.lsm.directory import LayerDirectory
 from nosync.lsm.env import storage_errors
 from nosync.lsm.errors import DeterminismError
 from nosync.lsm.fence import check_fence
@@ -60,6 +59,7 @@ from nosync.operators import (
     stage_error,
 )
 from nosync.plan import ARRANGE, DISTINCT, LATE, WATERMARK, BoundStage, Emission, Feed, part_of
+from nosync.replication.places import FetchingDirectory, Place, directory_of
 from nosync.windowing import apply_late, apply_watermark, apply_window
 from nosync.windows import END, NO_WATERMARK, START, newest_us, times_us, window_type, with_windows
 
@@ -67,16 +67,6 @@ TAG_COLUMN = "_tag"
 REPORT_COLUMN = "_report"
 TAG_SHARD_BITS = 40
 _MARK = b"all-from:"
-
-_directories: dict[tuple[str, int], LayerDirectory] = {}
-
-
-def directory_of(root: str, key_groups: int) -> LayerDirectory:
-    """This process's view of a data directory. It and the layers it has mapped live as long as the process."""
-    found = _directories.get((root, key_groups))
-    if found is None:
-        found = _directories[root, key_groups] = LayerDirectory(Path(root), key_groups)
-    return found
 
 
 @dataclass(frozen=True)
@@ -91,6 +81,8 @@ class Report:
     changes: int = 0
     """Of a loop's variable: the rows that entered and left the set."""
     size_bytes: int = 0
+    digest: str = ""
+    """Of the layer's own file; empty where a merged one stands for it."""
     record_s: float = 0.0
     """Seconds spent writing and linking the layer."""
 
@@ -141,8 +133,7 @@ _IDLE_WITHOUT_ROWS = frozenset({AGGREGATE, UPDATE, DISTINCT, ARRANGE, JOIN})
 class SegmentTask:
     """One epoch's work on one segment, for every shard. Pickled to Spark's workers."""
 
-    root: str
-    key_groups: int
+    place: Place
     t: int
     shards: int
     stages: Mapping[str, BoundStage]
@@ -164,6 +155,8 @@ class SegmentTask:
     phase: str = ""
     absent: frozenset[int] = frozenset()
     """Feeds that bring nothing: from outside the loop after its first round."""
+    recorded: frozenset[str] = frozenset()
+    """Stages all of whose layers are recorded, on this host or on others."""
     line: str = "main"
     job_epoch: int = 0
     """Which instance of the job this is; one that was replaced publishes nothing."""
@@ -206,7 +199,7 @@ class _ShardRun:
     def __init__(self, task: SegmentTask, shard: Shard) -> None:
         self._task = task
         self._shard = shard
-        self._directory = directory_of(task.root, task.key_groups)
+        self._directory = directory_of(task.place)
         self._reports: list[bytes] = []
         self._changes: dict[str, pa.Table] = {}
         self._produced: dict[str, Produced] = {}  # changes are derived from it where they are wanted
@@ -299,9 +292,12 @@ class _ShardRun:
     def _record(self, stage: BoundStage) -> None:
         """Sees to it that the stage's layer is recorded, unless it is neither recorded nor to be computed."""
         id = self._layer_id(stage)
-        if self._is_recorded(id) and not self._must_compare(stage, id):
+        if self._is_recorded(stage, id) and not self._must_compare(stage, id):
             counted = len(self._changes_of(stage.name)) if self._counts(stage) else 0
             report = Report(stage.name, self._shard.index, computed=False, changes=counted)
+            with contextlib.suppress(FileNotFoundError):  # a merged layer stands for it
+                known = self._directory.recorded(id)
+                report = replace(report, rows=known.rows, digest=known.digest)
             self._reports.append(report.to_json())
             return
         if self._task.compute is not None and self._shard.index not in self._task.compute.get(stage.name, ()):
@@ -337,11 +333,24 @@ class _ShardRun:
             return Description.of_epoch(self._task.t)
         return of_round(self._task.t, self._task.round)
 
-    def _is_recorded(self, id: LayerId) -> bool:
+    def _is_recorded(self, stage: BoundStage, id: LayerId) -> bool:
         d = id.description
         if self._task.round is not None:  # the epoch's layer does not say what its rounds were
             return d in self._directory.descriptions(id.trace)
-        return any(o.covers(d) for o in self._directory.descriptions(id.trace))
+        if any(o.covers(d) for o in self._directory.descriptions(id.trace)):
+            return True
+        if not isinstance(self._directory, FetchingDirectory) or not self._is_not_computed(stage):
+            return False
+        return self._directory.fetch(id)
+
+    def _is_not_computed(self, stage: BoundStage) -> bool:
+        """Whether the layer is there, if not on this host; or it is lost, and not to be computed now."""
+        if stage.name in self._task.recorded:
+            return True
+        if stage.kind == SOURCE and not self._task.input_given:
+            return True
+        compute = self._task.compute
+        return compute is not None and self._shard.index not in compute.get(stage.name, ())
 
     def _must_compare(self, stage: BoundStage, id: LayerId) -> bool:
         """A source that is given its rows again publishes them again: other rows for a recorded epoch are an error."""
@@ -351,7 +360,7 @@ class _ShardRun:
         """Whether the changes of a stage can be had: it is recorded, or what it is computed from is."""
         stage = self._task.stages[name]
         if stage.recorded:
-            return self._is_recorded(self._layer_id(stage))
+            return self._is_recorded(stage, self._layer_id(stage))
         feeds = [self._task.feed_of(name, i) for i in stage.inputs]
         return all(
             self._available(i) if feed is None else not self._silent(feed)
@@ -386,7 +395,7 @@ class _ShardRun:
 
     def _view(self, stage: BoundStage) -> View:
         id = TraceId(stage.name, stage.fingerprint, self._shard)
-        return view_at(self._task.histories.get(stage.name, ()), id, pack(self._task.t), self._task.key_groups)
+        return view_at(self._task.histories.get(stage.name, ()), id, pack(self._task.t), self._task.place.key_groups)
 
     def _state_before(self, name: str) -> Trace:
         t, view = pack(self._task.t), self._view(self._task.stages[name])
@@ -466,7 +475,7 @@ class _ShardRun:
             self._make_durable(id)
         took = time.perf_counter() - started
         rows, size = published.rows, published.size_bytes
-        return Report(stage.name, self._shard.index, not published.existed, rows, 0, size, took), ours
+        return Report(stage.name, self._shard.index, not published.existed, rows, 0, size, published.digest, took), ours
 
     def _make_durable(self, id: LayerId) -> None:
         """What will never be computed again is on disk before anything is computed from it."""

@@ -17,14 +17,18 @@ from nosync.lsm.directory import CATALOG, LayerDirectory
 from nosync.lsm.errors import CatalogError, CorruptionError, NosyncError, ReplicationError
 from nosync.lsm.layer import LayerId
 from nosync.lsm.ledger import HasLedger, Ledger, lost
-from nosync.lsm.manifest import Manifest, Pin, delete_pin, publish_pin, read_pins
+from nosync.lsm.manifest import Content, Manifest, Pin, delete_pin, publish_pin, read_pins
 from nosync.lsm.roles import Missing
 from nosync.lsm.timestamp import Epoch, Time, pack
 from nosync.proto.v1 import replication_pb2 as pb
-from nosync.replication.transport import DaemonClient
+from nosync.replication.places import FETCH_PATIENCE_S
+from nosync.replication.transport import DaemonClient, host_of
 
 log = logging.getLogger("nosync.replication")
 
+_LOOK_EVERY_S = 0.05
+AWAY_PATIENCE_S = 5.0
+"""How long a daemon may be away, say to be restarted, until the tasks on its host are taken elsewhere."""
 FILL_PATIENCE_S = 60.0
 """How long a job that starts on another node waits for what only others have."""
 
@@ -39,6 +43,7 @@ class AttachedNode(HasLedger):
         reply = client.attach(FILL_PATIENCE_S)
         self.replicas = reply.replicas
         """On how many nodes the daemon keeps each layer."""
+        self.store_id = reply.store_id
         if not reply.filled:
             log.warning("not everything that peers have is on this node yet; recover() recomputes what does not come")
         self.ledger = Ledger(directory)
@@ -55,13 +60,24 @@ class AttachedNode(HasLedger):
         branch: str = MAIN,
         meta: dict[str, Any] | None = None,
         copies: Mapping[str, int] | None = None,
+        contents: Mapping[LayerId, Content] | None = None,
     ) -> Manifest:
-        manifest, _ = self.ledger.seal(t, ids, branch, meta, copies)
+        manifest, _ = self.ledger.seal(t, ids, branch, meta, copies, contents)
         self.note(ids)
         return manifest
 
     def missing(self, branch: str = MAIN) -> list[Missing]:
-        return lost(self.lines, self.directory, branch)
+        found = lost(self.lines, self.directory, branch)
+        end_s = self.directory.env.monotonic_s() + FETCH_PATIENCE_S
+        while found and self.directory.env.monotonic_s() < end_s and self._peers_up():
+            self.directory.env.wait_s(_LOOK_EVERY_S)  # it may be on its way from the host where it was computed
+            found = lost(self.lines, self.directory, branch)
+        return found
+
+    def _peers_up(self) -> bool:
+        with contextlib.suppress(ReplicationError):
+            return any(peer.state == "up" for peer in self.client.status(lag=False).peers)
+        return False
 
     def pins(self) -> dict[str, Pin]:
         return read_pins(self.directory.root, self.directory.env)
@@ -85,13 +101,26 @@ class AttachedNode(HasLedger):
     # --- the daemon -------------------------------------------------------------------------------------------------
 
     def _status(self, branch: str = "") -> pb.StatusReply:
-        reply = self.client.status(branch, peers=False)
+        reply = self.client.status(branch, lag=False)
         self.problems = dict(reply.problems)
         return reply
 
     def safe_point(self, branch: str = MAIN) -> Epoch | None:
         reply = self._status(branch)
         return Epoch(reply.safe_point) if reply.HasField("safe_point") else None
+
+    def lost_hosts(self) -> frozenset[str]:
+        """The hosts of peers that fell silent, or whose daemon is gone for a while: tasks there are of no use to others."""
+        try:
+            peers = self._status().peers
+        except ReplicationError:
+            return frozenset()
+        lost = [
+            peer
+            for peer in peers
+            if peer.state in ("suspect", "silent") or (peer.state == "away" and peer.silent_s > AWAY_PATIENCE_S)
+        ]
+        return frozenset(host_of(peer.address) for peer in lost)
 
     def since(self) -> Time:
         return pack(self._status().since)

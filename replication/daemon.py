@@ -244,10 +244,10 @@ class Daemon(rpc.DaemonServicer):
             if sealed:
                 self.node.note_files(PurePosixPath(path) for path in sealed)
 
-    def status(self, branch: str = MAIN, *, with_peers: bool = True) -> pb.StatusReply:
-        """Node, safe point, problems; and how the peers are, for which all that they hold is compared."""
+    def status(self, branch: str = MAIN, *, lag: bool = True) -> pb.StatusReply:
+        """Node, safe point, problems, peers; and how far these are behind, for which all that they hold is compared."""
         self.node.learn()
-        peers = self.replicator.peers() if with_peers else []
+        peers = self.replicator.peers(lag=lag)
         for peer in peers:
             peer.address = self._peers[peer.node]
         return pb.StatusReply(
@@ -267,7 +267,7 @@ class Daemon(rpc.DaemonServicer):
 
     def Status(self, request: pb.StatusRequest, context: Any) -> pb.StatusReply:
         with _answering(context):
-            return self.status(request.branch or MAIN, with_peers=request.peers)
+            return self.status(request.branch or MAIN, lag=request.lag)
         raise AssertionError("the context was aborted")
 
     def Note(self, request: pb.NoteRequest, context: Any) -> pb.Done:
@@ -281,7 +281,12 @@ class Daemon(rpc.DaemonServicer):
         with _answering(context):
             filled = self.replicator.keep_all(request.patience_s)
             self.node.learn()
-            return pb.AttachReply(replicas=self.config.replicas, filled=filled)
+            return pb.AttachReply(replicas=self.config.replicas, filled=filled, store_id=self._store_id)
+        raise AssertionError("the context was aborted")
+
+    def Keep(self, request: pb.KeepRequest, context: Any) -> pb.KeepReply:
+        with _answering(context):
+            return pb.KeepReply(peers_up=self.replicator.keep_traces(request.traces))
         raise AssertionError("the context was aborted")
 
     def Sync(self, request: pb.SyncRequest, context: Any) -> pb.Done:

@@ -45,6 +45,8 @@ SILENT_S = 5.0
 FETCH_TIMEOUT_S = 30.0
 RETRY_AFTER_S = 1.0
 ASK_AGAIN_S = 3.0
+KEEP_S = 60.0
+"""How long a node keeps what a task there has asked for."""
 UNWANTED_S = 10.0
 """How long what was dropped here is not taken from those who have not dropped it yet, and get it meanwhile."""
 
@@ -160,6 +162,8 @@ class Peer:
     """What we are missing of what it holds, by trace (layers) or by itself (other files)."""
     dirty: set[PurePosixPath] = field(default_factory=set)
     """Traces and other files that changed here or there since `todo` was made."""
+    fell_silent: bool = False
+    """Its last session ended because nothing came any more: it, its host or the network may be gone, and nobody said so."""
     unwanted: dict[str, float] = field(default_factory=dict)
     """What was dropped here, and is not to come back from this peer: until it drops it too (inf), or a time."""
     conflicts: dict[str, tuple[str, str]] = field(default_factory=dict)
@@ -200,6 +204,7 @@ class Replica:
         self._fetching: dict[str, _Fetch] = {}
         self._again_s: dict[str, float] = {}
         self._beat_s = now_s
+        self._kept_s: dict[str, float] = {}  # traces that tasks here asked for, and until when
         self.keep_all = False
         """Keep what others keep as well: a job runs here, and wants to read all of it."""
 
@@ -265,6 +270,12 @@ class Replica:
             effects += self._tell_all(Beat(self._seq, self.mine.root))
         return [*effects, *self._fetch()]
 
+    def keep_traces(self, traces: Iterable[str]) -> list[Effect]:
+        """A task here reads these (directories of traces): this node keeps them for a while, whoever else does."""
+        self._kept_s = {trace: until_s for trace, until_s in self._kept_s.items() if until_s > self.now_s}
+        self._kept_s |= dict.fromkeys(traces, self.now_s + KEEP_S)
+        return self._fetch()
+
     def add_member(self, node: NodeId) -> None:
         """A node joins. It is filled in the background."""
         if node != self.me:
@@ -299,6 +310,7 @@ class Replica:
         peer = self.peers.get(node) if node is not None else None
         if peer is not None and peer.session == session:
             peer.session, peer.asked_s = None, None
+            peer.fell_silent = self.now_s - peer.heard_s > SUSPECT_AFTER_S / 2
 
     def heard_from(self, session: SessionId) -> None:
         """A piece of a file came: the other side is alive."""
@@ -348,7 +360,7 @@ class Replica:
             self._touched_of(peer, (held.name for held in peer.holds))
             peer.holds, peer.todo, peer.unwanted, peer.conflicts = Inventory(), {}, {}, {}
         peer.incarnation, peer.session, peer.seq = hello.incarnation, session, -1
-        peer.heard_s, peer.asked_s, peer.refused = self.now_s, self.now_s, ""
+        peer.heard_s, peer.asked_s, peer.refused, peer.fell_silent = self.now_s, self.now_s, "", False
         self._sessions[session] = peer.node
         return [*effects, Send(session, AskInventory())]
 
@@ -426,7 +438,7 @@ class Replica:
     def keeps(self, name: str) -> bool:
         """Whether this node is one of those that keep a file. While one of them is away the next one stands in for it."""
         id = layer_of(name)
-        if id is None or self.keep_all:
+        if id is None or self.keep_all or self._kept_s.get(str(id.trace.directory), 0.0) > self.now_s:
             return True
         up = [self.me, *(peer.node for peer in self.peers.values() if peer.is_up(self.now_s))]
         return self.me in keepers(str(id.trace.directory), up, self.replicas)

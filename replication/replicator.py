@@ -162,6 +162,14 @@ class Replicator:
             mine = self._replica.mine.get(str(path))
             return 0 if mine is None else self._replica.copies(mine.name, mine.digest)
 
+    def keep_traces(self, traces: Iterable[str]) -> int:
+        """A task reads these: what peers have of them is fetched. Returns how many peers are up."""
+        with self._lock:
+            now_s = self._env.monotonic_s()
+            self._act(self._replica.tick(now_s))
+            self._act(self._replica.keep_traces(traces))
+            return sum(peer.is_up(now_s) for peer in self._replica.peers.values())
+
     def keep_all(self, patience_s: float) -> bool:
         """From now on this node keeps everything. Waits until it has what peers have; False: it has not within `patience_s`."""
         with self._lock:
@@ -369,21 +377,23 @@ class Replicator:
                     "deterministic, or two jobs ran. The safe point waits until one of the two is removed (docs/operations.md)"
                 )
 
-    def peers(self) -> list[pb.PeerStatus]:
+    def peers(self, *, lag: bool = True) -> list[pb.PeerStatus]:
         """How the peers are, and how far behind."""
         with self._lock:
             now_s = self._env.monotonic_s()
-            lag = self._replica.lag()
-            return [_peer_status(peer, now_s, *lag[peer.node]) for peer in self._replica.peers.values()]
+            behind = self._replica.lag() if lag else {}
+            peers = self._replica.peers.values()
+            return [_peer_status(peer, now_s, *behind.get(peer.node, (0, 0))) for peer in peers]
 
 
 _CONFLICT = "conflict "
 
 
 def _peer_status(peer: Peer, now_s: float, files: int, size: int) -> pb.PeerStatus:
-    state = (
-        "up" if peer.is_up(now_s) else "suspect" if peer.session is not None else "refused" if peer.refused else "away"
-    )
+    if peer.session is not None:
+        state = "up" if peer.is_up(now_s) else "suspect"
+    else:
+        state = "refused" if peer.refused else "silent" if peer.fell_silent else "away"
     silent_s = now_s - peer.heard_s if peer.heard_s > float("-inf") else -1.0
     return pb.PeerStatus(
         node=peer.node,

@@ -237,10 +237,10 @@ class DaemonClient:
         self._channel = channel_to(address, certificates, node)
         self._stub = rpc.DaemonStub(self._channel)
 
-    def status(self, branch: str = "", *, peers: bool = True, timeout_s: float = CALL_TIMEOUT_S) -> pb.StatusReply:
-        """Node, safe point, problems; and how the peers are, which takes longer."""
+    def status(self, branch: str = "", *, lag: bool = True, timeout_s: float = CALL_TIMEOUT_S) -> pb.StatusReply:
+        """Node, safe point, problems, peers; and how far these are behind, which takes longer."""
         with self._errors("status"):
-            request = pb.StatusRequest(branch=branch, peers=peers)
+            request = pb.StatusRequest(branch=branch, lag=lag)
             reply: pb.StatusReply = self._stub.Status(request, timeout=timeout_s)
         return reply
 
@@ -251,6 +251,11 @@ class DaemonClient:
                 pb.AttachRequest(patience_s=patience_s), timeout=patience_s + CALL_TIMEOUT_S
             )
         return reply
+
+    def keep(self, traces: list[str]) -> int:
+        """Asks that what peers have of these traces is fetched. Returns how many peers are up."""
+        with self._errors("keep"):
+            return int(self._stub.Keep(pb.KeepRequest(traces=traces), timeout=CALL_TIMEOUT_S).peers_up)
 
     def note(self, layers: list[str]) -> None:
         """Tells of published layers; not waited for, because the daemon finds them anyway."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import reduce
 from typing import Any
 
@@ -33,6 +33,7 @@ from nosync.lsm.layer import Description, Shard, TraceId, of_round
 from nosync.lsm.timestamp import Time, pack, round_of
 from nosync.operators import HASH64_COLUMN
 from nosync.plan import WATERMARK, BoundFlow, BoundStage, Emission, Feed, Loop, Segment, part_of
+from nosync.replication.places import Place, directory_of
 from nosync.segment import (
     REPORT_COLUMN,
     REPORT_SCHEMA,
@@ -41,7 +42,6 @@ from nosync.segment import (
     TAG_SHARD_BITS,
     Report,
     SegmentTask,
-    directory_of,
     emitted_schema,
     side_column,
 )
@@ -59,7 +59,7 @@ _RULES_TO_EXCLUDE = (
 class EpochPlan:
     """What one run of an epoch is to do."""
 
-    root: str
+    place: Place
     t: int
     shards: int
     histories: Mapping[str, History] = field(default_factory=dict)
@@ -111,7 +111,7 @@ class _EpochRun:
         self._spark, self._flow, self._plan, self._inputs = spark, flow, plan, inputs
         self.reports: dict[tuple[str, int], Report] = {}
         self._rounds: dict[str, int] = {}
-        self._directory = directory_of(plan.root, flow.key_groups)
+        self._directory = directory_of(replace(plan.place, store_id=""))
 
     def rest(self) -> None:
         """Everything but the rounds of loops."""
@@ -163,7 +163,7 @@ class _EpochRun:
         found = [self._directory.descriptions(id) for id in ids]
         if round_of(d.upper):
             return all(d in of_shard for of_shard in found)
-        return all(any(o.lower <= d.lower and d.upper <= o.upper for o in of_shard) for of_shard in found)
+        return all(any(o.covers(d) for o in of_shard) for of_shard in found)
 
     def _collect(self, job: _EpochJob) -> list[Report]:
         try:
@@ -274,8 +274,7 @@ class _EpochJob:
         named = {*run, *(name for f in feeds for name in (f.emission.stage, *f.jvm))}
         named |= {part_of(name, WATERMARK) for name in run} & flow.stages.keys()
         return SegmentTask(
-            root=plan.root,
-            key_groups=flow.key_groups,
+            place=plan.place,
             t=plan.t,
             shards=plan.shards,
             stages={name: for_tasks(flow.stages[name]) for name in flow.stages if name in named},
@@ -289,6 +288,7 @@ class _EpochJob:
             rounds=self.part.rounds.get(flow.stages[head].loop or "", 0),
             phase=self.part.phase.value if self.part.phase else "",
             absent=absent,
+            recorded=plan.skip,
             line=plan.line,
             job_epoch=plan.job_epoch,
         )

@@ -22,7 +22,7 @@ from nosync.lsm.history import History, View, views_of
 from nosync.lsm.timestamp import end_of, last_of, pack
 from nosync.lsm.trace import DELETE, UPDATE_BEFORE, Trace
 from nosync.plan import BoundStage
-from nosync.segment import directory_of
+from nosync.replication.places import Place, directory_of
 
 ReadView = Callable[[View], Iterator[pa.RecordBatch]]
 
@@ -31,8 +31,7 @@ ReadView = Callable[[View], Iterator[pa.RecordBatch]]
 class StageReader:
     """A recorded stage; pickled to the workers. `history`: where its layers are."""
 
-    root: str
-    key_groups: int
+    place: Place
     stage: BoundStage
     history: History
 
@@ -67,7 +66,7 @@ class StageReader:
         return self._per_view(spark, read, schema, after, until)
 
     def _open(self, view: View, exact_from: int, until: int) -> Trace:
-        directory = directory_of(self.root, self.key_groups)
+        directory = directory_of(self.place)
         return directory.open_view(view, until=end_of(until), as_of=last_of(exact_from))
 
     def _check_kept(self, views: Sequence[View], exact_from: int, until: int) -> None:
@@ -79,7 +78,7 @@ class StageReader:
     def _per_view(
         self, spark: SparkSession, read: ReadView, schema: pa.Schema, exact_from: int, as_of: int
     ) -> DataFrame:
-        views = views_of(self.history, self.stage.name, pack(as_of), self.key_groups, log=not self.stage.keyed)
+        views = views_of(self.history, self.stage.name, pack(as_of), self.place.key_groups, log=not self.stage.keyed)
 
         def rows(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
             try:

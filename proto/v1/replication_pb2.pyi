@@ -115,12 +115,12 @@ class Done(_message.Message):
     def __init__(self) -> None: ...
 
 class StatusRequest(_message.Message):
-    __slots__ = ("branch", "peers")
+    __slots__ = ("branch", "lag")
     BRANCH_FIELD_NUMBER: _ClassVar[int]
-    PEERS_FIELD_NUMBER: _ClassVar[int]
+    LAG_FIELD_NUMBER: _ClassVar[int]
     branch: str
-    peers: bool
-    def __init__(self, branch: _Optional[str] = ..., peers: _Optional[bool] = ...) -> None: ...
+    lag: bool
+    def __init__(self, branch: _Optional[str] = ..., lag: _Optional[bool] = ...) -> None: ...
 
 class StatusReply(_message.Message):
     __slots__ = ("node", "incarnation", "store_id", "key_groups", "replicas", "safe_point", "last_sealed", "since", "peers", "problems")
@@ -180,12 +180,26 @@ class AttachRequest(_message.Message):
     def __init__(self, patience_s: _Optional[float] = ...) -> None: ...
 
 class AttachReply(_message.Message):
-    __slots__ = ("replicas", "filled")
+    __slots__ = ("replicas", "filled", "store_id")
     REPLICAS_FIELD_NUMBER: _ClassVar[int]
     FILLED_FIELD_NUMBER: _ClassVar[int]
+    STORE_ID_FIELD_NUMBER: _ClassVar[int]
     replicas: int
     filled: bool
-    def __init__(self, replicas: _Optional[int] = ..., filled: _Optional[bool] = ...) -> None: ...
+    store_id: str
+    def __init__(self, replicas: _Optional[int] = ..., filled: _Optional[bool] = ..., store_id: _Optional[str] = ...) -> None: ...
+
+class KeepRequest(_message.Message):
+    __slots__ = ("traces",)
+    TRACES_FIELD_NUMBER: _ClassVar[int]
+    traces: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, traces: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class KeepReply(_message.Message):
+    __slots__ = ("peers_up",)
+    PEERS_UP_FIELD_NUMBER: _ClassVar[int]
+    peers_up: int
+    def __init__(self, peers_up: _Optional[int] = ...) -> None: ...
 
 class NoteRequest(_message.Message):
     __slots__ = ("layers",)

@@ -120,6 +120,11 @@ class DaemonStub:
                 request_serializer=nosync_dot_proto_dot_v1_dot_replication__pb2.AttachRequest.SerializeToString,
                 response_deserializer=nosync_dot_proto_dot_v1_dot_replication__pb2.AttachReply.FromString,
                 _registered_method=True)
+        self.Keep = channel.unary_unary(
+                '/nosync.v1.Daemon/Keep',
+                request_serializer=nosync_dot_proto_dot_v1_dot_replication__pb2.KeepRequest.SerializeToString,
+                response_deserializer=nosync_dot_proto_dot_v1_dot_replication__pb2.KeepReply.FromString,
+                _registered_method=True)
         self.Note = channel.unary_unary(
                 '/nosync.v1.Daemon/Note',
                 request_serializer=nosync_dot_proto_dot_v1_dot_replication__pb2.NoteRequest.SerializeToString,
@@ -169,6 +174,13 @@ class DaemonServicer:
 
     def Attach(self, request, context):
         """A job is to run beside this daemon, which keeps everything from now on, and answers when it has what its peers have.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Keep(self, request, context):
+        """A task here reads these traces: fetch what peers have of them, and go on for a while.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -232,6 +244,11 @@ def add_DaemonServicer_to_server(servicer, server):
                     servicer.Attach,
                     request_deserializer=nosync_dot_proto_dot_v1_dot_replication__pb2.AttachRequest.FromString,
                     response_serializer=nosync_dot_proto_dot_v1_dot_replication__pb2.AttachReply.SerializeToString,
+            ),
+            'Keep': grpc.unary_unary_rpc_method_handler(
+                    servicer.Keep,
+                    request_deserializer=nosync_dot_proto_dot_v1_dot_replication__pb2.KeepRequest.FromString,
+                    response_serializer=nosync_dot_proto_dot_v1_dot_replication__pb2.KeepReply.SerializeToString,
             ),
             'Note': grpc.unary_unary_rpc_method_handler(
                     servicer.Note,
@@ -324,6 +341,33 @@ class Daemon:
             '/nosync.v1.Daemon/Attach',
             nosync_dot_proto_dot_v1_dot_replication__pb2.AttachRequest.SerializeToString,
             nosync_dot_proto_dot_v1_dot_replication__pb2.AttachReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Keep(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/nosync.v1.Daemon/Keep',
+            nosync_dot_proto_dot_v1_dot_replication__pb2.KeepRequest.SerializeToString,
+            nosync_dot_proto_dot_v1_dot_replication__pb2.KeepReply.FromString,
             options,
             channel_credentials,
             insecure,

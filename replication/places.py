@@ -1,0 +1,137 @@
+"""Where Spark's tasks find a store: in the directory of the host they run on, whose daemon fetches from peers what they need.
+
+A task publishes into its own host's directory, and that is all it waits for. What it reads and does not find there, say
+because its shard ran on another host an epoch ago, it asks the host's daemon to keep, and reads it when it has come.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+from nosync.lsm.directory import LayerDirectory, read_marker
+from nosync.lsm.env import Env
+from nosync.lsm.errors import HoleError, NosyncError, NotAvailableError, ReplicationError
+from nosync.lsm.history import View
+from nosync.lsm.layer import LayerId, TraceId
+from nosync.lsm.timestamp import Time
+from nosync.lsm.trace import Trace
+
+log = logging.getLogger("nosync.replication")
+
+DATA_VARIABLE = "NOSYNC_DATA"
+"""In the environment of Spark's executors: the host's data directory, where it is not at the path that the driver's has."""
+FETCH_PATIENCE_S = 3.0
+"""How long a task waits for what only peers have, while any of them is there."""
+_IN_VAIN_S = 10.0
+_LOOK_EVERY_S = 0.01
+_ASK_EVERY_S = 0.5
+
+LACKING = (HoleError, NotAvailableError)
+"""What reading raises where layers are missing in the middle of a trace, or at its end."""
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Place:
+    """A store, as a task finds it. Pickled to Spark's workers."""
+
+    root: str
+    key_groups: int
+    store_id: str = ""
+    """Of a store that daemons keep on several nodes; empty: there is only the one directory, which all tasks see."""
+
+
+_directories: dict[Place, LayerDirectory] = {}
+
+
+def directory_of(place: Place) -> LayerDirectory:
+    """This process's view of a store. It and the layers it has mapped live as long as the process."""
+    found = _directories.get(place)
+    if found is None:
+        found = _directories[place] = _open(place)
+    return found
+
+
+def _open(place: Place) -> LayerDirectory:
+    if not place.store_id:
+        return LayerDirectory(Path(place.root), place.key_groups)
+    root = Path(os.environ.get(DATA_VARIABLE, place.root))
+    try:
+        found = read_marker(root, Env()).store_id
+    except NosyncError as error:
+        raise ReplicationError(
+            f"a task found no store on its host: {error}. Run a nosync daemon on every host of Spark's, with its data at that "
+            f"path, or set spark.executorEnv.{DATA_VARIABLE} to where it is"
+        ) from None
+    if found != place.store_id:
+        raise ReplicationError(f"{root} on a task's host belongs to store {found}, the job's is {place.store_id}")
+    return FetchingDirectory(root, place.key_groups)
+
+
+class FetchingDirectory(LayerDirectory):
+    """The layers of one node, which fetches from its peers what it is asked for and does not have."""
+
+    def __init__(self, root: Path, key_groups: int) -> None:
+        super().__init__(root, key_groups)
+        self._gave_up_s: dict[str, float] = {}  # when waiting for a trace was in vain; Spark tries a task several times
+
+    def open_view(self, view: View, *, until: Time, as_of: Time) -> Trace:
+        """See LayerDirectory."""
+        read = super().open_view
+        traces = [*(part.trace for part in view.base), view.id]
+        return self._fetched(traces, lambda: read(view, until=until, as_of=as_of))
+
+    def layer_at(self, id: TraceId, time: Time) -> Trace:
+        """See LayerDirectory."""
+        read = super().layer_at
+        return self._fetched([id], lambda: read(id, time))
+
+    def fetch(self, id: LayerId) -> bool:
+        """Whether a layer, or one that covers it, is here, after a peer was given time to send it."""
+
+        def there() -> bool:
+            if any(d.covers(id.description) for d in self.descriptions(id.trace)):
+                return True
+            raise HoleError(f"{id} is not here", stage=id.trace.stage, shard=str(id.trace.shard), lower="", upper="")
+
+        try:
+            return self._fetched([id.trace], there)
+        except HoleError:
+            return False
+
+    def _fetched(self, traces: Iterable[TraceId], read: Callable[[], T]) -> T:
+        try:
+            return read()
+        except LACKING:
+            names = [str(trace.directory) for trace in traces]
+        from nosync.replication.daemon import client_of  # noqa: PLC0415 - gRPC, where something has to be fetched
+
+        client = client_of(self.root)
+        if client is None:
+            return read()  # no daemon: what is here is all there is
+        try:
+            now_s = self.env.monotonic_s
+            recently = any(self._gave_up_s.get(name, float("-inf")) > now_s() - _IN_VAIN_S for name in names)
+            end_s, ask_s = now_s() + (_LOOK_EVERY_S if recently else FETCH_PATIENCE_S), now_s()
+            while now_s() < end_s:
+                if now_s() >= ask_s:
+                    ask_s += _ASK_EVERY_S
+                    if not client.keep(names):
+                        break
+                self.env.wait_s(_LOOK_EVERY_S)
+                try:
+                    return read()
+                except LACKING:
+                    continue
+            self._gave_up_s |= dict.fromkeys(names, now_s())
+        except ReplicationError as error:
+            log.warning("cannot fetch %s: %s", names, error)
+        finally:
+            client.close()
+        return read()

@@ -1,0 +1,99 @@
+"""The driver of a streaming job on a cluster of hosts, as a program of its own: `python driver.py settings.json`.
+
+It says what it did, epoch by epoch, in a file of JSON lines; a test follows it, and does harm to hosts meanwhile.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyspark.sql import SparkSession
+
+import nosync
+from nosync.spark.session import session_settings
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+SHARDS = 4
+
+
+def drop_small(rows: pa.Table) -> pa.Table:
+    return rows.filter(pc.greater(rows["n"], 0))
+
+
+def make_flow(copies: int) -> nosync.Dataflow:
+    flow = nosync.Dataflow("words", persist=nosync.replicated(copies) if copies > 1 else "disk")
+    kept = flow.source("rows", "word string, n bigint").map("kept", drop_small)
+    sums = kept.aggregate("sums", key=["word"], n=nosync.count(), total=nosync.sum("n"))
+    sums.aggregate("how_big", key=["n"], words=nosync.count())
+    return flow
+
+
+def rows(spark: SparkSession, t: int) -> dict[str, DataFrame]:
+    made = [(f"{'abcdefgh'[i % 8]}{(i + t) % 13}", (i * 7 + t) % 11 - 2) for i in range(200)]
+    return {"rows": spark.createDataFrame(made, "word string, n bigint")}
+
+
+def outcome(job: nosync.Job, epochs: int) -> list[list[list[Any]]]:
+    return [
+        sorted([*row] for row in job.read(stage, as_of=t).collect())
+        for stage in ("sums", "how_big")
+        for t in range(epochs)
+    ]
+
+
+def session(settings: dict[str, Any]) -> SparkSession:
+    builder = (
+        SparkSession.builder.master(settings["master"])
+        .appName("nosync-cluster")
+        .config("spark.driver.host", settings["address"])
+        .config("spark.driver.bindAddress", settings["address"])
+        .config("spark.executor.memory", "512m")
+        .config("spark.executor.cores", "1")
+        .config("spark.ui.enabled", "false")
+        .config("spark.sql.shuffle.partitions", "4")
+    )
+    for name, value in session_settings().items():
+        builder = builder.config(name, value)
+    return builder.getOrCreate()
+
+
+def main() -> None:
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
+    logging.getLogger("py4j").setLevel(logging.WARNING)
+    settings = json.loads(Path(sys.argv[1]).read_text())
+    progress = open(settings["progress"], "a", buffering=1)  # noqa: SIM115 - for as long as the program runs
+
+    def say(**what: Any) -> None:
+        progress.write(json.dumps(what) + "\n")
+
+    spark = session(settings)
+    while spark.sparkContext._jsc.sc().getExecutorMemoryStatus().size() < settings["executors"] + 1:
+        time.sleep(0.1)
+    with nosync.open(settings["data"]) as store:
+        job = nosync.Job(make_flow(settings["copies"]), store, spark=spark, shards=SHARDS)
+        last = job.last_sealed()
+        report = job.recover() if last is not None else None
+        say(started=0 if last is None else last + 1, recovered=report.recomputed if report else 0)
+        for t in range(0 if last is None else last + 1, settings["epochs"]):
+            began = time.monotonic()
+            done = job.advance(t, rows(spark, t))
+            say(t=t, seconds=time.monotonic() - began, computed=done.layers_computed, safe=job.safe_point())
+            time.sleep(settings["pause_s"])
+        recovered = [[r.lost, r.recomputed, sorted(r.unrecoverable)] for r in job.recoveries]
+        say(outcome=outcome(job, settings["epochs"]), recoveries=recovered, safe=job.safe_point())
+    progress.close()
+    os._exit(0)  # stopping Spark waits two minutes for hosts that are gone
+
+
+if __name__ == "__main__":
+    main()
