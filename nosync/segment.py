@@ -32,7 +32,7 @@ from nosync.joins import content_hash
 from nosync.loops import apply_loop, changes_of_round, consolidate, recorded_changes
 from nosync.lsm.columns import key_columns
 from nosync.lsm.env import storage_errors
-from nosync.lsm.errors import DeterminismError
+from nosync.lsm.errors import DeterminismError, HoleError
 from nosync.lsm.fence import check_fence
 from nosync.lsm.hashing import hash64
 from nosync.lsm.history import History, View, span_at, view_at
@@ -408,6 +408,12 @@ class _ShardRun:
             trace = self._directory.open_rounds(self._view(stage), self._task.t, self._task.rounds)
             return consolidate(trace, stage, id)
         if stage.kind == SOURCE:
+            if not self._task.input_given:
+                raise HoleError(
+                    f"{id}: the recorded input is lost, and it is not given again; recover(inputs=...) on the line that it "
+                    "was recorded on",
+                    stage=stage.name, shard=str(self._shard), lower=str(self._task.t), upper=str(self._task.t + 1),
+                )  # fmt: skip
             hashed = stage.schema.append(pa.field(HASH64_COLUMN, pa.int64())).empty_table()
             inputs = [self._given if self._given is not None else hashed]
         else:

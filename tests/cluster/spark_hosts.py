@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -30,6 +31,7 @@ class SparkHosts:
 
     def __init__(self, where: Hosts, root: Path, replicas: int) -> None:
         self.hosts, self.root, self.replicas = where, root, replicas
+        self.master = ""
         make_certificates(root / "tls", list(where.names))
 
     def data(self, host: str) -> Path:
@@ -69,12 +71,9 @@ class SparkHosts:
         eventually(f"the daemon of {host} serves", is_up)
 
     def start_master(self, host: str) -> None:
+        self.master = f"spark://{self.hosts.address(host)}:{MASTER_PORT}"
         self._spark_class(host, "master", "Master", "--host", self.hosts.address(host), "--port", str(MASTER_PORT))
         eventually("the master is up", lambda: "Starting Spark master" in self.log(host, "master").read_text())
-
-    @property
-    def master(self) -> str:
-        return f"spark://{self.hosts.address(self.hosts.names[0])}:{MASTER_PORT}"
 
     def start_worker(self, host: str) -> None:
         self._spark_class(
@@ -95,6 +94,18 @@ class SparkHosts:
             *arguments,
         ]
         self.hosts.start(host, command, self.log(host, what), environment)
+
+    def kill_daemon(self, host: str) -> None:
+        about = json.loads((self.data(host) / "daemon.json").read_text())
+        os.kill(about["pid"], signal.SIGKILL)
+
+    def stop_spark(self, host: str) -> None:
+        """Everything of a host but its daemon."""
+        daemon = json.loads((self.data(host) / "daemon.json").read_text())["pid"]
+        for pid in self.hosts.pids(host):
+            if pid != daemon:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
 
     def start_all(self) -> None:
         self.start_master(self.hosts.names[0])
@@ -139,6 +150,10 @@ class Driver:
 
     def __init__(self, process: subprocess.Popen[bytes], progress: Path, log: Path) -> None:
         self.process, self._progress, self._log = process, progress, log
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.wait()
 
     def lines(self) -> list[dict[str, Any]]:
         if not self._progress.exists():

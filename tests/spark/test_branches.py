@@ -196,6 +196,24 @@ def test_rewinding_and_promoting(spark: SparkSession, open_store: OpenStore, tmp
         nosync.Job(make_flow(), store, spark=spark, branch="fix")
 
 
+def test_a_replay_does_not_make_up_an_input_that_is_lost(spark: SparkSession, open_store: OpenStore) -> None:
+    store = open_store(settings=nosync.StoreSettings(background=False))
+    job = nosync.Job(make_flow(), store, spark=spark, shards=2)
+    for t in range(3):
+        job.advance(t, rows(spark, t))
+    branch = job.branch("fix", at=0, replace={"kept": even})
+    store.sync()
+    (victim,) = [Path(x.path) for x in store.layers() if (x.stage, x.shard, x.lower) == ("rows", 1, 1)]
+    victim.unlink()
+    with pytest.raises(nosync.HoleError, match="the recorded input is lost, and it is not given again"):
+        branch.replay()
+    assert branch.last_sealed() == 0
+    assert not victim.exists(), "nothing was recorded in its place"
+    job.recover(lambda t: rows(spark, t))
+    branch.replay()
+    assert branch.last_sealed() == 2
+
+
 def test_branches_that_cannot_be(spark: SparkSession, open_store: OpenStore) -> None:
     store = open_store()
     job = nosync.Job(make_flow(), store, spark=spark, shards=2)

@@ -1,0 +1,131 @@
+"""Tasks find a store on their own host, and what it lacks with its peers; all in one process, with a daemon that is made up."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+import nosync
+from nosync.lsm.directory import create_store
+from nosync.lsm.env import Env
+from nosync.lsm.history import View
+from nosync.lsm.layer import Description, LayerId, Shard, TraceId
+from nosync.lsm.timestamp import Time, pack
+from nosync.replication import daemon, places
+from nosync.replication.places import DATA_VARIABLE, FetchingDirectory, Place
+
+TRACE = TraceId("counts", "raw", Shard(0))
+STATE = View(TRACE, pack(0))
+
+
+class Clock(Env):
+    """A clock that moves when it is waited for."""
+
+    def __init__(self) -> None:
+        self.now_s = 0.0
+
+    def monotonic_s(self) -> float:
+        return self.now_s
+
+    def wait_s(self, seconds: float) -> None:
+        self.now_s += seconds
+
+
+class FakeDaemon:
+    """Sends what it is asked for after a while, or does not answer."""
+
+    def __init__(self, peers_up: int = 1, arrive: Callable[[], None] = lambda: None, down: bool = False) -> None:
+        self.peers_up, self.arrive, self.down = peers_up, arrive, down
+        self.asked: list[list[str]] = []
+
+    def keep(self, traces: list[str]) -> int:
+        if self.down:
+            raise nosync.ReplicationError("the daemon does not answer")
+        self.asked.append(traces)
+        self.arrive()
+        return self.peers_up
+
+    def close(self) -> None:
+        pass
+
+
+@pytest.fixture
+def theirs(tmp_path: Path) -> Path:
+    """A store with epochs 0 to 2."""
+    with nosync.open(tmp_path / "theirs") as store:
+        for t in range(3):
+            store.append("counts", t=t, rows=pa.table({"k": [1, 2], "v": [t, t]}), key=["k"])
+            store.seal(t)
+        store.sync()
+    return tmp_path / "theirs"
+
+
+def empty(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fake: FakeDaemon | None) -> FetchingDirectory:
+    create_store(tmp_path / "mine", 128, Env(), store_id="s")
+    monkeypatch.setattr(daemon, "client_of", lambda root: fake)
+    found = FetchingDirectory(tmp_path / "mine", 128)
+    found.env = Clock()
+    return found
+
+
+def copy(theirs: Path, mine: Path) -> None:
+    for file in (theirs / "layers").rglob("*.layer"):
+        target = mine / file.relative_to(theirs)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_bytes(file.read_bytes())
+
+
+def test_what_is_missing_is_asked_for_and_read_when_it_has_come(
+    tmp_path: Path, theirs: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fake = FakeDaemon(arrive=lambda: copy(theirs, tmp_path / "mine"))
+    directory = empty(tmp_path, monkeypatch, fake)
+    trace = directory.open_view(STATE, until=pack(3), as_of=Time(pack(3) - 1))
+    assert trace.layers[-1].id.description.upper == pack(3)
+    assert fake.asked == [["counts/raw/0"]]
+    directory.layer_at(TRACE, pack(1))
+    assert directory.fetch(LayerId(TRACE, Description.of_epoch(2)))
+    assert len(fake.asked) == 1, "it is here now"
+
+
+def test_waiting_has_an_end_and_in_vain_it_is_not_repeated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fake = FakeDaemon()
+    directory = empty(tmp_path, monkeypatch, fake)
+    clock = directory.env
+    assert isinstance(clock, Clock)
+    for waited_s in (places.FETCH_PATIENCE_S, places.FETCH_PATIENCE_S + 0.05):
+        with pytest.raises(nosync.NosyncError, match="counts"):
+            directory.layer_at(TRACE, pack(1))
+        assert clock.now_s == pytest.approx(waited_s, abs=0.05)
+    clock.now_s += 60
+    assert not directory.fetch(LayerId(TRACE, Description.of_epoch(2)))
+    assert clock.now_s > 60 + places.FETCH_PATIENCE_S * 1.9
+
+
+@pytest.mark.parametrize("fake", [None, FakeDaemon(peers_up=0), FakeDaemon(down=True)])
+def test_where_nobody_can_send_it_nobody_waits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fake: FakeDaemon | None
+) -> None:
+    directory = empty(tmp_path, monkeypatch, fake)
+    with pytest.raises(nosync.NosyncError, match="counts"):
+        directory.layer_at(TRACE, pack(1))
+    assert directory.env.monotonic_s() < places.FETCH_PATIENCE_S
+
+
+def test_a_task_finds_the_store_of_its_host(tmp_path: Path, theirs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    alone = places.directory_of(Place(str(theirs), 128))
+    assert alone.root == theirs
+    assert not isinstance(alone, FetchingDirectory)
+    create_store(tmp_path / "here", 128, Env(), store_id="s")
+    monkeypatch.setenv(DATA_VARIABLE, str(tmp_path / "here"))
+    assert places.directory_of(Place(str(theirs), 128)).root == theirs, "of an embedded store there is one directory"
+    found = places.directory_of(Place("/driver/has/it/here", 128, "s"))
+    assert found.root == tmp_path / "here"
+    with pytest.raises(nosync.ReplicationError, match=r"belongs to store s, the job's is other"):
+        places.directory_of(Place("/driver/has/it/here", 128, "other"))
+    monkeypatch.setenv(DATA_VARIABLE, str(tmp_path / "nowhere"))
+    with pytest.raises(nosync.ReplicationError, match=r"nowhere does not exist.*spark.executorEnv.NOSYNC_DATA"):
+        places.directory_of(Place("/driver/has/it/there", 128, "s"))
