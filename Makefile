@@ -7,7 +7,8 @@ OUT    ?= nosync-demo
 CYCLES ?= 200
 KILLS ?= 50
 SEEDS ?= 10000
-IN_PARALLEL := tests/unit tests/property tests/model tests/format tests/simulation
+IN_PARALLEL := tests/unit tests/property tests/model tests/format tests/simulation tests/crash tests/cluster
+ON_HOSTS := tests/cluster/test_hosts.py
 
 .PHONY: help setup java demo test check format crash kills sim cluster model bench clean
 
@@ -31,8 +32,8 @@ demo: setup  ## Run a year of real flights through Spark, damage the store, reco
 	$(BIN)/nosync demo --out $(OUT)
 
 test: setup  ## Run the tests (about 12 minutes on 2 cores).
-	$(BIN)/python -m pytest -n 2 $(IN_PARALLEL)
-	$(BIN)/python -m pytest tests $(IN_PARALLEL:%=--ignore=%)
+	$(BIN)/python -m pytest -n 2 $(IN_PARALLEL) --ignore=$(ON_HOSTS)
+	$(BIN)/python -m pytest tests/spark $(ON_HOSTS)
 
 check: setup  ## Format, lint, types, dependency direction.
 	$(BIN)/ruff format --check .
@@ -53,8 +54,8 @@ kills: setup  ## Kill the driver of a streaming job KILLS=50 times, at any momen
 sim: setup  ## Run the replication protocol under faults from SEEDS=10000 seeds, or SEED=n once, with its course.
 	$(BIN)/python -m tests.simulation.run $(if $(SEED),--seed $(SEED),--seeds $(SEEDS))
 
-cluster: setup  ## Daemons as processes: the tests, with CYCLES=200 kills under load.
-	NOSYNC_DAEMON_CYCLES=$(CYCLES) $(BIN)/python -m pytest tests/cluster tests/spark/test_replication.py --timeout 3600
+cluster: setup  ## Daemons as processes, Spark over three hosts: the long tests, with CYCLES=200 kills under load.
+	NOSYNC_LONG=1 NOSYNC_DAEMON_CYCLES=$(CYCLES) $(BIN)/python -m pytest tests/cluster tests/spark/test_replication.py --timeout 3600
 
 model:  ## Check docs/model with Spin, and that planted bugs break it. Needs spin and a C compiler.
 	sh docs/model/check.sh

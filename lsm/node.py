@@ -167,6 +167,11 @@ class Node(HasLedger):
         """Of a store whose tasks find it on several nodes; empty: this directory is the one."""
         return ""
 
+    @property
+    def node_id(self) -> str:
+        """Which of these nodes this is: it has no peers that would matter to a job."""
+        return ""
+
     def lost_hosts(self) -> frozenset[str]:
         """Of peers that a job's tasks run beside: an embedded node has none."""
         return frozenset()

@@ -63,6 +63,10 @@ class StoreNode(Protocol):
     def store_id(self) -> str:
         """Of a store whose tasks find it on several nodes; empty: there is one directory."""
 
+    @property
+    def node_id(self) -> str:
+        """Which of these nodes this is."""
+
     def lost_hosts(self) -> frozenset[str]: ...
     def note(self, ids: Iterable[LayerId]) -> None: ...
     def origin(self, trace: TraceId) -> Time | None: ...

@@ -429,7 +429,9 @@ class Job:
     @property
     def _place(self) -> Place:
         """Where tasks find the store."""
-        return Place(str(self._directory.root.absolute()), self._directory.key_groups, self._node.store_id)
+        return Place(
+            str(self._directory.root.absolute()), self._directory.key_groups, self._node.store_id, self._node.node_id
+        )
 
     def stage(self, name: str) -> BoundStage:
         """A stage with its schemas. Raises UnknownStageError."""

@@ -32,7 +32,7 @@ from nosync.joins import content_hash
 from nosync.loops import apply_loop, changes_of_round, consolidate, recorded_changes
 from nosync.lsm.columns import key_columns
 from nosync.lsm.env import storage_errors
-from nosync.lsm.errors import DeterminismError, HoleError
+from nosync.lsm.errors import DeterminismError, FlowError, HoleError
 from nosync.lsm.fence import check_fence
 from nosync.lsm.hashing import hash64
 from nosync.lsm.history import History, View, span_at, view_at
@@ -200,11 +200,23 @@ class _ShardRun:
         self._task = task
         self._shard = shard
         self._directory = directory_of(task.place)
+        self._check_host()
         self._reports: list[bytes] = []
         self._changes: dict[str, pa.Table] = {}
         self._produced: dict[str, Produced] = {}  # changes are derived from it where they are wanted
         self._feeds: list[_Fed] = []
         self._given: pa.Table | None = None  # a source's rows
+
+    def _check_host(self) -> None:
+        """What a loop's rounds record stays on its host and is gone after the epoch, so they all run on the driver's."""
+        if self._task.round is None or not isinstance(self._directory, FetchingDirectory):
+            return
+        here, home = self._directory.node, self._task.place.node
+        if here != home and not (here == "" and str(self._directory.root) == self._task.place.root):
+            raise FlowError(
+                f"stage {self._task.run[0]}: a loop (iterate) runs on the driver's host only, that of node {home}, and Spark has "
+                f"put a task of it on that of {here or 'a daemon that is not there'}: run this job with executors on one host"
+            )
 
     def run(self, batches: list[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         self._receive(batches)

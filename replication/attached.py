@@ -43,7 +43,7 @@ class AttachedNode(HasLedger):
         reply = client.attach(FILL_PATIENCE_S)
         self.replicas = reply.replicas
         """On how many nodes the daemon keeps each layer."""
-        self.store_id = reply.store_id
+        self.store_id, self.node_id = reply.store_id, reply.node
         if not reply.filled:
             log.warning("not everything that peers have is on this node yet; recover() recomputes what does not come")
         self.ledger = Ledger(directory)

@@ -39,13 +39,13 @@ from nosync.lsm.timestamp import epoch_of
 from nosync.proto.v1 import replication_pb2 as pb
 from nosync.proto.v1 import replication_pb2_grpc as rpc
 from nosync.replication.inventory import NodeId
+from nosync.replication.places import ADDRESS_FILE, address_of
 from nosync.replication.replicator import Replicator
 from nosync.replication.transport import Certificates, DaemonClient, Transport, fail
 from nosync.replication.wire import check_node_id
 
 log = logging.getLogger("nosync.replication")
 
-ADDRESS_FILE = "daemon.json"
 MEMBERS_FILE = "members.json"
 """Peers as operators changed them (nosync peers); it goes before the configuration."""
 JOIN_TIMEOUT_S = 1.0
@@ -108,15 +108,6 @@ def peers_of(config: DaemonConfig) -> dict[str, str]:
             f"add a peer, or set replicas to at most {members}"
         )
     return peers
-
-
-def address_of(root: Path) -> dict[str, Any] | None:
-    """What the daemon of a directory wrote about itself; None where none did."""
-    try:
-        found = json.loads((root / ADDRESS_FILE).read_text())
-        return found if isinstance(found, dict) and "address" in found else None
-    except (OSError, ValueError):
-        return None
 
 
 def client_of(root: Path) -> DaemonClient | None:
@@ -281,7 +272,9 @@ class Daemon(rpc.DaemonServicer):
         with _answering(context):
             filled = self.replicator.keep_all(request.patience_s)
             self.node.learn()
-            return pb.AttachReply(replicas=self.config.replicas, filled=filled, store_id=self._store_id)
+            return pb.AttachReply(
+                replicas=self.config.replicas, filled=filled, store_id=self._store_id, node=self.config.node
+            )
         raise AssertionError("the context was aborted")
 
     def Keep(self, request: pb.KeepRequest, context: Any) -> pb.KeepReply:

@@ -6,12 +6,13 @@ because its shard ran on another host an epoch ago, it asks the host's daemon to
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from nosync.lsm.directory import LayerDirectory, read_marker
 from nosync.lsm.env import Env
@@ -23,6 +24,7 @@ from nosync.lsm.trace import Trace
 
 log = logging.getLogger("nosync.replication")
 
+ADDRESS_FILE = "daemon.json"
 DATA_VARIABLE = "NOSYNC_DATA"
 """In the environment of Spark's executors: the host's data directory, where it is not at the path that the driver's has."""
 FETCH_PATIENCE_S = 3.0
@@ -45,6 +47,17 @@ class Place:
     key_groups: int
     store_id: str = ""
     """Of a store that daemons keep on several nodes; empty: there is only the one directory, which all tasks see."""
+    node: str = ""
+    """The node that the driver runs beside."""
+
+
+def address_of(root: Path) -> dict[str, Any] | None:
+    """What the daemon of a directory wrote about itself; None where none did."""
+    try:
+        found = json.loads((root / ADDRESS_FILE).read_text())
+        return found if isinstance(found, dict) and "address" in found else None
+    except (OSError, ValueError):
+        return None
 
 
 _directories: dict[Place, LayerDirectory] = {}
@@ -80,6 +93,11 @@ class FetchingDirectory(LayerDirectory):
     def __init__(self, root: Path, key_groups: int) -> None:
         super().__init__(root, key_groups)
         self._gave_up_s: dict[str, float] = {}  # when waiting for a trace was in vain; Spark tries a task several times
+
+    @property
+    def node(self) -> str:
+        """The id of this host's node; empty where no daemon says so."""
+        return str((address_of(self.root) or {}).get("node", ""))
 
     def open_view(self, view: View, *, until: Time, as_of: Time) -> Trace:
         """See LayerDirectory."""

@@ -68,7 +68,8 @@ def _show_now(path: Path, *, as_json: bool) -> None:
 def _daemon_of(path: Path) -> dict[str, Any] | None:
     """What the daemon of a directory says of itself and its peers; None where it has none."""
     try:
-        from nosync.replication.daemon import address_of, client_of  # noqa: PLC0415 - needs the extra `daemon`
+        from nosync.replication.daemon import client_of  # noqa: PLC0415 - needs the extra `daemon`
+        from nosync.replication.places import address_of  # noqa: PLC0415
     except ImportError:
         return None
     about = address_of(path)

@@ -16,7 +16,8 @@ from pathlib import Path
 
 import nosync
 from nosync.proto.v1 import replication_pb2 as pb
-from nosync.replication.daemon import address_of, client_of
+from nosync.replication.daemon import client_of
+from nosync.replication.places import address_of
 
 PATIENCE_S = 60.0
 

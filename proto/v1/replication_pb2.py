@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n!nosync/proto/v1/replication.proto\x12\tnosync.v1\"8\n\x04Held\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0e\n\x06\x64igest\x18\x02 \x01(\t\x12\x12\n\nsize_bytes\x18\x03 \x01(\x04\"_\n\x05Hello\x12\x0c\n\x04node\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\t\x12\x10\n\x08store_id\x18\x03 \x01(\t\x12\x10\n\x08replicas\x18\x04 \x01(\r\x12\x0f\n\x07version\x18\x05 \x01(\r\"E\n\tInventory\x12\x0b\n\x03seq\x18\x01 \x01(\x04\x12\x1d\n\x04held\x18\x02 \x03(\x0b\x32\x0f.nosync.v1.Held\x12\x0c\n\x04last\x18\x03 \x01(\x08\"C\n\x06\x43hange\x12\x0b\n\x03seq\x18\x01 \x01(\x04\x12\x1e\n\x05\x61\x64\x64\x65\x64\x18\x02 \x03(\x0b\x32\x0f.nosync.v1.Held\x12\x0c\n\x04gone\x18\x03 \x03(\t\"!\n\x04\x42\x65\x61t\x12\x0b\n\x03seq\x18\x01 \x01(\x04\x12\x0c\n\x04root\x18\x02 \x01(\t\"\x0e\n\x0c\x41skInventory\"&\n\x04Want\x12\x1e\n\x05\x66iles\x18\x01 \x03(\x0b\x32\x0f.nosync.v1.Held\"\x18\n\x08NotThere\x12\x0c\n\x04name\x18\x01 \x01(\t\"e\n\x05\x43hunk\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0e\n\x06\x64igest\x18\x02 \x01(\t\x12\x0e\n\x06offset\x18\x03 \x01(\x04\x12\x12\n\nsize_bytes\x18\x04 \x01(\x04\x12\x0c\n\x04\x64\x61ta\x18\x05 \x01(\x0c\x12\x0c\n\x04zstd\x18\x06 \x01(\x08\"\xc3\x02\n\x05\x46rame\x12!\n\x05hello\x18\x01 \x01(\x0b\x32\x10.nosync.v1.HelloH\x00\x12)\n\tinventory\x18\x02 \x01(\x0b\x32\x14.nosync.v1.InventoryH\x00\x12#\n\x06\x63hange\x18\x03 \x01(\x0b\x32\x11.nosync.v1.ChangeH\x00\x12\x1f\n\x04\x62\x65\x61t\x18\x04 \x01(\x0b\x32\x0f.nosync.v1.BeatH\x00\x12\x30\n\rask_inventory\x18\x05 \x01(\x0b\x32\x17.nosync.v1.AskInventoryH\x00\x12\x1f\n\x04want\x18\x06 \x01(\x0b\x32\x0f.nosync.v1.WantH\x00\x12(\n\tnot_there\x18\x07 \x01(\x0b\x32\x13.nosync.v1.NotThereH\x00\x12!\n\x05\x63hunk\x18\x08 \x01(\x0b\x32\x10.nosync.v1.ChunkH\x00\x42\x06\n\x04kind\"\x06\n\x04\x44one\",\n\rStatusRequest\x12\x0e\n\x06\x62ranch\x18\x01 \x01(\t\x12\x0b\n\x03lag\x18\x02 \x01(\x08\"\xd8\x02\n\x0bStatusReply\x12\x0c\n\x04node\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\t\x12\x10\n\x08store_id\x18\x03 \x01(\t\x12\x12\n\nkey_groups\x18\x04 \x01(\r\x12\x10\n\x08replicas\x18\x05 \x01(\r\x12\x17\n\nsafe_point\x18\x06 \x01(\x04H\x00\x88\x01\x01\x12\x18\n\x0blast_sealed\x18\x07 \x01(\x04H\x01\x88\x01\x01\x12\r\n\x05since\x18\x08 \x01(\x04\x12$\n\x05peers\x18\t \x03(\x0b\x32\x15.nosync.v1.PeerStatus\x12\x36\n\x08problems\x18\n \x03(\x0b\x32$.nosync.v1.StatusReply.ProblemsEntry\x1a/\n\rProblemsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\x42\r\n\x0b_safe_pointB\x0e\n\x0c_last_sealed\"\x9a\x01\n\nPeerStatus\x12\x0c\n\x04node\x18\x01 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x02 \x01(\t\x12\r\n\x05state\x18\x03 \x01(\t\x12\x13\n\x0bincarnation\x18\x04 \x01(\t\x12\x14\n\x0c\x62\x65hind_files\x18\x05 \x01(\x04\x12\x14\n\x0c\x62\x65hind_bytes\x18\x06 \x01(\x04\x12\x10\n\x08silent_s\x18\x07 \x01(\x01\x12\x0b\n\x03why\x18\x08 \x01(\t\"#\n\rAttachRequest\x12\x12\n\npatience_s\x18\x01 \x01(\x01\"A\n\x0b\x41ttachReply\x12\x10\n\x08replicas\x18\x01 \x01(\r\x12\x0e\n\x06\x66illed\x18\x02 \x01(\x08\x12\x10\n\x08store_id\x18\x03 \x01(\t\"\x1d\n\x0bKeepRequest\x12\x0e\n\x06traces\x18\x01 \x03(\t\"\x1d\n\tKeepReply\x12\x10\n\x08peers_up\x18\x01 \x01(\r\"\x1d\n\x0bNoteRequest\x12\x0e\n\x06layers\x18\x01 \x03(\t\"\r\n\x0bSyncRequest\"\x0e\n\x0c\x43heckRequest\"\x1c\n\nCheckReply\x12\x0e\n\x06\x65rrors\x18\x01 \x03(\t\"\x1f\n\x0e\x43ompactRequest\x12\r\n\x05stage\x18\x01 \x01(\t\"!\n\x0f\x43ompactProgress\x12\x0e\n\x06merges\x18\x01 \x01(\x04\"-\n\x11\x44ropRoundsRequest\x12\r\n\x05stage\x18\x01 \x01(\t\x12\t\n\x01t\x18\x02 \x01(\x04\"\x89\x01\n\x14\x43hangeMembersRequest\x12\x35\n\x03\x61\x64\x64\x18\x01 \x03(\x0b\x32(.nosync.v1.ChangeMembersRequest.AddEntry\x12\x0e\n\x06remove\x18\x02 \x03(\t\x1a*\n\x08\x41\x64\x64\x45ntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"\x9a\x02\n\x15\x43hangeBranchesRequest\x12\x39\n\x06\x63reate\x18\x01 \x01(\x0b\x32\'.nosync.v1.ChangeBranchesRequest.CreateH\x00\x12;\n\x07promote\x18\x02 \x01(\x0b\x32(.nosync.v1.ChangeBranchesRequest.PromoteH\x00\x12\x10\n\x06\x64\x65lete\x18\x03 \x01(\tH\x00\x1a\x43\n\x06\x43reate\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0e\n\x06parent\x18\x02 \x01(\t\x12\n\n\x02\x61t\x18\x03 \x01(\x04\x12\x0f\n\x07\x63hanged\x18\x04 \x03(\t\x1a(\n\x07Promote\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0f\n\x07keep_as\x18\x02 \x01(\tB\x08\n\x06\x63hange\"-\n\x13\x43hangeBranchesReply\x12\x16\n\x0elayers_dropped\x18\x01 \x01(\x04\x32=\n\x0bReplication\x12.\n\x04Link\x12\x10.nosync.v1.Frame\x1a\x10.nosync.v1.Frame(\x01\x30\x01\x32\xe9\x04\n\x06\x44\x61\x65mon\x12:\n\x06Status\x12\x18.nosync.v1.StatusRequest\x1a\x16.nosync.v1.StatusReply\x12:\n\x06\x41ttach\x12\x18.nosync.v1.AttachRequest\x1a\x16.nosync.v1.AttachReply\x12\x34\n\x04Keep\x12\x16.nosync.v1.KeepRequest\x1a\x14.nosync.v1.KeepReply\x12/\n\x04Note\x12\x16.nosync.v1.NoteRequest\x1a\x0f.nosync.v1.Done\x12/\n\x04Sync\x12\x16.nosync.v1.SyncRequest\x1a\x0f.nosync.v1.Done\x12\x37\n\x05\x43heck\x12\x17.nosync.v1.CheckRequest\x1a\x15.nosync.v1.CheckReply\x12\x42\n\x07\x43ompact\x12\x19.nosync.v1.CompactRequest\x1a\x1a.nosync.v1.CompactProgress0\x01\x12;\n\nDropRounds\x12\x1c.nosync.v1.DropRoundsRequest\x1a\x0f.nosync.v1.Done\x12\x41\n\rChangeMembers\x12\x1f.nosync.v1.ChangeMembersRequest\x1a\x0f.nosync.v1.Done\x12R\n\x0e\x43hangeBranches\x12 .nosync.v1.ChangeBranchesRequest\x1a\x1e.nosync.v1.ChangeBranchesReplyb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n!nosync/proto/v1/replication.proto\x12\tnosync.v1\"8\n\x04Held\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0e\n\x06\x64igest\x18\x02 \x01(\t\x12\x12\n\nsize_bytes\x18\x03 \x01(\x04\"_\n\x05Hello\x12\x0c\n\x04node\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\t\x12\x10\n\x08store_id\x18\x03 \x01(\t\x12\x10\n\x08replicas\x18\x04 \x01(\r\x12\x0f\n\x07version\x18\x05 \x01(\r\"E\n\tInventory\x12\x0b\n\x03seq\x18\x01 \x01(\x04\x12\x1d\n\x04held\x18\x02 \x03(\x0b\x32\x0f.nosync.v1.Held\x12\x0c\n\x04last\x18\x03 \x01(\x08\"C\n\x06\x43hange\x12\x0b\n\x03seq\x18\x01 \x01(\x04\x12\x1e\n\x05\x61\x64\x64\x65\x64\x18\x02 \x03(\x0b\x32\x0f.nosync.v1.Held\x12\x0c\n\x04gone\x18\x03 \x03(\t\"!\n\x04\x42\x65\x61t\x12\x0b\n\x03seq\x18\x01 \x01(\x04\x12\x0c\n\x04root\x18\x02 \x01(\t\"\x0e\n\x0c\x41skInventory\"&\n\x04Want\x12\x1e\n\x05\x66iles\x18\x01 \x03(\x0b\x32\x0f.nosync.v1.Held\"\x18\n\x08NotThere\x12\x0c\n\x04name\x18\x01 \x01(\t\"e\n\x05\x43hunk\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0e\n\x06\x64igest\x18\x02 \x01(\t\x12\x0e\n\x06offset\x18\x03 \x01(\x04\x12\x12\n\nsize_bytes\x18\x04 \x01(\x04\x12\x0c\n\x04\x64\x61ta\x18\x05 \x01(\x0c\x12\x0c\n\x04zstd\x18\x06 \x01(\x08\"\xc3\x02\n\x05\x46rame\x12!\n\x05hello\x18\x01 \x01(\x0b\x32\x10.nosync.v1.HelloH\x00\x12)\n\tinventory\x18\x02 \x01(\x0b\x32\x14.nosync.v1.InventoryH\x00\x12#\n\x06\x63hange\x18\x03 \x01(\x0b\x32\x11.nosync.v1.ChangeH\x00\x12\x1f\n\x04\x62\x65\x61t\x18\x04 \x01(\x0b\x32\x0f.nosync.v1.BeatH\x00\x12\x30\n\rask_inventory\x18\x05 \x01(\x0b\x32\x17.nosync.v1.AskInventoryH\x00\x12\x1f\n\x04want\x18\x06 \x01(\x0b\x32\x0f.nosync.v1.WantH\x00\x12(\n\tnot_there\x18\x07 \x01(\x0b\x32\x13.nosync.v1.NotThereH\x00\x12!\n\x05\x63hunk\x18\x08 \x01(\x0b\x32\x10.nosync.v1.ChunkH\x00\x42\x06\n\x04kind\"\x06\n\x04\x44one\",\n\rStatusRequest\x12\x0e\n\x06\x62ranch\x18\x01 \x01(\t\x12\x0b\n\x03lag\x18\x02 \x01(\x08\"\xd8\x02\n\x0bStatusReply\x12\x0c\n\x04node\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\t\x12\x10\n\x08store_id\x18\x03 \x01(\t\x12\x12\n\nkey_groups\x18\x04 \x01(\r\x12\x10\n\x08replicas\x18\x05 \x01(\r\x12\x17\n\nsafe_point\x18\x06 \x01(\x04H\x00\x88\x01\x01\x12\x18\n\x0blast_sealed\x18\x07 \x01(\x04H\x01\x88\x01\x01\x12\r\n\x05since\x18\x08 \x01(\x04\x12$\n\x05peers\x18\t \x03(\x0b\x32\x15.nosync.v1.PeerStatus\x12\x36\n\x08problems\x18\n \x03(\x0b\x32$.nosync.v1.StatusReply.ProblemsEntry\x1a/\n\rProblemsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\x42\r\n\x0b_safe_pointB\x0e\n\x0c_last_sealed\"\x9a\x01\n\nPeerStatus\x12\x0c\n\x04node\x18\x01 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x02 \x01(\t\x12\r\n\x05state\x18\x03 \x01(\t\x12\x13\n\x0bincarnation\x18\x04 \x01(\t\x12\x14\n\x0c\x62\x65hind_files\x18\x05 \x01(\x04\x12\x14\n\x0c\x62\x65hind_bytes\x18\x06 \x01(\x04\x12\x10\n\x08silent_s\x18\x07 \x01(\x01\x12\x0b\n\x03why\x18\x08 \x01(\t\"#\n\rAttachRequest\x12\x12\n\npatience_s\x18\x01 \x01(\x01\"O\n\x0b\x41ttachReply\x12\x10\n\x08replicas\x18\x01 \x01(\r\x12\x0e\n\x06\x66illed\x18\x02 \x01(\x08\x12\x10\n\x08store_id\x18\x03 \x01(\t\x12\x0c\n\x04node\x18\x04 \x01(\t\"\x1d\n\x0bKeepRequest\x12\x0e\n\x06traces\x18\x01 \x03(\t\"\x1d\n\tKeepReply\x12\x10\n\x08peers_up\x18\x01 \x01(\r\"\x1d\n\x0bNoteRequest\x12\x0e\n\x06layers\x18\x01 \x03(\t\"\r\n\x0bSyncRequest\"\x0e\n\x0c\x43heckRequest\"\x1c\n\nCheckReply\x12\x0e\n\x06\x65rrors\x18\x01 \x03(\t\"\x1f\n\x0e\x43ompactRequest\x12\r\n\x05stage\x18\x01 \x01(\t\"!\n\x0f\x43ompactProgress\x12\x0e\n\x06merges\x18\x01 \x01(\x04\"-\n\x11\x44ropRoundsRequest\x12\r\n\x05stage\x18\x01 \x01(\t\x12\t\n\x01t\x18\x02 \x01(\x04\"\x89\x01\n\x14\x43hangeMembersRequest\x12\x35\n\x03\x61\x64\x64\x18\x01 \x03(\x0b\x32(.nosync.v1.ChangeMembersRequest.AddEntry\x12\x0e\n\x06remove\x18\x02 \x03(\t\x1a*\n\x08\x41\x64\x64\x45ntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"\x9a\x02\n\x15\x43hangeBranchesRequest\x12\x39\n\x06\x63reate\x18\x01 \x01(\x0b\x32\'.nosync.v1.ChangeBranchesRequest.CreateH\x00\x12;\n\x07promote\x18\x02 \x01(\x0b\x32(.nosync.v1.ChangeBranchesRequest.PromoteH\x00\x12\x10\n\x06\x64\x65lete\x18\x03 \x01(\tH\x00\x1a\x43\n\x06\x43reate\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0e\n\x06parent\x18\x02 \x01(\t\x12\n\n\x02\x61t\x18\x03 \x01(\x04\x12\x0f\n\x07\x63hanged\x18\x04 \x03(\t\x1a(\n\x07Promote\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0f\n\x07keep_as\x18\x02 \x01(\tB\x08\n\x06\x63hange\"-\n\x13\x43hangeBranchesReply\x12\x16\n\x0elayers_dropped\x18\x01 \x01(\x04\x32=\n\x0bReplication\x12.\n\x04Link\x12\x10.nosync.v1.Frame\x1a\x10.nosync.v1.Frame(\x01\x30\x01\x32\xe9\x04\n\x06\x44\x61\x65mon\x12:\n\x06Status\x12\x18.nosync.v1.StatusRequest\x1a\x16.nosync.v1.StatusReply\x12:\n\x06\x41ttach\x12\x18.nosync.v1.AttachRequest\x1a\x16.nosync.v1.AttachReply\x12\x34\n\x04Keep\x12\x16.nosync.v1.KeepRequest\x1a\x14.nosync.v1.KeepReply\x12/\n\x04Note\x12\x16.nosync.v1.NoteRequest\x1a\x0f.nosync.v1.Done\x12/\n\x04Sync\x12\x16.nosync.v1.SyncRequest\x1a\x0f.nosync.v1.Done\x12\x37\n\x05\x43heck\x12\x17.nosync.v1.CheckRequest\x1a\x15.nosync.v1.CheckReply\x12\x42\n\x07\x43ompact\x12\x19.nosync.v1.CompactRequest\x1a\x1a.nosync.v1.CompactProgress0\x01\x12;\n\nDropRounds\x12\x1c.nosync.v1.DropRoundsRequest\x1a\x0f.nosync.v1.Done\x12\x41\n\rChangeMembers\x12\x1f.nosync.v1.ChangeMembersRequest\x1a\x0f.nosync.v1.Done\x12R\n\x0e\x43hangeBranches\x12 .nosync.v1.ChangeBranchesRequest\x1a\x1e.nosync.v1.ChangeBranchesReplyb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -68,39 +68,39 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_ATTACHREQUEST']._serialized_start=1447
   _globals['_ATTACHREQUEST']._serialized_end=1482
   _globals['_ATTACHREPLY']._serialized_start=1484
-  _globals['_ATTACHREPLY']._serialized_end=1549
-  _globals['_KEEPREQUEST']._serialized_start=1551
-  _globals['_KEEPREQUEST']._serialized_end=1580
-  _globals['_KEEPREPLY']._serialized_start=1582
-  _globals['_KEEPREPLY']._serialized_end=1611
-  _globals['_NOTEREQUEST']._serialized_start=1613
-  _globals['_NOTEREQUEST']._serialized_end=1642
-  _globals['_SYNCREQUEST']._serialized_start=1644
-  _globals['_SYNCREQUEST']._serialized_end=1657
-  _globals['_CHECKREQUEST']._serialized_start=1659
-  _globals['_CHECKREQUEST']._serialized_end=1673
-  _globals['_CHECKREPLY']._serialized_start=1675
-  _globals['_CHECKREPLY']._serialized_end=1703
-  _globals['_COMPACTREQUEST']._serialized_start=1705
-  _globals['_COMPACTREQUEST']._serialized_end=1736
-  _globals['_COMPACTPROGRESS']._serialized_start=1738
-  _globals['_COMPACTPROGRESS']._serialized_end=1771
-  _globals['_DROPROUNDSREQUEST']._serialized_start=1773
-  _globals['_DROPROUNDSREQUEST']._serialized_end=1818
-  _globals['_CHANGEMEMBERSREQUEST']._serialized_start=1821
-  _globals['_CHANGEMEMBERSREQUEST']._serialized_end=1958
-  _globals['_CHANGEMEMBERSREQUEST_ADDENTRY']._serialized_start=1916
-  _globals['_CHANGEMEMBERSREQUEST_ADDENTRY']._serialized_end=1958
-  _globals['_CHANGEBRANCHESREQUEST']._serialized_start=1961
-  _globals['_CHANGEBRANCHESREQUEST']._serialized_end=2243
-  _globals['_CHANGEBRANCHESREQUEST_CREATE']._serialized_start=2124
-  _globals['_CHANGEBRANCHESREQUEST_CREATE']._serialized_end=2191
-  _globals['_CHANGEBRANCHESREQUEST_PROMOTE']._serialized_start=2193
-  _globals['_CHANGEBRANCHESREQUEST_PROMOTE']._serialized_end=2233
-  _globals['_CHANGEBRANCHESREPLY']._serialized_start=2245
-  _globals['_CHANGEBRANCHESREPLY']._serialized_end=2290
-  _globals['_REPLICATION']._serialized_start=2292
-  _globals['_REPLICATION']._serialized_end=2353
-  _globals['_DAEMON']._serialized_start=2356
-  _globals['_DAEMON']._serialized_end=2973
+  _globals['_ATTACHREPLY']._serialized_end=1563
+  _globals['_KEEPREQUEST']._serialized_start=1565
+  _globals['_KEEPREQUEST']._serialized_end=1594
+  _globals['_KEEPREPLY']._serialized_start=1596
+  _globals['_KEEPREPLY']._serialized_end=1625
+  _globals['_NOTEREQUEST']._serialized_start=1627
+  _globals['_NOTEREQUEST']._serialized_end=1656
+  _globals['_SYNCREQUEST']._serialized_start=1658
+  _globals['_SYNCREQUEST']._serialized_end=1671
+  _globals['_CHECKREQUEST']._serialized_start=1673
+  _globals['_CHECKREQUEST']._serialized_end=1687
+  _globals['_CHECKREPLY']._serialized_start=1689
+  _globals['_CHECKREPLY']._serialized_end=1717
+  _globals['_COMPACTREQUEST']._serialized_start=1719
+  _globals['_COMPACTREQUEST']._serialized_end=1750
+  _globals['_COMPACTPROGRESS']._serialized_start=1752
+  _globals['_COMPACTPROGRESS']._serialized_end=1785
+  _globals['_DROPROUNDSREQUEST']._serialized_start=1787
+  _globals['_DROPROUNDSREQUEST']._serialized_end=1832
+  _globals['_CHANGEMEMBERSREQUEST']._serialized_start=1835
+  _globals['_CHANGEMEMBERSREQUEST']._serialized_end=1972
+  _globals['_CHANGEMEMBERSREQUEST_ADDENTRY']._serialized_start=1930
+  _globals['_CHANGEMEMBERSREQUEST_ADDENTRY']._serialized_end=1972
+  _globals['_CHANGEBRANCHESREQUEST']._serialized_start=1975
+  _globals['_CHANGEBRANCHESREQUEST']._serialized_end=2257
+  _globals['_CHANGEBRANCHESREQUEST_CREATE']._serialized_start=2138
+  _globals['_CHANGEBRANCHESREQUEST_CREATE']._serialized_end=2205
+  _globals['_CHANGEBRANCHESREQUEST_PROMOTE']._serialized_start=2207
+  _globals['_CHANGEBRANCHESREQUEST_PROMOTE']._serialized_end=2247
+  _globals['_CHANGEBRANCHESREPLY']._serialized_start=2259
+  _globals['_CHANGEBRANCHESREPLY']._serialized_end=2304
+  _globals['_REPLICATION']._serialized_start=2306
+  _globals['_REPLICATION']._serialized_end=2367
+  _globals['_DAEMON']._serialized_start=2370
+  _globals['_DAEMON']._serialized_end=2987
 # @@protoc_insertion_point(module_scope)

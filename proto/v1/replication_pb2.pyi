@@ -180,14 +180,16 @@ class AttachRequest(_message.Message):
     def __init__(self, patience_s: _Optional[float] = ...) -> None: ...
 
 class AttachReply(_message.Message):
-    __slots__ = ("replicas", "filled", "store_id")
+    __slots__ = ("replicas", "filled", "store_id", "node")
     REPLICAS_FIELD_NUMBER: _ClassVar[int]
     FILLED_FIELD_NUMBER: _ClassVar[int]
     STORE_ID_FIELD_NUMBER: _ClassVar[int]
+    NODE_FIELD_NUMBER: _ClassVar[int]
     replicas: int
     filled: bool
     store_id: str
-    def __init__(self, replicas: _Optional[int] = ..., filled: _Optional[bool] = ..., store_id: _Optional[str] = ...) -> None: ...
+    node: str
+    def __init__(self, replicas: _Optional[int] = ..., filled: _Optional[bool] = ..., store_id: _Optional[str] = ..., node: _Optional[str] = ...) -> None: ...
 
 class KeepRequest(_message.Message):
     __slots__ = ("traces",)
