@@ -153,6 +153,12 @@ class Compactor:
             for id in ids:
                 self._garbage.setdefault(id, due)
 
+    def keep(self, ids: Sequence[LayerId]) -> None:
+        """These are not to be removed after all."""
+        with self._lock:
+            for id in ids:
+                self._garbage.pop(id, None)
+
     def collect_garbage(self, *, all: bool = False) -> None:
         """Deletes files whose grace period is over. Whoever still maps one keeps its bytes."""
         with self._lock:

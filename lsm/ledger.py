@@ -18,6 +18,7 @@ from nosync.lsm.history import History
 from nosync.lsm.layer import LayerId, TraceId
 from nosync.lsm.lines import Lines
 from nosync.lsm.manifest import Content, Entry, Manifest, publish_manifest
+from nosync.lsm.release import is_let_go, let_go_until
 from nosync.lsm.roles import Missing
 from nosync.lsm.timestamp import Epoch, Time
 
@@ -115,14 +116,16 @@ class Ledger:
         return Entry(id, content.digest, content.rows, begins)
 
 
-def lost(lines: Lines, directory: LayerDirectory, branch: str = MAIN) -> list[Missing]:
-    """The layers that manifests of a branch list and that no file covers."""
+def lost(lines: Lines, directory: LayerDirectory, safe: int | None, branch: str = MAIN) -> list[Missing]:
+    """The layers that manifests of a branch list and that no file covers; inputs that the safe point has passed may be gone."""
+    until = let_go_until(lines, safe)
     listed = functools.cache(directory.descriptions)
     return [
         Missing(entry, t, manifest.line)
         for t, manifest in lines.manifests(branch).items()
         for entry in manifest.entries
-        if not any(d.covers(entry.id.description) for d in listed(entry.id.trace))
+        if not is_let_go(manifest, entry, until)
+        and not any(d.covers(entry.id.description) for d in listed(entry.id.trace))
     ]
 
 

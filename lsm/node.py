@@ -46,6 +46,7 @@ from nosync.lsm.manifest import (
     read_pins,
 )
 from nosync.lsm.reader import LayerReader
+from nosync.lsm.release import DISK, NOTHING, inputs_to_let_go, is_let_go, let_go_until, policies
 from nosync.lsm.roles import Listener, Missing
 from nosync.lsm.settings import StoreSettings
 from nosync.lsm.small_files import SmallFiles
@@ -55,15 +56,20 @@ from nosync.lsm.writer import TEMPORARY_DIRECTORY, write_again
 
 log = logging.getLogger("nosync")
 
-_SAFE = "safe/"
-"""Catalog: by line, the safe point that was told, where there are peers."""
+_LOOK_FOR_SAFE_S = 0.5
+SAFE_META = "safe/"
+"""Catalog: by line, the safe point that was told, where there are peers or inputs are let go of."""
 
 
 class Node(HasLedger):
     """Owns one data directory. Make with the directory and settings; `close` when done."""
 
-    def __init__(self, directory: LayerDirectory, marker: Marker, settings: StoreSettings) -> None:
+    def __init__(
+        self, directory: LayerDirectory, marker: Marker, settings: StoreSettings, *, replicated: bool = False
+    ) -> None:
+        """`replicated`: what is safe depends on peers, so without a listener that knows of them nothing new is."""
         self.directory = directory
+        self._replicated = replicated
         self.settings = settings
         self._env = directory.env
         self._lock = threading.RLock()  # the fields below, and the catalog
@@ -74,6 +80,7 @@ class Node(HasLedger):
         self._learn_later = threading.Event()  # small files came from elsewhere
         self._safe: dict[str, Epoch] = {}
         self._floors: dict[str, Epoch] = {}  # safe points that were told, by line
+        self._let_go_until = NOTHING
         self._retry_at: dict[LayerId, float] = {}
         self.listener: Listener | None = None
         """Replication, where this node has peers."""
@@ -191,6 +198,8 @@ class Node(HasLedger):
 
         `verified`: this process has just checked every byte of them, so that it need not do it again.
         """
+        ids = list(ids)
+        self._compactor.keep(ids)  # one that was about to be removed was published again
         with self._lock:
             for id in ids:
                 self._pending.setdefault(id)
@@ -432,13 +441,14 @@ class Node(HasLedger):
         """The layers that manifests of the branch list and no file holds, by epoch."""
         self.scan()
         found = []
+        until = let_go_until(self.lines, self.safe_point())
         for t, manifest in self.manifests(branch).items():
             with self._lock:
                 waiting = set(self._pending)
             found += [
                 Missing(e, t, manifest.line)
                 for e in manifest.entries
-                if not self._is_durable(e) and e.id not in waiting
+                if not self._is_durable(e) and e.id not in waiting and not is_let_go(manifest, e, until)
             ]
         return found
 
@@ -453,9 +463,10 @@ class Node(HasLedger):
             if not manifests:
                 return None
             known = self._safe.get(line, Epoch(min(manifests) - 1))
-            safe = known = max(known, self._floor(line))
+            safe = known = max(known, min(self._floor(line), max(manifests)))
             while (
-                (following := manifests.get(Epoch(safe + 1)))
+                not (self._replicated and self.listener is None)
+                and (following := manifests.get(Epoch(safe + 1)))
                 and not self.small.is_waiting(following.path)
                 and all(self._is_safe(e) for e in following.entries)
                 and self._manifest_is_safe(following)
@@ -464,18 +475,39 @@ class Node(HasLedger):
             if safe not in manifests:
                 return None
             self._safe[line] = safe
-            if self.listener is not None and safe > known:
-                self._catalog.apply(meta={_SAFE + line: str(safe)})
+            lasting = self.listener is not None or bool(policies(manifests[safe]))
+            if lasting and safe > self._told(line):
+                self._catalog.apply(meta={SAFE_META + line: str(safe)})
                 self._floors[line] = safe
             return safe
 
     def _floor(self, line: str) -> Epoch:
-        """With peers: the safe point that was told last; -1 where none was."""
-        if self.listener is None:
-            return Epoch(-1)
+        """The safe point that was told last, here or by a peer: what was true then is relied upon. -1 where none was."""
+        elsewhere = NOTHING if self.listener is None else self.listener.safe_elsewhere(line)
+        return max(self._told(line), elsewhere)
+
+    def _told(self, line: str) -> Epoch:
         if line not in self._floors:
-            self._floors[line] = Epoch(int(self._catalog.meta(_SAFE + line) or -1))
+            self._floors[line] = Epoch(int(self._catalog.meta(SAFE_META + line) or -1))
         return self._floors[line]
+
+    def safe_points_told(self) -> dict[str, Epoch]:
+        """By line, the safe points that hold whatever happens."""
+        with self._lock:
+            return dict(self._floors)
+
+    def let_go_of_inputs(self) -> None:
+        """Drops inputs that the safe point has passed, as their sources' policies say."""
+        until = let_go_until(self.lines, self.safe_point())
+        if until <= self._let_go_until:
+            return
+        for policy, trace, ids in inputs_to_let_go(self.directory, self.lines, until):
+            if policy == DISK and self._keeps_first(trace):
+                continue
+            if self.listener is not None:
+                self.listener.let_go(trace, pack(until + 1))
+            self._forget(ids)
+        self._let_go_until = until
 
     def _manifest_is_safe(self, manifest: Manifest) -> bool:
         required = max((entry.copies for entry in manifest.entries), default=1)
@@ -504,6 +536,15 @@ class Node(HasLedger):
             delete_pin(self.directory.root, name, self._env)
             self._pins.pop(name, None)
 
+    def _inputs_wait(self) -> bool:
+        """Whether there are inputs that go when peers say that they have their copies, which nothing here wakes for."""
+        last = self.last_sealed()
+        return last is not None and last > self._let_go_until and bool(policies(self.lines.manifest(last)))
+
+    def _keeps_first(self, trace: TraceId) -> bool:
+        """Whether this node is the one that keeps what one node keeps; alone it is."""
+        return self.listener is None or self.listener.keeps_first(trace)
+
     # --- what merging needs ---------------------------------------------------------------------------------------
 
     def durable_ids(self) -> set[LayerId]:
@@ -511,9 +552,10 @@ class Node(HasLedger):
             return {record.id for records in self._records.values() for record in records.values()}
 
     def unknown(self, ids: Iterable[LayerId]) -> list[LayerId]:
-        """Those that are not durable yet."""
+        """Those that are not durable yet, and not about to be removed either."""
+        garbage = self._compactor.garbage()
         with self._lock:
-            return [id for id in ids if id.description not in self._records.get(id.trace, {})]
+            return [id for id in ids if id not in garbage and id.description not in self._records.get(id.trace, {})]
 
     def durable_records(self) -> list[Record]:
         """Every durable layer, with its digest and size."""
@@ -530,15 +572,17 @@ class Node(HasLedger):
         origins, first = self.lines.origins(trace), self.lines.first_origin(trace.stage)
         until, frontier = self.lines.sealed_until(trace), self.since()
         sealed = [d for d in available if d.upper <= until]
+        let_go = trace.stage in policies(self.lines.manifest(self.last_sealed() or 0))
         chains = []
         for i, origin in enumerate(origins):
             end = origins[i + 1] if i + 1 < len(origins) else END_OF_TIME
             within = sorted(d for d in sealed if origin <= d.lower and d.upper <= end)
-            reached = origin
+            begin = max(origin, within[0].lower) if let_go and within else origin  # what came before was let go of
+            reached = begin
             for d in within:
                 if d.lower <= reached < d.upper:
                     reached = d.upper
-            cover = choose_cover(trace, within, reached, END_OF_TIME, origin) if reached > origin else []
+            cover = choose_cover(trace, within, reached, END_OF_TIME, begin) if reached > begin else []
             # Where another layout came first, older values of these keys lie in its layers.
             bottom = not trace.shard.count or origin == first
             left_at = self.lines.left_at(trace, origin, reached)
@@ -632,13 +676,13 @@ class Node(HasLedger):
 
     def _forget(self, ids: Sequence[LayerId]) -> None:
         """Layers that nothing lists any more: out of the catalog now, off the disk a grace period later."""
+        self._compactor.discard(ids)  # before the catalog forgets them, or a scan would take them for new ones
         with self._lock:
             known = [id for id in ids if id.description in self._records.get(id.trace, {})]
             self._catalog.apply(remove=known)
             for id in ids:
                 self._records.get(id.trace, {}).pop(id.description, None)
                 self._pending.pop(id, None)
-        self._compactor.discard(ids)
         self._tell((), ids, dropped=True)
 
     # --- threads ---------------------------------------------------------------------------------------------------
@@ -661,9 +705,13 @@ class Node(HasLedger):
                 self.collect_garbage()
                 next_scan = self._env.monotonic_s() + self.settings.scan_interval_s
             self._drain()
+            self.let_go_of_inputs()
             with self._lock:
                 self.problems.pop(threading.current_thread().name, None)
-            self._wake.wait(max(0.0, next_scan - self._env.monotonic_s()))
+            idle_s = next_scan - self._env.monotonic_s()
+            if self._replicated and self._inputs_wait():
+                idle_s = min(idle_s, _LOOK_FOR_SAFE_S)
+            self._wake.wait(max(0.0, idle_s))
             self._wake.clear()
 
     def _merge_loop(self) -> None:

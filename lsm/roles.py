@@ -29,6 +29,15 @@ class Listener(Protocol):
     def dropped_files(self, paths: Sequence[PurePosixPath]) -> None:
         """These manifests were removed, because no branch needs them."""
 
+    def safe_elsewhere(self, line: str) -> Epoch:
+        """The largest safe point that a peer told; -1 where none did."""
+
+    def let_go(self, trace: TraceId, until: Time) -> None:
+        """Layers of this trace that end before a time are not kept here any more, merged or not."""
+
+    def keeps_first(self, trace: TraceId) -> bool:
+        """Whether this node is the one that keeps a trace of which one copy is kept."""
+
     def copies(self, entry: Entry) -> int:
         """On how many nodes a layer is durable."""
 

@@ -52,7 +52,7 @@ from nosync.lsm.ledger import lost
 from nosync.lsm.lines import Lines
 from nosync.lsm.manifest import Manifest, Pin, read_pins
 from nosync.lsm.merge import RowFilter
-from nosync.lsm.node import Node
+from nosync.lsm.node import SAFE_META, Node
 from nosync.lsm.roles import Missing, StoreNode
 from nosync.lsm.scrub import VerifyReport, verify_directory
 from nosync.lsm.settings import StoreSettings
@@ -582,7 +582,7 @@ class Store:
             self.since(),
             stages,
             self.pins(),
-            len(self.missing() if node else lost(self._lines(), self.directory)),
+            len(self.missing() if node else lost(self._lines(), self.directory, self._read_only_safe_point())),
             dict(node.problems) if node else {},
         )
 
@@ -591,13 +591,27 @@ class Store:
         durable: dict[TraceId, list[Description]] = {}
         for id in self._durable_ids():
             durable.setdefault(id.trace, []).append(id.description)
-        safe: int | None = None
+        safe = self._told_safe()
         for t, manifest in self._lines().manifests().items():
+            if safe is not None and t <= safe:
+                continue
             required = [e for e in manifest.entries if e.copies]
             if not all(any(d.covers(e.id.description) for d in durable.get(e.id.trace, ())) for e in required):
                 break
             safe = t
         return safe
+
+    def _told_safe(self) -> int | None:
+        """The safe point that the node told last, where it keeps it."""
+        try:
+            catalog = Catalog(self.directory.root / CATALOG, read_only=True)
+        except CatalogError:
+            return None
+        try:
+            told = catalog.meta(SAFE_META + self._lines().line().id)
+        finally:
+            catalog.close()
+        return None if told is None else int(told)
 
     # --- end ------------------------------------------------------------------------------------------------------------
 

@@ -24,6 +24,7 @@ from nosync.levels import NONE, parse_level
 from nosync.lsm.directory import DEFAULT_KEY_GROUPS, MAX_KEY_GROUPS
 from nosync.lsm.errors import FlowError, UnknownStageError
 from nosync.lsm.layer import check_name
+from nosync.lsm.release import KEEP, POLICIES
 from nosync.windows import parse_window
 
 SOURCE, MAP, FILTER, UNION = "source", "map", "filter", "union"
@@ -61,6 +62,8 @@ class Stage:
     """What else the kind of stage needs."""
     loop: str | None = None
     """The loop in whose body it was built."""
+    at_safe_point: str = KEEP
+    """Of a source: what is done with an epoch's rows once everything computed from them is safe."""
 
     # --- stateless ------------------------------------------------------------------------------------------------
 
@@ -381,9 +384,15 @@ class Dataflow:
         self._stages: dict[str, Stage] = {}
         self._loop: str | None = None  # the loop whose body is being built
 
-    def source(self, name: str, schema: str, *, persist: str | None = None) -> Stage:
-        """An input: `schema` is Spark DDL such as `"origin string, dep_delay double"`. Each epoch brings new rows."""
-        return self._add(Stage(self, name, SOURCE, schema=schema, persist=persist))
+    def source(self, name: str, schema: str, *, persist: str | None = None, at_safe_point: str = KEEP) -> Stage:
+        """An input: `schema` is Spark DDL such as `"origin string, dep_delay double"`. Each epoch brings new rows.
+
+        `at_safe_point`: what is done with the rows of an epoch once everything computed from them is safe: `keep` (they can
+        be replayed and explained), `disk` (one node of several keeps them), `drop`. A branch holds what came after its fork.
+        """
+        if at_safe_point not in POLICIES:
+            raise FlowError(f"source {name}: at_safe_point is {at_safe_point!r}, expected one of {', '.join(POLICIES)}")
+        return self._add(Stage(self, name, SOURCE, schema=schema, persist=persist, at_safe_point=at_safe_point))
 
     @property
     def stages(self) -> tuple[Stage, ...]:

@@ -37,9 +37,11 @@ from nosync.lsm.history import History
 from nosync.lsm.html import facts_html, rows_html
 from nosync.lsm.layer import Description, Digest, LayerId, Shard, TraceId
 from nosync.lsm.manifest import MAIN_LINE, Content, Manifest
+from nosync.lsm.release import DROP, KEEP, policies
+from nosync.lsm.release import META as AT_SAFE_POINT
 from nosync.lsm.status import StoreStatus
 from nosync.lsm.store import BEFORE_FIRST_EPOCH, Store, check_range
-from nosync.lsm.timestamp import Epoch, pack
+from nosync.lsm.timestamp import Epoch, epoch_of, pack
 from nosync.plan import BoundFlow, BoundStage
 from nosync.recovery import Cell, Inventory, RecoveryPlan, Step, plan
 from nosync.replay import (
@@ -221,6 +223,13 @@ class Job:
                 )
 
     def _check_levels(self) -> None:
+        for source in self._declared.sources:
+            lossy = [s.name for s in self.flow.recorded if not s.level and source.name in self.flow.ancestors(s.name)]
+            if source.at_safe_point != KEEP and lossy:
+                raise FlowError(
+                    f"source {source.name}: at_safe_point={source.at_safe_point!r}, and stage {lossy[0]} has persist='memory': "
+                    "what is lost of it could not be computed again; persist it on disk, or keep the source"
+                )
         for stage in self.flow.stages.values():
             if stage.level > max(DISK, self._node.replicas):
                 kept = (
@@ -289,7 +298,10 @@ class Job:
         check_fence(
             self._directory.root, self._node.lines.line(self.branch_name).id, self.instance, self._directory.env
         )
-        meta = {"flow": flow.name, "shards": self._shards_at(flow, t)}
+        meta: dict[str, Any] = {"flow": flow.name, "shards": self._shards_at(flow, t)}
+        let_go = {stage.name: stage.at_safe_point for stage in self._declared.sources if stage.at_safe_point != KEEP}
+        if let_go:
+            meta[AT_SAFE_POINT] = let_go
         ids = self._ids(flow, t)
         self._node.seal(t, ids, self.branch_name, meta=meta, copies=self._copies(), contents=_contents(ids, reports))
         self._drop_rounds(t)
@@ -597,7 +609,18 @@ class Job:
             raise NotAvailableError(
                 f"cannot replay branch {self.branch_name} to {to}: inputs are recorded up to {max(parents, default=last_sealed)}"
             )
+        self._check_inputs_kept(parents.get(Epoch(last_sealed + 1)))
         return last_sealed + 1, max(parents, default=last_sealed) if to is None else to
+
+    def _check_inputs_kept(self, manifest: Manifest | None) -> None:
+        for entry in manifest.entries if manifest else ():
+            gone = not any(d.covers(entry.id.description) for d in self._directory.descriptions(entry.id.trace))
+            policy = policies(manifest).get(entry.id.trace.stage)
+            if gone and policy == DROP:
+                raise NotAvailableError(
+                    f"cannot replay branch {self.branch_name} from {epoch_of(entry.id.description.lower)}: the rows of "
+                    f"source {entry.id.trace.stage} were let go of when they were safe (at_safe_point={policy!r})"
+                )
 
     def replay(self, to: int | None = None, *, progress: Progress | None = None) -> ReplayReport:
         """Computes the branch's epochs up to `to` (default: all that its parent has) from the recorded inputs.

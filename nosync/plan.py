@@ -142,6 +142,16 @@ class BoundFlow:
         """The stages that have a layer at every epoch."""
         return [stage for stage in self.stages.values() if stage.recorded and not stage.of_rounds]
 
+    def ancestors(self, name: str) -> set[str]:
+        """All that a stage is computed from."""
+        found: set[str] = set()
+        left = [name]
+        while left:
+            fresh = set(self.stages[left.pop()].inputs) - found
+            found |= fresh
+            left += fresh
+        return found
+
     def in_loop(self, name: str) -> list[BoundStage]:
         """The variable and the stages of a loop that are recorded in its rounds, in order."""
         return [stage for stage in self.stages.values() if stage.loop == name and stage.recorded]

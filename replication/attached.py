@@ -67,12 +67,18 @@ class AttachedNode(HasLedger):
         return manifest
 
     def missing(self, branch: str = MAIN) -> list[Missing]:
-        found = lost(self.lines, self.directory, branch)
+        safe = self._safe_or_none()
+        found = lost(self.lines, self.directory, safe, branch)
         end_s = self.directory.env.monotonic_s() + FETCH_PATIENCE_S
         while found and self.directory.env.monotonic_s() < end_s and self._peers_up():
             self.directory.env.wait_s(_LOOK_EVERY_S)  # it may be on its way from the host where it was computed
-            found = lost(self.lines, self.directory, branch)
+            found = lost(self.lines, self.directory, safe, branch)
         return found
+
+    def _safe_or_none(self) -> Epoch | None:
+        with contextlib.suppress(ReplicationError):
+            return self.safe_point()
+        return None
 
     def _peers_up(self) -> bool:
         with contextlib.suppress(ReplicationError):

@@ -131,7 +131,8 @@ class Daemon(rpc.DaemonServicer):
             self._make_store()
         marker = read_marker(config.data, self._env)
         directory = LayerDirectory(config.data, marker.key_groups, self._env)
-        self.node = Node(directory, marker, StoreSettings(retain=config.retain, scan_interval_s=SCAN_INTERVAL_S))
+        settings = StoreSettings(retain=config.retain, scan_interval_s=SCAN_INTERVAL_S)
+        self.node = Node(directory, marker, settings, replicated=True)
         self._store_id = marker.store_id
         members = [NodeId(name) for name in (config.node, *self._peers)]
         try:

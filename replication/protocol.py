@@ -21,6 +21,7 @@ from dataclasses import dataclass, field
 from pathlib import PurePosixPath
 from typing import NewType
 
+from nosync.lsm.timestamp import Time
 from nosync.replication.inventory import (
     Held,
     Inventory,
@@ -88,6 +89,8 @@ class Beat:
 
     seq: int
     root: str
+    safe: tuple[tuple[str, int], ...] = ()
+    """By line, the sender's safe point: once true, it may be relied upon by all."""
 
 
 @dataclass(frozen=True)
@@ -204,6 +207,11 @@ class Replica:
         self._fetching: dict[str, _Fetch] = {}
         self._again_s: dict[str, float] = {}
         self._beat_s = now_s
+        self.safe: dict[str, int] = {}
+        """By line, this node's safe point, which peers are told."""
+        self.safe_elsewhere: dict[str, int] = {}
+        """By line, the largest safe point that a peer told."""
+        self._let_go: dict[str, Time] = {}  # by trace, the time up to which its layers are not kept here any more
         self._kept_s: dict[str, float] = {}  # traces that tasks here asked for, and until when
         self.keep_all = False
         """Keep what others keep as well: a job runs here, and wants to read all of it."""
@@ -267,7 +275,7 @@ class Replica:
             self._beat_s = now_s
             for peer in self.peers.values():
                 peer.unwanted = {name: until for name, until in peer.unwanted.items() if until > now_s}
-            effects += self._tell_all(Beat(self._seq, self.mine.root))
+            effects += self._tell_all(Beat(self._seq, self.mine.root, tuple(sorted(self.safe.items()))))
         return [*effects, *self._fetch()]
 
     def keep_traces(self, traces: Iterable[str]) -> list[Effect]:
@@ -275,6 +283,10 @@ class Replica:
         self._kept_s = {trace: until_s for trace, until_s in self._kept_s.items() if until_s > self.now_s}
         self._kept_s |= dict.fromkeys(traces, self.now_s + KEEP_S)
         return self._fetch()
+
+    def let_go(self, trace: str, until: Time) -> None:
+        """Inputs that are safe: layers of this trace that end by `until` are fetched no more, unless a task asks for them."""
+        self._let_go[trace] = max(until, self._let_go.get(trace, until))
 
     def add_member(self, node: NodeId) -> None:
         """A node joins. It is filled in the background."""
@@ -332,6 +344,9 @@ class Replica:
         if peer is None or peer.session != session:
             return []
         peer.heard_s = self.now_s
+        if isinstance(message, Beat):
+            for line, t in message.safe:
+                self.safe_elsewhere[line] = max(t, self.safe_elsewhere.get(line, -1))
         if isinstance(message, InventoryIs | Change | Beat):
             return self._statement(peer, message)
         if isinstance(message, AskInventory):
@@ -438,10 +453,17 @@ class Replica:
     def keeps(self, name: str) -> bool:
         """Whether this node is one of those that keep a file. While one of them is away the next one stands in for it."""
         id = layer_of(name)
-        if id is None or self.keep_all or self._kept_s.get(str(id.trace.directory), 0.0) > self.now_s:
+        if id is None:
+            return True
+        trace = str(id.trace.directory)
+        if self._kept_s.get(trace, 0.0) > self.now_s:
+            return True
+        if id.description.upper <= self._let_go.get(trace, 0):
+            return False
+        if self.keep_all:
             return True
         up = [self.me, *(peer.node for peer in self.peers.values() if peer.is_up(self.now_s))]
-        return self.me in keepers(str(id.trace.directory), up, self.replicas)
+        return self.me in keepers(trace, up, self.replicas)
 
     def is_filled(self) -> bool:
         """Whether nothing that should be here and that any peer has is missing."""

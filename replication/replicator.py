@@ -20,14 +20,14 @@ from blake3 import blake3
 from nosync.lsm.catalog import Record
 from nosync.lsm.env import storage_errors
 from nosync.lsm.errors import CorruptionError, NosyncError, ReplicationError
-from nosync.lsm.layer import LayerId
+from nosync.lsm.layer import LayerId, TraceId
 from nosync.lsm.manifest import Entry, read_small
 from nosync.lsm.node import Node
 from nosync.lsm.reader import LayerReader
-from nosync.lsm.timestamp import round_of
+from nosync.lsm.timestamp import Epoch, Time, round_of
 from nosync.lsm.writer import temporary_path
 from nosync.proto.v1 import replication_pb2 as pb
-from nosync.replication.inventory import Held, NodeId, layer_of, name_of
+from nosync.replication.inventory import Held, NodeId, keepers, layer_of, name_of
 from nosync.replication.protocol import Close, Effect, Hello, Message, Peer, Replica, Send, SessionId
 from nosync.replication.wire import Chunk, Decoder, Encoder
 
@@ -146,6 +146,22 @@ class Replicator:
         with self._lock:
             self._replica.unwanted(gone)
             self._act(self._replica.holds([], gone))
+
+    def safe_elsewhere(self, line: str) -> Epoch:
+        """See nosync.lsm.roles.Listener."""
+        with self._lock:
+            return Epoch(self._replica.safe_elsewhere.get(line, -1))
+
+    def let_go(self, trace: TraceId, until: Time) -> None:
+        """See nosync.lsm.roles.Listener."""
+        with self._lock:
+            self._replica.let_go(str(trace.directory), until)
+
+    def keeps_first(self, trace: TraceId) -> bool:
+        """See nosync.lsm.roles.Listener."""
+        with self._lock:
+            members = [self._replica.me, *self._replica.peers]
+            return keepers(str(trace.directory), members, 1) == [self._replica.me]
 
     def copies(self, entry: Entry) -> int:
         """See nosync.lsm.roles.Listener."""
@@ -364,7 +380,9 @@ class Replicator:
 
     def _run_clock(self) -> None:
         while not self._closing.wait(TICK_S):
+            told = self._node.safe_points_told()
             with self._lock:
+                self._replica.safe = dict(told)
                 self._act(self._replica.tick(self._env.monotonic_s()))
                 conflicts = self._replica.conflicts()
             for name in [

@@ -11,6 +11,7 @@ import zstandard
 
 from nosync.lsm.errors import ReplicationError
 from nosync.lsm.layer import parse_file_name
+from nosync.lsm.timestamp import MAX_EPOCH
 from nosync.proto.v1 import replication_pb2 as pb
 from nosync.replication.inventory import LAYERS, Held, NodeId, layer_of
 from nosync.replication.protocol import (
@@ -33,6 +34,7 @@ _ZSTD_LEVEL = 1
 _NODE = re.compile(r"[a-z0-9_-]{1,64}\Z")
 _DIGEST = re.compile(r"[0-9a-f]{64}\Z")
 _INCARNATION = re.compile(r"[0-9a-zA-Z_-]{1,64}\Z")
+_LINE = re.compile(r"[a-z0-9_-]{1,64}\Z")
 _SMALL = re.compile(r"(manifests/[a-z0-9_-]{1,64}/[0-9]{1,13}|branches/[0-9]{1,9})\.json\Z")
 
 
@@ -95,7 +97,7 @@ def _frame(message: Message) -> pb.Frame:
     if isinstance(message, Change):
         return pb.Frame(change=pb.Change(seq=message.seq, added=map(_held, message.added), gone=message.gone))
     if isinstance(message, Beat):
-        return pb.Frame(beat=pb.Beat(seq=message.seq, root=message.root))
+        return pb.Frame(beat=pb.Beat(seq=message.seq, root=message.root, safe=dict(message.safe)))
     if isinstance(message, Want):
         return pb.Frame(want=pb.Want(files=map(_held, message.files)))
     if isinstance(message, NotThere):
@@ -143,7 +145,10 @@ class Decoder:
             gone = tuple(_checked_name(name) for name in frame.change.gone)
             return Change(frame.change.seq, tuple(_checked(held) for held in frame.change.added), gone)
         if kind == "beat":
-            return Beat(frame.beat.seq, frame.beat.root)
+            safe = tuple(sorted(frame.beat.safe.items()))
+            if not all(_LINE.match(line) and t <= MAX_EPOCH for line, t in safe):
+                raise ReplicationError("a Beat with a line or an epoch that none can be")
+            return Beat(frame.beat.seq, frame.beat.root, safe)
         if kind == "want":
             return Want(tuple(_checked(held) for held in frame.want.files))
         if kind == "not_there":

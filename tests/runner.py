@@ -21,6 +21,7 @@ from nosync.lsm.timestamp import end_of, last_of, pack
 from nosync.operators import HASH64_COLUMN
 from nosync.plan import BoundFlow, Emission, Feed, Loop, Segment
 from nosync.replay import changed_stages
+from nosync.replication.places import Place, directory_of
 from nosync.segment import (
     REPORT_COLUMN,
     SIDE_COLUMN,
@@ -28,7 +29,6 @@ from nosync.segment import (
     TAG_SHARD_BITS,
     Report,
     SegmentTask,
-    directory_of,
     emitted_schema,
     side_column,
 )
@@ -137,8 +137,7 @@ class Runner:
 
     def task(self, t: int, segment: Segment, emission: Emission | None) -> SegmentTask:
         return SegmentTask(
-            root=str(self.root),
-            key_groups=128,
+            place=Place(str(self.root), 128),
             t=t,
             shards=self.shards,
             stages=self.flow.stages,
@@ -195,7 +194,7 @@ class Runner:
         return [rows.filter(pa.array(shards[order] == i)) for i in range(self.shards)]
 
     def read(self, name: str, t: int) -> pa.Table:
-        stage, directory = self.flow.stages[name], directory_of(str(self.root), 128)
+        stage, directory = self.flow.stages[name], directory_of(Place(str(self.root), 128))
         tables = []
         for view in views_of(tuple(self.spans[name]), name, pack(t), 128, log=not stage.keyed):
             trace = directory.open_view(view, until=end_of(t), as_of=last_of(t))

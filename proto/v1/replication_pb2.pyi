@@ -51,12 +51,21 @@ class Change(_message.Message):
     def __init__(self, seq: _Optional[int] = ..., added: _Optional[_Iterable[_Union[Held, _Mapping]]] = ..., gone: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class Beat(_message.Message):
-    __slots__ = ("seq", "root")
+    __slots__ = ("seq", "root", "safe")
+    class SafeEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: int
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[int] = ...) -> None: ...
     SEQ_FIELD_NUMBER: _ClassVar[int]
     ROOT_FIELD_NUMBER: _ClassVar[int]
+    SAFE_FIELD_NUMBER: _ClassVar[int]
     seq: int
     root: str
-    def __init__(self, seq: _Optional[int] = ..., root: _Optional[str] = ...) -> None: ...
+    safe: _containers.ScalarMap[str, int]
+    def __init__(self, seq: _Optional[int] = ..., root: _Optional[str] = ..., safe: _Optional[_Mapping[str, int]] = ...) -> None: ...
 
 class AskInventory(_message.Message):
     __slots__ = ()

@@ -15,6 +15,7 @@ import pytest
 
 import nosync
 from nosync.cli import main
+from nosync.lsm.catalog import Catalog
 from nosync.lsm.layer import Description, LayerId, Shard, TraceId
 from nosync.replication.daemon import client_of
 from nosync.testing.daemons import Daemons, eventually, running
@@ -340,3 +341,53 @@ def test_publishing_goes_on_while_the_daemon_is_away(tmp_path: Path) -> None:
         daemons.start("n1")
         publish(store, 2)
         eventually("all is safe", lambda: store.safe_point() == 2)
+
+
+# --- letting go of inputs ---------------------------------------------------------------------------------------------
+
+
+def _publish_with_input(store: nosync.Store, t: int, policy: str) -> None:
+    store.append("rows", t=t, rows=rows(t), key=[])
+    for shard in (0, 1):
+        store.append("counts", shard=shard, t=t, rows=rows(t).slice(25 * shard, 25), key=["k"])
+    ids = [LayerId(TraceId("counts", "raw", Shard(i)), Description.of_epoch(t)) for i in (0, 1)]
+    ids.append(LayerId(TraceId("rows", "raw", Shard(0)), Description.of_epoch(t)))
+    store.node.seal(t, ids, copies={"counts": 2, "rows": 2}, meta={"at_safe_point": {"rows": policy}})
+
+
+def _inputs(daemons: Daemons, node: str) -> int:
+    """How many layers of the source a node's catalog has; the files go a while later."""
+    catalog = Catalog(daemons.data(node) / "catalog", read_only=True)
+    try:
+        return sum(record.id.trace.stage == "rows" for record in catalog.records())
+    finally:
+        catalog.close()
+
+
+@pytest.mark.parametrize(("policy", "nodes_that_keep"), [("drop", 0), ("disk", 1)])
+def test_inputs_go_from_all_nodes_when_they_are_safe(tmp_path: Path, policy: str, nodes_that_keep: int) -> None:
+    nodes = ("n1", "n2")
+    with running(tmp_path, nodes, replicas=2) as daemons:
+        daemons.kill("n2")
+        with daemons.open("n1") as store:
+            for t in range(3):
+                _publish_with_input(store, t, policy)
+            store.sync()
+            assert daemons.safe_point("n1") is None
+            assert _inputs(daemons, "n1") == 3, "one copy is not what was asked for"
+            daemons.start("n2")
+            eventually("both know it is safe", lambda: [daemons.safe_point(n) for n in nodes] == [2, 2])
+            kept = nodes_that_keep * 3
+            eventually("they let go", lambda: sum(_inputs(daemons, n) for n in nodes) == kept)
+            assert store.missing() == []
+            # A node that comes with nothing is told what is safe, and does not ask for what is gone.
+            daemons.kill("n2")
+            daemons.wipe("n2")
+            daemons.start("n2")
+            eventually("n2 is filled", lambda: daemons.safe_point("n2") == 2)
+            _publish_with_input(store, 3, policy)
+            eventually("it goes on", lambda: [daemons.safe_point(n) for n in nodes] == [3, 3])
+            assert sum(_inputs(daemons, n) for n in nodes) >= kept
+        with daemons.open("n2") as store:
+            assert store.missing() == []
+            assert state(store, 2) == expected(2)

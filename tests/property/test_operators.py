@@ -17,9 +17,9 @@ from hypothesis import strategies as st
 import nosync
 from nosync.aggregates import Aggregate
 from nosync.operators import HASH64_COLUMN
+from nosync.replication.places import Place, directory_of
 from nosync.segment import (
     REPORT_COLUMN,
-    directory_of,
 )
 from tests.helpers import state_of
 from tests.runner import SHARDS, Runner
@@ -177,4 +177,4 @@ def test_a_stage_never_computes_from_a_part_of_its_input(tmp_path: Path) -> None
     part = part.append_column(HASH64_COLUMN, pa.nulls(part.num_rows, pa.int64()))
     with pytest.raises(nosync.StageError, match=r"shards \[1\] of its input rows_again sent nothing"):
         list(runner.task(0, segment, None).run_shard(0, iter(part.to_batches())))
-    assert not directory_of(str(runner.root), 128).traces("all")
+    assert not directory_of(Place(str(runner.root), 128)).traces("all")

@@ -13,6 +13,7 @@ from nosync.lsm.catalog import Record
 from nosync.lsm.layer import Description, LayerId, Shard, TraceId
 from nosync.lsm.manifest import Entry
 from nosync.lsm.node import Node
+from nosync.lsm.timestamp import Epoch, Time
 from tests.conftest import OpenStore
 
 
@@ -31,6 +32,15 @@ class Peers:
 
     def dropped_files(self, paths: Sequence[PurePosixPath]) -> None:
         raise AssertionError("nothing is dropped here")
+
+    def safe_elsewhere(self, line: str) -> Epoch:
+        return Epoch(-1)
+
+    def let_go(self, trace: TraceId, until: Time) -> None:
+        raise AssertionError("nothing is let go of here")
+
+    def keeps_first(self, trace: TraceId) -> bool:
+        return True
 
     def copies(self, entry: Entry) -> int:
         return self.layers
