@@ -274,12 +274,16 @@ def test_systemd_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
             assert told.recv(100) == b"STOPPING=1"
 
 
-def test_a_configuration_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    file = tmp_path / "node.toml"
+def test_a_configuration_file(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "etc").mkdir()
+    monkeypatch.chdir(tmp_path)
+    file = Path("etc/node.toml")
     file.write_text('node = "n1"\ndata = "d"\nreplicas = 2\n[peers]\nn2 = "127.0.0.1:7502"\n')
     main(["daemon", "--config", str(file), "--check"])
     shown = "".join(capsys.readouterr().out.split())  # the table folds long values
-    for text in ("noden1", "replicas2", "Onhowmanynodes", str(tmp_path / "d"), "127.0.0.1:7500"):
+    for text in ("noden1", "replicas2", "Onhowmanynodes", "dataetc/dThedata", "127.0.0.1:7500"):
         assert text in shown
     for text, message in (
         ("node = ", "is not TOML"),

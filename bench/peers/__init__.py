@@ -1,0 +1,1 @@
+"""Programs that run other engines, each in an environment of its own."""
