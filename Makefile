@@ -10,10 +10,10 @@ SEEDS ?= 10000
 IN_PARALLEL := tests/unit tests/property tests/model tests/format tests/simulation tests/crash tests/cluster
 ON_HOSTS := tests/cluster/test_hosts.py
 
-.PHONY: help setup java demo test check format crash kills sim cluster model bench clean
+.PHONY: help setup java demo test check format crash kills sim cluster model bench bench-full bench-compare clean
 
 help:  ## Show the targets.
-	@grep -hE '^[a-z-]+:.*## ' Makefile | awk -F ':.*## ' '{printf "  make %-8s %s\n", $$1, $$2}'
+	@grep -hE '^[a-z-]+:.*## ' Makefile | awk -F ':.*## ' '{printf "  make %-13s %s\n", $$1, $$2}'
 
 setup: java $(BIN)/.installed  ## Create .venv and install nosync with everything its demo and tests need.
 
@@ -62,6 +62,13 @@ model:  ## Check docs/model with Spin, and that planted bugs break it. Needs spi
 
 bench: setup  ## Measure the layer log and the recording of a Spark job beside their baselines.
 	$(BIN)/python -m bench
+
+bench-full: setup  ## The same at full scale, Flink in its own environment; then docs/benchmarks.md. Hours.
+	$(BIN)/python -m bench --scale full
+	$(BIN)/python -m bench.report
+
+bench-compare: setup  ## Flag ratios in bench/results that are worse than the committed ones by more than 20 %.
+	$(BIN)/python -m bench.compare
 
 clean:  ## Remove what the targets above made.
 	rm -rf $(VENV) $(OUT) build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -12,7 +12,7 @@ from rich.table import Table
 
 from bench.harness import Result, is_busy, load_before, write
 
-NAMES = tuple(sorted(p.stem for p in Path(__file__).parent.glob("*_*.py") if not p.stem.startswith("__")))
+NAMES = tuple(sorted(p.stem for p in Path(__file__).parent.glob("[a-z]*_*.py")))
 
 
 def show(name: str, results: list[Result]) -> None:

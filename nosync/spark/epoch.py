@@ -9,7 +9,7 @@ Each segment is one `mapInArrow`; only reports reach the driver.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import reduce
@@ -324,13 +324,14 @@ class _EpochJob:
         else:
             rows = reduce(DataFrame.unionAll, [_beside(i, frames, feeds) for i in frames])
         # Reports and marks carry the shard they go to in the tag; rows that stay in their shard have it there as well.
-        by_key, home = self._shard_of(F.col(HASH64_COLUMN)), F.shiftright(F.col(TAG_COLUMN), TAG_SHARD_BITS)
+        by_key, home = self._shard_of(HASH64_COLUMN), f"shiftright({TAG_COLUMN}, {TAG_SHARD_BITS})"
         if not keyed:
             by_key = home
         elif len(keyed) < len(frames):
-            by_key = F.when(F.col(SIDE_COLUMN).isin(keyed), by_key).otherwise(home)
-        shard = F.when(F.col(REPORT_COLUMN).isNull(), by_key).otherwise(F.col(TAG_COLUMN))
-        return rows.repartitionById(self._plan.shards, shard.cast("int"))
+            sides = ", ".join(map(str, keyed))
+            by_key = f"CASE WHEN {SIDE_COLUMN} IN ({sides}) THEN {by_key} ELSE {home} END"
+        shard = f"CASE WHEN {REPORT_COLUMN} IS NULL THEN {by_key} ELSE {TAG_COLUMN} END"
+        return rows.repartitionById(self._plan.shards, F.expr(f"CAST({shard} AS INT)"))
 
     def _fed_by(self, segment: Segment, feed: Feed) -> DataFrame:
         """A feed's rows, with the hash of their key."""
@@ -338,7 +339,7 @@ class _EpochJob:
         for name in feed.jvm:
             rows = jvm_rows(self._flow.stages[name], rows, keep=(TAG_COLUMN, REPORT_COLUMN))
         if feed.key:
-            rows = rows.withColumn(HASH64_COLUMN, F.xxhash64(*(F.col(quoted(name)) for name in feed.key)))
+            rows = rows.withColumn(HASH64_COLUMN, F.expr(_hash_of(feed.key)))
         return rows
 
     def _replayed(self, feed: Feed) -> DataFrame:
@@ -370,17 +371,22 @@ class _EpochJob:
         if given is None:
             schema = from_arrow_schema(head.schema.append(pa.field(HASH64_COLUMN, pa.int64())))
             return self._spark.createDataFrame([], schema).repartitionById(self._plan.shards, F.lit(0))
-        rows = given.select([F.col(quoted(name)) for name in head.schema.names])
-        rows = rows.withColumn(HASH64_COLUMN, F.xxhash64(*(F.col(quoted(name)) for name in head.schema.names)))
-        placed = F.col(HASH64_COLUMN)
-        if head.placed_by:
-            placed = F.xxhash64(*(F.col(quoted(name)) for name in head.placed_by))
-        return rows.repartitionById(self._plan.shards, self._shard_of(placed).cast("int"))
+        columns = [quoted(name) for name in head.schema.names]
+        rows = given.selectExpr(*columns, f"{_hash_of(head.schema.names)} AS {HASH64_COLUMN}")
+        placed = _hash_of(head.placed_by) if head.placed_by else HASH64_COLUMN
+        return rows.repartitionById(self._plan.shards, F.expr(f"CAST({self._shard_of(placed)} AS INT)"))
 
-    def _shard_of(self, hash64: Column) -> Column:
+    # Expressions are texts: those built of Column objects ask the JVM once for each part, which adds up in every epoch.
+
+    def _shard_of(self, hash64: str) -> str:
         """The shard of a key hash: hash32 -> key group -> shard, as `lsm.hashing` and `Shard.groups` have it."""
-        group = F.shiftright(F.shiftrightunsigned(hash64, HASH_BITS) * F.lit(self._flow.key_groups), HASH_BITS)
-        return F.floor(group * F.lit(self._plan.shards) / F.lit(self._flow.key_groups))
+        groups, shards = self._flow.key_groups, self._plan.shards
+        group = f"shiftright(shiftrightunsigned({hash64}, {HASH_BITS}) * {groups}, {HASH_BITS})"
+        return f"floor({group} * {shards} / {groups})"
+
+
+def _hash_of(names: Sequence[str]) -> str:
+    return f"xxhash64({', '.join(map(quoted, names))})"
 
 
 def _beside(index: int, frames: Mapping[int, DataFrame], feeds: list[Feed]) -> DataFrame:

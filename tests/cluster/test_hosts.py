@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import nosync
+from nosync.testing.driver import SHARDS, make_flow, outcome, rows
 from nosync.testing.hosts import can_make_namespaces
-from tests.cluster.driver import SHARDS, make_flow, outcome, rows
-from tests.cluster.spark_hosts import Driver, SparkHosts, cluster
+from nosync.testing.spark_hosts import Driver, SparkHosts, cluster
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -24,7 +24,7 @@ pytestmark = pytest.mark.spark
 
 EPOCHS = 8
 DETECTION_S = 30.0
-"""An epoch that loses a host takes less: Spark by itself would wait 120 s. The figures are in bench/takeover."""
+"""An epoch that loses a host takes less: Spark by itself would wait 120 s. The figures are in bench/takeover_hosts.py."""
 long = pytest.mark.skipif(not os.environ.get("NOSYNC_LONG"), reason="of the long suite: make cluster")
 
 

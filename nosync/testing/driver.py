@@ -1,6 +1,7 @@
-"""The driver of a streaming job on a cluster of hosts, as a program of its own: `python driver.py settings.json`.
+"""The driver of a streaming job on a cluster of hosts, as a program of its own: `python -m nosync.testing.driver settings.json`.
 
-It says what it did, epoch by epoch, in a file of JSON lines; a test follows it, and does harm to hosts meanwhile.
+It says what it did, epoch by epoch, in a file of JSON lines; a test or benchmark follows it, and does harm to hosts meanwhile.
+With `keys` in the settings it aggregates that many keys, all of them in epoch 0, and says nothing of the outcome.
 """
 
 from __future__ import annotations
@@ -43,6 +44,18 @@ def rows(spark: SparkSession, t: int) -> dict[str, DataFrame]:
     return {"rows": spark.createDataFrame(made, "word string, n bigint")}
 
 
+def make_sums(copies: int) -> nosync.Dataflow:
+    flow = nosync.Dataflow("sums", persist=nosync.replicated(copies))
+    flow.source("rows", "k bigint, v bigint").aggregate("sums", key=["k"], n=nosync.count(), total=nosync.sum("v"))
+    return flow
+
+
+def keyed_rows(spark: SparkSession, t: int, keys: int) -> dict[str, DataFrame]:
+    """All keys first, then 20,000 rows of any."""
+    ids = spark.range(0, keys, 1, SHARDS) if t == 0 else spark.range(t * 20_000, (t + 1) * 20_000, 1, SHARDS)
+    return {"rows": ids.selectExpr(f"pmod(xxhash64(id), {keys}) AS k" if t else "id AS k", "id AS v")}
+
+
 def outcome(job: nosync.Job, epochs: int) -> list[list[list[Any]]]:
     return [
         sorted([*row] for row in job.read(stage, as_of=t).collect())
@@ -80,17 +93,20 @@ def main() -> None:
     while spark.sparkContext._jsc.sc().getExecutorMemoryStatus().size() < settings["executors"] + 1:
         time.sleep(0.1)
     with nosync.open(settings["data"]) as store:
-        job = nosync.Job(make_flow(settings["copies"]), store, spark=spark, shards=SHARDS)
+        keys = settings.get("keys")
+        flow = make_sums(settings["copies"]) if keys else make_flow(settings["copies"])
+        job = nosync.Job(flow, store, spark=spark, shards=SHARDS)
         last = job.last_sealed()
         report = job.recover() if last is not None else None
         say(started=0 if last is None else last + 1, recovered=report.recomputed if report else 0)
         for t in range(0 if last is None else last + 1, settings["epochs"]):
             began = time.monotonic()
-            done = job.advance(t, rows(spark, t))
+            done = job.advance(t, keyed_rows(spark, t, keys) if keys else rows(spark, t))
             say(t=t, seconds=time.monotonic() - began, computed=done.layers_computed, safe=job.safe_point())
             time.sleep(settings["pause_s"])
         recovered = [[r.lost, r.recomputed, sorted(r.unrecoverable)] for r in job.recoveries]
-        say(outcome=outcome(job, settings["epochs"]), recoveries=recovered, safe=job.safe_point())
+        found = None if keys else outcome(job, settings["epochs"])
+        say(outcome=found, recoveries=recovered, safe=job.safe_point())
     progress.close()
     os._exit(0)  # stopping Spark waits two minutes for hosts that are gone
 

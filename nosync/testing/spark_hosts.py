@@ -20,7 +20,6 @@ from nosync.replication.certs import make_certificates
 from nosync.testing.daemons import eventually
 from nosync.testing.hosts import Hosts, hosts
 
-HERE = Path(__file__).parent
 CHECKOUT = Path(nosync.__file__).parents[1]
 SPARK_HOME = Path(pyspark.__file__).parent
 DAEMON_PORT, MASTER_PORT, WORKER_PORT = 7500, 7077, 7078
@@ -122,7 +121,7 @@ class SparkHosts:
         }  # fmt: skip
         file = self.root / "settings.json"
         file.write_text(json.dumps(about))
-        command = [sys.executable, str(HERE / "driver.py"), str(file)]
+        command = [sys.executable, "-m", "nosync.testing.driver", str(file)]
         environment = self._environment | {"SPARK_LOCAL_IP": self.hosts.address(host)}
         return Driver(
             self.hosts.start(host, command, self.log(host, "driver"), environment), Path(about["progress"]),

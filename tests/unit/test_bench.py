@@ -1,0 +1,32 @@
+"""What compares benchmark results: worse is worse in the direction of the goal, and nothing else is reported."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from bench.compare import regressions
+
+
+def result(ratio: float | None, goal: str, workload: str = "w") -> dict[str, Any]:
+    return {"workload": workload, "engine": "nosync", "baseline": "other", "ratio": ratio, "goal": goal}
+
+
+@pytest.mark.parametrize(
+    ("goal", "before", "now", "is_worse"),
+    [
+        (">= 5", 10.0, 8.5, False), (">= 5", 10.0, 8.0, True), (">= 5", 10.0, 20.0, False),
+        ("<= 1.2", 1.0, 1.15, False), ("<= 1.2", 1.0, 1.25, True), ("<= 1.2", 1.0, 0.5, False),
+        ("", 1.0, 9.0, False), (">= 5", None, 1.0, False),
+    ],
+)  # fmt: skip
+def test_a_regression_is_a_ratio_that_is_worse(goal: str, before: float | None, now: float, is_worse: bool) -> None:
+    found = regressions([result(now, goal)], [result(before, goal)])
+    assert bool(found) == is_worse
+    if is_worse:
+        assert f"ratio {now:.3g}, committed {before:.3g}" in found[0]
+
+
+def test_what_is_new_is_no_regression() -> None:
+    assert regressions([result(0.1, ">= 5", "new")], [result(10.0, ">= 5")]) == []
