@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import threading
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
@@ -120,6 +121,7 @@ class Job:
         self._sinks = dict(sinks or {})
         self._unsafe_inputs: dict[int, Mapping[str, DataFrame]] = {}
         self._watch: HostWatch | None = None
+        self._asking: threading.Thread | None = None
         self.recoveries: list[RecoveryReport] = []
         """What `advance` had to compute again because a node was lost."""
         self._open_line()
@@ -287,12 +289,17 @@ class Job:
         if not self._node.store_id:
             self._unsafe_inputs.clear()  # one directory: what it holds is what there is
             return
+        for t in sorted(self._unsafe_inputs)[:-_MOST_INPUTS]:
+            self._unsafe_inputs.pop(t, None)
+        if self._asking is None or not self._asking.is_alive():  # the daemon may take its time; an epoch does not
+            self._asking = threading.Thread(target=self._forget_safe_inputs, name="nosync-inputs", daemon=True)
+            self._asking.start()
+
+    def _forget_safe_inputs(self) -> None:
         with contextlib.suppress(ReplicationError):
             safe = self._node.safe_point(self.branch_name)
-            for t in [t for t in self._unsafe_inputs if safe is not None and t <= safe]:
-                del self._unsafe_inputs[t]
-        for t in sorted(self._unsafe_inputs)[:-_MOST_INPUTS]:
-            del self._unsafe_inputs[t]
+            for t in [t for t in list(self._unsafe_inputs) if safe is not None and t <= safe]:
+                self._unsafe_inputs.pop(t, None)
 
     def _seal(self, flow: BoundFlow, t: int, reports: Reports) -> None:
         check_fence(

@@ -50,7 +50,7 @@ class RecoveryReport:
     lost: int
     """Layers that manifests list and that were gone or damaged, counted per stage, shard and epoch."""
     fetched: int
-    """Layers copied from peers (none: this store has no peers)."""
+    """Layers that this call copied from peers: none, daemons fetch by themselves, and what came is not lost."""
     recomputed: int
     reused: int
     """Recorded layers that recomputation read instead of computing them."""

@@ -293,6 +293,8 @@ class DaemonClient:
     def _errors(self, what: str) -> Iterator[None]:
         try:
             yield
+        except ValueError:  # what gRPC raises for a channel that was closed
+            raise ReplicationError(f"the connection to the daemon at {self.address} is closed") from None
         except grpc.RpcError as error:
             code, details = error.code(), error.details()
             if code == grpc.StatusCode.FAILED_PRECONDITION:

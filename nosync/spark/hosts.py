@@ -37,6 +37,7 @@ class HostWatch:
     def __init__(self, spark: SparkSession, lost_hosts: Callable[[], frozenset[str]]) -> None:
         self._context = spark.sparkContext
         self._lost_hosts = lost_hosts
+        self._lock = threading.Lock()
         self._lost: set[str] = set()  # those whose tasks were cancelled, as long as they stay lost
 
     def run(self, work: Callable[[], T]) -> T:
@@ -57,14 +58,22 @@ class HostWatch:
                 ) from error
             raise
         finally:
-            done.set()
-            watch.join()
+            done.set()  # not waited for: it may be asking a daemon that does not answer
             self._context.setInterruptOnCancel(False)
             self._context.removeJobTag(tag)
 
     def _watch(self, tag: str, done: threading.Event, newly: set[str]) -> None:
         while not done.wait(LOOK_EVERY_S):
-            gone = _addresses(self._lost_hosts()) - _addresses([self._driver_host()])
+            try:
+                self._look(tag, done, newly)
+            except Py4JError as error:
+                log.warning("cannot ask Spark for its executors: %s", error)
+
+    def _look(self, tag: str, done: threading.Event, newly: set[str]) -> None:
+        gone = _addresses(self._lost_hosts()) - _addresses([self._driver_host()])
+        with self._lock:
+            if done.is_set():
+                return
             self._lost = {host for host in self._lost if _addresses([host]) & gone}
             executors = self._executors() if gone else {}
             lost = {id: host for id, host in executors.items() if _addresses([host]) & gone}

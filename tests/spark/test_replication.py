@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -9,6 +10,7 @@ import pyarrow.compute as pc
 import pytest
 
 import nosync
+from nosync.replication.transport import CALL_TIMEOUT_S
 from nosync.testing.daemons import eventually, running
 
 if TYPE_CHECKING:
@@ -80,6 +82,19 @@ def test_a_job_goes_on_on_another_node(
             store.delete_branch("other")
             job.rewind(3, keep_as="")
             assert job.last_sealed() == 3
+
+
+def test_a_frozen_daemon_holds_no_epoch_up(spark: SparkSession, tmp_path: Path) -> None:
+    with running(tmp_path / "nodes", ("n1",), replicas=1) as daemons, daemons.open("n1") as store:
+        job = nosync.Job(make_flow(1), store, spark=spark, shards=2)
+        healthy_s = max(job.advance(t, rows(spark, t)).seconds for t in range(3))
+        daemons.signal("n1", signal.SIGSTOP)
+        try:
+            frozen_s = [job.advance(t, rows(spark, t)).seconds for t in range(3, EPOCHS)]
+        finally:
+            daemons.signal("n1", signal.SIGCONT)
+        assert max(frozen_s) < healthy_s + CALL_TIMEOUT_S / 2, "a call that is waited for takes all of its timeout"
+        eventually("all is safe", lambda: job.safe_point() == EPOCHS - 1)
 
 
 def test_what_the_peer_did_not_have_yet_is_computed_again(
