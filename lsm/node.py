@@ -50,6 +50,7 @@ from nosync.lsm.release import DISK, NOTHING, inputs_to_let_go, is_let_go, let_g
 from nosync.lsm.roles import Listener, Missing
 from nosync.lsm.settings import StoreSettings
 from nosync.lsm.small_files import SmallFiles
+from nosync.lsm.status import StageProgress
 from nosync.lsm.timestamp import END_OF_TIME, ZERO, Epoch, Time, end_of, epoch_of, pack, round_of
 from nosync.lsm.trace import choose_cover, overlaps
 from nosync.lsm.writer import TEMPORARY_DIRECTORY, write_again
@@ -77,6 +78,7 @@ class Node(HasLedger):
         self._pending: dict[LayerId, None] = {}
         self._verified: set[LayerId] = set()  # of those, whose bytes were checked as they came
         self._pins: dict[str, Pin] = {}
+        self._learned_s: dict[tuple[str, Epoch], float] = {}  # when epochs became known that are not safe yet
         self._learn_later = threading.Event()  # small files came from elsewhere
         self._safe: dict[str, Epoch] = {}
         self._floors: dict[str, Epoch] = {}  # safe points that were told, by line
@@ -232,6 +234,8 @@ class Node(HasLedger):
         learned, log_changed = self.lines.refresh()
         with self._lock:
             self.small.note(manifest.path for manifest in learned)
+            now_s = self._env.monotonic_s()
+            self._learned_s |= {(manifest.line, manifest.t): now_s for manifest in learned}
             self._pins = read_pins(self.directory.root, self._env)
         if log_changed:
             with self._lock:
@@ -401,6 +405,8 @@ class Node(HasLedger):
         manifest, new = self.ledger.seal(t, ids, branch, meta, copies, contents, lambda found: self._conflict(t, found))
         if new:
             self.small.note([manifest.path])
+            with self._lock:
+                self._learned_s[manifest.line, manifest.t] = self._env.monotonic_s()
         self.note(e.id for e in manifest.entries if not self._is_durable(e))
         self._wake_merger.set()
         return manifest
@@ -480,6 +486,43 @@ class Node(HasLedger):
                 self._catalog.apply(meta={SAFE_META + line: str(safe)})
                 self._floors[line] = safe
             return safe
+
+    def progress(self, branch: str = MAIN) -> list[StageProgress]:
+        """By stage of the newest epoch, how far it is. Looks at what is after the safe point only."""
+        manifests, safe = self.manifests(branch), self.safe_point(branch)
+        if not manifests:
+            return []
+        after = {t: manifest for t, manifest in manifests.items() if safe is None or t > safe}
+        found = []
+        for stage in dict.fromkeys(e.id.trace.stage for e in manifests[max(manifests)].entries):
+            entries = [(t, e) for t, m in after.items() for e in m.entries if e.id.trace.stage == stage]
+            with self._lock:
+                lacking = [t for t, e in entries if not self._is_durable(e)]
+                waiting = [(t, e) for t, e in entries if not self._is_safe(e)]
+                sizes = [
+                    record.size_bytes
+                    for _, e in waiting
+                    if (record := self._records.get(e.id.trace, {}).get(e.id.description)) is not None
+                ]
+            last, first = max(manifests), min(manifests)
+            durable, replicated = (min(short, default=last + 1) - 1 for short in (lacking, [t for t, _ in waiting]))
+            found.append(
+                StageProgress(
+                    stage, last, durable if durable >= first else None, replicated if replicated >= first else None,
+                    len(waiting), sum(sizes),
+                )
+            )  # fmt: skip
+        return found
+
+    def lag_s(self, branch: str = MAIN) -> float:
+        """For how many seconds the first epoch after the safe point has been known here; 0 where there is none."""
+        safe, line = self.safe_point(branch), self.lines.line(branch).id
+        with self._lock:
+            self._learned_s = {
+                at: s for at, s in self._learned_s.items() if at[0] != line or safe is None or at[1] > safe
+            }
+            waiting = [s for at, s in self._learned_s.items() if at[0] == line]
+        return self._env.monotonic_s() - min(waiting) if waiting else 0.0
 
     def _floor(self, line: str) -> Epoch:
         """The safe point that was told last, here or by a peer: what was true then is relied upon. -1 where none was."""

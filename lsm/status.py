@@ -15,6 +15,23 @@ from nosync.lsm.timestamp import Time, show
 
 
 @dataclass(frozen=True)
+class StageProgress:
+    """How far a stage is on the way from sealed to safe. Epochs; None: not even the first one."""
+
+    stage: str
+    complete: int | None
+    """The newest sealed epoch."""
+    durable: int | None
+    """Up to here everything is durable on this node."""
+    replicated: int | None
+    """Up to here everything is on as many nodes as the stage asks for."""
+    waiting_layers: int
+    """Sealed, and not on as many nodes yet."""
+    waiting_bytes: int
+    """Of those, the bytes of the layers that are durable here."""
+
+
+@dataclass(frozen=True)
 class LayerStatus:
     """One layer file as `layers()` lists it. `lower` and `upper` are epochs (text such as "7.3" inside a loop)."""
 

@@ -7,6 +7,7 @@ and replicates them. Nothing waits for it. `daemon.json` in the directory says w
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import json
 import logging
 import os
@@ -253,6 +254,10 @@ class Daemon(rpc.DaemonServicer):
             since=epoch_of(self.node.since()),
             peers=peers,
             problems=dict(self.node.problems),
+            stages=[pb.StageProgress(**dataclasses.asdict(stage)) for stage in self.node.progress(branch)]
+            if lag
+            else [],
+            lag_s=self.node.lag_s(branch),
         )
 
     # --- the service ------------------------------------------------------------------------------------------------

@@ -27,6 +27,22 @@ class _Store(Collector):
             yield _gauge(
                 "nosync_safe_point_lag_epochs", "Sealed epochs after the safe point", status.last_sealed - safe
             )
+        yield _gauge("nosync_safe_point_lag_seconds", "Since when an epoch waits to be safe", status.lag_s)
+        names = (
+            ("complete", "Newest sealed epoch of a stage"),
+            ("durable", "Epoch up to which a stage is durable on this node"),
+            ("replicated", "Epoch up to which a stage has its copies"),
+        )
+        for name, text in names:
+            epochs = GaugeMetricFamily(f"nosync_stage_{name}_epoch", text, labels=["stage"])
+            for stage in status.stages:
+                if stage.HasField(name):
+                    epochs.add_metric([stage.stage], getattr(stage, name))
+            yield epochs
+        waiting = GaugeMetricFamily("nosync_stage_waiting_bytes", "Bytes without their copies", labels=["stage"])
+        for stage in status.stages:
+            waiting.add_metric([stage.stage], stage.waiting_bytes)
+        yield waiting
         yield _gauge("nosync_problems", "Files that cannot be made durable, and conflicts", len(status.problems))
         up = GaugeMetricFamily("nosync_peer_up", "1: the peer was heard of lately", labels=["peer"])
         behind = GaugeMetricFamily("nosync_peer_behind_bytes", "Bytes that a peer is missing", labels=["peer"])

@@ -90,8 +90,22 @@ def _daemon_of(path: Path) -> dict[str, Any] | None:
     safe = reply.safe_point if reply.HasField("safe_point") else None
     return {
         "node": reply.node, "address": about["address"], "replicas": reply.replicas, "safe_point": safe,
+        "lag_s": round(reply.lag_s, 1), "stages": [_stage_of(stage) for stage in reply.stages],
         "peers": peers, "problems": dict(reply.problems),
     }  # fmt: skip
+
+
+def _stage_of(stage: Any) -> dict[str, Any]:
+    epochs = {name: getattr(stage, name) if stage.HasField(name) else None for name in _EPOCHS}
+    return {
+        "stage": stage.stage,
+        **epochs,
+        "waiting_layers": stage.waiting_layers,
+        "waiting_bytes": stage.waiting_bytes,
+    }
+
+
+_EPOCHS = ("complete", "durable", "replicated")
 
 
 def _show_daemon(daemon: dict[str, Any]) -> None:
@@ -100,6 +114,15 @@ def _show_daemon(daemon: dict[str, Any]) -> None:
         err.print(f"[red]daemon {escape(daemon['node'])}:[/] {escape(daemon['error'])}", soft_wrap=True)
         return
     out.print(f"daemon {daemon['node']} on {daemon['address']}, {daemon['replicas']} copies of everything")
+    if daemon["lag_s"]:
+        out.print(f"an epoch has waited {daemon['lag_s']:.1f} s to be safe")
+    stages = table_of("stage", "complete>", "durable here>", "replicated>", "layers waiting>", "bytes waiting>")
+    for stage in daemon["stages"]:
+        epochs = ["none" if stage[name] is None else str(stage[name]) for name in _EPOCHS]
+        stages.add_row(stage["stage"], *epochs, f"{stage['waiting_layers']:,}", size_text(stage["waiting_bytes"]))
+    if daemon["stages"]:
+        out.print(stages)
+        out.print()
     table = table_of("peer", "address", "state", "behind>", "bytes behind>", "last heard>")
     for peer in daemon["peers"]:
         heard = "never" if peer["silent_s"] < 0 else f"{peer['silent_s']:.1f} s ago"

@@ -132,7 +132,7 @@ class StatusRequest(_message.Message):
     def __init__(self, branch: _Optional[str] = ..., lag: _Optional[bool] = ...) -> None: ...
 
 class StatusReply(_message.Message):
-    __slots__ = ("node", "incarnation", "store_id", "key_groups", "replicas", "safe_point", "last_sealed", "since", "peers", "problems")
+    __slots__ = ("node", "incarnation", "store_id", "key_groups", "replicas", "safe_point", "last_sealed", "since", "peers", "problems", "stages", "lag_s")
     class ProblemsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -150,6 +150,8 @@ class StatusReply(_message.Message):
     SINCE_FIELD_NUMBER: _ClassVar[int]
     PEERS_FIELD_NUMBER: _ClassVar[int]
     PROBLEMS_FIELD_NUMBER: _ClassVar[int]
+    STAGES_FIELD_NUMBER: _ClassVar[int]
+    LAG_S_FIELD_NUMBER: _ClassVar[int]
     node: str
     incarnation: str
     store_id: str
@@ -160,7 +162,25 @@ class StatusReply(_message.Message):
     since: int
     peers: _containers.RepeatedCompositeFieldContainer[PeerStatus]
     problems: _containers.ScalarMap[str, str]
-    def __init__(self, node: _Optional[str] = ..., incarnation: _Optional[str] = ..., store_id: _Optional[str] = ..., key_groups: _Optional[int] = ..., replicas: _Optional[int] = ..., safe_point: _Optional[int] = ..., last_sealed: _Optional[int] = ..., since: _Optional[int] = ..., peers: _Optional[_Iterable[_Union[PeerStatus, _Mapping]]] = ..., problems: _Optional[_Mapping[str, str]] = ...) -> None: ...
+    stages: _containers.RepeatedCompositeFieldContainer[StageProgress]
+    lag_s: float
+    def __init__(self, node: _Optional[str] = ..., incarnation: _Optional[str] = ..., store_id: _Optional[str] = ..., key_groups: _Optional[int] = ..., replicas: _Optional[int] = ..., safe_point: _Optional[int] = ..., last_sealed: _Optional[int] = ..., since: _Optional[int] = ..., peers: _Optional[_Iterable[_Union[PeerStatus, _Mapping]]] = ..., problems: _Optional[_Mapping[str, str]] = ..., stages: _Optional[_Iterable[_Union[StageProgress, _Mapping]]] = ..., lag_s: _Optional[float] = ...) -> None: ...
+
+class StageProgress(_message.Message):
+    __slots__ = ("stage", "complete", "durable", "replicated", "waiting_layers", "waiting_bytes")
+    STAGE_FIELD_NUMBER: _ClassVar[int]
+    COMPLETE_FIELD_NUMBER: _ClassVar[int]
+    DURABLE_FIELD_NUMBER: _ClassVar[int]
+    REPLICATED_FIELD_NUMBER: _ClassVar[int]
+    WAITING_LAYERS_FIELD_NUMBER: _ClassVar[int]
+    WAITING_BYTES_FIELD_NUMBER: _ClassVar[int]
+    stage: str
+    complete: int
+    durable: int
+    replicated: int
+    waiting_layers: int
+    waiting_bytes: int
+    def __init__(self, stage: _Optional[str] = ..., complete: _Optional[int] = ..., durable: _Optional[int] = ..., replicated: _Optional[int] = ..., waiting_layers: _Optional[int] = ..., waiting_bytes: _Optional[int] = ...) -> None: ...
 
 class PeerStatus(_message.Message):
     __slots__ = ("node", "address", "state", "incarnation", "behind_files", "behind_bytes", "silent_s", "why")

@@ -245,15 +245,21 @@ def test_status_metrics_and_health(tmp_path: Path, capsys: pytest.CaptureFixture
         found = json.loads(capsys.readouterr().out)
         assert found["safe_point"] == 0
         assert found["daemon"]["replicas"] == 2
+        counts = found["daemon"]["stages"][0]
+        assert [counts[name] for name in ("stage", "complete", "durable", "replicated")] == ["counts", 0, 0, 0]
+        assert (counts["waiting_layers"], found["daemon"]["lag_s"]) == (0, 0)
         assert [(p["node"], p["state"], p["behind_files"]) for p in found["daemon"]["peers"]] == [("n2", "up", 0)]
         main(["status", str(daemons.data("n1"))])
         shown = capsys.readouterr().out
         assert "2 copies of everything" in shown
+        assert "layers waiting" in shown
         assert "n2" in shown
         text = urllib.request.urlopen(f"http://127.0.0.1:{metrics}/metrics", timeout=5).read().decode()
         values = dict(line.rsplit(" ", 1) for line in text.splitlines() if not line.startswith("#"))
         assert float(values["nosync_safe_point_epoch"]) == 0
         assert float(values['nosync_peer_up{peer="n2"}']) == 1
+        assert float(values['nosync_stage_replicated_epoch{stage="counts"}']) == 0
+        assert float(values["nosync_safe_point_lag_seconds"]) == 0
         assert float(values["nosync_sent_files_total"]) >= 3
         with channel_to(f"127.0.0.1:{daemons.ports['n1']}", None) as channel:
             reply = health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(), timeout=3.0)
