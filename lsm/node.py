@@ -524,6 +524,13 @@ class Node(HasLedger):
             waiting = [s for at, s in self._learned_s.items() if at[0] == line]
         return self._env.monotonic_s() - min(waiting) if waiting else 0.0
 
+    def optional_stages(self) -> frozenset[str]:
+        """The stages that no copies are asked for, in the newest epoch of the main line."""
+        last = self.last_sealed()
+        manifest = self.lines.manifest(last) if last is not None else None
+        entries = manifest.entries if manifest is not None else ()
+        return frozenset(e.id.trace.stage for e in entries if not e.copies)
+
     def _floor(self, line: str) -> Epoch:
         """The safe point that was told last, here or by a peer: what was true then is relied upon. -1 where none was."""
         elsewhere = NOTHING if self.listener is None else self.listener.safe_elsewhere(line)

@@ -241,6 +241,7 @@ class Daemon(rpc.DaemonServicer):
         """Node, safe point, problems, peers; and how far these are behind, for which all that they hold is compared."""
         self.node.learn()
         peers = self.replicator.peers(lag=lag)
+        backlog_bytes, loaded = self.replicator.backlog()
         for peer in peers:
             peer.address = self._peers[peer.node]
         return pb.StatusReply(
@@ -258,6 +259,8 @@ class Daemon(rpc.DaemonServicer):
             if lag
             else [],
             lag_s=self.node.lag_s(branch),
+            backlog_bytes=backlog_bytes,
+            loaded=loaded,
         )
 
     # --- the service ------------------------------------------------------------------------------------------------

@@ -43,6 +43,8 @@ class _Store(Collector):
         for stage in status.stages:
             waiting.add_metric([stage.stage], stage.waiting_bytes)
         yield waiting
+        yield _gauge("nosync_backlog_bytes", "Bytes that peers have and this node should have", status.backlog_bytes)
+        yield _gauge("nosync_loaded", "1: so far behind that recomputable stages wait", float(status.loaded))
         yield _gauge("nosync_problems", "Files that cannot be made durable, and conflicts", len(status.problems))
         up = GaugeMetricFamily("nosync_peer_up", "1: the peer was heard of lately", labels=["peer"])
         behind = GaugeMetricFamily("nosync_peer_behind_bytes", "Bytes that a peer is missing", labels=["peer"])

@@ -38,14 +38,23 @@ SessionId = NewType("SessionId", int)
 
 PROTOCOL_VERSION = 1
 WINDOW_BYTES = 64 << 20
+SMALLEST_WINDOW_BYTES = 4 << 20
+WINDOW_S = 2.0
+"""At most what comes in this time is asked for at once: on a slow link what is asked for would be merged before it came."""
 WINDOW_FILES = 64
 BEAT_S = 0.4
 SUSPECT_AFTER_S = 1.6
 SILENT_S = 5.0
 """A session on which nothing comes is ended, and begun again by whoever began it."""
 FETCH_TIMEOUT_S = 30.0
+"""Of a peer from which no piece of any file comes."""
 RETRY_AFTER_S = 1.0
 ASK_AGAIN_S = 3.0
+LOADED_BYTES = 4 << 20
+"""A node that is so far behind with what copies are asked for leaves out what can be computed again, until it has caught up."""
+CAUGHT_UP_BYTES = 1 << 20
+OPTIONAL_WINDOW_BYTES = 2 << 20
+"""Of what can be computed again no more is on its way at once, so that it holds up little of the rest."""
 KEEP_S = 60.0
 """How long a node keeps what a task there has asked for."""
 UNWANTED_S = 10.0
@@ -165,6 +174,12 @@ class Peer:
     """What we are missing of what it holds, by trace (layers) or by itself (other files)."""
     dirty: set[PurePosixPath] = field(default_factory=set)
     """Traces and other files that changed here or there since `todo` was made."""
+    arrived_bytes: int = 0
+    """Pieces of files since the last beat."""
+    rate_bytes_s: float = SMALLEST_WINDOW_BYTES / WINDOW_S
+    """How fast files come from it, while any do."""
+    piece_s: float = float("-inf")
+    """When the last piece of a file came."""
     fell_silent: bool = False
     """Its last session ended because nothing came any more: it, its host or the network may be gone, and nobody said so."""
     unwanted: dict[str, float] = field(default_factory=dict)
@@ -207,6 +222,12 @@ class Replica:
         self._fetching: dict[str, _Fetch] = {}
         self._again_s: dict[str, float] = {}
         self._beat_s = now_s
+        self.optional: frozenset[str] = frozenset()
+        """Stages that no copies are asked for: they can be computed again."""
+        self.backlog_bytes = 0
+        """What peers have and this node should keep and does not, as of the last tick."""
+        self.is_loaded = False
+        """So much of the backlog is of stages that copies are asked for, that the `optional` ones wait."""
         self.safe: dict[str, int] = {}
         """By line, this node's safe point, which peers are told."""
         self.safe_elsewhere: dict[str, int] = {}
@@ -266,17 +287,44 @@ class Replica:
         self.now_s = now_s
         effects: list[Effect] = []
         for name, fetch in list(self._fetching.items()):
-            if now_s - fetch.since_s > FETCH_TIMEOUT_S:
+            if now_s - max(fetch.since_s, self._last_piece_s(fetch.session)) > FETCH_TIMEOUT_S:
                 effects += self.fetch_failed(name)
         for session in [s for s, heard_s in self._heard_s.items() if now_s - heard_s > SILENT_S]:
             self._end(session)
             effects.append(Close(session, f"nothing was heard for {SILENT_S} s"))
         if now_s - self._beat_s >= BEAT_S:
+            self._measure_rates(now_s - self._beat_s)
             self._beat_s = now_s
+            self._weigh_backlog()
             for peer in self.peers.values():
                 peer.unwanted = {name: until for name, until in peer.unwanted.items() if until > now_s}
             effects += self._tell_all(Beat(self._seq, self.mine.root, tuple(sorted(self.safe.items()))))
         return [*effects, *self._fetch()]
+
+    def _weigh_backlog(self) -> None:
+        wanted = {
+            held.name: held.size_bytes
+            for peer in self.peers.values()
+            if peer.session is not None
+            for todo in peer.todo.values()
+            for held in todo
+            if held.name not in peer.unwanted and self.keeps(held.name)
+        }
+        wanted |= {name: fetch.held.size_bytes for name, fetch in self._fetching.items()}
+        self.backlog_bytes = sum(wanted.values())
+        required = sum(size for name, size in wanted.items() if not self._is_optional(name))
+        self.is_loaded = required > (CAUGHT_UP_BYTES if self.is_loaded else LOADED_BYTES)
+
+    def _is_optional(self, name: str) -> bool:
+        id = layer_of(name)
+        return id is not None and id.trace.stage in self.optional
+
+    def _waits(self, held: Held) -> bool:
+        """Whether a file is left out as long as there is so much else to fetch."""
+        if not self._is_optional(held.name):
+            return False
+        coming = sum(f.held.size_bytes for name, f in self._fetching.items() if self._is_optional(name))
+        return self.is_loaded or (coming > 0 and coming + held.size_bytes > OPTIONAL_WINDOW_BYTES)
 
     def keep_traces(self, traces: Iterable[str]) -> list[Effect]:
         """A task here reads these (directories of traces): this node keeps them for a while, whoever else does."""
@@ -324,13 +372,28 @@ class Replica:
             peer.session, peer.asked_s = None, None
             peer.fell_silent = self.now_s - peer.heard_s > SUSPECT_AFTER_S / 2
 
-    def heard_from(self, session: SessionId) -> None:
+    def heard_from(self, session: SessionId, size_bytes: int) -> None:
         """A piece of a file came: the other side is alive."""
         if session in self._sessions:
             self._heard_s[session] = self.now_s
-            node = self._sessions[session]
-            if node in self.peers:
-                self.peers[node].heard_s = self.now_s
+            peer = self._peer_of(session)
+            if peer is not None:
+                peer.heard_s = peer.piece_s = self.now_s
+                peer.arrived_bytes += size_bytes
+
+    def _peer_of(self, session: SessionId) -> Peer | None:
+        node = self._sessions.get(session)
+        return self.peers.get(node) if node is not None else None
+
+    def _last_piece_s(self, session: SessionId) -> float:
+        peer = self._peer_of(session)
+        return float("-inf") if peer is None else peer.piece_s
+
+    def _measure_rates(self, seconds: float) -> None:
+        for peer in self.peers.values():
+            if peer.arrived_bytes:
+                peer.rate_bytes_s = (peer.rate_bytes_s + peer.arrived_bytes / seconds) / 2
+                peer.arrived_bytes = 0
 
     def received(self, session: SessionId, message: Message) -> list[Effect]:
         """A message came. Of sessions that have ended nothing counts."""
@@ -531,14 +594,15 @@ class Replica:
         """The next files to ask a peer for, and notes that they are."""
         assert peer.session is not None, "only of a session that lasts"
         running = [f.held.size_bytes for f in self._fetching.values() if f.session == peer.session]
-        room, room_bytes = WINDOW_FILES - len(running), WINDOW_BYTES - sum(running)
+        window_bytes = min(WINDOW_BYTES, max(SMALLEST_WINDOW_BYTES, int(WINDOW_S * peer.rate_bytes_s)))
+        room, room_bytes = WINDOW_FILES - len(running), window_bytes - sum(running)
         chosen: list[Held] = []
         for held in in_order(held for todo in peer.todo.values() for held in todo):
             if room <= 0 or (room_bytes <= 0 and (chosen or running)):
                 break
             waiting = self._again_s.get(held.name, self.now_s) > self.now_s
             known = held.name in peer.unwanted or self._has_or_fetches(held.name)
-            if waiting or known or not self.keeps(held.name):
+            if waiting or known or self._waits(held) or not self.keeps(held.name):
                 continue
             chosen.append(held)
             room, room_bytes = room - 1, room_bytes - held.size_bytes

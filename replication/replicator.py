@@ -28,7 +28,7 @@ from nosync.lsm.timestamp import Epoch, Time, round_of
 from nosync.lsm.writer import temporary_path
 from nosync.proto.v1 import replication_pb2 as pb
 from nosync.replication.inventory import Held, NodeId, keepers, layer_of, name_of
-from nosync.replication.protocol import Close, Effect, Hello, Message, Peer, Replica, Send, SessionId
+from nosync.replication.protocol import Close, Effect, Hello, Message, NotThere, Peer, Replica, Send, SessionId
 from nosync.replication.wire import Chunk, Decoder, Encoder
 
 log = logging.getLogger("nosync.replication")
@@ -251,7 +251,7 @@ class Replicator:
         message = session.decoder.decode(frame)
         if isinstance(message, Chunk):
             with self._lock:
-                self._replica.heard_from(session.id)
+                self._replica.heard_from(session.id, len(message.data))
             self._chunk(session, message)
             return
         if message is None:
@@ -279,8 +279,12 @@ class Replicator:
         try:
             with open(self._root / held.name, "rb") as file:
                 yield from encoder.chunks(held, file)
+        except FileNotFoundError:
+            yield from encoder.frames(NotThere(held.name))  # merged since it was asked for
+            return
         except OSError as error:
             log.warning("cannot send %s: %s", held.name, error)  # the other side asks again, here or elsewhere
+            yield from encoder.frames(NotThere(held.name))
             return
         self.counters.sent_files += 1
         self.counters.sent_bytes += held.size_bytes
@@ -380,9 +384,9 @@ class Replicator:
 
     def _run_clock(self) -> None:
         while not self._closing.wait(TICK_S):
-            told = self._node.safe_points_told()
+            told, optional = self._node.safe_points_told(), self._node.optional_stages()
             with self._lock:
-                self._replica.safe = dict(told)
+                self._replica.safe, self._replica.optional = dict(told), optional
                 self._act(self._replica.tick(self._env.monotonic_s()))
                 conflicts = self._replica.conflicts()
             for name in [
@@ -394,6 +398,11 @@ class Replicator:
                     f"node {node} has other contents: digest {theirs[:16]} there, {ours[:16]} here; a stage is not "
                     "deterministic, or two jobs ran. The safe point waits until one of the two is removed (docs/operations.md)"
                 )
+
+    def backlog(self) -> tuple[int, bool]:
+        """How many bytes peers have that should be here too, and whether so many that recomputable stages wait."""
+        with self._lock:
+            return self._replica.backlog_bytes, self._replica.is_loaded
 
     def peers(self, *, lag: bool = True) -> list[pb.PeerStatus]:
         """How the peers are, and how far behind."""

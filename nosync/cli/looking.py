@@ -90,7 +90,8 @@ def _daemon_of(path: Path) -> dict[str, Any] | None:
     safe = reply.safe_point if reply.HasField("safe_point") else None
     return {
         "node": reply.node, "address": about["address"], "replicas": reply.replicas, "safe_point": safe,
-        "lag_s": round(reply.lag_s, 1), "stages": [_stage_of(stage) for stage in reply.stages],
+        "lag_s": round(reply.lag_s, 1), "backlog_bytes": reply.backlog_bytes, "loaded": reply.loaded,
+        "stages": [_stage_of(stage) for stage in reply.stages],
         "peers": peers, "problems": dict(reply.problems),
     }  # fmt: skip
 
@@ -116,6 +117,9 @@ def _show_daemon(daemon: dict[str, Any]) -> None:
     out.print(f"daemon {daemon['node']} on {daemon['address']}, {daemon['replicas']} copies of everything")
     if daemon["lag_s"]:
         out.print(f"an epoch has waited {daemon['lag_s']:.1f} s to be safe")
+    if daemon["backlog_bytes"]:
+        waits = ", so stages that can be computed again wait" if daemon["loaded"] else ""
+        out.print(f"{size_text(daemon['backlog_bytes'])} that peers have is still to come{waits}")
     stages = table_of("stage", "complete>", "durable here>", "replicated>", "layers waiting>", "bytes waiting>")
     for stage in daemon["stages"]:
         epochs = ["none" if stage[name] is None else str(stage[name]) for name in _EPOCHS]

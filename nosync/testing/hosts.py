@@ -95,6 +95,24 @@ class Hosts:
                 to = ("lladdr", _NOWHERE, "nud", "permanent") if not connected else ()
                 self._ip("-n", self._namespace(host), *where, *to)
 
+    def throttle(self, host: str, megabits_per_s: int | None) -> None:
+        """What comes to a host comes no faster than this; None: as before."""
+        where = ["dev", f"port{self.names.index(host)}", "root"]
+        how = (
+            []
+            if megabits_per_s is None
+            else ["tbf", "rate", f"{megabits_per_s}mbit", "burst", "64kb", "latency", "400ms"]
+        )
+        do = "del" if megabits_per_s is None else "replace"
+        command = ["ip", "netns", "exec", self._namespace("switch"), "tc", "qdisc", do, *where, *how]
+        subprocess.run(command, check=True, capture_output=True)
+
+    def received_bytes(self, host: str) -> int:
+        """What came to a host by its link so far."""
+        counter = ["cat", "/sys/class/net/eth0/statistics/rx_bytes"]
+        command = ["ip", "netns", "exec", self._namespace(host), *counter]
+        return int(subprocess.run(command, check=True, capture_output=True).stdout)
+
     def _mark(self, host: str) -> str:
         return f"{self.token}-{host}"
 

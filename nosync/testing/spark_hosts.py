@@ -49,14 +49,14 @@ class SparkHosts:
             "SPARK_DAEMON_MEMORY": "256m",
         }
 
-    def start_daemon(self, host: str) -> None:
+    def start_daemon(self, host: str, *more: str) -> None:
         peers = [
             f"--peer={other}={self.hosts.address(other)}:{DAEMON_PORT}" for other in self.hosts.names if other != host
         ]
         command = [
             sys.executable, "-m", "nosync.cli", "daemon", "--node", host, "--data", str(self.data(host)),
             "--listen", f"{self.hosts.address(host)}:{DAEMON_PORT}", "--replicas", str(self.replicas),
-            "--tls", str(self.root / "tls"), *peers,
+            "--tls", str(self.root / "tls"), *peers, *more,
         ]  # fmt: skip
         log = self.log(host, "daemon")
         process = self.hosts.start(host, command, log, self._environment)
@@ -68,6 +68,16 @@ class SparkHosts:
             return False
 
         eventually(f"the daemon of {host} serves", is_up)
+
+    def run_program(self, host: str, program: str, *arguments: str) -> str:
+        """Runs a Python program on a host, and returns what it prints."""
+        out = self.log(host, "program")
+        out.unlink(missing_ok=True)
+        command = [sys.executable, "-c", program, *arguments]
+        code = self.hosts.start(host, command, out, self._environment).wait(timeout=300)
+        if code:
+            raise AssertionError(out.read_text())
+        return out.read_text()
 
     def start_master(self, host: str) -> None:
         self.master = f"spark://{self.hosts.address(host)}:{MASTER_PORT}"
@@ -97,6 +107,11 @@ class SparkHosts:
     def kill_daemon(self, host: str) -> None:
         about = json.loads((self.data(host) / "daemon.json").read_text())
         os.kill(about["pid"], signal.SIGKILL)
+
+    def daemon_memory_bytes(self, host: str) -> int:
+        pid = json.loads((self.data(host) / "daemon.json").read_text())["pid"]
+        (line,) = [x for x in Path(f"/proc/{pid}/status").read_text().splitlines() if x.startswith("VmRSS")]
+        return int(line.split()[1]) << 10
 
     def stop_spark(self, host: str) -> None:
         """Everything of a host but its daemon."""

@@ -132,7 +132,7 @@ class StatusRequest(_message.Message):
     def __init__(self, branch: _Optional[str] = ..., lag: _Optional[bool] = ...) -> None: ...
 
 class StatusReply(_message.Message):
-    __slots__ = ("node", "incarnation", "store_id", "key_groups", "replicas", "safe_point", "last_sealed", "since", "peers", "problems", "stages", "lag_s")
+    __slots__ = ("node", "incarnation", "store_id", "key_groups", "replicas", "safe_point", "last_sealed", "since", "peers", "problems", "stages", "lag_s", "backlog_bytes", "loaded")
     class ProblemsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -152,6 +152,8 @@ class StatusReply(_message.Message):
     PROBLEMS_FIELD_NUMBER: _ClassVar[int]
     STAGES_FIELD_NUMBER: _ClassVar[int]
     LAG_S_FIELD_NUMBER: _ClassVar[int]
+    BACKLOG_BYTES_FIELD_NUMBER: _ClassVar[int]
+    LOADED_FIELD_NUMBER: _ClassVar[int]
     node: str
     incarnation: str
     store_id: str
@@ -164,7 +166,9 @@ class StatusReply(_message.Message):
     problems: _containers.ScalarMap[str, str]
     stages: _containers.RepeatedCompositeFieldContainer[StageProgress]
     lag_s: float
-    def __init__(self, node: _Optional[str] = ..., incarnation: _Optional[str] = ..., store_id: _Optional[str] = ..., key_groups: _Optional[int] = ..., replicas: _Optional[int] = ..., safe_point: _Optional[int] = ..., last_sealed: _Optional[int] = ..., since: _Optional[int] = ..., peers: _Optional[_Iterable[_Union[PeerStatus, _Mapping]]] = ..., problems: _Optional[_Mapping[str, str]] = ..., stages: _Optional[_Iterable[_Union[StageProgress, _Mapping]]] = ..., lag_s: _Optional[float] = ...) -> None: ...
+    backlog_bytes: int
+    loaded: bool
+    def __init__(self, node: _Optional[str] = ..., incarnation: _Optional[str] = ..., store_id: _Optional[str] = ..., key_groups: _Optional[int] = ..., replicas: _Optional[int] = ..., safe_point: _Optional[int] = ..., last_sealed: _Optional[int] = ..., since: _Optional[int] = ..., peers: _Optional[_Iterable[_Union[PeerStatus, _Mapping]]] = ..., problems: _Optional[_Mapping[str, str]] = ..., stages: _Optional[_Iterable[_Union[StageProgress, _Mapping]]] = ..., lag_s: _Optional[float] = ..., backlog_bytes: _Optional[int] = ..., loaded: _Optional[bool] = ...) -> None: ...
 
 class StageProgress(_message.Message):
     __slots__ = ("stage", "complete", "durable", "replicated", "waiting_layers", "waiting_bytes")

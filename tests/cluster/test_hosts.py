@@ -13,18 +13,20 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import nosync
+from nosync.testing.daemons import eventually
 from nosync.testing.driver import SHARDS, make_flow, outcome, rows
-from nosync.testing.hosts import can_make_namespaces
+from nosync.testing.hosts import can_make_namespaces, hosts
 from nosync.testing.spark_hosts import Driver, SparkHosts, cluster
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-pytestmark = pytest.mark.spark
-
 EPOCHS = 8
 DETECTION_S = 30.0
 """An epoch that loses a host takes less: Spark by itself would wait 120 s. The figures are in bench/takeover_hosts.py."""
+in_namespaces = pytest.mark.skipif(
+    not can_make_namespaces(), reason="needs links of its own: network namespaces (root, ip)"
+)
 long = pytest.mark.skipif(not os.environ.get("NOSYNC_LONG"), reason="of the long suite: make cluster")
 
 
@@ -68,7 +70,7 @@ def test_a_frozen_host_a_dead_driver_and_a_lost_host(tmp_path: Path, expected: l
 
 
 @long
-@pytest.mark.skipif(not can_make_namespaces(), reason="links can be cut in network namespaces only (root, ip)")
+@in_namespaces
 def test_a_host_that_hears_and_is_not_heard(tmp_path: Path, expected: list[Any]) -> None:
     with cluster(tmp_path, "n1", "n2", "n3") as made:
         driver = made.start_driver("n1", epochs=EPOCHS)
@@ -115,3 +117,57 @@ def take_over(made: SparkHosts, expected: list[Any]) -> None:
     begun = [line for line in driver.lines() if "started" in line][-1]
     assert begun["started"] >= 3
     assert begun["recovered"] <= 16, "at most what was not replicated yet"
+
+
+# --- a slow link ------------------------------------------------------------------------------------------------------
+
+PUBLISH = """
+import json, sys, time
+import numpy as np, pyarrow as pa, nosync
+from nosync.lsm.layer import Description, LayerId, Shard, TraceId
+
+random = np.random.default_rng(1)
+seconds = []
+with nosync.open(sys.argv[1]) as store:
+    for t in range(int(sys.argv[2]), int(sys.argv[3])):
+        # The keys of the one come again, so that merging helps; those of the other do not.
+        keys = {"dear": random.permutation(100_000)[:60_000], "cheap": random.permutation(60_000) + 60_000 * t}
+        values = random.integers(0, 1 << 62, 60_000)
+        began = time.perf_counter()
+        for stage, k in keys.items():
+            store.append(stage, t=t, rows=pa.table({"k": k, "v": values}), key=["k"])
+        ids = [LayerId(TraceId(stage, "raw", Shard(0)), Description.of_epoch(t)) for stage in ("dear", "cheap")]
+        store.node.seal(t, ids, copies={"dear": 2, "cheap": 0})
+        seconds.append(time.perf_counter() - began)
+        time.sleep(0.1)
+print(json.dumps(sorted(seconds)[len(seconds) // 2]))
+"""
+LAYER_BYTES = 60_000 * 16
+
+
+@long
+@in_namespaces
+def test_a_slow_peer_slows_nobody_and_gets_less_until_it_has_caught_up(tmp_path: Path) -> None:
+    """What can be computed again waits, the rest goes over merged, and in the end everything is there."""
+    with hosts("n1", "n2") as found:
+        made = SparkHosts(found, tmp_path, replicas=2)
+        for host in ("n1", "n2"):
+            made.start_daemon(host, "--retain", "2")
+        data = str(made.data("n1"))
+        healthy_s = float(made.run_program("n1", PUBLISH, data, "0", "10"))
+        eventually("both have it", lambda: made.status("n2").safe_point == 9)
+        found.throttle("n2", 4)
+        before = found.received_bytes("n2")
+        slow_s = float(made.run_program("n1", PUBLISH, data, "10", "80"))
+        assert slow_s < 3 * healthy_s + 0.02, "nothing waits for the peer"
+        behind = made.status("n2")
+        assert behind.backlog_bytes > 20 * LAYER_BYTES
+        assert behind.loaded
+        eventually("all is safe", lambda: made.status("n1").safe_point == 79, 240.0)
+        assert found.received_bytes("n2") - before < 0.5 * 70 * 2 * LAYER_BYTES
+        found.throttle("n2", None)
+        eventually("it has caught up", lambda: made.status("n1").peers[0].behind_files == 0)
+        reply = made.status("n2")
+        assert (reply.backlog_bytes, reply.loaded, dict(reply.problems)) == (0, False, {})
+        for host in ("n1", "n2"):
+            assert made.daemon_memory_bytes(host) < 500 << 20

@@ -5,15 +5,32 @@ from __future__ import annotations
 from collections import deque
 
 from nosync.lsm.layer import Description, LayerId, Shard, TraceId
-from nosync.replication.inventory import Held, NodeId, name_of
-from nosync.replication.protocol import RETRY_AFTER_S, UNWANTED_S, Close, Effect, Replica, Send, SessionId
+from nosync.replication.inventory import Held, NodeId, layer_of, name_of
+from nosync.replication.protocol import (
+    BEAT_S,
+    FETCH_TIMEOUT_S,
+    LOADED_BYTES,
+    OPTIONAL_WINDOW_BYTES,
+    RETRY_AFTER_S,
+    SMALLEST_WINDOW_BYTES,
+    UNWANTED_S,
+    WINDOW_BYTES,
+    Beat,
+    Change,
+    Close,
+    Effect,
+    Replica,
+    Send,
+    SessionId,
+    Want,
+)
 
 N1, N2 = NodeId("n1"), NodeId("n2")
 SESSION = SessionId(0)
 
 
-def held(t: int, digest: str = "d") -> Held:
-    return Held(name_of(LayerId(TraceId("s", "f", Shard(0)), Description.of_epoch(t))), f"{digest}{t}", 1)
+def held(t: int, digest: str = "d", stage: str = "s", size_bytes: int = 1) -> Held:
+    return Held(name_of(LayerId(TraceId(stage, "f", Shard(0)), Description.of_epoch(t))), f"{digest}{t}", size_bytes)
 
 
 class Pair:
@@ -140,3 +157,84 @@ def test_a_copied_directory_is_told_what_to_do() -> None:
     pair.nodes[N2] = copy
     pair.connect()
     assert any("Empty one of the two directories" in reason for reason in pair.closed)
+
+
+def test_under_load_what_can_be_computed_again_waits() -> None:
+    """And comes when the rest has come: nothing is left out for good."""
+    pair = Pair()
+    slow = pair.nodes[N2]
+    slow.optional = frozenset({"cheap"})
+    part = LOADED_BYTES // 4
+    files = [held(t, stage=stage, size_bytes=part) for t in range(8) for stage in ("cheap", "dear")]
+    [told] = [e for e in pair.nodes[N1].holds(files) if isinstance(e, Send)]
+    slow.received(SESSION, told.message)
+    slow.tick(pair.now_s + BEAT_S)
+    assert slow.is_loaded
+    assert slow.backlog_bytes == 16 * part
+    while slow._fetching:  # what it asked for before it knew does not come
+        slow.fetch_failed(next(iter(slow._fetching)))
+    slow.tick(pair.now_s + BEAT_S + 2 * RETRY_AFTER_S)
+    assert {layer_of(name).trace.stage for name in slow._fetching} == {"dear"}
+    while slow._fetching:
+        slow.holds([fetch.held for fetch in slow._fetching.values()])
+    assert [file for file in pair.has(N2) if "cheap" in file.name] == []
+    pair.pass_s(20.0)
+    assert len(pair.has(N2)) == 16
+    assert not slow.is_loaded
+
+
+def test_of_what_can_be_computed_again_little_is_on_its_way() -> None:
+    pair = Pair()
+    pair.nodes[N2].optional = frozenset({"cheap"})
+    files = [held(t, stage="cheap", size_bytes=OPTIONAL_WINDOW_BYTES // 4) for t in range(20)]
+    [told] = [e for e in pair.nodes[N1].holds(files) if isinstance(e, Send)]
+    pair.nodes[N2].received(SESSION, told.message)
+    assert len(pair.nodes[N2]._fetching) == 4
+    huge = held(0, stage="cheap", size_bytes=10 * OPTIONAL_WINDOW_BYTES)
+    other = Pair()
+    other.nodes[N2].optional = frozenset({"cheap"})
+    other.holds(N1, huge)
+    assert other.has(N2) == [huge], "one that is larger than the window comes alone"
+
+
+def test_a_small_backlog_leaves_nothing_out() -> None:
+    pair = Pair()
+    pair.nodes[N2].optional = frozenset({"cheap"})
+    pair.holds(N1, held(0, stage="cheap"), held(0))
+    pair.pass_s(1.0)
+    assert len(pair.has(N2)) == 2
+
+
+def test_a_slow_file_is_waited_for_as_long_as_pieces_come() -> None:
+    pair = Pair()
+    slow = pair.nodes[N2]
+    [told] = [e for e in pair.nodes[N1].holds([held(0, size_bytes=WINDOW_BYTES)]) if isinstance(e, Send)]
+    slow.received(SESSION, told.message)
+    assert isinstance(told.message, Change)
+
+    def wanted_again(until_s: float, *, pieces: bool) -> int:
+        found = 0
+        while pair.now_s < until_s:
+            pair.now_s += 1.0
+            if pieces:
+                slow.heard_from(SESSION, 1000)
+            slow.received(SESSION, Beat(told.message.seq, pair.nodes[N1].mine.root))
+            found += sum(isinstance(e, Send) and isinstance(e.message, Want) for e in slow.tick(pair.now_s))
+        return found
+
+    assert wanted_again(3 * FETCH_TIMEOUT_S, pieces=True) == 0
+    assert wanted_again(4 * FETCH_TIMEOUT_S + 5, pieces=False) == 1
+
+
+def test_more_is_asked_for_where_more_comes() -> None:
+    pair = Pair()
+    receiver = pair.nodes[N2]
+    part = SMALLEST_WINDOW_BYTES // 4
+    files = [held(t, size_bytes=part) for t in range(60)]
+    [told] = [e for e in pair.nodes[N1].holds(files) if isinstance(e, Send)]
+    receiver.received(SESSION, told.message)
+    assert len(receiver._fetching) == 4
+    for i in range(1, 8):
+        receiver.heard_from(SESSION, WINDOW_BYTES)
+        receiver.tick(i * BEAT_S)
+    assert len(receiver._fetching) == 60
