@@ -38,7 +38,6 @@ from nosync.lsm.ledger import HasLedger, Ledger
 from nosync.lsm.lock import DirectoryLock
 from nosync.lsm.manifest import (
     Content,
-    Entry,
     Manifest,
     Pin,
     delete_pin,
@@ -48,9 +47,9 @@ from nosync.lsm.manifest import (
 from nosync.lsm.reader import LayerReader
 from nosync.lsm.release import DISK, NOTHING, inputs_to_let_go, is_let_go, let_go_until, policies
 from nosync.lsm.roles import Listener, Missing
+from nosync.lsm.safety import Safety
 from nosync.lsm.settings import StoreSettings
 from nosync.lsm.small_files import SmallFiles
-from nosync.lsm.status import StageProgress
 from nosync.lsm.timestamp import END_OF_TIME, ZERO, Epoch, Time, end_of, epoch_of, pack, round_of
 from nosync.lsm.trace import choose_cover, overlaps
 from nosync.lsm.writer import TEMPORARY_DIRECTORY, write_again
@@ -58,8 +57,6 @@ from nosync.lsm.writer import TEMPORARY_DIRECTORY, write_again
 log = logging.getLogger("nosync")
 
 _LOOK_FOR_SAFE_S = 0.5
-SAFE_META = "safe/"
-"""Catalog: by line, the safe point that was told, where there are peers or inputs are let go of."""
 
 
 class Node(HasLedger):
@@ -78,15 +75,11 @@ class Node(HasLedger):
         self._pending: dict[LayerId, None] = {}
         self._verified: set[LayerId] = set()  # of those, whose bytes were checked as they came
         self._pins: dict[str, Pin] = {}
-        self._learned_s: dict[tuple[str, Epoch], float] = {}  # when epochs became known that are not safe yet
         self._learn_later = threading.Event()  # small files came from elsewhere
-        self._safe: dict[str, Epoch] = {}
-        self._floors: dict[str, Epoch] = {}  # safe points that were told, by line
         self._let_go_until = NOTHING
         self._retry_at: dict[LayerId, float] = {}
         self.listener: Listener | None = None
         """Replication, where this node has peers."""
-        self._conflicts: set[LayerId] = set()  # computed again with other rows than were sealed
         self.problems: dict[str, str] = {}
         """What keeps layers from being durable, by path; empty when all is well."""
         self.small = SmallFiles(directory.root, self._env, self.problems)
@@ -97,6 +90,7 @@ class Node(HasLedger):
         self._directory_lock = DirectoryLock(directory.root)
         try:
             self._catalog = self._open_catalog(marker)
+            self.safety = Safety(self, self._catalog, self._lock, self._env, replicated=replicated)
             self._start()
         except BaseException:
             self._directory_lock.release()
@@ -234,12 +228,11 @@ class Node(HasLedger):
         learned, log_changed = self.lines.refresh()
         with self._lock:
             self.small.note(manifest.path for manifest in learned)
-            now_s = self._env.monotonic_s()
-            self._learned_s |= {(manifest.line, manifest.t): now_s for manifest in learned}
+            self.safety.learned(learned)
             self._pins = read_pins(self.directory.root, self._env)
         if log_changed:
             with self._lock:
-                self._safe.clear()
+                self.safety.something_changed()
             self._prune()
         if learned:
             self._wake_merger.set()
@@ -363,7 +356,7 @@ class Node(HasLedger):
             self._catalog.apply(remove=[id])
             self._records.get(id.trace, {}).pop(id.description, None)
             self._pending.pop(id, None)
-            self._safe.clear()
+            self.safety.something_changed()
         self.directory.forget(id)
         self._tell((), [id])
 
@@ -405,38 +398,17 @@ class Node(HasLedger):
         manifest, new = self.ledger.seal(t, ids, branch, meta, copies, contents, lambda found: self._conflict(t, found))
         if new:
             self.small.note([manifest.path])
-            with self._lock:
-                self._learned_s[manifest.line, manifest.t] = self._env.monotonic_s()
-        self.note(e.id for e in manifest.entries if not self._is_durable(e))
+            self.safety.learned([manifest])
+        self.note(e.id for e in manifest.entries if not self.safety.is_durable(e))
         self._wake_merger.set()
         return manifest
 
     def _conflict(self, t: int, ids: Sequence[LayerId]) -> None:
         with self._lock:
-            self._conflicts.update(ids)
             self.problems[f"timestamp {t}"] = (
                 f"{ids[0] if ids else t} was computed again with other rows than were sealed"
             )
-            self._safe.clear()
-
-    def _is_durable(self, entry: Entry) -> bool:
-        d = entry.id.description
-        with self._lock:
-            records = self._records.get(entry.id.trace, {})
-            exact = records.get(d)
-            if exact is not None:
-                return exact.digest == entry.digest
-            return any(other.covers(d) for other in records)
-
-    def _is_safe(self, entry: Entry) -> bool:
-        """Durable, or of a stage that can be computed again; but other rows than were sealed are never passed over."""
-        durable = self._is_durable(entry)
-        replaced = entry.id in self._conflicts or entry.id.description in self._records.get(entry.id.trace, {})
-        if replaced and not durable:
-            return False
-        if self.listener is not None and entry.copies:
-            return self.listener.copies(entry) >= entry.copies  # with peers, wherever they are
-        return durable or not entry.copies
+        self.safety.conflict(ids)
 
     def settle(self) -> None:
         """Looks at what is on disk and makes it durable where that succeeds; what is torn goes to quarantine."""
@@ -454,7 +426,7 @@ class Node(HasLedger):
             found += [
                 Missing(e, t, manifest.line)
                 for e in manifest.entries
-                if not self._is_durable(e) and e.id not in waiting and not is_let_go(manifest, e, until)
+                if not self.safety.is_durable(e) and e.id not in waiting and not is_let_go(manifest, e, until)
             ]
         return found
 
@@ -464,65 +436,11 @@ class Node(HasLedger):
         With peers: has as many copies as its stage asks for. Then it never goes back, a restart included: inputs may have been
         let go of. What peers lost since is filled again, and until then shown as what they are behind.
         """
-        manifests, line = self.lines.manifests(branch), self.lines.line(branch).id
-        with self._lock:
-            if not manifests:
-                return None
-            known = self._safe.get(line, Epoch(min(manifests) - 1))
-            safe = known = max(known, min(self._floor(line), max(manifests)))
-            while (
-                not (self._replicated and self.listener is None)
-                and (following := manifests.get(Epoch(safe + 1)))
-                and not self.small.is_waiting(following.path)
-                and all(self._is_safe(e) for e in following.entries)
-                and self._manifest_is_safe(following)
-            ):
-                safe = Epoch(safe + 1)
-            if safe not in manifests:
-                return None
-            self._safe[line] = safe
-            lasting = self.listener is not None or bool(policies(manifests[safe]))
-            if lasting and safe > self._told(line):
-                self._catalog.apply(meta={SAFE_META + line: str(safe)})
-                self._floors[line] = safe
-            return safe
+        return self.safety.point(branch)
 
-    def progress(self, branch: str = MAIN) -> list[StageProgress]:
-        """By stage of the newest epoch, how far it is. Looks at what is after the safe point only."""
-        manifests, safe = self.manifests(branch), self.safe_point(branch)
-        if not manifests:
-            return []
-        after = {t: manifest for t, manifest in manifests.items() if safe is None or t > safe}
-        found = []
-        for stage in dict.fromkeys(e.id.trace.stage for e in manifests[max(manifests)].entries):
-            entries = [(t, e) for t, m in after.items() for e in m.entries if e.id.trace.stage == stage]
-            with self._lock:
-                lacking = [t for t, e in entries if not self._is_durable(e)]
-                waiting = [(t, e) for t, e in entries if not self._is_safe(e)]
-                sizes = [
-                    record.size_bytes
-                    for _, e in waiting
-                    if (record := self._records.get(e.id.trace, {}).get(e.id.description)) is not None
-                ]
-            last, first = max(manifests), min(manifests)
-            durable, replicated = (min(short, default=last + 1) - 1 for short in (lacking, [t for t, _ in waiting]))
-            found.append(
-                StageProgress(
-                    stage, last, durable if durable >= first else None, replicated if replicated >= first else None,
-                    len(waiting), sum(sizes),
-                )
-            )  # fmt: skip
-        return found
-
-    def lag_s(self, branch: str = MAIN) -> float:
-        """For how many seconds the first epoch after the safe point has been known here; 0 where there is none."""
-        safe, line = self.safe_point(branch), self.lines.line(branch).id
-        with self._lock:
-            self._learned_s = {
-                at: s for at, s in self._learned_s.items() if at[0] != line or safe is None or at[1] > safe
-            }
-            waiting = [s for at, s in self._learned_s.items() if at[0] == line]
-        return self._env.monotonic_s() - min(waiting) if waiting else 0.0
+    def records_of(self, trace: TraceId) -> Mapping[Description, Record]:
+        """The durable layers of a trace. To be looked at with the node's lock held."""
+        return self._records.get(trace, {})
 
     def optional_stages(self) -> frozenset[str]:
         """The stages that no copies are asked for, in the newest epoch of the main line."""
@@ -530,21 +448,6 @@ class Node(HasLedger):
         manifest = self.lines.manifest(last) if last is not None else None
         entries = manifest.entries if manifest is not None else ()
         return frozenset(e.id.trace.stage for e in entries if not e.copies)
-
-    def _floor(self, line: str) -> Epoch:
-        """The safe point that was told last, here or by a peer: what was true then is relied upon. -1 where none was."""
-        elsewhere = NOTHING if self.listener is None else self.listener.safe_elsewhere(line)
-        return max(self._told(line), elsewhere)
-
-    def _told(self, line: str) -> Epoch:
-        if line not in self._floors:
-            self._floors[line] = Epoch(int(self._catalog.meta(SAFE_META + line) or -1))
-        return self._floors[line]
-
-    def safe_points_told(self) -> dict[str, Epoch]:
-        """By line, the safe points that hold whatever happens."""
-        with self._lock:
-            return dict(self._floors)
 
     def let_go_of_inputs(self) -> None:
         """Drops inputs that the safe point has passed, as their sources' policies say."""
@@ -558,10 +461,6 @@ class Node(HasLedger):
                 self.listener.let_go(trace, pack(until + 1))
             self._forget(ids)
         self._let_go_until = until
-
-    def _manifest_is_safe(self, manifest: Manifest) -> bool:
-        required = max((entry.copies for entry in manifest.entries), default=1)
-        return required <= 1 or self.listener is None or self.listener.copies_of_file(manifest.path) >= required
 
     def since(self) -> Time:
         """The compaction frontier: reads as of this time and later are exact."""
@@ -711,7 +610,7 @@ class Node(HasLedger):
         self.lines.promote(name, keep_as)
         self._tell_log()
         with self._lock:
-            self._safe.clear()
+            self.safety.something_changed()
         self._prune()
 
     def _prune(self) -> int:

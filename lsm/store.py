@@ -52,8 +52,9 @@ from nosync.lsm.ledger import lost
 from nosync.lsm.lines import Lines
 from nosync.lsm.manifest import Manifest, Pin, read_pins
 from nosync.lsm.merge import RowFilter
-from nosync.lsm.node import SAFE_META, Node
+from nosync.lsm.node import Node
 from nosync.lsm.roles import Missing, StoreNode
+from nosync.lsm.safety import SAFE_META
 from nosync.lsm.scrub import VerifyReport, verify_directory
 from nosync.lsm.settings import StoreSettings
 from nosync.lsm.status import BranchInfo, LayerStatus, StoreStatus, status_of, status_of_bad

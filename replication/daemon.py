@@ -255,10 +255,10 @@ class Daemon(rpc.DaemonServicer):
             since=epoch_of(self.node.since()),
             peers=peers,
             problems=dict(self.node.problems),
-            stages=[pb.StageProgress(**dataclasses.asdict(stage)) for stage in self.node.progress(branch)]
+            stages=[pb.StageProgress(**dataclasses.asdict(stage)) for stage in self.node.safety.progress(branch)]
             if lag
             else [],
-            lag_s=self.node.lag_s(branch),
+            lag_s=self.node.safety.lag_s(branch),
             backlog_bytes=backlog_bytes,
             loaded=loaded,
         )

@@ -384,7 +384,7 @@ class Replicator:
 
     def _run_clock(self) -> None:
         while not self._closing.wait(TICK_S):
-            told, optional = self._node.safe_points_told(), self._node.optional_stages()
+            told, optional = self._node.safety.told(), self._node.optional_stages()
             with self._lock:
                 self._replica.safe, self._replica.optional = dict(told), optional
                 self._act(self._replica.tick(self._env.monotonic_s()))

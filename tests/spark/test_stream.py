@@ -24,7 +24,7 @@ pytestmark = pytest.mark.spark
 
 SCHEMA = "word string, n bigint"
 FILES = 8
-KILLS = int(os.environ.get("NOSYNC_STREAM_KILLS", "2"))
+KILLS = int(os.environ.get("NOSYNC_STREAM_KILLS", "1"))
 
 
 def write_input(directory: Path, files: int = FILES) -> None:

@@ -1,0 +1,173 @@
+"""The safe point: up to which epoch everything is durable, or with peers on as many nodes as its stages ask for.
+
+Invariants
+- An epoch is safe when its manifest is, and every layer in it whose stage asks for copies; and all epochs before it are.
+- What was told is relied upon, here and by peers: inputs may have been let go of. So where there are peers, or inputs are let
+  go of, it is written down and never goes back.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable, Mapping
+from typing import Protocol
+
+from nosync.lsm.branches import MAIN
+from nosync.lsm.catalog import Catalog, Record
+from nosync.lsm.env import Env
+from nosync.lsm.layer import Description, LayerId, TraceId
+from nosync.lsm.lines import Lines
+from nosync.lsm.manifest import Entry, Manifest
+from nosync.lsm.release import NOTHING, policies
+from nosync.lsm.roles import Listener
+from nosync.lsm.small_files import SmallFiles
+from nosync.lsm.status import StageProgress
+from nosync.lsm.timestamp import Epoch
+
+SAFE_META = "safe/"
+"""Catalog: by line, the safe point that was told, where there are peers or inputs are let go of."""
+
+
+class Holder(Protocol):
+    """What the safe point depends on: the node."""
+
+    listener: Listener | None
+    small: SmallFiles
+
+    @property
+    def lines(self) -> Lines:
+        """The manifests."""
+
+    def records_of(self, trace: TraceId) -> Mapping[Description, Record]:
+        """The durable layers of a trace."""
+
+
+class Safety:
+    """Of one node. `replicated`: it has peers, so that without a listener that knows of them nothing new is safe."""
+
+    def __init__(self, holder: Holder, catalog: Catalog, lock: threading.RLock, env: Env, *, replicated: bool) -> None:
+        self._holder, self._catalog, self._lock, self._env = holder, catalog, lock, env
+        self._replicated = replicated
+        self._known: dict[str, Epoch] = {}  # by line, what was found last; emptied when something is lost
+        self._written: dict[str, Epoch] = {}
+        self._conflicts: set[LayerId] = set()
+        self._learned_s: dict[tuple[str, Epoch], float] = {}  # when epochs became known that are not safe yet
+
+    def learned(self, manifests: Iterable[Manifest]) -> None:
+        """These epochs were sealed."""
+        with self._lock:
+            self._learned_s |= {(manifest.line, manifest.t): self._env.monotonic_s() for manifest in manifests}
+
+    def something_changed(self) -> None:
+        """Layers were lost, or lines are other ones: it is found anew."""
+        with self._lock:
+            self._known.clear()
+
+    def conflict(self, ids: Iterable[LayerId]) -> None:
+        """These were computed again with other rows than were sealed: their epochs are not passed over."""
+        with self._lock:
+            self._conflicts.update(ids)
+            self._known.clear()
+
+    # --- the safe point ---------------------------------------------------------------------------------------------
+
+    def point(self, branch: str = MAIN) -> Epoch | None:
+        """The largest epoch up to which all are safe; None where the first one is not."""
+        lines = self._holder.lines
+        manifests, line = lines.manifests(branch), lines.line(branch).id
+        with self._lock:
+            if not manifests:
+                return None
+            safe = max(self._known.get(line, Epoch(min(manifests) - 1)), min(self._floor(line), max(manifests)))
+            while (following := manifests.get(Epoch(safe + 1))) is not None and self._is_safe_epoch(following):
+                safe = following.t
+            if safe not in manifests:
+                return None
+            self._known[line] = safe
+            if (self._holder.listener is not None or policies(manifests[safe])) and safe > self._told(line):
+                self._catalog.apply(meta={SAFE_META + line: str(safe)})
+                self._written[line] = safe
+            return safe
+
+    def told(self) -> dict[str, Epoch]:
+        """By line, the safe points that hold whatever happens."""
+        with self._lock:
+            return dict(self._written)
+
+    def _floor(self, line: str) -> Epoch:
+        """The safe point that was told last, here or by a peer; -1 where none was."""
+        listener = self._holder.listener
+        return max(self._told(line), NOTHING if listener is None else listener.safe_elsewhere(line))
+
+    def _told(self, line: str) -> Epoch:
+        if line not in self._written:
+            self._written[line] = Epoch(int(self._catalog.meta(SAFE_META + line) or -1))
+        return self._written[line]
+
+    def _is_safe_epoch(self, manifest: Manifest) -> bool:
+        listener = self._holder.listener
+        if (self._replicated and listener is None) or self._holder.small.is_waiting(manifest.path):
+            return False
+        if not all(self.is_safe(entry) for entry in manifest.entries):
+            return False
+        required = max((entry.copies for entry in manifest.entries), default=1)
+        return required <= 1 or listener is None or listener.copies_of_file(manifest.path) >= required
+
+    def is_durable(self, entry: Entry) -> bool:
+        """Whether a layer is durable on this node, merged or not, as it was sealed."""
+        d = entry.id.description
+        with self._lock:
+            records = self._holder.records_of(entry.id.trace)
+            exact = records.get(d)
+            if exact is not None:
+                return exact.digest == entry.digest
+            return any(other.covers(d) for other in records)
+
+    def is_safe(self, entry: Entry) -> bool:
+        """Durable, or of a stage that can be computed again; but other rows than were sealed are never passed over."""
+        durable = self.is_durable(entry)
+        replaced = entry.id in self._conflicts or entry.id.description in self._holder.records_of(entry.id.trace)
+        if replaced and not durable:
+            return False
+        if self._holder.listener is not None and entry.copies:
+            return self._holder.listener.copies(entry) >= entry.copies  # with peers, wherever they are
+        return durable or not entry.copies
+
+    # --- what is on the way -----------------------------------------------------------------------------------------
+
+    def progress(self, branch: str = MAIN) -> list[StageProgress]:
+        """By stage of the newest epoch, how far it is. Looks at what is after the safe point only."""
+        manifests, safe = self._holder.lines.manifests(branch), self.point(branch)
+        if not manifests:
+            return []
+        first, last = min(manifests), max(manifests)
+        after = [manifest for t, manifest in manifests.items() if safe is None or t > safe]
+        found = []
+        for stage in dict.fromkeys(e.id.trace.stage for e in manifests[last].entries):
+            entries = [(m.t, e) for m in after for e in m.entries if e.id.trace.stage == stage]
+            with self._lock:
+                lacking = [t for t, e in entries if not self.is_durable(e)]
+                waiting = [(t, e) for t, e in entries if not self.is_safe(e)]
+                records = [self._holder.records_of(e.id.trace).get(e.id.description) for _, e in waiting]
+            durable = min(lacking, default=last + 1) - 1
+            replicated = min((t for t, _ in waiting), default=last + 1) - 1
+            progress = StageProgress(
+                stage,
+                complete=last,
+                durable=durable if durable >= first else None,
+                replicated=replicated if replicated >= first else None,
+                waiting_layers=len(waiting),
+                waiting_bytes=sum(record.size_bytes for record in records if record is not None),
+            )
+            found.append(progress)
+        return found
+
+    def lag_s(self, branch: str = MAIN) -> float:
+        """For how many seconds the first epoch after the safe point has been known here; 0 where there is none."""
+        safe, line = self.point(branch), self._holder.lines.line(branch).id
+        with self._lock:
+            passed = [at for at in self._learned_s if at[0] == line and safe is not None and at[1] <= safe]
+            for at in passed:
+                del self._learned_s[at]
+            waiting = [s for at, s in self._learned_s.items() if at[0] == line]
+        return self._env.monotonic_s() - min(waiting) if waiting else 0.0
