@@ -92,7 +92,7 @@ class Safety:
     def told(self) -> dict[str, Epoch]:
         """By line, the safe points that hold whatever happens."""
         with self._lock:
-            return dict(self._written)
+            return {line: t for line, t in self._written.items() if t > NOTHING}
 
     def _floor(self, line: str) -> Epoch:
         """The safe point that was told last, here or by a peer; -1 where none was."""

@@ -27,6 +27,8 @@ from nosync.replication.replicator import Replicator, Session
 from nosync.replication.wire import MAX_FRAME_BYTES
 
 log = logging.getLogger("nosync.replication")
+# Bytes that are no frame end the stream; gRPC would log a stack trace for each.
+logging.getLogger("grpc._common").setLevel(logging.CRITICAL)
 
 REDIAL_S = 0.5
 MAX_STREAMS = 64

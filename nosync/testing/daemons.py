@@ -131,6 +131,9 @@ def running(
         for node in nodes if start is None else start:
             found.start(node)
         yield found
+        for node in nodes:
+            log = root / f"{node}.log"
+            assert not log.exists() or "Traceback" not in log.read_text(), log.read_text()[-4000:]
     finally:
         for process in found.processes.values():
             process.kill()

@@ -56,6 +56,19 @@ def seal(store: nosync.Store, t: int, copies: int) -> None:
     store.sync()
 
 
+def test_what_is_told_is_an_epoch(open_store: OpenStore) -> None:
+    """It goes to peers, who could do nothing with `none`."""
+    store = open_store()
+    assert isinstance(store.node, Node)
+    peers = store.node.listener = Peers(1, 1)
+    seal(store, 0, 2)
+    assert store.safe_point() is None
+    assert store.node.safety.told() == {}
+    peers.layers = peers.files = 2
+    assert store.safe_point() == 0
+    assert store.node.safety.told() == {"main": 0}
+
+
 @pytest.mark.parametrize(
     ("required", "layers", "files", "safe"),
     [(2, 2, 2, 0), (2, 1, 2, None), (2, 2, 1, None), (3, 2, 3, None), (1, 1, 1, 0), (0, 0, 0, 0)],
