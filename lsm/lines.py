@@ -135,7 +135,7 @@ class Lines:
 
     def last_sealed(self, branch: str = MAIN) -> Epoch | None:
         with self._lock:
-            return max(self._manifests[self.refs.line_of(branch).id], default=None)
+            return next(reversed(self._manifests[self.refs.line_of(branch).id]), None)  # they are in order
 
     def expected(self, branch: str = MAIN) -> Epoch | None:
         """The next epoch to be sealed; None where any may come first."""

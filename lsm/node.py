@@ -451,6 +451,8 @@ class Node(HasLedger):
 
     def let_go_of_inputs(self) -> None:
         """Drops inputs that the safe point has passed, as their sources' policies say."""
+        if not self._inputs_wait():
+            return
         until = let_go_until(self.lines, self.safe_point())
         if until <= self._let_go_until:
             return
@@ -486,7 +488,7 @@ class Node(HasLedger):
             self._pins.pop(name, None)
 
     def _inputs_wait(self) -> bool:
-        """Whether there are inputs that go when peers say that they have their copies, which nothing here wakes for."""
+        """Whether there are inputs that go when they are safe."""
         last = self.last_sealed()
         return last is not None and last > self._let_go_until and bool(policies(self.lines.manifest(last)))
 
@@ -658,7 +660,7 @@ class Node(HasLedger):
             with self._lock:
                 self.problems.pop(threading.current_thread().name, None)
             idle_s = next_scan - self._env.monotonic_s()
-            if self._replicated and self._inputs_wait():
+            if self._replicated and self._inputs_wait():  # nothing here wakes when peers have their copies
                 idle_s = min(idle_s, _LOOK_FOR_SAFE_S)
             self._wake.wait(max(0.0, idle_s))
             self._wake.clear()

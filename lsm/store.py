@@ -575,15 +575,16 @@ class Store:
             s["shards"] = len(shards[layer.stage])
             s["upper"] = max(s["upper"], int(str(layer.upper).partition(".")[0]))
         node = self._node
+        safe = self.safe_point() if node else self._read_only_safe_point()
         return StoreStatus(
             str(self.directory.root),
             self.directory.key_groups,
-            self.safe_point() if node else self._read_only_safe_point(),
+            safe,
             self.last_sealed(),
             self.since(),
             stages,
             self.pins(),
-            len(self.missing() if node else lost(self._lines(), self.directory, self._read_only_safe_point())),
+            len(self.missing() if node else lost(self._lines(), self.directory, safe)),
             dict(node.problems) if node else {},
         )
 

@@ -7,6 +7,7 @@ catalog or the peers (safe point, durability, merging, dropping branches) is ask
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
@@ -21,12 +22,11 @@ from nosync.lsm.manifest import Content, Manifest, Pin, delete_pin, publish_pin,
 from nosync.lsm.roles import Missing
 from nosync.lsm.timestamp import Epoch, Time, pack
 from nosync.proto.v1 import replication_pb2 as pb
-from nosync.replication.places import FETCH_PATIENCE_S
+from nosync.replication.places import wait_for_peers
 from nosync.replication.transport import DaemonClient, host_of
 
 log = logging.getLogger("nosync.replication")
 
-_LOOK_EVERY_S = 0.05
 AWAY_PATIENCE_S = 5.0
 """How long a daemon may be away, say to be restarted, until the tasks on its host are taken elsewhere."""
 FILL_PATIENCE_S = 60.0
@@ -67,23 +67,21 @@ class AttachedNode(HasLedger):
         return manifest
 
     def missing(self, branch: str = MAIN) -> list[Missing]:
-        safe = self._safe_or_none()
-        found = lost(self.lines, self.directory, safe, branch)
-        end_s = self.directory.env.monotonic_s() + FETCH_PATIENCE_S
-        while found and self.directory.env.monotonic_s() < end_s and self._peers_up():
-            self.directory.env.wait_s(_LOOK_EVERY_S)  # it may be on its way from the host where it was computed
-            found = lost(self.lines, self.directory, safe, branch)
-        return found
+        found = lost(self.lines, self.directory, self._safe_or_none(), branch)
+
+        def still_lost() -> list[Missing]:
+            listed = functools.cache(self.directory.descriptions)
+            return [m for m in found if not any(d.covers(m.entry.id.description) for d in listed(m.entry.id.trace))]
+
+        if found:  # it may be on its way from the host where it was computed
+            traces = sorted({str(m.entry.id.trace.directory) for m in found})
+            wait_for_peers(self.client, self.directory.env, traces, lambda: not still_lost())
+        return still_lost()
 
     def _safe_or_none(self) -> Epoch | None:
         with contextlib.suppress(ReplicationError):
             return self.safe_point()
         return None
-
-    def _peers_up(self) -> bool:
-        with contextlib.suppress(ReplicationError):
-            return any(peer.state == "up" for peer in self.client.status(lag=False).peers)
-        return False
 
     def pins(self) -> dict[str, Pin]:
         return read_pins(self.directory.root, self.directory.env)

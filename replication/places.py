@@ -6,13 +6,14 @@ because its shard ran on another host an epoch ago, it asks the host's daemon to
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import os
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from nosync.lsm.directory import LayerDirectory, read_marker
 from nosync.lsm.env import Env
@@ -30,7 +31,7 @@ DATA_VARIABLE = "NOSYNC_DATA"
 FETCH_PATIENCE_S = 3.0
 """How long a task waits for what only peers have, while any of them is there."""
 _IN_VAIN_S = 10.0
-_LOOK_EVERY_S = 0.01
+LOOK_EVERY_S = 0.01
 _ASK_EVERY_S = 0.5
 
 LACKING = (HoleError, NotAvailableError)
@@ -113,43 +114,62 @@ class FetchingDirectory(LayerDirectory):
     def fetch(self, id: LayerId) -> bool:
         """Whether a layer, or one that covers it, is here, after a peer was given time to send it."""
 
-        def there() -> bool:
-            if any(d.covers(id.description) for d in self.descriptions(id.trace)):
-                return True
-            raise HoleError(f"{id} is not here", stage=id.trace.stage, shard=str(id.trace.shard), lower="", upper="")
+        def is_here() -> bool:
+            return any(d.covers(id.description) for d in self.descriptions(id.trace))
 
-        try:
-            return self._fetched([id.trace], there)
-        except HoleError:
-            return False
+        return is_here() or self._wait_for([id.trace], is_here)
 
     def _fetched(self, traces: Iterable[TraceId], read: Callable[[], T]) -> T:
-        try:
-            return read()
-        except LACKING:
-            names = [str(trace.directory) for trace in traces]
+        found: list[T] = []
+
+        def is_here() -> bool:
+            with contextlib.suppress(*LACKING):
+                found.append(read())
+            return bool(found)
+
+        if not is_here():
+            self._wait_for(traces, is_here)
+        return found[0] if found else read()
+
+    def _wait_for(self, traces: Iterable[TraceId], is_here: Callable[[], bool]) -> bool:
         from nosync.replication.daemon import client_of  # noqa: PLC0415 - gRPC, where something has to be fetched
 
+        names = [str(trace.directory) for trace in traces]
         client = client_of(self.root)
         if client is None:
-            return read()  # no daemon: what is here is all there is
+            return False  # no daemon: what is here is all there is
+        now_s = self.env.monotonic_s()
+        recently = any(self._gave_up_s.get(name, float("-inf")) > now_s - _IN_VAIN_S for name in names)
         try:
-            now_s = self.env.monotonic_s
-            recently = any(self._gave_up_s.get(name, float("-inf")) > now_s() - _IN_VAIN_S for name in names)
-            end_s, ask_s = now_s() + (_LOOK_EVERY_S if recently else FETCH_PATIENCE_S), now_s()
-            while now_s() < end_s:
-                if now_s() >= ask_s:
-                    ask_s += _ASK_EVERY_S
-                    if not client.keep(names):
-                        break
-                self.env.wait_s(_LOOK_EVERY_S)
-                try:
-                    return read()
-                except LACKING:
-                    continue
-            self._gave_up_s |= dict.fromkeys(names, now_s())
-        except ReplicationError as error:
-            log.warning("cannot fetch %s: %s", names, error)
+            came = wait_for_peers(client, self.env, names, is_here, LOOK_EVERY_S if recently else FETCH_PATIENCE_S)
         finally:
             client.close()
-        return read()
+        if not came:
+            self._gave_up_s |= dict.fromkeys(names, self.env.monotonic_s())
+        return came
+
+
+class Keeper(Protocol):
+    """A daemon, as far as it can be asked to fetch."""
+
+    def keep(self, traces: list[str]) -> int: ...
+
+
+def wait_for_peers(
+    daemon: Keeper, env: Env, traces: list[str], is_here: Callable[[], bool], patience_s: float = FETCH_PATIENCE_S
+) -> bool:
+    """Has a daemon fetch traces, and waits until something is here. False: not in time, or no peer is up to send it."""
+    end_s = ask_s = env.monotonic_s()
+    end_s += patience_s
+    try:
+        while env.monotonic_s() < end_s:
+            if env.monotonic_s() >= ask_s:
+                ask_s += _ASK_EVERY_S
+                if not daemon.keep(traces):
+                    return False
+            env.wait_s(LOOK_EVERY_S)
+            if is_here():
+                return True
+    except ReplicationError as error:
+        log.warning("cannot fetch %s: %s", traces, error)
+    return False

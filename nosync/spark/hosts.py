@@ -37,6 +37,7 @@ class HostWatch:
     def __init__(self, spark: SparkSession, lost_hosts: Callable[[], frozenset[str]]) -> None:
         self._context = spark.sparkContext
         self._lost_hosts = lost_hosts
+        self._here = _addresses([self._context.getConf().get("spark.driver.host", "localhost")])
         self._lock = threading.Lock()
         self._lost: set[str] = set()  # those whose tasks were cancelled, as long as they stay lost
 
@@ -70,7 +71,7 @@ class HostWatch:
                 log.warning("cannot ask Spark for its executors: %s", error)
 
     def _look(self, tag: str, done: threading.Event, newly: set[str]) -> None:
-        gone = _addresses(self._lost_hosts()) - _addresses([self._driver_host()])
+        gone = _addresses(self._lost_hosts()) - self._here
         with self._lock:
             if done.is_set():
                 return
@@ -84,9 +85,6 @@ class HostWatch:
                 newly |= fresh
                 self._lost |= fresh
                 self._context.cancelJobsWithTag(tag)
-
-    def _driver_host(self) -> str:
-        return str(self._context.getConf().get("spark.driver.host", "localhost"))
 
     @property
     def _scala(self) -> Any:

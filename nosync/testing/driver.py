@@ -103,7 +103,6 @@ def main() -> None:
             began = time.monotonic()
             done = job.advance(t, keyed_rows(spark, t, keys) if keys else rows(spark, t))
             say(t=t, seconds=time.monotonic() - began, computed=done.layers_computed, safe=job.safe_point())
-            time.sleep(settings["pause_s"])
         recovered = [[r.lost, r.recomputed, sorted(r.unrecoverable)] for r in job.recoveries]
         found = None if keys else outcome(job, settings["epochs"])
         say(outcome=found, recoveries=recovered, safe=job.safe_point())

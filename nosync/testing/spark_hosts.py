@@ -132,7 +132,7 @@ class SparkHosts:
         about = {
             "master": self.master, "address": self.hosts.address(host), "data": str(self.data(host)),
             "progress": str(self.root / "progress.jsonl"), "copies": self.replicas,
-            "executors": len(self.hosts.names), "pause_s": 0.0, **settings,
+            "executors": len(self.hosts.names), **settings,
         }  # fmt: skip
         file = self.root / "settings.json"
         file.write_text(json.dumps(about))

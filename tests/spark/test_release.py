@@ -65,8 +65,9 @@ def test_rows_that_were_let_go_of_are_missed_by_replays_only(spark: SparkSession
 
 
 def test_what_could_not_be_computed_again_is_refused(spark: SparkSession, open_store: OpenStore) -> None:
+    store = open_store()
     with pytest.raises(
         nosync.FlowError, match=r"source rows: at_safe_point='drop', and stage sums has persist='memory'"
     ):
-        nosync.Job(make_flow("drop", persist="memory"), open_store(), spark=spark, shards=2)
-    nosync.Job(make_flow("keep", persist="memory"), open_store(), spark=spark, shards=2)
+        nosync.Job(make_flow("drop", persist="memory"), store, spark=spark, shards=2)
+    nosync.Job(make_flow("keep", persist="memory"), store, spark=spark, shards=2)

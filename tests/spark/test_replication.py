@@ -6,12 +6,12 @@ import signal
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import pyarrow.compute as pc
 import pytest
 
 import nosync
 from nosync.replication.transport import CALL_TIMEOUT_S
 from nosync.testing.daemons import eventually, running
+from nosync.testing.driver import make_flow, outcome
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -21,38 +21,22 @@ pytestmark = pytest.mark.spark
 EPOCHS = 5
 
 
-def make_flow(copies: int) -> nosync.Dataflow:
-    flow = nosync.Dataflow("words", persist=nosync.replicated(copies) if copies > 1 else "disk")
-    kept = flow.source("rows", "word string, n bigint").map("kept", lambda rows: rows.filter(pc.greater(rows["n"], 0)))
-    sums = kept.aggregate("sums", key=["word"], n=nosync.count(), total=nosync.sum("n"))
-    sums.aggregate("how_big", key=["n"], words=nosync.count())
-    return flow
-
-
 def rows(spark: SparkSession, t: int) -> dict[str, DataFrame]:
     made = [(f"{'abcd'[i % 4]}{i % 3}", (i * 7 + t) % 11 - 2) for i in range(30)]
     return {"rows": spark.createDataFrame(made, "word string, n bigint")}
 
 
-def outcome(job: nosync.Job) -> list[list[tuple[Any, ...]]]:
-    return [
-        sorted(map(tuple, job.read(stage, as_of=t).collect())) for stage in ("sums", "how_big") for t in range(EPOCHS)
-    ]
-
-
 @pytest.fixture(scope="module")
-def expected(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> list[list[tuple[Any, ...]]]:
+def expected(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> list[Any]:
     """What a run without faults and without daemons gives."""
     with nosync.open(tmp_path_factory.mktemp("fresh") / "s") as store:
         job = nosync.Job(make_flow(1), store, spark=spark, shards=2)
         for t in range(EPOCHS):
             job.advance(t, rows(spark, t))
-        return outcome(job)
+        return outcome(job, EPOCHS)
 
 
-def test_a_job_goes_on_on_another_node(
-    spark: SparkSession, tmp_path: Path, expected: list[list[tuple[Any, ...]]]
-) -> None:
+def test_a_job_goes_on_on_another_node(spark: SparkSession, tmp_path: Path, expected: list[Any]) -> None:
     with running(tmp_path / "nodes", ("n1", "n2"), replicas=2) as daemons:
         with daemons.open("n1") as store:
             with pytest.raises(nosync.FlowError, match=r"needs 3 nodes, and this store keeps 2 copies.*--replicas 3"):
@@ -75,7 +59,7 @@ def test_a_job_goes_on_on_another_node(
             assert (report.lost, report.recomputed) == (0, 0), "nothing is restored, and nothing computed again"
             for t in range(4, EPOCHS):
                 job.advance(t, rows(spark, t))
-            assert outcome(job) == expected
+            assert outcome(job, EPOCHS) == expected
             branch = job.branch("other", at=3)
             branch.replay()
             assert store.branches()["other"].at == 3
@@ -98,7 +82,7 @@ def test_a_frozen_daemon_holds_no_epoch_up(spark: SparkSession, tmp_path: Path) 
 
 
 def test_what_the_peer_did_not_have_yet_is_computed_again(
-    spark: SparkSession, tmp_path: Path, expected: list[list[tuple[Any, ...]]]
+    spark: SparkSession, tmp_path: Path, expected: list[Any]
 ) -> None:
     """The host dies with layers and an epoch's end that no other node has: the job goes back to the last one it has."""
     with running(tmp_path / "nodes", ("n1", "n2"), replicas=2) as daemons:
@@ -115,7 +99,7 @@ def test_what_the_peer_did_not_have_yet_is_computed_again(
             assert job.last_sealed() == 2
             for t in range(3, EPOCHS):
                 job.advance(t, rows(spark, t))
-            assert outcome(job) == expected
+            assert outcome(job, EPOCHS) == expected
         daemons.start("n1")  # the host comes back with what it had: the same layers, because stages are functional
         eventually("both have everything", lambda: daemons.safe_point("n1") == EPOCHS - 1 == daemons.safe_point("n2"))
         assert dict(daemons.status("n2").problems) == {}

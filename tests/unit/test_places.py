@@ -97,7 +97,7 @@ def test_waiting_has_an_end_and_in_vain_it_is_not_repeated(tmp_path: Path, monke
     directory = empty(tmp_path, monkeypatch, fake)
     clock = directory.env
     assert isinstance(clock, Clock)
-    for waited_s in (places.FETCH_PATIENCE_S, places.FETCH_PATIENCE_S + 0.05):
+    for waited_s in (places.FETCH_PATIENCE_S, places.FETCH_PATIENCE_S + places.LOOK_EVERY_S):
         with pytest.raises(nosync.NosyncError, match="counts"):
             directory.layer_at(TRACE, pack(1))
         assert clock.now_s == pytest.approx(waited_s, abs=0.05)
