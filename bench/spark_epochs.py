@@ -1,4 +1,4 @@
-"""Epochs of a Spark job: what recording costs, what a large state costs, beside Structured Streaming, and recovery.
+"""Epochs of a Spark job: what recording costs, what a large state costs, and recovery. Other engines: `bench.engines_sums`.
 
 The work is a keyed aggregation (count and sum) over random keys; each run gets the same rows. Without recording means: the
 same job on a file system in memory, with nothing made durable and nothing merged.
@@ -8,26 +8,23 @@ from __future__ import annotations
 
 import shutil
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql import functions as F
 
 import nosync
 from bench.harness import Result, Samples, timed
-from nosync.spark.session import conf_set, local_session
+from nosync.spark.session import local_session
 
 MEMORY_DIRECTORY = Path("/dev/shm")
 SCHEMA = "k bigint, v bigint"
 CORES = 2
 SHARDS = 2
-STREAM_BATCH_ROWS, STREAM_KEYS, STREAM_WARM_BATCHES = 500_000, 2_000_000, 8
 
 
 @dataclass
@@ -71,7 +68,6 @@ def run(scale: str) -> Iterator[Result]:
         yield from _recording(spark, root / "recording", repeats=30 if scale == "full" else 12)
         yield from _state_sizes(spark, root / "sizes", largest=10**7 if scale == "full" else 10**6)
         yield from _recovery(spark, root / "recovery")
-        yield from _structured_streaming(spark, root / "streaming", repeats=10 if scale == "full" else 4)
     spark.stop()
 
 
@@ -192,51 +188,3 @@ def _recover(job: nosync.Job, lost: int) -> None:
     report = job.recover()
     if (report.lost, report.recomputed) != (lost, lost):
         raise RuntimeError(f"expected {lost} layers lost and recomputed: {report}")
-
-
-# --- beside Structured Streaming -------------------------------------------------------------------------------------
-
-_STREAMING = {
-    "spark.sql.streaming.stateStore.providerClass": "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider",
-    "spark.sql.streaming.stateStore.rocksdb.changelogCheckpointing.enabled": "true",
-    "spark.sql.shuffle.partitions": str(SHARDS),
-}
-
-
-def _structured_streaming(spark: SparkSession, root: Path, repeats: int) -> Iterator[Result]:
-    rows, keys = STREAM_BATCH_ROWS, STREAM_KEYS
-    one = start(spark, root / "nosync")
-    ours = []
-    for i in range(STREAM_WARM_BATCHES + repeats):
-        took = one.advance(rows_of_batch(spark, i * rows, rows, keys))
-        if i >= STREAM_WARM_BATCHES:
-            ours.append(took)
-    one.store.close()
-    theirs = _stream_batches(spark, root / "checkpoint", rows, keys, repeats)
-    mine, peer = Samples(ours), Samples(theirs)
-    yield Result(
-        f"batch of {rows:,} rows, {keys:,} keys", "nosync", rows / mine.median, "rows/s",
-        "Structured Streaming, RocksDB + changelog", rows / peer.median, peer.median / mine.median, ">= 5.5",
-        peer.median / mine.median >= 5.5, mine.spread, repeats,
-    )  # fmt: skip
-
-
-def _stream_batches(spark: SparkSession, checkpoint: Path, rows: int, keys: int, repeats: int) -> Sequence[float]:
-    """Seconds of each micro-batch of Spark's own stateful aggregation, after the warm ones."""
-    with conf_set(spark, _STREAMING):
-        source = spark.readStream.format("rate-micro-batch").option("rowsPerBatch", rows).option("numPartitions", CORES)
-        keyed = source.load().selectExpr(f"pmod(xxhash64(value), {keys}) AS k", "value AS v")
-        sums = keyed.groupBy("k").agg(F.count(F.lit(1)).alias("n"), F.sum("v").alias("total"))
-        query = (
-            sums.writeStream.outputMode("update").format("noop").option("checkpointLocation", str(checkpoint)).start()
-        )
-        wanted = STREAM_WARM_BATCHES + repeats
-        progress: dict[int, Any] = {}
-        while len(progress) < wanted and query.isActive:
-            query.awaitTermination(1)
-            progress |= {p["batchId"]: p for p in query.recentProgress if p["numInputRows"] == rows}
-        query.stop()
-        if query.exception() is not None:
-            raise RuntimeError(str(query.exception()))
-        batches = [progress[i]["durationMs"]["triggerExecution"] / 1000 for i in sorted(progress)]
-        return batches[STREAM_WARM_BATCHES:wanted]

@@ -1,0 +1,95 @@
+"""`python -m bench.profile`: where the time of an epoch goes, in the driver and in a task's own code (docs/performance.md)."""
+
+from __future__ import annotations
+
+import cProfile
+import pstats
+import statistics
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+from pyspark.sql import SparkSession
+
+from bench.engines_sums import KEYS, batch
+from bench.spark_epochs import CORES, SHARDS, aggregation, start
+from nosync.bind import bind
+from nosync.lsm.hashing import hash64
+from nosync.lsm.history import Span
+from nosync.lsm.timestamp import pack
+from nosync.operators import HASH64_COLUMN
+from nosync.replication.places import Place
+from nosync.segment import SegmentTask
+from nosync.spark.epoch import parse_ddl
+from nosync.spark.session import local_session
+
+WARM, MEASURED = 10, 15
+LINES = 12
+
+
+def show(title: str, epochs: Callable[[int, int], list[float]], order: str, only: str = "") -> None:
+    """`epochs(first, last)` runs epochs and returns the seconds of each. `only`: a pattern of what to print."""
+    epochs(0, WARM)
+    plain_s = statistics.median(epochs(WARM, WARM + MEASURED))
+    profile = cProfile.Profile()
+    profile.enable()
+    epochs(WARM + MEASURED, WARM + 2 * MEASURED)
+    profile.disable()
+    print(f"\n{title}: {1000 * plain_s:.0f} ms; below, {MEASURED} of them under the profiler")
+    pstats.Stats(profile).strip_dirs().sort_stats(order).print_stats(only, LINES)
+
+
+def driver(spark: SparkSession, root: Path) -> None:
+    for rows in (20_000, 500_000):
+        one = start(spark, root / str(rows))
+        show(
+            f"an epoch of {rows:,} rows, in the driver",
+            lambda first, last, one=one, rows=rows: [  # type: ignore[misc]
+                one.advance(batch(spark, i * rows, rows, KEYS)) for i in range(first, last)
+            ],
+            "cumulative",
+            only=r"(job|epoch|ledger|dataframe)\.py",
+        )
+        one.store.close()
+
+
+def task(root: Path) -> None:
+    """One shard of two, half the rows of an epoch, without Spark."""
+    flow = bind(aggregation(), parse_ddl)
+    (segment,) = flow.segments.values()
+    (root / "tmp").mkdir(parents=True)
+    histories = {s.name: (Span(s.fingerprint, SHARDS, pack(0)),) for s in flow.recorded}
+
+    def epochs(first: int, last: int) -> list[float]:
+        seconds = []
+        for t in range(first, last):
+            ids = np.arange(t * 500_000, (t + 1) * 500_000, dtype=np.int64)
+            keys = ids * 2654435761 % (1 << 32) % KEYS
+            mine = hash64([pa.array(keys)]) >> np.uint64(63) == 0  # the first of two shards has the lower hashes
+            columns = [pa.array(keys[mine]), pa.array(ids[mine])]
+            rows = pa.table([*columns, hash64(columns).view(np.int64)], names=["k", "v", HASH64_COLUMN])
+            work = SegmentTask(
+                Place(str(root), flow.key_groups), t, SHARDS, flow.stages, segment.stages, histories=histories
+            )
+            began = time.perf_counter()
+            list(work.run_shard(0, iter(rows.to_batches())))
+            seconds.append(time.perf_counter() - began)
+        return seconds
+
+    show("a task's own code, 250,000 rows", epochs, "tottime")
+
+
+def main() -> None:
+    with tempfile.TemporaryDirectory(dir=".") as directory:
+        root = Path(directory)
+        spark = local_session(CORES, "nosync-profile", log=root / "spark.log")
+        task(root / "task")
+        driver(spark, root)
+        spark.stop()
+
+
+if __name__ == "__main__":
+    main()
