@@ -105,7 +105,7 @@ def append(root: Path, refs: Refs, entry: Mapping[str, Any], env: Env) -> Refs:
     path = root / BRANCHES / f"{refs.entries + 1}.json"
     if not publish_small(root, path, entry, env):
         raise InvalidInputError(f"{path}: another process changed the branches at the same moment; try again")
-    sync_published(path, env)
+    sync_published(root, path, env)
     return refs.after(entry)
 
 

@@ -7,9 +7,9 @@ Layout (docs/format.md):
     layers/<stage>/<fingerprint>/<shard>/<lower>-<upper>-<since>.layer
     manifests/<line>/<epoch>.json
     branches/<n>.json                             the log of what branches there are
-    jobs/<line>/<n>                               instances of a job; the newest one may write
-    pins/<name>.json
-    sinks/<stage>/<epoch>                         what was delivered
+    jobs/<line>/<n>-<token>.json                  instances of a job; the newest one may write
+    pins/<name>-<token>.json
+    sinks/<stage>/<line>/<epoch>-<token>.json     what was delivered
     quarantine/                                   what was torn or flipped, kept for inspection
     tmp/                                          being written; emptied at the node's start
     catalog/                                      RocksDB, the node's rebuildable index

@@ -1,8 +1,7 @@
-"""Manifests and pins: small JSON files that are published like layers, whole or absent, and never changed.
+"""Manifests: small JSON files that are published like layers, whole or absent, and never changed.
 
 `Manifest(t)` of a line (the main line, or a branch) lists every layer that belongs to epoch `t`, empty ones included,
-with its digest. `t` is complete when its manifest and all of those layers exist. A pin names an epoch and holds
-`since` at or below it.
+with its digest. `t` is complete when its manifest and all of those layers exist.
 """
 
 from __future__ import annotations
@@ -15,9 +14,9 @@ from typing import Any, NamedTuple
 
 from blake3 import blake3
 
-from nosync.lsm.directory import MANIFESTS, PINS
+from nosync.lsm.directory import MANIFESTS
 from nosync.lsm.env import Env, storage_errors
-from nosync.lsm.errors import CorruptionError, DeterminismError, InvalidInputError, StorageError
+from nosync.lsm.errors import CorruptionError, DeterminismError, StorageError
 from nosync.lsm.history import History, Span
 from nosync.lsm.layer import Description, Digest, LayerId, Shard, TraceId, check_name
 from nosync.lsm.timestamp import END_OF_TIME, Epoch, Time, pack, show
@@ -143,13 +142,15 @@ def read_small(path: Path, env: Env) -> dict[str, Any]:
         return _unsealed(env.read(path), str(path))
 
 
-def sync_published(path: Path, env: Env) -> None:
+def sync_published(root: Path, path: Path, env: Env) -> None:
     """Makes a small file durable that was just published. Where that fails it is withdrawn, and the error raised."""
     try:
         with storage_errors("sync", path):
             env.sync_file(path)
-            env.sync_dir(path.parent)
-            env.sync_dir(path.parent.parent)
+            for directory in path.parents:
+                env.sync_dir(directory)
+                if directory == root:
+                    break
     except StorageError:
         with storage_errors("withdraw", path):
             env.unlink(path)
@@ -238,40 +239,3 @@ class Histories:
 
     def all(self) -> dict[str, History]:
         return {stage: tuple(spans) for stage, spans in self._spans.items()}
-
-
-@dataclass(frozen=True, order=True)
-class Pin:
-    """A named epoch whose state stays readable: `since` does not pass it."""
-
-    t: Epoch
-    name: str
-
-
-def publish_pin(root: Path, pin: Pin, env: Env) -> None:
-    """Raises InvalidInputError where the name already holds another epoch."""
-    final = root / PINS / f"{check_name(pin.name, 'pin name')}.json"
-    if _publish(root, final, _sealed({"name": pin.name, "t": pin.t}), env):
-        sync_published(final, env)
-        return
-    recorded = read_pins(root, env)[pin.name]
-    if recorded != pin:
-        raise InvalidInputError(
-            f"pin {pin.name!r} already holds timestamp {recorded.t}: unpin it first or use another name"
-        )
-
-
-def read_pins(root: Path, env: Env) -> dict[str, Pin]:
-    pins = {}
-    for name in env.list_dir(root / PINS):
-        path = root / PINS / name
-        with storage_errors("read", path):
-            fields = _unsealed(env.read(path), str(path))
-        pins[fields["name"]] = Pin(fields["t"], fields["name"])
-    return pins
-
-
-def delete_pin(root: Path, name: str, env: Env) -> None:
-    with storage_errors("remove pin", root / PINS / name):
-        env.unlink(root / PINS / f"{name}.json")
-        env.sync_dir(root / PINS)

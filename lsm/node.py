@@ -33,18 +33,18 @@ from nosync.lsm.errors import (
     NosyncError,
     StorageError,
 )
+from nosync.lsm.fence import old_instances
 from nosync.lsm.layer import Description, LayerId, TraceId
 from nosync.lsm.ledger import HasLedger, Ledger
 from nosync.lsm.lock import DirectoryLock
 from nosync.lsm.manifest import (
     Content,
     Manifest,
-    Pin,
-    delete_pin,
-    publish_pin,
-    read_pins,
 )
+from nosync.lsm.marks import old_marks
+from nosync.lsm.pins import Pin, delete_pin, publish_pin, read_pins
 from nosync.lsm.reader import LayerReader
+from nosync.lsm.registers import register_files
 from nosync.lsm.release import DISK, NOTHING, inputs_to_let_go, is_let_go, let_go_until, policies
 from nosync.lsm.roles import Listener, Missing
 from nosync.lsm.safety import Safety
@@ -211,8 +211,10 @@ class Node(HasLedger):
 
     def scan(self) -> None:
         """Compares the directory with the catalog: new layers are queued, vanished ones are lost."""
-        if self.listener is not None:  # alone, nobody else seals epochs here or changes branches
+        if self.listener is not None:
             self.learn()
+        else:  # alone, nobody else seals epochs here or changes branches
+            self._learn_registers()
         listed = set(self.directory.layer_ids())
         with self._lock:
             known = {record.id for records in self._records.values() for record in records.values()}
@@ -229,13 +231,25 @@ class Node(HasLedger):
         with self._lock:
             self.small.note(manifest.path for manifest in learned)
             self.safety.learned(learned)
-            self._pins = read_pins(self.directory.root, self._env)
+            self._learn_registers()
         if log_changed:
             with self._lock:
                 self.safety.something_changed()
             self._prune()
         if learned:
             self._wake_merger.set()
+
+    def _learn_registers(self) -> None:
+        """Pins, instances of jobs and marks of sinks, as they are now; what is long replaced goes."""
+        files = register_files(self.directory.root, self._env)
+        old = [*old_instances(files), *old_marks(files)]
+        for path in old:
+            with storage_errors("remove", self.directory.root / path):
+                self._env.unlink(self.directory.root / path)
+        self.small.note(set(files).difference(old))
+        self._pins = read_pins(self.directory.root, self._env)
+        if old:
+            self._tell_gone_files()
 
     def sync(self) -> None:
         """Makes everything durable that was published before the call. Raises StorageError when that fails."""
@@ -480,12 +494,12 @@ class Node(HasLedger):
     def pin(self, pin: Pin) -> None:
         with self._lock:
             publish_pin(self.directory.root, pin, self._env)
-            self._pins[pin.name] = pin
+            self._learn_registers()
 
     def unpin(self, name: str) -> None:
         with self._lock:
             delete_pin(self.directory.root, name, self._env)
-            self._pins.pop(name, None)
+            self._learn_registers()
 
     def _inputs_wait(self) -> bool:
         """Whether there are inputs that go when they are safe."""
@@ -620,10 +634,13 @@ class Node(HasLedger):
         for trace, until in self.lines.prune().items():
             dropped += [LayerId(trace, d) for d in self.directory.descriptions(trace) if d.lower >= until]
         self._forget(dropped)
+        self._tell_gone_files()
+        return len(dropped)
+
+    def _tell_gone_files(self) -> None:
         gone = self.small.forget_gone()
         if self.listener is not None:
             self.listener.dropped_files(gone)
-        return len(dropped)
 
     def _forget(self, ids: Sequence[LayerId]) -> None:
         """Layers that nothing lists any more: out of the catalog now, off the disk a grace period later."""

@@ -13,7 +13,8 @@ from nosync.lsm.errors import NosyncError
 from nosync.lsm.history import History
 from nosync.lsm.layer import LayerId, TraceId
 from nosync.lsm.lines import Lines
-from nosync.lsm.manifest import Content, Entry, Manifest, Pin
+from nosync.lsm.manifest import Content, Entry, Manifest
+from nosync.lsm.pins import Pin
 from nosync.lsm.timestamp import Epoch, Time
 
 

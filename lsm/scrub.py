@@ -10,7 +10,8 @@ from nosync.lsm.branches import read_refs
 from nosync.lsm.directory import LAYERS, MANIFESTS, LayerDirectory
 from nosync.lsm.errors import NosyncError
 from nosync.lsm.layer import parse_path
-from nosync.lsm.manifest import read_manifests, read_pins
+from nosync.lsm.manifest import read_manifests
+from nosync.lsm.pins import read_pins
 from nosync.lsm.reader import LayerReader
 
 

@@ -1,4 +1,4 @@
-"""The small files of a data directory, manifests and entries of the log of branches: making them durable, and knowing which are.
+"""The small files of a data directory: manifests, the log of branches, registers. Making them durable, and knowing which are.
 
 Invariants
 - A file is told of as durable only after it and the directories above it were synced.
@@ -17,6 +17,7 @@ from nosync.lsm.directory import MANIFESTS
 from nosync.lsm.env import Env, storage_error, storage_errors
 from nosync.lsm.errors import NosyncError
 from nosync.lsm.manifest import read_small
+from nosync.lsm.registers import register_files
 from nosync.lsm.writer import write_again
 
 log = logging.getLogger("nosync")
@@ -38,7 +39,7 @@ class SmallFiles:
         for line in self._env.list_dir(self._root / MANIFESTS):
             names = self._env.list_dir(self._root / MANIFESTS / line)
             found += [PurePosixPath(MANIFESTS, line, name) for name in names]
-        return [path for path in found if path.name.endswith(".json")]
+        return [path for path in found if path.name.endswith(".json")] + register_files(self._root, self._env)
 
     def note(self, paths: Iterable[PurePosixPath]) -> None:
         """These were published, and are to be made durable."""

@@ -50,9 +50,10 @@ from nosync.lsm.history import View, views_of
 from nosync.lsm.layer import Description, LayerId, Shard, TraceId, check_name
 from nosync.lsm.ledger import lost
 from nosync.lsm.lines import Lines
-from nosync.lsm.manifest import Manifest, Pin, read_pins
+from nosync.lsm.manifest import Manifest
 from nosync.lsm.merge import RowFilter
 from nosync.lsm.node import Node
+from nosync.lsm.pins import Pin, read_pins
 from nosync.lsm.roles import Missing, StoreNode
 from nosync.lsm.safety import SAFE_META
 from nosync.lsm.scrub import VerifyReport, verify_directory

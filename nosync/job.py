@@ -38,6 +38,7 @@ from nosync.lsm.history import History
 from nosync.lsm.html import facts_html, rows_html
 from nosync.lsm.layer import Description, Digest, LayerId, Shard, TraceId
 from nosync.lsm.manifest import MAIN_LINE, Content, Manifest
+from nosync.lsm.marks import Marks
 from nosync.lsm.release import DROP, KEEP, policies
 from nosync.lsm.release import META as AT_SAFE_POINT
 from nosync.lsm.status import StoreStatus
@@ -380,7 +381,7 @@ class Job:
             compute=None if everything else step.compute,
             skip=skip,
             line=self._node.lines.line(self.branch_name).id,
-            job_epoch=self.instance,
+            instance=self.instance,
         )
         if not self._node.store_id:
             return self._epoch.run_epoch(self._spark, flow, epoch_plan, inputs)
@@ -695,8 +696,15 @@ class Job:
         for stage, sink in self._sinks.items():
             sink.withdraw(after, self._marks(stage))
 
-    def _marks(self, stage: str) -> Path:
-        return self._directory.root / "sinks" / stage
+    def _marks(self, stage: str) -> Marks:
+        lines = self._node.lines
+        line = lines.line(self.branch_name).id
+        return Marks(self._directory.root, stage, line, self._line_of, self._directory.env)
+
+    def _line_of(self, t: int) -> str:
+        sealed = self._node.lines.manifest(t, self.branch_name)
+        assert sealed is not None, "output is given when its epoch is sealed"
+        return sealed.line
 
     # --- recovery -------------------------------------------------------------------------------------------------
 

@@ -33,7 +33,7 @@ from nosync.loops import apply_loop, changes_of_round, consolidate, recorded_cha
 from nosync.lsm.columns import key_columns
 from nosync.lsm.env import storage_errors
 from nosync.lsm.errors import DeterminismError, FlowError, HoleError
-from nosync.lsm.fence import check_fence
+from nosync.lsm.fence import Instance, check_fence
 from nosync.lsm.hashing import hash64
 from nosync.lsm.history import History, View, span_at, view_at
 from nosync.lsm.layer import Description, LayerId, Shard, TraceId, of_round
@@ -158,7 +158,7 @@ class SegmentTask:
     recorded: frozenset[str] = frozenset()
     """Stages all of whose layers are recorded, on this host or on others."""
     line: str = "main"
-    job_epoch: int = 0
+    instance: Instance | None = None
     """Which instance of the job this is; one that was replaced publishes nothing."""
 
     def feed_of(self, stage: str, input: str) -> int | None:
@@ -480,7 +480,7 @@ class _ShardRun:
     def _publish(self, stage: BoundStage, id: LayerId, produced: Produced) -> tuple[Report, bool]:
         """False where another computation of a nondeterministic stage was recorded first: that one counts."""
         started = time.perf_counter()
-        check_fence(self._directory.root, self._task.line, self._task.job_epoch, self._directory.env)
+        check_fence(self._directory.root, self._task.line, self._task.instance, self._directory.env)
         ours = True
         try:
             published = self._directory.publish(id, produced.layer)

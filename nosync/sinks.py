@@ -18,8 +18,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
-from nosync.lsm.env import Env, storage_errors
+from nosync.lsm.env import storage_errors
 from nosync.lsm.errors import InvalidInputError
+from nosync.lsm.marks import Marks
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -30,14 +31,14 @@ PRECISE, AT_LEAST_ONCE, GAP = "precise", "at_least_once", "gap"
 class Sink(Protocol):
     """Takes the changes of one stage at one epoch: the stage's columns, `_change_type` and `_epoch`."""
 
-    def deliver(self, changes: Callable[[], DataFrame], t: int, marks: Path) -> bool:
-        """Hands on epoch `t`. `marks` is a directory of this sink's own, kept with the store.
+    def deliver(self, changes: Callable[[], DataFrame], t: int, marks: Marks) -> bool:
+        """Hands on epoch `t`. `marks`: which epochs were given before, kept with the store on all of its nodes.
 
         Called in order of epochs, and again for an epoch whose first call may not have finished. False: it
         had been delivered.
         """
 
-    def withdraw(self, after: int, marks: Path) -> None:
+    def withdraw(self, after: int, marks: Marks) -> None:
         """The epochs after `after` are no longer part of the line: takes back what was handed on for them."""
 
 
@@ -50,7 +51,7 @@ class ParquetSink:
 
     path: str | Path
 
-    def deliver(self, changes: Callable[[], DataFrame], t: int, marks: Path) -> bool:
+    def deliver(self, changes: Callable[[], DataFrame], t: int, marks: Marks) -> bool:
         target = Path(self.path) / f"epoch={t}"
         if target.exists():
             return False
@@ -62,7 +63,7 @@ class ParquetSink:
             staged.rename(target)
         return True
 
-    def withdraw(self, after: int, marks: Path) -> None:
+    def withdraw(self, after: int, marks: Marks) -> None:
         for target in Path(self.path).glob("epoch=*"):
             if int(target.name.removeprefix("epoch=")) > after:
                 with storage_errors("withdraw the output", target):
@@ -89,36 +90,19 @@ class CallbackSink:
                 "itself can make it precise, by being idempotent by t"
             )
 
-    def deliver(self, changes: Callable[[], DataFrame], t: int, marks: Path) -> bool:
-        mark = marks / str(t)
-        if mark.exists():
+    def deliver(self, changes: Callable[[], DataFrame], t: int, marks: Marks) -> bool:
+        if marks.delivered(t):
             return False
         if self.guarantee == GAP:
-            _make_mark(mark)
+            marks.mark(t)
             self.function(changes(), t)
         else:
             self.function(changes(), t)
-            _make_mark(mark)
+            marks.mark(t)
         return True
 
-    def withdraw(self, after: int, marks: Path) -> None:
-        delivered = [mark for mark in marks.glob("*") if int(mark.name) > after]
-        if delivered and self.on_withdraw is not None:
+    def withdraw(self, after: int, marks: Marks) -> None:
+        stale = marks.stale(after)
+        if stale and self.on_withdraw is not None:
             self.on_withdraw(after)
-        for mark in delivered:
-            Env().unlink(mark)
-
-
-def _make_mark(mark: Path) -> None:
-    """Durably; and forgets the one before the last, so that a long job leaves few files."""
-    env = Env()
-    with storage_errors("mark as delivered", mark):
-        env.make_dirs(mark.parent)
-        with env.create(mark):
-            pass
-        env.sync_dir(mark.parent)
-        old = mark.with_name(str(int(mark.name) - _MARKS_KEPT))
-        env.unlink(old)
-
-
-_MARKS_KEPT = 1000
+        marks.take_back(stale)

@@ -18,7 +18,8 @@ from nosync.lsm.directory import CATALOG, LayerDirectory
 from nosync.lsm.errors import CatalogError, CorruptionError, NosyncError, ReplicationError
 from nosync.lsm.layer import LayerId
 from nosync.lsm.ledger import HasLedger, Ledger, lost
-from nosync.lsm.manifest import Content, Manifest, Pin, delete_pin, publish_pin, read_pins
+from nosync.lsm.manifest import Content, Manifest
+from nosync.lsm.pins import Pin, delete_pin, publish_pin, read_pins
 from nosync.lsm.roles import Missing
 from nosync.lsm.timestamp import Epoch, Time, pack
 from nosync.proto.v1 import replication_pb2 as pb

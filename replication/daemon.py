@@ -35,6 +35,7 @@ from nosync.lsm.env import Env, storage_errors
 from nosync.lsm.errors import NosyncError, ReplicationError
 from nosync.lsm.layer import parse_path
 from nosync.lsm.node import Node
+from nosync.lsm.registers import REGISTERS
 from nosync.lsm.settings import StoreSettings
 from nosync.lsm.timestamp import epoch_of
 from nosync.proto.v1 import replication_pb2 as pb
@@ -222,10 +223,13 @@ class Daemon(rpc.DaemonServicer):
         """Notices what tasks publish. The node's scan is the safety net."""
         from watchfiles import watch  # noqa: PLC0415 - of the extra `daemon`
 
-        layers = (self.config.data / LAYERS).absolute()
-        manifests = (self.config.data / MANIFESTS).absolute()
+        root = self.config.data.absolute()
+        layers = root / LAYERS
+        small = [root / name for name in (MANIFESTS, *REGISTERS)]
+        for directory in small:
+            self._env.make_dirs(directory)
         for changes in watch(
-            layers, manifests, stop_event=self._closing, step=_WATCH_STEP_MS, debounce=_WATCH_DEBOUNCE_MS, rust_timeout=500,
+            layers, *small, stop_event=self._closing, step=_WATCH_STEP_MS, debounce=_WATCH_DEBOUNCE_MS, rust_timeout=500,
             raise_interrupt=False,
         ):  # fmt: skip
             there = [Path(path) for _, path in changes if Path(path).exists()]
@@ -233,9 +237,9 @@ class Daemon(rpc.DaemonServicer):
             fresh = self.node.unknown(id for path in paths if (id := parse_path(path)) is not None)
             if fresh:
                 self.node.note(fresh)
-            sealed = [path.relative_to(manifests.parent) for path in there if path.suffix == ".json"]
-            if sealed:
-                self.node.note_files(PurePosixPath(path) for path in sealed)
+            published = [PurePosixPath(path.relative_to(root)) for path in there if path.suffix == ".json"]
+            if published:
+                self.node.note_files(published)
 
     def status(self, branch: str = MAIN, *, lag: bool = True) -> pb.StatusReply:
         """Node, safe point, problems, peers; and how far these are behind, for which all that they hold is compared."""

@@ -35,7 +35,11 @@ _NODE = re.compile(r"[a-z0-9_-]{1,64}\Z")
 _DIGEST = re.compile(r"[0-9a-f]{64}\Z")
 _INCARNATION = re.compile(r"[0-9a-zA-Z_-]{1,64}\Z")
 _LINE = re.compile(r"[a-z0-9_-]{1,64}\Z")
-_SMALL = re.compile(r"(manifests/[a-z0-9_-]{1,64}/[0-9]{1,13}|branches/[0-9]{1,9})\.json\Z")
+_ID = "[a-z0-9_-]{1,64}"
+_SMALL = re.compile(
+    rf"(manifests/{_ID}/[0-9]{{1,13}}|branches/[0-9]{{1,9}}|pins/{_ID}-[0-9a-z]{{1,64}}(\.gone)?"
+    rf"|jobs/{_ID}/[0-9]{{1,13}}-[0-9a-z]{{1,64}}|sinks/{_ID}/{_ID}/[0-9]{{1,13}}-[0-9a-z]{{1,64}}(\.gone)?)\.json\Z"
+)
 
 
 @dataclass(frozen=True)
@@ -194,7 +198,9 @@ def _checked_name(name: str) -> str:
     """A name that a store writes; nothing else ever becomes a path."""
     if len(name) <= 1000 and (_SMALL.match(name) or _is_layer(name)) and ".." not in name.split("/"):
         return name
-    raise ReplicationError(f"{name[:200]!r} is not the name of a layer, a manifest, or an entry of the log of branches")
+    raise ReplicationError(
+        f"{name[:200]!r} is not the name of a layer, a manifest, a register's fact, or an entry of the log of branches"
+    )
 
 
 def _is_layer(name: str) -> bool:

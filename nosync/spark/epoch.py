@@ -27,6 +27,7 @@ from nosync.loops import Phase, next_phase, recorded_changes, rounds_done
 from nosync.lsm.columns import describe, plain
 from nosync.lsm.errors import FlowError, NosyncError, SchemaError
 from nosync.lsm.failures import decode_failure, encode_failure
+from nosync.lsm.fence import Instance
 from nosync.lsm.hashing import HASH_BITS
 from nosync.lsm.history import History, view_at
 from nosync.lsm.layer import Description, Shard, TraceId, of_round
@@ -68,7 +69,7 @@ class EpochPlan:
     skip: frozenset[str] = frozenset()
     """Stages that need not be looked at: all of their layers are recorded."""
     line: str = "main"
-    job_epoch: int = 0
+    instance: Instance | None = None
 
 
 def parse_ddl(text: str) -> pa.Schema:
@@ -290,7 +291,7 @@ class _EpochJob:
             absent=absent,
             recorded=plan.skip,
             line=plan.line,
-            job_epoch=plan.job_epoch,
+            instance=plan.instance,
         )
 
     def _mapped(self, rows: DataFrame, task: SegmentTask) -> DataFrame:

@@ -16,7 +16,9 @@ import pytest
 import nosync
 from nosync.cli import main
 from nosync.lsm.catalog import Catalog
+from nosync.lsm.fence import Instance, check_fence, take_over
 from nosync.lsm.layer import Description, LayerId, Shard, TraceId
+from nosync.lsm.marks import Marks
 from nosync.replication.daemon import client_of
 from nosync.testing.daemons import Daemons, eventually, running
 
@@ -86,6 +88,48 @@ def test_the_safe_point_waits_for_copies_and_nothing_else_does(tmp_path: Path) -
         eventually("n2 is up", lambda: daemons.peer("n1", "n2").state == "up")
         assert noticed_s < 10, "at default settings it is 2 s; machines here are slow"
         assert frozen_s < 20 * healthy_s + 1.0, "it would take seconds if anything waited for the peer"
+
+
+def test_pins_instances_and_marks_reach_the_other_nodes(tmp_path: Path) -> None:
+    """A pin holds history on every node; a job that another node's has replaced is refused; marks of sinks are known."""
+    with (
+        running(tmp_path, ("n1", "n2"), replicas=2, extra=("--retain", "2")) as daemons,
+        daemons.open("n1") as one,
+        daemons.open("n2") as other,
+    ):
+        env = one.directory.env
+        for t in range(3):
+            publish(one, t)
+        one.pin("before", 1)
+        first = take_over(one.directory.root, "main", env)
+        Marks(one.directory.root, "counts", "main", lambda t: "main", env).mark(2)
+        eventually("n2 has the pin", lambda: other.pins() == {"before": 1})
+        second = take_over(other.directory.root, "main", env)
+        assert second.number in (1, 2), "the other's file may not be there yet"
+        marks = Marks(other.directory.root, "counts", "main", lambda t: "main", env)
+        eventually("n2 knows what was given", lambda: marks.delivered(2))
+        if second > first:
+            eventually("n1 is fenced", lambda: _is_fenced(one, first))
+        else:
+            eventually("n2 is fenced", lambda: _is_fenced(other, second))
+        for t in range(3, 12):
+            publish(one, t)
+        eventually("n2 has all", lambda: daemons.safe_point("n2") == 11)
+        for store in (one, other):
+            store.compact()
+            assert store.since() <= 1
+            assert state(store, 1) == expected(1), "pinned"
+        other.unpin("before")
+        eventually("n1 knows of it", lambda: one.pins() == {})
+        eventually("history goes on", lambda: one.since() == 9)
+
+
+def _is_fenced(store: nosync.Store, instance: Instance) -> bool:
+    try:
+        check_fence(store.directory.root, "main", instance, store.directory.env)
+    except nosync.FencedError:
+        return True
+    return False
 
 
 def _publish_seconds(store: nosync.Store, epochs: range) -> float:

@@ -1,0 +1,148 @@
+"""Registers on several nodes that exchange files in any order: pins, marks of sinks and instances of jobs agree in the end."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path, PurePosixPath
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from nosync.lsm.directory import create_store
+from nosync.lsm.env import Env
+from nosync.lsm.errors import FencedError, InvalidInputError
+from nosync.lsm.fence import Instance, check_fence, newest_instance, old_instances, take_over
+from nosync.lsm.marks import Marks, old_marks
+from nosync.lsm.pins import Pin, delete_pin, publish_pin, read_pins
+from nosync.lsm.registers import register_files
+from nosync.lsm.timestamp import Epoch
+from nosync.replication.wire import _checked_name
+
+ENV = Env()
+NODES = 3
+NAMES = ("a", "b")
+
+
+@contextmanager
+def nodes() -> Iterator[list[Path]]:
+    with tempfile.TemporaryDirectory() as directory:
+        roots = [Path(directory, f"n{i}") for i in range(NODES)]
+        for root in roots:
+            create_store(root, 8, ENV, store_id="s")
+        yield roots
+
+
+def copy(source: Path, target: Path, path: PurePosixPath) -> None:
+    """What replication does with a file: its name is checked, and it is there or not."""
+    assert _checked_name(str(path)) == str(path)
+    (target / path).parent.mkdir(parents=True, exist_ok=True)
+    if source != target:
+        shutil.copyfile(source / path, target / path)
+
+
+STEPS = st.lists(
+    st.one_of(
+        st.tuples(st.just("pin"), st.integers(0, NODES - 1), st.sampled_from(NAMES), st.integers(0, 3)),
+        st.tuples(st.just("unpin"), st.integers(0, NODES - 1), st.sampled_from(NAMES), st.just(0)),
+        st.tuples(st.just("copy"), st.integers(0, NODES - 1), st.integers(0, NODES - 1), st.integers(0, 20)),
+    ),
+    max_size=25,
+)
+
+
+@settings(max_examples=60, deadline=None)
+@given(STEPS)
+def test_pins_of_several_nodes_agree_in_the_end(steps: list[tuple[str, int, object, int]]) -> None:
+    """The oracle: an unpin takes back the pins that its node had been told of, and nothing else."""
+    with nodes() as roots:
+        said: dict[str, tuple[str, int]] = {}  # by file, what was said
+        taken_back: set[str] = set()
+        for kind, node, of, n in steps:
+            root = roots[node]
+            here = {str(p) for p in register_files(root, ENV)}
+            standing = {f: pin for f, pin in said.items() if f in here and f.replace(".json", ".gone.json") not in here}
+            if kind == "pin":
+                held = min((t for name, t in standing.values() if name == of), default=None)
+                pin = Pin(Epoch(n), str(of))
+                if held is not None and held != n:
+                    with pytest.raises(InvalidInputError, match=f"already holds timestamp {held}"):
+                        publish_pin(root, pin, ENV)
+                    continue
+                publish_pin(root, pin, ENV)
+                said |= {str(p): (pin.name, n) for p in register_files(root, ENV) if str(p) not in here}
+            elif kind == "unpin":
+                delete_pin(root, str(of), ENV)
+                taken_back |= {f for f, (name, _) in standing.items() if name == of}
+            elif files := register_files(root, ENV):
+                assert isinstance(of, int)
+                copy(root, roots[of], files[n % len(files)])
+        for source in roots:
+            for target in roots:
+                for path in register_files(source, ENV):
+                    copy(source, target, path)
+        expected: dict[str, int] = {}
+        for file, (name, t) in said.items():
+            if file not in taken_back:
+                expected[name] = min(t, expected.get(name, t))
+        for root in roots:
+            assert {name: pin.t for name, pin in read_pins(root, ENV).items()} == expected
+
+
+def test_of_two_jobs_that_began_at_once_on_two_nodes_one_goes_on() -> None:
+    with nodes() as (one, other, _):
+        first, second = take_over(one, "main", ENV), take_over(other, "main", ENV)
+        assert first.number == second.number == 1
+        for root, instance in ((one, first), (other, second)):
+            check_fence(root, "main", instance, ENV)  # neither knows of the other yet
+        for source, target in ((one, other), (other, one)):
+            for path in register_files(source, ENV):
+                copy(source, target, path)
+        winner, loser = max(first, second), min(first, second)
+        for root in (one, other):
+            check_fence(root, "main", winner, ENV)
+            with pytest.raises(FencedError, match="has taken over"):
+                check_fence(root, "main", loser, ENV)
+        third = take_over(one, "main", ENV)
+        assert third.number == 2
+        assert third > winner
+        check_fence(one, "main", None, ENV)
+        check_fence(one, "other-line", Instance(1, "x"), ENV)
+
+
+def test_a_sinks_marks_name_the_line_and_can_be_taken_back() -> None:
+    with nodes() as (one, other, _):
+        lines = {0: "main", 1: "main", 2: "main"}
+        marks = Marks(one, "counts", "main", lines.__getitem__, ENV)
+        for t in (0, 1, 2):
+            assert not marks.delivered(t)
+            marks.mark(t)
+        assert marks.stale(0) == [], "what is lost and computed again is the same: it was given already"
+        for path in register_files(one, ENV):
+            copy(one, other, path)
+        rewound = Marks(other, "counts", "rewind-1", {**lines, 1: "rewind-1", 2: "rewind-1"}.__getitem__, ENV)
+        assert [rewound.delivered(t) for t in lines] == [True, False, False]
+        stale = rewound.stale(0)
+        assert [fact.what for fact in stale] == ["1", "2"]
+        rewound.take_back(stale)
+        assert rewound.stale(0) == []
+        back = Marks(other, "counts", "main", lines.__getitem__, ENV)  # the old line is promoted again
+        assert [back.delivered(t) for t in lines] == [True, False, False]
+        back.mark(1)
+        assert back.delivered(1)
+
+
+def test_only_what_is_long_replaced_is_old() -> None:
+    with nodes() as (root, _, _):
+        instances = [take_over(root, "main", ENV) for _ in range(4)]
+        marks = Marks(root, "counts", "main", lambda t: "main", ENV)
+        for t in (0, 5, 1004, 1005):
+            marks.mark(t)
+        publish_pin(root, Pin(Epoch(0), "first"), ENV)
+        files = register_files(root, ENV)
+        assert [path.name.partition("-")[0] for path in old_instances(files)] == ["1", "2"]
+        assert sorted(path.name.partition("-")[0] for path in old_marks(files)) == ["0", "5"]
+        assert newest_instance(root, "main", ENV) == instances[-1]
