@@ -11,7 +11,7 @@ from __future__ import annotations
 import bisect
 import functools
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import PurePosixPath
 from typing import NewType
 
@@ -22,6 +22,7 @@ from nosync.lsm.timestamp import Time, end_of
 
 NodeId = NewType("NodeId", str)
 LAYERS = "layers"
+EPOCHS_OF_GROUP = 1000
 _HASH_BITS = 128
 
 
@@ -47,17 +48,27 @@ def place_of(name: str) -> PurePosixPath:
     return PurePosixPath(name) if id is None else id.trace.directory
 
 
+def group_of(name: str) -> str:
+    """The group of files that a file belongs to: the layers of a trace, a thousand manifests of a line, another directory."""
+    directory, _, last = name.rpartition("/")
+    number = last.removesuffix(".json")
+    if directory.startswith("manifests/") and number.isdigit():
+        return f"{directory}/{int(number) // EPOCHS_OF_GROUP}"
+    return directory
+
+
 def name_of(id: LayerId) -> str:
     return f"{LAYERS}/{id.path}"
 
 
 class Inventory:
-    """A set of held files, by name and by trace, with a hash of all of them that does not depend on their order."""
+    """A set of held files, by name, trace and group, with a hash of all and of each group that does not depend on their order."""
 
     def __init__(self, held: Iterable[Held] = ()) -> None:
         self._by_name: dict[str, Held] = {}
         self._layers: dict[PurePosixPath, dict[Description, str]] = {}
         self._stretches: dict[PurePosixPath, Stretches] = {}  # of traces that were asked about since they changed
+        self._groups: dict[str, _Group] = {}
         self._sum = 0
         for one in held:
             self.add(one)
@@ -65,7 +76,9 @@ class Inventory:
     def add(self, held: Held) -> None:
         self.discard(held.name)
         self._by_name[held.name] = held
-        self._sum += _hash_of(held)
+        hashed = _hash_of(held)
+        self._sum += hashed
+        self._groups.setdefault(group_of(held.name), _Group()).add(held.name, hashed)
         id = layer_of(held.name)
         if id is not None:
             self._layers.setdefault(id.trace.directory, {})[id.description] = held.name
@@ -75,7 +88,11 @@ class Inventory:
         held = self._by_name.pop(name, None)
         if held is None:
             return
-        self._sum -= _hash_of(held)
+        hashed, group = _hash_of(held), group_of(name)
+        self._sum -= hashed
+        self._groups[group].discard(name, hashed)
+        if not self._groups[group].names:
+            del self._groups[group]
         id = layer_of(name)
         if id is not None:
             of_trace = self._layers[id.trace.directory]
@@ -99,7 +116,16 @@ class Inventory:
     @property
     def root(self) -> str:
         """Equal for equal inventories."""
-        return f"{len(self._by_name)}:{self._sum % (1 << _HASH_BITS):x}"
+        return _root(len(self._by_name), self._sum)
+
+    def groups(self) -> dict[str, str]:
+        """By name, the root of each group."""
+        return {name: _root(len(group.names), group.sum) for name, group in self._groups.items()}
+
+    def of_group(self, group: str) -> list[Held]:
+        """What is held of a group, in order."""
+        found = self._groups.get(group)
+        return [] if found is None else [self._by_name[name] for name in sorted(found.names)]
 
     def traces(self) -> list[PurePosixPath]:
         return sorted(self._layers)
@@ -120,6 +146,24 @@ class Inventory:
         if trace not in self._stretches:
             self._stretches[trace] = _stretches(self.layers(trace))
         return _is_within(self._stretches[trace], id.description)
+
+
+@dataclass
+class _Group:
+    names: set[str] = field(default_factory=set)
+    sum: int = 0
+
+    def add(self, name: str, hashed: int) -> None:
+        self.names.add(name)
+        self.sum += hashed
+
+    def discard(self, name: str, hashed: int) -> None:
+        self.names.discard(name)
+        self.sum -= hashed
+
+
+def _root(count: int, total: int) -> str:
+    return f"{count}:{total % (1 << _HASH_BITS):x}"
 
 
 def _hash_of(held: Held) -> int:

@@ -5,10 +5,12 @@ catching up after an absence, filling a new node and repairing a damaged one are
 or in another order changes nothing.
 
 Invariants
-- An `Inventory` or `Change` names only files that are durable, with the digest that was verified, under the incarnation of the
-  `Hello` that began its session. So each is an acknowledgement, and nothing else is.
+- An `InventoryIs` or `Change` names, and a `Summary` hashes, only files that are durable, with the digest that was verified,
+  under the incarnation of the `Hello` that began its session. So each is an acknowledgement, and nothing else is.
 - What a peer holds is known per incarnation: a `Hello` with another one voids all that was known.
-- Statements of a session count in order only. A gap, or a beat whose hash does not fit, asks for the whole inventory again.
+- Statements of a session count in order only. A gap, or a beat whose hash does not fit, asks for the inventory again: a
+  summary by groups of files, and then the names in those groups whose hash is neither that of what the peer was known
+  to hold nor that of what this node holds. So meeting again costs what changed, not what there is.
 - A file is fetched from one peer at a time, at most a window of bytes at once, and kept only if its bytes have the
   digest that was announced.
 - Nobody waits for anybody: no event blocks, and a peer that is away only falls behind.
@@ -19,13 +21,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import PurePosixPath
-from typing import NewType
 
 from nosync.lsm.timestamp import Time
 from nosync.replication.inventory import (
     Held,
     Inventory,
     NodeId,
+    group_of,
     in_order,
     keepers,
     layer_of,
@@ -33,15 +35,30 @@ from nosync.replication.inventory import (
     missing_of_trace,
     place_of,
 )
+from nosync.replication.messages import (
+    PROTOCOL_VERSION,
+    AskInventory,
+    Beat,
+    Change,
+    Close,
+    Effect,
+    Hello,
+    InventoryIs,
+    Message,
+    NotThere,
+    Send,
+    SendFiles,
+    SessionId,
+    Summary,
+    Want,
+)
 
-SessionId = NewType("SessionId", int)
-
-PROTOCOL_VERSION = 1
 WINDOW_BYTES = 64 << 20
 SMALLEST_WINDOW_BYTES = 4 << 20
 WINDOW_S = 2.0
 """At most what comes in this time is asked for at once: on a slow link what is asked for would be merged before it came."""
 WINDOW_FILES = 64
+GROUPS_AT_ONCE = 2_000
 BEAT_S = 0.4
 SUSPECT_AFTER_S = 1.6
 SILENT_S = 5.0
@@ -61,99 +78,6 @@ UNWANTED_S = 10.0
 """How long what was dropped here is not taken from those who have not dropped it yet, and get it meanwhile."""
 
 
-# --- messages ---------------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Hello:
-    """Begins a session on either side."""
-
-    node: NodeId
-    incarnation: str
-    store_id: str
-    replicas: int
-    version: int = PROTOCOL_VERSION
-
-
-@dataclass(frozen=True)
-class InventoryIs:
-    """All that the sender durably holds."""
-
-    seq: int
-    held: tuple[Held, ...]
-
-
-@dataclass(frozen=True)
-class Change:
-    """What the sender durably holds since the statement before, and what it holds no more."""
-
-    seq: int
-    added: tuple[Held, ...] = ()
-    gone: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True)
-class Beat:
-    """The sender is alive; `root` is the hash of its inventory after statement `seq`."""
-
-    seq: int
-    root: str
-    safe: tuple[tuple[str, int], ...] = ()
-    """By line, the sender's safe point: once true, it may be relied upon by all."""
-
-
-@dataclass(frozen=True)
-class AskInventory:
-    """The receiver of this is to send its whole inventory."""
-
-
-@dataclass(frozen=True)
-class Want:
-    """Send me these files, in this order."""
-
-    files: tuple[Held, ...]
-
-
-@dataclass(frozen=True)
-class NotThere:
-    """A file that was wanted is not held any more."""
-
-    name: str
-
-
-Message = Hello | InventoryIs | Change | Beat | AskInventory | Want | NotThere
-
-
-# --- effects ----------------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Send:
-    """To a session: a message."""
-
-    session: SessionId
-    message: Message
-
-
-@dataclass(frozen=True)
-class SendFiles:
-    """To a session: the contents of files, in order, as they are on disk."""
-
-    session: SessionId
-    files: tuple[Held, ...]
-
-
-@dataclass(frozen=True)
-class Close:
-    """End a session, for a reason that an operator should read."""
-
-    session: SessionId
-    reason: str
-
-
-Effect = Send | SendFiles | Close
-
-
 # --- state ------------------------------------------------------------------------------------------------------------
 
 
@@ -169,7 +93,9 @@ class Peer:
     """The last statement that counted; -1: none yet in this session."""
     heard_s: float = float("-inf")
     asked_s: float | None = None
-    """When its whole inventory was asked for, and has not come yet."""
+    """When its inventory was asked for, and has not come yet."""
+    unknown: set[str] = field(default_factory=set)
+    """Groups of files whose summary came, and whose names were asked for."""
     todo: dict[PurePosixPath, list[Held]] = field(default_factory=dict)
     """What we are missing of what it holds, by trace (layers) or by itself (other files)."""
     dirty: set[PurePosixPath] = field(default_factory=set)
@@ -369,7 +295,7 @@ class Replica:
             self._touched([name])
         peer = self.peers.get(node) if node is not None else None
         if peer is not None and peer.session == session:
-            peer.session, peer.asked_s = None, None
+            peer.session, peer.asked_s, peer.unknown = None, None, set()
             peer.fell_silent = self.now_s - peer.heard_s > SUSPECT_AFTER_S / 2
 
     def heard_from(self, session: SessionId, size_bytes: int) -> None:
@@ -410,10 +336,10 @@ class Replica:
         if isinstance(message, Beat):
             for line, t in message.safe:
                 self.safe_elsewhere[line] = max(t, self.safe_elsewhere.get(line, -1))
-        if isinstance(message, InventoryIs | Change | Beat):
+        if isinstance(message, Summary | InventoryIs | Change | Beat):
             return self._statement(peer, message)
         if isinstance(message, AskInventory):
-            return [Send(session, InventoryIs(self._seq, tuple(self.mine)))]
+            return [Send(session, self._inventory(message.groups))]
         if isinstance(message, Want):
             return self._wanted(session, message)
         fetch = self._fetching.get(message.name)
@@ -438,9 +364,9 @@ class Replica:
             self._touched_of(peer, (held.name for held in peer.holds))
             peer.holds, peer.todo, peer.unwanted, peer.conflicts = Inventory(), {}, {}, {}
         peer.incarnation, peer.session, peer.seq = hello.incarnation, session, -1
-        peer.heard_s, peer.asked_s, peer.refused, peer.fell_silent = self.now_s, self.now_s, "", False
+        peer.heard_s, peer.refused, peer.fell_silent = self.now_s, "", False
         self._sessions[session] = peer.node
-        return [*effects, Send(session, AskInventory())]
+        return [*effects, *self._ask(peer)]
 
     def _objection(self, hello: Hello) -> str:
         """Why a node cannot be talked to; naming both values."""
@@ -468,38 +394,96 @@ class Replica:
 
     # --- what peers hold --------------------------------------------------------------------------------------------
 
-    def _statement(self, peer: Peer, message: InventoryIs | Change | Beat) -> list[Effect]:
-        assert peer.session is not None, "only of a session that lasts"
-        if isinstance(message, InventoryIs):
+    def _inventory(self, groups: tuple[str, ...]) -> Summary | InventoryIs:
+        if not groups:
+            return Summary(self._seq, tuple(self.mine.groups().items()))
+        return InventoryIs(self._seq, groups, tuple(held for group in groups for held in self.mine.of_group(group)))
+
+    def _statement(self, peer: Peer, message: Summary | InventoryIs | Change | Beat) -> list[Effect]:
+        if isinstance(message, Summary):
             if message.seq < peer.seq:
                 return []
-            self._touched_of(peer, (held.name for held in peer.holds))
-            peer.holds, peer.seq, peer.asked_s = Inventory(message.held), message.seq, None
-            self._touched_of(peer, (held.name for held in message.held))
-            peer.has_dropped([name for name in peer.unwanted if name not in peer.holds])
-        elif peer.asked_s is not None:  # the whole inventory is on its way, and says it all
-            return self._ask(peer) if self.now_s - peer.asked_s > ASK_AGAIN_S else []
+            effects = self._summarized(peer, message)
+        elif isinstance(message, InventoryIs):
+            if not peer.unknown.intersection(message.groups):
+                return []
+            if message.seq != peer.seq:
+                return self._ask(peer)
+            effects = self._learned(peer, message)
+        elif peer.asked_s is not None and self.now_s - peer.asked_s > ASK_AGAIN_S:
+            return self._ask(peer)
+        elif peer.asked_s is not None and not peer.unknown:
+            return []  # the summary is on its way, and says it all
         elif isinstance(message, Change):
             if message.seq <= peer.seq:
                 return []
             if message.seq != peer.seq + 1:
                 return self._ask(peer)
-            for held in message.added:
-                peer.holds.add(held)
-            for name in message.gone:
-                peer.holds.discard(name)
-            self._touched_of(peer, (*(held.name for held in message.added), *message.gone))
-            peer.has_dropped(message.gone)
-            peer.seq = message.seq
-        elif message.seq > peer.seq or (message.seq == peer.seq and message.root != peer.holds.root):
+            effects = self._changed(peer, message)
+        elif message.seq > peer.seq or (
+            message.seq == peer.seq and not peer.unknown and message.root != peer.holds.root
+        ):
             return self._ask(peer)
         else:
             return []
-        return self._fetch()
+        return [*effects, *self._fetch()]
+
+    def _summarized(self, peer: Peer, summary: Summary) -> list[Effect]:
+        """Groups that hash to what is known stay, or are what this node holds itself; of the others the names are asked for."""
+        assert peer.session is not None, "only of a session that lasts"
+        there = dict(summary.groups)
+        known, mine = peer.holds.groups(), self.mine.groups()
+        for group in [group for group, root in known.items() if there.get(group) != root]:
+            self._holds_now(peer, group, ())
+        unknown = []
+        for group, root in there.items():
+            if mine.get(group) == root:
+                if known.get(group) != root:
+                    self._holds_now(peer, group, self.mine.of_group(group))
+            elif known.get(group) != root:
+                unknown.append(group)
+        peer.seq, peer.unknown = summary.seq, set(unknown)
+        peer.has_dropped([n for n in peer.unwanted if n not in peer.holds and group_of(n) not in peer.unknown])
+        peer.asked_s = self.now_s if unknown else None
+        portions = [tuple(unknown[i : i + GROUPS_AT_ONCE]) for i in range(0, len(unknown), GROUPS_AT_ONCE)]
+        return [Send(peer.session, AskInventory(portion)) for portion in portions]
+
+    def _learned(self, peer: Peer, inventory: InventoryIs) -> list[Effect]:
+        by_group: dict[str, list[Held]] = {group: [] for group in inventory.groups if group in peer.unknown}
+        for held in inventory.held:
+            if (group := group_of(held.name)) in by_group:
+                by_group[group].append(held)
+        for group, members in by_group.items():
+            self._holds_now(peer, group, members)
+        peer.unknown -= by_group.keys()
+        peer.has_dropped([n for n in peer.unwanted if n not in peer.holds and group_of(n) in by_group])
+        peer.asked_s = self.now_s if peer.unknown else None
+        return []
+
+    def _changed(self, peer: Peer, change: Change) -> list[Effect]:
+        peer.seq = change.seq
+        added = [held for held in change.added if group_of(held.name) not in peer.unknown]  # those are on their way
+        for held in added:
+            peer.holds.add(held)
+        for name in change.gone:
+            peer.holds.discard(name)
+        self._touched_of(peer, (*(held.name for held in added), *change.gone))
+        peer.has_dropped(change.gone)
+        return []
+
+    def _holds_now(self, peer: Peer, group: str, held: Iterable[Held]) -> None:
+        """All that a peer holds of a group."""
+        names = [one.name for one in peer.holds.of_group(group)]
+        for name in names:
+            peer.holds.discard(name)
+        for one in held:
+            peer.holds.add(one)
+            names.append(one.name)
+        self._touched_of(peer, names)
 
     def _ask(self, peer: Peer) -> list[Effect]:
         assert peer.session is not None, "only of a session that lasts"
-        peer.asked_s = self.now_s
+        peer.asked_s, peer.unknown = self.now_s, set()
         return [Send(peer.session, AskInventory())]
 
     def _tell_all(self, message: Message) -> list[Effect]:
@@ -530,6 +514,8 @@ class Replica:
 
     def is_filled(self) -> bool:
         """Whether nothing that should be here and that any peer has is missing."""
+        if any(peer.asked_s is not None and peer.is_up(self.now_s) for peer in self.peers.values()):
+            return False
         return not self._fetching and not any(
             self.keeps(held.name) and held.name not in peer.unwanted
             for peer in self.peers.values()

@@ -28,7 +28,8 @@ from nosync.lsm.timestamp import Epoch, Time, round_of
 from nosync.lsm.writer import temporary_path
 from nosync.proto.v1 import replication_pb2 as pb
 from nosync.replication.inventory import Held, NodeId, keepers, layer_of, name_of
-from nosync.replication.protocol import Close, Effect, Hello, Message, NotThere, Peer, Replica, Send, SessionId
+from nosync.replication.messages import Close, Effect, Hello, Message, NotThere, Send, SessionId
+from nosync.replication.protocol import Peer, Replica
 from nosync.replication.wire import Chunk, Decoder, Encoder
 
 log = logging.getLogger("nosync.replication")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import BinaryIO
+from typing import BinaryIO, TypeVar
 
 import zstandard
 
@@ -14,7 +14,7 @@ from nosync.lsm.layer import parse_file_name
 from nosync.lsm.timestamp import MAX_EPOCH
 from nosync.proto.v1 import replication_pb2 as pb
 from nosync.replication.inventory import LAYERS, Held, NodeId, layer_of
-from nosync.replication.protocol import (
+from nosync.replication.messages import (
     AskInventory,
     Beat,
     Change,
@@ -22,9 +22,11 @@ from nosync.replication.protocol import (
     InventoryIs,
     Message,
     NotThere,
+    Summary,
     Want,
 )
 
+T = TypeVar("T")
 CHUNK_BYTES = 1 << 20
 MAX_FRAME_BYTES = 8 << 20
 HELD_PER_FRAME = 5_000
@@ -36,6 +38,8 @@ _DIGEST = re.compile(r"[0-9a-f]{64}\Z")
 _INCARNATION = re.compile(r"[0-9a-zA-Z_-]{1,64}\Z")
 _LINE = re.compile(r"[a-z0-9_-]{1,64}\Z")
 _ID = "[a-z0-9_-]{1,64}"
+_GROUP = re.compile(r"[a-z0-9_/-]{1,400}\Z")
+_ROOT = re.compile(r"[0-9]{1,19}:[0-9a-f]{1,32}\Z")
 _SMALL = re.compile(
     rf"(manifests/{_ID}/[0-9]{{1,13}}|branches/[0-9]{{1,9}}|pins/{_ID}-[0-9a-z]{{1,64}}(\.gone)?"
     rf"|jobs/{_ID}/[0-9]{{1,13}}-[0-9a-z]{{1,64}}|sinks/{_ID}/{_ID}/[0-9]{{1,13}}-[0-9a-z]{{1,64}}(\.gone)?)\.json\Z"
@@ -70,11 +74,14 @@ class Encoder:
     def frames(self, message: Message) -> Iterator[pb.Frame]:
         """A message as one frame, or for a large inventory as several."""
         if isinstance(message, InventoryIs):
-            parts = range(0, max(1, len(message.held)), HELD_PER_FRAME)
-            for first in parts:
-                part = message.held[first : first + HELD_PER_FRAME]
-                last = first + HELD_PER_FRAME >= len(message.held)
-                yield pb.Frame(inventory=pb.Inventory(seq=message.seq, held=map(_held, part), last=last))
+            for part, last in _parts(message.held):
+                groups = message.groups if last else ()
+                inventory = pb.Inventory(seq=message.seq, held=map(_held, part), last=last, groups=groups)
+                yield pb.Frame(inventory=inventory)
+        elif isinstance(message, Summary):
+            for some, last in _parts(message.groups):
+                roots = [pb.Group(name=name, root=root) for name, root in some]
+                yield pb.Frame(summary=pb.Summary(seq=message.seq, groups=roots, last=last))
         else:
             yield _frame(message)
 
@@ -97,6 +104,12 @@ class Encoder:
             offset += len(data)
 
 
+def _parts(items: tuple[T, ...]) -> Iterator[tuple[tuple[T, ...], bool]]:
+    """Pieces that fit into a frame, at least one, and whether it is the last."""
+    for first in range(0, max(1, len(items)), HELD_PER_FRAME):
+        yield items[first : first + HELD_PER_FRAME], first + HELD_PER_FRAME >= len(items)
+
+
 def _frame(message: Message) -> pb.Frame:
     if isinstance(message, Change):
         return pb.Frame(change=pb.Change(seq=message.seq, added=map(_held, message.added), gone=message.gone))
@@ -107,8 +120,8 @@ def _frame(message: Message) -> pb.Frame:
     if isinstance(message, NotThere):
         return pb.Frame(not_there=pb.NotThere(name=message.name))
     if isinstance(message, AskInventory):
-        return pb.Frame(ask_inventory=pb.AskInventory())
-    assert isinstance(message, Hello), "an inventory is several frames"
+        return pb.Frame(ask_inventory=pb.AskInventory(groups=message.groups))
+    assert isinstance(message, Hello), "an inventory and a summary are several frames"
     return pb.Frame(
         hello=pb.Hello(
             node=message.node,
@@ -132,6 +145,7 @@ class Decoder:
 
     def __init__(self) -> None:
         self._parts: list[Held] = []
+        self._groups: list[tuple[str, str]] = []
         self._unzip = zstandard.ZstdDecompressor()
 
     def decode(self, frame: pb.Frame) -> Message | Chunk | None:
@@ -139,12 +153,8 @@ class Decoder:
         kind = frame.WhichOneof("kind")
         if kind == "chunk":
             return self._chunk(frame.chunk)
-        if kind == "inventory":
-            self._parts += [_checked(held) for held in frame.inventory.held]
-            if not frame.inventory.last:
-                return None
-            parts, self._parts = self._parts, []
-            return InventoryIs(frame.inventory.seq, tuple(parts))
+        if kind in ("inventory", "summary"):
+            return self._in_parts(frame)
         if kind == "change":
             gone = tuple(_checked_name(name) for name in frame.change.gone)
             return Change(frame.change.seq, tuple(_checked(held) for held in frame.change.added), gone)
@@ -158,7 +168,7 @@ class Decoder:
         if kind == "not_there":
             return NotThere(_checked_name(frame.not_there.name))
         if kind == "ask_inventory":
-            return AskInventory()
+            return AskInventory(tuple(_checked_group(group) for group in frame.ask_inventory.groups))
         if kind == "hello":
             hello = frame.hello
             if not _INCARNATION.match(hello.incarnation) or not _INCARNATION.match(hello.store_id):
@@ -167,6 +177,20 @@ class Decoder:
                 check_node_id(hello.node), hello.incarnation, hello.store_id, hello.replicas, hello.version
             )  # fmt: skip
         raise ReplicationError("a frame of no kind that this version knows")
+
+    def _in_parts(self, frame: pb.Frame) -> InventoryIs | Summary | None:
+        if frame.WhichOneof("kind") == "inventory":
+            self._parts += [_checked(held) for held in frame.inventory.held]
+            if not frame.inventory.last:
+                return None
+            parts, self._parts = self._parts, []
+            groups = tuple(_checked_group(group) for group in frame.inventory.groups)
+            return InventoryIs(frame.inventory.seq, groups, tuple(parts))
+        self._groups += [(_checked_group(group.name), _checked_root(group.root)) for group in frame.summary.groups]
+        if not frame.summary.last:
+            return None
+        roots, self._groups = self._groups, []
+        return Summary(frame.summary.seq, tuple(roots))
 
     def _chunk(self, chunk: pb.Chunk) -> Chunk:
         held = _checked(pb.Held(name=chunk.name, digest=chunk.digest, size_bytes=chunk.size_bytes))
@@ -186,6 +210,18 @@ class Decoder:
                 f"{held.name}: a piece beyond the end of the file, or larger than {CHUNK_BYTES} bytes"
             )
         return Chunk(held, chunk.offset, data)
+
+
+def _checked_group(name: str) -> str:
+    if not _GROUP.match(name):
+        raise ReplicationError(f"{name[:200]!r} is not the name of a group of files")
+    return name
+
+
+def _checked_root(root: str) -> str:
+    if not _ROOT.match(root):
+        raise ReplicationError(f"{root[:200]!r} is not the hash of a group of files")
+    return root
 
 
 def _checked(held: pb.Held) -> Held:

@@ -26,7 +26,8 @@ from blake3 import blake3
 from nosync.lsm.layer import Description, LayerId, Shard, TraceId
 from nosync.lsm.timestamp import Time, epoch_of
 from nosync.replication.inventory import Held, Inventory, NodeId, covers, layer_of, name_of
-from nosync.replication.protocol import Close, Effect, Message, Replica, Send, SendFiles, SessionId
+from nosync.replication.messages import Close, Effect, Message, Send, SendFiles, SessionId
+from nosync.replication.protocol import Replica
 
 SHARDS = 2
 EPOCHS = 8

@@ -31,14 +31,34 @@ class Hello(_message.Message):
     def __init__(self, node: _Optional[str] = ..., incarnation: _Optional[str] = ..., store_id: _Optional[str] = ..., replicas: _Optional[int] = ..., version: _Optional[int] = ...) -> None: ...
 
 class Inventory(_message.Message):
-    __slots__ = ("seq", "held", "last")
+    __slots__ = ("seq", "held", "last", "groups")
     SEQ_FIELD_NUMBER: _ClassVar[int]
     HELD_FIELD_NUMBER: _ClassVar[int]
     LAST_FIELD_NUMBER: _ClassVar[int]
+    GROUPS_FIELD_NUMBER: _ClassVar[int]
     seq: int
     held: _containers.RepeatedCompositeFieldContainer[Held]
     last: bool
-    def __init__(self, seq: _Optional[int] = ..., held: _Optional[_Iterable[_Union[Held, _Mapping]]] = ..., last: _Optional[bool] = ...) -> None: ...
+    groups: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, seq: _Optional[int] = ..., held: _Optional[_Iterable[_Union[Held, _Mapping]]] = ..., last: _Optional[bool] = ..., groups: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class Group(_message.Message):
+    __slots__ = ("name", "root")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    ROOT_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    root: str
+    def __init__(self, name: _Optional[str] = ..., root: _Optional[str] = ...) -> None: ...
+
+class Summary(_message.Message):
+    __slots__ = ("seq", "groups", "last")
+    SEQ_FIELD_NUMBER: _ClassVar[int]
+    GROUPS_FIELD_NUMBER: _ClassVar[int]
+    LAST_FIELD_NUMBER: _ClassVar[int]
+    seq: int
+    groups: _containers.RepeatedCompositeFieldContainer[Group]
+    last: bool
+    def __init__(self, seq: _Optional[int] = ..., groups: _Optional[_Iterable[_Union[Group, _Mapping]]] = ..., last: _Optional[bool] = ...) -> None: ...
 
 class Change(_message.Message):
     __slots__ = ("seq", "added", "gone")
@@ -68,8 +88,10 @@ class Beat(_message.Message):
     def __init__(self, seq: _Optional[int] = ..., root: _Optional[str] = ..., safe: _Optional[_Mapping[str, int]] = ...) -> None: ...
 
 class AskInventory(_message.Message):
-    __slots__ = ()
-    def __init__(self) -> None: ...
+    __slots__ = ("groups",)
+    GROUPS_FIELD_NUMBER: _ClassVar[int]
+    groups: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, groups: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class Want(_message.Message):
     __slots__ = ("files",)
@@ -100,7 +122,7 @@ class Chunk(_message.Message):
     def __init__(self, name: _Optional[str] = ..., digest: _Optional[str] = ..., offset: _Optional[int] = ..., size_bytes: _Optional[int] = ..., data: _Optional[bytes] = ..., zstd: _Optional[bool] = ...) -> None: ...
 
 class Frame(_message.Message):
-    __slots__ = ("hello", "inventory", "change", "beat", "ask_inventory", "want", "not_there", "chunk")
+    __slots__ = ("hello", "inventory", "change", "beat", "ask_inventory", "want", "not_there", "chunk", "summary")
     HELLO_FIELD_NUMBER: _ClassVar[int]
     INVENTORY_FIELD_NUMBER: _ClassVar[int]
     CHANGE_FIELD_NUMBER: _ClassVar[int]
@@ -109,6 +131,7 @@ class Frame(_message.Message):
     WANT_FIELD_NUMBER: _ClassVar[int]
     NOT_THERE_FIELD_NUMBER: _ClassVar[int]
     CHUNK_FIELD_NUMBER: _ClassVar[int]
+    SUMMARY_FIELD_NUMBER: _ClassVar[int]
     hello: Hello
     inventory: Inventory
     change: Change
@@ -117,7 +140,8 @@ class Frame(_message.Message):
     want: Want
     not_there: NotThere
     chunk: Chunk
-    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., inventory: _Optional[_Union[Inventory, _Mapping]] = ..., change: _Optional[_Union[Change, _Mapping]] = ..., beat: _Optional[_Union[Beat, _Mapping]] = ..., ask_inventory: _Optional[_Union[AskInventory, _Mapping]] = ..., want: _Optional[_Union[Want, _Mapping]] = ..., not_there: _Optional[_Union[NotThere, _Mapping]] = ..., chunk: _Optional[_Union[Chunk, _Mapping]] = ...) -> None: ...
+    summary: Summary
+    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., inventory: _Optional[_Union[Inventory, _Mapping]] = ..., change: _Optional[_Union[Change, _Mapping]] = ..., beat: _Optional[_Union[Beat, _Mapping]] = ..., ask_inventory: _Optional[_Union[AskInventory, _Mapping]] = ..., want: _Optional[_Union[Want, _Mapping]] = ..., not_there: _Optional[_Union[NotThere, _Mapping]] = ..., chunk: _Optional[_Union[Chunk, _Mapping]] = ..., summary: _Optional[_Union[Summary, _Mapping]] = ...) -> None: ...
 
 class Done(_message.Message):
     __slots__ = ()

@@ -25,7 +25,7 @@ from nosync.lsm.errors import ReplicationError
 from nosync.proto.v1 import replication_pb2 as pb
 from nosync.proto.v1 import replication_pb2_grpc as rpc
 from nosync.replication.certs import make_certificates
-from nosync.replication.protocol import Message
+from nosync.replication.messages import PROTOCOL_VERSION, Message
 from nosync.replication.transport import Certificates, channel_to, is_loopback
 from nosync.replication.wire import CHUNK_BYTES, Chunk, Decoder, Encoder
 from nosync.testing.daemons import Daemons, eventually, free_ports, running
@@ -124,9 +124,23 @@ def _talk(channel: grpc.Channel, sent: list[pb.Frame]) -> list[pb.Frame]:
     return found
 
 
+def _claim(held: pb.Held) -> list[pb.Frame]:
+    """Says that a file is held: a summary of nothing, and then a change."""
+    return [
+        pb.Frame(summary=pb.Summary(seq=0, last=True)),
+        pb.Frame(change=pb.Change(seq=1, added=[held])),
+    ]
+
+
 def _hello(daemons: Daemons, **changed: object) -> pb.Frame:
     about = daemons.status("n1")
-    fields = {"node": "n2", "incarnation": "0123", "store_id": about.store_id, "replicas": 2, "version": 1} | changed
+    fields = {
+        "node": "n2",
+        "incarnation": "0123",
+        "store_id": about.store_id,
+        "replicas": 2,
+        "version": PROTOCOL_VERSION,
+    } | changed
     return pb.Frame(hello=pb.Hello(**fields))  # type: ignore[arg-type]
 
 
@@ -157,18 +171,14 @@ def test_a_hostile_client_kills_and_changes_nothing(tmp_path: Path) -> None:
             # As n2, which it cannot prove not to be on loopback: it claims files, then sends other bytes for them.
             [
                 _hello(daemons),
-                pb.Frame(inventory=pb.Inventory(seq=0, held=[held], last=True)),
+                *_claim(held),
                 pb.Frame(chunk=pb.Chunk(name=LAYER, digest=DIGEST, size_bytes=3, data=b"abc")),
             ],
             [_hello(daemons), pb.Frame(chunk=pb.Chunk(name=LAYER, digest=DIGEST, size_bytes=3, data=b"abc"))],
             *(
                 [
                     _hello(daemons),
-                    pb.Frame(
-                        inventory=pb.Inventory(
-                            seq=0, last=True, held=[pb.Held(name=name, digest=chunk.digest, size_bytes=len(whole))]
-                        )
-                    ),
+                    *_claim(pb.Held(name=name, digest=chunk.digest, size_bytes=len(whole))),
                     _WHEN_ASKED,
                     pb.Frame(chunk=chunk),
                 ]
@@ -326,15 +336,21 @@ def test_the_generated_code_is_that_of_the_proto(tmp_path: Path) -> None:
 
 def test_a_large_inventory_comes_in_parts() -> None:
     from nosync.replication.inventory import Held
-    from nosync.replication.protocol import InventoryIs
+    from nosync.replication.messages import InventoryIs, Summary
 
     held = tuple(Held(f"manifests/main/{i}.json", DIGEST, i) for i in range(12_345))
-    sent = list(Encoder().frames(InventoryIs(7, held)))
-    assert len(sent) == 3
+    groups = tuple((f"manifests/main/{i}", f"1000:{i:x}") for i in range(12_345))
+    messages: list[Message] = [InventoryIs(7, ("manifests/main/0",), held), Summary(7, groups)]
     decoder = Decoder()
-    answers = [decoder.decode(frame) for frame in sent]
-    assert answers[:2] == [None, None]
-    assert answers[2] == InventoryIs(7, held)
-    assert next(iter(Encoder().frames(InventoryIs(1, ())))).inventory.last
+    for message in messages:
+        sent = list(Encoder().frames(message))
+        assert len(sent) == 3
+        assert [decoder.decode(frame) for frame in sent] == [None, None, message]
+    for empty in (InventoryIs(1, (), ()), Summary(1, ())):
+        (frame,) = Encoder().frames(empty)
+        assert decoder.decode(frame) == empty
+    for bad in (pb.Group(name="../x", root="1:a"), pb.Group(name="pins", root="many")):
+        with pytest.raises(nosync.ReplicationError, match="group of files"):
+            decoder.decode(pb.Frame(summary=pb.Summary(seq=1, groups=[bad], last=True)))
     with pytest.raises(nosync.NosyncError):
         decoder.decode(pb.Frame(hello=pb.Hello(node="N1")))

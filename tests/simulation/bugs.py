@@ -9,7 +9,8 @@ from unittest import mock
 from nosync.lsm.layer import Description
 from nosync.replication import inventory, protocol
 from nosync.replication.inventory import Held
-from nosync.replication.protocol import Beat, Change, Effect, Hello, InventoryIs, Message, Peer, Replica, SessionId
+from nosync.replication.messages import Beat, Change, Effect, Hello, InventoryIs, Message, SessionId, Summary
+from nosync.replication.protocol import Peer, Replica
 from nosync.testing.cluster import Cluster, Data, SimNode, digest_of, layers_at
 
 
@@ -68,7 +69,7 @@ class _IncarnationNotChecked(Replica):
 
 
 class _OrderNotChecked(Replica):
-    def _statement(self, peer: Peer, message: InventoryIs | Change | Beat) -> list[Effect]:
+    def _statement(self, peer: Peer, message: Summary | InventoryIs | Change | Beat) -> list[Effect]:
         if isinstance(message, Change) and peer.asked_s is None:
             message = replace(message, seq=peer.seq + 1)
         elif isinstance(message, Beat):
@@ -77,7 +78,7 @@ class _OrderNotChecked(Replica):
 
 
 class _BeatsIgnored(Replica):
-    def _statement(self, peer: Peer, message: InventoryIs | Change | Beat) -> list[Effect]:
+    def _statement(self, peer: Peer, message: Summary | InventoryIs | Change | Beat) -> list[Effect]:
         return [] if isinstance(message, Beat) else super()._statement(peer, message)
 
 
@@ -114,6 +115,30 @@ class _ForgetsPeersChanges(Replica):
         """What is lost here is not looked for."""
 
 
+class _RootsNotCompared(Replica):
+    def _summarized(self, peer: Peer, summary: Summary) -> list[Effect]:
+        mine = self.mine.groups()
+        groups = tuple((group, mine.get(group, root)) for group, root in summary.groups)
+        return super()._summarized(peer, replace(summary, groups=groups))
+
+
+class _ChangesBesideASummaryForgotten(Replica):
+    def _changed(self, peer: Peer, change: Change) -> list[Effect]:
+        return super()._changed(peer, replace(change, added=(), gone=()) if peer.unknown else change)
+
+    def _statement(self, peer: Peer, message: Summary | InventoryIs | Change | Beat) -> list[Effect]:
+        return [] if isinstance(message, Beat) else super()._statement(peer, message)
+
+
+class _InventoriesOfAnyTime(Replica):
+    def _statement(self, peer: Peer, message: Summary | InventoryIs | Change | Beat) -> list[Effect]:
+        if isinstance(message, InventoryIs):
+            message = replace(message, seq=peer.seq)
+        elif isinstance(message, Beat):
+            return []
+        return super()._statement(peer, message)
+
+
 def _with_node(node: type[SimNode]) -> type[Cluster]:
     return type(node.__name__, (Cluster,), {"node_class": node})
 
@@ -132,6 +157,9 @@ BUGS: dict[str, type[Cluster]] = {
     "does not check incarnations": _with_replica(_IncarnationNotChecked),
     "takes statements in any order": _with_replica(_OrderNotChecked),
     "ignores beats": _with_replica(_BeatsIgnored),
+    "takes its own files for the peer's": _with_replica(_RootsNotCompared),
+    "forgets what changes beside a summary": _with_replica(_ChangesBesideASummaryForgotten),
+    "takes inventories of any time": _with_replica(_InventoriesOfAnyTime),
     "never tries again": _with_replica(_NeverAgain),
     "waits for ever for a file": _with_replica(_NoTimeout),
     "counts itself twice": _with_replica(_CountsItselfTwice),

@@ -6,6 +6,19 @@ from collections import deque
 
 from nosync.lsm.layer import Description, LayerId, Shard, TraceId
 from nosync.replication.inventory import Held, NodeId, layer_of, name_of
+from nosync.replication.messages import (
+    AskInventory,
+    Beat,
+    Change,
+    Close,
+    Effect,
+    InventoryIs,
+    Message,
+    Send,
+    SessionId,
+    Summary,
+    Want,
+)
 from nosync.replication.protocol import (
     BEAT_S,
     FETCH_TIMEOUT_S,
@@ -15,14 +28,7 @@ from nosync.replication.protocol import (
     SMALLEST_WINDOW_BYTES,
     UNWANTED_S,
     WINDOW_BYTES,
-    Beat,
-    Change,
-    Close,
-    Effect,
     Replica,
-    Send,
-    SessionId,
-    Want,
 )
 
 N1, N2 = NodeId("n1"), NodeId("n2")
@@ -39,6 +45,7 @@ class Pair:
     def __init__(self) -> None:
         self.nodes = {n: Replica(n, f"life-of-{n}", "store", (N1, N2), replicas=2) for n in (N1, N2)}
         self.closed: list[str] = []
+        self.sent: list[Message] = []
         self.now_s = 0.0
         self.connect()
 
@@ -55,6 +62,7 @@ class Pair:
             sender, effect = waiting.popleft()
             receiver = N2 if sender == N1 else N1
             if isinstance(effect, Send):
+                self.sent.append(effect.message)
                 answers = self.nodes[receiver].received(effect.session, effect.message)
             elif isinstance(effect, Close):
                 self.closed.append(effect.reason)
@@ -238,3 +246,55 @@ def test_more_is_asked_for_where_more_comes() -> None:
         receiver.heard_from(SESSION, WINDOW_BYTES)
         receiver.tick(i * BEAT_S)
     assert len(receiver._fetching) == 60
+
+
+def epoch(t: int) -> Held:
+    return Held(f"manifests/main/{t}.json", f"e{t}")
+
+
+def test_meeting_again_costs_what_changed_and_not_what_there_is() -> None:
+    pair = Pair()
+    pair.holds(N1, *(epoch(t) for t in range(10_000)), *(held(t) for t in range(3)))
+    assert pair.nodes[N2].mine.root == pair.nodes[N1].mine.root
+    for node in (N1, N2):
+        pair.nodes[node].disconnected(SESSION)
+    pair.holds(N1, epoch(10_000), gone=(epoch(7).name,))
+    pair.sent.clear()
+    pair.connect()
+    named = [one for message in pair.sent if isinstance(message, InventoryIs) for one in message.held]
+    groups = [message.groups for message in pair.sent if isinstance(message, Summary)]
+    assert [len(of) for of in groups] == [12, 11], "ten thousand epochs, one more, and a trace"
+    assert len(named) <= 1 + 999 + 1000, "the one that came, and on either side the thousand from which one went"
+    assert pair.nodes[N1].peers[N2].holds.root == pair.nodes[N2].mine.root
+    assert pair.nodes[N2].peers[N1].holds.root == pair.nodes[N1].mine.root
+    assert epoch(10_000).name in pair.nodes[N2].mine
+
+    for node in (N1, N2):  # what both know stays known
+        pair.nodes[node].disconnected(SESSION)
+    pair.sent.clear()
+    pair.connect()
+    assert not [message for message in pair.sent if isinstance(message, InventoryIs)]
+
+
+def test_what_changes_while_groups_are_asked_for_is_not_lost() -> None:
+    """The names of a group come after changes to it and to others."""
+    one = Replica(N1, "a", "store", (N1, N2), replicas=2)
+    other = Replica(N2, "b", "store", (N1, N2), replicas=2)
+    other.holds([epoch(0), held(0)])
+    of_one, of_other = _message(one.connected(SESSION)), _message(other.connected(SESSION))
+    assert one.received(SESSION, of_other) == [Send(SESSION, AskInventory())]
+    other.received(SESSION, of_one)
+    asked = _message(one.received(SESSION, _message(other.received(SESSION, AskInventory()))))
+    assert isinstance(asked, AskInventory)
+    assert set(asked.groups) == {"manifests/main/0", "layers/s/f/0"}
+    for change in (other.holds([epoch(1)]), other.holds([epoch(1_000)]), other.holds([], [epoch(0).name])):
+        one.received(SESSION, _message(change))
+    one.received(SESSION, _message(other.received(SESSION, asked)))
+    assert one.peers[N2].holds.root == other.mine.root
+    assert [held.name for held in one.peers[N2].holds] == [held(0).name, epoch(1).name, epoch(1_000).name]
+
+
+def _message(effects: list[Effect]) -> Message:
+    first = effects[0]
+    assert isinstance(first, Send)
+    return first.message

@@ -14,7 +14,8 @@ from nosync.lsm.directory import LayerDirectory, create_store, read_marker
 from nosync.lsm.node import Node
 from nosync.lsm.settings import StoreSettings
 from nosync.proto.v1 import replication_pb2 as pb
-from nosync.replication.inventory import Held, NodeId
+from nosync.replication.inventory import Held, Inventory, NodeId
+from nosync.replication.messages import PROTOCOL_VERSION
 from nosync.replication.replicator import Replicator, Session
 from nosync.replication.wire import Encoder
 from nosync.testing import FaultyEnv
@@ -33,14 +34,19 @@ class Receiver:
         self.replicator = Replicator(self.node, N1, "s", [N1, N2], replicas=2)
         self.node.listener = self.replicator
         self.session: Session = self.replicator.open_session()
-        self.receive(pb.Frame(hello=pb.Hello(node="n2", incarnation="9", store_id="s", replicas=2, version=1)))
+        self.receive(
+            pb.Frame(hello=pb.Hello(node="n2", incarnation="9", store_id="s", replicas=2, version=PROTOCOL_VERSION))
+        )
 
     def receive(self, frame: pb.Frame) -> None:
         self.replicator.received(self.session, frame)
 
     def announce(self, held: Held) -> None:
         one = pb.Held(name=held.name, digest=held.digest, size_bytes=held.size_bytes)
-        self.receive(pb.Frame(inventory=pb.Inventory(seq=0, held=[one], last=True)))
+        groups = Inventory([held]).groups()
+        roots = [pb.Group(name=name, root=root) for name, root in groups.items()]
+        self.receive(pb.Frame(summary=pb.Summary(seq=0, groups=roots, last=True)))
+        self.receive(pb.Frame(inventory=pb.Inventory(seq=0, held=[one], groups=groups, last=True)))
 
     def send(self, held: Held, path: Path) -> None:
         with path.open("rb") as file:
