@@ -71,10 +71,18 @@ class AskInventory:
 
 
 @dataclass(frozen=True)
+class Wanted:
+    """A file, from a byte on: what is before that came already, in a session that ended."""
+
+    held: Held
+    offset: int = 0
+
+
+@dataclass(frozen=True)
 class Want:
     """Send me these files, in this order."""
 
-    files: tuple[Held, ...]
+    files: tuple[Wanted, ...]
 
 
 @dataclass(frozen=True)
@@ -103,7 +111,7 @@ class SendFiles:
     """To a session: the contents of files, in order, as they are on disk."""
 
     session: SessionId
-    files: tuple[Held, ...]
+    files: tuple[Wanted, ...]
 
 
 @dataclass(frozen=True)

@@ -51,6 +51,7 @@ from nosync.replication.messages import (
     SessionId,
     Summary,
     Want,
+    Wanted,
 )
 
 WINDOW_BYTES = 64 << 20
@@ -147,6 +148,7 @@ class Replica:
         self._seq = 0
         self._fetching: dict[str, _Fetch] = {}
         self._again_s: dict[str, float] = {}
+        self._parts: dict[Held, int] = {}
         self._beat_s = now_s
         self.optional: frozenset[str] = frozenset()
         """Stages that no copies are asked for: they can be computed again."""
@@ -178,6 +180,7 @@ class Replica:
             self.mine.add(held)
             self._fetching.pop(held.name, None)
             self._again_s.pop(held.name, None)
+            self._parts.pop(held, None)
             for peer in self.peers.values():
                 peer.unwanted.pop(held.name, None)
         for name in gone:
@@ -207,6 +210,13 @@ class Replica:
         self._fetching.pop(name, None)
         self._again_s[name] = self.now_s + RETRY_AFTER_S
         self._touched([name])
+
+    def has_part(self, held: Held, received_bytes: int) -> None:
+        """So much of a file had come when its session ended, and is kept (0: not any more): the rest is asked for."""
+        if received_bytes:
+            self._parts[held] = received_bytes
+        else:
+            self._parts.pop(held, None)
 
     def tick(self, now_s: float) -> list[Effect]:
         """Time passes: beats go out, silent fetches are given up."""
@@ -492,8 +502,8 @@ class Replica:
     # --- files ------------------------------------------------------------------------------------------------------
 
     def _wanted(self, session: SessionId, want: Want) -> list[Effect]:
-        there = tuple(held for held in want.files if self.mine.get(held.name) == held)
-        gone = [held for held in want.files if held not in there]
+        there = tuple(wanted for wanted in want.files if self.mine.get(wanted.held.name) == wanted.held)
+        gone = [wanted.held for wanted in want.files if wanted not in there]
         effects: list[Effect] = [Send(session, NotThere(held.name)) for held in gone]
         return [*effects, SendFiles(session, there)] if there else effects
 
@@ -545,7 +555,9 @@ class Replica:
             wanted = self._choose(peer)
             if wanted:
                 self._touched(held.name for held in wanted)
-                effects.append(Send(peer.session, Want(wanted)))
+                effects.append(
+                    Send(peer.session, Want(tuple(Wanted(held, self._parts.get(held, 0)) for held in wanted)))
+                )
         return effects
 
     def _look_at(self, peer: Peer, place: PurePosixPath) -> None:

@@ -28,13 +28,14 @@ from nosync.lsm.timestamp import Epoch, Time, round_of
 from nosync.lsm.writer import temporary_path
 from nosync.proto.v1 import replication_pb2 as pb
 from nosync.replication.inventory import Held, NodeId, keepers, layer_of, name_of
-from nosync.replication.messages import Close, Effect, Hello, Message, NotThere, Send, SessionId
+from nosync.replication.messages import Close, Effect, Hello, Message, NotThere, Send, SessionId, Wanted
 from nosync.replication.protocol import Peer, Replica
 from nosync.replication.wire import Chunk, Decoder, Encoder
 
 log = logging.getLogger("nosync.replication")
 
 TICK_S = 0.2
+PART_KEPT_S = 600.0
 
 
 @dataclass
@@ -45,6 +46,8 @@ class _Incoming:
     path: Path
     file: BinaryIO
     received_bytes: int = 0
+    stopped_s: float = 0.0
+    """When its session ended."""
 
 
 @dataclass
@@ -54,12 +57,14 @@ class Session:
     id: SessionId
     identity: str | None
     decoder: Decoder = field(default_factory=Decoder)
-    outbox: deque[Message | Held] = field(default_factory=deque)
+    outbox: deque[Message | Wanted] = field(default_factory=deque)
     incoming: dict[str, _Incoming] = field(default_factory=dict)
+    files: threading.Lock = field(default_factory=threading.Lock)
+    """Held while a piece of a file is written."""
     is_open: bool = True
     more: threading.Condition = field(default_factory=threading.Condition)
 
-    def put(self, items: Iterable[Message | Held]) -> None:
+    def put(self, items: Iterable[Message | Wanted]) -> None:
         with self.more:
             self.outbox.extend(items)
             self.more.notify()
@@ -90,6 +95,7 @@ class Replicator:
         self._lock = threading.RLock()
         self._replica = Replica(me, node.incarnation, store_id, members, replicas, self._env.monotonic_s())
         self._sessions: dict[SessionId, Session] = {}
+        self._parts: dict[str, _Incoming] = {}  # of files whose sessions ended in the middle of them
         self._next_session = 0
         self._closing = threading.Event()
         self._clock = threading.Thread(target=self._run_clock, name="nosync-replication", daemon=True)
@@ -111,6 +117,9 @@ class Replicator:
         with self._lock:
             for session in self._sessions.values():
                 session.close()
+            parts, self._parts = self._parts, {}
+        for part in parts.values():
+            self._abandon(part)
 
     def _node_records(self) -> list[Held]:
         return [held for record in self._node.durable_records() if (held := _held_layer(record)) is not None]
@@ -237,9 +246,16 @@ class Replicator:
         with self._lock:
             if self._sessions.pop(session.id, None) is not None:
                 self._act(self._replica.disconnected(session.id))
-        for name in list(session.incoming):  # the thread that reads may be in the middle of one
-            if (incoming := session.incoming.pop(name, None)) is not None:
-                self._abandon(incoming)
+        with session.files:
+            parts, session.incoming = session.incoming, {}
+        with self._lock:
+            for name, part in parts.items():
+                if part.received_bytes and name not in self._parts and not self._closing.is_set():
+                    part.stopped_s = self._env.monotonic_s()
+                    self._parts[name] = part
+                    self._replica.has_part(part.held, part.received_bytes)
+                else:
+                    self._abandon(part)
 
     def is_linked(self, node: NodeId) -> bool:
         """Whether there is a session with a node."""
@@ -253,7 +269,9 @@ class Replicator:
         if isinstance(message, Chunk):
             with self._lock:
                 self._replica.heard_from(session.id, len(message.data))
-            self._chunk(session, message)
+            with session.files:
+                if session.is_open:
+                    self._chunk(session, message)
             return
         if message is None:
             return
@@ -271,15 +289,16 @@ class Replicator:
                 if not session.outbox:
                     return
                 item = session.outbox.popleft()
-            if isinstance(item, Held):
+            if isinstance(item, Wanted):
                 yield from self._file_frames(item, encoder)
             else:
                 yield from encoder.frames(item)
 
-    def _file_frames(self, held: Held, encoder: Encoder) -> Iterator[pb.Frame]:
+    def _file_frames(self, wanted: Wanted, encoder: Encoder) -> Iterator[pb.Frame]:
+        held = wanted.held
         try:
             with open(self._root / held.name, "rb") as file:
-                yield from encoder.chunks(held, file)
+                yield from encoder.chunks(wanted, file)
         except FileNotFoundError:
             yield from encoder.frames(NotThere(held.name))  # merged since it was asked for
             return
@@ -288,7 +307,7 @@ class Replicator:
             yield from encoder.frames(NotThere(held.name))
             return
         self.counters.sent_files += 1
-        self.counters.sent_bytes += held.size_bytes
+        self.counters.sent_bytes += held.size_bytes - wanted.offset
 
     def _act(self, effects: list[Effect]) -> None:
         """Called with the lock held; puts into queues, and nothing else."""
@@ -312,15 +331,12 @@ class Replicator:
         if incoming is None:
             with self._lock:
                 expected = self._replica.expects(session.id, name)
-            if expected != chunk.held or chunk.offset:
+            if expected != chunk.held:
                 return  # given up meanwhile, or never asked for
-            path = temporary_path(self._root, self._env)
-            try:
-                with storage_errors("write", path):
-                    incoming = session.incoming[name] = _Incoming(expected, path, self._env.create(path))
-            except NosyncError as error:
-                self._not_kept(name, str(error))
+            incoming = self._begun(expected) if chunk.offset else self._begin(expected)
+            if incoming is None:
                 return
+            session.incoming[name] = incoming
         if chunk.held != incoming.held or chunk.offset != incoming.received_bytes:
             self._refuse(session, incoming, "its pieces do not follow each other")
             return
@@ -338,6 +354,41 @@ class Replicator:
         session.incoming.pop(name, None)
         self.counters.received_files += 1
         self.counters.received_bytes += incoming.held.size_bytes
+
+    def _begin(self, held: Held) -> _Incoming | None:
+        """None: it cannot be kept."""
+        self._drop_part(held.name)
+        path = temporary_path(self._root, self._env)
+        try:
+            with storage_errors("write", path):
+                return _Incoming(held, path, self._env.create(path))
+        except NosyncError as error:
+            self._not_kept(held.name, str(error))
+        return None
+
+    def _begun(self, held: Held) -> _Incoming | None:
+        """What came of a file in a session that ended. None: nothing that this is the rest of."""
+        with self._lock:
+            part = self._parts.get(held.name)
+            if part is None or part.held != held:
+                return None
+            self._replica.has_part(held, 0)
+            return self._parts.pop(held.name)
+
+    def _drop_part(self, name: str) -> None:
+        with self._lock:
+            part = self._parts.pop(name, None)
+            if part is not None:
+                self._replica.has_part(part.held, 0)
+                self._abandon(part)
+
+    def _drop_old_parts(self) -> None:
+        """Of files that are here now, or that nobody sent the rest of."""
+        with self._lock:
+            until_s = self._env.monotonic_s() - PART_KEPT_S
+            old = [name for name, part in self._parts.items() if part.stopped_s < until_s or name in self._replica.mine]
+        for name in old:
+            self._drop_part(name)
 
     def _keep(self, incoming: _Incoming) -> None:
         """Verifies a whole file and publishes it. Raises CorruptionError where it is not what was announced."""
@@ -390,6 +441,7 @@ class Replicator:
                 self._replica.safe, self._replica.optional = dict(told), optional
                 self._act(self._replica.tick(self._env.monotonic_s()))
                 conflicts = self._replica.conflicts()
+            self._drop_old_parts()
             for name in [
                 n for n in self._node.problems if n.startswith(_CONFLICT) and n[len(_CONFLICT) :] not in conflicts
             ]:

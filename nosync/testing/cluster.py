@@ -155,7 +155,7 @@ class SimNode:
             if isinstance(effect, Send):
                 link.send(self, effect.message)
             elif isinstance(effect, SendFiles):
-                for held in effect.files:
+                for held in (wanted.held for wanted in effect.files):
                     if held.name in self.durable:
                         link.send(self, Data(held, self.durable[held.name]))
             else:

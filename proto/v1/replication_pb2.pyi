@@ -94,10 +94,12 @@ class AskInventory(_message.Message):
     def __init__(self, groups: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class Want(_message.Message):
-    __slots__ = ("files",)
+    __slots__ = ("files", "offsets")
     FILES_FIELD_NUMBER: _ClassVar[int]
+    OFFSETS_FIELD_NUMBER: _ClassVar[int]
     files: _containers.RepeatedCompositeFieldContainer[Held]
-    def __init__(self, files: _Optional[_Iterable[_Union[Held, _Mapping]]] = ...) -> None: ...
+    offsets: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, files: _Optional[_Iterable[_Union[Held, _Mapping]]] = ..., offsets: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class NotThere(_message.Message):
     __slots__ = ("name",)
@@ -121,8 +123,14 @@ class Chunk(_message.Message):
     zstd: bool
     def __init__(self, name: _Optional[str] = ..., digest: _Optional[str] = ..., offset: _Optional[int] = ..., size_bytes: _Optional[int] = ..., data: _Optional[bytes] = ..., zstd: _Optional[bool] = ...) -> None: ...
 
+class Dictionary(_message.Message):
+    __slots__ = ("data",)
+    DATA_FIELD_NUMBER: _ClassVar[int]
+    data: bytes
+    def __init__(self, data: _Optional[bytes] = ...) -> None: ...
+
 class Frame(_message.Message):
-    __slots__ = ("hello", "inventory", "change", "beat", "ask_inventory", "want", "not_there", "chunk", "summary")
+    __slots__ = ("hello", "inventory", "change", "beat", "ask_inventory", "want", "not_there", "chunk", "summary", "dictionary")
     HELLO_FIELD_NUMBER: _ClassVar[int]
     INVENTORY_FIELD_NUMBER: _ClassVar[int]
     CHANGE_FIELD_NUMBER: _ClassVar[int]
@@ -132,6 +140,7 @@ class Frame(_message.Message):
     NOT_THERE_FIELD_NUMBER: _ClassVar[int]
     CHUNK_FIELD_NUMBER: _ClassVar[int]
     SUMMARY_FIELD_NUMBER: _ClassVar[int]
+    DICTIONARY_FIELD_NUMBER: _ClassVar[int]
     hello: Hello
     inventory: Inventory
     change: Change
@@ -141,7 +150,8 @@ class Frame(_message.Message):
     not_there: NotThere
     chunk: Chunk
     summary: Summary
-    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., inventory: _Optional[_Union[Inventory, _Mapping]] = ..., change: _Optional[_Union[Change, _Mapping]] = ..., beat: _Optional[_Union[Beat, _Mapping]] = ..., ask_inventory: _Optional[_Union[AskInventory, _Mapping]] = ..., want: _Optional[_Union[Want, _Mapping]] = ..., not_there: _Optional[_Union[NotThere, _Mapping]] = ..., chunk: _Optional[_Union[Chunk, _Mapping]] = ..., summary: _Optional[_Union[Summary, _Mapping]] = ...) -> None: ...
+    dictionary: Dictionary
+    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., inventory: _Optional[_Union[Inventory, _Mapping]] = ..., change: _Optional[_Union[Change, _Mapping]] = ..., beat: _Optional[_Union[Beat, _Mapping]] = ..., ask_inventory: _Optional[_Union[AskInventory, _Mapping]] = ..., want: _Optional[_Union[Want, _Mapping]] = ..., not_there: _Optional[_Union[NotThere, _Mapping]] = ..., chunk: _Optional[_Union[Chunk, _Mapping]] = ..., summary: _Optional[_Union[Summary, _Mapping]] = ..., dictionary: _Optional[_Union[Dictionary, _Mapping]] = ...) -> None: ...
 
 class Done(_message.Message):
     __slots__ = ()

@@ -68,7 +68,7 @@ class Pair:
                 self.closed.append(effect.reason)
                 continue
             else:
-                answers = self.nodes[receiver].holds(effect.files)
+                answers = self.nodes[receiver].holds(wanted.held for wanted in effect.files)
             waiting.extend((receiver, answer) for answer in answers)
 
     def holds(self, node: NodeId, *added: Held, gone: tuple[str, ...] = ()) -> None:

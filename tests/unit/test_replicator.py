@@ -6,6 +6,7 @@ import errno
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import pyarrow as pa
 import pytest
 
@@ -15,9 +16,9 @@ from nosync.lsm.node import Node
 from nosync.lsm.settings import StoreSettings
 from nosync.proto.v1 import replication_pb2 as pb
 from nosync.replication.inventory import Held, Inventory, NodeId
-from nosync.replication.messages import PROTOCOL_VERSION
-from nosync.replication.replicator import Replicator, Session
-from nosync.replication.wire import Encoder
+from nosync.replication.messages import PROTOCOL_VERSION, Want, Wanted
+from nosync.replication.replicator import PART_KEPT_S, Replicator, Session
+from nosync.replication.wire import CHUNK_BYTES, Chunk, Decoder, Encoder
 from nosync.testing import FaultyEnv
 
 N1, N2 = NodeId("n1"), NodeId("n2")
@@ -33,6 +34,9 @@ class Receiver:
         self.node = Node(LayerDirectory(root, 128, self.env), marker, StoreSettings(background=False))
         self.replicator = Replicator(self.node, N1, "s", [N1, N2], replicas=2)
         self.node.listener = self.replicator
+        self.connect()
+
+    def connect(self) -> None:
         self.session: Session = self.replicator.open_session()
         self.receive(
             pb.Frame(hello=pb.Hello(node="n2", incarnation="9", store_id="s", replicas=2, version=PROTOCOL_VERSION))
@@ -48,10 +52,15 @@ class Receiver:
         self.receive(pb.Frame(summary=pb.Summary(seq=0, groups=roots, last=True)))
         self.receive(pb.Frame(inventory=pb.Inventory(seq=0, held=[one], groups=groups, last=True)))
 
-    def send(self, held: Held, path: Path) -> None:
+    def send(self, held: Held, path: Path, offset: int = 0, most: int | None = None) -> None:
+        """Pieces of a file from a byte on, at most so many."""
         with path.open("rb") as file:
-            for frame in Encoder().chunks(held, file):
+            for frame in list(Encoder().chunks(Wanted(held, offset), file))[:most]:
                 self.receive(frame)
+
+    def wanted(self) -> list[Wanted]:
+        """What was asked for on this session."""
+        return [wanted for sent in self.session.outbox if isinstance(sent, Want) for wanted in sent.files]
 
     @property
     def durable(self) -> list[str]:
@@ -83,6 +92,96 @@ def test_a_file_that_comes_is_kept(receiver: Receiver, theirs: tuple[Held, Path]
     receiver.node.sync()
     assert receiver.durable == [held.name]
     assert (receiver.root / held.name).read_bytes() == path.read_bytes()
+
+
+@pytest.fixture
+def large(tmp_path: Path) -> tuple[Held, Path]:
+    """A layer of several pieces on n2."""
+    values = np.random.default_rng(0).integers(0, 1 << 62, 250_000)
+    with nosync.open(tmp_path / "n2") as store:
+        store.append("s", t=0, rows=pa.table({"k": np.arange(len(values)), "v": values}), key=["k"])
+        layer = store.layers()[0]
+    path = Path(layer.path)
+    assert path.stat().st_size > 3 * CHUNK_BYTES
+    return Held(str(path.relative_to(tmp_path / "n2")), layer.digest, path.stat().st_size), path
+
+
+def test_after_a_session_broke_the_rest_of_a_file_is_enough(receiver: Receiver, large: tuple[Held, Path]) -> None:
+    held, path = large
+    receiver.announce(held)
+    assert receiver.wanted() == [Wanted(held)]
+    receiver.send(held, path, most=2)
+    receiver.replicator.close_session(receiver.session)
+    assert len(list((receiver.root / "tmp").iterdir())) == 1, "what came is kept"
+    receiver.connect()
+    receiver.announce(held)
+    assert receiver.wanted() == [Wanted(held, 2 * CHUNK_BYTES)]
+    receiver.send(held, path, offset=2 * CHUNK_BYTES)
+    receiver.node.sync()
+    assert receiver.durable == [held.name]
+    assert (receiver.root / held.name).read_bytes() == path.read_bytes()
+    assert not list((receiver.root / "tmp").iterdir())
+
+
+def test_a_beginning_that_was_damaged_is_found_and_all_is_fetched_again(
+    receiver: Receiver, large: tuple[Held, Path]
+) -> None:
+    held, path = large
+    receiver.announce(held)
+    receiver.send(held, path, most=2)
+    receiver.replicator.close_session(receiver.session)
+    (part,) = (receiver.root / "tmp").iterdir()
+    with part.open("r+b") as file:
+        file.seek(70_000)
+        file.write(b"flipped!")
+    receiver.connect()
+    receiver.announce(held)
+    receiver.send(held, path, offset=2 * CHUNK_BYTES)
+    assert receiver.replicator.counters.refused_files == 1
+    assert not list((receiver.root / "tmp").iterdir())
+    receiver.session.outbox.clear()
+    receiver.replicator._act(receiver.replicator._replica.tick(receiver.env.monotonic_s() + 5))
+    assert receiver.wanted() == [Wanted(held)], "from the beginning"
+    receiver.send(held, path)
+    receiver.node.sync()
+    assert receiver.durable == [held.name]
+
+
+def test_a_part_that_nobody_sends_the_rest_of_goes(receiver: Receiver, large: tuple[Held, Path]) -> None:
+    held, path = large
+    receiver.announce(held)
+    receiver.send(held, path, most=1)
+    receiver.replicator.close_session(receiver.session)
+    receiver.replicator._drop_old_parts()
+    assert len(list((receiver.root / "tmp").iterdir())) == 1
+    receiver.env.now_s += PART_KEPT_S + 1
+    receiver.replicator._drop_old_parts()
+    assert not list((receiver.root / "tmp").iterdir())
+    receiver.connect()
+    receiver.announce(held)
+    assert receiver.wanted() == [Wanted(held)]
+
+
+def test_small_layers_go_over_with_a_dictionary_and_come_as_they_were(tmp_path: Path) -> None:
+    with nosync.open(tmp_path / "n2", settings=nosync.StoreSettings(merge=False)) as store:
+        for t in range(150):
+            rows = pa.table({"k": [f"key-{t}-{i}" for i in range(5)], "v": [t * i for i in range(5)]})
+            store.append("s", t=t, rows=rows, key=["k"])
+        paths = [Path(layer.path) for layer in store.layers()]
+    encoder, decoder = Encoder(), Decoder()
+    sent_bytes = []
+    for path in paths:
+        name = str(path.relative_to(tmp_path / "n2"))
+        held = Held(name, "0" * 64, path.stat().st_size)
+        with path.open("rb") as file:
+            frames = list(encoder.chunks(Wanted(held), file))
+        came = [chunk for frame in frames if isinstance(chunk := decoder.decode(frame), Chunk)]
+        assert b"".join(chunk.data for chunk in came) == path.read_bytes()
+        sent_bytes.append(sum(frame.ByteSize() for frame in frames))
+    assert sum(sent_bytes[-50:]) < sum(sent_bytes[:50]) * 0.7, "a dictionary of what they have in common"
+    for data in (b"x" * 100_000, b"no dictionary"):
+        with pytest.raises(nosync.ReplicationError, match="a dictionary"):
+            Decoder().decode(pb.Frame(dictionary=pb.Dictionary(data=data)))
 
 
 def test_what_stands_in_its_place_is_verified_before_it_counts(receiver: Receiver, theirs: tuple[Held, Path]) -> None:
