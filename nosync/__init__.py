@@ -57,7 +57,7 @@ from nosync.lsm.scrub import VerifyReport
 from nosync.lsm.settings import StoreSettings
 from nosync.lsm.status import LayerStatus, StoreStatus
 from nosync.lsm.store import Store
-from nosync.opening import open
+from nosync.opening import connect, open
 from nosync.replay import ReplayPlan, ReplayReport
 from nosync.reports import EpochReport, RecoveryReport
 from nosync.sinks import CallbackSink, ParquetSink
@@ -106,6 +106,7 @@ def diverges_at(a: Job, b: Job, stage: str) -> int | None:
 __all__ = [
     # the store
     "open",
+    "connect",
     "Store",
     "StoreSettings",
     "StoreStatus",

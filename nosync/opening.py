@@ -1,4 +1,4 @@
-"""Opening a store: the node of its directory in this process, or the daemon that owns the directory already."""
+"""Opening a store: the node of its directory in this process, or the daemon that owns the directory, here or elsewhere."""
 
 from __future__ import annotations
 
@@ -44,6 +44,39 @@ def open(
                 f"{path} belongs to a daemon, which decides how much history is kept: set its retain instead"
             ) from None
         return store
+
+
+def connect(
+    address: str,
+    *,
+    tls: str | Path | None = None,
+    identity: str | None = None,
+    node: str | None = None,
+    cache: str | Path | None = None,
+) -> Store:
+    """The store of the daemon at HOST:PORT.
+
+    On the daemon's own host that is what `open` of its directory returns. From elsewhere it can be read: what is asked for is
+    fetched, verified, and kept in `cache` (default: until the store is closed); with `cache` that is so on the
+    daemon's host too. Off loopback `tls` is a directory with `ca.pem`, `<identity>.pem` and `<identity>.key` (nosync certs makes
+    them), and `node` the id of the daemon's node, which its certificate must show.
+    Raises ReplicationError where the daemon does not answer, or serves another store than `cache` keeps.
+    """
+    try:
+        from nosync.replication.connected import connect as connect_to  # noqa: PLC0415 - needs the extra `daemon`
+        from nosync.replication.places import address_of  # noqa: PLC0415
+        from nosync.replication.transport import Certificates, is_loopback  # noqa: PLC0415
+    except ImportError as error:
+        raise ReplicationError(f"connecting needs the extra: pip install 'nosync[daemon]' ({error})") from None
+    if (tls is None) != (identity is None):
+        raise InvalidInputError("tls= and identity= belong together: a directory of certificates, and whose to show")
+    certificates = None if tls is None or identity is None else Certificates.of_directory(Path(tls), identity)
+    store, data = connect_to(address, certificates, node, None if cache is None else Path(cache))
+    about = address_of(Path(data)) or {"address": ""}
+    if cache is None and is_loopback(address) and about["address"].rpartition(":")[2] == address.rpartition(":")[2]:
+        store.close()
+        return open(data)
+    return store
 
 
 def _beside_daemon(root: Path, env: Env, hasher: Hasher, locked: StoreLockedError) -> Store:

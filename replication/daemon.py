@@ -43,6 +43,7 @@ from nosync.proto.v1 import replication_pb2_grpc as rpc
 from nosync.replication.inventory import NodeId
 from nosync.replication.places import ADDRESS_FILE, address_of
 from nosync.replication.replicator import Replicator
+from nosync.replication.serving import contents_of, layers_of, names_in
 from nosync.replication.transport import Certificates, DaemonClient, Transport, fail
 from nosync.replication.wire import check_node_id
 
@@ -265,6 +266,7 @@ class Daemon(rpc.DaemonServicer):
             lag_s=self.node.safety.lag_s(branch),
             backlog_bytes=backlog_bytes,
             loaded=loaded,
+            data=str(self.config.data.absolute()),
         )
 
     # --- the service ------------------------------------------------------------------------------------------------
@@ -314,6 +316,19 @@ class Daemon(rpc.DaemonServicer):
         with _answering(context):
             self.node.drop_rounds(request.stage, request.t)
         return pb.Done()
+
+    def ListFiles(self, request: pb.ListFilesRequest, context: Any) -> Iterator[pb.ListFilesReply]:
+        with _answering(context):
+            for names in names_in(self.node.directory, request.directory):
+                yield pb.ListFilesReply(names=names)
+
+    def FetchFiles(self, request: pb.FetchFilesRequest, context: Any) -> Iterator[pb.Frame]:
+        with _answering(context):
+            yield from contents_of(self.node.directory, request.names)
+
+    def Layers(self, request: pb.LayersRequest, context: Any) -> Iterator[pb.Layer]:
+        with _answering(context):
+            yield from layers_of(self.node)
 
     def ChangeMembers(self, request: pb.ChangeMembersRequest, context: Any) -> pb.Done:
         with _answering(context):

@@ -236,8 +236,9 @@ class DaemonClient:
     """Calls to the daemon of a data directory. Raises ReplicationError where it does not answer."""
 
     def __init__(self, address: str, certificates: Certificates | None = None, node: str | None = None) -> None:
-        self.address = address
-        self._channel = channel_to(address, certificates, node)
+        self.address, self.node = address, node or ""
+        self._connection = (address, certificates, node)
+        self._channel = channel_to(*self._connection)
         self._stub = rpc.DaemonStub(self._channel)
 
     def status(self, branch: str = "", *, lag: bool = True, timeout_s: float = CALL_TIMEOUT_S) -> pb.StatusReply:
@@ -281,6 +282,21 @@ class DaemonClient:
         with self._errors("drop the rounds of a loop"):
             self._stub.DropRounds(pb.DropRoundsRequest(stage=stage, t=t), timeout=CALL_TIMEOUT_S)
 
+    def list_files(self, directory: str) -> list[str]:
+        """The names in a directory of the daemon's."""
+        with self._errors("list"):
+            replies = self._stub.ListFiles(pb.ListFilesRequest(directory=directory), timeout=60.0)
+            return [name for reply in replies for name in reply.names]
+
+    def fetch_files(self, names: Sequence[str], timeout_s: float = 3600.0) -> Iterator[pb.Frame]:
+        """The contents of files, as they go between nodes."""
+        with self._errors("fetch"):
+            yield from self._stub.FetchFiles(pb.FetchFilesRequest(names=names), timeout=timeout_s)
+
+    def layers(self) -> list[pb.Layer]:
+        with self._errors("list layers"):
+            return list(self._stub.Layers(pb.LayersRequest(), timeout=600.0))
+
     def change_members(self, add: Mapping[str, str], remove: Sequence[str]) -> None:
         with self._errors("change members"):
             self._stub.ChangeMembers(pb.ChangeMembersRequest(add=add, remove=remove), timeout=CALL_TIMEOUT_S)
@@ -288,6 +304,10 @@ class DaemonClient:
     def change_branches(self, change: pb.ChangeBranchesRequest) -> int:
         with self._errors("change branches"):
             return int(self._stub.ChangeBranches(change, timeout=60.0).layers_dropped)
+
+    def again(self) -> DaemonClient:
+        """Another connection to the same daemon."""
+        return DaemonClient(*self._connection)
 
     def close(self) -> None:
         self._channel.close()

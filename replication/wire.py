@@ -191,7 +191,7 @@ class Decoder:
             self._learn(frame.dictionary.data)
             return None
         if kind == "change":
-            gone = tuple(_checked_name(name) for name in frame.change.gone)
+            gone = tuple(check_name(name) for name in frame.change.gone)
             return Change(frame.change.seq, tuple(_checked(held) for held in frame.change.added), gone)
         if kind == "beat":
             safe = tuple(sorted(frame.beat.safe.items()))
@@ -201,9 +201,9 @@ class Decoder:
         if kind == "want":
             return _want(frame.want)
         if kind == "not_there":
-            return NotThere(_checked_name(frame.not_there.name))
+            return NotThere(check_name(frame.not_there.name))
         if kind == "ask_inventory":
-            return AskInventory(tuple(_checked_group(group) for group in frame.ask_inventory.groups))
+            return AskInventory(tuple(check_group(group) for group in frame.ask_inventory.groups))
         if kind == "hello":
             hello = frame.hello
             if not _INCARNATION.match(hello.incarnation) or not _INCARNATION.match(hello.store_id):
@@ -229,9 +229,9 @@ class Decoder:
             if not frame.inventory.last:
                 return None
             parts, self._parts = self._parts, []
-            groups = tuple(_checked_group(group) for group in frame.inventory.groups)
+            groups = tuple(check_group(group) for group in frame.inventory.groups)
             return InventoryIs(frame.inventory.seq, groups, tuple(parts))
-        self._groups += [(_checked_group(group.name), _checked_root(group.root)) for group in frame.summary.groups]
+        self._groups += [(check_group(group.name), _checked_root(group.root)) for group in frame.summary.groups]
         if not frame.summary.last:
             return None
         roots, self._groups = self._groups, []
@@ -266,7 +266,8 @@ def _want(want: pb.Want) -> Want:
     return Want(tuple(map(Wanted, files, offsets)))
 
 
-def _checked_group(name: str) -> str:
+def check_group(name: str) -> str:
+    """Raises ReplicationError for what is not the name of a directory that files are in."""
     if not _GROUP.match(name):
         raise ReplicationError(f"{name[:200]!r} is not the name of a group of files")
     return name
@@ -281,10 +282,10 @@ def _checked_root(root: str) -> str:
 def _checked(held: pb.Held) -> Held:
     if not _DIGEST.match(held.digest) or held.size_bytes > LARGEST_FILE_BYTES:
         raise ReplicationError(f"{held.name[:200]!r}: a digest or a size that no file has")
-    return Held(_checked_name(held.name), held.digest, held.size_bytes)
+    return Held(check_name(held.name), held.digest, held.size_bytes)
 
 
-def _checked_name(name: str) -> str:
+def check_name(name: str) -> str:
     """A name that a store writes; nothing else ever becomes a path."""
     if len(name) <= 1000 and (_SMALL.match(name) or _is_layer(name)) and ".." not in name.split("/"):
         return name

@@ -34,6 +34,7 @@ from nosync.cli.screen import (
 )
 from nosync.lsm.errors import NosyncError, StorageError
 from nosync.lsm.status import StoreStatus
+from nosync.lsm.store import Store
 
 
 @cli.command()
@@ -54,7 +55,7 @@ def status(path: Path, watch: bool, as_json: bool) -> None:
 def _show_now(path: Path, *, as_json: bool) -> None:
     with read_only(path) as store:
         found = store.status()
-    daemon = _daemon_of(path)
+        daemon = _daemon_of(store)
     if as_json:
         print_json(dataclasses.asdict(found) | ({} if daemon is None else {"daemon": daemon}))
         return
@@ -65,23 +66,21 @@ def _show_now(path: Path, *, as_json: bool) -> None:
         _show_daemon(daemon)
 
 
-def _daemon_of(path: Path) -> dict[str, Any] | None:
-    """What the daemon of a directory says of itself and its peers; None where it has none."""
+def _daemon_of(store: Store) -> dict[str, Any] | None:
+    """What the daemon of a store says of itself and its peers; None where it has none."""
     try:
-        from nosync.replication.daemon import client_of  # noqa: PLC0415 - needs the extra `daemon`
-        from nosync.replication.places import address_of  # noqa: PLC0415
+        from nosync.replication.connected import daemon_of  # noqa: PLC0415 - needs the extra `daemon`
     except ImportError:
         return None
-    about = address_of(path)
-    if about is None:
+    client = daemon_of(store)
+    if client is None:
         return None
     try:
-        client = client_of(path)
-        assert client is not None, "its address is there"
         reply = client.status(timeout_s=2.0)
-        client.close()
     except NosyncError as error:
-        return {"node": about["node"], "address": about["address"], "error": str(error)}
+        return {"node": client.node, "address": client.address, "error": str(error)}
+    finally:
+        client.close()
     peers = [
         {"node": p.node, "address": p.address, "state": p.state, "behind_files": p.behind_files,
          "behind_bytes": p.behind_bytes, "silent_s": round(p.silent_s, 1), "why": p.why}
@@ -89,7 +88,7 @@ def _daemon_of(path: Path) -> dict[str, Any] | None:
     ]  # fmt: skip
     safe = reply.safe_point if reply.HasField("safe_point") else None
     return {
-        "node": reply.node, "address": about["address"], "replicas": reply.replicas, "safe_point": safe,
+        "node": reply.node, "address": client.address, "replicas": reply.replicas, "safe_point": safe,
         "lag_s": round(reply.lag_s, 1), "backlog_bytes": reply.backlog_bytes, "loaded": reply.loaded,
         "stages": [_stage_of(stage) for stage in reply.stages],
         "peers": peers, "problems": dict(reply.problems),

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -30,6 +32,7 @@ err = Console(stderr=True, highlight=False, emoji=False)
 STORE = click.argument("path", metavar="PATH", type=click.Path(path_type=Path))
 JSON = click.option("--json", "as_json", is_flag=True, help="Print JSON instead of tables.")
 MOST_ROWS_SHOWN = 50
+_ADDRESS = re.compile(r"[^/]+:[0-9]{1,5}\Z")
 
 
 def fail(message: str, code: int) -> None:
@@ -46,6 +49,10 @@ def print_json(value: Any) -> None:
 
 
 def read_only(path: Path) -> Store:
+    """A store to look at: in a directory, or of the daemon at HOST:PORT."""
+    if _ADDRESS.match(str(path)) and not path.exists():
+        tls, identity, node = (os.environ.get(name) for name in ("NOSYNC_TLS", "NOSYNC_IDENTITY", "NOSYNC_NODE"))
+        return nosync.connect(str(path), tls=tls, identity=identity, node=node)
     return nosync.open(path, read_only=True)
 
 

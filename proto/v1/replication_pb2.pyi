@@ -166,7 +166,7 @@ class StatusRequest(_message.Message):
     def __init__(self, branch: _Optional[str] = ..., lag: _Optional[bool] = ...) -> None: ...
 
 class StatusReply(_message.Message):
-    __slots__ = ("node", "incarnation", "store_id", "key_groups", "replicas", "safe_point", "last_sealed", "since", "peers", "problems", "stages", "lag_s", "backlog_bytes", "loaded")
+    __slots__ = ("node", "incarnation", "store_id", "key_groups", "replicas", "safe_point", "last_sealed", "since", "peers", "problems", "stages", "lag_s", "backlog_bytes", "loaded", "data")
     class ProblemsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -188,6 +188,7 @@ class StatusReply(_message.Message):
     LAG_S_FIELD_NUMBER: _ClassVar[int]
     BACKLOG_BYTES_FIELD_NUMBER: _ClassVar[int]
     LOADED_FIELD_NUMBER: _ClassVar[int]
+    DATA_FIELD_NUMBER: _ClassVar[int]
     node: str
     incarnation: str
     store_id: str
@@ -202,7 +203,8 @@ class StatusReply(_message.Message):
     lag_s: float
     backlog_bytes: int
     loaded: bool
-    def __init__(self, node: _Optional[str] = ..., incarnation: _Optional[str] = ..., store_id: _Optional[str] = ..., key_groups: _Optional[int] = ..., replicas: _Optional[int] = ..., safe_point: _Optional[int] = ..., last_sealed: _Optional[int] = ..., since: _Optional[int] = ..., peers: _Optional[_Iterable[_Union[PeerStatus, _Mapping]]] = ..., problems: _Optional[_Mapping[str, str]] = ..., stages: _Optional[_Iterable[_Union[StageProgress, _Mapping]]] = ..., lag_s: _Optional[float] = ..., backlog_bytes: _Optional[int] = ..., loaded: _Optional[bool] = ...) -> None: ...
+    data: str
+    def __init__(self, node: _Optional[str] = ..., incarnation: _Optional[str] = ..., store_id: _Optional[str] = ..., key_groups: _Optional[int] = ..., replicas: _Optional[int] = ..., safe_point: _Optional[int] = ..., last_sealed: _Optional[int] = ..., since: _Optional[int] = ..., peers: _Optional[_Iterable[_Union[PeerStatus, _Mapping]]] = ..., problems: _Optional[_Mapping[str, str]] = ..., stages: _Optional[_Iterable[_Union[StageProgress, _Mapping]]] = ..., lag_s: _Optional[float] = ..., backlog_bytes: _Optional[int] = ..., loaded: _Optional[bool] = ..., data: _Optional[str] = ...) -> None: ...
 
 class StageProgress(_message.Message):
     __slots__ = ("stage", "complete", "durable", "replicated", "waiting_layers", "waiting_bytes")
@@ -358,3 +360,57 @@ class ChangeBranchesReply(_message.Message):
     LAYERS_DROPPED_FIELD_NUMBER: _ClassVar[int]
     layers_dropped: int
     def __init__(self, layers_dropped: _Optional[int] = ...) -> None: ...
+
+class ListFilesRequest(_message.Message):
+    __slots__ = ("directory",)
+    DIRECTORY_FIELD_NUMBER: _ClassVar[int]
+    directory: str
+    def __init__(self, directory: _Optional[str] = ...) -> None: ...
+
+class ListFilesReply(_message.Message):
+    __slots__ = ("names",)
+    NAMES_FIELD_NUMBER: _ClassVar[int]
+    names: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, names: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class FetchFilesRequest(_message.Message):
+    __slots__ = ("names",)
+    NAMES_FIELD_NUMBER: _ClassVar[int]
+    names: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, names: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class LayersRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class Layer(_message.Message):
+    __slots__ = ("stage", "fingerprint", "shard", "shards", "lower", "upper", "since", "rows", "tombstones", "size_bytes", "digest", "level", "tree_level", "path")
+    STAGE_FIELD_NUMBER: _ClassVar[int]
+    FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
+    SHARD_FIELD_NUMBER: _ClassVar[int]
+    SHARDS_FIELD_NUMBER: _ClassVar[int]
+    LOWER_FIELD_NUMBER: _ClassVar[int]
+    UPPER_FIELD_NUMBER: _ClassVar[int]
+    SINCE_FIELD_NUMBER: _ClassVar[int]
+    ROWS_FIELD_NUMBER: _ClassVar[int]
+    TOMBSTONES_FIELD_NUMBER: _ClassVar[int]
+    SIZE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    DIGEST_FIELD_NUMBER: _ClassVar[int]
+    LEVEL_FIELD_NUMBER: _ClassVar[int]
+    TREE_LEVEL_FIELD_NUMBER: _ClassVar[int]
+    PATH_FIELD_NUMBER: _ClassVar[int]
+    stage: str
+    fingerprint: str
+    shard: int
+    shards: int
+    lower: int
+    upper: int
+    since: int
+    rows: int
+    tombstones: int
+    size_bytes: int
+    digest: str
+    level: str
+    tree_level: int
+    path: str
+    def __init__(self, stage: _Optional[str] = ..., fingerprint: _Optional[str] = ..., shard: _Optional[int] = ..., shards: _Optional[int] = ..., lower: _Optional[int] = ..., upper: _Optional[int] = ..., since: _Optional[int] = ..., rows: _Optional[int] = ..., tombstones: _Optional[int] = ..., size_bytes: _Optional[int] = ..., digest: _Optional[str] = ..., level: _Optional[str] = ..., tree_level: _Optional[int] = ..., path: _Optional[str] = ...) -> None: ...

@@ -160,6 +160,21 @@ class DaemonStub:
                 request_serializer=nosync_dot_proto_dot_v1_dot_replication__pb2.ChangeBranchesRequest.SerializeToString,
                 response_deserializer=nosync_dot_proto_dot_v1_dot_replication__pb2.ChangeBranchesReply.FromString,
                 _registered_method=True)
+        self.ListFiles = channel.unary_stream(
+                '/nosync.v1.Daemon/ListFiles',
+                request_serializer=nosync_dot_proto_dot_v1_dot_replication__pb2.ListFilesRequest.SerializeToString,
+                response_deserializer=nosync_dot_proto_dot_v1_dot_replication__pb2.ListFilesReply.FromString,
+                _registered_method=True)
+        self.FetchFiles = channel.unary_stream(
+                '/nosync.v1.Daemon/FetchFiles',
+                request_serializer=nosync_dot_proto_dot_v1_dot_replication__pb2.FetchFilesRequest.SerializeToString,
+                response_deserializer=nosync_dot_proto_dot_v1_dot_replication__pb2.Frame.FromString,
+                _registered_method=True)
+        self.Layers = channel.unary_stream(
+                '/nosync.v1.Daemon/Layers',
+                request_serializer=nosync_dot_proto_dot_v1_dot_replication__pb2.LayersRequest.SerializeToString,
+                response_deserializer=nosync_dot_proto_dot_v1_dot_replication__pb2.Layer.FromString,
+                _registered_method=True)
 
 
 class DaemonServicer:
@@ -232,6 +247,25 @@ class DaemonServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ListFiles(self, request, context):
+        """For who reads the store from elsewhere: names in a directory, files, and what layers there are.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def FetchFiles(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Layers(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_DaemonServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -284,6 +318,21 @@ def add_DaemonServicer_to_server(servicer, server):
                     servicer.ChangeBranches,
                     request_deserializer=nosync_dot_proto_dot_v1_dot_replication__pb2.ChangeBranchesRequest.FromString,
                     response_serializer=nosync_dot_proto_dot_v1_dot_replication__pb2.ChangeBranchesReply.SerializeToString,
+            ),
+            'ListFiles': grpc.unary_stream_rpc_method_handler(
+                    servicer.ListFiles,
+                    request_deserializer=nosync_dot_proto_dot_v1_dot_replication__pb2.ListFilesRequest.FromString,
+                    response_serializer=nosync_dot_proto_dot_v1_dot_replication__pb2.ListFilesReply.SerializeToString,
+            ),
+            'FetchFiles': grpc.unary_stream_rpc_method_handler(
+                    servicer.FetchFiles,
+                    request_deserializer=nosync_dot_proto_dot_v1_dot_replication__pb2.FetchFilesRequest.FromString,
+                    response_serializer=nosync_dot_proto_dot_v1_dot_replication__pb2.Frame.SerializeToString,
+            ),
+            'Layers': grpc.unary_stream_rpc_method_handler(
+                    servicer.Layers,
+                    request_deserializer=nosync_dot_proto_dot_v1_dot_replication__pb2.LayersRequest.FromString,
+                    response_serializer=nosync_dot_proto_dot_v1_dot_replication__pb2.Layer.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -557,6 +606,87 @@ class Daemon:
             '/nosync.v1.Daemon/ChangeBranches',
             nosync_dot_proto_dot_v1_dot_replication__pb2.ChangeBranchesRequest.SerializeToString,
             nosync_dot_proto_dot_v1_dot_replication__pb2.ChangeBranchesReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListFiles(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/nosync.v1.Daemon/ListFiles',
+            nosync_dot_proto_dot_v1_dot_replication__pb2.ListFilesRequest.SerializeToString,
+            nosync_dot_proto_dot_v1_dot_replication__pb2.ListFilesReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def FetchFiles(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/nosync.v1.Daemon/FetchFiles',
+            nosync_dot_proto_dot_v1_dot_replication__pb2.FetchFilesRequest.SerializeToString,
+            nosync_dot_proto_dot_v1_dot_replication__pb2.Frame.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Layers(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/nosync.v1.Daemon/Layers',
+            nosync_dot_proto_dot_v1_dot_replication__pb2.LayersRequest.SerializeToString,
+            nosync_dot_proto_dot_v1_dot_replication__pb2.Layer.FromString,
             options,
             channel_credentials,
             insecure,

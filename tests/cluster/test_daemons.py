@@ -124,6 +124,48 @@ def test_pins_instances_and_marks_reach_the_other_nodes(tmp_path: Path) -> None:
         eventually("history goes on", lambda: one.since() == 9)
 
 
+def test_a_store_is_read_over_a_connection(tmp_path: Path) -> None:
+    """What is fetched is what is there: reads, changes, branches; a cache that is used again; damage and strangers refused."""
+    with running(tmp_path / "nodes", ("n1",), replicas=1) as daemons, daemons.open("n1") as store:
+        address, cache = f"127.0.0.1:{daemons.ports['n1']}", tmp_path / "cache"
+        for t in range(4):
+            publish(store, t, copies=1)
+        store.sync()
+        store.pin("two", 2)
+        with nosync.connect(address, cache=cache) as there:
+            assert [state(there, t) for t in range(4)] == [expected(t) for t in range(4)]
+            assert there.changes("counts", 1, 3).equals(store.changes("counts", 1, 3))
+            assert there.lookup("counts", pa.table({"k": [3, 7]})).num_rows == 2
+            assert there.pins() == {"two": 2}
+            assert (there.last_sealed(), there.since(), there.schema("counts")) == (3, 0, store.schema("counts"))
+            eventually("safe", lambda: there.safe_point() == 3)
+            assert [layer.digest for layer in there.layers()] == [layer.digest for layer in store.layers()]
+            assert there.status().stages == store.status().stages
+            publish(store, 4, copies=1)  # seen without connecting again
+            assert state(there, 4) == expected(4)
+            assert there.compact() > 0
+            assert state(there, 1) == expected(1), "merged away there meanwhile"
+            assert there.verify().errors == ()
+            for write in (lambda: there.pin("x", 1), lambda: there.append("counts", t=5, rows=rows(5))):
+                with pytest.raises(nosync.StorageError, match="can be read and not written"):
+                    write()
+        with nosync.connect(address, cache=cache) as again:
+            assert state(again, 3) == expected(3)
+        with nosync.connect(address) as here:
+            assert here.directory.root == daemons.data("n1"), "on the daemon's host it is the store itself"
+            publish(here, 5, copies=1)
+        daemons.stop("n1")
+        with pytest.raises(nosync.ReplicationError, match="does not answer"):
+            nosync.connect(address)
+    with running(tmp_path / "others", ("n9",), replicas=1) as others:
+        with pytest.raises(nosync.ReplicationError, match="give another cache="):
+            nosync.connect(f"127.0.0.1:{others.ports['n9']}", cache=cache)
+        with pytest.raises(nosync.InvalidInputError, match="belong together"):
+            nosync.connect("127.0.0.1:1", tls="certs")
+        with pytest.raises(nosync.ReplicationError, match="not HOST:PORT"):
+            nosync.connect("somewhere")
+
+
 def _is_fenced(store: nosync.Store, instance: Instance) -> bool:
     try:
         check_fence(store.directory.root, "main", instance, store.directory.env)

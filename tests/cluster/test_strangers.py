@@ -25,6 +25,7 @@ from nosync.lsm.errors import ReplicationError
 from nosync.proto.v1 import replication_pb2 as pb
 from nosync.proto.v1 import replication_pb2_grpc as rpc
 from nosync.replication.certs import make_certificates
+from nosync.replication.daemon import client_of
 from nosync.replication.messages import PROTOCOL_VERSION, Message
 from nosync.replication.transport import Certificates, channel_to, is_loopback
 from nosync.replication.wire import CHUNK_BYTES, Chunk, Decoder, Encoder
@@ -227,6 +228,15 @@ def test_mutual_tls(tmp_path: Path) -> None:
             about = _hello(daemons, node="n1", incarnation="9")  # n2's certificate, and says that it is n1
             assert all(frame.WhichOneof("kind") == "hello" for frame in _talk(channel, [about]))
         eventually("it is logged", lambda: "has the certificate of n2" in daemons.log("n1"))
+        make_certificates(tmp_path / "tls", ["analyst"])
+        address = f"127.0.0.1:{daemons.ports['n1']}"
+        of_analyst = {"tls": tmp_path / "tls", "identity": "analyst", "cache": tmp_path / "cache"}
+        with nosync.connect(address, node="n1", **of_analyst) as there:  # type: ignore[arg-type]
+            assert state(there, 0) == expected(0)
+        with pytest.raises(ReplicationError, match="does not answer"):
+            nosync.connect(address, node="n2", **of_analyst)  # type: ignore[arg-type]
+        with pytest.raises(ReplicationError, match="does not answer"):
+            nosync.connect(address)
         with pytest.raises(ReplicationError, match=r"n7.pem is not there: make certificates with nosync certs"):
             Certificates.of_directory(tmp_path / "tls", "n7")
 
@@ -332,6 +342,23 @@ def test_the_generated_code_is_that_of_the_proto(tmp_path: Path) -> None:
     for made in tmp_path.glob("replication_pb2*"):
         assert made.read_text() == (root / "proto" / "v1" / made.name).read_text(), made.name
     assert len(list(tmp_path.glob("replication_pb2*"))) == 3
+
+
+def test_only_a_stores_own_files_are_served(tmp_path: Path) -> None:
+    with running(tmp_path, ("n1",), replicas=1) as daemons, daemons.open("n1") as store:
+        publish(store, 0, copies=1)
+        client = client_of(daemons.data("n1"))
+        assert client is not None
+        assert client.list_files("manifests/main") == ["0.json"]
+        for directory in ("..", "", ".", "catalog", "/etc", "layers/../../..", "quarantine"):
+            with pytest.raises(nosync.ReplicationError, match="not"):
+                client.list_files(directory)
+        for name in ("NOSYNC", "daemon.json", "../n1.log", "/etc/passwd", "catalog/CURRENT", "layers/x"):
+            with pytest.raises(nosync.ReplicationError, match="not"):
+                list(client.fetch_files([name]))
+        (gone,) = client.fetch_files(["manifests/main/7.json"])
+        assert gone.not_there.name == "manifests/main/7.json"
+        client.close()
 
 
 def test_a_large_inventory_comes_in_parts() -> None:

@@ -20,7 +20,7 @@ from nosync.lsm.marks import Marks, old_marks
 from nosync.lsm.pins import Pin, delete_pin, publish_pin, read_pins
 from nosync.lsm.registers import register_files
 from nosync.lsm.timestamp import Epoch
-from nosync.replication.wire import _checked_name
+from nosync.replication.wire import check_name
 
 ENV = Env()
 NODES = 3
@@ -38,7 +38,7 @@ def nodes() -> Iterator[list[Path]]:
 
 def copy(source: Path, target: Path, path: PurePosixPath) -> None:
     """What replication does with a file: its name is checked, and it is there or not."""
-    assert _checked_name(str(path)) == str(path)
+    assert check_name(str(path)) == str(path)
     (target / path).parent.mkdir(parents=True, exist_ok=True)
     if source != target:
         shutil.copyfile(source / path, target / path)

@@ -1,0 +1,224 @@
+"""A store that is read from elsewhere: what is asked for is fetched from a daemon, verified, and kept in a directory here.
+
+Names are listed by the daemon every time; files never change, so each is fetched once. Reading then is what it is beside the
+files: merged-away layers are noticed and replaced by those that stand for them, damaged ones are refused.
+"""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path, PurePosixPath
+from typing import BinaryIO
+
+import pyarrow as pa
+from blake3 import blake3
+
+from nosync.lsm.branches import MAIN
+from nosync.lsm.directory import LAYERS, MARKER, LayerDirectory, create_store, read_marker
+from nosync.lsm.env import Env, storage_errors
+from nosync.lsm.errors import CorruptionError, ReplicationError, StorageError
+from nosync.lsm.reader import LayerReader
+from nosync.lsm.roles import StoreNode
+from nosync.lsm.scrub import VerifyReport
+from nosync.lsm.settings import StoreSettings
+from nosync.lsm.status import LayerStatus, StoreStatus, shown
+from nosync.lsm.store import Store
+from nosync.lsm.timestamp import Time
+from nosync.lsm.writer import TEMPORARY_DIRECTORY
+from nosync.replication.daemon import client_of
+from nosync.replication.inventory import Held, layer_of
+from nosync.replication.transport import Certificates, DaemonClient, host_of
+from nosync.replication.wire import Chunk, Decoder
+
+
+class RemoteEnv(Env):
+    """The files of a daemon's directory as if they were in `root`, where those that were read are kept."""
+
+    def __init__(self, root: Path, client: DaemonClient) -> None:
+        self._root, self._client = root, client
+        self._local = Env()
+
+    def _relative(self, path: Path) -> str:
+        return str(PurePosixPath(path.relative_to(self._root)))
+
+    def list_dir(self, path: Path) -> list[str]:
+        directory = self._relative(path)
+        names = self._client.list_files(directory)
+        if not directory.startswith(LAYERS):
+            small = [f"{directory}/{name}" for name in names if name.endswith(".json")]
+            self._fetch([name for name in small if not (self._root / name).exists()])
+        return names
+
+    def read(self, path: Path) -> bytes:
+        self._have(path)
+        return super().read(path)
+
+    def map(self, path: Path) -> pa.Buffer:
+        self._have(path)
+        return super().map(path)
+
+    def size_bytes(self, path: Path) -> int:
+        self._have(path)
+        return super().size_bytes(path)
+
+    def _have(self, path: Path) -> None:
+        if not path.exists():
+            self._fetch([self._relative(path)])
+
+    def _fetch(self, names: list[str]) -> None:
+        """Files that are not there any more are left out: whoever opens them notices."""
+        decoder = Decoder()
+        temporary = self._root / TEMPORARY_DIRECTORY / self._local.token()
+        try:
+            for frame in self._client.fetch_files(names) if names else ():
+                chunk = decoder.decode(frame)
+                if isinstance(chunk, Chunk):
+                    with storage_errors("keep what was fetched", temporary), temporary.open("ab") as file:
+                        file.write(chunk.data)
+                    if chunk.offset + len(chunk.data) == chunk.held.size_bytes:
+                        self._keep(chunk.held, temporary)
+        finally:
+            self._local.unlink(temporary)
+
+    def _keep(self, held: Held, temporary: Path) -> None:
+        """A whole file, once it is what the daemon said it is. Raises CorruptionError."""
+        final, id = self._root / held.name, layer_of(held.name)
+        with storage_errors("keep what was fetched", final):
+            if id is None:
+                found: str = blake3(self._local.read(temporary)).hexdigest()
+            else:
+                reader = LayerReader.open(temporary, self._local, id)
+                reader.verify()
+                found = reader.digest
+            if found != held.digest:
+                raise CorruptionError(f"{held.name}: came with digest {found[:16]}, not {held.digest[:16]}")
+            self._local.make_dirs(final.parent)
+            self._local.replace(temporary, final)
+
+    def create(self, path: Path) -> BinaryIO:
+        raise _not_written(self._client.address)
+
+    def unlink(self, path: Path) -> None:
+        raise _not_written(self._client.address)
+
+
+def _not_written(address: str) -> StorageError:
+    return StorageError(
+        f"the store at {address} is connected to, so it can be read and not written: on the daemon's host nosync.open() of "
+        "its directory does both"
+    )
+
+
+class ConnectedStore(Store):
+    """A store over a connection: everything that reads works as it does beside the files. Made by `nosync.connect`."""
+
+    def __init__(self, directory: LayerDirectory, client: DaemonClient, forget: Sequence[Path]) -> None:
+        """`forget`: directories that go when it is closed."""
+        super().__init__(directory, StoreSettings(), None)
+        self.client, self._forget_at_close = client, forget
+
+    @property
+    def node(self) -> StoreNode:
+        """Raises StorageError: the node is elsewhere."""
+        raise _not_written(self.client.address)
+
+    def safe_point(self, branch: str = MAIN) -> int | None:
+        """As of the daemon: on as many nodes as asked for."""
+        reply = self.client.status(branch, lag=False)
+        return reply.safe_point if reply.HasField("safe_point") else None
+
+    def _read_only_safe_point(self) -> int | None:
+        return self.safe_point()
+
+    def since(self) -> int:
+        return int(self.client.status(lag=False).since)
+
+    def sync(self) -> None:
+        """Returns when everything that was published on the daemon's node is durable there."""
+        self.client.sync()
+
+    def compact(self, stage: str | None = None, progress: Callable[[int], None] | None = None) -> int:
+        """On the daemon's node. Returns the number of merges."""
+        done = 0
+        for done in self.client.compact(stage or ""):
+            if progress:
+                progress(done)
+        return done
+
+    def verify(self, progress: Callable[[int, int], None] | None = None) -> VerifyReport:
+        """The daemon verifies every byte of its layers; what is bad goes to quarantine there."""
+        errors = self.client.check()
+        layers = self.layers()
+        return VerifyReport(len(layers), 0, sum(layer.bytes for layer in layers), tuple(errors))
+
+    def layers(self) -> list[LayerStatus]:
+        return [
+            LayerStatus(
+                layer.stage,
+                layer.fingerprint,
+                layer.shard,
+                layer.shards,
+                shown(Time(layer.lower)),
+                shown(Time(layer.upper)),
+                shown(Time(layer.since)),
+                layer.rows,
+                layer.tombstones,
+                layer.size_bytes,
+                layer.digest,
+                layer.level,
+                layer.tree_level,
+                layer.path,
+            )
+            for layer in self.client.layers()
+        ]
+
+    def status(self) -> StoreStatus:
+        problems = dict(self.client.status(lag=False).problems)
+        return replace(super().status(), path=self.client.address, problems=problems)
+
+    def close(self) -> None:
+        """Ends the connection, and forgets what was fetched unless `cache=` was given."""
+        if not self._closed:
+            super().close()
+            self.client.close()
+            for directory in self._forget_at_close:
+                shutil.rmtree(directory, ignore_errors=True)
+
+    def __repr__(self) -> str:
+        return f"<nosync.Store at {self.client.address} ({'closed' if self._closed else 'connected'})>"
+
+
+def connect(
+    address: str,
+    certificates: Certificates | None = None,
+    node: str | None = None,
+    cache: Path | None = None,
+) -> tuple[Store, str]:
+    """The store of a daemon, and the daemon's own name of its directory. See `nosync.connect`."""
+    host_of(address)
+    client = DaemonClient(address, certificates, node)
+    try:
+        reply = client.status(lag=False)
+        root = Path(tempfile.mkdtemp(prefix="nosync-"), "store") if cache is None else cache
+        if not (root / MARKER).exists():
+            create_store(root, reply.key_groups, Env(), store_id=reply.store_id)
+        found = read_marker(root, Env()).store_id
+        if found != reply.store_id:
+            raise ReplicationError(
+                f"{root} keeps what was fetched of store {found}, and {address} serves store {reply.store_id}: give another "
+                "cache="
+            )
+    except BaseException:
+        client.close()
+        raise
+    directory = LayerDirectory(root, reply.key_groups, RemoteEnv(root, client))
+    forget = [] if cache is not None else [root.parent]
+    return ConnectedStore(directory, client, forget), reply.data
+
+
+def daemon_of(store: Store) -> DaemonClient | None:
+    """A client of its own of the daemon that keeps a store; None where none does."""
+    return store.client.again() if isinstance(store, ConnectedStore) else client_of(store.directory.root)

@@ -1,0 +1,86 @@
+"""The files of a data directory for who reads them from elsewhere (nosync.replication.connected)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+from blake3 import blake3
+
+from nosync.lsm.branches import BRANCHES
+from nosync.lsm.directory import LAYERS, MANIFESTS, PINS, LayerDirectory
+from nosync.lsm.env import storage_error, storage_errors
+from nosync.lsm.errors import NosyncError, ReplicationError
+from nosync.lsm.merge import level_of
+from nosync.lsm.node import Node
+from nosync.lsm.reader import LayerReader
+from nosync.proto.v1 import replication_pb2 as pb
+from nosync.replication.inventory import Held, layer_of
+from nosync.replication.messages import NotThere, Wanted
+from nosync.replication.wire import Encoder, check_group, check_name
+
+NAMES_PER_REPLY = 10_000
+_READABLE = (LAYERS, MANIFESTS, BRANCHES, PINS)
+
+
+def names_in(directory: LayerDirectory, relative: str) -> Iterator[list[str]]:
+    """The names in a directory, in pieces. Raises ReplicationError for one that is not there to be read."""
+    if check_group(relative).partition("/")[0] not in _READABLE:
+        raise ReplicationError(f"{relative!r} is not one of {', '.join(_READABLE)}, or in it")
+    path = directory.root / relative
+    with storage_errors("list", path):
+        names = sorted(directory.env.list_dir(path))
+    for first in range(0, len(names), NAMES_PER_REPLY):
+        yield names[first : first + NAMES_PER_REPLY]
+
+
+def contents_of(directory: LayerDirectory, names: Iterable[str]) -> Iterator[pb.Frame]:
+    """Files in pieces, one after the other, as they go between nodes; a NotThere for each that is not."""
+    encoder = Encoder()
+    for name in names:
+        path = directory.root / check_name(name)
+        if name.partition("/")[0] not in _READABLE:
+            raise ReplicationError(f"{name!r} is not one of {', '.join(_READABLE)}, or in it")
+        try:
+            held, file = _held(directory, name, path), path.open("rb")
+        except FileNotFoundError:
+            yield from encoder.frames(NotThere(name))
+            continue
+        except OSError as error:
+            raise storage_error("read", path, error) from error
+        with file, storage_errors("read", path):
+            yield from encoder.chunks(Wanted(held), file)
+
+
+def _held(directory: LayerDirectory, name: str, path: Path) -> Held:
+    id = layer_of(name)
+    if id is None:
+        contents = directory.env.read(path)
+        return Held(name, blake3(contents).hexdigest(), len(contents))
+    reader = LayerReader.open(path, directory.env, id)
+    return Held(name, reader.digest, reader.size_bytes)
+
+
+def layers_of(node: Node) -> Iterator[pb.Layer]:
+    """Every layer file of a node."""
+    durable, directory = node.durable_ids(), node.directory
+    for id in directory.layer_ids():
+        if id not in durable and any(d.trace == id.trace and d.description.covers(id.description) for d in durable):
+            continue
+        path, trace, d = directory.path_of(id), id.trace, id.description
+        found = pb.Layer(
+            stage=trace.stage, fingerprint=trace.fingerprint, shard=trace.shard.index, shards=trace.shard.count,
+            lower=d.lower, upper=d.upper, since=d.since, level="corrupt", path=str(path),
+        )  # fmt: skip
+        try:
+            reader = LayerReader.open(path, directory.env, id)
+        except FileNotFoundError:
+            continue
+        except NosyncError:
+            yield found
+            continue
+        info = reader.info
+        found.rows, found.tombstones, found.size_bytes = info.rows, info.tombstones, reader.size_bytes
+        found.digest, found.tree_level = reader.digest, level_of(info.rows)
+        found.level = "disk" if id in durable else "memory"
+        yield found
