@@ -177,7 +177,7 @@ def _batches(query: StreamingQuery, rows: int, warm: int, repeats: int) -> Sampl
 
 
 def _flink(rows: int, settings: dict[str, str]) -> dict[str, Any]:
-    python = _flink_python()
+    python = flink_python()
     program = Path(__file__).parent / "peers" / "flink_sums.py"
     with tempfile.TemporaryDirectory(dir=".") as checkpoints:
         about = {
@@ -185,21 +185,20 @@ def _flink(rows: int, settings: dict[str, str]) -> dict[str, Any]:
             "checkpoints": Path(checkpoints).absolute().as_uri(),
         }  # fmt: skip
         command = [str(python), str(program), json.dumps(about)]
-        done = subprocess.run(
-            command, env=_flink_variables(), capture_output=True, text=True, check=False, timeout=1800
-        )
+        done = subprocess.run(command, env=flink_variables(), capture_output=True, text=True, check=False, timeout=1800)
     if done.returncode:
         raise RuntimeError(f"Flink failed:\n{done.stderr[-3000:]}")
     found: dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])
     return found
 
 
-def _flink_variables() -> dict[str, str]:
+def flink_variables() -> dict[str, str]:
     java = os.environ.get("JAVA_HOME") or str(Path(os.path.realpath(shutil.which("java") or "java")).parents[1])
-    return {**os.environ, "JAVA_HOME": java}
+    # Without our own path, on which it would find our `proto` instead of its own.
+    return {name: value for name, value in os.environ.items() if name != "PYTHONPATH"} | {"JAVA_HOME": java}
 
 
-def _flink_python() -> Path:
+def flink_python() -> Path:
     python = FLINK_ENVIRONMENT / "bin" / "python"
     if not python.exists():
         print(f"installing {FLINK_REQUIREMENT} into {FLINK_ENVIRONMENT} (it needs an older pyarrow than we do)")

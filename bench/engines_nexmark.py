@@ -1,0 +1,201 @@
+"""NexMark Q1, Q3, Q8 and Q12 in nosync, Structured Streaming and Flink SQL, on the same files, one after the other.
+
+First all engines answer a small input, and the answers must be equal; then each is timed, with results that go nowhere.
+Event time only cuts windows (Q8, Q12): no engine is told to forget anything, so all keep the same state.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from pyspark.sql import DataFrame, SparkSession
+
+import nosync
+from bench.engines_sums import CHANGELOG, STREAMING, flink_python, flink_variables
+from bench.harness import Result, Samples
+from bench.nexmark import AUCTIONS, BIDS, PERSONS, QUERIES, STREAMS, Query, digest_of_rows, write_events
+from bench.spark_epochs import CORES, SHARDS
+from nosync.spark.session import conf_set, local_session
+
+EVENTS, WARM, MEASURED = 500_000, 4, 6
+SMALL_EVENTS, SMALL_EPOCHS = 5_000, 3
+HOT_SHARES = (0.0, 0.1, 0.2, 0.3)
+GOALS = {"Q3", "Q8", "Q12"}
+_PATIENCE_S = 900
+
+
+def run(scale: str) -> Iterator[Result]:
+    spark = local_session(CORES, "nosync-bench")
+    queries = QUERIES if scale == "full" else [query for query in QUERIES if query.name in ("Q3", "Q12")]
+    with tempfile.TemporaryDirectory(dir=".") as temporary:
+        root = Path(temporary).absolute()
+        _check_answers(spark, root / "small")
+        for hot in HOT_SHARES if scale == "full" else (0.0, 0.3):
+            yield from _timed(spark, root / f"hot-{hot}", queries, hot)
+    spark.stop()
+
+
+def _check_answers(spark: SparkSession, root: Path) -> None:
+    """Raises RuntimeError where two engines answer a query differently."""
+    write_events(root, SMALL_EPOCHS, SMALL_EVENTS, hot=0.1)
+    of_flink = _flink(root, QUERIES, answers=True)["answers"]
+    for query in QUERIES:
+        answers = {
+            "nosync": _answer_of_nosync(spark, root, query),
+            "Structured Streaming": _answer_of_spark(spark, root, query),
+            "Flink": of_flink[query.name],
+        }
+        if len(set(answers.values())) != 1:
+            raise RuntimeError(f"{query.name} is answered differently: {answers}")
+
+
+def _timed(spark: SparkSession, root: Path, queries: tuple[Query, ...] | list[Query], hot: float) -> Iterator[Result]:
+    digest = write_events(root, WARM + MEASURED, EVENTS, hot)
+    of_flink = _flink(root, queries, answers=False)
+    for query in queries:
+        mine, theirs = _nosync(spark, root, query), _structured_streaming(spark, root, query)
+        workload = f"NexMark {query.name}, {hot:.0%} hot, epochs of {EVENTS:,} events"
+        for name, rate in (
+            ("Structured Streaming, RocksDB + changelog", EVENTS / theirs.median),
+            (
+                f"Flink {of_flink['version']} SQL, RocksDB incremental, 1 s checkpoints",
+                of_flink["events_per_s"][query.name],
+            ),
+        ):
+            ours = EVENTS / mine.median
+            goal = query.name in GOALS
+            yield Result(
+                workload, "nosync", ours, "events/s", name, rate, ours / rate, "> 1" if goal else "",
+                ours > rate if goal else None, mine.spread, len(mine.seconds), {"input": digest},
+            )  # fmt: skip
+
+
+# --- nosync -----------------------------------------------------------------------------------------------------------
+
+
+def _q1(flow: nosync.Dataflow) -> nosync.Stage:
+    bids = flow.source(BIDS, STREAMS[BIDS])
+    return bids.select("out", "auction", "bidder", "price * 908 AS mills", "ts")
+
+
+def _q3(flow: nosync.Dataflow) -> nosync.Stage:
+    persons, auctions = flow.source(PERSONS, STREAMS[PERSONS]), flow.source(AUCTIONS, STREAMS[AUCTIONS])
+    local = persons.where("local", "state IN ('OR', 'ID', 'CA')").select("people", "id", "name", "city", "state")
+    tens = auctions.where("tens", "category = 10").select("offers", "seller AS id", "id AS auction")
+    return tens.join("out", local, on=["id"])
+
+
+def _q8(flow: nosync.Dataflow) -> nosync.Stage:
+    persons, auctions = flow.source(PERSONS, STREAMS[PERSONS]), flow.source(AUCTIONS, STREAMS[AUCTIONS])
+    new = persons.select("people", "id", "name", "ts - ts % 10 AS w")
+    sellers = auctions.select("sales", "seller AS id", "ts - ts % 10 AS w").dedupe("sellers", key=["id", "w"])
+    return new.join("out", sellers, on=["id", "w"])
+
+
+def _q12(flow: nosync.Dataflow) -> nosync.Stage:
+    bids = flow.source(BIDS, STREAMS[BIDS])
+    return bids.select("windows", "bidder", "ts - ts % 10 AS w").aggregate("out", key=["bidder", "w"], n=nosync.count())
+
+
+FLOWS: Mapping[str, Callable[[nosync.Dataflow], nosync.Stage]] = {"Q1": _q1, "Q3": _q3, "Q8": _q8, "Q12": _q12}
+OUT = {
+    "Q1": ["auction", "bidder", "mills", "ts"],
+    "Q3": ["name", "city", "state", "auction"],
+    "Q8": ["id", "name", "w"],
+    "Q12": ["bidder", "w", "n"],
+}
+
+
+def _advanced(spark: SparkSession, root: Path, query: Query, store: nosync.Store) -> tuple[nosync.Job, list[float]]:
+    flow = nosync.Dataflow("nexmark")
+    FLOWS[query.name](flow)
+    job = nosync.Job(flow, store, spark=spark, shards=SHARDS)
+    seconds = []
+    for t in range(len(list((root / BIDS).iterdir()))):
+        inputs = {name: spark.read.parquet(str(root / name / f"{t:04}.parquet")) for name in query.streams}
+        seconds.append(job.advance(t, inputs).seconds)
+    return job, seconds
+
+
+def _nosync(spark: SparkSession, root: Path, query: Query) -> Samples:
+    with tempfile.TemporaryDirectory(dir=root) as directory, nosync.open(Path(directory) / "store") as store:
+        _, seconds = _advanced(spark, root, query, store)
+    return Samples(seconds[WARM:])
+
+
+def _answer_of_nosync(spark: SparkSession, root: Path, query: Query) -> str:
+    with tempfile.TemporaryDirectory(dir=root) as directory, nosync.open(Path(directory) / "store") as store:
+        job, _ = _advanced(spark, root, query, store)
+        return digest_of_rows(job.read("out").select(*OUT[query.name]).collect())
+
+
+# --- Structured Streaming ---------------------------------------------------------------------------------------------
+
+
+def _streaming_rows(spark: SparkSession, root: Path, query: Query) -> DataFrame:
+    for name in query.streams:
+        files = spark.readStream.schema(STREAMS[name]).option("maxFilesPerTrigger", 1)
+        files.parquet(str(root / name)).createOrReplaceTempView(name)
+    if query.name != "Q8":
+        return spark.sql(query.sql)
+    # A DISTINCT before a join is there only as dropDuplicates.
+    new = spark.sql("SELECT id, name, ts - ts % 10 AS w FROM persons")
+    sellers = spark.sql("SELECT seller AS id, ts - ts % 10 AS w FROM auctions").dropDuplicates(["id", "w"])
+    return new.join(sellers, ["id", "w"]).select("id", "name", "w")
+
+
+def _structured_streaming(spark: SparkSession, root: Path, query: Query) -> Samples:
+    with conf_set(spark, {**STREAMING, CHANGELOG: "true"}), tempfile.TemporaryDirectory(dir=root) as checkpoint:
+        writer = _streaming_rows(spark, root, query).writeStream.format("noop")
+        running = writer.outputMode("update" if query.key else "append").option("checkpointLocation", checkpoint)
+        stream = running.trigger(availableNow=True).start()
+        if not stream.awaitTermination(_PATIENCE_S):
+            stream.stop()
+            raise RuntimeError(f"Structured Streaming did not answer {query.name} within {_PATIENCE_S} s")
+        batches: list[Any] = [p for p in stream.recentProgress if p["numInputRows"]]
+    if len(batches) != WARM + MEASURED:
+        raise RuntimeError(f"Structured Streaming answered {query.name} in {len(batches)} batches")
+    return Samples([batch["durationMs"]["triggerExecution"] / 1000 for batch in batches[WARM:]])
+
+
+def _answer_of_spark(spark: SparkSession, root: Path, query: Query) -> str:
+    rows: dict[tuple[object, ...], tuple[object, ...]] = {}
+
+    def take(batch: DataFrame, t: int) -> None:
+        for i, row in enumerate(batch.collect()):
+            rows[tuple(row)[: query.key] if query.key else (t, i)] = tuple(row)
+
+    with conf_set(spark, {**STREAMING, CHANGELOG: "true"}), tempfile.TemporaryDirectory(dir=root) as checkpoint:
+        writer = _streaming_rows(spark, root, query).writeStream.foreachBatch(take)
+        running = writer.outputMode("update" if query.key else "append").option("checkpointLocation", checkpoint)
+        running.trigger(availableNow=True).start().awaitTermination(_PATIENCE_S)
+    return digest_of_rows(rows.values())
+
+
+# --- Flink ------------------------------------------------------------------------------------------------------------
+
+
+def _flink(root: Path, queries: tuple[Query, ...] | list[Query], *, answers: bool) -> dict[str, Any]:
+    """Version, and by query answers, or events per second after the first epochs."""
+    program = Path(__file__).parent / "peers" / "flink_nexmark.py"
+    with tempfile.TemporaryDirectory(dir=".") as checkpoints:
+        about = {
+            "csv": str(root / "csv"), "streams": STREAMS, "answers": answers, "warm_files": WARM, "events_per_file": EVENTS,
+            "queries": [{"name": q.name, "sql": q.sql, "streams": q.streams, "columns": q.columns} for q in queries],
+            "checkpoints": Path(checkpoints).absolute().as_uri(),
+        }  # fmt: skip
+        done = subprocess.run(
+            [str(flink_python()), str(program)], input=json.dumps(about), env=flink_variables(), capture_output=True,
+            text=True, check=False, timeout=3600,
+        )  # fmt: skip
+    if done.returncode:
+        raise RuntimeError(f"Flink failed:\n{done.stderr[-3000:]}")
+    found: dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])
+    if answers:
+        found["answers"] = {name: digest_of_rows(rows) for name, rows in found["answers"].items()}
+    return found

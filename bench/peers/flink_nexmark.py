@@ -1,0 +1,87 @@
+"""The queries of `bench.nexmark` in Flink SQL. Runs in an environment of its own; reads standard input, prints JSON."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import shutil
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from pyflink.common import Configuration, RowKind
+from pyflink.table import EnvironmentSettings, TableEnvironment
+
+BASE = {
+    "parallelism.default": "2",
+    "state.backend.type": "rocksdb",
+    "execution.checkpointing.incremental": "true",
+    "execution.checkpointing.interval": "1s",
+    "taskmanager.memory.process.size": "4g",
+    "rest.bind-port": "0",
+}
+
+
+def environment(about: dict[str, Any], csv: Path) -> TableEnvironment:
+    configuration = Configuration()
+    for name, value in {**BASE, "execution.checkpointing.dir": about["checkpoints"]}.items():
+        configuration.set_string(name, value)
+    settings = EnvironmentSettings.new_instance().in_streaming_mode().with_configuration(configuration).build()
+    env = TableEnvironment.create(settings)
+    for name, columns in about["streams"].items():
+        env.execute_sql(
+            f"CREATE TEMPORARY TABLE {name} ({columns}) "
+            f"WITH ('connector' = 'filesystem', 'path' = '{(csv / name).as_uri()}', 'format' = 'csv')"
+        )
+    return env
+
+
+def answer(about: dict[str, Any], query: dict[str, Any]) -> list[list[Any]]:
+    """The rows that are left when all changes are applied."""
+    counts: dict[tuple[Any, ...], int] = {}
+    with environment(about, Path(about["csv"])).execute_sql(query["sql"]).collect() as rows:
+        for row in rows:
+            added = 1 if row.get_row_kind() in (RowKind.INSERT, RowKind.UPDATE_AFTER) else -1
+            counts[tuple(row)] = counts.get(tuple(row), 0) + added
+    return [list(row) for row, n in counts.items() for _ in range(n)]
+
+
+def seconds(about: dict[str, Any], query: dict[str, Any], csv: Path) -> float:
+    """From the submission of a bounded job to its end."""
+    env = environment(about, csv)
+    env.execute_sql(f"CREATE TEMPORARY TABLE sink ({query['columns']}) WITH ('connector' = 'blackhole')")
+    began = time.perf_counter()
+    env.execute_sql(f"INSERT INTO sink {query['sql']}").wait()
+    return time.perf_counter() - began
+
+
+def rate(about: dict[str, Any], query: dict[str, Any]) -> float:
+    """Events per second: a job's start and end take the same time whatever it does between."""
+    csv = Path(about["csv"])
+    with tempfile.TemporaryDirectory(dir=csv.parent) as directory:
+        files = 0
+        for name in about["streams"]:
+            paths = sorted((csv / name).iterdir())
+            files = len(paths)
+            (Path(directory) / name).mkdir()
+            for path in paths[: about["warm_files"]]:
+                shutil.copyfile(path, Path(directory) / name / path.name)
+        seconds(about, query, Path(directory))  # the JVM warms up
+        short_s = seconds(about, query, Path(directory))
+    return (files - about["warm_files"]) * about["events_per_file"] / (seconds(about, query, csv) - short_s)
+
+
+def main() -> None:
+    about = json.load(sys.stdin)
+    found: dict[str, Any] = {"version": importlib.metadata.version("apache-flink")}
+    if about["answers"]:
+        found["answers"] = {query["name"]: answer(about, query) for query in about["queries"]}
+    else:
+        found["events_per_s"] = {query["name"]: rate(about, query) for query in about["queries"]}
+    print(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,254 @@
+"""Textbook ways to survive a failure, on our own engine and the same work: how long each holds the computation up after an epoch,
+and how soon the state is served again.
+
+An epoch looks 2,000 keys up and writes their new values. The *stall* is the time from having these values until the next epoch may
+begin. What an engine without our layers would have to do besides is done here in the plainest way: a full snapshot is
+an Arrow file, synced; a replay computes the epochs again.
+
+| protocol | between two epochs | after a failure |
+|---|---|---|
+| nosync | write and link | list and map the files |
+| coordinated, incremental | the same, and wait until it is durable | the same |
+| coordinated, full | write the whole state, synced | load the newest snapshot |
+| uncoordinated | every 10 epochs wait until all is durable | replay up to 10 epochs |
+| passive standby | wait until a second node has it too | that node has it |
+| active standby | a second computation of everything | it goes on |
+| upstream backup | keep the input | replay all of it |
+| gap | nothing | begin with nothing |
+
+The node is a daemon of its own, as for Spark's tasks; one shard, one process that computes.
+
+(Hwang et al., High-availability algorithms for distributed stream processing, ICDE 2005; Elnozahy et al., A survey of
+rollback-recovery protocols in message-passing systems, 2002.)
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+import nosync
+from bench.harness import Result, Samples, timed
+from bench.spark_epochs import MEMORY_DIRECTORY
+from nosync.lsm.layer import Description, LayerId, Shard, TraceId
+from nosync.testing.daemons import running
+
+ROWS = 2_000
+LOAD_ROWS = 1_000_000
+STATES = {"short": (10**5, 10**6), "full": (10**5, 10**6, 10**7)}
+CHECKPOINT_EPOCHS = 10
+GOAL_S = 0.005
+STAGE = "sums"
+
+
+class Work:
+    """Epochs over a state of so many keys in a store."""
+
+    def __init__(self, store: nosync.Store, keys: int) -> None:
+        self.store, self.keys, self.t = store, keys, 0
+        for first in range(0, keys, LOAD_ROWS):
+            at = np.arange(first, min(keys, first + LOAD_ROWS))
+            self.publish(pa.table({"k": at, "total": np.zeros(len(at), dtype=np.int64)}))
+        self.store.compact()
+
+    def compute(self, t: int) -> pa.Table:
+        """The new values of an epoch's keys."""
+        keys = np.unique(np.random.default_rng(t).integers(0, self.keys, ROWS))
+        old = self.store.lookup(STAGE, pa.table({"k": keys}), t - 1)
+        return pa.table({"k": old.column("k"), "total": pc.add(old.column("total"), 1)})
+
+    def publish(self, rows: pa.Table) -> None:
+        self.store.append(STAGE, t=self.t, rows=rows, key=["k"])
+        id = LayerId(TraceId(STAGE, "raw", Shard(0)), Description.of_epoch(self.t))
+        self.store.node.seal(self.t, [id], copies={STAGE: self.store.node.replicas})
+        self.t += 1
+
+    def stalls(self, epochs: int, persist: Callable[[pa.Table], object]) -> Samples:
+        seconds = []
+        for _ in range(epochs):
+            rows = self.compute(self.t)
+            began = time.perf_counter()
+            persist(rows)
+            seconds.append(time.perf_counter() - began)
+        return Samples(seconds)
+
+
+def run(scale: str) -> Iterator[Result]:
+    epochs = 3000 if scale == "full" else 1000
+    for keys in STATES[scale]:
+        measured = {name: _measured(name, keys, epochs) for name in PROTOCOLS}
+        mine = measured["nosync"]
+        for name, (stalls, recovery_s, what) in measured.items():
+            p999 = stalls.percentile(99.9)
+            is_ours = name == "nosync"
+            yield Result(
+                f"{keys:,} keys, stall p99.9", name, 1e3 * p999, "ms", "nosync", 1e3 * mine[0].percentile(99.9),
+                p999 / mine[0].percentile(99.9), f"<= {1e3 * GOAL_S:.0f} ms" if is_ours else "",
+                p999 <= GOAL_S if is_ours else None, stalls.spread, len(stalls.seconds),
+                {"p50_ms": 1e3 * stalls.median, "p99_ms": 1e3 * stalls.percentile(99)},
+            )  # fmt: skip
+            yield Result(
+                f"{keys:,} keys, state served again", f"{name} ({what})", 1e3 * recovery_s, "ms", "nosync", 1e3 * mine[1],
+                recovery_s / mine[1],
+            )  # fmt: skip
+
+
+Measured = tuple[Samples, float, str]
+"""Stalls, seconds until the state is served again, and what came back."""
+
+
+def _measured(name: str, keys: int, epochs: int) -> Measured:
+    with tempfile.TemporaryDirectory(dir=".") as disk, tempfile.TemporaryDirectory(dir=MEMORY_DIRECTORY) as memory:
+        return PROTOCOLS[name](Path(disk), Path(memory), keys, epochs)
+
+
+@contextmanager
+def kept_by_a_daemon(root: Path) -> Iterator[nosync.Store]:
+    """The node is a process of its own, as it is for Spark's tasks."""
+    with running(root, ("n1",), replicas=1) as daemons, daemons.open("n1") as store:
+        yield store
+
+
+def _served(path: Path, keys: int) -> float:
+    """Seconds until another process that knows nothing yet has looked 2,000 keys up."""
+
+    def serve() -> None:
+        with nosync.open(path, read_only=True) as other:
+            found = other.lookup(STAGE, pa.table({"k": np.arange(0, keys, keys // ROWS)}))
+            if found.num_rows < ROWS:
+                raise RuntimeError("keys are missing")
+
+    return timed(serve)
+
+
+def _nosync(disk: Path, _: Path, keys: int, epochs: int) -> Measured:
+    with kept_by_a_daemon(disk) as store:
+        work = Work(store, keys)
+        stalls = work.stalls(epochs, work.publish)
+        return stalls, _served(disk / "n1", keys), "all of it"
+
+
+def _incremental(disk: Path, _: Path, keys: int, epochs: int) -> Measured:
+    with kept_by_a_daemon(disk) as store:
+        work = Work(store, keys)
+
+        def persist(rows: pa.Table) -> None:
+            work.publish(rows)
+            store.sync()
+
+        return work.stalls(epochs, persist), _served(disk / "n1", keys), "all of it"
+
+
+def _full(disk: Path, memory: Path, keys: int, epochs: int) -> Measured:
+    snapshot = disk / "snapshot.arrow"
+    with kept_by_a_daemon(memory) as store:
+        work = Work(store, keys)
+
+        def persist(rows: pa.Table) -> None:
+            work.publish(rows)
+            state = store.read(STAGE, work.t - 1)
+            with open(disk / "new", "wb") as file, pa.ipc.new_file(file, state.schema) as writer:
+                writer.write_table(state)
+            descriptor = os.open(disk / "new", os.O_RDONLY)
+            os.fsync(descriptor)
+            os.close(descriptor)
+            (disk / "new").replace(snapshot)
+
+        stalls = work.stalls(min(epochs, 100), persist)
+
+    def load() -> None:
+        with pa.memory_map(str(snapshot)) as file:
+            state = pa.ipc.open_file(file).read_all()
+        with nosync.open(memory / "restored") as restored:
+            restored.append(STAGE, t=0, rows=state, key=["k"])
+
+    return stalls, timed(load), "all of it"
+
+
+def _uncoordinated(disk: Path, _: Path, keys: int, epochs: int) -> Measured:
+    with kept_by_a_daemon(disk) as store:
+        work = Work(store, keys)
+
+        def persist(rows: pa.Table) -> None:
+            work.publish(rows)
+            if work.t % CHECKPOINT_EPOCHS == 0:
+                store.sync()
+
+        stalls = work.stalls(epochs, persist)
+        replay_s = timed(lambda: [work.publish(work.compute(work.t)) for _ in range(CHECKPOINT_EPOCHS - 1)])
+        return stalls, _served(disk / "n1", keys) + replay_s, f"{CHECKPOINT_EPOCHS - 1} epochs replayed"
+
+
+def _passive(disk: Path, _: Path, keys: int, epochs: int) -> Measured:
+    with ExitStack() as stack:
+        daemons = stack.enter_context(running(disk, ("n1", "n2"), replicas=2))
+        store = stack.enter_context(daemons.open("n1"))
+        work = Work(store, keys)
+
+        def persist(rows: pa.Table) -> None:
+            work.publish(rows)
+            while (store.safe_point() or 0) < work.t - 1:
+                time.sleep(0.001)
+
+        stalls = work.stalls(min(epochs, 100), persist)
+        daemons.kill("n1")
+        return stalls, _served(daemons.data("n2"), keys), "all of it, on another node"
+
+
+def _active(_: Path, memory: Path, keys: int, epochs: int) -> Measured:
+    with kept_by_a_daemon(memory / "one") as store, kept_by_a_daemon(memory / "two") as second:
+        work, other = Work(store, keys), Work(second, keys)
+
+        def persist(rows: pa.Table) -> None:
+            work.publish(rows)
+            other.publish(other.compute(other.t))
+
+        stalls = work.stalls(epochs, persist)
+        return stalls, timed(lambda: other.compute(other.t)), "all of it, computed twice"
+
+
+def _upstream(_: Path, memory: Path, keys: int, epochs: int) -> Measured:
+    kept: list[int] = []
+    with kept_by_a_daemon(memory) as store:
+        work = Work(store, keys)
+
+        def persist(rows: pa.Table) -> None:
+            kept.append(work.t)
+            work.publish(rows)
+
+        stalls = work.stalls(epochs, persist)
+
+    def replay() -> None:
+        with kept_by_a_daemon(memory / "again") as again:
+            redone = Work(again, keys)
+            for _ in kept:
+                redone.publish(redone.compute(redone.t))
+
+    return stalls, timed(replay), f"{epochs:,} epochs replayed"
+
+
+def _gap(_: Path, memory: Path, keys: int, epochs: int) -> Measured:
+    with kept_by_a_daemon(memory) as store:
+        work = Work(store, keys)
+        stalls = work.stalls(epochs, work.publish)
+    return stalls, timed(lambda: nosync.open(memory / "empty").close()), "all of it lost"
+
+
+PROTOCOLS: dict[str, Callable[[Path, Path, int, int], Measured]] = {
+    "nosync": _nosync,
+    "coordinated, incremental": _incremental,
+    "coordinated, full snapshots": _full,
+    "uncoordinated": _uncoordinated,
+    "passive standby": _passive,
+    "active standby": _active,
+    "upstream backup": _upstream,
+    "gap": _gap,
+}
