@@ -14,6 +14,7 @@ import sys
 import tempfile
 import venv
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,7 @@ from pyspark.sql import functions as F
 from pyspark.sql.streaming import StatefulProcessor, StatefulProcessorHandle
 from pyspark.sql.streaming.query import StreamingQuery
 
-from bench.harness import Result, Samples, timed
+from bench.harness import Result, Samples, cpu_s, timed
 from bench.spark_epochs import CORES, SHARDS, start
 from nosync.spark.session import conf_set, local_session, session_settings
 
@@ -45,6 +46,18 @@ STREAMING = {
 CHANGELOG = "spark.sql.streaming.stateStore.rocksdb.changelogCheckpointing.enabled"
 
 
+@dataclass(frozen=True)
+class Run:
+    """What one engine took: seconds of each epoch, and of all cores for a million rows."""
+
+    samples: Samples
+    cpu_s: float
+
+    @property
+    def median(self) -> float:
+        return self.samples.median
+
+
 def batch(spark: SparkSession, first: int, rows: int, keys: int) -> DataFrame:
     return spark.range(first, first + rows, 1, CORES).selectExpr(f"{KEY.format(id='id', keys=keys)} AS k", "id AS v")
 
@@ -57,7 +70,7 @@ def run(scale: str) -> Iterator[Result]:
         large = _ours(spark, root / "large", 500_000, warm=8, repeats=12 if full else 6)
         small = _ours(spark, root / "small", 20_000, warm=10, repeats=40 if full else 20)
         floors = {n: _floor(spark, n, repeats=12 if full else 6) for n in (500_000, 20_000)}
-        peers: list[tuple[str, Samples, Samples, float, int]] = []
+        peers: list[tuple[str, Run, Run, float, int]] = []
         for name, changelog in (("RocksDB + changelog", "true"), ("RocksDB, snapshots", "false")):
             took = _streamed(spark, root / f"large-{changelog}", 500_000, changelog, warm=8, repeats=8 if full else 4)
             peers.append((f"Structured Streaming, {name}", large, took, 5.0, 500_000))
@@ -71,13 +84,18 @@ def run(scale: str) -> Iterator[Result]:
         yield Result(
             f"epochs of {rows:,} rows, {KEYS:,} keys", "nosync", rows / mine.median, "rows/s",
             "identity job: the same shuffle and Python hop, no state", rows / floors[rows].median, ratio, ">= 0.8",
-            ratio >= 0.8, mine.spread, len(mine.seconds),
+            ratio >= 0.8, mine.samples.spread, len(mine.samples.seconds),
         )  # fmt: skip
     for peer, mine, theirs, goal, rows in peers:
         ratio = theirs.median / mine.median
         yield Result(
             f"epochs of {rows:,} rows, {KEYS:,} keys", "nosync", rows / mine.median, "rows/s", peer, rows / theirs.median,
-            ratio, f">= {goal}", ratio >= goal, mine.spread, len(mine.seconds),
+            ratio, f">= {goal}", ratio >= goal, mine.samples.spread, len(mine.samples.seconds),
+        )  # fmt: skip
+    for peer, mine, theirs, _, rows in peers:
+        yield Result(
+            f"CPU of all cores for 1,000,000 rows, epochs of {rows:,}", "nosync", mine.cpu_s, "s", peer, theirs.cpu_s,
+            theirs.cpu_s / mine.cpu_s, repeats=len(mine.samples.seconds),
         )  # fmt: skip
     for name, settings in (("default", {}), ("mini-batch, unaligned checkpoints", FLINK_TUNED)):
         found = _flink(6_000_000 if full else 3_000_000, settings)
@@ -86,18 +104,22 @@ def run(scale: str) -> Iterator[Result]:
         yield Result(
             f"{KEYS:,} keys", "nosync, epochs of 500,000 rows", ours, "rows/s",
             f"Flink {found['version']} SQL, RocksDB incremental, 1 s checkpoints, {name}", found["rows_per_s"], ratio, ">= 5",
-            ratio >= 5, large.spread, 1, settings,
+            ratio >= 5, large.samples.spread, 1, settings,
         )  # fmt: skip
 
 
 # --- nosync -----------------------------------------------------------------------------------------------------------
 
 
-def _ours(spark: SparkSession, root: Path, rows: int, *, warm: int, repeats: int) -> Samples:
+def _ours(spark: SparkSession, root: Path, rows: int, *, warm: int, repeats: int) -> Run:
     one = start(spark, root)
-    seconds = [one.advance(batch(spark, i * rows, rows, KEYS)) for i in range(warm + repeats)]
+    for i in range(warm):
+        one.advance(batch(spark, i * rows, rows, KEYS))
+    before_s = cpu_s()
+    seconds = [one.advance(batch(spark, i * rows, rows, KEYS)) for i in range(warm, warm + repeats)]
+    spent_s = cpu_s() - before_s
     one.store.close()
-    return Samples(seconds[warm:])
+    return Run(Samples(seconds), 1e6 * spent_s / (rows * repeats))
 
 
 def _counted(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -126,7 +148,7 @@ def _source(spark: SparkSession, rows: int) -> DataFrame:
     return source.load().selectExpr(f"{KEY.format(id='value', keys=KEYS)} AS k", "value AS v")
 
 
-def _streamed(spark: SparkSession, root: Path, rows: int, changelog: str, *, warm: int, repeats: int) -> Samples:
+def _streamed(spark: SparkSession, root: Path, rows: int, changelog: str, *, warm: int, repeats: int) -> Run:
     with conf_set(spark, {**STREAMING, CHANGELOG: changelog}):
         sums = _source(spark, rows).groupBy("k").agg(F.count(F.lit(1)).alias("n"), F.sum("v").alias("total"))
         query = sums.writeStream.outputMode("update").format("noop").option("checkpointLocation", str(root)).start()
@@ -150,7 +172,7 @@ class Sums(StatefulProcessor):
         pass
 
 
-def _in_python(spark: SparkSession, root: Path, rows: int, *, warm: int, repeats: int) -> Samples:
+def _in_python(spark: SparkSession, root: Path, rows: int, *, warm: int, repeats: int) -> Run:
     with conf_set(spark, {**STREAMING, CHANGELOG: "true"}):
         sums = _source(spark, rows).groupBy("k").transformWithStateInPandas(
             Sums(), "k bigint, n bigint, total bigint", "Update", "None"
@@ -159,18 +181,22 @@ def _in_python(spark: SparkSession, root: Path, rows: int, *, warm: int, repeats
         return _batches(query, rows, warm, repeats)
 
 
-def _batches(query: StreamingQuery, rows: int, warm: int, repeats: int) -> Samples:
-    """Seconds of each micro-batch after the warm ones."""
+def _batches(query: StreamingQuery, rows: int, warm: int, repeats: int) -> Run:
+    """Of the micro-batches after the warm ones."""
     progress: dict[int, Any] = {}
+    before_s, seen_before = 0.0, 0
     while len(progress) < warm + repeats and query.isActive:
         query.awaitTermination(1)
         progress |= {p["batchId"]: p for p in query.recentProgress if p["numInputRows"] == rows}
+        if not seen_before and len(progress) >= warm:
+            before_s, seen_before = cpu_s(), len(progress)
+    spent_s, seen = cpu_s() - before_s, len(progress) - seen_before
     query.stop()
     error = query.exception()
     if error is not None:
         raise RuntimeError(str(error))
     seconds = [progress[i]["durationMs"]["triggerExecution"] / 1000 for i in sorted(progress)]
-    return Samples(seconds[warm : warm + repeats])
+    return Run(Samples(seconds[warm : warm + repeats]), 1e6 * spent_s / (rows * max(seen, 1)))
 
 
 # --- Flink ------------------------------------------------------------------------------------------------------------

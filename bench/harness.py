@@ -13,6 +13,8 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 RESULTS = Path(__file__).parent / "results"
 BUSY_LOAD_PER_CORE = 0.75
 
@@ -77,6 +79,19 @@ def paired(first: Callable[[], Any], second: Callable[[], Any], repeats: int, wa
         a.append(timed(first))
         b.append(timed(second))
     return Samples(a), Samples(b)
+
+
+def cpu_s() -> float:
+    """Seconds that all cores have spent for this process and those it started: Spark's JVM, its Python workers, daemons."""
+    me = psutil.Process()
+    total = 0.0
+    for process in [me, *me.children(recursive=True)]:
+        try:
+            times = process.cpu_times()
+        except psutil.NoSuchProcess:
+            continue
+        total += times.user + times.system + times.children_user + times.children_system
+    return total
 
 
 def machine() -> dict[str, Any]:

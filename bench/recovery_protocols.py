@@ -1,9 +1,8 @@
-"""Textbook ways to survive a failure, on our own engine and the same work: how long each holds the computation up after an epoch,
-and how soon the state is served again.
+"""Textbook ways to survive a failure, on our own engine and the same work: how long each holds up, and how soon it is back.
 
-An epoch looks 2,000 keys up and writes their new values. The *stall* is the time from having these values until the next epoch may
-begin. What an engine without our layers would have to do besides is done here in the plainest way: a full snapshot is
-an Arrow file, synced; a replay computes the epochs again.
+An epoch looks 2,000 keys up and writes their new values. The *stall* is the time from having these values until the next
+epoch may begin. What an engine without our layers would have to do besides is done here in the plainest way: a full
+snapshot is an Arrow file, synced; a replay computes the epochs again.
 
 | protocol | between two epochs | after a failure |
 |---|---|---|

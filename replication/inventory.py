@@ -42,10 +42,9 @@ def layer_of(name: str) -> LayerId | None:
     return parse_path(PurePosixPath(rest)) if prefix == LAYERS else None
 
 
-def place_of(name: str) -> PurePosixPath:
-    """The directory of a layer's trace; of another file its own path."""
-    id = layer_of(name)
-    return PurePosixPath(name) if id is None else id.trace.directory
+def place_of(name: str) -> str:
+    """The directory of a layer's trace, relative to that of all layers; of another file its own path."""
+    return name[len(LAYERS) + 1 :].rpartition("/")[0] if name.startswith(f"{LAYERS}/") else name
 
 
 def group_of(name: str) -> str:
@@ -66,8 +65,8 @@ class Inventory:
 
     def __init__(self, held: Iterable[Held] = ()) -> None:
         self._by_name: dict[str, Held] = {}
-        self._layers: dict[PurePosixPath, dict[Description, str]] = {}
-        self._stretches: dict[PurePosixPath, Stretches] = {}  # of traces that were asked about since they changed
+        self._layers: dict[str, dict[Description, str]] = {}
+        self._stretches: dict[str, Stretches] = {}  # of traces that were asked about since they changed
         self._groups: dict[str, _Group] = {}
         self._sum = 0
         for one in held:
@@ -81,8 +80,9 @@ class Inventory:
         self._groups.setdefault(group_of(held.name), _Group()).add(held.name, hashed)
         id = layer_of(held.name)
         if id is not None:
-            self._layers.setdefault(id.trace.directory, {})[id.description] = held.name
-            self._stretches.pop(id.trace.directory, None)
+            trace = place_of(held.name)
+            self._layers.setdefault(trace, {})[id.description] = held.name
+            self._stretches.pop(trace, None)
 
     def discard(self, name: str) -> None:
         held = self._by_name.pop(name, None)
@@ -95,11 +95,12 @@ class Inventory:
             del self._groups[group]
         id = layer_of(name)
         if id is not None:
-            of_trace = self._layers[id.trace.directory]
+            trace = place_of(name)
+            of_trace = self._layers[trace]
             del of_trace[id.description]
-            self._stretches.pop(id.trace.directory, None)
+            self._stretches.pop(trace, None)
             if not of_trace:
-                del self._layers[id.trace.directory]
+                del self._layers[trace]
 
     def get(self, name: str) -> Held | None:
         return self._by_name.get(name)
@@ -127,10 +128,10 @@ class Inventory:
         found = self._groups.get(group)
         return [] if found is None else [self._by_name[name] for name in sorted(found.names)]
 
-    def traces(self) -> list[PurePosixPath]:
+    def traces(self) -> list[str]:
         return sorted(self._layers)
 
-    def layers(self, trace: PurePosixPath) -> dict[Description, str]:
+    def layers(self, trace: str) -> dict[Description, str]:
         """By description, the names of the layers of a trace."""
         return self._layers.get(trace, {})
 
@@ -142,7 +143,7 @@ class Inventory:
         id = layer_of(name)
         if id is None:
             return False
-        trace = id.trace.directory
+        trace = place_of(name)
         if trace not in self._stretches:
             self._stretches[trace] = _stretches(self.layers(trace))
         return _is_within(self._stretches[trace], id.description)
@@ -205,7 +206,7 @@ def missing(mine: Inventory, theirs: Inventory) -> list[Held]:
     return in_order(wanted)
 
 
-def missing_of_trace(mine: Mapping[Description, str], theirs: Inventory, trace: PurePosixPath) -> list[Held]:
+def missing_of_trace(mine: Mapping[Description, str], theirs: Inventory, trace: str) -> list[Held]:
     """What to fetch of one trace, of which `mine` is there."""
     found = (theirs.get(name) for name in _missing_layers(mine, theirs.layers(trace)))
     return [held for held in found if held is not None]
@@ -213,7 +214,7 @@ def missing_of_trace(mine: Mapping[Description, str], theirs: Inventory, trace: 
 
 def in_order(wanted: Iterable[Held]) -> list[Held]:
     """The log of branches first, then the oldest epochs, and each manifest after its layers."""
-    return sorted(wanted, key=_order)
+    return sorted(wanted, key=lambda held: _order(held.name))
 
 
 def _missing_layers(mine: Mapping[Description, str], theirs: Mapping[Description, str]) -> list[str]:
@@ -224,15 +225,16 @@ def _missing_layers(mine: Mapping[Description, str], theirs: Mapping[Description
     return [theirs[d] for d in sorted(chosen)]
 
 
-def _order(held: Held) -> tuple[int, int, str]:
-    id = layer_of(held.name)
+@functools.lru_cache(maxsize=1 << 16)
+def _order(name: str) -> tuple[int, int, str]:
+    id = layer_of(name)
     if id is not None:
-        return (int(id.description.upper), 0, held.name)
-    kind, _, rest = held.name.partition("/")
+        return (int(id.description.upper), 0, name)
+    kind, _, rest = name.partition("/")
     number = rest.rpartition("/")[2].removesuffix(".json")
     if kind == "manifests" and number.isdigit():
-        return (int(end_of(int(number))), 1, held.name)
-    return (-1, 0, held.name)
+        return (int(end_of(int(number))), 1, name)
+    return (-1, 0, name)
 
 
 def keepers(trace: str, members: Iterable[NodeId], replicas: int) -> list[NodeId]:

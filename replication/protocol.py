@@ -20,7 +20,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from pathlib import PurePosixPath
 
 from nosync.lsm.timestamp import Time
 from nosync.replication.inventory import (
@@ -97,9 +96,9 @@ class Peer:
     """When its inventory was asked for, and has not come yet."""
     unknown: set[str] = field(default_factory=set)
     """Groups of files whose summary came, and whose names were asked for."""
-    todo: dict[PurePosixPath, list[Held]] = field(default_factory=dict)
+    todo: dict[str, list[Held]] = field(default_factory=dict)
     """What we are missing of what it holds, by trace (layers) or by itself (other files)."""
-    dirty: set[PurePosixPath] = field(default_factory=set)
+    dirty: set[str] = field(default_factory=set)
     """Traces and other files that changed here or there since `todo` was made."""
     arrived_bytes: int = 0
     """Pieces of files since the last beat."""
@@ -512,7 +511,7 @@ class Replica:
         id = layer_of(name)
         if id is None:
             return True
-        trace = str(id.trace.directory)
+        trace = place_of(name)
         if self._kept_s.get(trace, 0.0) > self.now_s:
             return True
         if id.description.upper <= self._let_go.get(trace, 0):
@@ -560,12 +559,12 @@ class Replica:
                 )
         return effects
 
-    def _look_at(self, peer: Peer, place: PurePosixPath) -> None:
+    def _look_at(self, peer: Peer, place: str) -> None:
         """Makes `todo` anew for one trace, or one other file; and says where contents differ."""
         for name in [name for name in peer.conflicts if place_of(name) == place]:
             del peer.conflicts[name]
         layers = peer.holds.layers(place)
-        names = [*layers.values(), *([str(place)] if str(place) in peer.holds else [])]
+        names = [*layers.values(), *([place] if place in peer.holds else [])]
         for name in names:
             ours, theirs = self.mine.get(name), peer.holds.get(name)
             if ours is not None and theirs is not None and ours.digest != theirs.digest:
@@ -574,8 +573,7 @@ class Replica:
         if layers:
             ours_and_coming = dict(self.mine.layers(place))
             for fetch in self._fetching.values():
-                id = layer_of(fetch.held.name)
-                if id is not None and id.trace.directory == place:
+                if place_of(fetch.held.name) == place and (id := layer_of(fetch.held.name)) is not None:
                     ours_and_coming[id.description] = fetch.held.name
             todo = missing_of_trace(ours_and_coming, peer.holds, place)
         else:
@@ -594,6 +592,8 @@ class Replica:
         running = [f.held.size_bytes for f in self._fetching.values() if f.session == peer.session]
         window_bytes = min(WINDOW_BYTES, max(SMALLEST_WINDOW_BYTES, int(WINDOW_S * peer.rate_bytes_s)))
         room, room_bytes = WINDOW_FILES - len(running), window_bytes - sum(running)
+        if not peer.todo or room <= 0 or (room_bytes <= 0 and running):
+            return ()
         chosen: list[Held] = []
         for held in in_order(held for todo in peer.todo.values() for held in todo):
             if room <= 0 or (room_bytes <= 0 and (chosen or running)):
@@ -630,8 +630,7 @@ class Replica:
             behind = [
                 held
                 for held in missing(peer.holds, self.mine)
-                if (id := layer_of(held.name)) is None
-                or peer.node in keepers(str(id.trace.directory), members, self.replicas)
+                if layer_of(held.name) is None or peer.node in keepers(place_of(held.name), members, self.replicas)
             ]
             found[peer.node] = (len(behind), sum(held.size_bytes for held in behind))
         return found

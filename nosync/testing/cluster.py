@@ -25,7 +25,7 @@ from blake3 import blake3
 
 from nosync.lsm.layer import Description, LayerId, Shard, TraceId
 from nosync.lsm.timestamp import Time, epoch_of
-from nosync.replication.inventory import Held, Inventory, NodeId, covers, layer_of, name_of
+from nosync.replication.inventory import Held, Inventory, NodeId, covers, layer_of, name_of, place_of
 from nosync.replication.messages import Close, Effect, Message, Send, SendFiles, SessionId
 from nosync.replication.protocol import Replica
 
@@ -344,7 +344,7 @@ class Cluster:
         for e in range(min(t + 1, EPOCHS)):
             for name in [*layers_at(e), f"manifests/main/{e}.json"]:
                 id = layer_of(name)
-                covered = id is not None and covers(node.replica.mine.layers(id.trace.directory), id.description)
+                covered = id is not None and covers(node.replica.mine.layers(place_of(name)), id.description)
                 if name not in have and not covered:
                     node.publish(name, contents_of(name))
         self.note(f"{node.id} publishes {t}")
@@ -454,7 +454,7 @@ def _stands(inventory: Inventory, name: str) -> bool:
     id = layer_of(name)
     if id is None or name in inventory:
         return name in inventory
-    of_trace = inventory.layers(id.trace.directory)
+    of_trace = inventory.layers(place_of(name))
     d = id.description
     epochs = range(epoch_of(d.lower), epoch_of(Time(d.upper - 1)) + 1)
     return all(any(epoch_of(o.lower) <= e <= epoch_of(Time(o.upper - 1)) for o in of_trace) for e in epochs)
