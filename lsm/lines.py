@@ -71,15 +71,20 @@ class Lines:
             refs = read_refs(self._root, self._env)
             listed = {line: self._listed(line) for line in self._manifests}
             if refs.entries != self.refs.entries or any(self._began_earlier(*found) for found in listed.items()):
-                fresh = Lines(self._root, self._env)
                 known = {(m.line, t) for manifests in self._manifests.values() for t, m in manifests.items()}
-                self.__dict__.update({k: v for k, v in fresh.__dict__.items() if k != "_lock"})
+                self.reload()
                 found = {(m.line, t): m for manifests in self._manifests.values() for t, m in manifests.items()}
                 return [m for at, m in sorted(found.items()) if at not in known], True
             learned = []
             for line, there in listed.items():
                 learned += self._new_of(line, there)
             return learned, False
+
+    def reload(self) -> None:
+        """Reads everything again."""
+        with self._lock:
+            fresh = Lines(self._root, self._env)
+            self.__dict__.update({k: v for k, v in fresh.__dict__.items() if k != "_lock"})
 
     def _listed(self, line: str) -> set[int]:
         names = self._env.list_dir(self._root / MANIFESTS / line)

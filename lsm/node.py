@@ -386,6 +386,19 @@ class Node(HasLedger):
             self._env.make_dirs(target.parent)
             self._env.replace(path, target)
 
+    def give_up(self, ids: Iterable[LayerId], small: Iterable[PurePosixPath]) -> None:
+        """What others hold other contents of, which count: ours go to quarantine, and theirs are fetched as anything lost is."""
+        for id in ids:
+            self._quarantine(id, NosyncError(f"{id}: another node's contents count"))
+        for path in small:
+            error = NosyncError(f"{path}: another node's contents count")
+            self._quarantine_file(self.directory.root / path, ".".join(path.parts[:-1]), error)
+        gone = self.small.forget_gone()
+        self.lines.reload()
+        self.safety.something_changed()
+        if self.listener is not None:
+            self.listener.lost_files(gone)
+
     def check(self) -> list[NosyncError]:
         """Verifies every byte of every layer; what is bad goes to quarantine. Returns an error for each."""
         self.scan()

@@ -30,6 +30,9 @@ class Listener(Protocol):
     def dropped_files(self, paths: Sequence[PurePosixPath]) -> None:
         """These manifests were removed, because no branch needs them."""
 
+    def lost_files(self, paths: Sequence[PurePosixPath]) -> None:
+        """These small files are not here any more, and should be."""
+
     def safe_elsewhere(self, line: str) -> Epoch:
         """The largest safe point that a peer told; -1 where none did."""
 

@@ -40,7 +40,7 @@ from nosync.lsm.settings import StoreSettings
 from nosync.lsm.timestamp import epoch_of
 from nosync.proto.v1 import replication_pb2 as pb
 from nosync.proto.v1 import replication_pb2_grpc as rpc
-from nosync.replication.inventory import NodeId
+from nosync.replication.inventory import NodeId, layer_of
 from nosync.replication.places import ADDRESS_FILE, address_of
 from nosync.replication.replicator import Replicator
 from nosync.replication.serving import contents_of, layers_of, names_in
@@ -54,7 +54,6 @@ MEMBERS_FILE = "members.json"
 JOIN_TIMEOUT_S = 1.0
 SCAN_INTERVAL_S = 5.0
 """How often the directory is listed, in case that neither a job nor the watch told of something."""
-_LOOK_S = 0.25
 _WATCH_STEP_MS = 20
 _WATCH_DEBOUNCE_MS = 40
 
@@ -211,13 +210,12 @@ class Daemon(rpc.DaemonServicer):
 
     def run(self) -> None:
         """Serves until SIGTERM or SIGINT."""
-        stop = threading.Event()
-        for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, lambda *_: stop.set())
+        signals = {signal.SIGTERM, signal.SIGINT}
+        signal.pthread_sigmask(
+            signal.SIG_BLOCK, signals
+        )  # before other threads begin, which then leave them to this one
         self.start()
-        # A signal that another thread gets does not wake this one, so it looks by itself.
-        while not stop.wait(_LOOK_S):
-            pass
+        signal.sigwait(signals)
         self.stop()
 
     def _watch(self) -> None:
@@ -230,7 +228,7 @@ class Daemon(rpc.DaemonServicer):
         for directory in small:
             self._env.make_dirs(directory)
         for changes in watch(
-            layers, *small, stop_event=self._closing, step=_WATCH_STEP_MS, debounce=_WATCH_DEBOUNCE_MS, rust_timeout=500,
+            layers, *small, stop_event=self._closing, step=_WATCH_STEP_MS, debounce=_WATCH_DEBOUNCE_MS, rust_timeout=1000,
             raise_interrupt=False,
         ):  # fmt: skip
             there = [Path(path) for _, path in changes if Path(path).exists()]
@@ -316,6 +314,15 @@ class Daemon(rpc.DaemonServicer):
         with _answering(context):
             self.node.drop_rounds(request.stage, request.t)
         return pb.Done()
+
+    def TakeTheirs(self, request: pb.TakeTheirsRequest, context: Any) -> pb.TakeTheirsReply:
+        with _answering(context):
+            names = self.replicator.conflicts()
+            layers = [id for name in names if (id := layer_of(name)) is not None]
+            self.node.give_up(layers, [PurePosixPath(name) for name in names if layer_of(name) is None])
+            log.warning("took the peers' contents of %s", ", ".join(names) or "nothing")
+            return pb.TakeTheirsReply(names=names)
+        raise AssertionError("the context was aborted")
 
     def ListFiles(self, request: pb.ListFilesRequest, context: Any) -> Iterator[pb.ListFilesReply]:
         with _answering(context):

@@ -29,12 +29,13 @@ from nosync.lsm.writer import temporary_path
 from nosync.proto.v1 import replication_pb2 as pb
 from nosync.replication.inventory import Held, NodeId, keepers, layer_of, name_of
 from nosync.replication.messages import Close, Effect, Hello, Message, NotThere, Send, SessionId, Wanted
+from nosync.replication.places import CONFLICT
 from nosync.replication.protocol import Peer, Replica
 from nosync.replication.wire import Chunk, Decoder, Encoder
 
 log = logging.getLogger("nosync.replication")
 
-TICK_S = 0.2
+TICK_S = 0.4
 PART_KEPT_S = 600.0
 
 
@@ -156,6 +157,16 @@ class Replicator:
         with self._lock:
             self._replica.unwanted(gone)
             self._act(self._replica.holds([], gone))
+
+    def lost_files(self, paths: Sequence[PurePosixPath]) -> None:
+        """See nosync.lsm.roles.Listener."""
+        with self._lock:
+            self._act(self._replica.holds([], [str(path) for path in paths]))
+
+    def conflicts(self) -> list[str]:
+        """Files of which peers hold other contents."""
+        with self._lock:
+            return sorted(self._replica.conflicts())
 
     def safe_elsewhere(self, line: str) -> Epoch:
         """See nosync.lsm.roles.Listener."""
@@ -443,13 +454,13 @@ class Replicator:
                 conflicts = self._replica.conflicts()
             self._drop_old_parts()
             for name in [
-                n for n in self._node.problems if n.startswith(_CONFLICT) and n[len(_CONFLICT) :] not in conflicts
+                n for n in self._node.problems if n.startswith(CONFLICT) and n[len(CONFLICT) :] not in conflicts
             ]:
                 self._node.problems.pop(name, None)
             for name, (node, ours, theirs) in conflicts.items():
-                self._node.problems[_CONFLICT + name] = (
+                self._node.problems[CONFLICT + name] = (
                     f"node {node} has other contents: digest {theirs[:16]} there, {ours[:16]} here; a stage is not "
-                    "deterministic, or two jobs ran. The safe point waits until one of the two is removed (docs/operations.md)"
+                    "deterministic, or two jobs ran. The safe point waits until one of the two gives way: nosync conflicts"
                 )
 
     def backlog(self) -> tuple[int, bool]:
@@ -464,9 +475,6 @@ class Replicator:
             behind = self._replica.lag() if lag else {}
             peers = self._replica.peers.values()
             return [_peer_status(peer, now_s, *behind.get(peer.node, (0, 0))) for peer in peers]
-
-
-_CONFLICT = "conflict "
 
 
 def _peer_status(peer: Peer, now_s: float, files: int, size: int) -> pb.PeerStatus:

@@ -282,6 +282,11 @@ class DaemonClient:
         with self._errors("drop the rounds of a loop"):
             self._stub.DropRounds(pb.DropRoundsRequest(stage=stage, t=t), timeout=CALL_TIMEOUT_S)
 
+    def take_theirs(self) -> list[str]:
+        """Where peers hold other contents, theirs count. Returns the files that were given up."""
+        with self._errors("take theirs"):
+            return list(self._stub.TakeTheirs(pb.TakeTheirsRequest(), timeout=60.0).names)
+
     def list_files(self, directory: str) -> list[str]:
         """The names in a directory of the daemon's."""
         with self._errors("list"):

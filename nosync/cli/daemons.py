@@ -5,13 +5,17 @@ from __future__ import annotations
 import logging
 import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from nosync.cli.group import cli
 from nosync.cli.screen import JSON, STORE, escape, out, print_json, table_of
 from nosync.lsm.errors import NosyncError, ReplicationError
+from nosync.replication.places import CONFLICT
+
+if TYPE_CHECKING:
+    from nosync.replication.transport import DaemonClient
 
 
 @cli.command()
@@ -73,6 +77,17 @@ def _peer(text: str) -> tuple[str, str]:
     return node, address
 
 
+def _client(path: Path) -> DaemonClient:
+    try:
+        from nosync.replication.daemon import client_of  # noqa: PLC0415
+    except ImportError as error:
+        raise NosyncError(f"daemons need {error.name}: pip install 'nosync[daemon]'") from error
+    client = client_of(path)
+    if client is None:
+        raise ReplicationError(f"{path} has no daemon: start one with nosync daemon --data {path}")
+    return client
+
+
 @cli.command()
 @STORE
 @click.option("--add", "added", multiple=True, metavar="NODE=HOST:PORT", help="A node that joins the store.")
@@ -90,13 +105,7 @@ def peers(path: Path, added: tuple[str, ...], removed: tuple[str, ...], as_json:
       nosync peers d1 --add n4=127.0.0.1:7504
       nosync peers d1 --remove n2
     """
-    try:
-        from nosync.replication.daemon import client_of  # noqa: PLC0415
-    except ImportError as error:
-        raise NosyncError(f"daemons need {error.name}: pip install 'nosync[daemon]'") from error
-    client = client_of(path)
-    if client is None:
-        raise ReplicationError(f"{path} has no daemon: start one with nosync daemon --data {path}")
+    client = _client(path)
     if added or removed:
         client.change_members(dict(_peer(text) for text in added), removed)
     found = [(p.node, p.address, p.state) for p in client.status().peers]
@@ -108,6 +117,35 @@ def peers(path: Path, added: tuple[str, ...], removed: tuple[str, ...], as_json:
     for row in found:
         table.add_row(*row)
     out.print(table if found else "no peers")
+
+
+@cli.command()
+@STORE
+@click.option("--take-theirs", is_flag=True, help="This node is wrong: what its peers hold counts, and is fetched.")
+@JSON
+def conflicts(path: Path, take_theirs: bool, as_json: bool) -> None:
+    """List the files of which peers hold other contents than the node of PATH, or decide that theirs count.
+
+    One layer was computed twice with different results: a stage is not deterministic, or two jobs ran on two nodes. The
+    safe point waits until you decide which node is wrong, and say so there. What it gives up goes to its quarantine/.
+
+    \b
+      nosync conflicts d2
+      nosync conflicts d2 --take-theirs
+    """
+    client = _client(path)
+    if take_theirs:
+        names, verb = client.take_theirs(), "gave up"
+    else:
+        names, verb = [n.removeprefix(CONFLICT) for n in client.status().problems if n.startswith(CONFLICT)], "conflict"
+    client.close()
+    if as_json:
+        print_json(sorted(names))
+        return
+    for name in sorted(names):
+        out.print(f"{verb}  {escape(name)}")
+    if not names:
+        out.print("no conflicts")
 
 
 @cli.command()

@@ -361,6 +361,16 @@ class ChangeBranchesReply(_message.Message):
     layers_dropped: int
     def __init__(self, layers_dropped: _Optional[int] = ...) -> None: ...
 
+class TakeTheirsRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class TakeTheirsReply(_message.Message):
+    __slots__ = ("names",)
+    NAMES_FIELD_NUMBER: _ClassVar[int]
+    names: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, names: _Optional[_Iterable[str]] = ...) -> None: ...
+
 class ListFilesRequest(_message.Message):
     __slots__ = ("directory",)
     DIRECTORY_FIELD_NUMBER: _ClassVar[int]

@@ -160,6 +160,11 @@ class DaemonStub:
                 request_serializer=nosync_dot_proto_dot_v1_dot_replication__pb2.ChangeBranchesRequest.SerializeToString,
                 response_deserializer=nosync_dot_proto_dot_v1_dot_replication__pb2.ChangeBranchesReply.FromString,
                 _registered_method=True)
+        self.TakeTheirs = channel.unary_unary(
+                '/nosync.v1.Daemon/TakeTheirs',
+                request_serializer=nosync_dot_proto_dot_v1_dot_replication__pb2.TakeTheirsRequest.SerializeToString,
+                response_deserializer=nosync_dot_proto_dot_v1_dot_replication__pb2.TakeTheirsReply.FromString,
+                _registered_method=True)
         self.ListFiles = channel.unary_stream(
                 '/nosync.v1.Daemon/ListFiles',
                 request_serializer=nosync_dot_proto_dot_v1_dot_replication__pb2.ListFilesRequest.SerializeToString,
@@ -247,6 +252,13 @@ class DaemonServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def TakeTheirs(self, request, context):
+        """Where peers hold other contents, an operator has decided that theirs count: this node's go to quarantine.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def ListFiles(self, request, context):
         """For who reads the store from elsewhere: names in a directory, files, and what layers there are.
         """
@@ -318,6 +330,11 @@ def add_DaemonServicer_to_server(servicer, server):
                     servicer.ChangeBranches,
                     request_deserializer=nosync_dot_proto_dot_v1_dot_replication__pb2.ChangeBranchesRequest.FromString,
                     response_serializer=nosync_dot_proto_dot_v1_dot_replication__pb2.ChangeBranchesReply.SerializeToString,
+            ),
+            'TakeTheirs': grpc.unary_unary_rpc_method_handler(
+                    servicer.TakeTheirs,
+                    request_deserializer=nosync_dot_proto_dot_v1_dot_replication__pb2.TakeTheirsRequest.FromString,
+                    response_serializer=nosync_dot_proto_dot_v1_dot_replication__pb2.TakeTheirsReply.SerializeToString,
             ),
             'ListFiles': grpc.unary_stream_rpc_method_handler(
                     servicer.ListFiles,
@@ -606,6 +623,33 @@ class Daemon:
             '/nosync.v1.Daemon/ChangeBranches',
             nosync_dot_proto_dot_v1_dot_replication__pb2.ChangeBranchesRequest.SerializeToString,
             nosync_dot_proto_dot_v1_dot_replication__pb2.ChangeBranchesReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def TakeTheirs(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/nosync.v1.Daemon/TakeTheirs',
+            nosync_dot_proto_dot_v1_dot_replication__pb2.TakeTheirsRequest.SerializeToString,
+            nosync_dot_proto_dot_v1_dot_replication__pb2.TakeTheirsReply.FromString,
             options,
             channel_credentials,
             insecure,

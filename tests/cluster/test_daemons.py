@@ -375,7 +375,9 @@ def test_a_cloned_directory_is_refused(tmp_path: Path) -> None:
         assert daemons.peer("n1", "n2").state == "refused"
 
 
-def test_other_contents_stall_the_safe_point_until_an_operator_decides(tmp_path: Path) -> None:
+def test_other_contents_stall_the_safe_point_until_an_operator_decides(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """Two jobs ran while the nodes could not see each other, and the second one was wrong."""
     nodes = ("n1", "n2")
     with running(tmp_path, nodes, replicas=2, start=()) as daemons:
@@ -392,10 +394,10 @@ def test_other_contents_stall_the_safe_point_until_an_operator_decides(tmp_path:
             assert daemons.safe_point(node) is None
         named = [name.removeprefix("conflict ") for name in daemons.status("n2").problems]
         assert sorted(name.partition("/")[0] for name in named) == ["layers", "layers", "manifests"]
-        daemons.stop("n2")  # as docs/operations.md says
-        for name in named:
-            (daemons.data("n2") / name).unlink()
-        daemons.start("n2")
+        data = str(daemons.data("n2"))
+        main(["conflicts", data])
+        assert set(named) <= set(capsys.readouterr().out.split())
+        main(["conflicts", data, "--take-theirs"])
         eventually("both agree", lambda: daemons.safe_point("n1") == daemons.safe_point("n2") == 0)
         eventually("nobody complains any more", lambda: not any(daemons.status(n).problems for n in nodes))
         with daemons.open("n2") as store:
