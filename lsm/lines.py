@@ -70,7 +70,7 @@ class Lines:
         with self._lock:
             refs = read_refs(self._root, self._env)
             listed = {line: self._listed(line) for line in self._manifests}
-            if refs.entries != self.refs.entries or any(self._began_earlier(*found) for found in listed.items()):
+            if refs.entries != self.refs.entries or any(self._is_another(*found) for found in listed.items()):
                 known = {(m.line, t) for manifests in self._manifests.values() for t, m in manifests.items()}
                 self.reload()
                 found = {(m.line, t): m for manifests in self._manifests.values() for t, m in manifests.items()}
@@ -90,10 +90,15 @@ class Lines:
         names = self._env.list_dir(self._root / MANIFESTS / line)
         return {int(stem) for name in names if (stem := name.removesuffix(".json")).isdigit()}
 
-    def _began_earlier(self, line: str, there: set[int]) -> bool:
-        """Whether an epoch was added before those that are known: another node's files come in any order."""
+    def _is_another(self, line: str, there: set[int]) -> bool:
+        """Whether an epoch was added before those that are known, as another node's files come in any order, or the last went."""
         known = self._manifests[line]
-        return bool(known) and any(t < max(known) and Epoch(t) not in known for t in there)
+        last = max(known, default=None)
+        if last is None:
+            return False
+        return (known[last].line == line and last not in there) or any(
+            t < last and Epoch(t) not in known for t in there
+        )
 
     def _new_of(self, line: str, there: set[int]) -> list[Manifest]:
         """The manifests of a line that were added since, as far as they follow each other."""

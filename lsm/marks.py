@@ -46,13 +46,14 @@ class Marks:
             take_back(self._root, fact, self._env)
 
     def _of_line(self, line: str) -> list[Fact]:
-        return facts(self._root, self._directory / line, self._env)
+        return [fact for fact in facts(self._root, self._directory / line, self._env) if fact.what.isdigit()]
 
 
 def old_marks(paths: list[PurePosixPath]) -> list[PurePosixPath]:
     """Of the files of all registers, the marks of epochs so long ago that nobody asks for them."""
     newest: dict[PurePosixPath, int] = {}
-    epochs = {path: int(path.name.partition("-")[0]) for path in paths if path.parts[0] == SINKS}
+    numbers = {path: path.name.partition("-")[0] for path in paths if path.parts[0] == SINKS}
+    epochs = {path: int(number) for path, number in numbers.items() if number.isdigit()}
     for path, t in epochs.items():
         newest[path.parent] = max(t, newest.get(path.parent, t))
     return [path for path, t in epochs.items() if t <= newest[path.parent] - _KEPT_EPOCHS]

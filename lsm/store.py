@@ -110,6 +110,7 @@ class Store:
         self._next: dict[TraceId, int] = {}
         self._schemas: dict[tuple[str, str], tuple[tuple[str, ...], pa.Schema]] = {}
         self._held: Lines | None = None
+        self._seen: Lines | None = None  # of a read-only store; read once, and then what is new
         self._closed = False
 
     # --- writing --------------------------------------------------------------------------------------------------
@@ -399,10 +400,14 @@ class Store:
             return self._node.lines
         if self._held is not None:
             return self._held
-        lines = Lines(self.directory.root, self.directory.env)
-        if lines.errors:
-            raise lines.errors[0]
-        return lines
+        if self._seen is None:
+            self._seen = Lines(self.directory.root, self.directory.env)
+        else:
+            self._seen.refresh()
+        if self._seen.errors:
+            error, self._seen = self._seen.errors[0], None  # all is read again, should it be mended
+            raise error
+        return self._seen
 
     @contextmanager
     def held(self) -> Iterator[None]:
