@@ -18,14 +18,16 @@ from nosync.lsm.directory import LayerDirectory
 from nosync.lsm.env import Env, storage_errors
 from nosync.lsm.errors import CorruptionError, NosyncError
 from nosync.lsm.layer import LayerId, TraceId
-from nosync.lsm.merge import Candidate, Merge, choose_merge
-from nosync.lsm.merge_process import run_in_process
+from nosync.lsm.merge import Candidate, Merge, choose_merge, is_behind
+from nosync.lsm.merge_process import OUT_OF_THE_WAY, run_in_process
 from nosync.lsm.settings import StoreSettings
 from nosync.lsm.timestamp import Time
 from nosync.lsm.writer import Published
 
 BACKGROUND_PAUSE_SHARE = 1.5
 """Background merges rest so many times as long as they work; compact(), which somebody waits for, does not."""
+LOOK_S = 1.0
+"""How often a background merge looks whether layers pile up behind it."""
 
 
 @dataclass(frozen=True)
@@ -84,7 +86,7 @@ class Compactor:
                     continue
                 inputs = [layer.id for layer in merge.layers]
                 try:
-                    done = self._carry_out(merge, stop, pause_share=0.0 if whole else BACKGROUND_PAUSE_SHARE)
+                    done = self._carry_out(merge, stop, waited_for=whole)
                 except CorruptionError:
                     if not self._owner.recheck(inputs):
                         raise  # on disk they are whole: what was mapped is not
@@ -96,16 +98,46 @@ class Compactor:
                 return True
         return False
 
-    def _carry_out(self, merge: Merge, stop: Callable[[], bool], *, pause_share: float) -> Published | None:
-        """None: it was abandoned because `stop()` said so."""
+    def _carry_out(self, merge: Merge, stop: Callable[[], bool], *, waited_for: bool) -> Published | None:
+        """None: it was abandoned because `stop()` said so.
+
+        A large merge stays out of the way of those who append. On a machine that is busy all the time it would then get
+        nowhere, while layers pile up and every read has to look into all of them: then it begins again like any other work.
+        """
         rows = sum(layer.info.rows for layer in merge.layers)
         # Another process cannot share an environment with injected faults.
-        if rows >= self._owner.settings.merge_process_rows and type(self._env) is Env:
-            return run_in_process(merge, stop, pause_share=pause_share)
-        for _ in merge.steps():
-            if stop():
-                return None
-        return merge.published
+        if rows < self._owner.settings.merge_process_rows or type(self._env) is not Env:
+            for _ in merge.steps():
+                if stop():
+                    return None
+            return merge.published
+        trace = merge.layers[0].id.trace
+        if not waited_for and not self._is_behind(trace):
+            look_s = self._env.monotonic_s() + LOOK_S
+
+            def stop_or_hurry() -> bool:
+                nonlocal look_s
+                if stop():
+                    return True
+                if self._env.monotonic_s() < look_s:
+                    return False
+                look_s = self._env.monotonic_s() + LOOK_S
+                return self._is_behind(trace)
+
+            done = run_in_process(merge, stop_or_hurry, pause_share=BACKGROUND_PAUSE_SHARE, nice=OUT_OF_THE_WAY)
+            if done is not None or stop():
+                return done
+        return run_in_process(merge, stop)
+
+    def _is_behind(self, trace: TraceId) -> bool:
+        try:
+            return any(is_behind(self._candidates(chain)) for chain in self._owner.sealed_chains(trace))
+        except (FileNotFoundError, CorruptionError):
+            return False  # whoever merges next finds out
+
+    def _candidates(self, chain: Chain) -> list[Candidate]:
+        layers = [self._owner.directory.reader(id) for id in chain.ids]
+        return [Candidate(layer.info.rows, layer.id.description, bool(layer.info.key)) for layer in layers]
 
     def _next(self, chain: Chain, *, whole: bool) -> Merge | None:
         directory, settings = self._owner.directory, self._owner.settings

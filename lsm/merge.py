@@ -72,8 +72,9 @@ def level_of(rows: int) -> int:
 def choose_merge(trace: Sequence[Candidate], since: Time) -> tuple[int, int] | None:
     """Which layers `[i, j)` of a contiguous trace, oldest first, to merge next; None when it is in shape.
 
-    Two rules. *Geometric levels*: FANOUT layers of one level, with nothing larger after them, become one; so a trace
-    of n rows has at most (FANOUT - 1) layers at each of O(log n) levels. *Stale rows*: when the layers above the
+    Two rules. *Geometric levels*: FANOUT layers of one level, with nothing larger after them, become one, together with
+    older ones that are smaller than what comes of it; so a trace of n rows has at most (FANOUT - 1) layers at each of
+    O(log n) levels. *Stale rows*: when the layers above the
     oldest that `since` has passed hold more than a quarter of its rows, they are merged into it, so that superseded
     rows do not take more than about that share of the space.
     """
@@ -82,12 +83,25 @@ def choose_merge(trace: Sequence[Candidate], since: Time) -> tuple[int, int] | N
     levels = list(itertools.accumulate(reversed(levels), max))[::-1]
     for level in sorted(set(levels)):
         if levels.count(level) >= FANOUT:
-            return levels.index(level), len(trace)
+            first = levels.index(level)
+            total = sum(layer.rows for layer in trace[first:])
+            while first > 0 and level_of(trace[first - 1].rows) < level_of(
+                total
+            ):  # many waited: they outgrow what is below
+                first -= 1
+                total += trace[first].rows
+            return first, len(trace)
     if len(trace) > 1 and trace[0].has_key:
         passed = next((i for i in range(1, len(trace)) if trace[i].description.upper > since + 1), len(trace))
         if sum(layer.rows for layer in trace[1:passed]) > _STALE_SHARE * trace[0].rows:
             return 0, passed
     return None
+
+
+def is_behind(trace: Sequence[Candidate]) -> bool:
+    """Whether there are far more layers than merging leaves: twice what the levels that there are may hold, and some."""
+    levels = {level_of(layer.rows) for layer in trace}
+    return len(trace) > 2 * (FANOUT - 1) * len(levels) + FANOUT
 
 
 # --- the work --------------------------------------------------------------------------------------------------------

@@ -28,14 +28,18 @@ from nosync.lsm.writer import Published
 
 _POLL_S = 0.02
 # Out of the way from the first instruction on: starting the interpreter is half a second of work too.
-_CHILD = "import os; os.nice(19); from nosync.lsm.merge_process import main; main()"
+_CHILD = "import os; os.nice({nice}); from nosync.lsm.merge_process import main; main()"
+OUT_OF_THE_WAY = 19
 
 
-def run_in_process(merge: Merge, stop: Callable[[], bool], *, pause_share: float = 0.0) -> Published | None:
+def run_in_process(
+    merge: Merge, stop: Callable[[], bool], *, pause_share: float = 0.0, nice: int = 0
+) -> Published | None:
     """Carries out a merge in a child process. None: `stop()` said so, and the child was killed.
 
-    After each step the child rests for `pause_share` times as long as the step took: the kernel then has time to write
-    what was merged without taking the processor from those who append.
+    With `nice` OUT_OF_THE_WAY it gets the processor when nobody else wants it. After each step it rests for `pause_share`
+    times as long as the step took: the kernel then has time to write what was merged without taking the processor from
+    those who append.
 
     Raises what the merge raises, and StorageError where the process died.
     """
@@ -50,7 +54,7 @@ def run_in_process(merge: Merge, stop: Callable[[], bool], *, pause_share: float
     importable = str(Path(__file__).parents[2])  # where the package lies, whatever the caller did to its own path
     path = os.pathsep.join(filter(None, [importable, os.environ.get("PYTHONPATH")]))
     with subprocess.Popen(
-        [sys.executable, "-c", _CHILD],
+        [sys.executable, "-c", _CHILD.format(nice=nice)],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,

@@ -6,6 +6,9 @@ import datetime
 import os
 import subprocess
 import sys
+import threading
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pyarrow as pa
@@ -14,6 +17,8 @@ import pytest
 import nosync
 from nosync.lsm.env import Env
 from nosync.lsm.hashing import hash32
+from nosync.lsm.merge import Merge
+from nosync.lsm.writer import Published
 from tests.conftest import OpenStore
 from tests.helpers import state_of
 
@@ -445,7 +450,6 @@ def test_merging_in_another_process_gives_the_same_bytes(open_store: OpenStore, 
 
 
 def test_a_merge_process_that_is_told_to_stop(in_process: nosync.Store) -> None:
-    from nosync.lsm.merge import Merge
     from nosync.lsm.merge_process import run_in_process
     from nosync.lsm.timestamp import ZERO
 
@@ -455,6 +459,41 @@ def test_a_merge_process_that_is_told_to_stop(in_process: nosync.Store) -> None:
     assert run_in_process(merge, lambda: True) is None
     assert in_process.layers() == before
     assert run_in_process(merge, lambda: False) is not None
+
+
+def test_a_merge_that_gets_no_processor_begins_again_when_layers_pile_up(
+    open_store: OpenStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a machine that is busy all the time a process that is out of the way gets nowhere."""
+    from nosync.lsm import compactor, merge_process
+
+    began, nices = threading.Event(), []
+
+    def run(merge: Merge, stop: Callable[[], bool], *, pause_share: float = 0.0, nice: int = 0) -> Published | None:
+        nices.append(nice)
+        began.set()
+        while nice and not stop():
+            time.sleep(0.001)
+        return None if nice else merge_process.run_in_process(merge, stop)
+
+    monkeypatch.setattr(compactor, "run_in_process", run)
+    monkeypatch.setattr(compactor, "LOOK_S", 0.01)
+    settings = nosync.StoreSettings(background=False, merge_process_rows=0, grace_s=0.0)
+    store = filled(open_store, 6, settings=settings)
+    store.sync()
+    before = snapshot(store)
+    merging = threading.Thread(target=store.node.merge_once)  # type: ignore[attr-defined]
+    merging.start()
+    assert began.wait(10.0)
+    for t in range(6, 40):
+        store.append("counts", t=t, rows=words(a=t), key=["word"])
+        store.seal(t)
+    store.sync()
+    merging.join(timeout=30.0)
+    assert not merging.is_alive()
+    assert nices == [merge_process.OUT_OF_THE_WAY, 0]
+    assert len(store.layers()) < 40
+    assert snapshot(store)[: len(before)] == before
 
 
 def test_a_damaged_input_of_a_merge_process_is_quarantined(in_process: nosync.Store) -> None:
