@@ -99,9 +99,9 @@ def choose_merge(trace: Sequence[Candidate], since: Time) -> tuple[int, int] | N
 
 
 def is_behind(trace: Sequence[Candidate]) -> bool:
-    """Whether there are far more layers than merging leaves: twice what the levels that there are may hold, and some."""
+    """Whether there are far more layers than merging leaves: so many that reading feels it."""
     levels = {level_of(layer.rows) for layer in trace}
-    return len(trace) > 2 * (FANOUT - 1) * len(levels) + FANOUT
+    return len(trace) > (FANOUT - 1) * len(levels) + 2 * FANOUT**2
 
 
 # --- the work --------------------------------------------------------------------------------------------------------

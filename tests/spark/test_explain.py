@@ -104,8 +104,10 @@ number = 7
 """
 
 
-def test_the_commands(spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As from a shell, in a directory with the flow's module in it."""
+def test_the_commands(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As from a shell, in a directory with the flow's module in it; one of them really so, the others in this session."""
     (tmp_path / "my_job.py").write_text(FLOW)
     monkeypatch.syspath_prepend(str(tmp_path))
     import my_job  # type: ignore[import-not-found]
@@ -129,7 +131,16 @@ def test_the_commands(spark: SparkSession, tmp_path: Path, monkeypatch: pytest.M
         answer: dict[str, object] = json.loads(done.stdout)
         return answer
 
-    plan = run("replay", "s", "strict", "--flow", "my_job:strict", "--dry-run")
+    def here(*arguments: str) -> dict[str, object]:
+        capsys.readouterr()
+        main([*arguments, "--json"])
+        answer: dict[str, object] = json.loads(capsys.readouterr().out)
+        return answer
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("nosync.spark.session.local_session", lambda *_, **__: spark)
+    monkeypatch.setattr(spark, "stop", lambda: None)
+    plan = here("replay", "s", "strict", "--flow", "my_job:strict", "--dry-run")
     assert (plan["first"], plan["last"], plan["computed"]) == (2, 3, {"kept": 4, "sums": 4})
     report = run("replay", "s", "strict", "--flow", "my_job:strict")
     assert (report["layers_computed"], report["layers_shared"]) == (8, 4)
@@ -137,12 +148,12 @@ def test_the_commands(spark: SparkSession, tmp_path: Path, monkeypatch: pytest.M
         totals = {r["k"]: r["total"] for r in read.read("sums", branch="strict").to_pylist()}
         assert totals == {"a": 1, "b": 2 + 4 + 6}
         newest = next(Path(x.path) for x in read.layers() if x.stage == "sums" and str(x.lower) == "3")
-    why = run("explain", "s", "sums", "--key", "k=b", "--as-of", "2", "--flow", "my_job:make")
+    why = here("explain", "s", "sums", "--key", "k=b", "--as-of", "2", "--flow", "my_job:make")
     assert why["inputs"] == {"rows": [{"k": "b", "v": 2, "_epoch": 1}, {"k": "b", "v": 4, "_epoch": 2}]}
     newest.unlink()
-    recovered = run("recover", "s", "--flow", "my_job:make")
+    recovered = here("recover", "s", "--flow", "my_job:make")
     assert (recovered["lost"], recovered["recomputed"]) == (1, 1)
-    rewound = run("rewind", "s", "1")
+    rewound = here("rewind", "s", "1")
     assert rewound == {"epoch": 1, "was": 3, "kept_as": "before-rewind-2"}
     with nosync.open(tmp_path / "s", read_only=True) as read:
         assert read.last_sealed() == 1
