@@ -254,12 +254,18 @@ class Node(HasLedger):
     def sync(self) -> None:
         """Makes everything durable that was published before the call. Raises StorageError when that fails."""
         self.scan()
-        self._drain()
         with self._lock:
-            waiting = [*self._pending, *self.small.waiting()]
+            layers, files = set(self._pending), set(self.small.waiting())
+        self._drain()
+        with self._lock:  # others publish meanwhile, and tell again of what is durable by now
+            waiting: list[object] = [id for id in self._pending if id in layers and not self._is_recorded(id)]
+        waiting += files.intersection(self.small.waiting())
         if waiting:
             reasons = "; ".join(dict.fromkeys(self.problems.values())) or "they are still being written"
             raise StorageError(f"{len(waiting)} files are published but not durable ({waiting[0]}, ...): {reasons}")
+
+    def _is_recorded(self, id: LayerId) -> bool:
+        return id not in self._retry_at and id.description in self._records.get(id.trace, {})
 
     def _drain(self) -> None:
         with self._durability:

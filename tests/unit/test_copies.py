@@ -56,6 +56,27 @@ def seal(store: nosync.Store, t: int, copies: int) -> None:
     store.sync()
 
 
+def test_sync_waits_for_what_was_published_before_it_and_for_nothing_else(open_store: OpenStore) -> None:
+    """While it works a watcher tells once more of what is durable by then, and a job publishes the next epoch."""
+    store = open_store(settings=nosync.StoreSettings(background=False))
+    node = store.node
+    assert isinstance(node, Node)
+
+    class Watcher(Peers):
+        def held(self, added: Sequence[Record], gone: Sequence[LayerId], *, dropped: bool = False) -> None:
+            super().held(added, gone, dropped=dropped)
+            if len(self.told) == 1:
+                node.note([record.id for record in added])
+                store.append("s", t=1, rows=pa.table({"k": [1], "v": [1]}), key=["k"])
+
+    node.listener = Watcher(1, 1)
+    store.append("s", t=0, rows=pa.table({"k": [1], "v": [0]}), key=["k"])
+    store.sync()
+    node.listener = Peers(1, 1)
+    store.sync()
+    assert len(node.durable_ids()) == 2
+
+
 def test_what_is_told_is_an_epoch(open_store: OpenStore) -> None:
     """It goes to peers, who could do nothing with `none`."""
     store = open_store()
