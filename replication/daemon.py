@@ -210,12 +210,18 @@ class Daemon(rpc.DaemonServicer):
 
     def run(self) -> None:
         """Serves until SIGTERM or SIGINT."""
-        signals = {signal.SIGTERM, signal.SIGINT}
-        signal.pthread_sigmask(
-            signal.SIG_BLOCK, signals
-        )  # before other threads begin, which then leave them to this one
-        self.start()
-        signal.sigwait(signals)
+        stop = threading.Event()
+        reading, writing = socket.socketpair()
+        with reading, writing:
+            # Whichever thread gets the signal, a byte comes here and wakes the one that runs handlers.
+            writing.setblocking(False)
+            signal.set_wakeup_fd(writing.fileno())
+            for number in (signal.SIGTERM, signal.SIGINT):
+                signal.signal(number, lambda *_: stop.set())
+            self.start()
+            while not stop.is_set():
+                reading.recv(1)
+            signal.set_wakeup_fd(-1)
         self.stop()
 
     def _watch(self) -> None:

@@ -411,6 +411,10 @@ def test_a_stopped_daemon_leaves_the_directory_to_the_next(tmp_path: Path) -> No
             with pytest.raises(nosync.InvalidInputError, match="belongs to a daemon"):
                 nosync.open(daemons.data("n1"), retain=3)
         assert daemons.stop("n1") == 0
+        for _ in range(3):  # the moment it serves, it can be stopped
+            daemons.start("n1")
+            assert daemons.stop("n1") == 0
+            assert not (daemons.data("n1") / "daemon.json").exists()
         assert daemons.log("n1") == "", "nothing went wrong"
         with nosync.open(daemons.data("n1")) as store:  # embedded
             assert store.safe_point() == 0
