@@ -55,7 +55,8 @@ sim: setup  ## Run the replication protocol under faults from SEEDS=10000 seeds,
 	$(BIN)/python -m tests.simulation.run $(if $(SEED),--seed $(SEED),--seeds $(SEEDS))
 
 cluster: setup  ## Daemons as processes, Spark over three hosts: the long tests, with CYCLES=200 kills under load.
-	NOSYNC_LONG=1 NOSYNC_DAEMON_CYCLES=$(CYCLES) $(BIN)/python -m pytest tests/cluster tests/spark/test_replication.py --timeout 3600
+	NOSYNC_LONG=1 NOSYNC_DAEMON_CYCLES=$(CYCLES) $(BIN)/python -m pytest tests/cluster tests/spark/test_replication.py \
+		tests/spark/test_failures.py --timeout 3600
 
 model:  ## Check docs/model with Spin, and that planted bugs break it. Needs spin and a C compiler.
 	sh docs/model/check.sh

@@ -120,13 +120,16 @@ def run(root: Path, fault: str, *master: str) -> dict[str, Any]:
     return found
 
 
+long = pytest.mark.skipif(not os.environ.get("NOSYNC_LONG"), reason="of the long suite: make cluster")
+
+
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     return run(tmp_path_factory.mktemp("faults") / "none", "none")
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("fault", ["worker", "executor"])
+@pytest.mark.parametrize("fault", ["worker", pytest.param("executor", marks=long)])
 def test_the_layers_are_those_of_an_undisturbed_run(undisturbed: dict[str, Any], tmp_path: Path, fault: str) -> None:
     found = run(tmp_path / "run", fault)
     assert found["struck"], "the fault must have happened"
