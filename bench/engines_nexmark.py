@@ -6,17 +6,17 @@ Event time only cuts windows (Q8, Q12): no engine is told to forget anything, so
 
 from __future__ import annotations
 
-import json
-import subprocess
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from pyspark.sql import DataFrame, SparkSession
 
 import nosync
-from bench.engines_sums import CHANGELOG, STREAMING, flink_python, flink_variables
+from bench.engines_sums import CHANGELOG, STREAMING
+from bench.flink import run_flink
 from bench.harness import Result, Samples
 from bench.nexmark import AUCTIONS, BIDS, PERSONS, QUERIES, STREAMS, Query, digest_of_rows, write_events
 from bench.spark_epochs import CORES, SHARDS
@@ -54,7 +54,7 @@ def _check_answers(spark: SparkSession, root: Path) -> None:
             raise RuntimeError(f"{query.name} is answered differently: {answers}")
 
 
-def _timed(spark: SparkSession, root: Path, queries: tuple[Query, ...] | list[Query], hot: float) -> Iterator[Result]:
+def _timed(spark: SparkSession, root: Path, queries: Sequence[Query], hot: float) -> Iterator[Result]:
     digest = write_events(root, WARM + MEASURED, EVENTS, hot)
     of_flink = _flink(root, queries, answers=False)
     for query in queries:
@@ -103,12 +103,6 @@ def _q12(flow: nosync.Dataflow) -> nosync.Stage:
 
 
 FLOWS: Mapping[str, Callable[[nosync.Dataflow], nosync.Stage]] = {"Q1": _q1, "Q3": _q3, "Q8": _q8, "Q12": _q12}
-OUT = {
-    "Q1": ["auction", "bidder", "mills", "ts"],
-    "Q3": ["name", "city", "state", "auction"],
-    "Q8": ["id", "name", "w"],
-    "Q12": ["bidder", "w", "n"],
-}
 
 
 def _advanced(spark: SparkSession, root: Path, query: Query, store: nosync.Store) -> tuple[nosync.Job, list[float]]:
@@ -131,7 +125,7 @@ def _nosync(spark: SparkSession, root: Path, query: Query) -> Samples:
 def _answer_of_nosync(spark: SparkSession, root: Path, query: Query) -> str:
     with tempfile.TemporaryDirectory(dir=root) as directory, nosync.open(Path(directory) / "store") as store:
         job, _ = _advanced(spark, root, query, store)
-        return digest_of_rows(job.read("out").select(*OUT[query.name]).collect())
+        return digest_of_rows(job.read("out").select(*query.names).collect())
 
 
 # --- Structured Streaming ---------------------------------------------------------------------------------------------
@@ -180,22 +174,15 @@ def _answer_of_spark(spark: SparkSession, root: Path, query: Query) -> str:
 # --- Flink ------------------------------------------------------------------------------------------------------------
 
 
-def _flink(root: Path, queries: tuple[Query, ...] | list[Query], *, answers: bool) -> dict[str, Any]:
+def _flink(root: Path, queries: Sequence[Query], *, answers: bool) -> dict[str, Any]:
     """Version, and by query answers, or events per second after the first epochs."""
-    program = Path(__file__).parent / "peers" / "flink_nexmark.py"
-    with tempfile.TemporaryDirectory(dir=".") as checkpoints:
-        about = {
-            "csv": str(root / "csv"), "streams": STREAMS, "answers": answers, "warm_files": WARM, "events_per_file": EVENTS,
-            "queries": [{"name": q.name, "sql": q.sql, "streams": q.streams, "columns": q.columns} for q in queries],
-            "checkpoints": Path(checkpoints).absolute().as_uri(),
-        }  # fmt: skip
-        done = subprocess.run(
-            [str(flink_python()), str(program)], input=json.dumps(about), env=flink_variables(), capture_output=True,
-            text=True, check=False, timeout=3600,
-        )  # fmt: skip
-    if done.returncode:
-        raise RuntimeError(f"Flink failed:\n{done.stderr[-3000:]}")
-    found: dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])
+    found = run_flink(
+        "flink_nexmark.py",
+        {
+            "csv": str(root / "csv"), "streams": STREAMS, "answers": answers, "warm_files": WARM,
+            "events_per_file": EVENTS, "queries": [asdict(query) for query in queries],
+        },
+    )  # fmt: skip
     if answers:
         found["answers"] = {name: digest_of_rows(rows) for name, rows in found["answers"].items()}
     return found

@@ -6,14 +6,8 @@ sink for nothing takes the results. Flink runs in an environment of its own, `.v
 
 from __future__ import annotations
 
-import json
-import os
-import shutil
-import subprocess
-import sys
 import tempfile
-import venv
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,13 +19,12 @@ from pyspark.sql import functions as F
 from pyspark.sql.streaming import StatefulProcessor, StatefulProcessorHandle
 from pyspark.sql.streaming.query import StreamingQuery
 
+from bench.flink import run_flink
 from bench.harness import Result, Samples, cpu_s, timed
 from bench.spark_epochs import CORES, SHARDS, start
 from nosync.spark.session import conf_set, local_session, session_settings
 
 KEYS = 2_000_000
-FLINK_ENVIRONMENT = Path(".venv-flink")
-FLINK_REQUIREMENT = "apache-flink>=2.3,<2.4"
 KEY = "pmod(pmod({id} * 2654435761, 4294967296), {keys})"
 FLINK_TUNED = {
     "table.exec.mini-batch.enabled": "true",
@@ -203,35 +196,4 @@ def _batches(query: StreamingQuery, rows: int, warm: int, repeats: int) -> Run:
 
 
 def _flink(rows: int, settings: dict[str, str]) -> dict[str, Any]:
-    python = flink_python()
-    program = Path(__file__).parent / "peers" / "flink_sums.py"
-    with tempfile.TemporaryDirectory(dir=".") as checkpoints:
-        about = {
-            "rows": rows, "warm_rows": 500_000, "keys": KEYS, "settings": settings,
-            "checkpoints": Path(checkpoints).absolute().as_uri(),
-        }  # fmt: skip
-        command = [str(python), str(program), json.dumps(about)]
-        done = subprocess.run(command, env=flink_variables(), capture_output=True, text=True, check=False, timeout=1800)
-    if done.returncode:
-        raise RuntimeError(f"Flink failed:\n{done.stderr[-3000:]}")
-    found: dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])
-    return found
-
-
-def flink_variables() -> dict[str, str]:
-    java = os.environ.get("JAVA_HOME") or str(Path(os.path.realpath(shutil.which("java") or "java")).parents[1])
-    # Without our own path, on which it would find our `proto` instead of its own.
-    return {name: value for name, value in os.environ.items() if name != "PYTHONPATH"} | {"JAVA_HOME": java}
-
-
-def flink_python() -> Path:
-    python = FLINK_ENVIRONMENT / "bin" / "python"
-    if not python.exists():
-        print(f"installing {FLINK_REQUIREMENT} into {FLINK_ENVIRONMENT} (it needs an older pyarrow than we do)")
-        venv.create(FLINK_ENVIRONMENT, with_pip=True)
-        pip: Sequence[str] = [str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
-        done = subprocess.run([*pip, FLINK_REQUIREMENT], capture_output=True, text=True, check=False)
-        if done.returncode:
-            shutil.rmtree(FLINK_ENVIRONMENT)
-            raise RuntimeError(f"cannot install {FLINK_REQUIREMENT} with {sys.executable}: {done.stderr[-2000:]}")
-    return python
+    return run_flink("flink_sums.py", {"rows": rows, "warm_rows": 500_000, "keys": KEYS, "settings": settings})

@@ -40,6 +40,11 @@ class Query:
     key: int = 0
     """So many columns at the beginning are the key of rows that change; 0: rows only come."""
 
+    @property
+    def names(self) -> list[str]:
+        """Of the columns."""
+        return [column.split()[0] for column in self.columns.split(", ")]
+
 
 WINDOW = "(ts - MOD(ts, 10))"
 QUERIES = (
@@ -52,9 +57,9 @@ QUERIES = (
     Query(
         "Q3",
         (PERSONS, AUCTIONS),
-        "SELECT p.name, p.city, p.state, a.id FROM auctions a JOIN persons p ON a.seller = p.id "
+        "SELECT p.name, p.city, p.state, a.id AS auction FROM auctions a JOIN persons p ON a.seller = p.id "
         "WHERE a.category = 10 AND p.state IN ('OR', 'ID', 'CA')",
-        "name string, city string, state string, id bigint",
+        "name string, city string, state string, auction bigint",
     ),
     Query(
         "Q8",

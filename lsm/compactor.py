@@ -20,6 +20,7 @@ from nosync.lsm.errors import CorruptionError, NosyncError
 from nosync.lsm.layer import LayerId, TraceId
 from nosync.lsm.merge import Candidate, Merge, choose_merge, is_behind
 from nosync.lsm.merge_process import OUT_OF_THE_WAY, run_in_process
+from nosync.lsm.reader import LayerReader
 from nosync.lsm.settings import StoreSettings
 from nosync.lsm.timestamp import Time
 from nosync.lsm.writer import Published
@@ -99,45 +100,45 @@ class Compactor:
         return False
 
     def _carry_out(self, merge: Merge, stop: Callable[[], bool], *, waited_for: bool) -> Published | None:
-        """None: it was abandoned because `stop()` said so.
-
-        A large merge stays out of the way of those who append. On a machine that is busy all the time it would then get
-        nowhere, while layers pile up and every read has to look into all of them: then it begins again like any other work.
-        """
+        """None: it was abandoned because `stop()` said so."""
         rows = sum(layer.info.rows for layer in merge.layers)
         # Another process cannot share an environment with injected faults.
-        if rows < self._owner.settings.merge_process_rows or type(self._env) is not Env:
-            for _ in merge.steps():
-                if stop():
-                    return None
-            return merge.published
-        trace = merge.layers[0].id.trace
-        if not waited_for and not self._is_behind(trace):
+        if rows >= self._owner.settings.merge_process_rows and type(self._env) is Env:
+            return self._in_process(merge, stop, waited_for=waited_for)
+        for _ in merge.steps():
+            if stop():
+                return None
+        return merge.published
+
+    def _in_process(self, merge: Merge, stop: Callable[[], bool], *, waited_for: bool) -> Published | None:
+        """Out of the way of those who append, as long as that gets anywhere.
+
+        On a machine that is busy all the time it does not, while layers pile up and every read has to look into all of
+        them: then the merge begins again like any other work.
+        """
+        trace, look_s = merge.layers[0].id.trace, 0.0
+
+        def stop_or_hurry() -> bool:
+            nonlocal look_s
+            if stop() or self._env.monotonic_s() < look_s:
+                return stop()
             look_s = self._env.monotonic_s() + LOOK_S
+            return self._is_behind(trace)
 
-            def stop_or_hurry() -> bool:
-                nonlocal look_s
-                if stop():
-                    return True
-                if self._env.monotonic_s() < look_s:
-                    return False
-                look_s = self._env.monotonic_s() + LOOK_S
-                return self._is_behind(trace)
-
+        if not waited_for and not stop_or_hurry():
             done = run_in_process(merge, stop_or_hurry, pause_share=BACKGROUND_PAUSE_SHARE, nice=OUT_OF_THE_WAY)
-            if done is not None or stop():
+            if done is not None:
                 return done
-        return run_in_process(merge, stop)
+        return None if stop() else run_in_process(merge, stop)
 
     def _is_behind(self, trace: TraceId) -> bool:
         try:
-            return any(is_behind(self._candidates(chain)) for chain in self._owner.sealed_chains(trace))
+            return any(is_behind(_candidates(self._layers(chain))) for chain in self._owner.sealed_chains(trace))
         except (FileNotFoundError, CorruptionError):
             return False  # whoever merges next finds out
 
-    def _candidates(self, chain: Chain) -> list[Candidate]:
-        layers = [self._owner.directory.reader(id) for id in chain.ids]
-        return [Candidate(layer.info.rows, layer.id.description, bool(layer.info.key)) for layer in layers]
+    def _layers(self, chain: Chain) -> list[LayerReader]:
+        return [self._owner.directory.reader(id) for id in chain.ids]
 
     def _next(self, chain: Chain, *, whole: bool) -> Merge | None:
         directory, settings = self._owner.directory, self._owner.settings
@@ -145,16 +146,15 @@ class Compactor:
         if not chain.ids:
             return None
         try:
-            layers = [directory.reader(id) for id in chain.ids]
+            layers = self._layers(chain)
         except FileNotFoundError:
             self._owner.scan()
             return None
         except CorruptionError:
             self._owner.recheck(chain.ids)
             return None
-        candidates = [Candidate(layer.info.rows, layer.id.description, bool(layer.info.key)) for layer in layers]
         # The newest layer is left alone: tasks are about to open it.
-        chosen = (0, len(layers)) if whole else choose_merge(candidates[:-1], since)
+        chosen = (0, len(layers)) if whole else choose_merge(_candidates(layers[:-1]), since)
         if chosen is None:
             return None
         first, end = chosen
@@ -203,3 +203,7 @@ class Compactor:
             self._owner.directory.forget(id)
             with self._lock:
                 self._garbage.pop(id, None)
+
+
+def _candidates(layers: Sequence[LayerReader]) -> list[Candidate]:
+    return [Candidate(layer.info.rows, layer.id.description, bool(layer.info.key)) for layer in layers]

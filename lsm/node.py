@@ -211,10 +211,9 @@ class Node(HasLedger):
 
     def scan(self) -> None:
         """Compares the directory with the catalog: new layers are queued, vanished ones are lost."""
-        if self.listener is not None:
+        if self.listener is not None:  # alone, nobody else seals epochs here or changes branches
             self.learn()
-        else:  # alone, nobody else seals epochs here or changes branches
-            self._learn_registers()
+        self._learn_registers()
         listed = set(self.directory.layer_ids())
         with self._lock:
             known = {record.id for records in self._records.values() for record in records.values()}
@@ -231,7 +230,6 @@ class Node(HasLedger):
         with self._lock:
             self.small.note(manifest.path for manifest in learned)
             self.safety.learned(learned)
-            self._learn_registers()
         if log_changed:
             with self._lock:
                 self.safety.something_changed()
@@ -296,6 +294,7 @@ class Node(HasLedger):
         if self._learn_later.is_set():
             self._learn_later.clear()
             self.learn()
+            self._learn_registers()
 
     def _record(self, add: Sequence[Record], remove: Sequence[LayerId]) -> None:
         with self._lock:

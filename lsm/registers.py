@@ -73,5 +73,6 @@ def register_files(root: Path, env: Env) -> list[PurePosixPath]:
         with storage_errors("list", root / directory):
             names = env.list_dir(root / directory)
         found += [directory / name for name in names if name.endswith(_SUFFIX) and "-" in name]
+        # Files of earlier versions are numbers; no directory here is.
         directories += [directory / name for name in names if "." not in name and not name.isdigit()]
     return sorted(found)

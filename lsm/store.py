@@ -109,8 +109,8 @@ class Store:
         self._node = node
         self._next: dict[TraceId, int] = {}
         self._schemas: dict[tuple[str, str], tuple[tuple[str, ...], pa.Schema]] = {}
-        self._held: Lines | None = None
         self._seen: Lines | None = None  # of a read-only store; read once, and then what is new
+        self._held = False  # what is new is left for later
         self._closed = False
 
     # --- writing --------------------------------------------------------------------------------------------------
@@ -398,11 +398,9 @@ class Store:
     def _lines(self) -> Lines:
         if self._node is not None:
             return self._node.lines
-        if self._held is not None:
-            return self._held
         if self._seen is None:
             self._seen = Lines(self.directory.root, self.directory.env)
-        else:
+        elif not self._held:
             self._seen.refresh()
         if self._seen.errors:
             error, self._seen = self._seen.errors[0], None  # all is read again, should it be mended
@@ -412,11 +410,12 @@ class Store:
     @contextmanager
     def held(self) -> Iterator[None]:
         """A read-only store sees here what was sealed when it began, and reads manifests once, not for every question."""
-        self._held = None if self._node is not None else self._lines()
+        self._lines()
+        self._held = True
         try:
             yield
         finally:
-            self._held = None
+            self._held = False
 
     def branches(self) -> dict[str, Line]:
         """By name, the line of each branch: which line it comes from, and at which epoch."""

@@ -63,20 +63,24 @@ def connect(
     Raises ReplicationError where the daemon does not answer, or serves another store than `cache` keeps.
     """
     try:
-        from nosync.replication.connected import connect as connect_to  # noqa: PLC0415 - needs the extra `daemon`
-        from nosync.replication.places import address_of  # noqa: PLC0415
-        from nosync.replication.transport import Certificates, is_loopback  # noqa: PLC0415
+        from nosync.replication.connected import connected_store, is_here  # noqa: PLC0415 - needs the extra `daemon`
+        from nosync.replication.transport import Certificates, DaemonClient, host_of  # noqa: PLC0415
     except ImportError as error:
         raise ReplicationError(f"connecting needs the extra: pip install 'nosync[daemon]' ({error})") from None
     if (tls is None) != (identity is None):
         raise InvalidInputError("tls= and identity= belong together: a directory of certificates, and whose to show")
     certificates = None if tls is None or identity is None else Certificates.of_directory(Path(tls), identity)
-    store, data = connect_to(address, certificates, node, None if cache is None else Path(cache))
-    about = address_of(Path(data)) or {"address": ""}
-    if cache is None and is_loopback(address) and about["address"].rpartition(":")[2] == address.rpartition(":")[2]:
-        store.close()
-        return open(data)
-    return store
+    host_of(address)
+    client = DaemonClient(address, certificates, node)
+    try:
+        about = client.status(lag=False)
+        if cache is not None or not is_here(about):
+            return connected_store(client, about, None if cache is None else Path(cache))
+    except BaseException:
+        client.close()
+        raise
+    client.close()
+    return open(about.data)
 
 
 def _beside_daemon(root: Path, env: Env, hasher: Hasher, locked: StoreLockedError) -> Store:

@@ -6,11 +6,11 @@ files: merged-away layers are noticed and replaced by those that stand for them,
 
 from __future__ import annotations
 
-import shutil
-import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
-from pathlib import Path, PurePosixPath
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import BinaryIO
 
 import pyarrow as pa
@@ -19,18 +19,20 @@ from blake3 import blake3
 from nosync.lsm.branches import MAIN
 from nosync.lsm.directory import LAYERS, MARKER, LayerDirectory, create_store, read_marker
 from nosync.lsm.env import Env, storage_errors
-from nosync.lsm.errors import CorruptionError, ReplicationError, StorageError
+from nosync.lsm.errors import CorruptionError, NosyncError, ReplicationError, StorageError
 from nosync.lsm.reader import LayerReader
 from nosync.lsm.roles import StoreNode
 from nosync.lsm.scrub import VerifyReport
 from nosync.lsm.settings import StoreSettings
-from nosync.lsm.status import LayerStatus, StoreStatus, shown
+from nosync.lsm.status import LayerStatus, StoreStatus
 from nosync.lsm.store import Store
-from nosync.lsm.timestamp import Time
 from nosync.lsm.writer import TEMPORARY_DIRECTORY
+from nosync.proto.v1 import replication_pb2 as pb
 from nosync.replication.daemon import client_of
 from nosync.replication.inventory import Held, layer_of
-from nosync.replication.transport import Certificates, DaemonClient, host_of
+from nosync.replication.places import address_of
+from nosync.replication.serving import status_of
+from nosync.replication.transport import DaemonClient
 from nosync.replication.wire import Chunk, Decoder
 
 
@@ -42,7 +44,7 @@ class RemoteEnv(Env):
         self._local = Env()
 
     def _relative(self, path: Path) -> str:
-        return str(PurePosixPath(path.relative_to(self._root)))
+        return path.relative_to(self._root).as_posix()
 
     def list_dir(self, path: Path) -> list[str]:
         directory = self._relative(path)
@@ -115,10 +117,12 @@ def _not_written(address: str) -> StorageError:
 class ConnectedStore(Store):
     """A store over a connection: everything that reads works as it does beside the files. Made by `nosync.connect`."""
 
-    def __init__(self, directory: LayerDirectory, client: DaemonClient, forget: Sequence[Path]) -> None:
-        """`forget`: directories that go when it is closed."""
+    def __init__(
+        self, directory: LayerDirectory, client: DaemonClient, temporary: TemporaryDirectory[str] | None
+    ) -> None:
+        """`temporary`: where what was fetched is kept, if only until it is closed."""
         super().__init__(directory, StoreSettings(), None)
-        self.client, self._forget_at_close = client, forget
+        self.client, self._temporary = client, temporary
 
     @property
     def node(self) -> StoreNode:
@@ -155,25 +159,7 @@ class ConnectedStore(Store):
         return VerifyReport(len(layers), 0, sum(layer.bytes for layer in layers), tuple(errors))
 
     def layers(self) -> list[LayerStatus]:
-        return [
-            LayerStatus(
-                layer.stage,
-                layer.fingerprint,
-                layer.shard,
-                layer.shards,
-                shown(Time(layer.lower)),
-                shown(Time(layer.upper)),
-                shown(Time(layer.since)),
-                layer.rows,
-                layer.tombstones,
-                layer.size_bytes,
-                layer.digest,
-                layer.level,
-                layer.tree_level,
-                layer.path,
-            )
-            for layer in self.client.layers()
-        ]
+        return [status_of(layer) for layer in self.client.layers()]
 
     def status(self) -> StoreStatus:
         problems = dict(self.client.status(lag=False).problems)
@@ -184,41 +170,49 @@ class ConnectedStore(Store):
         if not self._closed:
             super().close()
             self.client.close()
-            for directory in self._forget_at_close:
-                shutil.rmtree(directory, ignore_errors=True)
+            if self._temporary is not None:
+                self._temporary.cleanup()
 
     def __repr__(self) -> str:
         return f"<nosync.Store at {self.client.address} ({'closed' if self._closed else 'connected'})>"
 
 
-def connect(
-    address: str,
-    certificates: Certificates | None = None,
-    node: str | None = None,
-    cache: Path | None = None,
-) -> tuple[Store, str]:
-    """The store of a daemon, and the daemon's own name of its directory. See `nosync.connect`."""
-    host_of(address)
-    client = DaemonClient(address, certificates, node)
+def is_here(about: pb.StatusReply) -> bool:
+    """Whether the directory of the daemon that says this of itself is on this host."""
+    data = Path(about.data)
     try:
-        reply = client.status(lag=False)
-        root = Path(tempfile.mkdtemp(prefix="nosync-"), "store") if cache is None else cache
-        if not (root / MARKER).exists():
-            create_store(root, reply.key_groups, Env(), store_id=reply.store_id)
-        found = read_marker(root, Env()).store_id
-        if found != reply.store_id:
-            raise ReplicationError(
-                f"{root} keeps what was fetched of store {found}, and {address} serves store {reply.store_id}: give another "
-                "cache="
-            )
-    except BaseException:
-        client.close()
-        raise
-    directory = LayerDirectory(root, reply.key_groups, RemoteEnv(root, client))
-    forget = [] if cache is not None else [root.parent]
-    return ConnectedStore(directory, client, forget), reply.data
+        found = read_marker(data, Env()).store_id
+    except NosyncError:
+        return False
+    return found == about.store_id and (address_of(data) or {}).get("node") == about.node
 
 
-def daemon_of(store: Store) -> DaemonClient | None:
-    """A client of its own of the daemon that keeps a store; None where none does."""
-    return store.client.again() if isinstance(store, ConnectedStore) else client_of(store.directory.root)
+def connected_store(client: DaemonClient, about: pb.StatusReply, cache: Path | None) -> Store:
+    """The store of a daemon that says this of itself. See `nosync.connect`."""
+    temporary = None
+    if cache is None:
+        temporary = TemporaryDirectory(prefix="nosync-")
+        cache = Path(temporary.name, "store")
+    if not (cache / MARKER).exists():
+        create_store(cache, about.key_groups, Env(), store_id=about.store_id)
+    found = read_marker(cache, Env()).store_id
+    if found != about.store_id:
+        raise ReplicationError(
+            f"{cache} keeps what was fetched of store {found}, and {client.address} serves store {about.store_id}: give "
+            "another cache="
+        )
+    return ConnectedStore(LayerDirectory(cache, about.key_groups, RemoteEnv(cache, client)), client, temporary)
+
+
+@contextmanager
+def daemon_of(store: Store) -> Iterator[DaemonClient | None]:
+    """The daemon that keeps a store; None where none does."""
+    if isinstance(store, ConnectedStore):
+        yield store.client
+        return
+    client = client_of(store.directory.root)
+    try:
+        yield client
+    finally:
+        if client is not None:
+            client.close()

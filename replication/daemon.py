@@ -321,13 +321,14 @@ class Daemon(rpc.DaemonServicer):
             self.node.drop_rounds(request.stage, request.t)
         return pb.Done()
 
-    def TakeTheirs(self, request: pb.TakeTheirsRequest, context: Any) -> pb.TakeTheirsReply:
+    def Conflicts(self, request: pb.ConflictsRequest, context: Any) -> pb.ConflictsReply:
         with _answering(context):
             names = self.replicator.conflicts()
-            layers = [id for name in names if (id := layer_of(name)) is not None]
-            self.node.give_up(layers, [PurePosixPath(name) for name in names if layer_of(name) is None])
-            log.warning("took the peers' contents of %s", ", ".join(names) or "nothing")
-            return pb.TakeTheirsReply(names=names)
+            if request.take_theirs and names:
+                layers = [id for name in names if (id := layer_of(name)) is not None]
+                self.node.give_up(layers, [PurePosixPath(name) for name in names if layer_of(name) is None])
+                log.warning("took the peers' contents of %s", ", ".join(names))
+            return pb.ConflictsReply(names=names)
         raise AssertionError("the context was aborted")
 
     def ListFiles(self, request: pb.ListFilesRequest, context: Any) -> Iterator[pb.ListFilesReply]:

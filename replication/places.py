@@ -28,8 +28,6 @@ log = logging.getLogger("nosync.replication")
 ADDRESS_FILE = "daemon.json"
 DATA_VARIABLE = "NOSYNC_DATA"
 """In the environment of Spark's executors: the host's data directory, where it is not at the path that the driver's has."""
-CONFLICT = "conflict "
-"""Begins the name of a problem that is a file of which a peer holds other contents."""
 FETCH_PATIENCE_S = 3.0
 """How long a task waits for what only peers have, while any of them is there."""
 _IN_VAIN_S = 10.0

@@ -29,7 +29,6 @@ from nosync.lsm.writer import temporary_path
 from nosync.proto.v1 import replication_pb2 as pb
 from nosync.replication.inventory import Held, NodeId, keepers, layer_of, name_of
 from nosync.replication.messages import Close, Effect, Hello, Message, NotThere, Send, SessionId, Wanted
-from nosync.replication.places import CONFLICT
 from nosync.replication.protocol import Peer, Replica
 from nosync.replication.wire import Chunk, Decoder, Encoder
 
@@ -37,6 +36,7 @@ log = logging.getLogger("nosync.replication")
 
 TICK_S = 0.4
 PART_KEPT_S = 600.0
+_CONFLICT = "conflict "
 
 
 @dataclass
@@ -454,11 +454,11 @@ class Replicator:
                 conflicts = self._replica.conflicts()
             self._drop_old_parts()
             for name in [
-                n for n in self._node.problems if n.startswith(CONFLICT) and n[len(CONFLICT) :] not in conflicts
+                n for n in self._node.problems if n.startswith(_CONFLICT) and n[len(_CONFLICT) :] not in conflicts
             ]:
                 self._node.problems.pop(name, None)
             for name, (node, ours, theirs) in conflicts.items():
-                self._node.problems[CONFLICT + name] = (
+                self._node.problems[_CONFLICT + name] = (
                     f"node {node} has other contents: digest {theirs[:16]} there, {ours[:16]} here; a stage is not "
                     "deterministic, or two jobs ran. The safe point waits until one of the two gives way: nosync conflicts"
                 )

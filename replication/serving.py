@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
@@ -10,16 +11,18 @@ from blake3 import blake3
 from nosync.lsm.branches import BRANCHES
 from nosync.lsm.directory import LAYERS, MANIFESTS, PINS, LayerDirectory
 from nosync.lsm.env import storage_error, storage_errors
-from nosync.lsm.errors import NosyncError, ReplicationError
-from nosync.lsm.merge import level_of
+from nosync.lsm.errors import ReplicationError
 from nosync.lsm.node import Node
 from nosync.lsm.reader import LayerReader
+from nosync.lsm.status import LayerStatus
+from nosync.lsm.store import Store
 from nosync.proto.v1 import replication_pb2 as pb
 from nosync.replication.inventory import Held, layer_of
 from nosync.replication.messages import NotThere, Wanted
 from nosync.replication.wire import Encoder, check_group, check_name
 
 NAMES_PER_REPLY = 10_000
+TIMES = ("lower", "upper", "since")
 _READABLE = (LAYERS, MANIFESTS, BRANCHES, PINS)
 
 
@@ -63,24 +66,12 @@ def _held(directory: LayerDirectory, name: str, path: Path) -> Held:
 
 def layers_of(node: Node) -> Iterator[pb.Layer]:
     """Every layer file of a node."""
-    durable, directory = node.durable_ids(), node.directory
-    for id in directory.layer_ids():
-        if id not in durable and any(d.trace == id.trace and d.description.covers(id.description) for d in durable):
-            continue
-        path, trace, d = directory.path_of(id), id.trace, id.description
-        found = pb.Layer(
-            stage=trace.stage, fingerprint=trace.fingerprint, shard=trace.shard.index, shards=trace.shard.count,
-            lower=d.lower, upper=d.upper, since=d.since, level="corrupt", path=str(path),
-        )  # fmt: skip
-        try:
-            reader = LayerReader.open(path, directory.env, id)
-        except FileNotFoundError:
-            continue
-        except NosyncError:
-            yield found
-            continue
-        info = reader.info
-        found.rows, found.tombstones, found.size_bytes = info.rows, info.tombstones, reader.size_bytes
-        found.digest, found.tree_level = reader.digest, level_of(info.rows)
-        found.level = "disk" if id in durable else "memory"
-        yield found
+    for layer in Store(node.directory, node.settings, node).layers():
+        fields = dataclasses.asdict(layer)
+        yield pb.Layer(**fields | {name: str(fields[name]) for name in TIMES})
+
+
+def status_of(layer: pb.Layer) -> LayerStatus:
+    """What `layers_of` made a message of."""
+    fields = {field.name: getattr(layer, field.name) for field in dataclasses.fields(LayerStatus)}
+    return LayerStatus(**fields | {name: int(t) if (t := fields[name]).isdigit() else t for name in TIMES})

@@ -237,8 +237,7 @@ class DaemonClient:
 
     def __init__(self, address: str, certificates: Certificates | None = None, node: str | None = None) -> None:
         self.address, self.node = address, node or ""
-        self._connection = (address, certificates, node)
-        self._channel = channel_to(*self._connection)
+        self._channel = channel_to(address, certificates, node)
         self._stub = rpc.DaemonStub(self._channel)
 
     def status(self, branch: str = "", *, lag: bool = True, timeout_s: float = CALL_TIMEOUT_S) -> pb.StatusReply:
@@ -282,10 +281,10 @@ class DaemonClient:
         with self._errors("drop the rounds of a loop"):
             self._stub.DropRounds(pb.DropRoundsRequest(stage=stage, t=t), timeout=CALL_TIMEOUT_S)
 
-    def take_theirs(self) -> list[str]:
-        """Where peers hold other contents, theirs count. Returns the files that were given up."""
-        with self._errors("take theirs"):
-            return list(self._stub.TakeTheirs(pb.TakeTheirsRequest(), timeout=60.0).names)
+    def conflicts(self, *, take_theirs: bool = False) -> list[str]:
+        """The files of which peers hold other contents. `take_theirs`: those count, and ours were given up."""
+        with self._errors("conflicts"):
+            return list(self._stub.Conflicts(pb.ConflictsRequest(take_theirs=take_theirs), timeout=60.0).names)
 
     def list_files(self, directory: str) -> list[str]:
         """The names in a directory of the daemon's."""
@@ -309,10 +308,6 @@ class DaemonClient:
     def change_branches(self, change: pb.ChangeBranchesRequest) -> int:
         with self._errors("change branches"):
             return int(self._stub.ChangeBranches(change, timeout=60.0).layers_dropped)
-
-    def again(self) -> DaemonClient:
-        """Another connection to the same daemon."""
-        return DaemonClient(*self._connection)
 
     def close(self) -> None:
         self._channel.close()

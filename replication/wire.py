@@ -73,7 +73,7 @@ class Encoder:
 
     def __init__(self) -> None:
         self._zip = self._zip_small = _compressor()
-        self._samples: list[bytes | bytearray | memoryview[int]] = []
+        self._samples: list[bytes | bytearray | memoryview[int]] | None = []  # None: learned from
 
     def frames(self, message: Message) -> Iterator[pb.Frame]:
         """A message as one frame, or for a large inventory as several."""
@@ -112,18 +112,17 @@ class Encoder:
             offset += len(data)
 
     def _learned_from(self, data: bytes) -> Iterator[pb.Frame]:
-        """Once enough small files went over, a dictionary of what they have in common: a third of the bytes of a tiny layer."""
-        if len(self._samples) == _SAMPLES:
+        """Once enough small files went over, a dictionary of what they have in common."""
+        if self._samples is None:
             return
         self._samples.append(data)
         if len(self._samples) < _SAMPLES:
             return
+        samples, self._samples = self._samples, None
         try:
-            trained = zstandard.train_dictionary(_DICTIONARY_BYTES, self._samples)
+            trained = zstandard.train_dictionary(_DICTIONARY_BYTES, samples)
         except zstandard.ZstdError:
             return  # they have nothing in common
-        finally:
-            self._samples = [b""] * _SAMPLES
         self._zip_small = _compressor(trained)
         yield pb.Frame(dictionary=pb.Dictionary(data=trained.as_bytes()))
 

@@ -11,25 +11,13 @@ import time
 from pathlib import Path
 from typing import Any
 
-from pyflink.common import Configuration, RowKind
-from pyflink.table import EnvironmentSettings, TableEnvironment
-
-BASE = {
-    "parallelism.default": "2",
-    "state.backend.type": "rocksdb",
-    "execution.checkpointing.incremental": "true",
-    "execution.checkpointing.interval": "1s",
-    "taskmanager.memory.process.size": "4g",
-    "rest.bind-port": "0",
-}
+from flink_environment import table_environment  # of the directory that this program is in
+from pyflink.common import RowKind
+from pyflink.table import TableEnvironment
 
 
 def environment(about: dict[str, Any], csv: Path) -> TableEnvironment:
-    configuration = Configuration()
-    for name, value in {**BASE, "execution.checkpointing.dir": about["checkpoints"]}.items():
-        configuration.set_string(name, value)
-    settings = EnvironmentSettings.new_instance().in_streaming_mode().with_configuration(configuration).build()
-    env = TableEnvironment.create(settings)
+    env = table_environment(about)
     for name, columns in about["streams"].items():
         env.execute_sql(
             f"CREATE TEMPORARY TABLE {name} ({columns}) "

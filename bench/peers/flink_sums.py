@@ -1,6 +1,6 @@
-"""The keyed aggregation of `bench.engines_sums` in Flink SQL. Runs in Flink's own environment, and prints JSON.
+"""The keyed aggregation of `bench.engines_sums` in Flink SQL. Runs in Flink's own environment; reads and prints JSON.
 
-`python flink_sums.py '{"rows": ..., "keys": ..., "warm_rows": ..., "checkpoints": DIR, "settings": {...}}'`
+`{"rows": ..., "keys": ..., "warm_rows": ..., "checkpoints": DIR, "settings": {...}}`
 """
 
 from __future__ import annotations
@@ -11,27 +11,14 @@ import sys
 import time
 from typing import Any
 
-from pyflink.common import Configuration
-from pyflink.table import EnvironmentSettings, TableEnvironment
+from flink_environment import table_environment  # of the directory that this program is in
 
-BASE = {
-    "parallelism.default": "2",
-    "state.backend.type": "rocksdb",
-    "execution.checkpointing.incremental": "true",
-    "execution.checkpointing.interval": "1s",
-    "taskmanager.memory.process.size": "4g",
-    "rest.bind-port": "0",
-}
 KEY = "MOD(MOD(id * 2654435761, 4294967296), {keys})"
 
 
 def run(about: dict[str, Any], rows: int) -> float:
     """Seconds from the submission of a bounded job to its end."""
-    configuration = Configuration()
-    for name, value in {**BASE, "execution.checkpointing.dir": about["checkpoints"], **about["settings"]}.items():
-        configuration.set_string(name, value)
-    settings = EnvironmentSettings.new_instance().in_streaming_mode().with_configuration(configuration).build()
-    env = TableEnvironment.create(settings)
+    env = table_environment(about)
     env.execute_sql(
         "CREATE TEMPORARY TABLE ids (id BIGINT) WITH ('connector' = 'datagen', 'rows-per-second' = '1000000000', "
         f"'fields.id.kind' = 'sequence', 'fields.id.start' = '0', 'fields.id.end' = '{rows - 1}')"
@@ -47,7 +34,7 @@ def run(about: dict[str, Any], rows: int) -> float:
 
 
 def main() -> None:
-    about = json.loads(sys.argv[1])
+    about = json.load(sys.stdin)
     run(about, about["warm_rows"])
     short_s = run(about, about["warm_rows"])
     long_s = run(about, about["rows"])

@@ -12,7 +12,6 @@ import click
 from nosync.cli.group import cli
 from nosync.cli.screen import JSON, STORE, escape, out, print_json, table_of
 from nosync.lsm.errors import NosyncError, ReplicationError
-from nosync.replication.places import CONFLICT
 
 if TYPE_CHECKING:
     from nosync.replication.transport import DaemonClient
@@ -134,16 +133,13 @@ def conflicts(path: Path, take_theirs: bool, as_json: bool) -> None:
       nosync conflicts d2 --take-theirs
     """
     client = _client(path)
-    if take_theirs:
-        names, verb = client.take_theirs(), "gave up"
-    else:
-        names, verb = [n.removeprefix(CONFLICT) for n in client.status().problems if n.startswith(CONFLICT)], "conflict"
+    names = client.conflicts(take_theirs=take_theirs)
     client.close()
     if as_json:
-        print_json(sorted(names))
+        print_json(names)
         return
-    for name in sorted(names):
-        out.print(f"{verb}  {escape(name)}")
+    for name in names:
+        out.print(f"{'gave up' if take_theirs else 'conflict'}  {escape(name)}")
     if not names:
         out.print("no conflicts")
 

@@ -72,15 +72,14 @@ def _daemon_of(store: Store) -> dict[str, Any] | None:
         from nosync.replication.connected import daemon_of  # noqa: PLC0415 - needs the extra `daemon`
     except ImportError:
         return None
-    client = daemon_of(store)
-    if client is None:
-        return None
-    try:
-        reply = client.status(timeout_s=2.0)
-    except NosyncError as error:
-        return {"node": client.node, "address": client.address, "error": str(error)}
-    finally:
-        client.close()
+    with daemon_of(store) as client:
+        if client is None:
+            return None
+        address, node = client.address, client.node
+        try:
+            reply = client.status(timeout_s=2.0)
+        except NosyncError as error:
+            return {"node": node, "address": address, "error": str(error)}
     peers = [
         {"node": p.node, "address": p.address, "state": p.state, "behind_files": p.behind_files,
          "behind_bytes": p.behind_bytes, "silent_s": round(p.silent_s, 1), "why": p.why}
@@ -88,7 +87,7 @@ def _daemon_of(store: Store) -> dict[str, Any] | None:
     ]  # fmt: skip
     safe = reply.safe_point if reply.HasField("safe_point") else None
     return {
-        "node": reply.node, "address": client.address, "replicas": reply.replicas, "safe_point": safe,
+        "node": reply.node, "address": address, "replicas": reply.replicas, "safe_point": safe,
         "lag_s": round(reply.lag_s, 1), "backlog_bytes": reply.backlog_bytes, "loaded": reply.loaded,
         "stages": [_stage_of(stage) for stage in reply.stages],
         "peers": peers, "problems": dict(reply.problems),

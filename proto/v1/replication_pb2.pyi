@@ -361,11 +361,13 @@ class ChangeBranchesReply(_message.Message):
     layers_dropped: int
     def __init__(self, layers_dropped: _Optional[int] = ...) -> None: ...
 
-class TakeTheirsRequest(_message.Message):
-    __slots__ = ()
-    def __init__(self) -> None: ...
+class ConflictsRequest(_message.Message):
+    __slots__ = ("take_theirs",)
+    TAKE_THEIRS_FIELD_NUMBER: _ClassVar[int]
+    take_theirs: bool
+    def __init__(self, take_theirs: _Optional[bool] = ...) -> None: ...
 
-class TakeTheirsReply(_message.Message):
+class ConflictsReply(_message.Message):
     __slots__ = ("names",)
     NAMES_FIELD_NUMBER: _ClassVar[int]
     names: _containers.RepeatedScalarFieldContainer[str]
@@ -394,7 +396,7 @@ class LayersRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class Layer(_message.Message):
-    __slots__ = ("stage", "fingerprint", "shard", "shards", "lower", "upper", "since", "rows", "tombstones", "size_bytes", "digest", "level", "tree_level", "path")
+    __slots__ = ("stage", "fingerprint", "shard", "shards", "lower", "upper", "since", "rows", "tombstones", "bytes", "digest", "level", "tree_level", "path")
     STAGE_FIELD_NUMBER: _ClassVar[int]
     FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
     SHARD_FIELD_NUMBER: _ClassVar[int]
@@ -404,7 +406,7 @@ class Layer(_message.Message):
     SINCE_FIELD_NUMBER: _ClassVar[int]
     ROWS_FIELD_NUMBER: _ClassVar[int]
     TOMBSTONES_FIELD_NUMBER: _ClassVar[int]
-    SIZE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    BYTES_FIELD_NUMBER: _ClassVar[int]
     DIGEST_FIELD_NUMBER: _ClassVar[int]
     LEVEL_FIELD_NUMBER: _ClassVar[int]
     TREE_LEVEL_FIELD_NUMBER: _ClassVar[int]
@@ -413,14 +415,14 @@ class Layer(_message.Message):
     fingerprint: str
     shard: int
     shards: int
-    lower: int
-    upper: int
-    since: int
+    lower: str
+    upper: str
+    since: str
     rows: int
     tombstones: int
-    size_bytes: int
+    bytes: int
     digest: str
     level: str
     tree_level: int
     path: str
-    def __init__(self, stage: _Optional[str] = ..., fingerprint: _Optional[str] = ..., shard: _Optional[int] = ..., shards: _Optional[int] = ..., lower: _Optional[int] = ..., upper: _Optional[int] = ..., since: _Optional[int] = ..., rows: _Optional[int] = ..., tombstones: _Optional[int] = ..., size_bytes: _Optional[int] = ..., digest: _Optional[str] = ..., level: _Optional[str] = ..., tree_level: _Optional[int] = ..., path: _Optional[str] = ...) -> None: ...
+    def __init__(self, stage: _Optional[str] = ..., fingerprint: _Optional[str] = ..., shard: _Optional[int] = ..., shards: _Optional[int] = ..., lower: _Optional[str] = ..., upper: _Optional[str] = ..., since: _Optional[str] = ..., rows: _Optional[int] = ..., tombstones: _Optional[int] = ..., bytes: _Optional[int] = ..., digest: _Optional[str] = ..., level: _Optional[str] = ..., tree_level: _Optional[int] = ..., path: _Optional[str] = ...) -> None: ...

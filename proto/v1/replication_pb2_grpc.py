@@ -160,10 +160,10 @@ class DaemonStub:
                 request_serializer=nosync_dot_proto_dot_v1_dot_replication__pb2.ChangeBranchesRequest.SerializeToString,
                 response_deserializer=nosync_dot_proto_dot_v1_dot_replication__pb2.ChangeBranchesReply.FromString,
                 _registered_method=True)
-        self.TakeTheirs = channel.unary_unary(
-                '/nosync.v1.Daemon/TakeTheirs',
-                request_serializer=nosync_dot_proto_dot_v1_dot_replication__pb2.TakeTheirsRequest.SerializeToString,
-                response_deserializer=nosync_dot_proto_dot_v1_dot_replication__pb2.TakeTheirsReply.FromString,
+        self.Conflicts = channel.unary_unary(
+                '/nosync.v1.Daemon/Conflicts',
+                request_serializer=nosync_dot_proto_dot_v1_dot_replication__pb2.ConflictsRequest.SerializeToString,
+                response_deserializer=nosync_dot_proto_dot_v1_dot_replication__pb2.ConflictsReply.FromString,
                 _registered_method=True)
         self.ListFiles = channel.unary_stream(
                 '/nosync.v1.Daemon/ListFiles',
@@ -252,8 +252,8 @@ class DaemonServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
-    def TakeTheirs(self, request, context):
-        """Where peers hold other contents, an operator has decided that theirs count: this node's go to quarantine.
+    def Conflicts(self, request, context):
+        """The files of which peers hold other contents; and where an operator has decided that theirs count, this node's go to quarantine.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -331,10 +331,10 @@ def add_DaemonServicer_to_server(servicer, server):
                     request_deserializer=nosync_dot_proto_dot_v1_dot_replication__pb2.ChangeBranchesRequest.FromString,
                     response_serializer=nosync_dot_proto_dot_v1_dot_replication__pb2.ChangeBranchesReply.SerializeToString,
             ),
-            'TakeTheirs': grpc.unary_unary_rpc_method_handler(
-                    servicer.TakeTheirs,
-                    request_deserializer=nosync_dot_proto_dot_v1_dot_replication__pb2.TakeTheirsRequest.FromString,
-                    response_serializer=nosync_dot_proto_dot_v1_dot_replication__pb2.TakeTheirsReply.SerializeToString,
+            'Conflicts': grpc.unary_unary_rpc_method_handler(
+                    servicer.Conflicts,
+                    request_deserializer=nosync_dot_proto_dot_v1_dot_replication__pb2.ConflictsRequest.FromString,
+                    response_serializer=nosync_dot_proto_dot_v1_dot_replication__pb2.ConflictsReply.SerializeToString,
             ),
             'ListFiles': grpc.unary_stream_rpc_method_handler(
                     servicer.ListFiles,
@@ -634,7 +634,7 @@ class Daemon:
             _registered_method=True)
 
     @staticmethod
-    def TakeTheirs(request,
+    def Conflicts(request,
             target,
             options=(),
             channel_credentials=None,
@@ -647,9 +647,9 @@ class Daemon:
         return grpc.experimental.unary_unary(
             request,
             target,
-            '/nosync.v1.Daemon/TakeTheirs',
-            nosync_dot_proto_dot_v1_dot_replication__pb2.TakeTheirsRequest.SerializeToString,
-            nosync_dot_proto_dot_v1_dot_replication__pb2.TakeTheirsReply.FromString,
+            '/nosync.v1.Daemon/Conflicts',
+            nosync_dot_proto_dot_v1_dot_replication__pb2.ConflictsRequest.SerializeToString,
+            nosync_dot_proto_dot_v1_dot_replication__pb2.ConflictsReply.FromString,
             options,
             channel_credentials,
             insecure,

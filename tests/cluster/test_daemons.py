@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import signal
@@ -124,7 +125,7 @@ def test_pins_instances_and_marks_reach_the_other_nodes(tmp_path: Path) -> None:
         eventually("history goes on", lambda: one.since() == 9)
 
 
-def test_a_store_is_read_over_a_connection(tmp_path: Path) -> None:
+def test_a_store_is_read_over_a_connection(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """What is fetched is what is there: reads, changes, branches; a cache that is used again; damage and strangers refused."""
     with running(tmp_path / "nodes", ("n1",), replicas=1) as daemons, daemons.open("n1") as store:
         address, cache = f"127.0.0.1:{daemons.ports['n1']}", tmp_path / "cache"
@@ -154,6 +155,19 @@ def test_a_store_is_read_over_a_connection(tmp_path: Path) -> None:
         with nosync.connect(address) as here:
             assert here.directory.root == daemons.data("n1"), "on the daemon's host it is the store itself"
             publish(here, 5, copies=1)
+        main(["get", address, "counts", "--key", "k=7", "--as-of", "3", "--json"])
+        assert '"v": 3007' in capsys.readouterr().out
+        about = daemons.data("n1") / "daemon.json"
+        of_n1 = about.read_text()
+        about.write_text(of_n1.replace('"n1"', '"n2"'))  # as where a path of this host is another node's
+        with nosync.connect(address) as there:
+            assert there.directory.root != daemons.data("n1")
+            kept = there.directory.root
+            assert state(there, 5) == expected(5)
+        assert not kept.exists(), "what was fetched goes with the connection"
+        main(["status", address, "--json"])
+        assert json.loads(capsys.readouterr().out)["daemon"]["node"] == "n1"
+        about.write_text(of_n1)
         daemons.stop("n1")
         with pytest.raises(nosync.ReplicationError, match="does not answer"):
             nosync.connect(address)

@@ -209,7 +209,7 @@ def test_a_hostile_client_kills_and_changes_nothing(tmp_path: Path) -> None:
         eventually("all goes on", lambda: daemons.safe_point("n1") == 1)
 
 
-def test_mutual_tls(tmp_path: Path) -> None:
+def test_mutual_tls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     make_certificates(tmp_path / "tls", ["n1", "n2"])
     make_certificates(tmp_path / "theirs", ["n1", "n2"])  # another authority
     assert (tmp_path / "tls" / "n1.key").stat().st_mode & 0o077 == 0
@@ -233,6 +233,10 @@ def test_mutual_tls(tmp_path: Path) -> None:
         of_analyst = {"tls": tmp_path / "tls", "identity": "analyst", "cache": tmp_path / "cache"}
         with nosync.connect(address, node="n1", **of_analyst) as there:  # type: ignore[arg-type]
             assert state(there, 0) == expected(0)
+        for name, value in (("TLS", str(tmp_path / "tls")), ("IDENTITY", "analyst"), ("NODE", "n1")):
+            monkeypatch.setenv(f"NOSYNC_{name}", value)
+        main(["get", address, "counts", "--as-of", "0", "--json"])
+        assert len(json.loads(capsys.readouterr().out)) == len(expected(0))
         with pytest.raises(ReplicationError, match="does not answer"):
             nosync.connect(address, node="n2", **of_analyst)  # type: ignore[arg-type]
         with pytest.raises(ReplicationError, match="does not answer"):
