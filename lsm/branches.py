@@ -20,7 +20,8 @@ from typing import Any
 from nosync.lsm.env import Env, storage_errors
 from nosync.lsm.errors import InvalidInputError
 from nosync.lsm.layer import check_name
-from nosync.lsm.manifest import MAIN_LINE, publish_small, read_small, sync_published
+from nosync.lsm.manifest import MAIN_LINE
+from nosync.lsm.sealed_json import publish_small, read_small, sync_published
 from nosync.lsm.timestamp import Epoch
 
 BRANCHES = "branches"

@@ -179,8 +179,9 @@ class Compactor:
         with self._lock:
             return set(self._garbage)
 
-    def discard(self, ids: Sequence[LayerId]) -> None:
-        due = self._env.monotonic_s() + self._owner.settings.grace_s
+    def discard(self, ids: Sequence[LayerId], *, grace: bool = True) -> None:
+        """Their files go with `collect_garbage`, a grace period later or the next time."""
+        due = self._env.monotonic_s() + (self._owner.settings.grace_s if grace else 0.0)
         with self._lock:
             for id in ids:
                 self._garbage.setdefault(id, due)

@@ -14,8 +14,8 @@ from typing import NamedTuple
 
 from nosync.lsm.env import Env, storage_errors
 from nosync.lsm.errors import FencedError
-from nosync.lsm.manifest import publish_small
 from nosync.lsm.registers import JOBS
+from nosync.lsm.sealed_json import publish_small
 
 _KEPT = 2
 

@@ -7,20 +7,22 @@ and waits for nobody.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from nosync.lsm.archive import Run
 from nosync.lsm.branches import MAIN
 from nosync.lsm.directory import LayerDirectory
 from nosync.lsm.errors import DeterminismError, OutOfOrderError
 from nosync.lsm.history import History
-from nosync.lsm.layer import LayerId, TraceId
+from nosync.lsm.layer import Description, LayerId, TraceId
 from nosync.lsm.lines import Lines
-from nosync.lsm.manifest import Content, Entry, Manifest, publish_manifest
+from nosync.lsm.manifest import Content, Entry, Manifest, check_same, publish_manifest
 from nosync.lsm.release import is_let_go, let_go_until
 from nosync.lsm.roles import Missing
-from nosync.lsm.timestamp import Epoch, Time
+from nosync.lsm.sealed import Sealed
+from nosync.lsm.timestamp import Epoch, Time, end_of, epoch_of, round_of
 
 
 class Ledger:
@@ -66,6 +68,9 @@ class Ledger:
         ]
         manifest = Manifest(sealed.line if sealed else line.id, Epoch(t), tuple(entries), dict(meta or {}))
         try:
+            if sealed is not None and self.lines.of_line(sealed.line).archive_at(t) is not None:
+                check_same(sealed, manifest)
+                return sealed, False
             manifest = publish_manifest(self.directory.root, manifest, self.directory.env)
         except DeterminismError:
             expected = {e.id: e.digest for e in sealed.entries} if sealed else {}
@@ -121,12 +126,41 @@ def lost(lines: Lines, directory: LayerDirectory, safe: int | None, branch: str 
     until = let_go_until(lines, safe)
     listed = functools.cache(directory.descriptions)
     return [
-        Missing(entry, t, manifest.line)
-        for t, manifest in lines.manifests(branch).items()
+        Missing(entry, manifest.t, manifest.line)
+        for manifest in to_look_at(lines.manifests(branch), until, listed)
         for entry in manifest.entries
         if not is_let_go(manifest, entry, until)
         and not any(d.covers(entry.id.description) for d in listed(entry.id.trace))
     ]
+
+
+def to_look_at(
+    sealed: Sealed, let_go: int, held: Callable[[TraceId], Iterable[Description]], after: int = -1
+) -> Iterator[Manifest]:
+    """The manifests after an epoch, but for runs of which nothing can be missing: merged layers stand for all they list.
+
+    `let_go`: the epoch up to which inputs may be gone. `held(trace)`: the time ranges of the layers that are there.
+    """
+    for piece in sealed.pieces(after):
+        if isinstance(piece, Manifest):
+            yield piece
+        elif not is_whole(piece, let_go, held):
+            yield from sealed.of_run(piece)
+
+
+def is_whole(run: Run, let_go: int, held: Callable[[TraceId], Iterable[Description]]) -> bool:
+    """Whether merged layers alone stand for all that a run lists. A layer of one epoch is compared by whoever looks at it."""
+    for one in run.listed:
+        if one.trace.stage in run.policies and run.last <= let_go:
+            continue
+        reached = run.begin
+        for d in sorted(held(one.trace)):
+            is_merged = not round_of(d.lower) and not round_of(d.upper) and d.upper > end_of(epoch_of(d.lower))
+            if is_merged and d.lower <= reached < d.upper:
+                reached = d.upper
+        if reached < run.end:
+            return False
+    return True
 
 
 class HasLedger:
@@ -147,7 +181,8 @@ class HasLedger:
         """By stage, which fingerprint and number of shards wrote each stretch of the branch's sealed epochs."""
         return self.lines.histories(branch)
 
-    def manifests(self, branch: str = MAIN) -> dict[Epoch, Manifest]:
+    def manifests(self, branch: str = MAIN) -> Sealed:
+        """By epoch, in order; those of the parent up to the fork included."""
         return self.lines.manifests(branch)
 
     def last_sealed(self, branch: str = MAIN) -> Epoch | None:

@@ -1,8 +1,8 @@
 """The lines of a store as one process knows them: manifests, histories and origins by branch.
 
 Reading needs no lock on the directory, so a read-only store has the same view as the node; only the node adds to it.
-A branch's manifests are its own and, up to the fork, those of its parent: the same objects, so a branch costs a
-dictionary and not a copy of anything on disk.
+A branch's manifests are its own and, up to the fork, those of its parent: the same objects, so a branch costs nothing, on
+disk or in memory.
 """
 
 from __future__ import annotations
@@ -10,16 +10,19 @@ from __future__ import annotations
 import shutil
 import threading
 from collections.abc import Iterable
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
+from nosync.lsm.archive import Archive, Run, group_to_archive, parse_name, publish_archive
 from nosync.lsm.branches import MAIN, Line, append, creation, read_refs
 from nosync.lsm.directory import MANIFESTS
 from nosync.lsm.env import Env, storage_errors
 from nosync.lsm.errors import CorruptionError, InvalidInputError
 from nosync.lsm.history import History
 from nosync.lsm.layer import TraceId
-from nosync.lsm.manifest import Histories, Manifest, read_manifests
-from nosync.lsm.timestamp import Epoch, Time, end_of
+from nosync.lsm.manifest import Histories, Manifest, publish_manifest
+from nosync.lsm.sealed import Sealed, list_line, read_manifest, read_sealed
+from nosync.lsm.sealed_json import sync_published
+from nosync.lsm.timestamp import Epoch, Time
 
 
 class Lines:
@@ -30,55 +33,64 @@ class Lines:
         self._lock = threading.RLock()
         self.refs = read_refs(root, env)
         self.errors: list[CorruptionError] = []
-        self._manifests: dict[str, dict[Epoch, Manifest]] = {}
+        self._sealed: dict[str, Sealed] = {}
         self._histories: dict[str, Histories] = {}
         self._origins: dict[TraceId, set[Time]] = {}
         self._sealed_until: dict[TraceId, Time] = {}
         for line in self.refs.lines.values():
             self._load(line)
         kept = self.refs.kept_until()
-        for id in [*self._manifests]:
+        for id in [*self._sealed]:
             if id not in kept:
-                del self._manifests[id], self._histories[id]
+                del self._sealed[id], self._histories[id]
 
     def _load(self, line: Line) -> None:
-        own, errors = read_manifests(self._root, line.id, self._env)
-        self.errors += errors
         self._begin(line)
-        for manifest in own.values():
-            self._learn(line.id, manifest)
+        self.errors += read_sealed(self._sealed[line.id], self._root, self._env)
+        for piece in self._sealed[line.id].pieces(-1 if line.at is None else line.at):
+            self._learn(line.id, piece)
 
     def _begin(self, line: Line) -> None:
-        inherited: dict[Epoch, Manifest] = {}
+        parent = self._sealed.get(line.parent) if line.parent is not None else None
         histories = Histories()
-        if line.parent is not None and line.at is not None:
-            parent = self._manifests.get(line.parent, {})
-            inherited = {t: manifest for t, manifest in parent.items() if t <= line.at}
-            histories = self._histories[line.parent].until(line.at) if line.parent in self._histories else histories
-        self._manifests[line.id], self._histories[line.id] = inherited, histories
+        if parent is not None and line.at is not None:
+            histories = self._histories[parent.line].until(line.at)
+        self._sealed[line.id] = Sealed(line.id, self._root, self._env, parent, line.at)
+        self._histories[line.id] = histories
 
-    def _learn(self, line: str, manifest: Manifest) -> None:
-        self._manifests[line][manifest.t] = manifest
-        self._histories[line].add(manifest)
-        for entry in manifest.entries:
-            trace = entry.id.trace
-            self._origins.setdefault(trace, set()).add(entry.origin)
-            self._sealed_until[trace] = max(self._sealed_until.get(trace, Time(0)), end_of(manifest.t))
+    def _learn(self, line: str, piece: Run | Manifest) -> None:
+        """What epochs say of their traces; those before are known."""
+        listed = [*piece.traces()]
+        self._histories[line].add(piece.begin, listed)
+        for trace, origin in listed:
+            self._origins.setdefault(trace, set()).add(origin)
+            self._sealed_until[trace] = max(self._sealed_until.get(trace, Time(0)), piece.end)
 
-    def refresh(self) -> tuple[list[Manifest], bool]:
-        """Reads what other processes added: new manifests, in order, and whether the log of branches has new entries."""
+    def refresh(self) -> tuple[list[Manifest], list[Archive], bool]:
+        """Reads what other processes added: new manifests, in order, and archives; and whether branches are other ones, or
+        what was known is gone.
+        """
         with self._lock:
             refs = read_refs(self._root, self._env)
-            listed = {line: self._listed(line) for line in self._manifests}
-            if refs.entries != self.refs.entries or any(self._is_another(*found) for found in listed.items()):
-                known = {(m.line, t) for manifests in self._manifests.values() for t, m in manifests.items()}
-                self.reload()
-                found = {(m.line, t): m for manifests in self._manifests.values() for t, m in manifests.items()}
-                return [m for at, m in sorted(found.items()) if at not in known], True
-            learned = []
-            for line, there in listed.items():
-                learned += self._new_of(line, there)
-            return learned, False
+            listed = {line: list_line(self._root, line, self._env) for line in self._sealed}
+            known = {line: sealed.archives() for line, sealed in self._sealed.items()}
+            changed = refs.entries != self.refs.entries or any(
+                self._is_another(self._sealed[line], *found) for line, found in listed.items()
+            )
+            try:
+                if changed:
+                    epochs = {line: set(sealed.own()) for line, sealed in self._sealed.items()}
+                    self.reload()
+                    there = [(sealed, t) for sealed in self._sealed.values() for t in sealed.singles()]
+                    learned = [sealed[t] for sealed, t in there if t not in epochs.get(sealed.line, ())]
+                else:
+                    learned = [m for line, found in listed.items() for m in self._new_of(self._sealed[line], *found)]
+            except FileNotFoundError:  # put into an archive meanwhile: it is there with the next look
+                learned = []
+            archives = [
+                a for line, sealed in self._sealed.items() for a in sealed.archives() if a not in known.get(line, ())
+            ]
+            return learned, archives, changed
 
     def reload(self) -> None:
         """Reads everything again."""
@@ -86,36 +98,46 @@ class Lines:
             fresh = Lines(self._root, self._env)
             self.__dict__.update({k: v for k, v in fresh.__dict__.items() if k != "_lock"})
 
-    def _listed(self, line: str) -> set[int]:
-        names = self._env.list_dir(self._root / MANIFESTS / line)
-        return {int(stem) for name in names if (stem := name.removesuffix(".json")).isdigit()}
-
-    def _is_another(self, line: str, there: set[int]) -> bool:
-        """Whether an epoch was added before those that are known, as another node's files come in any order, or the last went."""
-        known = self._manifests[line]
-        last = max(known, default=None)
+    @staticmethod
+    def _is_another(sealed: Sealed, archives: set[str], epochs: set[Epoch]) -> bool:
+        """Whether an epoch was added before those that are known, as another node's files come in any order; or one went."""
+        last = sealed.last
         if last is None:
-            return False
-        return (known[last].line == line and last not in there) or any(
-            t < last and Epoch(t) not in known for t in there
+            return bool(archives)  # what is before them is read with them
+        if not archives.issuperset(archive.name for archive in sealed.archives()):
+            return True
+        spans = [span for name in archives if (span := parse_name(name)) is not None]
+        own = sealed.last_own
+        if own is not None and own not in epochs and not any(first <= own <= end for first, end in spans):
+            return True
+        new = [span for span in spans if sealed.archive_at(span[0]) is None]
+        return any(t < last and t not in sealed for t in epochs) or any(
+            t < last and t not in sealed for first, end in new for t in range(first, end + 1)
         )
 
-    def _new_of(self, line: str, there: set[int]) -> list[Manifest]:
+    def _new_of(self, sealed: Sealed, archives: set[str], epochs: set[Epoch]) -> list[Manifest]:
         """The manifests of a line that were added since, as far as they follow each other."""
-        known = self._manifests[line]
         learned: list[Manifest] = []
-        for t in sorted(there - known.keys()):
-            if known and t != max(known) + 1:
-                break  # what is between is still on its way
-            path = self._root / MANIFESTS / line / f"{t}.json"
-            try:
-                with storage_errors("read", path):
-                    manifest = Manifest.from_json(self._env.read(path), str(path))
-            except CorruptionError as error:
-                self.errors.append(error)
-                break
-            self._learn(line, manifest)
-            learned.append(manifest)
+        known = {archive.name for archive in sealed.archives()}
+        spans = [(span[0], name) for name in archives - known if (span := parse_name(name)) is not None]
+        try:
+            for first, name in sorted([*spans, *((t, "") for t in epochs if t not in sealed)]):
+                last = sealed.last
+                if last is not None and first > last + 1:
+                    break  # what is between is still on its way
+                if name:
+                    archive = Archive.read(self._root, sealed.line, name, self._env)
+                    sealed.add_archive(archive)
+                    for run in archive.runs:
+                        if last is None or run.last > last:
+                            self._learn(sealed.line, run)
+                elif first not in sealed:
+                    manifest = read_manifest(self._root, sealed.line, first, self._env)
+                    sealed.add(manifest)
+                    self._learn(sealed.line, manifest)
+                    learned.append(manifest)
+        except CorruptionError as error:
+            self.errors.append(error)
         return learned
 
     # --- looking ----------------------------------------------------------------------------------------------------
@@ -124,19 +146,19 @@ class Lines:
         with self._lock:
             return self.refs.line_of(branch)
 
-    def manifests(self, branch: str = MAIN) -> dict[Epoch, Manifest]:
+    def manifests(self, branch: str = MAIN) -> Sealed:
         """By epoch, in order; those of the parent up to the fork included."""
         with self._lock:
-            return dict(self._manifests[self.refs.line_of(branch).id])
+            return self._sealed[self.refs.line_of(branch).id]
 
-    def of_line(self, line: str) -> dict[Epoch, Manifest]:
+    def of_line(self, line: str) -> Sealed:
         """As `manifests`, of a line by its id; what is left of one that no branch is named for."""
         with self._lock:
-            return self._manifests.get(line, {})
+            return self._sealed.get(line) or Sealed(line, self._root, self._env)
 
     def manifest(self, t: int, branch: str = MAIN) -> Manifest | None:
         with self._lock:
-            return self._manifests[self.refs.line_of(branch).id].get(Epoch(t))
+            return self._sealed[self.refs.line_of(branch).id].get(Epoch(t))
 
     def histories(self, branch: str = MAIN) -> dict[str, History]:
         """By stage, which fingerprint and number of shards wrote each stretch of the branch's sealed epochs."""
@@ -145,7 +167,7 @@ class Lines:
 
     def last_sealed(self, branch: str = MAIN) -> Epoch | None:
         with self._lock:
-            return next(reversed(self._manifests[self.refs.line_of(branch).id]), None)  # they are in order
+            return self._sealed[self.refs.line_of(branch).id].last
 
     def expected(self, branch: str = MAIN) -> Epoch | None:
         """The next epoch to be sealed; None where any may come first."""
@@ -189,13 +211,14 @@ class Lines:
     def add(self, manifest: Manifest) -> None:
         """A manifest that was published."""
         with self._lock:
+            self._sealed[manifest.line].add(manifest)
             self._learn(manifest.line, manifest)
 
     def create(self, name: str, parent: str, at: int, changed: Iterable[str]) -> Line:
         """A branch of `parent` at a sealed epoch. Durable when this returns."""
         with self._lock:
             line = self.refs.line_of(parent)
-            if Epoch(at) not in self._manifests[line.id]:
+            if at not in self._sealed[line.id]:
                 raise InvalidInputError(
                     f"cannot branch {parent} at {at}: it is not a sealed epoch; the newest is {self.last_sealed(parent)}"
                 )
@@ -232,29 +255,92 @@ class Lines:
             kept = self.refs.kept_until()
             lost: set[TraceId] = set()
             for line in self.refs.lines:
-                directory = self._root / MANIFESTS / line
                 until = kept.get(line)
                 if line in kept and until is None:
                     continue
-                own, _ = read_manifests(self._root, line, self._env)
-                gone = [m for t, m in own.items() if line not in kept or (until is not None and t > until)]
-                lost |= {e.id.trace for m in gone for e in m.entries}
-                with storage_errors("remove", directory):
-                    for manifest in gone:
-                        self._env.unlink(directory / manifest.name)
-                    if line not in kept and directory.exists():
-                        shutil.rmtree(directory)
-                known = self._manifests.get(line, {})
-                for manifest in gone:
-                    known.pop(manifest.t, None)
+                lost |= self._cut(line, until)
                 if line not in kept:
-                    self._manifests.pop(line, None)
+                    self._sealed.pop(line, None)
                     self._histories.pop(line, None)
             still: dict[TraceId, Time] = dict.fromkeys(lost, Time(0))
-            for manifests in self._manifests.values():
-                for manifest in manifests.values():
-                    for entry in manifest.entries:
-                        if entry.id.trace in still:
-                            still[entry.id.trace] = max(still[entry.id.trace], end_of(manifest.t))
+            for sealed in self._sealed.values():
+                for piece in sealed.pieces():
+                    for trace, _ in piece.traces():
+                        if trace in still:
+                            still[trace] = max(still[trace], piece.end)
             self._sealed_until |= still
             return still
+
+    def _cut(self, line: str, until: Epoch | None) -> set[TraceId]:
+        """Removes what a line has after an epoch (None: all of it), and returns the traces that lost some."""
+        directory = self._root / MANIFESTS / line
+        own = Sealed(line, self._root, self._env)
+        read_sealed(own, self._root, self._env)
+        end = Epoch(-1) if until is None else until
+        gone = list(own.pieces(end))
+        archives = [archive for archive in own.archives() if archive.last > end]
+        with storage_errors("remove", directory):
+            for archive in archives:
+                self._write_singly(own[t] for t in archive.epochs if t <= end)
+            singles = [t for t in own.singles() if t > end]
+            for name in [*(f"{t}.json" for t in singles), *(archive.name for archive in archives)]:
+                self._env.unlink(directory / name)
+            if until is None and directory.exists():
+                shutil.rmtree(directory)
+        if line in self._sealed:
+            known = self._sealed[line]
+            kept = [own[t] for archive in archives for t in archive.epochs if t <= end]
+            for manifest in kept:
+                known.add(manifest)
+            known.remove(singles, archives)
+        return {trace for piece in gone for trace, _ in piece.traces()}
+
+    def _write_singly(self, manifests: Iterable[Manifest]) -> None:
+        """What is left of an archive, as durable as it was."""
+        for manifest in manifests:
+            publish_manifest(self._root, manifest, self._env)
+            sync_published(self._root, self._root / manifest.path, self._env)
+
+    def archive(self, branch: str, until: int, size: int) -> Archive | None:
+        """Puts the oldest whole group of `size` manifests, up to an epoch, into one file, which is durable when this returns.
+        The manifests stay where they are. None: there is no such group.
+
+        Raises CorruptionError where there is an archive that says otherwise.
+        """
+        with self._lock:
+            sealed = self._sealed[self.refs.line_of(branch).id]
+            group = group_to_archive(sealed.singles(), until, size, lambda t: len(sealed[t].entries))
+            manifests = [sealed[Epoch(t)] for t in group or ()]
+        archive = publish_archive(self._root, manifests, self._env) if manifests else None
+        if archive is None:
+            return None
+        with self._lock:
+            sealed.add_archive(archive)
+        return archive
+
+    def archives(self) -> list[Archive]:
+        """Of all lines."""
+        with self._lock:
+            return [archive for sealed in self._sealed.values() for archive in sealed.archives()]
+
+    def beside_archives(self) -> tuple[list[PurePosixPath], list[CorruptionError]]:
+        """The manifests that have files of their own though an archive stands for them; and an error for each of them that is
+        damaged, or says otherwise than the archive.
+        """
+        with self._lock:
+            lines = [sealed for sealed in self._sealed.values() if sealed.archives()]
+        found: list[PurePosixPath] = []
+        errors: list[CorruptionError] = []
+        for sealed in lines:
+            _, epochs = list_line(self._root, sealed.line, self._env)
+            for t in sorted(t for t in epochs if sealed.archive_at(t) is not None):
+                path = PurePosixPath(MANIFESTS, sealed.line, f"{t}.json")
+                try:
+                    if read_manifest(self._root, sealed.line, t, self._env) != sealed[t]:
+                        raise CorruptionError(
+                            f"{self._root / path}: says otherwise than the archive that stands for it"
+                        )
+                    found.append(path)
+                except CorruptionError as error:
+                    errors.append(error)
+        return found, errors

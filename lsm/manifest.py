@@ -6,23 +6,22 @@ with its digest. `t` is complete when its manifest and all of those layers exist
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple
 
-from blake3 import blake3
-
 from nosync.lsm.directory import MANIFESTS
-from nosync.lsm.env import Env, storage_errors
-from nosync.lsm.errors import CorruptionError, DeterminismError, StorageError
+from nosync.lsm.env import Env
+from nosync.lsm.errors import DeterminismError
 from nosync.lsm.history import History, Span
 from nosync.lsm.layer import Description, Digest, LayerId, Shard, TraceId, check_name
-from nosync.lsm.timestamp import END_OF_TIME, Epoch, Time, pack, show
-from nosync.lsm.writer import temporary_path
+from nosync.lsm.sealed_json import publish_text, seal_json, unseal_json
+from nosync.lsm.timestamp import END_OF_TIME, Epoch, Time, end_of, pack, show
 
 MAIN_LINE = "main"
+AT_SAFE_POINT = "at_safe_point"
+"""In `meta`: by source, what is done with its layers at the safe point, where they are not kept."""
 
 
 class Content(NamedTuple):
@@ -61,6 +60,24 @@ class Manifest:
         """Relative to the data directory."""
         return PurePosixPath(MANIFESTS, self.line, self.name)
 
+    @property
+    def policies(self) -> Mapping[str, str]:
+        """By source, what is done with its layers at the safe point; of those that are not kept (nosync.lsm.release)."""
+        found = self.meta.get(AT_SAFE_POINT, {})
+        return found if isinstance(found, dict) else {}
+
+    @property
+    def begin(self) -> Time:
+        return pack(self.t)
+
+    @property
+    def end(self) -> Time:
+        return end_of(self.t)
+
+    def traces(self) -> Iterator[tuple[TraceId, Time]]:
+        """The traces of its layers, each with where it begins."""
+        return ((entry.id.trace, entry.origin) for entry in self.entries)
+
     def to_json(self) -> bytes:
         layers = [
             {
@@ -76,11 +93,11 @@ class Manifest:
             }
             for e in self.entries
         ]
-        return _sealed({"line": self.line, "t": self.t, "layers": layers, "meta": dict(self.meta)})
+        return seal_json({"line": self.line, "t": self.t, "layers": layers, "meta": dict(self.meta)})
 
     @classmethod
     def from_json(cls, text: bytes, where: str) -> Manifest:
-        f = _unsealed(text, where)
+        f, _ = unseal_json(text, where)
         entries = [
             Entry(
                 LayerId(
@@ -96,67 +113,6 @@ class Manifest:
         return cls(f["line"], f["t"], tuple(entries), f["meta"])
 
 
-def _sealed(fields: Mapping[str, Any]) -> bytes:
-    body = json.dumps(fields, sort_keys=True, separators=(",", ":"))
-    return json.dumps(
-        {"nosync": 1, "blake3": blake3(body.encode()).hexdigest(), "body": fields}, sort_keys=True
-    ).encode()
-
-
-def _unsealed(text: bytes, where: str) -> dict[str, Any]:
-    try:
-        outer = json.loads(text)
-        body: dict[str, Any] = outer["body"]
-        expected = outer["blake3"]
-    except (ValueError, KeyError, TypeError) as error:
-        raise CorruptionError(f"{where}: not a whole file ({type(error).__name__}); it is torn") from error
-    if blake3(json.dumps(body, sort_keys=True, separators=(",", ":")).encode()).hexdigest() != expected:
-        raise CorruptionError(f"{where}: does not match its digest; bits were flipped")
-    return body
-
-
-def _publish(root: Path, final: Path, text: bytes, env: Env) -> bool:
-    """Publishes a small file, whole or not at all. False where the name is taken. Not durable until synced."""
-    temporary = temporary_path(root, env)
-    with storage_errors("write", final):
-        try:
-            with env.create(temporary) as file:
-                file.write(text)
-            env.make_dirs(final.parent)
-            env.link(temporary, final)
-        except FileExistsError:
-            return False
-        finally:
-            env.unlink(temporary)
-    return True
-
-
-def publish_small(root: Path, final: Path, fields: Mapping[str, Any], env: Env) -> bool:
-    """Publishes a small JSON file with its digest, whole or not at all. False where the name is taken."""
-    return _publish(root, final, _sealed(fields), env)
-
-
-def read_small(path: Path, env: Env) -> dict[str, Any]:
-    """What `publish_small` wrote. Raises CorruptionError where it is damaged."""
-    with storage_errors("read", path):
-        return _unsealed(env.read(path), str(path))
-
-
-def sync_published(root: Path, path: Path, env: Env) -> None:
-    """Makes a small file durable that was just published. Where that fails it is withdrawn, and the error raised."""
-    try:
-        with storage_errors("sync", path):
-            env.sync_file(path)
-            for directory in path.parents:
-                env.sync_dir(directory)
-                if directory == root:
-                    break
-    except StorageError:
-        with storage_errors("withdraw", path):
-            env.unlink(path)
-        raise
-
-
 def publish_manifest(root: Path, manifest: Manifest, env: Env) -> Manifest:
     """Writes the manifest; the node makes it durable later.
 
@@ -164,9 +120,15 @@ def publish_manifest(root: Path, manifest: Manifest, env: Env) -> Manifest:
     """
     check_name(manifest.line, "line name")
     final = root / manifest.path
-    if _publish(root, final, manifest.to_json(), env):
+    if publish_text(root, final, manifest.to_json(), env):
         return manifest
     recorded = Manifest.from_json(env.read(final), str(final))
+    check_same(recorded, manifest)
+    return recorded
+
+
+def check_same(recorded: Manifest, manifest: Manifest) -> None:
+    """Raises DeterminismError where an epoch that was sealed is sealed again with other layers."""
     known = {e.id: e.digest for e in recorded.entries}
     given = {e.id: e.digest for e in manifest.entries}
     for id in sorted(known.keys() | given.keys()):
@@ -180,48 +142,27 @@ def publish_manifest(root: Path, manifest: Manifest, env: Env) -> Manifest:
                 recorded_digest=known.get(id, ""),
                 rejected_digest=given.get(id, ""),
             )
-    return recorded
-
-
-def read_manifests(root: Path, line: str, env: Env) -> tuple[dict[Epoch, Manifest], list[CorruptionError]]:
-    """All manifests of a line, and an error for each file that is not one."""
-    manifests: dict[Epoch, Manifest] = {}
-    errors = []
-    directory = root / MANIFESTS / line
-    for name in env.list_dir(directory):
-        path = directory / name
-        try:
-            with storage_errors("read", path):
-                manifest = Manifest.from_json(env.read(path), str(path))
-            if manifest.name != name or manifest.line != line:
-                raise CorruptionError(f"{path}: holds the manifest of {manifest.line} {manifest.t}")
-            manifests[manifest.t] = manifest
-        except CorruptionError as error:
-            errors.append(error)
-    return dict(sorted(manifests.items())), errors
 
 
 class Histories:
     """The histories of all stages of a line, learned from its manifests in order of time."""
 
-    def __init__(self, manifests: Iterable[Manifest] = ()) -> None:
+    def __init__(self) -> None:
         self._spans: dict[str, list[Span]] = {}
-        for manifest in manifests:
-            self.add(manifest)
 
-    def add(self, manifest: Manifest) -> None:
+    def add(self, at: Time, listed: Iterable[tuple[TraceId, Time]]) -> None:
+        """What manifests list from a time on: traces, and where they begin."""
         seen: dict[str, tuple[str, int, Time]] = {}
-        for entry in manifest.entries:
-            trace = entry.id.trace
-            _, _, origin = seen.get(trace.stage, (0, 0, entry.origin))
-            seen[trace.stage] = (trace.fingerprint, trace.shard.count, min(origin, entry.origin))
+        for trace, begin in listed:
+            _, _, origin = seen.get(trace.stage, (0, 0, begin))
+            seen[trace.stage] = (trace.fingerprint, trace.shard.count, min(origin, begin))
         for stage, (fingerprint, count, origin) in seen.items():
             spans = self._spans.setdefault(stage, [])
             if spans and (spans[-1].fingerprint, spans[-1].shard_count) == (fingerprint, count):
                 continue
             begins = origin
             if spans:
-                begins = pack(manifest.t)
+                begins = at
                 spans[-1] = replace(spans[-1], upper=begins)
             spans.append(Span(fingerprint, count, begins))
 

@@ -35,7 +35,7 @@ from nosync.lsm.errors import (
 )
 from nosync.lsm.fence import old_instances
 from nosync.lsm.layer import Description, LayerId, TraceId
-from nosync.lsm.ledger import HasLedger, Ledger
+from nosync.lsm.ledger import HasLedger, Ledger, to_look_at
 from nosync.lsm.lock import DirectoryLock
 from nosync.lsm.manifest import (
     Content,
@@ -57,6 +57,7 @@ from nosync.lsm.writer import TEMPORARY_DIRECTORY, write_again
 log = logging.getLogger("nosync")
 
 _LOOK_FOR_SAFE_S = 0.5
+_ARCHIVES = "archives of manifests"
 
 
 class Node(HasLedger):
@@ -77,6 +78,7 @@ class Node(HasLedger):
         self._pins: dict[str, Pin] = {}
         self._learn_later = threading.Event()  # small files came from elsewhere
         self._let_go_until = NOTHING
+        self._look_beside = True  # for manifests that an archive stands for
         self._retry_at: dict[LayerId, float] = {}
         self.listener: Listener | None = None
         """Replication, where this node has peers."""
@@ -226,9 +228,10 @@ class Node(HasLedger):
 
     def learn(self) -> None:
         """Takes notice of epochs that other processes sealed, and of branches that other nodes made or dropped."""
-        learned, log_changed = self.lines.refresh()
+        learned, archives, log_changed = self.lines.refresh()
         with self._lock:
-            self.small.note(manifest.path for manifest in learned)
+            self.small.note([*(manifest.path for manifest in learned), *(archive.path for archive in archives)])
+            self._look_beside = self._look_beside or bool(archives)
             self.safety.learned(learned)
         if log_changed:
             with self._lock:
@@ -452,11 +455,13 @@ class Node(HasLedger):
         self.scan()
         found = []
         until = let_go_until(self.lines, self.safe_point())
-        for t, manifest in self.manifests(branch).items():
+        with self._lock:
+            held = {trace: list(records) for trace, records in self._records.items()}
+        for manifest in to_look_at(self.manifests(branch), until, lambda trace: held.get(trace, ())):
             with self._lock:
                 waiting = set(self._pending)
             found += [
-                Missing(e, t, manifest.line)
+                Missing(e, manifest.t, manifest.line)
                 for e in manifest.entries
                 if not self.safety.is_durable(e) and e.id not in waiting and not is_let_go(manifest, e, until)
             ]
@@ -495,6 +500,43 @@ class Node(HasLedger):
                 self.listener.let_go(trace, pack(until + 1))
             self._forget(ids)
         self._let_go_until = until
+
+    def archive_manifests(self) -> None:
+        """Puts manifests of old, safe epochs together in one file, a group at a time, and removes what that stands for."""
+        size = self.settings.archive_epochs
+        if size is None:
+            return
+        try:
+            for branch in list(self.lines.refs.names):
+                if len(self.lines.manifests(branch).singles()) > size:
+                    safe = self.safe_point(branch)
+                    made = None if safe is None else self.lines.archive(branch, safe - size, size)
+                    if made is not None:
+                        self.small.note_durable(made.path)
+                        if self.listener is not None:
+                            self.listener.held_files([made.path])
+                        self._look_beside = True
+            if self._look_beside:
+                self._look_beside = not self._remove_archived()
+            self.problems.pop(_ARCHIVES, None)
+        except NosyncError as error:
+            log.error("not archived: %s", error)
+            self.problems[_ARCHIVES] = str(error)
+
+    def _remove_archived(self) -> bool:
+        """Removes manifests that an archive stands for. False: some archive is still to be made durable."""
+        beside, errors = self.lines.beside_archives()
+        for error in errors:
+            self._quarantine_file(Path(str(error).split(":", 1)[0]), "manifest", error)
+        if any(self.small.is_waiting(archive.path) for archive in self.lines.archives()):
+            return False
+        for path in beside:
+            with storage_errors("remove", self.directory.root / path):
+                self._env.unlink(self.directory.root / path)
+        self.small.replaced(beside)
+        if self.listener is not None and beside:
+            self.listener.lost_files(beside)
+        return True
 
     def since(self) -> Time:
         """The compaction frontier: reads as of this time and later are exact."""
@@ -651,7 +693,9 @@ class Node(HasLedger):
         dropped: list[LayerId] = []
         for trace, until in self.lines.prune().items():
             dropped += [LayerId(trace, d) for d in self.directory.descriptions(trace) if d.lower >= until]
-        self._forget(dropped)
+        self._forget(dropped, grace=False)  # no branch reads them, and the next epochs may have layers of these names
+        self._compactor.collect_garbage()
+        self.small.note(self.small.listed())  # what is left of an archive has files of its own again
         self._tell_gone_files()
         return len(dropped)
 
@@ -660,9 +704,11 @@ class Node(HasLedger):
         if self.listener is not None:
             self.listener.dropped_files(gone)
 
-    def _forget(self, ids: Sequence[LayerId]) -> None:
+    def _forget(self, ids: Sequence[LayerId], *, grace: bool = True) -> None:
         """Layers that nothing lists any more: out of the catalog now, off the disk a grace period later."""
-        self._compactor.discard(ids)  # before the catalog forgets them, or a scan would take them for new ones
+        self._compactor.discard(
+            ids, grace=grace
+        )  # before the catalog forgets them, or a scan would take them for new ones
         with self._lock:
             known = [id for id in ids if id.description in self._records.get(id.trace, {})]
             self._catalog.apply(remove=known)
@@ -689,6 +735,7 @@ class Node(HasLedger):
             if self._env.monotonic_s() >= next_scan:
                 self.scan()
                 self.collect_garbage()
+                self.archive_manifests()
                 next_scan = self._env.monotonic_s() + self.settings.scan_interval_s
             self._drain()
             self.let_go_of_inputs()

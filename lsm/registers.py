@@ -15,7 +15,7 @@ from typing import Any
 
 from nosync.lsm.directory import PINS
 from nosync.lsm.env import Env, storage_errors
-from nosync.lsm.manifest import publish_small, read_small, sync_published
+from nosync.lsm.sealed_json import publish_small, read_small, sync_published
 
 JOBS, SINKS = "jobs", "sinks"
 REGISTERS = (JOBS, PINS, SINKS)

@@ -17,15 +17,12 @@ from nosync.lsm.timestamp import Epoch, pack
 
 KEEP, DISK, DROP = "keep", "disk", "drop"
 POLICIES = (KEEP, DISK, DROP)
-META = "at_safe_point"
-"""In a manifest: by source, its policy, where it is another one than `keep`."""
 NOTHING = Epoch(-1)
 
 
 def policies(manifest: Manifest | None) -> Mapping[str, str]:
     """By source, what is done with its layers at the safe point; of those that are not kept."""
-    found = manifest.meta.get(META, {}) if manifest is not None else {}
-    return found if isinstance(found, dict) else {}
+    return manifest.policies if manifest is not None else {}
 
 
 def let_go_until(lines: Lines, safe: int | None) -> Epoch:

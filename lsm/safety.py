@@ -12,10 +12,12 @@ import threading
 from collections.abc import Iterable, Mapping
 from typing import Protocol
 
+from nosync.lsm.archive import Run
 from nosync.lsm.branches import MAIN
 from nosync.lsm.catalog import Catalog, Record
 from nosync.lsm.env import Env
 from nosync.lsm.layer import Description, LayerId, TraceId
+from nosync.lsm.ledger import is_whole
 from nosync.lsm.lines import Lines
 from nosync.lsm.manifest import Entry, Manifest
 from nosync.lsm.release import NOTHING, policies
@@ -75,11 +77,19 @@ class Safety:
         """The largest epoch up to which all are safe; None where the first one is not."""
         lines = self._holder.lines
         manifests, line = lines.manifests(branch), lines.line(branch).id
+        first, last = manifests.first, manifests.last
         with self._lock:
-            if not manifests:
+            if first is None or last is None:
                 return None
-            safe = max(self._known.get(line, Epoch(min(manifests) - 1)), min(self._floor(line), max(manifests)))
-            while (following := manifests.get(Epoch(safe + 1))) is not None and self._is_safe_epoch(following):
+            safe = max(self._known.get(line, Epoch(first - 1)), min(self._floor(line), last))
+            while safe < last:
+                run = manifests.run_at(safe + 1)
+                if run is not None and self._is_safe_run(run):
+                    safe = run.last
+                    continue
+                following = manifests.get(Epoch(safe + 1))
+                if following is None or not self._is_safe_epoch(following):
+                    break
                 safe = following.t
             if safe not in manifests:
                 return None
@@ -103,6 +113,12 @@ class Safety:
         if line not in self._written:
             self._written[line] = Epoch(int(self._catalog.meta(SAFE_META + line) or -1))
         return self._written[line]
+
+    def _is_safe_run(self, run: Run) -> bool:
+        """Of epochs in an archive, without looking at each: all that they list was merged since, and is durable here."""
+        if self._replicated or self._holder.listener is not None or self._conflicts:
+            return False
+        return is_whole(run.required(), NOTHING, self._holder.records_of)
 
     def _is_safe_epoch(self, manifest: Manifest) -> bool:
         listener = self._holder.listener
@@ -138,10 +154,10 @@ class Safety:
     def progress(self, branch: str = MAIN) -> list[StageProgress]:
         """By stage of the newest epoch, how far it is. Looks at what is after the safe point only."""
         manifests, safe = self._holder.lines.manifests(branch), self.point(branch)
-        if not manifests:
+        first, last = manifests.first, manifests.last
+        if first is None or last is None:
             return []
-        first, last = min(manifests), max(manifests)
-        after = [manifest for t, manifest in manifests.items() if safe is None or t > safe]
+        after = [manifests[t] for t in range(first if safe is None else safe + 1, last + 1) if t in manifests]
         found = []
         for stage in dict.fromkeys(e.id.trace.stage for e in manifests[last].entries):
             entries = [(m.t, e) for m in after for e in m.entries if e.id.trace.stage == stage]

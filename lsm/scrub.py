@@ -10,9 +10,9 @@ from nosync.lsm.branches import read_refs
 from nosync.lsm.directory import LAYERS, MANIFESTS, LayerDirectory
 from nosync.lsm.errors import NosyncError
 from nosync.lsm.layer import parse_path
-from nosync.lsm.manifest import read_manifests
 from nosync.lsm.pins import read_pins
 from nosync.lsm.reader import LayerReader
+from nosync.lsm.sealed import Sealed, read_sealed
 
 
 @dataclass(frozen=True)
@@ -52,9 +52,9 @@ def verify_directory(directory: LayerDirectory, progress: Callable[[int, int], N
             progress(done, len(paths))
     manifests = 0
     for line in env.list_dir(root / MANIFESTS):
-        good, bad = read_manifests(root, line, env)
-        manifests += len(good)
-        errors += [str(error) for error in bad]
+        sealed = Sealed(line, root, env)
+        errors += [str(error) for error in read_sealed(sealed, root, env)]
+        manifests += len(sealed)
     for small_files in (read_pins, read_refs):
         try:
             small_files(root, env)

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from nosync.lsm.errors import InvalidInputError
 from nosync.lsm.merge import BLOCK_ROWS
 
+ARCHIVE_EPOCHS = 1000
+
 
 @dataclass(frozen=True)
 class StoreSettings:
@@ -36,6 +38,10 @@ class StoreSettings:
     retry_s: float = 1.0
     """Pause before a layer whose fsync failed is written again. Meanwhile the safe point stands still."""
 
+    archive_epochs: int | None = ARCHIVE_EPOCHS
+    """Manifests of this many old epochs share a file, so that a store opens and answers as fast after a million epochs as after
+    a thousand. None: each epoch keeps a file of its own. Give all nodes of a store the same."""
+
     background: bool = True
     """Whether threads do the node's work. Off (tests): only sync(), compact() and close() do."""
 
@@ -46,6 +52,10 @@ class StoreSettings:
             raise InvalidInputError(f"block_rows is {self.block_rows}, expected at least 1")
         if self.merge_process_rows < 0:
             raise InvalidInputError(f"merge_process_rows is {self.merge_process_rows}, expected at least 0")
+        if self.archive_epochs is not None and self.archive_epochs < 2:
+            raise InvalidInputError(
+                f"archive_epochs is {self.archive_epochs}, expected at least 2, or None for no archives"
+            )
         for name in ("scan_interval_s", "grace_s", "retry_s"):
             if getattr(self, name) < 0:
                 raise InvalidInputError(f"{name} is {getattr(self, name)}, expected seconds >= 0")

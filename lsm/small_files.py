@@ -16,8 +16,8 @@ from nosync.lsm.branches import BRANCHES
 from nosync.lsm.directory import MANIFESTS
 from nosync.lsm.env import Env, storage_error, storage_errors
 from nosync.lsm.errors import NosyncError
-from nosync.lsm.manifest import read_small
 from nosync.lsm.registers import register_files
+from nosync.lsm.sealed_json import read_small
 from nosync.lsm.writer import write_again
 
 log = logging.getLogger("nosync")
@@ -63,6 +63,13 @@ class SmallFiles:
     def durable(self) -> list[PurePosixPath]:
         with self._lock:
             return sorted(self._durable)
+
+    def replaced(self, paths: Iterable[PurePosixPath]) -> None:
+        """Other files, which are durable, stand for these."""
+        with self._lock:
+            self._durable.difference_update(paths)
+            for path in paths:
+                self._waiting.pop(path, None)
 
     def forget_gone(self) -> list[PurePosixPath]:
         """Forgets what is not there any more, and returns which were durable."""

@@ -22,6 +22,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from nosync.lsm.archive import Run
 from nosync.lsm.branches import MAIN, Line
 from nosync.lsm.catalog import Catalog
 from nosync.lsm.columns import INTERNAL_PREFIX, Bools, describe, key_columns, plain, unify_schemas
@@ -48,18 +49,19 @@ from nosync.lsm.errors import (
 from nosync.lsm.hashing import Hasher, hash32
 from nosync.lsm.history import View, views_of
 from nosync.lsm.layer import Description, LayerId, Shard, TraceId, check_name
-from nosync.lsm.ledger import lost
+from nosync.lsm.ledger import is_whole, lost
 from nosync.lsm.lines import Lines
 from nosync.lsm.manifest import Manifest
 from nosync.lsm.merge import RowFilter
 from nosync.lsm.node import Node
 from nosync.lsm.pins import Pin, read_pins
+from nosync.lsm.release import NOTHING
 from nosync.lsm.roles import Missing, StoreNode
 from nosync.lsm.safety import SAFE_META
 from nosync.lsm.scrub import VerifyReport, verify_directory
 from nosync.lsm.settings import StoreSettings
 from nosync.lsm.status import BranchInfo, LayerStatus, StoreStatus, status_of, status_of_bad
-from nosync.lsm.timestamp import ZERO, Epoch, end_of, epoch_of, last_of, pack
+from nosync.lsm.timestamp import ZERO, Epoch, Time, end_of, epoch_of, last_of, pack
 from nosync.lsm.trace import Trace
 from nosync.lsm.writer import Published, arrange
 
@@ -465,13 +467,13 @@ class Store:
 
     def _files_of(self, lines: Lines, branch: str) -> set[LayerId]:
         """The layer files that hold what a branch's manifests list."""
-        traces: dict[TraceId, list[Description]] = {}
-        for manifest in lines.manifests(branch).values():
-            for entry in manifest.entries:
-                traces.setdefault(entry.id.trace, []).append(entry.id.description)
+        traces: dict[TraceId, list[tuple[Time, Time]]] = {}
+        for piece in lines.manifests(branch).pieces():
+            for trace, _ in piece.traces():
+                traces.setdefault(trace, []).append((piece.begin, piece.end))
         found = set()
         for trace, listed in traces.items():
-            low, high = min(d.lower for d in listed), max(d.upper for d in listed)
+            low, high = min(begin for begin, _ in listed), max(end for _, end in listed)
             found |= {LayerId(trace, d) for d in self.directory.descriptions(trace) if d.lower < high and d.upper > low}
         return found
 
@@ -480,7 +482,7 @@ class Store:
 
     def first_sealed(self, branch: str = MAIN) -> int | None:
         """The oldest epoch that was sealed; None before the first."""
-        return min(self._lines().manifests(branch), default=None)
+        return self._lines().manifests(branch).first
 
     def safe_point(self, branch: str = MAIN) -> int | None:
         """The largest epoch up to which everything is complete and durable; None before the first."""
@@ -599,13 +601,16 @@ class Store:
         for id in self._durable_ids():
             durable.setdefault(id.trace, []).append(id.description)
         safe = self._told_safe()
-        for t, manifest in self._lines().manifests().items():
-            if safe is not None and t <= safe:
+        sealed = self._lines().manifests()
+        for piece in sealed.pieces(BEFORE_FIRST_EPOCH if safe is None else safe):
+            if isinstance(piece, Run) and is_whole(piece.required(), NOTHING, lambda trace: durable.get(trace, ())):
+                safe = piece.last
                 continue
-            required = [e for e in manifest.entries if e.copies]
-            if not all(any(d.covers(e.id.description) for d in durable.get(e.id.trace, ())) for e in required):
-                break
-            safe = t
+            for manifest in sealed.of_run(piece) if isinstance(piece, Run) else (piece,):
+                required = [e for e in manifest.entries if e.copies and (safe is None or manifest.t > safe)]
+                if not all(any(d.covers(e.id.description) for d in durable.get(e.id.trace, ())) for e in required):
+                    return safe
+                safe = manifest.t if safe is None else max(safe, manifest.t)
         return safe
 
     def _told_safe(self) -> int | None:

@@ -37,10 +37,9 @@ from nosync.lsm.fence import check_fence, take_over
 from nosync.lsm.history import History
 from nosync.lsm.html import facts_html, rows_html
 from nosync.lsm.layer import Description, Digest, LayerId, Shard, TraceId
-from nosync.lsm.manifest import MAIN_LINE, Content, Manifest
+from nosync.lsm.manifest import AT_SAFE_POINT, MAIN_LINE, Content, Manifest
 from nosync.lsm.marks import Marks
 from nosync.lsm.release import DROP, KEEP, policies
-from nosync.lsm.release import META as AT_SAFE_POINT
 from nosync.lsm.status import StoreStatus
 from nosync.lsm.store import BEFORE_FIRST_EPOCH, Store, check_range
 from nosync.lsm.timestamp import Epoch, epoch_of, pack
@@ -347,10 +346,8 @@ class Job:
         if last is not None and t > last + 1:
             raise OutOfOrderError(f"epoch {t} cannot run yet: the next one is {last + 1}")
         manifests = self._node.manifests(self.branch_name)
-        if manifests and t < min(manifests):
-            raise OutOfOrderError(
-                f"epoch {t} is before the first one, {min(manifests)}; the next one is {max(manifests) + 1}"
-            )
+        if last is not None and manifests.first is not None and t < manifests.first:
+            raise OutOfOrderError(f"epoch {t} is before the first one, {manifests.first}; the next one is {last + 1}")
 
     def _check_inputs(self, inputs: Mapping[str, DataFrame]) -> dict[str, DataFrame]:
         sources = {stage.name: stage for stage in self.flow.sources}
@@ -755,13 +752,15 @@ class Job:
         clock.lap("compute")
         hopeless = {cell.t for cell in recovery.impossible}
         ran = {step.t for step in recovery.steps}
-        for t, manifest in self._node.manifests(self.branch_name).items():
-            if t in ran - hopeless:  # sealing again compares every digest with the recorded one
-                ids = [entry.id for entry in manifest.entries]
-                self._node.seal(
-                    t, ids, self.branch_name, meta=dict(manifest.meta), copies=self._copies(),
-                    contents=_contents(ids, reports_at[t]),
-                )  # fmt: skip
+        for t in sorted(ran - hopeless):  # sealing again compares every digest with the recorded one
+            manifest = self._node.lines.manifest(t, self.branch_name)
+            if manifest is None:
+                continue
+            ids = [entry.id for entry in manifest.entries]
+            self._node.seal(
+                t, ids, self.branch_name, meta=dict(manifest.meta), copies=self._copies(),
+                contents=_contents(ids, reports_at[t]),
+            )  # fmt: skip
         self._node.sync()
         clock.lap("seal")
         return RecoveryReport(

@@ -36,7 +36,7 @@ from nosync.lsm.errors import NosyncError, ReplicationError
 from nosync.lsm.layer import parse_path
 from nosync.lsm.node import Node
 from nosync.lsm.registers import REGISTERS
-from nosync.lsm.settings import StoreSettings
+from nosync.lsm.settings import ARCHIVE_EPOCHS, StoreSettings
 from nosync.lsm.timestamp import epoch_of
 from nosync.proto.v1 import replication_pb2 as pb
 from nosync.proto.v1 import replication_pb2_grpc as rpc
@@ -78,6 +78,8 @@ class DaemonConfig:
     """HOST:PORT where Prometheus fetches metrics; none by default."""
     retain: int | None = None
     """Epochs of history that stay readable; none: all."""
+    archive_epochs: int | None = ARCHIVE_EPOCHS
+    """Manifests of so many old epochs share one file. The same on all nodes."""
     key_groups: int = DEFAULT_KEY_GROUPS
     """Of a new store: the most shards that a stage can ever have."""
 
@@ -133,7 +135,9 @@ class Daemon(rpc.DaemonServicer):
             self._make_store()
         marker = read_marker(config.data, self._env)
         directory = LayerDirectory(config.data, marker.key_groups, self._env)
-        settings = StoreSettings(retain=config.retain, scan_interval_s=SCAN_INTERVAL_S)
+        settings = StoreSettings(
+            retain=config.retain, archive_epochs=config.archive_epochs, scan_interval_s=SCAN_INTERVAL_S
+        )
         self.node = Node(directory, marker, settings, replicated=True)
         self._store_id = marker.store_id
         members = [NodeId(name) for name in (config.node, *self._peers)]

@@ -4,6 +4,7 @@ Invariants
 - A layer counts as held when layers of its trace cover its time range: a merged layer stands for what it was merged from.
 - Nodes merge for themselves, so layers of two nodes may overlap in part. What is wanted is what covers time that ours do not;
   reading puts up with the overlap (`choose_cover` in nosync.lsm.trace).
+- A manifest counts as held when an archive of its line covers its epoch.
 """
 
 from __future__ import annotations
@@ -17,8 +18,10 @@ from typing import NewType
 
 from blake3 import blake3
 
+from nosync.lsm.archive import parse_name
+from nosync.lsm.directory import MANIFESTS
 from nosync.lsm.layer import Description, LayerId, parse_path
-from nosync.lsm.timestamp import Time, end_of
+from nosync.lsm.timestamp import MAX_EPOCH, Time, end_of, pack
 
 NodeId = NewType("NodeId", str)
 LAYERS = "layers"
@@ -37,7 +40,7 @@ class Held:
 
 @functools.lru_cache(maxsize=1 << 16)
 def layer_of(name: str) -> LayerId | None:
-    """The layer that a file is; None for a manifest or an entry of the log of branches."""
+    """The layer that a file is; None for a manifest, an archive or another small file."""
     prefix, _, rest = name.partition("/")
     return parse_path(PurePosixPath(rest)) if prefix == LAYERS else None
 
@@ -47,13 +50,25 @@ def place_of(name: str) -> str:
     return name[len(LAYERS) + 1 :].rpartition("/")[0] if name.startswith(f"{LAYERS}/") else name
 
 
+@functools.lru_cache(maxsize=1 << 16)
+def epochs_of(name: str) -> tuple[str, int, int] | None:
+    """Of a manifest or an archive of manifests: its line's directory, and its first and last epoch. None for another file."""
+    directory, _, last = name.rpartition("/")
+    if not directory.startswith(f"{MANIFESTS}/"):
+        return None
+    number = last.removesuffix(".json")
+    if number.isdigit():
+        return (directory, int(number), int(number)) if int(number) <= MAX_EPOCH else None
+    span = parse_name(last)
+    return None if span is None else (directory, *span)
+
+
 def group_of(name: str) -> str:
     """The group of files that a file belongs to: the layers of a trace, a thousand manifests of a line, another directory."""
-    directory, _, last = name.rpartition("/")
-    number = last.removesuffix(".json")
-    if directory.startswith("manifests/") and number.isdigit():
-        return f"{directory}/{int(number) // EPOCHS_OF_GROUP}"
-    return directory
+    span = epochs_of(name)
+    if span is not None and span[1] == span[2]:
+        return f"{span[0]}/{span[1] // EPOCHS_OF_GROUP}"
+    return name.rpartition("/")[0]
 
 
 def name_of(id: LayerId) -> str:
@@ -68,6 +83,8 @@ class Inventory:
         self._layers: dict[str, dict[Description, str]] = {}
         self._stretches: dict[str, Stretches] = {}  # of traces that were asked about since they changed
         self._groups: dict[str, _Group] = {}
+        self._archives: dict[str, set[Description]] = {}  # by directory of a line, their time ranges
+        self._archived: dict[str, Stretches] = {}
         self._sum = 0
         for one in held:
             self.add(one)
@@ -83,6 +100,9 @@ class Inventory:
             trace = place_of(held.name)
             self._layers.setdefault(trace, {})[id.description] = held.name
             self._stretches.pop(trace, None)
+        elif (span := epochs_of(held.name)) is not None and span[1] < span[2]:
+            self._archives.setdefault(span[0], set()).add(Description(pack(span[1]), end_of(span[2])))
+            self._archived.pop(span[0], None)
 
     def discard(self, name: str) -> None:
         held = self._by_name.pop(name, None)
@@ -101,6 +121,9 @@ class Inventory:
             self._stretches.pop(trace, None)
             if not of_trace:
                 del self._layers[trace]
+        elif (span := epochs_of(name)) is not None and span[1] < span[2]:
+            self._archives[span[0]].remove(Description(pack(span[1]), end_of(span[2])))
+            self._archived.pop(span[0], None)
 
     def get(self, name: str) -> Held | None:
         return self._by_name.get(name)
@@ -142,11 +165,30 @@ class Inventory:
             return exact.digest == digest
         id = layer_of(name)
         if id is None:
-            return False
+            return self.has_archived(name)
         trace = place_of(name)
         if trace not in self._stretches:
             self._stretches[trace] = _stretches(self.layers(trace))
         return _is_within(self._stretches[trace], id.description)
+
+    def has_archived(self, name: str) -> bool:
+        """Whether a file is a manifest for which an archive stands."""
+        span = epochs_of(name)
+        if span is None or span[1] < span[2] or not self._archives.get(span[0]):
+            return False
+        if span[0] not in self._archived:
+            self._archived[span[0]] = _stretches(self._archives[span[0]])
+        return _is_within(self._archived[span[0]], Description.of_epoch(span[1]))
+
+    def manifests_of(self, archive: str) -> list[str]:
+        """Those that an archive stands for, of which there are files of their own."""
+        span = epochs_of(archive)
+        if span is None or span[1] == span[2]:
+            return []
+        directory, first, last = span
+        groups = range(first // EPOCHS_OF_GROUP, last // EPOCHS_OF_GROUP + 1)
+        names = (name for group in groups if (of := self._groups.get(f"{directory}/{group}")) for name in of.names)
+        return [name for name in names if (one := epochs_of(name)) is not None and first <= one[1] <= last]
 
 
 @dataclass
@@ -200,7 +242,11 @@ def _is_within(stretches: Stretches, wanted: Description) -> bool:
 
 def missing(mine: Inventory, theirs: Inventory) -> list[Held]:
     """What to fetch from a node that holds `theirs`, in order."""
-    wanted = [held for held in theirs if layer_of(held.name) is None and held.name not in mine]
+    wanted = [
+        held
+        for held in theirs
+        if layer_of(held.name) is None and held.name not in mine and not mine.has_archived(held.name)
+    ]
     for trace in theirs.traces():
         wanted += missing_of_trace(mine.layers(trace), theirs, trace)
     return in_order(wanted)
@@ -230,11 +276,8 @@ def _order(name: str) -> tuple[int, int, str]:
     id = layer_of(name)
     if id is not None:
         return (int(id.description.upper), 0, name)
-    kind, _, rest = name.partition("/")
-    number = rest.rpartition("/")[2].removesuffix(".json")
-    if kind == "manifests" and number.isdigit():
-        return (int(end_of(int(number))), 1, name)
-    return (-1, 0, name)
+    span = epochs_of(name)
+    return (-1, 0, name) if span is None else (int(end_of(span[2])), 1, name)
 
 
 def keepers(trace: str, members: Iterable[NodeId], replicas: int) -> list[NodeId]:

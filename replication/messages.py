@@ -9,7 +9,7 @@ from nosync.replication.inventory import Held, NodeId
 
 SessionId = NewType("SessionId", int)
 
-PROTOCOL_VERSION = 2
+PROTOCOL_VERSION = 3
 
 
 # --- messages ---------------------------------------------------------------------------------------------------------

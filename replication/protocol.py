@@ -26,6 +26,7 @@ from nosync.replication.inventory import (
     Held,
     Inventory,
     NodeId,
+    epochs_of,
     group_of,
     in_order,
     keepers,
@@ -185,6 +186,9 @@ class Replica:
         for name in gone:
             self.mine.discard(name)
         self._touched([*(held.name for held in added), *gone])
+        for archive in [name for name in (*(held.name for held in added), *gone) if epochs_of(name)]:
+            for peer in self.peers.values():
+                peer.dirty.update(peer.holds.manifests_of(archive))
         if not added and not gone:
             return []
         self._seq += 1
@@ -584,7 +588,7 @@ class Replica:
             peer.todo.pop(place, None)
 
     def _has_or_fetches(self, name: str) -> bool:
-        return name in self.mine or name in self._fetching
+        return name in self.mine or name in self._fetching or self.mine.has_archived(name)
 
     def _choose(self, peer: Peer) -> tuple[Held, ...]:
         """The next files to ask a peer for, and notes that they are."""
@@ -617,6 +621,15 @@ class Replica:
     def copies(self, name: str, digest: str) -> int:
         """On how many nodes a file is durable, as far as they said so: this one and its peers, whether up or away."""
         return self.mine.holds(name, digest) + sum(peer.holds.holds(name, digest) for peer in self.peers.values())
+
+    def copies_of_mine(self, name: str) -> int:
+        """As `copies`, of a file as it is here; 0: it is not. A manifest may be in an archive by now, here or there."""
+        mine = self.mine.get(name)
+        if mine is not None:
+            return self.copies(name, mine.digest)
+        if not self.mine.has_archived(name):
+            return 0
+        return 1 + sum(name in peer.holds or peer.holds.has_archived(name) for peer in self.peers.values())
 
     def conflicts(self) -> dict[str, tuple[NodeId, str, str]]:
         """By file: a peer that holds other contents, our digest and theirs."""

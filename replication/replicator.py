@@ -21,9 +21,10 @@ from nosync.lsm.catalog import Record
 from nosync.lsm.env import storage_errors
 from nosync.lsm.errors import CorruptionError, NosyncError, ReplicationError
 from nosync.lsm.layer import LayerId, TraceId
-from nosync.lsm.manifest import Entry, read_small
+from nosync.lsm.manifest import Entry
 from nosync.lsm.node import Node
 from nosync.lsm.reader import LayerReader
+from nosync.lsm.sealed_json import read_small
 from nosync.lsm.timestamp import Epoch, Time, round_of
 from nosync.lsm.writer import temporary_path
 from nosync.proto.v1 import replication_pb2 as pb
@@ -196,8 +197,7 @@ class Replicator:
     def copies_of_file(self, path: PurePosixPath) -> int:
         """See nosync.lsm.roles.Listener."""
         with self._lock:
-            mine = self._replica.mine.get(str(path))
-            return 0 if mine is None else self._replica.copies(mine.name, mine.digest)
+            return self._replica.copies_of_mine(str(path))
 
     def keep_traces(self, traces: Iterable[str]) -> int:
         """A task reads these: what peers have of them is fetched. Returns how many peers are up."""

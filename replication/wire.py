@@ -9,11 +9,12 @@ from typing import BinaryIO, TypeVar
 
 import zstandard
 
+from nosync.lsm.directory import MANIFESTS
 from nosync.lsm.errors import ReplicationError
 from nosync.lsm.layer import parse_file_name
 from nosync.lsm.timestamp import MAX_EPOCH
 from nosync.proto.v1 import replication_pb2 as pb
-from nosync.replication.inventory import LAYERS, Held, NodeId, layer_of
+from nosync.replication.inventory import LAYERS, Held, NodeId, epochs_of, layer_of
 from nosync.replication.messages import (
     AskInventory,
     Beat,
@@ -44,7 +45,7 @@ _ID = "[a-z0-9_-]{1,64}"
 _GROUP = re.compile(r"[a-z0-9_/-]{1,400}\Z")
 _ROOT = re.compile(r"[0-9]{1,19}:[0-9a-f]{1,32}\Z")
 _SMALL = re.compile(
-    rf"(manifests/{_ID}/[0-9]{{1,13}}|branches/[0-9]{{1,9}}|pins/{_ID}-[0-9a-z]{{1,64}}(\.gone)?"
+    rf"(manifests/{_ID}/[0-9]{{1,13}}(-[0-9]{{1,13}})?|branches/[0-9]{{1,9}}|pins/{_ID}-[0-9a-z]{{1,64}}(\.gone)?"
     rf"|jobs/{_ID}/[0-9]{{1,13}}-[0-9a-z]{{1,64}}|sinks/{_ID}/{_ID}/[0-9]{{1,13}}-[0-9a-z]{{1,64}}(\.gone)?)\.json\Z"
 )
 
@@ -286,10 +287,12 @@ def _checked(held: pb.Held) -> Held:
 
 def check_name(name: str) -> str:
     """A name that a store writes; nothing else ever becomes a path."""
-    if len(name) <= 1000 and (_SMALL.match(name) or _is_layer(name)) and ".." not in name.split("/"):
+    is_small = _SMALL.match(name) and (not name.startswith(f"{MANIFESTS}/") or epochs_of(name) is not None)
+    if len(name) <= 1000 and (is_small or _is_layer(name)) and ".." not in name.split("/"):
         return name
     raise ReplicationError(
-        f"{name[:200]!r} is not the name of a layer, a manifest, a register's fact, or an entry of the log of branches"
+        f"{name[:200]!r} is not the name of a layer, a manifest or an archive of them, a register's fact, or an entry of the log "
+        "of branches"
     )
 
 

@@ -33,6 +33,9 @@ if TYPE_CHECKING:
 )
 @click.option("--metrics", metavar="HOST:PORT", help="Where Prometheus fetches metrics.")
 @click.option("--retain", type=click.IntRange(min=0), help="Epochs of history that stay readable. [default: all]")
+@click.option(
+    "--archive-epochs", type=click.IntRange(min=2), help="Manifests of so many old epochs share a file. [default: 1000]"
+)
 @click.option("--check", is_flag=True, help="Only check the configuration and explain it.")
 @click.option("--verbose", is_flag=True, help="Log what happens, not only what goes wrong.")
 def daemon(config: Path | None, peers: tuple[str, ...], check: bool, verbose: bool, **given: Any) -> None:

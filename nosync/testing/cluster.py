@@ -31,6 +31,7 @@ from nosync.replication.protocol import Replica
 
 SHARDS = 2
 EPOCHS = 8
+ARCHIVED_EPOCHS = (2, 4)
 FAULTS_UNTIL_S, HEALED_AFTER_S = 20.0, 75.0
 TICK_S = 0.2
 REDIAL_S = 0.5
@@ -120,7 +121,8 @@ class SimNode:
         if not traces:
             return
         layers = self.replica.mine.layers(traces[int(self.cluster.random.integers(len(traces)))])
-        sealed = [d for d in sorted(layers) if f"manifests/main/{epoch_of(Time(d.upper - 1))}.json" in self.durable]
+        mine = self.replica.mine
+        sealed = [d for d in sorted(layers) if _stands(mine, f"manifests/main/{epoch_of(Time(d.upper - 1))}.json")]
         starts = [i for i, d in enumerate(sealed[1:]) if sealed[i].upper == d.lower]
         if not starts:
             return
@@ -140,6 +142,20 @@ class SimNode:
         if merged not in inputs:
             self.keep(merged, contents_of(merged))
             self.drop(inputs)
+
+    def archive(self) -> None:
+        """Puts manifests of a random group of safe epochs into one file."""
+        size = ARCHIVED_EPOCHS[int(self.cluster.random.integers(len(ARCHIVED_EPOCHS)))]
+        first = size * int(self.cluster.random.integers(EPOCHS // size))
+        group = [f"manifests/main/{t}.json" for t in range(first, first + size)]
+        if self.replica is None or first + size - 1 > self.safe or any(n not in self.durable for n in group):
+            return
+        if any(name in self.rotten for name in group):
+            self.drop([name for name in group if name in self.rotten])  # who reads them notices
+            return
+        name = f"manifests/main/{first}-{first + size - 1}.json"
+        self.keep(name, contents_of(name))
+        self.drop(group)
 
     def scrub(self) -> None:
         if self.replica is not None:
@@ -280,6 +296,7 @@ class Cluster:
         self._every(1.5, self._epoch)
         self._every(0.9, self._fault)
         self._every(1.1, self._merge)
+        self._every(1.3, self._archive)
         self._every(7.0, self._scrub)
         self._every(1.0, self._look)
         while self._queue and self.now_s < HEALED_AFTER_S:
@@ -300,6 +317,9 @@ class Cluster:
 
     def _merge(self) -> None:
         self.nodes[self._some()].merge()
+
+    def _archive(self) -> None:
+        self.nodes[self._some()].archive()
 
     def _scrub(self) -> None:
         for node in self.nodes.values():
@@ -340,12 +360,13 @@ class Cluster:
             return
         # It goes on after what its node has. What is lost there of earlier epochs it computes again, to the same layers.
         have = {**node.durable, **node.volatile}
-        t = next((t for t in range(EPOCHS) if f"manifests/main/{t}.json" not in have), EPOCHS)
+        held = Inventory(Held(name, "") for name in have)
+        t = next((t for t in range(EPOCHS) if not _stands(held, f"manifests/main/{t}.json")), EPOCHS)
         for e in range(min(t + 1, EPOCHS)):
             for name in [*layers_at(e), f"manifests/main/{e}.json"]:
                 id = layer_of(name)
                 covered = id is not None and covers(node.replica.mine.layers(place_of(name)), id.description)
-                if name not in have and not covered:
+                if name not in have and not covered and (id is not None or not _stands(held, name)):
                     node.publish(name, contents_of(name))
         self.note(f"{node.id} publishes {t}")
         self._next_t = max(self._next_t, t + 1)
@@ -450,10 +471,20 @@ class Cluster:
 
 
 def _stands(inventory: Inventory, name: str) -> bool:
-    """By a slow way of its own: whether every epoch of a layer is in some layer; another file is there by name."""
+    """By a slow way of its own: whether every epoch of a layer is in some layer, and a manifest in some archive; another file is
+    there by name.
+    """
     id = layer_of(name)
     if id is None or name in inventory:
-        return name in inventory
+        directory, _, last = name.rpartition("/")
+        spans = [
+            held.name.rpartition("/")[2].removesuffix(".json").split("-") for held in inventory if "-" in held.name
+        ]
+        archived = [span for span in spans if len(span) == 2 and directory == "manifests/main"]
+        number = last.removesuffix(".json")
+        return name in inventory or any(
+            int(low) <= int(number) <= int(high) for low, high in archived if number.isdigit()
+        )
     of_trace = inventory.layers(place_of(name))
     d = id.description
     epochs = range(epoch_of(d.lower), epoch_of(Time(d.upper - 1)) + 1)

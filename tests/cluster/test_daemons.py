@@ -91,6 +91,40 @@ def test_the_safe_point_waits_for_copies_and_nothing_else_does(tmp_path: Path) -
         assert frozen_s < 20 * healthy_s + 1.0, "it would take seconds if anything waited for the peer"
 
 
+def test_old_manifests_are_archived_on_every_node_and_a_new_node_gets_them_so(tmp_path: Path) -> None:
+    def files(node: str) -> list[str]:
+        directory = daemons.data(node) / "manifests" / "main"
+        return sorted(
+            (path.name for path in directory.glob("*.json")), key=lambda name: int(name.split("-")[0].split(".")[0])
+        )
+
+    archived = ["0-3.json", "4-7.json", *(f"{t}.json" for t in range(8, 14))]
+    with running(tmp_path, replicas=2, extra=("--archive-epochs", "4")) as daemons:
+        daemons.kill("n3")
+        with daemons.open("n1") as store:
+            for t in range(14):
+                publish(store, t)
+            eventually("n1 is safe", lambda: daemons.safe_point("n1") == 13)
+            for node in ("n1", "n2"):
+                eventually(f"{node} has archives", lambda node=node: files(node) == archived)  # type: ignore[misc]
+            shutil.rmtree(daemons.data("n3"))
+            daemons.start("n3")
+            eventually("n3 is filled", lambda: files("n3") == archived)
+            publish(store, 14)
+            eventually("n1 is safe again", lambda: daemons.safe_point("n1") == 14)
+            store.rewind(5, keep_as="")
+            for node in daemons.nodes:
+                eventually(
+                    f"{node} is cut", lambda node=node: files(node) == ["0-3.json", "4.json", "5.json"]  # type: ignore[misc]
+                )  # fmt: skip
+        daemons.kill("n1")
+        assert daemons.status("n3").last_sealed == 5
+        with daemons.open("n3") as store:
+            assert [state(store, t) for t in range(6)] == [expected(t) for t in range(6)]
+            assert store.missing() == []
+            assert store.verify().ok
+
+
 def test_pins_instances_and_marks_reach_the_other_nodes(tmp_path: Path) -> None:
     """A pin holds history on every node; a job that another node's has replaced is refused; marks of sinks are known."""
     with (

@@ -26,6 +26,7 @@ from nosync.proto.v1 import replication_pb2 as pb
 from nosync.proto.v1 import replication_pb2_grpc as rpc
 from nosync.replication.certs import make_certificates
 from nosync.replication.daemon import client_of
+from nosync.replication.inventory import Held, Inventory, in_order
 from nosync.replication.messages import PROTOCOL_VERSION, Message
 from nosync.replication.transport import Certificates, channel_to, is_loopback
 from nosync.replication.wire import CHUNK_BYTES, Chunk, Decoder, Encoder
@@ -55,7 +56,8 @@ names = st.one_of(
     st.sampled_from([
         LAYER, "../../etc/passwd", "layers/../../x.layer", "/etc/passwd", "layers//f/0/0-1-0.layer", "manifests/main/1.json",
         "manifests/../1.json", "branches/1.json", "pins/x.json", "layers/s/f/0/1-0-0.layer", "layers/s/f/9of2/0-1-0.layer",
-        "catalog/CURRENT", "layers/S/f/0/0-1-0.layer", "LOCK", "NOSYNC",
+        "manifests/main/0-999.json", "manifests/main/5-3.json", "manifests/main/5-5.json", "manifests/main/0-9999999999999.json",
+        "manifests/main/9999999999999.json", "catalog/CURRENT", "layers/S/f/0/0-1-0.layer", "LOCK", "NOSYNC",
     ]),
 )  # fmt: skip
 
@@ -66,11 +68,14 @@ def test_only_names_that_a_store_writes_are_taken(name: str) -> None:
     try:
         Decoder().decode(frame)
     except ReplicationError:
-        assert name not in (LAYER, "manifests/main/1.json", "branches/1.json")
+        assert name not in (LAYER, "manifests/main/1.json", "manifests/main/0-999.json", "branches/1.json")
     else:
         path = Path("/data") / name
         assert path.resolve().is_relative_to("/data")
         assert path.parts[2] in ("layers", "manifests", "branches")
+        assert name not in ("manifests/main/5-3.json", "manifests/main/5-5.json")
+        assert len(Inventory([Held(name, "d")])) == 1
+        assert in_order([Held(name, "d")])
 
 
 @pytest.mark.parametrize(
@@ -366,7 +371,6 @@ def test_only_a_stores_own_files_are_served(tmp_path: Path) -> None:
 
 
 def test_a_large_inventory_comes_in_parts() -> None:
-    from nosync.replication.inventory import Held
     from nosync.replication.messages import InventoryIs, Summary
 
     held = tuple(Held(f"manifests/main/{i}.json", DIGEST, i) for i in range(12_345))

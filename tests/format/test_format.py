@@ -7,11 +7,14 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
+from nosync.lsm.archive import Archive, Details, publish_archive
 from nosync.lsm.env import Env
 from nosync.lsm.errors import CorruptionError, DeterminismError, FormatVersionError, NosyncError
 from nosync.lsm.format import MAGIC, TRAILER_BYTES
-from nosync.lsm.layer import Description, LayerId, Shard, TraceId
+from nosync.lsm.layer import Description, Digest, LayerId, Shard, TraceId
+from nosync.lsm.manifest import Entry, Manifest
 from nosync.lsm.reader import LayerReader
+from nosync.lsm.timestamp import Epoch, pack
 from nosync.lsm.writer import arrange, publish_rows
 
 ENV = Env()
@@ -163,6 +166,35 @@ def test_version_1_is_still_written_byte_for_byte(tmp_path: Path) -> None:
     assert len(list(GOLDEN.glob("*.layer"))) >= 2
     written = _small(tmp_path)
     assert written.read_bytes() == (GOLDEN / "v1-fresh.layer").read_bytes()
+
+
+def archive_of_two_codes(root: Path) -> Archive:
+    """Of four epochs, in which a stage's code changes, and an input begins to be let go of."""
+    manifests = []
+    for t in range(4, 8):
+        counts = LayerId(TraceId("counts", "c0de1" if t < 6 else "c0de2", Shard(1, 4)), Description.of_epoch(t))
+        words = LayerId(TraceId("words", "5ead", Shard(0, 4)), Description.of_epoch(t))
+        entries = (
+            Entry(counts, Digest(f"{t:064x}"), t, pack(4 if t < 6 else 6), 1),
+            Entry(words, Digest(f"{t + 100:064x}"), 0, pack(0), 0),
+        )
+        meta = {"offsets": {"words": 10 * t}, "at_safe_point": {} if t < 5 else {"words": "drop"}}
+        manifests.append(Manifest("main", Epoch(t), entries, meta))
+    (root / "tmp").mkdir(exist_ok=True)
+    archive = publish_archive(root, manifests, ENV)
+    assert archive is not None
+    assert [Details(archive, root, ENV).manifest(t) for t in archive.epochs] == manifests
+    return archive
+
+
+def test_archives_are_still_written_byte_for_byte_and_read(tmp_path: Path) -> None:
+    archive = archive_of_two_codes(tmp_path)
+    golden = GOLDEN / "v1-archive-4-7.json"
+    assert (tmp_path / archive.path).read_bytes() == golden.read_bytes()
+    assert [(run.first, run.last, dict(run.policies)) for run in archive.runs] == [
+        (4, 4, {}), (5, 5, {"words": "drop"}), (6, 7, {"words": "drop"}),
+    ]  # fmt: skip
+    assert Archive.read(tmp_path, "main", "4-7.json", ENV).runs == archive.runs
 
 
 def test_no_error_of_a_dependency_escapes(tmp_path: Path) -> None:

@@ -59,6 +59,25 @@ def test_the_hash_depends_on_what_is_held_and_on_nothing_else(steps: list[tuple[
         assert not other.holds(held(min(expected)).name, held(min(expected)).digest)
 
 
+@given(st.lists(st.tuples(st.booleans(), st.integers(0, 9), st.integers(0, 5)), max_size=20), st.integers(0, 12))
+def test_an_archive_stands_for_the_epochs_in_it(steps: list[tuple[bool, int, int]], t: int) -> None:
+    inventory, expected = Inventory(), set()
+    for add, first, more in steps:
+        name = f"manifests/main/{first}-{first + more}.json" if more else f"manifests/main/{first}.json"
+        if add:
+            inventory.add(Held(name, "d"))
+            expected.add((first, first + more))
+        else:
+            inventory.discard(name)
+            expected.discard((first, first + more))
+    archives = {(first, last) for first, last in expected if first < last}
+    assert inventory.has_archived(f"manifests/main/{t}.json") == any(first <= t <= last for first, last in archives)
+    assert not inventory.has_archived(f"manifests/other/{t}.json")
+    assert not inventory.has_archived(f"manifests/main/{t}-{t + 1}.json")
+    singles = {f"manifests/main/{first}.json" for first, last in expected if first == last and t <= first <= t + 2}
+    assert set(inventory.manifests_of(f"manifests/main/{t}-{t + 2}.json")) == singles
+
+
 def test_a_manifest_comes_after_its_layers_and_the_log_first() -> None:
     files = [
         Held("manifests/main/10.json", "m"), Held("manifests/main/2.json", "m"), held(Description(pack(10), pack(11))),

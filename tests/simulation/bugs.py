@@ -8,7 +8,7 @@ from unittest import mock
 
 from nosync.lsm.layer import Description
 from nosync.replication import inventory, protocol
-from nosync.replication.inventory import Held
+from nosync.replication.inventory import Held, Inventory
 from nosync.replication.messages import Beat, Change, Effect, Hello, InventoryIs, Message, SessionId, Summary
 from nosync.replication.protocol import Peer, Replica
 from nosync.testing.cluster import Cluster, Data, SimNode, digest_of, layers_at
@@ -110,6 +110,16 @@ class _HolesIgnored(Cluster):
             return super().run()
 
 
+class _ArchiveStandsForTheLine(Cluster):
+    def run(self) -> list[str]:
+        def has_archived(self: Inventory, name: str) -> bool:
+            spans = [span for held in self if (span := inventory.epochs_of(held.name)) is not None]
+            return inventory.epochs_of(name) is not None and any(first < last for _, first, last in spans)
+
+        with mock.patch.object(Inventory, "has_archived", has_archived):
+            return super().run()
+
+
 class _ForgetsPeersChanges(Replica):
     def _touched(self, names: object) -> None:
         """What is lost here is not looked for."""
@@ -164,5 +174,6 @@ BUGS: dict[str, type[Cluster]] = {
     "waits for ever for a file": _with_replica(_NoTimeout),
     "counts itself twice": _with_replica(_CountsItselfTwice),
     "takes a merged layer for more than it covers": _HolesIgnored,
+    "takes an archive for one of the whole line": _ArchiveStandsForTheLine,
     "does not notice what it lost": _with_replica(_ForgetsPeersChanges),
 }

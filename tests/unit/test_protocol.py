@@ -298,3 +298,59 @@ def _message(effects: list[Effect]) -> Message:
     first = effects[0]
     assert isinstance(first, Send)
     return first.message
+
+
+def manifest(t: int, last: int | None = None) -> Held:
+    """Of an epoch; or an archive up to another one."""
+    return Held(f"manifests/main/{t}.json" if last is None else f"manifests/main/{t}-{last}.json", f"m{t}", 1)
+
+
+def test_an_archive_stands_for_its_manifests() -> None:
+    pair = Pair()
+    one, two = pair.nodes[N1], pair.nodes[N2]
+    pair.deliver(N1, one.holds([manifest(t) for t in range(6)]))
+    pair.sent.clear()
+    pair.deliver(N1, one.holds([manifest(0, 3)], [manifest(t).name for t in range(4)]))
+    assert manifest(0, 3).name in two.mine, "a peer fetches it, or makes it by itself"
+    pair.deliver(N2, two.holds([], [manifest(t).name for t in range(4)]))
+    assert {held.name for held in two.mine} == {held.name for held in one.mine}
+    assert [one.copies_of_mine(manifest(t).name) for t in (0, 3, 4, 5, 6)] == [2, 2, 2, 2, 0]
+    asked = [message for message in pair.sent if isinstance(message, Want)]
+    assert [wanted.held for want in asked for wanted in want.files] == [manifest(0, 3)]
+
+
+def test_manifests_that_an_archive_stands_for_are_not_fetched_and_not_waited_for() -> None:
+    pair = Pair()
+    one, two = pair.nodes[N1], pair.nodes[N2]
+    pair.deliver(N1, one.holds([manifest(0, 3)]))
+    pair.sent.clear()
+    pair.deliver(N2, two.holds([manifest(t) for t in range(6)]))
+    assert manifest(4).name in one.mine
+    assert manifest(2).name not in one.mine
+    assert one.is_filled()
+    assert one.lag()[N2] == (0, 0)
+    assert [one.copies_of_mine(manifest(t).name) for t in (2, 4)] == [2, 2]
+
+
+def test_what_comes_first_of_an_archive_and_its_manifests_is_enough() -> None:
+    """What was being fetched one by one is not waited for any more when an archive of it is there."""
+    pair = Pair()
+    one = pair.nodes[N1]
+    pair.nodes[N2].mine.add(manifest(0, 3))
+    one.received(SESSION, Change(one.peers[N2].seq + 1, tuple(manifest(t) for t in range(4)), ()))
+    assert not one.is_filled()
+    for t in range(4):
+        one.fetch_failed(manifest(t).name)
+    one.holds([manifest(0, 3)])
+    assert one.is_filled()
+
+
+def test_when_an_archive_is_lost_its_manifests_are_looked_for_again() -> None:
+    pair = Pair()
+    one, two = pair.nodes[N1], pair.nodes[N2]
+    pair.deliver(N1, one.holds([manifest(0, 3)]))
+    pair.deliver(N2, two.holds([manifest(t) for t in range(4)], [manifest(0, 3).name]))
+    assert manifest(2).name not in one.mine
+    one.unwanted([manifest(0, 3).name])
+    pair.deliver(N1, one.holds([], [manifest(0, 3).name]))
+    assert [manifest(t).name in one.mine for t in range(4)] == [True] * 4

@@ -1,0 +1,218 @@
+"""Archives: one file that stands for the manifests of many epochs, so that a store does not grow slow with its age.
+
+Invariants
+- An archive covers a whole, aligned group of epochs of a line, every one of which is safe; so all nodes that put the same
+  manifests together write the same bytes, and an archive of one node stands for the manifests of another.
+- Nothing is left out: the manifest of any epoch is had back from it whole.
+- It is durable before the manifests it stands for are removed. What is found twice after a crash says the same.
+
+The head says in *runs* what is the same for many epochs: which traces they list, and where those begin. Opening a store reads
+heads, and most questions about old epochs are answered by them; the rest has one line for each epoch (docs/format.md).
+
+(Delta Lake's log compaction does this for its commits.)
+"""
+
+from __future__ import annotations
+
+import bisect
+import json
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path, PurePosixPath
+from typing import Any, Self
+
+from nosync.lsm.directory import MANIFESTS
+from nosync.lsm.env import Env, storage_errors
+from nosync.lsm.errors import CorruptionError
+from nosync.lsm.layer import Description, LayerId, Shard, TraceId
+from nosync.lsm.manifest import Entry, Manifest
+from nosync.lsm.sealed_json import canonical, publish_text, seal_json, sync_published, unseal_json
+from nosync.lsm.timestamp import MAX_EPOCH, Epoch, Time, end_of, pack
+
+MOST_LAYERS = 50_000
+"""Layers that one archive lists at most; where epochs have many, fewer of them share one."""
+_SMALLEST = 10
+_NAME = re.compile(r"([0-9]{1,13})-([0-9]{1,13})\.json\Z")
+
+
+@dataclass(frozen=True)
+class Listed:
+    """A trace in the manifests of a run."""
+
+    trace: TraceId
+    origin: Time
+    copies: int
+
+
+@dataclass(frozen=True)
+class Run:
+    """Consecutive epochs whose manifests list one layer each of the same traces."""
+
+    line: str
+    first: Epoch
+    last: Epoch
+    listed: tuple[Listed, ...]
+    policies: Mapping[str, str]
+    """By source, what is done with its layers at the safe point."""
+
+    @property
+    def begin(self) -> Time:
+        return pack(self.first)
+
+    @property
+    def end(self) -> Time:
+        return end_of(self.last)
+
+    def traces(self) -> Iterator[tuple[TraceId, Time]]:
+        """Each with where it begins."""
+        return ((listed.trace, listed.origin) for listed in self.listed)
+
+    def required(self) -> Run:
+        """Of it what the safe point waits for."""
+        return replace(self, listed=tuple(listed for listed in self.listed if listed.copies))
+
+    def until(self, t: int) -> Run:
+        """The same up to an epoch."""
+        return self if self.last <= t else replace(self, last=Epoch(t))
+
+
+@dataclass(frozen=True)
+class Archive:
+    """The manifests of epochs `first` to `last` of a line. Only `runs` are in memory."""
+
+    line: str
+    first: Epoch
+    last: Epoch
+    runs: tuple[Run, ...] = field(compare=False)
+
+    @property
+    def name(self) -> str:
+        return f"{self.first}-{self.last}.json"
+
+    @property
+    def path(self) -> PurePosixPath:
+        """Relative to the data directory."""
+        return PurePosixPath(MANIFESTS, self.line, self.name)
+
+    def __contains__(self, t: int) -> bool:
+        return self.first <= t <= self.last
+
+    @property
+    def epochs(self) -> range:
+        return range(self.first, self.last + 1)
+
+    @classmethod
+    def read(cls, root: Path, line: str, name: str, env: Env) -> Self:
+        """Raises CorruptionError where it is damaged anywhere, FileNotFoundError where it is gone."""
+        path = root / MANIFESTS / line / name
+        head, rest = _read(path, env)
+        try:
+            found = cls(head["line"], head["first"], head["last"], tuple(_runs(head)))
+            count = rest.count(b"\n")
+        except (KeyError, TypeError, ValueError) as error:
+            raise CorruptionError(f"{path}: is not an archive of manifests ({type(error).__name__})") from error
+        if (found.line, found.name) != (line, name) or count != len(found.epochs):
+            raise CorruptionError(f"{path}: holds {count} epochs of {found.line}, {found.first} to {found.last}")
+        return found
+
+
+class Details:
+    """The lines of one archive: what its head does not say."""
+
+    def __init__(self, archive: Archive, root: Path, env: Env) -> None:
+        self._archive = archive
+        _, rest = _read(root / archive.path, env)
+        self._lines = rest.split(b"\n")
+        self._begins = [run.first for run in archive.runs]
+
+    def manifest(self, t: int) -> Manifest:
+        """That of an epoch of the archive."""
+        run = self._archive.runs[bisect.bisect_right(self._begins, t) - 1]
+        line = json.loads(self._lines[t - self._archive.first])
+        entries = [
+            Entry(LayerId(listed.trace, Description.of_epoch(t)), digest, rows, listed.origin, listed.copies)
+            for listed, digest, rows in zip(run.listed, line["digests"], line["rows"], strict=True)
+        ]
+        return Manifest(self._archive.line, Epoch(t), tuple(entries), line["meta"])
+
+
+def _read(path: Path, env: Env) -> tuple[dict[str, Any], bytes]:
+    try:
+        return unseal_json(env.read(path), str(path))
+    except FileNotFoundError:
+        raise
+    except OSError:
+        with storage_errors("read", path):
+            raise
+
+
+def _runs(head: Mapping[str, Any]) -> Iterator[Run]:
+    begins = [run["first"] for run in head["runs"]]
+    for run, following in zip(head["runs"], [*begins[1:], head["last"] + 1], strict=True):
+        listed = [
+            Listed(TraceId(stage, fingerprint, Shard.parse(shard)), origin, copies)
+            for stage, fingerprint, shard, origin, copies in run["traces"]
+        ]
+        yield Run(head["line"], run["first"], Epoch(following - 1), tuple(listed), run["policies"])
+
+
+def parse_name(name: str) -> tuple[Epoch, Epoch] | None:
+    """The first and the last epoch of the archive that a file is; None where it is none."""
+    match = _NAME.match(name)
+    first, last = (int(match[1]), int(match[2])) if match else (0, 0)
+    return (Epoch(first), Epoch(last)) if first < last <= MAX_EPOCH else None
+
+
+def run_of(manifest: Manifest) -> Run | None:
+    """The run that an epoch begins; None where its manifest lists anything but one layer of that epoch for each trace."""
+    whole = Description.of_epoch(manifest.t)
+    if any(entry.id.description != whole for entry in manifest.entries):
+        return None
+    listed = tuple(Listed(entry.id.trace, entry.origin, entry.copies) for entry in manifest.entries)
+    return Run(manifest.line, manifest.t, manifest.t, listed, dict(manifest.policies))
+
+
+def group_to_archive(epochs: Sequence[Epoch], until: int, size: int, layers: Callable[[Epoch], int]) -> range | None:
+    """The oldest whole, aligned group of epochs up to `until`; None where there is none.
+
+    `epochs`: those with a file of their own, in order. `layers(t)`: how many layers an epoch lists. `size`: of a group.
+    """
+    there = set(epochs)
+    for base in dict.fromkeys(t // size * size for t in epochs if t <= until):
+        step = size
+        while step > _SMALLEST and base in there and layers(Epoch(base)) * step > MOST_LAYERS:
+            step = max(_SMALLEST, step // 10)
+        for first in range(base, base + size, step):
+            group = range(first, min(first + step, base + size))
+            if group[-1] <= until and there.issuperset(group):
+                return group
+    return None
+
+
+def publish_archive(root: Path, manifests: Iterable[Manifest], env: Env) -> Archive | None:
+    """Writes these, which follow each other, into one file. Durable when this returns; None: they cannot be put together.
+
+    Raises CorruptionError where an archive of the same epochs says otherwise, StorageError where it cannot be made durable.
+    """
+    runs: list[dict[str, Any]] = []
+    lines: list[str] = []
+    before: Run | None = None
+    for manifest in manifests:
+        run = run_of(manifest)
+        if run is None:
+            return None
+        if before is None or (run.listed, run.policies) != (before.listed, before.policies):
+            traces = [[o.trace.stage, o.trace.fingerprint, str(o.trace.shard), o.origin, o.copies] for o in run.listed]
+            runs.append({"first": manifest.t, "policies": run.policies, "traces": traces})
+        details = {"digests": [e.digest for e in manifest.entries], "rows": [e.rows for e in manifest.entries]}
+        lines.append(canonical({**details, "meta": dict(manifest.meta)}))
+        before = run
+    assert before is not None, "there is a manifest"
+    head = {"line": before.line, "first": runs[0]["first"], "last": before.last, "runs": runs}
+    archive = Archive(before.line, head["first"], head["last"], tuple(_runs(head)))
+    text, final = seal_json(head, "".join(f"{line}\n" for line in lines).encode()), root / archive.path
+    if not publish_text(root, final, text, env) and env.read(final) != text:
+        raise CorruptionError(f"{final}: says other things of these epochs than their manifests do")
+    sync_published(root, final, env)
+    return archive

@@ -1,0 +1,264 @@
+"""The sealed epochs of a line: archives of old manifests, the newer manifests one by one, and those of its parent.
+
+Invariants
+- An epoch is found in one place: what an archive stands for is not kept beside it.
+- What is returned never changes, whether it comes from a file of its own or from an archive.
+- Old epochs cost no memory: an archive is its head, until one of its epochs is asked for.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+
+from nosync.lsm.archive import Archive, Details, Run, parse_name
+from nosync.lsm.directory import MANIFESTS
+from nosync.lsm.env import Env, storage_errors
+from nosync.lsm.errors import CorruptionError, StorageError
+from nosync.lsm.manifest import Manifest
+from nosync.lsm.timestamp import Epoch
+
+_DETAILS_IN_MEMORY = 4
+_RELISTS = 5
+
+
+class Sealed(Mapping[Epoch, Manifest]):
+    """Of one line, in order of epochs. To be changed by one thread; others may look meanwhile."""
+
+    def __init__(self, line: str, root: Path, env: Env, parent: Sealed | None = None, at: Epoch | None = None) -> None:
+        """`parent`: of the line that this one begins in, after epoch `at`."""
+        self.line, self._root, self._env = line, root, env
+        self._parent = parent
+        self._at = Epoch(-1) if at is None else at
+        self._own: tuple[tuple[Archive, ...], dict[Epoch, Manifest]] = (), {}
+        self._details: OrderedDict[Archive, Details] = OrderedDict()
+
+    # --- looking ----------------------------------------------------------------------------------------------------
+
+    def __getitem__(self, t: int) -> Manifest:
+        if self._parent is not None and t <= self._at:
+            return self._parent[t]
+        archives, singles = self._own
+        found = singles.get(Epoch(t))
+        if found is not None:
+            return found
+        archive = archive_of(archives, t)
+        if archive is None:
+            raise KeyError(t)
+        return self._detail(archive, t)
+
+    def __contains__(self, t: object) -> bool:
+        if not isinstance(t, int):
+            return False
+        if self._parent is not None and t <= self._at:
+            return t in self._parent
+        archives, singles = self._own
+        return t in singles or archive_of(archives, t) is not None
+
+    def __iter__(self) -> Iterator[Epoch]:
+        if self._parent is not None:
+            for t in self._parent:
+                if t > self._at:
+                    break
+                yield t
+        yield from self.own()
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)
+
+    def __bool__(self) -> bool:
+        return self.first is not None
+
+    def own(self) -> Iterator[Epoch]:
+        """The epochs that are not the parent's, in order."""
+        for piece in self._pieces_of_own():
+            yield from (Epoch(t) for t in (piece.epochs if isinstance(piece, Archive) else (piece.t,)))
+
+    @property
+    def first(self) -> Epoch | None:
+        before = None if self._parent is None else self._parent.first
+        if before is not None and before <= self._at:
+            return before
+        archives, singles = self._own
+        begins = [archives[0].first] if archives else []
+        oldest = next(iter(singles), None)
+        return min([*begins, *([] if oldest is None else [oldest])], default=None)
+
+    @property
+    def last(self) -> Epoch | None:
+        own = self.last_own
+        if own is not None or self._parent is None:
+            return own
+        if self._at in self._parent:
+            return self._at
+        return max((t for t in self._parent if t <= self._at), default=None)
+
+    @property
+    def last_own(self) -> Epoch | None:
+        archives, singles = self._own
+        ends = [archives[-1].last] if archives else []
+        newest = next(reversed(singles), None)
+        return max([*ends, *([] if newest is None else [newest])], default=None)
+
+    def singles(self) -> list[Epoch]:
+        """The epochs that have a file of their own, in order."""
+        return list(self._own[1])
+
+    def archives(self) -> tuple[Archive, ...]:
+        return self._own[0]
+
+    def archive_at(self, t: int) -> Archive | None:
+        """The archive that an epoch of this line itself is in."""
+        return archive_of(self._own[0], t)
+
+    def pieces(self, after: int = -1) -> Iterator[Run | Manifest]:
+        """All of it in order, old epochs as runs; what ends by epoch `after` is left out."""
+        if self._parent is not None and after < self._at:
+            for piece in self._parent.pieces(after):
+                if (piece.first if isinstance(piece, Run) else piece.t) > self._at:
+                    break
+                yield piece.until(self._at) if isinstance(piece, Run) else piece
+        for own in self._pieces_of_own():
+            if isinstance(own, Archive):
+                yield from (run for run in own.runs if run.last > after)
+            elif own.t > after:
+                yield own
+
+    def run_at(self, t: int) -> Run | None:
+        """The run that an epoch is in, where it is in an archive."""
+        if self._parent is not None and t <= self._at:
+            run = self._parent.run_at(t)
+            return None if run is None else run.until(self._at)
+        archive = self.archive_at(t)
+        return None if archive is None else next(run for run in archive.runs if run.first <= t <= run.last)
+
+    def of_run(self, run: Run) -> Iterator[Manifest]:
+        """The manifests of a run, one by one."""
+        return (self[t] for t in range(run.first, run.last + 1))
+
+    def _pieces_of_own(self) -> list[Archive | Manifest]:
+        archives, singles = self._own
+        pieces = [(archive.first, archive) for archive in archives] + [(t, m) for t, m in list(singles.items())]
+        return [piece for _, piece in sorted(pieces, key=lambda piece: piece[0])]
+
+    def _detail(self, archive: Archive, t: int) -> Manifest:
+        details = self._details.get(archive)
+        if details is None:
+            try:
+                details = Details(archive, self._root, self._env)
+            except FileNotFoundError:
+                return self._single_again(archive, t)
+            self._details[archive] = details
+            while len(self._details) > _DETAILS_IN_MEMORY:
+                self._details.popitem(last=False)
+        return details.manifest(t)
+
+    def _single_again(self, archive: Archive, t: int) -> Manifest:
+        """The line was cut inside an archive, whose epochs before the cut have files of their own again."""
+        path = self._root / MANIFESTS / self.line / f"{t}.json"
+        try:
+            return Manifest.from_json(self._env.read(path), str(path))
+        except FileNotFoundError:
+            raise StorageError(
+                f"{self._root / archive.path}: is gone, and with it epoch {t}: its branch was deleted; open the store again"
+            ) from None
+
+    # --- changing ---------------------------------------------------------------------------------------------------
+
+    def add(self, manifest: Manifest) -> None:
+        """One more epoch, with a file of its own."""
+        archives, singles = self._own
+        if singles and manifest.t < next(reversed(singles)):
+            singles = dict(sorted([*singles.items(), (manifest.t, manifest)]))
+            self._own = archives, singles
+        else:
+            singles[manifest.t] = manifest
+
+    def add_archive(self, archive: Archive) -> None:
+        """An archive stands for its epochs from now on."""
+        archives, singles = self._own
+        kept = {t: m for t, m in list(singles.items()) if t not in archive}
+        self._own = outermost([*archives, archive]), kept
+
+    def remove(self, gone: Iterable[Epoch], archives: Iterable[Archive] = ()) -> None:
+        """Epochs with files of their own, or whole archives."""
+        there, singles = self._own
+        without, dropped = set(gone), set(archives)
+        self._own = (
+            tuple(archive for archive in there if archive not in dropped),
+            {t: m for t, m in list(singles.items()) if t not in without},
+        )
+
+
+def archive_of(archives: Sequence[Archive], t: int) -> Archive | None:
+    """The one that an epoch is in."""
+    low, high = 0, len(archives)
+    while low < high:
+        middle = (low + high) // 2
+        low, high = (middle + 1, high) if archives[middle].last < t else (low, middle)
+    return archives[low] if low < len(archives) and t in archives[low] else None
+
+
+def outermost(archives: Iterable[Archive]) -> tuple[Archive, ...]:
+    """In order, without those that another one stands for."""
+    kept: list[Archive] = []
+    for archive in sorted(archives, key=lambda archive: (archive.first, -archive.last)):
+        if not kept or archive.last > kept[-1].last:
+            kept.append(archive)
+    return tuple(kept)
+
+
+def list_line(root: Path, line: str, env: Env) -> tuple[set[str], set[Epoch]]:
+    """The names of a line's archives, and the epochs that have files of their own."""
+    names = env.list_dir(root / MANIFESTS / line)
+    archives = {name for name in names if parse_name(name)}
+    return archives, {Epoch(int(stem)) for name in names if (stem := name.removesuffix(".json")).isdigit()}
+
+
+def read_sealed(sealed: Sealed, root: Path, env: Env) -> list[CorruptionError]:
+    """Reads what a line has of its own into `sealed`, which is empty. Returns an error for each damaged file."""
+    for _ in range(_RELISTS):
+        try:
+            return _read_listed(sealed, root, env)
+        except FileNotFoundError:
+            continue  # its node put manifests into an archive meanwhile, or cut the line
+    raise StorageError(f"{root / MANIFESTS / sealed.line}: changes faster than it can be read; try again")
+
+
+def _read_listed(sealed: Sealed, root: Path, env: Env) -> list[CorruptionError]:
+    names, epochs = list_line(root, sealed.line, env)
+    errors: list[CorruptionError] = []
+    archives = []
+    for name in sorted(names):
+        try:
+            archives.append(Archive.read(root, sealed.line, name, env))
+        except CorruptionError as error:
+            errors.append(error)
+    archives = list(outermost(archives))
+    manifests = []
+    for t in sorted(t for t in epochs if archive_of(archives, t) is None):
+        try:
+            manifests.append(read_manifest(root, sealed.line, t, env))
+        except CorruptionError as error:
+            errors.append(error)
+    for archive in archives:
+        sealed.add_archive(archive)
+    for manifest in manifests:
+        sealed.add(manifest)
+    return errors
+
+
+def read_manifest(root: Path, line: str, t: int, env: Env) -> Manifest:
+    """One with a file of its own. Raises CorruptionError, or FileNotFoundError where it has none (any more)."""
+    path = root / MANIFESTS / line / f"{t}.json"
+    try:
+        manifest = Manifest.from_json(env.read(path), str(path))
+    except FileNotFoundError:
+        raise
+    except OSError:
+        with storage_errors("read", path):
+            raise
+    if (manifest.t, manifest.line) != (t, line):
+        raise CorruptionError(f"{path}: holds the manifest of {manifest.line} {manifest.t}")
+    return manifest

@@ -1,0 +1,95 @@
+"""Small JSON files that carry their own digest, are published whole or not at all, and never change.
+
+    {"blake3": digest of body, "body": {...}, "nosync": 1}
+
+A file with an attachment goes on after that line: `body.rest_blake3` is the digest of all that follows.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from blake3 import blake3
+
+from nosync.lsm.env import Env, storage_errors
+from nosync.lsm.errors import CorruptionError, StorageError
+from nosync.lsm.writer import temporary_path
+
+_REST = "rest_blake3"
+
+
+def canonical(fields: Mapping[str, Any]) -> str:
+    """One text for equal values, whoever writes it."""
+    return json.dumps(fields, sort_keys=True, separators=(",", ":"))
+
+
+def seal_json(fields: Mapping[str, Any], rest: bytes = b"") -> bytes:
+    """The bytes of such a file. `rest`: its attachment."""
+    body = {**fields, _REST: blake3(rest).hexdigest()} if rest else fields
+    outer = {"nosync": 1, "blake3": blake3(canonical(body).encode()).hexdigest(), "body": body}
+    head = json.dumps(outer, sort_keys=True).encode()
+    return head + b"\n" + rest if rest else head
+
+
+def unseal_json(text: bytes, where: str) -> tuple[dict[str, Any], bytes]:
+    """The fields and the attachment. Raises CorruptionError where either is not what was written."""
+    head, _, rest = text.partition(b"\n")
+    try:
+        outer = json.loads(head)
+        body: dict[str, Any] = outer["body"]
+        expected, format_ = outer["blake3"], outer["nosync"]
+    except (ValueError, KeyError, TypeError) as error:
+        raise CorruptionError(f"{where}: not a whole file ({type(error).__name__}); it is torn") from error
+    if format_ != 1:
+        raise CorruptionError(
+            f"{where}: is of format {format_}, expected 1: bits were flipped, or a newer nosync wrote it"
+        )
+    attached = body.get(_REST, blake3(b"").hexdigest())
+    if blake3(canonical(body).encode()).hexdigest() != expected or blake3(rest).hexdigest() != attached:
+        raise CorruptionError(f"{where}: does not match its digest; bits were flipped")
+    return body, rest
+
+
+def publish_text(root: Path, final: Path, text: bytes, env: Env) -> bool:
+    """Publishes a file, whole or not at all. False where the name is taken. Not durable until synced."""
+    temporary = temporary_path(root, env)
+    with storage_errors("write", final):
+        try:
+            with env.create(temporary) as file:
+                file.write(text)
+            env.make_dirs(final.parent)
+            env.link(temporary, final)
+        except FileExistsError:
+            return False
+        finally:
+            env.unlink(temporary)
+    return True
+
+
+def publish_small(root: Path, final: Path, fields: Mapping[str, Any], env: Env) -> bool:
+    """Publishes a small JSON file with its digest, whole or not at all. False where the name is taken."""
+    return publish_text(root, final, seal_json(fields), env)
+
+
+def read_small(path: Path, env: Env) -> dict[str, Any]:
+    """What `publish_small` wrote. Raises CorruptionError where it is damaged, its attachment included."""
+    with storage_errors("read", path):
+        return unseal_json(env.read(path), str(path))[0]
+
+
+def sync_published(root: Path, path: Path, env: Env) -> None:
+    """Makes a small file durable that was just published. Where that fails it is withdrawn, and the error raised."""
+    try:
+        with storage_errors("sync", path):
+            env.sync_file(path)
+            for directory in path.parents:
+                env.sync_dir(directory)
+                if directory == root:
+                    break
+    except StorageError:
+        with storage_errors("withdraw", path):
+            env.unlink(path)
+        raise
