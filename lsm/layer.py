@@ -10,6 +10,7 @@ Invariants
 
 from __future__ import annotations
 
+import functools
 import re
 from dataclasses import dataclass
 from pathlib import PurePosixPath
@@ -144,6 +145,7 @@ class LayerId:
         return f"{self.trace} timestamp {when}"
 
 
+@functools.lru_cache(maxsize=1 << 15)  # the same names are listed again and again, and in every shard
 def parse_file_name(name: str) -> Description | None:
     """The description in a file's name, or None where it is not a layer's name."""
     if not name.endswith(SUFFIX):

@@ -1,0 +1,101 @@
+"""A store that has run for long: opening it and asking it, with a file for each epoch's manifest and with archives of them."""
+
+from __future__ import annotations
+
+import json
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+
+import nosync
+from bench.harness import Result, timed
+from nosync.lsm.layer import Description, LayerId, Shard, TraceId
+from nosync.lsm.node import Node
+from nosync.lsm.settings import ARCHIVE_EPOCHS
+
+SHARDS, ROWS, KEYS = 4, 50, 1000
+RETAIN = 100
+MERGE_EVERY = 250
+REPEATS = 5
+OPEN = """
+import json, sys, time
+import psutil, nosync
+process = psutil.Process()
+before = process.memory_info().rss
+settings = nosync.StoreSettings(background=False, archive_epochs=None)
+start = time.perf_counter()
+store = nosync.open(sys.argv[1], settings=settings)
+opened = time.perf_counter() - start
+start = time.perf_counter()
+assert store.safe_point() == store.last_sealed()
+asked = time.perf_counter() - start
+grown = process.memory_info().rss - before
+store.close()
+start = time.perf_counter()
+with nosync.open(sys.argv[1], read_only=True) as store:
+    assert store.status().missing == 0
+print(json.dumps([opened, asked, time.perf_counter() - start, grown]))
+"""
+
+
+def run(scale: str) -> Iterator[Result]:
+    epochs = 100_000 if scale == "full" else 10_000
+    with tempfile.TemporaryDirectory(dir=".") as temporary:
+        root = Path(temporary) / "s"
+        _fill(root, epochs)
+        singly, size = _open(root), _bytes(root)
+        with nosync.open(root, settings=nosync.StoreSettings(background=False)) as store:
+            assert isinstance(store.node, Node)
+            before = -1
+            count = len(store.node.lines.archives())
+            took_s = 0.0
+            while count != before:
+                took_s += timed(store.node.archive_manifests)
+                before, count = count, len(store.node.lines.archives())
+        archived, archived_size = _open(root), _bytes(root)
+        names = ("open it", "ask for its safe point", "nosync status, read only")
+        for name, with_, without in zip(names, archived, singly, strict=False):
+            yield Result(
+                f"{name}, {epochs:,} epochs of {SHARDS} layers", "nosync", with_ * 1000, "ms", "no archives",
+                without * 1000, with_ / without, repeats=REPEATS,
+            )  # fmt: skip
+        yield Result("memory that opening takes", "nosync", archived[3] / 1e6, "MB", "no archives", singly[3] / 1e6,
+                     archived[3] / singly[3], repeats=REPEATS)  # fmt: skip
+        yield Result("disk that manifests take", "nosync", archived_size / 1e6, "MB", "no archives", size / 1e6,
+                     archived_size / size)  # fmt: skip
+        yield Result(f"put {ARCHIVE_EPOCHS:,} manifests into one file", "nosync", took_s / count * 1000, "ms")
+
+
+def _fill(root: Path, epochs: int) -> None:
+    random = np.random.default_rng(1)
+    settings = nosync.StoreSettings(retain=RETAIN, archive_epochs=None, background=False, grace_s=0.0)
+    with nosync.open(root, settings=settings) as store:
+        for t in range(epochs):
+            ids = []
+            for shard in range(SHARDS):
+                keys = pa.array(np.unique(random.integers(0, KEYS, ROWS)) * SHARDS + shard)
+                store.append("counts", shard=shard, t=t, rows=pa.table({"k": keys, "v": keys}), key=["k"])
+                ids.append(LayerId(TraceId("counts", "raw", Shard(shard)), Description.of_epoch(t)))
+            store.node.seal(t, ids)
+            if t % MERGE_EVERY == MERGE_EVERY - 1:
+                store.compact()
+
+
+def _open(root: Path) -> list[float]:
+    """Medians of what `OPEN` measures, each time in a new process."""
+    found = [
+        json.loads(subprocess.run([sys.executable, "-c", OPEN, root], check=True, capture_output=True).stdout)
+        for _ in range(REPEATS)
+    ]
+    return [statistics.median(column) for column in zip(*found, strict=True)]
+
+
+def _bytes(root: Path) -> int:
+    """As the disk counts them, in blocks."""
+    return sum(path.stat().st_blocks * 512 for path in (root / "manifests").rglob("*.json"))
