@@ -4,6 +4,7 @@ Invariants
 - An archive covers a whole, aligned group of epochs of a line, every one of which is safe; so all nodes that put the same
   manifests together write the same bytes, and an archive of one node stands for the manifests of another.
 - Nothing is left out: the manifest of any epoch is had back from it whole.
+- What it says counts, because its epochs were safe: a manifest that says otherwise is set aside, and that is said.
 - It is durable before the manifests it stands for are removed. What is found twice after a crash says the same.
 
 The head says in *runs* what is the same for many epochs: which traces they list, and where those begin. Opening a store reads

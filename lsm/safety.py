@@ -116,7 +116,7 @@ class Safety:
 
     def _is_safe_run(self, run: Run) -> bool:
         """Of epochs in an archive, without looking at each: all that they list was merged since, and is durable here."""
-        if self._replicated or self._holder.listener is not None or self._conflicts:
+        if self._replicated or self._holder.listener is not None:
             return False
         return is_whole(run.required(), NOTHING, self._holder.records_of)
 

@@ -12,12 +12,14 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 import nosync
+from nosync.lsm.archive import Listed, Run
 from nosync.lsm.history import History
 from nosync.lsm.layer import Description, LayerId, Shard, TraceId
+from nosync.lsm.ledger import is_whole
 from nosync.lsm.lines import Lines
 from nosync.lsm.manifest import Histories, Manifest
 from nosync.lsm.node import Node
-from nosync.lsm.timestamp import pack
+from nosync.lsm.timestamp import ZERO, Epoch, epoch_of, pack, round_of
 from nosync.lsm.writer import arrange
 
 SETTINGS = nosync.StoreSettings(background=False, grace_s=0.0, archive_epochs=4)
@@ -82,6 +84,7 @@ def _span(piece: object) -> tuple[int, int]:
 @given(steps, st.sampled_from([0, 3, 4]))
 @example([("seal", 9, 0), ("seal", 9, 1), ("archive", 3, 0), ("rewind", 5, True), ("seal", 9, 2), ("reopen", 0, 0)], 0)
 @example([("seal", 9, 0), ("archive", 1, 0)], 3)
+@example([("seal", 3, 0), ("seal", 9, 1), ("look", 0, 0), ("archive", 2, 0), ("look", 0, 0)], 0)
 @example([("seal", 6, 0), ("look", 0, 0), ("seal", 9, 0), ("archive", 1, 0)], 3)
 @example([("seal", 9, 0), ("archive", 3, 0), ("branch", 2, 0), ("rewind", 1, False), ("seal", 9, 0), ("look", 0, 0)], 0)
 def test_what_is_known_of_epochs(course: list[tuple[str, int, int]], first: int) -> None:
@@ -127,3 +130,32 @@ def test_what_is_known_of_epochs(course: list[tuple[str, int, int]], first: int)
         check(store, model, looking)
         check(store, model, Lines(root, store.directory.env))
         store.close()
+
+
+ranges = st.tuples(st.integers(0, 9), st.sampled_from([0, 0, 3]), st.integers(1, 5), st.sampled_from([0, 0, 3])).map(
+    lambda r: Description(pack(r[0], r[1]), pack(r[0] + r[2], r[3]))
+)
+
+
+@given(
+    st.lists(st.sets(ranges, max_size=5), min_size=1, max_size=2), st.integers(0, 9), st.integers(0, 5), st.booleans()
+)
+def test_what_merged_layers_stand_for(held: list[set[Description]], first: int, more: int, dropped: bool) -> None:
+    traces = [TraceId(f"s{i}", "f", Shard(0)) for i in range(len(held))]
+    listed = tuple(Listed(trace, ZERO, 1) for trace in traces)
+    run = Run("main", Epoch(first), Epoch(first + more), listed, {"s0": "drop"} if dropped else {})
+
+    def is_merged(d: Description) -> bool:
+        return round_of(d.lower) == round_of(d.upper) == 0 and epoch_of(d.upper) - epoch_of(d.lower) > 1
+
+    def expected(let_go: int) -> bool:
+        return all(
+            any(is_merged(d) and d.covers(Description.of_epoch(t)) for d in layers)
+            for i, layers in enumerate(held)
+            if not (dropped and i == 0 and first + more <= let_go)
+            for t in range(first, first + more + 1)
+        )
+
+    of = dict(zip(traces, held, strict=True))
+    for let_go in (-1, first + more - 1, first + more):
+        assert is_whole(run, let_go, of.__getitem__) == expected(let_go)

@@ -72,6 +72,10 @@ def test_an_archive_stands_for_the_epochs_in_it(steps: list[tuple[bool, int, int
             expected.discard((first, first + more))
     archives = {(first, last) for first, last in expected if first < last}
     assert inventory.has_archived(f"manifests/main/{t}.json") == any(first <= t <= last for first, last in archives)
+    for digest in ("d", "other"):
+        alone = (t, t) in expected
+        found = digest == "d" if alone else any(first <= t <= last for first, last in archives)
+        assert inventory.holds(f"manifests/main/{t}.json", digest) == found
     assert not inventory.has_archived(f"manifests/other/{t}.json")
     assert not inventory.has_archived(f"manifests/main/{t}-{t + 1}.json")
     singles = {f"manifests/main/{first}.json" for first, last in expected if first == last and t <= first <= t + 2}

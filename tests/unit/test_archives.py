@@ -5,13 +5,14 @@ from __future__ import annotations
 import contextlib
 import errno
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pyarrow as pa
 import pytest
 
 import nosync
-from nosync.lsm.archive import Archive, group_to_archive
+from nosync.lsm.archive import Archive, group_to_archive, publish_archive
 from nosync.lsm.env import Env
 from nosync.lsm.errors import CorruptionError
 from nosync.lsm.layer import Digest
@@ -105,6 +106,17 @@ def test_equal_manifests_make_equal_archives(open_store: OpenStore) -> None:
         archive_all(store)
         made.append((store.directory.root / "manifests" / "main" / "0-3.json").read_bytes())
     assert made[0] == made[1]
+
+
+def test_an_archive_that_says_otherwise_is_not_taken_for_ours(open_store: OpenStore) -> None:
+    store = filled(open_store, 9)
+    before = manifests(store)
+    other = [replace(before[Epoch(t)], meta={"other": t}) for t in range(4)]
+    assert publish_archive(store.directory.root, other, Env())
+    archive_all(store)
+    assert "says other things" in "".join(store.status().problems.values())
+    assert manifests(store) == before
+    assert set(files(store)) == {"0-3.json", *(f"{t}.json" for t in range(9))}
 
 
 def test_every_flipped_byte_is_noticed(open_store: OpenStore) -> None:

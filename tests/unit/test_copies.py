@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
+import shutil
 from collections.abc import Sequence
 from pathlib import Path, PurePosixPath
 
@@ -14,6 +17,7 @@ from nosync.lsm.layer import Description, LayerId, Shard, TraceId
 from nosync.lsm.manifest import Entry
 from nosync.lsm.node import Node
 from nosync.lsm.timestamp import Epoch, Time
+from nosync.testing import FaultyEnv
 from tests.conftest import OpenStore
 
 
@@ -122,3 +126,48 @@ def test_it_does_not_go_back_when_copies_are_lost(tmp_path: Path, open_store: Op
     assert isinstance(again.node, Node)
     again.node.listener = Peers(2, 2)
     assert again.safe_point() == 1
+
+
+def test_epochs_in_an_archive_wait_for_copies_too(open_store: OpenStore) -> None:
+    """Where what was told is forgotten: merged layers that are durable here are not on other nodes yet."""
+    settings = nosync.StoreSettings(background=False, grace_s=0.0, archive_epochs=2)
+    store = open_store(settings=settings)
+    for t in range(6):
+        seal(store, t, 2)
+    assert isinstance(store.node, Node)
+    store.node.archive_manifests()
+    store.compact()
+    assert store.node.lines.archives()
+    peers = store.node.listener = Peers(1, 1)
+    store.node.safety.something_changed()
+    assert store.safe_point() is None
+    peers.layers = peers.files = 2
+    assert store.safe_point() == 5
+
+
+def test_manifests_stay_until_the_archive_that_came_is_durable(open_store: OpenStore) -> None:
+    """An archive that a peer sent is a file that a power cut may take."""
+    settings = nosync.StoreSettings(background=False, grace_s=0.0, archive_epochs=2)
+    store = open_store("here", settings=settings, env=(env := FaultyEnv()))
+    other = open_store("there", settings=settings)
+    for t in range(5):
+        for each in (store, other):
+            seal(each, t, 1)
+    assert isinstance(store.node, Node)
+    assert isinstance(other.node, Node)
+    other.node.archive_manifests()
+    main = store.directory.root / "manifests" / "main"
+    shutil.copy(other.directory.root / "manifests" / "main" / "0-1.json", main)
+    env.fail("sync_file", errno.EIO, times=2, matches=lambda path: path.name == "0-1.json")
+    store.node.note_files([PurePosixPath("manifests/main/0-1.json")])
+    store.node.learn()
+    with pytest.raises(nosync.StorageError):
+        store.sync()
+    store.node.archive_manifests()
+    assert (main / "0.json").exists()
+    for _ in range(2):
+        with contextlib.suppress(nosync.StorageError):
+            store.sync()
+    store.node.archive_manifests()
+    assert not (main / "0.json").exists()
+    assert store.safe_point() == 4
