@@ -5,7 +5,7 @@ Layout (docs/format.md):
     NOSYNC                                        what this is: format, store id, key groups
     LOCK                                          held by the node of this directory
     layers/<stage>/<fingerprint>/<shard>/<lower>-<upper>-<since>.layer
-    manifests/<line>/<epoch>.json
+    manifests/<line>/<epoch>.json                 or, of many old epochs, <first>-<last>.json
     branches/<n>.json                             the log of what branches there are
     jobs/<line>/<n>-<token>.json                  instances of a job; the newest one may write
     pins/<name>-<token>.json

@@ -596,7 +596,8 @@ class Node(HasLedger):
             available = list(self._records.get(trace, {}))
         origins, first = self.lines.origins(trace), self.lines.first_origin(trace.stage)
         until, frontier = self.lines.sealed_until(trace), self.since()
-        sealed = [d for d in available if d.upper <= until]
+        # Rounds of a loop are about to be dropped: the layer of their epoch stands for all of them.
+        sealed = [d for d in available if d.upper <= until and not (round_of(d.lower) or round_of(d.upper))]
         let_go = trace.stage in policies(self.lines.manifest(self.last_sealed() or 0))
         chains = []
         for i, origin in enumerate(origins):

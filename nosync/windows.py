@@ -40,7 +40,7 @@ class Window:
     time: str
     """The column of event time."""
     size_us: int
-    """Of a session: the gap after which it ends."""
+    """Of a session: what comes longer than this gap after its last row begins another one."""
     slide_us: int
     session: bool
     delay_us: int | None
@@ -149,7 +149,7 @@ def closed(rows: pa.Table, watermark_us: int) -> npt.NDArray[np.bool_]:
 
 
 def sessions(group: Times, starts: Times, ends: Times) -> tuple[Times, Times, Times, Times]:
-    """Grows intervals of one group that overlap together.
+    """Grows intervals of one group that overlap or touch together, as Spark and Flink do.
 
     Takes intervals in any order. Returns for each interval the number of its session, and for each session its
     group, start and end; sessions are in order of (group, start).
@@ -161,7 +161,7 @@ def sessions(group: Times, starts: Times, ends: Times) -> tuple[Times, Times, Ti
     reach = np.maximum.accumulate(g * (len(ranked) + 1) + np.searchsorted(ranked, e))
     furthest = ranked[reach[:-1] % (len(ranked) + 1)] if len(e) > 1 else e[:0]
     begins = np.ones(len(g), dtype=np.bool_)
-    begins[1:] = (g[1:] != g[:-1]) | (s[1:] >= furthest)
+    begins[1:] = (g[1:] != g[:-1]) | (s[1:] > furthest)
     number = np.cumsum(begins) - 1
     first = np.flatnonzero(begins)
     session_ends = np.maximum.reduceat(e, first) if len(first) else e[:0]

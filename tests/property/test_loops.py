@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,10 @@ from hypothesis import strategies as st
 import nosync
 from nosync.dataflow import Stage
 from nosync.loops import Phase, next_phase, rounds_done
-from tests.runner import Runner
+from nosync.lsm.node import Node
+from nosync.lsm.timestamp import round_of
+from nosync.testing import FaultyEnv
+from tests.runner import Runner, StoreRunner
 
 NODE = st.integers(0, 5)
 CHANGE = st.tuples(NODE, NODE, st.booleans())
@@ -105,6 +109,43 @@ def test_reachability_with_edges_and_roots_that_come_and_go(epochs: list[Any], s
             assert {row["node"]: row["n"] for row in runner.read("how_many", t).to_pylist()} == dict.fromkeys(
                 expected, 1
             )
+
+
+@given(EPOCHS, st.integers(0, 2**32), st.lists(st.integers(0, 3), min_size=6, max_size=6))
+@example([*CYCLE, *[(2, [(1, 3, True), (i, i + 1, True)], []) for i in range(4)]], 0, [1] * 6)
+@settings(max_examples=10)
+def test_merging_before_rounds_are_dropped_changes_nothing(epochs: list[Any], seed: int, merges: list[int]) -> None:
+    """An epoch is sealed when of its layers only those of rounds are durable yet; and the node is quick to merge."""
+    settings_, env = nosync.StoreSettings(background=False, grace_s=0.0, retry_s=0.0), FaultyEnv()
+    with tempfile.TemporaryDirectory() as root, nosync.open(Path(root) / "s", settings=settings_, env=env) as store:
+        runner = StoreRunner(reachability(), store, seed)
+        node = store.node
+        assert isinstance(node, Node)
+        edges: set[tuple[int, int]] = set()
+        roots: set[int] = set()
+        for t, (_, edge_changes, root_changes) in enumerate(epochs):
+            given_rows = {
+                "edge_log": log(edge_changes, ["node", "dst", "there"]),
+                "root_log": log(root_changes, ["node", "there"]),
+            }
+            name = f"{t}-{t + 1}-0.layer"
+            env.fail("sync_file", errno.EIO, times=10**6, matches=lambda path, name=name: path.name == name)  # type: ignore[misc]
+            runner.advance(t, given_rows)
+            with pytest.raises(nosync.StorageError):
+                store.sync()
+            for _ in range(merges[t]):
+                node.merge_once()
+            env.faults.clear()
+            store.sync()
+            node.collect_garbage()
+            for a, b, there in edge_changes:
+                (edges.add if there else edges.discard)((a, b))
+            for node_, there in root_changes:
+                (roots.add if there else roots.discard)(node_)
+            found = sorted(row["node"] for row in store.read("reached", t).to_pylist())
+            assert found == sorted(reach_slowly(roots, edges))
+        merged = [id for id in store.directory.layer_ids() if not id.is_fresh]
+        assert not [id for id in merged if round_of(id.description.lower) or round_of(id.description.upper)]
 
 
 @given(st.lists(st.lists(st.tuples(NODE, NODE), max_size=6), min_size=1, max_size=4), st.integers(0, 2**32))

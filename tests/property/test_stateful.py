@@ -332,7 +332,7 @@ def sessions_slowly(open_: list[list[Any]], new: list[tuple[int, int]], gap: int
         mine = [minute, minute + gap, [x]]
         rest = []
         for other in open_:
-            if other[0] < mine[1] and mine[0] < other[1]:
+            if other[0] <= mine[1] and mine[0] <= other[1]:
                 mine = [min(mine[0], other[0]), max(mine[1], other[1]), mine[2] + other[2]]
             else:
                 rest.append(other)
