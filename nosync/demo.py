@@ -140,7 +140,8 @@ def _two_digits(numbers: pa.ChunkedArray) -> pa.ChunkedArray:
 
 
 def epoch_of_day(day: datetime.date, by: str) -> int:
-    return (day.timetuple().tm_yday - 1) // DAYS_PER_EPOCH[by]
+    """`by` month, week (the first begins on 1 January) or day."""
+    return day.month - 1 if by == "month" else (day.timetuple().tm_yday - 1) // DAYS_PER_EPOCH[by]
 
 
 @dataclass
@@ -195,9 +196,11 @@ class Demo:
             raise InvalidInputError(f"{self.out / 'store'} exists: choose another --out, or remove it first")
         self.out.mkdir(parents=True, exist_ok=True)
         self.flights = load_flights()
-        days_per_epoch = DAYS_PER_EPOCH[self.by]
-        yday = pc.day_of_year(self.flights["day"])
-        self._epoch = pc.divide(pc.subtract(yday, 1), days_per_epoch)
+        days = self.flights["day"]
+        if self.by == "month":
+            self._epoch = pc.subtract(pc.month(days), 1)
+        else:
+            self._epoch = pc.divide(pc.subtract(pc.day_of_year(days), 1), DAYS_PER_EPOCH[self.by])
         self.epochs = int(pc.max(self._epoch).as_py()) + 1
         self.store: Store = nosync.open(self.out / "store")
         self.job = nosync.Job(flights_flow(), self.store, spark=self.spark, shards=SHARDS)

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 @cli.command()
 @click.option(
-    "--by", type=click.Choice(["week", "day"]), default="week", show_default=True, help="One epoch per week or day."
+    "--by", type=click.Choice(["month", "week", "day"]), default="week", show_default=True, help="How long an epoch is."
 )
 @click.option("--out", "directory", type=click.Path(path_type=Path), default=Path("nosync-demo"), show_default=True,
               help="Where to keep the store, delays.csv and trend.png.")  # fmt: skip

@@ -173,6 +173,7 @@ def two_hosts(root: Path) -> Iterator[str]:
             process.wait(30)
 
 
+@long
 @pytest.mark.timeout(600)
 def test_a_frozen_worker_is_overtaken(undisturbed: dict[str, Any], tmp_path: Path) -> None:
     """Speculation: a worker stands still in the middle of its function; a copy elsewhere does its work."""
