@@ -3,6 +3,7 @@
 Invariants
 - A merged layer is durable before its inputs leave the catalog, and they leave it in the edit that adds the merged one.
 - An input's file is deleted a grace period later, for processes that have listed but not yet opened it.
+- What the catalog lists is never deleted.
 - One merge runs at a time; between any two steps it can be abandoned.
 """
 
@@ -53,8 +54,8 @@ class Owner(Protocol):
     def sealed_chains(self, trace: TraceId) -> list[Chain]:
         """The stretches of a trace whose layers may be merged: durable, sealed, contiguous."""
 
-    def replace(self, merged: Record, inputs: Sequence[LayerId]) -> None:
-        """Makes the merged layer stand for its inputs, atomically."""
+    def replace(self, merged: Record, inputs: Sequence[LayerId]) -> bool:
+        """Makes the merged layer stand for its inputs, atomically. False: it is gone, and they stay."""
 
     def recheck(self, ids: Sequence[LayerId]) -> list[NosyncError]:
         """Verifies layers and quarantines the bad ones."""
@@ -94,8 +95,8 @@ class Compactor:
                     continue
                 if done is None:
                     return False
-                self._owner.replace(Record(done.id, done.digest, done.rows, done.size_bytes), inputs)
-                self.discard(inputs)
+                if self._owner.replace(Record(done.id, done.digest, done.rows, done.size_bytes), inputs):
+                    self.discard(inputs)
                 return True
         return False
 
@@ -194,16 +195,18 @@ class Compactor:
 
     def collect_garbage(self, *, all: bool = False) -> None:
         """Deletes files whose grace period is over. Whoever still maps one keeps its bytes."""
+        recorded = self._owner.durable_ids()
         with self._lock:
             now = self._env.monotonic_s()
             due = [id for id, at in self._garbage.items() if all or at <= now]
         for id in due:
             path = self._owner.directory.path_of(id)
-            with storage_errors("remove", path):
-                self._env.unlink(path)
-            self._owner.directory.forget(id)
-            with self._lock:
+            with self._lock:  # `keep` either comes before, or finds the file gone
+                if id in self._garbage and id not in recorded:
+                    with storage_errors("remove", path):
+                        self._env.unlink(path)
                 self._garbage.pop(id, None)
+            self._owner.directory.forget(id)
 
 
 def _candidates(layers: Sequence[LayerReader]) -> list[Candidate]:

@@ -300,6 +300,11 @@ class Node(HasLedger):
             self._learn_registers()
 
     def _record(self, add: Sequence[Record], remove: Sequence[LayerId]) -> None:
+        self._edit(add, remove)
+        self._wake_merger.set()
+        self._tell(add, remove)
+
+    def _edit(self, add: Sequence[Record], remove: Sequence[LayerId]) -> None:
         with self._lock:
             self._catalog.apply(add, remove)
             for id in remove:
@@ -309,8 +314,6 @@ class Node(HasLedger):
                 self._pending.pop(record.id, None)
                 self._retry_at.pop(record.id, None)
                 self.problems.pop(str(record.id.path), None)
-        self._wake_merger.set()
-        self._tell(add, remove)
 
     def _tell(self, added: Sequence[Record], gone: Sequence[LayerId], *, dropped: bool = False) -> None:
         if self.listener is not None and (added or gone):
@@ -318,10 +321,11 @@ class Node(HasLedger):
 
     def _make_file_durable(self, id: LayerId) -> Record | None:
         """Verifies and syncs one file. None: it is gone, obsolete, torn (now in quarantine), or failed (will be retried)."""
-        if self._superseded(id):
-            self._verified.discard(id)
-            self._compactor.discard([id])
-            return None
+        with self._lock:  # a merge that is about to record it comes before or after this
+            if self._superseded(id):
+                self._verified.discard(id)
+                self._compactor.discard([id])
+                return None
         path = self.directory.path_of(id)
         try:
             reader = LayerReader.open(path, self._env, id)
@@ -621,10 +625,21 @@ class Node(HasLedger):
                 chains.append(Chain(ids[low:high], bottom and low == 0, since))
         return chains
 
-    def replace(self, merged: Record, inputs: Sequence[LayerId]) -> None:
-        """One version edit: the merged layer, whose file is durable, stands for its inputs from now on."""
+    def replace(self, merged: Record, inputs: Sequence[LayerId]) -> bool:
+        """One version edit: the merged layer, whose file is durable, stands for its inputs from now on. False: it is gone.
+
+        A scan that saw its file before this may take it for obsolete: a layer that is rewritten alone, because `since` moved on,
+        covers what the merged one covers.
+        """
         self._sync_directories([merged])
-        self._record([merged], inputs)
+        with self._lock:
+            self._compactor.keep([merged.id])
+            if not self.ledger.exists(merged.id):
+                return False
+            self._edit([merged], inputs)
+        self._wake_merger.set()
+        self._tell([merged], inputs)
+        return True
 
     def recheck(self, ids: Sequence[LayerId]) -> list[NosyncError]:
         """Verifies every byte of these layers; what is bad goes to quarantine. Returns an error for each."""

@@ -7,16 +7,18 @@ import os
 import shutil
 import stat
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pyarrow as pa
 import pytest
 
 import nosync
+from nosync.lsm.catalog import Record
 from nosync.lsm.directory import LayerDirectory
 from nosync.lsm.env import Env
 from nosync.lsm.layer import Description, LayerId, Shard, TraceId
+from nosync.lsm.node import Node
 from nosync.lsm.writer import arrange
 from nosync.testing import FaultyEnv, crash
 from tests.conftest import OpenStore
@@ -412,3 +414,57 @@ def test_a_node_that_starts_while_a_task_publishes(tmp_path: Path) -> None:
     with pytest.raises(nosync.StorageError, match="publish"):
         directory.publish(LayerId(trace, Description.of_epoch(2)), rows)
     assert [d.lower for d in directory.descriptions(trace)] == [0, 1 << 20]
+
+
+def test_a_layer_that_is_rewritten_is_not_taken_for_obsolete(open_store: OpenStore) -> None:
+    """The node looks at its directory when a merge has published its layer and not recorded it yet. What is there covers
+    the same epochs: `since` moved on, and nothing else.
+    """
+    settings = nosync.StoreSettings(background=False, grace_s=0.0, retain=0)
+    store = filled(open_store, settings=nosync.StoreSettings(background=False, grace_s=0.0))
+    assert store.compact() == 1
+    store.close()
+    store = open_store(settings=settings)
+    node = store.node
+    assert isinstance(node, Node)
+    before = store.read("counts", as_of=3).to_pylist()
+    replace = node.replace
+    seen: list[str] = []
+
+    def late(merged: Record, inputs: Sequence[LayerId]) -> bool:
+        seen.append(str(merged.id.file_name))
+        node.scan()
+        node._drain()
+        return replace(merged, inputs)
+
+    node.replace = late  # type: ignore[method-assign]
+    assert store.compact() == 1
+    assert seen == ["0-4-3.layer"]
+    assert [id.file_name for id in store.directory.layer_ids()] == seen
+    node.collect_garbage()
+    assert store.read("counts", as_of=3).to_pylist() == before
+    node.collect_garbage()
+    store.close()
+    again = open_store(settings=settings)
+    assert again.missing() == []
+    assert again.read("counts", as_of=3).to_pylist() == before
+
+
+def test_a_merged_layer_that_is_gone_before_it_is_recorded_replaces_nothing(open_store: OpenStore) -> None:
+    store = filled(open_store, settings=nosync.StoreSettings(background=False, grace_s=0.0))
+    before = snapshot(store)
+    node = store.node
+    assert isinstance(node, Node)
+    replace = node.replace
+
+    def robbed(merged: Record, inputs: Sequence[LayerId]) -> bool:
+        store.directory.path_of(merged.id).unlink()
+        node.replace = replace  # type: ignore[method-assign]
+        return replace(merged, inputs)
+
+    node.replace = robbed  # type: ignore[method-assign]
+    store.compact()
+    store.close()
+    again = open_store()
+    assert snapshot(again) == before
+    assert again.missing() == []

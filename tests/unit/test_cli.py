@@ -118,7 +118,7 @@ def test_verify(capsys: pytest.CaptureFixture[str], path: str) -> None:
         (["pin", "PATH", "zz", "--remove"], 1, "no pin 'zz'"),
         (["compact", "/nothing/there"], 1, "does not exist"),
         (["compact", "PATH", "--retain", "-1"], 2, "Invalid value"),
-        (["demo", "--by", "month"], 2, "'month' is not one of"),
+        (["demo", "--by", "year"], 2, "'year' is not one of"),
     ],
 )
 def test_mistakes_get_one_clear_line(
