@@ -1,7 +1,7 @@
 """The layer log: layers, traces, merging, the catalog and the node-local store.
 
-Reading order: timestamp, layer, format, writer, reader, merge, trace, directory, manifest, catalog,
-node, store. Nothing in here knows Spark, gRPC or the dataflow above.
+Reading order: timestamp, layer, format, writer, reader, merge, trace, directory, manifest, archive, sealed,
+lines, catalog, node, store. Nothing in here knows Spark, gRPC or the dataflow above.
 """
 
 if __name__ != "nosync.lsm":
