@@ -24,11 +24,11 @@ from pathlib import Path, PurePosixPath
 from typing import Any, Self
 
 from nosync.lsm.directory import MANIFESTS
-from nosync.lsm.env import Env, storage_errors
+from nosync.lsm.env import Env
 from nosync.lsm.errors import CorruptionError
 from nosync.lsm.layer import Description, LayerId, Shard, TraceId
 from nosync.lsm.manifest import Entry, Manifest
-from nosync.lsm.sealed_json import canonical, publish_text, seal_json, sync_published, unseal_json
+from nosync.lsm.sealed_json import canonical, publish_text, read_if_there, seal_json, sync_published, unseal_json
 from nosync.lsm.timestamp import MAX_EPOCH, Epoch, Time, end_of, pack
 
 MOST_LAYERS = 50_000
@@ -107,7 +107,7 @@ class Archive:
     def read(cls, root: Path, line: str, name: str, env: Env) -> Self:
         """Raises CorruptionError where it is damaged anywhere, FileNotFoundError where it is gone."""
         path = root / MANIFESTS / line / name
-        head, rest = _read(path, env)
+        head, rest = unseal_json(read_if_there(path, env), str(path))
         try:
             found = cls(head["line"], head["first"], head["last"], tuple(_runs(head)))
             count = rest.count(b"\n")
@@ -123,7 +123,8 @@ class Details:
 
     def __init__(self, archive: Archive, root: Path, env: Env) -> None:
         self._archive = archive
-        _, rest = _read(root / archive.path, env)
+        path = root / archive.path
+        _, rest = unseal_json(read_if_there(path, env), str(path))
         self._lines = rest.split(b"\n")
         self._begins = [run.first for run in archive.runs]
 
@@ -136,16 +137,6 @@ class Details:
             for listed, digest, rows in zip(run.listed, line["digests"], line["rows"], strict=True)
         ]
         return Manifest(self._archive.line, Epoch(t), tuple(entries), line["meta"])
-
-
-def _read(path: Path, env: Env) -> tuple[dict[str, Any], bytes]:
-    try:
-        return unseal_json(env.read(path), str(path))
-    except FileNotFoundError:
-        raise
-    except OSError:
-        with storage_errors("read", path):
-            raise
 
 
 def _runs(head: Mapping[str, Any]) -> Iterator[Run]:

@@ -134,14 +134,28 @@ def lost(lines: Lines, directory: LayerDirectory, safe: int | None, branch: str 
     ]
 
 
-def to_look_at(
-    sealed: Sealed, let_go: int, held: Callable[[TraceId], Iterable[Description]], after: int = -1
-) -> Iterator[Manifest]:
-    """The manifests after an epoch, but for runs of which nothing can be missing: merged layers stand for all they list.
+def safe_from(
+    sealed: Sealed, safe: Epoch, is_safe_run: Callable[[Run], bool], is_safe: Callable[[Manifest], bool]
+) -> Epoch:
+    """The last epoch up to which all are safe, where those up to `safe` are. A run is asked about once, and then its epochs."""
+    for piece in sealed.pieces(safe):
+        if isinstance(piece, Run) and piece.first <= safe + 1 and is_safe_run(piece):
+            safe = piece.last
+            continue
+        for manifest in sealed.of_run(piece) if isinstance(piece, Run) else (piece,):
+            if manifest.t > safe:
+                if manifest.t != safe + 1 or not is_safe(manifest):
+                    return safe
+                safe = manifest.t
+    return safe
+
+
+def to_look_at(sealed: Sealed, let_go: int, held: Callable[[TraceId], Iterable[Description]]) -> Iterator[Manifest]:
+    """All manifests but those of runs of which nothing can be missing, because merged layers stand for all that they list.
 
     `let_go`: the epoch up to which inputs may be gone. `held(trace)`: the time ranges of the layers that are there.
     """
-    for piece in sealed.pieces(after):
+    for piece in sealed.pieces():
         if isinstance(piece, Manifest):
             yield piece
         elif not is_whole(piece, let_go, held):

@@ -722,9 +722,8 @@ class Node(HasLedger):
 
     def _forget(self, ids: Sequence[LayerId], *, grace: bool = True) -> None:
         """Layers that nothing lists any more: out of the catalog now, off the disk a grace period later."""
-        self._compactor.discard(
-            ids, grace=grace
-        )  # before the catalog forgets them, or a scan would take them for new ones
+        # Before the catalog forgets them, or a scan would take them for new ones.
+        self._compactor.discard(ids, grace=grace)
         with self._lock:
             known = [id for id in ids if id.description in self._records.get(id.trace, {})]
             self._catalog.apply(remove=known)

@@ -17,7 +17,7 @@ from nosync.lsm.branches import MAIN
 from nosync.lsm.catalog import Catalog, Record
 from nosync.lsm.env import Env
 from nosync.lsm.layer import Description, LayerId, TraceId
-from nosync.lsm.ledger import is_whole
+from nosync.lsm.ledger import is_whole, safe_from
 from nosync.lsm.lines import Lines
 from nosync.lsm.manifest import Entry, Manifest
 from nosync.lsm.release import NOTHING, policies
@@ -82,15 +82,8 @@ class Safety:
             if first is None or last is None:
                 return None
             safe = max(self._known.get(line, Epoch(first - 1)), min(self._floor(line), last))
-            while safe < last:
-                run = manifests.run_at(safe + 1)
-                if run is not None and self._is_safe_run(run):
-                    safe = run.last
-                    continue
-                following = manifests.get(Epoch(safe + 1))
-                if following is None or not self._is_safe_epoch(following):
-                    break
-                safe = following.t
+            if safe < last:
+                safe = safe_from(manifests, safe, self._is_safe_run, self._is_safe_epoch)
             if safe not in manifests:
                 return None
             self._known[line] = safe

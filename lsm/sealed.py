@@ -8,15 +8,17 @@ Invariants
 
 from __future__ import annotations
 
+import bisect
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from nosync.lsm.archive import Archive, Details, Run, parse_name
 from nosync.lsm.directory import MANIFESTS
-from nosync.lsm.env import Env, storage_errors
+from nosync.lsm.env import Env
 from nosync.lsm.errors import CorruptionError, StorageError
 from nosync.lsm.manifest import Manifest
+from nosync.lsm.sealed_json import read_if_there
 from nosync.lsm.timestamp import Epoch
 
 _DETAILS_IN_MEMORY = 4
@@ -119,27 +121,20 @@ class Sealed(Mapping[Epoch, Manifest]):
                 if (piece.first if isinstance(piece, Run) else piece.t) > self._at:
                     break
                 yield piece.until(self._at) if isinstance(piece, Run) else piece
-        for own in self._pieces_of_own():
+        for own in self._pieces_of_own(after):
             if isinstance(own, Archive):
                 yield from (run for run in own.runs if run.last > after)
-            elif own.t > after:
+            else:
                 yield own
-
-    def run_at(self, t: int) -> Run | None:
-        """The run that an epoch is in, where it is in an archive."""
-        if self._parent is not None and t <= self._at:
-            run = self._parent.run_at(t)
-            return None if run is None else run.until(self._at)
-        archive = self.archive_at(t)
-        return None if archive is None else next(run for run in archive.runs if run.first <= t <= run.last)
 
     def of_run(self, run: Run) -> Iterator[Manifest]:
         """The manifests of a run, one by one."""
         return (self[t] for t in range(run.first, run.last + 1))
 
-    def _pieces_of_own(self) -> list[Archive | Manifest]:
+    def _pieces_of_own(self, after: int = -1) -> list[Archive | Manifest]:
         archives, singles = self._own
-        pieces = [(archive.first, archive) for archive in archives] + [(t, m) for t, m in list(singles.items())]
+        pieces: list[tuple[Epoch, Archive | Manifest]] = [(a.first, a) for a in archives if a.last > after]
+        pieces += [(t, manifest) for t, manifest in list(singles.items()) if t > after]
         return [piece for _, piece in sorted(pieces, key=lambda piece: piece[0])]
 
     def _detail(self, archive: Archive, t: int) -> Manifest:
@@ -156,15 +151,18 @@ class Sealed(Mapping[Epoch, Manifest]):
 
     def _single_again(self, archive: Archive, t: int) -> Manifest:
         """The line was cut inside an archive, whose epochs before the cut have files of their own again."""
-        path = self._root / MANIFESTS / self.line / f"{t}.json"
         try:
-            return Manifest.from_json(self._env.read(path), str(path))
+            return read_manifest(self._root, self.line, t, self._env)
         except FileNotFoundError:
             raise StorageError(
                 f"{self._root / archive.path}: is gone, and with it epoch {t}: its branch was deleted; open the store again"
             ) from None
 
     # --- changing ---------------------------------------------------------------------------------------------------
+
+    def load(self, archives: tuple[Archive, ...], manifests: Iterable[Manifest]) -> None:
+        """All that the line has of its own, in order."""
+        self._own = archives, {manifest.t: manifest for manifest in manifests}
 
     def add(self, manifest: Manifest) -> None:
         """One more epoch, with a file of its own."""
@@ -193,11 +191,8 @@ class Sealed(Mapping[Epoch, Manifest]):
 
 def archive_of(archives: Sequence[Archive], t: int) -> Archive | None:
     """The one that an epoch is in."""
-    low, high = 0, len(archives)
-    while low < high:
-        middle = (low + high) // 2
-        low, high = (middle + 1, high) if archives[middle].last < t else (low, middle)
-    return archives[low] if low < len(archives) and t in archives[low] else None
+    at = bisect.bisect_left(archives, t, key=lambda archive: archive.last)
+    return archives[at] if at < len(archives) and t in archives[at] else None
 
 
 def outermost(archives: Iterable[Archive]) -> tuple[Archive, ...]:
@@ -235,30 +230,21 @@ def _read_listed(sealed: Sealed, root: Path, env: Env) -> list[CorruptionError]:
             archives.append(Archive.read(root, sealed.line, name, env))
         except CorruptionError as error:
             errors.append(error)
-    archives = list(outermost(archives))
+    outer = outermost(archives)
     manifests = []
-    for t in sorted(t for t in epochs if archive_of(archives, t) is None):
+    for t in sorted(t for t in epochs if archive_of(outer, t) is None):
         try:
             manifests.append(read_manifest(root, sealed.line, t, env))
         except CorruptionError as error:
             errors.append(error)
-    for archive in archives:
-        sealed.add_archive(archive)
-    for manifest in manifests:
-        sealed.add(manifest)
+    sealed.load(outer, manifests)
     return errors
 
 
 def read_manifest(root: Path, line: str, t: int, env: Env) -> Manifest:
     """One with a file of its own. Raises CorruptionError, or FileNotFoundError where it has none (any more)."""
     path = root / MANIFESTS / line / f"{t}.json"
-    try:
-        manifest = Manifest.from_json(env.read(path), str(path))
-    except FileNotFoundError:
-        raise
-    except OSError:
-        with storage_errors("read", path):
-            raise
+    manifest = Manifest.from_json(read_if_there(path, env), str(path))
     if (manifest.t, manifest.line) != (t, line):
         raise CorruptionError(f"{path}: holds the manifest of {manifest.line} {manifest.t}")
     return manifest

@@ -14,7 +14,7 @@ from typing import Any
 
 from blake3 import blake3
 
-from nosync.lsm.env import Env, storage_errors
+from nosync.lsm.env import Env, storage_error, storage_errors
 from nosync.lsm.errors import CorruptionError, StorageError
 from nosync.lsm.writer import temporary_path
 
@@ -78,6 +78,16 @@ def read_small(path: Path, env: Env) -> dict[str, Any]:
     """What `publish_small` wrote. Raises CorruptionError where it is damaged, its attachment included."""
     with storage_errors("read", path):
         return unseal_json(env.read(path), str(path))[0]
+
+
+def read_if_there(path: Path, env: Env) -> bytes:
+    """A file that others may remove. Raises FileNotFoundError where they did, StorageError where it cannot be read."""
+    try:
+        return env.read(path)
+    except FileNotFoundError:
+        raise
+    except OSError as error:
+        raise storage_error("read", path, error) from error
 
 
 def sync_published(root: Path, path: Path, env: Env) -> None:

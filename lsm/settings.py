@@ -39,8 +39,8 @@ class StoreSettings:
     """Pause before a layer whose fsync failed is written again. Meanwhile the safe point stands still."""
 
     archive_epochs: int | None = ARCHIVE_EPOCHS
-    """Manifests of this many old epochs share a file, so that a store opens and answers as fast after a million epochs as after
-    a thousand. None: each epoch keeps a file of its own. Give all nodes of a store the same."""
+    """Manifests of this many old epochs share a file, so that opening a store does not read one for each epoch that it ever had.
+    None: each epoch keeps a file of its own. Give all nodes of a store the same."""
 
     background: bool = True
     """Whether threads do the node's work. Off (tests): only sync(), compact() and close() do."""

@@ -49,7 +49,7 @@ from nosync.lsm.errors import (
 from nosync.lsm.hashing import Hasher, hash32
 from nosync.lsm.history import View, views_of
 from nosync.lsm.layer import Description, LayerId, Shard, TraceId, check_name
-from nosync.lsm.ledger import is_whole, lost
+from nosync.lsm.ledger import is_whole, lost, safe_from
 from nosync.lsm.lines import Lines
 from nosync.lsm.manifest import Manifest
 from nosync.lsm.merge import RowFilter
@@ -600,18 +600,20 @@ class Store:
         durable: dict[TraceId, list[Description]] = {}
         for id in self._durable_ids():
             durable.setdefault(id.trace, []).append(id.description)
-        safe = self._told_safe()
         sealed = self._lines().manifests()
-        for piece in sealed.pieces(BEFORE_FIRST_EPOCH if safe is None else safe):
-            if isinstance(piece, Run) and is_whole(piece.required(), NOTHING, lambda trace: durable.get(trace, ())):
-                safe = piece.last
-                continue
-            for manifest in sealed.of_run(piece) if isinstance(piece, Run) else (piece,):
-                required = [e for e in manifest.entries if e.copies and (safe is None or manifest.t > safe)]
-                if not all(any(d.covers(e.id.description) for d in durable.get(e.id.trace, ())) for e in required):
-                    return safe
-                safe = manifest.t if safe is None else max(safe, manifest.t)
-        return safe
+        if sealed.first is None:
+            return None
+
+        def is_safe(manifest: Manifest) -> bool:
+            required = [e for e in manifest.entries if e.copies]
+            return all(any(d.covers(e.id.description) for d in durable.get(e.id.trace, ())) for e in required)
+
+        def is_safe_run(run: Run) -> bool:
+            return is_whole(run.required(), NOTHING, lambda trace: durable.get(trace, ()))
+
+        told = self._told_safe()
+        safe = safe_from(sealed, Epoch(sealed.first - 1 if told is None else told), is_safe_run, is_safe)
+        return safe if safe in sealed else None
 
     def _told_safe(self) -> int | None:
         """The safe point that the node told last, where it keeps it."""

@@ -63,6 +63,12 @@ def epochs_of(name: str) -> tuple[str, int, int] | None:
     return None if span is None else (directory, *span)
 
 
+def archive_of(name: str) -> tuple[str, Description] | None:
+    """Of an archive of manifests: its line's directory, and the time that it covers. None for another file."""
+    span = epochs_of(name)
+    return None if span is None or span[1] == span[2] else (span[0], Description(pack(span[1]), end_of(span[2])))
+
+
 def group_of(name: str) -> str:
     """The group of files that a file belongs to: the layers of a trace, a thousand manifests of a line, another directory."""
     span = epochs_of(name)
@@ -100,9 +106,9 @@ class Inventory:
             trace = place_of(held.name)
             self._layers.setdefault(trace, {})[id.description] = held.name
             self._stretches.pop(trace, None)
-        elif (span := epochs_of(held.name)) is not None and span[1] < span[2]:
-            self._archives.setdefault(span[0], set()).add(Description(pack(span[1]), end_of(span[2])))
-            self._archived.pop(span[0], None)
+        elif (archive := archive_of(held.name)) is not None:
+            self._archives.setdefault(archive[0], set()).add(archive[1])
+            self._archived.pop(archive[0], None)
 
     def discard(self, name: str) -> None:
         held = self._by_name.pop(name, None)
@@ -121,9 +127,9 @@ class Inventory:
             self._stretches.pop(trace, None)
             if not of_trace:
                 del self._layers[trace]
-        elif (span := epochs_of(name)) is not None and span[1] < span[2]:
-            self._archives[span[0]].remove(Description(pack(span[1]), end_of(span[2])))
-            self._archived.pop(span[0], None)
+        elif (archive := archive_of(name)) is not None:
+            self._archives[archive[0]].remove(archive[1])
+            self._archived.pop(archive[0], None)
 
     def get(self, name: str) -> Held | None:
         return self._by_name.get(name)

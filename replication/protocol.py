@@ -26,7 +26,7 @@ from nosync.replication.inventory import (
     Held,
     Inventory,
     NodeId,
-    epochs_of,
+    archive_of,
     group_of,
     in_order,
     keepers,
@@ -186,7 +186,7 @@ class Replica:
         for name in gone:
             self.mine.discard(name)
         self._touched([*(held.name for held in added), *gone])
-        for archive in [name for name in (*(held.name for held in added), *gone) if epochs_of(name)]:
+        for archive in [name for name in (*(held.name for held in added), *gone) if archive_of(name)]:
             for peer in self.peers.values():
                 peer.dirty.update(peer.holds.manifests_of(archive))
         if not added and not gone:

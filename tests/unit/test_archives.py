@@ -7,15 +7,17 @@ import errno
 import shutil
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pytest
 
 import nosync
-from nosync.lsm.archive import Archive, group_to_archive, publish_archive
+from nosync.lsm.archive import Archive, Run, group_to_archive, publish_archive
 from nosync.lsm.env import Env
 from nosync.lsm.errors import CorruptionError
 from nosync.lsm.layer import Digest
+from nosync.lsm.ledger import is_whole
 from nosync.lsm.manifest import Content, Manifest
 from nosync.lsm.node import Node
 from nosync.lsm.sealed import Sealed, read_sealed
@@ -236,6 +238,23 @@ def test_a_lost_layer_of_an_archived_epoch_is_named(open_store: OpenStore) -> No
     store.close()
     with open_store(read_only=True) as looking:
         assert looking.status().missing == 1
+
+
+def test_a_run_that_was_not_merged_is_asked_about_once(open_store: OpenStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And not for each of its epochs: it looks at every layer of its traces."""
+    store = filled(open_store, 13)
+    archive_all(store)
+    store.close()
+    asked: list[Run] = []
+
+    def asking(run: Run, *rest: Any) -> bool:
+        asked.append(run)
+        return is_whole(run, *rest)
+
+    monkeypatch.setattr("nosync.lsm.safety.is_whole", asking)
+    again = open_store(settings=settings())
+    assert again.safe_point() == 12
+    assert [run.first for run in asked] == [0, 4]
 
 
 def test_merged_layers_stand_for_archived_epochs(open_store: OpenStore) -> None:
