@@ -64,8 +64,8 @@ model:  ## Check docs/model with Spin, and that planted bugs break it. Needs spi
 bench: setup  ## Measure the layer log and the recording of a Spark job beside their baselines.
 	$(BIN)/python -m bench
 
-bench-full: setup  ## The same at full scale, Flink in its own environment; then docs/benchmarks.md. Hours.
-	$(BIN)/python -m bench --scale full
+bench-full: setup  ## The same at full scale, then docs/benchmarks.md. Hours; goes on where it was interrupted.
+	$(BIN)/python -m bench --scale full --resume
 	$(BIN)/python -m bench.report
 
 bench-compare: setup  ## Flag ratios in bench/results that are worse than the committed ones by more than 20 %.

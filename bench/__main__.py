@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import importlib
 import sys
+import time
 from pathlib import Path
 
 import click
 from rich.console import Console
 from rich.table import Table
 
-from bench.harness import Result, is_busy, load_before, write
+from bench.harness import Progress, Result, is_busy, load_before, write
 
 NAMES = tuple(sorted(p.stem for p in Path(__file__).parent.glob("[a-z]*_*.py")))
 
@@ -40,17 +41,28 @@ def _number(value: float | None) -> str:
 @click.argument("names", nargs=-1, type=click.Choice(NAMES))
 @click.option("--scale", type=click.Choice(["short", "full"]), default="short", show_default=True)
 @click.option("--busy-ok", is_flag=True, help="Measure even when the machine is doing something else.")
-def main(names: tuple[str, ...], scale: str, busy_ok: bool) -> None:
+@click.option("--resume", is_flag=True, help="Remember what is done; go on where such a run was interrupted.")
+def main(names: tuple[str, ...], scale: str, busy_ok: bool, resume: bool) -> None:
     """Run the benchmarks NAMES (all by default), each beside its baseline in the same run."""
-    for name in names or NAMES:
+    progress = Progress(scale)
+    done = progress.resume() if resume else []
+    if done:
+        print(f"done before: {', '.join(done)}")
+    for name in [name for name in names or NAMES if name not in done]:
         load = load_before()
         if is_busy(load) and not busy_ok:
             raise click.ClickException(
                 f"the load is {load:.1f}: the machine is busy, figures would mislead (--busy-ok)"
             )
+        began = time.perf_counter()
         results = list(importlib.import_module(f"bench.{name}").run(scale))
         show(name, results)
-        print(f"kept in {write(name, results, load)}")
+        took_s = time.perf_counter() - began
+        print(f"kept in {write(name, results, load, scale, took_s)}; took {took_s:,.0f} s")
+        if resume:
+            progress.add(name)
+    if resume:
+        progress.finish()
 
 
 if __name__ == "__main__":

@@ -1,14 +1,19 @@
 """A keyed aggregation (count and sum) in nosync and in other engines, on the same rows, one after the other in one session.
 
 Rows are (k, id) with k = (id * 2654435761 mod 2^32) mod keys: every engine computes them by itself. Of each engine its own
-sink for nothing takes the results. Flink runs in an environment of its own, `.venv-flink`, which is made when it is missing.
+sink for nothing takes the results. Each run has a process, and a JVM, of its own; Flink runs in an environment of its own,
+`.venv-flink`, which is made when it is missing.
+
+Besides time: processor seconds of all processes, the most memory that they had at once (what is mapped from files is not
+counted), and bytes written, the shuffle's included. A row of change has 24 bytes: a key, a count and a sum.
 """
 
 from __future__ import annotations
 
 import tempfile
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,18 +25,22 @@ from pyspark.sql.streaming import StatefulProcessor, StatefulProcessorHandle
 from pyspark.sql.streaming.query import StreamingQuery
 
 from bench.flink import run_flink
-from bench.harness import Result, Samples, cpu_s, timed
+from bench.footprint import PeakMemory, Spent, alone, spent
+from bench.harness import Result, Samples, timed
 from bench.spark_epochs import CORES, SHARDS, start
 from nosync.spark.session import conf_set, local_session, session_settings
 
 KEYS = 2_000_000
 KEY = "pmod(pmod({id} * 2654435761, 4294967296), {keys})"
+LARGE, SMALL = 500_000, 20_000
+BYTES_OF_CHANGE = 24
 FLINK_TUNED = {
     "table.exec.mini-batch.enabled": "true",
     "table.exec.mini-batch.allow-latency": "1s",
     "table.exec.mini-batch.size": "100000",
     "execution.checkpointing.unaligned.enabled": "true",
 }
+FLINK_CHANGELOG = {"state.changelog.enabled": "true", "state.changelog.storage": "filesystem"}
 STREAMING = {
     "spark.sql.streaming.stateStore.providerClass": "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider",
     "spark.sql.shuffle.partitions": str(SHARDS),
@@ -41,14 +50,26 @@ CHANGELOG = "spark.sql.streaming.stateStore.rocksdb.changelogCheckpointing.enabl
 
 @dataclass(frozen=True)
 class Run:
-    """What one engine took: seconds of each epoch, and of all cores for a million rows."""
+    """What one engine took for `rows`: seconds an epoch (of Flink, which has none, altogether), and the rest."""
 
+    rows: int
     samples: Samples
-    cpu_s: float
+    spent: Spent
+    peak_bytes: int
 
     @property
-    def median(self) -> float:
-        return self.samples.median
+    def rows_per_s(self) -> float:
+        return self.rows / len(self.samples.seconds) / self.samples.median
+
+    @property
+    def cpu_s(self) -> float:
+        """For a million rows."""
+        return 1e6 * self.spent.cpu_s / self.rows
+
+    @property
+    def written(self) -> float:
+        """Bytes written for each byte of change."""
+        return self.spent.written_bytes / (BYTES_OF_CHANGE * self.rows)
 
 
 def batch(spark: SparkSession, first: int, rows: int, keys: int) -> DataFrame:
@@ -57,70 +78,82 @@ def batch(spark: SparkSession, first: int, rows: int, keys: int) -> DataFrame:
 
 def run(scale: str) -> Iterator[Result]:
     full = scale == "full"
-    spark = local_session(CORES, "nosync-bench")
-    with tempfile.TemporaryDirectory(dir=".") as temporary:
-        root = Path(temporary)
-        large = _ours(spark, root / "large", 500_000, warm=8, repeats=12 if full else 6)
-        small = _ours(spark, root / "small", 20_000, warm=10, repeats=40 if full else 20)
-        floors = {n: _floor(spark, n, repeats=12 if full else 6) for n in (500_000, 20_000)}
-        peers: list[tuple[str, Run, Run, float, int]] = []
-        for name, changelog in (("RocksDB + changelog", "true"), ("RocksDB, snapshots", "false")):
-            took = _streamed(spark, root / f"large-{changelog}", 500_000, changelog, warm=8, repeats=8 if full else 4)
-            peers.append((f"Structured Streaming, {name}", large, took, 5.0, 500_000))
-        took = _streamed(spark, root / "small-stream", 20_000, "true", warm=10, repeats=20)
-        peers.append(("Structured Streaming, RocksDB + changelog", small, took, 1.5, 20_000))
-        took = _in_python(spark, root / "python", 20_000, warm=3, repeats=4)
-        peers.append(("Structured Streaming, transformWithStateInPandas", small, took, 20.0, 20_000))
-    spark.stop()
-    for rows, mine in ((500_000, large), (20_000, small)):
-        ratio = floors[rows].median / mine.median
-        yield Result(
-            f"epochs of {rows:,} rows, {KEYS:,} keys", "nosync", rows / mine.median, "rows/s",
-            "identity job: the same shuffle and Python hop, no state", rows / floors[rows].median, ratio, ">= 0.8",
-            ratio >= 0.8, mine.samples.spread, len(mine.samples.seconds),
+    many = 12 if full else 6
+    mine = {LARGE: alone(_ours, LARGE, 8, many), SMALL: alone(_ours, SMALL, 10, 40 if full else 20)}
+    floors = {rows: alone(_floor, rows, 4, many) for rows in (LARGE, SMALL)}
+    streamed: list[tuple[str, int, float, Run]] = [
+        ("RocksDB + changelog", LARGE, 5.0, alone(_streamed, LARGE, "true", 5, 8 if full else 4)),
+        ("RocksDB + changelog", SMALL, 1.5, alone(_streamed, SMALL, "true", 10, 20)),
+        ("transformWithStateInPandas", SMALL, 20.0, alone(_in_python, SMALL, 2, 8 if full else 3)),
+    ]
+    variants = {"default": {}, "mini-batch, unaligned checkpoints": FLINK_TUNED}
+    if full:
+        streamed.insert(1, ("RocksDB, snapshots", LARGE, 5.0, alone(_streamed, LARGE, "false", 5, 8)))
+        variants["changelog backend"] = FLINK_CHANGELOG
+    for rows, floor in floors.items():
+        ratio = mine[rows].rows_per_s / floor.rows_per_s
+        yield _result(
+            f"epochs of {rows:,} rows, {KEYS:,} keys", mine[rows], "rows/s", mine[rows].rows_per_s,
+            "identity job: the same shuffle and Python hop, no state", floor.rows_per_s, ratio, ">= 0.8", ratio >= 0.8,
         )  # fmt: skip
-    for peer, mine, theirs, goal, rows in peers:
-        ratio = theirs.median / mine.median
-        yield Result(
-            f"epochs of {rows:,} rows, {KEYS:,} keys", "nosync", rows / mine.median, "rows/s", peer, rows / theirs.median,
-            ratio, f">= {goal}", ratio >= goal, mine.samples.spread, len(mine.samples.seconds),
-        )  # fmt: skip
-    for peer, mine, theirs, _, rows in peers:
-        yield Result(
-            f"CPU of all cores for 1,000,000 rows, epochs of {rows:,}", "nosync", mine.cpu_s, "s", peer, theirs.cpu_s,
-            theirs.cpu_s / mine.cpu_s, repeats=len(mine.samples.seconds),
-        )  # fmt: skip
-    for name, settings in (("default", {}), ("mini-batch, unaligned checkpoints", FLINK_TUNED)):
-        found = _flink(6_000_000 if full else 3_000_000, settings)
-        ours = 500_000 / large.median
-        ratio = ours / found["rows_per_s"]
-        yield Result(
-            f"{KEYS:,} keys", "nosync, epochs of 500,000 rows", ours, "rows/s",
-            f"Flink {found['version']} SQL, RocksDB incremental, 1 s checkpoints, {name}", found["rows_per_s"], ratio, ">= 5",
-            ratio >= 5, large.samples.spread, 1, settings,
-        )  # fmt: skip
+    for name, rows, goal, theirs in streamed:
+        yield from _beside(
+            mine[rows], f"epochs of {rows:,} rows, {KEYS:,} keys", f"Structured Streaming, {name}", theirs, goal
+        )
+    for name, settings in variants.items():
+        version, theirs = _flink(6_000_000 if full else 2_500_000, settings)
+        peer = f"Flink {version} SQL, RocksDB incremental, 1 s checkpoints, {name}"
+        yield from _beside(mine[LARGE], f"{KEYS:,} keys, ours in epochs of {LARGE:,} rows", peer, theirs, 5.0)
+
+
+def _result(
+    workload: str, mine: Run, unit: str, ours: float, peer: str, theirs: float, ratio: float, goal: str = "",
+    met: bool | None = None,
+) -> Result:  # fmt: skip
+    return Result(
+        workload, "nosync", ours, unit, peer, theirs, ratio, goal, met, mine.samples.spread, len(mine.samples.seconds)
+    )
+
+
+def _beside(mine: Run, workload: str, peer: str, theirs: Run, goal: float) -> Iterator[Result]:
+    one = partial(_result, workload, mine)
+    ratio = mine.rows_per_s / theirs.rows_per_s
+    yield one("rows/s", mine.rows_per_s, peer, theirs.rows_per_s, ratio, f">= {goal:g}", ratio >= goal)
+    for unit, ours, its in (
+        ("CPU s for 10^6 rows", mine.cpu_s, theirs.cpu_s),
+        ("bytes written for a byte of change", mine.written, theirs.written),
+        ("MB of memory at the peak", mine.peak_bytes / 1e6, theirs.peak_bytes / 1e6),
+    ):
+        yield one(unit, ours, peer, its, ours / its)
 
 
 # --- nosync -----------------------------------------------------------------------------------------------------------
 
 
-def _ours(spark: SparkSession, root: Path, rows: int, *, warm: int, repeats: int) -> Run:
-    one = start(spark, root)
-    for i in range(warm):
-        one.advance(batch(spark, i * rows, rows, KEYS))
-    before_s = cpu_s()
-    seconds = [one.advance(batch(spark, i * rows, rows, KEYS)) for i in range(warm, warm + repeats)]
-    spent_s = cpu_s() - before_s
-    one.store.close()
-    return Run(Samples(seconds), 1e6 * spent_s / (rows * repeats))
+def _ours(rows: int, warm: int, repeats: int) -> Run:
+    spark = local_session(CORES, "nosync-bench")
+    with tempfile.TemporaryDirectory(dir=".") as directory:
+        one = start(spark, Path(directory) / "store")
+        for i in range(warm):
+            one.advance(batch(spark, i * rows, rows, KEYS))
+        one.store.sync()
+        with PeakMemory() as memory:
+            before = spent()
+            seconds = [one.advance(batch(spark, i * rows, rows, KEYS)) for i in range(warm, warm + repeats)]
+            one.store.sync()
+            found = Run(rows * repeats, Samples(seconds), spent() - before, 0)
+        one.store.close()
+    spark.stop()
+    return replace(found, peak_bytes=memory.peak_bytes)
 
 
 def _counted(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     yield pa.RecordBatch.from_pydict({"n": [sum(one.num_rows for one in batches)]})
 
 
-def _floor(spark: SparkSession, rows: int, repeats: int) -> Samples:
+def _floor(rows: int, warm: int, repeats: int) -> Run:
     """What moving the rows takes as nosync moves them here: by key into Python tasks, and a report back."""
+    spark = local_session(CORES, "nosync-bench")
 
     def work(i: int) -> None:
         given = batch(spark, i * rows, rows, KEYS)
@@ -129,8 +162,9 @@ def _floor(spark: SparkSession, rows: int, repeats: int) -> Samples:
             raise RuntimeError("rows were lost")
 
     with conf_set(spark, session_settings()):
-        seconds = [timed(lambda i=i: work(i)) for i in range(4 + repeats)]  # type: ignore[misc]
-    return Samples(seconds[4:])
+        seconds = [timed(partial(work, i)) for i in range(warm + repeats)][warm:]
+    spark.stop()
+    return Run(rows * repeats, Samples(seconds), Spent(0.0, 0), 0)
 
 
 # --- Structured Streaming ---------------------------------------------------------------------------------------------
@@ -141,11 +175,14 @@ def _source(spark: SparkSession, rows: int) -> DataFrame:
     return source.load().selectExpr(f"{KEY.format(id='value', keys=KEYS)} AS k", "value AS v")
 
 
-def _streamed(spark: SparkSession, root: Path, rows: int, changelog: str, *, warm: int, repeats: int) -> Run:
-    with conf_set(spark, {**STREAMING, CHANGELOG: changelog}):
+def _streamed(rows: int, changelog: str, warm: int, repeats: int) -> Run:
+    spark = local_session(CORES, "nosync-bench")
+    with conf_set(spark, {**STREAMING, CHANGELOG: changelog}), tempfile.TemporaryDirectory(dir=".") as checkpoint:
         sums = _source(spark, rows).groupBy("k").agg(F.count(F.lit(1)).alias("n"), F.sum("v").alias("total"))
-        query = sums.writeStream.outputMode("update").format("noop").option("checkpointLocation", str(root)).start()
-        return _batches(query, rows, warm, repeats)
+        stream = sums.writeStream.outputMode("update").format("noop").option("checkpointLocation", checkpoint).start()
+        found = _batches(stream, rows, warm, repeats)
+    spark.stop()
+    return found
 
 
 class Sums(StatefulProcessor):
@@ -165,35 +202,50 @@ class Sums(StatefulProcessor):
         pass
 
 
-def _in_python(spark: SparkSession, root: Path, rows: int, *, warm: int, repeats: int) -> Run:
-    with conf_set(spark, {**STREAMING, CHANGELOG: "true"}):
+def _in_python(rows: int, warm: int, repeats: int) -> Run:
+    spark = local_session(CORES, "nosync-bench")
+    with conf_set(spark, {**STREAMING, CHANGELOG: "true"}), tempfile.TemporaryDirectory(dir=".") as checkpoint:
         sums = _source(spark, rows).groupBy("k").transformWithStateInPandas(
             Sums(), "k bigint, n bigint, total bigint", "Update", "None"
         )  # fmt: skip
-        query = sums.writeStream.outputMode("update").format("noop").option("checkpointLocation", str(root)).start()
-        return _batches(query, rows, warm, repeats)
+        stream = sums.writeStream.outputMode("update").format("noop").option("checkpointLocation", checkpoint).start()
+        found = _batches(stream, rows, warm, repeats)
+    spark.stop()
+    return found
 
 
-def _batches(query: StreamingQuery, rows: int, warm: int, repeats: int) -> Run:
-    """Of the micro-batches after the warm ones."""
+def _batches(stream: StreamingQuery, rows: int, warm: int, repeats: int) -> Run:
+    """Of the micro-batches after the warm ones. What was spent is of those that are seen to begin and end."""
     progress: dict[int, Any] = {}
-    before_s, seen_before = 0.0, 0
-    while len(progress) < warm + repeats and query.isActive:
-        query.awaitTermination(1)
-        progress |= {p["batchId"]: p for p in query.recentProgress if p["numInputRows"] == rows}
-        if not seen_before and len(progress) >= warm:
-            before_s, seen_before = cpu_s(), len(progress)
-    spent_s, seen = cpu_s() - before_s, len(progress) - seen_before
-    query.stop()
-    error = query.exception()
+    before: Spent | None = None
+    first = 0
+    with PeakMemory() as memory:
+        while len(progress) < warm + repeats and stream.isActive:
+            stream.awaitTermination(1)
+            progress |= {p["batchId"]: p for p in stream.recentProgress if p["numInputRows"] == rows}
+            if before is None and len(progress) >= warm:
+                before, first = spent(), len(progress)
+        after, last = spent(), len(progress)
+    stream.stop()
+    error = stream.exception()
     if error is not None:
         raise RuntimeError(str(error))
-    seconds = [progress[i]["durationMs"]["triggerExecution"] / 1000 for i in sorted(progress)]
-    return Run(Samples(seconds[warm : warm + repeats]), 1e6 * spent_s / (rows * max(seen, 1)))
+    if before is None or last <= first:
+        raise RuntimeError(f"micro-batches were too fast to be told apart: {last} of them")
+    seconds = [progress[i]["durationMs"]["triggerExecution"] / 1000 for i in sorted(progress)][warm:]
+    share = len(seconds) / (last - first)
+    whole = after - before
+    cost = Spent(whole.cpu_s * share, int(whole.written_bytes * share))
+    return Run(rows * len(seconds), Samples(seconds), cost, memory.peak_bytes)
 
 
 # --- Flink ------------------------------------------------------------------------------------------------------------
 
 
-def _flink(rows: int, settings: dict[str, str]) -> dict[str, Any]:
-    return run_flink("flink_sums.py", {"rows": rows, "warm_rows": 500_000, "keys": KEYS, "settings": settings})
+def _flink(rows: int, settings: dict[str, str]) -> tuple[str, Run]:
+    """Its version, and what the rows after the first 500,000 took."""
+    about = {"rows": rows, "warm_rows": LARGE, "keys": KEYS, "settings": settings}
+    with PeakMemory() as memory:
+        found = run_flink("flink_sums.py", about)
+    cost = Spent(found["cpu_s"], found["written_bytes"])
+    return found["version"], Run(found["rows"], Samples([found["seconds"]]), cost, memory.peak_bytes)

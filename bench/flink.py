@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-FLINK_ENVIRONMENT = Path(".venv-flink")
+FLINK_ENVIRONMENT = Path(".venv-flink").absolute()
 FLINK_REQUIREMENT = "apache-flink>=2.3,<2.4"
 _PATIENCE_S = 3600
 
@@ -23,7 +23,7 @@ def run_flink(program: str, about: dict[str, Any]) -> dict[str, Any]:
     with tempfile.TemporaryDirectory(dir=".") as checkpoints:
         request = about | {"checkpoints": Path(checkpoints).absolute().as_uri()}
         done = subprocess.run(
-            [str(_python()), str(Path(__file__).parent / "peers" / program)], input=json.dumps(request), env=_variables(),
+            [str(flink_python()), str(Path(__file__).parent / "peers" / program)], input=json.dumps(request), env=variables(),
             capture_output=True, text=True, check=False, timeout=_PATIENCE_S,
         )  # fmt: skip
     if done.returncode:
@@ -32,13 +32,19 @@ def run_flink(program: str, about: dict[str, Any]) -> dict[str, Any]:
     return found
 
 
-def _variables() -> dict[str, str]:
+def flink_home() -> Path:
+    (package,) = flink_python().parents[1].glob("lib/python3*/site-packages/pyflink")
+    return package
+
+
+def variables() -> dict[str, str]:
+    """The environment of its processes."""
     java = os.environ.get("JAVA_HOME") or str(Path(os.path.realpath(shutil.which("java") or "java")).parents[1])
     # Without our own path, on which it would find our `proto` instead of its own.
     return {name: value for name, value in os.environ.items() if name != "PYTHONPATH"} | {"JAVA_HOME": java}
 
 
-def _python() -> Path:
+def flink_python() -> Path:
     python = FLINK_ENVIRONMENT / "bin" / "python"
     if not python.exists():
         print(f"installing {FLINK_REQUIREMENT} into {FLINK_ENVIRONMENT} (it needs an older pyarrow than we do)")

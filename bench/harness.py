@@ -13,9 +13,13 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-import psutil
+from blake3 import blake3
 
-RESULTS = Path(__file__).parent / "results"
+BENCH = Path(__file__).parent
+RESULTS = BENCH / "results"
+UNFINISHED = RESULTS / ".unfinished.json"
+MEASURED = ("nosync", "lsm", "replication", "bench")
+"""Directories whose code decides what a benchmark finds."""
 BUSY_LOAD_PER_CORE = 0.75
 
 
@@ -81,19 +85,6 @@ def paired(first: Callable[[], Any], second: Callable[[], Any], repeats: int, wa
     return Samples(a), Samples(b)
 
 
-def cpu_s() -> float:
-    """Seconds that all cores have spent for this process and those it started: Spark's JVM, its Python workers, daemons."""
-    me = psutil.Process()
-    total = 0.0
-    for process in [me, *me.children(recursive=True)]:
-        try:
-            times = process.cpu_times()
-        except psutil.NoSuchProcess:
-            continue
-        total += times.user + times.system + times.children_user + times.children_system
-    return total
-
-
 def machine() -> dict[str, Any]:
     model = ""
     cpuinfo = Path("/proc/cpuinfo")
@@ -122,9 +113,49 @@ def is_busy(load: float) -> bool:
     return load > BUSY_LOAD_PER_CORE * (os.cpu_count() or 1)
 
 
-def write(name: str, results: Sequence[Result], load: float) -> Path:
+def source_digest(top: Path = BENCH.parent) -> str:
+    """Of the code that is measured."""
+    digest = blake3()
+    for path in sorted(path for directory in MEASURED for path in (top / directory).rglob("*.py")):
+        digest.update(f"{path.relative_to(top)}\0".encode())
+        digest.update(path.read_bytes())
+    return digest.hexdigest(length=8)
+
+
+def write(name: str, results: Sequence[Result], load: float, scale: str, seconds: float) -> Path:
+    """`seconds`: what the whole benchmark took."""
     RESULTS.mkdir(exist_ok=True)
     path = RESULTS / f"{name}.json"
-    text = {"benchmark": name, "machine": machine(), "load_before": load, "results": [asdict(r) for r in results]}
+    text = {
+        "benchmark": name, "scale": scale, "code": source_digest(), "took_s": round(seconds), "machine": machine(),
+        "load_before": load, "results": [asdict(r) for r in results],
+    }  # fmt: skip
     path.write_text(json.dumps(text, indent=1) + "\n")
     return path
+
+
+@dataclass
+class Progress:
+    """What a run of several benchmarks has done, kept in a file so that a run that was interrupted can go on."""
+
+    scale: str
+    path: Path = UNFINISHED
+    code: str = field(default_factory=source_digest)
+    done: list[str] = field(default_factory=list)
+
+    def resume(self) -> list[str]:
+        """What an interrupted run of the same code and scale has done; nothing where there was none."""
+        try:
+            found = json.loads(self.path.read_text())
+        except FileNotFoundError:
+            return []
+        if (found["scale"], found["code"]) == (self.scale, self.code):
+            self.done = found["done"]
+        return self.done
+
+    def add(self, name: str) -> None:
+        self.done.append(name)
+        self.path.write_text(json.dumps({"scale": self.scale, "code": self.code, "done": self.done}))
+
+    def finish(self) -> None:
+        self.path.unlink(missing_ok=True)

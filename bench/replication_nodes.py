@@ -1,20 +1,23 @@
 """Replication on loopback: how soon layers are acknowledged, how fast they go over, and what daemons cost those who publish.
 
-Peers are processes; the node that is measured runs in this one, where its acknowledgements can be seen as they come, and shares
-the interpreter with the load.
+Peers are processes, and so is who publishes, as Spark's workers are; the node that is measured runs in this one, where its
+acknowledgements can be seen as they come.
 """
 
 from __future__ import annotations
 
+import contextlib
+import multiprocessing
 import os
 import tempfile
 import threading
 import time
-from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent import futures
 from functools import partial
+from multiprocessing.connection import Connection
 from pathlib import Path
+from typing import Any
 
 import grpc
 import numpy as np
@@ -37,7 +40,6 @@ TRACES = 50
 """Stages and shards that publish in turn: two epochs a second."""
 LAYER_BYTES = 32 << 10
 LARGE_BYTES = 32 << 20
-POLL_S = 0.0005
 NODES = ("n1", "n2", "n3")
 
 
@@ -52,6 +54,7 @@ class Cluster:
     """Node n1 in this process, n2 and n3 as processes."""
 
     def __init__(self, root: Path) -> None:
+        self.root = root
         self.peers = Daemons(root, NODES, 3, dict(zip(NODES, free_ports(3), strict=True)))
         others = {node: f"127.0.0.1:{self.peers.ports[node]}" for node in NODES if node != "n1"}
         self.me = Daemon(DaemonConfig("n1", root / "n1", f"127.0.0.1:{self.peers.ports['n1']}", others, 3))
@@ -67,14 +70,6 @@ class Cluster:
         if self.is_here:
             self.me.stop()
 
-    def publish(self, stage: str, t: int, layer: LayerRows, shard: int = 0) -> tuple[str, str]:
-        """Publishes a layer and tells the node, as a job does. Its name and digest."""
-        directory = self.me.node.directory
-        id = LayerId(TraceId(stage, "raw", Shard(shard)), Description.of_epoch(t))
-        published = directory.publish(id, layer)
-        self.me.node.note([id])
-        return name_of(id), published.digest
-
     def become_a_process(self) -> None:
         """From now on n1 is a process of its own too."""
         self.me.stop()
@@ -83,33 +78,88 @@ class Cluster:
         eventually("all are linked", lambda: all(peer.state == "up" for peer in self.peers.status("n1").peers))
 
 
-class Watch(threading.Thread):
-    """Sees when layers have so many copies. One thread, so that looking costs little."""
+class Watch:
+    """Sees when layers have so many copies, from inside the node: whenever something was made durable here or a peer spoke."""
 
     def __init__(self, cluster: Cluster, copies: int) -> None:
-        super().__init__(daemon=True)
         self._replicator, self._copies = cluster.me.replicator, copies
-        self._waiting: deque[tuple[str, str, float]] = deque()
-        self._done = False
+        self._lock = threading.Lock()
+        self._waiting: dict[str, tuple[str, float]] = {}
         self.took_s: list[float] = []
+        self._received, self._held = self._replicator.received, self._replicator.held
 
-    def add(self, name: str, digest: str) -> None:
-        self._waiting.append((name, digest, time.perf_counter()))
+    def __enter__(self) -> Watch:
+        self._replicator.received = self._after(self._received)  # type: ignore[method-assign]
+        self._replicator.held = self._after(self._held)  # type: ignore[method-assign]
+        return self
 
-    def run(self) -> None:
-        while self._waiting or not self._done:
-            if self._waiting:
-                name, digest, since = self._waiting[0]
+    def __exit__(self, *_: object) -> None:
+        self._replicator.received, self._replicator.held = self._received, self._held  # type: ignore[method-assign]
+
+    def _after(self, call: Callable[..., None]) -> Callable[..., None]:
+        def look(*arguments: Any, **more: Any) -> None:
+            call(*arguments, **more)
+            self.look()
+
+        return look
+
+    def add(self, name: str, digest: str, since_s: float) -> None:
+        with self._lock:
+            self._waiting[name] = (digest, since_s)
+
+    def look(self) -> None:
+        now_s = time.perf_counter()
+        with self._lock:
+            for name, (digest, since_s) in list(self._waiting.items()):
                 if self._replicator.copies_by_name(name, digest) >= self._copies:
-                    self.took_s.append(time.perf_counter() - since)
-                    self._waiting.popleft()
-                    continue
-            time.sleep(POLL_S)
+                    self.took_s.append(now_s - since_s)
+                    del self._waiting[name]
 
     def finish(self) -> Samples:
-        self._done = True
-        self.join(timeout=60.0)
+        def is_done() -> bool:
+            self.look()
+            return not self._waiting
+
+        eventually("all is acknowledged", is_done, 120.0)
         return Samples(self.took_s)
+
+
+def publish_steadily(
+    root: Path, key_groups: int, stage: str, count: int, size_bytes: int, rate_hz: float, out: Connection
+) -> None:
+    """Publishes layers, which the daemon notices by itself, as a job's tasks do. Sends name, digest and time of each."""
+    directory, layers = LayerDirectory(root, key_groups), [rows(size_bytes, seed) for seed in range(8)]
+    began_s = time.perf_counter()
+    for i in range(count):
+        pause_s = began_s + i / rate_hz - time.perf_counter()
+        if pause_s > 0:
+            time.sleep(pause_s)
+        id = LayerId(TraceId(stage, "raw", Shard(i % TRACES)), Description.of_epoch(i // TRACES))
+        published = directory.publish(id, layers[i % 8])
+        out.send((name_of(id), published.digest, time.perf_counter()))
+    out.send(None)
+
+
+def acknowledged(
+    cluster: Cluster, copies: int, stage: str, count: int, size_bytes: int, rate_hz: float
+) -> tuple[Samples, float]:
+    """Seconds from the publishing of each layer, by another process, until it has so many copies; and from the first one's
+    publishing until all have.
+    """
+    spawn = multiprocessing.get_context("spawn")
+    receiving, sending = spawn.Pipe(duplex=False)
+    directory = cluster.me.node.directory
+    load = spawn.Process(
+        target=publish_steadily, args=(directory.root, directory.key_groups, stage, count, size_bytes, rate_hz, sending)
+    )
+    with Watch(cluster, copies) as watch:
+        load.start()
+        began_s = None
+        while (published := receiving.recv()) is not None:
+            began_s = published[2] if began_s is None else began_s
+            watch.add(*published)
+        load.join()
+        return watch.finish(), time.perf_counter() - (began_s or 0.0)
 
 
 def run(scale: str) -> Iterator[Result]:
@@ -128,17 +178,8 @@ def run(scale: str) -> Iterator[Result]:
 
 def _acks(cluster: Cluster, count: int) -> Iterator[Result]:
     """At a steady rate; each layer's acknowledgements are waited for by threads of their own."""
-    layers = [rows(LAYER_BYTES, seed) for seed in range(8)]
     for copies, what, goal_s in ((1, "durable on this disk", 0.010), (3, "and on two peers", 0.030)):
-        watch = Watch(cluster, copies)
-        watch.start()
-        began = time.perf_counter()
-        for i in range(count // 2):
-            pause_s = began + i / RATE_HZ - time.perf_counter()
-            if pause_s > 0:
-                time.sleep(pause_s)
-            watch.add(*cluster.publish(f"acks{copies}", i // TRACES, layers[i % 8], i % TRACES))
-        samples = watch.finish()
+        samples, _ = acknowledged(cluster, copies, f"acks{copies}", count // 2, LAYER_BYTES, RATE_HZ)
         yield Result(
             f"{RATE_HZ} layers/s of {LAYER_BYTES >> 10} KiB, {what}", "nosync, p50", samples.median * 1000, "ms", "p99",
             samples.percentile(99) * 1000, goal=f"p50 <= {goal_s * 1000:.0f}", met=samples.median <= goal_s,
@@ -147,59 +188,87 @@ def _acks(cluster: Cluster, count: int) -> Iterator[Result]:
 
 
 def _throughput(cluster: Cluster, files: int) -> Iterator[Result]:
-    """Large layers to two peers, acknowledged, beside the same bytes over a bare stream of gRPC that throws them away."""
-    layer = rows(LARGE_BYTES)
-    watch = Watch(cluster, 3)
-    began = time.perf_counter()
-    size = 0
-    for t in range(files):
-        name, digest = cluster.publish("large", t, layer)
-        watch.add(name, digest)
-        size += (cluster.me.node.directory.root / name).stat().st_size
-    watch.start()
-    watch.finish()
-    ours = 2 * size / (time.perf_counter() - began)
-    bare = _bare_stream(2 * size)
-    yield Result(
-        f"{files} layers of {LARGE_BYTES >> 20} MiB, durable on both peers", "nosync", ours / 1e6, "MB/s",
-        "a bare gRPC stream, thrown away", bare / 1e6, ours / bare, ">= 0.8", ours / bare >= 0.8, repeats=files,
-    )  # fmt: skip
-    disk = 2 * size / timed(lambda: _write_and_sync(cluster.me.node.directory.root / name, 3 * files))
+    """Large layers to two peers, acknowledged; beside the same bytes over a bare stream of gRPC that throws them away, and one
+    whose receiver writes and syncs them; and beside the disk.
+    """
+    _, took_s = acknowledged(cluster, 3, "large", files, LARGE_BYTES, 1000.0)
+    ours = 2 * files * LARGE_BYTES / took_s
+
+    size = 2 * files * LARGE_BYTES
+    for kept, what, goal in (
+        (False, "a bare gRPC stream to each, thrown away", ">= 0.8"),
+        (True, "the same, written and synced", ""),
+    ):
+        bare = size / _bare_streams(cluster.root, files, kept=kept)
+        yield Result(
+            f"{files} layers of {LARGE_BYTES >> 20} MiB, durable on both peers", "nosync", ours / 1e6, "MB/s", what, bare / 1e6,
+            ours / bare, goal, ours / bare >= 0.8 if goal else None, repeats=files,
+        )  # fmt: skip
+    with tempfile.TemporaryDirectory(dir=cluster.root) as directory:
+        disk = size / timed(lambda: _write_and_sync(Path(directory), 3 * files))
     yield Result(
         "the same", "nosync", ours / 1e6, "MB/s", "writing and syncing the three copies of each", disk / 1e6, ours / disk
     )  # fmt: skip
 
 
-def _write_and_sync(of: Path, times: int) -> None:
-    """Copies a file so many times onto this disk, durably; the three nodes here share one."""
-    data = of.read_bytes()
-    with tempfile.TemporaryDirectory(dir=".") as temporary:
-        for i in range(times):
-            with open(Path(temporary) / str(i), "wb") as file:
-                file.write(data)
-                file.flush()
-                os.fsync(file.fileno())
+def _write_and_sync(directory: Path, times: int) -> None:
+    """Writes a large layer's bytes so many times onto this disk, durably; the three nodes here share one."""
+    data = np.random.default_rng(0).bytes(LARGE_BYTES)
+    for i in range(times):
+        with open(directory / str(i), "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
 
 
-def _bare_stream(size: int) -> float:
-    """Bytes per second over one stream of gRPC on loopback, in pieces of the same size."""
+def _bare_streams(root: Path, files: int, *, kept: bool) -> float:
+    """Seconds for large files over a stream of gRPC to each of two processes, in pieces of the size that we send."""
+    spawn = multiprocessing.get_context("spawn")
     piece = np.random.default_rng(0).bytes(CHUNK_BYTES)
+    with tempfile.TemporaryDirectory(dir=root) as directory, contextlib.ExitStack() as streams:
+        takers, calls = [], []
+        for number in range(2):
+            receiving, sending = spawn.Pipe(duplex=False)
+            target = Path(directory) / str(number) if kept else None
+            taker = spawn.Process(target=_take_files, args=(target, sending), daemon=True)
+            taker.start()
+            takers.append(taker)
+            channel = streams.enter_context(grpc.insecure_channel(f"127.0.0.1:{receiving.recv()}", OPTIONS))
+            calls.append(channel.stream_unary("/bench/Take"))
+        pieces = [piece] * (files * LARGE_BYTES // CHUNK_BYTES)
+
+        def send() -> None:
+            with futures.ThreadPoolExecutor(2) as pool:
+                for done in [pool.submit(call, iter(pieces)) for call in calls]:
+                    done.result()
+
+        took_s = timed(send)
+        for taker in takers:
+            taker.terminate()
+            taker.join()
+    return took_s
+
+
+def _take_files(target: Path | None, port: Connection) -> None:
+    """A server that takes pieces and throws them away, or writes files of them and syncs each. Runs until it is ended."""
 
     def take(incoming: Iterator[bytes], context: grpc.ServicerContext) -> bytes:
-        for _ in incoming:
-            pass
+        for i, piece in enumerate(incoming):
+            if target is not None:
+                number = i * CHUNK_BYTES // LARGE_BYTES
+                with open(f"{target}-{number}", "ab") as file:
+                    file.write(piece)
+                    if (i + 1) * CHUNK_BYTES % LARGE_BYTES == 0:
+                        file.flush()
+                        os.fsync(file.fileno())
         return b""
 
     server = grpc.server(futures.ThreadPoolExecutor(2), options=OPTIONS)
     handler = grpc.method_handlers_generic_handler("bench", {"Take": grpc.stream_unary_rpc_method_handler(take)})
     server.add_generic_rpc_handlers((handler,))
-    port = server.add_insecure_port("127.0.0.1:0")
+    port.send(server.add_insecure_port("127.0.0.1:0"))
     server.start()
-    with grpc.insecure_channel(f"127.0.0.1:{port}", OPTIONS) as channel:
-        call = channel.stream_unary("/bench/Take")
-        took = timed(lambda: call(iter([piece] * (size // CHUNK_BYTES))))
-    server.stop(0)
-    return size / took
+    server.wait_for_termination()
 
 
 def _at_rest(cluster: Cluster, seconds: int) -> Iterator[Result]:

@@ -26,9 +26,10 @@ COLOURS = {True: "#2e7d5b", False: "#b3541e", None: "#6b7280"}
 def section(found: dict[str, Any]) -> str:
     machine, name = found["machine"], found["benchmark"]
     versions = ", ".join(f"{package} {version}" for package, version in machine["versions"].items())
+    took = f"; took {found['took_s']} s at {found['scale']} scale" if "took_s" in found else ""
     lines = [
         f"## {name}", "", f"`python -m bench {name}` on {machine['cores']} cores ({machine['cpu']}), "
-        f"{machine['memory_gib']} GiB, Python {machine['python']}, {versions}; load before {found['load_before']:.2f}.", "",
+        f"{machine['memory_gib']} GiB, Python {machine['python']}, {versions}; load before {found['load_before']:.2f}{took}.", "",
         "| workload | ours | | beside | | ratio | goal | met |", "|---|---|--:|---|--:|--:|---|---|",
     ]  # fmt: skip
     for r in found["results"]:

@@ -1,8 +1,12 @@
-"""How long a Spark job over three hosts takes to go on when one of them is lost; with a small and a larger state.
+"""How long a Spark job over three hosts takes to go on when one of them is lost; with a small and a larger state. Beside Flink.
 
 The hosts are network namespaces (root), else addresses of the loopback network; each has a Spark worker, a daemon and a
 directory. Given is how much longer the epoch that the loss falls into takes than the ones before it, everything included:
 noticing, taking the host out, cancelling, running the epoch again. Nothing is restored: the state is in the others' directories.
+
+Flink has a task manager on each host, of which one is spare, RocksDB, incremental checkpoints every second onto a disk that
+all share, and heartbeats as quick as ours. Given is the time until all its tasks run again, with their state; what it then
+computes again since the last checkpoint is not counted.
 """
 
 from __future__ import annotations
@@ -11,58 +15,101 @@ import signal
 import statistics
 import tempfile
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
+from bench.flinkcluster import flink_cluster
 from bench.harness import Result
+from nosync.testing.driver import loading_epochs
+from nosync.testing.hosts import Hosts
 from nosync.testing.spark_hosts import SparkHosts, cluster
 
 HARM_AFTER, EPOCHS = 7, 10
+"""Of those after the epochs in which the state is made."""
+SMALL_KEYS = 400_000
+"""About 0.1 GB of state."""
 SPARKS_OWN_S = 120.0
 """spark.network.timeout: how long Spark waits for a host that says nothing."""
+LOST = "n3"
+PATIENCE_S = 900.0
+QUICK = {
+    "heartbeat.interval": "400ms",
+    "heartbeat.timeout": "1600ms",
+    "restart-strategy.type": "fixed-delay",
+    "restart-strategy.fixed-delay.attempts": "1000",
+    "restart-strategy.fixed-delay.delay": "0s",
+}
 
 
-def _lose(made: SparkHosts) -> None:
-    made.hosts.kill("n3")
+@dataclass(frozen=True)
+class Harm:
+    """What happens to a host: ours, and Flink's. `goal_s`: at most so much longer than an epoch without it."""
+
+    name: str
+    ours: Callable[[SparkHosts], None]
+    flinks: Callable[[Hosts], None]
+    goal_s: float
 
 
-def _freeze(made: SparkHosts) -> None:
-    made.hosts.signal("n3", signal.SIGSTOP)
+def _kill_processes(hosts: Hosts) -> None:
+    hosts.signal(LOST, signal.SIGKILL)
 
 
-def _kill_spark(made: SparkHosts) -> None:
-    made.stop_spark("n3")
+def _freeze(hosts: Hosts) -> None:
+    hosts.signal(LOST, signal.SIGSTOP)
 
 
-HARM: list[tuple[str, Callable[[SparkHosts], None], float]] = [
-    ("Spark's worker and executor killed (kill -9)", _kill_spark, 1.0),
-    ("the whole host frozen (SIGSTOP)", _freeze, 2.0),
-    ("the whole host lost, its link too", _lose, 2.0),
-]
+def _lose(hosts: Hosts) -> None:
+    hosts.kill(LOST)
+
+
+HARMS = (
+    Harm("workers of one host killed (kill -9)", lambda made: made.stop_spark(LOST), _kill_processes, 1.0),
+    Harm("the whole host frozen (SIGSTOP)", lambda made: _freeze(made.hosts), _freeze, 2.0),
+    Harm("the whole host lost, its link too", lambda made: _lose(made.hosts), _lose, 2.0),
+)
 
 
 def run(scale: str) -> Iterator[Result]:
-    for name, harm, goal_s in HARM:
-        extra = {}
-        for keys in (10**5, 10**7 if scale == "full" else 2 * 10**6):
+    large = 8 * 10**6 if scale == "full" else 2 * 10**6
+    variants = {"heartbeats of 0.4 s": QUICK} | ({"default": {}} if scale == "full" else {})
+    for harm in HARMS:
+        extra_s = {}
+        for keys in (SMALL_KEYS, large) if scale == "full" or harm == HARMS[0] else (large,):
             with tempfile.TemporaryDirectory(dir=".") as directory:
-                normal_s, hit_s = _measure(Path(directory).absolute(), keys, harm)
-            extra[keys] = hit_s - normal_s
-            ratio = hit_s / normal_s
+                normal_s, hit_s, state_bytes = _measure(Path(directory).absolute(), keys, harm.ours)
+            extra_s[keys] = hit_s - normal_s
+            state = f"{state_bytes / 1e9:.1f} GB of state"
             yield Result(
-                f"{name}; {keys:,} keys", "nosync, beyond a normal epoch", extra[keys], "s", "an epoch before it", normal_s,
-                ratio, f"<= {goal_s} s", extra[keys] <= goal_s, None, 1, {"sparks_own_timeout_s": SPARKS_OWN_S},
+                f"{harm.name}; {state}", "nosync, beyond a normal epoch", extra_s[keys], "s", "an epoch before it", normal_s,
+                hit_s / normal_s, f"<= {harm.goal_s} s", extra_s[keys] <= harm.goal_s, None, 1,
+                {"sparks_own_timeout_s": SPARKS_OWN_S, "keys": keys},
+            )  # fmt: skip
+        for name, settings in variants.items():
+            with (
+                tempfile.TemporaryDirectory(dir=".") as directory,
+                flink_cluster(Path(directory).absolute(), settings) as made,
+            ):
+                found = made.seconds_to_run_again(large, harm.flinks)
+            ratio = extra_s[large] / found["seconds"]
+            yield Result(
+                f"{harm.name}; {state}", "nosync, until the output of that epoch", extra_s[large], "s",
+                f"Flink {found['version']}, {name}: until its tasks run again", found["seconds"], ratio, "< 1", ratio < 1,
+                None, 1, {"flinks_state_bytes": found["state_bytes"], **settings},
             )  # fmt: skip
 
 
-def _measure(root: Path, keys: int, harm: Callable[[SparkHosts], None]) -> tuple[float, float]:
-    """Seconds of an epoch before the harm (median), and of the longest one after it."""
+def _measure(root: Path, keys: int, harm: Callable[[SparkHosts], None]) -> tuple[float, float, int]:
+    """Seconds of an epoch before the harm (median), and of the longest one after it; and the size of the state, once."""
+    first = loading_epochs(keys)
     with cluster(root, "n1", "n2", "n3") as made:
-        driver = made.start_driver("n1", epochs=EPOCHS, keys=keys)
-        driver.wait_for_epoch(HARM_AFTER, 600.0)
+        driver = made.start_driver("n1", epochs=first + EPOCHS, keys=keys)
+        driver.wait_for_epoch(first + HARM_AFTER, PATIENCE_S)
         harm(made)
         driver.finish()
         seconds = {line["t"]: float(line["seconds"]) for line in driver.epochs()}
-    return (
-        statistics.median(seconds[t] for t in range(HARM_AFTER - 3, HARM_AFTER + 1)),
-        max(seconds[t] for t in range(HARM_AFTER + 1, EPOCHS)),
-    )
+        layers = [path for host in made.hosts.names for path in made.data(host).glob("layers/sums/**/*.layer")]
+        state_bytes = sum(path.stat().st_size for path in layers) // made.replicas
+    before = range(first + HARM_AFTER - 3, first + HARM_AFTER + 1)
+    after = range(first + HARM_AFTER + 1, first + EPOCHS)
+    return statistics.median(seconds[t] for t in before), max(seconds[t] for t in after), state_bytes

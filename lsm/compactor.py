@@ -5,12 +5,13 @@ Invariants
 - An input's file is deleted a grace period later, for processes that have listed but not yet opened it.
 - What the catalog lists is never deleted.
 - One merge runs at a time; between any two steps it can be abandoned.
+- A trace is looked at again only when something of it changed since: `touch`.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -51,6 +52,9 @@ class Owner(Protocol):
     def durable_ids(self) -> set[LayerId]:
         """Every layer in the catalog."""
 
+    def durable_traces(self) -> list[TraceId]:
+        """The traces of these layers."""
+
     def sealed_chains(self, trace: TraceId) -> list[Chain]:
         """The stretches of a trace whose layers may be merged: durable, sealed, contiguous."""
 
@@ -73,6 +77,13 @@ class Compactor:
         self._one_merge = threading.Lock()
         self._lock = threading.Lock()
         self._garbage: dict[LayerId, float] = {}
+        self._touched: set[TraceId] = set()
+
+    def touch(self, traces: Iterable[TraceId] | None = None) -> None:
+        """Something about these traces changed (None: about all of them), so that there may be a merge to do."""
+        found = self._owner.durable_traces() if traces is None else traces
+        with self._lock:
+            self._touched.update(found)
 
     def merge_once(self, stop: Callable[[], bool], *, whole: bool = False, stage: str | None = None) -> bool:
         """Does the next merge that the policy asks for, or with `whole` merges a trace into one layer.
@@ -80,12 +91,19 @@ class Compactor:
         False: there is none to do, or `stop()` said so between two steps.
         """
         with self._one_merge:
-            traces = {id.trace for id in self._owner.durable_ids() if stage is None or id.trace.stage == stage}
+            if whole:
+                traces = [trace for trace in self._owner.durable_traces() if stage is None or trace.stage == stage]
+            else:
+                with self._lock:
+                    traces = list(self._touched)
             for trace in sorted(traces):
+                with self._lock:
+                    self._touched.discard(trace)
                 chains = self._owner.sealed_chains(trace)
                 merge = next((m for c in chains if (m := self._next(c, whole=whole)) is not None), None)
                 if merge is None:
                     continue
+                self.touch([trace])  # there may be another one after it
                 inputs = [layer.id for layer in merge.layers]
                 try:
                     done = self._carry_out(merge, stop, waited_for=whole)

@@ -74,7 +74,7 @@ class Node(HasLedger):
         self._lock = threading.RLock()  # the fields below, and the catalog
         self._records: dict[TraceId, dict[Description, Record]] = {}
         self._pending: dict[LayerId, None] = {}
-        self._verified: set[LayerId] = set()  # of those, whose bytes were checked as they came
+        self._verified: dict[LayerId, Record] = {}  # of those, whose bytes were checked as they came
         self._pins: dict[str, Pin] = {}
         self._learn_later = threading.Event()  # small files came from elsewhere
         self._let_go_until = NOTHING
@@ -191,18 +191,17 @@ class Node(HasLedger):
 
     # --- durability ---------------------------------------------------------------------------------------------------
 
-    def note(self, ids: Iterable[LayerId], *, verified: bool = False) -> None:
+    def note(self, ids: Iterable[LayerId], verified: Record | None = None) -> None:
         """Tells the node of published layers, which it then makes durable. It would find them by itself, later.
 
-        `verified`: this process has just checked every byte of them, so that it need not do it again.
+        `verified`: of one of them, what this process found when it checked every byte just now, so that it need not do it again.
         """
         ids = list(ids)
         self._compactor.keep(ids)  # one that was about to be removed was published again
         with self._lock:
-            for id in ids:
-                self._pending.setdefault(id)
-                if verified:
-                    self._verified.add(id)
+            self._pending |= dict.fromkeys(ids)
+            if verified is not None:
+                self._verified[verified.id] = verified
         self._wake.set()
 
     def note_files(self, paths: Iterable[PurePosixPath]) -> None:
@@ -237,8 +236,8 @@ class Node(HasLedger):
             with self._lock:
                 self.safety.something_changed()
             self._prune()
-        if learned:
-            self._wake_merger.set()
+        if learned or log_changed:
+            self._may_merge()
 
     def _learn_registers(self) -> None:
         """Pins, instances of jobs and marks of sinks, as they are now; what is long replaced goes."""
@@ -249,6 +248,7 @@ class Node(HasLedger):
                 self._env.unlink(self.directory.root / path)
         self.small.note(set(files).difference(old))
         self._pins = read_pins(self.directory.root, self._env)
+        self._compactor.touch()
         if old:
             self._tell_gone_files()
 
@@ -275,12 +275,15 @@ class Node(HasLedger):
                 ids = [id for id in self._pending if self._retry_at.get(id, now) <= now]
             durable = []
             for id in ids:
-                if (record := self._make_file_durable(id)) is not None:
+                try:
+                    record = self._make_file_durable(id)
+                except StorageError as error:
+                    self._fail([id], error)
+                    continue
+                if record is not None:
                     durable.append(record)
                 else:
-                    with self._lock:
-                        if id not in self._retry_at:
-                            self._pending.pop(id, None)
+                    self._forget_pending(id)
             if durable:
                 try:
                     self._sync_directories(durable)
@@ -301,8 +304,13 @@ class Node(HasLedger):
 
     def _record(self, add: Sequence[Record], remove: Sequence[LayerId]) -> None:
         self._edit(add, remove)
-        self._wake_merger.set()
+        self._may_merge({record.id.trace for record in add})
         self._tell(add, remove)
+
+    def _may_merge(self, traces: Iterable[TraceId] | None = None) -> None:
+        """These traces changed; None: what is sealed, or how long history is kept, did, which is about all of them."""
+        self._compactor.touch(traces)
+        self._wake_merger.set()
 
     def _edit(self, add: Sequence[Record], remove: Sequence[LayerId]) -> None:
         with self._lock:
@@ -319,35 +327,37 @@ class Node(HasLedger):
         if self.listener is not None and (added or gone):
             self.listener.held(added, gone, dropped=dropped)
 
+    def _forget_pending(self, id: LayerId) -> None:
+        """It needs not be made durable any more."""
+        with self._lock:
+            self._pending.pop(id, None)
+            self._retry_at.pop(id, None)
+            self.problems.pop(str(id.path), None)
+
     def _make_file_durable(self, id: LayerId) -> Record | None:
-        """Verifies and syncs one file. None: it is gone, obsolete, torn (now in quarantine), or failed (will be retried)."""
+        """Verifies and syncs one file. None: it is gone, obsolete, or torn (now in quarantine). Raises StorageError."""
         with self._lock:  # a merge that is about to record it comes before or after this
+            record = self._verified.pop(id, None)
             if self._superseded(id):
-                self._verified.discard(id)
                 self._compactor.discard([id])
                 return None
         path = self.directory.path_of(id)
         try:
-            reader = LayerReader.open(path, self._env, id)
-            if id not in self._verified:
+            if record is None:
+                reader = LayerReader.open(path, self._env, id)
                 reader.verify()
+                record = Record(id, reader.digest, reader.info.rows, reader.size_bytes)
         except FileNotFoundError:
             return None
         except CorruptionError as error:
             self._quarantine(id, error)
             return None
-        finally:
-            self._verified.discard(id)
-        try:
-            with storage_errors("sync", path):
-                if id in self._retry_at:
-                    write_again(self.directory.root, path, self._env)
-                else:
-                    self._env.sync_file(path)
-        except StorageError as error:
-            self._fail([id], error)
-            return None
-        return Record(id, reader.digest, reader.info.rows, reader.size_bytes)
+        with storage_errors("sync", path):
+            if id in self._retry_at:
+                write_again(self.directory.root, path, self._env)
+            else:
+                self._env.sync_file(path)
+        return record
 
     def _sync_directories(self, records: Sequence[Record]) -> None:
         """Syncs each layer's directory, and once the directories above it, whose entries never change again."""
@@ -439,7 +449,7 @@ class Node(HasLedger):
             self.small.note([manifest.path])
             self.safety.learned([manifest])
         self.note(e.id for e in manifest.entries if not self.safety.is_durable(e))
-        self._wake_merger.set()
+        self._may_merge()
         return manifest
 
     def _conflict(self, t: int, ids: Sequence[LayerId]) -> None:
@@ -580,6 +590,11 @@ class Node(HasLedger):
         with self._lock:
             return {record.id for records in self._records.values() for record in records.values()}
 
+    def durable_traces(self) -> list[TraceId]:
+        """The traces of which there are durable layers."""
+        with self._lock:
+            return [trace for trace, records in self._records.items() if records]
+
     def unknown(self, ids: Iterable[LayerId]) -> list[LayerId]:
         """Those that are not durable yet, and not about to be removed either."""
         garbage = self._compactor.garbage()
@@ -637,7 +652,7 @@ class Node(HasLedger):
             if not self.ledger.exists(merged.id):
                 return False
             self._edit([merged], inputs)
-        self._wake_merger.set()
+        self._may_merge([merged.id.trace])
         self._tell([merged], inputs)
         return True
 
@@ -686,6 +701,7 @@ class Node(HasLedger):
     def _tell_log(self) -> None:
         entry = PurePosixPath(BRANCHES, f"{self.lines.refs.entries}.json")
         self.small.note_durable(entry)
+        self._may_merge()
         if self.listener is not None:
             self.listener.held_files([entry])
 

@@ -45,6 +45,7 @@ from nosync.replication.places import ADDRESS_FILE, address_of
 from nosync.replication.replicator import Replicator
 from nosync.replication.serving import contents_of, layers_of, names_in
 from nosync.replication.transport import Certificates, DaemonClient, Transport, fail
+from nosync.replication.watch import Watch
 from nosync.replication.wire import check_node_id
 
 log = logging.getLogger("nosync.replication")
@@ -54,8 +55,6 @@ MEMBERS_FILE = "members.json"
 JOIN_TIMEOUT_S = 1.0
 SCAN_INTERVAL_S = 5.0
 """How often the directory is listed, in case that neither a job nor the watch told of something."""
-_WATCH_STEP_MS = 20
-_WATCH_DEBOUNCE_MS = 40
 
 
 @dataclass(frozen=True)
@@ -148,9 +147,9 @@ class Daemon(rpc.DaemonServicer):
         except BaseException:
             self.node.abandon()
             raise
-        self._closing = threading.Event()
         self._stop_metrics: Callable[[], None] | None = None
-        self._watcher = threading.Thread(target=self._watch, name="nosync-watch", daemon=True)
+        self._watch: Watch | None = None
+        self._watcher: threading.Thread | None = None
 
     def _make_store(self) -> None:
         """A new directory joins the store of its peers; where none answers, all members make the same one."""
@@ -183,7 +182,10 @@ class Daemon(rpc.DaemonServicer):
             "tls": str(self.config.tls.absolute()) if self.config.tls else "",
         }  # fmt: skip
         self._write_json(ADDRESS_FILE, about)
-        self._watcher.start()
+        self._watch = self._watched()
+        if self._watch is not None:
+            self._watcher = threading.Thread(target=self._follow, args=(self._watch,), name="nosync-watch", daemon=True)
+            self._watcher.start()
         if self.config.metrics:
             from nosync.replication.metrics import serve_metrics  # noqa: PLC0415 - only where they are wanted
 
@@ -201,15 +203,17 @@ class Daemon(rpc.DaemonServicer):
     def stop(self) -> None:
         """Makes everything durable and gives the directory back."""
         _notify_systemd("STOPPING=1")
-        self._closing.set()
         with contextlib.suppress(OSError):
             (self.config.data / ADDRESS_FILE).unlink()
         if self._stop_metrics is not None:
             self._stop_metrics()
         self.replicator.stop()
         self.transport.stop()
-        if self._watcher.is_alive():
-            self._watcher.join(timeout=5.0)
+        if self._watch is not None and self._watcher is not None:
+            self._watch.stop()
+            self._watcher.join()
+            self._watch.close()
+            self._watch = None
         self.node.close()
 
     def run(self) -> None:
@@ -228,27 +232,32 @@ class Daemon(rpc.DaemonServicer):
             signal.set_wakeup_fd(-1)
         self.stop()
 
-    def _watch(self) -> None:
-        """Notices what tasks publish. The node's scan is the safety net."""
-        from watchfiles import watch  # noqa: PLC0415 - of the extra `daemon`
+    def _watched(self) -> Watch | None:
+        """What notices what tasks publish; the node's scan is the safety net, and all there is where the system has no watch."""
+        for name in (LAYERS, MANIFESTS, *REGISTERS):
+            self._env.make_dirs(self.config.data / name)
+        try:
+            return Watch([self.config.data.absolute() / name for name in (LAYERS, MANIFESTS, *REGISTERS)])
+        except OSError as error:
+            log.warning("what is published is noticed every %s s only: %s (fs.inotify.*)", SCAN_INTERVAL_S, error)
+            return None
 
+    def _follow(self, watch: Watch) -> None:
+        try:
+            for paths in watch.changes():
+                self._noticed(paths)
+        except OSError as error:
+            log.warning("what is published is noticed every %s s from now on: %s", SCAN_INTERVAL_S, error)
+
+    def _noticed(self, paths: list[Path]) -> None:
         root = self.config.data.absolute()
-        layers = root / LAYERS
-        small = [root / name for name in (MANIFESTS, *REGISTERS)]
-        for directory in small:
-            self._env.make_dirs(directory)
-        for changes in watch(
-            layers, *small, stop_event=self._closing, step=_WATCH_STEP_MS, debounce=_WATCH_DEBOUNCE_MS, rust_timeout=1000,
-            raise_interrupt=False,
-        ):  # fmt: skip
-            there = [Path(path) for _, path in changes if Path(path).exists()]
-            paths = [PurePosixPath(path.relative_to(layers)) for path in there if path.suffix == ".layer"]
-            fresh = self.node.unknown(id for path in paths if (id := parse_path(path)) is not None)
-            if fresh:
-                self.node.note(fresh)
-            published = [PurePosixPath(path.relative_to(root)) for path in there if path.suffix == ".json"]
-            if published:
-                self.node.note_files(published)
+        layers = [PurePosixPath(path.relative_to(root / LAYERS)) for path in paths if path.suffix == ".layer"]
+        fresh = self.node.unknown(id for path in layers if (id := parse_path(path)) is not None)
+        if fresh:
+            self.node.note(fresh)
+        published = [PurePosixPath(path.relative_to(root)) for path in paths if path.suffix == ".json"]
+        if published:
+            self.node.note_files(published)
 
     def status(self, branch: str = MAIN, *, lag: bool = True) -> pb.StatusReply:
         """Node, safe point, problems, peers; and how far these are behind, for which all that they hold is compared."""

@@ -404,12 +404,13 @@ class Replicator:
     def _keep(self, incoming: _Incoming) -> None:
         """Verifies a whole file and publishes it. Raises CorruptionError where it is not what was announced."""
         held, final = incoming.held, self._root / incoming.held.name
-        id, ours = layer_of(held.name), True
+        id, record = layer_of(held.name), None
         try:
             if id is not None:
                 reader = LayerReader.open(incoming.path, self._env, id)
                 reader.verify()
                 found: str = reader.digest
+                record = Record(id, reader.digest, reader.info.rows, reader.size_bytes)
             else:
                 read_small(incoming.path, self._env)
                 found = blake3(self._env.read(incoming.path)).hexdigest()
@@ -420,11 +421,11 @@ class Replicator:
                 try:
                     self._env.link(incoming.path, final)
                 except FileExistsError:
-                    ours = False  # the node checks what stands there, and peers are told of its digest
+                    record = None  # the node checks what stands there, and peers are told of its digest
         finally:
             self._env.unlink(incoming.path)
         if id is not None:
-            self._node.note([id], verified=ours)
+            self._node.note([id], record)
         else:
             self._node.note_files([PurePosixPath(held.name)])
 

@@ -68,7 +68,6 @@ def daemon(config: Path | None, peers: tuple[str, ...], check: bool, verbose: bo
     logging.basicConfig(
         level=level, format="%(asctime)s %(levelname)s %(name)s: %(message)s", stream=sys.stderr, force=True
     )
-    logging.getLogger("watchfiles").setLevel(logging.WARNING)
     Daemon(found).run()
 
 

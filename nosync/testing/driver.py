@@ -1,7 +1,8 @@
 """The driver of a streaming job on a cluster of hosts, as a program of its own: `python -m nosync.testing.driver settings.json`.
 
 It says what it did, epoch by epoch, in a file of JSON lines; a test or benchmark follows it, and does harm to hosts meanwhile.
-With `keys` in the settings it aggregates that many keys, all of them in epoch 0, and says nothing of the outcome.
+With `keys` in the settings it aggregates that many keys with about 256 bytes of state each, which come in the first epochs,
+and says nothing of the outcome.
 """
 
 from __future__ import annotations
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 SHARDS = 4
+PAD_BYTES = 224
+KEYS_PER_EPOCH = 500_000
 
 
 def drop_small(rows: pa.Table) -> pa.Table:
@@ -46,14 +49,24 @@ def rows(spark: SparkSession, t: int) -> dict[str, DataFrame]:
 
 def make_sums(copies: int) -> nosync.Dataflow:
     flow = nosync.Dataflow("sums", persist=nosync.replicated(copies))
-    flow.source("rows", "k bigint, v bigint").aggregate("sums", key=["k"], n=nosync.count(), total=nosync.sum("v"))
+    flow.source("rows", "k bigint, v bigint, pad string").aggregate(
+        "sums", key=["k"], n=nosync.count(), total=nosync.sum("v"), pad=nosync.max("pad")
+    )
     return flow
 
 
+def loading_epochs(keys: int) -> int:
+    return -(-keys // KEYS_PER_EPOCH)
+
+
 def keyed_rows(spark: SparkSession, t: int, keys: int) -> dict[str, DataFrame]:
-    """All keys first, then 20,000 rows of any."""
-    ids = spark.range(0, keys, 1, SHARDS) if t == 0 else spark.range(t * 20_000, (t + 1) * 20_000, 1, SHARDS)
-    return {"rows": ids.selectExpr(f"pmod(xxhash64(id), {keys}) AS k" if t else "id AS k", "id AS v")}
+    """All keys in the first epochs, then 20,000 rows of any."""
+    if t < loading_epochs(keys):
+        ids = spark.range(t * KEYS_PER_EPOCH, min(keys, (t + 1) * KEYS_PER_EPOCH), 1, SHARDS)
+    else:
+        ids = spark.range(t * 20_000, (t + 1) * 20_000, 1, SHARDS).selectExpr(f"pmod(xxhash64(id), {keys}) AS id")
+    pad = f"rpad(sha2(CAST(id AS STRING), 512), {PAD_BYTES}, CAST(id AS STRING))"
+    return {"rows": ids.selectExpr("id AS k", "id AS v", f"{pad} AS pad")}
 
 
 def outcome(job: nosync.Job, epochs: int) -> list[list[list[Any]]]:

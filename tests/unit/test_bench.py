@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from bench.compare import regressions
+from bench.harness import MEASURED, Progress, source_digest
 
 
 def result(ratio: float | None, goal: str, workload: str = "w") -> dict[str, Any]:
@@ -30,3 +32,26 @@ def test_a_regression_is_a_ratio_that_is_worse(goal: str, before: float | None, 
 
 def test_what_is_new_is_no_regression() -> None:
     assert regressions([result(0.1, ">= 5", "new")], [result(10.0, ">= 5")]) == []
+
+
+def test_an_interrupted_run_goes_on_and_a_run_of_other_code_begins_anew(tmp_path: Path) -> None:
+    state = tmp_path / "unfinished.json"
+    assert Progress("full", state).resume() == []
+    first = Progress("full", state)
+    first.add("lsm_read")
+    assert Progress("full", state).resume() == ["lsm_read"]
+    assert Progress("short", state).resume() == []
+    assert Progress("full", state, code="another").resume() == []
+    first.finish()
+    assert Progress("full", state).resume() == []
+
+
+def test_the_code_that_is_measured_has_a_digest(tmp_path: Path) -> None:
+    for directory in MEASURED:
+        (tmp_path / directory).mkdir()
+        (tmp_path / directory / "a.py").write_text("1")
+    before = source_digest(tmp_path)
+    (tmp_path / "README.md").write_text("2")
+    assert source_digest(tmp_path) == before
+    (tmp_path / "lsm" / "a.py").write_text("2")
+    assert source_digest(tmp_path) != before
