@@ -8,9 +8,11 @@ Invariants
 - An `InventoryIs` or `Change` names, and a `Summary` hashes, only files that are durable, with the digest that was verified,
   under the incarnation of the `Hello` that began its session. So each is an acknowledgement, and nothing else is.
 - What a peer holds is known per incarnation: a `Hello` with another one voids all that was known.
-- Statements of a session count in order only. A gap, or a beat whose hash does not fit, asks for the inventory again: a
-  summary by groups of files, and then the names in those groups whose hash is neither that of what the peer was known
-  to hold nor that of what this node holds. So meeting again costs what changed, not what there is.
+- Who gave a file is told at once that it is durable here, and everyone of what came from this node, and of what is gone;
+  the others with the next beat, because nobody waits for it.
+- Statements of a session are numbered, and count in order only. A gap, or a beat whose hash does not fit, asks for the
+  inventory again: a summary by groups of files, and then the names in those groups whose hash is neither that of what the
+  peer was known to hold nor that of what this node holds. So meeting again costs what changed, not what there is.
 - A file is fetched from one peer at a time, at most a window of bytes at once, and kept only if its bytes have the
   digest that was announced.
 - Nobody waits for anybody: no event blocks, and a peer that is away only falls behind.
@@ -91,7 +93,11 @@ class Peer:
     session: SessionId | None = None
     holds: Inventory = field(default_factory=Inventory)
     seq: int = -1
-    """The last statement that counted; -1: none yet in this session."""
+    """Its last statement that counted; -1: none yet in this session."""
+    said: int = 0
+    """The number of our last statement to it in this session."""
+    unsaid: dict[str, Held | None] = field(default_factory=dict)
+    """What is held since then, and what is not any more (None)."""
     heard_s: float = float("-inf")
     asked_s: float | None = None
     """When its inventory was asked for, and has not come yet."""
@@ -145,7 +151,6 @@ class Replica:
         self.now_s = now_s
         self._sessions: dict[SessionId, NodeId | None] = {}
         self._heard_s: dict[SessionId, float] = {}
-        self._seq = 0
         self._fetching: dict[str, _Fetch] = {}
         self._again_s: dict[str, float] = {}
         self._parts: dict[Held, int] = {}
@@ -171,6 +176,7 @@ class Replica:
         """These files are durable here now, and those are gone. Say so to everyone."""
         added, names = tuple(added), tuple(gone)
         gone = tuple(name for name in names if name in self.mine)
+        gave = {self._fetching[held.name].session if held.name in self._fetching else None for held in added}
         for name in names:
             if (
                 name in self._fetching and name not in self.mine
@@ -191,9 +197,28 @@ class Replica:
                 peer.dirty.update(peer.holds.manifests_of(archive))
         if not added and not gone:
             return []
-        self._seq += 1
-        change = Change(self._seq, added, gone)
-        return [*self._tell_all(change), *self._fetch()]
+        effects: list[Effect] = []
+        for peer in self._linked():
+            peer.unsaid |= {held.name: held for held in added}
+            peer.unsaid |= dict.fromkeys(gone)
+            if gone or None in gave or peer.session in gave:
+                effects += self._say(peer)
+        return [*effects, *self._fetch()]
+
+    def _linked(self) -> list[Peer]:
+        """The peers with which there is a session."""
+        return [peer for peer in self.peers.values() if peer.session is not None]
+
+    @staticmethod
+    def _say(peer: Peer) -> list[Effect]:
+        """Tells a peer what it was not told yet."""
+        assert peer.session is not None, "only of a session that lasts"
+        if not peer.unsaid:
+            return []
+        unsaid, peer.unsaid = peer.unsaid, {}
+        peer.said += 1
+        added = tuple(held for held in unsaid.values() if held is not None)
+        return [Send(peer.session, Change(peer.said, added, tuple(n for n, held in unsaid.items() if held is None)))]
 
     def unwanted(self, names: Iterable[str]) -> None:
         """Nobody needs these any more: what belonged to a branch that was deleted is not fetched from those who still have it.
@@ -237,8 +262,16 @@ class Replica:
             self._weigh_backlog()
             for peer in self.peers.values():
                 peer.unwanted = {name: until for name, until in peer.unwanted.items() if until > now_s}
-            effects += self._tell_all(Beat(self._seq, self.mine.root, tuple(sorted(self.safe.items()))))
+            effects += self._beat()
         return [*effects, *self._fetch()]
+
+    def _beat(self) -> list[Effect]:
+        effects: list[Effect] = []
+        for peer in self._linked():
+            assert peer.session is not None, "that is what linked means"
+            effects += self._say(peer)
+            effects.append(Send(peer.session, Beat(peer.said, self.mine.root, tuple(sorted(self.safe.items())))))
+        return effects
 
     def _weigh_backlog(self) -> None:
         wanted = {
@@ -352,7 +385,7 @@ class Replica:
         if isinstance(message, Summary | InventoryIs | Change | Beat):
             return self._statement(peer, message)
         if isinstance(message, AskInventory):
-            return [Send(session, self._inventory(message.groups))]
+            return [*self._say(peer), Send(session, self._inventory(peer, message.groups))]
         if isinstance(message, Want):
             return self._wanted(session, message)
         fetch = self._fetching.get(message.name)
@@ -377,6 +410,7 @@ class Replica:
             self._touched_of(peer, (held.name for held in peer.holds))
             peer.holds, peer.todo, peer.unwanted, peer.conflicts = Inventory(), {}, {}, {}
         peer.incarnation, peer.session, peer.seq = hello.incarnation, session, -1
+        peer.said, peer.unsaid = 0, {}
         peer.heard_s, peer.refused, peer.fell_silent = self.now_s, "", False
         self._sessions[session] = peer.node
         return [*effects, *self._ask(peer)]
@@ -407,10 +441,10 @@ class Replica:
 
     # --- what peers hold --------------------------------------------------------------------------------------------
 
-    def _inventory(self, groups: tuple[str, ...]) -> Summary | InventoryIs:
+    def _inventory(self, peer: Peer, groups: tuple[str, ...]) -> Summary | InventoryIs:
         if not groups:
-            return Summary(self._seq, tuple(self.mine.groups().items()))
-        return InventoryIs(self._seq, groups, tuple(held for group in groups for held in self.mine.of_group(group)))
+            return Summary(peer.said, tuple(self.mine.groups().items()))
+        return InventoryIs(peer.said, groups, tuple(held for group in groups for held in self.mine.of_group(group)))
 
     def _statement(self, peer: Peer, message: Summary | InventoryIs | Change | Beat) -> list[Effect]:
         if isinstance(message, Summary):
@@ -498,9 +532,6 @@ class Replica:
         assert peer.session is not None, "only of a session that lasts"
         peer.asked_s, peer.unknown = self.now_s, set()
         return [Send(peer.session, AskInventory())]
-
-    def _tell_all(self, message: Message) -> list[Effect]:
-        return [Send(session, message) for session, node in self._sessions.items() if node is not None]
 
     # --- files ------------------------------------------------------------------------------------------------------
 
