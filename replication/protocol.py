@@ -409,8 +409,9 @@ class Replica:
         if peer.incarnation != hello.incarnation:
             self._touched_of(peer, (held.name for held in peer.holds))
             peer.holds, peer.todo, peer.unwanted, peer.conflicts = Inventory(), {}, {}, {}
+        if peer.session != session:
+            peer.said, peer.unsaid = 0, {}  # a greeting that comes twice does not begin our statements anew
         peer.incarnation, peer.session, peer.seq = hello.incarnation, session, -1
-        peer.said, peer.unsaid = 0, {}
         peer.heard_s, peer.refused, peer.fell_silent = self.now_s, "", False
         self._sessions[session] = peer.node
         return [*effects, *self._ask(peer)]

@@ -324,7 +324,7 @@ class Cluster:
             self.nodes[self._some()].archive()
 
     def _is_quiet(self) -> bool:
-        """After the faults nodes go on merging in every other course. In the rest nothing tells of a message that was lost last."""
+        """After the faults nodes go on merging in half of the courses. In the others nothing tells of what was lost last."""
         return bool(self.seed % 2) and self.now_s > FAULTS_UNTIL_S
 
     def _scrub(self) -> None:

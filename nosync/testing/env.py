@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
+import pyarrow as pa
+
 from nosync.lsm.env import Env
 from nosync.lsm.node import Node
 from nosync.lsm.store import Store
@@ -54,6 +56,10 @@ class FaultyEnv(Env):
         file = super().create(path)
         self._unsynced_contents.add(path.stat().st_ino)
         return file
+
+    def map(self, path: Path) -> pa.Buffer:
+        self._enter("map", path)
+        return super().map(path)
 
     def link(self, source: Path, target: Path) -> None:
         self._enter("link", target)

@@ -468,3 +468,34 @@ def test_a_merged_layer_that_is_gone_before_it_is_recorded_replaces_nothing(open
     again = open_store()
     assert snapshot(again) == before
     assert again.missing() == []
+
+
+def test_a_layer_whose_fsync_failed_and_that_is_gone_then_is_no_problem_any_more(open_store: OpenStore) -> None:
+    env = FaultyEnv()
+    store = filled(open_store, env=env)
+    store.sync()
+    env.fail("sync_file", errno.EIO, times=1, matches=_is_layer)
+    store.append("counts", t=4, rows=words(a=1), key=["word"])
+    with pytest.raises(nosync.StorageError, match="not durable"):
+        store.sync()
+    (store.directory.root / "layers" / "counts" / "raw" / "0" / "4-5-0.layer").unlink()
+    env.now_s += 60.0
+    store.sync()
+    assert store.status().problems == {}
+
+
+def test_a_layer_that_cannot_be_read_holds_up_no_other(open_store: OpenStore) -> None:
+    env = FaultyEnv()
+    store = filled(open_store, env=env)
+    store.sync()
+    for t in (4, 5):
+        _one_more(store, t)
+    env.fail("map", errno.EIO, times=1, matches=lambda path: path.name == "4-5-0.layer")
+    node = store.node
+    assert isinstance(node, Node)
+    node._drain()
+    assert [id.file_name for id in sorted(node.durable_ids())][-1] == "5-6-0.layer"
+    assert any(os.strerror(errno.EIO) in problem for problem in store.status().problems.values())
+    assert store.safe_point() == 3
+    store.sync()
+    assert store.safe_point() == 5

@@ -12,6 +12,7 @@ from nosync.replication.messages import (
     Change,
     Close,
     Effect,
+    Hello,
     InventoryIs,
     Message,
     Send,
@@ -354,3 +355,64 @@ def test_when_an_archive_is_lost_its_manifests_are_looked_for_again() -> None:
     one.unwanted([manifest(0, 3).name])
     pair.deliver(N1, one.holds([], [manifest(0, 3).name]))
     assert [manifest(t).name in one.mine for t in range(4)] == [True] * 4
+
+
+def _told(effects: list[Effect]) -> dict[SessionId, list[str]]:
+    """By session, the files that it is told of as durable."""
+    sent = [(e.session, e.message) for e in effects if isinstance(e, Send) and isinstance(e.message, Change)]
+    return {session: [one.name for one in change.added] for session, change in sent}
+
+
+def test_who_gave_a_file_is_told_at_once_that_it_is_durable_and_others_with_the_next_beat() -> None:
+    ids = [NodeId(name) for name in ("n0", "n1", "n2")]
+    nodes = {id: Replica(id, f"life-of-{id}", "store", ids, replicas=3) for id in ids}
+    sessions = {ids[0]: SessionId(0), ids[2]: SessionId(1)}
+    one = nodes[ids[1]]
+    for other, session in sessions.items():
+        one.connected(session)
+        for effect in nodes[other].connected(session):
+            assert isinstance(effect, Send)
+            one.received(session, effect.message)
+        one.received(session, Summary(0, ()))
+    one.received(sessions[ids[0]], Change(1, (held(0),)))
+    assert _told(one.holds([held(0)])) == {sessions[ids[0]]: [held(0).name]}
+    assert _told(one.holds([held(1)])) == {
+        sessions[ids[0]]: [held(1).name],
+        sessions[ids[2]]: [held(0).name, held(1).name],  # what came from here is for all, and takes along what waited
+    }
+    one.received(sessions[ids[0]], Change(2, (held(2),)))
+    one.holds([held(2)])
+    effects = one.tick(BEAT_S + 0.1)
+    assert _told(effects) == {sessions[ids[2]]: [held(2).name]}
+    beats = [effect for effect in effects if isinstance(effect, Send) and isinstance(effect.message, Beat)]
+    assert [(e.session, e.message.seq) for e in beats if isinstance(e.message, Beat)] == [
+        (sessions[ids[0]], 3),
+        (sessions[ids[2]], 2),
+    ]
+    assert effects.index(beats[1]) > max(i for i, e in enumerate(effects) if _told([e]))
+
+
+def test_what_waits_to_be_told_is_told_before_an_inventory() -> None:
+    pair = Pair()
+    one = pair.nodes[N1]
+    pair.holds(N2, held(0))
+    one.peers[N2].unsaid = {held(5).name: held(5)}
+    one.mine.add(held(5))
+    effects = one.received(SESSION, AskInventory())
+    kinds = [type(effect.message) for effect in effects if isinstance(effect, Send)]
+    assert kinds == [Change, Summary]
+    numbers = [e.message.seq for e in effects if isinstance(e, Send) and isinstance(e.message, Change | Summary)]
+    assert numbers[0] == numbers[1]
+
+
+def test_a_greeting_that_comes_twice_does_not_begin_the_statements_anew() -> None:
+    pair = Pair()
+    for t in range(3):
+        pair.holds(N1, held(t))
+    one, two = pair.nodes[N1], pair.nodes[N2]
+    said = one.peers[N2].said
+    pair.deliver(N1, one.received(SESSION, Hello(N2, "life-of-n2", "store", 2)))
+    assert one.peers[N2].said == said
+    pair.holds(N1, held(3))
+    assert two.peers[N1].seq == one.peers[N2].said
+    assert two.peers[N1].holds.root == one.mine.root

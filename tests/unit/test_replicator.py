@@ -217,3 +217,27 @@ def test_a_full_disk_refuses_a_file_and_not_the_session(
     receiver.send(held, path)
     receiver.node.sync()
     assert receiver.durable == [held.name]
+
+
+def test_what_was_verified_as_it_came_is_recorded_as_it_is(receiver: Receiver, theirs: tuple[Held, Path]) -> None:
+    held, path = theirs
+    receiver.announce(held)
+    receiver.send(held, path)
+    receiver.node.sync()
+    (record,) = receiver.node.durable_records()
+    assert (record.digest, record.rows, record.size_bytes) == (held.digest, 100, path.stat().st_size)
+
+
+def test_what_came_and_is_gone_before_it_is_durable_is_no_problem(
+    receiver: Receiver, theirs: tuple[Held, Path]
+) -> None:
+    held, path = theirs
+    receiver.announce(held)
+    receiver.send(held, path)
+    (receiver.root / held.name).unlink()
+    for _ in range(2):  # at first the node has only seen that it cannot be made durable
+        receiver.node._drain()
+        receiver.env.now_s += 60.0
+    assert receiver.durable == []
+    assert receiver.node.problems == {}
+    receiver.node.sync()

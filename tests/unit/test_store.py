@@ -15,9 +15,12 @@ import pyarrow as pa
 import pytest
 
 import nosync
+from nosync.lsm.compactor import Chain
 from nosync.lsm.env import Env
 from nosync.lsm.hashing import hash32
+from nosync.lsm.layer import Description, LayerId, Shard, TraceId
 from nosync.lsm.merge import Merge
+from nosync.lsm.node import Node
 from nosync.lsm.writer import Published
 from tests.conftest import OpenStore
 from tests.helpers import state_of
@@ -506,3 +509,44 @@ def test_a_damaged_input_of_a_merge_process_is_quarantined(in_process: nosync.St
     assert [m.t for m in in_process.missing()] == [2]
     assert not victim.exists()
     assert in_process.verify().ok
+
+
+def test_a_merge_looks_only_at_traces_of_which_something_changed(
+    open_store: OpenStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = open_store()
+    node = store.node
+    assert isinstance(node, Node)
+    for t in range(3):
+        for stage in ("a", "b"):
+            store.append(stage, t=t, rows=words(x=t), key=["word"])
+        store.seal(t)
+    store.sync()
+    while node.merge_once():
+        pass
+    looked: list[str] = []
+    chains = node.sealed_chains
+
+    def seen(trace: TraceId) -> list[Chain]:
+        looked.append(trace.stage)
+        return chains(trace)
+
+    def looked_at() -> list[str]:
+        looked.clear()
+        node.merge_once()
+        return looked
+
+    monkeypatch.setattr(node, "sealed_chains", seen)
+    assert looked_at() == []
+    store.append("b", t=3, rows=words(y=1), key=["word"])
+    store.node.note([LayerId(TraceId("b", "raw", Shard(0)), Description.of_epoch(3))])
+    node._drain()
+    assert looked_at() == ["b"]
+    store.append("a", t=3, rows=words(y=1), key=["word"])
+    store.seal(3)
+    assert looked_at() == ["a", "b"]
+    store.pin("here", 1)
+    assert looked_at() == ["a", "b"]
+    store.unpin("here")
+    assert looked_at() == ["a", "b"]
+    assert looked_at() == []

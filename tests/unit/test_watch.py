@@ -1,0 +1,125 @@
+"""New files are seen as they come, wherever below the watched directories; where some were not told of, all are."""
+
+from __future__ import annotations
+
+import errno
+import logging
+import queue
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from nosync.replication import watch as module
+from nosync.replication.watch import Watch
+
+PATIENCE_S = 10.0
+
+
+class Seen:
+    """A watch and what it told of."""
+
+    def __init__(self, root: Path) -> None:
+        self.watch = Watch([root])
+        self.told: queue.Queue[Path] = queue.Queue()
+        self.thread = threading.Thread(target=self._run)
+        self.thread.start()
+
+    def _run(self) -> None:
+        for paths in self.watch.changes():
+            for path in paths:
+                self.told.put(path)
+
+    def wait_for(self, *wanted: Path) -> set[Path]:
+        """All that was told until these were."""
+        found: set[Path] = set()
+        while not found.issuperset(wanted):
+            found.add(self.told.get(timeout=PATIENCE_S))
+        return found
+
+    def close(self) -> None:
+        self.watch.stop()
+        self.thread.join(PATIENCE_S)
+        assert not self.thread.is_alive()
+        self.watch.close()
+
+
+@pytest.fixture
+def seen(tmp_path: Path) -> Iterator[Seen]:
+    (tmp_path / "watched" / "old").mkdir(parents=True)
+    (tmp_path / "watched" / "old" / "there").touch()
+    found = Seen(tmp_path / "watched")
+    yield found
+    found.close()
+
+
+def test_what_is_there_and_what_comes(seen: Seen, tmp_path: Path) -> None:
+    root = tmp_path / "watched"
+    assert seen.wait_for(root / "old" / "there") == {root / "old" / "there"}
+    (tmp_path / "outside").touch()
+    (root / "old" / "linked").hardlink_to(tmp_path / "outside")
+    assert seen.wait_for(root / "old" / "linked") == {root / "old" / "linked"}
+    (tmp_path / "outside").rename(root / "old" / "moved")
+    assert seen.wait_for(root / "old" / "moved") == {root / "old" / "moved"}
+
+
+def test_directories_that_are_made_with_all_that_is_in_them_at_once(seen: Seen, tmp_path: Path) -> None:
+    wanted = []
+    for i in range(200):  # some files are there before their directory is watched, and some after
+        directory = tmp_path / "watched" / f"stage{i}" / "f" / "0"
+        directory.mkdir(parents=True)
+        (directory / "0.layer").touch()
+        wanted.append(directory / "0.layer")
+    seen.wait_for(*wanted)
+    late = wanted[0].with_name("1.layer")
+    late.touch()
+    seen.wait_for(late)
+
+
+def test_a_directory_that_goes_and_comes_again(seen: Seen, tmp_path: Path) -> None:
+    directory = tmp_path / "watched" / "d"
+    for i in range(20):
+        directory.mkdir()
+        (directory / str(i)).touch()
+        seen.wait_for(directory / str(i))
+        (directory / str(i)).unlink()
+        directory.rmdir()
+
+
+def test_more_than_the_system_remembers(tmp_path: Path) -> None:
+    """Nobody reads while more comes than the queue of events takes: then everything is told anew."""
+    root = tmp_path / "watched"
+    root.mkdir()
+    watch = Watch([root])
+    told = watch.changes()
+    (root / "first").touch()
+    assert next(told) == [root / "first"]
+    most = int(Path("/proc/sys/fs/inotify/max_queued_events").read_text())
+    wanted = {root / "first"}
+    for i in range(most + 10):
+        (root / str(i)).touch()
+        wanted.add(root / str(i))
+    found: set[Path] = set()
+    while not found >= wanted:
+        found.update(next(told))
+    watch.close()
+
+
+def test_without_more_watches_it_is_said_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "file").touch()
+
+    def refuse(*_: Any) -> int:
+        raise OSError(errno.ENOSPC, "no space left on device")
+
+    monkeypatch.setattr(module.INotify, "add_watch", refuse)
+    watch = Watch([tmp_path / "a", tmp_path / "b"])
+    with caplog.at_level(logging.WARNING):
+        assert sorted(next(watch.changes())) == [tmp_path / "a" / "file", tmp_path / "b" / "file"]
+    assert [record.message.count("max_user_watches") for record in caplog.records] == [1]
+    watch.close()
