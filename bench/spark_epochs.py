@@ -66,7 +66,7 @@ def run(scale: str) -> Iterator[Result]:
     with tempfile.TemporaryDirectory(dir=".") as temporary:
         root = Path(temporary)
         yield from _recording(spark, root / "recording", repeats=30 if scale == "full" else 12)
-        yield from _state_sizes(spark, root / "sizes", largest=10**7 if scale == "full" else 10**6)
+        yield from _state_sizes(spark, root / "sizes", repeats=20 if scale == "full" else 10)
         yield from _recovery(spark, root / "recovery")
     spark.stop()
 
@@ -104,9 +104,8 @@ def _recording(spark: SparkSession, root: Path, repeats: int) -> Iterator[Result
 # --- the size of the state -------------------------------------------------------------------------------------------
 
 
-def _state_sizes(spark: SparkSession, root: Path, largest: int) -> Iterator[Result]:
-    sizes = [n for n in (10**5, 10**6, 10**7) if n <= largest]
-    rows, repeats = 20_000, 20
+def _state_sizes(spark: SparkSession, root: Path, repeats: int) -> Iterator[Result]:
+    sizes, rows = (10**5, 10**6, 10**7), 20_000
     runs = {}
     for n in sizes:
         runs[n] = start(spark, root / str(n))
@@ -117,6 +116,12 @@ def _state_sizes(spark: SparkSession, root: Path, largest: int) -> Iterator[Resu
             took = one.advance(rows_of_batch(spark, i * rows, rows, n))
             if i >= 2:
                 seconds[n].append(took)
+    persist_s: dict[int, list[float]] = {n: [] for n in sizes}
+    for i in range(repeats + 2, 2 * repeats + 2):
+        for n, one in runs.items():
+            one.store.sync()  # so that what follows is this epoch's alone
+            one.advance(rows_of_batch(spark, i * rows, rows, n))
+            persist_s[n].append(timed(one.store.sync))
     for one in runs.values():
         one.store.close()
     smallest = Samples(seconds[sizes[0]])
@@ -126,6 +131,14 @@ def _state_sizes(spark: SparkSession, root: Path, largest: int) -> Iterator[Resu
         yield Result(
             f"epoch of {rows:,} rows, {n:,} keys", "nosync", found.median, "s", f"the same with {sizes[0]:,} keys",
             smallest.median, ratio, "<= 1.2", ratio <= 1.2, found.spread, repeats,
+        )  # fmt: skip
+    few = Samples(persist_s[sizes[0]])
+    for n in sizes[1:]:
+        many = Samples(persist_s[n])
+        ratio = many.median / few.median
+        yield Result(
+            f"from the end of an epoch of {rows:,} rows until it is durable, {n:,} keys", "nosync", 1000 * many.median, "ms",
+            f"the same with {sizes[0]:,} keys", 1000 * few.median, ratio, "<= 1.2", ratio <= 1.2, many.spread, repeats,
         )  # fmt: skip
 
 

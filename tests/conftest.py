@@ -22,6 +22,9 @@ settings.register_profile(
 )
 settings.load_profile("nosync")
 
+# Spark's JVMs live for minutes here: what the optimizing compiler and a parallel collector take is not won back in that time.
+os.environ.setdefault("JDK_JAVA_OPTIONS", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
+
 OpenStore = Callable[..., nosync.Store]
 
 

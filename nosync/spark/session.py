@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -28,7 +29,8 @@ def check_java() -> None:
         raise NosyncError(f"{where}. {advice}")
     answer = subprocess.run([java, "-version"], capture_output=True, text=True, check=False)
     text = answer.stderr + answer.stdout
-    version = text.split('"')[1] if '"' in text else ""
+    found = re.search(r'version "([^"]+)"', text)  # after a note, where JDK_JAVA_OPTIONS is set
+    version = found[1] if found else ""
     major = version.split(".")[0].split("-")[0]
     if not major.isdigit() or int(major) < OLDEST_JAVA:
         raise NosyncError(f"{java} is version {version or 'unknown'}. {advice}")

@@ -15,13 +15,16 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pyspark
 import pytest
 
 import nosync
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 pytestmark = pytest.mark.spark
 
@@ -75,7 +78,6 @@ def make_flow(fault: str, marker: Path) -> nosync.Dataflow:
 def run_driver(root: Path, fault: str, master: str = "local-cluster[2,1,1024]") -> dict[str, Any]:
     """The whole job in a process of its own. Returns every layer's digest and what was computed how often."""
     from pyspark.sql import SparkSession
-    from pyspark.sql import functions as F
 
     os.environ["PYSPARK_PYTHON"] = sys.executable
     builder = SparkSession.builder.master(master).config("spark.ui.enabled", "false")
@@ -95,6 +97,14 @@ def run_driver(root: Path, fault: str, master: str = "local-cluster[2,1,1024]") 
     for name, value in settings.items():
         builder = builder.config(name, value)
     spark = builder.getOrCreate()
+    found = run_job(spark, root, fault)
+    spark.stop()
+    return found
+
+
+def run_job(spark: SparkSession, root: Path, fault: str) -> dict[str, Any]:
+    from pyspark.sql import functions as F
+
     with nosync.open(root / "store") as store:
         job = nosync.Job(make_flow(fault, root / "struck"), store, spark=spark, shards=4)
         for t in range(EPOCHS):
@@ -103,11 +113,10 @@ def run_driver(root: Path, fault: str, master: str = "local-cluster[2,1,1024]") 
             )
             job.advance(t, {"rows": rows})
         manifests = store.node.manifests().values()
-        found = {str(entry.id): entry.digest for manifest in manifests for entry in manifest.entries}
+        digests = {str(entry.id): entry.digest for manifest in manifests for entry in manifest.entries}
         answer = sorted(tuple(row) for row in job.read("sizes").collect())
         whole = store.verify().ok
-    spark.stop()
-    return {"digests": found, "answer": answer, "whole": whole, "struck": (root / "struck").exists()}
+    return {"digests": digests, "answer": answer, "whole": whole, "struck": (root / "struck").exists()}
 
 
 def run(root: Path, fault: str, *master: str) -> dict[str, Any]:
@@ -124,8 +133,10 @@ long = pytest.mark.skipif(not os.environ.get("NOSYNC_LONG"), reason="of the long
 
 
 @pytest.fixture(scope="module")
-def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    return run(tmp_path_factory.mktemp("faults") / "none", "none")
+def undisturbed(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """On one machine, in one process: other tasks on other executors publish the same layers."""
+    found = run_job(spark, tmp_path_factory.mktemp("faults"), "none")
+    return {**found, "answer": [list(row) for row in found["answer"]]}
 
 
 @pytest.mark.timeout(600)

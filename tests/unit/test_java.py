@@ -39,3 +39,11 @@ def test_versions_of_java(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, versi
     else:
         with pytest.raises(nosync.NosyncError, match="17\\+ runtime"):
             check_java()
+
+
+def test_what_java_says_of_its_options_is_not_its_version(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    _fake_java(tmp_path, "17.0.1")
+    java = tmp_path / "bin" / "java"
+    java.write_text(java.read_text().replace("'openjdk", '\'NOTE: Picked up JDK_JAVA_OPTIONS: -Da="b c"\\nopenjdk'))
+    monkeypatch.setenv("JAVA_HOME", str(tmp_path))
+    check_java()
