@@ -33,8 +33,8 @@ SPARKS_OWN_S = 120.0
 LOST = "n3"
 PATIENCE_S = 900.0
 QUICK = {
-    "heartbeat.interval": "400ms",
-    "heartbeat.timeout": "1600ms",
+    "heartbeat.interval": "500ms",
+    "heartbeat.timeout": "1800ms",
     "restart-strategy.type": "fixed-delay",
     "restart-strategy.fixed-delay.attempts": "1000",
     "restart-strategy.fixed-delay.delay": "0s",
@@ -72,7 +72,7 @@ HARMS = (
 
 def run(scale: str) -> Iterator[Result]:
     large = 8 * 10**6 if scale == "full" else 2 * 10**6
-    variants = {"heartbeats of 0.4 s": QUICK} | ({"default": {}} if scale == "full" else {})
+    variants = {"heartbeats of 0.5 s": QUICK} | ({"default": {}} if scale == "full" else {})
     for harm in HARMS:
         extra_s = {}
         for keys in (SMALL_KEYS, large) if scale == "full" or harm == HARMS[0] else (large,):

@@ -177,6 +177,3 @@ BUGS: dict[str, type[Cluster]] = {
     "takes an archive for one of the whole line": _ArchiveStandsForTheLine,
     "does not notice what it lost": _with_replica(_ForgetsPeersChanges),
 }
-
-FOUND_BY = {"forgets what changes beside a summary": 45, "takes inventories of any time": 53}
-"""Where the search for the rarer ones begins: near a seed that found them once."""
