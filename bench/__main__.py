@@ -55,8 +55,11 @@ def main(names: tuple[str, ...], scale: str, busy_ok: bool, resume: bool) -> Non
                 f"the load is {load:.1f}: the machine is busy, figures would mislead (--busy-ok)"
             )
         began = time.perf_counter()
-        results = list(importlib.import_module(f"bench.{name}").run(scale))
-        show(name, results)
+        results: list[Result] = []
+        try:
+            results.extend(importlib.import_module(f"bench.{name}").run(scale))
+        finally:
+            show(name, results)  # of one that fails, what it found until then
         took_s = time.perf_counter() - began
         print(f"kept in {write(name, results, load, scale, took_s)}; took {took_s:,.0f} s")
         if resume:

@@ -74,15 +74,15 @@ def run(scale: str) -> Iterator[Result]:
     large = 8 * 10**6 if scale == "full" else 2 * 10**6
     variants = {"heartbeats of 0.5 s": QUICK} | ({"default": {}} if scale == "full" else {})
     for harm in HARMS:
-        extra_s = {}
-        for keys in (SMALL_KEYS, large) if scale == "full" or harm == HARMS[0] else (large,):
+        extra_s, state = {}, {}
+        for keys in (SMALL_KEYS, large) if scale == "full" or harm == HARMS[0] else (SMALL_KEYS,):
             with tempfile.TemporaryDirectory(dir=".") as directory:
                 normal_s, hit_s, state_bytes = _measure(Path(directory).absolute(), keys, harm.ours)
             extra_s[keys] = hit_s - normal_s
-            state = f"{state_bytes / 1e9:.1f} GB of state"
+            state[keys] = f"{state_bytes / 1e9:.1f} GB of state"
             yield Result(
-                f"{harm.name}; {state}", "nosync, beyond a normal epoch", extra_s[keys], "s", "an epoch before it", normal_s,
-                hit_s / normal_s, f"<= {harm.goal_s} s", extra_s[keys] <= harm.goal_s, None, 1,
+                f"{harm.name}; {state[keys]}", "nosync, beyond a normal epoch", extra_s[keys], "s", "an epoch before it",
+                normal_s, hit_s / normal_s, f"<= {harm.goal_s} s", extra_s[keys] <= harm.goal_s, None, 1,
                 {"sparks_own_timeout_s": SPARKS_OWN_S, "keys": keys},
             )  # fmt: skip
         for name, settings in variants.items():
@@ -90,10 +90,10 @@ def run(scale: str) -> Iterator[Result]:
                 tempfile.TemporaryDirectory(dir=".") as directory,
                 flink_cluster(Path(directory).absolute(), settings) as made,
             ):
-                found = made.seconds_to_run_again(large, harm.flinks)
-            ratio = extra_s[large] / found["seconds"]
+                found = made.seconds_to_run_again(SMALL_KEYS, harm.flinks)
+            ratio = max(0.0, extra_s[SMALL_KEYS]) / found["seconds"]  # epochs vary by more than a quick recovery takes
             yield Result(
-                f"{harm.name}; {state}", "nosync, until the output of that epoch", extra_s[large], "s",
+                f"{harm.name}; {state[SMALL_KEYS]}", "nosync, until the output of that epoch", extra_s[SMALL_KEYS], "s",
                 f"Flink {found['version']}, {name}: until its tasks run again", found["seconds"], ratio, "< 1", ratio < 1,
                 None, 1, {"flinks_state_bytes": found["state_bytes"], **settings},
             )  # fmt: skip

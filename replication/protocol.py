@@ -62,7 +62,7 @@ WINDOW_S = 2.0
 """At most what comes in this time is asked for at once: on a slow link what is asked for would be merged before it came."""
 WINDOW_FILES = 64
 GROUPS_AT_ONCE = 2_000
-BEAT_S = 0.5
+BEAT_S = 0.6
 SUSPECT_AFTER_S = 1.8
 SILENT_S = 5.0
 """A session on which nothing comes is ended, and begun again by whoever began it."""

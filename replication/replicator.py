@@ -35,7 +35,7 @@ from nosync.replication.wire import Chunk, Decoder, Encoder
 
 log = logging.getLogger("nosync.replication")
 
-TICK_S = 0.5
+TICK_S = 0.6
 PART_KEPT_S = 600.0
 _CONFLICT = "conflict "
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -38,16 +39,18 @@ def spent() -> tuple[float, int]:
     """Processor seconds, and bytes written, of this process and those it started (Flink runs in a JVM of its own)."""
     cpu_s, written = 0.0, 0
     for process in _tree(os.getpid()):
-        user, system, *_ = (process / "stat").read_text().rpartition(")")[2].split()[11:]
-        cpu_s += (int(user) + int(system)) / os.sysconf("SC_CLK_TCK")
-        lines = (process / "io").read_text().splitlines()
-        written += sum(int(line.split()[1]) for line in lines if line.startswith("write_bytes:"))
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+            user, system, *_ = (process / "stat").read_text().rpartition(")")[2].split()[11:]
+            lines = (process / "io").read_text().splitlines()
+            cpu_s += (int(user) + int(system)) / os.sysconf("SC_CLK_TCK")
+            written += sum(int(line.split()[1]) for line in lines if line.startswith("write_bytes:"))
     return cpu_s, written
 
 
 def _tree(pid: int) -> Iterator[Path]:
     process = Path("/proc") / str(pid)
     yield process
-    for task in (process / "task").iterdir():
-        for child in (task / "children").read_text().split():
-            yield from _tree(int(child))
+    for task in process.glob("task/*/children"):
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # a thread that has ended meanwhile
+            for child in task.read_text().split():
+                yield from _tree(int(child))
