@@ -33,7 +33,7 @@ class Seen:
                 self.told.put(path)
 
     def wait_for(self, *wanted: Path) -> set[Path]:
-        """All that was told until these were."""
+        """All that was told until these were. Raises queue.Empty where one never is."""
         found: set[Path] = set()
         while not found.issuperset(wanted):
             found.add(self.told.get(timeout=PATIENCE_S))
@@ -72,10 +72,10 @@ def test_directories_that_are_made_with_all_that_is_in_them_at_once(seen: Seen, 
         directory.mkdir(parents=True)
         (directory / "0.layer").touch()
         wanted.append(directory / "0.layer")
-    seen.wait_for(*wanted)
+    assert seen.wait_for(*wanted) >= set(wanted)
     late = wanted[0].with_name("1.layer")
     late.touch()
-    seen.wait_for(late)
+    assert late in seen.wait_for(late)
 
 
 def test_a_directory_that_goes_and_comes_again(seen: Seen, tmp_path: Path) -> None:
@@ -83,7 +83,7 @@ def test_a_directory_that_goes_and_comes_again(seen: Seen, tmp_path: Path) -> No
     for i in range(20):
         directory.mkdir()
         (directory / str(i)).touch()
-        seen.wait_for(directory / str(i))
+        assert directory / str(i) in seen.wait_for(directory / str(i))
         (directory / str(i)).unlink()
         directory.rmdir()
 
