@@ -14,10 +14,10 @@ WORSE = 0.20
 
 def regressions(now: list[dict[str, Any]], before: list[dict[str, Any]]) -> list[str]:
     """What became worse. Only results with a goal say which direction is the better one."""
-    known = {(r["workload"], r["engine"], r["baseline"]): r for r in before}
+    known = {_key(r): r for r in before}
     found = []
     for r in now:
-        old = known.get((r["workload"], r["engine"], r["baseline"]))
+        old = known.get(_key(r))
         if old is None or not r["ratio"] or not old["ratio"] or not r["goal"]:
             continue
         change = old["ratio"] / r["ratio"] if r["goal"].startswith(">") else r["ratio"] / old["ratio"]
@@ -26,6 +26,10 @@ def regressions(now: list[dict[str, Any]], before: list[dict[str, Any]]) -> list
                 f"{r['workload']}: {r['engine']} beside {r['baseline']}: ratio {r['ratio']:.3g}, committed {old['ratio']:.3g}"
             )
     return found
+
+
+def _key(r: dict[str, Any]) -> tuple[str, ...]:
+    return (r["workload"], r["engine"], r["baseline"], r["unit"])
 
 
 def committed(name: str) -> list[dict[str, Any]]:

@@ -11,8 +11,8 @@ from bench.compare import regressions
 from bench.harness import MEASURED, Progress, source_digest
 
 
-def result(ratio: float | None, goal: str, workload: str = "w") -> dict[str, Any]:
-    return {"workload": workload, "engine": "nosync", "baseline": "other", "ratio": ratio, "goal": goal}
+def result(ratio: float | None, goal: str, workload: str = "w", unit: str = "rows/s") -> dict[str, Any]:
+    return {"workload": workload, "engine": "nosync", "baseline": "other", "unit": unit, "ratio": ratio, "goal": goal}
 
 
 @pytest.mark.parametrize(
@@ -55,3 +55,9 @@ def test_the_code_that_is_measured_has_a_digest(tmp_path: Path) -> None:
     assert source_digest(tmp_path) == before
     (tmp_path / "lsm" / "a.py").write_text("2")
     assert source_digest(tmp_path) != before
+
+
+def test_only_the_same_is_compared() -> None:
+    before = [result(10.0, ">= 5"), result(0.1, "", unit="CPU s for 10^6 rows")]
+    assert regressions([result(9.9, ">= 5"), result(0.1, "", unit="CPU s for 10^6 rows")], before) == []
+    assert len(regressions([result(5.0, ">= 5")], before)) == 1
