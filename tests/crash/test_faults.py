@@ -499,3 +499,17 @@ def test_a_layer_that_cannot_be_read_holds_up_no_other(open_store: OpenStore) ->
     assert store.safe_point() == 3
     store.sync()
     assert store.safe_point() == 5
+
+
+def test_a_merge_that_failed_is_done_with_the_next_look(open_store: OpenStore) -> None:
+    env = FaultyEnv()
+    store = filled(open_store, epochs=6, env=env)
+    store.sync()
+    before = snapshot(store)
+    node = store.node
+    assert isinstance(node, Node)
+    env.fail("create", errno.ENOSPC, times=1)
+    with pytest.raises(nosync.StorageError, match="the disk is full"):
+        node.merge_once()
+    assert node.merge_once()
+    assert snapshot(store) == before
