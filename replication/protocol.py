@@ -173,7 +173,7 @@ class Replica:
     # --- events: this node ------------------------------------------------------------------------------------------
 
     def holds(self, added: Iterable[Held], gone: Iterable[str] = ()) -> list[Effect]:
-        """These files are durable here now, and those are gone. Say so to everyone."""
+        """These files are durable here now, and those are gone. Says so: at once to who waits for it, else with the next beat."""
         added, names = tuple(added), tuple(gone)
         gone = tuple(name for name in names if name in self.mine)
         gave = {self._fetching[held.name].session if held.name in self._fetching else None for held in added}
