@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from nosync.lsm.directory import LayerDirectory, read_marker
+from nosync.lsm.directory import read_marker
 from nosync.lsm.env import Env
 from nosync.lsm.errors import InvalidInputError, ReplicationError, StoreLockedError
 from nosync.lsm.hashing import Hasher, hash32
@@ -88,12 +88,13 @@ def _beside_daemon(root: Path, env: Env, hasher: Hasher, locked: StoreLockedErro
     try:
         from nosync.replication.attached import AttachedNode  # noqa: PLC0415 - needs the extra `daemon`
         from nosync.replication.daemon import client_of  # noqa: PLC0415
+        from nosync.replication.places import FetchingDirectory  # noqa: PLC0415
     except ImportError:
         raise locked from None
     client = client_of(root)
     if client is None:
         raise locked
-    directory = LayerDirectory(root, read_marker(root, env).key_groups, env, hasher)
+    directory = FetchingDirectory(root, read_marker(root, env).key_groups, env, hasher)
     try:
         return Store(directory, StoreSettings(), AttachedNode(directory, client))
     except ReplicationError as error:

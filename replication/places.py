@@ -18,6 +18,7 @@ from typing import Any, Protocol, TypeVar
 from nosync.lsm.directory import LayerDirectory, read_marker
 from nosync.lsm.env import Env
 from nosync.lsm.errors import HoleError, NosyncError, NotAvailableError, ReplicationError
+from nosync.lsm.hashing import Hasher, hash32
 from nosync.lsm.history import View
 from nosync.lsm.layer import LayerId, TraceId
 from nosync.lsm.timestamp import Time
@@ -91,8 +92,8 @@ def _open(place: Place) -> LayerDirectory:
 class FetchingDirectory(LayerDirectory):
     """The layers of one node, which fetches from its peers what it is asked for and does not have."""
 
-    def __init__(self, root: Path, key_groups: int) -> None:
-        super().__init__(root, key_groups)
+    def __init__(self, root: Path, key_groups: int, env: Env | None = None, hasher: Hasher = hash32) -> None:
+        super().__init__(root, key_groups, env, hasher)
         self._gave_up_s: dict[str, float] = {}  # when waiting for a trace was in vain; Spark tries a task several times
 
     @property
