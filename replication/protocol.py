@@ -168,7 +168,7 @@ class Replica:
         self._let_go: dict[str, Time] = {}  # by trace, the time up to which its layers are not kept here any more
         self._kept_s: dict[str, float] = {}  # traces that tasks here asked for, and until when
         self.keep_all = False
-        """Keep what others keep as well: a job runs here, and wants to read all of it."""
+        """Keep what others keep as well, see `want_all`."""
 
     # --- events: this node ------------------------------------------------------------------------------------------
 
@@ -303,6 +303,15 @@ class Replica:
         self._kept_s = {trace: until_s for trace, until_s in self._kept_s.items() if until_s > self.now_s}
         self._kept_s |= dict.fromkeys(traces, self.now_s + KEEP_S)
         return self._fetch()
+
+    def want_all(self) -> list[Effect]:
+        """A job runs here and wants to read all: this node keeps what others keep as well, and asks them what that is by now.
+
+        What they came to hold since their last beat they may not have said yet, and who gave it to them may be gone.
+        """
+        self.keep_all = True
+        ask = [effect for peer in self._linked() if peer.asked_s is None for effect in self._ask(peer)]
+        return [*ask, *self._fetch()]
 
     def let_go(self, trace: str, until: Time) -> None:
         """Inputs that are safe: layers of this trace that end by `until` are fetched no more, unless a task asks for them."""

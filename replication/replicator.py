@@ -210,8 +210,8 @@ class Replicator:
     def keep_all(self, patience_s: float) -> bool:
         """From now on this node keeps everything. Waits until it has what peers have; False: it has not within `patience_s`."""
         with self._lock:
-            self._replica.keep_all = True
             self._act(self._replica.tick(self._env.monotonic_s()))
+            self._act(self._replica.want_all())
         end = self._env.monotonic_s() + patience_s
         while self._env.monotonic_s() < end:
             with self._lock:

@@ -405,6 +405,21 @@ def test_what_waits_to_be_told_is_told_before_an_inventory() -> None:
     assert numbers[0] == numbers[1]
 
 
+def test_a_node_that_wants_all_asks_for_what_was_not_said_yet() -> None:
+    pair = Pair()
+    one, two = pair.nodes[N1], pair.nodes[N2]
+    for node in (one, two):
+        node.add_member(NodeId("n3"))  # gave it to n2, which did not tell n1 yet
+    two.mine.add(held(0))
+    two.peers[N1].unsaid = {held(0).name: held(0)}
+    assert one.is_filled()
+    asked = one.want_all()
+    assert not one.is_filled()
+    pair.deliver(N1, asked)
+    assert held(0).name in one.mine
+    assert one.is_filled()
+
+
 def test_a_greeting_that_comes_twice_does_not_begin_the_statements_anew() -> None:
     pair = Pair()
     for t in range(3):
