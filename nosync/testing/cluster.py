@@ -381,7 +381,7 @@ class Cluster:
         if self.now_s > FAULTS_UNTIL_S:
             return
         node = self.nodes[self._some()]
-        kind = ["crash", "wipe", "part", "heal", "rot", "cut", "move"][int(self.random.integers(7))]
+        kind = ["crash", "wipe", "part", "heal", "rot", "cut", "move", "read"][int(self.random.integers(8))]
         self.note(f"{kind} {node.id}")
         if kind in ("crash", "wipe") and node.replica is not None:
             for link in self.links.values():
@@ -406,6 +406,8 @@ class Cluster:
             node.rotten.add(name)
         elif kind == "move":
             self.leader = node.id
+        elif kind == "read" and node.replica is not None:
+            node.act(node.replica.want_all())
 
     def _may_wipe(self, node: SimNode) -> bool:
         """Only what another node has may be lost: otherwise there is nothing to heal from."""
