@@ -63,15 +63,17 @@ def bind(
     *,
     salt: str = "",
     sources: Mapping[str, str] | None = None,
+    placements: Mapping[str, Sequence[str]] | None = None,
 ) -> BoundFlow:
     """Resolves schemas, fingerprints and segments. Raises FlowError or SchemaError naming the stage.
 
     `salt` enters the fingerprints of sources, for a branch with inputs of its own; `sources` states them, for one that
-    shares the recorded inputs of another.
+    shares the recorded inputs of another. `placements` says by which columns the rows of sources are in their shards, where
+    they were recorded (default: by the first key that the flow asks of them).
     """
     if not flow.sources:
         raise FlowError(f"dataflow {flow.name} has no source")
-    binder = _Binder(flow, parse_ddl, analyze, salt, sources or {})
+    binder = _Binder(flow, parse_ddl, analyze, salt, sources or {}, placements)
     for stage in flow.stages:
         for name in stage.inputs:
             if name not in binder.bound:
@@ -88,7 +90,7 @@ def bind(
 
 def source_fingerprints(flow: Dataflow, parse_ddl: ParseDdl, *, salt: str = "") -> dict[str, str]:
     """By source, the fingerprint that `bind` gives it, without binding the rest."""
-    binder = _Binder(flow, parse_ddl, _no_jvm, salt, {})
+    binder = _Binder(flow, parse_ddl, _no_jvm, salt, {}, {})
     for stage in flow.sources:
         binder.add(stage)
     return {name: bound.fingerprint for name, bound in binder.bound.items()}
@@ -96,9 +98,15 @@ def source_fingerprints(flow: Dataflow, parse_ddl: ParseDdl, *, salt: str = "") 
 
 class _Binder:
     def __init__(
-        self, flow: Dataflow, parse_ddl: ParseDdl, analyze: Analyze, salt: str, sources: Mapping[str, str]
+        self,
+        flow: Dataflow,
+        parse_ddl: ParseDdl,
+        analyze: Analyze,
+        salt: str,
+        sources: Mapping[str, str],
+        placements: Mapping[str, Sequence[str]] | None,
     ) -> None:
-        self._salt, self._sources = salt, sources
+        self._salt, self._sources, self._placements = salt, sources, placements
         self._flow, self._parse_ddl, self._analyze = flow, parse_ddl, analyze
         self.bound: dict[str, BoundStage] = {}
         self.segments: dict[str, Segment] = {}
@@ -127,7 +135,11 @@ class _Binder:
         schema = self._parse(stage)
         bound = self._stage(stage, schema, changing=False, described=str(schema) + self._salt)
         bound = replace(bound, fingerprint=self._sources.get(stage.name, bound.fingerprint))
-        self._new_segment(replace(bound, placed_by=self._first_key(stage.name, schema)))
+        if self._placements is None:
+            placed_by = self._first_key(stage.name, schema)
+        else:
+            placed_by = tuple(self._placements.get(stage.name, ()))
+        self._new_segment(replace(bound, placed_by=placed_by))
 
     def _first_key(self, name: str, schema: pa.Schema) -> tuple[str, ...]:
         """The key of the first stage that takes a source's rows by key: its rows go to their shards at once."""

@@ -9,6 +9,7 @@ job.recover()
 from __future__ import annotations
 
 import contextlib
+import json
 import logging
 import threading
 import time
@@ -71,6 +72,8 @@ InputsAt = Callable[[int], "Mapping[str, DataFrame]"]
 
 log = logging.getLogger("nosync")
 
+PLACED = "placed"
+"""In a manifest: by source, the columns that say to which shard its rows went."""
 _ATTEMPTS = 4
 """Of an epoch, where hosts are lost while it runs."""
 _MOST_INPUTS = 100
@@ -117,7 +120,7 @@ class Job:
         """The branch that this job runs on."""
         self._check_shape(flow)
         self._declared, self._analyze = flow, Analyzer(spark)
-        self._bound: dict[tuple[tuple[str, str], ...], BoundFlow] = {}
+        self._bound: dict[tuple[object, ...], BoundFlow] = {}
         self._sinks = dict(sinks or {})
         self._unsafe_inputs: dict[int, Mapping[str, DataFrame]] = {}
         self._watch: HostWatch | None = None
@@ -161,9 +164,12 @@ class Job:
             return self.flow
         recorded = {e.id.trace.stage: e.id.trace.fingerprint for e in manifest.entries}
         sources = {stage.name: recorded[stage.name] for stage in self.flow.sources if stage.name in recorded}
-        at = tuple(sorted(sources.items()))
+        placed = manifest.meta.get(PLACED)  # None: of a store of an older version, which placed as the flow says
+        at = (*sorted(sources.items()), json.dumps(placed, sort_keys=True))
         if at not in self._bound:
-            self._bound[at] = bind(self._declared, self._epoch.parse_ddl, self._analyze, sources=sources)
+            self._bound[at] = bind(
+                self._declared, self._epoch.parse_ddl, self._analyze, sources=sources, placements=placed
+            )
         return self._bound[at]
 
     def _parents_manifest(self, t: int) -> Manifest | None:
@@ -305,7 +311,11 @@ class Job:
         check_fence(
             self._directory.root, self._node.lines.line(self.branch_name).id, self.instance, self._directory.env
         )
-        meta: dict[str, Any] = {"flow": flow.name, "shards": self._shards_at(flow, t)}
+        meta: dict[str, Any] = {
+            "flow": flow.name,
+            "shards": self._shards_at(flow, t),
+            PLACED: {name: list(columns) for name, columns in flow.placements.items()},
+        }
         let_go = {stage.name: stage.at_safe_point for stage in self._declared.sources if stage.at_safe_point != KEEP}
         if let_go:
             meta[AT_SAFE_POINT] = let_go
@@ -781,6 +791,6 @@ class Job:
             Inventory(self._directory.descriptions),
             wanted,
             histories=self._node.histories(self.branch_name),
-            fingerprint=lambda stage, t: self.flow_at(t).stages[stage].fingerprint,
+            flow_at=self.flow_at,
             can_replay=lambda source, t: bool(can_replay(t) if callable(can_replay) else can_replay),
         )

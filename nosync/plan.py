@@ -138,6 +138,11 @@ class BoundFlow:
         return [stage for stage in self.stages.values() if not stage.inputs]
 
     @property
+    def placements(self) -> dict[str, tuple[str, ...]]:
+        """By source, the columns that say to which shard its rows go."""
+        return {stage.name: stage.placed_by for stage in self.sources}
+
+    @property
     def recorded(self) -> list[BoundStage]:
         """The stages that have a layer at every epoch."""
         return [stage for stage in self.stages.values() if stage.recorded and not stage.of_rounds]

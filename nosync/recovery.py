@@ -84,17 +84,15 @@ def plan(
     *,
     histories: Mapping[str, History],
     can_replay: Callable[[str, int], bool],
-    fingerprint: Callable[[str, int], str] | None = None,
+    flow_at: Callable[[int], BoundFlow] | None = None,
 ) -> RecoveryPlan:
     """What to compute so that every wanted cell is recorded.
 
     `histories`: by stage, which traces its layers are in. `can_replay(source, t)`: whether the rows of a source at an epoch
-    can be given again. `fingerprint(stage, t)`: that of the code at hand (default: the flow's at every epoch). The work
-    done is proportional to what is missing, not to the state.
+    can be given again. `flow_at(t)`: the flow with the inputs of epoch `t`, and where they were placed (default: always `flow`).
+    The work done is proportional to what is missing, not to the state.
     """
-    planner = _Planner(
-        flow, inventory, histories, can_replay, fingerprint or (lambda stage, _: flow.stages[stage].fingerprint)
-    )
+    planner = _Planner(flow, inventory, histories, can_replay, flow_at or (lambda _: flow))
     impossible = {}
     for cell in sorted(set(wanted)):
         reason = planner.require(cell)
@@ -110,9 +108,9 @@ class _Planner:
         inventory: Inventory,
         histories: Mapping[str, History],
         can_replay: Callable[[str, int], bool],
-        fingerprint: Callable[[str, int], str],
+        flow_at: Callable[[int], BoundFlow],
     ) -> None:
-        self._fingerprint = fingerprint
+        self._flow_at = flow_at
         self._flow, self._inventory = flow, inventory
         self._histories, self._can_replay = histories, can_replay
         self._decided: dict[Cell, str] = {}  # cells to compute ("") or that cannot be (the reason)
@@ -144,7 +142,7 @@ class _Planner:
     def _needs(self, cell: Cell) -> tuple[list[Cell], str]:
         """The missing cells that computing this one needs, and why it is impossible ("" if it is not)."""
         stage = self._flow.stages[cell.stage]
-        if self._fingerprint(stage.name, cell.t) != self._span(stage.name, cell.t).fingerprint:
+        if self._flow_at(cell.t).stages[stage.name].fingerprint != self._span(stage.name, cell.t).fingerprint:
             return [], f"{cell} was recorded by other code than this flow has"
         if not stage.deterministic:
             return [], f"stage {stage.name} is declared deterministic=False: what was recorded is never computed again"
@@ -158,7 +156,7 @@ class _Planner:
         reason = ""
         shards = self._span(stage.name, cell.t).shard_count
         for name in stage.inputs:
-            by_key = self._crosses_shards(stage, name)
+            by_key = self._crosses_shards(stage, name, cell.t)
             for upstream in self._flow.changes_from(name):
                 for shard in range(shards) if by_key else [cell.shard]:
                     more, why = self._changes(upstream, Cell(cell.t, upstream.name, shard))
@@ -203,9 +201,9 @@ class _Planner:
         cell = Cell(t - 1, name, 0)  # every shard records the same watermark
         return [cell] if self._layer_at(cell) is None else []
 
-    def _crosses_shards(self, stage: BoundStage, name: str) -> bool:
+    def _crosses_shards(self, stage: BoundStage, name: str, t: int) -> bool:
         """Whether the rows of an input come by key, from every shard."""
-        return bool(stage.options.get("feed_key")) and name not in self._flow.segment_of(stage.name).stages
+        return bool(stage.options.get("feed_key")) and name not in self._flow_at(t).segment_of(stage.name).stages
 
     def _changes(self, upstream: BoundStage, given: Cell) -> tuple[list[Cell], str]:
         """What is missing to have the changes of a cell; why they cannot be had."""

@@ -384,14 +384,7 @@ class Cluster:
         kind = ["crash", "wipe", "part", "heal", "rot", "cut", "move", "read"][int(self.random.integers(8))]
         self.note(f"{kind} {node.id}")
         if kind in ("crash", "wipe") and node.replica is not None:
-            for link in self.links.values():
-                if node in link.ends:
-                    link.close()
-            node.replica, node.volatile = None, {}
-            if kind == "wipe" and self.chance(0.5, faults=True) and self._may_wipe(node):
-                node.durable, node.rotten, node.safe = {}, set(), -1
-                node.incarnation = f"{node.id}-{next(self._numbers)}"
-            self.after(self.random.uniform(0.2, 3.0), node.start)
+            self._crash(node, wipe=kind == "wipe")
         elif kind == "part":
             self._parted.add(frozenset((node.id, self._some())))
         elif kind == "heal":
@@ -408,6 +401,16 @@ class Cluster:
             self.leader = node.id
         elif kind == "read" and node.replica is not None:
             node.act(node.replica.want_all())
+
+    def _crash(self, node: SimNode, *, wipe: bool) -> None:
+        for link in self.links.values():
+            if node in link.ends:
+                link.close()
+        node.replica, node.volatile = None, {}
+        if wipe and self.chance(0.5, faults=True) and self._may_wipe(node):
+            node.durable, node.rotten, node.safe = {}, set(), -1
+            node.incarnation = f"{node.id}-{next(self._numbers)}"
+        self.after(self.random.uniform(0.2, 3.0), node.start)
 
     def _may_wipe(self, node: SimNode) -> bool:
         """Only what another node has may be lost: otherwise there is nothing to heal from."""

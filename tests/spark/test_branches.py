@@ -267,3 +267,52 @@ def test_a_branch_keeps_its_part_of_the_parents_history(spark: SparkSession, ope
     store.compact()
     with pytest.raises(nosync.CompactedError):
         state(job, "sums", 1)
+
+
+def sums_by(*columns: str) -> nosync.Dataflow:
+    """Sums by each column; the first one says where the source's rows go."""
+    flow = nosync.Dataflow("sums")
+    source = flow.source("rows", "a bigint, b bigint, v bigint")
+    for column in columns:
+        source.aggregate(f"by_{column}", key=[column], total=nosync.sum("v"))
+    return flow
+
+
+def sums_slowly(column: str, epochs: int) -> list[tuple[int, int]]:
+    totals: dict[int, int] = {}
+    for t in range(epochs):
+        for i in range(60):
+            key = {"a": i % 7, "b": i % 5}[column]
+            totals[key] = totals.get(key, 0) + i + t
+    return sorted(totals.items())
+
+
+def test_what_was_placed_by_one_key_can_be_asked_for_by_another(spark: SparkSession, open_store: OpenStore) -> None:
+    """Where a source's rows are is what it was when they were recorded, whatever a later flow does with them."""
+
+    def epoch(t: int) -> dict[str, DataFrame]:
+        columns = ["i % 7 AS a", "i % 5 AS b", f"i + {t} AS v"]
+        return {"rows": spark.range(60).withColumnRenamed("id", "i").selectExpr(*columns)}
+
+    store = open_store(settings=nosync.StoreSettings(background=False))
+    job = nosync.Job(sums_by("a", "b"), store, spark=spark, shards=2)
+    for t in range(3):
+        job.advance(t, epoch(t))
+    store.sync()
+    branch = job.branch(
+        "by-b", at=0, drop=["by_a"], add=lambda flow: flow["rows"].aggregate("most", key=["b"], v=nosync.max("v"))
+    )
+    branch.replay()
+    assert state(branch, "by_b", 2) == sums_slowly("b", 3)
+    assert state(branch, "most", 2) == [(b, 55 + b + 2) for b in range(5)]
+
+    again = nosync.Job(sums_by("b", "a"), store, spark=spark, shards=2)  # the same stages, in another order
+    for lost in [x for x in store.layers() if x.stage in ("by_a", "by_b") and x.lower == 1]:
+        Path(lost.path).unlink()
+    assert again.recover().recomputed == 4, "both stages, both shards"
+    again.advance(3, epoch(3))
+    for column in ("a", "b"):
+        assert state(again, f"by_{column}", 3) == sums_slowly(column, 4)
+    for lost in [x for x in store.layers() if x.stage == "rows"]:
+        Path(lost.path).unlink()
+    assert again.recover(epoch).unrecoverable == {}, "each epoch's rows go where they went"
