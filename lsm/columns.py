@@ -245,3 +245,8 @@ def match_keys(hashes: U32, keys: Sequence[pa.Array], wanted_hashes: U32, wanted
     at = np.flatnonzero(same_key)  # the sort is stable, so the row of `keys` comes first
     found[order[at + 1] - n] = order[at]
     return found
+
+
+def conformed(column: pa.ChunkedArray, type_: pa.DataType) -> pa.ChunkedArray:
+    """The column with a type that it has but for its width: Spark may hand large strings where strings went in."""
+    return column if column.type == type_ else column.cast(type_)

@@ -45,6 +45,7 @@ from nosync.plan import BoundStage
 from nosync.windows import NO_WATERMARK
 
 HASH64_COLUMN = "_hash64"
+"""Spark's hash of a row's key; of a source's rows that of all columns."""
 TOUCHED_COLUMN = "__touched"
 """Of an update with a time to live: the epoch of each key's last change."""
 _WENT = pa.array([DELETE, UPDATE_BEFORE])
@@ -156,17 +157,25 @@ def source(work: Work) -> Produced:
 
 
 def _by_content(rows: pa.Table) -> pa.Table:
-    """Rows of one hash are the same row, but for collisions, which are put in order of their text."""
+    order = canonical_order(rows)
+    rows = rows.drop_columns([HASH64_COLUMN])
+    return rows if (np.diff(order) == 1).all() else rows.take(pa.array(order))
+
+
+def canonical_order(rows: pa.Table) -> Indices:
+    """The order of a source's rows by the hash of each whole row.
+
+    Rows of one hash are the same row, but for collisions, which are put in order of their text.
+    """
     hashes = rows.column(HASH64_COLUMN).to_numpy()
     order = np.argsort(hashes, kind="stable")
-    rows = rows.drop_columns([HASH64_COLUMN]).take(pa.array(order))
-    for start, stop in _runs(hashes[order]):
-        run = rows.slice(start, stop - start)
-        texts = [repr(row) for row in run.to_pylist()]
+    runs = list(_runs(hashes[order]))
+    contents = rows.drop_columns([HASH64_COLUMN]).take(pa.array(order)) if runs else rows
+    for start, stop in runs:
+        texts = [repr(row) for row in contents.slice(start, stop - start).to_pylist()]
         if len(set(texts)) > 1:
-            inner = sorted(range(len(texts)), key=texts.__getitem__)
-            rows = pa.concat_tables([rows.slice(0, start), run.take(pa.array(inner)), rows.slice(stop)])
-    return rows
+            order[start:stop] = order[start:stop][sorted(range(len(texts)), key=texts.__getitem__)]
+    return order
 
 
 def _runs(ordered: Indices) -> Iterator[tuple[int, int]]:

@@ -7,14 +7,15 @@ shard of a key, or, after expressions that the JVM evaluates, within their shard
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pyarrow as pa
 
 from nosync.aggregates import Plan
-from nosync.dataflow import IN_JVM, LOOP, PART_SEPARATOR
+from nosync.dataflow import IN_JVM, LOOP, PART_SEPARATOR, SOURCE
 from nosync.levels import NONE, Level
 from nosync.lsm.columns import CHANGE_TYPE_COLUMN
 from nosync.windows import Window
@@ -110,6 +111,8 @@ class Segment:
     name: str
     stages: tuple[str, ...]
     feeds: tuple[Feed, ...] = ()
+    fused: bool = False
+    """The feeds come from sources in it: the JVM sends the sources' rows, and beside them what it makes of them for the feeds."""
 
 
 @dataclass(frozen=True)
@@ -175,7 +178,7 @@ class BoundFlow:
 
     def emissions(self, segment: Segment, loop: str | None = None) -> list[Emission]:
         """What other segments take from this one, in a fixed order: those of a loop, or those outside of all loops."""
-        takers = [s for s in self.segments.values() if self.loop_of(s) == loop]
+        takers = [s for s in self.segments.values() if self.loop_of(s) == loop and not s.fused]
         wanted = [feed.emission for s in takers for feed in s.feeds if not self.feeds_back(s, feed)]
         return list(dict.fromkeys(e for e in wanted if e.stage in segment.stages))
 
@@ -193,3 +196,61 @@ class BoundFlow:
         if bound.recorded:
             return [bound]
         return [found for name in bound.inputs for found in self.changes_from(name)]
+
+    # --- fusing ---------------------------------------------------------------------------------------------------------
+
+    @functools.cached_property
+    def fused(self) -> BoundFlow:
+        """The same stages in fewer tasks, for epochs whose inputs are given.
+
+        What expressions make of a source's rows can be sent to the task of a keyed stage together with the rows themselves, where
+        both are in the shards of the same key. Then one task records the source and computes the keyed stage, and rows are
+        shuffled once. Recorded inputs, which the JVM does not see before a task has read them, take the longer way.
+        """
+        if self.loops:
+            return self
+        segments = dict(self.segments)
+        for taker in self.segments.values():
+            homes = self._homes_of(taker, segments)
+            if homes:
+                for home in homes:
+                    del segments[home.name]
+                del segments[taker.name]
+                stages = tuple(name for home in homes for name in home.stages) + taker.stages
+                segments[homes[0].name] = Segment(homes[0].name, stages, taker.feeds, fused=True)
+        return replace(self, segments=segments)
+
+    def _homes_of(self, taker: Segment, segments: Mapping[str, Segment]) -> list[Segment]:
+        """The segments of the sources from which alone a segment is fed, if it can be one with them."""
+        names = [feed.emission.stage for feed in taker.feeds]
+        if len({*names}) < len(names) or not all(self._stays_in_shard(feed) for feed in taker.feeds):
+            return []
+        homes = [segments.get(name) for name in names]
+        if not homes or any(home is None or home.fused for home in homes):
+            return []
+        together = [*(home for home in homes if home is not None), taker]
+        inside = {name for segment in together for name in segment.stages}
+        others = [s for s in segments.values() if s not in together and not s.fused]
+        # A segment runs once for each of its exits.
+        exits = {feed.emission for s in others for feed in s.feeds if feed.emission.stage in inside}
+        return together[:-1] if len(exits) <= 1 else []
+
+    def _stays_in_shard(self, feed: Feed) -> bool:
+        """Whether the rows of a source, as the feed brings them, are in the shard where the source's are."""
+        source = self.stages[feed.emission.stage]
+        if source.kind != SOURCE or not source.placed_by or feed.emission.window is not None:
+            return False
+        texts = [e for name in feed.jvm for e in self.stages[name].options.get("expressions", [None])]
+        if not all(isinstance(expression, str) for expression in texts):
+            return False  # a join with a table, or Column objects: those are not put together as one text
+        kept = kept_through(self.stages, feed)
+        return tuple(kept.get(column) for column in feed.key) == source.placed_by
+
+
+def kept_through(stages: Mapping[str, BoundStage], feed: Feed) -> dict[str, str]:
+    """By column of a feed, the column that it is of the stage that the feed comes from, if no expression made it."""
+    names = {name: name for name in stages[feed.emission.stage].output.names}
+    for stage in feed.jvm:
+        kept: Mapping[str, str] = stages[stage].options["kept"]
+        names = {name: names[of] for name, of in kept.items() if of in names}
+    return names

@@ -7,7 +7,7 @@ Invariants
 
 Steps
 1. Sort the rows that came by feed, and bring each feed's into canonical order: those of a source by content, others by
-   the tag they got before the shuffle.
+   the tag they got before the shuffle. In a fused segment one row says both, see nosync.fusing.
 2. For each stage of the segment: recorded -> read its changes back where they are wanted; else compute, publish, derive
    its changes. A stage that is not recorded at all is computed when a later one wants its changes.
 3. Yield the changes of the stage that leaves the segment, each row tagged (shard, position), a report of every layer, and
@@ -28,9 +28,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from nosync.dataflow import AGGREGATE, FILTER, IN_JVM, JOIN, LOOP, MAP, SOURCE, UNION, UPDATE, WINDOW
+from nosync.fusing import no_rows, split
 from nosync.joins import content_hash
 from nosync.loops import apply_loop, changes_of_round, consolidate, recorded_changes
-from nosync.lsm.columns import key_columns
+from nosync.lsm.columns import conformed, key_columns
 from nosync.lsm.env import storage_errors
 from nosync.lsm.errors import DeterminismError, FlowError, HoleError
 from nosync.lsm.fence import Instance, check_fence
@@ -153,6 +154,8 @@ class SegmentTask:
     rounds: int = 0
     """Of a loop that is done: how many rounds it took, which become the epoch's layers."""
     phase: str = ""
+    fused: bool = False
+    """See nosync.plan.Segment."""
     absent: frozenset[int] = frozenset()
     """Feeds that bring nothing: from outside the loop after its first round."""
     recorded: frozenset[str] = frozenset()
@@ -167,6 +170,11 @@ class SegmentTask:
             return None
         key = self.stages[stage].options.get("feed_key", ())
         return next(i for i, f in enumerate(self.feeds) if (f.input, f.key) == (input, key))
+
+    @property
+    def sources(self) -> list[BoundStage]:
+        """The sources whose rows come, in order; several in a fused segment."""
+        return [self.stages[name] for name in self.run if self.stages[name].kind == SOURCE]
 
     def fed_schema(self, feed: Feed) -> pa.Schema:
         """The columns of a feed's rows, without tag, report and hash."""
@@ -205,7 +213,7 @@ class _ShardRun:
         self._changes: dict[str, pa.Table] = {}
         self._produced: dict[str, Produced] = {}  # changes are derived from it where they are wanted
         self._feeds: list[_Fed] = []
-        self._given: pa.Table | None = None  # a source's rows
+        self._given: dict[str, pa.Table] = {}  # by source, its rows
 
     def _check_host(self) -> None:
         """What a loop's rounds record stays on its host and is gone after the epoch, so they all run on the driver's."""
@@ -256,8 +264,11 @@ class _ShardRun:
     def _receive(self, batches: list[pa.RecordBatch]) -> None:
         """Keeps the reports that came with the rows."""
         rows = pa.Table.from_batches(batches) if batches else None
+        if self._task.fused:
+            self._receive_fused(rows)
+            return
         if not self._task.feeds:
-            self._given = rows
+            self._given = {stage.name: rows for stage in self._task.sources if rows is not None}
             return
         several = len(self._task.feeds) - len(self._task.absent) > 1
         for i, feed in enumerate(self._task.feeds):
@@ -265,6 +276,15 @@ class _ShardRun:
             if mine is not None and several:
                 mine = mine.filter(pc.equal(mine.column(SIDE_COLUMN), i))
             self._feeds.append(self._fed(i, feed, mine, several=several))
+
+    def _receive_fused(self, rows: pa.Table | None) -> None:
+        task, fed = self._task, dict[int, pa.Table]()
+        if rows is not None:
+            given, fed = split(rows, task.sources, task.feeds, task.stages)
+            self._given = {stage.name: of_stage for stage, of_stage in zip(task.sources, given, strict=True)}
+        for i, feed in enumerate(task.feeds):
+            # One shuffle brought everything.
+            self._feeds.append(_Fed(fed.get(i, no_rows(task.fed_schema(feed))), set(range(task.shards))))
 
     def _fed(self, index: int, feed: Feed, rows: pa.Table | None, *, several: bool) -> _Fed:
         schema = self._task.fed_schema(feed)
@@ -290,7 +310,7 @@ class _ShardRun:
         tags = rows.column(TAG_COLUMN).to_numpy()
         order = np.argsort(tags, kind="stable")
         table = pa.Table.from_arrays(
-            [_conformed(c, f.type) for c, f in zip(columns, fields, strict=True)], schema=pa.schema(fields)
+            [conformed(c, f.type) for c, f in zip(columns, fields, strict=True)], schema=pa.schema(fields)
         )
         if len(order) and (np.diff(tags[order]) == 0).any():  # a join in the JVM made several rows of one
             order = np.lexsort((content_hash(table.select(schema.names)), tags))
@@ -426,8 +446,7 @@ class _ShardRun:
                     "was recorded on",
                     stage=stage.name, shard=str(self._shard), lower=str(self._task.t), upper=str(self._task.t + 1),
                 )  # fmt: skip
-            hashed = stage.schema.append(pa.field(HASH64_COLUMN, pa.int64())).empty_table()
-            inputs = [self._given if self._given is not None else hashed]
+            inputs = [self._given.get(stage.name, no_rows(stage.schema))]
         else:
             inputs = [self._input(stage, name, id) for name in stage.inputs]
         idle = stage.kind in _IDLE_WITHOUT_ROWS and stage.options.get("ttl") is None
@@ -502,8 +521,3 @@ class _ShardRun:
             self._directory.env.sync_file(path)
             for parent in list(path.parents)[: len(id.path.parts)]:
                 self._directory.env.sync_dir(parent)
-
-
-def _conformed(column: pa.ChunkedArray, type_: pa.DataType) -> pa.ChunkedArray:
-    """Spark may hand large strings where strings went in."""
-    return column if column.type == type_ else column.cast(type_)

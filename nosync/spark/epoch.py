@@ -9,7 +9,7 @@ Each segment is one `mapInArrow`; only reports reach the driver.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import reduce
@@ -23,6 +23,7 @@ from pyspark.sql import functions as F
 from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
 from pyspark.sql.types import StructType
 
+from nosync.fusing import PLACE_COLUMN
 from nosync.loops import Phase, next_phase, recorded_changes, rounds_done
 from nosync.lsm.columns import describe, plain
 from nosync.lsm.errors import FlowError, NosyncError, SchemaError
@@ -46,7 +47,8 @@ from nosync.segment import (
     emitted_schema,
     side_column,
 )
-from nosync.spark.expressions import for_tasks, jvm_rows, quoted
+from nosync.spark.expressions import for_tasks, hash_of, jvm_rows, quoted
+from nosync.spark.fused import given_rows
 from nosync.spark.session import conf_set, session_settings
 
 _EXCLUDED_RULES = "spark.sql.optimizer.excludedRules"
@@ -90,6 +92,8 @@ def run_epoch(
     """
     # Under foreachBatch the rows belong to a session of the query's own.
     spark = next((frame.sparkSession for frame in inputs.values()), spark)
+    if plan.compute is None and all(source.name in inputs for source in flow.sources):
+        flow = flow.fused
     run = _EpochRun(spark, flow, plan, inputs)
     with task_errors(), settings_for_epochs(spark):
         for loop in flow.loops.values():
@@ -247,6 +251,9 @@ class _EpochJob:
         absent = frozenset(i for i, f in enumerate(feeds) if inside and not self._comes_in_round(segment, f))
         round = self.part.round if inside else None
         task = self._task(run, feeds, emission, round=round, absent=absent, head=segment.name)
+        if segment.fused:
+            rows = given_rows(task.sources, feeds, flow.stages, self._inputs)
+            return self._mapped(self._placed(rows, PLACE_COLUMN), replace(task, fused=True))
         if len(absent) < len(feeds):
             rows = self._fed(segment, feeds, absent)
         elif loop is not None or feeds:
@@ -340,7 +347,7 @@ class _EpochJob:
         for name in feed.jvm:
             rows = jvm_rows(self._flow.stages[name], rows, keep=(TAG_COLUMN, REPORT_COLUMN))
         if feed.key:
-            rows = rows.withColumn(HASH64_COLUMN, F.expr(_hash_of(feed.key)))
+            rows = rows.withColumn(HASH64_COLUMN, F.expr(hash_of(feed.key)))
         return rows
 
     def _replayed(self, feed: Feed) -> DataFrame:
@@ -373,9 +380,11 @@ class _EpochJob:
             schema = from_arrow_schema(head.schema.append(pa.field(HASH64_COLUMN, pa.int64())))
             return self._spark.createDataFrame([], schema).repartitionById(self._plan.shards, F.lit(0))
         columns = [quoted(name) for name in head.schema.names]
-        rows = given.selectExpr(*columns, f"{_hash_of(head.schema.names)} AS {HASH64_COLUMN}")
-        placed = _hash_of(head.placed_by) if head.placed_by else HASH64_COLUMN
-        return rows.repartitionById(self._plan.shards, F.expr(f"CAST({self._shard_of(placed)} AS INT)"))
+        rows = given.selectExpr(*columns, f"{hash_of(head.schema.names)} AS {HASH64_COLUMN}")
+        return self._placed(rows, hash_of(head.placed_by) if head.placed_by else HASH64_COLUMN)
+
+    def _placed(self, rows: DataFrame, hash64: str) -> DataFrame:
+        return rows.repartitionById(self._plan.shards, F.expr(f"CAST({self._shard_of(hash64)} AS INT)"))
 
     # Expressions are texts: those built of Column objects ask the JVM once for each part, which adds up in every epoch.
 
@@ -384,10 +393,6 @@ class _EpochJob:
         groups, shards = self._flow.key_groups, self._plan.shards
         group = f"shiftright(shiftrightunsigned({hash64}, {HASH_BITS}) * {groups}, {HASH_BITS})"
         return f"floor({group} * {shards} / {groups})"
-
-
-def _hash_of(names: Sequence[str]) -> str:
-    return f"xxhash64({', '.join(map(quoted, names))})"
 
 
 def _beside(index: int, frames: Mapping[int, DataFrame], feeds: list[Feed]) -> DataFrame:

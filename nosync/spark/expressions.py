@@ -6,7 +6,7 @@ what cannot be part of a recorded computation is refused.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -30,11 +30,16 @@ def quoted(name: str) -> str:
     return "`" + name.replace("`", "``") + "`"
 
 
+def hash_of(names: Sequence[str]) -> str:
+    """The hash of columns, as nosync.lsm.hashing.hash64 computes it."""
+    return f"xxhash64({', '.join(map(quoted, names))})"
+
+
 def for_tasks(stage: BoundStage) -> BoundStage:
     """The stage without what only the driver can use: columns and DataFrames are handles on objects of the JVM."""
     if not stage.in_jvm:
         return stage
-    return replace(stage, options={name: value for name, value in stage.options.items() if name == "feed_key"})
+    return replace(stage, options={name: stage.options[name] for name in ("feed_key", "kept") if name in stage.options})
 
 
 def jvm_rows(stage: BoundStage, rows: DataFrame, keep: Sequence[str]) -> DataFrame:
@@ -47,7 +52,9 @@ def jvm_rows(stage: BoundStage, rows: DataFrame, keep: Sequence[str]) -> DataFra
 def _apply(kind: str, options: Any, rows: DataFrame, keep: Sequence[str], report: str | None) -> DataFrame:
     kept = [F.col(name) for name in keep]
     if kind == SELECT:
-        return rows.select(*(_column(e) for e in options["expressions"]), *kept)
+        every = [F.col(quoted(name)) for name in rows.columns if name not in keep]
+        chosen = [every if is_star(e) else [_column(e)] for e in options["expressions"]]
+        return rows.select(*(column for some in chosen for column in some), *kept)
     if kind == WHERE:
         condition = _column(options["expressions"][0])
         return rows.where(condition if report is None else condition | F.col(report).isNotNull())
@@ -63,6 +70,11 @@ def _apply(kind: str, options: Any, rows: DataFrame, keep: Sequence[str], report
         matched = F.col(_MATCHED).isNotNull()
         joined = joined.where(matched if report is None else matched | F.col(report).isNotNull())
     return joined.select(*(F.col(quoted(name)) for name in (*columns, *added)), *kept)
+
+
+def is_star(expression: str | Column) -> bool:
+    """All columns of the input, but not those of ours beside them."""
+    return isinstance(expression, str) and expression.strip() == "*"
 
 
 def _column(expression: str | Column) -> Column:
@@ -87,16 +99,16 @@ class Analyzer:
     def __init__(self, spark: SparkSession) -> None:
         self._spark = spark
         # A job binds its flow several times; the stage is kept, so that its id stays its own.
-        self._known: dict[tuple[int, pa.Schema], tuple[Stage, tuple[pa.Schema, str]]] = {}
+        self._known: dict[tuple[int, pa.Schema], tuple[Stage, tuple[pa.Schema, str, Mapping[str, str]]]] = {}
 
-    def __call__(self, stage: Stage, given: pa.Schema) -> tuple[pa.Schema, str]:
-        """The output's schema, and a text that says what is computed. Raises FlowError or SchemaError naming the stage."""
+    def __call__(self, stage: Stage, given: pa.Schema) -> tuple[pa.Schema, str, Mapping[str, str]]:
+        """See nosync.bind.Analyze. Raises FlowError or SchemaError naming the stage."""
         at = (id(stage), given)
         if at not in self._known:
             self._known[at] = stage, self._ask(stage, given)
         return self._known[at][1]
 
-    def _ask(self, stage: Stage, given: pa.Schema) -> tuple[pa.Schema, str]:
+    def _ask(self, stage: Stage, given: pa.Schema) -> tuple[pa.Schema, str, Mapping[str, str]]:
         empty = self._spark.createDataFrame([], from_arrow_schema(given))
         keep = [CHANGE_TYPE_COLUMN] if CHANGE_TYPE_COLUMN in given.names else []
         try:
@@ -108,7 +120,8 @@ class Analyzer:
         except PySparkException as error:
             reason = str(error).strip().splitlines()[0]
             raise SchemaError(f"stage {stage.name}: Spark cannot evaluate it over its input: {reason}") from None
-        return schema, self._described(stage, rows)
+        kept = _kept_columns(rows) if stage.kind == SELECT else {name: name for name in given.names}
+        return schema, self._described(stage, rows), kept
 
     def _check_plan(self, stage: Stage, rows: DataFrame) -> None:
         analyzed = _analyzed(rows)
@@ -149,6 +162,18 @@ class Analyzer:
         # The sum of the rows' hashes does not depend on their order; as a decimal it cannot overflow.
         n, total = table.agg(F.count(F.lit(1)), F.sum(hashed.cast("decimal(38,0)"))).collect()[0]
         return f"{stage.options['on']} {stage.options['how']} {table.schema.simpleString()} {n} rows {total}"
+
+
+def _kept_columns(rows: DataFrame) -> dict[str, str]:
+    """By column of a select, the column of its input that it is under this name or another."""
+    columns = _analyzed(rows).projectList()
+    kept = {}
+    for i in range(columns.size()):
+        column = columns.apply(i)
+        value = column.child() if column.getClass().getSimpleName() == "Alias" else column
+        if value.getClass().getSimpleName() == "AttributeReference":
+            kept[column.name()] = value.name()
+    return kept
 
 
 def _analyzed(rows: DataFrame) -> Any:

@@ -1,0 +1,137 @@
+"""Sources and the keyed stage after expressions in one task: the same layers as by the longer way, byte for byte."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pytest
+
+import nosync
+from nosync.plan import BoundFlow
+from tests.conftest import OpenStore
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+pytestmark = pytest.mark.spark
+
+PEOPLE, SALES = "id bigint, name string, state string, x double", "id bigint, seller bigint, n bigint, price double"
+
+
+def joined(flow: nosync.Dataflow) -> None:
+    """Two sources, each through expressions, into one join; dividing fails where the row does not pass."""
+    people, sales = flow.source("people", PEOPLE), flow.source("sales", SALES)
+    some = (
+        sales.where("some", "n != 0 -- not all\n")
+        .where("good", "price > 1")
+        .select("per", "seller AS id", "100 DIV n AS each")
+    )
+    local = people.where("local", "state IN ('A', 'B')").select("named", "id", "upper(name) AS name", "x")
+    some.join("out", local, on=["id"], how="left").aggregate(
+        "by_name", key=["name"], total=nosync.sum("each"), x=nosync.sum("x")
+    )
+
+
+def summed(flow: nosync.Dataflow) -> None:
+    """One source with another consumer beside; floats, so that the order of rows shows."""
+    people = flow.source("people", PEOPLE)
+    some = (
+        people.select("all", "*", "x * 3 AS y")
+        .where("known", "name IS NOT NULL")
+        .where("here", "coalesce(state, 'A') <> 'B'")
+    )
+    some.aggregate("sums", key=["name"], y=nosync.sum("y"), ids=nosync.max("id"))
+    people.where("there", "state IS NOT NULL").aggregate("states", key=["state", "id"], n=nosync.count())
+
+
+def latest(flow: nosync.Dataflow) -> None:
+    """A user's function over rows in their order, after one in Python on the source, and a join of a source as it is."""
+    people, sales = flow.source("people", PEOPLE), flow.source("sales", SALES)
+    people.select("brief", "id", "state", "x").update("last", key=["id"], state="state string, x double", fn=keep_last)
+    sales.where("dear", "price > 50").select("sold", "seller AS id", "price").dedupe("first", key=["id"])
+
+
+def keep_last(changes: pa.Table, state: pa.Table) -> pa.Table:
+    both = pa.concat_tables([state.select(["id", "state", "x"]), changes.select(["id", "state", "x"])])
+    return (
+        both.group_by("id", use_threads=False)
+        .aggregate([("state", "last"), ("x", "last")])
+        .rename_columns(["id", "state", "x"])
+    )
+
+
+def rows(spark: SparkSession, t: int) -> dict[str, DataFrame]:
+    """Rows twice, nulls, numbers that divide by zero, and shares of rows that change with the epoch (one has none)."""
+    r = random.Random(t)
+    people = [
+        (r.choice([None, *range(20)]), r.choice([None, "a", "b", "c"]), r.choice("ABC"), r.random())
+        for _ in range(30 * (t % 3))
+    ]
+    sales = [(1000 * t + i, r.randrange(25), r.randrange(3), r.choice([None, r.random() * 100])) for i in range(60)]
+    return {
+        "people": spark.createDataFrame([*people, *people[:7]], PEOPLE),
+        "sales": spark.createDataFrame(sales, SALES).repartition(1 + t),
+    }
+
+
+def digests(store: nosync.Store) -> dict[tuple[Any, ...], tuple[int, str]]:
+    return {(x.stage, x.shard, x.lower): (x.rows, x.digest) for x in store.layers()}
+
+
+def run(spark: SparkSession, store: nosync.Store, build: Any, epochs: int = 4) -> nosync.Job:
+    flow = nosync.Dataflow("f")
+    build(flow)
+    job = nosync.Job(flow, store, spark=spark, shards=2)
+    for t in range(epochs):
+        given = rows(spark, t)
+        job.advance(t, {source.name: given[source.name] for source in flow.sources})
+    return job
+
+
+@pytest.mark.parametrize(
+    ("build", "together"),
+    [
+        (joined, {"sales", "people", "out__left", "out__right", "out"}),
+        (summed, {"people", "sums"}),
+        (latest, {"people", "last"}),
+    ],
+)
+def test_one_task_records_what_two_would(
+    spark: SparkSession, open_store: OpenStore, monkeypatch: pytest.MonkeyPatch, build: Any, together: set[str]
+) -> None:
+    quiet = nosync.StoreSettings(background=False)
+    store, other = open_store(settings=quiet), open_store("other", settings=quiet)
+    job = run(spark, store, build)
+    assert together in [set(segment.stages) for segment in job.flow.fused.segments.values() if segment.fused]
+    with monkeypatch.context() as patched:
+        patched.setattr(BoundFlow, "fused", property(lambda flow: flow))
+        run(spark, other, build)
+    assert digests(store) == digests(other)
+    assert any(n for n, _ in digests(store).values())
+
+    lost = [x for x in store.layers() if x.stage not in ("people", "sales") and x.lower == 1]
+    for layer in lost:
+        Path(layer.path).unlink()
+    report = job.recover()  # from the recorded inputs, so the longer way; it compares digests
+    assert (report.recomputed, report.unrecoverable) == (len(lost), {})
+
+
+def test_expressions_that_are_objects_and_tables_take_the_longer_way(
+    spark: SparkSession, open_store: OpenStore
+) -> None:
+    from pyspark.sql import functions as F
+
+    flow = nosync.Dataflow("f")
+    people = flow.source("people", PEOPLE)
+    people.where("objects", F.col("x") > 0.5).aggregate("sums", key=["id"], n=nosync.count())
+    table = spark.createDataFrame([("A", 1), ("B", 2)], "state string, number bigint")
+    people.join_static("numbered", table, on=["state"]).aggregate("numbers", key=["number"], n=nosync.count())
+    job = nosync.Job(flow, open_store(), spark=spark, shards=2)
+    assert not any(segment.fused for segment in job.flow.fused.segments.values())
+    given = spark.createDataFrame([(1, "a", "A", 0.7), (1, "b", "B", 0.2), (2, "c", "C", 0.9)], PEOPLE)
+    job.advance(0, {"people": given})
+    assert sorted(map(tuple, job.read("sums").collect())) == [(1, 1), (2, 1)]
+    assert sorted(map(tuple, job.read("numbers").collect())) == [(1, 1), (2, 1)]

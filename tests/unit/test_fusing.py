@@ -1,0 +1,82 @@
+"""Which sources are one task with the keyed stage after expressions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import pyarrow as pa
+import pytest
+
+import nosync
+from nosync.bind import bind
+from nosync.dataflow import WHERE, Dataflow, Stage
+from nosync.plan import BoundFlow
+from tests.runner import parse_ddl
+
+ROWS = "a bigint, b bigint, v bigint"
+
+
+def analyze(stage: Stage, given: pa.Schema) -> tuple[pa.Schema, str, Mapping[str, str]]:
+    """What Spark would say of `x`, `x AS y` and `1 + x AS y`."""
+    if stage.kind == WHERE:
+        return given, "", {name: name for name in given.names}
+    chosen = [expression.partition(" AS ")[::2] for expression in stage.options["expressions"]]
+    kept = {name or value: value for value, name in chosen if value in given.names}
+    return pa.schema([(name or value, pa.int64()) for value, name in chosen]), str(chosen), kept
+
+
+def fused(build: Callable[[Dataflow], object]) -> tuple[BoundFlow, list[set[str]]]:
+    flow = nosync.Dataflow("f")
+    build(flow)
+    bound = bind(flow, parse_ddl, analyze)
+    return bound, [set(s.stages) for s in bound.fused.segments.values() if s.fused]
+
+
+def count(stage: Stage, name: str, key: str) -> Stage:
+    return stage.aggregate(name, key=[key], **{f"n_{name}": nosync.count()})
+
+
+def test_a_key_that_expressions_pass_on_under_another_name() -> None:
+    bound, together = fused(
+        lambda f: count(
+            f.source("rows", ROWS).where("some", "v > 0").select("less", "b AS k", "1 + v AS w"), "counts", "k"
+        )
+    )
+    assert together == [{"rows", "counts"}]
+    assert bound.placements == {"rows": ("b",)}
+    (segment,) = bound.fused.segments.values()
+    assert [feed.jvm for feed in segment.feeds] == [("some", "less")]
+    assert not any(s.fused for s in bound.segments.values()), "recorded inputs take the longer way"
+
+
+def test_sources_that_are_joined_by_what_they_have() -> None:
+    def build(flow: Dataflow) -> None:
+        left = flow.source("left", ROWS).select("l", "a AS k", "v AS x")
+        left.join("both", flow.source("right", "k bigint, y bigint"), on=["k"])
+
+    bound, together = fused(build)
+    assert together == [{"left", "right", "both__left", "both__right", "both"}]
+    assert bound.placements == {"left": ("a",), "right": ("k",)}
+
+
+@pytest.mark.parametrize(
+    "build",
+    [
+        lambda f: count(f.source("rows", ROWS).select("more", "1 + a AS k"), "counts", "k"),
+        # what is asked of the source as it is comes first
+        lambda f: (count(s := f.source("rows", ROWS), "direct", "b"), count(s.where("some", "v > 0"), "counts", "a")),
+        lambda f: count(f.source("rows", ROWS).where("some", "v > 0", persist="disk"), "counts", "a"),
+        # two exits: the task would run twice
+        lambda f: (
+            count(count(f.source("rows", ROWS).where("some", "v > 0"), "by_a", "a").where("w", "n_by_a > 1"), "many", "n_by_a"),
+            count(f["rows"].select("other", "1 + v AS k"), "by_k", "k"),
+        ),
+        lambda f: (
+            count(f.source("rows", ROWS).where("some", "v > 0"), "counts", "a"),
+            f["rows"].select("start", "a", "b").iterate("loop", lambda rows: rows.select("next", "b AS a", "a AS b")),
+        ),
+    ],
+    ids=["computed", "direct", "recorded", "two exits", "loop"],
+)  # fmt: skip
+def test_what_stays_apart(build: Callable[[Dataflow], object]) -> None:
+    assert fused(build)[1] == []
