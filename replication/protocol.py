@@ -15,20 +15,23 @@ Invariants
   peer was known to hold nor that of what this node holds. So meeting again costs what changed, not what there is.
 - A file is fetched from one peer at a time, at most a window of bytes at once, and kept only if its bytes have the
   digest that was announced.
+- What is small and was just written here goes unasked to who keeps it, ahead of the statement that it is durable here:
+  that saves a question and its answer. Who does not want it throws it away; who is slow to take it is asked for no more.
 - Nobody waits for anybody: no event blocks, and a peer that is away only falls behind.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
-from nosync.lsm.timestamp import Time
+from nosync.lsm.timestamp import Time, epoch_of
 from nosync.replication.inventory import (
     Held,
     Inventory,
     NodeId,
     archive_of,
+    covers,
     group_of,
     in_order,
     keepers,
@@ -55,15 +58,12 @@ from nosync.replication.messages import (
     Want,
     Wanted,
 )
+from nosync.replication.peer import SMALLEST_WINDOW_BYTES, SUSPECT_AFTER_S, WINDOW_S, Peer
 
 WINDOW_BYTES = 64 << 20
-SMALLEST_WINDOW_BYTES = 4 << 20
-WINDOW_S = 2.0
-"""At most what comes in this time is asked for at once: on a slow link what is asked for would be merged before it came."""
 WINDOW_FILES = 64
 GROUPS_AT_ONCE = 2_000
 BEAT_S = 0.6
-SUSPECT_AFTER_S = 1.8
 SILENT_S = 5.0
 """A session on which nothing comes is ended, and begun again by whoever began it."""
 FETCH_TIMEOUT_S = 30.0
@@ -77,59 +77,14 @@ OPTIONAL_WINDOW_BYTES = 2 << 20
 """Of what can be computed again no more is on its way at once, so that it holds up little of the rest."""
 KEEP_S = 60.0
 """How long a node keeps what a task there has asked for."""
+PUSH_FILE_BYTES = 64 << 10
+PUSH_BYTES = 1 << 20
+"""No more than this is on its way unasked to one peer."""
+PUSH_PATIENCE_S = 5.0
+"""A peer that does not say for so long that it holds what was pushed is slow, or does not want it."""
+PUSH_PAUSE_S = 60.0
 UNWANTED_S = 10.0
 """How long what was dropped here is not taken from those who have not dropped it yet, and get it meanwhile."""
-
-
-# --- state ------------------------------------------------------------------------------------------------------------
-
-
-@dataclass
-class Peer:
-    """What a node knows of another one."""
-
-    node: NodeId
-    incarnation: str | None = None
-    session: SessionId | None = None
-    holds: Inventory = field(default_factory=Inventory)
-    seq: int = -1
-    """Its last statement that counted; -1: none yet in this session."""
-    said: int = 0
-    """The number of our last statement to it in this session."""
-    unsaid: dict[str, Held | None] = field(default_factory=dict)
-    """What is held since then, and what is not any more (None)."""
-    heard_s: float = float("-inf")
-    asked_s: float | None = None
-    """When its inventory was asked for, and has not come yet."""
-    unknown: set[str] = field(default_factory=set)
-    """Groups of files whose summary came, and whose names were asked for."""
-    todo: dict[str, list[Held]] = field(default_factory=dict)
-    """What we are missing of what it holds, by trace (layers) or by itself (other files)."""
-    dirty: set[str] = field(default_factory=set)
-    """Traces and other files that changed here or there since `todo` was made."""
-    arrived_bytes: int = 0
-    """Pieces of files since the last beat."""
-    rate_bytes_s: float = SMALLEST_WINDOW_BYTES / WINDOW_S
-    """How fast files come from it, while any do."""
-    piece_s: float = float("-inf")
-    """When the last piece of a file came."""
-    fell_silent: bool = False
-    """Its last session ended because nothing came any more: it, its host or the network may be gone, and nobody said so."""
-    unwanted: dict[str, float] = field(default_factory=dict)
-    """What was dropped here, and is not to come back from this peer: until it drops it too (inf), or a time."""
-    conflicts: dict[str, tuple[str, str]] = field(default_factory=dict)
-    """Files of other contents there than here: our digest and theirs."""
-    refused: str = ""
-    """Why it is not talked to."""
-
-    def has_dropped(self, names: Iterable[str]) -> None:
-        """It does not hold these: if it does again, they are other ones."""
-        for name in names:
-            if self.unwanted.get(name) == float("inf"):
-                del self.unwanted[name]
-
-    def is_up(self, now_s: float) -> bool:
-        return self.session is not None and now_s - self.heard_s <= SUSPECT_AFTER_S
 
 
 @dataclass
@@ -176,7 +131,7 @@ class Replica:
         """These files are durable here now, and those are gone. Says so: at once to who waits for it, else with the next beat."""
         added, names = tuple(added), tuple(gone)
         gone = tuple(name for name in names if name in self.mine)
-        gave = {self._fetching[held.name].session if held.name in self._fetching else None for held in added}
+        gave = {h.name: self._fetching[h.name].session if h.name in self._fetching else None for h in added}
         for name in names:
             if (
                 name in self._fetching and name not in self.mine
@@ -197,13 +152,36 @@ class Replica:
                 peer.dirty.update(peer.holds.manifests_of(archive))
         if not added and not gone:
             return []
+        fresh = [held for held in added if not gone and gave[held.name] is None and self._may_push(held)]
         effects: list[Effect] = []
         for peer in self._linked():
+            effects += self._push(peer, fresh)
             peer.unsaid |= {held.name: held for held in added}
             peer.unsaid |= dict.fromkeys(gone)
-            if gone or None in gave or peer.session in gave:
+            if gone or None in gave.values() or peer.session in gave.values():
                 effects += self._say(peer)
         return [*effects, *self._fetch()]
+
+    def _may_push(self, held: Held) -> bool:
+        """What is small, new, and not to be computed again. Nodes merge for themselves."""
+        id = layer_of(held.name)
+        is_fresh = id is None or epoch_of(id.description.lower) == epoch_of(Time(id.description.upper - 1))
+        return is_fresh and held.size_bytes <= PUSH_FILE_BYTES and not self._is_optional(held.name)
+
+    def _push(self, peer: Peer, files: Iterable[Held]) -> list[Effect]:
+        """Sends a peer what it would ask for."""
+        if not peer.is_up(self.now_s) or self.now_s < peer.push_again_s:
+            return []
+        coming = sum(size for size, _ in peer.pushed.values())
+        chosen = []
+        for held in files:
+            wanted = held.name not in peer.holds and peer.node in self._keepers(held.name)
+            if wanted and coming + held.size_bytes <= PUSH_BYTES:
+                coming += held.size_bytes
+                peer.pushed[held.name] = held.size_bytes, self.now_s
+                chosen.append(Wanted(held, 0))
+        assert peer.session is not None, "only of a session that lasts"
+        return [SendFiles(peer.session, tuple(chosen))] if chosen else []
 
     def _linked(self) -> list[Peer]:
         """The peers with which there is a session."""
@@ -261,6 +239,8 @@ class Replica:
             self._beat_s = now_s
             self._weigh_backlog()
             for peer in self.peers.values():
+                if any(now_s - since_s > PUSH_PATIENCE_S for _, since_s in peer.pushed.values()):
+                    peer.pushed, peer.push_again_s = {}, now_s + PUSH_PAUSE_S
                 peer.unwanted = {name: until for name, until in peer.unwanted.items() if until > now_s}
             effects += self._beat()
         return [*effects, *self._fetch()]
@@ -419,6 +399,7 @@ class Replica:
             self._touched_of(peer, (held.name for held in peer.holds))
             peer.holds, peer.todo, peer.unwanted, peer.conflicts = Inventory(), {}, {}, {}
         if peer.session != session:
+            peer.pushed = {}
             peer.said, peer.unsaid = 0, {}  # a greeting that comes twice does not begin our statements anew
         peer.incarnation, peer.session, peer.seq = hello.incarnation, session, -1
         peer.heard_s, peer.refused, peer.fell_silent = self.now_s, "", False
@@ -561,10 +542,12 @@ class Replica:
             return True
         if id.description.upper <= self._let_go.get(trace, 0):
             return False
-        if self.keep_all:
-            return True
+        return self.keep_all or self.me in self._keepers(name)
+
+    def _keepers(self, name: str) -> list[NodeId]:
+        """Of the nodes that are up, those that keep a file."""
         up = [self.me, *(peer.node for peer in self.peers.values() if peer.is_up(self.now_s))]
-        return self.me in keepers(trace, up, self.replicas)
+        return up if layer_of(name) is None else keepers(place_of(name), up, self.replicas)
 
     def is_filled(self) -> bool:
         """Whether nothing that should be here and that any peer has is missing."""
@@ -585,7 +568,9 @@ class Replica:
 
     @staticmethod
     def _touched_of(peer: Peer, names: Iterable[str]) -> None:
-        peer.dirty |= {place_of(name) for name in names}
+        for name in names:
+            peer.dirty.add(place_of(name))
+            peer.pushed.pop(name, None)
 
     def _fetch(self) -> list[Effect]:
         """Asks for what is missing, from the peers that hold it, as far as the windows allow."""
@@ -653,9 +638,26 @@ class Replica:
         return tuple(chosen)
 
     def expects(self, session: SessionId, name: str) -> Held | None:
-        """What was asked of a session under this name; None: nothing, and what comes is thrown away."""
+        """What was asked of a session under this name; None: nothing."""
         fetch = self._fetching.get(name)
         return fetch.held if fetch is not None and fetch.session == session else None
+
+    def accepts(self, session: SessionId, held: Held) -> bool:
+        """Whether a file is taken that begins to come: it was asked for, or would be when its sender says that it holds it."""
+        if held.name in self._fetching:
+            return self.expects(session, held.name) == held
+        peer = self._peer_of(session)
+        if peer is None or held.size_bytes > PUSH_FILE_BYTES or held.name in peer.unwanted:
+            return False
+        waiting = self._again_s.get(held.name, self.now_s) > self.now_s
+        if waiting or self._has_or_fetches(held.name) or self._waits(held) or not self.keeps(held.name):
+            return False
+        id = layer_of(held.name)
+        if id is not None and covers(self.mine.layers(place_of(held.name)), id.description):
+            return False
+        self._fetching[held.name] = _Fetch(held, session, self.now_s)
+        self._touched([held.name])
+        return True
 
     # --- questions --------------------------------------------------------------------------------------------------
 

@@ -30,7 +30,8 @@ from nosync.lsm.writer import temporary_path
 from nosync.proto.v1 import replication_pb2 as pb
 from nosync.replication.inventory import Held, NodeId, keepers, layer_of, name_of
 from nosync.replication.messages import Close, Effect, Hello, Message, NotThere, Send, SessionId, Wanted
-from nosync.replication.protocol import Peer, Replica
+from nosync.replication.peer import Peer
+from nosync.replication.protocol import Replica
 from nosync.replication.wire import Chunk, Decoder, Encoder
 
 log = logging.getLogger("nosync.replication")
@@ -341,10 +342,10 @@ class Replicator:
         incoming = session.incoming.get(name)
         if incoming is None:
             with self._lock:
-                expected = self._replica.expects(session.id, name)
-            if expected != chunk.held:
-                return  # given up meanwhile, or never asked for
-            incoming = self._begun(expected) if chunk.offset else self._begin(expected)
+                is_taken = self._replica.accepts(session.id, chunk.held)
+            if not is_taken:
+                return  # given up meanwhile, or not wanted
+            incoming = self._begun(chunk.held) if chunk.offset else self._begin(chunk.held)
             if incoming is None:
                 return
             session.incoming[name] = incoming

@@ -184,8 +184,8 @@ class SimNode:
         if not isinstance(message, Data):
             self.act(self.replica.received(session, message))
             return
-        expected = self.replica.expects(session, message.held.name)
-        if expected is None:
+        expected = message.held
+        if not self.replica.accepts(session, expected):
             return
         if self.accepts(expected, message):
             self.publish(expected.name, message.contents)

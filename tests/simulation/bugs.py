@@ -10,7 +10,8 @@ from nosync.lsm.layer import Description
 from nosync.replication import inventory, protocol
 from nosync.replication.inventory import Held, Inventory
 from nosync.replication.messages import Beat, Change, Effect, Hello, InventoryIs, Message, SessionId, Summary
-from nosync.replication.protocol import Peer, Replica
+from nosync.replication.peer import Peer
+from nosync.replication.protocol import Replica
 from nosync.testing.cluster import Cluster, Data, SimNode, digest_of, layers_at
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections import deque
 
 from nosync.lsm.layer import Description, LayerId, Shard, TraceId
-from nosync.replication.inventory import Held, NodeId, layer_of, name_of
+from nosync.lsm.timestamp import pack
+from nosync.replication.inventory import Held, NodeId, keepers, layer_of, name_of, place_of
 from nosync.replication.messages import (
     AskInventory,
     Beat,
@@ -16,17 +17,21 @@ from nosync.replication.messages import (
     InventoryIs,
     Message,
     Send,
+    SendFiles,
     SessionId,
     Summary,
     Want,
 )
+from nosync.replication.peer import SMALLEST_WINDOW_BYTES
 from nosync.replication.protocol import (
     BEAT_S,
     FETCH_TIMEOUT_S,
     LOADED_BYTES,
     OPTIONAL_WINDOW_BYTES,
+    PUSH_BYTES,
+    PUSH_FILE_BYTES,
+    PUSH_PAUSE_S,
     RETRY_AFTER_S,
-    SMALLEST_WINDOW_BYTES,
     UNWANTED_S,
     WINDOW_BYTES,
     Replica,
@@ -69,7 +74,8 @@ class Pair:
                 self.closed.append(effect.reason)
                 continue
             else:
-                answers = self.nodes[receiver].holds(wanted.held for wanted in effect.files)
+                taken = [w.held for w in effect.files if self.nodes[receiver].accepts(effect.session, w.held)]
+                answers = self.nodes[receiver].holds(taken)
             waiting.extend((receiver, answer) for answer in answers)
 
     def holds(self, node: NodeId, *added: Held, gone: tuple[str, ...] = ()) -> None:
@@ -296,9 +302,7 @@ def test_what_changes_while_groups_are_asked_for_is_not_lost() -> None:
 
 
 def _message(effects: list[Effect]) -> Message:
-    first = effects[0]
-    assert isinstance(first, Send)
-    return first.message
+    return next(effect.message for effect in effects if isinstance(effect, Send))
 
 
 def manifest(t: int, last: int | None = None) -> Held:
@@ -431,3 +435,91 @@ def test_a_greeting_that_comes_twice_does_not_begin_the_statements_anew() -> Non
     pair.holds(N1, held(3))
     assert two.peers[N1].seq == one.peers[N2].said
     assert two.peers[N1].holds.root == one.mine.root
+
+
+def _pushed(effects: list[Effect]) -> list[str]:
+    return [wanted.held.name for effect in effects if isinstance(effect, SendFiles) for wanted in effect.files]
+
+
+def test_what_is_small_and_written_here_goes_unasked_ahead_of_the_statement() -> None:
+    pair = Pair()
+    one, two = pair.nodes[N1], pair.nodes[N2]
+    effects = one.holds([held(0)])
+    assert [type(effect) for effect in effects] == [SendFiles, Send]
+    pair.deliver(N1, effects)
+    assert pair.has(N2) == [held(0)]
+    assert not any(isinstance(message, Want) for message in pair.sent)
+    assert one.peers[N2].pushed == {}, "it said that it holds it"
+    assert _pushed(one.holds([held(1, size_bytes=PUSH_FILE_BYTES + 1)])) == []
+    merged = Held(name_of(LayerId(TraceId("s", "f", Shard(0)), Description(pack(2), pack(4)))), "m", 1)
+    assert _pushed(one.holds([merged])) == [], "nodes merge for themselves"
+    one.optional = frozenset({"lazy"})
+    assert _pushed(one.holds([held(0, stage="lazy")])) == []
+    two.holds([held(9)])
+    pair.deliver(N2, two.tick(BEAT_S + 0.1))
+    assert _pushed(one.holds([held(9)])) == [], "it has it already"
+
+
+def test_what_came_from_a_peer_goes_unasked_to_nobody() -> None:
+    pair = Pair()
+    one = pair.nodes[N1]
+    one.received(SESSION, Change(one.peers[N2].seq + 1, (held(0),)))
+    assert _pushed(one.holds([held(0)])) == []
+
+
+def test_what_is_not_wanted_is_not_taken() -> None:
+    pair = Pair()
+    two = pair.nodes[N2]
+    two.holds([held(0)])
+    assert not two.accepts(SESSION, held(0)), "it is here"
+    assert not two.accepts(SESSION, held(0, digest="other")), "and is not replaced"
+    assert not two.accepts(SESSION, held(1, size_bytes=PUSH_FILE_BYTES + 1))
+    assert not two.accepts(SessionId(7), held(1)), "nobody is known there"
+    two.unwanted([held(2).name])
+    assert not two.accepts(SESSION, held(2))
+    merged = Held(name_of(LayerId(TraceId("s", "f", Shard(0)), Description(pack(3), pack(6)))), "m", 1)
+    two.holds([merged])
+    assert not two.accepts(SESSION, held(4)), "a merged layer stands for it"
+    assert two.accepts(SESSION, held(6))
+    assert two.accepts(SESSION, held(6)), "its next piece"
+    assert not two.accepts(SESSION, held(6, digest="other"))
+    two.fetch_failed(held(6).name)
+    assert not two.accepts(SESSION, held(6)), "it was no good: it is asked for later"
+    two.let_go(place_of(held(8).name), pack(20))
+    assert not two.accepts(SESSION, held(8))
+
+
+def test_a_peer_that_is_slow_to_take_what_it_did_not_ask_for_has_to_ask() -> None:
+    pair = Pair()
+    one = pair.nodes[N1]
+    many = [held(t, size_bytes=PUSH_FILE_BYTES) for t in range(PUSH_BYTES // PUSH_FILE_BYTES + 3)]
+    assert len(_pushed(one.holds(many))) == PUSH_BYTES // PUSH_FILE_BYTES
+    assert _pushed(one.holds([held(100)])) == []
+    one.received(SESSION, Change(one.peers[N2].seq + 1, (many[0],)))
+    assert _pushed(one.holds([held(101)])) == [held(101).name]
+    now_s = 0.0
+    for _ in range(12):  # it lives, and says no more
+        now_s += BEAT_S
+        one.tick(now_s)
+        one.received(SESSION, Beat(one.peers[N2].seq, one.peers[N2].holds.root, ()))
+    assert _pushed(one.holds([held(102)])) == []
+    for _ in range(int(PUSH_PAUSE_S / BEAT_S) + 2):
+        now_s += BEAT_S
+        one.tick(now_s)
+        one.received(SESSION, Beat(one.peers[N2].seq, one.peers[N2].holds.root, ()))
+    assert _pushed(one.holds([held(103)])) == [held(103).name]
+
+
+def test_files_go_unasked_to_those_who_keep_them() -> None:
+    ids = [NodeId(name) for name in ("n0", "n1", "n2", "n3")]
+    one = Replica(ids[0], "life", "store", ids, replicas=2)
+    for n, other in enumerate(ids[1:]):
+        one.connected(SessionId(n))
+        one.received(SessionId(n), Hello(other, f"life-of-{other}", "store", 2))
+    stages = [f"s{i}" for i in range(20)]
+    for stage in stages:
+        name = held(0, stage=stage).name
+        sent = [one._sessions[e.session] for e in one.holds([held(0, stage=stage)]) if isinstance(e, SendFiles)]
+        assert sent == [node for node in ids[1:] if node in keepers(place_of(name), ids, 2)]
+    to_all = [e for e in one.holds([manifest(0)]) if isinstance(e, SendFiles)]
+    assert len(to_all) == 3

@@ -1,0 +1,67 @@
+"""What a node knows of another one: its session, what it holds, and what is on its way."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from nosync.replication.inventory import Held, Inventory, NodeId
+from nosync.replication.messages import SessionId
+
+SUSPECT_AFTER_S = 1.8
+"""A peer that says nothing for so long is not counted on."""
+SMALLEST_WINDOW_BYTES = 4 << 20
+WINDOW_S = 2.0
+"""At most what comes in this time is asked for at once: on a slow link what is asked for would be merged before it came."""
+
+
+@dataclass
+class Peer:
+    """What a node knows of another one."""
+
+    node: NodeId
+    incarnation: str | None = None
+    session: SessionId | None = None
+    holds: Inventory = field(default_factory=Inventory)
+    seq: int = -1
+    """Its last statement that counted; -1: none yet in this session."""
+    said: int = 0
+    """The number of our last statement to it in this session."""
+    unsaid: dict[str, Held | None] = field(default_factory=dict)
+    """What is held since then, and what is not any more (None)."""
+    heard_s: float = float("-inf")
+    asked_s: float | None = None
+    """When its inventory was asked for, and has not come yet."""
+    unknown: set[str] = field(default_factory=set)
+    """Groups of files whose summary came, and whose names were asked for."""
+    todo: dict[str, list[Held]] = field(default_factory=dict)
+    """What we are missing of what it holds, by trace (layers) or by itself (other files)."""
+    dirty: set[str] = field(default_factory=set)
+    """Traces and other files that changed here or there since `todo` was made."""
+    arrived_bytes: int = 0
+    """Pieces of files since the last beat."""
+    rate_bytes_s: float = SMALLEST_WINDOW_BYTES / WINDOW_S
+    """How fast files come from it, while any do."""
+    piece_s: float = float("-inf")
+    """When the last piece of a file came."""
+    fell_silent: bool = False
+    """Its last session ended because nothing came any more: it, its host or the network may be gone, and nobody said so."""
+    unwanted: dict[str, float] = field(default_factory=dict)
+    """What was dropped here, and is not to come back from this peer: until it drops it too (inf), or a time."""
+    pushed: dict[str, tuple[int, float]] = field(default_factory=dict)
+    """What is on its way to it unasked: bytes, and since when."""
+    push_again_s: float = float("-inf")
+    """Until then nothing goes to it unasked."""
+    conflicts: dict[str, tuple[str, str]] = field(default_factory=dict)
+    """Files of other contents there than here: our digest and theirs."""
+    refused: str = ""
+    """Why it is not talked to."""
+
+    def has_dropped(self, names: Iterable[str]) -> None:
+        """It does not hold these: if it does again, they are other ones."""
+        for name in names:
+            if self.unwanted.get(name) == float("inf"):
+                del self.unwanted[name]
+
+    def is_up(self, now_s: float) -> bool:
+        return self.session is not None and now_s - self.heard_s <= SUSPECT_AFTER_S
