@@ -22,7 +22,7 @@ from bench.nexmark import AUCTIONS, BIDS, PERSONS, QUERIES, STREAMS, Query, dige
 from bench.spark_epochs import CORES, SHARDS
 from nosync.spark.session import conf_set, local_session
 
-EVENTS, WARM, MEASURED = 500_000, 4, 6
+EVENTS, WARM, MEASURED = 500_000, 10, 6
 SMALL_EVENTS, SMALL_EPOCHS = 5_000, 3
 HOT_SHARES = (0.0, 0.1, 0.2, 0.3)
 GOALS = {"Q3", "Q8", "Q12"}
