@@ -25,7 +25,7 @@ from typing import Any
 from nosync.lsm.branches import BRANCHES, MAIN
 from nosync.lsm.catalog import Catalog, Record, set_aside
 from nosync.lsm.compactor import Chain, Compactor
-from nosync.lsm.directory import CATALOG, LAYERS, QUARANTINE, LayerDirectory, Marker
+from nosync.lsm.directory import CATALOG, QUARANTINE, LayerDirectory, Marker
 from nosync.lsm.env import storage_errors
 from nosync.lsm.errors import (
     CatalogError,
@@ -42,6 +42,7 @@ from nosync.lsm.manifest import (
     Manifest,
 )
 from nosync.lsm.marks import old_marks
+from nosync.lsm.new_layers import NewLayers
 from nosync.lsm.pins import Pin, delete_pin, publish_pin, read_pins
 from nosync.lsm.reader import LayerReader
 from nosync.lsm.registers import register_files
@@ -52,7 +53,7 @@ from nosync.lsm.settings import StoreSettings
 from nosync.lsm.small_files import SmallFiles
 from nosync.lsm.timestamp import END_OF_TIME, ZERO, Epoch, Time, end_of, epoch_of, pack, round_of
 from nosync.lsm.trace import choose_cover, overlaps
-from nosync.lsm.writer import TEMPORARY_DIRECTORY, write_again
+from nosync.lsm.writer import TEMPORARY_DIRECTORY
 
 log = logging.getLogger("nosync")
 
@@ -73,22 +74,19 @@ class Node(HasLedger):
         self._env = directory.env
         self._lock = threading.RLock()  # the fields below, and the catalog
         self._records: dict[TraceId, dict[Description, Record]] = {}
-        self._pending: dict[LayerId, None] = {}
-        self._verified: dict[LayerId, Record] = {}  # of those, whose bytes were checked as they came
         self._pins: dict[str, Pin] = {}
         self._learn_later = threading.Event()  # small files came from elsewhere
         self._let_go_until = NOTHING
         self._look_beside = True  # for manifests that an archive stands for
-        self._retry_at: dict[LayerId, float] = {}
         self.listener: Listener | None = None
         """Replication, where this node has peers."""
         self.problems: dict[str, str] = {}
         """What keeps layers from being durable, by path; empty when all is well."""
+        self.new = NewLayers(directory, self.problems, settings.retry_s)
         self.small = SmallFiles(directory.root, self._env, self.problems)
         self._durability = threading.Lock()  # one thread makes layers durable at a time
         self._compactor = Compactor(self)
         self._wake, self._wake_merger, self._closing = threading.Event(), threading.Event(), threading.Event()
-        self._synced_dirs: set[Path] = set()
         self._directory_lock = DirectoryLock(directory.root)
         try:
             self._catalog = self._open_catalog(marker)
@@ -145,10 +143,7 @@ class Node(HasLedger):
         self._pins = read_pins(root, self._env)
         self._check_records()
         self.scan()
-        # Widest first, so that what a merged layer replaced is recognised and dropped rather than adopted.
-        self._pending = dict.fromkeys(
-            sorted(self._pending, key=lambda id: id.description.upper - id.description.lower, reverse=True)
-        )
+        self.new.widest_first()
         self._drain()
 
     def _check_records(self) -> None:
@@ -198,10 +193,7 @@ class Node(HasLedger):
         """
         ids = list(ids)
         self._compactor.keep(ids)  # one that was about to be removed was published again
-        with self._lock:
-            self._pending |= dict.fromkeys(ids)
-            if verified is not None:
-                self._verified[verified.id] = verified
+        self.new.note(ids, verified)
         self._wake.set()
 
     def note_files(self, paths: Iterable[PurePosixPath]) -> None:
@@ -218,8 +210,7 @@ class Node(HasLedger):
         listed = set(self.directory.layer_ids())
         with self._lock:
             known = {record.id for records in self._records.values() for record in records.values()}
-            for id in sorted(listed - known - self._compactor.garbage()):
-                self._pending.setdefault(id)
+            self.new.note(sorted(listed - known - self._compactor.garbage()))
             gone = known - listed
         for id in sorted(gone):
             if not self.ledger.exists(id):
@@ -255,40 +246,36 @@ class Node(HasLedger):
     def sync(self) -> None:
         """Makes everything durable that was published before the call. Raises StorageError when that fails."""
         self.scan()
-        with self._lock:
-            layers, files = set(self._pending), set(self.small.waiting())
+        layers, files = self.new.waiting(), set(self.small.waiting())
         self._drain()
         with self._lock:  # others publish meanwhile, and tell again of what is durable by now
-            waiting: list[object] = [id for id in self._pending if id in layers and not self._is_recorded(id)]
+            waiting: list[object] = [id for id in sorted(layers & self.new.waiting()) if not self._is_recorded(id)]
         waiting += files.intersection(self.small.waiting())
         if waiting:
             reasons = "; ".join(dict.fromkeys(self.problems.values())) or "they are still being written"
             raise StorageError(f"{len(waiting)} files are published but not durable ({waiting[0]}, ...): {reasons}")
 
     def _is_recorded(self, id: LayerId) -> bool:
-        return id not in self._retry_at and id.description in self._records.get(id.trace, {})
+        return not self.new.is_doubtful(id) and id.description in self._records.get(id.trace, {})
 
     def _drain(self) -> None:
         with self._durability:
-            with self._lock:
-                now = self._env.monotonic_s()
-                ids = [id for id in self._pending if self._retry_at.get(id, now) <= now]
             durable = []
-            for id in ids:
+            for id in self.new.due():
                 try:
                     record = self._make_file_durable(id)
                 except StorageError as error:
-                    self._fail([id], error)
+                    self.new.failed([id], error)
                     continue
                 if record is not None:
                     durable.append(record)
                 else:
-                    self._forget_pending(id)
+                    self.new.settled(id)
             if durable:
                 try:
-                    self._sync_directories(durable)
+                    self.new.sync_directories(durable)
                 except StorageError as error:
-                    self._fail([record.id for record in durable], error)
+                    self.new.failed([record.id for record in durable], error)
                     return
                 self._record(durable, ())
             self._sync_small()
@@ -319,64 +306,25 @@ class Node(HasLedger):
                 self._records[id.trace].pop(id.description, None)
             for record in add:
                 self._records.setdefault(record.id.trace, {})[record.id.description] = record
-                self._pending.pop(record.id, None)
-                self._retry_at.pop(record.id, None)
-                self.problems.pop(str(record.id.path), None)
+                self.new.settled(record.id)
 
     def _tell(self, added: Sequence[Record], gone: Sequence[LayerId], *, dropped: bool = False) -> None:
         if self.listener is not None and (added or gone):
             self.listener.held(added, gone, dropped=dropped)
 
-    def _forget_pending(self, id: LayerId) -> None:
-        """It needs not be made durable any more."""
-        with self._lock:
-            self._pending.pop(id, None)
-            self._retry_at.pop(id, None)
-            self.problems.pop(str(id.path), None)
-
     def _make_file_durable(self, id: LayerId) -> Record | None:
-        """Verifies and syncs one file. None: it is gone, obsolete, or torn (now in quarantine). Raises StorageError."""
+        """None: it is gone, obsolete, or torn (now in quarantine). Raises StorageError."""
         with self._lock:  # a merge that is about to record it comes before or after this
-            record = self._verified.pop(id, None)
             if self._superseded(id):
                 self._compactor.discard([id])
                 return None
-        path = self.directory.path_of(id)
         try:
-            if record is None:
-                reader = LayerReader.open(path, self._env, id)
-                reader.verify()
-                record = Record(id, reader.digest, reader.info.rows, reader.size_bytes)
+            return self.new.make_durable(id)
         except FileNotFoundError:
             return None
         except CorruptionError as error:
             self._quarantine(id, error)
             return None
-        with storage_errors("sync", path):
-            if id in self._retry_at:
-                write_again(self.directory.root, path, self._env)
-            else:
-                self._env.sync_file(path)
-        return record
-
-    def _sync_directories(self, records: Sequence[Record]) -> None:
-        """Syncs each layer's directory, and once the directories above it, whose entries never change again."""
-        layers = self.directory.root / LAYERS
-        for directory in sorted({self.directory.path_of(record.id).parent for record in records}):
-            chain = [directory]
-            if directory not in self._synced_dirs:
-                chain += [p for p in directory.parents if p == layers or layers in p.parents]
-            for path in chain:
-                with storage_errors("sync", path):
-                    self._env.sync_dir(path)
-            self._synced_dirs.add(directory)
-
-    def _fail(self, ids: Sequence[LayerId], error: StorageError) -> None:
-        log.error("not durable: %s", error)
-        with self._lock:
-            for id in ids:
-                self.problems[str(id.path)] = str(error)
-                self._retry_at[id] = self._env.monotonic_s() + self.settings.retry_s
 
     # --- what is lost, torn or obsolete --------------------------------------------------------------------------
 
@@ -391,7 +339,7 @@ class Node(HasLedger):
         with self._lock:
             self._catalog.apply(remove=[id])
             self._records.get(id.trace, {}).pop(id.description, None)
-            self._pending.pop(id, None)
+            self.new.settled(id)
             self.safety.something_changed()
         self.directory.forget(id)
         self._tell((), [id])
@@ -473,7 +421,7 @@ class Node(HasLedger):
             held = {trace: list(records) for trace, records in self._records.items()}
         for manifest in to_look_at(self.manifests(branch), until, lambda trace: held.get(trace, ())):
             with self._lock:
-                waiting = set(self._pending)
+                waiting = self.new.waiting()
             found += [
                 Missing(e, manifest.t, manifest.line)
                 for e in manifest.entries
@@ -646,7 +594,7 @@ class Node(HasLedger):
         A scan that saw its file before this may take it for obsolete: a layer that is rewritten alone, because `since` moved on,
         covers what the merged one covers.
         """
-        self._sync_directories([merged])
+        self.new.sync_directories([merged])
         with self._lock:
             self._compactor.keep([merged.id])
             if not self.ledger.exists(merged.id):
@@ -745,7 +693,7 @@ class Node(HasLedger):
             self._catalog.apply(remove=known)
             for id in ids:
                 self._records.get(id.trace, {}).pop(id.description, None)
-                self._pending.pop(id, None)
+                self.new.settled(id)
         self._tell((), ids, dropped=True)
 
     # --- threads ---------------------------------------------------------------------------------------------------
