@@ -241,8 +241,8 @@ class BoundFlow:
         if source.kind != SOURCE or not source.placed_by or feed.emission.window is not None:
             return False
         texts = [e for name in feed.jvm for e in self.stages[name].options.get("expressions", [None])]
-        if not all(isinstance(expression, str) for expression in texts):
-            return False  # a join with a table, or Column objects: those are not put together as one text
+        if not all(isinstance(expression, str) and "select" not in expression.lower() for expression in texts):
+            return False  # a join with a table, Column objects, subqueries: those are not put together as one text
         kept = kept_through(self.stages, feed)
         return tuple(kept.get(column) for column in feed.key) == source.placed_by
 

@@ -66,6 +66,7 @@ def test_sources_that_are_joined_by_what_they_have() -> None:
         # what is asked of the source as it is comes first
         lambda f: (count(s := f.source("rows", ROWS), "direct", "b"), count(s.where("some", "v > 0"), "counts", "a")),
         lambda f: count(f.source("rows", ROWS).where("some", "v > 0", persist="disk"), "counts", "a"),
+        lambda f: count(f.source("rows", ROWS).where("some", "v IN (SELECT 1)"), "counts", "a"),
         # two exits: the task would run twice
         lambda f: (
             count(count(f.source("rows", ROWS).where("some", "v > 0"), "by_a", "a").where("w", "n_by_a > 1"), "many", "n_by_a"),
@@ -76,7 +77,7 @@ def test_sources_that_are_joined_by_what_they_have() -> None:
             f["rows"].select("start", "a", "b").iterate("loop", lambda rows: rows.select("next", "b AS a", "a AS b")),
         ),
     ],
-    ids=["computed", "direct", "recorded", "two exits", "loop"],
+    ids=["computed", "direct", "recorded", "subquery", "two exits", "loop"],
 )  # fmt: skip
 def test_what_stays_apart(build: Callable[[Dataflow], object]) -> None:
     assert fused(build)[1] == []
