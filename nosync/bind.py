@@ -138,30 +138,21 @@ class _Binder:
         bound = self._stage(stage, schema, changing=False, described=str(schema) + self._salt)
         bound = replace(bound, fingerprint=self._sources.get(stage.name, bound.fingerprint))
         if self._placements is None:
-            placed_by = self._first_key(stage.name, schema) or self._first_key(stage.name, schema, through_jvm=True)
+            placed_by = self._first_key(stage.name, schema)
         else:
             placed_by = tuple(self._placements.get(stage.name, ()))
         self._new_segment(replace(bound, placed_by=placed_by))
 
-    def _first_key(self, name: str, schema: pa.Schema, *, through_jvm: bool = False) -> tuple[str, ...]:
-        """The key of the first stage that takes a source's rows by key: its rows go to their shards at once.
-
-        `through_jvm`: also that of a join, and of what takes the rows after expressions that keep the key's columns.
-        """
+    def _first_key(self, name: str, schema: pa.Schema) -> tuple[str, ...]:
+        """The key of the first stage that takes a source's rows by key: its rows go to their shards at once."""
         for stage in self._flow.consumers(name):
             key: tuple[str, ...] = ()
             if stage.kind in (AGGREGATE, UPDATE, DEDUPE):
                 key = stage.key or tuple(schema.names)
             elif stage.kind == FILTER:
-                key = self._first_key(stage.name, schema, through_jvm=through_jvm)
-            elif stage.kind == JOIN and through_jvm:
-                key = stage.options["on"]
-            elif stage.kind in IN_JVM and through_jvm and self._level(stage) == NONE:
-                given, _, kept = self._analyze(stage, schema)
-                key = self._first_key(stage.name, _plain(given), through_jvm=True)
-                key = tuple(kept.get(column, "") for column in key)
+                key = self._first_key(stage.name, schema)
             if key and set(key) <= set(schema.names):
-                return tuple(key)
+                return key
         return ()
 
     def _stateless(self, stage: Stage) -> None:
@@ -179,7 +170,8 @@ class _Binder:
         upstream = self.bound[stage.inputs[0]]
         schema, described, kept = self._analyze(stage, upstream.rows_schema)
         _check_names(stage, schema, upstream.rows_schema)
-        bound = self._stage(stage, _plain(schema), changing=upstream.changing, described=described)
+        schema = plain(schema.empty_table(), allow=frozenset({CHANGE_TYPE_COLUMN})).schema
+        bound = self._stage(stage, schema, changing=upstream.changing, described=described)
         bound = replace(bound, options={**bound.options, "kept": kept})
         if bound.recorded:
             feed = self._feed(upstream.name)
@@ -523,10 +515,6 @@ class _Binder:
             )
         kept = [name for name in result.column_names if name != CHANGE_TYPE_COLUMN]
         return pa.schema([*plain(result.select(kept)).schema, *kept_change])
-
-
-def _plain(schema: pa.Schema) -> pa.Schema:
-    return plain(schema.empty_table(), allow=frozenset({CHANGE_TYPE_COLUMN})).schema
 
 
 def visible(schema: pa.Schema) -> pa.Schema:

@@ -135,7 +135,7 @@ class Job:
         """Binds the flow for the branch's line, and takes it over from whoever ran it before."""
         line = self._node.lines.line(self.branch_name)
         salt = "" if line.id == MAIN_LINE else line.id
-        self.flow: BoundFlow = bind(self._declared, self._epoch.parse_ddl, self._analyze, salt=salt)
+        self.flow: BoundFlow = bind(self._declared, self._epoch.parse_ddl, self._analyze, salt=salt).placed
         """With the fingerprints of epochs that bring inputs of their own; `flow_at` has those of others."""
         self._check_code()
         self._check_levels()
@@ -164,7 +164,7 @@ class Job:
             return self.flow
         recorded = {e.id.trace.stage: e.id.trace.fingerprint for e in manifest.entries}
         sources = {stage.name: recorded[stage.name] for stage in self.flow.sources if stage.name in recorded}
-        placed = manifest.meta.get(PLACED)  # None: of a store of an older version, which placed as the flow says
+        placed = manifest.meta.get(PLACED)  # None: of an older version, which placed by keys that are asked directly
         at = (*sorted(sources.items()), json.dumps(placed, sort_keys=True))
         if at not in self._bound:
             self._bound[at] = bind(

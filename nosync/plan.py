@@ -8,6 +8,7 @@ shard of a key, or, after expressions that the JVM evaluates, within their shard
 from __future__ import annotations
 
 import functools
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -22,6 +23,8 @@ from nosync.windows import Window
 
 ARRANGE, WATERMARK, LATE, DISTINCT = "arrange", "watermark", "late", "distinct"
 """Kinds of the stages that joins, windows and dedupe are made of; the others are those of nosync.dataflow."""
+
+_SUBQUERY = re.compile(r"\bselect\b", re.IGNORECASE)
 
 
 def part_of(stage: str, part: str) -> str:
@@ -199,6 +202,22 @@ class BoundFlow:
 
     # --- fusing ---------------------------------------------------------------------------------------------------------
 
+    @property
+    def placed(self) -> BoundFlow:
+        """The same flow, in which sources of which no stage takes rows by key as they are go where that lets them be fused.
+
+        Only for epochs to come: what is recorded stays where it is.
+        """
+        flow = self
+        for taker in self.segments.values():
+            keys = {feed.emission.stage: self._key_at_source(feed) for feed in taker.feeds}
+            if all(key and flow.stages[name].placed_by in ((), key) for name, key in keys.items()):
+                there = {name: replace(flow.stages[name], placed_by=key) for name, key in keys.items()}
+                candidate = replace(flow, stages={**flow.stages, **there})
+                if any(segment.fused and taker.name in segment.stages for segment in candidate.fused.segments.values()):
+                    flow = candidate
+        return flow
+
     @functools.cached_property
     def fused(self) -> BoundFlow:
         """The same stages in fewer tasks, for epochs whose inputs are given.
@@ -223,7 +242,9 @@ class BoundFlow:
     def _homes_of(self, taker: Segment, segments: Mapping[str, Segment]) -> list[Segment]:
         """The segments of the sources from which alone a segment is fed, if it can be one with them."""
         names = [feed.emission.stage for feed in taker.feeds]
-        if len({*names}) < len(names) or not all(self._stays_in_shard(feed) for feed in taker.feeds):
+        keys = [self._key_at_source(feed) for feed in taker.feeds]
+        in_shards = all(key and key == self.stages[name].placed_by for name, key in zip(names, keys, strict=True))
+        if len({*names}) < len(names) or not in_shards:
             return []
         homes = [segments.get(name) for name in names]
         if not homes or any(home is None or home.fused for home in homes):
@@ -235,16 +256,15 @@ class BoundFlow:
         exits = {feed.emission for s in others for feed in s.feeds if feed.emission.stage in inside}
         return together[:-1] if len(exits) <= 1 else []
 
-    def _stays_in_shard(self, feed: Feed) -> bool:
-        """Whether the rows of a source, as the feed brings them, are in the shard where the source's are."""
-        source = self.stages[feed.emission.stage]
-        if source.kind != SOURCE or not source.placed_by or feed.emission.window is not None:
-            return False
-        texts = [e for name in feed.jvm for e in self.stages[name].options.get("expressions", [None])]
-        if not all(isinstance(expression, str) and "select" not in expression.lower() for expression in texts):
-            return False  # a join with a table, Column objects, subqueries: those are not put together as one text
+    def _key_at_source(self, feed: Feed) -> tuple[str, ...]:
+        """The columns of a source that a feed's key is, where expressions that can be put together as one text pass them on."""
+        if self.stages[feed.emission.stage].kind != SOURCE or feed.emission.window is not None:
+            return ()
+        expressions = [e for name in feed.jvm for e in self.stages[name].options.get("expressions", [None])]
+        if not all(isinstance(expression, str) and not _SUBQUERY.search(expression) for expression in expressions):
+            return ()  # a join with a table, Column objects, subqueries
         kept = kept_through(self.stages, feed)
-        return tuple(kept.get(column) for column in feed.key) == source.placed_by
+        return tuple(kept[column] for column in feed.key) if kept.keys() >= {*feed.key} else ()
 
 
 def kept_through(stages: Mapping[str, BoundStage], feed: Feed) -> dict[str, str]:

@@ -12,6 +12,7 @@ Layers that exist at later timestamps stay: the stages are functions, so they ar
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -92,7 +93,8 @@ def plan(
     can be given again. `flow_at(t)`: the flow with the inputs of epoch `t`, and where they were placed (default: always `flow`).
     The work done is proportional to what is missing, not to the state.
     """
-    planner = _Planner(flow, inventory, histories, can_replay, flow_at or (lambda _: flow))
+    # Of each epoch many cells are looked at.
+    planner = _Planner(flow, inventory, histories, can_replay, functools.cache(flow_at or (lambda _: flow)))
     impossible = {}
     for cell in sorted(set(wanted)):
         reason = planner.require(cell)

@@ -163,9 +163,12 @@ class Replica:
         return [*effects, *self._fetch()]
 
     def _may_push(self, held: Held) -> bool:
-        """What is small, new, and not to be computed again. Nodes merge for themselves."""
+        """What is small, new, and not to be computed again. Nodes merge, and archive manifests, for themselves."""
         id = layer_of(held.name)
-        is_fresh = id is None or epoch_of(id.description.lower) == epoch_of(Time(id.description.upper - 1))
+        if id is None:
+            is_fresh = not archive_of(held.name)
+        else:
+            is_fresh = epoch_of(id.description.lower) == epoch_of(Time(id.description.upper - 1))
         return is_fresh and held.size_bytes <= PUSH_FILE_BYTES and not self._is_optional(held.name)
 
     def _push(self, peer: Peer, files: Iterable[Held]) -> list[Effect]:
@@ -628,29 +631,26 @@ class Replica:
         for held in in_order(held for todo in peer.todo.values() for held in todo):
             if room <= 0 or (room_bytes <= 0 and (chosen or running)):
                 break
-            waiting = self._again_s.get(held.name, self.now_s) > self.now_s
-            known = held.name in peer.unwanted or self._has_or_fetches(held.name)
-            if waiting or known or self._waits(held) or not self.keeps(held.name):
+            if not self._wants(peer, held):
                 continue
             chosen.append(held)
             room, room_bytes = room - 1, room_bytes - held.size_bytes
             self._fetching[held.name] = _Fetch(held, peer.session, self.now_s)
         return tuple(chosen)
 
-    def expects(self, session: SessionId, name: str) -> Held | None:
-        """What was asked of a session under this name; None: nothing."""
-        fetch = self._fetching.get(name)
-        return fetch.held if fetch is not None and fetch.session == session else None
+    def _wants(self, peer: Peer, held: Held) -> bool:
+        """Whether a file is to be taken from a peer now, if nothing here stands for it."""
+        waiting = self._again_s.get(held.name, self.now_s) > self.now_s
+        known = held.name in peer.unwanted or self._has_or_fetches(held.name)
+        return not (waiting or known or self._waits(held)) and self.keeps(held.name)
 
     def accepts(self, session: SessionId, held: Held) -> bool:
-        """Whether a file is taken that begins to come: it was asked for, or would be when its sender says that it holds it."""
-        if held.name in self._fetching:
-            return self.expects(session, held.name) == held
+        """Whether a file that begins to come was asked for; or would be, once its sender says that it holds it: then it now is."""
+        fetch = self._fetching.get(held.name)
+        if fetch is not None:
+            return (fetch.session, fetch.held) == (session, held)
         peer = self._peer_of(session)
-        if peer is None or held.size_bytes > PUSH_FILE_BYTES or held.name in peer.unwanted:
-            return False
-        waiting = self._again_s.get(held.name, self.now_s) > self.now_s
-        if waiting or self._has_or_fetches(held.name) or self._waits(held) or not self.keeps(held.name):
+        if peer is None or held.size_bytes > PUSH_FILE_BYTES or not self._wants(peer, held):
             return False
         id = layer_of(held.name)
         if id is not None and covers(self.mine.layers(place_of(held.name)), id.description):

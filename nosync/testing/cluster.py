@@ -184,16 +184,16 @@ class SimNode:
         if not isinstance(message, Data):
             self.act(self.replica.received(session, message))
             return
-        expected = message.held
-        if not self.replica.accepts(session, expected):
+        name = message.held.name
+        if not self.replica.accepts(session, message.held):
             return
-        if self.accepts(expected, message):
-            self.publish(expected.name, message.contents)
+        if self.is_whole(message):
+            self.publish(name, message.contents)
         else:
-            self.act(self.replica.fetch_failed(expected.name))
+            self.act(self.replica.fetch_failed(name))
 
-    def accepts(self, expected: Held, data: Data) -> bool:
-        return digest_of(data.contents) == expected.digest
+    def is_whole(self, data: Data) -> bool:
+        return digest_of(data.contents) == data.held.digest
 
     # --- the safe point ---------------------------------------------------------------------------------------------
 

@@ -25,7 +25,7 @@ class _AckBeforeDurable(SimNode):
 class _AckOnReceipt(SimNode):
     def receive(self, session: SessionId, message: Message | Data) -> None:
         super().receive(session, message)
-        if isinstance(message, Data) and self.replica is not None and self.accepts(message.held, message):
+        if isinstance(message, Data) and self.replica is not None and self.is_whole(message):
             self.act(self.replica.holds([message.held]))
 
 
@@ -38,7 +38,7 @@ class _AckAfterFailedSync(SimNode):
 
 
 class _DigestNotChecked(SimNode):
-    def accepts(self, expected: Held, data: Data) -> bool:
+    def is_whole(self, data: Data) -> bool:
         return True
 
     def sync(self, name: str) -> None:

@@ -25,10 +25,14 @@ def analyze(stage: Stage, given: pa.Schema) -> tuple[pa.Schema, str, Mapping[str
     return pa.schema([(name or value, pa.int64()) for value, name in chosen]), str(chosen), kept
 
 
-def fused(build: Callable[[Dataflow], object]) -> tuple[BoundFlow, list[set[str]]]:
+def declared(build: Callable[[Dataflow], object]) -> Dataflow:
     flow = nosync.Dataflow("f")
     build(flow)
-    bound = bind(flow, parse_ddl, analyze)
+    return flow
+
+
+def fused(build: Callable[[Dataflow], object]) -> tuple[BoundFlow, list[set[str]]]:
+    bound = bind(declared(build), parse_ddl, analyze).placed
     return bound, [set(s.stages) for s in bound.fused.segments.values() if s.fused]
 
 
@@ -44,6 +48,8 @@ def test_a_key_that_expressions_pass_on_under_another_name() -> None:
     )
     assert together == [{"rows", "counts"}]
     assert bound.placements == {"rows": ("b",)}
+    flow = declared(lambda f: count(f.source("rows", ROWS).where("some", "v > 0"), "counts", "b"))
+    assert bind(flow, parse_ddl, analyze).placements == {"rows": ()}, "as manifests mean it that do not say"
     (segment,) = bound.fused.segments.values()
     assert [feed.jvm for feed in segment.feeds] == [("some", "less")]
     assert not any(s.fused for s in bound.segments.values()), "recorded inputs take the longer way"
@@ -67,6 +73,7 @@ def test_sources_that_are_joined_by_what_they_have() -> None:
         lambda f: (count(s := f.source("rows", ROWS), "direct", "b"), count(s.where("some", "v > 0"), "counts", "a")),
         lambda f: count(f.source("rows", ROWS).where("some", "v > 0", persist="disk"), "counts", "a"),
         lambda f: count(f.source("rows", ROWS).where("some", "v IN (SELECT 1)"), "counts", "a"),
+        lambda f: (s := f.source("rows", ROWS).where("some", "v > 0"), s.select("l", "a", "v").join("j", s, on=["a", "v"])),
         # two exits: the task would run twice
         lambda f: (
             count(count(f.source("rows", ROWS).where("some", "v > 0"), "by_a", "a").where("w", "n_by_a > 1"), "many", "n_by_a"),
@@ -77,7 +84,9 @@ def test_sources_that_are_joined_by_what_they_have() -> None:
             f["rows"].select("start", "a", "b").iterate("loop", lambda rows: rows.select("next", "b AS a", "a AS b")),
         ),
     ],
-    ids=["computed", "direct", "recorded", "subquery", "two exits", "loop"],
+    ids=["computed", "direct", "recorded", "subquery", "one source twice", "two exits", "loop"],
 )  # fmt: skip
 def test_what_stays_apart(build: Callable[[Dataflow], object]) -> None:
-    assert fused(build)[1] == []
+    bound, together = fused(build)
+    assert together == []
+    assert bound.placements == bind(declared(build), parse_ddl, analyze).placements, "no source is moved for nothing"

@@ -133,9 +133,9 @@ def test_what_stood_in_the_place_of_a_file_that_came_and_was_no_good_is_fetched_
     n2 = pair.nodes[N2]
     [asked] = [e for e in pair.nodes[N1].holds([held(0)]) if isinstance(e, Send)]
     n2.received(SESSION, asked.message)
-    assert n2.expects(SESSION, held(0).name) == held(0)
+    assert n2.accepts(SESSION, held(0))
     n2.holds([], [held(0).name])  # it came, and was not kept: another file stood there, and is in quarantine now
-    assert n2.expects(SESSION, held(0).name) is None
+    assert not n2.accepts(SESSION, held(0))
     pair.pass_s(2 * RETRY_AFTER_S)
     assert pair.has(N2) == [held(0)]
 
@@ -521,5 +521,6 @@ def test_files_go_unasked_to_those_who_keep_them() -> None:
         name = held(0, stage=stage).name
         sent = [one._sessions[e.session] for e in one.holds([held(0, stage=stage)]) if isinstance(e, SendFiles)]
         assert sent == [node for node in ids[1:] if node in keepers(place_of(name), ids, 2)]
+    assert _pushed(one.holds([manifest(0, 9)])) == [], "nodes archive for themselves"
     to_all = [e for e in one.holds([manifest(0)]) if isinstance(e, SendFiles)]
     assert len(to_all) == 3
