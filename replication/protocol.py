@@ -645,7 +645,7 @@ class Replica:
         return not (waiting or known or self._waits(held)) and self.keeps(held.name)
 
     def accepts(self, session: SessionId, held: Held) -> bool:
-        """Whether a file that begins to come was asked for; or would be, once its sender says that it holds it: then it now is."""
+        """Whether a file that begins to come was asked for, or would be once its sender says that it holds it: then it now is."""
         fetch = self._fetching.get(held.name)
         if fetch is not None:
             return (fetch.session, fetch.held) == (session, held)
