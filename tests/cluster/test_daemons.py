@@ -378,6 +378,8 @@ def test_a_peer_that_was_away_is_sent_less_than_was_written(tmp_path: Path) -> N
         publish(store, 0)
         eventually("safe", lambda: daemons.safe_point("n1") == 0)
         daemons.signal("n2", signal.SIGSTOP)
+        # Until it is noticed, small new layers are sent to it unasked.
+        eventually("n2 is away", lambda: daemons.peer("n1", "n2").state != "up")
         for t in range(1, 61):
             publish(store, t)
         client = client_of(daemons.data("n1"))
