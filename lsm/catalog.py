@@ -1,12 +1,16 @@
 """The catalog: the node's index of what is durable, in RocksDB. The only module that imports rocksdict.
 
 It holds nothing that cannot be rebuilt from the files, and answers no read: layers are found by listing directories.
-What it adds is *durability known*: a record is written, synced, only after the layer's file and directory were.
+What it adds is *durability known*: a record is written only after the layer's file and directory were synced.
 A version edit (LevelDB's word) adds and removes records atomically.
 
-Facts of the library that this module deals with: `raw_mode` (the default unpickles what it reads); `sync=True` on every
-write; iterators are checked with `status()`, because they end early and silently on corruption; errors come
-as bare `Exception` and are mapped to CatalogError here.
+An edit that only adds is not synced itself: a power cut may take the last of them, as if it had come a moment earlier; the
+next start finds those layers, verifies them and adds them again before it serves anyone. One that removes is synced, because
+files are deleted after it.
+
+Facts of the library that this module deals with: `raw_mode` (the default unpickles what it reads); iterators are checked
+with `status()`, because they end early and silently on corruption; errors come as bare `Exception` and are mapped to
+CatalogError here.
 """
 
 from __future__ import annotations
@@ -63,7 +67,7 @@ class Catalog:
         access = AccessType.read_only(error_if_log_file_exist=False) if read_only else AccessType.read_write()
         with _rocksdb_errors("open", path):
             self._db = Rdict(str(path), options=options, access_type=access)
-        self._synced = WriteOptions()
+        self._unsynced, self._synced = WriteOptions(), WriteOptions()
         self._synced.sync = True
 
     def records(self) -> list[Record]:
@@ -86,17 +90,18 @@ class Catalog:
     def apply(
         self, add: Iterable[Record] = (), remove: Iterable[LayerId] = (), meta: dict[str, str] | None = None
     ) -> None:
-        """One version edit: all of it is durable when this returns, or none of it after a crash."""
+        """One version edit: all of it or none. What removes anything, or has `meta`, is durable when this returns."""
         with _rocksdb_errors("write", self.path):
             batch = WriteBatch(raw_mode=True)
-            for id in remove:
-                batch.delete(_LAYER + str(id.path).encode())
+            removed = [_LAYER + str(id.path).encode() for id in remove]
+            for key in removed:
+                batch.delete(key)
             for record in add:
                 fields = {"digest": record.digest, "rows": record.rows, "bytes": record.size_bytes}
                 batch.put(_LAYER + str(record.id.path).encode(), json.dumps(fields).encode())
             for name, value in (meta or {}).items():
                 batch.put(_META + name.encode(), value.encode())
-            self._db.write(batch, write_opt=self._synced)
+            self._db.write(batch, write_opt=self._synced if removed or meta else self._unsynced)
 
     def close(self) -> None:
         with _rocksdb_errors("close", self.path):

@@ -112,6 +112,7 @@ class LayerDirectory:
 
     def __init__(self, root: Path, key_groups: int, env: Env | None = None, hasher: Hasher = hash32) -> None:
         self.root = root
+        self._layers = root / LAYERS
         self.key_groups = key_groups
         self.env = env or Env()
         self.hasher = hasher
@@ -144,10 +145,10 @@ class LayerDirectory:
         return [LayerId(trace, d) for trace in self.traces() for d in sorted(self.descriptions(trace))]
 
     def path_of(self, id: LayerId) -> Path:
-        return self.root / LAYERS / id.path
+        return self._layers / id.path
 
     def _list(self, relative: PurePosixPath) -> list[str]:
-        directory = self.root / LAYERS / relative
+        directory = self._layers / relative
         with storage_errors("list", directory):
             return self.env.list_dir(directory)
 

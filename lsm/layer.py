@@ -112,7 +112,7 @@ class TraceId:
 
     @property
     def directory(self) -> PurePosixPath:
-        return PurePosixPath(self.stage, self.fingerprint, str(self.shard))
+        return _directory(self)
 
     def __str__(self) -> str:
         return f"stage {self.stage} shard {self.shard}"
@@ -131,7 +131,7 @@ class LayerId:
     @property
     def path(self) -> PurePosixPath:
         """Relative to the `layers/` directory of a store."""
-        return self.trace.directory / self.file_name
+        return _path(self)
 
     @property
     def is_fresh(self) -> bool:
@@ -157,6 +157,17 @@ def parse_file_name(name: str) -> Description | None:
         return Description(*(parse(part) for part in parts))
     except ValueError:
         return None
+
+
+# Putting a path together takes longer than looking it up, and what is new is asked for its path again and again.
+@functools.lru_cache(maxsize=1 << 12)
+def _directory(trace: TraceId) -> PurePosixPath:
+    return PurePosixPath(trace.stage, trace.fingerprint, str(trace.shard))
+
+
+@functools.lru_cache(maxsize=1 << 12)
+def _path(id: LayerId) -> PurePosixPath:
+    return _directory(id.trace) / id.file_name
 
 
 def parse_path(path: PurePosixPath) -> LayerId | None:

@@ -45,6 +45,7 @@ def layer_of(name: str) -> LayerId | None:
     return parse_path(PurePosixPath(rest)) if prefix == LAYERS else None
 
 
+@functools.lru_cache(maxsize=1 << 16)
 def place_of(name: str) -> str:
     """The directory of a layer's trace, relative to that of all layers; of another file its own path."""
     return name[len(LAYERS) + 1 :].rpartition("/")[0] if name.startswith(f"{LAYERS}/") else name
@@ -291,5 +292,9 @@ def keepers(trace: str, members: Iterable[NodeId], replicas: int) -> list[NodeId
 
     (Thaler and Ravishankar, Using name-based mappings to increase hit rates, 1998.)
     """
-    ranked = sorted(members, key=lambda node: blake3(f"{node}\0{trace}".encode()).digest(), reverse=True)
-    return ranked[:replicas]
+    return sorted(members, key=lambda node: _rank(node, trace), reverse=True)[:replicas]
+
+
+@functools.lru_cache(maxsize=1 << 14)
+def _rank(node: NodeId, trace: str) -> bytes:
+    return blake3(f"{node}\0{trace}".encode()).digest()

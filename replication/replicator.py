@@ -64,8 +64,13 @@ class Session:
     incoming: dict[str, _Incoming] = field(default_factory=dict)
     files: threading.Lock = field(default_factory=threading.Lock)
     """Held while a piece of a file is written."""
-    is_open: bool = True
+    closed: threading.Event = field(default_factory=threading.Event)
     more: threading.Condition = field(default_factory=threading.Condition)
+    """For the one who sends: with two waiting here, a message would wake either."""
+
+    @property
+    def is_open(self) -> bool:
+        return not self.closed.is_set()
 
     def put(self, items: Iterable[Message | Wanted]) -> None:
         with self.more:
@@ -74,8 +79,8 @@ class Session:
 
     def close(self) -> None:
         with self.more:
-            self.is_open = False
-            self.more.notify_all()
+            self.closed.set()
+            self.more.notify()
 
 
 @dataclass

@@ -147,6 +147,12 @@ def _read_all(replicator: Replicator, session: Session, incoming: Iterator[pb.Fr
             log.debug("stream ended", exc_info=True)
 
 
+def cancel_when_closed(session: Session, call: grpc.Call) -> None:
+    """Waits for the end of a session, and ends the call that carries it."""
+    session.closed.wait()
+    call.cancel()
+
+
 class Transport:
     """The server of one daemon and its calls to others."""
 
@@ -220,16 +226,11 @@ class Transport:
         session = self._replicator.open_session(node if self._certificates is not None else None)
         try:
             incoming = rpc.ReplicationStub(channel).Link(self._replicator.frames_of(session), wait_for_ready=False)
-            watch = threading.Thread(target=self._cancel_when_closed, args=(session, incoming), daemon=True)
+            watch = threading.Thread(target=cancel_when_closed, args=(session, incoming), daemon=True)
             watch.start()
             _read_all(self._replicator, session, incoming)
         finally:
             self._replicator.close_session(session)
-
-    def _cancel_when_closed(self, session: Session, call: grpc.Call) -> None:
-        with session.more:
-            session.more.wait_for(lambda: not session.is_open)
-        call.cancel()
 
 
 class DaemonClient:

@@ -9,15 +9,16 @@ import stat
 import subprocess
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 
 import pyarrow as pa
 import pytest
 
 import nosync
-from nosync.lsm.catalog import Record
+from nosync.lsm.catalog import Catalog, Record
 from nosync.lsm.directory import LayerDirectory
 from nosync.lsm.env import Env
-from nosync.lsm.layer import Description, LayerId, Shard, TraceId
+from nosync.lsm.layer import Description, Digest, LayerId, Shard, TraceId
 from nosync.lsm.node import Node
 from nosync.lsm.writer import arrange
 from nosync.testing import FaultyEnv, crash
@@ -269,23 +270,62 @@ def test_the_catalog_is_rebuilt_from_the_files(open_store: OpenStore, tmp_path: 
         store.append("counts", t=6, rows=words(z=1))
         store.seal(6)
         before = snapshot(store)
-    catalog = tmp_path / "store" / "catalog"
+    path = tmp_path / "store" / "catalog"
     if damage == "gone":
-        shutil.rmtree(catalog)
+        shutil.rmtree(path)
     elif damage == "foreign":
         with filled(open_store, 2, name="foreign"):
             pass
-        shutil.rmtree(catalog)
-        shutil.copytree(tmp_path / "foreign" / "catalog", catalog)
+        shutil.rmtree(path)
+        shutil.copytree(tmp_path / "foreign" / "catalog", path)
     else:
-        for path in catalog.iterdir():
-            if path.is_file():
-                path.write_bytes(b"" if damage == "emptied" else os.urandom(path.stat().st_size))
+        for file in path.iterdir():
+            if file.is_file():
+                file.write_bytes(b"" if damage == "emptied" else os.urandom(file.stat().st_size))
     with open_store() as store:
         assert snapshot(store) == before
         assert store.safe_point() == 6
         assert {layer.level for layer in store.layers()} == {"disk"}
         assert not store.missing()
+
+
+def test_a_power_cut_may_take_the_last_records_of_the_catalog(open_store: OpenStore, tmp_path: Path) -> None:
+    """What was acknowledged still is when the store is open again: files were synced, and are taken up before anything else."""
+    now, earlier = tmp_path / "store" / "catalog", tmp_path / "earlier"
+    with filled(open_store, 4) as store:
+        pass
+    shutil.copytree(now, earlier)
+    store = open_store()
+    for t in range(4, 7):
+        _one_more(store, t)
+    store.sync()
+    assert store.safe_point() == 6
+    before, incarnation = snapshot(store), store.node.incarnation
+    crash(store)
+    shutil.rmtree(now)
+    shutil.copytree(earlier, now)
+    with open_store() as store:
+        assert (store.safe_point(), store.node.incarnation) == (6, incarnation)
+        assert snapshot(store) == before
+        assert not store.missing()
+        assert not store.node.problems
+
+
+def test_what_is_removed_leaves_the_catalog_for_good_before_its_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Otherwise a power cut could bring the records of deleted files back: they would count as lost."""
+    synced: list[bool] = []
+    database = SimpleNamespace(write=lambda batch, write_opt: synced.append(write_opt.sync))
+    catalog = Catalog(tmp_path / "catalog")
+    monkeypatch.setattr(catalog, "_db", database)
+    id = LayerId(TraceId("counts", "raw", Shard(0)), Description.of_epoch(1))
+    record = Record(id, Digest("0"), 1, 1)
+    catalog.apply([record])
+    catalog.apply([record], iter([id]))
+    catalog.apply(remove=[id])
+    catalog.apply(meta={"incarnation": "1"})
+    assert synced == [False, True, True, True]
 
 
 def test_a_torn_manifest_takes_its_epoch_out_of_the_safe_point(open_store: OpenStore, tmp_path: Path) -> None:

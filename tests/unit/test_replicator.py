@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import errno
+import queue
+import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pyarrow as pa
@@ -16,8 +20,9 @@ from nosync.lsm.node import Node
 from nosync.lsm.settings import StoreSettings
 from nosync.proto.v1 import replication_pb2 as pb
 from nosync.replication.inventory import Held, Inventory, NodeId
-from nosync.replication.messages import PROTOCOL_VERSION, Want, Wanted
+from nosync.replication.messages import PROTOCOL_VERSION, NotThere, Want, Wanted
 from nosync.replication.replicator import PART_KEPT_S, Replicator, Session
+from nosync.replication.transport import cancel_when_closed
 from nosync.replication.wire import CHUNK_BYTES, Chunk, Decoder, Encoder
 from nosync.testing import FaultyEnv
 
@@ -217,6 +222,33 @@ def test_a_full_disk_refuses_a_file_and_not_the_session(
     receiver.send(held, path)
     receiver.node.sync()
     assert receiver.durable == [held.name]
+
+
+def test_each_message_goes_out_at_once(receiver: Receiver) -> None:
+    """Also on the side that dials, where another thread waits for the session to end."""
+    session, sent, ended = receiver.session, queue.SimpleQueue[pb.Frame](), threading.Event()
+
+    def send() -> None:
+        for frame in receiver.replicator.frames_of(session):
+            sent.put(frame)
+
+    threads = [
+        threading.Thread(target=cancel_when_closed, args=(session, SimpleNamespace(cancel=ended.set)), daemon=True),
+        threading.Thread(target=send, daemon=True),
+    ]
+    for thread in threads:
+        thread.start()
+        time.sleep(0.1)  # they wait in this order
+    while not sent.empty():
+        sent.get()
+    for number in range(5):
+        session.put([NotThere(f"layers/s/raw/0/{number}-{number + 1}-0.layer")])
+        sent.get(timeout=20)  # nothing else is said meanwhile
+    session.close()
+    for thread in threads:
+        thread.join(20)
+        assert not thread.is_alive()
+    assert ended.is_set()
 
 
 def test_what_was_verified_as_it_came_is_recorded_as_it_is(receiver: Receiver, theirs: tuple[Held, Path]) -> None:
