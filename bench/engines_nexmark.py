@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,20 @@ from bench.nexmark import AUCTIONS, BIDS, PERSONS, QUERIES, STREAMS, Query, dige
 from bench.spark_epochs import CORES, SHARDS
 from nosync.spark.session import conf_set, local_session
 
-EVENTS, WARM, MEASURED = 500_000, 10, 6
+
+@dataclass(frozen=True)
+class Size:
+    """How many events an epoch has; so many epochs warm up before those that are measured."""
+
+    events: int
+    warm: int
+    measured: int
+
+
+NORMAL = Size(500_000, warm=10, measured=6)
+LARGE = Size(2_000_000, warm=7, measured=4)
+"""About as many events as Flink handles between two of its checkpoints."""
+OF_LARGE = {"Q3"}
 SMALL_EVENTS, SMALL_EPOCHS = 5_000, 3
 HOT_SHARES = (0.0, 0.1, 0.2, 0.3)
 GOALS = {"Q3", "Q8", "Q12"}
@@ -36,7 +49,8 @@ def run(scale: str) -> Iterator[Result]:
         root = Path(temporary).absolute()
         _check_answers(spark, root / "small")
         for hot in HOT_SHARES if scale == "full" else (0.0, 0.3):
-            yield from _timed(spark, root / f"hot-{hot}", queries, hot)
+            yield from _timed(spark, root / f"hot-{hot}", queries, hot, NORMAL)
+        yield from _timed(spark, root / "large", [query for query in queries if query.name in OF_LARGE], 0.0, LARGE)
     spark.stop()
 
 
@@ -54,20 +68,20 @@ def _check_answers(spark: SparkSession, root: Path) -> None:
             raise RuntimeError(f"{query.name} is answered differently: {answers}")
 
 
-def _timed(spark: SparkSession, root: Path, queries: Sequence[Query], hot: float) -> Iterator[Result]:
-    digest = write_events(root, WARM + MEASURED, EVENTS, hot)
-    of_flink = _flink(root, queries, answers=False)
+def _timed(spark: SparkSession, root: Path, queries: Sequence[Query], hot: float, size: Size) -> Iterator[Result]:
+    digest = write_events(root, size.warm + size.measured, size.events, hot)
+    of_flink = _flink(root, queries, answers=False, size=size)
     for query in queries:
-        mine, theirs = _nosync(spark, root, query), _structured_streaming(spark, root, query)
-        workload = f"NexMark {query.name}, {hot:.0%} hot, epochs of {EVENTS:,} events"
+        mine, theirs = _nosync(spark, root, query, size), _structured_streaming(spark, root, query, size)
+        workload = f"NexMark {query.name}, {hot:.0%} hot, epochs of {size.events:,} events"
         for name, rate in (
-            ("Structured Streaming, RocksDB + changelog", EVENTS / theirs.median),
+            ("Structured Streaming, RocksDB + changelog", size.events / theirs.median),
             (
                 f"Flink {of_flink['version']} SQL, RocksDB incremental, 1 s checkpoints",
                 of_flink["events_per_s"][query.name],
             ),
         ):
-            ours = EVENTS / mine.median
+            ours = size.events / mine.median
             goal = query.name in GOALS
             yield Result(
                 workload, "nosync", ours, "events/s", name, rate, ours / rate, "> 1" if goal else "",
@@ -116,10 +130,10 @@ def _advanced(spark: SparkSession, root: Path, query: Query, store: nosync.Store
     return job, seconds
 
 
-def _nosync(spark: SparkSession, root: Path, query: Query) -> Samples:
+def _nosync(spark: SparkSession, root: Path, query: Query, size: Size) -> Samples:
     with tempfile.TemporaryDirectory(dir=root) as directory, nosync.open(Path(directory) / "store") as store:
         _, seconds = _advanced(spark, root, query, store)
-    return Samples(seconds[WARM:])
+    return Samples(seconds[size.warm :])
 
 
 def _answer_of_nosync(spark: SparkSession, root: Path, query: Query) -> str:
@@ -143,7 +157,7 @@ def _streaming_rows(spark: SparkSession, root: Path, query: Query) -> DataFrame:
     return new.join(sellers, ["id", "w"]).select("id", "name", "w")
 
 
-def _structured_streaming(spark: SparkSession, root: Path, query: Query) -> Samples:
+def _structured_streaming(spark: SparkSession, root: Path, query: Query, size: Size) -> Samples:
     with conf_set(spark, {**STREAMING, CHANGELOG: "true"}), tempfile.TemporaryDirectory(dir=root) as checkpoint:
         writer = _streaming_rows(spark, root, query).writeStream.format("noop")
         running = writer.outputMode("update" if query.key else "append").option("checkpointLocation", checkpoint)
@@ -152,9 +166,9 @@ def _structured_streaming(spark: SparkSession, root: Path, query: Query) -> Samp
             stream.stop()
             raise RuntimeError(f"Structured Streaming did not answer {query.name} within {_PATIENCE_S} s")
         batches: list[Any] = [p for p in stream.recentProgress if p["numInputRows"]]
-    if len(batches) != WARM + MEASURED:
+    if len(batches) != size.warm + size.measured:
         raise RuntimeError(f"Structured Streaming answered {query.name} in {len(batches)} batches")
-    return Samples([batch["durationMs"]["triggerExecution"] / 1000 for batch in batches[WARM:]])
+    return Samples([batch["durationMs"]["triggerExecution"] / 1000 for batch in batches[size.warm :]])
 
 
 def _answer_of_spark(spark: SparkSession, root: Path, query: Query) -> str:
@@ -174,13 +188,13 @@ def _answer_of_spark(spark: SparkSession, root: Path, query: Query) -> str:
 # --- Flink ------------------------------------------------------------------------------------------------------------
 
 
-def _flink(root: Path, queries: Sequence[Query], *, answers: bool) -> dict[str, Any]:
+def _flink(root: Path, queries: Sequence[Query], *, answers: bool, size: Size = NORMAL) -> dict[str, Any]:
     """Version, and by query answers, or events per second after the first epochs."""
     found = run_flink(
         "flink_nexmark.py",
         {
-            "csv": str(root / "csv"), "streams": STREAMS, "answers": answers, "warm_files": WARM,
-            "events_per_file": EVENTS, "queries": [asdict(query) for query in queries],
+            "csv": str(root / "csv"), "streams": STREAMS, "answers": answers, "warm_files": size.warm,
+            "events_per_file": size.events, "queries": [asdict(query) for query in queries],
         },
     )  # fmt: skip
     if answers:

@@ -168,6 +168,7 @@ def run(scale: str) -> Iterator[Result]:
         cluster = Cluster(Path(temporary))
         try:
             yield from _acks(cluster, RATE_HZ * seconds)
+            yield from _sent(cluster, RATE_HZ * seconds // 4)
             yield from _throughput(cluster, files=40 if scale == "full" else 16)
             cluster.become_a_process()
             yield from _at_rest(cluster, seconds)
@@ -184,6 +185,22 @@ def _acks(cluster: Cluster, count: int) -> Iterator[Result]:
             f"{RATE_HZ} layers/s of {LAYER_BYTES >> 10} KiB, {what}", "nosync, p50", samples.median * 1000, "ms", "p99",
             samples.percentile(99) * 1000, goal=f"p50 <= {goal_s * 1000:.0f}", met=samples.median <= goal_s,
             spread=samples.spread, repeats=len(samples.seconds),
+        )  # fmt: skip
+
+
+def _sent(cluster: Cluster, count: int) -> Iterator[Result]:
+    """Bytes on the network, from and to everyone and with all that is said, for a byte of the layers that are published."""
+    for size_bytes in (2 << 10, LAYER_BYTES):
+        before = psutil.net_io_counters(pernic=True)["lo"].bytes_sent
+        acknowledged(cluster, 3, f"sent{size_bytes}", count, size_bytes, RATE_HZ)
+        sent = psutil.net_io_counters(pernic=True)["lo"].bytes_sent - before
+        mine = (
+            r for r in cluster.me.node.durable_records() if r.id.trace.stage == f"sent{size_bytes}" and r.id.is_fresh
+        )
+        published = count * next(mine).size_bytes
+        yield Result(
+            f"{RATE_HZ} layers/s of {size_bytes >> 10} KiB, sent for a byte published", "nosync", sent / published, "bytes",
+            "its two copies", 2.0, sent / published / 2, repeats=count,
         )  # fmt: skip
 
 

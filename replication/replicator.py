@@ -150,12 +150,14 @@ class Replicator:
         with self._lock:
             if dropped:
                 self._replica.unwanted(names)
+            self._replica.now_s = self._env.monotonic_s()  # who fell silent since the last tick is sent nothing unasked
             self._act(self._replica.holds(new, names))
 
     def held_files(self, paths: Sequence[PurePosixPath]) -> None:
         """See nosync.lsm.roles.Listener."""
         held = [found for path in paths if (found := self._held_file(path)) is not None]
         with self._lock:
+            self._replica.now_s = self._env.monotonic_s()
             self._act(self._replica.holds(held))
 
     def dropped_files(self, paths: Sequence[PurePosixPath]) -> None:
