@@ -73,6 +73,13 @@ class Env:
         except FileNotFoundError:
             return []
 
+    def changed_ns(self, path: Path) -> int:
+        """When a name last came into a directory or went; 0 where it does not exist."""
+        try:
+            return os.stat(path).st_mtime_ns
+        except FileNotFoundError:
+            return 0
+
     def size_bytes(self, path: Path) -> int:
         return path.stat().st_size
 

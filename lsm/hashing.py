@@ -13,7 +13,7 @@ seed is 42, each column is hashed with the previous column's result as its seed,
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -69,10 +69,24 @@ def hash32(columns: Sequence[pa.Array]) -> U32:
     return (hash64(columns) >> np.uint64(HASH_BITS)).astype(np.uint32)
 
 
-def hash64(columns: Sequence[pa.Array]) -> U64:
+def is_quick(types: Iterable[pa.DataType]) -> bool:
+    """Whether to hash columns of these types takes less time than to have their hash sent along: all are of fixed width."""
+    t = pa.types
+    return all(
+        (t.is_integer(type_) and not t.is_uint64(type_))
+        or t.is_boolean(type_)
+        or t.is_date32(type_)
+        or t.is_timestamp(type_)
+        or t.is_float32(type_)
+        or t.is_float64(type_)
+        for type_ in types
+    )
+
+
+def hash64(columns: Sequence[pa.Array], *, allow_nan: bool = False) -> U64:
     """Spark's `xxhash64` of every row of `columns` (equal lengths), as unsigned 64-bit integers.
 
-    Raises InvalidInputError for a NaN, which is not equal to itself and so could never be found again.
+    Raises InvalidInputError for a NaN unless `allow_nan`: it is not equal to itself and so could never be found again.
     """
     if not columns:
         raise InvalidInputError("a key needs at least one column")
@@ -83,7 +97,7 @@ def hash64(columns: Sequence[pa.Array]) -> U64:
         state: U64 = np.full(min(_PIECE_ROWS, n - start), SEED, dtype=np.uint64)
         for column in columns:
             piece = column.slice(start, _PIECE_ROWS)
-            hashed = _hash_column(piece, state)
+            hashed = _hash_column(piece, state, allow_nan=allow_nan)
             state = np.where(_validity(piece), hashed, state) if piece.null_count else hashed
         out[start : start + len(state)] = state
     return out
@@ -106,7 +120,7 @@ def _validity(column: pa.Array) -> npt.NDArray[np.bool_]:
     return valid
 
 
-def _hash_column(column: pa.Array, seed: U64) -> U64:
+def _hash_column(column: pa.Array, seed: U64, *, allow_nan: bool) -> U64:
     type_ = column.type
     t = pa.types
     with np.errstate(over="ignore"):
@@ -118,19 +132,24 @@ def _hash_column(column: pa.Array, seed: U64) -> U64:
             if type_.precision <= _LARGEST_LONG_DECIMAL:
                 return _hash_long(_decimal_low_words(column), seed)
             return _hash_bytes_column(_decimal_bytes(column), seed)
-        words, is_int = _fixed_width_words(column)
+        words, is_int = _fixed_width_words(column, allow_nan=allow_nan)
         return _hash_int(words, seed) if is_int else _hash_long(words, seed)
 
 
-def _fixed_width_words(column: pa.Array) -> tuple[U64, bool]:
+def _fixed_width_words(column: pa.Array, *, allow_nan: bool) -> tuple[U64, bool]:
     """The value of each row as raw bits, and whether Spark hashes this type as 4 bytes."""
     type_ = column.type
     t = pa.types
     if t.is_floating(type_):
-        if pc.any(pc.is_nan(column)).as_py():
-            raise InvalidInputError("a key column holds NaN, which is not equal to itself: replace or drop those rows")
         bits: type[np.generic] = np.uint32 if t.is_float32(type_) else np.uint64
         values = column.fill_null(0).to_numpy(zero_copy_only=False) + 0.0  # -0.0 becomes 0.0, as in Spark's GROUP BY
+        is_nan = np.isnan(values)
+        if is_nan.any():
+            if not allow_nan:
+                raise InvalidInputError(
+                    "a key column holds NaN, which is not equal to itself: replace or drop those rows"
+                )
+            values[is_nan] = np.nan  # which has many forms; the JVM makes them one
         return values.astype(column.type.to_pandas_dtype()).view(bits).astype(np.uint64), t.is_float32(type_)
     if t.is_boolean(type_):
         return column.fill_null(False).to_numpy(zero_copy_only=False).astype(np.uint64), True

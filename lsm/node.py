@@ -18,7 +18,7 @@ from __future__ import annotations
 import itertools
 import logging
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -36,6 +36,7 @@ from nosync.lsm.errors import (
 from nosync.lsm.fence import old_instances
 from nosync.lsm.layer import Description, LayerId, TraceId
 from nosync.lsm.ledger import HasLedger, Ledger, to_look_at
+from nosync.lsm.listing import Listing
 from nosync.lsm.lock import DirectoryLock
 from nosync.lsm.manifest import (
     Content,
@@ -58,6 +59,7 @@ from nosync.lsm.writer import TEMPORARY_DIRECTORY
 log = logging.getLogger("nosync")
 
 _LOOK_FOR_SAFE_S = 0.5
+_SCAN_ALL_EVERY_S = 60.0
 _ARCHIVES = "archives of manifests"
 
 
@@ -77,6 +79,8 @@ class Node(HasLedger):
         self._pins: dict[str, Pin] = {}
         self._learn_later = threading.Event()  # small files came from elsewhere
         self._let_go_until = NOTHING
+        self._listing = Listing(directory)
+        self._next_scan_s = self._env.monotonic_s() + _SCAN_ALL_EVERY_S
         self._look_beside = True  # for manifests that an archive stands for
         self.listener: Listener | None = None
         """Replication, where this node has peers."""
@@ -204,14 +208,35 @@ class Node(HasLedger):
 
     def scan(self) -> None:
         """Compares the directory with the catalog: new layers are queued, vanished ones are lost."""
+        self._learn_all()
+        with self._lock:
+            known = list(self._records)
+        listed: dict[TraceId, list[Description]] = {trace: [] for trace in known}
+        self._compare(listed | {trace: self.directory.descriptions(trace) for trace in self.directory.traces()})
+
+    def _look(self) -> None:
+        """As `scan`, but only where directories changed; now and then everywhere."""
+        if self._env.monotonic_s() >= self._next_scan_s:
+            self._next_scan_s = self._env.monotonic_s() + _SCAN_ALL_EVERY_S
+            self.scan()
+        else:
+            self._learn_all()
+            self._compare(self._listing.changed())
+
+    def _learn_all(self) -> None:
         if self.listener is not None:  # alone, nobody else seals epochs here or changes branches
             self.learn()
         self._learn_registers()
-        listed = set(self.directory.layer_ids())
+
+    def _compare(self, listed: Mapping[TraceId, Collection[Description]]) -> None:
+        """`listed`: what is in the directories of traces."""
+        new, gone = set[LayerId](), set[LayerId]()
         with self._lock:
-            known = {record.id for records in self._records.values() for record in records.values()}
-            self.new.note(sorted(listed - known - self._compactor.garbage()))
-            gone = known - listed
+            for trace, there in listed.items():
+                known = self._records.get(trace, {})
+                new.update(LayerId(trace, d) for d in there if d not in known)
+                gone.update(LayerId(trace, d) for d in known.keys() - set(there))
+            self.new.note(sorted(new - self._compactor.garbage()) if new else ())
         for id in sorted(gone):
             if not self.ledger.exists(id):
                 self._lose(id, "its file is gone")
@@ -712,7 +737,7 @@ class Node(HasLedger):
         next_scan = self._env.monotonic_s()
         while not self._closing.is_set():
             if self._env.monotonic_s() >= next_scan:
-                self.scan()
+                self._look()
                 self.collect_garbage()
                 self.archive_manifests()
                 next_scan = self._env.monotonic_s() + self.settings.scan_interval_s

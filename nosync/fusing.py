@@ -3,11 +3,12 @@
 The JVM sends each row of a source once, in the shard of the key that it is placed by, with what the expressions between the
 source and the keyed stage say of it:
 
-    __place, _hash64        the hash of that key, and of the whole row
-    __side                  which source it is of, where there are several
-    __<n>_is_<column>       the columns of the n-th source
-    __<n>_ok                whether the expressions let it pass
-    __<n>_made_<column>     what they compute; columns that they pass on are not sent twice
+    __side              which source it is of, where there are several
+    __ok                whether the expressions let it pass
+    __c<n>              the columns of the source, and what expressions make of them; columns that they pass on are not sent
+                        twice, and sources share columns of the same type: each that is sent takes time for every row
+    _hash64, __place    the hash of the whole row, and of the key that it is placed by, where the task would take longer to
+                        hash them (`nosync.lsm.hashing.is_quick`)
 
 So the rows of the feed are those of the source that pass, in the same order: what they would be had they been shuffled
 after the source was recorded.
@@ -16,27 +17,53 @@ after the source was recorded.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from nosync.lsm.columns import conformed
-from nosync.operators import HASH64_COLUMN, canonical_order
+from nosync.lsm.columns import Indices, conformed
+from nosync.operators import HASH64_COLUMN, canonical_order, hashed
 from nosync.plan import BoundStage, Feed, kept_through
 
-PLACE_COLUMN, SIDE_COLUMN = "__place", "__side"
+PLACE_COLUMN, SIDE_COLUMN, OK_COLUMN = "__place", "__side", "__ok"
 
 
-def source_column(source: int, name: str) -> str:
-    return f"__{source}_is_{name}"
+@dataclass(frozen=True)
+class Carried:
+    """Which columns carry the rows of one source."""
+
+    given: Mapping[str, str]
+    """By column of the source."""
+    made: Mapping[str, str]
+    """By column that its expressions compute."""
 
 
-def ok_column(source: int) -> str:
-    return f"__{source}_ok"
+def carried(sources: Sequence[BoundStage], feeds: Sequence[Feed], stages: Mapping[str, BoundStage]) -> list[Carried]:
+    """For each source. The order of the columns is that of the sources, so both sides come to the same."""
+    numbers: dict[tuple[pa.DataType, int], int] = {}
+    found = []
+    for source in sources:
+        used: dict[pa.DataType, int] = {}
+
+        def column(type_: pa.DataType, used: dict[pa.DataType, int] = used) -> str:
+            """The next one of the type."""
+            used[type_] = used.get(type_, 0) + 1
+            return f"__c{numbers.setdefault((type_, used[type_]), len(numbers))}"
+
+        given = {field.name: column(field.type) for field in source.schema}
+        feed, made = feed_of(source, feeds), {}
+        if feed is not None:
+            kept = kept_through(stages, feed)
+            rows = stages[feed.jvm[-1]].rows_schema
+            made = {field.name: column(field.type) for field in rows if field.name not in kept}
+        found.append(Carried(given, made))
+    return found
 
 
-def made_column(source: int, name: str) -> str:
-    return f"__{source}_made_{name}"
+def feed_of(source: BoundStage, feeds: Sequence[Feed]) -> Feed | None:
+    """The feed that brings what expressions make of a source."""
+    return next((feed for feed in feeds if feed.jvm and feed.emission.stage == source.name), None)
 
 
 def split(
@@ -46,23 +73,23 @@ def split(
     feed of expressions its rows, with `_hash64` of the key.
     """
     given, fed = [], {}
-    for n, source in enumerate(sources):
+    for n, (source, columns) in enumerate(zip(sources, carried(sources, feeds, stages), strict=True)):
         mine = rows if len(sources) == 1 else rows.filter(pc.equal(rows.column(SIDE_COLUMN), n))
-        table = _renamed(mine, source.schema, [source_column(n, name) for name in source.schema.names])
-        table = table.append_column(HASH64_COLUMN, mine.column(HASH64_COLUMN))
+        table = _renamed(mine, source.schema, [columns.given[name] for name in source.schema.names])
+        table = hashed(table, source.schema.names, sent=mine)
         order = canonical_order(table)
         given.append(table.take(pa.array(order)))
-        for i, feed in enumerate(feeds):
-            if feed.jvm and feed.emission.stage == source.name:
-                mine = mine.take(pa.array(order[mine.column(ok_column(n)).to_numpy()[order]]))
-                fed[i] = _made(mine, n, feed, stages)
+        feed = feed_of(source, feeds)
+        if feed is not None:
+            passed: Indices = order[mine.column(OK_COLUMN).to_numpy()[order]]
+            fed[feeds.index(feed)] = _made(mine.take(pa.array(passed)), columns, feed, stages)
     return given, fed
 
 
-def _made(passed: pa.Table, source: int, feed: Feed, stages: Mapping[str, BoundStage]) -> pa.Table:
+def _made(passed: pa.Table, columns: Carried, feed: Feed, stages: Mapping[str, BoundStage]) -> pa.Table:
     schema, kept = stages[feed.jvm[-1]].rows_schema, kept_through(stages, feed)
-    names = [source_column(source, kept[n]) if n in kept else made_column(source, n) for n in schema.names]
-    return _renamed(passed, schema, names).append_column(HASH64_COLUMN, passed.column(PLACE_COLUMN))
+    names = [columns.given[kept[name]] if name in kept else columns.made[name] for name in schema.names]
+    return hashed(_renamed(passed, schema, names), feed.key, sent=passed, under=PLACE_COLUMN)
 
 
 def _renamed(rows: pa.Table, schema: pa.Schema, names: Sequence[str]) -> pa.Table:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import sys
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -35,7 +35,7 @@ from nosync.lsm.columns import (
 )
 from nosync.lsm.errors import NosyncError, StageError
 from nosync.lsm.format import HASH_COLUMN, TOMBSTONE_COLUMN
-from nosync.lsm.hashing import HASH_BITS, U32
+from nosync.lsm.hashing import HASH_BITS, U32, hash64, is_quick
 from nosync.lsm.layer import LayerId
 from nosync.lsm.merge import Rows
 from nosync.lsm.timestamp import Time, epoch_of, pack
@@ -154,6 +154,19 @@ def source(work: Work) -> Produced:
     """The epoch's rows in an order that depends on their contents only: by hash of the whole row."""
     rows = conform(_by_content(work.rows), work.stage.schema, work.id)
     return Produced(arrange(rows, (), whose=str(work.id)))
+
+
+def is_hashed_in_tasks(schema: pa.Schema, names: Sequence[str]) -> bool:
+    """Whether tasks hash these columns themselves; else the JVM sends the hash along."""
+    return is_quick(schema.field(name).type for name in names)
+
+
+def hashed(rows: pa.Table, names: Sequence[str], *, sent: pa.Table, under: str = HASH64_COLUMN) -> pa.Table:
+    """`rows` with `_hash64` of some of their columns. `sent`: as they came, with that hash if tasks do not compute it."""
+    if under in sent.column_names and not is_hashed_in_tasks(rows.schema, names):
+        return rows.append_column(HASH64_COLUMN, sent.column(under))
+    hashes = hash64([as_array(rows.column(name)) for name in names], allow_nan=True)
+    return rows.append_column(HASH64_COLUMN, pa.array(hashes.view(np.int64)))
 
 
 def _by_content(rows: pa.Table) -> pa.Table:

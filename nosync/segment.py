@@ -53,6 +53,7 @@ from nosync.operators import (
     apply_union,
     apply_update,
     changes_of,
+    hashed,
     keep_rows,
     lone_updates_named,
     nothing_happened,
@@ -98,15 +99,27 @@ class Report:
 def emitted_schema(stage: BoundStage, emission: Emission) -> pa.Schema:
     """The rows that leave a segment: the stage's output, its windows and change type if any, tag and report."""
     return pa.schema(
-        [*_fed_schema(stage, emission), pa.field(TAG_COLUMN, pa.int64()), pa.field(REPORT_COLUMN, pa.binary())]
+        [*_rows_schema(stage, emission), pa.field(TAG_COLUMN, pa.int64()), pa.field(REPORT_COLUMN, pa.binary())]
     )
 
 
-def _fed_schema(stage: BoundStage, emission: Emission) -> pa.Schema:
+def fed_schema(stages: Mapping[str, BoundStage], feed: Feed) -> pa.Schema:
+    """The columns of a feed's rows, without tag, report and hash."""
+    stage = stages[feed.jvm[-1]] if feed.jvm else stages[feed.emission.stage]
+    return _rows_schema(stage, Emission(stage.name, feed.emission.window))
+
+
+def _rows_schema(stage: BoundStage, emission: Emission) -> pa.Schema:
     if emission.window is None:
         return stage.rows_schema
     type_ = window_type(stage.output.field(emission.window.time).type)
     return pa.schema([*stage.rows_schema, pa.field(START, type_), pa.field(END, type_)])
+
+
+def _given(rows: pa.Table, source: BoundStage) -> pa.Table:
+    """A source's rows as they came, with the hash of each."""
+    columns = [conformed(rows.column(field.name), field.type) for field in source.schema]
+    return hashed(pa.Table.from_arrays(columns, schema=source.schema), source.schema.names, sent=rows)
 
 
 REPORT_SCHEMA = pa.schema([pa.field(REPORT_COLUMN, pa.binary())])
@@ -175,11 +188,6 @@ class SegmentTask:
     def sources(self) -> list[BoundStage]:
         """The sources whose rows come, in order; several in a fused segment."""
         return [self.stages[name] for name in self.run if self.stages[name].kind == SOURCE]
-
-    def fed_schema(self, feed: Feed) -> pa.Schema:
-        """The columns of a feed's rows, without tag, report and hash."""
-        stage = self.stages[feed.jvm[-1]] if feed.jvm else self.stages[feed.emission.stage]
-        return _fed_schema(stage, Emission(stage.name, feed.emission.window))
 
     def run_shard(self, index: int, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Raises StageError, DeterminismError, HoleError, CorruptionError or StorageError; then nothing was yielded."""
@@ -268,7 +276,7 @@ class _ShardRun:
             self._receive_fused(rows)
             return
         if not self._task.feeds:
-            self._given = {stage.name: rows for stage in self._task.sources if rows is not None}
+            self._given = {stage.name: _given(rows, stage) for stage in self._task.sources if rows is not None}
             return
         several = len(self._task.feeds) - len(self._task.absent) > 1
         for i, feed in enumerate(self._task.feeds):
@@ -284,12 +292,11 @@ class _ShardRun:
             self._given = {stage.name: of_stage for stage, of_stage in zip(task.sources, given, strict=True)}
         for i, feed in enumerate(task.feeds):
             # One shuffle brought everything.
-            self._feeds.append(_Fed(fed.get(i, no_rows(task.fed_schema(feed))), set(range(task.shards))))
+            self._feeds.append(_Fed(fed.get(i, no_rows(fed_schema(task.stages, feed))), set(range(task.shards))))
 
     def _fed(self, index: int, feed: Feed, rows: pa.Table | None, *, several: bool) -> _Fed:
-        schema = self._task.fed_schema(feed)
-        fields = [*schema, *([pa.field(HASH64_COLUMN, pa.int64())] if feed.key else [])]
-        fed = _Fed(pa.schema(fields).empty_table())
+        schema = fed_schema(self._task.stages, feed)
+        fed = _Fed(no_rows(schema) if feed.key else schema.empty_table())
         if index in self._task.absent:
             fed.heard_from.update(range(self._task.shards))
         if rows is None:
@@ -304,16 +311,16 @@ class _ShardRun:
             else:
                 self._reports.append(report)
         rows = rows.filter(pc.is_null(reports))
-        columns = [
-            rows.column(side_column(index, f.name) if several and f.name in schema.names else f.name) for f in fields
-        ]
+        columns = [rows.column(side_column(index, f.name) if several else f.name) for f in schema]
         tags = rows.column(TAG_COLUMN).to_numpy()
         order = np.argsort(tags, kind="stable")
         table = pa.Table.from_arrays(
-            [conformed(c, f.type) for c, f in zip(columns, fields, strict=True)], schema=pa.schema(fields)
+            [conformed(c, f.type) for c, f in zip(columns, schema, strict=True)], schema=schema
         )
         if len(order) and (np.diff(tags[order]) == 0).any():  # a join in the JVM made several rows of one
-            order = np.lexsort((content_hash(table.select(schema.names)), tags))
+            order = np.lexsort((content_hash(table), tags))
+        if feed.key:
+            table = hashed(table, feed.key, sent=rows)
         fed.rows = table.take(pa.array(order))
         if feed.jvm:
             fed.rows = lone_updates_named(fed.rows, tags[order])

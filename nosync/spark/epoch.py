@@ -23,7 +23,7 @@ from pyspark.sql import functions as F
 from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
 from pyspark.sql.types import StructType
 
-from nosync.fusing import PLACE_COLUMN
+from nosync.dataflow import SOURCE
 from nosync.loops import Phase, next_phase, recorded_changes, rounds_done
 from nosync.lsm.columns import describe, plain
 from nosync.lsm.errors import FlowError, NosyncError, SchemaError
@@ -33,7 +33,7 @@ from nosync.lsm.hashing import HASH_BITS
 from nosync.lsm.history import History, view_at
 from nosync.lsm.layer import Description, Shard, TraceId, of_round
 from nosync.lsm.timestamp import Time, pack, round_of
-from nosync.operators import HASH64_COLUMN
+from nosync.operators import HASH64_COLUMN, is_hashed_in_tasks
 from nosync.plan import WATERMARK, BoundFlow, BoundStage, Emission, Feed, Loop, Segment, part_of
 from nosync.replication.places import Place, directory_of
 from nosync.segment import (
@@ -45,12 +45,15 @@ from nosync.segment import (
     Report,
     SegmentTask,
     emitted_schema,
+    fed_schema,
     side_column,
 )
 from nosync.spark.expressions import for_tasks, hash_of, jvm_rows, quoted
 from nosync.spark.fused import given_rows
-from nosync.spark.session import conf_set, session_settings
+from nosync.spark.session import arrow_settings, conf_set, session_settings
 
+_LONG_VALUE_BYTES = 1 << 10
+"""What a string may have, as far as it matters how many rows go to a task at once."""
 _EXCLUDED_RULES = "spark.sql.optimizer.excludedRules"
 _RULES_TO_EXCLUDE = (
     # It would drop the tasks over an empty input, which have empty layers to record.
@@ -95,7 +98,7 @@ def run_epoch(
     if plan.compute is None and all(source.name in inputs for source in flow.sources):
         flow = flow.fused
     run = _EpochRun(spark, flow, plan, inputs)
-    with task_errors(), settings_for_epochs(spark):
+    with task_errors(), settings_for_epochs(spark, flow):
         for loop in flow.loops.values():
             run.loop(loop)
         run.rest()
@@ -252,8 +255,8 @@ class _EpochJob:
         round = self.part.round if inside else None
         task = self._task(run, feeds, emission, round=round, absent=absent, head=segment.name)
         if segment.fused:
-            rows = given_rows(task.sources, feeds, flow.stages, self._inputs)
-            return self._mapped(self._placed(rows, PLACE_COLUMN), replace(task, fused=True))
+            rows, place = given_rows(task.sources, feeds, flow.stages, self._inputs)
+            return self._mapped(self._placed(rows, place), replace(task, fused=True))
         if len(absent) < len(feeds):
             rows = self._fed(segment, feeds, absent)
         elif loop is not None or feeds:
@@ -325,30 +328,38 @@ class _EpochJob:
         """The rows of a segment's feeds, each in the shard that it belongs to."""
         frames = {i: self._fed_by(segment, feed) for i, feed in enumerate(feeds) if i not in absent}
         keyed = [i for i in frames if feeds[i].key]
+        several = len(frames) > 1
         if len(frames) == 1:
             (rows,) = frames.values()
             if not keyed:
                 return rows  # they are in their shards already
         else:
-            rows = reduce(DataFrame.unionAll, [_beside(i, frames, feeds) for i in frames])
+            rows = reduce(DataFrame.unionAll, [_beside(i, frames) for i in frames])
         # Reports and marks carry the shard they go to in the tag; rows that stay in their shard have it there as well.
-        by_key, home = self._shard_of(HASH64_COLUMN), f"shiftright({TAG_COLUMN}, {TAG_SHARD_BITS})"
-        if not keyed:
-            by_key = home
-        elif len(keyed) < len(frames):
-            sides = ", ".join(map(str, keyed))
-            by_key = f"CASE WHEN {SIDE_COLUMN} IN ({sides}) THEN {by_key} ELSE {home} END"
+        home = f"shiftright({TAG_COLUMN}, {TAG_SHARD_BITS})"
+        homes = [self._shard_of(self._place(feeds[i], i, several=several)) if i in keyed else home for i in frames]
+        cases = " ".join(f"WHEN {i} THEN {of_side}" for i, of_side in zip(frames, homes, strict=True))
+        by_key = f"CASE {SIDE_COLUMN} {cases} END" if several else homes[0]
         shard = f"CASE WHEN {REPORT_COLUMN} IS NULL THEN {by_key} ELSE {TAG_COLUMN} END"
         return rows.repartitionById(self._plan.shards, F.expr(f"CAST({shard} AS INT)"))
 
     def _fed_by(self, segment: Segment, feed: Feed) -> DataFrame:
-        """A feed's rows, with the hash of their key."""
+        """A feed's rows, with the hash of their key where tasks do not compute it."""
         rows = self._replayed(feed) if self._flow.feeds_back(segment, feed) else self._emitted(feed.emission)
         for name in feed.jvm:
             rows = jvm_rows(self._flow.stages[name], rows, keep=(TAG_COLUMN, REPORT_COLUMN))
-        if feed.key:
+        if feed.key and not self._is_hashed_in_tasks(feed):
             rows = rows.withColumn(HASH64_COLUMN, F.expr(hash_of(feed.key)))
         return rows
+
+    def _is_hashed_in_tasks(self, feed: Feed) -> bool:
+        return is_hashed_in_tasks(fed_schema(self._flow.stages, feed), feed.key)
+
+    def _place(self, feed: Feed, index: int, *, several: bool) -> str:
+        """The hash of a feed's key."""
+        if not self._is_hashed_in_tasks(feed):
+            return HASH64_COLUMN
+        return hash_of([side_column(index, name) if several else name for name in feed.key])
 
     def _replayed(self, feed: Feed) -> DataFrame:
         """The rows that a loop's body returned in the round before, read back."""
@@ -380,8 +391,11 @@ class _EpochJob:
             schema = from_arrow_schema(head.schema.append(pa.field(HASH64_COLUMN, pa.int64())))
             return self._spark.createDataFrame([], schema).repartitionById(self._plan.shards, F.lit(0))
         columns = [quoted(name) for name in head.schema.names]
-        rows = given.selectExpr(*columns, f"{hash_of(head.schema.names)} AS {HASH64_COLUMN}")
-        return self._placed(rows, hash_of(head.placed_by) if head.placed_by else HASH64_COLUMN)
+        place = hash_of(head.placed_by or head.schema.names)
+        if not is_hashed_in_tasks(head.schema, head.schema.names):
+            columns.append(f"{hash_of(head.schema.names)} AS {HASH64_COLUMN}")
+            place = hash_of(head.placed_by) if head.placed_by else HASH64_COLUMN
+        return self._placed(given.selectExpr(*columns), place)
 
     def _placed(self, rows: DataFrame, hash64: str) -> DataFrame:
         return rows.repartitionById(self._plan.shards, F.expr(f"CAST({self._shard_of(hash64)} AS INT)"))
@@ -395,17 +409,19 @@ class _EpochJob:
         return f"floor({group} * {shards} / {groups})"
 
 
-def _beside(index: int, frames: Mapping[int, DataFrame], feeds: list[Feed]) -> DataFrame:
+def _beside(index: int, frames: Mapping[int, DataFrame]) -> DataFrame:
     """A feed's rows in a form that has columns for the rows of all feeds."""
-    common = [TAG_COLUMN, REPORT_COLUMN]
+    common: list[str | Column] = [TAG_COLUMN, REPORT_COLUMN]
     columns: list[Column] = [F.lit(index).alias(SIDE_COLUMN)]
     for i, frame in frames.items():
         for f in frame.schema:
-            if f.name not in (*common, HASH64_COLUMN):
+            if f.name not in (TAG_COLUMN, REPORT_COLUMN, HASH64_COLUMN):
                 value = F.col(quoted(f.name)) if i == index else F.lit(None).cast(f.dataType)
                 columns.append(value.alias(side_column(i, f.name)))
-    hashed = F.col(HASH64_COLUMN) if feeds[index].key else F.lit(None).cast("long")
-    return frames[index].select(*columns, *common, hashed.alias(HASH64_COLUMN))
+    if any(HASH64_COLUMN in frame.columns for frame in frames.values()):
+        hashed = F.col(HASH64_COLUMN) if HASH64_COLUMN in frames[index].columns else F.lit(None).cast("long")
+        common.append(hashed.alias(HASH64_COLUMN))
+    return frames[index].select(*columns, *common)
 
 
 def check_input(stage: BoundStage, frame: Any) -> DataFrame:
@@ -454,8 +470,27 @@ def task_errors() -> Iterator[None]:
         raise failure from None
 
 
-def settings_for_epochs(spark: SparkSession) -> AbstractContextManager[None]:
+def _row_bytes(flow: BoundFlow) -> int:
+    """Of the widest rows that the JVM hands to a task, about."""
+    schemas = {
+        segment.name: [
+            *(fed_schema(flow.stages, feed) for feed in segment.feeds),
+            *(flow.stages[name].schema for name in segment.stages if flow.stages[name].kind == SOURCE),
+        ]
+        for segment in flow.segments.values()
+    }
+    return max(sum(_width_bytes(field.type) for schema in of for field in schema) for of in schemas.values())
+
+
+def _width_bytes(type_: pa.DataType) -> int:
+    try:
+        return -(-int(type_.bit_width) // 8)
+    except ValueError:  # of no fixed width
+        return _LONG_VALUE_BYTES
+
+
+def settings_for_epochs(spark: SparkSession, flow: BoundFlow) -> AbstractContextManager[None]:
     """The session's settings while an epoch is planned and run; the user's come back afterwards."""
     excluded = spark.conf.get(_EXCLUDED_RULES, None)
     rules = ",".join(filter(None, [excluded, *_RULES_TO_EXCLUDE]))
-    return conf_set(spark, {**session_settings(), _EXCLUDED_RULES: rules})
+    return conf_set(spark, {**session_settings(), **arrow_settings(spark, _row_bytes(flow)), _EXCLUDED_RULES: rules})

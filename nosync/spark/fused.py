@@ -13,9 +13,9 @@ from functools import reduce
 from pyspark.sql import DataFrame
 
 from nosync.dataflow import SELECT, WHERE
-from nosync.fusing import PLACE_COLUMN, SIDE_COLUMN, made_column, ok_column, source_column
-from nosync.operators import HASH64_COLUMN
-from nosync.plan import BoundStage, Feed, kept_through
+from nosync.fusing import OK_COLUMN, PLACE_COLUMN, SIDE_COLUMN, Carried, carried, feed_of
+from nosync.operators import HASH64_COLUMN, is_hashed_in_tasks
+from nosync.plan import BoundStage, Feed
 from nosync.spark.expressions import hash_of, is_star, quoted
 
 
@@ -24,57 +24,66 @@ def given_rows(
     feeds: Sequence[Feed],
     stages: Mapping[str, BoundStage],
     inputs: Mapping[str, DataFrame],
-) -> DataFrame:
-    """Each source's rows, with what expressions say of them."""
-    frames = []
-    for n, source in enumerate(sources):
+) -> tuple[DataFrame, str]:
+    """Each source's rows with what expressions say of them; and the hash by which a row is placed."""
+    frames, places = [], []
+    for n, (source, columns) in enumerate(zip(sources, carried(sources, feeds, stages), strict=True)):
         given = inputs[source.name]
-        text = _text(n, source, [f for f in feeds if f.jvm and f.emission.stage == source.name], stages)
+        side = n if len(sources) > 1 else None
+        text = _text(side, source, columns, feed_of(source, feeds), stages)
         view = f"nosync_{uuid.uuid4().hex}"
         given.createOrReplaceTempView(view)
         try:
             frames.append(given.sparkSession.sql(f"WITH __given AS (TABLE {view}) {text}"))
         finally:
             given.sparkSession.catalog.dropTempView(view)
-    return reduce(lambda a, b: a.unionByName(b, allowMissingColumns=True), frames)
+        place = hash_of([columns.given[name] for name in source.placed_by])
+        places.append(PLACE_COLUMN if PLACE_COLUMN in frames[-1].columns else place)
+    rows = reduce(lambda a, b: a.unionByName(b, allowMissingColumns=True), frames)
+    if len(places) == 1:
+        return rows, places[0]
+    cases = " ".join(f"WHEN {n} THEN {place}" for n, place in enumerate(places))
+    return rows, f"CASE {SIDE_COLUMN} {cases} END"
 
 
-def _text(n: int, source: BoundStage, feeds: Sequence[Feed], stages: Mapping[str, BoundStage]) -> str:
+def _text(
+    side: int | None, source: BoundStage, carried: Carried, feed: Feed | None, stages: Mapping[str, BoundStage]
+) -> str:
     columns = [quoted(name) for name in source.schema.names]
-    sent = {
-        PLACE_COLUMN: hash_of(source.placed_by),
-        HASH64_COLUMN: hash_of(source.schema.names),
-        SIDE_COLUMN: str(n),
-        **{source_column(n, name): quoted(name) for name in source.schema.names},
-    }
+    sent = {carried.given[name]: quoted(name) for name in source.schema.names}
+    if side is not None:
+        sent[SIDE_COLUMN] = str(side)
+    if not is_hashed_in_tasks(source.schema, source.schema.names):
+        sent[HASH64_COLUMN] = hash_of(source.schema.names)
+    if feed is not None and not is_hashed_in_tasks(source.schema, source.placed_by):
+        sent[PLACE_COLUMN] = hash_of(source.placed_by)
     begin = [f"{value} AS {quoted(name)}" for name, value in sent.items()]
-    if not feeds:
+    if feed is None:
         return f"SELECT {', '.join(begin)} FROM __given"
-    (feed,) = feeds
-    keep, ok = [quoted(name) for name in sent], ok_column(n)
-    text = f"SELECT {', '.join([*begin, f'TRUE AS {ok}', *columns])} FROM __given"
+    keep = [quoted(name) for name in sent]
+    text = f"SELECT {', '.join([*begin, f'TRUE AS {OK_COLUMN}', *columns])} FROM __given"
     for name in feed.jvm:
         stage = stages[name]
-        text = _applied(stage, text, columns, keep, ok)
+        text = _applied(stage, text, columns, keep)
         columns = [quoted(column) for column in stage.rows_schema.names]
-    kept = kept_through(stages, feed)
-    made = [name for name in stages[feed.jvm[-1]].rows_schema.names if name not in kept]
-    return _select([*keep, ok, *(f"{quoted(name)} AS {quoted(made_column(n, name))}" for name in made)], text)
+    made = [f"{quoted(name)} AS {quoted(column)}" for name, column in carried.made.items()]
+    return _select([*keep, OK_COLUMN, *made], text)
 
 
-def _applied(stage: BoundStage, rows: str, columns: Sequence[str], keep: Sequence[str], ok: str) -> str:
+def _applied(stage: BoundStage, rows: str, columns: Sequence[str], keep: Sequence[str]) -> str:
     """A stage over `rows`, whose columns are `columns` beside those to keep.
 
     Rows that do not pass stay, for they are the source's; expressions after that see nulls in their place.
     """
     expressions: Sequence[str] = stage.options["expressions"]
     if stage.kind == WHERE:
-        passes = f"{ok} AND coalesce(({expressions[0]}\n), FALSE) AS {ok}"
+        passes = f"{OK_COLUMN} AND coalesce(({expressions[0]}\n), FALSE) AS {OK_COLUMN}"
         rows = _select([*keep, passes, *columns], rows)
-        return _select([*keep, ok, *(f"IF({ok}, {column}, NULL) AS {column}" for column in columns)], rows)
+        nulls = [f"IF({OK_COLUMN}, {column}, NULL) AS {column}" for column in columns]
+        return _select([*keep, OK_COLUMN, *nulls], rows)
     assert stage.kind == SELECT, stage.kind
     chosen = [", ".join(columns) if is_star(expression) else expression for expression in expressions]
-    return _select([*keep, ok, *chosen], rows)
+    return _select([*keep, OK_COLUMN, *chosen], rows)
 
 
 def _select(columns: Sequence[str], rows: str) -> str:

@@ -17,6 +17,8 @@ from nosync.lsm.errors import FlowError, NosyncError
 
 OLDEST_JAVA = 17
 ARROW_BATCH_ROWS = "1000000"
+ARROW_BATCH_BYTES = 64 << 20
+_MOST_ROWS, _MOST_BYTES = (f"spark.sql.execution.arrow.max{what}PerBatch" for what in ("Records", "Bytes"))
 
 
 def check_java() -> None:
@@ -81,11 +83,23 @@ def session_settings() -> dict[str, str]:
     """Settings of the session that a job's epochs run with."""
     return {
         # One Arrow batch a shard where it fits, so that nothing is concatenated.
-        "spark.sql.execution.arrow.maxRecordsPerBatch": ARROW_BATCH_ROWS,
+        _MOST_ROWS: ARROW_BATCH_ROWS,
         # Shards are partitions: adaptive execution must not merge or split them, and has little to gain here.
         "spark.sql.adaptive.enabled": "false",
         "spark.sql.session.timeZone": "UTC",
     }
+
+
+def arrow_settings(spark: SparkSession, row_bytes: int) -> dict[str, str]:
+    """How many rows of about `row_bytes` go to a Python task at once.
+
+    Spark would look after each row how many bytes there are by now, which takes more time than to write the row. So it is told a
+    number of rows. Whoever has set a number of bytes keeps it.
+    """
+    if spark.conf.get(_MOST_BYTES, None) is not None:
+        return {}
+    rows = max(1, min(int(ARROW_BATCH_ROWS), ARROW_BATCH_BYTES // max(1, row_bytes)))
+    return {_MOST_ROWS: str(rows), _MOST_BYTES: str(2**31 - 1)}
 
 
 @contextlib.contextmanager
