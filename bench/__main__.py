@@ -16,6 +16,9 @@ from bench.harness import Progress, Result, is_busy, load_before, write
 NAMES = tuple(sorted(p.stem for p in Path(__file__).parent.glob("[a-z]*_*.py")))
 
 
+SCALES = ("short", "normal", "full")
+
+
 def show(name: str, results: list[Result]) -> None:
     table = Table(title=name, title_justify="left", box=None, padding=(0, 2, 0, 0), header_style="bold")
     for column, justify in (
@@ -39,7 +42,13 @@ def _number(value: float | None) -> str:
 
 @click.command()
 @click.argument("names", nargs=-1, type=click.Choice(NAMES))
-@click.option("--scale", type=click.Choice(["short", "full"]), default="short", show_default=True)
+@click.option(
+    "--scale",
+    type=click.Choice(SCALES),
+    default="normal",
+    show_default=True,
+    help="short: all in less than 15 minutes.",
+)
 @click.option("--busy-ok", is_flag=True, help="Measure even when the machine is doing something else.")
 @click.option("--resume", is_flag=True, help="Remember what is done; go on where such a run was interrupted.")
 def main(names: tuple[str, ...], scale: str, busy_ok: bool, resume: bool) -> None:

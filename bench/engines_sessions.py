@@ -30,7 +30,7 @@ def run(scale: str) -> Iterator[Result]:
     with tempfile.TemporaryDirectory(dir=".") as temporary:
         root = Path(temporary).absolute()
         _check_answers(spark, root / "small")
-        for hot in (0.0, 0.1, 0.2, 0.3) if scale == "full" else (0.0, 0.3):
+        for hot in {"short": (0.0,), "normal": (0.0, 0.3), "full": (0.0, 0.1, 0.2, 0.3)}[scale]:
             events = root / f"hot-{hot}"
             digest = write_events(events, WARM + MEASURED, EVENTS, hot)
             mine, theirs = _nosync(spark, events), _structured_streaming(spark, events)

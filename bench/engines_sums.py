@@ -28,7 +28,7 @@ from bench.flink import run_flink
 from bench.footprint import PeakMemory, Spent, alone, spent
 from bench.harness import Result, Samples, timed
 from bench.spark_epochs import CORES, SHARDS, start
-from nosync.spark.session import conf_set, local_session, session_settings
+from nosync.spark.session import arrow_settings, conf_set, local_session, session_settings
 
 KEYS = 2_000_000
 KEY = "pmod(pmod({id} * 2654435761, 4294967296), {keys})"
@@ -77,16 +77,28 @@ def batch(spark: SparkSession, first: int, rows: int, keys: int) -> DataFrame:
 
 
 def run(scale: str) -> Iterator[Result]:
-    full = scale == "full"
-    many = 12 if full else 6
-    mine = {LARGE: alone(_ours, LARGE, 8, many), SMALL: alone(_ours, SMALL, 10, 40 if full else 20)}
-    floors = {rows: alone(_floor, rows, 4, many) for rows in (LARGE, SMALL)}
+    full, short = scale == "full", scale == "short"
+    warm, many = (4, 4) if short else (25, 12)
+    mine = {LARGE: alone(_ours, LARGE, warm, many), SMALL: alone(_ours, SMALL, warm, 3 * many)}
+    floors = {rows: alone(_floor, rows, warm, many) for rows in (LARGE, SMALL)}
     streamed: list[tuple[str, int, float, Run]] = [
-        ("RocksDB + changelog", LARGE, 5.0, alone(_streamed, LARGE, "true", 5, 8 if full else 4)),
-        ("RocksDB + changelog", SMALL, 1.5, alone(_streamed, SMALL, "true", 10, 20)),
-        ("transformWithStateInPandas", SMALL, 20.0, alone(_in_python, SMALL, 2, 8 if full else 3)),
+        (
+            "RocksDB + changelog",
+            LARGE,
+            5.0,
+            alone(_streamed, LARGE, "true", *((2, 2) if short else (5, 8 if full else 4))),
+        ),
+        ("RocksDB + changelog", SMALL, 1.5, alone(_streamed, SMALL, "true", warm, 10 if short else 20)),
+        (
+            "transformWithStateInPandas",
+            SMALL,
+            20.0,
+            alone(_in_python, SMALL, *((1, 1) if short else (2, 8 if full else 3))),
+        ),
     ]
-    variants = {"default": {}, "mini-batch, unaligned checkpoints": FLINK_TUNED}
+    variants: dict[str, dict[str, str]] = {"default": {}}
+    if not short:
+        variants["mini-batch, unaligned checkpoints"] = FLINK_TUNED
     if full:
         streamed.insert(1, ("RocksDB, snapshots", LARGE, 5.0, alone(_streamed, LARGE, "false", 5, 8)))
         variants["changelog backend"] = FLINK_CHANGELOG
@@ -101,7 +113,7 @@ def run(scale: str) -> Iterator[Result]:
             mine[rows], f"epochs of {rows:,} rows, {KEYS:,} keys", f"Structured Streaming, {name}", theirs, goal
         )
     for name, settings in variants.items():
-        version, theirs = _flink(6_000_000 if full else 2_500_000, settings)
+        version, theirs = _flink({"short": 1_000_000, "normal": 2_500_000, "full": 6_000_000}[scale], settings)
         peer = f"Flink {version} SQL, RocksDB incremental, 1 s checkpoints, {name}"
         yield from _beside(mine[LARGE], f"{KEYS:,} keys, ours in epochs of {LARGE:,} rows", peer, theirs, 5.0)
 
@@ -161,7 +173,7 @@ def _floor(rows: int, warm: int, repeats: int) -> Run:
         if sum(row.n for row in keyed.mapInArrow(_counted, "n bigint").collect()) != rows:
             raise RuntimeError("rows were lost")
 
-    with conf_set(spark, session_settings()):
+    with conf_set(spark, {**session_settings(), **arrow_settings(spark, row_bytes=16)}):
         seconds = [timed(partial(work, i)) for i in range(warm + repeats)][warm:]
     spark.stop()
     return Run(rows * repeats, Samples(seconds), Spent(0.0, 0), 0)

@@ -31,7 +31,7 @@ Links = set[tuple[int, int]]
 
 
 def run(scale: str) -> Iterator[Result]:
-    nodes = 200_000 if scale == "full" else 20_000
+    nodes = {"short": 5_000, "normal": 20_000, "full": 200_000}[scale]
     spark = local_session(CORES, "nosync-bench")
     with tempfile.TemporaryDirectory(dir=".") as temporary:
         root = Path(temporary).absolute()

@@ -45,7 +45,7 @@ print(json.dumps([opened, asked, time.perf_counter() - start, grown]))
 
 
 def run(scale: str) -> Iterator[Result]:
-    epochs = 100_000 if scale == "full" else 10_000
+    epochs = {"short": 3_000, "normal": 10_000, "full": 100_000}[scale]
     with tempfile.TemporaryDirectory(dir=".") as temporary:
         root = Path(temporary) / "s"
         _fill(root, epochs)

@@ -22,7 +22,11 @@ from nosync.lsm.timestamp import Time, epoch_of
 from nosync.lsm.writer import arrange
 
 ROWS = 10_000
-STATES = {"short": (10**5, 10**6, 10**7), "full": (10**5, 10**6, 10**7, 10**8)}
+STATES = {
+    "short": (10**5, 10**6),
+    "normal": (10**5, 10**6, 10**7),
+    "full": (10**5, 10**6, 10**7, 10**8),
+}
 REPEATS = 300
 MERGE_REPEATS = 5_000
 TRACE = TraceId("kv", "raw", Shard(0))

@@ -19,7 +19,7 @@ from nosync.lsm.timestamp import Time, epoch_of, last_of, pack
 
 KEYS = 100_000
 STATE = 10_000_000
-VIEW_ROWS = {"short": 10_000_000, "full": 50_000_000}
+VIEW_ROWS = {"short": 10_000_000, "normal": 10_000_000, "full": 50_000_000}
 TRACE = TraceId("kv", "raw", Shard(0))
 
 

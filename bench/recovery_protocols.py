@@ -42,7 +42,7 @@ from nosync.testing.daemons import running
 
 ROWS = 2_000
 LOAD_ROWS = 1_000_000
-STATES = {"short": (10**5,), "full": (10**5, 10**6, 10**7)}
+STATES = {"short": (10**5,), "normal": (10**5,), "full": (10**5, 10**6, 10**7)}
 CHECKPOINT_EPOCHS = 10
 GOAL_S = 0.005
 STAGE = "sums"
@@ -81,7 +81,7 @@ class Work:
 
 
 def run(scale: str) -> Iterator[Result]:
-    epochs = 3000 if scale == "full" else 500
+    epochs = {"short": 200, "normal": 500, "full": 3000}[scale]
     for keys in STATES[scale]:
         measured = {name: _measured(name, keys, epochs) for name in PROTOCOLS}
         nothing, mine = measured["gap"][0].percentile(99.9), measured["nosync"][1]

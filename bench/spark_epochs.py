@@ -65,8 +65,8 @@ def run(scale: str) -> Iterator[Result]:
     spark = local_session(CORES, "nosync-bench")
     with tempfile.TemporaryDirectory(dir=".") as temporary:
         root = Path(temporary)
-        yield from _recording(spark, root / "recording", repeats=30 if scale == "full" else 12)
-        yield from _state_sizes(spark, root / "sizes", repeats=20 if scale == "full" else 10)
+        yield from _recording(spark, root / "recording", repeats={"short": 6, "normal": 12, "full": 30}[scale])
+        yield from _state_sizes(spark, root / "sizes", repeats={"short": 5, "normal": 10, "full": 20}[scale])
         yield from _recovery(spark, root / "recovery")
     spark.stop()
 

@@ -73,7 +73,7 @@ HARMS = (
 def run(scale: str) -> Iterator[Result]:
     large = 6 * 10**6 if scale == "full" else 2 * 10**6  # about 2.4 and 0.8 GB
     variants = {"heartbeats of 0.5 s": QUICK} | ({"default": {}} if scale == "full" else {})
-    for harm in HARMS:
+    for harm in HARMS[-1:] if scale == "short" else HARMS:
         extra_s, state = {}, {}
         for keys in (SMALL_KEYS, large) if scale == "full" or harm == HARMS[0] else (SMALL_KEYS,):
             with tempfile.TemporaryDirectory(dir=".") as directory:
@@ -85,7 +85,7 @@ def run(scale: str) -> Iterator[Result]:
                 normal_s, hit_s / normal_s, f"<= {harm.goal_s} s", extra_s[keys] <= harm.goal_s, None, 1,
                 {"sparks_own_timeout_s": SPARKS_OWN_S, "keys": keys},
             )  # fmt: skip
-        for name, settings in variants.items():
+        for name, settings in variants.items() if scale != "short" else ():
             with (
                 tempfile.TemporaryDirectory(dir=".") as directory,
                 flink_cluster(Path(directory).absolute(), settings) as made,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.metadata
 import json
-import shutil
 import statistics
 import sys
 import tempfile
@@ -48,26 +47,29 @@ def seconds(about: dict[str, Any], query: dict[str, Any], csv: Path) -> float:
     return time.perf_counter() - began
 
 
+def _first_files(about: dict[str, Any], directory: Path, files: int) -> Path:
+    """A directory with so many files of each stream."""
+    for name in about["streams"]:
+        (directory / name).mkdir(parents=True)
+        for path in sorted((Path(about["csv"]) / name).iterdir())[:files]:
+            (directory / name / path.name).hardlink_to(path)
+    return directory
+
+
 def rate(about: dict[str, Any], query: dict[str, Any]) -> float:
     """Events per second: a job's start and end take the same time whatever it does between.
 
     So it is the difference of a long and a short run; where that is small, of the medians of several.
     """
-    csv = Path(about["csv"])
-    with tempfile.TemporaryDirectory(dir=csv.parent) as directory:
-        files = 0
-        for name in about["streams"]:
-            paths = sorted((csv / name).iterdir())
-            files = len(paths)
-            (Path(directory) / name).mkdir()
-            for path in paths[: about["warm_files"]]:
-                shutil.copyfile(path, Path(directory) / name / path.name)
-        seconds(about, query, Path(directory))  # the JVM warms up
-        short_s, long_s = [seconds(about, query, Path(directory))], [seconds(about, query, csv)]
+    few, many = about["files"]
+    with tempfile.TemporaryDirectory(dir=Path(about["csv"]).parent) as directory:
+        short, long = (_first_files(about, Path(directory) / str(files), files) for files in (few, many))
+        seconds(about, query, short)  # the JVM warms up
+        short_s, long_s = [seconds(about, query, short)], [seconds(about, query, long)]
         while len(long_s) < RUNS and sum(long_s) < ENOUGH_S:
-            short_s.append(seconds(about, query, Path(directory)))
-            long_s.append(seconds(about, query, csv))
-    events = (files - about["warm_files"]) * about["events_per_file"]
+            short_s.append(seconds(about, query, short))
+            long_s.append(seconds(about, query, long))
+    events = (many - few) * about["events_per_file"]
     return events / (statistics.median(long_s) - statistics.median(short_s))
 
 

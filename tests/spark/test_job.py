@@ -352,6 +352,10 @@ def test_keys_and_shards_agree_with_the_jvm(spark: SparkSession) -> None:
             jvm = [row[0] for row in frame.selectExpr(f"xxhash64({', '.join(columns)})", "b").orderBy("b").collect()]
             ours = hash64([table.column(c).combine_chunks() for c in columns]).view(np.int64).tolist()
             assert ours == jvm, name
+    nans = spark.sql("SELECT xxhash64(double('NaN'), float('NaN'), 1L)").collect()[0][0]
+    other_nan = np.array([0xFFF8000000000001], np.uint64).view(np.float64)  # the JVM knows one
+    row = [pa.array(other_nan), pa.array(other_nan.astype(np.float32)), pa.array([1], pa.int64())]
+    assert hash64(row, allow_nan=True).view(np.int64).tolist() == [nans]
 
 
 def _examples(type_: pa.DataType, choose: random.Random) -> list[Any]:
