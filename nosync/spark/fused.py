@@ -1,7 +1,7 @@
 """The rows of a fused segment (nosync.fusing), as the JVM makes them of the inputs that an epoch is given.
 
-One text of SQL for each source: Spark analyzes a query each time something is built on it, and every part of it that is a
-Python object is a call to the JVM, which adds up where an epoch takes a fraction of a second.
+One projection for each source where that will do, else one text of SQL: Spark analyzes a query each time something is built on
+it, and every part of it that is a Python object is a call to the JVM, which adds up where an epoch takes a fraction of a second.
 """
 
 from __future__ import annotations
@@ -30,15 +30,17 @@ def given_rows(
     for n, (source, columns) in enumerate(zip(sources, carried(sources, feeds, stages), strict=True)):
         given = inputs[source.name]
         side = n if len(sources) > 1 else None
-        text = _text(side, source, columns, feed_of(source, feeds), stages)
-        view = f"nosync_{uuid.uuid4().hex}"
-        given.createOrReplaceTempView(view)
-        try:
-            frames.append(given.sparkSession.sql(f"WITH __given AS (TABLE {view}) {text}"))
-        finally:
-            given.sparkSession.catalog.dropTempView(view)
+        feed = feed_of(source, feeds)
+        sent = _sent(side, source, columns, feed)
+        conditions = _conditions(feed, stages) if feed is not None and not columns.made else None
+        if feed is None:
+            frames.append(given.selectExpr(*_named(sent)))
+        elif conditions is not None:
+            frames.append(given.selectExpr(*_named(sent), f"{_all_hold(conditions)} AS {OK_COLUMN}"))
+        else:
+            frames.append(_queried(given, _text(sent, source, columns, feed, stages)))
         place = hash_of([columns.given[name] for name in source.placed_by])
-        places.append(PLACE_COLUMN if PLACE_COLUMN in frames[-1].columns else place)
+        places.append(PLACE_COLUMN if PLACE_COLUMN in sent else place)
     rows = reduce(lambda a, b: a.unionByName(b, allowMissingColumns=True), frames)
     if len(places) == 1:
         return rows, places[0]
@@ -46,10 +48,8 @@ def given_rows(
     return rows, f"CASE {SIDE_COLUMN} {cases} END"
 
 
-def _text(
-    side: int | None, source: BoundStage, carried: Carried, feed: Feed | None, stages: Mapping[str, BoundStage]
-) -> str:
-    columns = [quoted(name) for name in source.schema.names]
+def _sent(side: int | None, source: BoundStage, carried: Carried, feed: Feed | None) -> dict[str, str]:
+    """Columns and what is in them, of every row."""
     sent = {carried.given[name]: quoted(name) for name in source.schema.names}
     if side is not None:
         sent[SIDE_COLUMN] = str(side)
@@ -57,11 +57,46 @@ def _text(
         sent[HASH64_COLUMN] = hash_of(source.schema.names)
     if feed is not None and not is_hashed_in_tasks(source.schema, source.placed_by):
         sent[PLACE_COLUMN] = hash_of(source.placed_by)
-    begin = [f"{value} AS {quoted(name)}" for name, value in sent.items()]
-    if feed is None:
-        return f"SELECT {', '.join(begin)} FROM __given"
+    return sent
+
+
+def _named(sent: Mapping[str, str]) -> list[str]:
+    return [f"{value} AS {quoted(name)}" for name, value in sent.items()]
+
+
+def _conditions(feed: Feed, stages: Mapping[str, BoundStage]) -> list[str] | None:
+    """Of a feed whose expressions compute no column: what its rows must fulfil. None where that is said of renamed columns."""
+    kinds = [stages[name].kind for name in feed.jvm]
+    first_select = kinds.index(SELECT) if SELECT in kinds else len(kinds)
+    if WHERE in kinds[first_select:]:
+        return None
+    return [stages[name].options["expressions"][0] for name in feed.jvm[:first_select]]
+
+
+def _all_hold(conditions: Sequence[str]) -> str:
+    """A later condition is not asked of rows that an earlier one does not let pass: it may fail on them."""
+    if not conditions:
+        return "TRUE"
+    first = f"coalesce(({conditions[0]}\n), FALSE)"
+    return f"IF({first}, {_all_hold(conditions[1:])}, FALSE)" if len(conditions) > 1 else first
+
+
+def _queried(given: DataFrame, text: str) -> DataFrame:
+    view = f"nosync_{uuid.uuid4().hex}"
+    given.createOrReplaceTempView(view)
+    try:
+        return given.sparkSession.sql(f"WITH __given AS (TABLE {view}) {text}")
+    finally:
+        given.sparkSession.catalog.dropTempView(view)
+
+
+def _text(
+    sent: Mapping[str, str], source: BoundStage, carried: Carried, feed: Feed, stages: Mapping[str, BoundStage]
+) -> str:
+    """The expressions one after the other, each over what the one before returns."""
+    columns = [quoted(name) for name in source.schema.names]
     keep = [quoted(name) for name in sent]
-    text = f"SELECT {', '.join([*begin, f'TRUE AS {OK_COLUMN}', *columns])} FROM __given"
+    text = f"SELECT {', '.join([*_named(sent), f'TRUE AS {OK_COLUMN}', *columns])} FROM __given"
     for name in feed.jvm:
         stage = stages[name]
         text = _applied(stage, text, columns, keep)

@@ -189,7 +189,7 @@ def test_a_read_can_be_part_of_any_plan(spark: SparkSession, store: nosync.Store
 
 
 def test_shuffled_input_and_other_tasks_give_the_same_layers(spark: SparkSession, open_store: OpenStore) -> None:
-    frames = epochs(3, 3)
+    frames = epochs(3, 2)
     found = []
     for order, partitions in ((None, "4"), (1, "1"), (6, "7")):
         spark.conf.set("spark.sql.shuffle.partitions", partitions)
@@ -197,7 +197,7 @@ def test_shuffled_input_and_other_tasks_give_the_same_layers(spark: SparkSession
         run(nosync.Job(make_flow(), store, spark=spark, shards=SHARDS), spark, frames, order=order)
         found.append(layers_of(store))
     assert found[0] == found[1] == found[2]
-    assert len(found[0]) == 7 * SHARDS * 4
+    assert len(found[0]) == 7 * SHARDS * 3
 
 
 def test_recomputing_lost_layers_gives_the_same_digests(spark: SparkSession, store: nosync.Store) -> None:
@@ -209,9 +209,9 @@ def test_recomputing_lost_layers_gives_the_same_digests(spark: SparkSession, sto
     before = layers_of(store)
     totals = [rows_of(job.read("totals", as_of=t), "word") for t in range(6)]
     choose = random.Random(5)
-    for round_ in range(3):
+    for many in (1, 12):
         computed = [layer for layer in store.layers() if layer.stage != "words"]
-        victims = choose.sample(computed, 1 + 6 * round_)
+        victims = choose.sample(computed, many)
         for layer in victims:
             Path(layer.path).unlink()
         report = job.recover()

@@ -71,10 +71,10 @@ def expected(t: int) -> set[int]:
     return reach_slowly({0}, edges)
 
 
-def check(job: nosync.Job, t: int) -> None:
+def check(store: nosync.Store, t: int) -> None:
     want = expected(t)
-    assert {row.node for row in job.read("reached", as_of=t).collect()} == want
-    parity = {row.odd: (row.n, row.most) for row in job.read("by_parity", as_of=t).collect()}
+    assert {row["node"] for row in store.read("reached", as_of=t).to_pylist() if row.get("__live", True)} == want
+    parity = {row["odd"]: (row["n"], row["most"]) for row in store.read("by_parity", as_of=t).to_pylist()}
     groups = {odd: [node for node in want if node % 2 == odd] for odd in (0, 1)}
     assert parity == {odd: (len(nodes), max(nodes)) for odd, nodes in groups.items() if nodes}
 
@@ -94,8 +94,9 @@ def test_a_loop_through_deletions_a_crash_and_losses(
     calls_of_first_epoch = 0
     for t in range(len(CHANGES)):
         job.advance(t, inputs(spark, t))
-        check(job, t)
+        check(store, t)
         calls_of_first_epoch = len(list(traces.iterdir())) if t == 0 else calls_of_first_epoch
+    assert {row.node for row in job.read("reached", as_of=1).collect()} == expected(1)
     feed = {(row.node, row._change_type) for row in job.changes("reached", 1, 2).collect()}
     assert feed == {(node, "delete") for node in expected(1) - expected(2)}
     store.sync()
@@ -125,7 +126,7 @@ def test_a_loop_through_deletions_a_crash_and_losses(
     store.node.collect_garbage()
     assert layers_of(store) == before
     for t in range(len(CHANGES)):
-        check(job, t)
+        check(store, t)
 
 
 def test_a_loop_that_does_not_end(spark: SparkSession, open_store: OpenStore) -> None:
