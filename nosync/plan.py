@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pyarrow as pa
 
 from nosync.aggregates import Plan
-from nosync.dataflow import IN_JVM, LOOP, PART_SEPARATOR, SOURCE
+from nosync.dataflow import IN_JVM, LOOP, PART_SEPARATOR, SELECT, SOURCE
 from nosync.levels import NONE, Level
 from nosync.lsm.columns import CHANGE_TYPE_COLUMN
 from nosync.windows import Window
@@ -25,6 +25,7 @@ ARRANGE, WATERMARK, LATE, DISTINCT = "arrange", "watermark", "late", "distinct"
 """Kinds of the stages that joins, windows and dedupe are made of; the others are those of nosync.dataflow."""
 
 _SUBQUERY = re.compile(r"\bselect\b", re.IGNORECASE)
+_NAMED = re.compile(r"(?P<text>.*\S)\s+AS\s+(?P<name>`[^`]+`|\w+)\s*\Z", re.IGNORECASE | re.DOTALL)
 
 
 def part_of(stage: str, part: str) -> str:
@@ -58,7 +59,8 @@ class BoundStage:
     loop: str | None = None
     """The loop that it is a part of; of the loop's variable its own name."""
     placed_by: tuple[str, ...] = ()
-    """The columns by whose hash its rows are in their shards; empty: by something else."""
+    """By the hash of what its rows are in their shards: names of columns, and of a source also `=` and an expression over its
+    columns. Empty: by something else."""
 
     @property
     def of_rounds(self) -> bool:
@@ -263,8 +265,36 @@ class BoundFlow:
         expressions = [e for name in feed.jvm for e in self.stages[name].options.get("expressions", [None])]
         if not all(isinstance(expression, str) and not _SUBQUERY.search(expression) for expression in expressions):
             return ()  # a join with a table, Column objects, subqueries
-        kept = kept_through(self.stages, feed)
-        return tuple(kept[column] for column in feed.key) if kept.keys() >= {*feed.key} else ()
+        known = computed_through(self.stages, feed) | kept_through(self.stages, feed)
+        return tuple(known[column] for column in feed.key) if known.keys() >= {*feed.key} else ()
+
+
+def computed_through(stages: Mapping[str, BoundStage], feed: Feed) -> dict[str, str]:
+    """By column of a feed that one expression over the columns of its source makes: `=` and that expression. It is null for rows
+    that a condition before it does not let pass, on which it might fail.
+    """
+    selects = [name for name in feed.jvm if stages[name].kind == SELECT]
+    if len(selects) != 1:
+        return {}
+    (select,) = selects
+    conditions = [stages[name].options["expressions"][0] for name in feed.jvm[: feed.jvm.index(select)]]
+    found = {}
+    for expression in stages[select].options["expressions"]:
+        named = _NAMED.match(expression)
+        if named and named["name"].strip("`") in stages[select].rows_schema.names:
+            text = named["text"]
+            found[named["name"].strip("`")] = (
+                f"=IF({all_hold(conditions)}, {text}\n, NULL)" if conditions else f"={text}"
+            )
+    return found
+
+
+def all_hold(conditions: Sequence[str]) -> str:
+    """A later condition is not asked of rows that an earlier one does not let pass: it may fail on them."""
+    if not conditions:
+        return "TRUE"
+    first = f"coalesce(({conditions[0]}\n), FALSE)"
+    return f"IF({first}, {all_hold(conditions[1:])}, FALSE)" if len(conditions) > 1 else first
 
 
 def kept_through(stages: Mapping[str, BoundStage], feed: Feed) -> dict[str, str]:

@@ -48,7 +48,7 @@ from nosync.segment import (
     fed_schema,
     side_column,
 )
-from nosync.spark.expressions import for_tasks, hash_of, jvm_rows, quoted
+from nosync.spark.expressions import for_tasks, hash_of, jvm_rows, place_of, quoted
 from nosync.spark.fused import given_rows
 from nosync.spark.session import arrow_settings, conf_set, session_settings
 
@@ -255,8 +255,9 @@ class _EpochJob:
         round = self.part.round if inside else None
         task = self._task(run, feeds, emission, round=round, absent=absent, head=segment.name)
         if segment.fused:
-            rows, place = given_rows(task.sources, feeds, flow.stages, self._inputs)
-            return self._mapped(self._placed(rows, place), replace(task, fused=True))
+            given = given_rows(task.sources, feeds, flow.stages, self._inputs)
+            rows = self._placed(given.rows, given.place).drop(*given.only_for_place)
+            return self._mapped(rows, replace(task, fused=True))
         if len(absent) < len(feeds):
             rows = self._fed(segment, feeds, absent)
         elif loop is not None or feeds:
@@ -391,11 +392,10 @@ class _EpochJob:
             schema = from_arrow_schema(head.schema.append(pa.field(HASH64_COLUMN, pa.int64())))
             return self._spark.createDataFrame([], schema).repartitionById(self._plan.shards, F.lit(0))
         columns = [quoted(name) for name in head.schema.names]
-        place = hash_of(head.placed_by or head.schema.names)
-        if not is_hashed_in_tasks(head.schema, head.schema.names):
-            columns.append(f"{hash_of(head.schema.names)} AS {HASH64_COLUMN}")
-            place = hash_of(head.placed_by) if head.placed_by else HASH64_COLUMN
-        return self._placed(given.selectExpr(*columns), place)
+        if is_hashed_in_tasks(head.schema, head.schema.names):
+            return self._placed(given.selectExpr(*columns), place_of(head))
+        columns.append(f"{hash_of(head.schema.names)} AS {HASH64_COLUMN}")
+        return self._placed(given.selectExpr(*columns), place_of(head) if head.placed_by else HASH64_COLUMN)
 
     def _placed(self, rows: DataFrame, hash64: str) -> DataFrame:
         return rows.repartitionById(self._plan.shards, F.expr(f"CAST({self._shard_of(hash64)} AS INT)"))

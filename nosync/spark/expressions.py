@@ -35,6 +35,13 @@ def hash_of(names: Sequence[str]) -> str:
     return f"xxhash64({', '.join(map(quoted, names))})"
 
 
+def place_of(source: BoundStage) -> str:
+    """The hash by which a source's rows are placed; of all columns where nothing else is said."""
+    names = source.schema.names
+    what = [quoted(part) if part in names else f"({part[1:]}\n)" for part in source.placed_by or names]
+    return f"xxhash64({', '.join(what)})"
+
+
 def for_tasks(stage: BoundStage) -> BoundStage:
     """The stage without what only the driver can use: columns and DataFrames are handles on objects of the JVM."""
     if not stage.in_jvm:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import reduce
 
 from pyspark.sql import DataFrame
@@ -15,8 +16,19 @@ from pyspark.sql import DataFrame
 from nosync.dataflow import SELECT, WHERE
 from nosync.fusing import OK_COLUMN, PLACE_COLUMN, SIDE_COLUMN, Carried, carried, feed_of
 from nosync.operators import HASH64_COLUMN, is_hashed_in_tasks
-from nosync.plan import BoundStage, Feed
-from nosync.spark.expressions import hash_of, is_star, quoted
+from nosync.plan import BoundStage, Feed, all_hold
+from nosync.spark.expressions import hash_of, is_star, place_of, quoted
+
+
+@dataclass(frozen=True)
+class Given:
+    """The rows of all sources of a segment, and how they get to their shards."""
+
+    rows: DataFrame
+    place: str
+    """The hash that a row is placed by, in SQL."""
+    only_for_place: tuple[str, ...]
+    """Columns that tasks need not get."""
 
 
 def given_rows(
@@ -24,39 +36,40 @@ def given_rows(
     feeds: Sequence[Feed],
     stages: Mapping[str, BoundStage],
     inputs: Mapping[str, DataFrame],
-) -> tuple[DataFrame, str]:
-    """Each source's rows with what expressions say of them; and the hash by which a row is placed."""
-    frames, places = [], []
+) -> Given:
+    """Each source's rows with what expressions say of them."""
+    frames, places, is_place_wanted = [], [], False
     for n, (source, columns) in enumerate(zip(sources, carried(sources, feeds, stages), strict=True)):
         given = inputs[source.name]
         side = n if len(sources) > 1 else None
         feed = feed_of(source, feeds)
-        sent = _sent(side, source, columns, feed)
+        sent = _sent(side, source, columns)
+        is_hash_wanted = feed is not None and not is_hashed_in_tasks(stages[feed.jvm[-1]].rows_schema, feed.key)
+        is_place_wanted = is_place_wanted or is_hash_wanted
+        if is_hash_wanted or not {*source.placed_by} <= {*source.schema.names}:
+            sent[PLACE_COLUMN] = place_of(source)
         conditions = _conditions(feed, stages) if feed is not None and not columns.made else None
         if feed is None:
             frames.append(given.selectExpr(*_named(sent)))
         elif conditions is not None:
-            frames.append(given.selectExpr(*_named(sent), f"{_all_hold(conditions)} AS {OK_COLUMN}"))
+            frames.append(given.selectExpr(*_named(sent), f"{all_hold(conditions)} AS {OK_COLUMN}"))
         else:
             frames.append(_queried(given, _text(sent, source, columns, feed, stages)))
-        place = hash_of([columns.given[name] for name in source.placed_by])
-        places.append(PLACE_COLUMN if PLACE_COLUMN in sent else place)
+        is_sent = PLACE_COLUMN in sent
+        places.append(PLACE_COLUMN if is_sent else hash_of([columns.given[name] for name in source.placed_by]))
     rows = reduce(lambda a, b: a.unionByName(b, allowMissingColumns=True), frames)
-    if len(places) == 1:
-        return rows, places[0]
     cases = " ".join(f"WHEN {n} THEN {place}" for n, place in enumerate(places))
-    return rows, f"CASE {SIDE_COLUMN} {cases} END"
+    place = places[0] if len(places) == 1 else f"CASE {SIDE_COLUMN} {cases} END"
+    return Given(rows, place, (PLACE_COLUMN,) if PLACE_COLUMN in places and not is_place_wanted else ())
 
 
-def _sent(side: int | None, source: BoundStage, carried: Carried, feed: Feed | None) -> dict[str, str]:
+def _sent(side: int | None, source: BoundStage, carried: Carried) -> dict[str, str]:
     """Columns and what is in them, of every row."""
     sent = {carried.given[name]: quoted(name) for name in source.schema.names}
     if side is not None:
         sent[SIDE_COLUMN] = str(side)
     if not is_hashed_in_tasks(source.schema, source.schema.names):
         sent[HASH64_COLUMN] = hash_of(source.schema.names)
-    if feed is not None and not is_hashed_in_tasks(source.schema, source.placed_by):
-        sent[PLACE_COLUMN] = hash_of(source.placed_by)
     return sent
 
 
@@ -71,14 +84,6 @@ def _conditions(feed: Feed, stages: Mapping[str, BoundStage]) -> list[str] | Non
     if WHERE in kinds[first_select:]:
         return None
     return [stages[name].options["expressions"][0] for name in feed.jvm[:first_select]]
-
-
-def _all_hold(conditions: Sequence[str]) -> str:
-    """A later condition is not asked of rows that an earlier one does not let pass: it may fail on them."""
-    if not conditions:
-        return "TRUE"
-    first = f"coalesce(({conditions[0]}\n), FALSE)"
-    return f"IF({first}, {_all_hold(conditions[1:])}, FALSE)" if len(conditions) > 1 else first
 
 
 def _queried(given: DataFrame, text: str) -> DataFrame:

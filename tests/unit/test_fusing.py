@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 
 import pyarrow as pa
@@ -20,7 +21,8 @@ def analyze(stage: Stage, given: pa.Schema) -> tuple[pa.Schema, str, Mapping[str
     """What Spark would say of `x`, `x AS y` and `1 + x AS y`."""
     if stage.kind == WHERE:
         return given, "", {name: name for name in given.names}
-    chosen = [expression.partition(" AS ")[::2] for expression in stage.options["expressions"]]
+    chosen = [re.split(" +AS +| +as +", expression + " AS ")[:2] for expression in stage.options["expressions"]]
+    chosen = [(value, name.strip(" `")) for value, name in chosen]
     kept = {name or value: value for value, name in chosen if value in given.names}
     return pa.schema([(name or value, pa.int64()) for value, name in chosen]), str(chosen), kept
 
@@ -66,9 +68,26 @@ def test_sources_that_are_joined_by_what_they_have() -> None:
 
 
 @pytest.mark.parametrize(
+    ("build", "placed"),
+    [
+        (lambda s: s.select("more", "1 + a AS k", "b"), ("=1 + a",)),
+        (lambda s: s.where("some", "v > 0 -- not all").select("more", "1 + a as k").where("w", "k > 2"),
+         ("=IF(coalesce((v > 0 -- not all\n), FALSE), 1 + a\n, NULL)",)),
+        (lambda s: s.where("v", "a > 0").where("w", "b > 0").select("more", "1 + a  AS  `k`"),
+         ("=IF(IF(coalesce((a > 0\n), FALSE), coalesce((b > 0\n), FALSE), FALSE), 1 + a\n, NULL)",)),
+    ],
+    ids=["plain", "guarded", "guarded twice"],
+)  # fmt: skip
+def test_a_key_that_an_expression_computes(build: Callable[[Stage], Stage], placed: tuple[str, ...]) -> None:
+    bound, together = fused(lambda f: count(build(f.source("rows", ROWS)), "counts", "k"))
+    assert together == [{"rows", "counts"}]
+    assert bound.placements == {"rows": placed}
+
+
+@pytest.mark.parametrize(
     "build",
     [
-        lambda f: count(f.source("rows", ROWS).select("more", "1 + a AS k"), "counts", "k"),
+        lambda f: count(f.source("rows", ROWS).select("more", "1 + a AS k").select("again", "k"), "counts", "k"),
         # what is asked of the source as it is comes first
         lambda f: (count(s := f.source("rows", ROWS), "direct", "b"), count(s.where("some", "v > 0"), "counts", "a")),
         lambda f: count(f.source("rows", ROWS).where("some", "v > 0", persist="disk"), "counts", "a"),
@@ -77,14 +96,14 @@ def test_sources_that_are_joined_by_what_they_have() -> None:
         # two exits: the task would run twice
         lambda f: (
             count(count(f.source("rows", ROWS).where("some", "v > 0"), "by_a", "a").where("w", "n_by_a > 1"), "many", "n_by_a"),
-            count(f["rows"].select("other", "1 + v AS k"), "by_k", "k"),
+            count(f["rows"].select("other", "1 + v AS k").select("again", "k"), "by_k", "k"),
         ),
         lambda f: (
             count(f.source("rows", ROWS).where("some", "v > 0"), "counts", "a"),
             f["rows"].select("start", "a", "b").iterate("loop", lambda rows: rows.select("next", "b AS a", "a AS b")),
         ),
     ],
-    ids=["computed", "direct", "recorded", "subquery", "one source twice", "two exits", "loop"],
+    ids=["computed before", "direct", "recorded", "subquery", "one source twice", "two exits", "loop"],
 )  # fmt: skip
 def test_what_stays_apart(build: Callable[[Dataflow], object]) -> None:
     bound, together = fused(build)
