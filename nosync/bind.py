@@ -7,7 +7,7 @@ Spark side, so that this module needs no Spark.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 import pyarrow as pa
@@ -45,16 +45,27 @@ _CHANGE_FIELD = pa.field(CHANGE_TYPE_COLUMN, pa.string())
 ParseDdl = Callable[[str], pa.Schema]
 
 
-class Analyze(Protocol):
+@dataclass(frozen=True)
+class Analysis:
     """What the JVM says of a stage of expressions."""
 
-    def __call__(self, stage: Stage, given: pa.Schema) -> tuple[pa.Schema, str, Mapping[str, str]]:
-        """The schema of its output over rows of `given`, a text that changes with what it computes, and by column of its
-        output the column of its input that it is, if it is one.
-        """
+    schema: pa.Schema
+    """Of its output."""
+    described: str
+    """A text that changes with what it computes."""
+    kept: Mapping[str, str]
+    """By column of its output the column of its input that it is, if it is one."""
+    computed: Mapping[str, str] = field(default_factory=dict)
+    """By column of its output the expression over columns of its input that makes it, where one alone does."""
 
 
-def _no_jvm(stage: Stage, given: pa.Schema) -> tuple[pa.Schema, str, Mapping[str, str]]:
+class Analyze(Protocol):
+    """Asks the JVM about a stage of expressions over rows of `given`."""
+
+    def __call__(self, stage: Stage, given: pa.Schema) -> Analysis: ...
+
+
+def _no_jvm(stage: Stage, given: pa.Schema) -> Analysis:
     raise FlowError(f"stage {stage.name}: a {stage.kind} runs in the JVM, and there is no Spark session here")
 
 
@@ -168,11 +179,11 @@ class _Binder:
 
     def _jvm(self, stage: Stage) -> None:
         upstream = self.bound[stage.inputs[0]]
-        schema, described, kept = self._analyze(stage, upstream.rows_schema)
-        _check_names(stage, schema, upstream.rows_schema)
-        schema = plain(schema.empty_table(), allow=frozenset({CHANGE_TYPE_COLUMN})).schema
-        bound = self._stage(stage, schema, changing=upstream.changing, described=described)
-        bound = replace(bound, options={**bound.options, "kept": kept})
+        found = self._analyze(stage, upstream.rows_schema)
+        _check_names(stage, found.schema, upstream.rows_schema)
+        schema = plain(found.schema.empty_table(), allow=frozenset({CHANGE_TYPE_COLUMN})).schema
+        bound = self._stage(stage, schema, changing=upstream.changing, described=found.described)
+        bound = replace(bound, options={**bound.options, "kept": found.kept, "computed": found.computed})
         if bound.recorded:
             feed = self._feed(upstream.name)
             self._new_segment(bound, [replace(feed, jvm=(*feed.jvm, stage.name))])

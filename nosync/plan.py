@@ -25,7 +25,6 @@ ARRANGE, WATERMARK, LATE, DISTINCT = "arrange", "watermark", "late", "distinct"
 """Kinds of the stages that joins, windows and dedupe are made of; the others are those of nosync.dataflow."""
 
 _SUBQUERY = re.compile(r"\bselect\b", re.IGNORECASE)
-_NAMED = re.compile(r"(?P<text>.*\S)\s+AS\s+(?P<name>`[^`]+`|\w+)\s*\Z", re.IGNORECASE | re.DOTALL)
 
 
 def part_of(stage: str, part: str) -> str:
@@ -278,15 +277,9 @@ def computed_through(stages: Mapping[str, BoundStage], feed: Feed) -> dict[str, 
         return {}
     (select,) = selects
     conditions = [stages[name].options["expressions"][0] for name in feed.jvm[: feed.jvm.index(select)]]
-    found = {}
-    for expression in stages[select].options["expressions"]:
-        named = _NAMED.match(expression)
-        if named and named["name"].strip("`") in stages[select].rows_schema.names:
-            text = named["text"]
-            found[named["name"].strip("`")] = (
-                f"=IF({all_hold(conditions)}, {text}\n, NULL)" if conditions else f"={text}"
-            )
-    return found
+    computed: Mapping[str, str] = stages[select].options["computed"]
+    before, after = (f"IF({all_hold(conditions)}, ", "\n, NULL)") if conditions else ("", "")
+    return {name: f"={before}{text}{after}" for name, text in computed.items()}
 
 
 def all_hold(conditions: Sequence[str]) -> str:

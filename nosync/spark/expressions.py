@@ -6,6 +6,8 @@ what cannot be part of a recorded computation is refused.
 
 from __future__ import annotations
 
+import contextlib
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -16,6 +18,7 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
 
+from nosync.bind import Analysis
 from nosync.dataflow import SELECT, STATIC_JOIN, WHERE, Stage
 from nosync.explain import Evaluate
 from nosync.lsm.columns import CHANGE_TYPE_COLUMN
@@ -24,6 +27,7 @@ from nosync.plan import BoundStage
 from nosync.spark.session import conf_set, session_settings
 
 _MATCHED = "_matched"
+_NAMED = re.compile(r"(?P<text>.*\S)\s+AS\s+(?P<name>`[^`]+`|\w+)\s*\Z", re.IGNORECASE | re.DOTALL)
 
 
 def quoted(name: str) -> str:
@@ -106,16 +110,16 @@ class Analyzer:
     def __init__(self, spark: SparkSession) -> None:
         self._spark = spark
         # A job binds its flow several times; the stage is kept, so that its id stays its own.
-        self._known: dict[tuple[int, pa.Schema], tuple[Stage, tuple[pa.Schema, str, Mapping[str, str]]]] = {}
+        self._known: dict[tuple[int, pa.Schema], tuple[Stage, Analysis]] = {}
 
-    def __call__(self, stage: Stage, given: pa.Schema) -> tuple[pa.Schema, str, Mapping[str, str]]:
+    def __call__(self, stage: Stage, given: pa.Schema) -> Analysis:
         """See nosync.bind.Analyze. Raises FlowError or SchemaError naming the stage."""
         at = (id(stage), given)
         if at not in self._known:
             self._known[at] = stage, self._ask(stage, given)
         return self._known[at][1]
 
-    def _ask(self, stage: Stage, given: pa.Schema) -> tuple[pa.Schema, str, Mapping[str, str]]:
+    def _ask(self, stage: Stage, given: pa.Schema) -> Analysis:
         empty = self._spark.createDataFrame([], from_arrow_schema(given))
         keep = [CHANGE_TYPE_COLUMN] if CHANGE_TYPE_COLUMN in given.names else []
         try:
@@ -127,8 +131,10 @@ class Analyzer:
         except PySparkException as error:
             reason = str(error).strip().splitlines()[0]
             raise SchemaError(f"stage {stage.name}: Spark cannot evaluate it over its input: {reason}") from None
-        kept = _kept_columns(rows) if stage.kind == SELECT else {name: name for name in given.names}
-        return schema, self._described(stage, rows), kept
+        if stage.kind != SELECT:
+            return Analysis(schema, self._described(stage, rows), {name: name for name in given.names})
+        kept = _kept_columns(empty, rows)
+        return Analysis(schema, self._described(stage, rows), kept, _computed_columns(stage, empty, rows, kept))
 
     def _check_plan(self, stage: Stage, rows: DataFrame) -> None:
         analyzed = _analyzed(rows)
@@ -171,16 +177,30 @@ class Analyzer:
         return f"{stage.options['on']} {stage.options['how']} {table.schema.simpleString()} {n} rows {total}"
 
 
-def _kept_columns(rows: DataFrame) -> dict[str, str]:
+def _kept_columns(given: DataFrame, rows: DataFrame) -> dict[str, str]:
     """By column of a select, the column of its input that it is under this name or another."""
-    columns = _analyzed(rows).projectList()
+    columns, inputs = _analyzed(rows).projectList(), _analyzed(given).output()
+    # By id: where a column is used beside its definition there are two projections, and the outer one's names are the inner's.
+    names = {inputs.apply(i).exprId().id(): inputs.apply(i).name() for i in range(inputs.size())}
     kept = {}
     for i in range(columns.size()):
         column = columns.apply(i)
         value = column.child() if column.getClass().getSimpleName() == "Alias" else column
-        if value.getClass().getSimpleName() == "AttributeReference":
-            kept[column.name()] = value.name()
+        if value.getClass().getSimpleName() == "AttributeReference" and value.exprId().id() in names:
+            kept[column.name()] = names[value.exprId().id()]
     return kept
+
+
+def _computed_columns(stage: Stage, given: DataFrame, rows: DataFrame, kept: Mapping[str, str]) -> dict[str, str]:
+    """By column of a select, the expression that makes it of columns of its input, and of none that the select itself makes."""
+    texts = [_NAMED.match(e) for e in stage.options["expressions"] if isinstance(e, str)]
+    named = {match["name"].strip("`"): match["text"] for match in texts if match}
+    found = {}
+    for name in named.keys() & set(rows.columns) - kept.keys():
+        with contextlib.suppress(PySparkException):
+            if given.selectExpr(f"({named[name]}\n)").schema[0].dataType == rows.schema[name].dataType:
+                found[name] = named[name]
+    return found
 
 
 def _analyzed(rows: DataFrame) -> Any:

@@ -65,6 +65,12 @@ def bucketed(flow: nosync.Dataflow) -> None:
     )
 
 
+def lateral(flow: nosync.Dataflow) -> None:
+    """A column that is used beside its definition; others have names of the source's that they are not."""
+    some = flow.source("sales", SALES).select("some", "n * 2 AS y", "y + 1 AS z", "seller AS id", "n AS seller")
+    some.aggregate("by_id", key=["id"], z=nosync.sum("z"), most=nosync.max("seller"))
+
+
 def keep_last(changes: pa.Table, state: pa.Table) -> pa.Table:
     both = pa.concat_tables([state.select(["id", "state", "x"]), changes.select(["id", "state", "x"])])
     return (
@@ -112,6 +118,7 @@ def advance(spark: SparkSession, job: nosync.Job, epochs: int = 4) -> None:
         (latest, {"people", "last"}),
         (bucketed, {"sales", "sums"}),
         (bucketed, {"people", "loud_x"}),
+        (lateral, {"sales", "by_id"}),
     ],
 )
 def test_one_task_records_what_two_would(

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 
 import pyarrow as pa
 import pytest
 
 import nosync
-from nosync.bind import bind
+from nosync.bind import Analysis, bind
 from nosync.dataflow import WHERE, Dataflow, Stage
 from nosync.plan import BoundFlow
 from tests.runner import parse_ddl
@@ -17,14 +17,15 @@ from tests.runner import parse_ddl
 ROWS = "a bigint, b bigint, v bigint"
 
 
-def analyze(stage: Stage, given: pa.Schema) -> tuple[pa.Schema, str, Mapping[str, str]]:
+def analyze(stage: Stage, given: pa.Schema) -> Analysis:
     """What Spark would say of `x`, `x AS y` and `1 + x AS y`."""
     if stage.kind == WHERE:
-        return given, "", {name: name for name in given.names}
+        return Analysis(given, "", {name: name for name in given.names})
     chosen = [re.split(" +AS +| +as +", expression + " AS ")[:2] for expression in stage.options["expressions"]]
     chosen = [(value, name.strip(" `")) for value, name in chosen]
     kept = {name or value: value for value, name in chosen if value in given.names}
-    return pa.schema([(name or value, pa.int64()) for value, name in chosen]), str(chosen), kept
+    computed = {name: value for value, name in chosen if name and value not in given.names}
+    return Analysis(pa.schema([(name or value, pa.int64()) for value, name in chosen]), str(chosen), kept, computed)
 
 
 def declared(build: Callable[[Dataflow], object]) -> Dataflow:
