@@ -219,9 +219,13 @@ class Node(HasLedger):
         if self._env.monotonic_s() >= self._next_scan_s:
             self._next_scan_s = self._env.monotonic_s() + _SCAN_ALL_EVERY_S
             self.scan()
-        else:
+            return
+        try:
             self._learn_all()
             self._compare(self._listing.changed())
+        except BaseException:
+            self._next_scan_s = self._env.monotonic_s()  # what was listed and not compared is listed again
+            raise
 
     def _learn_all(self) -> None:
         if self.listener is not None:  # alone, nobody else seals epochs here or changes branches

@@ -57,6 +57,8 @@ class Analysis:
     """By column of its output the column of its input that it is, if it is one."""
     computed: Mapping[str, str] = field(default_factory=dict)
     """By column of its output the expression over columns of its input that makes it, where one alone does."""
+    plain: bool = True
+    """It calls no function of users, and nothing that depends on when it is asked."""
 
 
 class Analyze(Protocol):
@@ -183,7 +185,9 @@ class _Binder:
         _check_names(stage, found.schema, upstream.rows_schema)
         schema = plain(found.schema.empty_table(), allow=frozenset({CHANGE_TYPE_COLUMN})).schema
         bound = self._stage(stage, schema, changing=upstream.changing, described=found.described)
-        bound = replace(bound, options={**bound.options, "kept": found.kept, "computed": found.computed})
+        bound = replace(
+            bound, options={**bound.options, "kept": found.kept, "computed": found.computed, "plain": found.plain}
+        )
         if bound.recorded:
             feed = self._feed(upstream.name)
             self._new_segment(bound, [replace(feed, jvm=(*feed.jvm, stage.name))])

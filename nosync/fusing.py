@@ -23,10 +23,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from nosync.lsm.columns import Indices, conformed
+from nosync.lsm.hashing import is_quick
 from nosync.operators import HASH64_COLUMN, canonical_order, hashed
 from nosync.plan import BoundStage, Feed, kept_through
 
 PLACE_COLUMN, SIDE_COLUMN, OK_COLUMN = "__place", "__side", "__ok"
+ALL = -1
 
 
 @dataclass(frozen=True)
@@ -41,15 +43,16 @@ class Carried:
 
 def carried(sources: Sequence[BoundStage], feeds: Sequence[Feed], stages: Mapping[str, BoundStage]) -> list[Carried]:
     """For each source. The order of the columns is that of the sources, so both sides come to the same."""
-    numbers: dict[tuple[pa.DataType, int], int] = {}
+    numbers: dict[tuple[pa.DataType, int, int], int] = {}
     found = []
-    for source in sources:
+    for n, source in enumerate(sources):
         used: dict[pa.DataType, int] = {}
 
-        def column(type_: pa.DataType, used: dict[pa.DataType, int] = used) -> str:
-            """The next one of the type."""
+        def column(type_: pa.DataType, used: dict[pa.DataType, int] = used, n: int = n) -> str:
+            """The next one of the type; of a type that may be several in Spark (collations) one of the source's own."""
             used[type_] = used.get(type_, 0) + 1
-            return f"__c{numbers.setdefault((type_, used[type_]), len(numbers))}"
+            shared_by = ALL if is_quick([type_]) else n
+            return f"__c{numbers.setdefault((type_, shared_by, used[type_]), len(numbers))}"
 
         given = {field.name: column(field.type) for field in source.schema}
         feed, made = feed_of(source, feeds), {}

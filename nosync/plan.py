@@ -59,7 +59,8 @@ class BoundStage:
     """The loop that it is a part of; of the loop's variable its own name."""
     placed_by: tuple[str, ...] = ()
     """By the hash of what its rows are in their shards: names of columns, and of a source also `=` and an expression over its
-    columns. Empty: by something else."""
+    columns; with `?` and a condition at the end only rows that fulfil it, others by all of their columns. Empty: by something
+    else."""
 
     @property
     def of_rounds(self) -> bool:
@@ -264,22 +265,31 @@ class BoundFlow:
         expressions = [e for name in feed.jvm for e in self.stages[name].options.get("expressions", [None])]
         if not all(isinstance(expression, str) and not _SUBQUERY.search(expression) for expression in expressions):
             return ()  # a join with a table, Column objects, subqueries
-        known = computed_through(self.stages, feed) | kept_through(self.stages, feed)
-        return tuple(known[column] for column in feed.key) if known.keys() >= {*feed.key} else ()
+        kept = kept_through(self.stages, feed)
+        if kept.keys() >= {*feed.key}:
+            return tuple(kept[column] for column in feed.key)
+        computed = computed_through(self.stages, feed)
+        if not {*kept, *computed} >= {*feed.key}:
+            return ()
+        conditions = _conditions(self.stages, feed)
+        key = (kept[column] if column in kept else f"={computed[column]}" for column in feed.key)
+        return (*key, f"?{all_hold(conditions)}") if conditions else tuple(key)
 
 
 def computed_through(stages: Mapping[str, BoundStage], feed: Feed) -> dict[str, str]:
-    """By column of a feed that one expression over the columns of its source makes: `=` and that expression. It is null for rows
-    that a condition before it does not let pass, on which it might fail.
+    """By column of a feed that one expression over the columns of its source makes, that expression.
+
+    Not where a condition comes after it: it might fail on rows of which, the longer way, Spark would ask the condition first.
     """
-    selects = [name for name in feed.jvm if stages[name].kind == SELECT]
-    if len(selects) != 1:
+    *before, last = (stages[name] for name in feed.jvm)
+    if last.kind != SELECT or any(stage.kind == SELECT or not stage.options["plain"] for stage in before):
         return {}
-    (select,) = selects
-    conditions = [stages[name].options["expressions"][0] for name in feed.jvm[: feed.jvm.index(select)]]
-    computed: Mapping[str, str] = stages[select].options["computed"]
-    before, after = (f"IF({all_hold(conditions)}, ", "\n, NULL)") if conditions else ("", "")
-    return {name: f"={before}{text}{after}" for name, text in computed.items()}
+    return dict(last.options["computed"])
+
+
+def _conditions(stages: Mapping[str, BoundStage], feed: Feed) -> list[str]:
+    """What a feed's rows must fulfil before they come to its last expressions."""
+    return [stages[name].options["expressions"][0] for name in feed.jvm[:-1]]
 
 
 def all_hold(conditions: Sequence[str]) -> str:

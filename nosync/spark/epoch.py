@@ -52,8 +52,6 @@ from nosync.spark.expressions import for_tasks, hash_of, jvm_rows, place_of, quo
 from nosync.spark.fused import given_rows
 from nosync.spark.session import arrow_settings, conf_set, session_settings
 
-_LONG_VALUE_BYTES = 1 << 10
-"""What a string may have, as far as it matters how many rows go to a task at once."""
 _EXCLUDED_RULES = "spark.sql.optimizer.excludedRules"
 _RULES_TO_EXCLUDE = (
     # It would drop the tasks over an empty input, which have empty layers to record.
@@ -98,7 +96,7 @@ def run_epoch(
     if plan.compute is None and all(source.name in inputs for source in flow.sources):
         flow = flow.fused
     run = _EpochRun(spark, flow, plan, inputs)
-    with task_errors(), settings_for_epochs(spark, flow):
+    with task_errors(), settings_for_epochs(spark, flow, inputs):
         for loop in flow.loops.values():
             run.loop(loop)
         run.rest()
@@ -392,6 +390,8 @@ class _EpochJob:
             schema = from_arrow_schema(head.schema.append(pa.field(HASH64_COLUMN, pa.int64())))
             return self._spark.createDataFrame([], schema).repartitionById(self._plan.shards, F.lit(0))
         columns = [quoted(name) for name in head.schema.names]
+        if not {*head.placed_by} <= {*head.schema.names}:
+            given = given.alias("__given")  # no name of it can be taken for that of a column
         if is_hashed_in_tasks(head.schema, head.schema.names):
             return self._placed(given.selectExpr(*columns), place_of(head))
         columns.append(f"{hash_of(head.schema.names)} AS {HASH64_COLUMN}")
@@ -470,8 +470,10 @@ def task_errors() -> Iterator[None]:
         raise failure from None
 
 
-def _row_bytes(flow: BoundFlow) -> int:
-    """Of the widest rows that the JVM hands to a task, about."""
+def _row_bytes(flow: BoundFlow, inputs: Mapping[str, DataFrame]) -> int | None:
+    """Of the widest rows that the JVM hands to Python. None: nobody knows."""
+    if any(_has_python(frame) for frame in inputs.values()):
+        return None  # whose rows are not ours
     schemas = {
         segment.name: [
             *(fed_schema(flow.stages, feed) for feed in segment.feeds),
@@ -479,18 +481,26 @@ def _row_bytes(flow: BoundFlow) -> int:
         ]
         for segment in flow.segments.values()
     }
-    return max(sum(_width_bytes(field.type) for schema in of for field in schema) for of in schemas.values())
-
-
-def _width_bytes(type_: pa.DataType) -> int:
     try:
-        return -(-int(type_.bit_width) // 8)
-    except ValueError:  # of no fixed width
-        return _LONG_VALUE_BYTES
+        widths: list[int] = [
+            sum(-(-field.type.bit_width // 8) for schema in of for field in schema) for of in schemas.values()
+        ]
+    except ValueError:  # a type of no fixed width
+        return None
+    return max(widths)
 
 
-def settings_for_epochs(spark: SparkSession, flow: BoundFlow) -> AbstractContextManager[None]:
+def _has_python(frame: DataFrame) -> bool:
+    patterns = frame.sparkSession._jvm.org.apache.spark.sql.catalyst.trees.TreePattern  # type: ignore[union-attr]
+    return bool(frame._jdf.queryExecution().analyzed().containsPattern(patterns.PYTHON_UDF()))
+
+
+def settings_for_epochs(
+    spark: SparkSession, flow: BoundFlow, inputs: Mapping[str, DataFrame]
+) -> AbstractContextManager[None]:
     """The session's settings while an epoch is planned and run; the user's come back afterwards."""
     excluded = spark.conf.get(_EXCLUDED_RULES, None)
     rules = ",".join(filter(None, [excluded, *_RULES_TO_EXCLUDE]))
-    return conf_set(spark, {**session_settings(), **arrow_settings(spark, _row_bytes(flow)), _EXCLUDED_RULES: rules})
+    return conf_set(
+        spark, {**session_settings(), **arrow_settings(spark, _row_bytes(flow, inputs)), _EXCLUDED_RULES: rules}
+    )

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -27,6 +27,7 @@ from nosync.plan import BoundStage
 from nosync.spark.session import conf_set, session_settings
 
 _MATCHED = "_matched"
+_STAR = re.compile(r"[(,.]\s*\*")
 _NAMED = re.compile(r"(?P<text>.*\S)\s+AS\s+(?P<name>`[^`]+`|\w+)\s*\Z", re.IGNORECASE | re.DOTALL)
 
 
@@ -42,8 +43,13 @@ def hash_of(names: Sequence[str]) -> str:
 def place_of(source: BoundStage) -> str:
     """The hash by which a source's rows are placed; of all columns where nothing else is said."""
     names = source.schema.names
-    what = [quoted(part) if part in names else f"({part[1:]}\n)" for part in source.placed_by or names]
-    return f"xxhash64({', '.join(what)})"
+    if {*source.placed_by} <= {*names}:
+        return hash_of(source.placed_by or names)
+    condition = next((part[1:] for part in source.placed_by if part not in names and part[0] == "?"), None)
+    parts = source.placed_by[:-1] if condition is not None else source.placed_by
+    by_key = ", ".join(quoted(part) if part in names else f"({part[1:]}\n)" for part in parts)
+    # Lazy: expressions are not asked of rows that do not pass, on which they may fail.
+    return f"xxhash64({by_key})" if condition is None else f"IF({condition}, xxhash64({by_key}), {hash_of(names)})"
 
 
 def for_tasks(stage: BoundStage) -> BoundStage:
@@ -131,10 +137,33 @@ class Analyzer:
         except PySparkException as error:
             reason = str(error).strip().splitlines()[0]
             raise SchemaError(f"stage {stage.name}: Spark cannot evaluate it over its input: {reason}") from None
+        described, plain = self._described(stage, rows), self._is_plain(_analyzed(rows))
         if stage.kind != SELECT:
-            return Analysis(schema, self._described(stage, rows), {name: name for name in given.names})
-        kept = _kept_columns(empty, rows)
-        return Analysis(schema, self._described(stage, rows), kept, _computed_columns(stage, empty, rows, kept))
+            return Analysis(schema, described, {name: name for name in given.names}, {}, plain)
+        computed = self._computed_columns(stage, empty, rows)
+        return Analysis(schema, described, _kept_columns(empty, rows), computed, plain)
+
+    def _is_plain(self, of: Any) -> bool:
+        """Whether a plan or an expression of the JVM calls no function of users, and nothing that depends on when it is asked."""
+        patterns = self._spark._jvm.org.apache.spark.sql.catalyst.trees.TreePattern  # type: ignore[union-attr]
+        found = (patterns.PYTHON_UDF(), patterns.SCALA_UDF(), patterns.CURRENT_LIKE())
+        return not any(of.containsPattern(pattern) for pattern in found)
+
+    def _computed_columns(self, stage: Stage, given: DataFrame, rows: DataFrame) -> dict[str, str]:
+        """By column of a select, the expression that makes it of columns of its input, and of none that the select makes."""
+        texts = [_NAMED.match(e) for e in stage.options["expressions"] if isinstance(e, str) and not _STAR.search(e)]
+        named = {match["name"].strip("`"): match["text"] for match in texts if match}
+        columns = _analyzed(rows).projectList()
+        found = {}
+        for made in (columns.apply(i) for i in range(columns.size())):
+            text = named.get(made.name())
+            if text is None or made.getClass().getSimpleName() != "Alias" or not self._is_plain(made):
+                continue
+            with contextlib.suppress(PySparkException):
+                alone = _analyzed(given.selectExpr(f"({text}\n) AS alone")).projectList().apply(0)
+                if alone.child().semanticEquals(made.child()):
+                    found[made.name()] = text
+        return found
 
     def _check_plan(self, stage: Stage, rows: DataFrame) -> None:
         analyzed = _analyzed(rows)
@@ -189,18 +218,6 @@ def _kept_columns(given: DataFrame, rows: DataFrame) -> dict[str, str]:
         if value.getClass().getSimpleName() == "AttributeReference" and value.exprId().id() in names:
             kept[column.name()] = names[value.exprId().id()]
     return kept
-
-
-def _computed_columns(stage: Stage, given: DataFrame, rows: DataFrame, kept: Mapping[str, str]) -> dict[str, str]:
-    """By column of a select, the expression that makes it of columns of its input, and of none that the select itself makes."""
-    texts = [_NAMED.match(e) for e in stage.options["expressions"] if isinstance(e, str)]
-    named = {match["name"].strip("`"): match["text"] for match in texts if match}
-    found = {}
-    for name in named.keys() & set(rows.columns) - kept.keys():
-        with contextlib.suppress(PySparkException):
-            if given.selectExpr(f"({named[name]}\n)").schema[0].dataType == rows.schema[name].dataType:
-                found[name] = named[name]
-    return found
 
 
 def _analyzed(rows: DataFrame) -> Any:

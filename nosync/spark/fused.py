@@ -52,6 +52,7 @@ def given_rows(
         if feed is None:
             frames.append(given.selectExpr(*_named(sent)))
         elif conditions is not None:
+            given = given.alias("__given")  # no name of it can be taken for that of a column
             frames.append(given.selectExpr(*_named(sent), f"{all_hold(conditions)} AS {OK_COLUMN}"))
         else:
             frames.append(_queried(given, _text(sent, source, columns, feed, stages)))

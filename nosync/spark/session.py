@@ -18,6 +18,7 @@ from nosync.lsm.errors import FlowError, NosyncError
 OLDEST_JAVA = 17
 ARROW_BATCH_ROWS = "1000000"
 ARROW_BATCH_BYTES = 64 << 20
+_NO_LIMIT = str(2**31 - 1)
 _MOST_ROWS, _MOST_BYTES = (f"spark.sql.execution.arrow.max{what}PerBatch" for what in ("Records", "Bytes"))
 
 
@@ -90,16 +91,16 @@ def session_settings() -> dict[str, str]:
     }
 
 
-def arrow_settings(spark: SparkSession, row_bytes: int) -> dict[str, str]:
-    """How many rows of about `row_bytes` go to a Python task at once.
+def arrow_settings(spark: SparkSession, row_bytes: int | None) -> dict[str, str]:
+    """How many rows of `row_bytes` (None: of any number of bytes) go to a Python task at once.
 
-    Spark would look after each row how many bytes there are by now, which takes more time than to write the row. So it is told a
-    number of rows. Whoever has set a number of bytes keeps it.
+    Spark would look after each row how many bytes there are by now, which takes more time than to write the row. Where rows
+    have a fixed width it is told a number of rows instead. Whoever has set a number of bytes keeps it.
     """
-    if spark.conf.get(_MOST_BYTES, None) is not None:
+    if row_bytes is None or spark.conf.get(_MOST_BYTES, None) not in (None, _NO_LIMIT):
         return {}
     rows = max(1, min(int(ARROW_BATCH_ROWS), ARROW_BATCH_BYTES // max(1, row_bytes)))
-    return {_MOST_ROWS: str(rows), _MOST_BYTES: str(2**31 - 1)}
+    return {_MOST_ROWS: str(rows), _MOST_BYTES: _NO_LIMIT}
 
 
 @contextlib.contextmanager

@@ -58,7 +58,7 @@ def bucketed(flow: nosync.Dataflow) -> None:
     """Keys that expressions compute, which fail on rows that do not pass; of them one is a string."""
     sales, people = flow.source("sales", SALES), flow.source("people", PEOPLE)
     some = sales.where("some", "n != 0 -- not all\n").where("good", "coalesce(price, 0) < 90")
-    per = some.select("per", "seller", "100 DIV n AS each", "price").where("more", "each > 10")
+    per = some.select("per", "seller", "100 DIV n AS each", "price")
     per.aggregate("sums", key=["each", "seller"], price=nosync.sum("price"), n=nosync.count())
     people.select("loud", "upper(coalesce(name, 'x')) AS name", "x").aggregate(
         "loud_x", key=["name"], x=nosync.sum("x")

@@ -72,10 +72,10 @@ def test_sources_that_are_joined_by_what_they_have() -> None:
     ("build", "placed"),
     [
         (lambda s: s.select("more", "1 + a AS k", "b"), ("=1 + a",)),
-        (lambda s: s.where("some", "v > 0 -- not all").select("more", "1 + a as k").where("w", "k > 2"),
-         ("=IF(coalesce((v > 0 -- not all\n), FALSE), 1 + a\n, NULL)",)),
+        (lambda s: s.where("some", "v > 0 -- not all").select("more", "1 + a as k"),
+         ("=1 + a", "?coalesce((v > 0 -- not all\n), FALSE)")),
         (lambda s: s.where("v", "a > 0").where("w", "b > 0").select("more", "1 + a  AS  `k`"),
-         ("=IF(IF(coalesce((a > 0\n), FALSE), coalesce((b > 0\n), FALSE), FALSE), 1 + a\n, NULL)",)),
+         ("=1 + a", "?IF(coalesce((a > 0\n), FALSE), coalesce((b > 0\n), FALSE), FALSE)")),
     ],
     ids=["plain", "guarded", "guarded twice"],
 )  # fmt: skip
@@ -89,6 +89,8 @@ def test_a_key_that_an_expression_computes(build: Callable[[Stage], Stage], plac
     "build",
     [
         lambda f: count(f.source("rows", ROWS).select("more", "1 + a AS k").select("again", "k"), "counts", "k"),
+        # Spark would ask the condition first, and the expression only of rows that fulfil it
+        lambda f: count(f.source("rows", ROWS).select("more", "1 + a AS k").where("some", "k > 2"), "counts", "k"),
         # what is asked of the source as it is comes first
         lambda f: (count(s := f.source("rows", ROWS), "direct", "b"), count(s.where("some", "v > 0"), "counts", "a")),
         lambda f: count(f.source("rows", ROWS).where("some", "v > 0", persist="disk"), "counts", "a"),
@@ -104,7 +106,7 @@ def test_a_key_that_an_expression_computes(build: Callable[[Stage], Stage], plac
             f["rows"].select("start", "a", "b").iterate("loop", lambda rows: rows.select("next", "b AS a", "a AS b")),
         ),
     ],
-    ids=["computed before", "direct", "recorded", "subquery", "one source twice", "two exits", "loop"],
+    ids=["computed before", "condition after", "direct", "recorded", "subquery", "one source twice", "two exits", "loop"],
 )  # fmt: skip
 def test_what_stays_apart(build: Callable[[Dataflow], object]) -> None:
     bound, together = fused(build)
