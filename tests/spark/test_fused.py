@@ -165,3 +165,63 @@ def test_expressions_that_are_objects_and_tables_take_the_longer_way(
     job.advance(0, {"people": given})
     assert sorted(map(tuple, job.read("sums").collect())) == [(1, 1), (2, 1)]
     assert sorted(map(tuple, job.read("numbers").collect())) == [(1, 1), (2, 1)]
+
+
+def test_what_may_fail_is_asked_only_of_rows_that_pass(spark: SparkSession, open_store: OpenStore) -> None:
+    """Wherever the condition is; and rows that do not pass are spread over the shards, not all in that of null."""
+    flow = nosync.Dataflow("f")
+    sales = flow.source("sales", SALES)
+    sales.where("some", "n != 0").select("per", "100 DIV n AS each").aggregate("before", key=["each"], n=nosync.count())
+    people = flow.source("people", PEOPLE)
+    people.select("ratio", "id", "100 DIV id AS each").where("safe", "id != 0").aggregate(
+        "after", key=["each"], n=nosync.count()
+    )
+    store = open_store()
+    job = nosync.Job(flow, store, spark=spark, shards=2)
+    given = {
+        "sales": spark.createDataFrame([(i, 0, 0 if i else 50, 1.0) for i in range(100)], SALES),
+        "people": spark.createDataFrame([(i, "a", "A", 1.0) for i in (0, 1, 10, 10)], PEOPLE),
+    }
+    job.advance(0, given)
+    assert store.read("before").to_pylist() == [{"each": 2, "n": 1}]
+    assert sorted(tuple(row.values()) for row in store.read("after").to_pylist()) == [(10, 2), (100, 1)]
+    assert min(layer.rows for layer in store.layers() if layer.stage == "sales") > 20
+
+
+def test_a_frames_name_is_not_taken_for_a_column(spark: SparkSession, open_store: OpenStore) -> None:
+    columns = "id bigint, name string, person struct<name: string>"
+    flow = nosync.Dataflow("f")
+    rows = flow.source("rows", columns)
+    rows.where("xs", "person.name = 'x'").aggregate("named", key=["id"], n=nosync.count())
+    store = open_store()
+    job = nosync.Job(flow, store, spark=spark, shards=2)
+    given = spark.createDataFrame([(1, "x", ("y",)), (2, "y", ("x",))], columns)
+    job.advance(0, {"rows": given.alias("person")})
+    assert [row["id"] for row in store.read("named").to_pylist()] == [2]
+
+
+def test_bytes_are_counted_where_rows_may_be_long(spark: SparkSession) -> None:
+    """Only rows of fixed width, which no Python of the user's makes, go to Python without a look at their bytes."""
+    from nosync.spark.session import arrow_settings
+
+    most = "spark.sql.execution.arrow.maxBytesPerBatch"
+    assert arrow_settings(spark, None) == {}
+    assert arrow_settings(spark, 1 << 10) == {
+        most: str(2**31 - 1), "spark.sql.execution.arrow.maxRecordsPerBatch": str(1 << 16),
+    }  # fmt: skip
+    spark.conf.set(most, "1000000b")
+    try:
+        assert arrow_settings(spark, 8) == {}, "the user's counts"
+    finally:
+        spark.conf.unset(most)
+    made = spark.range(3).mapInArrow(lambda batches: batches, "id bigint")
+    flow = nosync.Dataflow("f")
+    flow.source("n", "id bigint").aggregate("sums", key=["id"], n=nosync.count())
+    texts = nosync.Dataflow("g")
+    texts.source("n", "id bigint, text string").aggregate("sums", key=["id"], n=nosync.count())
+    from nosync.bind import bind
+    from nosync.spark.epoch import _row_bytes, parse_ddl
+
+    assert _row_bytes(bind(flow, parse_ddl), {"n": spark.range(3)}) == 8
+    assert _row_bytes(bind(flow, parse_ddl), {"n": made}) is None
+    assert _row_bytes(bind(texts, parse_ddl), {}) is None
