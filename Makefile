@@ -31,7 +31,7 @@ demo: setup  ## Run a year of real flights through Spark, damage the store, reco
 	@rm -rf $(OUT)
 	$(BIN)/nosync demo --out $(OUT)
 
-test: setup  ## Run the tests (12 to 26 minutes on 2 cores, by the machine).
+test: setup  ## Run the tests (13 to 26 minutes on 2 cores, by the machine).
 	$(BIN)/python -m pytest -n 2 $(IN_PARALLEL) --ignore=$(ON_HOSTS) --durations=10
 	$(BIN)/python -m pytest tests/spark $(ON_HOSTS) --durations=10
 
