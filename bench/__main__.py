@@ -14,8 +14,6 @@ from rich.table import Table
 from bench.harness import Progress, Result, is_busy, load_before, write
 
 NAMES = tuple(sorted(p.stem for p in Path(__file__).parent.glob("[a-z]*_*.py")))
-
-
 SCALES = ("short", "normal", "full")
 
 

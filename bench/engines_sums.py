@@ -79,22 +79,13 @@ def batch(spark: SparkSession, first: int, rows: int, keys: int) -> DataFrame:
 def run(scale: str) -> Iterator[Result]:
     full, short = scale == "full", scale == "short"
     warm, many = (4, 4) if short else (25, 12)
+    slow, slowest = {"short": ((2, 2), (1, 1)), "normal": ((5, 4), (2, 3)), "full": ((5, 8), (2, 8))}[scale]
     mine = {LARGE: alone(_ours, LARGE, warm, many), SMALL: alone(_ours, SMALL, warm, 3 * many)}
     floors = {rows: alone(_floor, rows, warm, many) for rows in (LARGE, SMALL)}
     streamed: list[tuple[str, int, float, Run]] = [
-        (
-            "RocksDB + changelog",
-            LARGE,
-            5.0,
-            alone(_streamed, LARGE, "true", *((2, 2) if short else (5, 8 if full else 4))),
-        ),
+        ("RocksDB + changelog", LARGE, 5.0, alone(_streamed, LARGE, "true", *slow)),
         ("RocksDB + changelog", SMALL, 1.5, alone(_streamed, SMALL, "true", warm, 10 if short else 20)),
-        (
-            "transformWithStateInPandas",
-            SMALL,
-            20.0,
-            alone(_in_python, SMALL, *((1, 1) if short else (2, 8 if full else 3))),
-        ),
+        ("transformWithStateInPandas", SMALL, 20.0, alone(_in_python, SMALL, *slowest)),
     ]
     variants: dict[str, dict[str, str]] = {"default": {}}
     if not short:

@@ -8,6 +8,7 @@ shard of a key, or, after expressions that the JVM evaluates, within their shard
 from __future__ import annotations
 
 import functools
+import itertools
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -16,7 +17,7 @@ from typing import Any
 import pyarrow as pa
 
 from nosync.aggregates import Plan
-from nosync.dataflow import IN_JVM, LOOP, PART_SEPARATOR, SELECT, SOURCE
+from nosync.dataflow import IN_JVM, LOOP, PART_SEPARATOR, SELECT, SOURCE, WHERE
 from nosync.levels import NONE, Level
 from nosync.lsm.columns import CHANGE_TYPE_COLUMN
 from nosync.windows import Window
@@ -271,7 +272,7 @@ class BoundFlow:
         computed = computed_through(self.stages, feed)
         if not {*kept, *computed} >= {*feed.key}:
             return ()
-        conditions = _conditions(self.stages, feed)
+        conditions = conditions_of(self.stages, feed)
         key = (kept[column] if column in kept else f"={computed[column]}" for column in feed.key)
         return (*key, f"?{all_hold(conditions)}") if conditions else tuple(key)
 
@@ -287,9 +288,13 @@ def computed_through(stages: Mapping[str, BoundStage], feed: Feed) -> dict[str, 
     return dict(last.options["computed"])
 
 
-def _conditions(stages: Mapping[str, BoundStage], feed: Feed) -> list[str]:
-    """What a feed's rows must fulfil before they come to its last expressions."""
-    return [stages[name].options["expressions"][0] for name in feed.jvm[:-1]]
+def conditions_of(stages: Mapping[str, BoundStage], feed: Feed) -> list[str] | None:
+    """What a feed's rows must fulfil, said of columns of the source. None where that is said of columns that a select returns."""
+    of_jvm = [stages[name] for name in feed.jvm]
+    at_source = list(itertools.takewhile(lambda stage: stage.kind == WHERE, of_jvm))
+    if any(stage.kind == WHERE for stage in of_jvm[len(at_source) :]):
+        return None
+    return [stage.options["expressions"][0] for stage in at_source]
 
 
 def all_hold(conditions: Sequence[str]) -> str:

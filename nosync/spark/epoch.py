@@ -50,7 +50,7 @@ from nosync.segment import (
 )
 from nosync.spark.expressions import for_tasks, hash_of, jvm_rows, place_of, quoted
 from nosync.spark.fused import given_rows
-from nosync.spark.session import arrow_settings, conf_set, session_settings
+from nosync.spark.session import arrow_settings, conf_set, contains, session_settings
 
 _EXCLUDED_RULES = "spark.sql.optimizer.excludedRules"
 _RULES_TO_EXCLUDE = (
@@ -472,27 +472,20 @@ def task_errors() -> Iterator[None]:
 
 def _row_bytes(flow: BoundFlow, inputs: Mapping[str, DataFrame]) -> int | None:
     """Of the widest rows that the JVM hands to Python. None: nobody knows."""
-    if any(_has_python(frame) for frame in inputs.values()):
+    plans = [frame._jdf.queryExecution().analyzed() for frame in inputs.values()]
+    if any(
+        contains(frame.sparkSession, plan, "PYTHON_UDF") for frame, plan in zip(inputs.values(), plans, strict=True)
+    ):
         return None  # whose rows are not ours
-    schemas = {
-        segment.name: [
-            *(fed_schema(flow.stages, feed) for feed in segment.feeds),
-            *(flow.stages[name].schema for name in segment.stages if flow.stages[name].kind == SOURCE),
-        ]
-        for segment in flow.segments.values()
-    }
-    try:
-        widths: list[int] = [
-            sum(-(-field.type.bit_width // 8) for schema in of for field in schema) for of in schemas.values()
-        ]
-    except ValueError:  # a type of no fixed width
-        return None
-    return max(widths)
-
-
-def _has_python(frame: DataFrame) -> bool:
-    patterns = frame.sparkSession._jvm.org.apache.spark.sql.catalyst.trees.TreePattern  # type: ignore[union-attr]
-    return bool(frame._jdf.queryExecution().analyzed().containsPattern(patterns.PYTHON_UDF()))
+    widest = 0
+    for segment in flow.segments.values():
+        schemas = [fed_schema(flow.stages, feed) for feed in segment.feeds]
+        schemas += [flow.stages[name].schema for name in segment.stages if flow.stages[name].kind == SOURCE]
+        try:
+            widest = max(widest, sum(-(-field.type.bit_width // 8) for schema in schemas for field in schema))
+        except ValueError:  # a type of no fixed width
+            return None
+    return widest
 
 
 def settings_for_epochs(

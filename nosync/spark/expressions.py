@@ -24,9 +24,11 @@ from nosync.explain import Evaluate
 from nosync.lsm.columns import CHANGE_TYPE_COLUMN
 from nosync.lsm.errors import FlowError, SchemaError
 from nosync.plan import BoundStage
-from nosync.spark.session import conf_set, session_settings
+from nosync.spark.session import conf_set, contains, session_settings
 
 _MATCHED = "_matched"
+_NOT_PLAIN = ("PYTHON_UDF", "SCALA_UDF", "CURRENT_LIKE")
+"""What users' functions, and those that depend on when they are asked, are to Spark."""
 _STAR = re.compile(r"[(,.]\s*\*")
 _NAMED = re.compile(r"(?P<text>.*\S)\s+AS\s+(?P<name>`[^`]+`|\w+)\s*\Z", re.IGNORECASE | re.DOTALL)
 
@@ -137,17 +139,11 @@ class Analyzer:
         except PySparkException as error:
             reason = str(error).strip().splitlines()[0]
             raise SchemaError(f"stage {stage.name}: Spark cannot evaluate it over its input: {reason}") from None
-        described, plain = self._described(stage, rows), self._is_plain(_analyzed(rows))
+        described, plain = self._described(stage, rows), not contains(self._spark, _analyzed(rows), *_NOT_PLAIN)
         if stage.kind != SELECT:
             return Analysis(schema, described, {name: name for name in given.names}, {}, plain)
         computed = self._computed_columns(stage, empty, rows)
         return Analysis(schema, described, _kept_columns(empty, rows), computed, plain)
-
-    def _is_plain(self, of: Any) -> bool:
-        """Whether a plan or an expression of the JVM calls no function of users, and nothing that depends on when it is asked."""
-        patterns = self._spark._jvm.org.apache.spark.sql.catalyst.trees.TreePattern  # type: ignore[union-attr]
-        found = (patterns.PYTHON_UDF(), patterns.SCALA_UDF(), patterns.CURRENT_LIKE())
-        return not any(of.containsPattern(pattern) for pattern in found)
 
     def _computed_columns(self, stage: Stage, given: DataFrame, rows: DataFrame) -> dict[str, str]:
         """By column of a select, the expression that makes it of columns of its input, and of none that the select makes."""
@@ -157,7 +153,7 @@ class Analyzer:
         found = {}
         for made in (columns.apply(i) for i in range(columns.size())):
             text = named.get(made.name())
-            if text is None or made.getClass().getSimpleName() != "Alias" or not self._is_plain(made):
+            if text is None or made.getClass().getSimpleName() != "Alias" or contains(self._spark, made, *_NOT_PLAIN):
                 continue
             with contextlib.suppress(PySparkException):
                 alone = _analyzed(given.selectExpr(f"({text}\n) AS alone")).projectList().apply(0)

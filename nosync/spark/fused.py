@@ -16,7 +16,7 @@ from pyspark.sql import DataFrame
 from nosync.dataflow import SELECT, WHERE
 from nosync.fusing import OK_COLUMN, PLACE_COLUMN, SIDE_COLUMN, Carried, carried, feed_of
 from nosync.operators import HASH64_COLUMN, is_hashed_in_tasks
-from nosync.plan import BoundStage, Feed, all_hold
+from nosync.plan import BoundStage, Feed, all_hold, conditions_of
 from nosync.spark.expressions import hash_of, is_star, place_of, quoted
 
 
@@ -48,7 +48,7 @@ def given_rows(
         is_place_wanted = is_place_wanted or is_hash_wanted
         if is_hash_wanted or not {*source.placed_by} <= {*source.schema.names}:
             sent[PLACE_COLUMN] = place_of(source)
-        conditions = _conditions(feed, stages) if feed is not None and not columns.made else None
+        conditions = conditions_of(stages, feed) if feed is not None and not columns.made else None
         if feed is None:
             frames.append(given.selectExpr(*_named(sent)))
         elif conditions is not None:
@@ -76,15 +76,6 @@ def _sent(side: int | None, source: BoundStage, carried: Carried) -> dict[str, s
 
 def _named(sent: Mapping[str, str]) -> list[str]:
     return [f"{value} AS {quoted(name)}" for name, value in sent.items()]
-
-
-def _conditions(feed: Feed, stages: Mapping[str, BoundStage]) -> list[str] | None:
-    """Of a feed whose expressions compute no column: what its rows must fulfil. None where that is said of renamed columns."""
-    kinds = [stages[name].kind for name in feed.jvm]
-    first_select = kinds.index(SELECT) if SELECT in kinds else len(kinds)
-    if WHERE in kinds[first_select:]:
-        return None
-    return [stages[name].options["expressions"][0] for name in feed.jvm[:first_select]]
 
 
 def _queried(given: DataFrame, text: str) -> DataFrame:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import re
 import shutil
@@ -10,6 +11,7 @@ import subprocess
 import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 from pyspark.sql import SparkSession
 
@@ -101,6 +103,16 @@ def arrow_settings(spark: SparkSession, row_bytes: int | None) -> dict[str, str]
         return {}
     rows = max(1, min(int(ARROW_BATCH_ROWS), ARROW_BATCH_BYTES // max(1, row_bytes)))
     return {_MOST_ROWS: str(rows), _MOST_BYTES: _NO_LIMIT}
+
+
+def contains(spark: SparkSession, tree: Any, *patterns: str) -> bool:
+    """Whether a plan or an expression of the JVM has a node of one of these patterns (Spark's `TreePattern`)."""
+    return any(tree.containsPattern(_pattern(spark._jvm, name)) for name in patterns)
+
+
+@functools.cache  # each part of a Java name is a call to the JVM
+def _pattern(jvm: Any, name: str) -> Any:
+    return getattr(jvm.org.apache.spark.sql.catalyst.trees.TreePattern, name)()
 
 
 @contextlib.contextmanager

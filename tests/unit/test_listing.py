@@ -130,18 +130,23 @@ def test_a_trace_that_is_gone_is_told(tmp_path: Path) -> None:
     assert listing.changed() == {}
 
 
-def test_a_node_at_rest_notices_what_comes_and_goes(open_store: OpenStore, tmp_path: Path) -> None:
-    """Its background thread does, without anyone telling it."""
+def test_a_node_at_rest_notices_what_comes_and_goes(
+    open_store: OpenStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its background thread does, without anyone telling it, and without looking at everything."""
     store = open_store(settings=nosync.StoreSettings(scan_interval_s=0.02, merge=False))
     table = pa.table({"word": ["a"], "n": [1]})
     store.append("counts", t=0, rows=table, key=["word"])
     store.seal(0)
     store.sync()
     (first,) = store.directory.layer_ids()
-    eventually("it stands still", lambda: len(store.node._listing._seen) == 4)
+    monkeypatch.setattr(store.node, "scan", lambda: pytest.fail("everything was looked at"))
     other = LayerDirectory(store.directory.root, store.directory.key_groups)  # as a task in another process has it
     second = LayerId(first.trace, Description.of_epoch(1))
     other.publish(second, arrange(table, ["word"], whose="test"))
     eventually("it is noticed", lambda: store.node._is_recorded(second))
+    assert store.node.durable_ids() == {first, second}
     os.unlink(other.path_of(second))
     eventually("it is missed", lambda: not store.node._is_recorded(second))
+    assert store.node.durable_ids() == {first}
+    monkeypatch.undo()
