@@ -38,7 +38,7 @@ class Size:
     """How many of these files Flink reads in a short and in a long run, whose difference is what counts."""
 
 
-SHORT = Size(500_000, warm=4, measured=3, enough_s=0.0, flinks=(1, 3))
+SHORT = Size(500_000, warm=4, measured=3, enough_s=0.0, flinks=(1, 7))
 NORMAL = Size(500_000, warm=10, measured=6, enough_s=60.0, flinks=(10, 16))
 LARGE = Size(2_000_000, warm=7, measured=4, enough_s=60.0, flinks=(7, 11))
 """About as many events as Flink handles between two of its checkpoints."""
