@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import sys
 import time
+import traceback
 from pathlib import Path
 
 import click
@@ -55,6 +56,7 @@ def main(names: tuple[str, ...], scale: str, busy_ok: bool, resume: bool) -> Non
     done = progress.resume() if resume else []
     if done:
         print(f"done before: {', '.join(done)}")
+    failed: list[str] = []
     for name in [name for name in names or NAMES if name not in done]:
         load = load_before()
         if is_busy(load) and not busy_ok:
@@ -65,12 +67,18 @@ def main(names: tuple[str, ...], scale: str, busy_ok: bool, resume: bool) -> Non
         results: list[Result] = []
         try:
             results.extend(importlib.import_module(f"bench.{name}").run(scale))
-        finally:
-            show(name, results)  # of one that fails, what it found until then
+        except Exception:  # noqa: BLE001 - what is wrong is shown, and the others are wanted
+            failed.append(name)
+            traceback.print_exc()
+        show(name, results)  # of one that fails, what it found until then
+        if name in failed:
+            continue
         took_s = time.perf_counter() - began
         print(f"kept in {write(name, results, load, scale, took_s)}; took {took_s:,.0f} s")
         if resume:
             progress.add(name)
+    if failed:
+        raise click.ClickException(f"not measured, for the reasons above: {', '.join(failed)}")
     if resume:
         progress.finish()
 

@@ -36,9 +36,11 @@ class Size:
     """No more runs of one query after that."""
     flinks: tuple[int, int]
     """How many of these files Flink reads in a short and in a long run, whose difference is what counts."""
+    flinks_enough_s: float = 20.0
+    """No more of its long runs after that."""
 
 
-SHORT = Size(500_000, warm=4, measured=3, enough_s=0.0, flinks=(1, 7))
+SHORT = Size(500_000, warm=4, measured=3, enough_s=0.0, flinks=(1, 7), flinks_enough_s=0.0)
 NORMAL = Size(500_000, warm=10, measured=6, enough_s=60.0, flinks=(10, 16))
 LARGE = Size(2_000_000, warm=7, measured=4, enough_s=60.0, flinks=(7, 11))
 """About as many events as Flink handles between two of its checkpoints."""
@@ -214,7 +216,7 @@ def _flink(root: Path, queries: Sequence[Query], *, answers: bool, size: Size = 
         "flink_nexmark.py",
         {
             "csv": str(root / "csv"), "streams": STREAMS, "answers": answers, "files": size.flinks,
-            "events_per_file": size.events, "queries": [asdict(query) for query in queries],
+            "events_per_file": size.events, "enough_s": size.flinks_enough_s, "queries": [asdict(query) for query in queries],
         },
     )  # fmt: skip
     if answers:

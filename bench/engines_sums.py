@@ -11,7 +11,7 @@ counted), and bytes written, the shuffle's included. A row of change has 24 byte
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -46,6 +46,8 @@ STREAMING = {
     "spark.sql.shuffle.partitions": str(SHARDS),
 }
 CHANGELOG = "spark.sql.streaming.stateStore.rocksdb.changelogCheckpointing.enabled"
+
+Task = Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]
 
 
 @dataclass(frozen=True)
@@ -150,18 +152,22 @@ def _ours(rows: int, warm: int, repeats: int) -> Run:
     return replace(found, peak_bytes=memory.peak_bytes)
 
 
-def _counted(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+def counted(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     yield pa.RecordBatch.from_pydict({"n": [sum(one.num_rows for one in batches)]})
 
 
+def handed(rows: DataFrame, task: Task, *also: str) -> int:
+    """Moves rows as nosync moves them here, by key into Python tasks; what those count. `also`: expressions sent, too."""
+    keyed = rows.repartitionById(SHARDS, F.expr(f"CAST(pmod(xxhash64(k), {SHARDS}) AS INT)"))
+    return sum(row.n for row in keyed.selectExpr("*", *also).mapInArrow(task, "n bigint").collect())
+
+
 def _floor(rows: int, warm: int, repeats: int) -> Run:
-    """What moving the rows takes as nosync moves them here: by key into Python tasks, and a report back."""
+    """What moving the rows takes."""
     spark = local_session(CORES, "nosync-bench")
 
     def work(i: int) -> None:
-        given = batch(spark, i * rows, rows, KEYS)
-        keyed = given.repartitionById(SHARDS, F.expr(f"CAST(pmod(xxhash64(k), {SHARDS}) AS INT)"))
-        if sum(row.n for row in keyed.mapInArrow(_counted, "n bigint").collect()) != rows:
+        if handed(batch(spark, i * rows, rows, KEYS), counted) != rows:
             raise RuntimeError("rows were lost")
 
     with conf_set(spark, {**session_settings(), **arrow_settings(spark, row_bytes=16)}):

@@ -24,20 +24,20 @@ from nosync import Stage
 from nosync.spark.session import local_session
 
 SOURCES, LINKS_PER_NODE, CHANGED_SHARE = 20, 2, 0.002
-WARM, MEASURED = 1, 3
+WARM = 1
 SOURCE, LINK = "node bigint, up boolean", "node bigint, neighbour bigint, up boolean"
 
 Links = set[tuple[int, int]]
 
 
 def run(scale: str) -> Iterator[Result]:
-    nodes = {"short": 5_000, "normal": 20_000, "full": 200_000}[scale]
+    nodes, measured = {"short": (2_000, 1), "normal": (20_000, 3), "full": (200_000, 3)}[scale]
     spark = local_session(CORES, "nosync-bench")
     with tempfile.TemporaryDirectory(dir=".") as temporary:
         root = Path(temporary).absolute()
-        epochs = list(_epochs(nodes))
+        epochs = list(_epochs(nodes, measured))
         seconds = _incrementally(spark, root / "epochs", epochs)
-        mixed, growing = Samples(seconds[1 + WARM : -MEASURED]), Samples(seconds[-MEASURED:])
+        mixed, growing = Samples(seconds[1 + WARM : -measured]), Samples(seconds[-measured:])
         links, sources = _up(epochs)
         again = [_from_nothing(spark, root / f"again-{i}", links, sources) for i in range(2)]
         theirs = Samples(again[1:])
@@ -46,19 +46,19 @@ def run(scale: str) -> Iterator[Result]:
         yield Result(
             f"reachability, {nodes:,} nodes, {len(links):,} links, of which {changes} {what}", "nosync",
             mine.median, "s", "the same loop from nothing", theirs.median, mine.median / theirs.median, goal,
-            mine.median < theirs.median if goal else None, mine.spread, MEASURED,
+            mine.median < theirs.median if goal else None, mine.spread, measured,
         )  # fmt: skip
     spark.stop()
 
 
-def _epochs(nodes: int) -> Iterator[tuple[pa.Table, pa.Table]]:
+def _epochs(nodes: int, measured: int) -> Iterator[tuple[pa.Table, pa.Table]]:
     """By epoch, links and sources that come up or go down; at first all links and sources that there are."""
     random = np.random.default_rng(11)
     links: Links = set(map(tuple, random.integers(0, nodes, (nodes * LINKS_PER_NODE, 2)).tolist()))
     sources = set(random.choice(nodes, SOURCES, replace=False).tolist())
     yield _links(links, True), _sources(sources, True)
     n = int(len(links) * CHANGED_SHARE) // 2
-    for _ in range(WARM + MEASURED):
+    for _ in range(WARM + measured):
         ordered = sorted(links)
         gone = {ordered[i] for i in random.choice(len(ordered), n, replace=False)}
         come = set(map(tuple, random.integers(0, nodes, (n, 2)).tolist())) - links
@@ -70,7 +70,7 @@ def _epochs(nodes: int) -> Iterator[tuple[pa.Table, pa.Table]]:
             pa.concat_tables([_links(gone, False), _links(come, True)]),
             pa.concat_tables([*up_or_down, _sources({joined}, True)]),
         )
-    for _ in range(MEASURED):
+    for _ in range(measured):
         come = set(map(tuple, random.integers(0, nodes, (2 * n, 2)).tolist())) - links
         links |= come
         yield _links(come, True), _sources(set(), True)

@@ -15,7 +15,7 @@ from flink_environment import table_environment  # of the directory that this pr
 from pyflink.common import RowKind
 from pyflink.table import TableEnvironment
 
-RUNS, ENOUGH_S = 5, 20.0
+RUNS = 5
 
 
 def environment(about: dict[str, Any], csv: Path) -> TableEnvironment:
@@ -66,7 +66,7 @@ def rate(about: dict[str, Any], query: dict[str, Any]) -> float:
         short, long = (_first_files(about, Path(directory) / str(files), files) for files in (few, many))
         seconds(about, query, short)  # the JVM warms up
         short_s, long_s = [seconds(about, query, short)], [seconds(about, query, long)]
-        while len(long_s) < RUNS and sum(long_s) < ENOUGH_S:
+        while len(long_s) < RUNS and sum(long_s) < about["enough_s"]:
             short_s.append(seconds(about, query, short))
             long_s.append(seconds(about, query, long))
     events = (many - few) * about["events_per_file"]
