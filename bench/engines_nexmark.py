@@ -46,7 +46,7 @@ LARGE = Size(2_000_000, warm=7, measured=4, enough_s=60.0, flinks=(7, 11))
 """About as many events as Flink handles between two of its checkpoints."""
 OF_LARGE = {"Q3"}
 MOST_RUNS = 8
-SMALL_EVENTS, SMALL_EPOCHS = 5_000, 3
+SMALL_EVENTS, SMALL_EPOCHS = 6_000, 3
 HOT_SHARES = (0.0, 0.1, 0.2, 0.3)
 GOALS = {"Q3", "Q8", "Q12"}
 _PATIENCE_S = 900
@@ -58,7 +58,10 @@ def run(scale: str) -> Iterator[Result]:
     size = SHORT if scale == "short" else NORMAL
     with tempfile.TemporaryDirectory(dir=".") as temporary:
         root = Path(temporary).absolute()
-        _check_answers(spark, root / "small", queries if scale == "short" else QUERIES)
+        if scale == "short":
+            _check_answers(spark, root / "small", queries, SMALL_EVENTS // 3)
+        else:
+            _check_answers(spark, root / "small", QUERIES, SMALL_EVENTS)
         for hot in {"short": (0.0,), "normal": (0.0, 0.3), "full": HOT_SHARES}[scale]:
             yield from _timed(spark, root / f"hot-{hot}", queries, hot, size)
         if scale != "short":
@@ -66,9 +69,9 @@ def run(scale: str) -> Iterator[Result]:
     spark.stop()
 
 
-def _check_answers(spark: SparkSession, root: Path, queries: Sequence[Query]) -> None:
+def _check_answers(spark: SparkSession, root: Path, queries: Sequence[Query], events: int) -> None:
     """Raises RuntimeError where two engines answer a query differently."""
-    write_events(root, SMALL_EPOCHS, SMALL_EVENTS, hot=0.1)
+    write_events(root, SMALL_EPOCHS, events, hot=0.1)
     of_flink = _flink(root, queries, answers=True)["answers"]
     for query in queries:
         answers = {
