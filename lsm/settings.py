@@ -30,7 +30,8 @@ class StoreSettings:
 
     scan_interval_s: float = 1.0
     """How often the node lists the directory for layers that other processes published and nobody announced.
-    A crash of the machine can lose what was published since the last scan; it is then recomputed."""
+    A crash of the machine can lose what was published since the last scan; it is then recomputed. Directories whose
+    time of modification stands still are listed once a minute only, for file systems that do not keep it."""
 
     grace_s: float = 10.0
     """How long a merged-away file stays for processes that have listed but not yet opened it."""
