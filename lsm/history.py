@@ -13,7 +13,7 @@ This is Flink's rescaling by key groups without its redistribution of state.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from nosync.lsm.layer import Shard, TraceId
 from nosync.lsm.timestamp import END_OF_TIME, Time
@@ -34,6 +34,15 @@ class Span:
 
 
 History = tuple[Span, ...]
+
+
+def continued(history: History, fingerprint: str, shard_count: int, lower: Time) -> History:
+    """The history, where layers of this fingerprint and number of shards are written from `lower` on, before any is sealed."""
+    at = span_at(history, lower)
+    if at is not None and (at.fingerprint, at.shard_count) == (fingerprint, shard_count):
+        return history
+    before = tuple(replace(span, upper=min(span.upper, lower)) for span in history if span.lower < lower)
+    return (*before, Span(fingerprint, shard_count, lower))
 
 
 @dataclass(frozen=True)

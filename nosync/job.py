@@ -13,10 +13,11 @@ import json
 import logging
 import threading
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from nosync.batches import Again, batches
 from nosync.bind import bind, source_fingerprints
 from nosync.dataflow import Dataflow
 from nosync.explain import Explanation, explain
@@ -35,7 +36,7 @@ from nosync.lsm.errors import (
     UnknownStageError,
 )
 from nosync.lsm.fence import check_fence, take_over
-from nosync.lsm.history import History
+from nosync.lsm.history import History, continued
 from nosync.lsm.html import facts_html, rows_html
 from nosync.lsm.layer import Description, Digest, LayerId, Shard, TraceId
 from nosync.lsm.manifest import AT_SAFE_POINT, MAIN_LINE, Content, Manifest
@@ -372,31 +373,65 @@ class Job:
         return {name: self._epoch.check_input(sources[name], frame) for name, frame in inputs.items()}
 
     def _run(
-        self,
-        flow: BoundFlow,
-        step: Step,
-        inputs: Mapping[str, DataFrame],
-        *,
-        everything: bool = False,
-        skip: frozenset[str] = frozenset(),
+        self, flow: BoundFlow, step: Step, inputs: Mapping[str, DataFrame], *, everything: bool = False
     ) -> Reports:
-        epoch_plan = self._epoch.EpochPlan(
-            place=self._place,
-            t=step.t,
-            shards=self._shards_at(flow, step.t),
-            histories=self._node.histories(self.branch_name),
-            compute=None if everything else step.compute,
-            skip=skip,
-            line=self._node.lines.line(self.branch_name).id,
-            instance=self.instance,
-        )
+        one = Again(step, flow, self._shards_at(flow, step.t), 0)
+        return self._run_together([one], inputs, everything=everything)[step.t]
+
+    def _run_together(
+        self, batch: Sequence[Again], inputs: Mapping[str, DataFrame], *, everything: bool = False
+    ) -> dict[int, Reports]:
+        """Runs epochs, which `nosync.batches` put together, in one Spark job. `everything`: not just what their steps say."""
+        flow, shards, first = batch[0].flow, batch[0].shards, pack(batch[0].step.t)
+        histories = self._node.histories(self.branch_name)
+        if len(batch) > 1:  # the later ones read what the earlier ones write, before it is sealed
+            begun = {
+                stage.name: continued(histories.get(stage.name, ()), stage.fingerprint, shards, first)
+                for stage in flow.recorded
+            }
+            histories = {**histories, **begun}
+        plans = [
+            self._epoch.EpochPlan(
+                place=self._place,
+                t=one.step.t,
+                shards=shards,
+                histories=histories,
+                compute=None if everything else one.step.compute,
+                skip=one.skip,
+                line=self._node.lines.line(self.branch_name).id,
+                instance=self.instance,
+            )
+            for one in batch
+        ]
         if not self._node.store_id:
-            return self._epoch.run_epoch(self._spark, flow, epoch_plan, inputs)
+            return self._epoch.run_epochs(self._spark, flow, plans, inputs)
         if self._watch is None:
             from nosync.spark.hosts import HostWatch  # noqa: PLC0415
 
             self._watch = HostWatch(self._spark, self._node.lost_hosts)
-        return self._watch.run(lambda: self._epoch.run_epoch(self._spark, flow, epoch_plan, inputs))
+        return self._watch.run(lambda: self._epoch.run_epochs(self._spark, flow, plans, inputs))
+
+    def _run_batches(
+        self, epochs: Iterable[Again], inputs_at: Callable[[Step], Mapping[str, DataFrame]], *, everything: bool = False
+    ) -> Iterator[tuple[Again, Reports]]:
+        """Runs epochs in order, many in one Spark job where that is possible; with each what its tasks reported."""
+        for batch in batches(epochs):
+            if len(batch) > 1:
+                try:
+                    found = self._run_together(batch, {}, everything=everything)
+                except NosyncError as error:
+                    log.info("epochs %d to %d run one by one: %s", batch[0].step.t, batch[-1].step.t, error)
+                else:
+                    yield from ((one, found[one.step.t]) for one in batch)
+                    continue
+            for one in batch:
+                yield one, self._run_together([one], inputs_at(one.step), everything=everything)[one.step.t]
+
+    def _rows_at(self, t: int) -> int:
+        """How many rows the sources of a sealed epoch had."""
+        manifest = self._node.lines.manifest(t, self.branch_name) or self._parents_manifest(t)
+        sources = {stage.name for stage in self.flow.sources}
+        return sum(entry.rows for entry in manifest.entries if entry.id.trace.stage in sources) if manifest else 0
 
     def _shards_at(self, flow: BoundFlow, t: int) -> int:
         """How many shards an epoch has: those it was sealed with (by the line it came from, in a replay), or the job's."""
@@ -646,19 +681,21 @@ class Job:
         started = time.perf_counter()
         first, last = self._replay_range(to)
         computed, shared = 0, 0
-        for t in range(first, last + 1):
-            flow = self.flow_at(t)
-            recorded = self._recorded_stages(flow, t)
-            reports: Reports = {}
-            if len(recorded) < len(flow.recorded):
-                reports = self._run(flow, Step(t, {}, frozenset()), {}, everything=True, skip=recorded)
-            self._seal(flow, t, reports)
+        epochs = (self._again(t) for t in range(first, last + 1))
+        for one, reports in self._run_batches(epochs, lambda _: {}, everything=True):
+            self._seal(one.flow, one.step.t, reports)
             ran = sum(report.computed for report in reports.values())
             computed += ran
-            shared += len(flow.recorded) * self._shards_at(flow, t) - ran
+            shared += len(one.flow.recorded) * one.shards - ran
             if progress:
-                progress(t - first + 1, last - first + 1)
+                progress(one.step.t - first + 1, last - first + 1)
         return ReplayReport(self.branch_name, first, last, computed, shared, time.perf_counter() - started)
+
+    def _again(self, t: int) -> Again:
+        """An epoch of a replay."""
+        flow = self.flow_at(t)
+        recorded = self._recorded_stages(flow, t)
+        return Again(Step(t, {}, frozenset()), flow, self._shards_at(flow, t), self._rows_at(t), recorded)
 
     def promote(self, branch: Job, *, keep_as: str | None = None) -> None:
         """Lets the main line be that of a branch: an upgrade, or a bug fix applied from its fork on.
@@ -750,15 +787,20 @@ class Job:
         clock.lap("plan")
         computed, reused = 0, 0
         reports_at: dict[int, Reports] = {}
-        for step in recovery.steps:
-            given: Mapping[str, DataFrame] = {}
-            if step.needs_input:
-                assert inputs is not None, "the planner asks for input only where it can be replayed"
-                given = self._check_inputs(inputs[step.t] if isinstance(inputs, Mapping) else inputs(step.t))
-            reports = reports_at[step.t] = self._run(self.flow_at(step.t), step, given)
+
+        def given(step: Step) -> Mapping[str, DataFrame]:
+            if not step.needs_input:
+                return {}
+            assert inputs is not None, "the planner asks for input only where it can be replayed"
+            return self._check_inputs(inputs[step.t] if isinstance(inputs, Mapping) else inputs(step.t))
+
+        steps = ((step, self.flow_at(step.t)) for step in recovery.steps)
+        epochs = (Again(step, flow, self._shards_at(flow, step.t), self._rows_at(step.t)) for step, flow in steps)
+        for one, reports in self._run_batches(epochs, given):
+            reports_at[one.step.t] = reports
             computed += sum(report.computed for report in reports.values())
             reused += sum(not report.computed for report in reports.values())
-            self._drop_rounds(step.t)
+            self._drop_rounds(one.step.t)
         clock.lap("compute")
         hopeless = {cell.t for cell in recovery.impossible}
         ran = {step.t for step in recovery.steps}

@@ -77,6 +77,7 @@ class Report:
 
     stage: str
     shard: int
+    t: int
     computed: bool
     """False: it was recorded already."""
     rows: int = 0
@@ -333,7 +334,7 @@ class _ShardRun:
         id = self._layer_id(stage)
         if self._is_recorded(stage, id) and not self._must_compare(stage, id):
             counted = len(self._changes_of(stage.name)) if self._counts(stage) else 0
-            report = Report(stage.name, self._shard.index, computed=False, changes=counted)
+            report = Report(stage.name, self._shard.index, self._task.t, computed=False, changes=counted)
             with contextlib.suppress(FileNotFoundError):  # a merged layer stands for it
                 known = self._directory.recorded(id)
                 report = replace(report, rows=known.rows, digest=known.digest)
@@ -519,7 +520,9 @@ class _ShardRun:
             self._make_durable(id)
         took = time.perf_counter() - started
         rows, size = published.rows, published.size_bytes
-        return Report(stage.name, self._shard.index, not published.existed, rows, 0, size, published.digest, took), ours
+        return Report(
+            stage.name, self._shard.index, self._task.t, not published.existed, rows, 0, size, published.digest, took
+        ), ours
 
     def _make_durable(self, id: LayerId) -> None:
         """What will never be computed again is on disk before anything is computed from it."""

@@ -4,12 +4,12 @@ Each builds the DataFrame that computes and records its stages, and runs it:
 
     source rows -> hash in the JVM -> repartitionById(shard) -> segment task -> hash -> repartitionById -> ... -> reports
 
-Each segment is one `mapInArrow`; only reports reach the driver.
+Each segment is one `mapInArrow`; only reports reach the driver. Several epochs can share a job, see nosync.batches.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import reduce
@@ -23,6 +23,7 @@ from pyspark.sql import functions as F
 from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
 from pyspark.sql.types import StructType
 
+from nosync.batches import EPOCH_COLUMN, run_epochs_of_shard
 from nosync.dataflow import SOURCE
 from nosync.loops import Phase, next_phase, recorded_changes, rounds_done
 from nosync.lsm.columns import describe, plain
@@ -83,26 +84,33 @@ def parse_ddl(text: str) -> pa.Schema:
     return to_arrow_schema(schema, timezone="UTC")
 
 
-def run_epoch(
-    spark: SparkSession, flow: BoundFlow, plan: EpochPlan, inputs: Mapping[str, DataFrame]
-) -> dict[tuple[str, int], Report]:
-    """Runs the epoch: one Spark job for each round of each loop, and one for all the rest.
+Reports = dict[tuple[str, int], Report]
+"""Of an epoch, by (stage, shard)."""
 
-    Returns a report for each (stage, shard) that was computed or yielded. Raises whatever a task raised, as the
-    NosyncError it was.
+
+def run_epochs(
+    spark: SparkSession, flow: BoundFlow, plans: Sequence[EpochPlan], inputs: Mapping[str, DataFrame]
+) -> dict[int, Reports]:
+    """Runs epochs: one Spark job for each round of each loop, and one for all the rest.
+
+    Several epochs have one number of shards and skip the same stages, have no loops and are given no rows. Returns for each
+    epoch a report of every (stage, shard) that was computed or yielded. Raises whatever a task raised, as the NosyncError
+    it was.
     """
     # Under foreachBatch the rows belong to a session of the query's own.
     spark = next((frame.sparkSession for frame in inputs.values()), spark)
-    if plan.compute is None and all(source.name in inputs for source in flow.sources):
+    if plans[0].compute is None and all(source.name in inputs for source in flow.sources):
         flow = flow.fused
-    run = _EpochRun(spark, flow, plan, inputs)
+    run = _EpochRun(spark, flow, plans, inputs)
     with task_errors(), settings_for_epochs(spark, flow, inputs):
         for loop in flow.loops.values():
             run.loop(loop)
         run.rest()
-    if plan.compute is None:
+    for plan in plans:
+        if plan.compute is not None:
+            continue
         wanted = [(stage.name, i) for stage in flow.recorded for i in range(plan.shards) if stage.name not in plan.skip]
-        silent = [at for at in wanted if at not in run.reports]
+        silent = [at for at in wanted if at not in run.reports[plan.t]]
         if silent:
             raise NosyncError(
                 f"epoch {plan.t}: Spark ran no task for {silent[:3]} ({len(silent)} in all); run the epoch again"
@@ -111,17 +119,21 @@ def run_epoch(
 
 
 class _EpochRun:
-    """The Spark jobs of one epoch, one after the other."""
+    """The Spark jobs of one epoch, one after the other; or the one of several epochs."""
 
-    def __init__(self, spark: SparkSession, flow: BoundFlow, plan: EpochPlan, inputs: Mapping[str, DataFrame]) -> None:
-        self._spark, self._flow, self._plan, self._inputs = spark, flow, plan, inputs
-        self.reports: dict[tuple[str, int], Report] = {}
+    def __init__(
+        self, spark: SparkSession, flow: BoundFlow, plans: Sequence[EpochPlan], inputs: Mapping[str, DataFrame]
+    ) -> None:
+        assert len(plans) == 1 or not (flow.loops or inputs), "such epochs run alone"
+        self._spark, self._flow, self._plans, self._inputs = spark, flow, plans, inputs
+        self._plan = plans[0]
+        self.reports: dict[int, Reports] = {plan.t: {} for plan in plans}
         self._rounds: dict[str, int] = {}
-        self._directory = directory_of(replace(plan.place, store_id=""))
+        self._directory = directory_of(replace(self._plan.place, store_id=""))
 
     def rest(self) -> None:
         """Everything but the rounds of loops."""
-        self._collect(_EpochJob(self._spark, self._flow, self._plan, self._inputs, _Part(rounds=self._rounds)))
+        self._collect(_EpochJob(self._spark, self._flow, self._plans, self._inputs, _Part(rounds=self._rounds)))
 
     def loop(self, loop: Loop) -> None:
         """The rounds of a loop; those that an attempt before left behind are not run again."""
@@ -141,7 +153,7 @@ class _EpochRun:
                     "if it needs more, raise max_rounds"
                 )
             part = _Part(loop.name, round, phase, self._rounds)
-            found = self._collect(_EpochJob(self._spark, self._flow, self._plan, self._inputs, part))
+            found = self._collect(_EpochJob(self._spark, self._flow, self._plans, self._inputs, part))
             counts.append(sum(report.changes for report in found if report.stage == loop.name))
             phase = next_phase(phase, round, counts[-1])
         self._rounds[loop.name] = len(counts)
@@ -173,7 +185,7 @@ class _EpochRun:
 
     def _collect(self, job: _EpochJob) -> list[Report]:
         try:
-            ends = job.ends(self._plan.skip.union(name for name, _ in self.reports))
+            ends = job.ends(self._plan.skip.union(name for of in self.reports.values() for name, _ in of))
             rows = reduce(DataFrame.unionAll, ends).collect() if ends else []
         finally:
             job.release()
@@ -183,7 +195,8 @@ class _EpochRun:
             if job.part.round is not None and self._flow.stages[report.stage].loop == job.part.loop:
                 continue  # of a round, not of the epoch
             # A segment with several exits runs once for each; the first to come computes, the others find its layers.
-            self.reports[at] = max(report, self.reports.get(at, report), key=lambda r: r.computed)
+            reports = self.reports[report.t]
+            reports[at] = max(report, reports.get(at, report), key=lambda r: r.computed)
         return found
 
 
@@ -203,13 +216,21 @@ class _EpochJob:
         self,
         spark: SparkSession,
         flow: BoundFlow,
-        plan: EpochPlan,
+        plans: Sequence[EpochPlan],
         inputs: Mapping[str, DataFrame],
         part: _Part,
     ) -> None:
-        self._spark, self._flow, self._plan, self._inputs = spark, flow, plan, inputs
+        self._spark, self._flow, self._plans, self._inputs = spark, flow, plans, inputs
+        self._shards = plans[0].shards
         self.part = part
+        self._beside: tuple[str, ...] = (TAG_COLUMN, REPORT_COLUMN)
+        if self._has_several:
+            self._beside = (EPOCH_COLUMN, *self._beside)
         self._shared: dict[Emission, DataFrame] = {}
+
+    @property
+    def _has_several(self) -> bool:
+        return len(self._plans) > 1
 
     def ends(self, done: frozenset[str]) -> list[DataFrame]:
         """The reports of everything: of each segment from which nothing is emitted.
@@ -251,18 +272,19 @@ class _EpochJob:
             feeds = []  # its rounds become the layers of the epoch
         absent = frozenset(i for i, f in enumerate(feeds) if inside and not self._comes_in_round(segment, f))
         round = self.part.round if inside else None
-        task = self._task(run, feeds, emission, round=round, absent=absent, head=segment.name)
+        tasks = self._tasks(run, feeds, emission, round=round, absent=absent, head=segment.name)
         if segment.fused:
+            (task,) = tasks
             given = given_rows(task.sources, feeds, flow.stages, self._inputs)
             rows = self._placed(given.rows, given.place).drop(*given.only_for_place)
-            return self._mapped(rows, replace(task, fused=True))
+            return self._mapped(rows, [replace(task, fused=True)])
         if len(absent) < len(feeds):
             rows = self._fed(segment, feeds, absent)
         elif loop is not None or feeds:
             rows = self._blank()
         else:
             rows = self._source_rows(flow.stages[segment.name])
-        return self._mapped(rows, task)
+        return self._mapped(rows, tasks)
 
     def _comes_in_round(self, segment: Segment, feed: Feed) -> bool:
         assert self.part.round is not None, "only in a round"
@@ -270,7 +292,7 @@ class _EpochJob:
             return self.part.round > 0
         return self.part.round == 0 or self._flow.stages[feed.emission.stage].loop == self.part.loop
 
-    def _task(
+    def _tasks(
         self,
         run: tuple[str, ...],
         feeds: list[Feed],
@@ -279,11 +301,13 @@ class _EpochJob:
         round: int | None,
         absent: frozenset[int] = frozenset(),
         head: str,
-    ) -> SegmentTask:
-        flow, plan = self._flow, self._plan
+    ) -> list[SegmentTask]:
+        """One for each epoch."""
+        flow = self._flow
         named = {*run, *(name for f in feeds for name in (f.emission.stage, *f.jvm))}
         named |= {part_of(name, WATERMARK) for name in run} & flow.stages.keys()
-        return SegmentTask(
+        plan = self._plans[0]
+        first = SegmentTask(
             place=plan.place,
             t=plan.t,
             shards=plan.shards,
@@ -292,7 +316,7 @@ class _EpochJob:
             feeds=tuple(feeds),
             emission=emission,
             histories={name: plan.histories[name] for name in named if name in plan.histories},
-            compute=None if plan.compute is None or round is not None else dict(plan.compute),
+            compute=_may_compute(plan, round),
             input_given=head in self._inputs,
             round=round,
             rounds=self.part.rounds.get(flow.stages[head].loop or "", 0),
@@ -302,26 +326,34 @@ class _EpochJob:
             line=plan.line,
             instance=plan.instance,
         )
+        return [first, *(replace(first, t=other.t, compute=_may_compute(other, round)) for other in self._plans[1:])]
 
-    def _mapped(self, rows: DataFrame, task: SegmentTask) -> DataFrame:
+    def _mapped(self, rows: DataFrame, tasks: Sequence[SegmentTask]) -> DataFrame:
+        task = tasks[0]
+
         def work(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
             context = TaskContext.get()
             assert context is not None, "runs inside a Spark task"
             # In a union of several ends of the flow, the partitions of each follow those of the one before.
             shard = context.partitionId() % task.shards
             try:
-                yield from task.run_shard(shard, batches)
+                if len(tasks) == 1:
+                    yield from task.run_shard(shard, batches)
+                else:
+                    yield from run_epochs_of_shard(tasks, shard, batches)
             except NosyncError as error:
                 raise RuntimeError(encode_failure(error)) from None
 
         output = REPORT_SCHEMA
         if task.emission is not None:
             output = emitted_schema(self._flow.stages[task.emission.stage], task.emission)
+            if len(tasks) > 1:
+                output = pa.schema([pa.field(EPOCH_COLUMN, pa.int64()), *output])
         return rows.mapInArrow(work, from_arrow_schema(output))
 
     def _blank(self) -> DataFrame:
         """A partition for each shard, for tasks that only look at what is recorded."""
-        return self._spark.range(0, self._plan.shards, 1, self._plan.shards).toDF("shard")
+        return self._spark.range(0, self._shards, 1, self._shards).toDF("shard")
 
     def _fed(self, segment: Segment, feeds: list[Feed], absent: frozenset[int]) -> DataFrame:
         """The rows of a segment's feeds, each in the shard that it belongs to."""
@@ -333,20 +365,21 @@ class _EpochJob:
             if not keyed:
                 return rows  # they are in their shards already
         else:
-            rows = reduce(DataFrame.unionAll, [_beside(i, frames) for i in frames])
+            rows = reduce(DataFrame.unionAll, [_beside(i, frames, self._beside) for i in frames])
         # Reports and marks carry the shard they go to in the tag; rows that stay in their shard have it there as well.
         home = f"shiftright({TAG_COLUMN}, {TAG_SHARD_BITS})"
         homes = [self._shard_of(self._place(feeds[i], i, several=several)) if i in keyed else home for i in frames]
         cases = " ".join(f"WHEN {i} THEN {of_side}" for i, of_side in zip(frames, homes, strict=True))
         by_key = f"CASE {SIDE_COLUMN} {cases} END" if several else homes[0]
         shard = f"CASE WHEN {REPORT_COLUMN} IS NULL THEN {by_key} ELSE {TAG_COLUMN} END"
-        return rows.repartitionById(self._plan.shards, F.expr(f"CAST({shard} AS INT)"))
+        placed = rows.repartitionById(self._shards, F.expr(f"CAST({shard} AS INT)"))
+        return placed.sortWithinPartitions(EPOCH_COLUMN) if self._has_several else placed
 
     def _fed_by(self, segment: Segment, feed: Feed) -> DataFrame:
         """A feed's rows, with the hash of their key where tasks do not compute it."""
         rows = self._replayed(feed) if self._flow.feeds_back(segment, feed) else self._emitted(feed.emission)
         for name in feed.jvm:
-            rows = jvm_rows(self._flow.stages[name], rows, keep=(TAG_COLUMN, REPORT_COLUMN))
+            rows = jvm_rows(self._flow.stages[name], rows, keep=self._beside)
         if feed.key and not self._is_hashed_in_tasks(feed):
             rows = rows.withColumn(HASH64_COLUMN, F.expr(hash_of(feed.key)))
         return rows
@@ -365,7 +398,7 @@ class _EpochJob:
         assert self.part.round, "the first round has none before it"
         stage = feed.emission.stage
         return self._mapped(
-            self._blank(), self._task((stage,), [], feed.emission, round=self.part.round - 1, head=stage)
+            self._blank(), self._tasks((stage,), [], feed.emission, round=self.part.round - 1, head=stage)
         )
 
     def release(self) -> None:
@@ -388,7 +421,7 @@ class _EpochJob:
         given = self._inputs.get(head.name)
         if given is None:
             schema = from_arrow_schema(head.schema.append(pa.field(HASH64_COLUMN, pa.int64())))
-            return self._spark.createDataFrame([], schema).repartitionById(self._plan.shards, F.lit(0))
+            return self._spark.createDataFrame([], schema).repartitionById(self._shards, F.lit(0))
         columns = [quoted(name) for name in head.schema.names]
         if not {*head.placed_by} <= {*head.schema.names}:
             given = given.alias("__given")  # no name of it can be taken for that of a column
@@ -398,24 +431,28 @@ class _EpochJob:
         return self._placed(given.selectExpr(*columns), place_of(head) if head.placed_by else HASH64_COLUMN)
 
     def _placed(self, rows: DataFrame, hash64: str) -> DataFrame:
-        return rows.repartitionById(self._plan.shards, F.expr(f"CAST({self._shard_of(hash64)} AS INT)"))
+        return rows.repartitionById(self._shards, F.expr(f"CAST({self._shard_of(hash64)} AS INT)"))
 
     # Expressions are texts: those built of Column objects ask the JVM once for each part, which adds up in every epoch.
 
     def _shard_of(self, hash64: str) -> str:
         """The shard of a key hash: hash32 -> key group -> shard, as `lsm.hashing` and `Shard.groups` have it."""
-        groups, shards = self._flow.key_groups, self._plan.shards
+        groups, shards = self._flow.key_groups, self._shards
         group = f"shiftright(shiftrightunsigned({hash64}, {HASH_BITS}) * {groups}, {HASH_BITS})"
         return f"floor({group} * {shards} / {groups})"
 
 
-def _beside(index: int, frames: Mapping[int, DataFrame]) -> DataFrame:
-    """A feed's rows in a form that has columns for the rows of all feeds."""
-    common: list[str | Column] = [TAG_COLUMN, REPORT_COLUMN]
+def _may_compute(plan: EpochPlan, round: int | None) -> dict[str, frozenset[int]] | None:
+    return None if plan.compute is None or round is not None else dict(plan.compute)
+
+
+def _beside(index: int, frames: Mapping[int, DataFrame], ours: Sequence[str]) -> DataFrame:
+    """A feed's rows in a form that has columns for the rows of all feeds. `ours`: columns that all have."""
+    common: list[str | Column] = [*ours]
     columns: list[Column] = [F.lit(index).alias(SIDE_COLUMN)]
     for i, frame in frames.items():
         for f in frame.schema:
-            if f.name not in (TAG_COLUMN, REPORT_COLUMN, HASH64_COLUMN):
+            if f.name not in (*ours, HASH64_COLUMN):
                 value = F.col(quoted(f.name)) if i == index else F.lit(None).cast(f.dataType)
                 columns.append(value.alias(side_column(i, f.name)))
     if any(HASH64_COLUMN in frame.columns for frame in frames.values()):

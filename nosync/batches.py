@@ -1,0 +1,108 @@
+"""Several epochs in one Spark job, where all that they need is recorded: in a replay and in a recovery.
+
+To describe and start a Spark job takes longer than an epoch of a few thousand rows. So a shard's task takes several epochs,
+one after the other; each still has layers, reports and a seal of its own.
+
+Invariants
+- Rows come to a task in order of their epoch, and an epoch's rows are all there before its stages run.
+- A stage reads no other shard's layer of an epoch before: so neither loops nor windows, whose watermark is read so, are batched.
+- The epochs of a batch have the same flow and the same shards, and nobody gives them rows.
+"""
+
+from __future__ import annotations
+
+import itertools
+import operator
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from nosync.plan import BoundFlow
+from nosync.recovery import Step
+from nosync.segment import SegmentTask
+
+EPOCH_COLUMN = "_t"
+MOST_EPOCHS = 32
+MOST_ROWS = 1_000_000
+
+
+@dataclass(frozen=True)
+class Again:
+    """An epoch to run again."""
+
+    step: Step
+    flow: BoundFlow
+    shards: int
+    rows: int
+    """Of its sources."""
+    skip: frozenset[str] = frozenset()
+    """Stages all of whose layers are recorded."""
+
+    @property
+    def is_alone(self) -> bool:
+        """Whether it needs a job of its own."""
+        windows = any(stage.window is not None for stage in self.flow.stages.values())
+        return bool(self.step.needs_input or self.flow.loops or windows)
+
+
+def batches(epochs: Iterable[Again]) -> Iterator[list[Again]]:
+    """Epochs, which come in order, that run in one Spark job each."""
+    batch: list[Again] = []
+    for one in epochs:
+        if batch and not (_fit(batch[-1], one) and _is_small([*batch, one])):
+            yield batch
+            batch = []
+        batch.append(one)
+    if batch:
+        yield batch
+
+
+def _fit(one: Again, other: Again) -> bool:
+    if one.is_alone or other.is_alone:
+        return False
+    return one.flow is other.flow and (one.shards, one.skip) == (other.shards, other.skip)
+
+
+def _is_small(batch: Sequence[Again]) -> bool:
+    return len(batch) <= MOST_EPOCHS and sum(one.rows for one in batch) <= MOST_ROWS
+
+
+def run_epochs_of_shard(
+    tasks: Sequence[SegmentTask], index: int, rows: Iterator[pa.RecordBatch]
+) -> Iterator[pa.RecordBatch]:
+    """Runs a shard's epochs in order. What is emitted has the epoch in its first column, as have the rows that come.
+
+    Raises what SegmentTask.run_shard raises.
+    """
+    if not tasks[0].feeds:
+        deque(rows, maxlen=0)  # there is nothing in them
+    epochs = itertools.groupby(_by_epoch(rows), key=operator.itemgetter(0))
+    t, group = next(epochs, _NONE)
+    for task in tasks:
+        mine: list[pa.RecordBatch] = []
+        if t == task.t:
+            mine = [batch for _, batch in group]
+            t, group = next(epochs, _NONE)
+        for batch in task.run_shard(index, iter(mine)):
+            if task.emission is None:
+                yield batch
+                continue
+            columns = [pa.repeat(pa.scalar(task.t, pa.int64()), batch.num_rows), *batch.columns]
+            yield pa.RecordBatch.from_arrays(columns, [EPOCH_COLUMN, *batch.schema.names])
+    assert t is None, f"rows of epoch {t} came, which is not the next of {[task.t for task in tasks]}"
+
+
+_NONE: tuple[int | None, Iterator[tuple[int, pa.RecordBatch]]] = (None, iter(()))
+
+
+def _by_epoch(rows: Iterator[pa.RecordBatch]) -> Iterator[tuple[int, pa.RecordBatch]]:
+    """The rows without the column of their epoch, cut where it changes."""
+    for batch in rows:
+        runs = pc.run_end_encode(batch.column(EPOCH_COLUMN))
+        rest, first = batch.drop_columns([EPOCH_COLUMN]), 0
+        for end, t in zip(runs.run_ends.to_pylist(), runs.values.to_pylist(), strict=True):
+            yield t, rest.slice(first, end - first)
+            first = end

@@ -1,0 +1,181 @@
+"""Recovery and replay of several epochs in one Spark job, against the same epochs one by one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pytest
+
+import nosync
+from tests.conftest import OpenStore
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+pytestmark = pytest.mark.spark
+
+ORDERS, ITEMS = "customer string, item bigint, n bigint", "item bigint, price bigint"
+EPOCHS, SHARDS = 7, 2
+
+Digests = dict[tuple[str, int, Any], str]
+
+
+def many(rows: pa.Table) -> pa.Table:
+    return rows.filter(pc.greater(rows["n"], 2))
+
+
+def some(rows: pa.Table) -> pa.Table:
+    return rows.filter(pc.equal(pc.bit_wise_and(rows["n"], 1), 0))
+
+
+def some_until_five(rows: pa.Table) -> pa.Table:
+    if pc.any(pc.equal(rows["item"], 50)).as_py():
+        raise ValueError("item 50 came")
+    return some(rows)
+
+
+def latest(changes: pa.Table, state: pa.Table) -> pa.Table:
+    """The last total of each item, and how often it changed."""
+    found = {row["item"]: row["seen"] for row in state.to_pylist()}
+    totals = {}
+    for row in changes.to_pylist():
+        if row["_change_type"] in ("insert", "update_postimage"):
+            found[row["item"]] = found.get(row["item"], 0) + 1
+            totals[row["item"]] = row["total"]
+    return pa.table(
+        {"item": list(totals), "last": list(totals.values()), "seen": [found[item] for item in totals]},
+        pa.schema([("item", pa.int64()), ("last", pa.int64()), ("seen", pa.int64())]),
+    )
+
+
+def make_flow() -> nosync.Dataflow:
+    """Logs and states, with and without expressions, two shuffles one after the other, a join, two exits of a segment."""
+    flow = nosync.Dataflow("f")
+    orders, items = flow.source("orders", ORDERS), flow.source("items", ITEMS)
+    kept = orders.map("kept", many)
+    sums = kept.aggregate("sums", key=["item"], total=nosync.sum("n"))
+    sums.update("latest", key=["item"], state="last bigint, seen bigint", fn=latest)
+    priced = sums.where("large", "total > 5").join("priced", items, on=["item"])
+    priced.select("spent", "item % 3 AS kind", "total * price AS money").aggregate(
+        "by_kind", key=["kind"], money=nosync.sum("money"), n=nosync.count()
+    )
+    kept.dedupe("customers", key=["customer"])
+    return flow
+
+
+def rows(spark: SparkSession, t: int) -> dict[str, DataFrame]:
+    orders = [(f"c{i * t % 11}", 50 if (t, i) == (5, 0) else i * 7 % 13, i % 6) for i in range(30)]
+    items = [(i, 3 * i + 1) for i in range(2 * t, 2 * t + 2)]
+    return {"orders": spark.createDataFrame(orders, ORDERS), "items": spark.createDataFrame(items, ITEMS)}
+
+
+def digests(store: nosync.Store) -> Digests:
+    return {(layer.stage, layer.shard, layer.lower): layer.digest for layer in store.layers()}
+
+
+def counted(job: nosync.Job, monkeypatch: pytest.MonkeyPatch) -> list[list[int]]:
+    """The epochs of each run that follows."""
+    runs: list[list[int]] = []
+    run_epochs = job._epoch.run_epochs
+
+    def run(spark: Any, flow: Any, plans: Any, inputs: Any) -> Any:
+        runs.append([plan.t for plan in plans])
+        return run_epochs(spark, flow, plans, inputs)
+
+    monkeypatch.setattr(job._epoch, "run_epochs", run)
+    return runs
+
+
+@pytest.fixture
+def job(spark: SparkSession, open_store: OpenStore) -> nosync.Job:
+    job = nosync.Job(make_flow(), open_store(), spark=spark, shards=SHARDS)
+    for t in range(EPOCHS):
+        job.advance(t, rows(spark, t))
+    return job
+
+
+def lose(store: nosync.Store, keep: Any) -> int:
+    store.sync()
+    lost = [layer for layer in store.layers() if not keep(layer)]
+    for layer in lost:
+        Path(layer.path).unlink()
+    return len(lost)
+
+
+def test_recovered_together(job: nosync.Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = job._store
+    before = digests(store)
+    runs = counted(job, monkeypatch)
+    sources = {"orders", "items"}
+
+    lost = lose(store, lambda layer: layer.stage in sources)
+    report = job.recover()
+    assert digests(store) == before
+    assert runs == [list(range(EPOCHS))], "one Spark job"
+    assert (report.lost, report.recomputed) == (lost, lost)
+
+    runs.clear()
+    some_lost = {
+        ("sums", 0, 1),
+        ("sums", 0, 4),
+        ("priced", 1, 4),
+        ("by_kind", 0, 6),
+        ("kept", 1, 2),
+        ("customers", 1, 5),
+    }
+    lost = lose(store, lambda layer: (layer.stage, layer.shard, layer.lower) not in some_lost)
+    report = job.recover()
+    assert digests(store) == before
+    assert runs == [[1, 2, 4, 5, 6]]
+    assert (report.lost, report.recomputed) == (len(some_lost), len(some_lost)) == (lost, lost), (
+        "what is missing, not more"
+    )
+
+
+def test_what_is_given_again_runs_by_itself(
+    job: nosync.Job, spark: SparkSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = job._store
+    before = digests(store)
+    runs = counted(job, monkeypatch)
+    lose(store, lambda layer: layer.lower not in (2, 3, 4) or (layer.lower == 3) == (layer.stage == "items"))
+    job.recover(lambda t: rows(spark, t))
+    assert digests(store) == before
+    assert sorted(t for run in runs for t in run) == [2, 3, 4]
+    assert [2] in runs
+    assert [3] in runs
+
+
+def test_replayed_together(
+    job: nosync.Job, spark: SparkSession, open_store: OpenStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runs = counted(job, monkeypatch)
+    steps: list[tuple[int, int]] = []
+    what_if = job.branch("what-if", at=1, replace={"kept": some})
+    report = what_if.replay(progress=lambda done, of: steps.append((done, of)))
+    assert runs == [list(range(2, EPOCHS))]
+    assert steps == [(i + 1, EPOCHS - 2) for i in range(EPOCHS - 2)]
+    monkeypatch.setattr("nosync.batches.MOST_EPOCHS", 1)
+    runs.clear()
+    alone = job.branch("alone", at=1, replace={"kept": some})
+    assert alone.replay().layers_computed == 0, "the same code over the same rows: the layers are shared"
+    store = open_store("other")
+    other = nosync.Job(make_flow(), store, spark=spark, shards=SHARDS)
+    for t in range(EPOCHS):
+        other.advance(t, rows(spark, t))
+    runs.clear()
+    one_by_one = other.branch("what-if", at=1, replace={"kept": some}).replay()
+    assert runs == [[t] for t in range(2, EPOCHS)]
+    assert digests(store) == digests(job._store)
+    assert (one_by_one.layers_computed, one_by_one.layers_shared) == (report.layers_computed, report.layers_shared)
+
+
+def test_what_came_before_a_failure_is_sealed(job: nosync.Job) -> None:
+    what_if = job.branch("what-if", at=1, replace={"kept": some_until_five})
+    with pytest.raises(nosync.StageError, match=r"stage kept .* timestamp 5.*item 50 came"):
+        what_if.replay()
+    assert what_if.last_sealed() == 4
+    assert what_if.read("by_kind").count() == 3

@@ -1,0 +1,117 @@
+"""Which epochs share a Spark job, and how a task takes them one after the other."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from nosync.batches import EPOCH_COLUMN, MOST_EPOCHS, MOST_ROWS, Again, batches, run_epochs_of_shard
+from nosync.lsm.history import Span, continued, view_at
+from nosync.lsm.layer import Shard, TraceId
+from nosync.lsm.timestamp import pack
+from nosync.recovery import Step
+
+
+def flow(*, loops: bool = False, window: bool = False) -> Any:
+    stage = SimpleNamespace(window="10 minutes" if window else None)
+    return SimpleNamespace(loops={"l": 1} if loops else {}, stages={"s": stage})
+
+
+FLOW = flow()
+
+
+def again(t: int, of: Any = FLOW, shards: int = 2, rows: int = 10, skip: str = "", needs: str = "") -> Again:
+    return Again(Step(t, {}, frozenset(needs)), of, shards, rows, frozenset(skip))
+
+
+def times(epochs: list[Again]) -> list[list[int]]:
+    return [[one.step.t for one in batch] for batch in batches(epochs)]
+
+
+def test_epochs_of_one_flow_share_a_job() -> None:
+    assert times([again(t) for t in (1, 2, 5)]) == [[1, 2, 5]]
+    assert times([]) == []
+
+
+def test_epochs_of_different_kinds_do_not() -> None:
+    assert times([again(1), again(2, shards=3), again(3, shards=3)]) == [[1], [2, 3]]
+    assert times([again(1), again(2, skip="a"), again(3, skip="a")]) == [[1], [2, 3]]
+    assert times([again(1), again(2, of=flow())]) == [[1], [2]], "other sources, or placed by another key"
+    assert times([again(1), again(2, needs="a"), again(3)]) == [[1], [2], [3]], "whose rows are given again"
+    for alone in (flow(loops=True), flow(window=True)):
+        assert times([again(1, of=alone), again(2, of=alone)]) == [[1], [2]]
+
+
+def test_a_job_takes_neither_too_many_epochs_nor_too_many_rows() -> None:
+    assert [len(batch) for batch in times([again(t) for t in range(2 * MOST_EPOCHS + 1)])] == [MOST_EPOCHS] * 2 + [1]
+    assert times([again(t, rows=MOST_ROWS // 2) for t in range(5)]) == [[0, 1], [2, 3], [4]]
+    assert times([again(t, rows=2 * MOST_ROWS) for t in range(2)]) == [[0], [1]], "an epoch is not cut"
+
+
+@dataclass
+class Task:
+    """Stands for the work of a segment."""
+
+    t: int
+    got: list[tuple[int, list[int]]]
+    feeds: tuple[str, ...] = ("feed",)
+    emission: str | None = "stage"
+    schema: pa.Schema = field(default_factory=lambda: pa.schema([("n", pa.int64())]))
+
+    def run_shard(self, index: int, rows: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        mine = [n for batch in rows for n in batch.column("n").to_pylist()]
+        self.got.append((self.t, mine))
+        yield pa.RecordBatch.from_pydict({"n": [10 * n for n in mine]}, self.schema)
+
+
+def given(*of: tuple[int, int]) -> pa.RecordBatch:
+    return pa.RecordBatch.from_pydict({"n": [n for _, n in of], EPOCH_COLUMN: [t for t, _ in of]})
+
+
+def run(tasks: list[Task], *rows: pa.RecordBatch) -> list[dict[str, Any]]:
+    return [row for batch in run_epochs_of_shard(tasks, 0, iter(rows)) for row in batch.to_pylist()]  # type: ignore[arg-type]
+
+
+def test_each_epoch_gets_its_rows_and_marks_what_it_emits() -> None:
+    got: list[tuple[int, list[int]]] = []
+    rows = run(
+        [Task(t, got) for t in (3, 4, 5, 7)], given((3, 1), (3, 2), (5, 3)), given((5, 4)), given(), given((7, 5))
+    )
+    assert got == [(3, [1, 2]), (4, []), (5, [3, 4]), (7, [5])]
+    assert rows == [{EPOCH_COLUMN: t, "n": n} for t, n in ((3, 10), (3, 20), (5, 30), (5, 40), (7, 50))]
+
+
+def test_reports_are_emitted_as_they_are() -> None:
+    assert run([Task(t, [], emission=None) for t in (1, 2)], given((1, 1), (2, 2))) == [{"n": 10}, {"n": 20}]
+
+
+def test_tasks_without_feeds_look_at_no_rows() -> None:
+    got: list[tuple[int, list[int]]] = []
+    blank = pa.RecordBatch.from_pydict({"shard": [0]})
+    run([Task(t, got, feeds=()) for t in (1, 2)], blank)
+    assert got == [(1, []), (2, [])]
+
+
+@pytest.mark.parametrize("rows", [given((2, 1), (1, 2)), given((9, 1)), given((1, 1), (2, 2), (1, 3))])
+def test_rows_out_of_order_are_never_left_out(rows: pa.RecordBatch) -> None:
+    with pytest.raises(AssertionError, match="came, which is not the next of"):
+        run([Task(t, []) for t in (1, 2)], rows)
+
+
+def test_a_history_goes_on_before_anything_is_sealed() -> None:
+    old = Span("f0", 2, pack(0))
+    id = TraceId("s", "f1", Shard(1, 2))
+    begun = continued((old,), "f1", 2, pack(4))
+    assert begun == (Span("f0", 2, pack(0), pack(4)), Span("f1", 2, pack(4)))
+    assert continued(begun, "f1", 2, pack(5)) == begun, "it is there"
+    assert continued((), "f1", 2, pack(4)) == (Span("f1", 2, pack(4)),)
+    first, second = view_at(begun, id, pack(4), 128), view_at(begun, id, pack(5), 128)
+    assert first == view_at((old,), id, pack(4), 128), "as where it runs alone"
+    assert first == second
+    later = (Span("f0", 2, pack(0), pack(4)), Span("f0", 3, pack(4)))
+    assert continued(later, "f0", 2, pack(1)) == later, "an epoch that was sealed with other shards than the last"
