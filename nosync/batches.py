@@ -5,7 +5,7 @@ one after the other; each still has layers, reports and a seal of its own.
 
 Invariants
 - Rows come to a task in order of their epoch, and an epoch's rows are all there before its stages run.
-- A stage reads no other shard's layer of an epoch before: so neither loops nor windows, whose watermark is read so, are batched.
+- A stage reads no other shard's layer of an epoch before; a loop's rounds wait for all shards, so it runs alone.
 - The epochs of a batch have the same flow and the same shards, and nobody gives them rows.
 """
 
@@ -44,8 +44,7 @@ class Again:
     @property
     def is_alone(self) -> bool:
         """Whether it needs a job of its own."""
-        windows = any(stage.window is not None for stage in self.flow.stages.values())
-        return bool(self.step.needs_input or self.flow.loops or windows)
+        return bool(self.step.needs_input or self.flow.loops)
 
 
 def batches(epochs: Iterable[Again]) -> Iterator[list[Again]]:

@@ -193,14 +193,17 @@ class _Planner:
             for name in stage.inputs:
                 needs += self._state_before(self._flow.stages[name], cell.shard, cell.t)
         if stage.window is not None:
-            needs += self._watermark_before(stage, cell.t)
+            needs += self._watermark_before(stage, cell)
         return needs
 
-    def _watermark_before(self, stage: BoundStage, t: int) -> list[Cell]:
+    def _watermark_before(self, stage: BoundStage, of: Cell) -> list[Cell]:
         name = part_of(stage.name, WATERMARK)
-        if name not in self._flow.stages or span_at(self._histories.get(name, ()), Time(pack(t) - 1)) is None:
+        span = span_at(self._histories.get(name, ()), Time(pack(of.t) - 1))
+        if name not in self._flow.stages or span is None:
             return []
-        cell = Cell(t - 1, name, 0)  # every shard records the same watermark
+        # Every shard records the same watermark.
+        same_shards = span.shard_count == self._span(stage.name, of.t).shard_count
+        cell = Cell(of.t - 1, name, of.shard if same_shards else 0)
         return [cell] if self._layer_at(cell) is None else []
 
     def _crosses_shards(self, stage: BoundStage, name: str, t: int) -> bool:

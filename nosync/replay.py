@@ -1,7 +1,7 @@
 """Replaying a branch: which epochs and stages it takes, and what came of it.
 
 A branch shares every layer of stages whose fingerprint is its parent's. What is missing are the layers of changed stages and
-of what is computed from them; the recorded inputs give them again, epoch by epoch, and nothing else runs.
+of what is computed from them; the recorded inputs give them again, and nothing else runs.
 """
 
 from __future__ import annotations

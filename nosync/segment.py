@@ -498,8 +498,11 @@ class _ShardRun:
         span = span_at(self._task.histories.get(name, ()), before)
         if span is None:
             return NO_WATERMARK, NO_WATERMARK
-        # Every shard recorded the same watermark; the first one's is read.
-        row = self._directory.layer_at(span.trace(name, 0), before).changes(Time(pack(self._task.t - 1) - 1), before)
+        # Every shard recorded the same watermark: its own is read, which no other task writes.
+        index = self._shard.index if span.shard_count == self._task.shards else 0
+        row = self._directory.layer_at(span.trace(name, index), before).changes(
+            Time(pack(self._task.t - 1) - 1), before
+        )
         stamps = [times_us(row.column(c)) for c in ("watermark_before", "watermark")]
         previous, current = (int(us[0]) if valid[0] else NO_WATERMARK for us, valid in stamps)
         return previous, current

@@ -226,6 +226,8 @@ class _EpochJob:
         self._beside: tuple[str, ...] = (TAG_COLUMN, REPORT_COLUMN)
         if self._has_several:
             self._beside = (EPOCH_COLUMN, *self._beside)
+        self._wanted: set[Emission] | None = set()
+        self._wanted = self._wanted_emissions()
         self._shared: dict[Emission, DataFrame] = {}
 
     @property
@@ -240,11 +242,43 @@ class _EpochJob:
         segments = [
             s
             for s in self._flow.segments.values()
-            if self._takes_part(s) and not self._flow.emissions(s, self.part.loop)
+            if self._takes_part(s) and not self._emissions(s) and (self._wanted is None or self._has_work(s))
         ]
         if self.part.round is None:
             segments = [s for s in segments if not done.issuperset(self._run_of(s))]
         return [self._segment(s, None) for s in segments if self._run_of(s)]
+
+    def _emissions(self, segment: Segment) -> list[Emission]:
+        """What leaves the segment."""
+        found = self._flow.emissions(segment, self.part.loop)
+        return found if self._wanted is None else [emission for emission in found if emission in self._wanted]
+
+    def _wanted_emissions(self) -> set[Emission] | None:
+        """Those that something is computed from, in a recovery or a replay; None: all (a loop's go round)."""
+        if self._flow.loops or not (self._plans[0].skip or any(plan.compute is not None for plan in self._plans)):
+            return None
+        wanted = set[Emission]()
+        for segment in reversed(self._flow.segments.values()):
+            if self._has_work(segment) or wanted.intersection(self._flow.emissions(segment)):
+                wanted.update(feed.emission for feed in self._feeds(segment, segment.stages))
+        return wanted
+
+    def _has_work(self, segment: Segment) -> bool:
+        return any(self._flow.stages[name].recorded and self._is_computed(name) for name in segment.stages)
+
+    def _is_computed(self, name: str) -> bool:
+        """Whether a stage may be computed here, rather than read back; one that is not recorded always is."""
+        if not self._flow.stages[name].recorded:
+            return True
+        may = any(plan.compute is None or name in plan.compute for plan in self._plans)
+        return may and name not in self._plans[0].skip
+
+    def _feeds(self, segment: Segment, run: Sequence[str]) -> list[Feed]:
+        """Those whose rows something is computed from."""
+        inputs = {
+            i for name in run if self._wanted is None or self._is_computed(name) for i in self._flow.stages[name].inputs
+        }
+        return [feed for feed in segment.feeds if feed.input in inputs]
 
     def _takes_part(self, segment: Segment) -> bool:
         return self.part.round is None or self._flow.loop_of(segment) == self.part.loop
@@ -263,11 +297,11 @@ class _EpochJob:
         inside = loop is not None and loop == self.part.loop
         run = self._run_of(segment)
         # The first to leave the segment computes all of it; the others what they need, which they find recorded.
-        emissions = flow.emissions(segment, self.part.loop)
+        emissions = self._emissions(segment)
         if emission is not None and emissions and emission != emissions[0]:
             needed = flow.needed_for(segment, emission.stage)
             run = tuple(name for name in run if name in needed)
-        feeds = [f for f in segment.feeds if any(f.input in flow.stages[name].inputs for name in run)]
+        feeds = self._feeds(segment, run)
         if loop is not None and not inside:
             feeds = []  # its rounds become the layers of the epoch
         absent = frozenset(i for i, f in enumerate(feeds) if inside and not self._comes_in_round(segment, f))
@@ -412,7 +446,7 @@ class _EpochJob:
             found = self._segment(self._flow.segment_of(emission.stage), emission)
             takers = [s for s in self._flow.segments.values() if any(f.emission == emission for f in s.feeds)]
             feeds = sum(f.emission == emission for s in takers for f in s.feeds)
-            if feeds > 1 or sum(len(self._flow.emissions(s, self.part.loop)) > 1 for s in takers):
+            if feeds > 1 or sum(len(self._emissions(s)) > 1 for s in takers):
                 found = found.persist()
             self._shared[emission] = found
         return found

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.spark
 
-ORDERS, ITEMS = "customer string, item bigint, n bigint", "item bigint, price bigint"
+ORDERS, ITEMS = "customer string, item bigint, n bigint, at timestamp", "item bigint, price bigint"
 EPOCHS, SHARDS = 7, 2
 
 Digests = dict[tuple[str, int, Any], str]
@@ -52,7 +53,7 @@ def latest(changes: pa.Table, state: pa.Table) -> pa.Table:
 
 
 def make_flow() -> nosync.Dataflow:
-    """Logs and states, with and without expressions, two shuffles one after the other, a join, two exits of a segment."""
+    """Logs and states, expressions, two shuffles one after the other, a join, several exits of a segment, a window."""
     flow = nosync.Dataflow("f")
     orders, items = flow.source("orders", ORDERS), flow.source("items", ITEMS)
     kept = orders.map("kept", many)
@@ -63,11 +64,14 @@ def make_flow() -> nosync.Dataflow:
         "by_kind", key=["kind"], money=nosync.sum("money"), n=nosync.count()
     )
     kept.dedupe("customers", key=["customer"])
+    kept.window("hourly", time="at", size="1 hour", watermark="30 minutes", key=["item"], n=nosync.count())
     return flow
 
 
 def rows(spark: SparkSession, t: int) -> dict[str, DataFrame]:
-    orders = [(f"c{i * t % 11}", 50 if (t, i) == (5, 0) else i * 7 % 13, i % 6) for i in range(30)]
+    noon = datetime.datetime(2013, 7, 4, 12, tzinfo=datetime.UTC)
+    minutes = [datetime.timedelta(minutes=20 * t - 3 * i % 70) for i in range(30)]  # some come too late
+    orders = [(f"c{i * t % 11}", 50 if (t, i) == (5, 0) else i * 7 % 13, i % 6, noon + minutes[i]) for i in range(30)]
     items = [(i, 3 * i + 1) for i in range(2 * t, 2 * t + 2)]
     return {"orders": spark.createDataFrame(orders, ORDERS), "items": spark.createDataFrame(items, ITEMS)}
 
@@ -179,3 +183,31 @@ def test_what_came_before_a_failure_is_sealed(job: nosync.Job) -> None:
         what_if.replay()
     assert what_if.last_sealed() == 4
     assert what_if.read("by_kind").count() == 3
+
+
+def test_what_nothing_is_computed_from_is_not_read(job: nosync.Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A stage that is lost needs the segment before it, not those before that one."""
+    from nosync.spark.epoch import _EpochJob
+
+    store, ran, segment_of = job._store, list[str](), _EpochJob._segment
+    before = digests(store)
+
+    def segment(self: Any, segment: Any, emission: Any) -> Any:
+        ran.append(segment.name)
+        return segment_of(self, segment, emission)
+
+    monkeypatch.setattr(_EpochJob, "_segment", segment)
+    lose(store, lambda layer: layer.stage != "by_kind")
+    job.recover()
+    assert digests(store) == before
+    assert set(ran) == {"by_kind", "priced__left"}
+    ran.clear()
+    lose(store, lambda layer: layer.stage not in ("by_kind", "customers") or layer.lower == 3)
+    job.recover()
+    assert digests(store) == before
+    assert set(ran) == {"by_kind", "priced__left", "customers", "orders"}
+    ran.clear()
+    lose(store, lambda layer: (layer.stage, layer.lower) != ("kept", 2))
+    job.recover()
+    assert digests(store) == before
+    assert set(ran) == {"orders"}

@@ -17,9 +17,8 @@ from nosync.lsm.timestamp import pack
 from nosync.recovery import Step
 
 
-def flow(*, loops: bool = False, window: bool = False) -> Any:
-    stage = SimpleNamespace(window="10 minutes" if window else None)
-    return SimpleNamespace(loops={"l": 1} if loops else {}, stages={"s": stage})
+def flow(**loops: int) -> Any:
+    return SimpleNamespace(loops=loops)
 
 
 FLOW = flow()
@@ -43,8 +42,8 @@ def test_epochs_of_different_kinds_do_not() -> None:
     assert times([again(1), again(2, skip="a"), again(3, skip="a")]) == [[1], [2, 3]]
     assert times([again(1), again(2, of=flow())]) == [[1], [2]], "other sources, or placed by another key"
     assert times([again(1), again(2, needs="a"), again(3)]) == [[1], [2], [3]], "whose rows are given again"
-    for alone in (flow(loops=True), flow(window=True)):
-        assert times([again(1, of=alone), again(2, of=alone)]) == [[1], [2]]
+    loops = flow(reached=1)
+    assert times([again(1, of=loops), again(2, of=loops)]) == [[1], [2]]
 
 
 def test_a_job_takes_neither_too_many_epochs_nor_too_many_rows() -> None:
