@@ -26,8 +26,8 @@ from nosync.testing.spark_hosts import SparkHosts, cluster
 
 HARM_AFTER, EPOCHS = 7, 10
 """Of those after the epochs in which the state is made."""
-SMALL_KEYS = 400_000
-"""About 0.1 GB of state."""
+SMALL_KEYS, LARGE_KEYS = 400_000, 6_000_000
+"""About 0.3 and 2.4 GB of state."""
 SPARKS_OWN_S = 120.0
 """spark.network.timeout: how long Spark waits for a host that says nothing."""
 LOST = "n3"
@@ -71,11 +71,11 @@ HARMS = (
 
 
 def run(scale: str) -> Iterator[Result]:
-    large = 6 * 10**6 if scale == "full" else 2 * 10**6  # about 2.4 and 0.8 GB
     variants = {"heartbeats of 0.5 s": QUICK} | ({"default": {}} if scale == "full" else {})
     for harm in HARMS[-1:] if scale == "short" else HARMS:
         extra_s, state = {}, {}
-        for keys in (SMALL_KEYS, large) if scale == "full" or harm == HARMS[0] else (SMALL_KEYS,):
+        is_large_too = scale == "full" or (scale == "normal" and harm == HARMS[-1])
+        for keys in (SMALL_KEYS, LARGE_KEYS) if is_large_too else (SMALL_KEYS,):
             with tempfile.TemporaryDirectory(dir=".") as directory:
                 normal_s, hit_s, state_bytes = _measure(Path(directory).absolute(), keys, harm.ours)
             extra_s[keys] = hit_s - normal_s
