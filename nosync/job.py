@@ -13,11 +13,11 @@ import json
 import logging
 import threading
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from nosync.batches import Again, batches
+from nosync.batches import Again
 from nosync.bind import bind, source_fingerprints
 from nosync.dataflow import Dataflow
 from nosync.explain import Explanation, explain
@@ -36,7 +36,7 @@ from nosync.lsm.errors import (
     UnknownStageError,
 )
 from nosync.lsm.fence import check_fence, take_over
-from nosync.lsm.history import History, continued
+from nosync.lsm.history import History
 from nosync.lsm.html import facts_html, rows_html
 from nosync.lsm.layer import Description, Digest, LayerId, Shard, TraceId
 from nosync.lsm.manifest import AT_SAFE_POINT, MAIN_LINE, Content, Manifest
@@ -64,7 +64,6 @@ if TYPE_CHECKING:
     from pyspark.sql.streaming.query import StreamingQuery
 
     from nosync.segment import Report
-    from nosync.spark.hosts import HostWatch
     from nosync.spark.read import StageReader
 
     Reports = dict[tuple[str, int], Report]
@@ -112,6 +111,7 @@ class Job:
 
         check_session(spark)
         from nosync.spark.expressions import Analyzer  # noqa: PLC0415
+        from nosync.spark.runner import Runner  # noqa: PLC0415
 
         self._epoch = epoch
         self._spark, self._store, self._shards = spark, store, shards
@@ -124,7 +124,7 @@ class Job:
         self._bound: dict[tuple[object, ...], BoundFlow] = {}
         self._sinks = dict(sinks or {})
         self._unsafe_inputs: dict[int, Mapping[str, DataFrame]] = {}
-        self._watch: HostWatch | None = None
+        self._runner = Runner(spark, self._node, self._place)
         self._asking: threading.Thread | None = None
         self.recoveries: list[RecoveryReport] = []
         """What `advance` had to compute again because a node was lost."""
@@ -279,7 +279,8 @@ class Job:
                     self.recoveries.append(report)
                     if report.unrecoverable:
                         raise hole
-                return self._run(flow, Step(t, {}, frozenset()), inputs, everything=True)
+                one = Again(Step(t, {}, frozenset()), flow, self._shards_at(flow, t), 0)
+                return self._runner.run([one], inputs, self.branch_name, self.instance, everything=True)[t]
             except NodeLostError as error:
                 if attempt + 1 == _ATTEMPTS:
                     raise
@@ -371,61 +372,6 @@ class Job:
                     f"source {name} has no input: pass {{{name!r}: dataframe}} (an empty one for no rows)"
                 )
         return {name: self._epoch.check_input(sources[name], frame) for name, frame in inputs.items()}
-
-    def _run(
-        self, flow: BoundFlow, step: Step, inputs: Mapping[str, DataFrame], *, everything: bool = False
-    ) -> Reports:
-        one = Again(step, flow, self._shards_at(flow, step.t), 0)
-        return self._run_together([one], inputs, everything=everything)[step.t]
-
-    def _run_together(
-        self, batch: Sequence[Again], inputs: Mapping[str, DataFrame], *, everything: bool = False
-    ) -> dict[int, Reports]:
-        """Runs epochs, which `nosync.batches` put together, in one Spark job. `everything`: not just what their steps say."""
-        flow, shards, first = batch[0].flow, batch[0].shards, pack(batch[0].step.t)
-        histories = self._node.histories(self.branch_name)
-        if len(batch) > 1:  # the later ones read what the earlier ones write, before it is sealed
-            begun = {
-                stage.name: continued(histories.get(stage.name, ()), stage.fingerprint, shards, first)
-                for stage in flow.recorded
-            }
-            histories = {**histories, **begun}
-        plans = [
-            self._epoch.EpochPlan(
-                place=self._place,
-                t=one.step.t,
-                shards=shards,
-                histories=histories,
-                compute=None if everything else one.step.compute,
-                skip=one.skip,
-                line=self._node.lines.line(self.branch_name).id,
-                instance=self.instance,
-            )
-            for one in batch
-        ]
-        if not self._node.store_id:
-            return self._epoch.run_epochs(self._spark, flow, plans, inputs)
-        if self._watch is None:
-            from nosync.spark.hosts import HostWatch  # noqa: PLC0415
-
-            self._watch = HostWatch(self._spark, self._node.lost_hosts)
-        return self._watch.run(lambda: self._epoch.run_epochs(self._spark, flow, plans, inputs))
-
-    def _run_batches(
-        self, epochs: Iterable[Again], inputs_at: Callable[[Step], Mapping[str, DataFrame]], *, everything: bool = False
-    ) -> Iterator[tuple[Again, Reports]]:
-        """Runs epochs in order, many in one Spark job where that is possible; with each what its tasks reported."""
-        for batch in batches(epochs):
-            if len(batch) > 1:
-                try:
-                    found = self._run_together(batch, {}, everything=everything)
-                except NosyncError as error:
-                    log.info("epochs %d to %d run one by one: %s", batch[0].step.t, batch[-1].step.t, error)
-                else:
-                    yield from ((one, found[one.step.t]) for one in batch)
-                    continue
-            for one in batch:
-                yield one, self._run_together([one], inputs_at(one.step), everything=everything)[one.step.t]
 
     def _rows_at(self, t: int) -> int:
         """How many rows the sources of a sealed epoch had."""
@@ -682,7 +628,8 @@ class Job:
         first, last = self._replay_range(to)
         computed, shared = 0, 0
         epochs = (self._again(t) for t in range(first, last + 1))
-        for one, reports in self._run_batches(epochs, lambda _: {}, everything=True):
+        ran_all = self._runner.run_all(epochs, lambda _: {}, self.branch_name, self.instance, everything=True)
+        for one, reports in ran_all:
             self._seal(one.flow, one.step.t, reports)
             ran = sum(report.computed for report in reports.values())
             computed += ran
@@ -796,7 +743,7 @@ class Job:
 
         steps = ((step, self.flow_at(step.t)) for step in recovery.steps)
         epochs = (Again(step, flow, self._shards_at(flow, step.t), self._rows_at(step.t)) for step, flow in steps)
-        for one, reports in self._run_batches(epochs, given):
+        for one, reports in self._runner.run_all(epochs, given, self.branch_name, self.instance):
             reports_at[one.step.t] = reports
             computed += sum(report.computed for report in reports.values())
             reused += sum(not report.computed for report in reports.values())

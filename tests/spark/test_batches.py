@@ -80,16 +80,18 @@ def digests(store: nosync.Store) -> Digests:
     return {(layer.stage, layer.shard, layer.lower): layer.digest for layer in store.layers()}
 
 
-def counted(job: nosync.Job, monkeypatch: pytest.MonkeyPatch) -> list[list[int]]:
+def counted(monkeypatch: pytest.MonkeyPatch) -> list[list[int]]:
     """The epochs of each run that follows."""
+    from nosync.spark import runner
+
     runs: list[list[int]] = []
-    run_epochs = job._epoch.run_epochs
+    run_epochs = runner.run_epochs
 
     def run(spark: Any, flow: Any, plans: Any, inputs: Any) -> Any:
         runs.append([plan.t for plan in plans])
         return run_epochs(spark, flow, plans, inputs)
 
-    monkeypatch.setattr(job._epoch, "run_epochs", run)
+    monkeypatch.setattr(runner, "run_epochs", run)
     return runs
 
 
@@ -112,7 +114,7 @@ def lose(store: nosync.Store, keep: Any) -> int:
 def test_recovered_together(job: nosync.Job, monkeypatch: pytest.MonkeyPatch) -> None:
     store = job._store
     before = digests(store)
-    runs = counted(job, monkeypatch)
+    runs = counted(monkeypatch)
     sources = {"orders", "items"}
 
     lost = lose(store, lambda layer: layer.stage in sources)
@@ -144,7 +146,7 @@ def test_what_is_given_again_runs_by_itself(
 ) -> None:
     store = job._store
     before = digests(store)
-    runs = counted(job, monkeypatch)
+    runs = counted(monkeypatch)
     lose(store, lambda layer: layer.lower not in (2, 3, 4) or (layer.lower == 3) == (layer.stage == "items"))
     job.recover(lambda t: rows(spark, t))
     assert digests(store) == before
@@ -156,7 +158,7 @@ def test_what_is_given_again_runs_by_itself(
 def test_replayed_together(
     job: nosync.Job, spark: SparkSession, open_store: OpenStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    runs = counted(job, monkeypatch)
+    runs = counted(monkeypatch)
     steps: list[tuple[int, int]] = []
     what_if = job.branch("what-if", at=1, replace={"kept": some})
     report = what_if.replay(progress=lambda done, of: steps.append((done, of)))

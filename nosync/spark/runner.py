@@ -1,0 +1,90 @@
+"""Runs a job's epochs on Spark: one, or as many as share a Spark job. Where daemons keep the store, with an eye on the hosts."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+
+from pyspark.sql import DataFrame, SparkSession
+
+from nosync.batches import Again, batches
+from nosync.lsm.errors import NosyncError
+from nosync.lsm.fence import Instance
+from nosync.lsm.history import continued
+from nosync.lsm.roles import StoreNode
+from nosync.lsm.timestamp import pack
+from nosync.recovery import Step
+from nosync.replication.places import Place
+from nosync.spark.epoch import EpochPlan, Reports, run_epochs
+from nosync.spark.hosts import HostWatch
+
+log = logging.getLogger("nosync")
+
+
+class Runner:
+    """Of one job. `everything`: whatever is not recorded is computed, not just what the steps say."""
+
+    def __init__(self, spark: SparkSession, node: StoreNode, place: Place) -> None:
+        self._spark, self._node, self._place = spark, node, place
+        self._watch = HostWatch(spark, node.lost_hosts) if node.store_id else None
+
+    def run(
+        self,
+        batch: Sequence[Again],
+        inputs: Mapping[str, DataFrame],
+        branch: str,
+        instance: Instance,
+        *,
+        everything: bool = False,
+    ) -> dict[int, Reports]:
+        """Runs epochs that `nosync.batches` put together, in one Spark job. Raises what tasks raised, and NodeLostError."""
+        flow, shards, first = batch[0].flow, batch[0].shards, pack(batch[0].step.t)
+        histories = self._node.histories(branch)
+        if len(batch) > 1:  # the later ones read what the earlier ones write, before it is sealed
+            begun = {
+                stage.name: continued(histories.get(stage.name, ()), stage.fingerprint, shards, first)
+                for stage in flow.recorded
+            }
+            histories = {**histories, **begun}
+        plans = [
+            EpochPlan(
+                place=self._place,
+                t=one.step.t,
+                shards=shards,
+                histories=histories,
+                compute=None if everything else one.step.compute,
+                skip=one.skip,
+                line=self._node.lines.line(branch).id,
+                instance=instance,
+            )
+            for one in batch
+        ]
+        if self._watch is None:
+            return run_epochs(self._spark, flow, plans, inputs)
+        return self._watch.run(lambda: run_epochs(self._spark, flow, plans, inputs))
+
+    def run_all(
+        self,
+        epochs: Iterable[Again],
+        inputs_at: Callable[[Step], Mapping[str, DataFrame]],
+        branch: str,
+        instance: Instance,
+        *,
+        everything: bool = False,
+    ) -> Iterator[tuple[Again, Reports]]:
+        """Runs epochs in order, with as few Spark jobs as that takes; with each comes what its tasks reported.
+
+        Where several fail together they run one by one, so that those before the failure come, and then what `run` raises.
+        """
+        for batch in batches(epochs):
+            if len(batch) > 1:
+                try:
+                    found = self.run(batch, {}, branch, instance, everything=everything)
+                except NosyncError as error:
+                    log.info("epochs %d to %d run one by one: %s", batch[0].step.t, batch[-1].step.t, error)
+                else:
+                    yield from ((one, found[one.step.t]) for one in batch)
+                    continue
+            for one in batch:
+                reports = self.run([one], inputs_at(one.step), branch, instance, everything=everything)
+                yield one, reports[one.step.t]
