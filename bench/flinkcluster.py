@@ -1,4 +1,4 @@
-"""A cluster of Flink on the same hosts as ours in `bench.takeover_hosts`: a task manager on each, with one slot."""
+"""A cluster of Flink on the same hosts as ours in `bench.takeover_hosts`: a task manager on each."""
 
 from __future__ import annotations
 
@@ -50,8 +50,9 @@ class FlinkHosts:
             if host != SPARE:
                 self.start_task_manager(host)
 
-    def start_task_manager(self, host: str) -> None:
-        self._start(host, "taskmanager.sh", **{"taskmanager.host": self.hosts.address(host)})
+    def start_task_manager(self, host: str, slots: int = 1) -> None:
+        settings = {"taskmanager.host": self.hosts.address(host), "taskmanager.numberOfTaskSlots": str(slots)}
+        self._start(host, "taskmanager.sh", **settings)
         log = self.log(host, "taskmanager.sh")
         eventually(
             f"the task manager of {host} is registered",
@@ -77,7 +78,7 @@ class FlinkHosts:
             return [json.loads(line) for line in out.read_text().splitlines() if line.startswith("{")]
 
         eventually("all keys are in Flink's state", lambda: bool(lines()), PATIENCE_S)
-        self.start_task_manager(SPARE)
+        self.start_task_manager(SPARE, slots=2)
         time.sleep(2.0)
         began_s = time.monotonic()
         harm(self.hosts)

@@ -5,12 +5,13 @@ directory. Given is how much longer the epoch that the loss falls into takes tha
 noticing, taking the host out, cancelling, running the epoch again. Nothing is restored: the state is in the others' directories.
 
 Flink has a task manager on each host, of which one is spare, RocksDB, incremental checkpoints every second onto a disk that
-all share, and heartbeats as quick as ours. Given is the time until all its tasks run again, with their state; what it then
-computes again since the last checkpoint is not counted.
+all share, and heartbeats as quick as ours. Where two hosts lose their workers, the spare one takes both tasks. Given is the
+time until all its tasks run again, with their state; what it then computes again since the last checkpoint is not counted.
 """
 
 from __future__ import annotations
 
+import os
 import signal
 import statistics
 import tempfile
@@ -20,7 +21,7 @@ from pathlib import Path
 
 from bench.flinkcluster import flink_cluster
 from bench.harness import Result
-from nosync.testing.driver import loading_epochs
+from nosync.testing.driver import ROWS_PER_EPOCH, loading_epochs
 from nosync.testing.hosts import Hosts
 from nosync.testing.spark_hosts import SparkHosts, cluster
 
@@ -55,6 +56,19 @@ def _kill_processes(hosts: Hosts) -> None:
     hosts.signal(LOST, signal.SIGKILL)
 
 
+def _kill_two(hosts: Hosts) -> None:
+    """The task managers that have tasks; on one of the hosts is the job manager, too, which stays."""
+    _kill_processes(hosts)
+    for pid in hosts.pids("n1"):
+        if b"TaskManagerRunner" in Path(f"/proc/{pid}/cmdline").read_bytes():
+            os.kill(pid, signal.SIGKILL)
+
+
+def _stop_two(made: SparkHosts) -> None:
+    for host in ("n2", "n3"):
+        made.stop_spark(host)
+
+
 def _freeze(hosts: Hosts) -> None:
     hosts.signal(LOST, signal.SIGSTOP)
 
@@ -65,6 +79,7 @@ def _lose(hosts: Hosts) -> None:
 
 HARMS = (
     Harm("workers of one host killed (kill -9)", lambda made: made.stop_spark(LOST), _kill_processes, 1.0),
+    Harm("workers of two hosts of three killed at once", _stop_two, _kill_two, 2.0),
     Harm("the whole host frozen (SIGSTOP)", lambda made: _freeze(made.hosts), _freeze, 2.0),
     Harm("the whole host lost, its link too", lambda made: _lose(made.hosts), _lose, 2.0),
 )
@@ -77,39 +92,59 @@ def run(scale: str) -> Iterator[Result]:
         is_large_too = scale == "full" or (scale == "normal" and harm == HARMS[-1])
         for keys in (SMALL_KEYS, LARGE_KEYS) if is_large_too else (SMALL_KEYS,):
             with tempfile.TemporaryDirectory(dir=".") as directory:
-                normal_s, hit_s, state_bytes = _measure(Path(directory).absolute(), keys, harm.ours)
-            extra_s[keys] = hit_s - normal_s
-            state[keys] = f"{state_bytes / 1e9:.1f} GB of state"
+                found = _measure(Path(directory).absolute(), keys, harm.ours)
+            extra_s[keys] = found.hit_s - found.normal_s
+            state[keys] = f"{found.state_bytes / 1e9:.1f} GB of state"
             yield Result(
                 f"{harm.name}; {state[keys]}", "nosync, beyond a normal epoch", extra_s[keys], "s", "an epoch before it",
-                normal_s, hit_s / normal_s, f"<= {harm.goal_s} s", extra_s[keys] <= harm.goal_s, None, 1,
+                found.normal_s, found.hit_s / found.normal_s, f"<= {harm.goal_s} s", extra_s[keys] <= harm.goal_s, None, 1,
                 {"sparks_own_timeout_s": SPARKS_OWN_S, "keys": keys},
+            )  # fmt: skip
+            yield Result(
+                f"{harm.name}; {state[keys]}", "nosync, layers computed again", found.computed, "layers",
+                "layers that were missing", found.missing, None, "= 1 for one", found.computed == found.missing,
             )  # fmt: skip
         for name, settings in variants.items() if scale != "short" else ():
             with (
                 tempfile.TemporaryDirectory(dir=".") as directory,
                 flink_cluster(Path(directory).absolute(), settings) as made,
             ):
-                found = made.seconds_to_run_again(SMALL_KEYS, harm.flinks)
-            ratio = max(0.0, extra_s[SMALL_KEYS]) / found["seconds"]  # epochs vary by more than a quick recovery takes
+                theirs = made.seconds_to_run_again(SMALL_KEYS, harm.flinks)
+            ratio = max(0.0, extra_s[SMALL_KEYS]) / theirs["seconds"]  # epochs vary by more than a quick recovery takes
             yield Result(
                 f"{harm.name}; {state[SMALL_KEYS]}", "nosync, until the output of that epoch", extra_s[SMALL_KEYS], "s",
-                f"Flink {found['version']}, {name}: until its tasks run again", found["seconds"], ratio, "< 1", ratio < 1,
-                None, 1, {"flinks_state_bytes": found["state_bytes"], **settings},
+                f"Flink {theirs['version']}, {name}: until its tasks run again", theirs["seconds"], ratio, "< 1", ratio < 1,
+                None, 1, {"flinks_state_bytes": theirs["state_bytes"], **settings},
             )  # fmt: skip
 
 
-def _measure(root: Path, keys: int, harm: Callable[[SparkHosts], None]) -> tuple[float, float, int]:
-    """Seconds of an epoch before the harm (median), and of the longest one after it; and the size of the state, once."""
+@dataclass(frozen=True)
+class Found:
+    """Of one run: an epoch before the harm (median), the longest one after it, and what was lost."""
+
+    normal_s: float
+    hit_s: float
+    state_bytes: int
+    missing: int
+    computed: int
+
+
+def _measure(root: Path, keys: int, harm: Callable[[SparkHosts], None]) -> Found:
+    """Raises RuntimeError where a row was lost, or counted twice."""
     first = loading_epochs(keys)
     with cluster(root, "n1", "n2", "n3") as made:
         driver = made.start_driver("n1", epochs=first + EPOCHS, keys=keys)
         driver.wait_for_epoch(first + HARM_AFTER, PATIENCE_S)
         harm(made)
-        driver.finish()
+        end = driver.finish()
+        expected = {"rows": keys + (EPOCHS * ROWS_PER_EPOCH), "wrong_keys": 0}
+        if end["outcome"] != expected:
+            raise RuntimeError(f"the job's sums are of {end['outcome']}, expected {expected}")
         seconds = {line["t"]: float(line["seconds"]) for line in driver.epochs()}
         layers = [path for host in made.hosts.names for path in made.data(host).glob("layers/sums/**/*.layer")]
         state_bytes = sum(path.stat().st_size for path in layers) // made.replicas
     before = range(first + HARM_AFTER - 3, first + HARM_AFTER + 1)
     after = range(first + HARM_AFTER + 1, first + EPOCHS)
-    return statistics.median(seconds[t] for t in before), max(seconds[t] for t in after), state_bytes
+    missing, computed = (sum(report[i] for report in end["recoveries"]) for i in (0, 1))
+    normal_s, hit_s = statistics.median(seconds[t] for t in before), max(seconds[t] for t in after)
+    return Found(normal_s, hit_s, state_bytes, missing, computed)
