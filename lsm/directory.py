@@ -223,11 +223,20 @@ class LayerDirectory:
         )
 
     def open_rounds(self, view: View, epoch: int, rounds: int) -> Trace:
-        """A shard's state in the middle of an epoch: as of the one before, and the first `rounds` rounds of this one."""
+        """A shard's state in the middle of an epoch: as of the one before, and the first `rounds` rounds of this one.
+
+        Raises HoleError for a round that is not there.
+        """
         begin = pack(epoch)
         before = self.open_view(view, until=begin, as_of=Time(begin - 1))
         of_rounds = [Description(pack(epoch, i), pack(epoch, i + 1)) for i in range(rounds)]
-        readers = [self.reader(LayerId(view.id, d)) for d in of_rounds]
+        try:
+            readers = [self.reader(LayerId(view.id, d)) for d in of_rounds]
+        except FileNotFoundError as error:
+            raise HoleError(
+                f"{view.id}: a round of the loop at {epoch} is missing: {error.filename}; run the epoch again",
+                stage=view.id.stage, shard=str(view.id.shard), lower=show(begin), upper=show(pack(epoch, rounds)),
+            ) from error  # fmt: skip
         ends = {layer.id: begin for layer in before.layers}
         return Trace(view.id, [*before.layers, *readers], self.key_groups, before.schema, ends, before.begins)
 

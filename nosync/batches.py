@@ -6,6 +6,7 @@ one after the other; each still has layers, reports and a seal of its own.
 Invariants
 - Rows come to a task in order of their epoch, and an epoch's rows are all there before its stages run.
 - A stage reads no other shard's layer of an epoch before; a loop's rounds wait for all shards, so it runs alone.
+- What is merged away while a batch runs nobody needs again: epochs before `since` run alone.
 - The epochs of a batch have the same flow and the same shards, and nobody gives them rows.
 """
 
@@ -20,11 +21,11 @@ from dataclasses import dataclass
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from nosync.lsm.columns import EPOCH_COLUMN
 from nosync.plan import BoundFlow
 from nosync.recovery import Step
 from nosync.segment import SegmentTask
 
-EPOCH_COLUMN = "_t"
 MOST_EPOCHS = 32
 MOST_ROWS = 1_000_000
 
@@ -40,11 +41,13 @@ class Again:
     """Of its sources."""
     skip: frozenset[str] = frozenset()
     """Stages all of whose layers are recorded."""
+    is_retained: bool = True
+    """Whether history is kept as exactly as that; if not, what is computed may be merged before all is computed from it."""
 
     @property
     def is_alone(self) -> bool:
         """Whether it needs a job of its own."""
-        return bool(self.step.needs_input or self.flow.loops)
+        return bool(self.step.needs_input or self.flow.loops or not self.is_retained)
 
 
 def batches(epochs: Iterable[Again]) -> Iterator[list[Again]]:

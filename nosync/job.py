@@ -742,7 +742,11 @@ class Job:
             return self._check_inputs(inputs[step.t] if isinstance(inputs, Mapping) else inputs(step.t))
 
         steps = ((step, self.flow_at(step.t)) for step in recovery.steps)
-        epochs = (Again(step, flow, self._shards_at(flow, step.t), self._rows_at(step.t)) for step, flow in steps)
+        since = epoch_of(self._node.since())
+        epochs = (
+            Again(step, flow, self._shards_at(flow, step.t), self._rows_at(step.t), is_retained=step.t >= since)
+            for step, flow in steps
+        )
         for one, reports in self._runner.run_all(epochs, given, self.branch_name, self.instance):
             reports_at[one.step.t] = reports
             computed += sum(report.computed for report in reports.values())

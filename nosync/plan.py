@@ -194,6 +194,8 @@ class BoundFlow:
         for name in reversed(segment.stages):
             if name in needed and self.stages[name].kind != LOOP:
                 needed.update(self.stages[name].inputs)
+            if name in needed and self.stages[name].window is not None:
+                needed.add(part_of(name, WATERMARK))  # of the epoch before, which may run in the same task
         return tuple(name for name in segment.stages if name in needed)
 
     def changes_from(self, stage: str) -> list[BoundStage]:

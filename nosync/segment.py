@@ -33,7 +33,7 @@ from nosync.joins import content_hash
 from nosync.loops import apply_loop, changes_of_round, consolidate, recorded_changes
 from nosync.lsm.columns import conformed, key_columns
 from nosync.lsm.env import storage_errors
-from nosync.lsm.errors import DeterminismError, FlowError, HoleError
+from nosync.lsm.errors import DeterminismError, HoleError
 from nosync.lsm.fence import Instance, check_fence
 from nosync.lsm.hashing import hash64
 from nosync.lsm.history import History, View, span_at, view_at
@@ -170,6 +170,8 @@ class SegmentTask:
     phase: str = ""
     fused: bool = False
     """See nosync.plan.Segment."""
+    emits: bool = True
+    """Whether anybody wants the rows that leave the segment at this epoch."""
     absent: frozenset[int] = frozenset()
     """Feeds that bring nothing: from outside the loop after its first round."""
     recorded: frozenset[str] = frozenset()
@@ -183,7 +185,13 @@ class SegmentTask:
         if input in self.run and self.stages[stage].kind != LOOP:
             return None
         key = self.stages[stage].options.get("feed_key", ())
-        return next(i for i, f in enumerate(self.feeds) if (f.input, f.key) == (input, key))
+        found = next((i for i, f in enumerate(self.feeds) if (f.input, f.key) == (input, key)), None)
+        if found is None:
+            raise HoleError(
+                f"stage {stage} timestamp {self.t}: its layer is recorded and not here; recover() computes it again",
+                stage=stage, shard="", lower=str(self.t), upper=str(self.t + 1),
+            )  # fmt: skip
+        return found
 
     @property
     def sources(self) -> list[BoundStage]:
@@ -217,22 +225,20 @@ class _ShardRun:
         self._task = task
         self._shard = shard
         self._directory = directory_of(task.place)
-        self._check_host()
+        self._fetch_rounds()
         self._reports: list[bytes] = []
         self._changes: dict[str, pa.Table] = {}
         self._produced: dict[str, Produced] = {}  # changes are derived from it where they are wanted
         self._feeds: list[_Fed] = []
         self._given: dict[str, pa.Table] = {}  # by source, its rows
 
-    def _check_host(self) -> None:
-        """What a loop's rounds record stays on its host and is gone after the epoch, so they all run on the driver's."""
-        if self._task.round is None or not isinstance(self._directory, FetchingDirectory):
-            return
-        here, home = self._directory.node, self._task.place.node
-        if here != home and not (here == "" and str(self._directory.root) == self._task.place.root):
-            raise FlowError(
-                f"stage {self._task.run[0]}: a loop (iterate) runs on the driver's host only, that of node {home}, and Spark has "
-                f"put a task of it on that of {here or 'a daemon that is not there'}: run this job with executors on one host"
+    def _fetch_rounds(self) -> None:
+        """The loop's rounds before this one may have run on other hosts, which alone have what they recorded."""
+        task = self._task
+        if isinstance(self._directory, FetchingDirectory) and (task.round is not None or task.rounds):
+            stages = [task.stages[name] for name in task.run if task.stages[name].loop is not None]
+            self._directory.fetch_rounds(
+                [TraceId(stage.name, stage.fingerprint, self._shard) for stage in stages], task.t
             )
 
     def run(self, batches: list[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -251,7 +257,7 @@ class _ShardRun:
         """Step 3."""
         schema = emitted_schema(self._task.stages[emission.stage], emission)
         targets = [0] * len(reports)
-        if self._available(emission.stage):
+        if self._task.emits and self._available(emission.stage):
             rows = self._changes_of(emission.stage)
             mark = {"from": self._shard.index}
             if emission.window is not None:

@@ -145,7 +145,7 @@ class AttachedNode(HasLedger):
 
     def drop_rounds(self, stage: str, t: int) -> None:
         with contextlib.suppress(ReplicationError):  # they are dropped with the next epoch's
-            self.client.drop_rounds(stage, t)
+            self.client.drop_rounds(stage, t, everywhere=True)
 
     def create_branch(self, name: str, parent: str, at: int, changed: Iterable[str]) -> None:
         made = pb.ChangeBranchesRequest.Create(name=name, parent=parent, at=at, changed=list(changed))

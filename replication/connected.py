@@ -14,26 +14,22 @@ from tempfile import TemporaryDirectory
 from typing import BinaryIO
 
 import pyarrow as pa
-from blake3 import blake3
 
 from nosync.lsm.branches import MAIN
 from nosync.lsm.directory import LAYERS, MARKER, LayerDirectory, create_store, read_marker
-from nosync.lsm.env import Env, storage_errors
-from nosync.lsm.errors import CorruptionError, NosyncError, ReplicationError, StorageError
-from nosync.lsm.reader import LayerReader
+from nosync.lsm.env import Env
+from nosync.lsm.errors import NosyncError, ReplicationError, StorageError
 from nosync.lsm.roles import StoreNode
 from nosync.lsm.scrub import VerifyReport
 from nosync.lsm.settings import StoreSettings
 from nosync.lsm.status import LayerStatus, StoreStatus
 from nosync.lsm.store import Store
-from nosync.lsm.writer import TEMPORARY_DIRECTORY
 from nosync.proto.v1 import replication_pb2 as pb
 from nosync.replication.daemon import client_of
-from nosync.replication.inventory import Held, layer_of
+from nosync.replication.fetching import fetch_files
 from nosync.replication.places import address_of
 from nosync.replication.serving import status_of
 from nosync.replication.transport import DaemonClient
-from nosync.replication.wire import Chunk, Decoder
 
 
 class RemoteEnv(Env):
@@ -72,33 +68,7 @@ class RemoteEnv(Env):
 
     def _fetch(self, names: list[str]) -> None:
         """Files that are not there any more are left out: whoever opens them notices."""
-        decoder = Decoder()
-        temporary = self._root / TEMPORARY_DIRECTORY / self._local.token()
-        try:
-            for frame in self._client.fetch_files(names) if names else ():
-                chunk = decoder.decode(frame)
-                if isinstance(chunk, Chunk):
-                    with storage_errors("keep what was fetched", temporary), temporary.open("ab") as file:
-                        file.write(chunk.data)
-                    if chunk.offset + len(chunk.data) == chunk.held.size_bytes:
-                        self._keep(chunk.held, temporary)
-        finally:
-            self._local.unlink(temporary)
-
-    def _keep(self, held: Held, temporary: Path) -> None:
-        """A whole file, once it is what the daemon said it is. Raises CorruptionError."""
-        final, id = self._root / held.name, layer_of(held.name)
-        with storage_errors("keep what was fetched", final):
-            if id is None:
-                found: str = blake3(self._local.read(temporary)).hexdigest()
-            else:
-                reader = LayerReader.open(temporary, self._local, id)
-                reader.verify()
-                found = reader.digest
-            if found != held.digest:
-                raise CorruptionError(f"{held.name}: came with digest {found[:16]}, not {held.digest[:16]}")
-            self._local.make_dirs(final.parent)
-            self._local.replace(temporary, final)
+        fetch_files(self._client, self._root, names, self._local)
 
     def create(self, path: Path) -> BinaryIO:
         raise _not_written(self._client.address)

@@ -43,6 +43,7 @@ from nosync.proto.v1 import replication_pb2_grpc as rpc
 from nosync.replication.inventory import NodeId, layer_of
 from nosync.replication.places import ADDRESS_FILE, address_of
 from nosync.replication.replicator import Replicator
+from nosync.replication.rounds import Rounds
 from nosync.replication.serving import contents_of, layers_of, names_in
 from nosync.replication.transport import Certificates, DaemonClient, Transport, fail
 from nosync.replication.watch import Watch
@@ -147,6 +148,7 @@ class Daemon(rpc.DaemonServicer):
         except BaseException:
             self.node.abandon()
             raise
+        self.rounds = Rounds(self.node, self._certificates)
         self._stop_metrics: Callable[[], None] | None = None
         self._watch: Watch | None = None
         self._watcher: threading.Thread | None = None
@@ -329,10 +331,19 @@ class Daemon(rpc.DaemonServicer):
             for merges in self.node.compact(request.stage or None):
                 yield pb.CompactProgress(merges=merges)
 
+    def FetchRounds(self, request: pb.FetchRoundsRequest, context: Any) -> pb.Done:
+        with _answering(context):
+            self.rounds.fetch(request.traces, request.t, self._peers_up())
+        return pb.Done()
+
     def DropRounds(self, request: pb.DropRoundsRequest, context: Any) -> pb.Done:
         with _answering(context):
-            self.node.drop_rounds(request.stage, request.t)
+            self.rounds.drop(request.stage, request.t, self._peers_up() if request.everywhere else {})
         return pb.Done()
+
+    def _peers_up(self) -> dict[str, str]:
+        """The addresses of peers that are there."""
+        return {peer.node: self._peers[peer.node] for peer in self.replicator.peers(lag=False) if peer.state == "up"}
 
     def Conflicts(self, request: pb.ConflictsRequest, context: Any) -> pb.ConflictsReply:
         with _answering(context):

@@ -120,6 +120,15 @@ class FetchingDirectory(LayerDirectory):
 
         return is_here() or self._wait_for([id.trace], is_here)
 
+    def fetch_rounds(self, traces: Iterable[TraceId], t: int) -> None:
+        """Has the daemon fetch what other hosts recorded of an epoch's rounds. Raises ReplicationError."""
+        from nosync.replication.daemon import client_of  # noqa: PLC0415 - gRPC, as below
+
+        client = client_of(self.root)
+        if client is not None:
+            with contextlib.closing(client):
+                client.fetch_rounds([str(trace.directory) for trace in traces], t)
+
     def _fetched(self, traces: Iterable[TraceId], read: Callable[[], T]) -> T:
         found: list[T] = []
 

@@ -278,9 +278,15 @@ class DaemonClient:
             for progress in self._stub.Compact(pb.CompactRequest(stage=stage), timeout=timeout_s):
                 yield int(progress.merges)
 
-    def drop_rounds(self, stage: str, t: int) -> None:
+    def fetch_rounds(self, traces: Sequence[str], t: int) -> None:
+        """Returns when what other hosts recorded of an epoch's rounds in these traces is here."""
+        with self._errors("fetch the rounds of a loop"):
+            self._stub.FetchRounds(pb.FetchRoundsRequest(traces=traces, t=t), timeout=60.0)
+
+    def drop_rounds(self, stage: str, t: int, *, everywhere: bool = False) -> None:
+        """`everywhere`: on the daemon's peers, too."""
         with self._errors("drop the rounds of a loop"):
-            self._stub.DropRounds(pb.DropRoundsRequest(stage=stage, t=t), timeout=CALL_TIMEOUT_S)
+            self._stub.DropRounds(pb.DropRoundsRequest(stage=stage, t=t, everywhere=everywhere), timeout=CALL_TIMEOUT_S)
 
     def conflicts(self, *, take_theirs: bool = False) -> list[str]:
         """The files of which peers hold other contents. `take_theirs`: those count, and ours were given up."""

@@ -23,10 +23,10 @@ from pyspark.sql import functions as F
 from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
 from pyspark.sql.types import StructType
 
-from nosync.batches import EPOCH_COLUMN, run_epochs_of_shard
+from nosync.batches import run_epochs_of_shard
 from nosync.dataflow import SOURCE
 from nosync.loops import Phase, next_phase, recorded_changes, rounds_done
-from nosync.lsm.columns import describe, plain
+from nosync.lsm.columns import EPOCH_COLUMN, describe, plain
 from nosync.lsm.errors import FlowError, NosyncError, SchemaError
 from nosync.lsm.failures import decode_failure, encode_failure
 from nosync.lsm.fence import Instance
@@ -108,8 +108,10 @@ def run_epochs(
         run.rest()
     for plan in plans:
         if plan.compute is not None:
-            continue
-        wanted = [(stage.name, i) for stage in flow.recorded for i in range(plan.shards) if stage.name not in plan.skip]
+            wanted = [(name, i) for name, shards in plan.compute.items() for i in shards]
+        else:
+            names = [stage.name for stage in flow.recorded if stage.name not in plan.skip]
+            wanted = [(name, i) for name in names for i in range(plan.shards)]
         silent = [at for at in wanted if at not in run.reports[plan.t]]
         if silent:
             raise NosyncError(
@@ -226,8 +228,8 @@ class _EpochJob:
         self._beside: tuple[str, ...] = (TAG_COLUMN, REPORT_COLUMN)
         if self._has_several:
             self._beside = (EPOCH_COLUMN, *self._beside)
-        self._wanted: set[Emission] | None = set()
-        self._wanted = self._wanted_emissions()
+        self._wanted_at = self._wanted_emissions()
+        self._wanted = None if self._wanted_at is None else set[Emission]().union(*self._wanted_at)
         self._shared: dict[Emission, DataFrame] = {}
 
     @property
@@ -242,7 +244,9 @@ class _EpochJob:
         segments = [
             s
             for s in self._flow.segments.values()
-            if self._takes_part(s) and not self._emissions(s) and (self._wanted is None or self._has_work(s))
+            if self._takes_part(s)
+            and not self._emissions(s)
+            and (self._wanted is None or self._has_work(s, self._plans))
         ]
         if self.part.round is None:
             segments = [s for s in segments if not done.issuperset(self._run_of(s))]
@@ -253,32 +257,38 @@ class _EpochJob:
         found = self._flow.emissions(segment, self.part.loop)
         return found if self._wanted is None else [emission for emission in found if emission in self._wanted]
 
-    def _wanted_emissions(self) -> set[Emission] | None:
-        """Those that something is computed from, in a recovery or a replay; None: all (a loop's go round)."""
+    def _wanted_emissions(self) -> list[set[Emission]] | None:
+        """By epoch those that something is computed from, in a recovery or a replay; None: all (a loop's go round)."""
         if self._flow.loops or not (self._plans[0].skip or any(plan.compute is not None for plan in self._plans)):
             return None
-        wanted = set[Emission]()
-        for segment in reversed(self._flow.segments.values()):
-            if self._has_work(segment) or wanted.intersection(self._flow.emissions(segment)):
-                wanted.update(feed.emission for feed in self._feeds(segment, segment.stages))
-        return wanted
+        found = []
+        for plan in self._plans:
+            wanted = set[Emission]()
+            for segment in reversed(self._flow.segments.values()):
+                if self._has_work(segment, [plan]) or wanted.intersection(self._flow.emissions(segment)):
+                    wanted.update(feed.emission for feed in self._feeds_for(segment, segment.stages, [plan]))
+            found.append(wanted)
+        return found
 
-    def _has_work(self, segment: Segment) -> bool:
-        return any(self._flow.stages[name].recorded and self._is_computed(name) for name in segment.stages)
+    def _has_work(self, segment: Segment, plans: Sequence[EpochPlan]) -> bool:
+        return any(self._flow.stages[name].recorded and self._is_computed(name, plans) for name in segment.stages)
 
-    def _is_computed(self, name: str) -> bool:
+    def _is_computed(self, name: str, plans: Sequence[EpochPlan]) -> bool:
         """Whether a stage may be computed here, rather than read back; one that is not recorded always is."""
         if not self._flow.stages[name].recorded:
             return True
-        may = any(plan.compute is None or name in plan.compute for plan in self._plans)
-        return may and name not in self._plans[0].skip
+        may = any(plan.compute is None or name in plan.compute for plan in plans)
+        return may and name not in plans[0].skip
+
+    def _feeds_for(self, segment: Segment, run: Sequence[str], plans: Sequence[EpochPlan]) -> list[Feed]:
+        """The feeds whose rows something is computed from."""
+        inputs = {i for name in run if self._is_computed(name, plans) for i in self._flow.stages[name].inputs}
+        return [feed for feed in segment.feeds if feed.input in inputs]
 
     def _feeds(self, segment: Segment, run: Sequence[str]) -> list[Feed]:
-        """Those whose rows something is computed from."""
-        inputs = {
-            i for name in run if self._wanted is None or self._is_computed(name) for i in self._flow.stages[name].inputs
-        }
-        return [feed for feed in segment.feeds if feed.input in inputs]
+        if self._wanted is not None:
+            return self._feeds_for(segment, run, self._plans)
+        return [f for f in segment.feeds if any(f.input in self._flow.stages[name].inputs for name in run)]
 
     def _takes_part(self, segment: Segment) -> bool:
         return self.part.round is None or self._flow.loop_of(segment) == self.part.loop
@@ -314,8 +324,8 @@ class _EpochJob:
             return self._mapped(rows, [replace(task, fused=True)])
         if len(absent) < len(feeds):
             rows = self._fed(segment, feeds, absent)
-        elif loop is not None or feeds:
-            rows = self._blank()
+        elif loop is not None or segment.feeds:
+            rows = self._blank()  # nothing of what they bring is needed
         else:
             rows = self._source_rows(flow.stages[segment.name])
         return self._mapped(rows, tasks)
@@ -360,7 +370,11 @@ class _EpochJob:
             line=plan.line,
             instance=plan.instance,
         )
-        return [first, *(replace(first, t=other.t, compute=_may_compute(other, round)) for other in self._plans[1:])]
+        emits = [self._wanted_at is None or emission in self._wanted_at[i] for i in range(len(self._plans))]
+        return [
+            replace(first, t=plan.t, compute=_may_compute(plan, round), emits=emission is None or emits[i])
+            for i, plan in enumerate(self._plans)
+        ]
 
     def _mapped(self, rows: DataFrame, tasks: Sequence[SegmentTask]) -> DataFrame:
         task = tasks[0]

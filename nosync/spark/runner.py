@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 
 from pyspark.sql import DataFrame, SparkSession
 
 from nosync.batches import Again, batches
-from nosync.lsm.errors import NosyncError
+from nosync.lsm.errors import NosyncError, StageError
 from nosync.lsm.fence import Instance
 from nosync.lsm.history import continued
 from nosync.lsm.roles import StoreNode
 from nosync.lsm.timestamp import pack
 from nosync.recovery import Step
 from nosync.replication.places import Place
+from nosync.segment import Report
 from nosync.spark.epoch import EpochPlan, Reports, run_epochs
 from nosync.spark.hosts import HostWatch
 
@@ -40,7 +42,7 @@ class Runner:
         """Runs epochs that `nosync.batches` put together, in one Spark job. Raises what tasks raised, and NodeLostError."""
         flow, shards, first = batch[0].flow, batch[0].shards, pack(batch[0].step.t)
         histories = self._node.histories(branch)
-        if len(batch) > 1:  # the later ones read what the earlier ones write, before it is sealed
+        if everything and len(batch) > 1:  # the later ones read what the earlier ones write, before it is sealed
             begun = {
                 stage.name: continued(histories.get(stage.name, ()), stage.fingerprint, shards, first)
                 for stage in flow.recorded
@@ -81,10 +83,20 @@ class Runner:
                 try:
                     found = self.run(batch, {}, branch, instance, everything=everything)
                 except NosyncError as error:
-                    log.info("epochs %d to %d run one by one: %s", batch[0].step.t, batch[-1].step.t, error)
+                    level = logging.INFO if isinstance(error, StageError) else logging.WARNING
+                    log.log(level, "epochs %d to %d run one by one: %s", batch[0].step.t, batch[-1].step.t, error)
                 else:
                     yield from ((one, found[one.step.t]) for one in batch)
                     continue
             for one in batch:
-                reports = self.run([one], inputs_at(one.step), branch, instance, everything=everything)
-                yield one, reports[one.step.t]
+                reports = self.run([one], inputs_at(one.step), branch, instance, everything=everything)[one.step.t]
+                if len(batch) > 1:
+                    reports = {at: _counted_as_computed(one, report) for at, report in reports.items()}
+                yield one, reports
+
+
+def _counted_as_computed(one: Again, report: Report) -> Report:
+    """What was to be computed was, if only by the attempt that failed."""
+    if one.step.compute and report.shard not in one.step.compute.get(report.stage, ()):
+        return report
+    return replace(report, computed=True)

@@ -1,8 +1,8 @@
 """The driver of a streaming job on a cluster of hosts, as a program of its own: `python -m nosync.testing.driver settings.json`.
 
 It says what it did, epoch by epoch, in a file of JSON lines; a test or benchmark follows it, and does harm to hosts meanwhile.
-With `keys` in the settings it aggregates that many keys with about 256 bytes of state each, which come in the first epochs,
-and says how many rows came of it, and of how many keys the sum is wrong.
+With `loop` in the settings the flow has a loop. With `keys` it aggregates that many keys with about 256 bytes of state each,
+which come in the first epochs, and says how many rows came of it, and of how many keys the sum is wrong.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import logging
 import os
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +21,7 @@ import pyarrow.compute as pc
 from pyspark.sql import SparkSession
 
 import nosync
+from nosync.dataflow import Stage
 from nosync.spark.session import session_settings
 
 if TYPE_CHECKING:
@@ -70,12 +72,44 @@ def keyed_rows(spark: SparkSession, t: int, keys: int) -> dict[str, DataFrame]:
     return {"rows": ids.selectExpr("id AS k", "id AS v", f"{pad} AS pad")}
 
 
-def outcome(job: nosync.Job, epochs: int) -> list[list[list[Any]]]:
-    return [
-        sorted([*row] for row in job.read(stage, as_of=t).collect())
-        for stage in ("sums", "how_big")
-        for t in range(epochs)
-    ]
+LINK, NODE = "node bigint, next bigint, up boolean", "node bigint"
+NODES, LINKS_PER_EPOCH = 40, 12
+
+
+def make_loop(copies: int) -> nosync.Dataflow:
+    """What can be reached from node 0 by links that are up."""
+    flow = nosync.Dataflow("loop", persist=nosync.replicated(copies) if copies > 1 else "disk")
+    roots, log = flow.source("roots", NODE), flow.source("links", LINK)
+    state = log.update("links_up", key=["node", "next"], state="one bigint", fn=keep_up)
+    links = state.select("edges", "node", "next")
+
+    def follow(reached: Stage) -> Stage:
+        return reached.join("hops", links, on=["node"]).select("step", "next AS node")
+
+    roots.iterate("reached", follow).aggregate("how_many", key=["node"], n=nosync.count())
+    return flow
+
+
+def keep_up(changes: pa.Table, state: pa.Table) -> pa.Table:
+    """The links that are up after an epoch, in which each changes once."""
+    up = changes.filter(changes["up"])
+    return up.select(["node", "next"]).append_column("one", pa.array([1] * up.num_rows, pa.int64()))
+
+
+def link_rows(spark: SparkSession, t: int) -> dict[str, DataFrame]:
+    """A piece of a long chain comes, and in every third epoch a link of an earlier one goes."""
+    links = [(i % NODES, (i + 1) % NODES, True) for i in range(t * LINKS_PER_EPOCH, (t + 1) * LINKS_PER_EPOCH)]
+    if t % 3 == 2:
+        links = [(t * 5, t * 5 + 1, False)]
+    roots = [(0,)] if t == 0 else []
+    return {"roots": spark.createDataFrame(roots, NODE), "links": spark.createDataFrame(links, LINK)}
+
+
+STAGES = {"sums": ("sums", "how_big"), "loop": ("reached", "how_many")}
+
+
+def outcome(job: nosync.Job, epochs: int, stages: Sequence[str] = STAGES["sums"]) -> list[list[list[Any]]]:
+    return [sorted([*row] for row in job.read(stage, as_of=t).collect()) for stage in stages for t in range(epochs)]
 
 
 def counted(job: nosync.Job) -> dict[str, int]:
@@ -113,18 +147,20 @@ def main() -> None:
     while spark.sparkContext._jsc.sc().getExecutorMemoryStatus().size() < settings["executors"] + 1:
         time.sleep(0.1)
     with nosync.open(settings["data"]) as store:
-        keys = settings.get("keys")
-        flow = make_sums(settings["copies"]) if keys else make_flow(settings["copies"])
+        keys, is_loop = settings.get("keys"), settings.get("loop", False)
+        flow = (make_sums if keys else make_loop if is_loop else make_flow)(settings["copies"])
         job = nosync.Job(flow, store, spark=spark, shards=SHARDS)
         last = job.last_sealed()
         report = job.recover() if last is not None else None
         say(started=0 if last is None else last + 1, recovered=report.recomputed if report else 0)
         for t in range(0 if last is None else last + 1, settings["epochs"]):
             began = time.monotonic()
-            done = job.advance(t, keyed_rows(spark, t, keys) if keys else rows(spark, t))
+            given = keyed_rows(spark, t, keys) if keys else link_rows(spark, t) if is_loop else rows(spark, t)
+            done = job.advance(t, given)
             say(t=t, seconds=time.monotonic() - began, computed=done.layers_computed, safe=job.safe_point())
         recovered = [[r.lost, r.recomputed, sorted(r.unrecoverable)] for r in job.recoveries]
-        found = counted(job) if keys else outcome(job, settings["epochs"])
+        stages = STAGES["loop" if is_loop else "sums"]
+        found = counted(job) if keys else outcome(job, settings["epochs"], stages)
         say(outcome=found, recoveries=recovered, safe=job.safe_point())
     progress.close()
     os._exit(0)  # stopping Spark waits two minutes for hosts that are gone

@@ -304,13 +304,23 @@ class CompactProgress(_message.Message):
     merges: int
     def __init__(self, merges: _Optional[int] = ...) -> None: ...
 
+class FetchRoundsRequest(_message.Message):
+    __slots__ = ("traces", "t")
+    TRACES_FIELD_NUMBER: _ClassVar[int]
+    T_FIELD_NUMBER: _ClassVar[int]
+    traces: _containers.RepeatedScalarFieldContainer[str]
+    t: int
+    def __init__(self, traces: _Optional[_Iterable[str]] = ..., t: _Optional[int] = ...) -> None: ...
+
 class DropRoundsRequest(_message.Message):
-    __slots__ = ("stage", "t")
+    __slots__ = ("stage", "t", "everywhere")
     STAGE_FIELD_NUMBER: _ClassVar[int]
     T_FIELD_NUMBER: _ClassVar[int]
+    EVERYWHERE_FIELD_NUMBER: _ClassVar[int]
     stage: str
     t: int
-    def __init__(self, stage: _Optional[str] = ..., t: _Optional[int] = ...) -> None: ...
+    everywhere: bool
+    def __init__(self, stage: _Optional[str] = ..., t: _Optional[int] = ..., everywhere: _Optional[bool] = ...) -> None: ...
 
 class ChangeMembersRequest(_message.Message):
     __slots__ = ("add", "remove")

@@ -145,6 +145,11 @@ class DaemonStub:
                 request_serializer=nosync_dot_proto_dot_v1_dot_replication__pb2.CompactRequest.SerializeToString,
                 response_deserializer=nosync_dot_proto_dot_v1_dot_replication__pb2.CompactProgress.FromString,
                 _registered_method=True)
+        self.FetchRounds = channel.unary_unary(
+                '/nosync.v1.Daemon/FetchRounds',
+                request_serializer=nosync_dot_proto_dot_v1_dot_replication__pb2.FetchRoundsRequest.SerializeToString,
+                response_deserializer=nosync_dot_proto_dot_v1_dot_replication__pb2.Done.FromString,
+                _registered_method=True)
         self.DropRounds = channel.unary_unary(
                 '/nosync.v1.Daemon/DropRounds',
                 request_serializer=nosync_dot_proto_dot_v1_dot_replication__pb2.DropRoundsRequest.SerializeToString,
@@ -233,6 +238,13 @@ class DaemonServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def FetchRounds(self, request, context):
+        """A task here runs a round of a loop: fetch what other hosts recorded of the epoch's rounds. Returns when it is here.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def DropRounds(self, request, context):
         """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -315,6 +327,11 @@ def add_DaemonServicer_to_server(servicer, server):
                     servicer.Compact,
                     request_deserializer=nosync_dot_proto_dot_v1_dot_replication__pb2.CompactRequest.FromString,
                     response_serializer=nosync_dot_proto_dot_v1_dot_replication__pb2.CompactProgress.SerializeToString,
+            ),
+            'FetchRounds': grpc.unary_unary_rpc_method_handler(
+                    servicer.FetchRounds,
+                    request_deserializer=nosync_dot_proto_dot_v1_dot_replication__pb2.FetchRoundsRequest.FromString,
+                    response_serializer=nosync_dot_proto_dot_v1_dot_replication__pb2.Done.SerializeToString,
             ),
             'DropRounds': grpc.unary_unary_rpc_method_handler(
                     servicer.DropRounds,
@@ -542,6 +559,33 @@ class Daemon:
             '/nosync.v1.Daemon/Compact',
             nosync_dot_proto_dot_v1_dot_replication__pb2.CompactRequest.SerializeToString,
             nosync_dot_proto_dot_v1_dot_replication__pb2.CompactProgress.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def FetchRounds(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/nosync.v1.Daemon/FetchRounds',
+            nosync_dot_proto_dot_v1_dot_replication__pb2.FetchRoundsRequest.SerializeToString,
+            nosync_dot_proto_dot_v1_dot_replication__pb2.Done.FromString,
             options,
             channel_credentials,
             insecure,

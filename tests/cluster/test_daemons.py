@@ -19,10 +19,13 @@ import pytest
 import nosync
 from nosync.cli import main
 from nosync.lsm.catalog import Catalog
+from nosync.lsm.directory import LayerDirectory
 from nosync.lsm.fence import Instance, check_fence, take_over
-from nosync.lsm.layer import Description, LayerId, Shard, TraceId
+from nosync.lsm.layer import Description, LayerId, Shard, TraceId, of_round
 from nosync.lsm.marks import Marks
+from nosync.lsm.writer import arrange
 from nosync.replication.daemon import client_of
+from nosync.replication.places import FetchingDirectory
 from nosync.testing.daemons import Daemons, eventually, free_ports, running
 
 CYCLES = int(os.environ.get("NOSYNC_DAEMON_CYCLES", "6"))
@@ -281,6 +284,35 @@ def test_a_damaged_layer_is_fetched_again(tmp_path: Path) -> None:
             client.close()
             eventually("it is whole again", lambda: victim.exists() and victim.read_bytes() == whole)
             eventually("and counts", lambda: daemons.peer("n1", "n2").behind_files == 0)
+
+
+def test_rounds_of_a_loop_are_fetched_by_who_asks_and_dropped_everywhere(tmp_path: Path) -> None:
+    trace = TraceId("reached", "f", Shard(0, 1))
+    ids = [LayerId(trace, of_round(5, r)) for r in range(3)]
+    of_next = LayerId(trace, of_round(6, 0))
+    with running(tmp_path, ("n1", "n2"), replicas=2) as daemons:
+        eventually("they are linked", lambda: daemons.peer("n2", "n1").state == "up")
+        here = LayerDirectory(daemons.data("n1"), 128)
+        for r, id in enumerate([*ids, of_next]):
+            here.publish(id, arrange(pa.table({"k": pa.array([r], pa.int64())}), ["k"], whose="test"))
+        flip(here.path_of(ids[2]))
+        there = FetchingDirectory(daemons.data("n2"), 128)
+        for _ in range(2):
+            there.fetch_rounds([TraceId("other", "f", Shard(0, 1)), trace], 5)
+            assert [there.path_of(id).exists() for id in (*ids, of_next)] == [True, True, False, False]
+        assert [there.recorded(id).digest for id in ids[:2]] == [here.recorded(id).digest for id in ids[:2]]
+        with daemons.open("n1") as store:
+            store.node.drop_rounds("reached", 5)
+        eventually("they are gone here", lambda: here.layer_ids() == [of_next], 30.0)
+        eventually("and there", lambda: there.layer_ids() == [], 30.0)
+        daemons.kill("n1")
+        there.fetch_rounds([trace], 6)  # nobody has them any more: that is for the job to find out
+
+
+def flip(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(bytes(data))
 
 
 def test_branches_and_merges_reach_the_others(tmp_path: Path) -> None:

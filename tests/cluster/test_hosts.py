@@ -13,8 +13,10 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import nosync
+from nosync.lsm.layer import parse_file_name
+from nosync.lsm.timestamp import round_of
 from nosync.testing.daemons import eventually
-from nosync.testing.driver import SHARDS, make_flow, outcome, rows
+from nosync.testing.driver import SHARDS, STAGES, link_rows, make_flow, make_loop, outcome, rows
 from nosync.testing.hosts import can_make_namespaces, hosts
 from nosync.testing.spark_hosts import Driver, SparkHosts, cluster
 
@@ -127,6 +129,31 @@ def take_over(made: SparkHosts, expected: list[Any]) -> None:
     begun = [line for line in driver.lines() if "started" in line][-1]
     assert begun["started"] >= 3
     assert begun["recovered"] <= 16, "at most what was not replicated yet"
+
+
+@long
+def test_a_loop_over_several_hosts_one_of_which_is_lost(spark: SparkSession, tmp_path: Path) -> None:
+    epochs, stages = 6, STAGES["loop"]
+    with nosync.open(tmp_path / "alone") as store:
+        job = nosync.Job(make_loop(1), store, spark=spark, shards=SHARDS)
+        for t in range(epochs):
+            job.advance(t, link_rows(spark, t))
+        alone = outcome(job, epochs, stages)
+    assert [len(reached) for reached in alone[:epochs]] == [13, 25, 11, 11, 25, 25]
+    with cluster(tmp_path / "hosts", "n1", "n2", "n3") as made:
+        driver = made.start_driver("n1", epochs=epochs, loop=True)
+        driver.wait_for_epoch(3, 200.0)
+        made.hosts.kill("n3")
+        check(driver.finish(), driver, alone)
+
+        def rounds() -> list[Path]:
+            layers = [path for n in ("n1", "n2") for path in made.data(n).glob("layers/*/*/*/*.layer")]
+            of = [(path, parse_file_name(path.name)) for path in layers]
+            return [path for path, d in of if d is not None and (round_of(d.lower) or round_of(d.upper))]
+
+        eventually(
+            "the rounds are gone on both hosts, some seconds after they were dropped", lambda: not rounds(), 60.0
+        )
 
 
 # --- a slow link ------------------------------------------------------------------------------------------------------

@@ -21,7 +21,8 @@ pytestmark = pytest.mark.spark
 ORDERS, ITEMS = "customer string, item bigint, n bigint, at timestamp", "item bigint, price bigint"
 EPOCHS, SHARDS = 7, 2
 
-Digests = dict[tuple[str, int, Any], str]
+Digests = dict[str, str]
+"""By file."""
 
 
 def many(rows: pa.Table) -> pa.Table:
@@ -77,7 +78,7 @@ def rows(spark: SparkSession, t: int) -> dict[str, DataFrame]:
 
 
 def digests(store: nosync.Store) -> Digests:
-    return {(layer.stage, layer.shard, layer.lower): layer.digest for layer in store.layers()}
+    return {str(Path(layer.path).relative_to(store.directory.root)): layer.digest for layer in store.layers()}
 
 
 def counted(monkeypatch: pytest.MonkeyPatch) -> list[list[int]]:
@@ -213,3 +214,61 @@ def test_what_nothing_is_computed_from_is_not_read(job: nosync.Job, monkeypatch:
     job.recover()
     assert digests(store) == before
     assert set(ran) == {"orders"}
+
+
+def numbered(rows: pa.Table) -> pa.Table:
+    """With a column of a type that Spark does not have."""
+    return rows.append_column("small", pc.cast(rows["n"], pa.uint32()))
+
+
+def few(rows: pa.Table) -> pa.Table:
+    return rows.filter(pc.less(rows["n"], 2))
+
+
+def test_a_stage_in_the_middle_of_a_segment_whose_rows_spark_could_not_have(
+    spark: SparkSession, open_store: OpenStore
+) -> None:
+    flow = nosync.Dataflow("f")
+    orders = flow.source("orders", ORDERS).select("chosen", "item", "n")
+    orders.map("numbered", numbered).filter("few", lambda rows: pc.less(rows["n"], 2))
+    job = nosync.Job(flow, open_store(), spark=spark, shards=SHARDS)
+    for t in range(3):
+        job.advance(t, {"orders": rows(spark, t)["orders"]})
+    before = digests(job._store)
+    lost = lose(job._store, lambda layer: layer.stage != "few")
+    report = job.recover()
+    assert digests(job._store) == before
+    assert (report.lost, report.recomputed) == (lost, lost)
+
+
+def test_both_exits_of_a_window_and_epochs_before_and_after_a_fork(
+    spark: SparkSession, open_store: OpenStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What one exit needs of the epoch before it does not leave to the other; what is sealed keeps its history."""
+    flow = nosync.Dataflow("f")
+    orders, items = flow.source("orders", ORDERS), flow.source("items", ITEMS)
+    hourly = orders.map("kept", many).window(
+        "hourly", time="at", size="1 hour", watermark="30 minutes", key=["item"], n=nosync.count()
+    )
+    hourly.aggregate("by_count", key=["n"], windows=nosync.count())
+    hourly.late.aggregate("late_by_item", key=["item"], n=nosync.count())
+    items.aggregate("prices", key=["price"], n=nosync.count())
+    job = nosync.Job(flow, open_store(), spark=spark, shards=SHARDS)
+    for t in range(EPOCHS):
+        job.advance(t, rows(spark, t))
+    runs = counted(monkeypatch)
+    what_if = job.branch("what-if", at=1, replace={"kept": few})
+    report = what_if.replay()
+    assert runs == [list(range(2, EPOCHS))], "all together, at once"
+    both = [job.flow.needed_for(job.flow.segment_of("hourly"), exit) for exit in ("hourly", "hourly__late")]
+    assert all("hourly__watermark" in needed for needed in both), "of the epoch before, in the same task"
+    assert report.layers_computed == (EPOCHS - 2) * SHARDS * 6
+
+    before = digests(job._store)
+    runs.clear()
+    fork = {"prices": (0, 1), "hourly": (2, 3), "by_count": (3, 4), "late_by_item": (5,), "hourly__late": (5,)}
+    lost = lose(job._store, lambda layer: layer.lower not in fork.get(layer.stage, ()))
+    report_of_both = [line.recover() for line in (what_if, job)]
+    assert digests(job._store) == before
+    assert [len(run) for run in runs] == [6, 4]
+    assert sum(found.recomputed for found in report_of_both) == lost

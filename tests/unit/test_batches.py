@@ -10,7 +10,8 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from nosync.batches import EPOCH_COLUMN, MOST_EPOCHS, MOST_ROWS, Again, batches, run_epochs_of_shard
+from nosync.batches import MOST_EPOCHS, MOST_ROWS, Again, batches, run_epochs_of_shard
+from nosync.lsm.columns import EPOCH_COLUMN
 from nosync.lsm.history import Span, continued, view_at
 from nosync.lsm.layer import Shard, TraceId
 from nosync.lsm.timestamp import pack
@@ -24,8 +25,10 @@ def flow(**loops: int) -> Any:
 FLOW = flow()
 
 
-def again(t: int, of: Any = FLOW, shards: int = 2, rows: int = 10, skip: str = "", needs: str = "") -> Again:
-    return Again(Step(t, {}, frozenset(needs)), of, shards, rows, frozenset(skip))
+def again(
+    t: int, of: Any = FLOW, shards: int = 2, rows: int = 10, skip: str = "", needs: str = "", **more: Any
+) -> Again:
+    return Again(Step(t, {}, frozenset(needs)), of, shards, rows, frozenset(skip), **more)
 
 
 def times(epochs: list[Again]) -> list[list[int]]:
@@ -42,6 +45,7 @@ def test_epochs_of_different_kinds_do_not() -> None:
     assert times([again(1), again(2, skip="a"), again(3, skip="a")]) == [[1], [2, 3]]
     assert times([again(1), again(2, of=flow())]) == [[1], [2]], "other sources, or placed by another key"
     assert times([again(1), again(2, needs="a"), again(3)]) == [[1], [2], [3]], "whose rows are given again"
+    assert times([again(1, is_retained=False), again(2, is_retained=False), again(3)]) == [[1], [2], [3]]
     loops = flow(reached=1)
     assert times([again(1, of=loops), again(2, of=loops)]) == [[1], [2]]
 

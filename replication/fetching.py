@@ -1,0 +1,54 @@
+"""Files of another daemon's directory, fetched into one here: verified, and then linked, as what a task publishes."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Sequence
+from pathlib import Path
+
+from blake3 import blake3
+
+from nosync.lsm.env import Env, storage_errors
+from nosync.lsm.errors import CorruptionError
+from nosync.lsm.reader import LayerReader
+from nosync.lsm.writer import temporary_path
+from nosync.replication.inventory import Held, layer_of
+from nosync.replication.transport import DaemonClient
+from nosync.replication.wire import Chunk, Decoder
+
+
+def fetch_files(client: DaemonClient, root: Path, names: Sequence[str], env: Env) -> None:
+    """Fetches files by their names relative to the data directory; those that are not there any more are left out.
+
+    Raises CorruptionError for what is not what the daemon says it is, ReplicationError, StorageError.
+    """
+    decoder = Decoder()
+    temporary = temporary_path(root, env)
+    try:
+        for frame in client.fetch_files(names) if names else ():
+            chunk = decoder.decode(frame)
+            if isinstance(chunk, Chunk):
+                with storage_errors("keep what was fetched", temporary), temporary.open("ab") as file:
+                    file.write(chunk.data)
+                if chunk.offset + len(chunk.data) == chunk.held.size_bytes:
+                    _keep(chunk.held, root, temporary, env)
+    finally:
+        env.unlink(temporary)
+
+
+def _keep(held: Held, root: Path, temporary: Path, env: Env) -> None:
+    """A whole file, once it is what the daemon said it is."""
+    final, id = root / held.name, layer_of(held.name)
+    with storage_errors("keep what was fetched", final):
+        if id is None:
+            found: str = blake3(env.read(temporary)).hexdigest()
+        else:
+            reader = LayerReader.open(temporary, env, id)
+            reader.verify()
+            found = reader.digest
+        if found != held.digest:
+            raise CorruptionError(f"{held.name}: came with digest {found[:16]}, not {held.digest[:16]}")
+        env.make_dirs(final.parent)
+        with contextlib.suppress(FileExistsError):  # what stands is never overwritten
+            env.link(temporary, final)
+        env.unlink(temporary)
