@@ -16,7 +16,6 @@ from nosync.lsm.layer import Description, LayerId, Shard, TraceId
 from nosync.lsm.timestamp import Time, pack
 from nosync.replication import daemon, places
 from nosync.replication.places import DATA_VARIABLE, FetchingDirectory, Place
-from nosync.segment import SegmentTask
 
 TRACE = TraceId("counts", "raw", Shard(0))
 STATE = View(TRACE, pack(0))
@@ -132,16 +131,11 @@ def test_a_task_finds_the_store_of_its_host(tmp_path: Path, theirs: Path, monkey
         places.directory_of(Place("/driver/has/it/there", 128, "s"))
 
 
-def test_a_loop_is_refused_on_another_host_than_the_drivers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its rounds are on the host where they were computed, and nowhere else."""
+def test_rounds_of_other_hosts_are_asked_for_where_a_daemon_is(tmp_path: Path) -> None:
     create_store(tmp_path / "here", 128, Env(), store_id="s")
-    monkeypatch.setenv(DATA_VARIABLE, str(tmp_path / "here"))
-    about = tmp_path / "here" / places.ADDRESS_FILE
-    about.write_text('{"address": "127.0.0.1:1", "node": "n2"}')
-    place = Place("/driver/has/it/here", 128, "s", node="n1")
-    task = SegmentTask(place, t=3, shards=1, stages={}, run=("hops",), round=0)
-    with pytest.raises(nosync.FlowError, match=r"stage hops: a loop .* that of node n1, .* on that of n2"):
-        list(task.run_shard(0, iter([])))
-    about.write_text('{"address": "127.0.0.1:1", "node": "n1"}')
-    with pytest.raises(KeyError):  # it runs, and there is no such stage
-        list(task.run_shard(0, iter([])))
+    directory = FetchingDirectory(tmp_path / "here", 128)
+    traces = [TraceId("hops", "f", Shard(0, 1))]
+    directory.fetch_rounds(traces, 3)  # no daemon: what is here is all there is
+    (tmp_path / "here" / places.ADDRESS_FILE).write_text('{"address": "127.0.0.1:1", "node": "n2"}')
+    with pytest.raises(nosync.ReplicationError, match="does not answer"):
+        directory.fetch_rounds(traces, 3)
