@@ -31,7 +31,7 @@ demo: setup  ## Run a year of real flights through Spark, damage the store, reco
 	@rm -rf $(OUT)
 	$(BIN)/nosync demo --out $(OUT)
 
-test: setup  ## Run the tests (13 to 26 minutes on 2 cores, by the machine).
+test: setup  ## Run the tests (10 to 25 minutes on 2 cores, by the machine).
 	$(BIN)/python -m pytest -n 2 $(IN_PARALLEL) --ignore=$(ON_HOSTS) --durations=10
 	$(BIN)/python -m pytest tests/spark $(ON_HOSTS) --durations=10
 
@@ -61,7 +61,7 @@ cluster: setup  ## Daemons as processes, Spark over three hosts: the long tests,
 model:  ## Check docs/model with Spin, and that planted bugs break it. Needs spin and a C compiler.
 	sh docs/model/check.sh
 
-bench: setup  ## Measure everything beside its baselines and other engines, in less than 15 minutes.
+bench: setup  ## Measure everything beside its baselines and other engines, in about 12 minutes on two fast cores.
 	$(BIN)/python -m bench --scale short
 
 bench-full: setup  ## The same at full scale, then docs/benchmarks.md. Hours; goes on where it was interrupted.

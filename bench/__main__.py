@@ -46,7 +46,7 @@ def _number(value: float | None) -> str:
     type=click.Choice(SCALES),
     default="normal",
     show_default=True,
-    help="short: all in less than 15 minutes.",
+    help="short: all in about 12 minutes on two fast cores.",
 )
 @click.option("--busy-ok", is_flag=True, help="Measure even when the machine is doing something else.")
 @click.option("--resume", is_flag=True, help="Remember what is done; go on where such a run was interrupted.")
@@ -70,7 +70,8 @@ def main(names: tuple[str, ...], scale: str, busy_ok: bool, resume: bool) -> Non
         except Exception:  # noqa: BLE001 - what is wrong is shown, and the others are wanted
             failed.append(name)
             traceback.print_exc()
-        show(name, results)  # of one that fails, what it found until then
+        finally:
+            show(name, results)  # of one that fails, what it found until then
         if name in failed:
             continue
         took_s = time.perf_counter() - began
