@@ -46,7 +46,7 @@ def _number(value: float | None) -> str:
     type=click.Choice(SCALES),
     default="normal",
     show_default=True,
-    help="short: all in about 12 minutes on two fast cores.",
+    help="How many and how large the runs are.",
 )
 @click.option("--busy-ok", is_flag=True, help="Measure even when the machine is doing something else.")
 @click.option("--resume", is_flag=True, help="Remember what is done; go on where such a run was interrupted.")

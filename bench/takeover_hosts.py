@@ -102,7 +102,8 @@ def run(scale: str) -> Iterator[Result]:
             )  # fmt: skip
             yield Result(
                 f"{harm.name}; {state[keys]}", "nosync, layers computed again", found.computed, "layers",
-                "layers that were missing", found.missing, None, "= 1 for one", found.computed == found.missing,
+                "layers that were missing", found.missing, found.computed / found.missing if found.missing else None,
+                "= 1 for one", found.computed == found.missing if found.missing else None,
             )  # fmt: skip
         for name, settings in variants.items() if scale != "short" else ():
             with (

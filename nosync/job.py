@@ -734,20 +734,15 @@ class Job:
         clock.lap("plan")
         computed, reused = 0, 0
         reports_at: dict[int, Reports] = {}
-
-        def given(step: Step) -> Mapping[str, DataFrame]:
-            if not step.needs_input:
-                return {}
-            assert inputs is not None, "the planner asks for input only where it can be replayed"
-            return self._check_inputs(inputs[step.t] if isinstance(inputs, Mapping) else inputs(step.t))
-
         steps = ((step, self.flow_at(step.t)) for step in recovery.steps)
         since = epoch_of(self._node.since())
         epochs = (
             Again(step, flow, self._shards_at(flow, step.t), self._rows_at(step.t), is_retained=step.t >= since)
             for step, flow in steps
         )
-        for one, reports in self._runner.run_all(epochs, given, self.branch_name, self.instance):
+        for one, reports in self._runner.run_all(
+            epochs, lambda step: self._given_again(step, inputs), self.branch_name, self.instance
+        ):
             reports_at[one.step.t] = reports
             computed += sum(report.computed for report in reports.values())
             reused += sum(not report.computed for report in reports.values())
@@ -755,15 +750,8 @@ class Job:
         clock.lap("compute")
         hopeless = {cell.t for cell in recovery.impossible}
         ran = {step.t for step in recovery.steps}
-        for t in sorted(ran - hopeless):  # sealing again compares every digest with the recorded one
-            manifest = self._node.lines.manifest(t, self.branch_name)
-            if manifest is None:
-                continue
-            ids = [entry.id for entry in manifest.entries]
-            self._node.seal(
-                t, ids, self.branch_name, meta=dict(manifest.meta), copies=self._copies(),
-                contents=_contents(ids, reports_at[t]),
-            )  # fmt: skip
+        for t in sorted(ran - hopeless):
+            self._seal_again(t, reports_at[t])
         self._node.sync()
         clock.lap("seal")
         return RecoveryReport(
@@ -775,6 +763,24 @@ class Job:
             reused=reused,
             unrecoverable={str(cell): why for cell, why in recovery.impossible.items()},
             seconds=clock.laps,
+        )
+
+    def _given_again(
+        self, step: Step, inputs: InputsAt | Mapping[int, Mapping[str, DataFrame]] | None
+    ) -> Mapping[str, DataFrame]:
+        if not step.needs_input:
+            return {}
+        assert inputs is not None, "the planner asks for input only where it can be replayed"
+        return self._check_inputs(inputs[step.t] if isinstance(inputs, Mapping) else inputs(step.t))
+
+    def _seal_again(self, t: int, reports: Reports) -> None:
+        """Compares every digest with the recorded one."""
+        manifest = self._node.lines.manifest(t, self.branch_name)
+        if manifest is None:
+            return
+        ids = [entry.id for entry in manifest.entries]
+        self._node.seal(
+            t, ids, self.branch_name, meta=dict(manifest.meta), copies=self._copies(), contents=_contents(ids, reports)
         )
 
     def plan_recovery(self, wanted: list[Cell], *, can_replay: bool | Callable[[int], object] = False) -> RecoveryPlan:

@@ -8,6 +8,7 @@ begins again at the first round, which finds what is left and computes the rest.
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from pathlib import PurePosixPath
@@ -22,6 +23,9 @@ from nosync.replication.transport import Certificates, DaemonClient
 from nosync.replication.wire import check_group
 
 log = logging.getLogger("nosync.replication")
+
+_ANSWER_S = 2.0
+"""A peer that takes longer is about to be suspected; a task waits for this."""
 
 
 class Rounds:
@@ -39,15 +43,19 @@ class Rounds:
         directory = self._node.directory
         for peer in peers.items():
             with self._asked(*peer) as client:
-                names = [f"{group}/{name}" for group in groups for name in client.list_files(group)]
+                names = [f"{group}/{name}" for group in groups for name in client.list_files(group, _ANSWER_S)]
                 rounds = [id for name in names if (id := _round_of(name, t)) is not None]
                 lacking = [id for id in rounds if not directory.path_of(id).exists()]
                 fetch_files(client, directory.root, [f"{LAYERS}/{id.path}" for id in lacking], directory.env)
                 self._node.note([id for id in lacking if directory.path_of(id).exists()])
 
     def drop(self, stage: str, t: int, peers: Mapping[str, str]) -> None:
-        """Here, and on the peers."""
+        """Here, and soon on the peers: no epoch waits for these."""
         self._node.drop_rounds(stage, t)
+        if peers:
+            threading.Thread(target=self._drop_on, args=(stage, t, peers), name="nosync-rounds", daemon=True).start()
+
+    def _drop_on(self, stage: str, t: int, peers: Mapping[str, str]) -> None:
         for peer in peers.items():
             with self._asked(*peer) as client:
                 client.drop_rounds(stage, t)

@@ -293,10 +293,10 @@ class DaemonClient:
         with self._errors("conflicts"):
             return list(self._stub.Conflicts(pb.ConflictsRequest(take_theirs=take_theirs), timeout=60.0).names)
 
-    def list_files(self, directory: str) -> list[str]:
+    def list_files(self, directory: str, timeout_s: float = 60.0) -> list[str]:
         """The names in a directory of the daemon's."""
         with self._errors("list"):
-            replies = self._stub.ListFiles(pb.ListFilesRequest(directory=directory), timeout=60.0)
+            replies = self._stub.ListFiles(pb.ListFilesRequest(directory=directory), timeout=timeout_s)
             return [name for reply in replies for name in reply.names]
 
     def fetch_files(self, names: Sequence[str], timeout_s: float = 3600.0) -> Iterator[pb.Frame]:

@@ -41,7 +41,7 @@ class Runner:
     ) -> dict[int, Reports]:
         """Runs epochs that `nosync.batches` put together, in one Spark job. Raises what tasks raised, and NodeLostError."""
         flow, shards, first = batch[0].flow, batch[0].shards, pack(batch[0].step.t)
-        histories = self._node.histories(branch)
+        histories, line = self._node.histories(branch), self._node.lines.line(branch).id
         if everything and len(batch) > 1:  # the later ones read what the earlier ones write, before it is sealed
             begun = {
                 stage.name: continued(histories.get(stage.name, ()), stage.fingerprint, shards, first)
@@ -56,7 +56,7 @@ class Runner:
                 histories=histories,
                 compute=None if everything else one.step.compute,
                 skip=one.skip,
-                line=self._node.lines.line(branch).id,
+                line=line,
                 instance=instance,
             )
             for one in batch
