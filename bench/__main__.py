@@ -61,7 +61,7 @@ def main(names: tuple[str, ...], scale: str, busy_ok: bool, resume: bool) -> Non
         load = load_before()
         if is_busy(load) and not busy_ok:
             raise click.ClickException(
-                f"the load is {load:.1f}: the machine is busy, figures would mislead (--busy-ok)"
+                f"something else takes {load:.1f} cores of this machine: figures would mislead (--busy-ok)"
             )
         began = time.perf_counter()
         results: list[Result] = []
