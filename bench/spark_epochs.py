@@ -67,6 +67,7 @@ def run(scale: str) -> Iterator[Result]:
         root = Path(temporary)
         yield from _recording(spark, root / "recording", repeats={"short": 6, "normal": 12, "full": 30}[scale])
         yield from _state_sizes(spark, root / "sizes", repeats={"short": 5, "normal": 10, "full": 20}[scale])
+        yield from _backfill(spark, root / "backfill", repeats={"short": 2, "normal": 3, "full": 6}[scale])
         yield from _recovery(spark, root / "recovery")
     spark.stop()
 
@@ -139,6 +140,33 @@ def _state_sizes(spark: SparkSession, root: Path, repeats: int) -> Iterator[Resu
         yield Result(
             f"from the end of an epoch of {rows:,} rows until it is durable, {n:,} keys", "nosync", 1000 * many.median, "ms",
             f"the same with {sizes[0]:,} keys", 1000 * few.median, ratio, "<= 1.2", ratio <= 1.2, many.spread, repeats,
+        )  # fmt: skip
+
+
+# --- many epochs at once ---------------------------------------------------------------------------------------------
+
+
+def _backfill(spark: SparkSession, root: Path, repeats: int) -> Iterator[Result]:
+    """The same epochs one after the other, and all of them in one call."""
+    keys, epochs = 1_000_000, 32
+    for rows in (20_000, 200_000):
+        one, all_ = start(spark, root / f"one-{rows}"), start(spark, root / f"all-{rows}")
+        for run in (one, all_):
+            run.advance(all_keys(spark, keys))
+        one_s, all_s = [], []
+        for i in range(repeats + 1):  # the first time warms up
+            first = i * epochs * rows
+            one_s.append(sum(one.advance(rows_of_batch(spark, first + t * rows, rows, keys)) for t in range(epochs)))
+            given = {"rows": rows_of_batch(spark, first, epochs * rows, keys)}
+            all_s.append(timed(partial(all_.job.backfill, given, epoch=f"v div {rows} + 1")))
+        for run in (one, all_):
+            if run.job.last_sealed() != (repeats + 1) * epochs:
+                raise RuntimeError(f"epoch {run.job.last_sealed()} is the last, expected {(repeats + 1) * epochs}")
+            run.store.close()
+        together, apart = Samples(all_s[1:]), Samples(one_s[1:])
+        yield Result(
+            f"{epochs} epochs of {rows:,} rows, {keys:,} keys", "backfill", together.median, "s", "one after the other",
+            apart.median, together.median / apart.median, "< 1", together.median < apart.median, together.spread, repeats,
         )  # fmt: skip
 
 

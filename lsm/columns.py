@@ -65,6 +65,38 @@ def take_batch(batch: pa.RecordBatch, indices: Indices) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays([take(column, indices) for column in batch.columns], schema=batch.schema)
 
 
+def packed(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """The batch in buffers of its own rows alone: Arrow writes some of what lies behind a slice, so that equal rows would
+    become files of different bytes.
+    """
+    everything = np.arange(batch.num_rows)
+    columns = [column if _is_packed(column) else column.take(pa.array(everything)) for column in batch.columns]
+    return pa.RecordBatch.from_arrays(columns, schema=batch.schema)
+
+
+def _is_packed(column: pa.Array) -> bool:
+    """Whether its buffers have the sizes that its rows need. False also where that is not known."""
+    rows, type_ = len(column), column.type
+    validity, *buffers = column.buffers()
+    if column.offset or not rows or (validity is not None and validity.size != -(-rows // 8)):
+        return False
+    if pa.types.is_struct(type_):
+        fields = [column.field(i) for i in range(type_.num_fields)]
+        return all(len(field) == rows and _is_packed(field) for field in fields)
+    large = pa.types.is_large_string(type_) or pa.types.is_large_binary(type_) or pa.types.is_large_list(type_)
+    if large or pa.types.is_string(type_) or pa.types.is_binary(type_) or pa.types.is_list(type_):
+        offsets = np.frombuffer(buffers[0], np.int64 if large else np.int32)
+        if len(offsets) != rows + 1 or offsets[0]:
+            return False
+        if pa.types.is_list(type_) or pa.types.is_large_list(type_):
+            return len(column.values) == offsets[-1] and _is_packed(column.values)
+        return bool((0 if buffers[1] is None else buffers[1].size) == offsets[-1])
+    try:
+        return bool(buffers[0].size == -(-rows * type_.bit_width // 8))
+    except (ValueError, AttributeError, IndexError):  # a type of no fixed width
+        return False
+
+
 def rows_equal(left: Sequence[pa.Array], left_at: Indices, right: Sequence[pa.Array], right_at: Indices) -> Bools:
     """For each i: whether row `left_at[i]` of `left` and row `right_at[i]` of `right` agree in every column."""
     equal: Bools = np.ones(len(left_at), dtype=np.bool_)

@@ -25,7 +25,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from nosync.lsm.columns import CHANGE_TYPE_COLUMN, as_batch, key_columns, order_by_key, plain, take_batch
+from nosync.lsm.columns import CHANGE_TYPE_COLUMN, as_batch, key_columns, order_by_key, packed, plain, take_batch
 from nosync.lsm.env import Env, storage_errors
 from nosync.lsm.errors import CorruptionError, DeterminismError, InvalidInputError, SchemaError, StorageError
 from nosync.lsm.format import HASH_COLUMN, TOMBSTONE_COLUMN, LayerFileWriter, LayerInfo
@@ -91,7 +91,7 @@ def arrange(
     if not key:
         if deletes is not None:
             raise InvalidInputError(f"{whose}: a layer without a key cannot delete")
-        return LayerRows(as_batch(plain(rows, allow=_LOG_COLUMNS)), ())
+        return LayerRows(packed(as_batch(plain(rows, allow=_LOG_COLUMNS))), ())
     rows = plain(rows)
     names = [*key, *(name for name in rows.column_names if name not in key)]
     key_columns(rows, key, whose)

@@ -28,6 +28,7 @@ from nosync.aggregates import (
     top_k,
     variance,
 )
+from nosync.backfill import BackfillReport
 from nosync.dataflow import Dataflow, Stage
 from nosync.explain import Explanation
 from nosync.job import Job
@@ -125,6 +126,7 @@ __all__ = [
     "ReplayPlan",
     "ReplayReport",
     "EpochReport",
+    "BackfillReport",
     "RecoveryReport",
     "ParquetSink",
     "CallbackSink",

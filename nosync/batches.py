@@ -1,4 +1,4 @@
-"""Several epochs in one Spark job, where all that they need is recorded: in a replay and in a recovery.
+"""Several epochs in one Spark job, where the rows of all are there: in a replay, a recovery and a backfill.
 
 To describe and start a Spark job takes longer than an epoch of a few thousand rows. So a shard's task takes several epochs,
 one after the other; each still has layers, reports and a seal of its own.
@@ -7,7 +7,7 @@ Invariants
 - Rows come to a task in order of their epoch, and an epoch's rows are all there before its stages run.
 - A stage reads no other shard's layer of an epoch before; a loop's rounds wait for all shards, so it runs alone.
 - What is merged away while a batch runs nobody needs again: epochs before `since` run alone.
-- The epochs of a batch have the same flow and the same shards, and nobody gives them rows.
+- The epochs of a batch have the same flow and the same shards. Rows that are given say of which epoch they are.
 """
 
 from __future__ import annotations
@@ -28,11 +28,13 @@ from nosync.segment import SegmentTask
 
 MOST_EPOCHS = 32
 MOST_ROWS = 1_000_000
+MOST_GIVEN_ROWS = 8_000_000
+"""Of rows that are given: they wait in the JVM, which can put them on disk, and each Spark job looks for its own in all."""
 
 
 @dataclass(frozen=True)
 class Again:
-    """An epoch to run again."""
+    """An epoch to run, with others or alone: most were run before."""
 
     step: Step
     flow: BoundFlow
@@ -50,11 +52,11 @@ class Again:
         return bool(self.step.needs_input or self.flow.loops or not self.is_retained)
 
 
-def batches(epochs: Iterable[Again]) -> Iterator[list[Again]]:
+def batches(epochs: Iterable[Again], most_rows: int = MOST_ROWS) -> Iterator[list[Again]]:
     """Epochs, which come in order, that run in one Spark job each."""
     batch: list[Again] = []
     for one in epochs:
-        if batch and not (_fit(batch[-1], one) and _is_small([*batch, one])):
+        if batch and not (_fit(batch[-1], one) and _is_small([*batch, one], most_rows)):
             yield batch
             batch = []
         batch.append(one)
@@ -68,8 +70,8 @@ def _fit(one: Again, other: Again) -> bool:
     return one.flow is other.flow and (one.shards, one.skip) == (other.shards, other.skip)
 
 
-def _is_small(batch: Sequence[Again]) -> bool:
-    return len(batch) <= MOST_EPOCHS and sum(one.rows for one in batch) <= MOST_ROWS
+def _is_small(batch: Sequence[Again], most_rows: int) -> bool:
+    return len(batch) <= MOST_EPOCHS and sum(one.rows for one in batch) <= most_rows
 
 
 def run_epochs_of_shard(
@@ -79,7 +81,7 @@ def run_epochs_of_shard(
 
     Raises what SegmentTask.run_shard raises.
     """
-    if not tasks[0].feeds:
+    if not (tasks[0].feeds or tasks[0].input_given):
         deque(rows, maxlen=0)  # there is nothing in them
     epochs = itertools.groupby(_by_epoch(rows), key=operator.itemgetter(0))
     t, group = next(epochs, _NONE)

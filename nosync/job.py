@@ -9,19 +9,19 @@ job.recover()
 from __future__ import annotations
 
 import contextlib
-import json
 import logging
 import threading
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from nosync.batches import Again
-from nosync.bind import bind, source_fingerprints
+from nosync.backfill import MAX_GAP, BackfillReport, check_counted, epochs_to_run
+from nosync.batches import MOST_GIVEN_ROWS, Again, batches
+from nosync.bind import bind
 from nosync.dataflow import Dataflow
 from nosync.explain import Explanation, explain
-from nosync.levels import DISK, show_level
+from nosync.lineflow import PLACED, LineFlow
 from nosync.lsm.branches import MAIN
 from nosync.lsm.columns import describe
 from nosync.lsm.errors import (
@@ -39,7 +39,7 @@ from nosync.lsm.fence import check_fence, take_over
 from nosync.lsm.history import History
 from nosync.lsm.html import facts_html, rows_html
 from nosync.lsm.layer import Description, Digest, LayerId, Shard, TraceId
-from nosync.lsm.manifest import AT_SAFE_POINT, MAIN_LINE, Content, Manifest
+from nosync.lsm.manifest import AT_SAFE_POINT, Content, Manifest
 from nosync.lsm.marks import Marks
 from nosync.lsm.release import DROP, KEEP, policies
 from nosync.lsm.status import StoreStatus
@@ -64,6 +64,7 @@ if TYPE_CHECKING:
     from pyspark.sql.streaming.query import StreamingQuery
 
     from nosync.segment import Report
+    from nosync.spark.given import EpochOf, GivenEpochs
     from nosync.spark.read import StageReader
 
     Reports = dict[tuple[str, int], Report]
@@ -72,8 +73,8 @@ InputsAt = Callable[[int], "Mapping[str, DataFrame]"]
 
 log = logging.getLogger("nosync")
 
-PLACED = "placed"
-"""In a manifest: by source, the columns that say to which shard its rows went."""
+STREAMS_FROM = "streams_from"
+"""In a manifest of a stream: the epoch of its checkpoint's first batch, where that is not 0."""
 _ATTEMPTS = 4
 """Of an epoch, where hosts are lost while it runs."""
 _MOST_INPUTS = 100
@@ -121,11 +122,11 @@ class Job:
         """The branch that this job runs on."""
         self._check_shape(flow)
         self._declared, self._analyze = flow, Analyzer(spark)
-        self._bound: dict[tuple[object, ...], BoundFlow] = {}
         self._sinks = dict(sinks or {})
         self._unsafe_inputs: dict[int, Mapping[str, DataFrame]] = {}
         self._runner = Runner(spark, self._node, self._place)
         self._asking: threading.Thread | None = None
+        self._streams_from = 0
         self.recoveries: list[RecoveryReport] = []
         """What `advance` had to compute again because a node was lost."""
         self._open_line()
@@ -135,11 +136,9 @@ class Job:
     def _open_line(self) -> None:
         """Binds the flow for the branch's line, and takes it over from whoever ran it before."""
         line = self._node.lines.line(self.branch_name)
-        salt = "" if line.id == MAIN_LINE else line.id
-        self.flow: BoundFlow = bind(self._declared, self._epoch.parse_ddl, self._analyze, salt=salt).placed
+        self._on_line = LineFlow(self._declared, self._node, self.branch_name, self._epoch.parse_ddl, self._analyze)
+        self.flow: BoundFlow = self._on_line.flow
         """With the fingerprints of epochs that bring inputs of their own; `flow_at` has those of others."""
-        self._check_code()
-        self._check_levels()
         self.instance = take_over(self._directory.root, line.id, self._directory.env)
         """Which instance of the job on this line this is; making a newer one stops this one from writing."""
         last = self._node.last_sealed(self.branch_name)
@@ -160,94 +159,7 @@ class Job:
 
     def flow_at(self, t: int) -> BoundFlow:
         """The flow as it ran, or will run, at an epoch: a branch shares the recorded inputs of the line that it came from."""
-        manifest = self._node.lines.manifest(t, self.branch_name) or self._parents_manifest(t)
-        if manifest is None:
-            return self.flow
-        recorded = {e.id.trace.stage: e.id.trace.fingerprint for e in manifest.entries}
-        sources = {stage.name: recorded[stage.name] for stage in self.flow.sources if stage.name in recorded}
-        placed = manifest.meta.get(PLACED)  # None: of an older version, which placed by keys that are asked directly
-        at = (*sorted(sources.items()), json.dumps(placed, sort_keys=True))
-        if at not in self._bound:
-            self._bound[at] = bind(
-                self._declared, self._epoch.parse_ddl, self._analyze, sources=sources, placements=placed
-            )
-        return self._bound[at]
-
-    def _parents_manifest(self, t: int) -> Manifest | None:
-        """What the line that this one came from sealed at an epoch after the fork; None once this one has its own inputs."""
-        line = self._node.lines.line(self.branch_name)
-        if line.parent is None or self._has_own_inputs():
-            return None
-        return self._node.lines.of_line(line.parent).get(Epoch(t))
-
-    def _has_own_inputs(self) -> bool:
-        last = self._node.last_sealed(self.branch_name)
-        manifest = self._node.lines.manifest(last, self.branch_name) if last is not None else None
-        own = {(stage.name, stage.fingerprint) for stage in self.flow.sources}
-        return manifest is not None and any((e.id.trace.stage, e.id.trace.fingerprint) in own for e in manifest.entries)
-
-    def _check_code(self) -> None:
-        """The same line goes on only with the same code: otherwise old and new results would mix silently."""
-        last = self._node.last_sealed(self.branch_name)
-        manifest = self._node.lines.manifest(last, self.branch_name) if last is not None else None
-        if manifest is None:
-            return
-        line = self._node.lines.line(self.branch_name)
-        may_differ = set(line.changed) if manifest.line != line.id else set()
-        self._check_sources(manifest)
-        assert last is not None, "there is a manifest"
-        stages = self.flow_at(last).stages
-        recorded = {e.id.trace.stage: e.id.trace.fingerprint for e in manifest.entries}
-        changed = [
-            n for n, s in stages.items() if n in recorded and recorded[n] != s.fingerprint and n not in may_differ
-        ]
-        added = [s.name for s in self.flow.recorded if s.name not in recorded and s.name not in may_differ]
-        dropped = [n for n in recorded if n not in stages and n not in may_differ]
-        if changed:
-            first = changed[0]
-            raise FlowError(
-                f"stage {first} was recorded with fingerprint {recorded[first]} and is now {stages[first].fingerprint}: "
-                f"its code, settings or inputs changed"
-                f"{' (and so did ' + ', '.join(changed[1:]) + ')' if changed[1:] else ''}. Go back to the recorded code; "
-                "or, if it computes the same, give the stage the version= it had; or branch(); or use a new store"
-            )
-        if added or dropped:
-            raise FlowError(
-                f"the store was written by another flow: stages added {added or 'none'}, dropped {dropped or 'none'}. "
-                "Use the recorded flow, or branch() with add= and drop=, or a new store"
-            )
-
-    def _check_sources(self, manifest: Manifest) -> None:
-        """A source's fingerprint is one that a line of this lineage gives it; otherwise its columns changed."""
-        line = self._node.lines.line(self.branch_name)
-        salts = ["" if o.id == MAIN_LINE else o.id for o in self._node.lines.refs.lineage(line.id)]
-        recorded = {e.id.trace.stage: e.id.trace.fingerprint for e in manifest.entries}
-        known = [source_fingerprints(self._declared, self._epoch.parse_ddl, salt=salt) for salt in salts]
-        for stage in self.flow.sources:
-            fingerprint = recorded.get(stage.name)
-            if fingerprint is not None and all(of[stage.name] != fingerprint for of in known):
-                raise FlowError(
-                    f"stage {stage.name} was recorded with fingerprint {fingerprint} and is now {stage.fingerprint}: "
-                    "the columns of the source changed"
-                )
-
-    def _check_levels(self) -> None:
-        for source in self._declared.sources:
-            lossy = [s.name for s in self.flow.recorded if not s.level and source.name in self.flow.ancestors(s.name)]
-            if source.at_safe_point != KEEP and lossy:
-                raise FlowError(
-                    f"source {source.name}: at_safe_point={source.at_safe_point!r}, and stage {lossy[0]} has persist='memory': "
-                    "what is lost of it could not be computed again; persist it on disk, or keep the source"
-                )
-        for stage in self.flow.stages.values():
-            if stage.level > max(DISK, self._node.replicas):
-                kept = (
-                    "is embedded, without peers" if self._node.replicas == 1 else f"keeps {self._node.replicas} copies"
-                )
-                raise FlowError(
-                    f"stage {stage.name}: persist={show_level(stage.level)!r} needs {stage.level} nodes, and this store "
-                    f"{kept}: use persist='disk', or run daemons with --replicas {stage.level} (docs/operations.md)"
-                )
+        return self._on_line.at(t)
 
     # --- running --------------------------------------------------------------------------------------------------
 
@@ -264,10 +176,72 @@ class Job:
         flow = self.flow if self._node.lines.manifest(t, self.branch_name) is None else self.flow_at(t)
         self._unsafe_inputs[t] = checked
         reports = self._run_surely(flow, t, checked)
+        self._finish(flow, t, reports)
+        return epoch_report(t, reports, self.flow, time.perf_counter() - started)
+
+    def _finish(self, flow: BoundFlow, t: int, reports: Reports) -> None:
+        """Seals an epoch that ran, and gives its changes to the sinks."""
         self._seal(flow, t, reports)
         self._deliver(t)
         self._let_go_of_inputs()
-        return epoch_report(t, reports, self.flow, time.perf_counter() - started)
+
+    def backfill(
+        self,
+        inputs: Mapping[str, DataFrame],
+        *,
+        epoch: EpochOf,
+        max_gap: int = MAX_GAP,
+        progress: Progress | None = None,
+    ) -> BackfillReport:
+        """Runs all epochs that the given rows are of, many in each Spark job: what `advance` would do one by one.
+
+        `inputs`: one DataFrame a source. `epoch`: the number of a row's epoch as an expression over its columns, those
+        included that the source does not have, such as `"datediff(day, '2013-01-01') div 7"`; or one for each source.
+        Epochs between that have no rows run without any, up to `max_gap` in a row. Each is sealed on its own, so that a
+        backfill which was interrupted goes on where it was when it is called again; epochs that are sealed are not run, but
+        must have as many rows. The DataFrames are read once to count and again for each Spark job: persist() what is costly.
+
+        Raises what `advance` raises, after sealing the epochs before; InvalidInputError for an expression that does not do.
+        """
+        from nosync.spark.given import GivenEpochs  # noqa: PLC0415 - the store works without pyspark
+
+        started = time.perf_counter()
+        columns = {stage.name: stage.schema.names for stage in self.flow.sources}
+        given = GivenEpochs(self._spark, self._check_inputs(inputs), columns, epoch)
+        counts = given.counts()
+        last = self._node.last_sealed(self.branch_name)
+        todo = epochs_to_run(counts, lambda t: self._node.lines.manifest(t, self.branch_name), last, max_gap)
+        rows = {t: sum(counts.get(t, {}).values()) for t in todo}
+        epochs = (Again(Step(t, {}, frozenset()), self.flow, self._shards, rows[t]) for t in todo)
+        reports: list[EpochReport] = []
+        for batch in batches(epochs, MOST_GIVEN_ROWS):
+            for t, found in self._run_given(batch, given):
+                report = epoch_report(t, found, self.flow, seconds=0.0)
+                check_counted(t, rows[t], report.rows_in)
+                self._finish(self.flow, t, found)
+                reports.append(report)
+                if progress:
+                    progress(len(reports), len(todo))
+        return BackfillReport(
+            first=todo.start,
+            last=todo.stop - 1,
+            sealed_before=sum(t not in rows for t in counts),
+            rows_in=sum(report.rows_in for report in reports),
+            layers_computed=sum(report.layers_computed for report in reports),
+            layers_reused=sum(report.layers_reused for report in reports),
+            bytes_recorded=sum(report.bytes_recorded for report in reports),
+            seconds=time.perf_counter() - started,
+        )
+
+    def _run_given(self, batch: Sequence[Again], given: GivenEpochs) -> Iterator[tuple[int, Reports]]:
+        """Runs epochs together; where that fails one by one, so that those before the failure come."""
+        epochs = [one.step.t for one in batch]
+        if self._node.store_id:
+            self._unsafe_inputs.update((t, given.at(t)) for t in epochs)
+        rows = given.between(epochs[0], epochs[-1])
+        together = self._runner.run_together(batch, rows, self.branch_name, self.instance, everything=True)
+        for t in epochs:
+            yield t, together[t] if together else self._run_surely(self.flow, t, given.at(t))
 
     def _run_surely(self, flow: BoundFlow, t: int, inputs: Mapping[str, DataFrame]) -> Reports:
         """Runs an epoch; without the hosts that are lost meanwhile, and after computing again what only they had."""
@@ -318,6 +292,8 @@ class Job:
             "shards": self._shards_at(flow, t),
             PLACED: {name: list(columns) for name, columns in flow.placements.items()},
         }
+        if self._streams_from:
+            meta[STREAMS_FROM] = self._streams_from
         let_go = {stage.name: stage.at_safe_point for stage in self._declared.sources if stage.at_safe_point != KEEP}
         if let_go:
             meta[AT_SAFE_POINT] = let_go
@@ -332,25 +308,40 @@ class Job:
         checkpoint: str | Path,
         trigger: Mapping[str, Any] | None = None,
         name: str | None = None,
+        first: int = 0,
     ) -> StreamingQuery:
-        """Runs the flow under Structured Streaming: one epoch per micro-batch, with the batch id as its number.
+        """Runs the flow under Structured Streaming: one epoch per micro-batch, with the batch id added to `first` as its number.
 
         `inputs`: one streaming DataFrame per source. `checkpoint`: where Spark keeps the offsets; start again with the
         same one to go on, after any failure. `trigger`: as for writeStream.trigger, such as `{"availableNow": True}`.
+        `first`: the epoch of the checkpoint's first batch, such as the one after a backfill; the same at each start.
         The sources must be replayable, as for any exactly-once query. Sinks are part of the Job.
         """
         from nosync.spark.stream import start_stream  # noqa: PLC0415
 
         checked = self._check_inputs(inputs)
+        pack(first)
         last = self._node.last_sealed(self.branch_name)
-        fresh = not Path(checkpoint).exists()
-        if fresh and last is not None:
-            raise FlowError(
-                f"the store is at epoch {last}, but {checkpoint} is a new checkpoint, whose batches start at 0: "
-                "use the checkpoint that this store was streamed with, or a new store"
-            )
+        self._streams_from = first
+        if last is not None and last + 1 != first:
+            if not Path(checkpoint).exists():
+                raise FlowError(
+                    f"the store is at epoch {last}, but {checkpoint} is a new checkpoint, whose first batch would be epoch "
+                    f"{first}: use the checkpoint that this store was streamed with; or first={last + 1}, for rows that it does "
+                    "not have yet"
+                )
+            manifest = self._node.lines.manifest(last, self.branch_name)
+            assert manifest is not None, "it is sealed"
+            before = manifest.meta.get(STREAMS_FROM, 0)
+            if before != first:
+                raise FlowError(
+                    f"the store was streamed with first={before}, and now with first={first}: the numbers of its epochs "
+                    "would shift"
+                )
         query_name = name or f"nosync-{self.flow.name}"
-        return start_stream(self.advance, checked, checkpoint, trigger or {}, query_name)
+        return start_stream(
+            lambda batch, rows: self.advance(first + batch, rows), checked, checkpoint, trigger or {}, query_name
+        )
 
     def _check_epoch(self, t: int) -> None:
         pack(t)
@@ -375,7 +366,7 @@ class Job:
 
     def _rows_at(self, t: int) -> int:
         """How many rows the sources of a sealed epoch had."""
-        manifest = self._node.lines.manifest(t, self.branch_name) or self._parents_manifest(t)
+        manifest = self._node.lines.manifest(t, self.branch_name) or self._on_line.parents_manifest(t)
         sources = {stage.name for stage in self.flow.sources}
         return sum(entry.rows for entry in manifest.entries if entry.id.trace.stage in sources) if manifest else 0
 
@@ -383,7 +374,7 @@ class Job:
         """How many shards an epoch has: those it was sealed with (by the line it came from, in a replay), or the job's."""
         sealed = self._node.lines.manifest(t, self.branch_name)
         if sealed is None and flow is not self.flow:
-            sealed = self._parents_manifest(t)
+            sealed = self._on_line.parents_manifest(t)
         return sealed.entries[0].id.trace.shard.count if sealed and sealed.entries else self._shards
 
     def _ids(self, flow: BoundFlow, t: int) -> list[LayerId]:
@@ -594,7 +585,7 @@ class Job:
         line = self._node.lines.line(self.branch_name)
         if line.parent is None:
             raise FlowError("the main line has no recorded future to replay; branch() first")
-        if self._has_own_inputs():
+        if self._on_line.has_own_inputs():
             raise FlowError(
                 f"branch {self.branch_name} has inputs of its own since it was advanced: nothing is left to replay"
             )
@@ -658,7 +649,7 @@ class Job:
         if at is None or theirs is None or mine is None or theirs < mine:
             raise FlowError(f"branch {branch.branch_name} is at epoch {theirs}, main at {mine}: replay() it first")
         self._node.promote(branch.branch_name, keep_as)
-        self._declared, self._bound = branch._declared, {}
+        self._declared = branch._declared
         branch.branch_name = MAIN
         self._withdraw(at)
         self._open_line()
@@ -675,7 +666,6 @@ class Job:
                 f"rewind() belongs to the job on {MAIN!r}; branch {self.branch_name!r} can be branched off at {t} instead"
             )
         kept = self._store.rewind(t, keep_as)
-        self._bound = {}
         self._open_line()
         return kept
 

@@ -4,7 +4,8 @@ Each builds the DataFrame that computes and records its stages, and runs it:
 
     source rows -> hash in the JVM -> repartitionById(shard) -> segment task -> hash -> repartitionById -> ... -> reports
 
-Each segment is one `mapInArrow`; only reports reach the driver. Several epochs can share a job, see nosync.batches.
+Each segment is one `mapInArrow`; only reports reach the driver. Several epochs can share a job, see nosync.batches: then each
+row says in `_epoch` of which it is, those of sources as well.
 """
 
 from __future__ import annotations
@@ -93,9 +94,9 @@ def run_epochs(
 ) -> dict[int, Reports]:
     """Runs epochs: one Spark job for each round of each loop, and one for all the rest.
 
-    Several epochs have one number of shards and skip the same stages, have no loops and are given no rows. Returns for each
-    epoch a report of every (stage, shard) that was computed or yielded. Raises whatever a task raised, as the NosyncError
-    it was.
+    Several epochs have one number of shards and skip the same stages, and have no loops; rows that they are given have
+    `_epoch`. Returns for each epoch a report of every (stage, shard) that was computed or yielded. Raises whatever a task
+    raised, as the NosyncError it was.
     """
     # Under foreachBatch the rows belong to a session of the query's own.
     spark = next((frame.sparkSession for frame in inputs.values()), spark)
@@ -126,7 +127,7 @@ class _EpochRun:
     def __init__(
         self, spark: SparkSession, flow: BoundFlow, plans: Sequence[EpochPlan], inputs: Mapping[str, DataFrame]
     ) -> None:
-        assert len(plans) == 1 or not (flow.loops or inputs), "such epochs run alone"
+        assert len(plans) == 1 or not flow.loops, "such epochs run alone"
         self._spark, self._flow, self._plans, self._inputs = spark, flow, plans, inputs
         self._plan = plans[0]
         self.reports: dict[int, Reports] = {plan.t: {} for plan in plans}
@@ -225,9 +226,8 @@ class _EpochJob:
         self._spark, self._flow, self._plans, self._inputs = spark, flow, plans, inputs
         self._shards = plans[0].shards
         self.part = part
-        self._beside: tuple[str, ...] = (TAG_COLUMN, REPORT_COLUMN)
-        if self._has_several:
-            self._beside = (EPOCH_COLUMN, *self._beside)
+        self._of_epoch: tuple[str, ...] = (EPOCH_COLUMN,) if self._has_several else ()
+        self._beside = (*self._of_epoch, TAG_COLUMN, REPORT_COLUMN)
         self._wanted_at = self._wanted_emissions()
         self._wanted = None if self._wanted_at is None else set[Emission]().union(*self._wanted_at)
         self._shared: dict[Emission, DataFrame] = {}
@@ -318,10 +318,9 @@ class _EpochJob:
         round = self.part.round if inside else None
         tasks = self._tasks(run, feeds, emission, round=round, absent=absent, head=segment.name)
         if segment.fused:
-            (task,) = tasks
-            given = given_rows(task.sources, feeds, flow.stages, self._inputs)
+            given = given_rows(tasks[0].sources, feeds, flow.stages, self._inputs, self._of_epoch)
             rows = self._placed(given.rows, given.place).drop(*given.only_for_place)
-            return self._mapped(rows, [replace(task, fused=True)])
+            return self._mapped(rows, [replace(task, fused=True) for task in tasks])
         if len(absent) < len(feeds):
             rows = self._fed(segment, feeds, absent)
         elif loop is not None or segment.feeds:
@@ -420,8 +419,7 @@ class _EpochJob:
         cases = " ".join(f"WHEN {i} THEN {of_side}" for i, of_side in zip(frames, homes, strict=True))
         by_key = f"CASE {SIDE_COLUMN} {cases} END" if several else homes[0]
         shard = f"CASE WHEN {REPORT_COLUMN} IS NULL THEN {by_key} ELSE {TAG_COLUMN} END"
-        placed = rows.repartitionById(self._shards, F.expr(f"CAST({shard} AS INT)"))
-        return placed.sortWithinPartitions(EPOCH_COLUMN) if self._has_several else placed
+        return self._in_shards(rows, shard)
 
     def _fed_by(self, segment: Segment, feed: Feed) -> DataFrame:
         """A feed's rows, with the hash of their key where tasks do not compute it."""
@@ -470,7 +468,7 @@ class _EpochJob:
         if given is None:
             schema = from_arrow_schema(head.schema.append(pa.field(HASH64_COLUMN, pa.int64())))
             return self._spark.createDataFrame([], schema).repartitionById(self._shards, F.lit(0))
-        columns = [quoted(name) for name in head.schema.names]
+        columns = [*self._of_epoch, *(quoted(name) for name in head.schema.names)]
         if not {*head.placed_by} <= {*head.schema.names}:
             given = given.alias("__given")  # no name of it can be taken for that of a column
         if is_hashed_in_tasks(head.schema, head.schema.names):
@@ -479,7 +477,11 @@ class _EpochJob:
         return self._placed(given.selectExpr(*columns), place_of(head) if head.placed_by else HASH64_COLUMN)
 
     def _placed(self, rows: DataFrame, hash64: str) -> DataFrame:
-        return rows.repartitionById(self._shards, F.expr(f"CAST({self._shard_of(hash64)} AS INT)"))
+        return self._in_shards(rows, self._shard_of(hash64))
+
+    def _in_shards(self, rows: DataFrame, shard: str) -> DataFrame:
+        placed = rows.repartitionById(self._shards, F.expr(f"CAST({shard} AS INT)"))
+        return placed.sortWithinPartitions(EPOCH_COLUMN) if self._has_several else placed
 
     # Expressions are texts: those built of Column objects ask the JVM once for each part, which adds up in every epoch.
 

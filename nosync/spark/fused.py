@@ -36,14 +36,15 @@ def given_rows(
     feeds: Sequence[Feed],
     stages: Mapping[str, BoundStage],
     inputs: Mapping[str, DataFrame],
+    beside: Sequence[str] = (),
 ) -> Given:
-    """Each source's rows with what expressions say of them."""
+    """Each source's rows with what expressions say of them. `beside`: columns of all rows, which are sent as they are."""
     frames, places, is_place_wanted = [], [], False
     for n, (source, columns) in enumerate(zip(sources, carried(sources, feeds, stages), strict=True)):
         given = inputs[source.name]
         side = n if len(sources) > 1 else None
         feed = feed_of(source, feeds)
-        sent = _sent(side, source, columns)
+        sent = {name: quoted(name) for name in beside} | _sent(side, source, columns)
         is_hash_wanted = feed is not None and not is_hashed_in_tasks(stages[feed.jvm[-1]].rows_schema, feed.key)
         is_place_wanted = is_place_wanted or is_hash_wanted
         if is_hash_wanted or not {*source.placed_by} <= {*source.schema.names}:

@@ -65,6 +65,25 @@ class Runner:
             return run_epochs(self._spark, flow, plans, inputs)
         return self._watch.run(lambda: run_epochs(self._spark, flow, plans, inputs))
 
+    def run_together(
+        self,
+        batch: Sequence[Again],
+        inputs: Mapping[str, DataFrame],
+        branch: str,
+        instance: Instance,
+        *,
+        everything: bool = False,
+    ) -> dict[int, Reports] | None:
+        """As `run`, for several epochs. None where they have to run one by one: there is only one, or together they failed."""
+        if len(batch) == 1:
+            return None
+        try:
+            return self.run(batch, inputs, branch, instance, everything=everything)
+        except NosyncError as error:
+            level = logging.INFO if isinstance(error, StageError) else logging.WARNING
+            log.log(level, "epochs %d to %d run one by one: %s", batch[0].step.t, batch[-1].step.t, error)
+            return None
+
     def run_all(
         self,
         epochs: Iterable[Again],
@@ -79,16 +98,11 @@ class Runner:
         Where several fail together they run one by one, so that those before the failure come, and then what `run` raises.
         """
         for batch in batches(epochs):
-            if len(batch) > 1:
-                try:
-                    found = self.run(batch, {}, branch, instance, everything=everything)
-                except NosyncError as error:
-                    level = logging.INFO if isinstance(error, StageError) else logging.WARNING
-                    log.log(level, "epochs %d to %d run one by one: %s", batch[0].step.t, batch[-1].step.t, error)
-                else:
-                    yield from ((one, found[one.step.t]) for one in batch)
-                    continue
+            found = self.run_together(batch, {}, branch, instance, everything=everything)
             for one in batch:
+                if found is not None:
+                    yield one, found[one.step.t]
+                    continue
                 reports = self.run([one], inputs_at(one.step), branch, instance, everything=everything)[one.step.t]
                 if len(batch) > 1:
                     reports = {at: _counted_as_computed(one, report) for at, report in reports.items()}

@@ -61,8 +61,10 @@ def test_the_streaming_page(
     (tmp_path / "in").mkdir()
     (tmp_path / "in" / "1.json").write_text('{"customer": "ann", "amount": 3}\n{"customer": "bob", "amount": 4}\n')
     # The JVM of the test session was started in another directory.
-    run_page("streaming.md", 4, {f'"{name}"': repr(str(tmp_path / name)) for name in ("in/", "checkpoint/", "state/")})
+    names = ("in/", "checkpoint/", "state/", "other-checkpoint/", "other-state/")
+    run_page("streaming.md", 5, {f'"{name}"': repr(str(tmp_path / name)) for name in names})
     printed = capsys.readouterr().out
+    assert "backfill: 2 epochs, 0 to 1, 3 rows in" in printed
     assert "|     ann|     1|    3|" in printed
     assert printed.count("insert") == 2
     assert (tmp_path / "out" / "epoch=0").is_dir()

@@ -58,9 +58,9 @@ def read_stream(spark: SparkSession, directory: Path) -> DataFrame:
     return spark.readStream.schema(SCHEMA).option("maxFilesPerTrigger", 1).json(str(directory))
 
 
-def run_stream(job: nosync.Job, spark: SparkSession, root: Path) -> None:
+def run_stream(job: nosync.Job, spark: SparkSession, root: Path, **options: Any) -> None:
     query = job.stream(
-        {"words": read_stream(spark, root / "in")}, checkpoint=root / "cp", trigger={"availableNow": True}
+        {"words": read_stream(spark, root / "in")}, checkpoint=root / "cp", trigger={"availableNow": True}, **options
     )
     assert query.awaitTermination(240)
 
@@ -102,6 +102,33 @@ def test_a_stream_is_epochs_and_goes_on_after_a_restart(
             job.stream({"words": read_stream(spark, tmp_path / "in")}, checkpoint=tmp_path / "other")
     with open_store("empty") as store, pytest.raises(nosync.InvalidInputError, match="not a streaming one"):
         make_job(store, spark).stream({"words": spark.createDataFrame([("a", 1)], SCHEMA)}, checkpoint=tmp_path / "x")
+
+
+def test_the_history_first_and_then_the_stream(spark: SparkSession, open_store: OpenStore, tmp_path: Path) -> None:
+    write_input(tmp_path / "all")
+    for name in ("history", "in", "more"):
+        (tmp_path / name).mkdir()
+    for i, path in enumerate(sorted((tmp_path / "all").iterdir())):
+        os.link(path, tmp_path / ("history" if i < 3 else "in" if i < 6 else "more") / path.name)
+    with open_store() as store:
+        job = make_job(store, spark)
+        history = spark.read.schema(SCHEMA).json(str(tmp_path / "history")).select("*", "_metadata.file_name")
+        report = job.backfill({"words": history}, epoch="CAST(left(file_name, 4) AS INT) + 10")
+        assert (report.first, report.last) == (10, 12)
+        with pytest.raises(nosync.FlowError, match=r"store is at epoch 12, but .* would be epoch 0: .* first=13"):
+            run_stream(job, spark, tmp_path)
+        run_stream(job, spark, tmp_path, first=13)
+        assert store.last_sealed() == 15
+    for path in (tmp_path / "more").iterdir():
+        os.link(path, tmp_path / "in" / path.name)
+    with open_store() as store:
+        job = make_job(store, spark)
+        with pytest.raises(nosync.FlowError, match="streamed with first=13, and now with first=0"):
+            run_stream(job, spark, tmp_path)
+        run_stream(job, spark, tmp_path, first=13)
+        state = {row.word: (row.n, row.total) for row in job.read("totals").collect()}
+        assert (store.last_sealed(), state) == (17, totals_of(tmp_path / "all"))
+        assert replay([row.asDict() for row in job.changes("totals", 9, 17).collect()]) == state
 
 
 def test_two_sources_in_one_stream(spark: SparkSession, open_store: OpenStore, tmp_path: Path) -> None:

@@ -1,0 +1,62 @@
+"""Equal rows become equal bytes, whatever they were cut from."""
+
+from __future__ import annotations
+
+import datetime
+import decimal
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from nosync.lsm.directory import LayerDirectory
+from nosync.lsm.layer import Description, LayerId, Shard, TraceId
+from nosync.lsm.writer import arrange
+
+ROWS = 40
+COLUMNS: dict[str, pa.Array] = {
+    "ints": pa.array([*range(ROWS)]),
+    "some ints": pa.array([None, 1] * (ROWS // 2)),
+    "texts": pa.array(["a", "bb", None, ""] * (ROWS // 4)),
+    "large texts": pa.array(["a", "bb", None, ""] * (ROWS // 4), pa.large_string()),
+    "bytes": pa.array([b"a", None] * (ROWS // 2)),
+    "two bytes": pa.array([b"ab"] * ROWS, pa.binary(2)),
+    "flags": pa.array([True, None, False, False] * (ROWS // 4)),
+    "lists": pa.array([[1, 2], [3], None, []] * (ROWS // 4)),
+    "lists of lists of texts": pa.array([[["x"], []], [["yy"]], None, []] * (ROWS // 4)),
+    "pairs": pa.array([[1, 2]] * ROWS, pa.list_(pa.int64(), 2)),
+    "structs": pa.array([{"a": 1, "b": "x"}, None, {"a": None, "b": "yy"}, {"a": 3, "b": None}] * (ROWS // 4)),
+    "maps": pa.array([[("a", 1)], [], None, [("b", None)]] * (ROWS // 4), pa.map_(pa.string(), pa.int64())),
+    "decimals": pa.array([decimal.Decimal("1.5")] * ROWS),
+    "times": pa.array([datetime.datetime(2013, 7, 4)] * ROWS),
+    "nothing": pa.nulls(ROWS),
+}
+
+
+def as_written(table: pa.Table) -> pa.Table:
+    """As it comes from another process."""
+    stream = pa.BufferOutputStream()
+    with pa.ipc.new_stream(stream, table.schema) as writer:
+        writer.write_table(table)
+    return pa.ipc.open_stream(stream.getvalue()).read_all()
+
+
+@pytest.mark.parametrize("name", COLUMNS)
+def test_a_slice_is_written_as_what_it_is(name: str, tmp_path: Path) -> None:
+    whole = pa.table({"c": COLUMNS[name]})
+
+    def digest(rows: pa.Table, t: int) -> str:
+        id = LayerId(TraceId("log", "raw", Shard(0)), Description.of_epoch(0))
+        (tmp_path / str(t) / "tmp").mkdir(parents=True)
+        return LayerDirectory(tmp_path / str(t), 128).publish(id, arrange(rows, (), whose="")).digest
+
+    ranges = [(0, ROWS), (0, 5), (3, 5), (8, 16), (ROWS - 1, 1), (7, 0)]
+    for n, (first, count) in enumerate(ranges):
+        alone: Any = whole.take(pa.array(np.arange(first, first + count)))
+        expected = digest(alone, 10 * n)
+        assert digest(whole.slice(first, count), 10 * n + 1) == expected
+        assert digest(as_written(whole).slice(first, count), 10 * n + 2) == expected
+        assert digest(as_written(alone), 10 * n + 3) == expected
+        assert digest(pa.concat_tables([alone.slice(0, 2), alone.slice(2)]), 10 * n + 4) == expected
