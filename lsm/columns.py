@@ -78,8 +78,10 @@ def _is_packed(column: pa.Array) -> bool:
     """Whether its buffers have the sizes that its rows need. False also where that is not known."""
     rows, type_ = len(column), column.type
     validity, *buffers = column.buffers()
-    if column.offset or not rows or (validity is not None and validity.size != -(-rows // 8)):
+    if column.offset or not rows or not (validity is None or _are_bits_of(validity, rows)):
         return False
+    if pa.types.is_boolean(type_):
+        return _are_bits_of(buffers[0], rows)
     if pa.types.is_struct(type_):
         fields = [column.field(i) for i in range(type_.num_fields)]
         return all(len(field) == rows and _is_packed(field) for field in fields)
@@ -95,6 +97,11 @@ def _is_packed(column: pa.Array) -> bool:
         return bool(buffers[0].size == -(-rows * type_.bit_width // 8))
     except (ValueError, AttributeError, IndexError):  # a type of no fixed width
         return False
+
+
+def _are_bits_of(buffer: pa.Buffer, rows: int) -> bool:
+    """Whether it has a bit for each row and then zeros."""
+    return bool(buffer.size == -(-rows // 8) and not (rows % 8 and memoryview(buffer)[-1] >> rows % 8))
 
 
 def rows_equal(left: Sequence[pa.Array], left_at: Indices, right: Sequence[pa.Array], right_at: Indices) -> Bools:
@@ -183,6 +190,8 @@ def plain_type(type_: pa.DataType, name: str) -> pa.DataType:
     t = pa.types
     if t.is_dictionary(type_):
         return plain_type(type_.value_type, name)
+    if t.is_string_view(type_) or t.is_binary_view(type_):
+        return pa.large_string() if t.is_string_view(type_) else pa.large_binary()
     if t.is_struct(type_):
         return pa.struct([f.with_type(plain_type(f.type, name)) for f in type_])
     if t.is_map(type_):
@@ -192,7 +201,8 @@ def plain_type(type_: pa.DataType, name: str) -> pa.DataType:
     if t.is_list(type_) or t.is_large_list(type_):
         make = pa.large_list if t.is_large_list(type_) else pa.list_
         return make(type_.value_field.with_type(plain_type(type_.value_type, name)))
-    if isinstance(type_, pa.BaseExtensionType) or t.is_union(type_) or t.is_run_end_encoded(type_):
+    unusual = t.is_union(type_) or t.is_run_end_encoded(type_) or t.is_list_view(type_) or t.is_large_list_view(type_)
+    if isinstance(type_, pa.BaseExtensionType) or unusual:
         raise SchemaError(f"column {name!r} has type {type_}, which cannot be stored: cast it to a plain type first")
     return type_
 

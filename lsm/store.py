@@ -435,16 +435,18 @@ class Store:
     def rewind(self, t: int, keep_as: str | None = None) -> str | None:
         """Lets the main line go on from epoch `t`; what it had after that is kept as a branch, whose name is returned.
 
-        `keep_as`: that branch's name (default `before-rewind-<n>`); `""` drops it. Raises InvalidInputError for a `t` that
-        is not between `since` and the epoch before the last one.
+        `keep_as`: that branch's name (default `before-rewind-<n>`); `""` drops it. Where `t` is the last sealed epoch, there is
+        nothing to keep: what was recorded of later ones, which failed, is let go of, so that they can be given other rows.
+        Raises InvalidInputError for a `t` that is not between `since` and the last epoch.
         """
         pack(t)
         last = self.last_sealed()
-        if last is None or not self.since() <= t < last:
-            possible = "there are no epochs yet" if last is None else f"possible are {self.since()} to {last - 1}"
+        if last is None or not self.since() <= t <= last:
+            possible = "there are no epochs yet" if last is None else f"possible are {self.since()} to {last}"
             raise InvalidInputError(f"cannot rewind to {t}: {possible}")
         number = self.node.lines.refs.entries + 1
-        kept = f"before-rewind-{number}" if keep_as is None else keep_as or None
+        default = f"before-rewind-{number}" if t < last else None
+        kept = default if keep_as is None else keep_as or None
         name = f"rewind-{number}"
         self.node.create_branch(name, MAIN, t, ())
         self.node.promote(name, kept)

@@ -189,7 +189,8 @@ def _reconcile(final: Path, id: LayerId, temporary: Path, digest: Digest, env: E
         f"stage {trace.stage} shard {trace.shard} timestamp {show(id.description.lower)}: computed twice with different "
         f"results (recorded digest {recorded.digest[:16]}, {recorded.info.rows} rows; now digest {digest[:16]}). "
         "The recorded layer stays. Remove randomness and order dependence from the stage, or declare it "
-        "deterministic=False; for changed input or logic, use another timestamp or a branch",
+        "deterministic=False. For other input than that of an attempt which failed, rewind() to the last sealed epoch first; for "
+        "changed logic, use a branch",
         stage=trace.stage,
         shard=str(trace.shard),
         t=show(id.description.lower),

@@ -5,7 +5,7 @@ Epochs follow one another: those between that have no rows run without any, as w
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, fields
 
 from nosync.lsm.errors import InvalidInputError, OutOfOrderError
@@ -54,7 +54,11 @@ class BackfillReport:
 
 
 def epochs_to_run(
-    counts: Counts, manifest_of: Callable[[int], Manifest | None], last: int | None, max_gap: int
+    counts: Counts,
+    sources: Collection[str],
+    manifest_of: Callable[[int], Manifest | None],
+    last: int | None,
+    max_gap: int,
 ) -> range:
     """The epochs from the next one to the last that has rows. `last`: the newest sealed one.
 
@@ -64,16 +68,14 @@ def epochs_to_run(
     if not counts:
         raise InvalidInputError("no source has any row: there is nothing to backfill")
     epochs = sorted(counts)
-    for t in epochs:
-        if last is None or t > last:
-            break
+    first = epochs[0] if last is None else last + 1
+    for t in range(epochs[0], min(first, epochs[-1] + 1)):
         manifest = manifest_of(t)
         if manifest is None:
             raise OutOfOrderError(
-                f"rows of epoch {t} are given, which is before the store's first; the next one is {last + 1}"
+                f"rows of epoch {t} are given, which is before the store's first; the next one is {first}"
             )
-        _check_same(t, counts[t], manifest)
-    first = epochs[0] if last is None else last + 1
+        _check_same(t, counts.get(t, {}), manifest, sources)
     at = first - 1
     for t in epochs:
         if t - at > max_gap + 1:
@@ -90,16 +92,18 @@ def check_counted(t: int, counted: int, ran: int) -> None:
     if ran != counted:
         raise InvalidInputError(
             f"epoch {t} had {counted:,} rows when they were counted and {ran:,} when it ran: a DataFrame that was given has "
-            "other rows each time it is read; persist() it, or write it out first"
+            "other rows each time it is read. Write it out and give what was written, after rewind() to the last sealed epoch "
+            "(in a new store where there is none): some of its rows are recorded already"
         )
 
 
-def _check_same(t: int, given: Mapping[str, int], manifest: Manifest) -> None:
+def _check_same(t: int, given: Mapping[str, int], manifest: Manifest, sources: Collection[str]) -> None:
     recorded: dict[str, int] = {}
     for entry in manifest.entries:
         stage = entry.id.trace.stage
         recorded[stage] = recorded.get(stage, 0) + entry.rows
-    for source, rows in given.items():
+    for source in sources:
+        rows = given.get(source, 0)
         if rows != recorded.get(source, 0):
             raise InvalidInputError(
                 f"source {source}: epoch {t} is sealed with {recorded.get(source, 0):,} rows and is given {rows:,}: a sealed "

@@ -74,7 +74,7 @@ InputsAt = Callable[[int], "Mapping[str, DataFrame]"]
 log = logging.getLogger("nosync")
 
 STREAMS_FROM = "streams_from"
-"""In a manifest of a stream: the epoch of its checkpoint's first batch, where that is not 0."""
+"""In a manifest of a stream: the epoch of its checkpoint's first batch."""
 _ATTEMPTS = 4
 """Of an epoch, where hosts are lost while it runs."""
 _MOST_INPUTS = 100
@@ -126,7 +126,6 @@ class Job:
         self._unsafe_inputs: dict[int, Mapping[str, DataFrame]] = {}
         self._runner = Runner(spark, self._node, self._place)
         self._asking: threading.Thread | None = None
-        self._streams_from = 0
         self.recoveries: list[RecoveryReport] = []
         """What `advance` had to compute again because a node was lost."""
         self._open_line()
@@ -136,7 +135,9 @@ class Job:
     def _open_line(self) -> None:
         """Binds the flow for the branch's line, and takes it over from whoever ran it before."""
         line = self._node.lines.line(self.branch_name)
-        self._on_line = LineFlow(self._declared, self._node, self.branch_name, self._epoch.parse_ddl, self._analyze)
+        self._on_line = LineFlow(
+            self._declared, self._node, lambda: self.branch_name, self._epoch.parse_ddl, self._analyze
+        )
         self.flow: BoundFlow = self._on_line.flow
         """With the fingerprints of epochs that bring inputs of their own; `flow_at` has those of others."""
         self.instance = take_over(self._directory.root, line.id, self._directory.env)
@@ -167,21 +168,25 @@ class Job:
         """Runs epoch `t` on the given rows (one DataFrame a source) and seals it.
 
         After an attempt that failed in the middle, call it again with the same rows: what was recorded is used.
-        A sealed `t` again with the same rows changes nothing. Raises OutOfOrderError unless `t` is the next epoch (the
-        first may be any), DeterminismError for other rows than recorded, SchemaError, StageError, StorageError.
+        A sealed `t` again with the same rows changes nothing; rewind() to the last sealed epoch first to give other rows than
+        those of an attempt that failed. Raises OutOfOrderError unless `t` is the next epoch (the first may be any),
+        DeterminismError for other rows than recorded, SchemaError, StageError, StorageError.
         """
+        return self._advance(t, inputs)
+
+    def _advance(self, t: int, inputs: Mapping[str, DataFrame], streams_from: int | None = None) -> EpochReport:
         started = time.perf_counter()
         self._check_epoch(t)
         checked = self._check_inputs(inputs)
         flow = self.flow if self._node.lines.manifest(t, self.branch_name) is None else self.flow_at(t)
         self._unsafe_inputs[t] = checked
         reports = self._run_surely(flow, t, checked)
-        self._finish(flow, t, reports)
+        self._finish(flow, t, reports, streams_from)
         return epoch_report(t, reports, self.flow, time.perf_counter() - started)
 
-    def _finish(self, flow: BoundFlow, t: int, reports: Reports) -> None:
+    def _finish(self, flow: BoundFlow, t: int, reports: Reports, streams_from: int | None = None) -> None:
         """Seals an epoch that ran, and gives its changes to the sinks."""
-        self._seal(flow, t, reports)
+        self._seal(flow, t, reports, streams_from)
         self._deliver(t)
         self._let_go_of_inputs()
 
@@ -200,6 +205,7 @@ class Job:
         Epochs between that have no rows run without any, up to `max_gap` in a row. Each is sealed on its own, so that a
         backfill which was interrupted goes on where it was when it is called again; epochs that are sealed are not run, but
         must have as many rows. The DataFrames are read once to count and again for each Spark job: persist() what is costly.
+        After a failure rewind() to the last sealed epoch before giving other rows: some are recorded already.
 
         Raises what `advance` raises, after sealing the epochs before; InvalidInputError for an expression that does not do.
         """
@@ -210,7 +216,11 @@ class Job:
         given = GivenEpochs(self._spark, self._check_inputs(inputs), columns, epoch)
         counts = given.counts()
         last = self._node.last_sealed(self.branch_name)
-        todo = epochs_to_run(counts, lambda t: self._node.lines.manifest(t, self.branch_name), last, max_gap)
+        todo = epochs_to_run(
+            counts, list(columns), lambda t: self._node.lines.manifest(t, self.branch_name), last, max_gap
+        )
+        if last in counts:
+            self._deliver(last)  # to sinks that an attempt before left without it
         rows = {t: sum(counts.get(t, {}).values()) for t in todo}
         epochs = (Again(Step(t, {}, frozenset()), self.flow, self._shards, rows[t]) for t in todo)
         reports: list[EpochReport] = []
@@ -283,7 +293,7 @@ class Job:
             for t in [t for t in list(self._unsafe_inputs) if safe is not None and t <= safe]:
                 self._unsafe_inputs.pop(t, None)
 
-    def _seal(self, flow: BoundFlow, t: int, reports: Reports) -> None:
+    def _seal(self, flow: BoundFlow, t: int, reports: Reports, streams_from: int | None = None) -> None:
         check_fence(
             self._directory.root, self._node.lines.line(self.branch_name).id, self.instance, self._directory.env
         )
@@ -292,8 +302,8 @@ class Job:
             "shards": self._shards_at(flow, t),
             PLACED: {name: list(columns) for name, columns in flow.placements.items()},
         }
-        if self._streams_from:
-            meta[STREAMS_FROM] = self._streams_from
+        if streams_from is not None:
+            meta[STREAMS_FROM] = streams_from
         let_go = {stage.name: stage.at_safe_point for stage in self._declared.sources if stage.at_safe_point != KEEP}
         if let_go:
             meta[AT_SAFE_POINT] = let_go
@@ -321,27 +331,48 @@ class Job:
 
         checked = self._check_inputs(inputs)
         pack(first)
+        self._check_stream(checkpoint, first)
+
+        def run_batch(batch: int, rows: Mapping[str, DataFrame]) -> EpochReport:
+            t, newest = first + batch, self._node.last_sealed(self.branch_name)
+            if newest is not None and t < newest:  # Spark runs only its last batch again
+                raise FlowError(
+                    f"batch {batch} of the stream would be epoch {t}, and the store is at {newest} by other rows than the "
+                    f"stream's: go on with a new checkpoint and first={newest + 1}"
+                )
+            return self._advance(t, rows, first)
+
+        query_name = name or f"nosync-{self.flow.name}"
+        return start_stream(run_batch, checked, checkpoint, trigger or {}, query_name)
+
+    def _check_stream(self, checkpoint: str | Path, first: int) -> None:
+        """Raises FlowError where the batches of a checkpoint would not follow the epochs that there are."""
         last = self._node.last_sealed(self.branch_name)
-        self._streams_from = first
-        if last is not None and last + 1 != first:
-            if not Path(checkpoint).exists():
+        if last is None:
+            return
+        before = self._streamed_from(last)
+        if not Path(checkpoint).exists():
+            if first != last + 1:
                 raise FlowError(
                     f"the store is at epoch {last}, but {checkpoint} is a new checkpoint, whose first batch would be epoch "
                     f"{first}: use the checkpoint that this store was streamed with; or first={last + 1}, for rows that it does "
                     "not have yet"
                 )
-            manifest = self._node.lines.manifest(last, self.branch_name)
-            assert manifest is not None, "it is sealed"
-            before = manifest.meta.get(STREAMS_FROM, 0)
-            if before != first:
-                raise FlowError(
-                    f"the store was streamed with first={before}, and now with first={first}: the numbers of its epochs "
-                    "would shift"
-                )
-        query_name = name or f"nosync-{self.flow.name}"
-        return start_stream(
-            lambda batch, rows: self.advance(first + batch, rows), checked, checkpoint, trigger or {}, query_name
-        )
+        elif before is None and first != last + 1:
+            raise FlowError(
+                f"epoch {last} of the store was not streamed, and {checkpoint} has batches of a stream: use a new checkpoint "
+                f"and first={last + 1}, for rows that the store does not have yet"
+            )
+        elif before not in (None, first):
+            raise FlowError(
+                f"the store was streamed with first={before}, and now with first={first}: the numbers of its epochs would "
+                "shift. It is the same number at each start"
+            )
+
+    def _streamed_from(self, t: int) -> int | None:
+        """The epoch of the first batch of the stream that an epoch came by; None where it came by none."""
+        manifest = self._node.lines.manifest(t, self.branch_name) or self._on_line.parents_manifest(t)
+        return manifest.meta.get(STREAMS_FROM) if manifest is not None else None
 
     def _check_epoch(self, t: int) -> None:
         pack(t)
@@ -621,7 +652,7 @@ class Job:
         epochs = (self._again(t) for t in range(first, last + 1))
         ran_all = self._runner.run_all(epochs, lambda _: {}, self.branch_name, self.instance, everything=True)
         for one, reports in ran_all:
-            self._seal(one.flow, one.step.t, reports)
+            self._seal(one.flow, one.step.t, reports, self._streamed_from(one.step.t))
             ran = sum(report.computed for report in reports.values())
             computed += ran
             shared += len(one.flow.recorded) * one.shards - ran
@@ -659,7 +690,8 @@ class Job:
     def rewind(self, t: int, *, keep_as: str | None = None) -> str | None:
         """Lets the main line go on from epoch `t`; what it had after that is kept as a branch, whose name is returned.
 
-        `keep_as`: that branch's name (default `before-rewind-<n>`); `""` drops it. Sinks withdraw epochs after `t`.
+        `keep_as`: that branch's name (default `before-rewind-<n>`); `""` drops it. Sinks withdraw epochs after `t`. With the
+        last sealed epoch it lets go of what a failed attempt at the next ones recorded, so that they can be given other rows.
         """
         if self.branch_name != MAIN:
             raise FlowError(

@@ -28,17 +28,27 @@ class LineFlow:
     """Raises FlowError where the flow is not that of the line's last epoch, or asks for what the store does not keep."""
 
     def __init__(
-        self, declared: Dataflow, node: StoreNode, branch: str, parse_ddl: Callable[[str], pa.Schema], analyze: Analyze
+        self,
+        declared: Dataflow,
+        node: StoreNode,
+        branch: Callable[[], str],
+        parse_ddl: Callable[[str], pa.Schema],
+        analyze: Analyze,
     ) -> None:
-        self._declared, self._node, self._branch = declared, node, branch
+        """`branch`: its name, which may become another one when the branch is promoted."""
+        self._declared, self._node, self._branch_now = declared, node, branch
         self._parse_ddl, self._analyze = parse_ddl, analyze
         self._bound: dict[tuple[object, ...], BoundFlow] = {}
-        line = node.lines.line(branch)
+        line = node.lines.line(self._branch)
         salt = "" if line.id == MAIN_LINE else line.id
         self.flow: BoundFlow = bind(declared, parse_ddl, analyze, salt=salt).placed
         """With the fingerprints of epochs that bring inputs of their own; `at` has those of others."""
         self._check_code()
         self._check_levels()
+
+    @property
+    def _branch(self) -> str:
+        return self._branch_now()
 
     def at(self, t: int) -> BoundFlow:
         """The flow as it ran, or will run, at an epoch: a branch shares the recorded inputs of the line that it came from."""

@@ -58,7 +58,8 @@ def compact(path: Path, stage: str | None, retain: int | None, as_json: bool) ->
 def rewind(path: Path, epoch: int, keep_as: str | None, drop: bool, as_json: bool) -> None:
     """Let the main line go on from EPOCH; what it had after that is kept as a branch.
 
-    Sinks take back what they were given for later epochs when the job is started again.
+    Sinks take back what they were given for later epochs when the job is started again. With the last sealed epoch, what a
+    failed attempt at the next one has recorded is let go of, so that it can be given other rows.
 
     \b
       nosync rewind state/ 26
@@ -72,6 +73,9 @@ def rewind(path: Path, epoch: int, keep_as: str | None, drop: bool, as_json: boo
     if as_json:
         print_json({"epoch": epoch, "was": last, "kept_as": kept})
     else:
+        if epoch == last:
+            out.print(f"the main line is at epoch {epoch}; what was recorded of later ones is let go of")
+            return
         rest = f"epochs {epoch + 1} to {last} are " + ("deleted" if kept is None else f"kept as branch {escape(kept)}")
         out.print(f"the main line is at epoch {epoch} again; {rest}")
 

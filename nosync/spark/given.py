@@ -13,13 +13,14 @@ from pyspark.sql.types import IntegralType
 from nosync.lsm.columns import EPOCH_COLUMN
 from nosync.lsm.errors import InvalidInputError
 from nosync.lsm.timestamp import MAX_EPOCH
+from nosync.spark.epoch import task_errors
 from nosync.spark.expressions import quoted
 from nosync.spark.session import contains
 
 MOST_EPOCHS = 100_000
 """Of one backfill. Who has more has taken something else for their number."""
 _SOURCE, _ROWS = "_source", "_rows"
-_DATED = "CURRENT_LIKE"
+_DATED, _OF_MANY_ROWS = "CURRENT_LIKE", ("WINDOW", "GENERATE")
 
 EpochOf = str | Column | Mapping[str, str | Column]
 """The expression that gives a row's epoch; by source, where it is not the same for all."""
@@ -58,7 +59,8 @@ class GivenEpochs:
             for source, frame in self._frames.items()
         ]
         found: dict[int, dict[str, int]] = {}
-        rows = reduce(DataFrame.unionByName, counted).limit(len(counted) * MOST_EPOCHS + 1).collect()
+        with task_errors():
+            rows = reduce(DataFrame.unionByName, counted).limit(len(counted) * MOST_EPOCHS + 1).collect()
         for row in rows:
             t, source, n = row[EPOCH_COLUMN], row[_SOURCE], row[_ROWS]
             if t is None or not 0 <= t <= MAX_EPOCH:
@@ -67,7 +69,7 @@ class GivenEpochs:
                     "leave them out with where(), or give another epoch="
                 )
             found.setdefault(t, {})[source] = n
-        if len(rows) > MOST_EPOCHS:
+        if len(found) > MOST_EPOCHS:
             raise InvalidInputError(
                 f"the rows are of more than {MOST_EPOCHS:,} epochs; an epoch is a batch of rows such as an hour or a day: "
                 "epoch='ts div 3600' where ts is in seconds, epoch=\"datediff(day, '2013-01-01')\" for a date"
@@ -89,6 +91,10 @@ def _with_epoch(
     spark: SparkSession, source: str, frame: DataFrame, columns: list[str], epoch: str | Column
 ) -> DataFrame:
     whose = f"source {source}: epoch={epoch if isinstance(epoch, str) else str(epoch)!r}"
+    if not isinstance(epoch, str | Column):
+        raise InvalidInputError(f"{whose} is a {type(epoch).__name__}, expected an expression over the row's columns")
+    if frame.isStreaming:
+        raise InvalidInputError(f"source {source}: a streaming DataFrame was given; use stream(), or spark.read")
     try:
         column = F.expr(epoch) if isinstance(epoch, str) else epoch
         rows = frame.select(column.alias(EPOCH_COLUMN), *(F.col(quoted(name)) for name in columns))
@@ -103,7 +109,13 @@ def _with_epoch(
             f"{whose} is a {type_.simpleString()}, expected a whole number such as \"datediff(day, '2013-01-01')\" or "
             "'unix_timestamp(ts) div 3600'"
         )
-    made = rows._jdf.queryExecution().analyzed().projectList().apply(0)
-    if not made.deterministic() or contains(spark, made, _DATED):
-        raise InvalidInputError(f"{whose} is another one each time: an epoch must follow from the row's own columns")
+    plan = rows._jdf.queryExecution().withCachedData()  # what is persisted stays as it is
+    if not plan.deterministic() or contains(spark, plan, _DATED):
+        raise InvalidInputError(
+            f"{whose}, or the DataFrame, is another one each time it is asked (rand, uuid, current_date, ...): write it out first"
+        )
+    if contains(spark, plan, *_OF_MANY_ROWS) and not contains(
+        spark, frame._jdf.queryExecution().withCachedData(), *_OF_MANY_ROWS
+    ):
+        raise InvalidInputError(f"{whose} depends on other rows, expected an expression over the row's own columns")
     return rows.withColumn(EPOCH_COLUMN, F.col(EPOCH_COLUMN).cast("bigint"))

@@ -14,7 +14,7 @@ import pytest
 
 import nosync
 from nosync.lsm.layer import parse_file_name
-from nosync.lsm.timestamp import round_of
+from nosync.lsm.timestamp import epoch_of, round_of
 from nosync.testing.daemons import eventually
 from nosync.testing.driver import SHARDS, STAGES, link_rows, make_flow, make_loop, outcome, rows
 from nosync.testing.hosts import can_make_namespaces, hosts
@@ -132,7 +132,9 @@ def take_over(made: SparkHosts, expected: list[Any]) -> None:
 
 
 @long
-def test_a_loop_over_several_hosts_one_of_which_is_lost(spark: SparkSession, tmp_path: Path) -> None:
+@pytest.mark.parametrize("how", ["lost", "frozen"])
+def test_a_loop_over_several_hosts_one_of_which_goes_away(spark: SparkSession, tmp_path: Path, how: str) -> None:
+    """In the middle of an epoch's rounds; a frozen one comes back when the others are done."""
     epochs, stages = 6, STAGES["loop"]
     with nosync.open(tmp_path / "alone") as store:
         job = nosync.Job(make_loop(1), store, spark=spark, shards=SHARDS)
@@ -142,14 +144,24 @@ def test_a_loop_over_several_hosts_one_of_which_is_lost(spark: SparkSession, tmp
     assert [len(reached) for reached in alone[:epochs]] == [13, 25, 11, 11, 25, 25]
     with cluster(tmp_path / "hosts", "n1", "n2", "n3") as made:
         driver = made.start_driver("n1", epochs=epochs, loop=True)
-        driver.wait_for_epoch(3, 200.0)
-        made.hosts.kill("n3")
-        check(driver.finish(), driver, alone)
+        driver.wait_for_epoch(2, 200.0)
 
-        def rounds() -> list[Path]:
+        def rounds(t: int | None = None) -> list[Path]:
+            """The files of rounds, of an epoch or of any."""
             layers = [path for n in ("n1", "n2") for path in made.data(n).glob("layers/*/*/*/*.layer")]
             of = [(path, parse_file_name(path.name)) for path in layers]
-            return [path for path, d in of if d is not None and (round_of(d.lower) or round_of(d.upper))]
+            found = [(path, d) for path, d in of if d is not None and (round_of(d.lower) or round_of(d.upper))]
+            return [path for path, d in found if t is None or epoch_of(d.lower) == t]
+
+        eventually("epoch 3 is at its second round", lambda: len(rounds(3)) > 2 * SHARDS, 60.0)
+        if how == "lost":
+            made.hosts.kill("n3")
+        else:
+            made.hosts.signal("n3", signal.SIGSTOP)
+        check(driver.finish(), driver, alone)
+        if how == "frozen":
+            made.hosts.signal("n3", signal.SIGCONT)
+            eventually("n3 has all of it", lambda: made.status("n3").safe_point == epochs - 1, 60.0)
 
         eventually(
             "the rounds are gone on both hosts, some seconds after they were dropped", lambda: not rounds(), 60.0

@@ -152,6 +152,44 @@ def test_what_came_before_a_failure_is_sealed_and_the_rest_goes_on(spark: SparkS
     assert (report.first, report.last, report.sealed_before) == (5, EPOCHS - 1, 5)
 
 
+def test_other_rows_after_a_failure(spark: SparkSession, open_store: OpenStore) -> None:
+    """What a failed attempt recorded is bound to its rows until rewind() to the last sealed epoch."""
+    flow = nosync.Dataflow("f")
+    flow.source("orders", ORDERS).map("kept", some_until_five).aggregate("n", key=["item"], n=count())
+    job = nosync.Job(flow, open_store(), spark=spark, shards=SHARDS)
+    orders = all_rows(spark, range(EPOCHS))["orders"]
+    with pytest.raises(nosync.StageError, match="item 50 came"):
+        job.backfill({"orders": orders}, epoch="number")
+    mended = orders.where("item <> 50")
+    with pytest.raises(nosync.DeterminismError, match=r"For other input .* rewind\(\) to the last sealed epoch first"):
+        job.backfill({"orders": mended}, epoch="number")
+    assert job.rewind(4) is None
+    assert set(job._store.branches()) == {"main"}, "there was nothing to keep"
+    assert job.backfill({"orders": mended}, epoch="number").epochs == EPOCHS - 5
+    alone = nosync.Job(flow, open_store("alone"), spark=spark, shards=SHARDS)
+    alone.backfill({"orders": mended}, epoch="number")
+    for t in range(EPOCHS):
+        assert sorted(map(tuple, job.read("n", t).collect())) == sorted(map(tuple, alone.read("n", t).collect()))
+
+
+def test_a_sink_that_fails_gets_the_epoch_again(spark: SparkSession, open_store: OpenStore) -> None:
+    given: list[int] = []
+
+    def take(changes: DataFrame, t: int) -> None:
+        given.append(t)
+        if given == [0, 1]:
+            raise ConnectionError("gone")
+
+    flow = nosync.Dataflow("f")
+    flow.source("a", "x bigint")
+    job = nosync.Job(flow, open_store(), spark=spark, shards=SHARDS, sinks={"a": nosync.CallbackSink(take)})
+    rows = {"a": spark.range(4).selectExpr("id AS x")}
+    with pytest.raises(ConnectionError):
+        job.backfill(rows, epoch="x")
+    job.backfill(rows, epoch="x")
+    assert given == [0, 1, 1, 2, 3]
+
+
 def test_sinks_are_given_each_epoch(spark: SparkSession, open_store: OpenStore) -> None:
     given: list[tuple[int, int]] = []
     sink = nosync.CallbackSink(lambda changes, t: given.append((t, changes.count())))
@@ -193,6 +231,9 @@ def one_source(spark: SparkSession, open_store: OpenStore) -> nosync.Job:
         ("x / 2", nosync.InvalidInputError, r"epoch='x / 2' is a double, expected a whole number such as"),
         ("max(x)", nosync.InvalidInputError, r"Spark cannot evaluate it"),
         ("CAST(10 * rand() AS INT)", nosync.InvalidInputError, r"is another one each time"),
+        ("row_number() OVER (ORDER BY x)", nosync.InvalidInputError, r"depends on other rows"),
+        ("CAST(concat('a', x) AS INT)", nosync.NosyncError, r"CAST_INVALID_INPUT"),
+        (5, nosync.InvalidInputError, r"epoch='5' is a int, expected an expression"),
         ("datediff(current_date(), DATE'2013-01-01')", nosync.InvalidInputError, r"is another one each time"),
         ("nullif(x, 1)", nosync.InvalidInputError, r"source a: 1 rows have the epoch null, expected 0\.\."),
         ("x - 1", nosync.InvalidInputError, r"source a: 1 rows have the epoch -1, expected 0\.\."),
@@ -238,6 +279,29 @@ def test_rows_that_come_too_late_are_refused(spark: SparkSession, open_store: Op
     assert job.last_sealed() == 4
 
 
+def test_all_sources_of_a_sealed_epoch_are_compared(spark: SparkSession, open_store: OpenStore) -> None:
+    job = nosync.Job(fused_join(), open_store(), spark=spark, shards=SHARDS)
+    given = all_rows(spark, range(3))
+    job.backfill(given, epoch="number")
+    with pytest.raises(nosync.InvalidInputError, match="source items: epoch 1 is sealed with 2 rows and is given 0"):
+        job.backfill({**given, "items": given["items"].where("number <> 1")}, epoch="number")
+
+
+def test_dataframes_that_do_not_do(spark: SparkSession, open_store: OpenStore) -> None:
+    job = one_source(spark, open_store)
+    stream = spark.readStream.format("rate").load().selectExpr("value AS x")
+    with pytest.raises(nosync.InvalidInputError, match=r"a streaming DataFrame was given; use stream\(\)"):
+        job.backfill({"a": stream}, epoch="x")
+    drawn = spark.range(9).selectExpr("CAST(3 * rand() AS BIGINT) AS x")
+    with pytest.raises(nosync.InvalidInputError, match="or the DataFrame, is another one each time it is asked"):
+        job.backfill({"a": drawn}, epoch="x")
+    kept = drawn.persist()
+    try:
+        assert job.backfill({"a": kept}, epoch="x").rows_in == 9, "what is persisted stays as it is"
+    finally:
+        kept.unpersist()
+
+
 def test_rows_that_are_others_each_time(spark: SparkSession, open_store: OpenStore, tmp_path: Any) -> None:
     """They are counted, and then come to be others: nothing is sealed that was not counted."""
     job = one_source(spark, open_store)
@@ -253,3 +317,8 @@ def test_rows_that_are_others_each_time(spark: SparkSession, open_store: OpenSto
     with pytest.raises(nosync.InvalidInputError, match="epoch 1 had 1 rows when they were counted and 2 when it ran"):
         job.backfill({"a": rows}, epoch="x")
     assert job.last_sealed() == 0
+    written = spark.createDataFrame([(0,), (0,), (1,)], "x bigint")
+    job.rewind(0)
+    with pytest.raises(nosync.InvalidInputError, match="epoch 0 is sealed with 1 rows and is given 2"):
+        job.backfill({"a": written}, epoch="x")
+    assert job.backfill({"a": written.where("x = 1")}, epoch="x").rows_in == 1

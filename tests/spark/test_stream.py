@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pytest
+from pyspark.errors import StreamingQueryException
 
 import nosync
 from tests.conftest import OpenStore
@@ -123,12 +124,40 @@ def test_the_history_first_and_then_the_stream(spark: SparkSession, open_store: 
         os.link(path, tmp_path / "in" / path.name)
     with open_store() as store:
         job = make_job(store, spark)
-        with pytest.raises(nosync.FlowError, match="streamed with first=13, and now with first=0"):
-            run_stream(job, spark, tmp_path)
+        for wrong in (0, 16):  # 16: a batch whose commit Spark did not come to would be an epoch twice
+            with pytest.raises(nosync.FlowError, match=f"streamed with first=13, and now with first={wrong}"):
+                run_stream(job, spark, tmp_path, first=wrong)
+        branch = job.branch("same", at=14)
+        branch.replay()
+        job.promote(branch)
         run_stream(job, spark, tmp_path, first=13)
         state = {row.word: (row.n, row.total) for row in job.read("totals").collect()}
         assert (store.last_sealed(), state) == (17, totals_of(tmp_path / "all"))
         assert replay([row.asDict() for row in job.changes("totals", 9, 17).collect()]) == state
+        assert branch.explain("totals", {"word": "a"}, 12).inputs["words"].num_rows, "it is the main line's by now"
+
+
+def test_batches_of_epochs_that_came_otherwise(spark: SparkSession, open_store: OpenStore, tmp_path: Path) -> None:
+    write_input(tmp_path / "mine" / "in", 3)
+    write_input(tmp_path / "other" / "in", 1)
+    with open_store("its store") as store:
+        run_stream(make_job(store, spark), spark, tmp_path / "other")
+    os.link(tmp_path / "mine" / "in" / "0001.json", tmp_path / "other" / "in" / "0001.json")
+    with open_store() as store:
+        job = make_job(store, spark)
+        run_stream(job, spark, tmp_path / "mine", first=4)
+        with pytest.raises(
+            StreamingQueryException, match="batch 1 of the stream would be epoch 5, and the store is at 6"
+        ):
+            run_stream(job, spark, tmp_path / "other", first=4)
+        more = spark.createDataFrame([("a", 1)], SCHEMA)
+        job.advance(7, {"words": more})
+        os.link(tmp_path / "mine" / "in" / "0001.json", tmp_path / "mine" / "in" / "0003.json")
+        with pytest.raises(
+            nosync.FlowError, match=r"epoch 7 of the store was not streamed, and .* has batches .* first=8"
+        ):
+            run_stream(job, spark, tmp_path / "mine", first=4)
+        assert job.last_sealed() == 7
 
 
 def test_two_sources_in_one_stream(spark: SparkSession, open_store: OpenStore, tmp_path: Path) -> None:

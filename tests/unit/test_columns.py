@@ -12,10 +12,11 @@ import pyarrow as pa
 import pytest
 
 from nosync.lsm.directory import LayerDirectory
+from nosync.lsm.errors import SchemaError
 from nosync.lsm.layer import Description, LayerId, Shard, TraceId
 from nosync.lsm.writer import arrange
 
-ROWS = 40
+ROWS = 8
 COLUMNS: dict[str, pa.Array] = {
     "ints": pa.array([*range(ROWS)]),
     "some ints": pa.array([None, 1] * (ROWS // 2)),
@@ -27,12 +28,17 @@ COLUMNS: dict[str, pa.Array] = {
     "lists": pa.array([[1, 2], [3], None, []] * (ROWS // 4)),
     "lists of lists of texts": pa.array([[["x"], []], [["yy"]], None, []] * (ROWS // 4)),
     "pairs": pa.array([[1, 2]] * ROWS, pa.list_(pa.int64(), 2)),
+    "structs of flags": pa.array([{"a": True}, {"a": None}, {"a": False}, {"a": True}] * (ROWS // 4)),
     "structs": pa.array([{"a": 1, "b": "x"}, None, {"a": None, "b": "yy"}, {"a": 3, "b": None}] * (ROWS // 4)),
     "maps": pa.array([[("a", 1)], [], None, [("b", None)]] * (ROWS // 4), pa.map_(pa.string(), pa.int64())),
     "decimals": pa.array([decimal.Decimal("1.5")] * ROWS),
     "times": pa.array([datetime.datetime(2013, 7, 4)] * ROWS),
     "nothing": pa.nulls(ROWS),
 }
+
+
+for name in list(COLUMNS):
+    COLUMNS[f"many {name}"] = pa.concat_arrays([COLUMNS[name]] * 5)
 
 
 def as_written(table: pa.Table) -> pa.Table:
@@ -46,13 +52,14 @@ def as_written(table: pa.Table) -> pa.Table:
 @pytest.mark.parametrize("name", COLUMNS)
 def test_a_slice_is_written_as_what_it_is(name: str, tmp_path: Path) -> None:
     whole = pa.table({"c": COLUMNS[name]})
+    rows = len(whole)
 
     def digest(rows: pa.Table, t: int) -> str:
         id = LayerId(TraceId("log", "raw", Shard(0)), Description.of_epoch(0))
         (tmp_path / str(t) / "tmp").mkdir(parents=True)
         return LayerDirectory(tmp_path / str(t), 128).publish(id, arrange(rows, (), whose="")).digest
 
-    ranges = [(0, ROWS), (0, 5), (3, 5), (8, 16), (ROWS - 1, 1), (7, 0)]
+    ranges = [(0, rows), (0, 5), (0, 1), (3, 5), (rows // 2, rows // 4), (rows - 1, 1), (5, 0)]
     for n, (first, count) in enumerate(ranges):
         alone: Any = whole.take(pa.array(np.arange(first, first + count)))
         expected = digest(alone, 10 * n)
@@ -60,3 +67,14 @@ def test_a_slice_is_written_as_what_it_is(name: str, tmp_path: Path) -> None:
         assert digest(as_written(whole).slice(first, count), 10 * n + 2) == expected
         assert digest(as_written(alone), 10 * n + 3) == expected
         assert digest(pa.concat_tables([alone.slice(0, 2), alone.slice(2)]), 10 * n + 4) == expected
+
+
+def test_views_are_stored_as_what_they_show(tmp_path: Path) -> None:
+    texts = pa.array(["a", None, "what is longer than twelve bytes"])
+    stored = arrange(pa.table({"c": texts.cast(pa.string_view())}), (), whose="").batch
+    assert stored.column(0).equals(texts.cast(pa.large_string()))
+    assert arrange(pa.table({"c": pa.array([b"a"], pa.binary_view())}), (), whose="").batch.column(0).to_pylist() == [
+        b"a"
+    ]
+    with pytest.raises(SchemaError, match="'c' has type list_view.*cannot be stored: cast it"):
+        arrange(pa.table({"c": pa.array([[1]], pa.list_view(pa.int64()))}), (), whose="")
