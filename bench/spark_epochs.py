@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -67,7 +67,8 @@ def run(scale: str) -> Iterator[Result]:
         root = Path(temporary)
         yield from _recording(spark, root / "recording", repeats={"short": 6, "normal": 12, "full": 30}[scale])
         yield from _state_sizes(spark, root / "sizes", repeats={"short": 5, "normal": 10, "full": 20}[scale])
-        yield from _backfill(spark, root / "backfill", repeats={"short": 2, "normal": 3, "full": 6}[scale])
+        sizes = (20_000,) if scale == "short" else (20_000, 200_000)
+        yield from _backfill(spark, root / "backfill", sizes, repeats={"short": 1, "normal": 3, "full": 6}[scale])
         yield from _recovery(spark, root / "recovery")
     spark.stop()
 
@@ -146,10 +147,10 @@ def _state_sizes(spark: SparkSession, root: Path, repeats: int) -> Iterator[Resu
 # --- many epochs at once ---------------------------------------------------------------------------------------------
 
 
-def _backfill(spark: SparkSession, root: Path, repeats: int) -> Iterator[Result]:
+def _backfill(spark: SparkSession, root: Path, sizes: Sequence[int], repeats: int) -> Iterator[Result]:
     """The same epochs one after the other, and all of them in one call."""
     keys, epochs = 1_000_000, 32
-    for rows in (20_000, 200_000):
+    for rows in sizes:
         one, all_ = start(spark, root / f"one-{rows}"), start(spark, root / f"all-{rows}")
         for run in (one, all_):
             run.advance(all_keys(spark, keys))

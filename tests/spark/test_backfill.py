@@ -90,7 +90,7 @@ def all_rows(spark: SparkSession, epochs: range) -> Frames:
 def test_the_same_layers_as_one_epoch_after_the_other(
     make: Callable[[], nosync.Dataflow], spark: SparkSession, open_store: OpenStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    epochs = 3 if make is with_a_loop else 5
+    epochs = 2 if make is with_a_loop else 4
     one_by_one = nosync.Job(make(), open_store("one"), spark=spark, shards=SHARDS)
     expected = [one_by_one.advance(t, rows(spark, t)) for t in range(epochs)]
     job = nosync.Job(make(), open_store("all"), spark=spark, shards=SHARDS)
@@ -166,10 +166,9 @@ def test_other_rows_after_a_failure(spark: SparkSession, open_store: OpenStore) 
     assert job.rewind(4) is None
     assert set(job._store.branches()) == {"main"}, "there was nothing to keep"
     assert job.backfill({"orders": mended}, epoch="number").epochs == EPOCHS - 5
-    alone = nosync.Job(flow, open_store("alone"), spark=spark, shards=SHARDS)
-    alone.backfill({"orders": mended}, epoch="number")
-    for t in range(EPOCHS):
-        assert sorted(map(tuple, job.read("n", t).collect())) == sorted(map(tuple, alone.read("n", t).collect()))
+    for t in (4, EPOCHS - 1):
+        expected = mended.where(f"number <= {t} AND n % 2 = 0").groupBy("item").count()
+        assert sorted(map(tuple, job.read("n", t).collect())) == sorted(map(tuple, expected.collect()))
 
 
 def test_a_sink_that_fails_gets_the_epoch_again(spark: SparkSession, open_store: OpenStore) -> None:

@@ -188,11 +188,11 @@ with nosync.open(root / "store") as store:
     print("started", flush=True)
     sinks = {"totals": nosync.ParquetSink(root / "out")}
     job = make_job(store, spark, sinks)
-    advance = job.advance
-    def announce(t, inputs):
+    advance = job._advance
+    def announce(t, *rest):
         print("epoch", t, flush=True)
-        return advance(t, inputs)
-    job.advance = announce
+        return advance(t, *rest)
+    job._advance = announce
     run_stream(job, spark, root)
 print("done", flush=True)
 """
