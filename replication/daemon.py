@@ -245,6 +245,7 @@ class Daemon(rpc.DaemonServicer):
             return None
 
     def _follow(self, watch: Watch) -> None:
+        watch.give_way()
         try:
             for paths in watch.changes():
                 self._noticed(paths)

@@ -92,6 +92,19 @@ def test_what_only_a_peer_holds_is_fetched_when_it_is_read(tmp_path: Path) -> No
             daemons.start("n1")
 
 
+def test_who_publishes_keeps_the_processor(tmp_path: Path) -> None:
+    """The thread that is woken by each link() does not take the place of the task that links; the others are as any."""
+    with running(tmp_path, ("n1",), replicas=1) as daemons:
+        pid = daemons.processes["n1"].pid
+
+        def giving_way() -> list[int]:
+            threads = [int(path.name) for path in Path(f"/proc/{pid}/task").iterdir()]
+            return [thread for thread in threads if os.sched_getscheduler(thread) == os.SCHED_BATCH]
+
+        eventually("one thread gives way", lambda: len(giving_way()) == 1)
+        assert giving_way() != [pid]
+
+
 def test_the_safe_point_waits_for_copies_and_nothing_else_does(tmp_path: Path) -> None:
     """A frozen peer is suspected, slows nothing, and is filled when it thaws."""
     with running(tmp_path, ("n1", "n2"), replicas=2) as daemons, daemons.open("n1") as store:
