@@ -8,23 +8,13 @@ from functools import reduce
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pytest
 
 import nosync
 from nosync.aggregates import count
 from tests.conftest import OpenStore
-from tests.spark.test_batches import (
-    EPOCHS,
-    ITEMS,
-    ORDERS,
-    SHARDS,
-    counted,
-    digests,
-    make_flow,
-    rows,
-    some,
-    some_until_five,
-)  # fmt: skip
+from tests.spark.test_batches import ITEMS, ORDERS, SHARDS, counted, digests, make_flow, rows
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -135,40 +125,47 @@ def test_in_parts_with_gaps_on_other_shards_and_on(
     assert digests(store) == digests(other)
 
 
+def until_three(rows: pa.Table) -> pa.Table:
+    if pc.any(pc.equal(rows["x"], 3)).as_py():
+        raise ValueError("3 came")
+    return rows
+
+
+def mapped(fn: Callable[[pa.Table], pa.Table]) -> nosync.Dataflow:
+    flow = nosync.Dataflow("f")
+    flow.source("a", "x bigint").map("kept", fn, version="1").aggregate("n", key=["x"], n=count())
+    return flow
+
+
+def as_it_is(rows: pa.Table) -> pa.Table:
+    return rows
+
+
 def test_what_came_before_a_failure_is_sealed_and_the_rest_goes_on(spark: SparkSession, open_store: OpenStore) -> None:
-    def flow(fn: Callable[[pa.Table], pa.Table]) -> nosync.Dataflow:
-        flow = nosync.Dataflow("f")
-        flow.source("orders", ORDERS).map("kept", fn, version="1").aggregate("n", key=["item"], n=count())
-        return flow
-
-    store = open_store()
-    orders = {"orders": all_rows(spark, range(EPOCHS))["orders"]}
-    failing = nosync.Job(flow(some_until_five), store, spark=spark, shards=SHARDS)
-    with pytest.raises(nosync.StageError, match=r"stage kept .* timestamp 5.*item 50 came"):
-        failing.backfill(orders, epoch="number")
-    assert failing.last_sealed() == 4
-
-    report = nosync.Job(flow(some), store, spark=spark, shards=SHARDS).backfill(orders, epoch="number")
-    assert (report.first, report.last, report.sealed_before) == (5, EPOCHS - 1, 5)
+    store, rows = open_store(), {"a": spark.range(10).selectExpr("id AS x")}
+    failing = nosync.Job(mapped(until_three), store, spark=spark, shards=SHARDS)
+    with pytest.raises(nosync.StageError, match=r"stage kept .* timestamp 1.*3 came"):
+        failing.backfill(rows, epoch="x div 2")
+    assert failing.last_sealed() == 0
+    report = nosync.Job(mapped(as_it_is), store, spark=spark, shards=SHARDS).backfill(rows, epoch="x div 2")
+    assert (report.first, report.last, report.sealed_before) == (1, 4, 1)
 
 
 def test_other_rows_after_a_failure(spark: SparkSession, open_store: OpenStore) -> None:
     """What a failed attempt recorded is bound to its rows until rewind() to the last sealed epoch."""
-    flow = nosync.Dataflow("f")
-    flow.source("orders", ORDERS).map("kept", some_until_five).aggregate("n", key=["item"], n=count())
-    job = nosync.Job(flow, open_store(), spark=spark, shards=SHARDS)
-    orders = all_rows(spark, range(EPOCHS))["orders"]
-    with pytest.raises(nosync.StageError, match="item 50 came"):
-        job.backfill({"orders": orders}, epoch="number")
-    mended = orders.where("item <> 50")
+    job = nosync.Job(mapped(until_three), open_store(), spark=spark, shards=SHARDS)
+    rows = spark.range(8).selectExpr("id AS x")
+    with pytest.raises(nosync.StageError, match="3 came"):
+        job.backfill({"a": rows}, epoch="x div 2")
+    mended = rows.where("x <> 3")
     with pytest.raises(nosync.DeterminismError, match=r"For other input .* rewind\(\) to the last sealed epoch first"):
-        job.backfill({"orders": mended}, epoch="number")
-    assert job.rewind(4) is None
+        job.backfill({"a": mended}, epoch="x div 2")
+    assert job.rewind(0) is None
     assert set(job._store.branches()) == {"main"}, "there was nothing to keep"
-    assert job.backfill({"orders": mended}, epoch="number").epochs == EPOCHS - 5
-    for t in (4, EPOCHS - 1):
-        expected = mended.where(f"number <= {t} AND n % 2 = 0").groupBy("item").count()
-        assert sorted(map(tuple, job.read("n", t).collect())) == sorted(map(tuple, expected.collect()))
+    assert job.backfill({"a": mended}, epoch="x div 2").epochs == 3
+    for t in (0, 1, 3):
+        expected = [(x, 1) for x in range(2 * t + 2) if x != 3]
+        assert sorted((row.x, row.n) for row in job.read("n", t).collect()) == expected
 
 
 def test_a_sink_that_fails_gets_the_epoch_again(spark: SparkSession, open_store: OpenStore) -> None:
