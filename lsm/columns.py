@@ -69,8 +69,10 @@ def packed(batch: pa.RecordBatch) -> pa.RecordBatch:
     """The batch in buffers of its own rows alone: Arrow writes some of what lies behind a slice, so that equal rows would
     become files of different bytes.
     """
-    everything = np.arange(batch.num_rows)
-    columns = [column if _is_packed(column) else column.take(pa.array(everything)) for column in batch.columns]
+    if all(map(_is_packed, batch.columns)):
+        return batch
+    everything = pa.array(np.arange(batch.num_rows))
+    columns = [column if _is_packed(column) else column.take(everything) for column in batch.columns]
     return pa.RecordBatch.from_arrays(columns, schema=batch.schema)
 
 

@@ -36,23 +36,19 @@ class LineFlow:
         analyze: Analyze,
     ) -> None:
         """`branch`: its name, which may become another one when the branch is promoted."""
-        self._declared, self._node, self._branch_now = declared, node, branch
+        self._declared, self._node, self._branch = declared, node, branch
         self._parse_ddl, self._analyze = parse_ddl, analyze
         self._bound: dict[tuple[object, ...], BoundFlow] = {}
-        line = node.lines.line(self._branch)
+        line = node.lines.line(self._branch())
         salt = "" if line.id == MAIN_LINE else line.id
         self.flow: BoundFlow = bind(declared, parse_ddl, analyze, salt=salt).placed
         """With the fingerprints of epochs that bring inputs of their own; `at` has those of others."""
         self._check_code()
         self._check_levels()
 
-    @property
-    def _branch(self) -> str:
-        return self._branch_now()
-
     def at(self, t: int) -> BoundFlow:
         """The flow as it ran, or will run, at an epoch: a branch shares the recorded inputs of the line that it came from."""
-        manifest = self._node.lines.manifest(t, self._branch) or self.parents_manifest(t)
+        manifest = self._node.lines.manifest(t, self._branch()) or self.parents_manifest(t)
         if manifest is None:
             return self.flow
         recorded = {e.id.trace.stage: e.id.trace.fingerprint for e in manifest.entries}
@@ -65,24 +61,24 @@ class LineFlow:
 
     def parents_manifest(self, t: int) -> Manifest | None:
         """What the line that this one came from sealed at an epoch after the fork; None once this one has its own inputs."""
-        line = self._node.lines.line(self._branch)
+        line = self._node.lines.line(self._branch())
         if line.parent is None or self.has_own_inputs():
             return None
         return self._node.lines.of_line(line.parent).get(Epoch(t))
 
     def has_own_inputs(self) -> bool:
-        last = self._node.last_sealed(self._branch)
-        manifest = self._node.lines.manifest(last, self._branch) if last is not None else None
+        last = self._node.last_sealed(self._branch())
+        manifest = self._node.lines.manifest(last, self._branch()) if last is not None else None
         own = {(stage.name, stage.fingerprint) for stage in self.flow.sources}
         return manifest is not None and any((e.id.trace.stage, e.id.trace.fingerprint) in own for e in manifest.entries)
 
     def _check_code(self) -> None:
         """The same line goes on only with the same code: otherwise old and new results would mix silently."""
-        last = self._node.last_sealed(self._branch)
-        manifest = self._node.lines.manifest(last, self._branch) if last is not None else None
+        last = self._node.last_sealed(self._branch())
+        manifest = self._node.lines.manifest(last, self._branch()) if last is not None else None
         if manifest is None:
             return
-        line = self._node.lines.line(self._branch)
+        line = self._node.lines.line(self._branch())
         may_differ = set(line.changed) if manifest.line != line.id else set()
         self._check_sources(manifest)
         assert last is not None, "there is a manifest"
@@ -109,7 +105,7 @@ class LineFlow:
 
     def _check_sources(self, manifest: Manifest) -> None:
         """A source's fingerprint is one that a line of this lineage gives it; otherwise its columns changed."""
-        line = self._node.lines.line(self._branch)
+        line = self._node.lines.line(self._branch())
         salts = ["" if o.id == MAIN_LINE else o.id for o in self._node.lines.refs.lineage(line.id)]
         recorded = {e.id.trace.stage: e.id.trace.fingerprint for e in manifest.entries}
         known = [source_fingerprints(self._declared, self._parse_ddl, salt=salt) for salt in salts]
