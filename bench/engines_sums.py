@@ -162,16 +162,17 @@ def handed(rows: DataFrame, task: Task, *also: str) -> int:
     return sum(row.n for row in keyed.selectExpr("*", *also).mapInArrow(task, "n bigint").collect())
 
 
-def _floor(rows: int, warm: int, repeats: int) -> Run:
-    """What moving the rows takes."""
-    spark = local_session(CORES, "nosync-bench")
-
-    def work(i: int) -> None:
+def moved(spark: SparkSession, i: int, rows: int) -> None:
+    """Moves the rows of epoch `i`, and nothing else: an epoch's floor."""
+    with conf_set(spark, {**session_settings(), **arrow_settings(spark, row_bytes=16)}):
         if handed(batch(spark, i * rows, rows, KEYS), counted) != rows:
             raise RuntimeError("rows were lost")
 
-    with conf_set(spark, {**session_settings(), **arrow_settings(spark, row_bytes=16)}):
-        seconds = [timed(partial(work, i)) for i in range(warm + repeats)][warm:]
+
+def _floor(rows: int, warm: int, repeats: int) -> Run:
+    """What moving the rows takes."""
+    spark = local_session(CORES, "nosync-bench")
+    seconds = [timed(partial(moved, spark, i, rows)) for i in range(warm + repeats)][warm:]
     spark.stop()
     return Run(rows * repeats, Samples(seconds), Spent(0.0, 0), 0)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import multiprocessing
+import os
 import threading
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
@@ -42,6 +43,20 @@ def spent() -> Spent:
             cpu_s += times.user + times.system + times.children_user + times.children_system
             written += process.io_counters().write_bytes
     return Spent(cpu_s, written)
+
+
+def cpu_by_process() -> dict[str, float]:
+    """Processor seconds so far: of the JVM, of Python tasks, of this process (the driver and its node), and of merges."""
+    seconds = {"JVM": 0.0, "Python tasks": 0.0, "driver and node": 0.0, "merges": 0.0}
+    for process in tree():
+        with contextlib.suppress(psutil.NoSuchProcess):
+            times, command = process.cpu_times(), process.cmdline()
+            of = "JVM" if command[0].endswith("java") else "Python tasks" if "pyspark.daemon" in command else "merges"
+            if process.pid == os.getpid():
+                of = "driver and node"
+                seconds["merges"] += times.children_user + times.children_system  # of those that have ended
+            seconds[of] += times.user + times.system
+    return seconds
 
 
 def private_bytes() -> int:

@@ -1,8 +1,9 @@
-"""`python -m bench.profile`: where the time of an epoch goes, in the driver and in a task's own code (docs/performance.md)."""
+"""`python -m bench.profile`: an epoch's time by process, in the driver, and in a task's own code (docs/performance.md)."""
 
 from __future__ import annotations
 
 import cProfile
+import os
 import pstats
 import statistics
 import tempfile
@@ -14,11 +15,13 @@ import numpy as np
 import pyarrow as pa
 from pyspark.sql import SparkSession
 
-from bench.engines_sums import KEYS, batch
+from bench.engines_sums import KEYS, batch, moved
+from bench.footprint import alone, cpu_by_process
 from bench.spark_epochs import CORES, SHARDS, aggregation, start
 from nosync.bind import bind
 from nosync.lsm.hashing import hash64
 from nosync.lsm.history import Span
+from nosync.lsm.processor import numpy_environment
 from nosync.lsm.timestamp import pack
 from nosync.operators import HASH64_COLUMN
 from nosync.replication.places import Place
@@ -26,7 +29,7 @@ from nosync.segment import SegmentTask
 from nosync.spark.epoch import parse_ddl
 from nosync.spark.session import local_session
 
-WARM, MEASURED = 10, 15
+WARM, WARM_JVM, MEASURED = 10, 25, 15
 LINES = 12
 
 
@@ -56,8 +59,39 @@ def driver(spark: SparkSession, root: Path) -> None:
         one.store.close()
 
 
+def processes(spark: SparkSession, root: Path) -> None:
+    """Beside the same rows moved and not kept: where both keep all cores busy, the ratio of their times is this one."""
+    one, rows = start(spark, root / "processes"), 500_000
+
+    def of_an_epoch(work: Callable[[int], object]) -> dict[str, float]:
+        for i in range(WARM_JVM):
+            work(i)
+        one.store.sync()
+        before, began = cpu_by_process(), time.perf_counter()
+        for i in range(WARM_JVM, WARM_JVM + MEASURED):
+            work(i)
+        took_s = time.perf_counter() - began
+        one.store.sync()
+        after = cpu_by_process()
+        found = {of: seconds - before[of] for of, seconds in after.items()}
+        return {of: seconds / MEASURED for of, seconds in {"took": took_s, **found}.items()}
+
+    alone_s = of_an_epoch(lambda i: moved(spark, i, rows))
+    ours_s = of_an_epoch(lambda i: one.advance(batch(spark, i * rows, rows, KEYS)))
+    one.store.close()
+    print(f"\nan epoch of {rows:,} rows on {CORES} cores, and the same rows moved and not kept; processor ms:")
+    for of in ours_s:
+        print(f"  {of:<16} {1000 * ours_s[of]:>6.0f} {1000 * alone_s[of]:>6.0f}")
+
+
 def task(root: Path) -> None:
-    """One shard of two, half the rows of an epoch, without Spark."""
+    """One shard of two, half the rows of an epoch, without Spark, in a process that NumPy is told of as in Spark's workers."""
+    os.environ.update(numpy_environment())
+    alone(_task, root)
+
+
+def _task(root: Path) -> None:
+    spark = local_session(1, "nosync-profile", log=root.parent / "spark.log")
     flow = bind(aggregation(), parse_ddl)
     (segment,) = flow.segments.values()
     (root / "tmp").mkdir(parents=True)
@@ -80,13 +114,15 @@ def task(root: Path) -> None:
         return seconds
 
     show("a task's own code, 250,000 rows", epochs, "tottime")
+    spark.stop()
 
 
 def main() -> None:
     with tempfile.TemporaryDirectory(dir=".") as directory:
         root = Path(directory)
-        spark = local_session(CORES, "nosync-profile", log=root / "spark.log")
         task(root / "task")
+        spark = local_session(CORES, "nosync-profile", log=root / "spark.log")
+        processes(spark, root)
         driver(spark, root)
         spark.stop()
 

@@ -19,7 +19,7 @@ from nosync.lsm.hashing import U32, check_key_type
 Bools = npt.NDArray[np.bool_]
 Indices = npt.NDArray[np.int64]
 
-_HALF, _LOW_32 = np.uint64(32), np.uint64(0xFFFFFFFF)
+_HALF, _LOW_32, _SIGN = np.uint64(32), np.uint64(0xFFFFFFFF), np.uint64(1 << 63)
 INTERNAL_PREFIX = "__"
 """Columns that begin so are a stage's internal state: stored with its rows, shown only when asked for by name."""
 CHANGE_TYPE_COLUMN = "_change_type"
@@ -62,7 +62,13 @@ def take(column: pa.Array, indices: Indices) -> pa.Array:
 
 
 def take_batch(batch: pa.RecordBatch, indices: Indices) -> pa.RecordBatch:
-    return pa.RecordBatch.from_arrays([take(column, indices) for column in batch.columns], schema=batch.schema)
+    """Rows of the batch in buffers of their own, but for columns that would come out as they are."""
+    takes_all = len(indices) == len(batch) and bool((indices == np.arange(len(batch))).all())
+    columns = [
+        column if takes_all and _view(column) is not None and _is_packed(column) else take(column, indices)
+        for column in batch.columns
+    ]
+    return pa.RecordBatch.from_arrays(columns, schema=batch.schema)
 
 
 def packed(batch: pa.RecordBatch) -> pa.RecordBatch:
@@ -138,11 +144,30 @@ def comparable(column: pa.Array) -> pa.Array:
 def sort_hashes(hashes: U32) -> tuple[Indices, U32]:
     """The stable order of the hashes, and the hashes in that order.
 
-    Sorting (hash, position) as one 64-bit integer is 5 to 12 times faster than a stable argsort.
+    Sorting (hash, position) as one 64-bit integer is 5 to 12 times faster than a stable argsort. Rows of a layer need none.
     """
+    if (hashes[1:] >= hashes[:-1]).all():
+        return np.arange(len(hashes)), hashes
     packed = (hashes.astype(np.uint64) << _HALF) | np.arange(len(hashes), dtype=np.uint64)
     packed.sort()
     return (packed & _LOW_32).astype(np.int64), (packed >> _HALF).astype(np.uint32)
+
+
+def order_of(values: Indices) -> Indices:
+    """What a stable argsort of 64-bit integers returns, several times faster where few of them begin alike, as of hashes."""
+    if (values[1:] >= values[:-1]).all():
+        return np.arange(len(values))
+    unsigned = values.view(np.uint64) ^ _SIGN
+    packed = (unsigned >> _HALF << _HALF) | np.arange(len(values), dtype=np.uint64)
+    packed.sort()
+    order = (packed & _LOW_32).astype(np.int64)
+    begin = packed >> _HALF
+    is_alike = begin[1:] == begin[:-1]
+    at = np.flatnonzero(np.append(is_alike, False) | np.concatenate([[False], is_alike]))
+    if len(at):
+        rows = order[at]
+        order[at] = rows[np.argsort(values[rows], kind="stable")]
+    return order
 
 
 def order_by_key(hashes: U32, keys: Sequence[pa.Array]) -> tuple[Indices, Bools]:

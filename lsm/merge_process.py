@@ -22,6 +22,7 @@ from nosync.lsm.errors import NosyncError, StorageError
 from nosync.lsm.failures import decode_failure, encode_failure
 from nosync.lsm.layer import Digest, LayerId, parse_path
 from nosync.lsm.merge import Merge
+from nosync.lsm.processor import numpy_environment
 from nosync.lsm.reader import LayerReader
 from nosync.lsm.timestamp import Time
 from nosync.lsm.writer import Published
@@ -58,7 +59,7 @@ def run_in_process(
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
-        env={**os.environ, "PYTHONPATH": path},
+        env={**os.environ, **numpy_environment(), "PYTHONPATH": path},
     ) as child:
         assert child.stdin is not None
         assert child.stdout is not None

@@ -344,7 +344,9 @@ class Trace:
             return Lookup(found, concat_batches([], self.schema))
         at = order[np.concatenate([probes for _, _, probes in hits])]
         found[at] = True
-        return Lookup(found, take_batch(concat_batches(taken, self.schema), np.argsort(at)))
+        row_of = np.empty(n, dtype=np.int64)
+        row_of[at] = np.arange(len(at))
+        return Lookup(found, take_batch(concat_batches(taken, self.schema), row_of[found]))
 
     # --- change feed ---------------------------------------------------------------------------------------------
 

@@ -29,6 +29,7 @@ from nosync.lsm.columns import (
     describe,
     match_keys,
     order_by_key,
+    order_of,
     plain,
     rows_equal,
     take_batch,
@@ -181,7 +182,7 @@ def canonical_order(rows: pa.Table) -> Indices:
     Rows of one hash are the same row, but for collisions, which are put in order of their text.
     """
     hashes = rows.column(HASH64_COLUMN).to_numpy()
-    order = np.argsort(hashes, kind="stable")
+    order = order_of(hashes)
     runs = list(_runs(hashes[order]))
     contents = rows.drop_columns([HASH64_COLUMN]).take(pa.array(order)) if runs else rows
     for start, stop in runs:
@@ -343,7 +344,7 @@ def apply_distinct(work: Work) -> Produced:
     stage, rows = work.stage, work.rows
     hashes = hash32_of(rows)
     rows = rows.select(stage.schema.names)
-    order = np.argsort(content_hash(rows), kind="stable")
+    order = order_of(content_hash(rows))
     rows, hashes = rows.take(pa.array(order)), hashes[order]
     by_key, next_is_same_key = order_by_key(hashes, [as_array(rows.column(name)) for name in stage.key])
     first = by_key[np.concatenate([[True], ~next_is_same_key])] if len(by_key) else by_key

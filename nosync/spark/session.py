@@ -16,6 +16,7 @@ from typing import Any
 from pyspark.sql import SparkSession
 
 from nosync.lsm.errors import FlowError, NosyncError
+from nosync.lsm.processor import numpy_environment
 
 OLDEST_JAVA = 17
 ARROW_BATCH_ROWS = "1000000"
@@ -60,7 +61,8 @@ def local_session(cores: int | None = None, app: str = "nosync", log: Path | Non
         .config("spark.driver.host", "127.0.0.1")
         .config("spark.driver.bindAddress", "127.0.0.1")
     )
-    for name, value in session_settings().items():
+    workers = {f"spark.executorEnv.{name}": value for name, value in numpy_environment().items()}
+    for name, value in (workers | session_settings()).items():
         builder = builder.config(name, value)
     with _standard_error_to(log):
         return builder.getOrCreate()

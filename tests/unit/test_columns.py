@@ -10,7 +10,10 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+from nosync.lsm.columns import order_of, sort_hashes
 from nosync.lsm.directory import LayerDirectory
 from nosync.lsm.errors import SchemaError
 from nosync.lsm.layer import Description, LayerId, Shard, TraceId
@@ -78,3 +81,40 @@ def test_views_are_stored_as_what_they_show(tmp_path: Path) -> None:
     ]
     with pytest.raises(SchemaError, match="'c' has type list_view.*cannot be stored: cast it"):
         arrange(pa.table({"c": pa.array([[1]], pa.list_view(pa.int64()))}), (), whose="")
+
+
+@pytest.mark.parametrize("name", COLUMNS)
+def test_rows_in_stored_order_are_written_as_rows_in_any_order(name: str, tmp_path: Path) -> None:
+    """Where nothing has to be moved, what is there is taken."""
+    column = COLUMNS[name]
+    rows = pa.table({"key": np.arange(len(column)), "value": column})
+    hashes = np.arange(len(column), dtype=np.uint32)
+    whole, extra = (rows, hashes), pa.concat_tables([rows.slice(3, 2), rows, rows.slice(0, 1)]).combine_chunks()
+    shuffled = np.random.default_rng(7).permutation(len(column))
+    cases = [whole, (rows.take(pa.array(shuffled)), hashes[shuffled]), (as_written(rows), hashes)]
+    cases += [(extra.slice(2, len(column)), hashes), (as_written(extra).slice(2, len(column)), hashes)]
+    digests = set()
+    for n, (given, of_given) in enumerate(cases):
+        id = LayerId(TraceId("keyed", "sums", Shard(0)), Description.of_epoch(0))
+        (tmp_path / str(n) / "tmp").mkdir(parents=True)
+        layer = arrange(given, ("key",), whose="", hashes=of_given)
+        digests.add(LayerDirectory(tmp_path / str(n), 128).publish(id, layer).digest)
+    assert len(digests) == 1
+
+
+@given(
+    st.lists(st.one_of(st.integers(-(2**63), 2**63 - 1), st.integers(-3, 3), st.integers(-3, 3).map(lambda i: i << 31)))
+)
+def test_order_of_is_the_stable_order(values: list[int]) -> None:
+    array = np.array(values, dtype=np.int64)
+    assert order_of(array).tolist() == sorted(range(len(values)), key=values.__getitem__)
+    assert sort_hashes(array.astype(np.uint32))[0].tolist() == sorted(
+        range(len(values)), key=lambda i: values[i] % 2**32
+    )
+
+
+def test_order_of_many() -> None:
+    random = np.random.default_rng(7)
+    for span in (3, 2**20, 2**63 - 1):
+        values = random.integers(-span, span, 100_000)
+        assert np.array_equal(order_of(values), np.argsort(values, kind="stable"))
