@@ -94,10 +94,10 @@ def test_rows_in_stored_order_are_written_as_rows_in_any_order(name: str, tmp_pa
     cases = [whole, (rows.take(pa.array(shuffled)), hashes[shuffled]), (as_written(rows), hashes)]
     cases += [(extra.slice(2, len(column)), hashes), (as_written(extra).slice(2, len(column)), hashes)]
     digests = set()
-    for n, (given, of_given) in enumerate(cases):
+    for n, (case, of_case) in enumerate(cases):
         id = LayerId(TraceId("keyed", "sums", Shard(0)), Description.of_epoch(0))
         (tmp_path / str(n) / "tmp").mkdir(parents=True)
-        layer = arrange(given, ("key",), whose="", hashes=of_given)
+        layer = arrange(case, ("key",), whose="", hashes=of_case)
         digests.add(LayerDirectory(tmp_path / str(n), 128).publish(id, layer).digest)
     assert len(digests) == 1
 
