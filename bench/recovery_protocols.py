@@ -15,7 +15,8 @@ snapshot is an Arrow file, synced; a replay computes the epochs again.
 | upstream backup | keep the input | replay all of it |
 | gap | nothing | begin with nothing |
 
-The node is a daemon of its own, as for Spark's tasks; one shard, one process that computes.
+The node is a daemon of its own, as for Spark's tasks; one shard, one process that computes. Where a second node is slow, it is
+stopped for nine tenths of the time, in short turns.
 
 (Hwang et al., High-availability algorithms for distributed stream processing, ICDE 2005; Elnozahy et al., A survey of
 rollback-recovery protocols in message-passing systems, 2002.)
@@ -24,7 +25,9 @@ rollback-recovery protocols in message-passing systems, 2002.)
 from __future__ import annotations
 
 import os
+import signal
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -38,13 +41,14 @@ import nosync
 from bench.harness import Result, Samples, timed
 from bench.spark_epochs import MEMORY_DIRECTORY
 from nosync.lsm.layer import Description, LayerId, Shard, TraceId
-from nosync.testing.daemons import running
+from nosync.testing.daemons import Daemons, eventually, running
 
 ROWS = 2_000
 LOAD_ROWS = 1_000_000
 STATES = {"short": (10**5,), "normal": (10**5,), "full": (10**5, 10**6, 10**7)}
 CHECKPOINT_EPOCHS = 10
 GOAL_S = 0.005
+SLOW_TURN_S = 0.1
 STAGE = "sums"
 
 
@@ -69,6 +73,12 @@ class Work:
         id = LayerId(TraceId(STAGE, "raw", Shard(0)), Description.of_epoch(self.t))
         self.store.node.seal(self.t, [id], copies={STAGE: self.store.node.replicas})
         self.t += 1
+
+    def publish_and_wait(self, rows: pa.Table) -> None:
+        """Until as many nodes have it as should."""
+        self.publish(rows)
+        while (self.store.safe_point() or 0) < self.t - 1:
+            time.sleep(0.001)
 
     def stalls(self, epochs: int, persist: Callable[[pa.Table], object]) -> Samples:
         seconds = []
@@ -102,6 +112,7 @@ def run(scale: str) -> Iterator[Result]:
                 f"{keys:,} keys, state served again", f"{name} ({what})", 1e3 * recovery_s, "ms", "nosync", 1e3 * mine,
                 recovery_s / mine,
             )  # fmt: skip
+        yield from _beside_a_slow_node(keys, epochs)
 
 
 Measured = tuple[Samples, float, str]
@@ -191,19 +202,57 @@ def _uncoordinated(disk: Path, _: Path, keys: int, epochs: int) -> Measured:
 
 
 def _passive(disk: Path, _: Path, keys: int, epochs: int) -> Measured:
-    with ExitStack() as stack:
-        daemons = stack.enter_context(running(disk, ("n1", "n2"), replicas=2))
-        store = stack.enter_context(daemons.open("n1"))
-        work = Work(store, keys)
-
-        def persist(rows: pa.Table) -> None:
-            work.publish(rows)
-            while (store.safe_point() or 0) < work.t - 1:
-                time.sleep(0.001)
-
-        stalls = work.stalls(min(epochs, 100), persist)
+    with running(disk, ("n1", "n2"), replicas=2) as daemons:
+        with daemons.open("n1") as store:
+            work = Work(store, keys)
+            stalls = work.stalls(min(epochs, 100), work.publish_and_wait)
         daemons.kill("n1")
         return stalls, _served(daemons.data("n2"), keys), "all of it, on another node"
+
+
+def _beside_a_slow_node(keys: int, epochs: int) -> Iterator[Result]:
+    """What a second node that is slow does to us, and to who waits for it."""
+    found: dict[tuple[str, bool], Samples] = {}
+    for engine, many in (("nosync", epochs), ("passive standby", min(epochs, 50))):
+        for is_slow in (False, True):
+            with ExitStack() as stack:
+                root = Path(stack.enter_context(tempfile.TemporaryDirectory(dir=".")))
+                daemons = stack.enter_context(running(root, ("n1", "n2"), replicas=2))
+                work = Work(stack.enter_context(daemons.open("n1")), keys)
+                eventually("the state is on both", lambda work=work: work.store.safe_point() == 0)  # type: ignore[misc]
+                if is_slow:
+                    stack.enter_context(_slowed(daemons, "n2"))
+                found[engine, is_slow] = work.stalls(
+                    many, work.publish if engine == "nosync" else work.publish_and_wait
+                )
+    for engine in ("nosync", "passive standby"):
+        healthy, slow = (1e3 * found[engine, is_slow].median for is_slow in (False, True))
+        is_ours = engine == "nosync"
+        yield Result(
+            f"{keys:,} keys, a slow second node, stall p50", engine, slow, "ms", "the second node as quick as the first",
+            healthy, slow / healthy, "<= 1.2" if is_ours else "", slow / healthy <= 1.2 if is_ours else None,
+            found[engine, True].spread, len(found[engine, True].seconds),
+        )  # fmt: skip
+
+
+@contextmanager
+def _slowed(daemons: Daemons, node: str) -> Iterator[None]:
+    """The node runs for a tenth of the time."""
+    done = threading.Event()
+
+    def slow() -> None:
+        while not done.is_set():
+            for number, share in ((signal.SIGSTOP, 0.9), (signal.SIGCONT, 0.1)):
+                daemons.signal(node, number)
+                time.sleep(share * SLOW_TURN_S)
+
+    thread = threading.Thread(target=slow)
+    thread.start()
+    try:
+        yield
+    finally:
+        done.set()
+        thread.join()
 
 
 def _active(_: Path, memory: Path, keys: int, epochs: int) -> Measured:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import shutil
 import tempfile
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -193,6 +194,7 @@ def _recovery(spark: SparkSession, root: Path) -> Iterator[Result]:
     """One shard of one stage is lost for 1 and for 8 epochs, with a small and a large state."""
     rows, epochs = 20_000, 10
     found: dict[tuple[int, int], float] = {}
+    lost_layers = recomputed = 0
     for keys in (10**5, 10**6):
         # Not merged, so that each epoch's layer can be lost alone.
         with nosync.open(root / str(keys), settings=nosync.StoreSettings(merge=False)) as store:
@@ -206,8 +208,14 @@ def _recovery(spark: SparkSession, root: Path) -> Iterator[Result]:
                 victims = _newest_layers(store, "sums", lost)
                 for path in victims:
                     path.unlink()
-                took = timed(partial(_recover, job, len(victims)))
-                found[keys, lost] = took
+                began = time.perf_counter()
+                report = job.recover()
+                found[keys, lost] = time.perf_counter() - began
+                lost_layers, recomputed = lost_layers + len(victims), recomputed + report.recomputed
+    yield Result(
+        "layers computed again, 1 or 8 of a shard lost", "nosync", recomputed, "layers", "layers that were lost", lost_layers,
+        recomputed / lost_layers, "= 1 for one", recomputed == lost_layers,
+    )  # fmt: skip
     for keys in (10**5, 10**6):
         per_epoch = found[keys, 8] / 8
         yield Result(
@@ -224,9 +232,3 @@ def _newest_layers(store: nosync.Store, stage: str, epochs: int) -> list[Path]:
     """The files of shard 0 of a stage that hold its newest epochs."""
     mine = sorted((x for x in store.layers() if x.stage == stage and x.shard == 0), key=lambda x: int(x.lower))
     return [Path(x.path) for x in mine if int(x.upper) - int(x.lower) == 1][-epochs:]
-
-
-def _recover(job: nosync.Job, lost: int) -> None:
-    report = job.recover()
-    if (report.lost, report.recomputed) != (lost, lost):
-        raise RuntimeError(f"expected {lost} layers lost and recomputed: {report}")

@@ -8,9 +8,7 @@ job.recover()
 
 from __future__ import annotations
 
-import contextlib
 import logging
-import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -21,6 +19,7 @@ from nosync.batches import MOST_GIVEN_ROWS, Again, batches
 from nosync.bind import bind
 from nosync.dataflow import Dataflow
 from nosync.explain import Explanation, explain
+from nosync.inputs import KeptInputs
 from nosync.lineflow import PLACED, LineFlow
 from nosync.lsm.branches import MAIN
 from nosync.lsm.columns import describe
@@ -32,7 +31,6 @@ from nosync.lsm.errors import (
     NosyncError,
     NotAvailableError,
     OutOfOrderError,
-    ReplicationError,
     UnknownStageError,
 )
 from nosync.lsm.fence import check_fence, take_over
@@ -58,6 +56,7 @@ from nosync.replay import (
 from nosync.replication.places import LACKING, Place
 from nosync.reports import EpochReport, RecoveryReport, Stopwatch, epoch_report
 from nosync.sinks import Sink
+from nosync.streaming import STREAMS_FROM, check_batch, check_stream, streamed_from
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -73,12 +72,8 @@ InputsAt = Callable[[int], "Mapping[str, DataFrame]"]
 
 log = logging.getLogger("nosync")
 
-STREAMS_FROM = "streams_from"
-"""In a manifest of a stream: the epoch of its checkpoint's first batch."""
 _ATTEMPTS = 4
 """Of an epoch, where hosts are lost while it runs."""
-_MOST_INPUTS = 100
-"""Epochs whose inputs are kept, should the safe point stay behind."""
 
 
 def _contents(ids: Sequence[LayerId], reports: Reports) -> dict[LayerId, Content]:
@@ -123,9 +118,8 @@ class Job:
         self._check_shape(flow)
         self._declared, self._analyze = flow, Analyzer(spark)
         self._sinks = dict(sinks or {})
-        self._unsafe_inputs: dict[int, Mapping[str, DataFrame]] = {}
+        self._kept = KeptInputs(self._node, lambda: self.branch_name)
         self._runner = Runner(spark, self._node, self._place)
-        self._asking: threading.Thread | None = None
         self.recoveries: list[RecoveryReport] = []
         """What `advance` had to compute again because a node was lost."""
         self._open_line()
@@ -179,7 +173,7 @@ class Job:
         self._check_epoch(t)
         checked = self._check_inputs(inputs)
         flow = self.flow if self._node.lines.manifest(t, self.branch_name) is None else self.flow_at(t)
-        self._unsafe_inputs[t] = checked
+        self._kept.keep(t, checked)
         reports = self._run_surely(flow, t, checked)
         self._finish(flow, t, reports, streams_from)
         return epoch_report(t, reports, self.flow, time.perf_counter() - started)
@@ -188,7 +182,7 @@ class Job:
         """Seals an epoch that ran, and gives its changes to the sinks."""
         self._seal(flow, t, reports, streams_from)
         self._deliver(t)
-        self._let_go_of_inputs()
+        self._kept.let_go()
 
     def backfill(
         self,
@@ -246,8 +240,9 @@ class Job:
     def _run_given(self, batch: Sequence[Again], given: GivenEpochs) -> Iterator[tuple[int, Reports]]:
         """Runs epochs together; where that fails one by one, so that those before the failure come."""
         epochs = [one.step.t for one in batch]
-        if self._node.store_id:
-            self._unsafe_inputs.update((t, given.at(t)) for t in epochs)
+        if self._node.store_id:  # to make a DataFrame takes its time
+            for t in epochs:
+                self._kept.keep(t, given.at(t))
         rows = given.between(epochs[0], epochs[-1])
         together = self._runner.run_together(batch, rows, self.branch_name, self.instance, everything=True)
         for t in epochs:
@@ -259,7 +254,7 @@ class Job:
         for attempt in range(_ATTEMPTS):
             try:
                 if hole is not None:
-                    report = self.recover(self._unsafe_inputs)
+                    report = self.recover(self._kept)
                     self.recoveries.append(report)
                     if report.unrecoverable:
                         raise hole
@@ -275,23 +270,6 @@ class Job:
                 log.warning("epoch %d needs what a lost node had, which is computed again: %s", t, error)
                 hole = error
         raise AssertionError("the last attempt returns or raises")
-
-    def _let_go_of_inputs(self) -> None:
-        """Inputs are kept until the safe point has passed them: up to there nothing has to be computed from them again."""
-        if not self._node.store_id:
-            self._unsafe_inputs.clear()  # one directory: what it holds is what there is
-            return
-        for t in sorted(self._unsafe_inputs)[:-_MOST_INPUTS]:
-            self._unsafe_inputs.pop(t, None)
-        if self._asking is None or not self._asking.is_alive():  # the daemon may take its time; an epoch does not
-            self._asking = threading.Thread(target=self._forget_safe_inputs, name="nosync-inputs", daemon=True)
-            self._asking.start()
-
-    def _forget_safe_inputs(self) -> None:
-        with contextlib.suppress(ReplicationError):
-            safe = self._node.safe_point(self.branch_name)
-            for t in [t for t in list(self._unsafe_inputs) if safe is not None and t <= safe]:
-                self._unsafe_inputs.pop(t, None)
 
     def _seal(self, flow: BoundFlow, t: int, reports: Reports, streams_from: int | None = None) -> None:
         check_fence(
@@ -331,48 +309,16 @@ class Job:
 
         checked = self._check_inputs(inputs)
         pack(first)
-        self._check_stream(checkpoint, first)
+        last = self._node.last_sealed(self.branch_name)
+        check_stream(checkpoint, first, last, None if last is None else streamed_from(self._manifest(last)))
 
         def run_batch(batch: int, rows: Mapping[str, DataFrame]) -> EpochReport:
             t, newest = first + batch, self._node.last_sealed(self.branch_name)
-            if newest is not None and t < newest:  # Spark runs only its last batch again
-                raise FlowError(
-                    f"batch {batch} of the stream would be epoch {t}, and the store is at {newest} by other rows than the "
-                    f"stream's: go on with a new checkpoint and first={newest + 1}"
-                )
+            check_batch(batch, t, newest)
             return self._advance(t, rows, first)
 
         query_name = name or f"nosync-{self.flow.name}"
         return start_stream(run_batch, checked, checkpoint, trigger or {}, query_name)
-
-    def _check_stream(self, checkpoint: str | Path, first: int) -> None:
-        """Raises FlowError where the batches of a checkpoint would not follow the epochs that there are."""
-        last = self._node.last_sealed(self.branch_name)
-        if last is None:
-            return
-        before = self._streamed_from(last)
-        if not Path(checkpoint).exists():
-            if first != last + 1:
-                raise FlowError(
-                    f"the store is at epoch {last}, but {checkpoint} is a new checkpoint, whose first batch would be epoch "
-                    f"{first}: use the checkpoint that this store was streamed with; or first={last + 1}, for rows that it does "
-                    "not have yet"
-                )
-        elif before is None and first != last + 1:
-            raise FlowError(
-                f"epoch {last} of the store was not streamed, and {checkpoint} has batches of a stream: use a new checkpoint "
-                f"and first={last + 1}, for rows that the store does not have yet"
-            )
-        elif before not in (None, first):
-            raise FlowError(
-                f"the store was streamed with first={before}, and now with first={first}: the numbers of its epochs would "
-                "shift. It is the same number at each start"
-            )
-
-    def _streamed_from(self, t: int) -> int | None:
-        """The epoch of the first batch of the stream that an epoch came by; None where it came by none."""
-        manifest = self._node.lines.manifest(t, self.branch_name) or self._on_line.parents_manifest(t)
-        return manifest.meta.get(STREAMS_FROM) if manifest is not None else None
 
     def _check_epoch(self, t: int) -> None:
         pack(t)
@@ -395,9 +341,13 @@ class Job:
                 )
         return {name: self._epoch.check_input(sources[name], frame) for name, frame in inputs.items()}
 
+    def _manifest(self, t: int) -> Manifest | None:
+        """Of an epoch of this line, or of the one that it is a branch of."""
+        return self._node.lines.manifest(t, self.branch_name) or self._on_line.parents_manifest(t)
+
     def _rows_at(self, t: int) -> int:
         """How many rows the sources of a sealed epoch had."""
-        manifest = self._node.lines.manifest(t, self.branch_name) or self._on_line.parents_manifest(t)
+        manifest = self._manifest(t)
         sources = {stage.name for stage in self.flow.sources}
         return sum(entry.rows for entry in manifest.entries if entry.id.trace.stage in sources) if manifest else 0
 
@@ -652,7 +602,7 @@ class Job:
         epochs = (self._again(t) for t in range(first, last + 1))
         ran_all = self._runner.run_all(epochs, lambda _: {}, self.branch_name, self.instance, everything=True)
         for one, reports in ran_all:
-            self._seal(one.flow, one.step.t, reports, self._streamed_from(one.step.t))
+            self._seal(one.flow, one.step.t, reports, streamed_from(self._manifest(one.step.t)))
             ran = sum(report.computed for report in reports.values())
             computed += ran
             shared += len(one.flow.recorded) * one.shards - ran

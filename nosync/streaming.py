@@ -1,0 +1,51 @@
+"""Whether the batches of a stream's checkpoint are the epochs that follow those of the store."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from nosync.lsm.errors import FlowError
+from nosync.lsm.manifest import Manifest
+
+STREAMS_FROM = "streams_from"
+"""In a manifest of a stream: the epoch of its checkpoint's first batch."""
+
+
+def streamed_from(manifest: Manifest | None) -> int | None:
+    """The epoch of the first batch of the stream that an epoch came by; None where it came by none."""
+    return manifest.meta.get(STREAMS_FROM) if manifest is not None else None
+
+
+def check_stream(checkpoint: str | Path, first: int, last: int | None, before: int | None) -> None:
+    """Raises FlowError where the batches of a checkpoint would not follow the epochs that there are.
+
+    `first`: the epoch of its first batch. `last`: the last sealed epoch, and `before` what `streamed_from` says of it.
+    """
+    if last is None:
+        return
+    if not Path(checkpoint).exists():
+        if first != last + 1:
+            raise FlowError(
+                f"the store is at epoch {last}, but {checkpoint} is a new checkpoint, whose first batch would be epoch "
+                f"{first}: use the checkpoint that this store was streamed with; or first={last + 1}, for rows that it does "
+                "not have yet"
+            )
+    elif before is None and first != last + 1:
+        raise FlowError(
+            f"epoch {last} of the store was not streamed, and {checkpoint} has batches of a stream: use a new checkpoint "
+            f"and first={last + 1}, for rows that the store does not have yet"
+        )
+    elif before not in (None, first):
+        raise FlowError(
+            f"the store was streamed with first={before}, and now with first={first}: the numbers of its epochs would "
+            "shift. It is the same number at each start"
+        )
+
+
+def check_batch(batch: int, t: int, newest: int | None) -> None:
+    """Raises FlowError for a batch whose epoch came by other rows since the stream began."""
+    if newest is not None and t < newest:  # Spark runs only its last batch again
+        raise FlowError(
+            f"batch {batch} of the stream would be epoch {t}, and the store is at {newest} by other rows than the "
+            f"stream's: go on with a new checkpoint and first={newest + 1}"
+        )
