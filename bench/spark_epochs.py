@@ -211,7 +211,9 @@ def _recovery(spark: SparkSession, root: Path) -> Iterator[Result]:
                 began = time.perf_counter()
                 report = job.recover()
                 found[keys, lost] = time.perf_counter() - began
-                lost_layers, recomputed = lost_layers + len(victims), recomputed + report.recomputed
+                if (report.lost, report.recomputed) != (len(victims), len(victims)):
+                    raise RuntimeError(f"expected {len(victims)} layers lost and recomputed: {report}")
+                lost_layers, recomputed = lost_layers + report.lost, recomputed + report.recomputed
     yield Result(
         "layers computed again, 1 or 8 of a shard lost", "nosync", recomputed, "layers", "layers that were lost", lost_layers,
         recomputed / lost_layers, "= 1 for one", recomputed == lost_layers,

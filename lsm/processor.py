@@ -1,8 +1,8 @@
 """What NumPy is told of this machine's processor, in the Python processes that are started for its sake.
 
-On AMD's Zen 4 NumPy sorts four times faster with AVX2 than with AVX-512: its AVX-512 sorts store compressed vectors to
-memory, which that processor does in microcode (numpy/x86-simd-sort, issue 6). NumPy chooses when it is imported, so that
-only a process that starts later can be told.
+On AMD's Zen 4 NumPy sorts faster with AVX2 than with AVX-512: its AVX-512 sorts store compressed vectors to memory, which
+that processor does in microcode (numpy/x86-simd-sort, issue 6). NumPy chooses when it is imported, so that only a process
+that starts later can be told.
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ def numpy_environment(cpuinfo: Path = _CPUINFO) -> dict[str, str]:
     """
     if _DISABLE in os.environ or not _is_zen_4(cpuinfo):
         return {}
-    found = np.show_config(mode="dicts")["SIMD Extensions"]["found"]  # named differently before NumPy 2.4
+    # Named differently before NumPy 2.4; NumPy leaves out what is empty.
+    found = np.show_config(mode="dicts").get("SIMD Extensions", {}).get("found", [])
     wide = [name for name in found if name.startswith("AVX512") or name == "X86_V4"]
     return {_DISABLE: " ".join(wide)} if wide else {}
 

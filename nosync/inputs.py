@@ -38,9 +38,10 @@ class KeptInputs(Mapping[int, "Mapping[str, DataFrame]"]):
     def __len__(self) -> int:
         return len(self._kept)
 
-    def keep(self, t: int, inputs: Mapping[str, DataFrame]) -> None:
+    def keep(self, t: int, inputs: Callable[[], Mapping[str, DataFrame]]) -> None:
+        """`inputs()` is asked for only where they are kept: to make a DataFrame takes its time."""
         if self._node.store_id:
-            self._kept[t] = inputs
+            self._kept[t] = inputs()
 
     def let_go(self) -> None:
         """Of what is safe by now, and of the oldest where there are too many. Waits for nobody."""

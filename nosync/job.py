@@ -11,6 +11,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -173,7 +174,7 @@ class Job:
         self._check_epoch(t)
         checked = self._check_inputs(inputs)
         flow = self.flow if self._node.lines.manifest(t, self.branch_name) is None else self.flow_at(t)
-        self._kept.keep(t, checked)
+        self._kept.keep(t, lambda: checked)
         reports = self._run_surely(flow, t, checked)
         self._finish(flow, t, reports, streams_from)
         return epoch_report(t, reports, self.flow, time.perf_counter() - started)
@@ -240,9 +241,8 @@ class Job:
     def _run_given(self, batch: Sequence[Again], given: GivenEpochs) -> Iterator[tuple[int, Reports]]:
         """Runs epochs together; where that fails one by one, so that those before the failure come."""
         epochs = [one.step.t for one in batch]
-        if self._node.store_id:  # to make a DataFrame takes its time
-            for t in epochs:
-                self._kept.keep(t, given.at(t))
+        for t in epochs:
+            self._kept.keep(t, partial(given.at, t))
         rows = given.between(epochs[0], epochs[-1])
         together = self._runner.run_together(batch, rows, self.branch_name, self.instance, everything=True)
         for t in epochs:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import random
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +17,8 @@ import pytest
 
 import nosync
 from nosync.lsm.hashing import hash64
+from nosync.lsm.processor import numpy_environment
+from nosync.spark import session
 from tests.conftest import OpenStore
 from tests.helpers import KEY_VALUES
 
@@ -337,6 +341,19 @@ def test_a_driver_that_dies_in_the_middle_goes_on(spark: SparkSession, open_stor
             job.advance(0, {"words": to_spark(spark, frames[1])})
         again = job.advance(0, {"words": to_spark(spark, frames[0])})
         assert again.layers_computed == 0
+
+
+def test_workers_are_told_of_the_processor(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> None:
+    def told(_: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        yield pa.RecordBatch.from_pydict({"told": [os.environ.get("NPY_DISABLE_CPU_FEATURES")]})
+
+    (row,) = spark.range(0, 1, 1, 1).mapInArrow(told, "told string").collect()
+    expected = os.environ | numpy_environment()
+    assert row.told == expected.get("NPY_DISABLE_CPU_FEATURES")
+
+    monkeypatch.setattr(session, "numpy_environment", lambda: {"OF_ANY_PROCESSOR": "yes"})
+    session.local_session(2, "nosync-tests")  # the one that there is, with the settings of a new one
+    assert spark.conf.get("spark.executorEnv.OF_ANY_PROCESSOR") == "yes"
 
 
 def test_keys_and_shards_agree_with_the_jvm(spark: SparkSession) -> None:

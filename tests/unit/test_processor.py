@@ -45,6 +45,12 @@ def test_others_are_left_as_they_are(tmp_path: Path) -> None:
     assert numpy_environment(tmp_path / "arm") == {}
 
 
+@pytest.mark.parametrize("said", [{}, {"SIMD Extensions": {"baseline": ["X86_V4"]}}])
+def test_a_numpy_that_has_no_choice(said: dict[str, object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(np, "show_config", lambda mode: said)
+    assert numpy_environment(_cpuinfo(tmp_path / "cpuinfo")) == {}
+
+
 def test_what_the_user_has_set_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(DISABLE, "")
     assert numpy_environment(_cpuinfo(tmp_path / "cpuinfo")) == {}

@@ -464,6 +464,16 @@ def test_a_merge_process_that_is_told_to_stop(in_process: nosync.Store) -> None:
     assert run_in_process(merge, lambda: False) is not None
 
 
+def test_a_merge_process_is_told_of_the_processor(in_process: nosync.Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    from nosync.lsm import merge_process
+
+    monkeypatch.setattr(
+        merge_process, "numpy_environment", lambda: {"PYTHONHOME": "/nowhere"}
+    )  # where Python cannot start
+    with pytest.raises(nosync.StorageError, match="the process that merged .* died"):
+        in_process.compact()
+
+
 def test_a_merge_that_gets_no_processor_begins_again_when_layers_pile_up(
     open_store: OpenStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
