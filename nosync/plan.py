@@ -8,6 +8,7 @@ shard of a key, or, after expressions that the JVM evaluates, within their shard
 from __future__ import annotations
 
 import functools
+import graphlib
 import itertools
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -118,7 +119,7 @@ class Segment:
     stages: tuple[str, ...]
     feeds: tuple[Feed, ...] = ()
     fused: bool = False
-    """The feeds come from sources in it: the JVM sends the sources' rows, and beside them what it makes of them for the feeds."""
+    """All that feeds it is from sources in it: the JVM sends their rows, and beside them what it makes of them for the feeds."""
 
 
 @dataclass(frozen=True)
@@ -215,8 +216,9 @@ class BoundFlow:
         """
         flow = self
         for taker in self.segments.values():
-            keys = {feed.emission.stage: self._key_at_source(feed) for feed in taker.feeds}
-            if all(key and flow.stages[name].placed_by in ((), key) for name, key in keys.items()):
+            from_sources = [feed for feed in taker.feeds if not self._stays_in_shard(feed)]
+            keys = {feed.emission.stage: self._key_at_source(feed) for feed in from_sources}
+            if keys and all(key and flow.stages[name].placed_by in ((), key) for name, key in keys.items()):
                 there = {name: replace(flow.stages[name], placed_by=key) for name, key in keys.items()}
                 candidate = replace(flow, stages={**flow.stages, **there})
                 if any(segment.fused and taker.name in segment.stages for segment in candidate.fused.segments.values()):
@@ -229,37 +231,62 @@ class BoundFlow:
 
         What expressions make of a source's rows can be sent to the task of a keyed stage together with the rows themselves, where
         both are in the shards of the same key. Then one task records the source and computes the keyed stage, and rows are
-        shuffled once. Recorded inputs, which the JVM does not see before a task has read them, take the longer way.
+        shuffled once; and so does the next keyed stage in it, if its rows are in those shards too. Recorded inputs, which the JVM
+        does not see before a task has read them, take the longer way.
         """
         if self.loops:
             return self
+        eager = self._fused(eager=True)
+        # A segment runs once for each of its exits.
+        if all(len(eager.emissions(segment)) <= 1 for segment in eager.segments.values() if segment.fused):
+            return eager
+        return self._fused(eager=False)
+
+    def _fused(self, *, eager: bool) -> BoundFlow:
+        """`eager`: with segments of several exits, on the chance that what takes those rows becomes part of them."""
         segments = dict(self.segments)
         for taker in self.segments.values():
             homes = self._homes_of(taker, segments)
-            if homes:
-                for home in homes:
-                    del segments[home.name]
-                del segments[taker.name]
+            if homes and (eager or self._exits([*homes, taker], segments) <= 1):
+                for segment in (*homes, taker):
+                    del segments[segment.name]
                 stages = tuple(name for home in homes for name in home.stages) + taker.stages
-                segments[homes[0].name] = Segment(homes[0].name, stages, taker.feeds, fused=True)
-        return replace(self, segments=segments)
+                brought = (feed for home in homes for feed in home.feeds)
+                feeds = (*brought, *(feed for feed in taker.feeds if not self._stays_in_shard(feed)))
+                segments[homes[0].name] = Segment(homes[0].name, stages, feeds, fused=True)
+        return replace(self, segments=_in_order(segments))
 
     def _homes_of(self, taker: Segment, segments: Mapping[str, Segment]) -> list[Segment]:
-        """The segments of the sources from which alone a segment is fed, if it can be one with them."""
-        names = [feed.emission.stage for feed in taker.feeds]
-        keys = [self._key_at_source(feed) for feed in taker.feeds]
-        in_shards = all(key and key == self.stages[name].placed_by for name, key in zip(names, keys, strict=True))
-        if len({*names}) < len(names) or not in_shards:
+        """The segments from which alone a segment is fed, if it can be one with them: those of sources, and fused ones."""
+        homes: dict[str, Segment] = {}
+        expressed = set[str]()
+        for feed in taker.feeds:
+            name = feed.emission.stage
+            home = next(segment for segment in segments.values() if name in segment.stages)
+            if home.feeds and not home.fused:
+                return []
+            if not self._stays_in_shard(feed):
+                key = self._key_at_source(feed)
+                # What expressions make of a source's rows is sent for one feed only.
+                if not key or key != self.stages[name].placed_by or name in expressed:
+                    return []
+                expressed.add(name)
+            homes[home.name] = home
+        if expressed.intersection(feed.emission.stage for home in homes.values() for feed in home.feeds):
             return []
-        homes = [segments.get(name) for name in names]
-        if not homes or any(home is None or home.fused for home in homes):
-            return []
-        together = [*(home for home in homes if home is not None), taker]
+        return list(homes.values())
+
+    @staticmethod
+    def _exits(together: Sequence[Segment], segments: Mapping[str, Segment]) -> int:
+        """How many emissions others would take from these segments, were they one."""
         inside = {name for segment in together for name in segment.stages}
         others = [s for s in segments.values() if s not in together and not s.fused]
-        # A segment runs once for each of its exits.
-        exits = {feed.emission for s in others for feed in s.feeds if feed.emission.stage in inside}
-        return together[:-1] if len(exits) <= 1 else []
+        return len({feed.emission for s in others for feed in s.feeds if feed.emission.stage in inside})
+
+    def _stays_in_shard(self, feed: Feed) -> bool:
+        """Whether the rows of a keyed feed are in the shards of its key already, and no expression comes in between."""
+        home = self.stages[feed.emission.stage]
+        return not feed.jvm and feed.emission.window is None and bool(feed.key) and home.placed_by == feed.key
 
     def _key_at_source(self, feed: Feed) -> tuple[str, ...]:
         """The columns of a source that a feed's key is, where expressions that can be put together as one text pass them on."""
@@ -277,6 +304,16 @@ class BoundFlow:
         conditions = conditions_of(self.stages, feed)
         key = (kept[column] if column in kept else f"={computed[column]}" for column in feed.key)
         return (*key, f"?{all_hold(conditions)}") if conditions else tuple(key)
+
+
+def _in_order(segments: Mapping[str, Segment]) -> dict[str, Segment]:
+    """Each after those that feed it."""
+    home_of = {name: segment.name for segment in segments.values() for name in segment.stages}
+    before = {
+        s.name: [home_of[f.emission.stage] for f in s.feeds if home_of[f.emission.stage] != s.name]
+        for s in segments.values()
+    }
+    return {name: segments[name] for name in graphlib.TopologicalSorter(before).static_order()}
 
 
 def computed_through(stages: Mapping[str, BoundStage], feed: Feed) -> dict[str, str]:

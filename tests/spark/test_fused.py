@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pytest
 
 import nosync
@@ -71,6 +72,26 @@ def lateral(flow: nosync.Dataflow) -> None:
     some.aggregate("by_id", key=["id"], z=nosync.sum("z"), most=nosync.max("seller"))
 
 
+def chained(flow: nosync.Dataflow) -> None:
+    """A join of what is in its shards already with what comes through expressions, and what follows in shards of its own."""
+    people, sales = flow.source("people", PEOPLE), flow.source("sales", SALES)
+    named = people.where("known", "name IS NOT NULL").select("new", "id", "name", "id % 3 AS w", "x")
+    sellers = sales.select("sold", "seller AS id", "seller % 3 AS w", "price").dedupe("sellers", key=["id", "w"])
+    out = named.join("out", sellers, on=["id", "w"], how="full")
+    out.filter("some", lambda rows: pc.greater(rows["w"], 0)).aggregate("by_id_w", key=["id", "w"], n=nosync.count())
+    out.aggregate("by_name", key=["name"], x=nosync.sum("x"), price=nosync.sum("price"))
+
+
+def both_aggregated(flow: nosync.Dataflow) -> None:
+    """Two aggregates of one source, which is in the shards of their key as it is, and one of another, by a string."""
+    people, sales = flow.source("people", PEOPLE), flow.source("sales", SALES)
+    xs = people.aggregate("xs", key=["state"], x=nosync.sum("x"))
+    ids = people.aggregate("ids", key=["state"], id=nosync.max("id"))
+    lettered = sales.where("dear", "price > 20").select("lettered", "IF(n = 0, 'A', 'B') AS state", "price")
+    totals = lettered.aggregate("totals", key=["state"], price=nosync.sum("price"))
+    xs.join("two", ids, on=["state"]).join("three", totals, on=["state"], how="left")
+
+
 def keep_last(changes: pa.Table, state: pa.Table) -> pa.Table:
     both = pa.concat_tables([state.select(["id", "state", "x"]), changes.select(["id", "state", "x"])])
     return (
@@ -119,6 +140,23 @@ def advance(spark: SparkSession, job: nosync.Job, epochs: int = 4) -> None:
         (bucketed, {"sales", "sums"}),
         (bucketed, {"people", "loud_x"}),
         (lateral, {"sales", "by_id"}),
+        (chained, {"people", "sales", "sellers", "out__left", "out__right", "out", "some", "by_id_w"}),
+        (
+            both_aggregated,
+            {
+                "people",
+                "sales",
+                "xs",
+                "ids",
+                "totals",
+                "two",
+                "two__left",
+                "two__right",
+                "three",
+                "three__left",
+                "three__right",
+            },
+        ),
     ],
 )
 def test_one_task_records_what_two_would(

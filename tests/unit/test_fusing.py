@@ -68,6 +68,35 @@ def test_sources_that_are_joined_by_what_they_have() -> None:
     assert bound.placements == {"left": ("a",), "right": ("k",)}
 
 
+def test_what_is_in_its_shards_already_is_joined_there() -> None:
+    def build(flow: Dataflow) -> None:
+        people, sales = flow.source("people", ROWS), flow.source("sales", "k bigint, v bigint")
+        sellers = sales.select("sold", "k").dedupe("sellers", key=["k"])
+        sellers.join("both", people.select("named", "a AS k", "v"), on=["k"])
+        count(sales, "direct", "k").join("further", sellers.aggregate("n", key=["k"], of=nosync.count()), on=["k"])
+
+    bound, together = fused(lambda f: (build(f), count(f["both"].where("some", "v > 0"), "by_v", "v")))
+    assert together == [
+        {
+            "people",
+            "sales",
+            "sellers",
+            "n",
+            "both__left",
+            "both__right",
+            "both",
+            "direct",
+            "further",
+            "further__left",
+            "further__right",
+        }
+    ]
+    assert bound.placements == {"people": ("a",), "sales": ("k",)}
+    first, second = bound.fused.segments.values()
+    assert [feed.jvm for feed in first.feeds] == [("sold",), ("named",)]
+    assert [feed.emission.stage for feed in second.feeds] == ["both"], "each after those that feed it"
+
+
 @pytest.mark.parametrize(
     ("build", "placed"),
     [
