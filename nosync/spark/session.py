@@ -5,9 +5,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
-import re
-import shutil
-import subprocess
 import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -15,31 +12,14 @@ from typing import Any
 
 from pyspark.sql import SparkSession
 
-from nosync.lsm.errors import FlowError, NosyncError
+from nosync.lsm.errors import FlowError
 from nosync.lsm.processor import numpy_environment
+from nosync.spark.java import check_java, collector_settings
 
-OLDEST_JAVA = 17
 ARROW_BATCH_ROWS = "1000000"
 ARROW_BATCH_BYTES = 64 << 20
 _NO_LIMIT = str(2**31 - 1)
 _MOST_ROWS, _MOST_BYTES = (f"spark.sql.execution.arrow.max{what}PerBatch" for what in ("Records", "Bytes"))
-
-
-def check_java() -> None:
-    """Raises NosyncError saying what to install where there is no Java runtime that Spark can use."""
-    home = os.environ.get("JAVA_HOME")
-    java = os.path.join(home, "bin", "java") if home else shutil.which("java")
-    advice = f"Spark needs a Java {OLDEST_JAVA}+ runtime: on Debian or Ubuntu `apt-get install openjdk-17-jre-headless`"
-    if not java or not os.path.exists(java):
-        where = f"JAVA_HOME={home} has no bin/java" if home else "no `java` on PATH and JAVA_HOME is not set"
-        raise NosyncError(f"{where}. {advice}")
-    answer = subprocess.run([java, "-version"], capture_output=True, text=True, check=False)
-    text = answer.stderr + answer.stdout
-    found = re.search(r'version "([^"]+)"', text)  # after a note, where JDK_JAVA_OPTIONS is set
-    version = found[1] if found else ""
-    major = version.split(".")[0].split("-")[0]
-    if not major.isdigit() or int(major) < OLDEST_JAVA:
-        raise NosyncError(f"{java} is version {version or 'unknown'}. {advice}")
 
 
 def local_session(cores: int | None = None, app: str = "nosync", log: Path | None = None) -> SparkSession:
@@ -62,7 +42,7 @@ def local_session(cores: int | None = None, app: str = "nosync", log: Path | Non
         .config("spark.driver.bindAddress", "127.0.0.1")
     )
     workers = {f"spark.executorEnv.{name}": value for name, value in numpy_environment().items()}
-    for name, value in (workers | session_settings()).items():
+    for name, value in (workers | collector_settings() | session_settings()).items():
         builder = builder.config(name, value)
     with _standard_error_to(log):
         return builder.getOrCreate()

@@ -19,6 +19,7 @@ import nosync
 from nosync.lsm.hashing import hash64
 from nosync.lsm.processor import numpy_environment
 from nosync.spark import session
+from nosync.spark.java import collector_settings
 from tests.conftest import OpenStore
 from tests.helpers import KEY_VALUES
 
@@ -341,6 +342,12 @@ def test_a_driver_that_dies_in_the_middle_goes_on(spark: SparkSession, open_stor
             job.advance(0, {"words": to_spark(spark, frames[1])})
         again = job.advance(0, {"words": to_spark(spark, frames[0])})
         assert again.layers_computed == 0
+
+
+def test_the_session_collects_in_parallel(spark: SparkSession) -> None:
+    beans = spark._jvm.java.lang.management.ManagementFactory.getGarbageCollectorMXBeans()
+    names = " ".join(bean.getName() for bean in beans)
+    assert ("PS " in names) == bool(collector_settings()), names
 
 
 def test_workers_are_told_of_the_processor(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> None:

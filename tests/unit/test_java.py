@@ -1,4 +1,4 @@
-"""A driver without Java is told what to install."""
+"""A driver without Java is told what to install; who has chosen a garbage collector keeps it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import nosync
-from nosync.spark.session import check_java
+from nosync.spark.java import check_java, collector_settings
 
 
 def _fake_java(directory: Path, version: str) -> None:
@@ -47,3 +47,22 @@ def test_what_java_says_of_its_options_is_not_its_version(monkeypatch: pytest.Mo
     java.write_text(java.read_text().replace("'openjdk", '\'NOTE: Picked up JDK_JAVA_OPTIONS: -Da="b c"\\nopenjdk'))
     monkeypatch.setenv("JAVA_HOME", str(tmp_path))
     check_java()
+
+
+def test_a_collector_that_somebody_chose_is_kept(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Two of them, and the JVM would not start."""
+    for name in ("JDK_JAVA_OPTIONS", "JAVA_TOOL_OPTIONS", "_JAVA_OPTIONS", "SPARK_SUBMIT_OPTS", "PYSPARK_SUBMIT_ARGS"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("SPARK_CONF_DIR", str(tmp_path))
+    ours = {"spark.driver.defaultJavaOptions": "-XX:+UseParallelGC"}
+    assert collector_settings() == ours
+    defaults = tmp_path / "spark-defaults.conf"
+    defaults.write_text("spark.driver.extraJavaOptions -XX:+UseStringDeduplication -Dwhat=GC\n")
+    assert collector_settings() == ours
+    defaults.write_text("spark.driver.extraJavaOptions -XX:+UseZGC\n")
+    assert collector_settings() == {}
+    monkeypatch.delenv("SPARK_CONF_DIR")
+    monkeypatch.setenv(
+        "PYSPARK_SUBMIT_ARGS", '--conf "spark.driver.extraJavaOptions=-Xss4m -XX:+UseG1GC" pyspark-shell'
+    )
+    assert collector_settings() == {}

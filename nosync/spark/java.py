@@ -1,0 +1,50 @@
+"""The Java that Spark's JVM runs on: whether it is there, and how it collects its garbage."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+from nosync.lsm.errors import NosyncError
+
+OLDEST_JAVA = 17
+_COLLECTOR = re.compile(r"-XX:\+Use\w*GC\b")
+_OPTIONS = ("JDK_JAVA_OPTIONS", "JAVA_TOOL_OPTIONS", "_JAVA_OPTIONS", "SPARK_SUBMIT_OPTS", "PYSPARK_SUBMIT_ARGS")
+"""Environment variables in which options of the JVM may be."""
+
+
+def check_java() -> None:
+    """Raises NosyncError saying what to install where there is no Java runtime that Spark can use."""
+    home = os.environ.get("JAVA_HOME")
+    java = os.path.join(home, "bin", "java") if home else shutil.which("java")
+    advice = f"Spark needs a Java {OLDEST_JAVA}+ runtime: on Debian or Ubuntu `apt-get install openjdk-17-jre-headless`"
+    if not java or not os.path.exists(java):
+        where = f"JAVA_HOME={home} has no bin/java" if home else "no `java` on PATH and JAVA_HOME is not set"
+        raise NosyncError(f"{where}. {advice}")
+    answer = subprocess.run([java, "-version"], capture_output=True, text=True, check=False)
+    text = answer.stderr + answer.stdout
+    found = re.search(r'version "([^"]+)"', text)  # after a note, where JDK_JAVA_OPTIONS is set
+    version = found[1] if found else ""
+    major = version.split(".")[0].split("-")[0]
+    if not major.isdigit() or int(major) < OLDEST_JAVA:
+        raise NosyncError(f"{java} is version {version or 'unknown'}. {advice}")
+
+
+def collector_settings() -> dict[str, str]:
+    """Spark's setting for a garbage collector that suits epochs; none where somebody has chosen one.
+
+    What planning an epoch leaves behind is garbage soon. Parallel collections of a small heap hold tasks up for less time than
+    G1's, and leave its barriers out of everything else (`bench/spark_collector.py`). Two choices would end the JVM at once.
+    """
+    chosen = [os.environ.get(name, "") for name in _OPTIONS]
+    home = os.environ.get("SPARK_HOME")
+    directory = os.environ.get("SPARK_CONF_DIR") or (os.path.join(home, "conf") if home else None)
+    if directory is not None:
+        defaults = Path(directory) / "spark-defaults.conf"
+        chosen += [defaults.read_text(errors="replace")] if defaults.is_file() else []
+    if any(_COLLECTOR.search(text) for text in chosen):
+        return {}
+    return {"spark.driver.defaultJavaOptions": "-XX:+UseParallelGC"}
