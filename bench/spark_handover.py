@@ -1,22 +1,30 @@
-"""Handing an epoch's rows to Python tasks: bytes counted after each row or rows only; hashes sent, or computed there."""
+"""Handing an epoch's rows to Python tasks: bytes counted after each row or rows only; hashes sent, or computed there; and what
+the workers' garbage collections take between tasks."""
 
 from __future__ import annotations
 
+import statistics
+import tempfile
 from collections.abc import Iterator, Mapping
 from functools import partial
+from pathlib import Path
 
 import pyarrow as pa
 from pyspark.sql import SparkSession
+from pyspark.sql import functions as F
 
-from bench.engines_sums import KEYS, LARGE, Task, batch, counted, handed
-from bench.harness import Result, Samples, paired
-from bench.spark_epochs import CORES
+from bench.engines_sums import KEYS, LARGE, SMALL, Task, batch, counted, handed
+from bench.footprint import alone, cpu_by_process
+from bench.harness import Result, Samples, paired, timed
+from bench.spark_epochs import CORES, SHARDS
 from nosync.lsm.hashing import hash64
 from nosync.spark.session import arrow_settings, conf_set, local_session, session_settings
+from nosync.spark.worker import lasting_objects_frozen
 
 ROW_BYTES = 16
 HASHED = (("k",), ("v",), ("k", "v"))
 WARM = 4
+HOPS, HOP_JOBS = 3, 60
 
 
 def run(scale: str) -> Iterator[Result]:
@@ -41,6 +49,46 @@ def run(scale: str) -> Iterator[Result]:
     )  # fmt: skip
     yield _result("three columns of hashes computed in the task", ours, "the same sent by the JVM", theirs)
     spark.stop()
+
+    processes = max(1, repeats // 10)
+    frozen, plain = [], []
+    for _ in range(processes):  # in turn, each in workers of its own
+        frozen.append(alone(_hops, _passed_frozen))
+        plain.append(alone(_hops, _passed))
+    for what, unit, part in (("", "s p50", 0), ("; processor time of the workers", "s", 1)):
+        mine, theirs = (statistics.median(one[part] for one in runs) for runs in (frozen, plain))
+        yield Result(
+            f"{HOPS} hops of {SMALL:,} rows through Python tasks{what}", "modules kept out of garbage collections", mine, unit,
+            "as Spark's workers do it", theirs, mine / theirs, "< 1", mine < theirs, repeats=processes,
+        )  # fmt: skip
+
+
+def _passed(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    yield from batches
+
+
+def _passed_frozen(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    with lasting_objects_frozen():
+        yield from batches
+
+
+def _hops(task: Task) -> tuple[float, float]:
+    """Seconds of a job of several hops, and processor seconds of its Python workers."""
+    with tempfile.TemporaryDirectory(dir=".") as directory:
+        spark = local_session(CORES, "nosync-bench", log=Path(directory) / "spark.log")
+        seconds = []
+        for i in range(HOP_JOBS):
+            if i == HOP_JOBS // 2:
+                before = cpu_by_process()
+            rows = batch(spark, 0, SMALL, KEYS)
+            for _ in range(HOPS):
+                placed = rows.repartitionById(SHARDS, F.expr(f"CAST(pmod(k, {SHARDS}) AS INT)"))
+                rows = placed.mapInArrow(task, rows.schema)
+            seconds.append(timed(lambda rows=rows: rows.agg(F.sum("v")).collect()))
+        after = cpu_by_process()
+        spark.stop()
+    jobs = HOP_JOBS - HOP_JOBS // 2
+    return statistics.median(seconds[-jobs:]), (after["Python tasks"] - before["Python tasks"]) / jobs
 
 
 def _result(what: str, ours: Samples, baseline: str, theirs: Samples) -> Result:

@@ -53,6 +53,7 @@ from nosync.segment import (
 from nosync.spark.expressions import for_tasks, hash_of, jvm_rows, place_of, quoted
 from nosync.spark.fused import given_rows
 from nosync.spark.session import arrow_settings, conf_set, contains, session_settings
+from nosync.spark.worker import lasting_objects_frozen
 
 _EXCLUDED_RULES = "spark.sql.optimizer.excludedRules"
 _RULES_TO_EXCLUDE = (
@@ -384,10 +385,11 @@ class _EpochJob:
             # In a union of several ends of the flow, the partitions of each follow those of the one before.
             shard = context.partitionId() % task.shards
             try:
-                if len(tasks) == 1:
-                    yield from task.run_shard(shard, batches)
-                else:
-                    yield from run_epochs_of_shard(tasks, shard, batches)
+                with lasting_objects_frozen():
+                    if len(tasks) == 1:
+                        yield from task.run_shard(shard, batches)
+                    else:
+                        yield from run_epochs_of_shard(tasks, shard, batches)
             except NosyncError as error:
                 raise RuntimeError(encode_failure(error)) from None
 

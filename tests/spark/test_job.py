@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import random
 import shutil
@@ -348,6 +349,18 @@ def test_the_session_collects_in_parallel(spark: SparkSession) -> None:
     beans = spark._jvm.java.lang.management.ManagementFactory.getGarbageCollectorMXBeans()
     names = " ".join(bean.getName() for bean in beans)
     assert ("PS " in names) == bool(collector_settings()), names
+
+
+def test_modules_are_kept_out_of_the_workers_garbage_collections(spark: SparkSession, store: nosync.Store) -> None:
+    def frozen(_: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        yield pa.RecordBatch.from_pydict({"n": [gc.get_freeze_count()]})
+
+    flow = nosync.Dataflow("f")
+    flow.source("words", SCHEMA)
+    job = nosync.Job(flow, store, spark=spark, shards=SHARDS)
+    job.advance(0, {"words": to_spark(spark, epochs(1, 1)[0])})
+    found = [row.n for row in spark.range(0, 4, 1, 4).mapInArrow(frozen, "n bigint").collect()]
+    assert max(found) > 10_000
 
 
 def test_workers_are_told_of_the_processor(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> None:
