@@ -29,6 +29,7 @@ from bench.footprint import PeakMemory, Spent, alone, spent
 from bench.harness import Result, Samples, timed
 from bench.spark_epochs import CORES, SHARDS, start
 from nosync.spark.session import arrow_settings, conf_set, local_session, session_settings
+from nosync.spark.worker import lasting_objects_frozen
 
 KEYS = 2_000_000
 KEY = "pmod(pmod({id} * 2654435761, 4294967296), {keys})"
@@ -153,7 +154,8 @@ def _ours(rows: int, warm: int, repeats: int) -> Run:
 
 
 def counted(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    yield pa.RecordBatch.from_pydict({"n": [sum(one.num_rows for one in batches)]})
+    with lasting_objects_frozen():  # as in tasks of ours
+        yield pa.RecordBatch.from_pydict({"n": [sum(one.num_rows for one in batches)]})
 
 
 def handed(rows: DataFrame, task: Task, *also: str) -> int:

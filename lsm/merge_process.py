@@ -22,13 +22,14 @@ from nosync.lsm.errors import NosyncError, StorageError
 from nosync.lsm.failures import decode_failure, encode_failure
 from nosync.lsm.layer import Digest, LayerId, parse_path
 from nosync.lsm.merge import Merge
+from nosync.lsm.no_pandas import leave_out_pandas
 from nosync.lsm.processor import numpy_environment
 from nosync.lsm.reader import LayerReader
 from nosync.lsm.timestamp import Time
 from nosync.lsm.writer import Published
 
 _POLL_S = 0.02
-# Out of the way from the first instruction on: starting the interpreter is half a second of work too.
+# Out of the way from the first instruction on: starting the interpreter is work too.
 _CHILD = "import os; os.nice({nice}); from nosync.lsm.merge_process import main; main()"
 OUT_OF_THE_WAY = 19
 
@@ -85,6 +86,7 @@ def run_in_process(
 
 def main() -> None:
     """The child."""
+    leave_out_pandas()
     parent, rest = os.getppid(), threading.Event()
     pa.set_cpu_count(1)
     pa.set_io_thread_count(1)

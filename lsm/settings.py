@@ -25,7 +25,7 @@ class StoreSettings:
     """Most rows in one block of a merged layer, and so the work of one merge step (about 10 ms)."""
 
     merge_process_rows: int = 1 << 18
-    """Merges of at least this many rows run in a process of their own, which takes half a second to start; smaller
+    """Merges of at least this many rows run in a process of their own, which takes a fifth of a second to start; smaller
     ones in a thread of this one, where appends may have to wait a few milliseconds for the interpreter lock."""
 
     scan_interval_s: float = 1.0

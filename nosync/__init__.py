@@ -12,61 +12,98 @@ See README.md for the two-command start and docs/ for how it works.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-from nosync.aggregates import (
-    collect,
-    count,
-    count_distinct,
-    first,
-    last,
-    max,
-    mean,
-    min,
-    stddev,
-    sum,
-    top_k,
-    variance,
-)
-from nosync.backfill import BackfillReport
-from nosync.dataflow import Dataflow, Stage
-from nosync.explain import Explanation
-from nosync.job import Job
-from nosync.levels import replicated
-from nosync.lsm.errors import (
-    CatalogError,
-    CompactedError,
-    CorruptionError,
-    DeterminismError,
-    FencedError,
-    FlowError,
-    FormatVersionError,
-    HoleError,
-    InvalidInputError,
-    NosyncError,
-    NotAStoreError,
-    NotAvailableError,
-    OutOfOrderError,
-    ReplicationError,
-    SchemaError,
-    StageError,
-    StorageError,
-    StoreLockedError,
-    UnknownStageError,
-)
-from nosync.lsm.scrub import VerifyReport
-from nosync.lsm.settings import StoreSettings
-from nosync.lsm.status import LayerStatus, StoreStatus
-from nosync.lsm.store import Store
-from nosync.opening import connect, open
-from nosync.replay import ReplayPlan, ReplayReport
-from nosync.reports import EpochReport, RecoveryReport
-from nosync.sinks import CallbackSink, ParquetSink
+import importlib
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
+    from nosync.aggregates import (
+        collect,
+        count,
+        count_distinct,
+        first,
+        last,
+        max,
+        mean,
+        min,
+        stddev,
+        sum,
+        top_k,
+        variance,
+    )
+    from nosync.backfill import BackfillReport
+    from nosync.dataflow import Dataflow, Stage
+    from nosync.explain import Explanation
+    from nosync.job import Job
+    from nosync.levels import replicated
+    from nosync.lsm.errors import (
+        CatalogError,
+        CompactedError,
+        CorruptionError,
+        DeterminismError,
+        FencedError,
+        FlowError,
+        FormatVersionError,
+        HoleError,
+        InvalidInputError,
+        NosyncError,
+        NotAStoreError,
+        NotAvailableError,
+        OutOfOrderError,
+        ReplicationError,
+        SchemaError,
+        StageError,
+        StorageError,
+        StoreLockedError,
+        UnknownStageError,
+    )
+    from nosync.lsm.scrub import VerifyReport
+    from nosync.lsm.settings import StoreSettings
+    from nosync.lsm.status import LayerStatus, StoreStatus
+    from nosync.lsm.store import Store
+    from nosync.opening import connect, open
+    from nosync.replay import ReplayPlan, ReplayReport
+    from nosync.reports import EpochReport, RecoveryReport
+    from nosync.sinks import CallbackSink, ParquetSink
     from nosync.spark.diff import DiffSummary
+
+_HOMES = {
+    "nosync.aggregates": "collect count count_distinct first last max mean min stddev sum top_k variance",
+    "nosync.backfill": "BackfillReport",
+    "nosync.dataflow": "Dataflow Stage",
+    "nosync.explain": "Explanation",
+    "nosync.job": "Job",
+    "nosync.levels": "replicated",
+    "nosync.lsm.errors": (
+        "CatalogError CompactedError CorruptionError DeterminismError FencedError FlowError FormatVersionError "
+        "HoleError InvalidInputError NosyncError NotAStoreError NotAvailableError OutOfOrderError ReplicationError "
+        "SchemaError StageError StorageError StoreLockedError UnknownStageError"
+    ),
+    "nosync.lsm.scrub": "VerifyReport",
+    "nosync.lsm.settings": "StoreSettings",
+    "nosync.lsm.status": "LayerStatus StoreStatus",
+    "nosync.lsm.store": "Store",
+    "nosync.opening": "connect open",
+    "nosync.replay": "ReplayPlan ReplayReport",
+    "nosync.reports": "EpochReport RecoveryReport",
+    "nosync.sinks": "CallbackSink ParquetSink",
+}
+"""By module, what it has of the names below. Each is imported when somebody asks for it: the processes that merge, daemons and
+the command line start without what only jobs need."""
+_HOME_OF = {name: module for module, names in _HOMES.items() for name in names.split()}
+
+if not TYPE_CHECKING:  # type checkers see the imports above, and find what is misspelled
+
+    def __getattr__(name: str) -> Any:
+        if name not in _HOME_OF:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        value = globals()[name] = getattr(importlib.import_module(_HOME_OF[name]), name)
+        return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
 
 
 def register(spark: SparkSession) -> None:

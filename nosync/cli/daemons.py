@@ -12,6 +12,7 @@ import click
 from nosync.cli.group import cli
 from nosync.cli.screen import JSON, STORE, escape, out, print_json, table_of
 from nosync.lsm.errors import NosyncError, ReplicationError
+from nosync.lsm.no_pandas import leave_out_pandas
 
 if TYPE_CHECKING:
     from nosync.replication.transport import DaemonClient
@@ -68,6 +69,7 @@ def daemon(config: Path | None, peers: tuple[str, ...], check: bool, verbose: bo
     logging.basicConfig(
         level=level, format="%(asctime)s %(levelname)s %(name)s: %(message)s", stream=sys.stderr, force=True
     )
+    leave_out_pandas()
     Daemon(found).run()
 
 
