@@ -125,7 +125,7 @@ def start(spark: SparkSession, store: nosync.Store, build: Any) -> nosync.Job:
     return nosync.Job(flow, store, spark=spark, shards=2)
 
 
-def advance(spark: SparkSession, job: nosync.Job, epochs: int = 4) -> None:
+def advance(spark: SparkSession, job: nosync.Job, epochs: int = 3) -> None:
     for t in range(epochs):
         given = rows(spark, t)
         job.advance(t, {source.name: given[source.name] for source in job.flow.sources})
