@@ -17,7 +17,7 @@ from typing import Any
 from pyspark.sql import DataFrame, SparkSession
 
 import nosync
-from bench.engines_sums import CHANGELOG, STREAMING
+from bench.engines_sums import CHANGELOG, STREAMING, checkpoint_directory
 from bench.flink import run_flink
 from bench.harness import Result, Samples
 from bench.nexmark import AUCTIONS, BIDS, PERSONS, QUERIES, STREAMS, Query, digest_of_rows, write_events
@@ -210,13 +210,8 @@ def _streaming_rows(spark: SparkSession, root: Path, query: Query) -> DataFrame:
     return new.join(sellers, ["id", "w"]).select("id", "name", "w")
 
 
-def _checkpoint(root: Path) -> tempfile.TemporaryDirectory[str]:
-    # Spark's maintenance of state goes on for a moment after a query, and may write while the directory goes.
-    return tempfile.TemporaryDirectory(dir=root, ignore_cleanup_errors=True)
-
-
 def _structured_streaming(spark: SparkSession, root: Path, query: Query) -> list[float]:
-    with conf_set(spark, {**STREAMING, CHANGELOG: "true"}), _checkpoint(root) as checkpoint:
+    with conf_set(spark, {**STREAMING, CHANGELOG: "true"}), checkpoint_directory(root) as checkpoint:
         writer = _streaming_rows(spark, root, query).writeStream.format("noop")
         running = writer.outputMode("update" if query.key else "append").option("checkpointLocation", checkpoint)
         stream = running.trigger(availableNow=True).start()
@@ -233,7 +228,7 @@ def _answer_of_spark(spark: SparkSession, root: Path, query: Query) -> str:
         for i, row in enumerate(batch.collect()):
             rows[tuple(row)[: query.key] if query.key else (t, i)] = tuple(row)
 
-    with conf_set(spark, {**STREAMING, CHANGELOG: "true"}), _checkpoint(root) as checkpoint:
+    with conf_set(spark, {**STREAMING, CHANGELOG: "true"}), checkpoint_directory(root) as checkpoint:
         writer = _streaming_rows(spark, root, query).writeStream.foreachBatch(take)
         running = writer.outputMode("update" if query.key else "append").option("checkpointLocation", checkpoint)
         running.trigger(availableNow=True).start().awaitTermination(_PATIENCE_S)

@@ -13,7 +13,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 import nosync
-from bench.engines_sums import CHANGELOG, STREAMING
+from bench.engines_sums import CHANGELOG, STREAMING, checkpoint_directory
 from bench.harness import Result, Samples
 from bench.nexmark import BIDS, STREAMS, digest_of_rows, write_events
 from bench.spark_epochs import CORES, SHARDS
@@ -84,7 +84,7 @@ def _stream(spark: SparkSession, root: Path, take: object = None) -> list[float]
     files = spark.readStream.schema(STREAMS[BIDS]).option("maxFilesPerTrigger", 1).parquet(str(root / BIDS))
     bids = files.withColumn("at", F.timestamp_seconds("ts")).withWatermark("at", "0 seconds")
     sessions = bids.groupBy("bidder", F.session_window("at", GAP).alias("w")).agg(F.count(F.lit(1)).alias("n"))
-    with conf_set(spark, {**STREAMING, CHANGELOG: "true"}), tempfile.TemporaryDirectory(dir=root) as checkpoint:
+    with conf_set(spark, {**STREAMING, CHANGELOG: "true"}), checkpoint_directory(root) as checkpoint:
         rows = _columns(sessions.select("bidder", "w.*", "n"), "start", "end")
         writer = rows.writeStream.outputMode("append").option("checkpointLocation", checkpoint)
         writer = writer.format("noop") if take is None else writer.foreachBatch(take)  # type: ignore[arg-type]

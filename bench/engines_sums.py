@@ -182,6 +182,11 @@ def _floor(rows: int, warm: int, repeats: int) -> Run:
 # --- Structured Streaming ---------------------------------------------------------------------------------------------
 
 
+def checkpoint_directory(root: Path = Path()) -> tempfile.TemporaryDirectory[str]:
+    """Spark's maintenance of state goes on for a moment after a query, and may write while its directory goes."""
+    return tempfile.TemporaryDirectory(dir=root, ignore_cleanup_errors=True)
+
+
 def _source(spark: SparkSession, rows: int) -> DataFrame:
     source = spark.readStream.format("rate-micro-batch").option("rowsPerBatch", rows).option("numPartitions", CORES)
     return source.load().selectExpr(f"{KEY.format(id='value', keys=KEYS)} AS k", "value AS v")
@@ -189,7 +194,7 @@ def _source(spark: SparkSession, rows: int) -> DataFrame:
 
 def _streamed(rows: int, changelog: str, warm: int, repeats: int) -> Run:
     spark = local_session(CORES, "nosync-bench")
-    with conf_set(spark, {**STREAMING, CHANGELOG: changelog}), tempfile.TemporaryDirectory(dir=".") as checkpoint:
+    with conf_set(spark, {**STREAMING, CHANGELOG: changelog}), checkpoint_directory() as checkpoint:
         sums = _source(spark, rows).groupBy("k").agg(F.count(F.lit(1)).alias("n"), F.sum("v").alias("total"))
         stream = sums.writeStream.outputMode("update").format("noop").option("checkpointLocation", checkpoint).start()
         found = _batches(stream, rows, warm, repeats)
@@ -216,7 +221,7 @@ class Sums(StatefulProcessor):
 
 def _in_python(rows: int, warm: int, repeats: int) -> Run:
     spark = local_session(CORES, "nosync-bench")
-    with conf_set(spark, {**STREAMING, CHANGELOG: "true"}), tempfile.TemporaryDirectory(dir=".") as checkpoint:
+    with conf_set(spark, {**STREAMING, CHANGELOG: "true"}), checkpoint_directory() as checkpoint:
         sums = _source(spark, rows).groupBy("k").transformWithStateInPandas(
             Sums(), "k bigint, n bigint, total bigint", "Update", "None"
         )  # fmt: skip
