@@ -340,6 +340,9 @@ def test_branches_and_merges_reach_the_others(tmp_path: Path) -> None:
         assert client is not None
         list(client.compact())
         client.close()
+        maps = Path(f"/proc/{daemons.processes['n1'].pid}/maps").read_text()
+        assert "/pyarrow/" in maps
+        assert "/pandas/" not in maps, "Arrow loads it for nothing"
         eventually("nothing is behind", lambda: daemons.peer("n1", "n2").behind_files == 0)
         assert daemons.safe_point("n1") == 5, "a merged layer counts for what it covers"
         store.delete_branch("try")
