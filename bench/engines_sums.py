@@ -29,7 +29,7 @@ from bench.footprint import PeakMemory, Spent, alone, spent
 from bench.harness import Result, Samples, timed
 from bench.spark_epochs import CORES, SHARDS, start
 from nosync.spark.session import arrow_settings, conf_set, local_session, session_settings
-from nosync.spark.worker import lasting_objects_frozen
+from nosync.spark.worker import task_in_worker
 
 KEYS = 2_000_000
 KEY = "pmod(pmod({id} * 2654435761, 4294967296), {keys})"
@@ -154,7 +154,7 @@ def _ours(rows: int, warm: int, repeats: int) -> Run:
 
 
 def counted(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    with lasting_objects_frozen():  # as in tasks of ours
+    with task_in_worker():  # as in tasks of ours
         yield pa.RecordBatch.from_pydict({"n": [sum(one.num_rows for one in batches)]})
 
 

@@ -20,6 +20,7 @@ Bools = npt.NDArray[np.bool_]
 Indices = npt.NDArray[np.int64]
 
 _HALF, _LOW_32, _SIGN = np.uint64(32), np.uint64(0xFFFFFFFF), np.uint64(1 << 63)
+_OFTEN = 4
 INTERNAL_PREFIX = "__"
 """Columns that begin so are a stage's internal state: stored with its rows, shown only when asked for by name."""
 CHANGE_TYPE_COLUMN = "_change_type"
@@ -39,7 +40,7 @@ def as_batch(table: pa.Table) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays([as_array(column) for column in table.columns], schema=table.schema)
 
 
-def _view(column: pa.Array) -> npt.NDArray[np.generic] | None:
+def fixed_view(column: pa.Array) -> npt.NDArray[np.generic] | None:
     """A fixed-width column without nulls as NumPy sees it in place; None for any other."""
     fixed = pa.types.is_integer(column.type) or pa.types.is_floating(column.type)
     if pa.types.is_date32(column.type):
@@ -54,7 +55,7 @@ def _view(column: pa.Array) -> npt.NDArray[np.generic] | None:
 
 def take(column: pa.Array, indices: Indices) -> pa.Array:
     """The rows at `indices`; NumPy's gather is the faster one where it can be used."""
-    view = _view(column) if not (pa.types.is_date(column.type) or pa.types.is_timestamp(column.type)) else None
+    view = fixed_view(column) if not (pa.types.is_date(column.type) or pa.types.is_timestamp(column.type)) else None
     if view is not None:
         # np.take and not view[indices], which would hold the interpreter's lock all the while.
         return pa.array(np.take(view, indices), type=column.type)
@@ -63,12 +64,36 @@ def take(column: pa.Array, indices: Indices) -> pa.Array:
 
 def take_batch(batch: pa.RecordBatch, indices: Indices) -> pa.RecordBatch:
     """Rows of the batch in buffers of their own, but for columns that would come out as they are."""
-    takes_all = len(indices) == len(batch) and bool((indices == np.arange(len(batch))).all())
+    n = len(batch)
+    # Nearly always the ends tell already.
+    takes_all = len(indices) == n > 0 == indices[0] and indices[-1] == n - 1 and bool((np.diff(indices) == 1).all())
     columns = [
-        column if takes_all and _view(column) is not None and _is_packed(column) else take(column, indices)
+        column if takes_all and fixed_view(column) is not None and _is_packed(column) else take(column, indices)
         for column in batch.columns
     ]
     return pa.RecordBatch.from_arrays(columns, schema=batch.schema)
+
+
+def gather(pieces: Sequence[tuple[pa.RecordBatch, Indices, Indices]], schema: pa.Schema) -> pa.RecordBatch:
+    """Rows of several batches of one schema: of each batch the rows at the first indices, put to those at the second.
+
+    The second ones are all of 0 .. n - 1, once each.
+    """
+    n = sum(len(rows) for _, rows, _ in pieces)
+    columns = []
+    for i, field in enumerate(schema):
+        views = [view for batch, _, _ in pieces if (view := fixed_view(batch.column(i))) is not None]
+        if 0 < len(views) == len(pieces):
+            values = np.empty(n, views[0].dtype)
+            for view, (_, rows, to) in zip(views, pieces, strict=True):
+                values[to] = np.take(view, rows)
+            columns.append(pa.array(values).view(field.type))
+            continue
+        taken = [take(batch.column(i), rows) for batch, rows, _ in pieces]
+        came_from = np.empty(n, dtype=np.int64)
+        came_from[np.concatenate([to for _, _, to in pieces] or [came_from])] = np.arange(n)
+        columns.append(take(pa.concat_arrays([*taken, pa.nulls(0, field.type)]), came_from))
+    return pa.RecordBatch.from_arrays(columns, schema=schema)
 
 
 def packed(batch: pa.RecordBatch) -> pa.RecordBatch:
@@ -116,7 +141,7 @@ def rows_equal(left: Sequence[pa.Array], left_at: Indices, right: Sequence[pa.Ar
     """For each i: whether row `left_at[i]` of `left` and row `right_at[i]` of `right` agree in every column."""
     equal: Bools = np.ones(len(left_at), dtype=np.bool_)
     for a, b in zip(left, right, strict=True):
-        va, vb = _view(a), _view(b)
+        va, vb = fixed_view(a), fixed_view(b)
         if va is not None and vb is not None:
             equal &= np.take(va, left_at) == np.take(vb, right_at)
         else:
@@ -175,7 +200,11 @@ def order_by_key(hashes: U32, keys: Sequence[pa.Array]) -> tuple[Indices, Bools]
     same_key = same_hash.copy()
     at = np.flatnonzero(same_hash)
     if len(at):
-        same_key[at] = rows_equal(keys, order[at], keys, order[at + 1])
+        if _OFTEN * len(at) > len(hashes):  # taken once and compared side by side
+            ordered_keys = [take(key, order) for key in keys]
+            same_key[at] = rows_equal(ordered_keys, at, ordered_keys, at + 1)
+        else:
+            same_key[at] = rows_equal(keys, order[at], keys, order[at + 1])
         if not np.array_equal(same_key, same_hash):
             _order_collisions(order, same_hash, same_key, keys)
     return order, same_key
@@ -183,12 +212,17 @@ def order_by_key(hashes: U32, keys: Sequence[pa.Array]) -> tuple[Indices, Bools]
 
 def _order_collisions(order: Indices, same_hash: Bools, same_key: Bools, keys: Sequence[pa.Array]) -> None:
     """Sorts by key the runs of equal hashes that hold several keys. Changes `order` and `same_key` in place."""
-    run_of = np.concatenate([[0], np.cumsum(~same_hash)])
-    mixed_runs = np.unique(run_of[:-1][same_hash & ~same_key])
-    positions = np.flatnonzero(np.isin(run_of, mixed_runs))
+    positions = np.flatnonzero(np.append(same_hash, False) | np.concatenate([[False], same_hash]))
+    run_of = np.cumsum(
+        ~np.concatenate([[False], same_hash])[positions]
+    )  # a run begins where the row before has another
+    is_mixed = np.zeros(len(positions) + 1, dtype=np.bool_)
+    is_mixed[run_of[np.append(same_hash & ~same_key, False)[positions]]] = True
+    in_mixed = np.flatnonzero(is_mixed[run_of])
+    positions, run_of = positions[in_mixed], run_of[in_mixed]
     rows = order[positions]
     # Sorting by (run, key, previous position) moves rows only within their run.
-    sortable = {"run": pa.array(run_of[positions])}
+    sortable = {"run": pa.array(run_of)}
     sortable |= {f"key{i}": _sortable(key.take(pa.array(rows))) for i, key in enumerate(keys)}
     sortable["position"] = pa.array(positions)
     by = [(name, "ascending") for name in sortable]

@@ -35,6 +35,7 @@ _P2 = np.uint64(0xC2B2AE3D27D4EB4F)
 _P3 = np.uint64(0x165667B19E3779F9)
 _P4 = np.uint64(0x85EBCA77C2B2AE63)
 _P5 = np.uint64(0x27D4EB2F165667C5)
+_P5_AND_4, _P5_AND_8 = _P5 + np.uint64(4), _P5 + np.uint64(8)
 _LOW_32 = np.uint64(0xFFFFFFFF)
 _LARGEST_LONG_DECIMAL = 18
 _PIECE_ROWS = 8192
@@ -160,7 +161,7 @@ def _fixed_width_words(column: pa.Array, *, allow_nan: bool) -> tuple[U64, bool]
     is_int = t.is_integer(column.type) and (column.type.bit_width < 32 or t.is_int32(column.type))
     values = (column.fill_null(0) if column.null_count else column).to_numpy(zero_copy_only=False)
     if not t.is_uint64(column.type):
-        values = values.astype(np.int64)
+        values = values.astype(np.int64, copy=False)
     return values.view(np.uint64), is_int
 
 
@@ -185,17 +186,31 @@ def _decimal_bytes(column: pa.Array) -> pa.Array:
 
 
 def _rotl(x: U64, bits: int) -> U64:
-    return (x << np.uint64(bits)) | (x >> np.uint64(64 - bits))
+    """In place, as all that is temporary: it takes two thirds of the time."""
+    high = x >> np.uint64(64 - bits)
+    x <<= np.uint64(bits)
+    x |= high
+    return x
 
 
 def _avalanche(h: U64) -> U64:
-    h = (h ^ (h >> np.uint64(33))) * _P2
-    h = (h ^ (h >> np.uint64(29))) * _P3
-    return h ^ (h >> np.uint64(32))
+    """In place."""
+    h ^= h >> np.uint64(33)
+    h *= _P2
+    h ^= h >> np.uint64(29)
+    h *= _P3
+    h ^= h >> np.uint64(32)
+    return h
 
 
 def _mix_8(h: U64, word: U64) -> U64:
-    return _rotl(h ^ (_rotl(word * _P2, 31) * _P1), 27) * _P1 + _P4
+    mixed = _rotl(word * _P2, 31)
+    mixed *= _P1
+    mixed ^= h
+    mixed = _rotl(mixed, 27)
+    mixed *= _P1
+    mixed += _P4
+    return mixed
 
 
 def _mix_4(h: U64, word: U64) -> U64:
@@ -207,11 +222,11 @@ def _mix_1(h: U64, byte: U64) -> U64:
 
 
 def _hash_int(words: U64, seed: U64) -> U64:
-    return _avalanche(_mix_4(seed + _P5 + np.uint64(4), words))
+    return _avalanche(_mix_4(seed + _P5_AND_4, words))
 
 
 def _hash_long(words: U64, seed: U64) -> U64:
-    return _avalanche(_mix_8(seed + _P5 + np.uint64(8), words))
+    return _avalanche(_mix_8(seed + _P5_AND_8, words))
 
 
 def _hash_bytes_column(column: pa.Array, seed: U64) -> U64:
@@ -265,7 +280,9 @@ def _hash_stripes(
             lane[rows] = _rotl(lane[rows] + words[at[rows] + 8 * i] * _P2, 31) * _P1
         at[rows] += 32
         rows = rows[end[rows] - at[rows] >= 32]
-    h = _rotl(lanes[0], 1) + _rotl(lanes[1], 7) + _rotl(lanes[2], 12) + _rotl(lanes[3], 18)
+    h = _rotl(lanes[0].copy(), 1)
+    for lane, bits in zip(lanes[1:], (7, 12, 18), strict=True):
+        h += _rotl(lane.copy(), bits)
     for lane in lanes:
         h = (h ^ (_rotl(lane * _P2, 31) * _P1)) * _P1 + _P4
     return h, at

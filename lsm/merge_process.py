@@ -21,6 +21,7 @@ from nosync.lsm.env import Env
 from nosync.lsm.errors import NosyncError, StorageError
 from nosync.lsm.failures import decode_failure, encode_failure
 from nosync.lsm.layer import Digest, LayerId, parse_path
+from nosync.lsm.memory import keep_freed_memory
 from nosync.lsm.merge import Merge
 from nosync.lsm.no_pandas import leave_out_pandas
 from nosync.lsm.processor import numpy_environment
@@ -87,6 +88,7 @@ def run_in_process(
 def main() -> None:
     """The child."""
     leave_out_pandas()
+    keep_freed_memory()
     parent, rest = os.getppid(), threading.Event()
     pa.set_cpu_count(1)
     pa.set_io_thread_count(1)

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from nosync.lsm.columns import Bools
+from nosync.lsm.columns import Bools, Indices
 from nosync.lsm.env import Env, storage_errors
 from nosync.lsm.errors import CorruptionError
 from nosync.lsm.format import (
@@ -25,10 +25,13 @@ from nosync.lsm.format import (
     decode,
     verify_block,
 )
+from nosync.lsm.hash_index import HashIndex
 from nosync.lsm.hashing import U32
 from nosync.lsm.layer import Digest, LayerId
 from nosync.lsm.timestamp import Time
 
+ROWS_OF_A_LOOKUP = 4
+"""An index is made when one lookup is for a hash in so many rows: making it takes less than it saves."""
 _BOOKKEEPING = (HASH_COLUMN, TIME_COLUMN, TOMBSTONE_COLUMN)
 
 
@@ -46,6 +49,7 @@ class Block:
         self.data = batch.select([name for name in names if name not in _BOOKKEEPING])
         self.keys = [batch.column(name) for name in key]
         self.hashes: U32 = batch.column(HASH_COLUMN).to_numpy() if key else np.empty(0, dtype=np.uint32)
+        self._index: HashIndex | None = None
         self.time_index = batch.column(TIME_COLUMN).to_numpy() if TIME_COLUMN in names else None
         self.tombstones: Bools | None = None
         if TOMBSTONE_COLUMN in names and batch.column(TOMBSTONE_COLUMN).true_count:
@@ -54,6 +58,14 @@ class Block:
     @property
     def rows(self) -> int:
         return int(self.batch.num_rows)
+
+    def last_at_most(self, wanted: U32) -> Indices:
+        """For each hash the last row whose hash is at most that, or -1. Of a block with rows."""
+        if self._index is None:
+            if len(wanted) * ROWS_OF_A_LOOKUP < self.rows:
+                return np.searchsorted(self.hashes, wanted, side="right").astype(np.int64) - 1
+            self._index = HashIndex(self.hashes)
+        return self._index.last_at_most(wanted)
 
     def row_times(self) -> npt.NDArray[np.int64]:
         """The packed time of every row."""

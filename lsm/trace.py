@@ -6,7 +6,7 @@ Invariants
 - State as of `t` = the newest entry of each key with time <= t, for any `t` with `since <= t < upper`.
 - `changes(t0, t1)` applied to the state as of `t0` gives the state as of `t1`.
 
-Lookups go from the newest layer to the oldest with the keys that are still open, one `searchsorted` a block.
+Lookups go from the newest layer to the oldest with the keys that are still open, one search of a block for all of them.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from nosync.lsm.columns import (
     Bools,
     Indices,
     conform,
+    gather,
     order_by_key,
     rows_equal,
     sort_hashes,
@@ -259,6 +260,7 @@ class Trace:
         self._check_exact(as_of)
         n = len(hashes)
         order, sorted_hashes = sort_hashes(hashes)
+        sorted_keys = [take(key, order) for key in keys]
         open_ = np.ones(n, dtype=np.bool_)
         hits: list[tuple[Block, Indices, Indices]] = []  # block, its rows, positions in sorted order
         for layer in reversed(self.layers):
@@ -270,7 +272,7 @@ class Trace:
                 low = int(np.searchsorted(sorted_hashes, block.hashes[0], side="left"))
                 high = int(np.searchsorted(sorted_hashes, block.hashes[-1], side="right"))
                 probes = np.flatnonzero(open_[low:high]) + low
-                rows, probes = _probe(block, sorted_hashes, probes, keys, order, latest if check_time else None)
+                rows, probes = _probe(block, sorted_hashes, probes, sorted_keys, latest if check_time else None)
                 open_[probes] = False
                 if block.tombstones is not None:
                     alive = ~block.tombstones[rows]
@@ -339,14 +341,15 @@ class Trace:
 
     def _gather(self, hits: Sequence[tuple[Block, Indices, Indices]], order: Indices, n: int) -> Lookup:
         found: Bools = np.zeros(n, dtype=np.bool_)
-        taken = [conform(take_batch(block.data, rows), self.schema) for block, rows, _ in hits]
-        if not hits:
-            return Lookup(found, concat_batches([], self.schema))
-        at = order[np.concatenate([probes for _, _, probes in hits])]
-        found[at] = True
-        row_of = np.empty(n, dtype=np.int64)
-        row_of[at] = np.arange(len(at))
-        return Lookup(found, take_batch(concat_batches(taken, self.schema), row_of[found]))
+        asked = [np.take(order, probes) for _, _, probes in hits]
+        for at in asked:
+            found[at] = True
+        place = np.cumsum(found) - 1
+        pieces = [
+            (conform(block.data, self.schema), rows, np.take(place, at))
+            for (block, rows, _), at in zip(hits, asked, strict=True)
+        ]
+        return Lookup(found, gather(pieces, self.schema))
 
     # --- change feed ---------------------------------------------------------------------------------------------
 
@@ -418,28 +421,26 @@ def _between(column: pa.Array, low: int, high: int) -> Bools:
 
 
 def _probe(
-    block: Block, hashes: U32, probes: Indices, keys: Sequence[pa.Array], order: Indices, as_of: Time | None
+    block: Block, hashes: U32, probes: Indices, keys: Sequence[pa.Array], as_of: Time | None
 ) -> tuple[Indices, Indices]:
-    """For sorted probe positions: the newest row of each one's key in the block (not after `as_of`), and its probe.
+    """For each of the keys and hashes at `probes`: the newest row of it in the block (not after `as_of`), and the probe.
 
     Starts at the last row of each hash and steps down while hashes are equal; one step is enough unless hashes
     collide or the row is too new.
     """
-    wanted = hashes[probes]
-    at = np.searchsorted(block.hashes, wanted, side="right").astype(np.int64) - 1
-    found_rows, found_probes = [], []
+    at = block.last_at_most(np.take(hashes, probes))
+    found_rows, found_probes = [np.empty(0, dtype=np.int64)], [np.empty(0, dtype=np.int64)]
     while len(probes):
-        same = at >= 0
-        same &= block.hashes[np.maximum(at, 0)] == wanted
-        probes, wanted, at = probes[same], wanted[same], at[same]
-        match = rows_equal(block.keys, at, keys, order[probes])
+        same = np.flatnonzero((at >= 0) & (np.take(block.hashes, at, mode="clip") == np.take(hashes, probes)))
+        probes, at = np.take(probes, same), np.take(at, same)
+        match = rows_equal(block.keys, at, keys, probes)
         if as_of is not None:
             match &= block.row_times()[at] <= as_of
-        found_rows.append(at[match])
-        found_probes.append(probes[match])
-        probes, wanted, at = probes[~match], wanted[~match], at[~match] - 1
-    empty = np.empty(0, dtype=np.int64)
-    return np.concatenate([empty, *found_rows]), np.concatenate([empty, *found_probes])
+        hit, miss = np.flatnonzero(match), np.flatnonzero(~match)
+        found_rows.append(np.take(at, hit))
+        found_probes.append(np.take(probes, hit))
+        probes, at = np.take(probes, miss), np.take(at, miss) - 1
+    return np.concatenate(found_rows), np.concatenate(found_probes)
 
 
 def first_of_keys(rows: Rows, key_columns: int) -> Bools:

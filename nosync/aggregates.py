@@ -24,8 +24,10 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from nosync.lsm.columns import as_array
+from nosync.groups import SUM, Groups
+from nosync.lsm.columns import Indices, as_array, take
 from nosync.lsm.errors import FlowError, SchemaError
+from nosync.lsm.hashing import U32
 
 MAX_LIST = 100_000
 ROWS = "__rows"
@@ -248,57 +250,26 @@ class Plan:
         self.accumulators[accumulator.name] = accumulator
         self._outputs[output] = (aggregate, accumulator.name, counted)
 
-    def partial(self, rows: pa.Table, hashes: pa.Array, weights: pa.Array | None) -> tuple[pa.Table, pa.Array]:
-        """One row of accumulators per key of `rows` (in order of first appearance), and each key's hash.
+    def partial(self, rows: pa.Table, hashes: U32, weights: pa.Array | None) -> tuple[pa.Table, Indices]:
+        """One row of accumulators per key of `rows`, in order of (hash, key), and for each the row where it occurs first.
 
-        `weights` is +1 for rows that came and -1 for rows that went; None: all came. Single-threaded, because the order
-        in which floats are added must not depend on scheduling.
+        `hashes` are of the key's columns, or of some of them and what tells others apart (`Groups.of`). `weights` is +1 for
+        rows that came and -1 for rows that went; None: all came.
         """
-        ones = weights if weights is not None else pa.repeat(pa.scalar(1, pa.int64()), rows.num_rows)
-        columns: dict[str, pa.Array] = {f"k{i}": rows.column(name) for i, name in enumerate(self.key)}
-        columns |= {"hash": hashes}
-        functions: list[tuple[str, str]] = [("hash", "min")]
-        simple = [a for a in self.accumulators.values() if a.how in _SIMPLE]
-        for i, accumulator in enumerate(simple):
-            columns[f"a{i}"] = _contribution(rows, accumulator, ones)
-            functions.append((f"a{i}", _GROUPING.get(accumulator.how, "sum")))
-        by_row = len(simple) < len(self.accumulators)
-        if by_row:
-            columns["row"] = pa.array(np.arange(rows.num_rows))
-            functions.append(("row", "list"))
-        keys = list(columns)[: len(self.key)]
-        grouped = pa.table(columns).group_by(keys, use_threads=False).aggregate(functions)
-        found = {
-            accumulator.name: as_array(grouped.column(f"{name}_{function}")).cast(accumulator.type)
-            for (name, function), accumulator in zip(functions[1:], simple, strict=False)
-        }
-        members = as_array(grouped.column("row_list")) if by_row else pa.array([], pa.list_(pa.int64()))
+        groups = Groups.of([as_array(rows.column(name)) for name in self.key], hashes)
+        found: dict[str, pa.Array] = {}
         for accumulator in self.accumulators.values():
             if accumulator.how == "values":
-                entries = _entries(rows, as_array(ones), members, accumulator)
-                found[accumulator.name] = _summed(entries, len(members), accumulator)
+                found[accumulator.name] = _summed(
+                    _entries(rows, weights, groups, accumulator), len(groups), accumulator
+                )
             elif accumulator.how == "m2":
-                found |= self._moments(rows, ones, members, accumulator)
-        arrays = [as_array(grouped.column(key)) for key in keys] + [found[name] for name in self.accumulators]
-        return pa.Table.from_arrays(arrays, names=[*self.key, *self.accumulators]), as_array(grouped.column("hash_min"))
-
-    def _moments(self, rows: pa.Table, ones: pa.Array, members: pa.ListArray, m2: Accumulator) -> dict[str, pa.Array]:
-        """Of each group (came, went): mean and m2 as lists of two, beside the count that other code keeps."""
-        group = pc.list_parent_indices(members).to_numpy()
-        at = members.flatten()
-        x = as_array(rows.column(m2.source).take(at)).cast(pa.float64())
-        weight = as_array(ones).take(at).to_numpy()
-        valid = x.is_valid().to_numpy(zero_copy_only=False)
-        values = np.nan_to_num(x.fill_null(0.0).to_numpy(zero_copy_only=False))
-        found = []
-        for chosen in (valid & (weight > 0), valid & (weight < 0)):
-            n = np.bincount(group[chosen], minlength=len(members))
-            mean = np.bincount(group[chosen], values[chosen], minlength=len(members)) / np.maximum(n, 1)
-            spread = (values[chosen] - mean[group[chosen]]) ** 2
-            found.append((n.astype(np.float64), mean, np.bincount(group[chosen], spread, minlength=len(members))))
-        parts = np.stack([column for part in found for column in part], axis=1)
-        lists = pa.FixedSizeListArray.from_arrays(pa.array(parts.ravel()), 6)
-        return {m2.name: lists, _mean_of(m2): pa.nulls(len(members), pa.float64())}
+                found |= _moments(rows, weights, groups, accumulator)
+            elif accumulator.how != "mean":
+                found[accumulator.name] = _contributed(rows, weights, groups, accumulator)
+        keys = [take(as_array(rows.column(name)), groups.first) for name in self.key]
+        arrays = [*keys, *(found[name] for name in self.accumulators)]
+        return pa.Table.from_arrays(arrays, names=[*self.key, *self.accumulators]), groups.first
 
     def combine(self, partial: pa.Table, before: pa.Table) -> pa.Table:
         """New accumulators: `partial` with `before` (same keys in the same rows; null where a key is new)."""
@@ -353,20 +324,27 @@ def _sum_type(stage: str, aggregate: Aggregate, type_: pa.DataType) -> pa.DataTy
     raise SchemaError(f"stage {stage}: {aggregate}: column {aggregate.column!r} is {type_}, expected a number")
 
 
-def _contribution(rows: pa.Table, accumulator: Accumulator, ones: pa.Array) -> pa.Array:
-    """What each input row adds to an accumulator; `ones` is -1 for rows that went."""
-    if accumulator.how == "rows":
-        return ones
-    column = rows.column(accumulator.source)
+def _contributed(rows: pa.Table, weights: pa.Array | None, groups: Groups, accumulator: Accumulator) -> pa.Array:
+    """What each group's rows add to an accumulator."""
+    column = None if accumulator.source is None else as_array(rows.column(accumulator.source))
     if accumulator.how in ("min", "max"):
-        return column
-    if accumulator.how == "count":
-        return pc.multiply(pc.is_valid(column).cast(pa.int64()), ones)
-    return pc.multiply(column.cast(accumulator.type), ones.cast(accumulator.type)).cast(accumulator.type)
+        return groups.reduce(column, accumulator.how)
+    if accumulator.how in ("rows", "count"):
+        if weights is None and (column is None or not column.null_count):
+            return pa.array(groups.sizes)
+        counted = (
+            pa.repeat(pa.scalar(1, pa.int64()), rows.num_rows)
+            if column is None
+            else pc.is_valid(column).cast(pa.int64())
+        )
+        return groups.reduce(counted if weights is None else pc.multiply(counted, weights), SUM)
+    assert column is not None, "a sum is of a column"
+    values = column.cast(accumulator.type)
+    if weights is not None:
+        values = pc.multiply(values, weights.cast(accumulator.type)).cast(accumulator.type)
+    return groups.reduce(values, SUM).cast(accumulator.type)
 
 
-_GROUPING = {"min": "min", "max": "max"}
-_SIMPLE = frozenset({"rows", "count", "sum", "min", "max"})
 _OF_VALUES = frozenset({"count_distinct", "first", "last", "top_k", "collect"})
 
 
@@ -396,13 +374,13 @@ def _check_ordered(stage: str, aggregate: Aggregate, type_: pa.DataType) -> None
 # --- multisets -------------------------------------------------------------------------------------------------------
 
 
-def _entries(rows: pa.Table, ones: pa.Array, members: pa.ListArray, accumulator: Accumulator) -> pa.Table:
+def _entries(rows: pa.Table, weights: pa.Array | None, groups: Groups, accumulator: Accumulator) -> pa.Table:
     """An entry for each input row: `row` (its group's number), v0, v1, ..., n."""
-    at = members.flatten()
-    columns = {"row": pc.list_parent_indices(members).cast(pa.int64())}
+    columns = {"row": pa.array(groups.numbers)}
     for i, name in enumerate(accumulator.fields):
-        columns[f"v{i}"] = as_array(rows.column(name).take(at))
-    return pa.table({**columns, "n": ones.take(at)})
+        columns[f"v{i}"] = take(as_array(rows.column(name)), groups.order)
+    ones = pa.repeat(pa.scalar(1, pa.int64()), len(groups.order)) if weights is None else take(weights, groups.order)
+    return pa.table({**columns, "n": ones})
 
 
 def _stored_entries(lists: pa.Array) -> pa.Table:
@@ -471,6 +449,25 @@ def _expanded(lists: pa.ListArray, limit: int, *, descending: bool) -> pa.ListAr
 
 
 # --- variance --------------------------------------------------------------------------------------------------------
+
+
+def _moments(rows: pa.Table, weights: pa.Array | None, groups: Groups, m2: Accumulator) -> dict[str, pa.Array]:
+    """Of each group (came, went): mean and m2 as lists of two, beside the count that other code keeps."""
+    assert m2.source is not None, "a variance is of a column"
+    x = take(as_array(rows.column(m2.source)), groups.order).cast(pa.float64())
+    valid = x.is_valid().to_numpy(zero_copy_only=False)
+    went = np.zeros(len(valid), np.bool_) if weights is None else np.take(weights.to_numpy(), groups.order) < 0
+    values = np.nan_to_num(x.fill_null(0.0).to_numpy(zero_copy_only=False))
+    found = []
+    for chosen in (valid & ~went, valid & went):
+        group = groups.numbers[chosen]
+        n = np.bincount(group, minlength=len(groups))
+        mean = np.bincount(group, values[chosen], minlength=len(groups)) / np.maximum(n, 1)
+        spread = (values[chosen] - mean[group]) ** 2
+        found.append((n.astype(np.float64), mean, np.bincount(group, spread, minlength=len(groups))))
+    parts = np.stack([column for part in found for column in part], axis=1)
+    lists = pa.FixedSizeListArray.from_arrays(pa.array(parts.ravel()), 6)
+    return {m2.name: lists, _mean_of(m2): pa.nulls(len(groups), pa.float64())}
 
 
 def _mean_of(m2: Accumulator) -> str:

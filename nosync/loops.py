@@ -27,7 +27,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from nosync.lsm.columns import CHANGE_TYPE_COLUMN, Bools, Indices, rows_equal, take, take_batch
+from nosync.groups import SUM, Groups
+from nosync.lsm.columns import CHANGE_TYPE_COLUMN, Bools, Indices, as_array, key_columns, rows_equal, take, take_batch
 from nosync.lsm.layer import LayerId
 from nosync.lsm.merge import Rows
 from nosync.lsm.timestamp import Time, pack
@@ -78,12 +79,11 @@ def apply_loop(work: Work) -> Produced:
     touched = _derivations(work)
     if phase is Phase.TURN:
         touched = pa.concat_tables([touched, _touched_before(work)])
-    names = list(stage.key)
-    summed = touched.group_by(names, use_threads=False).aggregate([("hash", "min"), ("came", "sum"), ("lost", "sum")])
-    counts = summed.select([*names, "came_sum", "lost_sum"])
-    ordered = arrange(counts, names, whose=str(id), hashes=summed.column("hash_min").to_numpy())
-    keys, hashes = pa.Table.from_batches([ordered.batch]).select(names), ordered.hashes
-    came, lost = (ordered.batch.column(name).to_numpy() for name in ("came_sum", "lost_sum"))
+    columns, all_hashes = key_columns(touched, stage.key, str(id)), as_array(touched.column("hash")).to_numpy()
+    groups = Groups.of(columns, all_hashes)
+    keys = pa.table([take(column, groups.first) for column in columns], names=list(stage.key))
+    hashes = all_hashes[groups.first]
+    came, lost = (groups.reduce(as_array(touched.column(name)), SUM).to_numpy() for name in ("came", "lost"))
     found = work.state.find(keys, hashes)
     before = np.zeros(len(hashes), dtype=np.int64)
     was_live: Bools = np.zeros(len(hashes), dtype=np.bool_)

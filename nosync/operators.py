@@ -18,6 +18,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from nosync.aggregates import ROWS
+from nosync.groups import Groups
 from nosync.joins import arrange_changing, arrange_growing, content_hash, join_changes
 from nosync.lsm.columns import (
     CHANGE_TYPE_COLUMN,
@@ -27,11 +28,13 @@ from nosync.lsm.columns import (
     as_array,
     as_batch,
     describe,
+    key_columns,
     match_keys,
     order_by_key,
     order_of,
     plain,
     rows_equal,
+    take,
     take_batch,
 )
 from nosync.lsm.errors import NosyncError, StageError
@@ -283,15 +286,15 @@ def apply_aggregate(work: Work) -> Produced:
     stage, id, rows, plan = work.stage, work.id, work.rows, work.stage.plan
     assert plan is not None, f"stage {stage.name} is an aggregate"
     weights = weights_of(rows) if plan.retracts else None
-    partial, group_hashes = plan.partial(rows, pa.array(hash32_of(rows)), weights)
-    ordered = arrange(partial, stage.key, whose=str(id), hashes=group_hashes.to_numpy())
-    partial = pa.Table.from_batches([ordered.batch]).select(partial.column_names)
-    found = work.state.find(partial, ordered.hashes)
-    after = plan.combine(partial, _one_row_per_key(found))
+    hashes = hash32_of(rows)
+    partial, first = plan.partial(rows, hashes, weights)
+    hashes = hashes[first]
+    found = work.state.find(partial, hashes)
+    after = plan.combine(partial, one_row_per_key(found))
     gone = np.zeros(after.num_rows, dtype=np.bool_)
     if plan.retracts:
         gone = after.column(ROWS).to_numpy() == 0
-    return produce(stage, id, plan.finish(after), ordered.hashes, found, gone)
+    return produce(stage, id, plan.finish(after), hashes, found, gone)
 
 
 def apply_update(work: Work) -> Produced:
@@ -403,7 +406,7 @@ def key_arrays(rows: pa.RecordBatch, stage: BoundStage) -> list[pa.Array]:
     return [rows.column(name) for name in stage.key]
 
 
-def _one_row_per_key(found: Lookup) -> pa.Table:
+def one_row_per_key(found: Lookup) -> pa.Table:
     """A row for each key asked for; null where it was not found."""
     index = pa.array(np.cumsum(found.found) - 1, mask=~found.found)
     return pa.Table.from_batches([found.data]).take(index)
@@ -496,12 +499,9 @@ def rows_of_layer(layer: LayerRows, time: Time) -> Rows:
 
 def _distinct_keys(rows: pa.Table, stage: BoundStage, id: LayerId) -> tuple[pa.Table, U32]:
     """The keys that occur, once each, in stored order, and their hashes."""
-    names = list(stage.key)
-    table = rows.select(names).append_column(HASH64_COLUMN, pa.array(hash32_of(rows)))
-    distinct = table.group_by(names, use_threads=False).aggregate([(HASH64_COLUMN, "min")])
-    hashes = distinct.column(f"{HASH64_COLUMN}_min").to_numpy()
-    ordered = arrange(distinct.select(names), stage.key, whose=str(id), hashes=hashes)
-    return pa.Table.from_batches([ordered.batch]).select(names), ordered.hashes
+    keys, hashes = key_columns(rows, stage.key, str(id)), hash32_of(rows)
+    first = Groups.of(keys, hashes).first
+    return pa.table([take(key, first) for key in keys], names=list(stage.key)), hashes[first]
 
 
 def hash32_of(rows: pa.Table) -> U32:

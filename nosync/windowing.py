@@ -5,14 +5,16 @@ All three see the same rows, one for each (row, window), and the same watermark,
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from nosync.aggregates import ROWS, Plan
-from nosync.lsm.columns import as_array, as_batch, take_batch
-from nosync.lsm.hashing import U32
+from nosync.groups import Groups
+from nosync.lsm.columns import as_array, as_batch, key_columns, take, take_batch
+from nosync.lsm.hashing import U32, hash32
 from nosync.lsm.writer import arrange
 from nosync.operators import (
     HASH64_COLUMN,
@@ -20,6 +22,7 @@ from nosync.operators import (
     Work,
     conform,
     hash32_of,
+    one_row_per_key,
     produce_from,
     weights_of,
 )
@@ -72,11 +75,12 @@ def _plan(work: Work) -> Plan:
 def _aligned(work: Work, rows: pa.Table) -> Rows:
     """Tumbling and sliding windows: an aggregate by key and window."""
     plan, stage = _plan(work), work.stage
-    partial, hashes = plan.partial(rows, pa.array(hash32_of(rows)), weights_of(rows) if plan.retracts else None)
-    hashes = hashes.to_numpy().astype(np.uint32)
+    weights = weights_of(rows) if plan.retracts else None
+    hashes = hash32_of(rows)
+    partial, first = plan.partial(rows, _with_starts(hashes, rows), weights)
+    hashes = hashes[first]
     found = work.state.find(partial, hashes)
-    index = pa.array(np.cumsum(found.found) - 1, mask=~found.found)
-    after = plan.combine(partial, pa.Table.from_batches([found.data]).take(index))
+    after = plan.combine(partial, one_row_per_key(found))
     new = plan.finish(after)
     if plan.retracts:
         there = after.column(ROWS).to_numpy() != 0
@@ -84,6 +88,11 @@ def _aligned(work: Work, rows: pa.Table) -> Rows:
     else:
         hashes_new = hashes
     return new.select(stage.schema.names), hashes_new, found.data, hashes[found.found]
+
+
+def _with_starts(hashes: U32, rows: pa.Table) -> U32:
+    """Hashes of keys and windows: those of the keys alone are the same in all windows of a key."""
+    return hashes ^ hash32([as_array(rows.column(START))])
 
 
 def _sessions(work: Work, rows: pa.Table) -> Rows:
@@ -94,23 +103,19 @@ def _sessions(work: Work, rows: pa.Table) -> Rows:
     if not rows.num_rows:
         empty = stage.schema.empty_table()
         return empty, hashes, as_batch(empty), hashes
-    # The group of each row: its key's number, in order of first appearance.
-    grouped = rows.select(list(key)).append_column("at", pa.array(np.arange(rows.num_rows)))
-    distinct = grouped.group_by(list(key), use_threads=False).aggregate([("at", "min"), ("at", "list")])
-    members = as_array(distinct.column("at_list"))
-    group = np.empty(rows.num_rows, dtype=np.int64)
-    group[members.flatten().to_numpy()] = pc.list_parent_indices(members).to_numpy()
-    first = distinct.column("at_min").to_numpy()
-    key_hashes = hashes[first]
-    key_columns = [as_array(distinct.column(name)) for name in key]
+    row_keys = key_columns(rows, key, str(work.id))
+    groups = Groups.of(row_keys, hashes)
+    group, key_hashes = groups.number_of_rows(), hashes[groups.first]
+    keys = [take(column, groups.first) for column in row_keys]
     trace = work.trace(stage.name)
     old = as_batch(stage.schema.empty_table())
     old_group = np.empty(0, dtype=np.int64)
     if trace.layers:
-        old = trace.lookup_prefix(key_columns, key_hashes, work.before)
+        old = trace.lookup_prefix(keys, key_hashes, work.before)
         is_open = ~closed(pa.Table.from_batches([old]), work.watermarks[1])
         old = take_batch(old, np.flatnonzero(is_open))
-        old_group = _group_of(old, key, distinct.select(list(key)))
+        old_keys = [old.column(name) for name in key]
+        old_group = _group_of(old_keys, hash32(old_keys), keys, key_hashes)
     starts = [times_us(table.column(START))[0] for table in (rows, old)]
     ends = [times_us(table.column(END))[0] for table in (rows, old)]
     session_of, of_group, begin, end = sessions(
@@ -126,40 +131,25 @@ def _sessions(work: Work, rows: pa.Table) -> Rows:
     rows = rows.set_column(
         rows.schema.get_field_index(START), START, to_time(begin[session_of[: rows.num_rows]], time_type)
     )
-    partial, partial_hashes = plan.partial(rows, pa.array(hashes), None)
-    number = _numbers(partial, key, distinct.select(list(key)), of_group, begin)
+    partial, first = plan.partial(rows, _with_starts(hashes, rows), None)
+    number = _numbers(group[first], times_us(partial.column(START))[0], of_group, begin)
     for batch in _one_each(old, old_session, number):
         partial = plan.combine(partial, batch)
     finished = plan.finish(partial).append_column(END, to_time(end[number], time_type))
     old_hashes = key_hashes[of_group[old_session]]
-    new_hashes = partial_hashes.to_numpy().astype(np.uint32)
-    return finished.select(stage.schema.names), new_hashes, old, old_hashes
+    return finished.select(stage.schema.names), hashes[first], old, old_hashes
 
 
-def _group_of(rows: pa.RecordBatch, key: tuple[str, ...], groups: pa.Table) -> Numbers:
-    """The number of the group, by its key columns, that each row belongs to."""
-    numbered = groups.append_column("group", pa.array(np.arange(groups.num_rows)))
-    table = pa.Table.from_batches([rows]).select(list(key))
-    both = pa.concat_tables([numbered.select(list(key)), table])
-    first = both.append_column("at", pa.array(np.arange(both.num_rows)))
-    lists = as_array(first.group_by(list(key), use_threads=False).aggregate([("at", "list")]).column("at_list"))
-    # Each group's own row comes first in the list of rows that are equal to it.
-    owner = lists.flatten().to_numpy()[lists.offsets.to_numpy()[:-1]]
-    of = np.empty(both.num_rows, dtype=np.int64)
-    of[lists.flatten().to_numpy()] = owner[pc.list_parent_indices(lists).to_numpy()]
-    return of[groups.num_rows :]
+def _group_of(keys: Sequence[pa.Array], hashes: U32, wanted: Sequence[pa.Array], wanted_hashes: U32) -> Numbers:
+    """For each row of `keys` the number of the row of `wanted` that it equals; there is one."""
+    both = [pa.concat_arrays(pair) for pair in zip(wanted, keys, strict=True)]
+    groups = Groups.of(both, np.concatenate([wanted_hashes, hashes]))
+    # Rows of a group stand in the order they came in, so that of `wanted` is its first.
+    return groups.first[groups.number_of_rows()[len(wanted_hashes) :]]
 
 
-def _numbers(
-    partial: pa.Table,
-    key: tuple[str, ...],
-    groups: pa.Table,
-    of_group: Numbers,
-    begin: Numbers,
-) -> Numbers:
-    """The number of the session of each row of `partial`; sessions are in order of (group, begin)."""
-    group = _group_of(as_batch(partial.select(list(key))), key, groups)
-    start = times_us(partial.column(START))[0]
+def _numbers(group: Numbers, start: Numbers, of_group: Numbers, begin: Numbers) -> Numbers:
+    """The number of the session of each (group, start); sessions are in order of (group, begin)."""
     order = np.lexsort((start, group))
     wanted = np.flatnonzero(np.isin(_pairs(of_group, begin), _pairs(group, start)))
     number = np.empty(len(group), dtype=np.int64)

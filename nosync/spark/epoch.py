@@ -53,7 +53,7 @@ from nosync.segment import (
 from nosync.spark.expressions import for_tasks, hash_of, jvm_rows, place_of, quoted
 from nosync.spark.fused import given_rows
 from nosync.spark.session import arrow_settings, conf_set, contains, session_settings
-from nosync.spark.worker import lasting_objects_frozen
+from nosync.spark.worker import task_in_worker
 
 _EXCLUDED_RULES = "spark.sql.optimizer.excludedRules"
 _RULES_TO_EXCLUDE = (
@@ -385,7 +385,7 @@ class _EpochJob:
             # In a union of several ends of the flow, the partitions of each follow those of the one before.
             shard = context.partitionId() % task.shards
             try:
-                with lasting_objects_frozen():
+                with task_in_worker():
                     if len(tasks) == 1:
                         yield from task.run_shard(shard, batches)
                     else:

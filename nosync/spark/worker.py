@@ -7,6 +7,16 @@ import functools
 import gc
 from collections.abc import Iterator
 
+from nosync.lsm.memory import keep_freed_memory
+
+
+@contextlib.contextmanager
+def task_in_worker() -> Iterator[None]:
+    """What a task of ours runs in, in sessions of users as well: a process that runs one task after the other."""
+    keep_freed_memory()
+    with lasting_objects_frozen():
+        yield
+
 
 @contextlib.contextmanager
 def lasting_objects_frozen() -> Iterator[None]:
