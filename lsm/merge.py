@@ -33,6 +33,8 @@ from nosync.lsm.timestamp import ZERO, Time, epoch_of, pack
 from nosync.lsm.writer import Published, link_layer, temporary_path
 
 FANOUT = 4
+LOG_FANOUT = 16
+"""Nobody looks keys up in all layers of a log, so more of them may lie side by side: rows are written again half as often."""
 BLOCK_ROWS = 1 << 17
 _BLOCK_BYTES = 512 << 20
 _SMALLEST_LEVEL_ROWS = 1024
@@ -64,30 +66,36 @@ class Candidate:
     has_key: bool = True
 
 
-def level_of(rows: int) -> int:
-    """A layer's level: 0 below 1024 rows, then one more for each factor of FANOUT."""
-    return max(0, int(math.log(max(rows, 1) / _SMALLEST_LEVEL_ROWS, FANOUT)) + 1) if rows >= _SMALLEST_LEVEL_ROWS else 0
+def level_of(rows: int, *, has_key: bool = True) -> int:
+    """A layer's level: 0 below 1024 rows, then one more for each factor of FANOUT, of logs of LOG_FANOUT."""
+    if rows < _SMALLEST_LEVEL_ROWS:
+        return 0
+    return int(math.log(rows / _SMALLEST_LEVEL_ROWS, FANOUT if has_key else LOG_FANOUT)) + 1
+
+
+def _level(layer: Candidate) -> int:
+    return level_of(layer.rows, has_key=layer.has_key)
 
 
 def choose_merge(trace: Sequence[Candidate], since: Time) -> tuple[int, int] | None:
     """Which layers `[i, j)` of a contiguous trace, oldest first, to merge next; None when it is in shape.
 
-    Two rules. *Geometric levels*: FANOUT layers of one level, with nothing larger after them, become one, together with
-    older ones that are smaller than what comes of it; so a trace of n rows has at most (FANOUT - 1) layers at each of
-    O(log n) levels. *Stale rows*: when the layers above the
+    Two rules. *Geometric levels*: FANOUT layers of one level (LOG_FANOUT of a log), with nothing larger after them, become one,
+    together with older ones that are smaller than what comes of it; so a trace of n rows has at most (FANOUT - 1) layers at
+    each of O(log n) levels. *Stale rows*: when the layers above the
     oldest that `since` has passed hold more than a quarter of its rows, they are merged into it, so that superseded
     rows do not take more than about that share of the space.
     """
     # A small layer with a larger one after it counts as one of that level: it waits for the same merge.
-    levels = [level_of(layer.rows) for layer in trace]
+    fanout = FANOUT if not trace or trace[0].has_key else LOG_FANOUT
+    levels = [_level(layer) for layer in trace]
     levels = list(itertools.accumulate(reversed(levels), max))[::-1]
     for level in sorted(set(levels)):
-        if levels.count(level) >= FANOUT:
+        if levels.count(level) >= fanout:
             first = levels.index(level)
             total = sum(layer.rows for layer in trace[first:])
-            while first > 0 and level_of(trace[first - 1].rows) < level_of(
-                total
-            ):  # many waited: they outgrow what is below
+            # Many may have waited: they outgrow what is below.
+            while first > 0 and _level(trace[first - 1]) < level_of(total, has_key=trace[0].has_key):
                 first -= 1
                 total += trace[first].rows
             return first, len(trace)
@@ -100,8 +108,9 @@ def choose_merge(trace: Sequence[Candidate], since: Time) -> tuple[int, int] | N
 
 def is_behind(trace: Sequence[Candidate]) -> bool:
     """Whether there are far more layers than merging leaves: so many that reading feels it."""
-    levels = {level_of(layer.rows) for layer in trace}
-    return len(trace) > (FANOUT - 1) * len(levels) + 2 * FANOUT**2
+    fanout = FANOUT if not trace or trace[0].has_key else LOG_FANOUT
+    levels = {_level(layer) for layer in trace}
+    return len(trace) > (fanout - 1) * len(levels) + 2 * FANOUT**2
 
 
 # --- the work --------------------------------------------------------------------------------------------------------

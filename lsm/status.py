@@ -120,7 +120,7 @@ def status_of(reader: LayerReader, *, durable: bool) -> LayerStatus:
         reader.size_bytes,
         reader.digest,
         "disk" if durable else "memory",
-        level_of(info.rows),
+        level_of(info.rows, has_key=bool(info.key)),
         str(reader.path),
     )
 

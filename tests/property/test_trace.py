@@ -17,7 +17,7 @@ from nosync.lsm.directory import LayerDirectory
 from nosync.lsm.errors import CompactedError, HoleError, NotAvailableError
 from nosync.lsm.hashing import Hasher, hash32
 from nosync.lsm.layer import Description, LayerId, Shard, TraceId
-from nosync.lsm.merge import FANOUT, Candidate, Merge, choose_merge, level_of
+from nosync.lsm.merge import FANOUT, LOG_FANOUT, Candidate, Merge, choose_merge, level_of
 from nosync.lsm.timestamp import Time, end_of, last_of, pack
 from nosync.lsm.trace import Trace, choose_cover
 from nosync.lsm.writer import arrange
@@ -220,20 +220,21 @@ def test_each_merge_step_does_bounded_work(tmp_path: Path) -> None:
     assert written.sum() == 1_500
 
 
-@given(st.lists(st.integers(0, 10**7), min_size=1, max_size=300), st.integers(0, 300))
-@example([0, 0, 0, 0, 0, 0, 1024, 0, 0, 0], 0)
-def test_the_policy_bounds_the_number_of_layers(sizes: list[int], since: int) -> None:
+@pytest.mark.parametrize("has_key", [True, False])
+@given(sizes=st.lists(st.integers(0, 10**7), min_size=1, max_size=300), since=st.integers(0, 300))
+@example(sizes=[0, 0, 0, 0, 0, 0, 1024, 0, 0, 0], since=0)
+def test_the_policy_bounds_the_number_of_layers(sizes: list[int], since: int, has_key: bool) -> None:
     """Appending layer after layer and merging whenever the policy says so."""
     trace: list[Candidate] = []
     for t, rows in enumerate(sizes):
-        trace.append(Candidate(rows, Description.of_epoch(t)))
+        trace.append(Candidate(rows, Description.of_epoch(t), has_key))
         while (chosen := choose_merge(trace, pack(since))) is not None:
             i, j = chosen
             assert j - i >= 2
             merged = Description(trace[i].description.lower, trace[j - 1].description.upper)
-            trace[i:j] = [Candidate(sum(layer.rows for layer in trace[i:j]), merged)]
-        levels = level_of(sum(sizes)) + 1
-        assert len(trace) <= (FANOUT - 1) * levels
+            trace[i:j] = [Candidate(sum(layer.rows for layer in trace[i:j]), merged, has_key)]
+        levels = level_of(sum(sizes), has_key=has_key) + 1
+        assert len(trace) <= ((FANOUT if has_key else LOG_FANOUT) - 1) * levels
 
 
 @given(st.sampled_from(sorted(KEY_VALUES)), st.sampled_from(sorted(KEY_VALUES)), HASHERS, st.data())
