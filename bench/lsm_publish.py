@@ -17,7 +17,7 @@ from nosync.lsm.compactor import BACKGROUND_PAUSE_SHARE
 from nosync.lsm.directory import LayerDirectory
 from nosync.lsm.layer import Description, LayerId, Shard, TraceId
 from nosync.lsm.merge import Merge
-from nosync.lsm.merge_process import OUT_OF_THE_WAY, run_in_process
+from nosync.lsm.merge_process import OUT_OF_THE_WAY, MergeProcess
 from nosync.lsm.timestamp import Time, epoch_of
 from nosync.lsm.writer import arrange
 
@@ -107,12 +107,13 @@ def _beside_a_merge(publisher: Publisher, rows: int) -> Result:
 
     def merge() -> None:
         nonlocal finished
-        while not stop.is_set():
-            work = Merge(directory.root, layers, since=Time(1), bottom=True, env=directory.env)
-            done = run_in_process(work, stop.is_set, pause_share=BACKGROUND_PAUSE_SHARE, nice=OUT_OF_THE_WAY)
-            if done is not None:
-                directory.path_of(done.id).unlink()
-                finished += 1
+        with MergeProcess(OUT_OF_THE_WAY) as process:
+            while not stop.is_set():
+                work = Merge(directory.root, layers, since=Time(1), bottom=True, env=directory.env)
+                done = process.run(work, stop.is_set, pause_share=BACKGROUND_PAUSE_SHARE)
+                if done is not None:
+                    directory.path_of(done.id).unlink()
+                    finished += 1
 
     thread = threading.Thread(target=merge)
     thread.start()

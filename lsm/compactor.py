@@ -21,7 +21,7 @@ from nosync.lsm.env import Env, storage_errors
 from nosync.lsm.errors import CorruptionError, NosyncError
 from nosync.lsm.layer import LayerId, TraceId
 from nosync.lsm.merge import Candidate, Merge, choose_merge, is_behind
-from nosync.lsm.merge_process import OUT_OF_THE_WAY, run_in_process
+from nosync.lsm.merge_process import OUT_OF_THE_WAY, MergeProcess
 from nosync.lsm.reader import LayerReader
 from nosync.lsm.settings import StoreSettings
 from nosync.lsm.timestamp import Time
@@ -75,6 +75,7 @@ class Compactor:
         self._owner = owner
         self._env = owner.directory.env
         self._one_merge = threading.Lock()
+        self._out_of_the_way, self._in_a_hurry = MergeProcess(OUT_OF_THE_WAY), MergeProcess()
         self._lock = threading.Lock()
         self._garbage: dict[LayerId, float] = {}
         self._touched: set[TraceId] = set()
@@ -145,10 +146,16 @@ class Compactor:
             return self._is_behind(trace)
 
         if not waited_for and not stop_or_hurry():
-            done = run_in_process(merge, stop_or_hurry, pause_share=BACKGROUND_PAUSE_SHARE, nice=OUT_OF_THE_WAY)
+            done = self._out_of_the_way.run(merge, stop_or_hurry, pause_share=BACKGROUND_PAUSE_SHARE)
             if done is not None:
                 return done
-        return None if stop() else run_in_process(merge, stop)
+        return None if stop() else self._in_a_hurry.run(merge, stop)
+
+    def close(self) -> None:
+        """Ends the processes that merged. Nothing merges any more."""
+        with self._one_merge:
+            self._out_of_the_way.close()
+            self._in_a_hurry.close()
 
     def _is_behind(self, trace: TraceId) -> bool:
         try:

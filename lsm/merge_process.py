@@ -1,13 +1,16 @@
-"""A merge in a process of its own, so that appends in this one never wait for the interpreter lock.
+"""Merges in a process of their own, so that appends in this one never wait for the interpreter lock.
 
-The parent sends a request (JSON on standard input), the child merges and publishes, and answers with a line on standard output.
-Killing the child at any moment leaves nothing but a temporary file; it ends by itself when its parent is gone.
+The parent sends a request for each merge (a line of JSON on standard input), the child merges, publishes, and answers with a line
+on standard output. It stays for the next one, because to start takes longer than many a merge, and ends by itself when none comes
+for a while, or when its parent is gone. Killing it at any moment leaves nothing but a temporary file.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import select
 import subprocess
 import sys
 import threading
@@ -30,70 +33,124 @@ from nosync.lsm.timestamp import Time
 from nosync.lsm.writer import Published
 
 _POLL_S = 0.02
+IDLE_S = 10.0
+"""How long a process waits for the next merge."""
 # Out of the way from the first instruction on: starting the interpreter is work too.
-_CHILD = "import os; os.nice({nice}); from nosync.lsm.merge_process import main; main()"
+_CHILD = "import os; os.nice({nice}); from nosync.lsm.merge_process import main; main({idle_s})"
 OUT_OF_THE_WAY = 19
 
 
-def run_in_process(
-    merge: Merge, stop: Callable[[], bool], *, pause_share: float = 0.0, nice: int = 0
-) -> Published | None:
-    """Carries out a merge in a child process. None: `stop()` said so, and the child was killed.
+class MergeProcess:
+    """A child process that carries out merges, one at a time. Started by the first one, and again where it has ended.
 
-    With `nice` OUT_OF_THE_WAY it gets the processor when nobody else wants it. After each step it rests for `pause_share`
-    times as long as the step took: the kernel then has time to write what was merged without taking the processor from
-    those who append.
-
-    Raises what the merge raises, and StorageError where the process died.
+    With `nice` OUT_OF_THE_WAY it gets the processor when nobody else wants it.
     """
-    request = {
-        "root": str(merge.root.absolute()),
-        "layers": [str(layer.id.path) for layer in merge.layers],
-        "since": merge.requested_since,
-        "bottom": merge.bottom,
-        "block_rows": merge.block_rows,
-        "pause_share": pause_share,
-    }
-    importable = str(Path(__file__).parents[2])  # where the package lies, whatever the caller did to its own path
-    path = os.pathsep.join(filter(None, [importable, os.environ.get("PYTHONPATH")]))
-    with subprocess.Popen(
-        [sys.executable, "-c", _CHILD.format(nice=nice)],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-        env={**os.environ, **numpy_environment(), "PYTHONPATH": path},
-    ) as child:
+
+    def __init__(self, nice: int = 0, idle_s: float = IDLE_S) -> None:
+        self._nice, self._idle_s = nice, idle_s
+        self._child: subprocess.Popen[bytes] | None = None
+
+    def __enter__(self) -> MergeProcess:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    @property
+    def pid(self) -> int | None:
+        return None if self._child is None else self._child.pid
+
+    def run(self, merge: Merge, stop: Callable[[], bool], *, pause_share: float = 0.0) -> Published | None:
+        """Carries out a merge. None: `stop()` said so, and the child was killed.
+
+        After each step it rests for `pause_share` times as long as the step took: the kernel then has time to write what was
+        merged without taking the processor from those who append.
+
+        Raises what the merge raises, and StorageError where the process died.
+        """
+        request = {
+            "root": str(merge.root.absolute()),
+            "layers": [str(layer.id.path) for layer in merge.layers],
+            "since": merge.requested_since,
+            "bottom": merge.bottom,
+            "block_rows": merge.block_rows,
+            "pause_share": pause_share,
+        }
+        answer, status = self._ask(request, stop)
+        if answer == b"" and not status:  # it had waited long enough, just when it was asked
+            answer, status = self._ask(request, stop)
+        if answer is None:
+            return None
+        if not answer:
+            raise StorageError(f"the process that merged {merge.id} died with status {status}; it is tried again")
+        done: dict[str, Any] = json.loads(answer)
+        failure = decode_failure(done.get("failure", ""))
+        if failure is not None:
+            raise failure
+        return Published(merge.id, Digest(done["digest"]), done["rows"], done["size_bytes"], done["existed"])
+
+    def close(self) -> None:
+        """Ends the child, in the middle of a merge as well."""
+        if self._child is not None:
+            self._child.kill()
+            self._ended(self._child)
+
+    def _ask(self, request: dict[str, Any], stop: Callable[[], bool]) -> tuple[bytes | None, int]:
+        """The child's answer; nothing and its exit status where it ended without one, None where `stop()` said so."""
+        child = self._started()
         assert child.stdin is not None
         assert child.stdout is not None
-        child.stdin.write(json.dumps(request))
-        child.stdin.close()
-        while True:
-            try:
-                child.wait(_POLL_S)
-                break
-            except subprocess.TimeoutExpired:
-                if stop():
-                    child.kill()
-                    return None
-        answer = child.stdout.read()
-    failure = decode_failure(answer)
-    if failure is not None:
-        raise failure
-    if child.returncode:
-        raise StorageError(f"the process that merged {merge.id} died with status {child.returncode}; it is tried again")
-    done: dict[str, Any] = json.loads(answer)
-    return Published(merge.id, Digest(done["digest"]), done["rows"], done["size_bytes"], done["existed"])
+        with contextlib.suppress(BrokenPipeError):
+            child.stdin.write(json.dumps(request).encode() + b"\n")
+            child.stdin.flush()
+        while not select.select([child.stdout], [], [], _POLL_S)[0]:
+            if stop():
+                self.close()
+                return None, 0
+        answer = child.stdout.readline()
+        return answer, 0 if answer else self._ended(child)
+
+    def _started(self) -> subprocess.Popen[bytes]:
+        if self._child is not None and self._child.poll() is not None:
+            self._ended(self._child)
+        if self._child is None:
+            importable = str(
+                Path(__file__).parents[2]
+            )  # where the package lies, whatever the caller did to its own path
+            path = os.pathsep.join(filter(None, [importable, os.environ.get("PYTHONPATH")]))
+            self._child = subprocess.Popen(
+                [sys.executable, "-c", _CHILD.format(nice=self._nice, idle_s=self._idle_s)],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                env={**os.environ, **numpy_environment(), "PYTHONPATH": path},
+            )
+        return self._child
+
+    def _ended(self, child: subprocess.Popen[bytes]) -> int:
+        self._child = None
+        with child:  # closes its pipes and waits
+            return child.wait()
 
 
-def main() -> None:
+def main(idle_s: float) -> None:
     """The child."""
     leave_out_pandas()
     keep_freed_memory()
-    parent, rest = os.getppid(), threading.Event()
+    parent = os.getppid()
     pa.set_cpu_count(1)
     pa.set_io_thread_count(1)
-    request = json.load(sys.stdin)
-    root, env = Path(request["root"]), Env()
+    while select.select([sys.stdin], [], [], idle_s)[0]:
+        request = sys.stdin.buffer.readline()
+        answer = _answer(json.loads(request), parent) if request else None
+        if answer is None:
+            return
+        sys.stdout.write(json.dumps(answer) + "\n")
+        sys.stdout.flush()
+
+
+def _answer(request: dict[str, Any], parent: int) -> dict[str, Any] | None:
+    """Merges; None where the parent is gone."""
+    rest, root, env = threading.Event(), Path(request["root"]), Env()
     try:
         layers = [LayerReader.open(root / "layers" / path, env, _id_of(path)) for path in request["layers"]]
         merge = Merge(
@@ -107,18 +164,15 @@ def main() -> None:
         started = env.monotonic_s()
         for _ in merge.steps():
             if os.getppid() != parent:
-                return
+                return None
             rest.wait(request["pause_share"] * (env.monotonic_s() - started))
             started = env.monotonic_s()
         done = merge.published
     except FileNotFoundError as error:
-        sys.stdout.write(encode_failure(StorageError(f"an input of a merge is gone: {error.filename}")))
-        return
+        return {"failure": encode_failure(StorageError(f"an input of a merge is gone: {error.filename}"))}
     except NosyncError as error:
-        sys.stdout.write(encode_failure(error))
-        return
-    answer = {"digest": done.digest, "rows": done.rows, "size_bytes": done.size_bytes, "existed": done.existed}
-    sys.stdout.write(json.dumps(answer))
+        return {"failure": encode_failure(error)}
+    return {"digest": done.digest, "rows": done.rows, "size_bytes": done.size_bytes, "existed": done.existed}
 
 
 def _id_of(path: str) -> LayerId | None:

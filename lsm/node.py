@@ -775,6 +775,7 @@ class Node(HasLedger):
         self._wake_merger.set()
         for thread in self._threads:
             thread.join()
+        self._compactor.close()
 
     def close(self) -> None:
         """Makes everything published durable and gives the directory back. Raises StorageError if something is not durable."""

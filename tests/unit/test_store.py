@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import psutil
 import pyarrow as pa
 import pytest
 
@@ -20,8 +21,11 @@ from nosync.lsm.env import Env
 from nosync.lsm.hashing import hash32
 from nosync.lsm.layer import Description, LayerId, Shard, TraceId
 from nosync.lsm.merge import Merge
+from nosync.lsm.merge_process import OUT_OF_THE_WAY, MergeProcess
 from nosync.lsm.node import Node
+from nosync.lsm.timestamp import ZERO
 from nosync.lsm.writer import Published
+from nosync.testing.daemons import eventually
 from tests.conftest import OpenStore
 from tests.helpers import state_of
 
@@ -453,15 +457,63 @@ def test_merging_in_another_process_gives_the_same_bytes(open_store: OpenStore, 
 
 
 def test_a_merge_process_that_is_told_to_stop(in_process: nosync.Store) -> None:
-    from nosync.lsm.merge_process import run_in_process
-    from nosync.lsm.timestamp import ZERO
+    merge, before = merge_of_all(in_process), in_process.layers()
+    with MergeProcess() as process:
+        assert process.run(merge, lambda: True) is None
+        assert process.pid is None
+        assert in_process.layers() == before
+        assert process.run(merge, lambda: False) is not None
 
-    directory, before = in_process.directory, in_process.layers()
+
+def merge_of_all(store: nosync.Store) -> Merge:
+    directory = store.directory
     layers = [directory.reader(id) for id in directory.layer_ids()]
-    merge = Merge(directory.root, layers, since=ZERO, bottom=True, env=directory.env)
-    assert run_in_process(merge, lambda: True) is None
-    assert in_process.layers() == before
-    assert run_in_process(merge, lambda: False) is not None
+    return Merge(directory.root, layers, since=ZERO, bottom=True, env=directory.env)
+
+
+def test_one_process_does_many_merges(in_process: nosync.Store) -> None:
+    merge = merge_of_all(in_process)
+    with MergeProcess() as process:
+        first = process.run(merge, lambda: False)
+        pid = process.pid
+        again = process.run(merge, lambda: False)
+        assert process.pid == pid
+    assert first is not None
+    assert again is not None
+    assert again.digest == first.digest
+    assert again.existed
+    assert not psutil.pid_exists(pid or 0)
+
+
+@pytest.mark.parametrize("how", ["killed", "idle"])
+def test_a_merge_process_that_ended_meanwhile_is_started_again(in_process: nosync.Store, how: str) -> None:
+    merge = merge_of_all(in_process)
+    with MergeProcess(idle_s=0.05 if how == "idle" else 60.0) as process:
+        assert process.run(merge, lambda: False) is not None
+        child = psutil.Process(process.pid)
+        if how == "killed":
+            child.kill()
+        # It stays a zombie until its parent looks.
+        eventually("it is gone", lambda: not child.is_running() or child.status() == psutil.STATUS_ZOMBIE)
+        assert process.run(merge, lambda: False) is not None
+        assert process.pid != child.pid
+
+
+def test_a_merge_process_that_dies_in_the_middle_is_an_error(in_process: nosync.Store) -> None:
+    def stop() -> bool:
+        psutil.Process(process.pid).kill()
+        return False
+
+    with MergeProcess() as process, pytest.raises(nosync.StorageError, match="died with status -9; it is tried again"):
+        process.run(merge_of_all(in_process), stop)
+
+
+def test_a_merge_process_ends_with_its_store(in_process: nosync.Store) -> None:
+    others = psutil.Process().children()
+    in_process.compact()
+    (child,) = (process for process in psutil.Process().children() if process not in others)
+    in_process.close()
+    assert not child.is_running()
 
 
 def test_a_merge_process_is_told_of_the_processor(in_process: nosync.Store, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -478,18 +530,20 @@ def test_a_merge_that_gets_no_processor_begins_again_when_layers_pile_up(
     open_store: OpenStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """On a machine that is busy all the time a process that is out of the way gets nowhere."""
-    from nosync.lsm import compactor, merge_process
+    from nosync.lsm import compactor
 
-    began, nices = threading.Event(), []
+    began, nices, run_it = threading.Event(), [], MergeProcess.run
 
-    def run(merge: Merge, stop: Callable[[], bool], *, pause_share: float = 0.0, nice: int = 0) -> Published | None:
-        nices.append(nice)
+    def run(
+        process: MergeProcess, merge: Merge, stop: Callable[[], bool], *, pause_share: float = 0.0
+    ) -> Published | None:
+        nices.append(process._nice)
         began.set()
-        while nice and not stop():
+        while process._nice and not stop():
             time.sleep(0.001)
-        return None if nice else merge_process.run_in_process(merge, stop)
+        return None if process._nice else run_it(process, merge, stop)
 
-    monkeypatch.setattr(compactor, "run_in_process", run)
+    monkeypatch.setattr(MergeProcess, "run", run)
     monkeypatch.setattr(compactor, "LOOK_S", 0.01)
     settings = nosync.StoreSettings(background=False, merge_process_rows=0, grace_s=0.0)
     store = filled(open_store, 6, settings=settings)
@@ -504,7 +558,7 @@ def test_a_merge_that_gets_no_processor_begins_again_when_layers_pile_up(
     store.sync()
     merging.join(timeout=30.0)
     assert not merging.is_alive()
-    assert nices == [merge_process.OUT_OF_THE_WAY, 0]
+    assert nices == [OUT_OF_THE_WAY, 0]
     assert len(store.layers()) < 40
     assert snapshot(store)[: len(before)] == before
 
