@@ -76,8 +76,9 @@ class MergeProcess:
             "block_rows": merge.block_rows,
             "pause_share": pause_share,
         }
+        was_there = self._child is not None
         answer, status = self._ask(request, stop)
-        if answer == b"" and not status:  # it had waited long enough, just when it was asked
+        if answer == b"" and was_there:  # it may have ended just when it was asked
             answer, status = self._ask(request, stop)
         if answer is None:
             return None
