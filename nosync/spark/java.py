@@ -1,4 +1,4 @@
-"""The Java that Spark's JVM runs on: whether it is there, and how it collects its garbage."""
+"""The Java that Spark's JVM runs on: whether it is there, how it collects its garbage, and how it talks to Python."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from nosync.lsm.errors import NosyncError
 
 OLDEST_JAVA = 17
 _COLLECTOR = re.compile(r"-XX:\+Use\w*GC\b")
+_UNIX_SOCKETS = "spark.python.unix.domain.socket.enabled"
 _OPTIONS = ("JDK_JAVA_OPTIONS", "JAVA_TOOL_OPTIONS", "_JAVA_OPTIONS", "SPARK_SUBMIT_OPTS", "PYSPARK_SUBMIT_ARGS")
 """Environment variables in which options of the JVM may be."""
 
@@ -37,14 +38,30 @@ def collector_settings() -> dict[str, str]:
     """Spark's setting for a garbage collector that suits epochs; none where somebody has chosen one.
 
     What planning an epoch leaves behind is garbage soon. Parallel collections of a small heap hold tasks up for less time than
-    G1's, and leave its barriers out of everything else (`bench/spark_collector.py`). Two choices would end the JVM at once.
+    G1's, and leave its barriers out of everything else (`bench/spark_session.py`). Two choices would end the JVM at once.
     """
+    if any(_COLLECTOR.search(text) for text in _chosen()):
+        return {}
+    return {"spark.driver.defaultJavaOptions": "-XX:+UseParallelGC"}
+
+
+def socket_settings() -> dict[str, str]:
+    """Spark's setting for Unix sockets between JVM and Python workers; none where somebody has chosen.
+
+    Over TCP the end of what the JVM sends to a task often waits for an acknowledgement that the kernel puts off for 40 ms
+    (Nagle's algorithm and delayed acknowledgements; `bench/spark_session.py`).
+    """
+    if any(_UNIX_SOCKETS in text for text in _chosen()):
+        return {}
+    return {_UNIX_SOCKETS: "true"}
+
+
+def _chosen() -> list[str]:
+    """Where options may have been chosen before a session is made."""
     chosen = [os.environ.get(name, "") for name in _OPTIONS]
     home = os.environ.get("SPARK_HOME")
     directory = os.environ.get("SPARK_CONF_DIR") or (os.path.join(home, "conf") if home else None)
     if directory is not None:
         defaults = Path(directory) / "spark-defaults.conf"
         chosen += [defaults.read_text(errors="replace")] if defaults.is_file() else []
-    if any(_COLLECTOR.search(text) for text in chosen):
-        return {}
-    return {"spark.driver.defaultJavaOptions": "-XX:+UseParallelGC"}
+    return chosen

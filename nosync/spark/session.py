@@ -14,7 +14,7 @@ from pyspark.sql import SparkSession
 
 from nosync.lsm.errors import FlowError
 from nosync.lsm.processor import numpy_environment
-from nosync.spark.java import check_java, collector_settings
+from nosync.spark.java import check_java, collector_settings, socket_settings
 
 ARROW_BATCH_ROWS = "1000000"
 ARROW_BATCH_BYTES = 64 << 20
@@ -42,7 +42,7 @@ def local_session(cores: int | None = None, app: str = "nosync", log: Path | Non
         .config("spark.driver.bindAddress", "127.0.0.1")
     )
     workers = {f"spark.executorEnv.{name}": value for name, value in numpy_environment().items()}
-    for name, value in (workers | collector_settings() | session_settings()).items():
+    for name, value in (workers | collector_settings() | socket_settings() | session_settings()).items():
         builder = builder.config(name, value)
     with _standard_error_to(log):
         return builder.getOrCreate()

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import nosync
-from nosync.spark.java import check_java, collector_settings
+from nosync.spark.java import check_java, collector_settings, socket_settings
 
 
 def _fake_java(directory: Path, version: str) -> None:
@@ -66,3 +66,15 @@ def test_a_collector_that_somebody_chose_is_kept(monkeypatch: pytest.MonkeyPatch
         "PYSPARK_SUBMIT_ARGS", '--conf "spark.driver.extraJavaOptions=-Xss4m -XX:+UseG1GC" pyspark-shell'
     )
     assert collector_settings() == {}
+
+
+def test_sockets_that_somebody_chose_are_kept(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    name = "spark.python.unix.domain.socket.enabled"
+    monkeypatch.delenv("PYSPARK_SUBMIT_ARGS", raising=False)
+    monkeypatch.setenv("SPARK_CONF_DIR", str(tmp_path))
+    assert socket_settings() == {name: "true"}
+    (tmp_path / "spark-defaults.conf").write_text(f"{name} false\n")
+    assert socket_settings() == {}
+    monkeypatch.delenv("SPARK_CONF_DIR")
+    monkeypatch.setenv("PYSPARK_SUBMIT_ARGS", f"--conf {name}=false pyspark-shell")
+    assert socket_settings() == {}
