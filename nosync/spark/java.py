@@ -12,7 +12,7 @@ from nosync.lsm.errors import NosyncError
 
 OLDEST_JAVA = 17
 _COLLECTOR = re.compile(r"-XX:\+Use\w*GC\b")
-_UNIX_SOCKETS = "spark.python.unix.domain.socket.enabled"
+_UNIX_SOCKETS, _DAEMON = "spark.python.unix.domain.socket.enabled", "spark.python.daemon.module"
 _OPTIONS = ("JDK_JAVA_OPTIONS", "JAVA_TOOL_OPTIONS", "_JAVA_OPTIONS", "SPARK_SUBMIT_OPTS", "PYSPARK_SUBMIT_ARGS")
 """Environment variables in which options of the JVM may be."""
 
@@ -51,9 +51,9 @@ def socket_settings() -> dict[str, str]:
     Over TCP the end of what the JVM sends to a task often waits for an acknowledgement that the kernel puts off for 40 ms
     (Nagle's algorithm and delayed acknowledgements; `bench/spark_session.py`).
     """
-    if any(_UNIX_SOCKETS in text for text in _chosen()):
+    if any(name in text for text in _chosen() for name in (_UNIX_SOCKETS, _DAEMON)):
         return {}
-    return {_UNIX_SOCKETS: "true"}
+    return {_UNIX_SOCKETS: "true", _DAEMON: "nosync.spark.worker_daemon"}
 
 
 def _chosen() -> list[str]:

@@ -100,9 +100,10 @@ def _pattern(jvm: Any, name: str) -> Any:
 @contextlib.contextmanager
 def conf_set(spark: SparkSession, settings: Mapping[str, str]) -> Iterator[None]:
     """The session's configuration with these values; what was there comes back afterwards."""
-    before = {name: spark.conf.get(name, None) for name in settings}
-    for name, value in settings.items():
-        spark.conf.set(name, value)
+    found = {name: spark.conf.get(name, None) for name in settings}
+    before = {name: old for name, old in found.items() if old != settings[name]}  # each is a call to the JVM
+    for name in before:
+        spark.conf.set(name, settings[name])
     try:
         yield
     finally:

@@ -72,7 +72,7 @@ def test_sockets_that_somebody_chose_are_kept(monkeypatch: pytest.MonkeyPatch, t
     name = "spark.python.unix.domain.socket.enabled"
     monkeypatch.delenv("PYSPARK_SUBMIT_ARGS", raising=False)
     monkeypatch.setenv("SPARK_CONF_DIR", str(tmp_path))
-    assert socket_settings() == {name: "true"}
+    assert socket_settings() == {name: "true", "spark.python.daemon.module": "nosync.spark.worker_daemon"}
     (tmp_path / "spark-defaults.conf").write_text(f"{name} false\n")
     assert socket_settings() == {}
     monkeypatch.delenv("SPARK_CONF_DIR")
