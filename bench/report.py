@@ -1,4 +1,4 @@
-"""`python -m bench.report`: writes docs/benchmarks.md, with a picture, from what is in bench/results."""
+"""`python -m bench.report`: writes docs/benchmarks.md, with a picture, and README's table from what is in bench/results."""
 
 from __future__ import annotations
 
@@ -11,9 +11,11 @@ import matplotlib
 import matplotlib.pyplot as plt
 
 from bench.harness import RESULTS
+from bench.headlines import number, with_table
 
 PAGE = Path("docs/benchmarks.md")
 PICTURE = Path("docs/benchmarks.svg")
+README = Path("README.md")
 HEADER = """# Benchmarks
 
 Written by `python -m bench.report` from `bench/results`; each section comes from the command it names. Ours and the
@@ -43,10 +45,6 @@ def section(found: dict[str, Any]) -> str:
     return "\n".join([*lines, ""])
 
 
-def number(value: float) -> str:
-    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
-
-
 def draw(results: list[dict[str, Any]]) -> None:
     """The ratios to other engines, on a logarithmic scale: to the right of 1 ours is faster."""
     matplotlib.use("svg")
@@ -71,12 +69,17 @@ def draw(results: list[dict[str, Any]]) -> None:
     figure.savefig(PICTURE, metadata={"Date": None, "Creator": None})
 
 
+def all_results() -> list[dict[str, Any]]:
+    return [json.loads(path.read_text()) for path in sorted(RESULTS.glob("*.json"))]
+
+
 def main() -> None:
-    results = [json.loads(path.read_text()) for path in sorted(RESULTS.glob("*.json"))]
+    results = all_results()
     draw(results)
     picture = f"![A keyed aggregation beside other engines]({PICTURE.name})\n"
     PAGE.write_text("\n".join([HEADER, picture, *map(section, results)]))
-    print(f"wrote {PAGE} and {PICTURE}")
+    README.write_text(with_table(README.read_text(), results))
+    print(f"wrote {PAGE}, {PICTURE} and the table of {README}")
 
 
 if __name__ == "__main__":

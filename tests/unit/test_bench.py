@@ -9,6 +9,8 @@ import pytest
 
 from bench.compare import regressions
 from bench.harness import MEASURED, Progress, source_digest
+from bench.headlines import BEGIN, END, HEADLINES, with_table
+from bench.report import README, all_results
 
 
 def result(ratio: float | None, goal: str, workload: str = "w", unit: str = "rows/s") -> dict[str, Any]:
@@ -61,3 +63,16 @@ def test_only_the_same_is_compared() -> None:
     before = [result(10.0, ">= 5"), result(0.1, "", unit="CPU s for 10^6 rows")]
     assert regressions([result(9.9, ">= 5"), result(0.1, "", unit="CPU s for 10^6 rows")], before) == []
     assert len(regressions([result(5.0, ">= 5")], before)) == 1
+
+
+def test_the_readme_shows_what_was_measured() -> None:
+    page = README.read_text()
+    assert page == with_table(page, all_results()), "run `python -m bench.report`"
+    assert page.count(HEADLINES[0].text) == 1
+
+
+def test_a_headline_without_a_result_is_an_error() -> None:
+    with pytest.raises(LookupError, match=r"0 results of lsm_publish are those of '.*', expected one: run"):
+        with_table(f"{BEGIN}{END}", [])
+    with pytest.raises(LookupError, match="the page has no lines"):
+        with_table("a page", all_results())

@@ -1,0 +1,122 @@
+"""The rows of README's table: which results it shows, and in what words. `python -m bench.report` writes them.
+
+A row names one result of one benchmark; a result that is not there is an error, so the table never shows less than it says.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+BEGIN, END = "<!-- measured: python -m bench.report -->\n", "<!-- measured: end -->\n"
+HEADER = "| what | nosync | beside it, in the same run | ratio | goal |\n|---|--:|---|--:|---|\n"
+
+STREAMING = "Structured Streaming, RocksDB + changelog"
+PANDAS = "Structured Streaming, transformWithStateInPandas"
+FLINK = "Flink"
+IDENTITY = "identity job"
+LARGE, SMALL = "epochs of 500,000 rows, 2,000,000 keys", "epochs of 20,000 rows, 2,000,000 keys"
+
+
+@dataclass(frozen=True)
+class Headline:
+    """A row. The other fields say which result it shows; of `workload`, `unit` and `baseline` the beginning is enough."""
+
+    text: str
+    benchmark: str
+    workload: str
+    unit: str = ""
+    baseline: str = ""
+    engine: str = ""
+    beside: str = ""
+    """What the baseline is called here, where its own name needs the context."""
+
+    def of(self, result: Mapping[str, Any]) -> bool:
+        return (
+            str(result["workload"]).startswith(self.workload)
+            and str(result["unit"]).startswith(self.unit)
+            and str(result["baseline"]).startswith(self.baseline)
+            and self.engine in ("", result["engine"])
+        )
+
+
+def _nexmark(query: str, what: str) -> list[Headline]:
+    workload = f"NexMark {query}, 0% hot, epochs of 500,000 events"
+    return [
+        Headline(f"NexMark {query} ({what})", "engines_nexmark", workload, baseline=STREAMING, engine="nosync"),
+        Headline("the same", "engines_nexmark", workload, baseline=FLINK, engine="nosync"),
+    ]
+
+
+HEADLINES = [
+    Headline("publish a layer of 10,000 rows", "lsm_publish", "publish 10k rows of 2", "ms p50"),
+    Headline("the same beside a state of 100,000,000 rows", "lsm_publish", "publish 10k rows, state of 100,000,000"),
+    Headline("look up 100,000 keys in 10,000,000 rows", "lsm_read", "look up"),
+    Headline("open a view on 1 GB", "lsm_read", "open a view"),
+    Headline("merge 8 layers of 1,000,000 rows, synced", "lsm_merge", "merge 8", baseline="rocksdict"),
+    Headline("space after merging; live rows", "lsm_merge", "space after merging"),
+    Headline("a Spark epoch of 20,000 rows, recorded", "spark_epochs", "epoch of 20,000 rows, 2,000,000"),
+    Headline("a Spark epoch of 500,000 rows, recorded", "spark_epochs", "epoch of 500,000 rows, 2,000,000"),
+    Headline("an epoch, with 10,000,000 keys", "spark_epochs", "epoch of 20,000 rows, 10,000,000"),
+    Headline("from its end until it is durable", "spark_epochs", "from the end of an epoch of 20,000 rows until it is durable, 10,"),
+    Headline("an epoch's output held up, p99.9", "recovery_protocols", "100,000 keys, stall p99.9", engine="nosync"),
+    Headline("sums, epochs of 500,000 rows", "engines_sums", LARGE, "rows/s", STREAMING),
+    Headline("the same, processor time", "engines_sums", LARGE, "CPU", STREAMING),
+    Headline("the same, memory", "engines_sums", LARGE, "MB of memory", STREAMING),
+    Headline("sums, epochs of 20,000 rows", "engines_sums", SMALL, "rows/s", STREAMING),
+    Headline("the same", "engines_sums", SMALL, "rows/s", PANDAS),
+    Headline("sums, epochs of 500,000 rows", "engines_sums", "2,000,000 keys", "rows/s", "Flink 2.3.0 SQL, RocksDB incremental, 1 s checkpoints, default"),
+    Headline("the same", "engines_sums", LARGE, "rows/s", IDENTITY),
+    Headline("sums, epochs of 20,000 rows", "engines_sums", SMALL, "rows/s", IDENTITY),
+    *_nexmark("Q3", "join"),
+    *_nexmark("Q8", "join of windows"),
+    *_nexmark("Q12", "counts by window"),
+    Headline("sessions of bidders (NexMark Q11)", "engines_sessions", "sessions of bidders, 0%"),
+    Headline("workers of a host killed: until there is output", "takeover_hosts", "workers of one host", "s", FLINK),
+    Headline("the whole host frozen", "takeover_hosts", "the whole host frozen", "s", FLINK),
+    Headline("the whole host lost", "takeover_hosts", "the whole host lost, its link too; 0.3 GB", "s", FLINK),
+    Headline("the same with 2.4 GB of state, beyond a normal epoch", "takeover_hosts", "the whole host lost, its link too; 2.4 GB", "s", engine="nosync, beyond a normal epoch"),
+    Headline("layers computed again", "takeover_hosts", "the whole host lost, its link too; 2.4 GB", "layers"),
+    Headline("32 epochs of 20,000 rows with `backfill`", "spark_epochs", "32 epochs of 20,000"),
+    Headline("replay 4 of 40 epochs with other code in 2 of 5 stages", "what_if", "replay 4"),
+    Headline("durable on this disk, 100 layers/s, p50", "replication_nodes", "100 layers/s of 32 KiB, durable on this"),
+    Headline("durable on two peers too, p50", "replication_nodes", "100 layers/s of 32 KiB, and on"),
+    Headline("large layers, durable on two peers", "replication_nodes", "16 layers of 32 MiB", baseline="a bare gRPC"),
+    Headline("a daemon at rest, of one core", "replication_nodes", "a daemon at rest", "%"),
+    Headline("a task publishes 32 KiB, one peer frozen", "replication_nodes", "a task publishes 32 KiB, one peer frozen"),
+]  # fmt: skip
+
+
+def table(results: Sequence[Mapping[str, Any]]) -> str:
+    """The rows in Markdown. `results`: whole files of bench/results. Raises LookupError where a row has not just one result."""
+    known = {found["benchmark"]: found["results"] for found in results}
+    return HEADER + "".join(f"| {' | '.join(_cells(line, known))} |\n" for line in HEADLINES)
+
+
+def _cells(line: Headline, known: Mapping[str, Sequence[Mapping[str, Any]]]) -> list[str]:
+    matching = [result for result in known.get(line.benchmark, ()) if line.of(result)]
+    if len(matching) != 1:
+        raise LookupError(
+            f"{len(matching)} results of {line.benchmark} are those of {line.text!r}, expected one: "
+            f"run `python -m bench {line.benchmark}`, or name another in bench/headlines.py"
+        )
+    found = matching[0]
+    beside = f"{line.beside or found['baseline']}: {number(found['baseline_value'])}" if found["baseline"] else ""
+    ratio = "" if found["ratio"] is None else f"{found['ratio']:.3g}"
+    goal = found["goal"] + (" (**not met**)" if found["met"] is False else "")
+    return [line.text, f"{number(found['value'])} {found['unit']}", beside, ratio, goal]
+
+
+def number(value: float) -> str:
+    """With three digits, or all that are before the point."""
+    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
+
+
+def with_table(page: str, results: Sequence[Mapping[str, Any]]) -> str:
+    """A page with the table in place of the one that is there, between its two marks."""
+    before, found, rest = page.partition(BEGIN)
+    _, found_end, after = rest.partition(END)
+    if not found or not found_end:
+        raise LookupError(f"the page has no lines {BEGIN.strip()} and {END.strip()}")
+    return f"{before}{BEGIN}{table(results)}{END}{after}"
