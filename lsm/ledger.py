@@ -113,12 +113,13 @@ class Ledger:
                 return known  # merged since: the manifest remembers what it was
             reader = self.directory.reader(id)
             content = Content(reader.digest, reader.info.rows)
-        origin = id.description.lower
-        if not id.trace.shard.count:  # appended to directly, perhaps before anything was sealed
-            origin = min(d.lower for d in self.directory.descriptions(id.trace))
-            origin = min(origin, self.origin(id.trace) or origin)
-        begins = origins.get(id.trace, origin) if known is None else known.origin
-        return Entry(id, content.digest, content.rows, begins)
+        origin = known.origin if known is not None else origins.get(id.trace)
+        if origin is None:
+            origin = id.description.lower
+            if not id.trace.shard.count:  # appended to directly, perhaps before anything was sealed
+                origin = min(d.lower for d in self.directory.descriptions(id.trace))
+                origin = min(origin, self.origin(id.trace) or origin)
+        return Entry(id, content.digest, content.rows, origin)
 
 
 def lost(lines: Lines, directory: LayerDirectory, safe: int | None, branch: str = MAIN) -> list[Missing]:

@@ -45,6 +45,7 @@ class AttachedNode(HasLedger):
         self.replicas = reply.replicas
         """On how many nodes the daemon keeps each layer."""
         self.store_id, self.node_id = reply.store_id, reply.node
+        self._daemon_notices = reply.notices
         if not reply.filled:
             log.warning("not everything that peers have is on this node yet; recover() recomputes what does not come")
         self.ledger = Ledger(directory)
@@ -52,7 +53,9 @@ class AttachedNode(HasLedger):
     # --- files ------------------------------------------------------------------------------------------------------
 
     def note(self, ids: Iterable[LayerId]) -> None:
-        self.client.note([str(id.path) for id in ids])
+        """Tells the daemon of published layers, where the system gave it no watch by which it notices them by itself."""
+        if not self._daemon_notices:
+            self.client.note([str(id.path) for id in ids])
 
     def seal(
         self,

@@ -308,8 +308,9 @@ class Daemon(rpc.DaemonServicer):
             filled = self.replicator.keep_all(request.patience_s)
             self.node.learn()
             return pb.AttachReply(
-                replicas=self.config.replicas, filled=filled, store_id=self._store_id, node=self.config.node
-            )
+                replicas=self.config.replicas, filled=filled, store_id=self._store_id, node=self.config.node,
+                notices=self._watch is not None,
+            )  # fmt: skip
         raise AssertionError("the context was aborted")
 
     def Keep(self, request: pb.KeepRequest, context: Any) -> pb.KeepReply:

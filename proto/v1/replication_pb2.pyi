@@ -249,16 +249,18 @@ class AttachRequest(_message.Message):
     def __init__(self, patience_s: _Optional[float] = ...) -> None: ...
 
 class AttachReply(_message.Message):
-    __slots__ = ("replicas", "filled", "store_id", "node")
+    __slots__ = ("replicas", "filled", "store_id", "node", "notices")
     REPLICAS_FIELD_NUMBER: _ClassVar[int]
     FILLED_FIELD_NUMBER: _ClassVar[int]
     STORE_ID_FIELD_NUMBER: _ClassVar[int]
     NODE_FIELD_NUMBER: _ClassVar[int]
+    NOTICES_FIELD_NUMBER: _ClassVar[int]
     replicas: int
     filled: bool
     store_id: str
     node: str
-    def __init__(self, replicas: _Optional[int] = ..., filled: _Optional[bool] = ..., store_id: _Optional[str] = ..., node: _Optional[str] = ...) -> None: ...
+    notices: bool
+    def __init__(self, replicas: _Optional[int] = ..., filled: _Optional[bool] = ..., store_id: _Optional[str] = ..., node: _Optional[str] = ..., notices: _Optional[bool] = ...) -> None: ...
 
 class KeepRequest(_message.Message):
     __slots__ = ("traces",)
