@@ -16,6 +16,9 @@ STREAMING = "Structured Streaming, RocksDB + changelog"
 PANDAS = "Structured Streaming, transformWithStateInPandas"
 FLINK = "Flink"
 IDENTITY = "identity job"
+FLINK_DEFAULT = "Flink 2.3.0 SQL, RocksDB incremental, 1 s checkpoints, default"
+DURABLE = "from the end of an epoch of 20,000 rows until it is durable, 10,000,000"
+LOST = "the whole host lost, its link too; {} GB"
 LARGE, SMALL = "epochs of 500,000 rows, 2,000,000 keys", "epochs of 20,000 rows, 2,000,000 keys"
 
 
@@ -59,14 +62,14 @@ HEADLINES = [
     Headline("a Spark epoch of 20,000 rows, recorded", "spark_epochs", "epoch of 20,000 rows, 2,000,000"),
     Headline("a Spark epoch of 500,000 rows, recorded", "spark_epochs", "epoch of 500,000 rows, 2,000,000"),
     Headline("an epoch, with 10,000,000 keys", "spark_epochs", "epoch of 20,000 rows, 10,000,000"),
-    Headline("from its end until it is durable", "spark_epochs", "from the end of an epoch of 20,000 rows until it is durable, 10,"),
+    Headline("from its end until it is durable", "spark_epochs", DURABLE),
     Headline("an epoch's output held up, p99.9", "recovery_protocols", "100,000 keys, stall p99.9", engine="nosync"),
     Headline("sums, epochs of 500,000 rows", "engines_sums", LARGE, "rows/s", STREAMING),
     Headline("the same, processor time", "engines_sums", LARGE, "CPU", STREAMING),
     Headline("the same, memory", "engines_sums", LARGE, "MB of memory", STREAMING),
     Headline("sums, epochs of 20,000 rows", "engines_sums", SMALL, "rows/s", STREAMING),
     Headline("the same", "engines_sums", SMALL, "rows/s", PANDAS),
-    Headline("sums, epochs of 500,000 rows", "engines_sums", "2,000,000 keys", "rows/s", "Flink 2.3.0 SQL, RocksDB incremental, 1 s checkpoints, default"),
+    Headline("sums, epochs of 500,000 rows", "engines_sums", "2,000,000 keys", "rows/s", FLINK_DEFAULT),
     Headline("the same", "engines_sums", LARGE, "rows/s", IDENTITY),
     Headline("sums, epochs of 20,000 rows", "engines_sums", SMALL, "rows/s", IDENTITY),
     *_nexmark("Q3", "join"),
@@ -75,14 +78,14 @@ HEADLINES = [
     Headline("sessions of bidders (NexMark Q11)", "engines_sessions", "sessions of bidders, 0%"),
     Headline("workers of a host killed: until there is output", "takeover_hosts", "workers of one host", "s", FLINK),
     Headline("the whole host frozen", "takeover_hosts", "the whole host frozen", "s", FLINK),
-    Headline("the whole host lost", "takeover_hosts", "the whole host lost, its link too; 0.3 GB", "s", FLINK),
-    Headline("the same with 2.4 GB of state, beyond a normal epoch", "takeover_hosts", "the whole host lost, its link too; 2.4 GB", "s", engine="nosync, beyond a normal epoch"),
-    Headline("layers computed again", "takeover_hosts", "the whole host lost, its link too; 2.4 GB", "layers"),
+    Headline("the whole host lost", "takeover_hosts", LOST.format(0.3), "s", FLINK),
+    Headline("the same with 2.4 GB of state", "takeover_hosts", LOST.format(2.4), "s", engine="nosync, beyond a normal epoch"),
+    Headline("layers computed again", "spark_epochs", "layers computed again"),
     Headline("32 epochs of 20,000 rows with `backfill`", "spark_epochs", "32 epochs of 20,000"),
     Headline("replay 4 of 40 epochs with other code in 2 of 5 stages", "what_if", "replay 4"),
     Headline("durable on this disk, 100 layers/s, p50", "replication_nodes", "100 layers/s of 32 KiB, durable on this"),
     Headline("durable on two peers too, p50", "replication_nodes", "100 layers/s of 32 KiB, and on"),
-    Headline("large layers, durable on two peers", "replication_nodes", "16 layers of 32 MiB", baseline="a bare gRPC"),
+    Headline("large layers, durable on two peers", "replication_nodes", "16 layers of 32 MiB, durable on both peers", "MB/s", baseline="a bare gRPC"),
     Headline("a daemon at rest, of one core", "replication_nodes", "a daemon at rest", "%"),
     Headline("a task publishes 32 KiB, one peer frozen", "replication_nodes", "a task publishes 32 KiB, one peer frozen"),
 ]  # fmt: skip
@@ -96,6 +99,7 @@ def table(results: Sequence[Mapping[str, Any]]) -> str:
 
 def _cells(line: Headline, known: Mapping[str, Sequence[Mapping[str, Any]]]) -> list[str]:
     matching = [result for result in known.get(line.benchmark, ()) if line.of(result)]
+    matching = [result for result in matching if result["workload"] == line.workload] or matching
     if len(matching) != 1:
         raise LookupError(
             f"{len(matching)} results of {line.benchmark} are those of {line.text!r}, expected one: "

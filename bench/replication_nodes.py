@@ -26,6 +26,7 @@ import pyarrow as pa
 
 import nosync
 from bench.harness import Result, Samples, timed
+from bench.spark_epochs import MEMORY_DIRECTORY
 from nosync.lsm.directory import LayerDirectory
 from nosync.lsm.layer import Description, LayerId, Shard, TraceId
 from nosync.lsm.writer import LayerRows, arrange
@@ -175,6 +176,12 @@ def run(scale: str) -> Iterator[Result]:
             yield from _publishing(cluster, Path(temporary), repeats=1000 if scale == "full" else 300)
         finally:
             cluster.close()
+    with tempfile.TemporaryDirectory(dir=MEMORY_DIRECTORY) as temporary:
+        cluster = Cluster(Path(temporary))
+        try:
+            yield from _throughput(cluster, files=16, where=", all in memory", goal="")
+        finally:
+            cluster.close()
 
 
 def _acks(cluster: Cluster, count: int) -> Iterator[Result]:
@@ -205,27 +212,28 @@ def _sent(cluster: Cluster, count: int) -> Iterator[Result]:
         )  # fmt: skip
 
 
-def _throughput(cluster: Cluster, files: int) -> Iterator[Result]:
+def _throughput(cluster: Cluster, files: int, where: str = "", goal: str = ">= 0.8") -> Iterator[Result]:
     """Large layers to two peers, acknowledged; beside the same bytes over a bare stream of gRPC that throws them away, and one
-    whose receiver writes and syncs them; and beside the disk.
+    whose receiver writes and syncs them; and beside the disk. In memory there is no disk that all three share.
     """
     _, took_s = acknowledged(cluster, 3, "large", files, LARGE_BYTES, 1000.0)
     ours = 2 * files * LARGE_BYTES / took_s
 
     size = 2 * files * LARGE_BYTES
-    for kept, what, goal in (
-        (False, "a bare gRPC stream to each, thrown away", ">= 0.8"),
+    for kept, what, wanted in (
+        (False, "a bare gRPC stream to each, thrown away", goal),
         (True, "the same, written and synced", ""),
     ):
         bare = size / _bare_streams(cluster.root, files, kept=kept)
         yield Result(
-            f"{files} layers of {LARGE_BYTES >> 20} MiB, durable on both peers", "nosync", ours / 1e6, "MB/s", what, bare / 1e6,
-            ours / bare, goal, ours / bare >= 0.8 if goal else None, repeats=files,
+            f"{files} layers of {LARGE_BYTES >> 20} MiB, durable on both peers{where}", "nosync", ours / 1e6, "MB/s", what,
+            bare / 1e6, ours / bare, wanted, ours / bare >= 0.8 if wanted else None, repeats=files,
         )  # fmt: skip
     with tempfile.TemporaryDirectory(dir=cluster.root) as directory:
         disk = size / timed(lambda: _write_and_sync(Path(directory), 3 * files))
     yield Result(
-        "the same", "nosync", ours / 1e6, "MB/s", "writing and syncing the three copies of each", disk / 1e6, ours / disk
+        f"the same{where}", "nosync", ours / 1e6, "MB/s", "writing and syncing the three copies of each", disk / 1e6,
+        ours / disk,
     )  # fmt: skip
 
 
