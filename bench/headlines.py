@@ -18,6 +18,7 @@ FLINK = "Flink"
 IDENTITY = "identity job"
 FLINK_DEFAULT = "Flink 2.3.0 SQL, RocksDB incremental, 1 s checkpoints, default"
 DURABLE = "from the end of an epoch of 20,000 rows until it is durable, 10,000,000"
+REPLICATED = "16 layers of 32 MiB, durable on both peers"
 LOST = "the whole host lost, its link too; {} GB"
 LARGE, SMALL = "epochs of 500,000 rows, 2,000,000 keys", "epochs of 20,000 rows, 2,000,000 keys"
 
@@ -85,7 +86,7 @@ HEADLINES = [
     Headline("replay 4 of 40 epochs with other code in 2 of 5 stages", "what_if", "replay 4"),
     Headline("durable on this disk, 100 layers/s, p50", "replication_nodes", "100 layers/s of 32 KiB, durable on this"),
     Headline("durable on two peers too, p50", "replication_nodes", "100 layers/s of 32 KiB, and on"),
-    Headline("large layers, durable on two peers", "replication_nodes", "16 layers of 32 MiB, durable on both peers", "MB/s", baseline="a bare gRPC"),
+    Headline("large layers, durable on two peers", "replication_nodes", REPLICATED, "MB/s", "a bare gRPC"),
     Headline("a daemon at rest, of one core", "replication_nodes", "a daemon at rest", "%"),
     Headline("a task publishes 32 KiB, one peer frozen", "replication_nodes", "a task publishes 32 KiB, one peer frozen"),
 ]  # fmt: skip
