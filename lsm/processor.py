@@ -30,7 +30,7 @@ def numpy_environment(cpuinfo: Path = _CPUINFO) -> dict[str, str]:
     # Named differently before NumPy 2.4; NumPy leaves out what is empty.
     found = np.show_config(mode="dicts").get("SIMD Extensions", {}).get("found", [])
     wide = [name for name in found if name.startswith("AVX512") or name == "X86_V4"]
-    return {_DISABLE: " ".join(wide)} if wide else {}
+    return {_DISABLE: ",".join(wide)} if wide else {}
 
 
 def _is_zen_4(cpuinfo: Path) -> bool:

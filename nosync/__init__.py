@@ -67,6 +67,7 @@ if TYPE_CHECKING:
     from nosync.reports import EpochReport, RecoveryReport
     from nosync.sinks import CallbackSink, ParquetSink
     from nosync.spark.diff import DiffSummary
+    from nosync.spark.session import configure_spark
 
 _HOMES = {
     "nosync.aggregates": "collect count count_distinct first last max mean min stddev sum top_k variance",
@@ -88,6 +89,7 @@ _HOMES = {
     "nosync.replay": "ReplayPlan ReplayReport",
     "nosync.reports": "EpochReport RecoveryReport",
     "nosync.sinks": "CallbackSink ParquetSink",
+    "nosync.spark.session": "configure_spark",
 }
 """By module, what it has of the names below. Each is imported when somebody asks for it: the processes that merge, daemons and
 the command line start without what only jobs need."""
@@ -154,6 +156,7 @@ __all__ = [
     "Dataflow",
     "Stage",
     "Job",
+    "configure_spark",
     "register",
     "diff",
     "diff_changes",

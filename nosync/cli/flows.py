@@ -29,6 +29,7 @@ from nosync.cli.screen import (
 )
 from nosync.lsm.errors import InvalidInputError, NosyncError
 from nosync.lsm.store import Store
+from nosync.spark.java import launch_settings
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -199,3 +200,21 @@ def recover(path: Path, flow_name: str, verify: bool, branch: str, cores: int | 
     print_json(dataclasses.asdict(report)) if as_json else out.print(escape(str(report)))
     if report.unrecoverable:
         sys.exit(1)
+
+
+@cli.command("spark-conf")
+@JSON
+def spark_conf(as_json: bool) -> None:
+    """Print what spark-submit should be told, as options: how JVM and Python workers talk, how garbage is collected.
+
+    \b
+      spark-submit $(nosync spark-conf) my_job.py
+
+    In a program nosync.configure_spark(SparkSession.builder) does the same. What spark-defaults.conf sets is left out,
+    and so is what this machine's processor does not need: run it on one like your workers.
+    """
+    settings = launch_settings({})
+    if as_json:
+        print_json(settings)
+    for name, value in () if as_json else settings.items():
+        click.echo(f"--conf {name}={value}")

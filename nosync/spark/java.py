@@ -6,15 +6,18 @@ import os
 import re
 import shutil
 import subprocess
+from collections.abc import Mapping
 from pathlib import Path
 
 from nosync.lsm.errors import NosyncError
+from nosync.lsm.processor import numpy_environment
 
 OLDEST_JAVA = 17
 _COLLECTOR = re.compile(r"-XX:\+Use\w*GC\b")
 _UNIX_SOCKETS, _DAEMON = "spark.python.unix.domain.socket.enabled", "spark.python.daemon.module"
 _OPTIONS = ("JDK_JAVA_OPTIONS", "JAVA_TOOL_OPTIONS", "_JAVA_OPTIONS", "SPARK_SUBMIT_OPTS", "PYSPARK_SUBMIT_ARGS")
 """Environment variables in which options of the JVM may be."""
+_NONE: Mapping[str, object] = {}
 
 
 def check_java() -> None:
@@ -34,31 +37,39 @@ def check_java() -> None:
         raise NosyncError(f"{java} is version {version or 'unknown'}. {advice}")
 
 
-def collector_settings() -> dict[str, str]:
+def launch_settings(options: Mapping[str, object]) -> dict[str, str]:
+    """Settings that only count when a session's JVM starts, without those that somebody chose. `options`: a builder's."""
+    workers = {f"spark.executorEnv.{name}": value for name, value in numpy_environment().items()}
+    found = workers | collector_settings(options) | socket_settings(options)
+    return {name: value for name, value in found.items() if name not in options}
+
+
+def collector_settings(options: Mapping[str, object] = _NONE) -> dict[str, str]:
     """Spark's setting for a garbage collector that suits epochs; none where somebody has chosen one.
 
     What planning an epoch leaves behind is garbage soon. Parallel collections of a small heap hold tasks up for less time than
     G1's, and leave its barriers out of everything else (`bench/spark_session.py`). Two choices would end the JVM at once.
     """
-    if any(_COLLECTOR.search(text) for text in _chosen()):
+    if any(_COLLECTOR.search(text) for text in _chosen(options)):
         return {}
     return {"spark.driver.defaultJavaOptions": "-XX:+UseParallelGC"}
 
 
-def socket_settings() -> dict[str, str]:
+def socket_settings(options: Mapping[str, object] = _NONE) -> dict[str, str]:
     """Spark's setting for Unix sockets between JVM and Python workers; none where somebody has chosen.
 
     Over TCP the end of what the JVM sends to a task often waits for an acknowledgement that the kernel puts off for 40 ms
     (Nagle's algorithm and delayed acknowledgements; `bench/spark_session.py`).
     """
-    if any(name in text for text in _chosen() for name in (_UNIX_SOCKETS, _DAEMON)):
+    if any(name in text for text in _chosen(options) for name in (_UNIX_SOCKETS, _DAEMON)):
         return {}
     return {_UNIX_SOCKETS: "true", _DAEMON: "nosync.spark.worker_daemon"}
 
 
-def _chosen() -> list[str]:
-    """Where options may have been chosen before a session is made."""
+def _chosen(options: Mapping[str, object]) -> list[str]:
+    """Where options may have been chosen before a session is made; `options`: of its builder."""
     chosen = [os.environ.get(name, "") for name in _OPTIONS]
+    chosen += [f"{name}={value}" for name, value in options.items()]
     home = os.environ.get("SPARK_HOME")
     directory = os.environ.get("SPARK_CONF_DIR") or (os.path.join(home, "conf") if home else None)
     if directory is not None:

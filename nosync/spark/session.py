@@ -13,8 +13,7 @@ from typing import Any
 from pyspark.sql import SparkSession
 
 from nosync.lsm.errors import FlowError
-from nosync.lsm.processor import numpy_environment
-from nosync.spark.java import check_java, collector_settings, socket_settings
+from nosync.spark.java import check_java, launch_settings
 
 ARROW_BATCH_ROWS = "1000000"
 ARROW_BATCH_BYTES = 64 << 20
@@ -28,8 +27,6 @@ def local_session(cores: int | None = None, app: str = "nosync", log: Path | Non
     `log` is where the JVM's own messages go, instead of standard error.
     """
     check_java()
-    # Spark starts its workers with `python3` from PATH unless told otherwise: it must be this environment's.
-    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
     builder = (
         SparkSession.builder.master(f"local[{cores or '*'}]")
@@ -41,11 +38,26 @@ def local_session(cores: int | None = None, app: str = "nosync", log: Path | Non
         .config("spark.driver.host", "127.0.0.1")
         .config("spark.driver.bindAddress", "127.0.0.1")
     )
-    workers = {f"spark.executorEnv.{name}": value for name, value in numpy_environment().items()}
-    for name, value in (workers | collector_settings() | socket_settings() | session_settings()).items():
+    for name, value in session_settings().items():
         builder = builder.config(name, value)
     with _standard_error_to(log):
-        return builder.getOrCreate()
+        return configure_spark(builder).getOrCreate()
+
+
+def configure_spark(builder: SparkSession.Builder) -> SparkSession.Builder:
+    """Tells the builder of a session of your own what Spark must know before its JVM starts, for epochs to be quick: how JVM and
+    Python workers talk, how garbage is collected, and what NumPy is to do without on this processor.
+
+    What the builder was told before, the command line, and `spark-defaults.conf` are left as they are, so call it last. Returns
+    the builder. Where a session is there already it changes nothing; `nosync spark-conf` has the same for `spark-submit`.
+    Workers need nosync, too: those of a `local` master get this Python, unless PYSPARK_PYTHON names another.
+    """
+    options = getattr(builder, "_options", {})
+    if str(options.get("spark.master", "")).startswith("local"):
+        os.environ.setdefault("PYSPARK_PYTHON", sys.executable)  # Spark would take `python3` from PATH
+    for name, value in launch_settings(options).items():
+        builder = builder.config(name, value)
+    return builder
 
 
 @contextlib.contextmanager

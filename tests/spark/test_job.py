@@ -19,7 +19,7 @@ import pytest
 import nosync
 from nosync.lsm.hashing import hash64
 from nosync.lsm.processor import numpy_environment
-from nosync.spark import session
+from nosync.spark import java, session
 from nosync.spark.java import collector_settings
 from tests.conftest import OpenStore
 from tests.helpers import KEY_VALUES
@@ -371,7 +371,7 @@ def test_workers_are_told_of_the_processor(spark: SparkSession, monkeypatch: pyt
     expected = os.environ | numpy_environment()
     assert row.told == expected.get("NPY_DISABLE_CPU_FEATURES")
 
-    monkeypatch.setattr(session, "numpy_environment", lambda: {"OF_ANY_PROCESSOR": "yes"})
+    monkeypatch.setattr(java, "numpy_environment", lambda: {"OF_ANY_PROCESSOR": "yes"})
     session.local_session(2, "nosync-tests")  # the one that there is, with the settings of a new one
     assert spark.conf.get("spark.executorEnv.OF_ANY_PROCESSOR") == "yes"
 

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from pathlib import Path
 
 import pytest
 
 import nosync
-from nosync.spark.java import check_java, collector_settings, socket_settings
+from nosync.cli import main
+from nosync.spark import java as of_java
+from nosync.spark.java import check_java, collector_settings, launch_settings, socket_settings
 
 
 def _fake_java(directory: Path, version: str) -> None:
@@ -78,3 +81,30 @@ def test_sockets_that_somebody_chose_are_kept(monkeypatch: pytest.MonkeyPatch, t
     monkeypatch.delenv("SPARK_CONF_DIR")
     monkeypatch.setenv("PYSPARK_SUBMIT_ARGS", f"--conf {name}=false pyspark-shell")
     assert socket_settings() == {}
+
+
+def test_what_a_builder_was_told_is_kept(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    for name in ("JDK_JAVA_OPTIONS", "JAVA_TOOL_OPTIONS", "_JAVA_OPTIONS", "SPARK_SUBMIT_OPTS", "PYSPARK_SUBMIT_ARGS"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("SPARK_CONF_DIR", str(tmp_path))
+    monkeypatch.setattr(of_java, "numpy_environment", lambda: {"NPY_DISABLE_CPU_FEATURES": "A,B"})
+    sockets = {
+        "spark.python.unix.domain.socket.enabled": "true",
+        "spark.python.daemon.module": "nosync.spark.worker_daemon",
+    }
+    collector = {"spark.driver.defaultJavaOptions": "-XX:+UseParallelGC"}
+    wide = {"spark.executorEnv.NPY_DISABLE_CPU_FEATURES": "A,B"}
+    assert launch_settings({"spark.app.name": "mine"}) == wide | collector | sockets
+    assert launch_settings({"spark.driver.extraJavaOptions": "-XX:+UseG1GC"}) == wide | sockets
+    assert launch_settings({"spark.driver.defaultJavaOptions": "-Xss4m"}) == wide | sockets
+    assert launch_settings({"spark.python.daemon.module": "mine"}) == wide | collector
+    assert launch_settings(dict.fromkeys(wide, "")) == collector | sockets
+
+
+def test_what_spark_submit_is_told(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """Words that a shell may take apart at spaces."""
+    monkeypatch.setattr("nosync.cli.flows.launch_settings", lambda options: {"spark.a": "-XX:+Use", "spark.b": "A,B"})
+    main(["spark-conf"])
+    assert capsys.readouterr().out.split() == ["--conf", "spark.a=-XX:+Use", "--conf", "spark.b=A,B"]
+    main(["spark-conf", "--json"])
+    assert json.loads(capsys.readouterr().out) == {"spark.a": "-XX:+Use", "spark.b": "A,B"}
