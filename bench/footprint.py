@@ -52,7 +52,7 @@ def cpu_by_process() -> dict[str, float]:
     for process in tree():
         with contextlib.suppress(psutil.NoSuchProcess):
             times, command = process.cpu_times(), process.cmdline()
-            of = "JVM" if command[0].endswith("java") else "Python tasks" if "pyspark.daemon" in command else "merges"
+            of = "JVM" if command[0].endswith("java") else "Python tasks" if "pyspark.worker" in command else "merges"
             if process.pid == os.getpid():
                 of = "driver and node"
                 seconds["merges"] += times.children_user + times.children_system  # of those that have ended
