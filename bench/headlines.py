@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 BEGIN, END = "<!-- measured: python -m bench.report -->\n", "<!-- measured: end -->\n"
-HEADER = "| what | nosync | beside it, in the same run | ratio | goal |\n|---|--:|---|--:|---|\n"
+HEADER = "| what | nosync | beside it, in the same run | ratio | goal | `python -m bench` |\n|---|--:|---|--:|---|---|\n"
 
 STREAMING = "Structured Streaming, RocksDB + changelog"
 PANDAS = "Structured Streaming, transformWithStateInPandas"
@@ -98,6 +98,18 @@ def table(results: Sequence[Mapping[str, Any]]) -> str:
     return HEADER + "".join(f"| {' | '.join(_cells(line, known))} |\n" for line in HEADLINES)
 
 
+def machines(results: Sequence[Mapping[str, Any]]) -> str:
+    """On what the rows were measured, and with what."""
+    shown = {line.benchmark for line in HEADLINES}
+    found = sorted({_machine(f["machine"]) for f in results if f["benchmark"] in shown})
+    return f"Measured on {'; and on '.join(found)}.\n"
+
+
+def _machine(said: Mapping[str, Any]) -> str:
+    versions = ", ".join(f"{name} {version}" for name, version in said["versions"].items() if name != "nosync")
+    return f"{said['cores']} cores of a shared {said['cpu']}, {said['memory_gib']} GiB, Python {said['python']}, {versions}"
+
+
 def _cells(line: Headline, known: Mapping[str, Sequence[Mapping[str, Any]]]) -> list[str]:
     matching = [result for result in known.get(line.benchmark, ()) if line.of(result)]
     matching = [result for result in matching if result["workload"] == line.workload] or matching
@@ -110,7 +122,7 @@ def _cells(line: Headline, known: Mapping[str, Sequence[Mapping[str, Any]]]) -> 
     beside = f"{line.beside or found['baseline']}: {number(found['baseline_value'])}" if found["baseline"] else ""
     ratio = "" if found["ratio"] is None else f"{found['ratio']:.3g}"
     goal = found["goal"] + (" (**not met**)" if found["met"] is False else "")
-    return [line.text, f"{number(found['value'])} {found['unit']}", beside, ratio, goal]
+    return [line.text, f"{number(found['value'])} {found['unit']}", beside, ratio, goal, line.benchmark]
 
 
 def number(value: float) -> str:
@@ -119,9 +131,9 @@ def number(value: float) -> str:
 
 
 def with_table(page: str, results: Sequence[Mapping[str, Any]]) -> str:
-    """A page with the table in place of the one that is there, between its two marks."""
+    """A page with the table, and the machine, in place of those that are there between two marks."""
     before, found, rest = page.partition(BEGIN)
     _, found_end, after = rest.partition(END)
     if not found or not found_end:
         raise LookupError(f"the page has no lines {BEGIN.strip()} and {END.strip()}")
-    return f"{before}{BEGIN}{table(results)}{END}{after}"
+    return f"{before}{BEGIN}{table(results)}\n{machines(results)}{END}{after}"

@@ -91,7 +91,7 @@ class Work:
 
 
 def run(scale: str) -> Iterator[Result]:
-    epochs = {"short": 200, "normal": 500, "full": 3000}[scale]
+    epochs = {"short": 200, "normal": 2000, "full": 3000}[scale]
     for keys in STATES[scale]:
         measured = {name: _measured(name, keys, epochs) for name in PROTOCOLS}
         nothing, mine = measured["gap"][0].percentile(99.9), measured["nosync"][1]
