@@ -28,7 +28,7 @@ from nosync.testing.spark_hosts import SparkHosts, cluster
 HARM_AFTER, EPOCHS = 7, 10
 """Of those after the epochs in which the state is made."""
 SMALL_KEYS, LARGE_KEYS = 400_000, 6_000_000
-"""About 0.3 and 2.4 GB of state."""
+"""About 0.3 and 2 GB of state."""
 SPARKS_OWN_S = 120.0
 """spark.network.timeout: how long Spark waits for a host that says nothing."""
 LOST = "n3"
@@ -94,7 +94,7 @@ def run(scale: str) -> Iterator[Result]:
             with tempfile.TemporaryDirectory(dir=".") as directory:
                 found = _measure(Path(directory).absolute(), keys, harm.ours)
             extra_s[keys] = found.hit_s - found.normal_s
-            state[keys] = f"{found.state_bytes / 1e9:.1f} GB of state"
+            state[keys] = f"{found.state_bytes / 1e9:.1g} GB of state"
             yield Result(
                 f"{harm.name}; {state[keys]}", "nosync, beyond a normal epoch", extra_s[keys], "s", "an epoch before it",
                 found.normal_s, found.hit_s / found.normal_s, f"<= {harm.goal_s} s", extra_s[keys] <= harm.goal_s, None, 1,

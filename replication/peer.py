@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from nosync.replication.inventory import Held, Inventory, NodeId
 from nosync.replication.messages import SessionId
 
-SUSPECT_AFTER_S = 1.8
-"""A peer that says nothing for so long is not counted on."""
+SUSPECT_AFTER_S = 1.5
+"""A peer that says nothing for so long, two beats and a half, is not counted on."""
 SMALLEST_WINDOW_BYTES = 4 << 20
 WINDOW_S = 2.0
 """At most what comes in this time is asked for at once: on a slow link what is asked for would be merged before it came."""

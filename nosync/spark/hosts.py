@@ -23,7 +23,7 @@ from nosync.lsm.errors import NodeLostError
 
 log = logging.getLogger("nosync")
 
-LOOK_EVERY_S = 0.5
+LOOK_EVERY_S = 0.25
 T = TypeVar("T")
 
 
