@@ -24,11 +24,13 @@ RETAIN = 100
 MERGE_EVERY = 250
 REPEATS = 5
 OPEN = """
-import json, sys, time
+import json, sys, tempfile, time
 import psutil, nosync
+settings = nosync.StoreSettings(background=False, archive_epochs=None)
+with tempfile.TemporaryDirectory() as empty:  # the modules are loaded by then
+    nosync.open(empty, settings=settings).close()
 process = psutil.Process()
 before = process.memory_info().rss
-settings = nosync.StoreSettings(background=False, archive_epochs=None)
 start = time.perf_counter()
 store = nosync.open(sys.argv[1], settings=settings)
 opened = time.perf_counter() - start
