@@ -10,6 +10,7 @@ import contextlib
 import ipaddress
 import logging
 import threading
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent import futures
 from dataclasses import dataclass
@@ -34,6 +35,8 @@ REDIAL_S = 0.5
 MAX_STREAMS = 64
 STOP_GRACE_S = 1.0
 CALL_TIMEOUT_S = 5.0
+TOLD_PATIENCE_S = 1.0
+"""How long a client that closes waits for what it told to arrive."""
 
 OPTIONS = [
     ("grpc.max_receive_message_length", MAX_FRAME_BYTES),
@@ -240,6 +243,7 @@ class DaemonClient:
         self.address, self.node = address, node or ""
         self._channel = channel_to(address, certificates, node)
         self._stub = rpc.DaemonStub(self._channel)
+        self._told: set[grpc.Future[pb.Done]] = set()  # gRPC cancels a call that nobody refers to any more
 
     def status(self, branch: str = "", *, lag: bool = True, timeout_s: float = CALL_TIMEOUT_S) -> pb.StatusReply:
         """Node, safe point, problems, peers; and how far these are behind, which takes longer."""
@@ -263,7 +267,9 @@ class DaemonClient:
 
     def note(self, layers: list[str]) -> None:
         """Tells of published layers; not waited for, because the daemon finds them anyway."""
-        self._stub.Note.future(pb.NoteRequest(layers=layers), timeout=CALL_TIMEOUT_S)
+        call = self._stub.Note.future(pb.NoteRequest(layers=layers), timeout=CALL_TIMEOUT_S)
+        self._told.add(call)
+        call.add_done_callback(self._told.discard)
 
     def sync(self, timeout_s: float = 600.0) -> None:
         with self._errors("sync"):
@@ -317,6 +323,10 @@ class DaemonClient:
             return int(self._stub.ChangeBranches(change, timeout=60.0).layers_dropped)
 
     def close(self) -> None:
+        end_s = time.monotonic() + TOLD_PATIENCE_S
+        for call in list(self._told):
+            with contextlib.suppress(grpc.RpcError, grpc.FutureTimeoutError):
+                call.result(timeout=max(0.0, end_s - time.monotonic()))
         self._channel.close()
 
     @contextlib.contextmanager

@@ -11,6 +11,7 @@ import pyarrow as pa
 import pytest
 
 import nosync
+from nosync.proto.v1 import replication_pb2 as pb
 from nosync.replication import daemon
 from nosync.replication.daemon import Daemon, DaemonConfig
 from nosync.replication.transport import DaemonClient
@@ -46,3 +47,25 @@ def test_what_is_published_is_durable_soon(is_watched: bool, tmp_path: Path, mon
     finally:
         mine.stop()
     assert bool(told) != is_watched
+
+
+def test_whatever_a_job_tells_arrives(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody waits for these calls, and gRPC cancels a call when the last reference to it goes."""
+    told: list[str] = []
+
+    def note(_: Daemon, request: pb.NoteRequest, context: object) -> pb.Done:
+        told.extend(request.layers)
+        return pb.Done()
+
+    monkeypatch.setattr(Daemon, "Note", note)
+    (port,) = free_ports(1)
+    mine = Daemon(DaemonConfig("n1", tmp_path, f"127.0.0.1:{port}", {}, 1))
+    mine.start()
+    try:
+        client = DaemonClient(f"127.0.0.1:{port}")
+        for i in range(300):
+            client.note([str(i)])
+        client.close()
+        assert sorted(told, key=int) == [str(i) for i in range(300)]
+    finally:
+        mine.stop()
