@@ -21,6 +21,7 @@ from pathlib import Path
 
 from bench.flinkcluster import flink_cluster
 from bench.harness import Result
+from nosync.replication.peer import SUSPECT_AFTER_S
 from nosync.testing.driver import ROWS_PER_EPOCH, loading_epochs
 from nosync.testing.hosts import Hosts
 from nosync.testing.spark_hosts import SparkHosts, cluster
@@ -35,7 +36,7 @@ LOST = "n3"
 PATIENCE_S = 900.0
 QUICK = {
     "heartbeat.interval": "500ms",
-    "heartbeat.timeout": "1800ms",
+    "heartbeat.timeout": f"{1000 * SUSPECT_AFTER_S:.0f}ms",
     "restart-strategy.type": "fixed-delay",
     "restart-strategy.fixed-delay.attempts": "1000",
     "restart-strategy.fixed-delay.delay": "0s",
