@@ -83,7 +83,7 @@ HEADLINES = [
     Headline("workers of a host killed: until there is output", "takeover_hosts", "workers of one host", "s", FLINK),
     Headline("the whole host frozen", "takeover_hosts", "the whole host frozen", "s", FLINK),
     Headline("the whole host lost", "takeover_hosts", LOST.format(0.3), "s", FLINK),
-    Headline("the same with 2 GB of state", "takeover_hosts", LOST.format(2.4), "s", engine=BEYOND),
+    Headline("the same with 2 GB of state", "takeover_hosts", LOST.format(2), "s", engine=BEYOND),
     Headline("layers computed again", "spark_epochs", "layers computed again"),
     Headline("32 epochs of 20,000 rows with `backfill`", "spark_epochs", "32 epochs of 20,000"),
     Headline("replay 4 of 40 epochs with other code in 2 of 5 stages", "what_if", "replay 4"),

@@ -11,6 +11,7 @@ Lookups go from the newest layer to the oldest with the keys that are still open
 
 from __future__ import annotations
 
+import copy
 import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -190,6 +191,15 @@ class Trace:
         self._first_hash = first_hash_of_group(groups.start, key_groups)
         self._end_hash = first_hash_of_group(groups.stop, key_groups)
 
+    def read_as(self, schema: pa.Schema) -> Trace:
+        """The same, with columns that its layers may lack: these are null. Columns of its own that `schema` lacks come last."""
+        if self.schema.equals(schema):
+            return self
+        more = [field for field in self.schema if schema.get_field_index(field.name) < 0]
+        other = copy.copy(self)
+        other.schema = pa.schema([*schema, *more])
+        return other
+
     @property
     def since(self) -> Time:
         return max((layer.id.description.since for layer in self.layers), default=Time(0))
@@ -237,7 +247,7 @@ class Trace:
             first_hash=self._first_hash,
             end_hash=self._end_hash,
         )
-        return [rows.data for rows in blocks]
+        return [conform(rows.data, self.schema) for rows in blocks]
 
     def _log_rows(self, after: Time, until: Time) -> list[pa.RecordBatch]:
         """Rows with `after < time <= until` in recorded order."""

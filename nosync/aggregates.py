@@ -286,11 +286,10 @@ class Plan:
             elif accumulator.how == "m2":
                 columns.append(moments[_mean_of(accumulator)][1])
             elif accumulator.how in ("min", "max"):
-                function = pc.min_element_wise if accumulator.how == "min" else pc.max_element_wise
-                columns.append(function(new, old, skip_nulls=True))
+                columns.append(_extreme(new, old, accumulator.how))
             else:
                 # A side that is null adds nothing; both null stay null, as a SQL sum of no values.
-                columns.append(pc.coalesce(pc.add(new, old), new, old).cast(accumulator.type))
+                columns.append(pc.coalesce(_added(new, old), new, old))
         return pa.Table.from_arrays(columns, names=partial.column_names)
 
     def finish(self, accumulators: pa.Table) -> pa.Table:
@@ -341,8 +340,28 @@ def _contributed(rows: pa.Table, weights: pa.Array | None, groups: Groups, accum
     assert column is not None, "a sum is of a column"
     values = column.cast(accumulator.type)
     if weights is not None:
-        values = pc.multiply(values, weights.cast(accumulator.type)).cast(accumulator.type)
+        values = pc.if_else(pc.greater(weights, 0), values, pc.negate(values))
     return groups.reduce(values, SUM).cast(accumulator.type)
+
+
+def _added(a: pa.ChunkedArray, b: pa.ChunkedArray) -> pa.ChunkedArray:
+    """Null where either is. Arrow gives the sum of decimals one digit more, which of 38 digits there is not."""
+    type_ = a.type
+    if not pa.types.is_decimal(type_):
+        return pc.add(a, b)
+    wide = pa.decimal256(type_.precision, type_.scale)
+    return pc.add(a.cast(wide), b.cast(wide)).cast(type_)
+
+
+def _extreme(a: pa.ChunkedArray, b: pa.ChunkedArray, how: str) -> pa.ChunkedArray:
+    """The smaller or the larger of two values. Arrow compares no booleans, and no timestamps that have a time zone, so."""
+    type_ = a.type
+    if pa.types.is_boolean(type_):
+        a, b = a.cast(pa.int8()), b.cast(pa.int8())
+    elif pa.types.is_timestamp(type_):
+        a, b = a.cast(pa.int64()), b.cast(pa.int64())
+    function = pc.min_element_wise if how == "min" else pc.max_element_wise
+    return function(a, b, skip_nulls=True).cast(type_)
 
 
 _OF_VALUES = frozenset({"count_distinct", "first", "last", "top_k", "collect"})
@@ -451,13 +470,14 @@ def _expanded(lists: pa.ListArray, limit: int, *, descending: bool) -> pa.ListAr
 # --- variance --------------------------------------------------------------------------------------------------------
 
 
+@np.errstate(invalid="ignore")  # NaN and infinities make what they are in NaN, as in Spark
 def _moments(rows: pa.Table, weights: pa.Array | None, groups: Groups, m2: Accumulator) -> dict[str, pa.Array]:
     """Of each group (came, went): mean and m2 as lists of two, beside the count that other code keeps."""
     assert m2.source is not None, "a variance is of a column"
     x = take(as_array(rows.column(m2.source)), groups.order).cast(pa.float64())
     valid = x.is_valid().to_numpy(zero_copy_only=False)
     went = np.zeros(len(valid), np.bool_) if weights is None else np.take(weights.to_numpy(), groups.order) < 0
-    values = np.nan_to_num(x.fill_null(0.0).to_numpy(zero_copy_only=False))
+    values = x.fill_null(0.0).to_numpy(zero_copy_only=False)
     found = []
     for chosen in (valid & ~went, valid & went):
         group = groups.numbers[chosen]
@@ -474,6 +494,7 @@ def _mean_of(m2: Accumulator) -> str:
     return m2.name.removesuffix("_m2") + "_mean"
 
 
+@np.errstate(invalid="ignore")
 def _combined_moments(partial: pa.Table, before: pa.Table, m2: Accumulator) -> tuple[pa.Array, pa.Array]:
     """Mean and m2 of the rows before, with those that came and without those that went."""
     kept = (m2.name.removesuffix("_m2") + "_count", _mean_of(m2), m2.name)
@@ -490,7 +511,8 @@ def _combined_moments(partial: pa.Table, before: pa.Table, m2: Accumulator) -> t
         new_mean = np.where(total > 0, (n * mean + sign * n1 * mean1) / safe, 0.0)
         # Adding: delta^2 n n1 / total. Taking out is the same formula solved for the rest.
         if sign > 0:
-            spread = spread + spread1 + (mean1 - mean) ** 2 * n * n1 / safe
+            delta = np.where(np.isinf(mean1 - mean), np.nan, mean1 - mean)
+            spread = spread + spread1 + delta**2 * n * n1 / safe
         else:
             spread = spread - spread1 - (mean1 - new_mean) ** 2 * total * n1 / np.maximum(n, 1)
         spread = np.where(total > 1, np.maximum(spread, 0.0), 0.0)

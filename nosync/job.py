@@ -142,6 +142,7 @@ class Job:
             self._drop_rounds(last)  # where the instance before died between sealing and this
             if self.branch_name == MAIN:
                 self._withdraw(last)  # of a line that was rewound or replaced since
+                self._deliver_owed(last)
 
     def _check_shape(self, flow: Dataflow) -> None:
         groups = self._directory.key_groups
@@ -625,17 +626,27 @@ class Job:
         """
         if self.branch_name != MAIN:
             raise FlowError(f"promote() belongs to the job on {MAIN!r}; this one is on {self.branch_name!r}")
-        at = self._node.lines.line(branch.branch_name).at
+        at, line_before = self._node.lines.line(branch.branch_name).at, self._node.lines.line(MAIN).id
         mine, theirs = self._node.last_sealed(MAIN), self._node.last_sealed(branch.branch_name)
         if at is None or theirs is None or mine is None or theirs < mine:
             raise FlowError(f"branch {branch.branch_name} is at epoch {theirs}, main at {mine}: replay() it first")
-        self._node.promote(branch.branch_name, keep_as)
+        lines, common = self._node.lines, int(min(mine, at))
+        # Further back where the branch is one of another branch, or main was rewound since.
+        while common > BEFORE_FIRST_EPOCH and self._sealed_by(common, MAIN) != self._sealed_by(
+            common, branch.branch_name
+        ):
+            common -= 1
+        owed = [(marks := self._marks(stage), marks.owe(common)) for stage in self._sinks]
+        try:
+            self._node.promote(branch.branch_name, keep_as)
+        except NosyncError:
+            if lines.line(MAIN).id == line_before:
+                for marks, fact in owed:
+                    marks.take_back([fact])
+            raise
         self._declared = branch._declared
         branch.branch_name = MAIN
-        self._withdraw(at)
         self._open_line()
-        for t in range(at + 1, theirs + 1):
-            self._deliver(t)
 
     def rewind(self, t: int, *, keep_as: str | None = None) -> str | None:
         """Lets the main line go on from epoch `t`; what it had after that is kept as a branch, whose name is returned.
@@ -655,6 +666,23 @@ class Job:
         for stage, sink in self._sinks.items():
             sink.deliver(lambda stage=stage: self.changes(stage, t - 1, t), t, self._marks(stage))  # type: ignore[misc]
 
+    def _sealed_by(self, t: int, branch: str) -> str | None:
+        """The line that an epoch of a branch was sealed on."""
+        manifest = self._node.lines.manifest(t, branch)
+        return None if manifest is None else manifest.line
+
+    def _deliver_owed(self, last: int) -> None:
+        """Gives sinks the epochs that a promoted branch has in the place of others, also after a job that died meanwhile."""
+        for stage, sink in self._sinks.items():
+            marks = self._marks(stage)
+            owed = marks.owed()
+            if owed:
+                after = min(int(fact.what) for fact in owed)
+                sink.withdraw(after, marks)
+                for t in range(after + 1, last + 1):
+                    sink.deliver(lambda stage=stage, t=t: self.changes(stage, t - 1, t), t, marks)  # type: ignore[misc]
+                marks.take_back(owed)
+
     def _withdraw(self, after: int) -> None:
         for stage, sink in self._sinks.items():
             sink.withdraw(after, self._marks(stage))
@@ -664,10 +692,8 @@ class Job:
         line = lines.line(self.branch_name).id
         return Marks(self._directory.root, stage, line, self._line_of, self._directory.env)
 
-    def _line_of(self, t: int) -> str:
-        sealed = self._node.lines.manifest(t, self.branch_name)
-        assert sealed is not None, "output is given when its epoch is sealed"
-        return sealed.line
+    def _line_of(self, t: int) -> str | None:
+        return self._sealed_by(t, self.branch_name)
 
     # --- recovery -------------------------------------------------------------------------------------------------
 

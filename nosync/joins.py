@@ -129,7 +129,7 @@ def content_hash(rows: pa.Table) -> Indices:
         if pa.types.is_nested(array.type):
             array = pa.array([repr(value) for value in array.to_pylist()], pa.string())
         columns.append(array)
-    hashes: Indices = hash64(columns).view(np.int64)
+    hashes: Indices = hash64(columns, allow_nan=True).view(np.int64)  # contents are no keys
     return hashes
 
 

@@ -96,6 +96,11 @@ def check_states_fit(
             if key != stage.key:
                 raise SchemaError(f"its key was ({', '.join(key)}) and is now ({', '.join(stage.key)})")
             unify_schemas(schema, stage.schema, f"stage {name}")
+            added = [field.name for field in stage.schema if field.name not in schema.names]
+            if added and stage.plan is not None and stage.plan.retracts:
+                raise SchemaError(
+                    f"{added[0]!r} is new, and its input changes: rows that came before may go, which it has never seen"
+                )
         except NosyncError as error:
             raise SchemaError(
                 f"stage {name} cannot go on from its parent's state ({describe(schema)}): {error}. Give the changed "

@@ -437,6 +437,8 @@ class _ShardRun:
             trace = self._directory.open_view(self._view(stage), until=end_of(self._task.t), as_of=before)
         if stage.kind == LOOP:
             return recorded_changes(trace, stage, before, last)
+        if stage.keyed:
+            trace = trace.read_as(stage.schema)
         return trace.changes(before, last).select(stage.rows_schema.names)
 
     def _view(self, stage: BoundStage) -> View:
@@ -444,10 +446,12 @@ class _ShardRun:
         return view_at(self._task.histories.get(stage.name, ()), id, pack(self._task.t), self._task.place.key_groups)
 
     def _state_before(self, name: str) -> Trace:
-        t, view = pack(self._task.t), self._view(self._task.stages[name])
+        t, stage = pack(self._task.t), self._task.stages[name]
+        view = self._view(stage)
         if self._task.round is not None:
             return self._directory.open_rounds(view, self._task.t, self._task.round)
-        return self._directory.open_view(view, until=t, as_of=Time(t - 1))
+        trace = self._directory.open_view(view, until=t, as_of=Time(t - 1))
+        return trace.read_as(stage.schema) if stage.keyed else trace  # a branch may have added columns
 
     def _compute(self, stage: BoundStage, id: LayerId) -> Produced:
         if stage.loop is not None and self._task.round is None:

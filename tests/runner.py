@@ -39,6 +39,10 @@ _TYPES = {
     "bigint": pa.int64(),
     "double": pa.float64(),
     "timestamp": pa.timestamp("us", "UTC"),
+    "decimal(10,2)": pa.decimal128(10, 2),
+    "boolean": pa.bool_(),
+    "date": pa.date32(),
+    "float": pa.float32(),
 }
 
 
@@ -183,7 +187,7 @@ class Runner:
         return [p.rename_columns(names).append_column(SIDE_COLUMN, s) for p, s in zip(parts, sides, strict=True)]
 
     def _hashed(self, rows: pa.Table, key: Any) -> pa.Table:
-        hashes = hash64([rows.column(name).combine_chunks() for name in key])
+        hashes = hash64([rows.column(name).combine_chunks() for name in key], allow_nan=True)  # as the JVM
         return rows.append_column(HASH64_COLUMN, pa.array(hashes.view(np.int64)))
 
     def _by_shard(self, rows: pa.Table) -> list[pa.Table]:

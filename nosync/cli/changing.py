@@ -11,6 +11,7 @@ from nosync.cli.group import cli
 from nosync.cli.screen import (
     JSON,
     STORE,
+    check_store,
     escape,
     out,
     print_json,
@@ -28,7 +29,7 @@ from nosync.cli.screen import (
 @JSON
 def compact(path: Path, stage: str | None, retain: int | None, as_json: bool) -> None:
     """Merge every trace into one layer now. No read at a retained epoch changes."""
-    read_only(path).close()  # a missing store is an error here, not a new store
+    check_store(path)
     # No background merges: what is counted below is then what this command did.
     with nosync.open(path, retain=retain, settings=nosync.StoreSettings(merge=False)) as store:
         before = store.status()
@@ -66,7 +67,7 @@ def rewind(path: Path, epoch: int, keep_as: str | None, drop: bool, as_json: boo
     """
     if drop and keep_as:
         raise click.UsageError("--drop keeps nothing: leave out --keep-as")
-    read_only(path).close()
+    check_store(path)
     with nosync.open(path) as store:
         last = store.last_sealed()
         kept = store.rewind(epoch, "" if drop else keep_as)
@@ -100,7 +101,7 @@ def pin(path: Path, name: str | None, epoch: int | None, remove: bool, as_json: 
     else:
         if remove == (epoch is not None):
             raise click.UsageError("give an EPOCH to hold, or --remove")
-        read_only(path).close()
+        check_store(path)
         with nosync.open(path) as store:
             if epoch is None:
                 store.unpin(name)

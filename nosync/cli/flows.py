@@ -19,6 +19,7 @@ from nosync.cli.group import cli
 from nosync.cli.screen import (
     JSON,
     STORE,
+    check_store,
     escape,
     out,
     parse_keys,
@@ -51,8 +52,10 @@ def _load_flow(text: str) -> nosync.Dataflow:
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(Path.cwd()), os.environ.get("PYTHONPATH")]))
     try:
         module = importlib.import_module(module_name)
-    except ImportError as error:
-        raise InvalidInputError(f"--flow {text}: cannot import {module_name}: {error}") from error
+    except Exception as error:  # whatever the module does, or a path in the place of its name
+        why = error if isinstance(error, ImportError) else f"{type(error).__name__}: {error}"
+        hint = f"; write --flow {Path(module_name).stem}:{function_name}" if module_name.endswith(".py") else ""
+        raise InvalidInputError(f"--flow {text}: cannot import {module_name}: {why}{hint}") from error
     make = getattr(module, function_name, None)
     if make is None:
         raise InvalidInputError(f"--flow {text}: {module_name} has no {function_name}")
@@ -84,7 +87,7 @@ def _session(cores: int | None) -> Iterator[SparkSession]:
 @contextmanager
 def _job(path: Path, flow: nosync.Dataflow, branch: str, cores: int | None) -> Iterator[nosync.Job]:
     """The job that goes on where the store is; whoever ran it is fenced."""
-    read_only(path).close()
+    check_store(path)
     with nosync.open(path) as store:
         last = store.last_sealed(branch)
         if last is None:

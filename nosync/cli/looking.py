@@ -20,6 +20,7 @@ from nosync.cli.screen import (
     JSON,
     MOST_ROWS_SHOWN,
     STORE,
+    check_store,
     err,
     escape,
     out,
@@ -298,7 +299,7 @@ def branch(path: Path, name: str | None, delete: bool, as_json: bool) -> None:
     if delete:
         if name is None:
             raise click.UsageError("--delete needs the NAME of a branch")
-        read_only(path).close()
+        check_store(path)
         with nosync.open(path) as store:
             layers = store.delete_branch(name)
         if as_json:

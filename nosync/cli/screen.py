@@ -56,6 +56,16 @@ def read_only(path: Path) -> Store:
     return nosync.open(path, read_only=True)
 
 
+def check_store(path: Path) -> None:
+    """Before a command that changes a store: a missing one is an error, not a new store, and so is one that is elsewhere."""
+    if _ADDRESS.match(str(path)) and not path.exists():
+        raise InvalidInputError(
+            f"{path} is a daemon's address; this command needs the store's directory: run it on the daemon's host, with the "
+            "directory that the daemon was started with (nosync status shows it)"
+        )
+    read_only(path).close()
+
+
 @contextmanager
 def progress(text: str, *, quiet: bool = False) -> Iterator[Callable[[int, int, str], None]]:
     """A bar on standard error: `advance(done, of, note)`."""

@@ -32,6 +32,8 @@ _NOT_PLAIN = ("PYTHON_UDF", "SCALA_UDF", "CURRENT_LIKE")
 _STAR = re.compile(r"[(,.]\s*\*")
 _NAMED = re.compile(r"(?P<text>.*\S)\s+AS\s+(?P<name>`[^`]+`|\w+)\s*\Z", re.IGNORECASE | re.DOTALL)
 
+_COLUMN = re.compile(r"\s*(\w+|`[^`]+`)\s*\Z")
+
 
 def quoted(name: str) -> str:
     return "`" + name.replace("`", "``") + "`"
@@ -65,18 +67,28 @@ def jvm_rows(stage: BoundStage, rows: DataFrame, keep: Sequence[str]) -> DataFra
     """The stage's expressions over `rows`. Rows that carry a report (in the last of `keep`) pass as they are."""
     if stage.changing:
         keep = [CHANGE_TYPE_COLUMN, *keep]
-    return _apply(stage.kind, stage.options, rows, keep, report=keep[-1] if len(keep) > 1 else None)
+    made = [name for name in stage.rows_schema.names if name not in keep]
+    return _apply(stage.kind, stage.options, rows, keep, report=keep[-1] if len(keep) > 1 else None, made=made)
 
 
-def _apply(kind: str, options: Any, rows: DataFrame, keep: Sequence[str], report: str | None) -> DataFrame:
+def _apply(
+    kind: str, options: Any, rows: DataFrame, keep: Sequence[str], report: str | None, made: Sequence[str] = ()
+) -> DataFrame:
+    """`report`: the column that says which rows carry a report; `made`: the columns that a select then makes of the others."""
     kept = [F.col(name) for name in keep]
     if kind == SELECT:
         every = [F.col(quoted(name)) for name in rows.columns if name not in keep]
-        chosen = [every if is_star(e) else [_column(e)] for e in options["expressions"]]
-        return rows.select(*(column for some in chosen for column in some), *kept)
+        chosen = [column for e in options["expressions"] for column in (every if is_star(e) else [_column(e)])]
+        if report is not None and len(chosen) == len(
+            made
+        ):  # not where an expression such as "s.*" makes several columns
+            is_row = F.col(report).isNull()
+            # Columns of a report are null, on which an expression may fail.
+            chosen = [F.when(is_row, column).alias(name) for column, name in zip(chosen, made, strict=True)]
+        return rows.select(*chosen, *kept)
     if kind == WHERE:
         condition = _column(options["expressions"][0])
-        return rows.where(condition if report is None else condition | F.col(report).isNotNull())
+        return rows.where(condition if report is None else F.when(F.col(report).isNull(), condition).otherwise(True))
     assert kind == STATIC_JOIN, kind
     table: DataFrame = options["table"]
     on = list(options["on"])
@@ -89,6 +101,16 @@ def _apply(kind: str, options: Any, rows: DataFrame, keep: Sequence[str], report
         matched = F.col(_MATCHED).isNotNull()
         joined = joined.where(matched if report is None else matched | F.col(report).isNotNull())
     return joined.select(*(F.col(quoted(name)) for name in (*columns, *added)), *kept)
+
+
+def conditional(expression: str, name: str, condition: str) -> str:
+    """The expression where the condition holds, else null. As it is where what it computes cannot be told from its name."""
+    match = _NAMED.match(expression)
+    if _COLUMN.match(match["text"] if match else expression):
+        return expression  # it cannot fail
+    if match is None and (_STAR.search(expression) or re.search(rf"\s`?{re.escape(name)}`?\s*\Z", expression)):
+        return expression
+    return f"IF({condition}, ({match['text'] if match else expression}\n), NULL) AS {quoted(name)}"
 
 
 def is_star(expression: str | Column) -> bool:

@@ -17,7 +17,7 @@ from nosync.dataflow import SELECT, WHERE
 from nosync.fusing import OK_COLUMN, PLACE_COLUMN, SIDE_COLUMN, Carried, carried, feed_of
 from nosync.operators import HASH64_COLUMN, is_hashed_in_tasks
 from nosync.plan import BoundStage, Feed, all_hold, conditions_of
-from nosync.spark.expressions import hash_of, is_star, place_of, quoted
+from nosync.spark.expressions import conditional, hash_of, is_star, place_of, quoted
 
 
 @dataclass(frozen=True)
@@ -95,27 +95,33 @@ def _text(
     columns = [quoted(name) for name in source.schema.names]
     keep = [quoted(name) for name in sent]
     text = f"SELECT {', '.join([*_named(sent), f'TRUE AS {OK_COLUMN}', *columns])} FROM __given"
+    is_some_out = False
     for name in feed.jvm:
         stage = stages[name]
-        text = _applied(stage, text, columns, keep)
+        text = _applied(stage, text, columns, keep, is_some_out=is_some_out)
+        is_some_out = is_some_out or stage.kind == WHERE
         columns = [quoted(column) for column in stage.rows_schema.names]
     made = [f"{quoted(name)} AS {quoted(column)}" for name, column in carried.made.items()]
     return _select([*keep, OK_COLUMN, *made], text)
 
 
-def _applied(stage: BoundStage, rows: str, columns: Sequence[str], keep: Sequence[str]) -> str:
+def _applied(stage: BoundStage, rows: str, columns: Sequence[str], keep: Sequence[str], *, is_some_out: bool) -> str:
     """A stage over `rows`, whose columns are `columns` beside those to keep.
 
-    Rows that do not pass stay, for they are the source's; expressions after that see nulls in their place.
+    Rows that do not pass stay, for they are the source's. `is_some_out`: there may be such rows; expressions are not asked of
+    them.
     """
     expressions: Sequence[str] = stage.options["expressions"]
     if stage.kind == WHERE:
-        passes = f"{OK_COLUMN} AND coalesce(({expressions[0]}\n), FALSE) AS {OK_COLUMN}"
+        passes = f"IF({OK_COLUMN}, coalesce(({expressions[0]}\n), FALSE), FALSE) AS {OK_COLUMN}"
         rows = _select([*keep, passes, *columns], rows)
         nulls = [f"IF({OK_COLUMN}, {column}, NULL) AS {column}" for column in columns]
         return _select([*keep, OK_COLUMN, *nulls], rows)
     assert stage.kind == SELECT, stage.kind
-    chosen = [", ".join(columns) if is_star(expression) else expression for expression in expressions]
+    chosen = [column for one in expressions for column in (columns if is_star(one) else [one])]
+    names = stage.rows_schema.names
+    if is_some_out and len(chosen) == len(names):  # not where an expression such as "s.*" makes several columns
+        chosen = [conditional(one, name, OK_COLUMN) for one, name in zip(chosen, names, strict=True)]
     return _select([*keep, OK_COLUMN, *chosen], rows)
 
 

@@ -67,7 +67,8 @@ class StageReader:
 
     def _open(self, view: View, exact_from: int, until: int) -> Trace:
         directory = directory_of(self.place)
-        return directory.open_view(view, until=end_of(until), as_of=last_of(exact_from))
+        trace = directory.open_view(view, until=end_of(until), as_of=last_of(exact_from))
+        return trace.read_as(self.stage.schema)  # a branch may have added columns
 
     def _check_kept(self, views: Sequence[View], exact_from: int, until: int) -> None:
         """Says at once that history was merged away; other errors come from the host that reads."""

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import datetime as dt
 import math
 import statistics
 import tempfile
 from collections import Counter
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -178,3 +180,71 @@ def test_a_stage_never_computes_from_a_part_of_its_input(tmp_path: Path) -> None
     with pytest.raises(nosync.StageError, match=r"shards \[1\] of its input rows_again sent nothing"):
         list(runner.task(0, segment, None).run_shard(0, iter(part.to_batches())))
     assert not directory_of(Place(str(runner.root), 128)).traces("all")
+
+
+DAY = dt.datetime(2024, 1, 1, tzinfo=dt.UTC)
+TYPED: dict[str, list[Any]] = {
+    "decimal(10,2)": [Decimal("1.25"), Decimal("-3.50"), None, Decimal("99999999.99"), Decimal("0.00")],
+    "timestamp": [DAY, DAY - dt.timedelta(days=400), None, DAY + dt.timedelta(microseconds=1)],
+    "boolean": [True, False, None],
+    "date": [DAY.date(), None, dt.date(1969, 12, 31)],
+    "string": ["b", "", None, "a"],
+    "float": [1.5, -0.25, None],
+}
+
+
+@pytest.mark.parametrize("changing", [False, True])
+@pytest.mark.parametrize("type_", TYPED)
+def test_aggregates_of_every_type_that_they_take(type_: str, changing: bool, tmp_path: Path) -> None:
+    """Over several epochs, so that accumulators of all types are combined, and taken back where rows change."""
+    functions: dict[str, Aggregate] = {"least": nosync.min("x"), "most": nosync.max("x"), "n": nosync.count("x")}
+    is_number = type_ in ("decimal(10,2)", "float")
+    if is_number:
+        functions |= {"total": nosync.sum("x"), "mean": nosync.mean("x")}
+    flow = nosync.Dataflow("f")
+    rows = flow.source("rows", f"id bigint, x {type_}")
+    if changing:
+        rows = rows.update("last", key=["id"], state=f"x {type_}", fn=last_rows)
+    rows.map("keyed", keyed).aggregate("all", key=["word"], **functions)
+    runner = Runner(flow, tmp_path / "s", 1)
+    schema = runner.flow.stages["rows"].schema
+    values, seen = TYPED[type_], dict[int, Any]()
+    for t in range(6):
+        ids = [(t + i) % 4 if changing else 10 * t + i for i in range(3)]
+        given = [values[(t * 2 + i) % len(values)] for i in range(3)]
+        seen |= dict(zip(ids, given, strict=True))
+        runner.advance(t, pa.table([ids, given], schema=schema))
+        x = sorted(value for value in seen.values() if value is not None)
+        expected: list[Any] = [x[0], x[-1], len(x)] if x else [None, None, 0]
+        if is_number:
+            expected += [sum(x), pytest.approx(float(sum(x)) / len(x))] if x else [None, None]
+        assert state_of(runner.read("all", t), ["word"]) == {("w",): tuple(expected)}
+
+
+def last_rows(changes: pa.Table, state: pa.Table) -> pa.Table:
+    return changes.select(["id", "x"])
+
+
+def keyed(rows: pa.Table) -> pa.Table:
+    return rows.append_column("word", pa.repeat(pa.scalar("w"), rows.num_rows))
+
+
+def test_nan_is_a_value_as_others_are(tmp_path: Path) -> None:
+    """It cannot be a key, for it is not equal to itself; what has it in another column is kept, and taken back."""
+    flow = nosync.Dataflow("f")
+    rows = flow.source("rows", "id bigint, x double")
+    rows.dedupe("once", key=["id"])
+    latest_x = rows.update("last", key=["id"], state="x double", fn=last_rows)
+    latest_x.dedupe("of_changing", key=["id"])
+    rows.aggregate("spread", key=["id"], x=nosync.variance("x"), n=nosync.count())
+    runner = Runner(flow, tmp_path / "s", 1)
+    nan = float("nan")
+    runner.advance(0, pa.table({"id": [1, 2, 3], "x": [nan, 1.0, 1.0]}))
+    runner.advance(1, pa.table({"id": [1, 2, 3], "x": [2.0, float("inf"), 3.0]}))
+    once = {row["id"]: row["x"] for row in runner.read("once", 1).to_pylist()}
+    assert math.isnan(once.pop(1))
+    assert once == {2: 1.0, 3: 1.0}
+    assert {row["id"]: row["x"] for row in runner.read("of_changing", 1).to_pylist()} == {1: 2.0, 2: math.inf, 3: 3.0}
+    spread = {row["id"]: row["x"] for row in runner.read("spread", 1).to_pylist()}
+    assert spread.pop(3) == 2.0
+    assert all(math.isnan(x) for x in spread.values())

@@ -249,6 +249,74 @@ def test_branches_that_cannot_be(spark: SparkSession, open_store: OpenStore) -> 
     assert sum(r.words for r in more.read("added").collect()) == job.read("kept").count() - job.read("kept", 0).count()
 
 
+def test_a_branch_may_add_columns(spark: SparkSession, open_store: OpenStore) -> None:
+    """A key that was there before has null in them until something comes; wherever the new column stands."""
+    flow = nosync.Dataflow("f")
+    flow.source("rows", SCHEMA).aggregate("sums", key=["word"], n=nosync.count())
+    store = open_store()
+    job = nosync.Job(flow, store, spark=spark, shards=2)
+    epochs: list[list[tuple[str, int]]] = [[("a", 1), ("b", 2)], [("a", 5)], [], [("b", 7), ("c", 1)]]
+    for t, of_epoch in enumerate(epochs):
+        job.advance(t, {"rows": spark.createDataFrame(of_epoch, SCHEMA)})
+    branch = job.branch("wider", at=0, replace={"sums": {"most": nosync.max("n"), "n": nosync.count()}})
+    assert sorted(map(tuple, branch.read("sums", 0).collect())) == [("a", None, 1), ("b", None, 1)]
+    branch.replay()
+    expected = [("a", 5, 2), ("b", 7, 2), ("c", 1, 1)]
+    assert sorted(map(tuple, branch.read("sums").collect())) == expected
+    feed = [tuple(row)[1:5] for row in branch.changes("sums", 0, 3).orderBy("_epoch", "word", "_change_type").collect()]
+    assert (None, 1, "update_preimage", 1) in feed
+    store.sync()
+    store.compact()
+    assert sorted(map(tuple, branch.read("sums").collect())) == expected
+
+
+def test_an_aggregate_cannot_be_added_over_rows_that_change(spark: SparkSession, open_store: OpenStore) -> None:
+    """It would take back what it has never seen."""
+    store = open_store()
+    job = nosync.Job(make_flow(), store, spark=spark, shards=2)
+    job.advance(0, rows(spark, 0))
+    more = {"how_big": {"words": nosync.count(), "most": nosync.max("total")}}
+    with pytest.raises(nosync.SchemaError, match="its input changes: rows that came before may go"):
+        job.branch("more", at=0, replace=more)
+
+
+def test_a_promoted_branch_of_a_branch(spark: SparkSession, open_store: OpenStore, tmp_path: Path) -> None:
+    """Sinks get all epochs that are others than before; also where the job dies in the middle of it."""
+    out = nosync.ParquetSink(tmp_path / "out")
+    store = open_store()
+    job = nosync.Job(make_flow(), store, spark=spark, shards=2, sinks={"sums": out})
+    for t in range(5):
+        job.advance(t, rows(spark, t))
+    first = job.branch("first", at=1, replace={"kept": even})
+    first.replay()
+    second = first.branch("second", at=3)
+    second.replay()
+    delivered: list[int] = []
+
+    def dies(_: DataFrame, t: int) -> None:
+        delivered.append(t)
+        if t == 3:
+            raise RuntimeError("the end")
+
+    job._sinks["how_big"] = nosync.CallbackSink(dies)
+    for t in range(5):
+        job._marks("how_big").mark(t)
+    with pytest.raises(RuntimeError, match="the end"):
+        job.promote(second)
+    assert delivered == [2, 3], "those from the first fork on are others"
+    delivered.clear()
+    again = nosync.CallbackSink(lambda _, t: delivered.append(t))
+    job = nosync.Job(make_flow(even), store, spark=spark, shards=2, sinks={"sums": out, "how_big": again})
+    assert delivered == [3, 4], "where it ended"
+    job = nosync.Job(make_flow(even), store, spark=spark, shards=2, sinks={"sums": out, "how_big": again})
+    assert delivered == [3, 4], "and once"
+    given = spark.read.parquet(str(tmp_path / "out")).drop("epoch").toArrow()
+    expected = store.changes("sums", -1, 4)
+    columns = ["_epoch", "word", "_change_type"]
+    order = [(column, "ascending") for column in columns]
+    assert given.select(expected.column_names).sort_by(order).to_pylist() == expected.sort_by(order).to_pylist()
+
+
 def test_a_branch_keeps_its_part_of_the_parents_history(spark: SparkSession, open_store: OpenStore) -> None:
     """With retain=0 everything before the newest epoch may be merged away, but not what a branch begins at."""
     store = open_store(settings=nosync.StoreSettings(retain=0, background=False))

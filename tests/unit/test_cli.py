@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -118,6 +120,10 @@ def test_verify(capsys: pytest.CaptureFixture[str], path: str) -> None:
         (["pin", "PATH", "zz", "--remove"], 1, "no pin 'zz'"),
         (["compact", "/nothing/there"], 1, "does not exist"),
         (["compact", "PATH", "--retain", "-1"], 2, "Invalid value"),
+        (["compact", "127.0.0.1:7501"], 1, "is a daemon's address; this command needs the store's directory"),
+        (["rewind", "127.0.0.1:7501", "3"], 1, "is a daemon's address"),
+        (["pin", "127.0.0.1:7501", "a", "1"], 1, "is a daemon's address"),
+        (["branch", "127.0.0.1:7501", "a", "--delete"], 1, "is a daemon's address"),
         (["demo", "--by", "year"], 2, "'year' is not one of"),
     ],
 )
@@ -128,6 +134,41 @@ def test_mistakes_get_one_clear_line(
     assert got == code
     assert message in " ".join(err.split())
     assert "Traceback" not in err
+
+
+@pytest.mark.parametrize(
+    ("store", "flow", "message"),
+    [
+        ("PATH", "no_colon", "is not MODULE:FUNCTION"),
+        ("PATH", "nowhere:make", "cannot import nowhere: No module named 'nowhere'"),
+        ("PATH", "./jobs.py:make", "cannot import ./jobs.py: TypeError"),
+        ("PATH", "./jobs.py:make", "write --flow jobs:make"),
+        ("PATH", "broken:make", "cannot import broken: ZeroDivisionError"),
+        ("PATH", "jobs:nothing", "jobs has no nothing"),
+        ("PATH", "jobs:text", "it gives a str, expected a nosync.Dataflow"),
+        ("127.0.0.1:7501", "jobs:make", "is a daemon's address"),
+    ],
+)
+def test_a_flow_that_cannot_be_had(
+    capsys: pytest.CaptureFixture[str],
+    path: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    store: str,
+    flow: str,
+    message: str,
+) -> None:
+    (tmp_path / "jobs.py").write_text("import nosync\n\ntext = 'x'\n\ndef make():\n    return nosync.Dataflow('f')\n")
+    (tmp_path / "broken.py").write_text("1 / 0\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.setenv("PYTHONPATH", os.environ.get("PYTHONPATH", ""))
+    code, _, err = run(capsys, "recover", path if store == "PATH" else store, "--flow", flow)
+    sys.modules.pop("jobs", None)
+    assert code == 1
+    assert message in " ".join(err.split())
+    assert "Traceback" not in err
+    assert not (tmp_path / store).exists(), "no store was made in the place of what is elsewhere"
 
 
 def test_a_store_in_use_can_be_looked_at_but_not_changed(capsys: pytest.CaptureFixture[str], path: str) -> None:
