@@ -23,6 +23,7 @@ from bench.harness import Result, Samples, timed
 from nosync.spark.session import local_session
 
 MEMORY_DIRECTORY = Path("/dev/shm")
+WARM = 4
 SCHEMA = "k bigint, v bigint"
 CORES = 2
 SHARDS = 2
@@ -66,7 +67,7 @@ def run(scale: str) -> Iterator[Result]:
     spark = local_session(CORES, "nosync-bench")
     with tempfile.TemporaryDirectory(dir=".") as temporary:
         root = Path(temporary)
-        yield from _recording(spark, root / "recording", repeats={"short": 6, "normal": 12, "full": 30}[scale])
+        yield from _recording(spark, root / "recording", repeats={"short": 6, "normal": 20, "full": 30}[scale])
         yield from _state_sizes(spark, root / "sizes", repeats={"short": 5, "normal": 10, "full": 20}[scale])
         sizes = (20_000,) if scale == "short" else (20_000, 200_000)
         yield from _backfill(spark, root / "backfill", sizes, repeats={"short": 1, "normal": 3, "full": 6}[scale])
@@ -86,12 +87,12 @@ def _recording(spark: SparkSession, root: Path, repeats: int) -> Iterator[Result
             for one in (on, off):
                 one.advance(all_keys(spark, keys))
             on_s, off_s = [], []
-            for i in range(repeats + 2):
+            for i in range(repeats + WARM):
                 batch = rows_of_batch(spark, i * rows, rows, keys)
-                # Who goes first alternates, and the first two rounds warm up.
+                # Who goes first alternates, and the first rounds warm up.
                 for one, found in ((on, on_s), (off, off_s)) if i % 2 else ((off, off_s), (on, on_s)):
                     took = one.advance(batch)
-                    if i >= 2:
+                    if i >= WARM:
                         found.append(took)
             on.store.close()
             off.store.close()

@@ -152,10 +152,11 @@ class Reader(ds.DataSourceReader):
         self._filters: list[ds.Filter] = []
 
     def pushFilters(self, filters: list[ds.Filter]) -> Iterable[ds.Filter]:
-        """Takes comparisons of a column with a value; yields the others back to Spark."""
+        """Takes comparisons of a column with a value; yields the others back to Spark, to which NaN is the largest number."""
         for wanted in filters:
             attribute: Sequence[str] = getattr(wanted, "attribute", ())
-            if type(wanted) in _COMPARISONS and len(attribute) == 1 and attribute[0] in self._columns:
+            is_ours = type(wanted) in _COMPARISONS and len(attribute) == 1 and attribute[0] in self._columns
+            if is_ours and not isinstance(_column_and_value(wanted)[1], float):
                 self._filters.append(wanted)
             else:
                 yield wanted

@@ -62,6 +62,18 @@ def test_filters_in_the_task_and_in_spark_agree(spark: SparkSession, store: nosy
     assert _rows(_load(spark, store).where(condition).select("k", "v")) == expected
 
 
+@pytest.mark.parametrize("condition", ["x > 1", "x >= 1.5", "x <= 1", "x = double('NaN')", "x <> 2"])
+def test_nan_is_what_it_is_to_spark(spark: SparkSession, open_store: OpenStore, condition: str) -> None:
+    nosync.register(spark)
+    with open_store() as store:
+        rows = pa.table({"k": [1, 2, 3, 4], "x": [1.0, 2.0, float("nan"), None]})
+        store.append("xs", t=0, rows=rows, key=["k"])
+        store.seal(0)
+        expected = _rows(spark.createDataFrame(rows).where(condition).select("k"))
+        found = spark.read.format("nosync").option("stage", "xs").load(str(store.directory.root))
+        assert _rows(found.where(condition).select("k")) == expected
+
+
 def test_change_feed(spark: SparkSession, store: nosync.Store) -> None:
     feed = _load(spark, store, readChangeFeed="true", startingEpoch=2, endingEpoch=3)
     assert feed.columns == ["k", "v", "_change_type", "_epoch"]
