@@ -249,7 +249,7 @@ class Daemon(rpc.DaemonServicer):
         try:
             for paths in watch.changes():
                 self._noticed(paths)
-        except OSError as error:
+        except (OSError, NosyncError) as error:
             log.warning("what is published is noticed every %s s from now on: %s", SCAN_INTERVAL_S, error)
 
     def _noticed(self, paths: list[Path]) -> None:
@@ -309,7 +309,7 @@ class Daemon(rpc.DaemonServicer):
             self.node.learn()
             return pb.AttachReply(
                 replicas=self.config.replicas, filled=filled, store_id=self._store_id, node=self.config.node,
-                notices=self._watch is not None,
+                notices=self._watcher is not None and self._watcher.is_alive(),
             )  # fmt: skip
         raise AssertionError("the context was aborted")
 

@@ -449,28 +449,47 @@ class Replicator:
             self._act(self._replica.fetch_failed(name))
 
     def _abandon(self, incoming: _Incoming) -> None:
-        incoming.file.close()
-        self._env.unlink(incoming.path)
+        """Never raises: on a full disk closing fails too, and what is left of the file goes when the node starts again."""
+        try:
+            incoming.file.close()
+        except OSError as error:
+            log.debug("%s: %s", incoming.path, error)
+        try:
+            self._env.unlink(incoming.path)
+        except OSError as error:
+            log.warning("not removed: %s: %s", incoming.path, error)
 
     # --- clock and questions ----------------------------------------------------------------------------------------
 
     def _run_clock(self) -> None:
         while not self._closing.wait(TICK_S):
-            told, optional = self._node.safety.told(), self._node.optional_stages()
-            with self._lock:
-                self._replica.safe, self._replica.optional = dict(told), optional
-                self._act(self._replica.tick(self._env.monotonic_s()))
-                conflicts = self._replica.conflicts()
-            self._drop_old_parts()
-            for name in [
-                n for n in self._node.problems if n.startswith(_CONFLICT) and n[len(_CONFLICT) :] not in conflicts
-            ]:
-                self._node.problems.pop(name, None)
-            for name, (node, ours, theirs) in conflicts.items():
-                self._node.problems[_CONFLICT + name] = (
-                    f"node {node} has other contents: digest {theirs[:16]} there, {ours[:16]} here; a stage is not "
-                    "deterministic, or two jobs ran. The safe point waits until one of the two gives way: nosync conflicts"
-                )
+            try:
+                self._ask_node()
+            except NosyncError as error:  # a damaged manifest, say: peers must hear from this node all the same
+                self._node.problems[threading.current_thread().name] = str(error)
+            else:
+                self._node.problems.pop(threading.current_thread().name, None)
+            self._tick()
+
+    def _ask_node(self) -> None:
+        told, optional = self._node.safety.told(), self._node.optional_stages()
+        with self._lock:
+            self._replica.safe, self._replica.optional = dict(told), optional
+
+    def _tick(self) -> None:
+        with self._lock:
+            self._act(self._replica.tick(self._env.monotonic_s()))
+            conflicts = self._replica.conflicts()
+        self._drop_old_parts()
+        for name in [
+            n for n in self._node.problems if n.startswith(_CONFLICT) and n[len(_CONFLICT) :] not in conflicts
+        ]:
+            self._node.problems.pop(name, None)
+        for name, (node, ours, theirs) in conflicts.items():
+            self._node.problems[_CONFLICT + name] = (
+                f"node {node} has other contents: digest {theirs[:16]} there, {ours[:16]} here; a stage is not "
+                "deterministic, or two jobs ran. The safe point waits until one of the two gives way: nosync conflicts"
+            )
 
     def backlog(self) -> tuple[int, bool]:
         """How many bytes peers have that should be here too, and whether so many that recomputable stages wait."""

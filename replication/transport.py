@@ -147,7 +147,7 @@ def _read_all(replicator: Replicator, session: Session, incoming: Iterator[pb.Fr
         log.error("stream ended: %s", error)
     except Exception:
         if session.is_open:
-            log.debug("stream ended", exc_info=True)
+            log.error("stream ended", exc_info=True)
 
 
 def cancel_when_closed(session: Session, call: grpc.Call) -> None:
@@ -221,8 +221,11 @@ class Transport:
     def _dial(self, node: NodeId, address: str) -> None:
         while not self._closing.is_set() and self._peers.get(node) == address:
             if not self._replicator.is_linked(node):
-                with channel_to(address, self._certificates, node) as channel:
-                    self._link(channel, node)
+                try:
+                    with channel_to(address, self._certificates, node) as channel:
+                        self._link(channel, node)
+                except (NosyncError, OSError) as error:  # certificates that are being replaced, say
+                    log.error("cannot dial node %s at %s, which is tried again: %s", node, address, error)
             self._closing.wait(REDIAL_S)
 
     def _link(self, channel: grpc.Channel, node: NodeId) -> None:

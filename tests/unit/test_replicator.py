@@ -224,6 +224,51 @@ def test_a_full_disk_refuses_a_file_and_not_the_session(
     assert receiver.durable == [held.name]
 
 
+def test_what_a_full_disk_left_ends_no_session_and_no_clock(
+    receiver: Receiver, large: tuple[Held, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Closing a file writes what is buffered, which fails too; then the clock, and who dials, must go on."""
+    held, path = large
+    receiver.announce(held)
+    create = receiver.env.create
+
+    class Full:
+        def __init__(self, path: Path) -> None:
+            self._file = create(path)
+
+        def write(self, data: bytes) -> int:
+            return self._file.write(data)
+
+        def close(self) -> None:
+            self._file.close()
+            raise OSError(errno.ENOSPC, "no space left on device")
+
+    monkeypatch.setattr(receiver.env, "create", Full)
+    receiver.send(held, path, most=1)
+    receiver.replicator.close_session(receiver.session)
+    receiver.env.fail("unlink", errno.EIO)
+    receiver.env.now_s += PART_KEPT_S + 1
+    receiver.replicator._drop_old_parts()
+    assert not receiver.replicator._parts
+
+
+def test_peers_hear_from_a_node_whose_manifests_are_damaged(
+    receiver: Receiver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def damaged() -> frozenset[str]:
+        raise nosync.CorruptionError("bits were flipped")
+
+    monkeypatch.setattr(receiver.node, "optional_stages", damaged)
+    ticks = threading.Semaphore(0)
+    monkeypatch.setattr(receiver.replicator, "_tick", ticks.release)
+    receiver.replicator.start()
+    try:
+        assert all(ticks.acquire(timeout=10) for _ in range(3))
+        assert receiver.node.problems["nosync-replication"] == "bits were flipped"
+    finally:
+        receiver.replicator.stop()
+
+
 def test_each_message_goes_out_at_once(receiver: Receiver) -> None:
     """Also on the side that dials, where another thread waits for the session to end."""
     session, sent, ended = receiver.session, queue.SimpleQueue[pb.Frame](), threading.Event()
