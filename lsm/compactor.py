@@ -210,7 +210,7 @@ class Compactor:
         due = self._env.monotonic_s() + (self._owner.settings.grace_s if grace else 0.0)
         with self._lock:
             for id in ids:
-                self._garbage.setdefault(id, due)
+                self._garbage[id] = min(due, self._garbage.get(id, due))
 
     def keep(self, ids: Sequence[LayerId]) -> None:
         """These are not to be removed after all."""

@@ -12,6 +12,11 @@ class NosyncError(Exception):
     """Root of all errors of nosync."""
 
 
+def described(error: Exception) -> str:
+    """What a status shows of an error that ended a piece of work in the background."""
+    return str(error) if isinstance(error, NosyncError) else f"unexpected {type(error).__name__}: {error}"
+
+
 class InvalidInputError(NosyncError, ValueError):
     """The caller's rows, names, timestamps or settings cannot be accepted; nothing was changed."""
 

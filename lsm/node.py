@@ -32,6 +32,7 @@ from nosync.lsm.errors import (
     CorruptionError,
     NosyncError,
     StorageError,
+    described,
 )
 from nosync.lsm.fence import old_instances
 from nosync.lsm.layer import Description, LayerId, TraceId
@@ -50,6 +51,7 @@ from nosync.lsm.registers import register_files
 from nosync.lsm.release import DISK, NOTHING, inputs_to_let_go, is_let_go, let_go_until, policies
 from nosync.lsm.roles import Listener, Missing
 from nosync.lsm.safety import Safety
+from nosync.lsm.sealed_json import read_if_there, unseal_json
 from nosync.lsm.settings import StoreSettings
 from nosync.lsm.small_files import SmallFiles
 from nosync.lsm.timestamp import END_OF_TIME, ZERO, Epoch, Time, end_of, epoch_of, pack, round_of
@@ -82,6 +84,7 @@ class Node(HasLedger):
         self._listing = Listing(directory)
         self._next_scan_s = self._env.monotonic_s() + _SCAN_ALL_EVERY_S
         self._look_beside = True  # for manifests that an archive stands for
+        self._doubted: dict[LayerId | PurePosixPath, None] = {}
         self.listener: Listener | None = None
         """Replication, where this node has peers."""
         self.problems: dict[str, str] = {}
@@ -206,6 +209,30 @@ class Node(HasLedger):
         self._learn_later.set()
         self._wake.set()
 
+    def doubt(self, ids: Iterable[LayerId], small: Iterable[PurePosixPath]) -> None:
+        """Somebody could not use these durable files: soon all of them is looked at, and what is bad goes to quarantine."""
+        with self._lock:
+            self._doubted |= dict.fromkeys([*ids, *small])
+        self._wake.set()
+
+    def _look_at_doubted(self) -> None:
+        with self._lock:
+            doubted, self._doubted = self._doubted, {}
+        self.recheck([one for one in doubted if isinstance(one, LayerId)])
+        for path in [one for one in doubted if isinstance(one, PurePosixPath)]:
+            final = self.directory.root / path
+            try:
+                unseal_json(read_if_there(final, self._env), str(final))
+            except FileNotFoundError:
+                continue
+            except CorruptionError as error:
+                self.problems[str(path)] = (
+                    f"{error}; stop the daemon, and put a copy from a backup there, if there is one"
+                )
+                if self.listener is not None and self.listener.copies_of_file(path) > 1:
+                    self.give_up([], [path])
+                    self.problems.pop(str(path), None)
+
     def scan(self) -> None:
         """Compares the directory with the catalog: new layers are queued, vanished ones are lost."""
         self._learn_all()
@@ -289,6 +316,7 @@ class Node(HasLedger):
 
     def _drain(self) -> None:
         with self._durability:
+            self._look_at_doubted()
             durable = []
             for id in self.new.due():
                 try:
@@ -731,10 +759,13 @@ class Node(HasLedger):
         while not self._closing.is_set():
             try:
                 work()
-            except NosyncError as error:
-                log.error("%s: %s", threading.current_thread().name, error)
+            except Exception as error:  # without this thread nothing more would become durable
+                problem = described(error)
+                log.error(
+                    "%s: %s", threading.current_thread().name, problem, exc_info=not isinstance(error, NosyncError)
+                )
                 with self._lock:
-                    self.problems[threading.current_thread().name] = str(error)
+                    self.problems[threading.current_thread().name] = problem
                 self._closing.wait(self.settings.retry_s)
 
     def _durability_loop(self) -> None:

@@ -248,8 +248,11 @@ class Daemon(rpc.DaemonServicer):
         watch.give_way()
         try:
             for paths in watch.changes():
-                self._noticed(paths)
-        except (OSError, NosyncError) as error:
+                try:
+                    self._noticed(paths)
+                except NosyncError as error:
+                    log.warning("noticed %s s later: %s: %s", SCAN_INTERVAL_S, paths[0], error)
+        except OSError as error:
             log.warning("what is published is noticed every %s s from now on: %s", SCAN_INTERVAL_S, error)
 
     def _noticed(self, paths: list[Path]) -> None:
@@ -268,7 +271,7 @@ class Daemon(rpc.DaemonServicer):
         peers = self.replicator.peers(lag=lag)
         backlog_bytes, loaded = self.replicator.backlog()
         for peer in peers:
-            peer.address = self._peers[peer.node]
+            peer.address = self._peers.get(peer.node, "")
         return pb.StatusReply(
             node=self.config.node,
             incarnation=self.node.incarnation,
@@ -345,7 +348,8 @@ class Daemon(rpc.DaemonServicer):
 
     def _peers_up(self) -> dict[str, str]:
         """The addresses of peers that are there."""
-        return {peer.node: self._peers[peer.node] for peer in self.replicator.peers(lag=False) if peer.state == "up"}
+        up = [peer.node for peer in self.replicator.peers(lag=False) if peer.state == "up"]
+        return {node: address for node, address in list(self._peers.items()) if node in up}
 
     def Conflicts(self, request: pb.ConflictsRequest, context: Any) -> pb.ConflictsReply:
         with _answering(context):

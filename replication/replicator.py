@@ -7,7 +7,9 @@ whoever wrote the file.
 
 from __future__ import annotations
 
+import errno
 import logging
+import os
 import threading
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
@@ -19,7 +21,7 @@ from blake3 import blake3
 
 from nosync.lsm.catalog import Record
 from nosync.lsm.env import storage_errors
-from nosync.lsm.errors import CorruptionError, NosyncError, ReplicationError
+from nosync.lsm.errors import CorruptionError, NosyncError, ReplicationError, described
 from nosync.lsm.layer import LayerId, TraceId
 from nosync.lsm.manifest import Entry
 from nosync.lsm.node import Node
@@ -38,6 +40,9 @@ log = logging.getLogger("nosync.replication")
 
 TICK_S = 0.6
 PART_KEPT_S = 600.0
+MOST_WAITING = 100_000
+"""Messages and files for one peer. One that merely is slow asks for no more than a window of files, and is silent soon."""
+_SENT_KEPT = 1024
 _CONFLICT = "conflict "
 
 
@@ -62,6 +67,10 @@ class Session:
     decoder: Decoder = field(default_factory=Decoder)
     outbox: deque[Message | Wanted] = field(default_factory=deque)
     incoming: dict[str, _Incoming] = field(default_factory=dict)
+    sent: deque[str] = field(default_factory=lambda: deque(maxlen=_SENT_KEPT))
+    """The files that went over last."""
+    doubted: set[str] = field(default_factory=set)
+    """Those that went over again, for which there may be a reason here."""
     files: threading.Lock = field(default_factory=threading.Lock)
     """Held while a piece of a file is written."""
     closed: threading.Event = field(default_factory=threading.Event)
@@ -74,7 +83,15 @@ class Session:
 
     def put(self, items: Iterable[Message | Wanted]) -> None:
         with self.more:
+            if not self.is_open:
+                return
             self.outbox.extend(items)
+            if len(self.outbox) > MOST_WAITING:
+                log.warning(
+                    "a peer asks for more than it takes: more than %d messages and files wait for it", MOST_WAITING
+                )
+                self.outbox.clear()
+                self.closed.set()
             self.more.notify()
 
     def close(self) -> None:
@@ -296,6 +313,10 @@ class Replicator:
             return
         if isinstance(message, Hello) and session.identity not in (None, message.node):
             raise ReplicationError(f"node {message.node} has the certificate of {session.identity}")
+        if isinstance(message, NotThere):
+            with session.files:  # it may have gone in the middle
+                if (incoming := session.incoming.pop(message.name, None)) is not None:
+                    self._abandon(incoming)
         with self._lock:
             self._act(self._replica.received(session.id, message))
 
@@ -309,24 +330,36 @@ class Replicator:
                     return
                 item = session.outbox.popleft()
             if isinstance(item, Wanted):
-                yield from self._file_frames(item, encoder)
+                yield from self._file_frames(session, item, encoder)
             else:
                 yield from encoder.frames(item)
 
-    def _file_frames(self, wanted: Wanted, encoder: Encoder) -> Iterator[pb.Frame]:
+    def _file_frames(self, session: Session, wanted: Wanted, encoder: Encoder) -> Iterator[pb.Frame]:
         held = wanted.held
+        if held.name in session.sent and held.name not in session.doubted and not wanted.offset:
+            session.doubted.add(held.name)
+            self._doubt(held)  # it was of no use there; or it is lost again, or was not wanted before
+        session.sent.append(held.name)
         try:
             with open(self._root / held.name, "rb") as file:
+                size_bytes = os.fstat(file.fileno()).st_size
+                if size_bytes != held.size_bytes:
+                    raise OSError(errno.EIO, f"the file has {size_bytes} bytes, and had {held.size_bytes}")
                 yield from encoder.chunks(wanted, file)
         except FileNotFoundError:
             yield from encoder.frames(NotThere(held.name))  # merged since it was asked for
             return
         except OSError as error:
             log.warning("cannot send %s: %s", held.name, error)  # the other side asks again, here or elsewhere
+            self._doubt(held)
             yield from encoder.frames(NotThere(held.name))
             return
         self.counters.sent_files += 1
         self.counters.sent_bytes += held.size_bytes - wanted.offset
+
+    def _doubt(self, held: Held) -> None:
+        id = layer_of(held.name)
+        self._node.doubt([] if id is None else [id], [PurePosixPath(held.name)] if id is None else [])
 
     def _act(self, effects: list[Effect]) -> None:
         """Called with the lock held; puts into queues, and nothing else."""
@@ -354,6 +387,9 @@ class Replicator:
                 return  # given up meanwhile, or not wanted
             incoming = self._begun(chunk.held) if chunk.offset else self._begin(chunk.held)
             if incoming is None:
+                if chunk.offset:  # what this is the rest of is gone: all of it is asked for again
+                    with self._lock:
+                        self._act(self._replica.fetch_failed(name))
                 return
             session.incoming[name] = incoming
         if chunk.held != incoming.held or chunk.offset != incoming.received_bytes:
@@ -462,14 +498,19 @@ class Replicator:
     # --- clock and questions ----------------------------------------------------------------------------------------
 
     def _run_clock(self) -> None:
+        name = threading.current_thread().name
         while not self._closing.wait(TICK_S):
-            try:
-                self._ask_node()
-            except NosyncError as error:  # a damaged manifest, say: peers must hear from this node all the same
-                self._node.problems[threading.current_thread().name] = str(error)
+            problem = ""
+            for step in (self._ask_node, self._tick):  # of a damaged manifest, say, peers must hear all the same
+                try:
+                    step()
+                except Exception as error:  # without this thread peers would take the node for dead
+                    problem = described(error)
+                    log.error("%s", problem, exc_info=not isinstance(error, NosyncError))
+            if problem:
+                self._node.problems[name] = problem
             else:
-                self._node.problems.pop(threading.current_thread().name, None)
-            self._tick()
+                self._node.problems.pop(name, None)
 
     def _ask_node(self) -> None:
         told, optional = self._node.safety.told(), self._node.optional_stages()
@@ -481,10 +522,9 @@ class Replicator:
             self._act(self._replica.tick(self._env.monotonic_s()))
             conflicts = self._replica.conflicts()
         self._drop_old_parts()
-        for name in [
-            n for n in self._node.problems if n.startswith(_CONFLICT) and n[len(_CONFLICT) :] not in conflicts
-        ]:
-            self._node.problems.pop(name, None)
+        for name in list(self._node.problems):  # in one go: other threads change it
+            if name.startswith(_CONFLICT) and name[len(_CONFLICT) :] not in conflicts:
+                self._node.problems.pop(name, None)
         for name, (node, ours, theirs) in conflicts.items():
             self._node.problems[_CONFLICT + name] = (
                 f"node {node} has other contents: digest {theirs[:16]} there, {ours[:16]} here; a stage is not "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -33,6 +34,8 @@ CHUNK_BYTES = 1 << 20
 MAX_FRAME_BYTES = 8 << 20
 HELD_PER_FRAME = 5_000
 LARGEST_FILE_BYTES = 1 << 40
+MOST_NAMES = 4_000_000
+"""Of one inventory, which comes in as many frames as it takes: twice what is asked for at once can be."""
 _LARGEST_SMALL_BYTES = 32 << 10
 _SAMPLES = 64
 _DICTIONARY_BYTES = 8 << 10
@@ -91,11 +94,14 @@ class Encoder:
             yield _frame(message)
 
     def chunks(self, wanted: Wanted, file: BinaryIO) -> Iterator[pb.Frame]:
-        """A file in pieces. Where a piece does not compress well, the rest is not tried."""
+        """A file in pieces. Where one does not compress well, the rest is not tried. Raises OSError where it ends early."""
         held, offset, pays = wanted.held, wanted.offset, True
         file.seek(offset)
         is_small = held.size_bytes <= _LARGEST_SMALL_BYTES
-        while data := file.read(CHUNK_BYTES):
+        while offset < held.size_bytes:
+            data = file.read(min(CHUNK_BYTES, held.size_bytes - offset))
+            if not data:
+                raise OSError(errno.EIO, f"the file ends after {offset} of {held.size_bytes} bytes")
             if is_small:
                 yield from self._learned_from(data)
             packed = (self._zip_small if is_small else self._zip).compress(data) if pays else b""
@@ -224,6 +230,8 @@ class Decoder:
             raise ReplicationError(f"a dictionary that is none: {error}") from error
 
     def _in_parts(self, frame: pb.Frame) -> InventoryIs | Summary | None:
+        if len(self._parts) + len(self._groups) > MOST_NAMES:
+            raise ReplicationError(f"an inventory that goes on after {MOST_NAMES:,} names")
         if frame.WhichOneof("kind") == "inventory":
             self._parts += [_checked(held) for held in frame.inventory.held]
             if not frame.inventory.last:

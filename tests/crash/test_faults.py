@@ -7,8 +7,10 @@ import os
 import shutil
 import stat
 import subprocess
+import threading
+import time
 from collections.abc import Iterator, Sequence
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from types import SimpleNamespace
 
 import pyarrow as pa
@@ -553,3 +555,27 @@ def test_a_merge_that_failed_is_done_with_the_next_look(open_store: OpenStore) -
         node.merge_once()
     assert node.merge_once()
     assert snapshot(store) == before
+
+
+def test_an_error_that_nobody_expected_ends_no_thread_of_the_node(
+    open_store: OpenStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Otherwise nothing would become durable any more, and nothing would say so."""
+    store = open_store(settings=nosync.StoreSettings(scan_interval_s=0.01, retry_s=0.01))
+    node = store.node
+    assert isinstance(node, Node)
+    whole, seen = node.small.sync, threading.Semaphore(0)
+
+    def broken() -> list[PurePosixPath]:
+        seen.release()
+        raise ZeroDivisionError("planted")
+
+    monkeypatch.setattr(node.small, "sync", broken)
+    assert all(seen.acquire(timeout=20) for _ in range(3)), "it goes on trying"
+    assert store.status().problems["nosync-durability"] == "unexpected ZeroDivisionError: planted"
+    monkeypatch.setattr(node.small, "sync", whole)
+    _one_more(store, 0)
+    end_s = time.monotonic() + 20
+    while (store.safe_point() != 0 or store.status().problems) and time.monotonic() < end_s:
+        time.sleep(0.01)
+    assert (store.safe_point(), store.status().problems) == (0, {})

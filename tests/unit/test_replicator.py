@@ -252,11 +252,18 @@ def test_what_a_full_disk_left_ends_no_session_and_no_clock(
     assert not receiver.replicator._parts
 
 
-def test_peers_hear_from_a_node_whose_manifests_are_damaged(
-    receiver: Receiver, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("error", "shown"),
+    [
+        (nosync.CorruptionError("bits were flipped"), "bits were flipped"),
+        (KeyError("x"), "unexpected KeyError: 'x'"),
+    ],
+)
+def test_peers_hear_from_a_node_that_cannot_read_its_manifests(
+    receiver: Receiver, monkeypatch: pytest.MonkeyPatch, error: Exception, shown: str
 ) -> None:
     def damaged() -> frozenset[str]:
-        raise nosync.CorruptionError("bits were flipped")
+        raise error
 
     monkeypatch.setattr(receiver.node, "optional_stages", damaged)
     ticks = threading.Semaphore(0)
@@ -264,9 +271,120 @@ def test_peers_hear_from_a_node_whose_manifests_are_damaged(
     receiver.replicator.start()
     try:
         assert all(ticks.acquire(timeout=10) for _ in range(3))
-        assert receiver.node.problems["nosync-replication"] == "bits were flipped"
+        assert receiver.node.problems["nosync-replication"] == shown
     finally:
         receiver.replicator.stop()
+
+
+class Sender(Receiver):
+    """Node n1, which holds a layer of several pieces that n2 wants."""
+
+    def __init__(self, root: Path, held: Held, path: Path) -> None:
+        super().__init__(root)
+        self.held, self.path = held, root / held.name
+        self.path.parent.mkdir(parents=True)
+        self.path.write_bytes(path.read_bytes())
+        self.node.sync()
+        assert self.durable == [held.name]
+
+    def asked(self) -> list[str]:
+        """What goes out when n2 wants the file: the kinds of the frames."""
+        self.session.outbox.clear()
+        one = pb.Held(name=self.held.name, digest=self.held.digest, size_bytes=self.held.size_bytes)
+        self.receive(pb.Frame(want=pb.Want(files=[one])))
+        found = []
+        for frame in self.replicator.frames_of(self.session):
+            if frame.WhichOneof("kind") in ("chunk", "not_there"):
+                found.append(str(frame.WhichOneof("kind")))
+            if not self.session.outbox and self.is_done(frame):
+                return found
+        return found
+
+    def is_done(self, frame: pb.Frame) -> bool:
+        return frame.HasField("not_there") or frame.chunk.offset + CHUNK_BYTES >= self.held.size_bytes
+
+
+@pytest.fixture
+def sender(tmp_path: Path, large: tuple[Held, Path]) -> Iterator[Sender]:
+    found = Sender(tmp_path / "n1", *large)
+    yield found
+    found.node.listener = None
+    found.node.abandon()
+
+
+@pytest.mark.parametrize("by_bytes", [-200_000, 5])
+def test_a_file_that_is_shorter_or_longer_than_it_was_is_not_sent_and_no_more_held(
+    sender: Sender, by_bytes: int
+) -> None:
+    """Sent as it is, the rest would be waited for, or the stream ended by bytes beyond the end, each time anew."""
+    contents = sender.path.read_bytes()
+    sender.path.write_bytes(contents[:by_bytes] if by_bytes < 0 else contents + b"x" * by_bytes)
+    assert sender.asked() == ["not_there"]
+    sender.node.settle()
+    assert sender.durable == []
+    assert len(list((sender.root / "quarantine").iterdir())) == 1
+    assert sender.session.is_open
+
+
+def test_a_file_that_is_asked_for_again_is_looked_at(sender: Sender) -> None:
+    """Who got it could not use it, perhaps for bits that were flipped here, of which nothing else would tell."""
+    with sender.path.open("r+b") as file:
+        file.seek(CHUNK_BYTES + 70_000)
+        file.write(b"flipped!")
+    assert set(sender.asked()) == {"chunk"}
+    sender.node.settle()
+    assert sender.durable == [sender.held.name], "asked for once, it may be whole"
+    sender.asked()
+    sender.node.settle()
+    assert sender.durable == []
+    assert sender.asked() == ["not_there"]
+
+
+def test_a_file_that_ends_in_the_middle_is_asked_for_anew(receiver: Receiver, large: tuple[Held, Path]) -> None:
+    held, path = large
+    receiver.announce(held)
+    receiver.send(held, path, most=2)
+    receiver.receive(pb.Frame(not_there=pb.NotThere(name=held.name)))
+    assert not list((receiver.root / "tmp").iterdir())
+    receiver.session.outbox.clear()
+    receiver.replicator._act(receiver.replicator._replica.tick(receiver.env.monotonic_s() + 5))
+    assert receiver.wanted() == [Wanted(held)]
+    receiver.send(held, path)
+    receiver.node.sync()
+    assert receiver.durable == [held.name]
+    assert receiver.replicator.counters.refused_files == 0
+
+
+def test_the_rest_of_what_is_gone_is_no_use(receiver: Receiver, large: tuple[Held, Path]) -> None:
+    """Without asking anew it would be waited for as long as anything else comes from there."""
+    held, path = large
+    receiver.announce(held)
+    receiver.send(held, path, most=2)
+    receiver.replicator.close_session(receiver.session)
+    receiver.connect()
+    receiver.announce(held)
+    receiver.replicator._drop_part(held.name)
+    receiver.send(held, path, offset=2 * CHUNK_BYTES)
+    receiver.session.outbox.clear()
+    receiver.replicator._act(receiver.replicator._replica.tick(receiver.env.monotonic_s() + 5))
+    assert receiver.wanted() == [Wanted(held)], "all of it, although pieces still come"
+
+
+def test_an_inventory_without_an_end_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("nosync.replication.wire.MOST_NAMES", 10)
+    decoder, roots = Decoder(), [pb.Group(name=f"layers/s/raw/{n}", root="1:0") for n in range(4)]
+    for _ in range(3):
+        assert decoder.decode(pb.Frame(summary=pb.Summary(groups=roots))) is None
+    with pytest.raises(nosync.ReplicationError, match="goes on after 10 names"):
+        decoder.decode(pb.Frame(summary=pb.Summary(groups=roots)))
+
+
+def test_who_asks_and_does_not_listen_is_let_go(receiver: Receiver, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("nosync.replication.replicator.MOST_WAITING", 50)
+    for n in range(60):
+        receiver.receive(pb.Frame(want=pb.Want(files=[pb.Held(name=f"branches/{n}.json", digest="0" * 64)])))
+    assert not receiver.session.is_open
+    assert not receiver.session.outbox
 
 
 def test_each_message_goes_out_at_once(receiver: Receiver) -> None:
