@@ -272,15 +272,19 @@ class LayerDirectory:
     def _schema_of_first(self, id: TraceId, available: Sequence[Description]) -> pa.Schema | None:
         return self.reader(LayerId(id, min(available))).schema if available else None
 
-    def fingerprint_of(self, stage: str) -> str:
-        """The only fingerprint that a stage was recorded with. Raises UnknownStageError for none or several."""
-        fingerprints = sorted({trace.fingerprint for trace in self.traces(stage)})
-        if len(fingerprints) == 1:
-            return fingerprints[0]
-        if not fingerprints:
+    def check_stage(self, stage: str) -> None:
+        """Raises UnknownStageError for a stage of which nothing was recorded."""
+        if not self.traces(stage):
             raise UnknownStageError(
                 f"no stage {stage!r} in {self.root}; recorded stages: {', '.join(self.stages()) or 'none'}"
             )
+
+    def fingerprint_of(self, stage: str) -> str:
+        """The only fingerprint that a stage was recorded with. Raises UnknownStageError for none or several."""
+        self.check_stage(stage)
+        fingerprints = sorted({trace.fingerprint for trace in self.traces(stage)})
+        if len(fingerprints) == 1:
+            return fingerprints[0]
         raise UnknownStageError(
             f"stage {stage!r} was recorded with several fingerprints ({', '.join(fingerprints)}): read a sealed timestamp"
         )

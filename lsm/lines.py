@@ -183,10 +183,17 @@ class Lines:
         with self._lock:
             return sorted(self._origins.get(trace, ()))
 
-    def first_origin(self, stage: str) -> Time | None:
-        """Where the first trace of a stage begins."""
+    def first_origin(self, trace: TraceId) -> Time | None:
+        """Where the first trace begins in which values of a trace's keys may be: any of the stage, or where the caller places
+        keys any of the shard.
+        """
+
+        def shares_keys(other: TraceId) -> bool:
+            placed = bool(trace.shard.count or other.shard.count)
+            return other.stage == trace.stage and (placed or other.shard == trace.shard)
+
         with self._lock:
-            return min((min(o) for trace, o in self._origins.items() if trace.stage == stage), default=None)
+            return min((min(o) for other, o in self._origins.items() if shares_keys(other)), default=None)
 
     def sealed_until(self, trace: TraceId) -> Time:
         """The end of the newest epoch whose manifest lists the trace; zero where none does."""
@@ -202,7 +209,8 @@ class Lines:
                 span.upper
                 for name in self.refs.names
                 for span in self._histories[self.refs.line_of(name).id].of(trace.stage)
-                if (span.fingerprint, span.shard_count, span.lower) == (trace.fingerprint, trace.shard.count, origin)
+                if (span.fingerprint, span.shard_count) == (trace.fingerprint, trace.shard.count)
+                and span.lower <= origin < span.upper
             ]
             return min((end for end in ends if end < reached), default=None)
 

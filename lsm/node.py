@@ -618,7 +618,7 @@ class Node(HasLedger):
         """
         with self._lock:
             available = list(self._records.get(trace, {}))
-        origins, first = self.lines.origins(trace), self.lines.first_origin(trace.stage)
+        origins, first = self.lines.origins(trace), self.lines.first_origin(trace)
         until, frontier = self.lines.sealed_until(trace), self.since()
         # Rounds of a loop are about to be dropped: the layer of their epoch stands for all of them.
         sealed = [d for d in available if d.upper <= until and not (round_of(d.lower) or round_of(d.upper))]
@@ -633,8 +633,8 @@ class Node(HasLedger):
                 if d.lower <= reached < d.upper:
                     reached = d.upper
             cover = choose_cover(trace, within, reached, END_OF_TIME, begin) if reached > begin else []
-            # Where another layout came first, older values of these keys lie in its layers.
-            bottom = not trace.shard.count or origin == first
+            # Where another layout, or another line, came first, older values of these keys lie in its layers.
+            bottom = origin == first
             left_at = self.lines.left_at(trace, origin, reached)
             since = frontier if left_at is None else min(frontier, pack(epoch_of(Time(left_at - 1))))
             ids = [LayerId(trace, d) for d in cover]

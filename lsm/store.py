@@ -47,14 +47,15 @@ from nosync.lsm.errors import (
     UnknownStageError,
 )
 from nosync.lsm.hashing import Hasher, hash32
-from nosync.lsm.history import View, views_of
-from nosync.lsm.layer import Description, LayerId, Shard, TraceId, check_name
+from nosync.lsm.history import View
+from nosync.lsm.layer import Description, LayerId, TraceId, check_name
 from nosync.lsm.ledger import is_whole, lost, safe_from
 from nosync.lsm.lines import Lines
 from nosync.lsm.manifest import Manifest
 from nosync.lsm.merge import RowFilter
 from nosync.lsm.node import Node
 from nosync.lsm.pins import Pin, read_pins
+from nosync.lsm.raw import raw_begin, raw_layers, raw_trace, raw_traces_at
 from nosync.lsm.release import NOTHING
 from nosync.lsm.roles import Missing, StoreNode
 from nosync.lsm.safety import SAFE_META
@@ -63,11 +64,10 @@ from nosync.lsm.settings import StoreSettings
 from nosync.lsm.status import BranchInfo, LayerStatus, StoreStatus, status_of, status_of_bad
 from nosync.lsm.timestamp import ZERO, Epoch, Time, end_of, epoch_of, last_of, pack
 from nosync.lsm.trace import Trace
+from nosync.lsm.views import stage_views
 from nosync.lsm.writer import Published, arrange
 
 BEFORE_FIRST_EPOCH = -1
-RAW_FINGERPRINT = "raw"
-"""The fingerprint of stages that are appended to directly, not computed by a dataflow."""
 
 
 def open_store(
@@ -110,7 +110,7 @@ class Store:
         self.settings = settings
         self._node = node
         self._next: dict[TraceId, int] = {}
-        self._schemas: dict[tuple[str, str], tuple[tuple[str, ...], pa.Schema]] = {}
+        self._schemas: dict[tuple[str, str], tuple[tuple[str, ...], pa.Schema]] = {}  # by line and stage
         self._seen: Lines | None = None  # of a read-only store; read once, and then what is new
         self._held = False  # what is new is left for later
         self._closed = False
@@ -147,10 +147,10 @@ class Store:
         DeterminismError when `t` was recorded with other rows, SchemaError, InvalidInputError, StorageError.
         """
         node = self.node
-        trace = TraceId(check_name(stage, "stage name"), RAW_FINGERPRINT, Shard(shard))
+        trace = raw_trace(self._lines(), check_name(stage, "stage name"), shard, t)
         id = LayerId(trace, Description.of_epoch(t))
         whose = f"stage {stage} shard {shard} timestamp {t}"
-        known = self._recorded_schema(stage, RAW_FINGERPRINT)
+        known = self._recorded_schema(stage)
         if key is None:
             if known is None:
                 raise InvalidInputError(
@@ -169,7 +169,7 @@ class Store:
         if known is not None:
             schema = unify_schemas(known[1], schema, whose)
         published = self.directory.publish(id, arranged)
-        self._schemas[stage, RAW_FINGERPRINT] = (tuple(key), schema)
+        self._schemas[self._lines().line().id, stage] = (tuple(key), schema)
         self._next[trace] = max(t + 1, self._next.get(trace, 0))
         node.note([id])
         return published
@@ -178,7 +178,8 @@ class Store:
         t = epoch_of(id.description.lower)
         if self._next.get(id.trace) != t:
             available = self.directory.descriptions(id.trace)
-            self._next[id.trace] = max((epoch_of(d.upper) for d in available), default=t)
+            begin = raw_begin(self._lines(), id.trace)
+            self._next[id.trace] = max((epoch_of(d.upper) for d in available), default=t if begin is None else begin)
             if any(d.lower <= id.description.lower < d.upper and d != id.description for d in available):
                 raise OutOfOrderError(
                     f"{whose}: already recorded, and merged since; the next timestamp is {self._next[id.trace]}"
@@ -194,18 +195,16 @@ class Store:
                 f"{whose}: timestamp {t} is sealed without this layer; sealed timestamps never change"
             )
 
-    def _recorded_schema(self, stage: str, fingerprint: str) -> tuple[tuple[str, ...], pa.Schema] | None:
-        known = self._schemas.get((stage, fingerprint))
-        if known is None:
-            for trace in self.directory.traces(stage):
-                descriptions = self.directory.descriptions(trace)
-                if trace.fingerprint == fingerprint and descriptions:
-                    reader = self.directory.reader(LayerId(trace, max(descriptions, key=lambda d: (d.upper, d.since))))
-                    schema = reader.schema if known is None else unify_schemas(reader.schema, known[1], str(trace))
-                    known = (reader.info.key, schema)
-            if known is not None:
-                self._schemas[stage, fingerprint] = known
-        return known
+    def _recorded_schema(self, stage: str) -> tuple[tuple[str, ...], pa.Schema] | None:
+        """The key and the columns of a stage that is appended to, on the main line; None for a new one."""
+        at = (self._lines().line().id, stage)
+        if at not in self._schemas:
+            for id in raw_layers(self._lines(), self.directory, stage):
+                reader = self.directory.reader(id)
+                before = self._schemas.get(at)
+                schema = reader.schema if before is None else unify_schemas(reader.schema, before[1], str(id.trace))
+                self._schemas[at] = (reader.info.key, schema)
+        return self._schemas.get(at)
 
     def seal(self, t: int, *, fill_missing: bool = False) -> Manifest:
         """Declares epoch `t` complete: every stage and shard known so far has recorded its layer at `t`.
@@ -217,12 +216,10 @@ class Store:
         self.node.check_sealable(t)
         ids: list[LayerId] = []
         absent: list[LayerId] = []
-        for trace in self.directory.traces():
-            if trace.fingerprint != RAW_FINGERPRINT:
-                continue
+        for trace in raw_traces_at(self._lines(), self.directory, t):
             id = LayerId(trace, Description.of_epoch(t))
             available = self.directory.descriptions(trace)
-            if min((d.lower for d in available), default=id.description.upper) > id.description.lower:
+            if available and min(d.lower for d in available) > id.description.lower:
                 continue  # the trace begins later
             covered = any(d.lower <= id.description.lower < d.upper for d in available)
             (ids if covered else absent).append(id)
@@ -234,8 +231,8 @@ class Store:
         if not ids and not absent:
             raise NotAvailableError(f"cannot seal {t}: nothing was recorded yet")
         for id in absent:
-            known = self._recorded_schema(id.trace.stage, RAW_FINGERPRINT)
-            assert known is not None, "the trace has layers"
+            known = self._recorded_schema(id.trace.stage)
+            assert known is not None, "the trace, or the one that it goes on from, has layers"
             self.append(id.trace.stage, shard=id.trace.shard.index, t=t, rows=known[1].empty_table())
         return self.node.seal(t, [*ids, *absent])
 
@@ -349,28 +346,13 @@ class Store:
 
     def _views(self, stage: str, t: int, shard: int | None, branch: str) -> list[View]:
         """What the stage's state as of an epoch is made of, by shard."""
-        views = self._all_views(stage, t, branch)
+        views = stage_views(self.directory, self._lines(), stage, t, branch)
         chosen = [view for view in views if shard is None or view.id.shard.index == shard]
         if not chosen:
             raise UnknownStageError(
                 f"stage {stage} has no shard {shard}; it has {', '.join(str(view.id.shard) for view in views)}"
             )
         return chosen
-
-    def _all_views(self, stage: str, t: int, branch: str) -> list[View]:
-        check_name(stage, "stage name")
-        lines = self._lines()
-        sealed = lines.manifest(t, branch)
-        entries = [e for e in sealed.entries if e.id.trace.stage == stage] if sealed else []
-        history = lines.histories(branch).get(stage, ())
-        if entries and entries[0].id.trace.shard.count and len(history) > 1:
-            log = not self.directory.reader_of_any(entries[0].id.trace).info.key
-            return views_of(history, stage, pack(t), self.directory.key_groups, log=log)
-        ids = sorted({e.id.trace for e in entries})
-        if not ids:
-            fingerprint = self.directory.fingerprint_of(stage)
-            ids = [trace for trace in self.directory.traces(stage) if trace.fingerprint == fingerprint]
-        return [View(id, self._node.origin(id) if self._node else None) for id in ids]
 
     def _trace(self, view: View, as_of: int, exact_from: int | None = None) -> Trace:
         exact = last_of(as_of if exact_from is None else exact_from)
@@ -529,7 +511,7 @@ class Store:
     def compact(self, stage: str | None = None, progress: Callable[[int], None] | None = None) -> int:
         """Merges every trace (of one stage, or of all) into a single layer now. Returns the number of merges."""
         if stage is not None:
-            self.directory.fingerprint_of(stage)
+            self.directory.check_stage(stage)
         done = 0
         for done in self.node.compact(stage):
             if progress:

@@ -178,7 +178,7 @@ def layers(path: Path, stage: str | None, as_json: bool) -> None:
     """List the layer files: which stage, shard and epochs each covers, its size, level and digest."""
     with read_only(path) as store:
         if stage is not None:
-            store.directory.fingerprint_of(stage)
+            store.directory.check_stage(stage)
         found = [layer for layer in store.layers() if stage is None or layer.stage == stage]
     if as_json:
         print_json([dataclasses.asdict(layer) for layer in found])

@@ -1,4 +1,4 @@
-"""The store against a dict of dicts: any sequence of appends, seals, reads, merges, pins, crashes and power cuts."""
+"""The store against a dict of dicts: any sequence of appends, seals, reads, merges, rewinds, pins, crashes and power cuts."""
 
 from __future__ import annotations
 
@@ -22,7 +22,10 @@ KEY = ["k"]
 
 
 class StoreMachine(RuleBasedStateMachine):
-    """`states[t]` is what the store must say of epoch t; `acked` is the safe point before the last crash."""
+    """`states[t]` is what the store must say of epoch t, `kept` what it must say of branches that a rewind left.
+
+    `merged_until`: before this epoch history may have been merged away before the last rewind.
+    """
 
     @initialize(retain=st.sampled_from([None, 0, 2, 5]), collide=st.booleans())
     def start(self, retain: int | None, collide: bool) -> None:
@@ -31,6 +34,8 @@ class StoreMachine(RuleBasedStateMachine):
         self.retain, self.hasher = retain, colliding if collide else None
         self.states: dict[int, State] = {-1: {}}
         self.pins: dict[str, int] = {}
+        self.kept: dict[str, dict[int, State]] = {}
+        self.merged_until = self.names = 0
         self.open()
 
     def open(self) -> None:
@@ -54,7 +59,7 @@ class StoreMachine(RuleBasedStateMachine):
 
     def readable(self) -> range:
         held = [self.last if self.retain is None else self.last - self.retain, *self.pins.values()]
-        return range(0 if self.retain is None else max(0, min(held)), self.last + 1)
+        return range(0 if self.retain is None else max(self.merged_until, min(held)), self.last + 1)
 
     @rule(rows=st.dictionaries(KEYS, st.integers(-9, 9), max_size=6), deletes=st.sets(KEYS, max_size=3))
     def epoch(self, rows: dict[int, int], deletes: set[int]) -> None:
@@ -105,6 +110,34 @@ class StoreMachine(RuleBasedStateMachine):
         with pytest.raises(nosync.NotAvailableError):
             self.store.read("kv", as_of=self.last + 1)
 
+    @precondition(lambda self: self.last >= 0)
+    @rule(data=st.data(), keep=st.booleans())
+    def rewind(self, data: st.DataObject, keep: bool) -> None:
+        """Other rows than before may come after it, in the same shards; what was left stays as it was."""
+        since = max(self.merged_until, self.store.since())
+        t = data.draw(st.integers(min(since, self.last), self.last))
+        self.names += 1
+        name = f"kept-{self.names}"
+        if keep:
+            self.kept[name] = dict(self.states)
+        self.store.rewind(t, name if keep else "")
+        self.merged_until = since
+        self.states = {at: state for at, state in self.states.items() if at <= t}
+
+    @precondition(lambda self: self.kept)
+    @rule(data=st.data(), delete=st.booleans())
+    def read_what_was_kept(self, data: st.DataObject, delete: bool) -> None:
+        name = data.draw(st.sampled_from(sorted(self.kept)))
+        states = self.kept[name]
+        last = max(states)
+        assert state_of(self.store.read("kv", branch=name), KEY) == states[last]
+        with pytest.raises(nosync.NotAvailableError):
+            self.store.read("kv", as_of=last + 1, branch=name)
+        if delete:
+            self.store.delete_branch(name)
+            self.store.node.collect_garbage()
+            del self.kept[name]
+
     @rule()
     def merge(self) -> None:
         self.store.sync()
@@ -123,7 +156,7 @@ class StoreMachine(RuleBasedStateMachine):
             del self.pins[name]
         else:
             # What a pin can hold is what is kept now: merges may have been lazy, but promise no more.
-            t = data.draw(st.integers(self.store.since(), self.last))
+            t = data.draw(st.integers(max(self.merged_until, self.store.since()), self.last))
             self.store.pin(name, t)
             self.pins[name] = t
 
@@ -164,7 +197,7 @@ class StoreMachine(RuleBasedStateMachine):
             self.check_readable_up_to(-1 if safe is None else safe)
             self.store.close()
             shutil.rmtree(self.root / "s")
-            self.states, self.pins = {-1: {}}, {}
+            self.states, self.pins, self.kept, self.merged_until = {-1: {}}, {}, {}, 0
             self.open()
 
     def check_readable_up_to(self, safe: int) -> None:

@@ -164,10 +164,15 @@ def test_rewinding_and_promoting(spark: SparkSession, open_store: OpenStore, tmp
     assert kept == "before-rewind-1"
     assert (job.last_sealed(), withdrawn) == (1, [1])
     assert sorted(p.name for p in (tmp_path / "out").iterdir()) == ["epoch=0", "epoch=1"]
+    for t in (2, 3):
+        with pytest.raises(nosync.NotAvailableError, match="branch main is sealed up to 1"):
+            store.read("sums", as_of=t)
     job.advance(2, rows(spark, 2, salt=3))
     other = nosync.Job(make_flow(), store, spark=spark, shards=2, branch=kept)
     assert state(other, "sums", 3) == future, "the abandoned future is a branch"
     assert state(job, "sums", 2) != state(other, "sums", 2)
+    store.compact("sums")
+    assert state(other, "sums", 3) == future
     assert delivered == [0, 1, 2, 3, 2]
 
     fix = job.branch("fix", at=1, replace={"kept": even})
@@ -246,6 +251,8 @@ def test_branches_that_cannot_be(spark: SparkSession, open_store: OpenStore) -> 
 
     more = job.branch("more", at=0, add=lambda f: f["kept"].aggregate("added", key=["n"], words=nosync.count()))
     more.replay()
+    with pytest.raises(nosync.UnknownStageError, match="branch main has no stage added"):
+        store.read("added")
     assert sum(r.words for r in more.read("added").collect()) == job.read("kept").count() - job.read("kept", 0).count()
 
 

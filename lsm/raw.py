@@ -1,0 +1,97 @@
+"""Stages that are appended to directly (`Store.append`), not computed by a dataflow: which traces their layers are in.
+
+Invariants
+- The caller places keys, so each shard is a stage of its own, and may begin at another epoch than the others.
+- After a rewind the main line is another line, whose epochs may be given other rows than the ones they replace. So each line has
+  traces of its own: the state of a shard is what it was on the lines before, up to where they were left, and its own layers
+  from then on.
+"""
+
+from __future__ import annotations
+
+from nosync.lsm.branches import Line
+from nosync.lsm.directory import LayerDirectory
+from nosync.lsm.history import Part, View
+from nosync.lsm.layer import LayerId, Shard, TraceId
+from nosync.lsm.lines import Lines
+from nosync.lsm.manifest import MAIN_LINE, Entry, Manifest
+from nosync.lsm.timestamp import END_OF_TIME, Epoch, Time, end_of, epoch_of, pack
+
+RAW_FINGERPRINT = "raw"
+"""On the first line; on another one its id comes after it."""
+
+
+def raw_fingerprint(line: Line) -> str:
+    """Of the raw layers that a line has of its own."""
+    return RAW_FINGERPRINT if line.id == MAIN_LINE else f"{RAW_FINGERPRINT}-{line.id}"
+
+
+def raw_traces(lines: Lines, directory: LayerDirectory, stage: str, branch: str) -> list[TraceId]:
+    """Those of a stage that a branch's line has of its own, sealed or not."""
+    fingerprint = raw_fingerprint(lines.line(branch))
+    return [t for t in directory.traces(stage) if t.fingerprint == fingerprint and not t.shard.count]
+
+
+def raw_trace(lines: Lines, stage: str, index: int, t: int) -> TraceId:
+    """Where the layer of a shard at an epoch of the main line is, or goes."""
+    for trace in _listed(lines.manifest(t)):
+        if (trace.stage, trace.shard.index) == (stage, index):
+            return trace
+    return TraceId(stage, raw_fingerprint(lines.line()), Shard(index))
+
+
+def raw_traces_at(lines: Lines, directory: LayerDirectory, t: int) -> list[TraceId]:
+    """Of all stages and shards that are known at an epoch of the main line."""
+    sealed, last = lines.manifest(t), lines.last_sealed()
+    if sealed is not None:
+        return list(_listed(sealed))
+    fingerprint = raw_fingerprint(lines.line())
+    found = {TraceId(trace.stage, fingerprint, trace.shard) for trace in _listed(_at(lines, last))}
+    return sorted(found.union(trace for trace in directory.traces() if trace.fingerprint == fingerprint))
+
+
+def raw_begin(lines: Lines, trace: TraceId) -> Epoch | None:
+    """The first epoch of a trace that goes on where one of another line was left; None for one that does not."""
+    last = lines.last_sealed()
+    before = [t for t in _listed(_at(lines, last)) if (t.stage, t.shard) == (trace.stage, trace.shard)]
+    return None if last is None or not before or trace in before else Epoch(last + 1)
+
+
+def raw_layers(lines: Lines, directory: LayerDirectory, stage: str) -> list[LayerId]:
+    """The newest layer of each trace that holds rows of a stage on the main line: they say which columns it has."""
+    found = []
+    lineage = lines.refs.lineage(lines.line().id)
+    for line, child in zip(lineage, [*lineage[1:], None], strict=True):
+        end = END_OF_TIME if child is None or child.at is None else end_of(child.at)
+        for trace in directory.traces(stage):
+            if trace.fingerprint == raw_fingerprint(line) and not trace.shard.count:
+                known = [d for d in directory.descriptions(trace) if d.lower < end]
+                found += [LayerId(trace, max(known, key=lambda d: (d.upper, d.since)))] if known else []
+    return found
+
+
+def raw_view(lines: Lines, branch: str, id: TraceId, t: int) -> View:
+    """What the state of a shard at an epoch is made of. `id`: its trace then."""
+    last, manifests = lines.last_sealed(branch), lines.manifests(branch)
+    base = []
+    for span in lines.histories(branch).get(id.stage, ()):
+        if last is None or span.fingerprint == id.fingerprint or span.lower > pack(t):
+            continue
+        upper, trace = min(span.upper, end_of(last)), TraceId(id.stage, span.fingerprint, id.shard)
+        origin = _listed(manifests.get(epoch_of(Time(upper - 1)))).get(trace)
+        if origin is not None:
+            base.append(Part(trace, origin, upper))
+    origin = _listed(manifests.get(Epoch(t))).get(id)
+    if origin is None:
+        origin = base[-1].upper if base else min(lines.origins(id), default=None)
+    return View(id, origin, base=tuple(base))
+
+
+def _at(lines: Lines, t: int | None) -> Manifest | None:
+    return None if t is None else lines.manifest(t)
+
+
+def _listed(manifest: Manifest | None) -> dict[TraceId, Time]:
+    """The traces of raw layers in a manifest, each with where it begins."""
+    entries: tuple[Entry, ...] = manifest.entries if manifest is not None else ()
+    return {entry.id.trace: entry.origin for entry in entries if not entry.id.trace.shard.count}
