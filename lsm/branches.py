@@ -13,12 +13,12 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from nosync.lsm.env import Env, storage_errors
-from nosync.lsm.errors import InvalidInputError
+from nosync.lsm.errors import CorruptionError, InvalidInputError
 from nosync.lsm.layer import check_name
 from nosync.lsm.manifest import MAIN_LINE
 from nosync.lsm.sealed_json import publish_small, read_small, sync_published
@@ -46,6 +46,8 @@ class Refs:
     lines: Mapping[str, Line] = field(default_factory=lambda: {MAIN_LINE: Line(MAIN_LINE)})
     names: Mapping[str, str] = field(default_factory=lambda: {MAIN: MAIN_LINE})
     entries: int = 0
+    later: tuple[int, ...] = ()
+    """Entries that are there and do not count yet, because one before them is not: with peers it may be on its way."""
 
     def line_of(self, branch: str) -> Line:
         """Raises InvalidInputError naming the branches that there are."""
@@ -95,14 +97,31 @@ def read_refs(root: Path, env: Env) -> Refs:
     """Raises CorruptionError where an entry of the log is damaged."""
     refs = Refs()
     with storage_errors("list", root / BRANCHES):
-        numbers = sorted(int(name.removesuffix(".json")) for name in env.list_dir(root / BRANCHES))
+        stems = [name.removesuffix(".json") for name in env.list_dir(root / BRANCHES) if name.endswith(".json")]
+    numbers = sorted(int(stem) for stem in stems if stem.isdigit())
     for number in numbers:
+        if number != refs.entries + 1:
+            return replace(refs, later=tuple(n for n in numbers if n >= number))
         refs = refs.after(read_small(root / BRANCHES / f"{number}.json", env))
     return refs
 
 
+def missing_entry(root: Path, refs: Refs) -> str:
+    """What to say where one is missing in the middle."""
+    path = root / BRANCHES / f"{refs.entries + 1}.json"
+    return (
+        f"{path}: is missing, and entries after it are there ({', '.join(map(str, refs.later))}): which line is main depends on "
+        "it. Put it back, from a backup or another node"
+    )
+
+
 def append(root: Path, refs: Refs, entry: Mapping[str, Any], env: Env) -> Refs:
-    """Adds an entry to the log, durably. Raises InvalidInputError where another process added one meanwhile."""
+    """Adds an entry to the log, durably.
+
+    Raises InvalidInputError where another process added one meanwhile, CorruptionError where one is missing.
+    """
+    if refs.later:
+        raise CorruptionError(missing_entry(root, refs))
     path = root / BRANCHES / f"{refs.entries + 1}.json"
     if not publish_small(root, path, entry, env):
         raise InvalidInputError(f"{path}: another process changed the branches at the same moment; try again")

@@ -24,7 +24,7 @@ from pathlib import Path, PurePosixPath
 
 from rocksdict import AccessType, Options, Rdict, WriteBatch, WriteOptions
 
-from nosync.lsm.errors import CatalogError
+from nosync.lsm.errors import CatalogError, StoreLockedError
 from nosync.lsm.layer import Digest, LayerId, parse_path
 
 _LAYER = b"layer/"
@@ -48,13 +48,15 @@ def _rocksdb_errors(doing: str, path: Path) -> Iterator[None]:
     except CatalogError:
         raise
     except Exception as error:
+        if doing == "open" and f"{path.name}/LOCK" in str(error):  # it is in use, and not damaged
+            raise StoreLockedError(f"the catalog {path} is open already: close the store there ({error})") from error
         raise CatalogError(
             f"cannot {doing} the catalog {path}: {error}; it can be rebuilt from the layer files"
         ) from error
 
 
 class Catalog:
-    """Opened by one process at a time; RocksDB's own lock refuses a second one."""
+    """Opened by one process at a time; RocksDB's own lock refuses a second one, which is a StoreLockedError."""
 
     def __init__(self, path: Path, *, read_only: bool = False) -> None:
         self.path = path

@@ -18,6 +18,7 @@ Layout (docs/format.md):
 from __future__ import annotations
 
 import json
+import re
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -41,6 +42,7 @@ LAYERS, MANIFESTS, PINS, QUARANTINE, CATALOG = "layers", "manifests", "pins", "q
 MAX_KEY_GROUPS = 1 << 15
 DEFAULT_KEY_GROUPS = 128
 MAX_OPEN_LAYERS = 2048
+_TOKEN = re.compile(r"[0-9a-f]{16}\Z")
 _RELISTS = 5
 
 
@@ -61,7 +63,7 @@ def create_store(root: Path, key_groups: int, env: Env, *, store_id: str | None 
         raise InvalidInputError(f"key_groups is {key_groups}, expected 1 to {MAX_KEY_GROUPS}")
     with storage_errors("create the store", root):
         env.make_dirs(root)
-        foreign = [name for name in env.list_dir(root) if not name.startswith(".")]
+        foreign = [name for name in env.list_dir(root) if not name.startswith(".") and not _is_begun(root, name, env)]
         if foreign:
             raise NotAStoreError(
                 f"{root} is not a nosync store (it has no {MARKER} file) and is not empty ({', '.join(sorted(foreign)[:3])}, "
@@ -75,10 +77,21 @@ def create_store(root: Path, key_groups: int, env: Env, *, store_id: str | None 
         with env.create(temporary) as file:
             file.write(text.encode() + b"\n")
         env.sync_file(temporary)
-        env.link(temporary, root / MARKER)
+        try:
+            env.link(temporary, root / MARKER)
+        except FileExistsError:  # another process was a moment quicker
+            marker = read_marker(root, env)
         env.unlink(temporary)
         env.sync_dir(root)
     return marker
+
+
+def _is_begun(root: Path, name: str, env: Env) -> bool:
+    """Whether a directory is one that making a store left, which was interrupted or is going on in another process."""
+    inside = env.list_dir(root / name)
+    if name == TEMPORARY_DIRECTORY:
+        return all(_TOKEN.match(one) for one in inside)
+    return name in (LAYERS, MANIFESTS, PINS, QUARANTINE) and not inside
 
 
 def read_marker(root: Path, env: Env) -> Marker:

@@ -67,10 +67,10 @@ class Env:
         path.mkdir(parents=True, exist_ok=True)
 
     def list_dir(self, path: Path) -> list[str]:
-        """Names in a directory, in no order; none where the directory does not exist."""
+        """Names in a directory, in no order; none where it does not exist, or is a file that somebody put there."""
         try:
             return os.listdir(path)
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):
             return []
 
     def changed_ns(self, path: Path) -> int:

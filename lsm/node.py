@@ -19,10 +19,11 @@ import itertools
 import logging
 import threading
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from nosync.lsm.branches import BRANCHES, MAIN
+from nosync.lsm.branches import BRANCHES, MAIN, missing_entry
 from nosync.lsm.catalog import Catalog, Record, set_aside
 from nosync.lsm.compactor import Chain, Compactor
 from nosync.lsm.directory import CATALOG, QUARANTINE, LayerDirectory, Marker
@@ -97,8 +98,12 @@ class Node(HasLedger):
         self._directory_lock = DirectoryLock(directory.root)
         try:
             self._catalog = self._open_catalog(marker)
-            self.safety = Safety(self, self._catalog, self._lock, self._env, replicated=replicated)
-            self._start()
+            try:
+                self.safety = Safety(self, self._catalog, self._lock, self._env, replicated=replicated)
+                self._start()
+            except BaseException:
+                self._catalog.close()
+                raise
         except BaseException:
             self._directory_lock.release()
             raise
@@ -142,8 +147,11 @@ class Node(HasLedger):
         root = self.directory.root
         with storage_errors("clean", root / TEMPORARY_DIRECTORY):
             for name in self._env.list_dir(root / TEMPORARY_DIRECTORY):
-                self._env.unlink(root / TEMPORARY_DIRECTORY / name)
+                with suppress(IsADirectoryError):  # nothing of ours
+                    self._env.unlink(root / TEMPORARY_DIRECTORY / name)
         self.ledger = Ledger(self.directory)
+        if self.lines.refs.later and not self._replicated:  # with peers they may still be on their way
+            raise CorruptionError(missing_entry(root, self.lines.refs))
         for error in self.lines.errors:
             self._quarantine_file(Path(str(error).split(":", 1)[0]), "manifest", error)
         self.small.note(self.small.listed())

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import PurePosixPath
 
-from nosync.lsm.branches import read_refs
+from nosync.lsm.branches import missing_entry, read_refs
 from nosync.lsm.directory import LAYERS, MANIFESTS, LayerDirectory
 from nosync.lsm.errors import NosyncError
 from nosync.lsm.layer import parse_path
@@ -55,9 +55,10 @@ def verify_directory(directory: LayerDirectory, progress: Callable[[int, int], N
         sealed = Sealed(line, root, env)
         errors += [str(error) for error in read_sealed(sealed, root, env)]
         manifests += len(sealed)
-    for small_files in (read_pins, read_refs):
-        try:
-            small_files(root, env)
-        except NosyncError as error:
-            errors.append(str(error))
+    try:
+        read_pins(root, env)
+        refs = read_refs(root, env)
+        errors += [missing_entry(root, refs)] if refs.later else []
+    except NosyncError as error:
+        errors.append(str(error))
     return VerifyReport(layers, manifests, size, tuple(errors))

@@ -19,6 +19,7 @@ from typing import NewType
 from blake3 import blake3
 
 from nosync.lsm.archive import parse_name
+from nosync.lsm.branches import BRANCHES
 from nosync.lsm.directory import MANIFESTS
 from nosync.lsm.layer import Description, LayerId, parse_path
 from nosync.lsm.timestamp import MAX_EPOCH, Time, end_of, pack
@@ -266,7 +267,7 @@ def missing_of_trace(mine: Mapping[Description, str], theirs: Inventory, trace: 
 
 
 def in_order(wanted: Iterable[Held]) -> list[Held]:
-    """The log of branches first, then the oldest epochs, and each manifest after its layers."""
+    """The log of branches first, as it was written, then the oldest epochs, and each manifest after its layers."""
     return sorted(wanted, key=lambda held: _order(held.name))
 
 
@@ -284,7 +285,10 @@ def _order(name: str) -> tuple[int, int, str]:
     if id is not None:
         return (int(id.description.upper), 0, name)
     span = epochs_of(name)
-    return (-1, 0, name) if span is None else (int(end_of(span[2])), 1, name)
+    if span is not None:
+        return int(end_of(span[2])), 1, name
+    number = name.removeprefix(f"{BRANCHES}/").removesuffix(".json")
+    return (-2, int(number), name) if number.isdigit() else (-1, 0, name)
 
 
 def keepers(trace: str, members: Iterable[NodeId], replicas: int) -> list[NodeId]:

@@ -579,3 +579,39 @@ def test_an_error_that_nobody_expected_ends_no_thread_of_the_node(
     while (store.safe_point() != 0 or store.status().problems) and time.monotonic() < end_s:
         time.sleep(0.01)
     assert (store.safe_point(), store.status().problems) == (0, {})
+
+
+def test_a_start_that_failed_takes_nothing_from_the_next(open_store: OpenStore) -> None:
+    """An index that the failed start left open is in use, and not damaged: it knows what was acknowledged."""
+    env = FaultyEnv()
+    store = filled(open_store, env=env)
+    store.sync()
+    node = store.node
+    assert isinstance(node, Node)
+    incarnation, root = node.incarnation, store.directory.root
+    store.close()
+    env.fail("map", errno.EIO, times=1)
+    with pytest.raises(nosync.StorageError):
+        open_store(env=env)
+    again = open_store(env=env)
+    assert isinstance(again.node, Node)
+    assert again.node.incarnation == incarnation
+    assert not list(root.glob("catalog.damaged-*"))
+    with pytest.raises(nosync.StoreLockedError, match="is open already"):
+        Catalog(root / "catalog")
+
+
+def test_an_entry_of_the_log_of_branches_that_is_lost_is_named(open_store: OpenStore, tmp_path: Path) -> None:
+    store = filled(open_store)
+    for name in "abc":
+        store.node.create_branch(name, "main", 2, [])
+    store.close()
+    second = tmp_path / "store" / "branches" / "2.json"
+    second.rename(tmp_path / "aside")
+    with pytest.raises(nosync.CorruptionError, match=r"2\.json: is missing, and entries after it are there \(3\)"):
+        open_store()
+    reader = open_store(read_only=True)
+    assert sorted(reader.branches()) == ["a", "main"]
+    assert any("2.json: is missing" in error for error in reader.verify().errors)
+    (tmp_path / "aside").rename(second)
+    assert sorted(open_store().branches()) == ["a", "b", "c", "main"]

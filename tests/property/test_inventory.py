@@ -86,9 +86,20 @@ def test_a_manifest_comes_after_its_layers_and_the_log_first() -> None:
     files = [
         Held("manifests/main/10.json", "m"), Held("manifests/main/2.json", "m"), held(Description(pack(10), pack(11))),
         held(Description(pack(2), pack(3))), Held("branches/1.json", "b"), held(Description(pack(0), pack(3))),
+        Held("branches/10.json", "b"), Held("branches/9.json", "b"), Held("pins/p-0.json", "p"),
     ]  # fmt: skip
     names = [file.name.rpartition("/")[2] for file in in_order(files)]
-    assert names == ["1.json", "0-3-0.layer", "2-3-0.layer", "2.json", "10-11-0.layer", "10.json"]
+    assert names == [
+        "1.json",
+        "9.json",
+        "10.json",
+        "p-0.json",
+        "0-3-0.layer",
+        "2-3-0.layer",
+        "2.json",
+        "10-11-0.layer",
+        "10.json",
+    ]
 
 
 def test_rendezvous_spreads_evenly_and_moves_little() -> None:

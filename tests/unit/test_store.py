@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import os
+import secrets
 import subprocess
 import sys
 import threading
@@ -17,6 +18,7 @@ import pytest
 
 import nosync
 from nosync.lsm.compactor import Chain
+from nosync.lsm.directory import create_store
 from nosync.lsm.env import Env
 from nosync.lsm.hashing import hash32
 from nosync.lsm.layer import Description, LayerId, Shard, TraceId
@@ -329,6 +331,46 @@ def test_directories_that_are_no_stores(tmp_path: Path) -> None:
         nosync.open(tmp_path / "nothing", read_only=True)
     with pytest.raises(nosync.NotAStoreError, match="is a file"):
         nosync.open(foreign / "data.csv")
+
+
+def test_what_others_put_beside_our_files_is_left_alone(open_store: OpenStore, tmp_path: Path) -> None:
+    filled(open_store).close()
+    root = tmp_path / "store"
+    for place in ("layers", "layers/counts", "layers/counts/raw", "layers/counts/raw/0", "manifests", "manifests/main"):
+        (root / place / ".DS_Store").write_text("junk")
+    for name in ("branches/.DS_Store", "branches/notes.json", "pins/.DS_Store", "sinks/.DS_Store", "tmp/mine/notes"):
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_text("junk")
+    store = open_store()
+    assert store.read("counts").num_rows
+    store.compact()
+    assert not store.status().problems
+    assert {Path(error.split(":")[0]).name for error in store.verify().errors} == {".DS_Store"}, "said, and no more"
+    assert (root / "tmp/mine/notes").exists()
+
+
+def test_making_a_store_may_be_interrupted(tmp_path: Path) -> None:
+    for name in ("layers", "manifests", "tmp"):
+        (tmp_path / "s" / name).mkdir(parents=True)
+    (tmp_path / "s" / "tmp" / secrets.token_hex(8)).write_text("half of a mar")
+    with nosync.open(tmp_path / "s") as store:
+        assert store.last_sealed() is None
+    for name in ("tmp/notes", "layers/notes", "other/notes"):
+        (tmp_path / name / name).parent.mkdir(parents=True)
+        (tmp_path / name / name).write_text("not of a store")
+        with pytest.raises(nosync.NotAStoreError, match="is not empty"):
+            nosync.open(tmp_path / name)
+        assert (tmp_path / name / name).read_text() == "not of a store"
+
+
+def test_of_two_that_make_a_store_both_have_the_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Slow(Env):
+        def link(self, source: Path, target: Path) -> None:
+            if not target.exists():
+                create_store(tmp_path / "s", 16, Env(), store_id="quicker")
+            super().link(source, target)
+
+    assert create_store(tmp_path / "s", 16, Slow()).store_id == "quicker"
 
 
 def test_a_newer_store_format(tmp_path: Path) -> None:
