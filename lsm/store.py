@@ -51,6 +51,7 @@ from nosync.lsm.history import View
 from nosync.lsm.layer import Description, LayerId, TraceId, check_name
 from nosync.lsm.ledger import is_whole, lost, safe_from
 from nosync.lsm.lines import Lines
+from nosync.lsm.local_path import local_path
 from nosync.lsm.manifest import Manifest
 from nosync.lsm.merge import RowFilter
 from nosync.lsm.node import Node
@@ -87,7 +88,7 @@ def open_store(
     Raises NotAStoreError for a directory of something else, StoreLockedError where another process is its
     node, FormatVersionError for a newer store, StorageError where the disk refuses.
     """
-    root, env = Path(path), env or Env()
+    root, env = local_path(path), env or Env()
     settings = settings or StoreSettings()
     if retain is not None:
         settings = replace(settings, retain=retain)

@@ -306,12 +306,13 @@ class Job:
         `first`: the epoch of the checkpoint's first batch, such as the one after a backfill; the same at each start.
         The sources must be replayable, as for any exactly-once query. Sinks are part of the Job.
         """
-        from nosync.spark.stream import start_stream  # noqa: PLC0415
+        from nosync.spark.stream import is_there, start_stream  # noqa: PLC0415
 
         checked = self._check_inputs(inputs)
         pack(first)
         last = self._node.last_sealed(self.branch_name)
-        check_stream(checkpoint, first, last, None if last is None else streamed_from(self._manifest(last)))
+        before = None if last is None else streamed_from(self._manifest(last))
+        check_stream(checkpoint, first, last, before, lambda: is_there(self._spark, checkpoint))
 
         def run_batch(batch: int, rows: Mapping[str, DataFrame]) -> EpochReport:
             t, newest = first + batch, self._node.last_sealed(self.branch_name)

@@ -8,6 +8,7 @@ from nosync.lsm.directory import read_marker
 from nosync.lsm.env import Env
 from nosync.lsm.errors import InvalidInputError, ReplicationError, StoreLockedError
 from nosync.lsm.hashing import Hasher, hash32
+from nosync.lsm.local_path import local_path
 from nosync.lsm.settings import StoreSettings
 from nosync.lsm.store import Store, open_store
 
@@ -27,17 +28,18 @@ def open(
     Where a daemon owns the directory the store works beside it: writing is the same, and the daemon makes durable,
     replicates and merges.
 
-    `retain`: epochs of history to keep readable (None: all). `key_groups` (default 128): the most shards a stage can ever
-    have; fixed when the store is made. `read_only`: no node, no lock, no writing; works beside the writer.
-    Raises NotAStoreError for a directory of something else, StoreLockedError where another process is its
-    node, FormatVersionError for a newer store, StorageError where the disk refuses.
+    `path`: a directory of this host. `retain`: epochs of history to keep readable (None: all). `key_groups` (default 128): the
+    most shards a stage can ever have; fixed when the store is made. `read_only`: no node, no lock, no writing; works beside the
+    writer. Raises InvalidInputError for an address or a URI of another file system, NotAStoreError for a directory of something
+    else, StoreLockedError where another process is its node, FormatVersionError for a newer store, StorageError where the disk
+    refuses.
     """
     try:
         return open_store(
             path, retain=retain, key_groups=key_groups, read_only=read_only, settings=settings, env=env, hasher=hasher
         )
     except StoreLockedError as locked:
-        store = _beside_daemon(Path(path), env or Env(), hasher, locked)
+        store = _beside_daemon(local_path(path), env or Env(), hasher, locked)
         if retain is not None or (settings is not None and settings.retain is not None):
             store.close()
             raise InvalidInputError(

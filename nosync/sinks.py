@@ -18,14 +18,25 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
-from nosync.lsm.env import storage_errors
+from nosync.lsm.env import Env, storage_errors
 from nosync.lsm.errors import InvalidInputError
+from nosync.lsm.local_path import local_path
 from nosync.lsm.marks import Marks
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 PRECISE, AT_LEAST_ONCE, GAP = "precise", "at_least_once", "gap"
+
+
+_ENV = Env()
+
+
+def _sync(directory: Path) -> None:
+    for path in directory.iterdir():
+        if path.is_file():
+            _ENV.sync_file(path)
+    _ENV.sync_dir(directory)
 
 
 class Sink(Protocol):
@@ -51,6 +62,9 @@ class ParquetSink:
 
     path: str | Path
 
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "path", local_path(self.path))
+
     def deliver(self, changes: Callable[[], DataFrame], t: int, marks: Marks) -> bool:
         target = Path(self.path) / f"epoch={t}"
         if target.exists():
@@ -59,13 +73,16 @@ class ParquetSink:
         with storage_errors("write the output", target):
             if staged.exists():  # of an attempt that died
                 shutil.rmtree(staged)
-            changes().write.parquet(str(staged.absolute()))
+            changes().write.parquet(str(staged))
+            _sync(staged)  # what is there under its final name is never written again
             staged.rename(target)
+            _ENV.sync_dir(target.parent)
         return True
 
     def withdraw(self, after: int, marks: Marks) -> None:
         for target in Path(self.path).glob("epoch=*"):
-            if int(target.name.removeprefix("epoch=")) > after:
+            t = target.name.removeprefix("epoch=")
+            if t.isdigit() and int(t) > after:
                 with storage_errors("withdraw the output", target):
                     shutil.rmtree(target)
 

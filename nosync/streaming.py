@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 from nosync.lsm.errors import FlowError
@@ -16,14 +17,17 @@ def streamed_from(manifest: Manifest | None) -> int | None:
     return manifest.meta.get(STREAMS_FROM) if manifest is not None else None
 
 
-def check_stream(checkpoint: str | Path, first: int, last: int | None, before: int | None) -> None:
+def check_stream(
+    checkpoint: str | Path, first: int, last: int | None, before: int | None, exists: Callable[[], bool]
+) -> None:
     """Raises FlowError where the batches of a checkpoint would not follow the epochs that there are.
 
     `first`: the epoch of its first batch. `last`: the last sealed epoch, and `before` what `streamed_from` says of it.
+    `exists`: whether the checkpoint is there, which may be on a file system that only Spark reaches.
     """
     if last is None:
         return
-    if not Path(checkpoint).exists():
+    if not exists():
         if first != last + 1:
             raise FlowError(
                 f"the store is at epoch {last}, but {checkpoint} is a new checkpoint, whose first batch would be epoch "

@@ -11,7 +11,8 @@ from functools import reduce
 from pathlib import Path
 from typing import Any
 
-from pyspark.sql import DataFrame
+from py4j.protocol import Py4JJavaError
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.streaming.query import StreamingQuery
 
@@ -19,6 +20,16 @@ from nosync.lsm.errors import InvalidInputError
 
 _SOURCE = "_source"
 Advance = Callable[[int, Mapping[str, DataFrame]], object]
+
+
+def is_there(spark: SparkSession, path: str | Path) -> bool:
+    """Whether a path exists on the file system that Spark would find it on. Raises InvalidInputError where it reaches none."""
+    try:
+        jvm: Any = spark._jvm
+        found = jvm.org.apache.hadoop.fs.Path(str(path))
+        return bool(found.getFileSystem(spark._jsc.hadoopConfiguration()).exists(found))
+    except Py4JJavaError as error:
+        raise InvalidInputError(f"cannot look for {path}: {error.java_exception.getMessage()}") from None
 
 
 def start_stream(

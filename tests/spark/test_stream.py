@@ -60,9 +60,8 @@ def read_stream(spark: SparkSession, directory: Path) -> DataFrame:
 
 
 def run_stream(job: nosync.Job, spark: SparkSession, root: Path, **options: Any) -> None:
-    query = job.stream(
-        {"words": read_stream(spark, root / "in")}, checkpoint=root / "cp", trigger={"availableNow": True}, **options
-    )
+    options = {"checkpoint": root / "cp", "trigger": {"availableNow": True}, **options}
+    query = job.stream({"words": read_stream(spark, root / "in")}, **options)
     assert query.awaitTermination(240)
 
 
@@ -93,7 +92,9 @@ def test_a_stream_is_epochs_and_goes_on_after_a_restart(
         os.link(path, tmp_path / "in" / path.name)
     with open_store() as store:
         job = make_job(store, spark, {"totals": nosync.ParquetSink(tmp_path / "out")})
-        run_stream(job, spark, tmp_path)
+        run_stream(
+            job, spark, tmp_path, checkpoint=(tmp_path / "cp").as_uri()
+        )  # the same, on whatever file system it is
         assert store.last_sealed() == FILES - 1
         for t in (2, FILES - 1):
             state = {row.word: (row.n, row.total) for row in job.read("totals", as_of=t).collect()}
@@ -101,6 +102,10 @@ def test_a_stream_is_epochs_and_goes_on_after_a_restart(
         assert sorted(p.name for p in (tmp_path / "out").iterdir()) == [f"epoch={t}" for t in range(3, FILES)]
         with pytest.raises(nosync.FlowError, match="new checkpoint"):
             job.stream({"words": read_stream(spark, tmp_path / "in")}, checkpoint=tmp_path / "other")
+        with pytest.raises(
+            nosync.InvalidInputError, match="cannot look for nowhere://there/cp: No FileSystem for scheme"
+        ):
+            job.stream({"words": read_stream(spark, tmp_path / "in")}, checkpoint="nowhere://there/cp")
     with open_store("empty") as store, pytest.raises(nosync.InvalidInputError, match="not a streaming one"):
         make_job(store, spark).stream({"words": spark.createDataFrame([("a", 1)], SCHEMA)}, checkpoint=tmp_path / "x")
 

@@ -373,6 +373,31 @@ def test_of_two_that_make_a_store_both_have_the_one(tmp_path: Path, monkeypatch:
     assert create_store(tmp_path / "s", 16, Slow()).store_id == "quicker"
 
 
+def test_paths_as_users_give_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process may go to another directory; what another file system or a daemon keeps is not made here by mistake."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    with nosync.open("s") as store:
+        monkeypatch.chdir("/")
+        store.append("counts", t=0, rows=words(a=1), key=["word"])
+        store.seal(0)
+        store.sync()
+    for same in (tmp_path / "s", (tmp_path / "s").as_uri(), f"file:{tmp_path}/s"):
+        with nosync.open(same, read_only=True) as store:
+            assert store.last_sealed() == 0
+    nosync.open("~/mine").close()
+    assert (tmp_path / "home" / "mine" / "NOSYNC").exists()
+    monkeypatch.chdir(tmp_path)
+    for path, message in (
+        ("s3a://bucket/state", "is not on this host"), ("dbfs:/state", "is not on this host"),
+        ("host.example:7501", r"nosync.connect\('host.example:7501'\)"), (7, "7 is a int, expected the path"),
+    ):  # fmt: skip
+        for call in (nosync.open, nosync.ParquetSink):
+            with pytest.raises(nosync.InvalidInputError, match=message):
+                call(path)  # type: ignore[arg-type]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["home", "s"]
+
+
 def test_a_newer_store_format(tmp_path: Path) -> None:
     nosync.open(tmp_path / "s").close()
     marker = tmp_path / "s" / "NOSYNC"
