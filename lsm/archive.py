@@ -26,9 +26,18 @@ from typing import Any, Self
 from nosync.lsm.directory import MANIFESTS
 from nosync.lsm.env import Env
 from nosync.lsm.errors import CorruptionError
-from nosync.lsm.layer import Description, LayerId, Shard, TraceId
-from nosync.lsm.manifest import Entry, Manifest
-from nosync.lsm.sealed_json import canonical, publish_text, read_if_there, seal_json, sync_published, unseal_json
+from nosync.lsm.layer import Description, LayerId, Shard, TraceId, check_name
+from nosync.lsm.manifest import Entry, Manifest, checked_digest
+from nosync.lsm.sealed_json import (
+    canonical,
+    expected_fields,
+    publish_text,
+    read_if_there,
+    seal_json,
+    sync_published,
+    unseal_json,
+    whole_number,
+)
 from nosync.lsm.timestamp import MAX_EPOCH, Epoch, Time, end_of, pack
 
 MOST_LAYERS = 50_000
@@ -107,14 +116,17 @@ class Archive:
     def read(cls, root: Path, line: str, name: str, env: Env) -> Self:
         """Raises CorruptionError where it is damaged anywhere, FileNotFoundError where it is gone."""
         path = root / MANIFESTS / line / name
-        head, rest = unseal_json(read_if_there(path, env), str(path))
-        try:
+        return cls.parse(read_if_there(path, env), line, name, str(path))
+
+    @classmethod
+    def parse(cls, text: bytes, line: str, name: str, where: str) -> Self:
+        """As `read`, of the file's bytes."""
+        head, rest = unseal_json(text, where)
+        with expected_fields("an archive of manifests", where):
             found = cls(head["line"], head["first"], head["last"], tuple(_runs(head)))
-            count = rest.count(b"\n")
-        except (KeyError, TypeError, ValueError) as error:
-            raise CorruptionError(f"{path}: is not an archive of manifests ({type(error).__name__})") from error
+        count = rest.count(b"\n")
         if (found.line, found.name) != (line, name) or count != len(found.epochs):
-            raise CorruptionError(f"{path}: holds {count} epochs of {found.line}, {found.first} to {found.last}")
+            raise CorruptionError(f"{where}: holds {count} epochs of {found.line}, {found.first} to {found.last}")
         return found
 
 
@@ -122,28 +134,55 @@ class Details:
     """The lines of one archive: what its head does not say."""
 
     def __init__(self, archive: Archive, root: Path, env: Env) -> None:
+        self._where = str(root / archive.path)
+        self._begin(archive, read_if_there(root / archive.path, env))
+
+    def _begin(self, archive: Archive, text: bytes) -> None:
+        _, rest = unseal_json(text, self._where)
         self._archive = archive
-        path = root / archive.path
-        _, rest = unseal_json(read_if_there(path, env), str(path))
         self._lines = rest.split(b"\n")
         self._begins = [run.first for run in archive.runs]
 
+    @classmethod
+    def parse(cls, archive: Archive, text: bytes, where: str) -> Self:
+        """Of the file's bytes."""
+        found = cls.__new__(cls)
+        found._where = where
+        found._begin(archive, text)
+        return found
+
     def manifest(self, t: int) -> Manifest:
-        """That of an epoch of the archive."""
+        """That of an epoch of the archive. Raises CorruptionError where its line is not one."""
         run = self._archive.runs[bisect.bisect_right(self._begins, t) - 1]
-        line = json.loads(self._lines[t - self._archive.first])
-        entries = [
-            Entry(LayerId(listed.trace, Description.of_epoch(t)), digest, rows, listed.origin, listed.copies)
-            for listed, digest, rows in zip(run.listed, line["digests"], line["rows"], strict=True)
-        ]
-        return Manifest(self._archive.line, Epoch(t), tuple(entries), line["meta"])
+        with expected_fields(f"an archive of manifests, at epoch {t}", self._where):
+            line = json.loads(self._lines[t - self._archive.first])
+            entries = [
+                Entry(
+                    LayerId(listed.trace, Description.of_epoch(t)),
+                    checked_digest(digest),
+                    whole_number(rows, "rows"),
+                    listed.origin,
+                    listed.copies,
+                )
+                for listed, digest, rows in zip(run.listed, line["digests"], line["rows"], strict=True)
+            ]
+            if not isinstance(line["meta"], dict):
+                raise TypeError("meta has no fields")
+            return Manifest(self._archive.line, Epoch(t), tuple(entries), line["meta"])
 
 
 def _runs(head: Mapping[str, Any]) -> Iterator[Run]:
-    begins = [run["first"] for run in head["runs"]]
+    begins = [whole_number(run["first"], "first") for run in head["runs"]]
+    if not begins or begins[0] != head["first"] or sorted(set(begins)) != begins:
+        raise ValueError(f"runs begin at {begins[:3]}")
+    check_name(head["line"], "line name")
     for run, following in zip(head["runs"], [*begins[1:], head["last"] + 1], strict=True):
         listed = [
-            Listed(TraceId(stage, fingerprint, Shard.parse(shard)), origin, copies)
+            Listed(
+                TraceId(stage, fingerprint, Shard.parse(shard)),
+                Time(whole_number(origin, "origin")),
+                whole_number(copies, "copies"),
+            )
             for stage, fingerprint, shard, origin, copies in run["traces"]
         ]
         yield Run(head["line"], run["first"], Epoch(following - 1), tuple(listed), run["policies"])

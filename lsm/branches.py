@@ -21,8 +21,8 @@ from nosync.lsm.env import Env, storage_errors
 from nosync.lsm.errors import CorruptionError, InvalidInputError
 from nosync.lsm.layer import check_name
 from nosync.lsm.manifest import MAIN_LINE
-from nosync.lsm.sealed_json import publish_small, read_small, sync_published
-from nosync.lsm.timestamp import Epoch
+from nosync.lsm.sealed_json import expected_fields, publish_small, read_small, sync_published
+from nosync.lsm.timestamp import Epoch, pack
 
 BRANCHES = "branches"
 MAIN = "main"
@@ -76,11 +76,14 @@ class Refs:
         return kept
 
     def after(self, entry: Mapping[str, Any]) -> Refs:
-        """What the log says with one more entry."""
+        """What the log says with one more entry. Raises KeyError, TypeError or ValueError for one that cannot follow."""
+        check_entry(entry)
         lines, names = dict(self.lines), dict(self.names)
         name = entry["name"]
         if entry["do"] == "create":
             line = entry["line"]
+            if name in names or line in lines or entry["parent"] not in lines:
+                raise ValueError(f"branch {name!r} or its line {line!r} is there already, or its parent is not")
             lines[line] = Line(line, entry["parent"], Epoch(entry["at"]), tuple(entry["changed"]))
             names[name] = line
         elif entry["do"] == "delete":
@@ -93,6 +96,25 @@ class Refs:
         return Refs(lines, names, self.entries + 1)
 
 
+def check_entry(entry: Mapping[str, Any]) -> None:
+    """Names become directories, and entries come from other nodes too. Raises KeyError, TypeError or ValueError."""
+    do = entry["do"]
+    check_name(entry["name"], "branch name")
+    if do == "create":
+        check_name(entry["line"], "line name")
+        check_name(entry["parent"], "line name")
+        pack(entry["at"])
+        for stage in entry["changed"]:
+            check_name(stage, "stage name")
+    elif do == "promote":
+        if entry["keep_as"]:
+            check_name(entry["keep_as"], "branch name")
+    elif do != "delete":
+        raise ValueError(f"{do!r} is none of create, delete and promote")
+    if entry["name"] == MAIN:
+        raise ValueError(f"{MAIN!r} is neither made nor deleted")
+
+
 def read_refs(root: Path, env: Env) -> Refs:
     """Raises CorruptionError where an entry of the log is damaged."""
     refs = Refs()
@@ -102,7 +124,9 @@ def read_refs(root: Path, env: Env) -> Refs:
     for number in numbers:
         if number != refs.entries + 1:
             return replace(refs, later=tuple(n for n in numbers if n >= number))
-        refs = refs.after(read_small(root / BRANCHES / f"{number}.json", env))
+        path = root / BRANCHES / f"{number}.json"
+        with expected_fields("an entry that can follow in the log of branches", str(path)):
+            refs = refs.after(read_small(path, env))
     return refs
 
 

@@ -18,7 +18,7 @@ from nosync.lsm.directory import MANIFESTS
 from nosync.lsm.env import Env, storage_errors
 from nosync.lsm.errors import CorruptionError, InvalidInputError
 from nosync.lsm.history import History
-from nosync.lsm.layer import TraceId
+from nosync.lsm.layer import TraceId, check_name
 from nosync.lsm.manifest import Histories, Manifest, publish_manifest
 from nosync.lsm.sealed import Sealed, list_line, read_manifest, read_sealed
 from nosync.lsm.sealed_json import sync_published
@@ -281,7 +281,7 @@ class Lines:
 
     def _cut(self, line: str, until: Epoch | None) -> set[TraceId]:
         """Removes what a line has after an epoch (None: all of it), and returns the traces that lost some."""
-        directory = self._root / MANIFESTS / line
+        directory = self._root / MANIFESTS / check_name(line, "line name")
         own = Sealed(line, self._root, self._env)
         read_sealed(own, self._root, self._env)
         end = Epoch(-1) if until is None else until

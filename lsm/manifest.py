@@ -16,7 +16,7 @@ from nosync.lsm.env import Env
 from nosync.lsm.errors import DeterminismError
 from nosync.lsm.history import History, Span
 from nosync.lsm.layer import Description, Digest, LayerId, Shard, TraceId, check_name
-from nosync.lsm.sealed_json import publish_text, seal_json, unseal_json
+from nosync.lsm.sealed_json import expected_fields, publish_text, seal_json, unseal_json, whole_number
 from nosync.lsm.timestamp import END_OF_TIME, Epoch, Time, end_of, pack, show
 
 MAIN_LINE = "main"
@@ -98,19 +98,30 @@ class Manifest:
     @classmethod
     def from_json(cls, text: bytes, where: str) -> Manifest:
         f, _ = unseal_json(text, where)
-        entries = [
-            Entry(
-                LayerId(
-                    TraceId(e["stage"], e["fingerprint"], Shard.parse(e["shard"])), Description(e["lower"], e["upper"])
-                ),
-                e["digest"],
-                e["rows"],
-                e["origin"],
-                e.get("copies", 1),
-            )
-            for e in f["layers"]
-        ]
-        return cls(f["line"], f["t"], tuple(entries), f["meta"])
+        with expected_fields("a manifest", where):
+            pack(f["t"])
+            if not isinstance(f["meta"], dict):
+                raise TypeError("meta has no fields")
+            return cls(check_name(f["line"], "line name"), f["t"], tuple(map(_entry, f["layers"])), f["meta"])
+
+
+def _entry(fields: Mapping[str, Any]) -> Entry:
+    lower, upper, origin = (Time(whole_number(fields[name], name)) for name in ("lower", "upper", "origin"))
+    trace = TraceId(fields["stage"], fields["fingerprint"], Shard.parse(fields["shard"]))
+    return Entry(
+        LayerId(trace, Description(lower, upper)),
+        checked_digest(fields["digest"]),
+        whole_number(fields["rows"], "rows"),
+        origin,
+        whole_number(fields.get("copies", 1), "copies"),
+    )
+
+
+def checked_digest(value: object) -> Digest:
+    """Raises TypeError for what is no text."""
+    if not isinstance(value, str):
+        raise TypeError(f"digest {value!r} is not a text")
+    return Digest(value)
 
 
 def publish_manifest(root: Path, manifest: Manifest, env: Env) -> Manifest:

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
+from typing import Any
 
 from nosync.lsm.directory import PINS
 from nosync.lsm.env import Env
 from nosync.lsm.errors import InvalidInputError
 from nosync.lsm.layer import check_name
 from nosync.lsm.registers import Fact, add_fact, facts, read_fact, take_back
-from nosync.lsm.timestamp import Epoch
+from nosync.lsm.sealed_json import expected_fields
+from nosync.lsm.timestamp import Epoch, pack
 
 
 @dataclass(frozen=True, order=True)
@@ -25,8 +28,15 @@ def _known(root: Path, env: Env) -> list[tuple[Pin, Fact]]:
     found = []
     for fact in facts(root, PurePosixPath(PINS), env):
         fields = read_fact(root, fact, env)
-        found.append((Pin(fields["t"], fields["name"]), fact))
+        with expected_fields("a pin", str(root / fact.path)):
+            found.append((pin_of(fields), fact))
     return found
+
+
+def pin_of(fields: Mapping[str, Any]) -> Pin:
+    """Raises KeyError, TypeError or ValueError where they are not those of a pin."""
+    pack(fields["t"])
+    return Pin(Epoch(fields["t"]), check_name(fields["name"], "pin name"))
 
 
 def publish_pin(root: Path, pin: Pin, env: Env) -> None:

@@ -33,6 +33,11 @@ class Fact:
         return self.path.name.removesuffix(_SUFFIX).rpartition("-")[0]
 
 
+def is_taken_back(path: PurePosixPath) -> bool:
+    """Whether a file takes a fact back, rather than being one."""
+    return path.name.endswith(_GONE)
+
+
 def facts(root: Path, directory: PurePosixPath, env: Env) -> list[Fact]:
     """What stands in a register, and was not taken back; in order."""
     with storage_errors("list", root / directory):

@@ -7,8 +7,9 @@ A file with an attachment goes on after that line: `body.rest_blake3` is the dig
 
 from __future__ import annotations
 
+import contextlib
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +42,8 @@ def unseal_json(text: bytes, where: str) -> tuple[dict[str, Any], bytes]:
         outer = json.loads(head)
         body: dict[str, Any] = outer["body"]
         expected, format_ = outer["blake3"], outer["nosync"]
+        if not isinstance(body, dict):
+            raise TypeError("it has no fields")
     except (ValueError, KeyError, TypeError) as error:
         raise CorruptionError(f"{where}: not a whole file ({type(error).__name__}); it is torn") from error
     if format_ != 1:
@@ -51,6 +54,27 @@ def unseal_json(text: bytes, where: str) -> tuple[dict[str, Any], bytes]:
     if blake3(canonical(body).encode()).hexdigest() != expected or blake3(rest).hexdigest() != attached:
         raise CorruptionError(f"{where}: does not match its digest; bits were flipped")
     return body, rest
+
+
+@contextlib.contextmanager
+def expected_fields(what: str, where: str) -> Iterator[None]:
+    """Fields are taken out of a whole file in here. Raises CorruptionError where they are not those of `what`.
+
+    The digest says that the bytes are what somebody wrote, not that a store did: they may come from another node.
+    """
+    try:
+        yield
+    except CorruptionError:
+        raise
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise CorruptionError(f"{where}: is a whole file, but not {what} ({type(error).__name__}: {error})") from error
+
+
+def whole_number(value: object, what: str) -> int:
+    """A count or a time, as JSON has it. Raises ValueError for anything else."""
+    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+        raise ValueError(f"{what} is {value!r}, expected a number >= 0")
+    return value
 
 
 def publish_text(root: Path, final: Path, text: bytes, env: Env) -> bool:

@@ -26,7 +26,7 @@ from nosync.lsm.layer import LayerId, TraceId
 from nosync.lsm.manifest import Entry
 from nosync.lsm.node import Node
 from nosync.lsm.reader import LayerReader
-from nosync.lsm.sealed_json import read_small
+from nosync.lsm.small_contents import check_contents
 from nosync.lsm.timestamp import Epoch, Time, round_of
 from nosync.lsm.writer import temporary_path
 from nosync.proto.v1 import replication_pb2 as pb
@@ -456,8 +456,9 @@ class Replicator:
                 found: str = reader.digest
                 record = Record(id, reader.digest, reader.info.rows, reader.size_bytes)
             else:
-                read_small(incoming.path, self._env)
-                found = blake3(self._env.read(incoming.path)).hexdigest()
+                text = self._env.read(incoming.path)
+                check_contents(PurePosixPath(held.name), text)
+                found = blake3(text).hexdigest()
             if found != held.digest:
                 raise CorruptionError(f"{held.name}: came with digest {found[:16]}, announced was {held.digest[:16]}")
             with storage_errors("publish", final):
