@@ -62,6 +62,16 @@ class Refs:
             found.insert(0, self.lines[parent])
         return found
 
+    def shared_until(self, a: str, b: str) -> Epoch | None:
+        """The last epoch that two lines have in common; None: one is the other. After a rewind main begins in the line it was."""
+        ends: list[Epoch] = []
+        for one, other in itertools.zip_longest(self.lineage(a), self.lineage(b)):
+            if one == other:
+                continue
+            ends += [line.at for line in (one, other) if line is not None and line.at is not None]
+            break
+        return min(ends, default=None)
+
     def kept_until(self) -> dict[str, Epoch | None]:
         """The lines that are needed, and up to which epoch of their own; None: all of them."""
         kept: dict[str, Epoch | None] = dict.fromkeys(self.names.values())
@@ -77,8 +87,11 @@ class Refs:
 
     def after(self, entry: Mapping[str, Any]) -> Refs:
         """What the log says with one more entry. Raises KeyError, TypeError or ValueError for one that cannot follow."""
-        check_entry(entry)
         lines, names = dict(self.lines), dict(self.names)
+        if not isinstance(entry["name"], str) or entry["name"] == MAIN:
+            raise ValueError(f"{entry['name']!r} is no name of a branch that is made or deleted")
+        if "line" in entry:  # it becomes a directory; of names earlier versions took any
+            check_name(entry["line"], "line name")
         name = entry["name"]
         if entry["do"] == "create":
             line = entry["line"]
@@ -86,6 +99,15 @@ class Refs:
                 raise ValueError(f"branch {name!r} or its line {line!r} is there already, or its parent is not")
             lines[line] = Line(line, entry["parent"], Epoch(entry["at"]), tuple(entry["changed"]))
             names[name] = line
+        elif entry["do"] == "rewind":
+            if entry["line"] in lines or entry["parent"] != names[MAIN] or entry["keep_as"] in names:
+                raise ValueError(
+                    f"line {entry['line']!r} or branch {entry['keep_as']!r} is there, or the parent is not main"
+                )
+            lines[entry["line"]] = Line(entry["line"], entry["parent"], Epoch(entry["at"]))
+            if entry["keep_as"]:
+                names[entry["keep_as"]] = names[MAIN]
+            names[MAIN] = entry["line"]
         elif entry["do"] == "delete":
             del names[name]
         elif entry["do"] == "promote":
@@ -100,17 +122,17 @@ def check_entry(entry: Mapping[str, Any]) -> None:
     """Names become directories, and entries come from other nodes too. Raises KeyError, TypeError or ValueError."""
     do = entry["do"]
     check_name(entry["name"], "branch name")
-    if do == "create":
+    if do not in ("create", "delete", "promote", "rewind"):
+        raise ValueError(f"{do!r} is none of create, delete, promote and rewind")
+    if do in ("create", "rewind"):
         check_name(entry["line"], "line name")
         check_name(entry["parent"], "line name")
         pack(entry["at"])
+    if do == "create":
         for stage in entry["changed"]:
             check_name(stage, "stage name")
-    elif do == "promote":
-        if entry["keep_as"]:
-            check_name(entry["keep_as"], "branch name")
-    elif do != "delete":
-        raise ValueError(f"{do!r} is none of create, delete and promote")
+    if do in ("promote", "rewind") and entry["keep_as"]:
+        check_name(entry["keep_as"], "branch name")
     if entry["name"] == MAIN:
         raise ValueError(f"{MAIN!r} is neither made nor deleted")
 
@@ -146,11 +168,13 @@ def append(root: Path, refs: Refs, entry: Mapping[str, Any], env: Env) -> Refs:
     """
     if refs.later:
         raise CorruptionError(missing_entry(root, refs))
+    check_entry(entry)
+    after = refs.after(entry)
     path = root / BRANCHES / f"{refs.entries + 1}.json"
     if not publish_small(root, path, entry, env):
         raise InvalidInputError(f"{path}: another process changed the branches at the same moment; try again")
     sync_published(root, path, env)
-    return refs.after(entry)
+    return after
 
 
 def creation(refs: Refs, name: str, parent: str, at: int, changed: Iterable[str]) -> dict[str, Any]:

@@ -24,11 +24,20 @@ from pathlib import Path, PurePosixPath
 
 from rocksdict import AccessType, Options, Rdict, WriteBatch, WriteOptions
 
-from nosync.lsm.errors import CatalogError, StoreLockedError
+from nosync.lsm.errors import CatalogError, StorageError, StoreLockedError
 from nosync.lsm.layer import Digest, LayerId, parse_path
 
 _LAYER = b"layer/"
 _META = b"meta/"
+_REFUSED = (
+    "No space left on device",
+    "Disk quota exceeded",
+    "Too many open files",
+    "Permission denied",
+    "Read-only file system",
+    "Cannot allocate memory",
+)
+"""What the operating system says, in RocksDB's errors, of files that are whole."""
 
 
 @dataclass(frozen=True)
@@ -50,6 +59,12 @@ def _rocksdb_errors(doing: str, path: Path) -> Iterator[None]:
     except Exception as error:
         if doing == "open" and f"{path.name}/LOCK" in str(error):  # it is in use, and not damaged
             raise StoreLockedError(f"the catalog {path} is open already: close the store there ({error})") from error
+        refused = next((reason for reason in _REFUSED if reason in str(error)), None)
+        if refused is not None:
+            raise StorageError(
+                f"cannot {doing} the catalog {path}: {refused.lower()}; it is not damaged: free what is short, and try again "
+                f"({error})"
+            ) from error
         raise CatalogError(
             f"cannot {doing} the catalog {path}: {error}; it can be rebuilt from the layer files"
         ) from error

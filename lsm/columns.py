@@ -303,19 +303,27 @@ def unify_schemas(older: pa.Schema, newer: pa.Schema, whose: str) -> pa.Schema:
     Raises SchemaError naming the columns.
     """
     for field in older:
-        index = newer.get_field_index(field.name)
-        if index < 0:
+        if newer.get_field_index(field.name) < 0:
             raise SchemaError(
                 f"{whose}: column {field.name!r} ({field.type}) is missing; columns may be added, not dropped. "
                 f"Expected {describe(older)}, found {describe(newer)}"
             )
-        if newer.field(index).type != field.type:
+    return joined_schema(older, newer, whose)
+
+
+def joined_schema(a: pa.Schema, b: pa.Schema, whose: str) -> pa.Schema:
+    """The columns of both, those of `a` first: two shards may get a column in different epochs, so neither is the older one.
+
+    Raises SchemaError for a column of two types.
+    """
+    for field in b:
+        index = a.get_field_index(field.name)
+        if index >= 0 and a.field(index).type != field.type:
             raise SchemaError(
-                f"{whose}: column {field.name!r} was recorded as {field.type} and is now {newer.field(index).type}; "
+                f"{whose}: column {field.name!r} was recorded as {a.field(index).type} and is now {field.type}; "
                 "cast it to the recorded type"
             )
-    added = [field for field in newer if older.get_field_index(field.name) < 0]
-    return pa.schema([*older, *added])
+    return pa.schema([*a, *(field for field in b if a.get_field_index(field.name) < 0)])
 
 
 def describe(schema: pa.Schema) -> str:

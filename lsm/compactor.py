@@ -10,6 +10,7 @@ Invariants
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -18,7 +19,7 @@ from typing import Protocol
 from nosync.lsm.catalog import Record
 from nosync.lsm.directory import LayerDirectory
 from nosync.lsm.env import Env, storage_errors
-from nosync.lsm.errors import CorruptionError, NosyncError
+from nosync.lsm.errors import CorruptionError, NosyncError, StorageError, described
 from nosync.lsm.layer import LayerId, TraceId
 from nosync.lsm.merge import Candidate, Merge, choose_merge, is_behind
 from nosync.lsm.merge_process import OUT_OF_THE_WAY, MergeProcess
@@ -27,8 +28,12 @@ from nosync.lsm.settings import StoreSettings
 from nosync.lsm.timestamp import Time
 from nosync.lsm.writer import Published
 
+log = logging.getLogger("nosync")
+
 BACKGROUND_PAUSE_SHARE = 1.5
 """Background merges rest so many times as long as they work; compact(), which somebody waits for, does not."""
+RETRY_S = 30.0
+"""After which a trace whose merge failed is tried again."""
 LOOK_S = 1.0
 """How often a background merge looks whether layers pile up behind it."""
 
@@ -71,8 +76,10 @@ class Owner(Protocol):
 class Compactor:
     """The merges of one node. Safe to call from several threads."""
 
-    def __init__(self, owner: Owner) -> None:
-        self._owner = owner
+    def __init__(self, owner: Owner, problems: dict[str, str]) -> None:
+        """`problems`: gets an entry for each trace whose merge failed, which is tried again after a while."""
+        self._owner, self._problems = owner, problems
+        self._not_before_s: dict[TraceId, float] = {}
         self._env = owner.directory.env
         self._one_merge = threading.Lock()
         self._out_of_the_way, self._in_a_hurry = MergeProcess(OUT_OF_THE_WAY), MergeProcess()
@@ -89,35 +96,60 @@ class Compactor:
     def merge_once(self, stop: Callable[[], bool], *, whole: bool = False, stage: str | None = None) -> bool:
         """Does the next merge that the policy asks for, or with `whole` merges a trace into one layer.
 
-        False: there is none to do, or `stop()` said so between two steps.
+        False: there is none to do, or `stop()` said so between two steps. A trace whose merge fails keeps no other one from
+        being merged. With `whole`, when nothing else is left to do, raises what kept one from being merged.
         """
+        errors: list[Exception] = []
         with self._one_merge:
+            now_s = self._env.monotonic_s()
             if whole:
                 traces = [trace for trace in self._owner.durable_traces() if stage is None or trace.stage == stage]
             else:
                 with self._lock:
-                    traces = list(self._touched)
+                    traces = [trace for trace in self._touched if self._not_before_s.get(trace, now_s) <= now_s]
             for trace in sorted(traces):
-                with self._lock:
-                    self._touched.discard(trace)
-                chains = self._owner.sealed_chains(trace)
-                merge = next((m for c in chains if (m := self._next(c, whole=whole)) is not None), None)
-                if merge is None:
-                    continue
-                self.touch([trace])  # there may be another one after it
-                inputs = [layer.id for layer in merge.layers]
                 try:
-                    done = self._carry_out(merge, stop, waited_for=whole)
-                except CorruptionError:
-                    if not self._owner.recheck(inputs):
-                        raise  # on disk they are whole: what was mapped is not
+                    done = self._merge(trace, stop, whole=whole)
+                except Exception as error:  # noqa: BLE001 - whatever it is, other traces are merged, and it is told of
+                    self._failed(trace, error)
+                    errors.append(error)
                     continue
-                if done is None:
-                    return False
-                if self._owner.replace(Record(done.id, done.digest, done.rows, done.size_bytes), inputs):
-                    self.discard(inputs)
-                return True
+                self._not_before_s.pop(trace, None)
+                self._problems.pop(_problem_of(trace), None)
+                if done is not None:
+                    return done
+        if errors and whole:
+            raise errors[0]
         return False
+
+    def _failed(self, trace: TraceId, error: Exception) -> None:
+        self._not_before_s[trace] = self._env.monotonic_s() + RETRY_S
+        self.touch([trace])
+        if self._problems.get(_problem_of(trace)) != described(error):
+            log.error("%s: %s", _problem_of(trace), described(error), exc_info=not isinstance(error, NosyncError))
+        self._problems[_problem_of(trace)] = described(error)
+
+    def _merge(self, trace: TraceId, stop: Callable[[], bool], *, whole: bool) -> bool | None:
+        """Whether a trace's next merge was done, or `stop()` came before. None: there is none to do."""
+        with self._lock:
+            self._touched.discard(trace)
+        chains = self._owner.sealed_chains(trace)
+        merge = next((m for c in chains if (m := self._next(c, whole=whole)) is not None), None)
+        if merge is None:
+            return None
+        self.touch([trace])  # there may be another one after it
+        inputs = [layer.id for layer in merge.layers]
+        try:
+            done = self._carry_out(merge, stop, waited_for=whole)
+        except CorruptionError:
+            if not self._owner.recheck(inputs):
+                raise  # on disk they are whole: what was mapped, or what was written, is not
+            return None
+        if done is None:
+            return False
+        if self._owner.replace(Record(done.id, done.digest, done.rows, done.size_bytes), inputs):
+            self.discard(inputs)
+        return True
 
     def _carry_out(self, merge: Merge, stop: Callable[[], bool], *, waited_for: bool) -> Published | None:
         """None: it was abandoned because `stop()` said so."""
@@ -224,14 +256,25 @@ class Compactor:
         with self._lock:
             now = self._env.monotonic_s()
             due = [id for id, at in self._garbage.items() if all or at <= now]
+        kept: list[StorageError] = []
         for id in due:
             path = self._owner.directory.path_of(id)
-            with self._lock:  # `keep` either comes before, or finds the file gone
-                if id in self._garbage and id not in recorded:
-                    with storage_errors("remove", path):
-                        self._env.unlink(path)
-                self._garbage.pop(id, None)
+            try:
+                with self._lock:  # `keep` either comes before, or finds the file gone
+                    if id in self._garbage and id not in recorded:
+                        with storage_errors("remove", path):
+                            self._env.unlink(path)
+                    self._garbage.pop(id, None)
+            except StorageError as error:  # the others go all the same
+                kept.append(error)
+                continue
             self._owner.directory.forget(id)
+        if kept:
+            raise StorageError(f"{len(kept)} files that were replaced cannot be removed: {kept[0]}")
+
+
+def _problem_of(trace: TraceId) -> str:
+    return f"merge of {trace}"
 
 
 def _candidates(layers: Sequence[LayerReader]) -> list[Candidate]:

@@ -250,7 +250,7 @@ class LayerDirectory:
                 f"{view.id}: a round of the loop at {epoch} is missing: {error.filename}; run the epoch again",
                 stage=view.id.stage, shard=str(view.id.shard), lower=show(begin), upper=show(pack(epoch, rounds)),
             ) from error  # fmt: skip
-        ends = {layer.id: begin for layer in before.layers}
+        ends = {layer.id: min(begin, before.ends.get(layer.id, begin)) for layer in before.layers}
         return Trace(view.id, [*before.layers, *readers], self.key_groups, before.schema, ends, before.begins)
 
     def layer_at(self, id: TraceId, time: Time) -> Trace:

@@ -7,6 +7,8 @@ these at the one module that talks to the library, so `except nosync.NosyncError
 
 from __future__ import annotations
 
+from pathlib import Path
+
 
 class NosyncError(Exception):
     """Root of all errors of nosync."""
@@ -60,6 +62,14 @@ class DeterminismError(NosyncError):
 
 class CorruptionError(NosyncError):
     """Stored bytes do not match their digest, or are not a layer at all. Names the file."""
+
+    path: Path | None = None
+    """The file, where whoever caught this has to move it aside."""
+
+    def of_file(self, path: Path) -> CorruptionError:
+        """The same error, which knows its file."""
+        self.path = path
+        return self
 
 
 class HoleError(NosyncError):

@@ -236,12 +236,32 @@ class Lines:
             self._begin(made)
             return made
 
+    def rewind(self, at: int, keep_as: str | None) -> None:
+        """`main` is from now on a new line that begins at an epoch of the one it was, which is kept under `keep_as`, or dropped.
+
+        One entry of the log, so that a crash leaves all of it or nothing.
+        """
+        with self._lock:
+            line = self.refs.line_of(MAIN)
+            if at not in self._sealed[line.id]:
+                raise InvalidInputError(f"cannot rewind to {at}: it is not a sealed epoch")
+            if keep_as is not None:
+                check_name(keep_as, "branch name")
+                if keep_as in self.refs.names:
+                    raise InvalidInputError(f"branch {keep_as!r} exists already: keep the old line under another name")
+            name = f"rewind-{self.refs.entries + 1}"
+            entry = {"do": "rewind", "name": name, "line": name, "parent": line.id, "at": at, "keep_as": keep_as}
+            self.refs = append(self._root, self.refs, entry, self._env)
+            self._begin(self.refs.lines[name])
+
     def promote(self, name: str, keep_as: str | None) -> None:
         """`main` is from now on the line of `name`; the line it was is kept under `keep_as`, or dropped."""
         with self._lock:
             self.refs.line_of(name)
             if name == MAIN:
                 raise InvalidInputError("main is the main line already")
+            if keep_as is not None:
+                check_name(keep_as, "branch name")
             if keep_as is not None and keep_as in self.refs.names and keep_as != name:
                 raise InvalidInputError(f"branch {keep_as!r} exists already: keep the old line under another name")
             entry = {"do": "promote", "name": name, "keep_as": keep_as}
@@ -350,5 +370,5 @@ class Lines:
                         )
                     found.append(path)
                 except CorruptionError as error:
-                    errors.append(error)
+                    errors.append(error.of_file(self._root / path))
         return found, errors

@@ -25,9 +25,10 @@ import pyarrow as pa
 
 from nosync.lsm.columns import Bools, conform, order_by_key, take_batch, unify_schemas
 from nosync.lsm.env import Env, storage_errors
+from nosync.lsm.errors import CorruptionError
 from nosync.lsm.format import HASH_COLUMN, TIME_COLUMN, TOMBSTONE_COLUMN, LayerFileWriter
 from nosync.lsm.hashing import HASH_BITS, U32, key_groups_of
-from nosync.lsm.layer import Description, LayerId
+from nosync.lsm.layer import Description, Digest, LayerId
 from nosync.lsm.reader import Block, LayerReader
 from nosync.lsm.timestamp import ZERO, Time, epoch_of, pack
 from nosync.lsm.writer import Published, link_layer, temporary_path
@@ -258,14 +259,16 @@ def concat_batches(batches: Sequence[pa.RecordBatch], schema: pa.Schema) -> pa.R
 
 
 def _log_blocks(layers: Sequence[LayerReader], schema: pa.Schema, block_rows: int) -> Iterator[Rows]:
-    """The rows of logs, one after the other, in blocks of about `block_rows`."""
+    """The rows of logs, one after the other, in blocks of about `block_rows`, or fewer where rows are large."""
     waiting: list[Block] = []
+    rows = size_bytes = 0
     for layer in layers:
         for block in layer.blocks():
-            waiting.append(block)
-            if sum(b.rows for b in waiting) >= block_rows:
+            if waiting and (rows >= block_rows or size_bytes + block.data.nbytes > _BLOCK_BYTES):
                 yield _log_rows(waiting, schema)
-                waiting = []
+                waiting, rows, size_bytes = [], 0, 0
+            waiting.append(block)
+            rows, size_bytes = rows + block.rows, size_bytes + block.data.nbytes
     if waiting:
         yield _log_rows(waiting, schema)
 
@@ -293,8 +296,11 @@ class Merge:
         bottom: bool,
         env: Env,
         block_rows: int = BLOCK_ROWS,
+        temporary: Path | None = None,
     ) -> None:
+        """`temporary`: where it is written, in the store's `tmp/` (default: a name that nobody else takes)."""
         first, last = layers[0].info, layers[-1].info
+        self.temporary = temporary or temporary_path(root, env)
         self.root, self.layers, self._env = root, tuple(layers), env
         self.bottom, self.block_rows = bottom, block_rows
         self.requested_since = since
@@ -320,7 +326,7 @@ class Merge:
         stored = self._stored_schema(schema)
         key_groups = self.layers[0].info.key_groups
         counts = np.zeros(key_groups if self.key else 0, dtype=np.int64)
-        temporary = temporary_path(self.root, self._env)
+        temporary = self.temporary
         done = False
         try:
             with storage_errors("write", temporary), self._env.create(temporary) as file:
@@ -347,12 +353,20 @@ class Merge:
             # Inputs are deleted once this is published, so it must be durable first; nobody waits for a merge.
             with storage_errors("sync", temporary):
                 self._env.sync_file(temporary)
+            self._verify(digest)
             self._published = link_layer(self.root, self.id, temporary, info, digest, self._env)
             done = True
         finally:
             if not done:
                 with storage_errors("remove", temporary):
                     self._env.unlink(temporary)
+
+    def _verify(self, digest: Digest) -> None:
+        """What is to stand for its inputs, which go, is read back first. Raises CorruptionError."""
+        written = LayerReader.open(self.temporary, self._env, self.id)
+        written.verify()
+        if written.digest != digest:
+            raise CorruptionError(f"{self.temporary}: was written with digest {digest[:16]}, is {written.digest[:16]}")
 
     def _blocks(self, schema: pa.Schema) -> Iterator[Rows]:
         if not self.key:

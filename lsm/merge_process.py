@@ -2,7 +2,7 @@
 
 The parent sends a request for each merge (a line of JSON on standard input), the child merges, publishes, and answers with a line
 on standard output. It stays for the next one, because to start takes longer than many a merge, and ends by itself when none comes
-for a while, or when its parent is gone. Killing it at any moment leaves nothing but a temporary file.
+for a while, or when its parent is gone. Killing it at any moment leaves nothing but a temporary file, which the parent removes.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import contextlib
 import json
 import os
 import select
+import selectors
 import subprocess
 import sys
 import threading
@@ -20,7 +21,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from nosync.lsm.env import Env
+from nosync.lsm.env import Env, storage_errors
 from nosync.lsm.errors import NosyncError, StorageError
 from nosync.lsm.failures import decode_failure, encode_failure
 from nosync.lsm.layer import Digest, LayerId, parse_path
@@ -70,6 +71,7 @@ class MergeProcess:
         """
         request = {
             "root": str(merge.root.absolute()),
+            "temporary": str(merge.temporary.absolute()),
             "layers": [str(layer.id.path) for layer in merge.layers],
             "since": merge.requested_since,
             "bottom": merge.bottom,
@@ -77,9 +79,15 @@ class MergeProcess:
             "pause_share": pause_share,
         }
         was_there = self._child is not None
-        answer, status = self._ask(request, stop)
-        if answer == b"" and was_there:  # it may have ended just when it was asked
+        answer: bytes | None = b""
+        try:
             answer, status = self._ask(request, stop)
+            if answer == b"" and was_there:  # it may have ended just when it was asked
+                answer, status = self._ask(request, stop)
+        finally:
+            if not answer:  # it was killed, and left what it had written
+                with storage_errors("remove", merge.temporary):
+                    Env().unlink(merge.temporary)
         if answer is None:
             return None
         if not answer:
@@ -104,10 +112,12 @@ class MergeProcess:
         with contextlib.suppress(BrokenPipeError):
             child.stdin.write(json.dumps(request).encode() + b"\n")
             child.stdin.flush()
-        while not select.select([child.stdout], [], [], _POLL_S)[0]:
-            if stop():
-                self.close()
-                return None, 0
+        with selectors.DefaultSelector() as readable:  # select() takes no descriptors above 1,023
+            readable.register(child.stdout, selectors.EVENT_READ)
+            while not readable.select(_POLL_S):
+                if stop():
+                    self.close()
+                    return None, 0
         answer = child.stdout.readline()
         return answer, 0 if answer else self._ended(child)
 
@@ -161,6 +171,7 @@ def _answer(request: dict[str, Any], parent: int) -> dict[str, Any] | None:
             bottom=request["bottom"],
             env=env,
             block_rows=request["block_rows"],
+            temporary=Path(request["temporary"]),
         )
         started = env.monotonic_s()
         for _ in merge.steps():

@@ -16,7 +16,7 @@ from pathlib import Path
 from nosync.lsm.catalog import Record
 from nosync.lsm.directory import LAYERS, LayerDirectory
 from nosync.lsm.env import storage_errors
-from nosync.lsm.errors import StorageError
+from nosync.lsm.errors import NosyncError
 from nosync.lsm.layer import LayerId
 from nosync.lsm.reader import LayerReader
 from nosync.lsm.writer import write_again
@@ -73,7 +73,7 @@ class NewLayers:
             self._verified.pop(id, None)
             self._problems.pop(str(id.path), None)
 
-    def failed(self, ids: Sequence[LayerId], error: StorageError) -> None:
+    def failed(self, ids: Sequence[LayerId], error: NosyncError) -> None:
         log.error("not durable: %s", error)
         with self._lock:
             for id in ids:

@@ -30,13 +30,14 @@ from nosync.lsm.directory import CATALOG, QUARANTINE, LayerDirectory, Marker
 from nosync.lsm.env import storage_errors
 from nosync.lsm.errors import (
     CatalogError,
+    CompactedError,
     CorruptionError,
     NosyncError,
     StorageError,
     described,
 )
 from nosync.lsm.fence import old_instances
-from nosync.lsm.layer import Description, LayerId, TraceId
+from nosync.lsm.layer import Description, LayerId, TraceId, check_name
 from nosync.lsm.ledger import HasLedger, Ledger, to_look_at
 from nosync.lsm.listing import Listing
 from nosync.lsm.lock import DirectoryLock
@@ -51,19 +52,25 @@ from nosync.lsm.reader import LayerReader
 from nosync.lsm.registers import register_files
 from nosync.lsm.release import DISK, NOTHING, inputs_to_let_go, is_let_go, let_go_until, policies
 from nosync.lsm.roles import Listener, Missing
-from nosync.lsm.safety import Safety
-from nosync.lsm.sealed_json import read_if_there, unseal_json
+from nosync.lsm.safety import SAFE_META, Safety
+from nosync.lsm.sealed_json import expected_fields, read_if_there, read_small, seal_json, unseal_json, whole_number
 from nosync.lsm.settings import StoreSettings
 from nosync.lsm.small_files import SmallFiles
 from nosync.lsm.timestamp import END_OF_TIME, ZERO, Epoch, Time, end_of, epoch_of, pack, round_of
 from nosync.lsm.trace import choose_cover, overlaps
-from nosync.lsm.writer import TEMPORARY_DIRECTORY
+from nosync.lsm.writer import TEMPORARY_DIRECTORY, temporary_path
 
 log = logging.getLogger("nosync")
 
 _LOOK_FOR_SAFE_S = 0.5
 _SCAN_ALL_EVERY_S = 60.0
+_RETRY_MERGES_S = 60.0
+_LET_GO_AGAIN_S = 2.0
+_RECORDED_AT_ONCE = 256
+_PINS = "pins"
 _ARCHIVES = "archives of manifests"
+LET_GO = "let-go.json"
+"""In the directory: the main line's safe point when inputs were last let go of. The catalog has it too, and may be lost."""
 
 
 class Node(HasLedger):
@@ -80,8 +87,10 @@ class Node(HasLedger):
         self._lock = threading.RLock()  # the fields below, and the catalog
         self._records: dict[TraceId, dict[Description, Record]] = {}
         self._pins: dict[str, Pin] = {}
+        self._pins_known = True
         self._learn_later = threading.Event()  # small files came from elsewhere
-        self._let_go_until = NOTHING
+        self._let_go_until = self._let_go_tried = NOTHING
+        self._let_go_again_s = 0.0
         self._listing = Listing(directory)
         self._next_scan_s = self._env.monotonic_s() + _SCAN_ALL_EVERY_S
         self._look_beside = True  # for manifests that an archive stands for
@@ -93,7 +102,7 @@ class Node(HasLedger):
         self.new = NewLayers(directory, self.problems, settings.retry_s)
         self.small = SmallFiles(directory.root, self._env, self.problems)
         self._durability = threading.Lock()  # one thread makes layers durable at a time
-        self._compactor = Compactor(self)
+        self._compactor = Compactor(self, self.problems)
         self._wake, self._wake_merger, self._closing = threading.Event(), threading.Event(), threading.Event()
         self._directory_lock = DirectoryLock(directory.root)
         try:
@@ -140,8 +149,32 @@ class Node(HasLedger):
             aside = set_aside(path, self._env.token())
             log.warning("the catalog is rebuilt from the layer files: %s (the old one is kept as %s)", error, aside)
         catalog = Catalog(path)
-        catalog.apply(meta={"store_id": marker.store_id, "incarnation": self._env.token()})
+        catalog.apply(meta={"store_id": marker.store_id, "incarnation": self._env.token(), **self._told_before()})
         return catalog
+
+    def _told_before(self) -> dict[str, str]:
+        """The safe point up to which inputs were let go of: no layer says that they need not be there."""
+        path = self.directory.root / LET_GO
+        try:
+            fields = read_small(path, self._env)
+            with expected_fields("what inputs were let go of", str(path)):
+                return {SAFE_META + check_name(fields["line"], "line name"): str(whole_number(fields["safe"], "safe"))}
+        except (CorruptionError, StorageError) as error:
+            if path.exists():
+                log.warning("%s", error)
+            return {}
+
+    def _remember_let_go(self, until: Epoch) -> None:
+        path, temporary = self.directory.root / LET_GO, temporary_path(self.directory.root, self._env)
+        with storage_errors("write", path):
+            try:
+                with self._env.create(temporary) as file:
+                    file.write(seal_json({"line": self.lines.line(MAIN).id, "safe": until}))
+                self._env.sync_file(temporary)
+                self._env.replace(temporary, path)
+            finally:
+                self._env.unlink(temporary)
+            self._env.sync_dir(path.parent)
 
     def _start(self) -> None:
         root = self.directory.root
@@ -153,13 +186,39 @@ class Node(HasLedger):
         if self.lines.refs.later and not self._replicated:  # with peers they may still be on their way
             raise CorruptionError(missing_entry(root, self.lines.refs))
         for error in self.lines.errors:
-            self._quarantine_file(Path(str(error).split(":", 1)[0]), "manifest", error)
+            assert error.path is not None, "of a file that was listed"
+            self._quarantine_file(error.path, "manifest", error)
         self.small.note(self.small.listed())
-        self._pins = read_pins(root, self._env)
+        self._read_pins()
         self._check_records()
         self.scan()
         self.new.widest_first()
         self._drain()
+        self._drop_covered()
+        self._prune()  # of a branch that was deleted just before a crash
+
+    def _drop_covered(self) -> None:
+        """What a merged layer stands for, where a crash came between its publishing and the edit that replaces its inputs."""
+        frontier = self.since()
+        with self._lock:
+            known = {trace: list(records) for trace, records in self._records.items()}
+        for trace, there in known.items():
+            merged = [d for d in there if not LayerId(trace, d).is_fresh and d.since <= frontier]
+            covered = [d for d in there if any(m != d and m.covers(d) for m in merged)]
+            if covered:
+                ids = [LayerId(trace, d) for d in covered]
+                self._edit((), ids)
+                self._compactor.discard(ids)
+
+    def _read_pins(self) -> None:
+        """A pin that cannot be read may hold any epoch: then nothing of history is let go of."""
+        try:
+            self._pins = read_pins(self.directory.root, self._env)
+            self._pins_known = True
+            self.problems.pop(_PINS, None)
+        except CorruptionError as error:
+            self._pins_known = False
+            self.problems[_PINS] = f"{error}; all history is kept until it is removed, or put back from a backup"
 
     def _check_records(self) -> None:
         """Drops records whose file is gone or is not what was acked; the reads of a layer verify the rest of it."""
@@ -200,6 +259,15 @@ class Node(HasLedger):
         return found
 
     # --- durability ---------------------------------------------------------------------------------------------------
+
+    def listen(self, listener: Listener) -> None:
+        """Tells a listener of all that is durable, and from then on of what changes.
+
+        The node's lock comes first and the listener's inside it, here as where the safe point asks for copies.
+        """
+        with self._lock:
+            self.listener = listener
+            listener.held(self.durable_records(), ())
 
     def note(self, ids: Iterable[LayerId], verified: Record | None = None) -> None:
         """Tells the node of published layers, which it then makes durable. It would find them by itself, later.
@@ -283,6 +351,8 @@ class Node(HasLedger):
     def learn(self) -> None:
         """Takes notice of epochs that other processes sealed, and of branches that other nodes made or dropped."""
         learned, archives, log_changed = self.lines.refresh()
+        if learned or log_changed:
+            self._read_pins()  # before `since` follows what was sealed
         with self._lock:
             self.small.note([*(manifest.path for manifest in learned), *(archive.path for archive in archives)])
             self._look_beside = self._look_beside or bool(archives)
@@ -302,7 +372,7 @@ class Node(HasLedger):
             with storage_errors("remove", self.directory.root / path):
                 self._env.unlink(self.directory.root / path)
         self.small.note(set(files).difference(old))
-        self._pins = read_pins(self.directory.root, self._env)
+        self._read_pins()
         self._compactor.touch()
         if old:
             self._tell_gone_files()
@@ -329,21 +399,28 @@ class Node(HasLedger):
             for id in self.new.due():
                 try:
                     record = self._make_file_durable(id)
-                except StorageError as error:
+                except NosyncError as error:  # of the system, or a layer of a newer version
                     self.new.failed([id], error)
                     continue
                 if record is not None:
                     durable.append(record)
                 else:
                     self.new.settled(id)
-            if durable:
-                try:
-                    self.new.sync_directories(durable)
-                except StorageError as error:
-                    self.new.failed([record.id for record in durable], error)
-                    return
-                self._record(durable, ())
+                if len(durable) >= _RECORDED_AT_ONCE:  # a start that is interrupted goes on from there
+                    self._record_durable(durable)
+                    durable = []
+            self._record_durable(durable)
             self._sync_small()
+
+    def _record_durable(self, durable: list[Record]) -> None:
+        if not durable:
+            return
+        try:
+            self.new.sync_directories(durable)
+        except StorageError as error:
+            self.new.failed([record.id for record in durable], error)
+            return
+        self._record(durable, ())
 
     def _sync_small(self) -> None:
         durable = self.small.sync()
@@ -518,15 +595,38 @@ class Node(HasLedger):
         if not self._inputs_wait():
             return
         until = let_go_until(self.lines, self.safe_point())
-        if until <= self._let_go_until:
+        now_s = self._env.monotonic_s()
+        if until <= self._let_go_until or (until == self._let_go_tried and now_s < self._let_go_again_s):
             return
-        for policy, trace, ids in inputs_to_let_go(self.directory, self.lines, until):
-            if policy == DISK and self._keeps_first(trace):
-                continue
-            if self.listener is not None:
-                self.listener.let_go(trace, pack(until + 1))
-            self._forget(ids)
-        self._let_go_until = until
+        if until > self._let_go_tried:
+            self._remember_let_go(until)
+        self._let_go_tried, self._let_go_again_s = until, now_s + _LET_GO_AGAIN_S
+        all_gone = [
+            self._let_go_of(policy, trace, ids, until)
+            for policy, trace, ids in inputs_to_let_go(self.directory, self.lines, until)
+        ]
+        if all(all_gone):
+            self._let_go_until = until
+
+    def _let_go_of(self, policy: str, trace: TraceId, ids: list[LayerId], until: Epoch) -> bool:
+        """Whether all of it went that is to go. What the one node that keeps it does not have yet stays here meanwhile."""
+        gone, end = ids, pack(until + 1)
+        if policy == DISK:
+            if self._keeps_first(trace):
+                return True
+            ids = sorted(ids, key=lambda id: id.description.upper)
+            gone = list(itertools.takewhile(self._is_kept_elsewhere, ids))
+            if len(gone) < len(ids):
+                end = ids[len(gone)].description.lower
+        if self.listener is not None:
+            self.listener.let_go(trace, end)
+        self._forget(gone)
+        return len(gone) == len(ids)
+
+    def _is_kept_elsewhere(self, id: LayerId) -> bool:
+        with self._lock:
+            record = self._records.get(id.trace, {}).get(id.description)
+        return record is not None and self.listener is not None and self.listener.is_kept_first(record)
 
     def archive_manifests(self) -> None:
         """Puts manifests of old, safe epochs together in one file, a group at a time, and removes what that stands for."""
@@ -554,8 +654,9 @@ class Node(HasLedger):
         """Removes manifests that an archive stands for. False: some archive is still to be made durable."""
         beside, errors = self.lines.beside_archives()
         for error in errors:
-            self._quarantine_file(Path(str(error).split(":", 1)[0]), "manifest", error)
-        if any(self.small.is_waiting(archive.path) for archive in self.lines.archives()):
+            assert error.path is not None, "of a file that was listed"
+            self._quarantine_file(error.path, "manifest", error)
+        if not all(self.small.is_durable(archive.path) for archive in self.lines.archives()):
             return False
         for path in beside:
             with storage_errors("remove", self.directory.root / path):
@@ -569,7 +670,7 @@ class Node(HasLedger):
         """The compaction frontier: reads as of this time and later are exact."""
         with self._lock:
             newest = self.lines.newest()
-            if self.settings.retain is None or not newest:
+            if self.settings.retain is None or not newest or not self._pins_known:
                 return ZERO
             held = [min(newest) - self.settings.retain, *(pin.t for pin in self._pins.values())]
             return pack(max(0, min(held)))
@@ -708,8 +809,21 @@ class Node(HasLedger):
 
     def create_branch(self, name: str, parent: str, at: int, changed: Iterable[str]) -> None:
         """A branch of `parent` at a sealed epoch. Durable when this returns."""
+        self._check_kept(at)
         self.lines.create(name, parent, at, changed)
         self._tell_log()
+
+    def rewind(self, t: int, keep_as: str | None) -> None:
+        """Lets `main` be a new line that begins at a sealed epoch; the old line is kept as a branch, or dropped."""
+        self._check_kept(t)
+        self.lines.rewind(t, keep_as)
+        self._main_changed()
+
+    def _check_kept(self, t: int) -> None:
+        if pack(t) < self.since():
+            raise CompactedError(
+                f"the history before {epoch_of(self.since())} was merged away, and {t} lies before it: nothing can begin there"
+            )
 
     def _tell_log(self) -> None:
         entry = PurePosixPath(BRANCHES, f"{self.lines.refs.entries}.json")
@@ -729,6 +843,9 @@ class Node(HasLedger):
     def promote(self, name: str, keep_as: str | None) -> None:
         """Lets `main` be the line of a branch; the old line is kept as another branch, or dropped."""
         self.lines.promote(name, keep_as)
+        self._main_changed()
+
+    def _main_changed(self) -> None:
         self._tell_log()
         with self._lock:
             self.safety.something_changed()
@@ -776,18 +893,33 @@ class Node(HasLedger):
                     self.problems[threading.current_thread().name] = problem
                 self._closing.wait(self.settings.retry_s)
 
+    def _attempt(self, *steps: Callable[[], object]) -> bool:
+        """Takes each of these steps, whatever becomes of the others: what cannot be removed keeps nothing from being durable."""
+        failed = False
+        for step in steps:
+            at = f"{threading.current_thread().name}: {step.__name__.strip('_').replace('_', ' ')}"
+            try:
+                step()
+            except Exception as error:
+                failed = True
+                problem = described(error)
+                if self.problems.get(at) != problem:
+                    log.error("%s: %s", at, problem, exc_info=not isinstance(error, NosyncError))
+                self.problems[at] = problem
+            else:
+                self.problems.pop(at, None)
+        return not failed
+
     def _durability_loop(self) -> None:
         next_scan = self._env.monotonic_s()
         while not self._closing.is_set():
+            is_well = True
             if self._env.monotonic_s() >= next_scan:
-                self._look()
-                self.collect_garbage()
-                self.archive_manifests()
+                is_well = self._attempt(self._look, self.collect_garbage, self.archive_manifests)
                 next_scan = self._env.monotonic_s() + self.settings.scan_interval_s
-            self._drain()
-            self.let_go_of_inputs()
-            with self._lock:
-                self.problems.pop(threading.current_thread().name, None)
+            is_well = self._attempt(self._drain, self.let_go_of_inputs) and is_well
+            if not is_well:
+                next_scan = min(next_scan, self._env.monotonic_s() + self.settings.retry_s)
             idle_s = next_scan - self._env.monotonic_s()
             if self._replicated and self._inputs_wait():  # nothing here wakes when peers have their copies
                 idle_s = min(idle_s, _LOOK_FOR_SAFE_S)
@@ -800,7 +932,7 @@ class Node(HasLedger):
             if not self.merge_once():
                 with self._lock:
                     self.problems.pop(threading.current_thread().name, None)
-                self._wake_merger.wait()
+                self._wake_merger.wait(_RETRY_MERGES_S)
 
     def abandon(self) -> None:
         """Gives the directory back without making anything durable: what the death of the process does."""
@@ -820,8 +952,8 @@ class Node(HasLedger):
         """Makes everything published durable and gives the directory back. Raises StorageError if something is not durable."""
         self._stop()
         try:
-            self._compactor.collect_garbage(all=True)
             self.sync()
+            self._compactor.collect_garbage(all=True)
         finally:
             self._catalog.close()
             self._directory_lock.release()

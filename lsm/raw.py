@@ -32,6 +32,15 @@ def raw_traces(lines: Lines, directory: LayerDirectory, stage: str, branch: str)
     return [t for t in directory.traces(stage) if t.fingerprint == fingerprint and not t.shard.count]
 
 
+def raw_traces_after(lines: Lines, directory: LayerDirectory, stage: str, branch: str) -> list[TraceId]:
+    """Those of a stage at epochs that are not sealed: shards that this line did not append to yet go on from the line before."""
+    mine = raw_traces(lines, directory, stage, branch)
+    last = _listed(lines.manifest(t, branch) if (t := lines.last_sealed(branch)) is not None else None)
+    fingerprint = raw_fingerprint(lines.line(branch))
+    going_on = {TraceId(stage, fingerprint, trace.shard) for trace in last if trace.stage == stage}
+    return sorted(going_on.union(mine)) if mine else []
+
+
 def raw_trace(lines: Lines, stage: str, index: int, t: int) -> TraceId:
     """Where the layer of a shard at an epoch of the main line is, or goes."""
     for trace in _listed(lines.manifest(t)):

@@ -33,8 +33,9 @@ def let_go_until(lines: Lines, safe: int | None) -> Epoch:
     if safe is None:
         return NOTHING
     refs = lines.refs
-    forks = [refs.lines[id].at for name, id in refs.names.items() if name != MAIN]
-    return Epoch(min([safe, *(at for at in forks if at is not None)]))
+    main = refs.names[MAIN]
+    shared = [refs.shared_until(main, id) for name, id in refs.names.items() if name != MAIN]
+    return Epoch(min([safe, *(at for at in shared if at is not None)]))
 
 
 def is_let_go(manifest: Manifest, entry: Entry, until: int) -> bool:

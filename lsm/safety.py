@@ -109,18 +109,26 @@ class Safety:
 
     def _is_safe_run(self, run: Run) -> bool:
         """Of epochs in an archive, without looking at each: all that they list was merged since, and is durable here."""
-        if self._replicated or self._holder.listener is not None:
+        if self._replicated or self._holder.listener is not None or any(one.copies > 1 for one in run.listed):
+            return False
+        archive = self._holder.lines.of_line(run.line).archive_at(run.first)
+        if archive is None or not self._holder.small.is_durable(archive.path):
             return False
         return is_whole(run.required(), NOTHING, self._holder.records_of)
 
     def _is_safe_epoch(self, manifest: Manifest) -> bool:
         listener = self._holder.listener
-        if (self._replicated and listener is None) or self._holder.small.is_waiting(manifest.path):
+        if (self._replicated and listener is None) or not self._is_manifest_durable(manifest):
             return False
         if not all(self.is_safe(entry) for entry in manifest.entries):
             return False
         required = max((entry.copies for entry in manifest.entries), default=1)
         return required <= 1 or listener is None or listener.copies_of_file(manifest.path) >= required
+
+    def _is_manifest_durable(self, manifest: Manifest) -> bool:
+        small = self._holder.small
+        archive = self._holder.lines.of_line(manifest.line).archive_at(manifest.t)
+        return small.is_durable(manifest.path) or (archive is not None and small.is_durable(archive.path))
 
     def is_durable(self, entry: Entry) -> bool:
         """Whether a layer is durable on this node, merged or not, as it was sealed."""
@@ -140,7 +148,8 @@ class Safety:
             return False
         if self._holder.listener is not None and entry.copies:
             return self._holder.listener.copies(entry) >= entry.copies  # with peers, wherever they are
-        return durable or not entry.copies
+        # Opened without its daemon, this directory is one copy, whatever the peers may have.
+        return (durable and entry.copies <= 1) or not entry.copies
 
     # --- what is on the way -----------------------------------------------------------------------------------------
 

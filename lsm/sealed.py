@@ -229,14 +229,14 @@ def _read_listed(sealed: Sealed, root: Path, env: Env) -> list[CorruptionError]:
         try:
             archives.append(Archive.read(root, sealed.line, name, env))
         except CorruptionError as error:
-            errors.append(error)
+            errors.append(error.of_file(root / MANIFESTS / sealed.line / name))
     outer = outermost(archives)
     manifests = []
     for t in sorted(t for t in epochs if archive_of(outer, t) is None):
         try:
             manifests.append(read_manifest(root, sealed.line, t, env))
         except CorruptionError as error:
-            errors.append(error)
+            errors.append(error.of_file(root / MANIFESTS / sealed.line / f"{t}.json"))
     sealed.load(outer, manifests)
     return errors
 

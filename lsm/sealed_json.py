@@ -20,6 +20,7 @@ from nosync.lsm.errors import CorruptionError, StorageError
 from nosync.lsm.writer import temporary_path
 
 _REST = "rest_blake3"
+_ATTEMPTS = 3
 
 
 def canonical(fields: Mapping[str, Any]) -> str:
@@ -77,25 +78,35 @@ def whole_number(value: object, what: str) -> int:
     return value
 
 
-def publish_text(root: Path, final: Path, text: bytes, env: Env) -> bool:
-    """Publishes a file, whole or not at all. False where the name is taken. Not durable until synced."""
-    temporary = temporary_path(root, env)
-    with storage_errors("write", final):
-        try:
-            with env.create(temporary) as file:
-                file.write(text)
-            env.make_dirs(final.parent)
-            env.link(temporary, final)
-        except FileExistsError:
-            return False
-        finally:
-            env.unlink(temporary)
-    return True
+def publish_text(root: Path, final: Path, text: bytes, env: Env, *, synced: bool = False) -> bool:
+    """Publishes a file, whole or not at all. False where the name is taken. Not durable until it and its directory are synced.
+
+    `synced`: its contents are, before it has the name, so that no power cut leaves a name without them.
+    """
+    for attempt in range(_ATTEMPTS):
+        temporary = temporary_path(root, env)
+        with storage_errors("write", final):
+            try:
+                with env.create(temporary) as file:
+                    file.write(text)
+                if synced:
+                    env.sync_file(temporary)
+                env.make_dirs(final.parent)
+                env.link(temporary, final)
+                return True
+            except FileExistsError:
+                return False
+            except FileNotFoundError:  # a node that starts just now empties tmp/, also of what is being written
+                if attempt + 1 == _ATTEMPTS:
+                    raise
+            finally:
+                env.unlink(temporary)
+    raise AssertionError("the last attempt returns or raises")
 
 
 def publish_small(root: Path, final: Path, fields: Mapping[str, Any], env: Env) -> bool:
-    """Publishes a small JSON file with its digest, whole or not at all. False where the name is taken."""
-    return publish_text(root, final, seal_json(fields), env)
+    """Publishes a small JSON file with its digest, whole or not at all, also after a power cut. False where the name is taken."""
+    return publish_text(root, final, seal_json(fields), env, synced=True)
 
 
 def read_small(path: Path, env: Env) -> dict[str, Any]:

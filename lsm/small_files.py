@@ -56,9 +56,10 @@ class SmallFiles:
         with self._lock:
             return list(self._waiting)
 
-    def is_waiting(self, path: PurePosixPath) -> bool:
+    def is_durable(self, path: PurePosixPath) -> bool:
+        """Whether a file was made durable. One that nobody noted yet is not, though it does not wait either."""
         with self._lock:
-            return path in self._waiting
+            return path in self._durable
 
     def durable(self) -> list[PurePosixPath]:
         with self._lock:
@@ -73,12 +74,14 @@ class SmallFiles:
 
     def forget_gone(self) -> list[PurePosixPath]:
         """Forgets what is not there any more, and returns which were durable."""
-        there = set(self.listed())
         with self._lock:
-            gone = sorted(self._durable - there)
-            self._durable &= there
-            self._waiting = {path: None for path in self._waiting if path in there}
-        return gone
+            known = {*self._durable, *self._waiting}
+        gone = known.difference(self.listed())  # what is published from now on was not known before the listing
+        with self._lock:
+            durable = sorted(self._durable & gone)
+            self._durable -= gone
+            self._waiting = {path: None for path in self._waiting if path not in gone}
+        return durable
 
     def sync(self) -> list[PurePosixPath]:
         """Makes durable what waits, and returns what is durable since. What cannot be is tried again with the next call."""

@@ -25,7 +25,17 @@ import pyarrow.compute as pc
 from nosync.lsm.archive import Run
 from nosync.lsm.branches import MAIN, Line
 from nosync.lsm.catalog import Catalog
-from nosync.lsm.columns import INTERNAL_PREFIX, Bools, describe, key_columns, plain, unify_schemas
+from nosync.lsm.columns import (
+    CHANGE_TYPE_COLUMN,
+    EPOCH_COLUMN,
+    INTERNAL_PREFIX,
+    Bools,
+    describe,
+    joined_schema,
+    key_columns,
+    plain,
+    unify_schemas,
+)
 from nosync.lsm.compare import compare
 from nosync.lsm.directory import (
     CATALOG,
@@ -46,6 +56,7 @@ from nosync.lsm.errors import (
     StorageError,
     UnknownStageError,
 )
+from nosync.lsm.format import HASH_COLUMN, TOMBSTONE_COLUMN
 from nosync.lsm.hashing import Hasher, hash32
 from nosync.lsm.history import View
 from nosync.lsm.layer import Description, LayerId, TraceId, check_name
@@ -69,6 +80,8 @@ from nosync.lsm.views import stage_views
 from nosync.lsm.writer import Published, arrange
 
 BEFORE_FIRST_EPOCH = -1
+BOOKKEEPING = frozenset({HASH_COLUMN, TOMBSTONE_COLUMN})
+"""Columns of a layer that its stage does not have."""
 
 
 def open_store(
@@ -166,7 +179,7 @@ class Store:
             rows = known[1].empty_table()
         self._check_order(id, whose)
         arranged = arrange(rows, key, whose=whose, deletes=deletes, hasher=self.directory.hasher)
-        schema = pa.schema([f for f in arranged.batch.schema if not f.name.startswith(("_hash", "_tombstone"))])
+        schema = pa.schema([f for f in arranged.batch.schema if f.name not in BOOKKEEPING])
         if known is not None:
             schema = unify_schemas(known[1], schema, whose)
         published = self.directory.publish(id, arranged)
@@ -184,6 +197,12 @@ class Store:
             if any(d.lower <= id.description.lower < d.upper and d != id.description for d in available):
                 raise OutOfOrderError(
                     f"{whose}: already recorded, and merged since; the next timestamp is {self._next[id.trace]}"
+                )
+            first = min((epoch_of(d.lower) for d in available), default=begin)
+            if first is not None and t < first:
+                raise OutOfOrderError(
+                    f"{whose}: this trace begins with timestamp {first}, and is only ever gone on with; the next one is "
+                    f"{self._next[id.trace]}"
                 )
         expected = self._next[id.trace]
         if t > expected:
@@ -203,7 +222,7 @@ class Store:
             for id in raw_layers(self._lines(), self.directory, stage):
                 reader = self.directory.reader(id)
                 before = self._schemas.get(at)
-                schema = reader.schema if before is None else unify_schemas(reader.schema, before[1], str(id.trace))
+                schema = reader.schema if before is None else joined_schema(before[1], reader.schema, str(id.trace))
                 self._schemas[at] = (reader.info.key, schema)
         return self._schemas.get(at)
 
@@ -314,7 +333,13 @@ class Store:
         tables = [t.changes(last_of(after), last_of(until)) for t in traces if t.layers]
         if not tables:
             return _select(self._unified(stage, traces).empty_table(), None, stage)
-        return _select(pa.concat_tables(tables, promote_options="default"), None, stage)
+        table = pa.concat_tables(tables, promote_options="default")
+        last = [
+            CHANGE_TYPE_COLUMN,
+            EPOCH_COLUMN,
+        ]  # a shard that has more columns than the first brings them after these
+        names = [name for name in table.column_names if name not in last]
+        return _select(table.select([*names, *(name for name in last if name in table.column_names)]), None, stage)
 
     def diff(self, stage: str, a: str, b: str, as_of: int | None = None) -> pa.Table:
         """The keys of a stage whose rows differ between two branches as of an epoch (default: the newest of both).
@@ -362,7 +387,7 @@ class Store:
     def _unified(self, stage: str, traces: Iterable[Trace]) -> pa.Schema:
         schema: pa.Schema | None = None
         for trace in traces:
-            schema = trace.schema if schema is None else unify_schemas(schema, trace.schema, f"stage {stage}")
+            schema = trace.schema if schema is None else joined_schema(schema, trace.schema, f"stage {stage}")
         assert schema is not None, "a stage has at least one trace"
         return schema
 
@@ -427,12 +452,9 @@ class Store:
         if last is None or not self.since() <= t <= last:
             possible = "there are no epochs yet" if last is None else f"possible are {self.since()} to {last}"
             raise InvalidInputError(f"cannot rewind to {t}: {possible}")
-        number = self.node.lines.refs.entries + 1
-        default = f"before-rewind-{number}" if t < last else None
+        default = f"before-rewind-{self.node.lines.refs.entries + 1}" if t < last else None
         kept = default if keep_as is None else keep_as or None
-        name = f"rewind-{number}"
-        self.node.create_branch(name, MAIN, t, ())
-        self.node.promote(name, kept)
+        self.node.rewind(t, kept)
         return kept
 
     def describe_branch(self, name: str) -> BranchInfo:
@@ -548,7 +570,7 @@ class Store:
             return self._node.durable_ids()
         try:
             catalog = Catalog(self.directory.root / CATALOG, read_only=True)
-        except CatalogError:
+        except (CatalogError, StorageError):
             return set()  # no node has ever run here, or its catalog is damaged: nothing is known to be durable
         try:
             return {record.id for record in catalog.records()}
@@ -591,10 +613,13 @@ class Store:
 
         def is_safe(manifest: Manifest) -> bool:
             required = [e for e in manifest.entries if e.copies]
-            return all(any(d.covers(e.id.description) for d in durable.get(e.id.trace, ())) for e in required)
+            return all(e.copies <= 1 for e in required) and all(
+                any(d.covers(e.id.description) for d in durable.get(e.id.trace, ())) for e in required
+            )
 
         def is_safe_run(run: Run) -> bool:
-            return is_whole(run.required(), NOTHING, lambda trace: durable.get(trace, ()))
+            is_one_copy_enough = all(one.copies <= 1 for one in run.listed)
+            return is_one_copy_enough and is_whole(run.required(), NOTHING, lambda trace: durable.get(trace, ()))
 
         told = self._told_safe()
         safe = safe_from(sealed, Epoch(sealed.first - 1 if told is None else told), is_safe_run, is_safe)
@@ -604,7 +629,7 @@ class Store:
         """The safe point that the node told last, where it keeps it."""
         try:
             catalog = Catalog(self.directory.root / CATALOG, read_only=True)
-        except CatalogError:
+        except (CatalogError, StorageError):
             return None
         try:
             told = catalog.meta(SAFE_META + self._lines().line().id)

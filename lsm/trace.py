@@ -170,9 +170,9 @@ class Trace:
         """`ends`: of layers that count only up to a time (exclusive), because the state goes on elsewhere from there.
         `begins`: of layers whose entries before a time are in the layer before as well.
         """
-        self._ends, self.begins = ends or {}, begins or {}
+        self.ends, self.begins = ends or {}, begins or {}
         for previous, layer in itertools.pairwise(layers):
-            if layer.id.trace != previous.id.trace or previous.id in self._ends or layer.id in self.begins:
+            if layer.id.trace != previous.id.trace or previous.id in self.ends or layer.id in self.begins:
                 continue  # older traces that the state begins in; whoever opened them knows where they end
             if layer.id.description.lower != previous.id.description.upper:
                 lower, upper = previous.id.description.upper, layer.id.description.lower
@@ -210,7 +210,7 @@ class Trace:
 
     def _until(self, layer: LayerReader, as_of: Time) -> Time:
         """Up to which time a layer counts in a read as of `as_of`."""
-        end = self._ends.get(layer.id)
+        end = self.ends.get(layer.id)
         return as_of if end is None else Time(min(as_of, end - 1))
 
     def _after(self, layer: LayerReader, after: Time) -> Time:

@@ -7,7 +7,7 @@ from nosync.lsm.errors import NotAvailableError, UnknownStageError
 from nosync.lsm.history import Span, View, views_of
 from nosync.lsm.layer import TraceId, check_name
 from nosync.lsm.lines import Lines
-from nosync.lsm.raw import raw_traces, raw_view
+from nosync.lsm.raw import raw_traces_after, raw_view
 from nosync.lsm.timestamp import epoch_of, pack
 
 
@@ -20,7 +20,7 @@ def stage_views(directory: LayerDirectory, lines: Lines, stage: str, t: int, bra
     check_name(stage, "stage name")
     sealed, history = lines.manifest(t, branch), lines.histories(branch).get(stage, ())
     ids = sorted({e.id.trace for e in sealed.entries if e.id.trace.stage == stage} if sealed else set())
-    ids = ids or raw_traces(lines, directory, stage, branch) or _unsealed(directory, lines, stage, t, branch)
+    ids = ids or raw_traces_after(lines, directory, stage, branch) or _unsealed(directory, lines, stage, t, branch)
     if ids[0].shard.count and len(history) > 1 and pack(t) >= history[0].lower:
         log = not directory.reader_of_any(ids[0]).info.key
         return views_of(history, stage, pack(t), directory.key_groups, log=log)

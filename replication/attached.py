@@ -15,7 +15,7 @@ from typing import Any
 from nosync.lsm.branches import MAIN
 from nosync.lsm.catalog import Catalog
 from nosync.lsm.directory import CATALOG, LayerDirectory
-from nosync.lsm.errors import CatalogError, CorruptionError, NosyncError, ReplicationError
+from nosync.lsm.errors import CatalogError, CorruptionError, NosyncError, ReplicationError, StorageError
 from nosync.lsm.layer import LayerId
 from nosync.lsm.ledger import HasLedger, Ledger, lost
 from nosync.lsm.manifest import Content, Manifest
@@ -99,7 +99,7 @@ class AttachedNode(HasLedger):
     def durable_ids(self) -> set[LayerId]:
         try:
             catalog = Catalog(self.directory.root / CATALOG, read_only=True)
-        except CatalogError:
+        except (CatalogError, StorageError):
             return set()
         try:
             return {record.id for record in catalog.records()}
@@ -157,6 +157,9 @@ class AttachedNode(HasLedger):
     def promote(self, name: str, keep_as: str | None) -> None:
         promoted = pb.ChangeBranchesRequest.Promote(name=name, keep_as=keep_as or "")
         self._change(pb.ChangeBranchesRequest(promote=promoted))
+
+    def rewind(self, t: int, keep_as: str | None) -> None:
+        self._change(pb.ChangeBranchesRequest(rewind=pb.ChangeBranchesRequest.Rewind(at=t, keep_as=keep_as or "")))
 
     def delete_branch(self, name: str) -> int:
         return self._change(pb.ChangeBranchesRequest(delete=name))

@@ -400,6 +400,8 @@ class Daemon(rpc.DaemonServicer):
                 self.node.create_branch(made.name, made.parent, made.at, list(made.changed))
             elif kind == "promote":
                 self.node.promote(request.promote.name, request.promote.keep_as or None)
+            elif kind == "rewind":
+                self.node.rewind(request.rewind.at, request.rewind.keep_as or None)
             elif kind == "delete":
                 dropped = self.node.delete_branch(request.delete)
             return pb.ChangeBranchesReply(layers_dropped=dropped)

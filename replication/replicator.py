@@ -128,9 +128,7 @@ class Replicator:
 
     def start(self) -> None:
         """Announces what is there, and begins to listen to the node."""
-        self._node.listener = self
-        with self._lock:
-            self._act(self._replica.holds(self._node_records()))
+        self._node.listen(self)
         self.held_files(self._node.small.durable())
         self._clock.start()
 
@@ -145,9 +143,6 @@ class Replicator:
             parts, self._parts = self._parts, {}
         for part in parts.values():
             self._abandon(part)
-
-    def _node_records(self) -> list[Held]:
-        return [held for record in self._node.durable_records() if (held := _held_layer(record)) is not None]
 
     def _held_file(self, path: PurePosixPath) -> Held | None:
         """What a durable manifest, or entry of the log of branches, holds."""
@@ -209,6 +204,16 @@ class Replicator:
         with self._lock:
             members = [self._replica.me, *self._replica.peers]
             return keepers(str(trace.directory), members, 1) == [self._replica.me]
+
+    def is_kept_first(self, record: Record) -> bool:
+        """See nosync.lsm.roles.Listener."""
+        name = name_of(record.id)
+        with self._lock:
+            now_s, me = self._env.monotonic_s(), self._replica.me
+            holders = [
+                p.node for p in self._replica.peers.values() if p.is_up(now_s) and p.holds.holds(name, record.digest)
+            ]
+            return keepers(str(record.id.trace.directory), [me, *holders], 1) != [me]
 
     def copies(self, entry: Entry) -> int:
         """See nosync.lsm.roles.Listener."""

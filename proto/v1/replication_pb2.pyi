@@ -17,18 +17,20 @@ class Held(_message.Message):
     def __init__(self, name: _Optional[str] = ..., digest: _Optional[str] = ..., size_bytes: _Optional[int] = ...) -> None: ...
 
 class Hello(_message.Message):
-    __slots__ = ("node", "incarnation", "store_id", "replicas", "version")
+    __slots__ = ("node", "incarnation", "store_id", "replicas", "version", "key_groups")
     NODE_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     STORE_ID_FIELD_NUMBER: _ClassVar[int]
     REPLICAS_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
+    KEY_GROUPS_FIELD_NUMBER: _ClassVar[int]
     node: str
     incarnation: str
     store_id: str
     replicas: int
     version: int
-    def __init__(self, node: _Optional[str] = ..., incarnation: _Optional[str] = ..., store_id: _Optional[str] = ..., replicas: _Optional[int] = ..., version: _Optional[int] = ...) -> None: ...
+    key_groups: int
+    def __init__(self, node: _Optional[str] = ..., incarnation: _Optional[str] = ..., store_id: _Optional[str] = ..., replicas: _Optional[int] = ..., version: _Optional[int] = ..., key_groups: _Optional[int] = ...) -> None: ...
 
 class Inventory(_message.Message):
     __slots__ = ("seq", "held", "last", "groups")
@@ -340,7 +342,7 @@ class ChangeMembersRequest(_message.Message):
     def __init__(self, add: _Optional[_Mapping[str, str]] = ..., remove: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class ChangeBranchesRequest(_message.Message):
-    __slots__ = ("create", "promote", "delete")
+    __slots__ = ("create", "promote", "delete", "rewind")
     class Create(_message.Message):
         __slots__ = ("name", "parent", "at", "changed")
         NAME_FIELD_NUMBER: _ClassVar[int]
@@ -359,13 +361,22 @@ class ChangeBranchesRequest(_message.Message):
         name: str
         keep_as: str
         def __init__(self, name: _Optional[str] = ..., keep_as: _Optional[str] = ...) -> None: ...
+    class Rewind(_message.Message):
+        __slots__ = ("at", "keep_as")
+        AT_FIELD_NUMBER: _ClassVar[int]
+        KEEP_AS_FIELD_NUMBER: _ClassVar[int]
+        at: int
+        keep_as: str
+        def __init__(self, at: _Optional[int] = ..., keep_as: _Optional[str] = ...) -> None: ...
     CREATE_FIELD_NUMBER: _ClassVar[int]
     PROMOTE_FIELD_NUMBER: _ClassVar[int]
     DELETE_FIELD_NUMBER: _ClassVar[int]
+    REWIND_FIELD_NUMBER: _ClassVar[int]
     create: ChangeBranchesRequest.Create
     promote: ChangeBranchesRequest.Promote
     delete: str
-    def __init__(self, create: _Optional[_Union[ChangeBranchesRequest.Create, _Mapping]] = ..., promote: _Optional[_Union[ChangeBranchesRequest.Promote, _Mapping]] = ..., delete: _Optional[str] = ...) -> None: ...
+    rewind: ChangeBranchesRequest.Rewind
+    def __init__(self, create: _Optional[_Union[ChangeBranchesRequest.Create, _Mapping]] = ..., promote: _Optional[_Union[ChangeBranchesRequest.Promote, _Mapping]] = ..., delete: _Optional[str] = ..., rewind: _Optional[_Union[ChangeBranchesRequest.Rewind, _Mapping]] = ...) -> None: ...
 
 class ChangeBranchesReply(_message.Message):
     __slots__ = ("layers_dropped",)

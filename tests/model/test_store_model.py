@@ -193,6 +193,11 @@ class StoreMachine(RuleBasedStateMachine):
             int(layer.upper) > (-1 if self.store.last_sealed() is None else self.store.last_sealed() or 0) + 1
             for layer in self.store.layers()
         )
+        lost = lost or any(
+            self.store.last_sealed(name) != max(states) or self.store.node.missing(name)
+            for name, states in self.kept.items()
+            if max(states) >= 0
+        )
         if lost or unsealed:
             self.check_readable_up_to(-1 if safe is None else safe)
             self.store.close()

@@ -37,6 +37,9 @@ class Peers:
     def dropped_files(self, paths: Sequence[PurePosixPath]) -> None:
         raise AssertionError("nothing is dropped here")
 
+    def lost_files(self, paths: Sequence[PurePosixPath]) -> None:
+        self.lost = [str(path) for path in paths]
+
     def safe_elsewhere(self, line: str) -> Epoch:
         return Epoch(-1)
 
@@ -45,6 +48,9 @@ class Peers:
 
     def keeps_first(self, trace: TraceId) -> bool:
         return True
+
+    def is_kept_first(self, record: Record) -> bool:
+        return False
 
     def copies(self, entry: Entry) -> int:
         return self.layers
@@ -132,13 +138,15 @@ def test_epochs_in_an_archive_wait_for_copies_too(open_store: OpenStore) -> None
     """Where what was told is forgotten: merged layers that are durable here are not on other nodes yet."""
     settings = nosync.StoreSettings(background=False, grace_s=0.0, archive_epochs=2)
     store = open_store(settings=settings)
+    assert isinstance(store.node, Node)
+    peers = store.node.listener = Peers(2, 2)
     for t in range(6):
         seal(store, t, 2)
-    assert isinstance(store.node, Node)
     store.node.archive_manifests()
     store.compact()
     assert store.node.lines.archives()
-    peers = store.node.listener = Peers(1, 1)
+    peers.layers = peers.files = 1
+    store.node.safety._written["main"] = Epoch(-1)
     store.node.safety.something_changed()
     assert store.safe_point() is None
     peers.layers = peers.files = 2
