@@ -37,6 +37,8 @@ class Line:
     at: Epoch | None = None
     changed: tuple[str, ...] = ()
     """The stages whose code is another one than the parent's."""
+    own_states: bool = False
+    """Changed stages that keep state are told apart by where they left the parent's; false in lines of earlier versions."""
 
 
 @dataclass(frozen=True)
@@ -72,6 +74,19 @@ class Refs:
             break
         return min(ends, default=None)
 
+    def begins(self, line: str) -> dict[str, str]:
+        """By stage whose code is another one than at the root of a line: where that code began, the same text for the same state.
+
+        What such a stage holds at an epoch depends on the state that it began with, so two branches may share its layers only
+        where they left the same line at the same epoch.
+        """
+        return {
+            stage: f"{step.parent}@{step.at}"
+            for step in self.lineage(line)
+            if step.own_states
+            for stage in step.changed
+        }
+
     def kept_until(self) -> dict[str, Epoch | None]:
         """The lines that are needed, and up to which epoch of their own; None: all of them."""
         kept: dict[str, Epoch | None] = dict.fromkeys(self.names.values())
@@ -97,7 +112,8 @@ class Refs:
             line = entry["line"]
             if name in names or line in lines or entry["parent"] not in lines:
                 raise ValueError(f"branch {name!r} or its line {line!r} is there already, or its parent is not")
-            lines[line] = Line(line, entry["parent"], Epoch(entry["at"]), tuple(entry["changed"]))
+            own_states = bool(entry.get("own_states"))
+            lines[line] = Line(line, entry["parent"], Epoch(entry["at"]), tuple(entry["changed"]), own_states)
             names[name] = line
         elif entry["do"] == "rewind":
             if entry["line"] in lines or entry["parent"] != names[MAIN] or entry["keep_as"] in names:
@@ -183,4 +199,7 @@ def creation(refs: Refs, name: str, parent: str, at: int, changed: Iterable[str]
     if name in refs.names:
         raise InvalidInputError(f"branch {name!r} exists already; delete it or use another name")
     line = f"{name[:48]}-{refs.entries + 1}"
-    return {"do": "create", "name": name, "line": line, "parent": parent, "at": at, "changed": sorted(changed)}
+    return {
+        "do": "create", "name": name, "line": line, "parent": parent, "at": at, "changed": sorted(changed),
+        "own_states": True,
+    }  # fmt: skip

@@ -30,7 +30,7 @@ from nosync.lsm.env import Env, storage_errors
 from nosync.lsm.errors import FormatVersionError, HoleError, InvalidInputError, NotAStoreError, UnknownStageError
 from nosync.lsm.hashing import Hasher, hash32
 from nosync.lsm.history import Part, View
-from nosync.lsm.layer import Description, LayerId, Shard, TraceId, parse_file_name
+from nosync.lsm.layer import Description, Digest, LayerId, Shard, TraceId, parse_file_name
 from nosync.lsm.reader import LayerReader
 from nosync.lsm.timestamp import Time, pack, show
 from nosync.lsm.trace import Trace, choose_cover, overlaps
@@ -309,5 +309,6 @@ class LayerDirectory:
         reader = self.reader(id)
         return Published(id, reader.digest, reader.info.rows, reader.size_bytes, existed=True)
 
-    def publish(self, id: LayerId, rows: LayerRows) -> Published:
-        return publish_rows(self.root, id, rows, self.key_groups, self.env)
+    def publish(self, id: LayerId, rows: LayerRows, expected: Digest | None = None) -> Published:
+        """See nosync.lsm.writer.publish_rows."""
+        return publish_rows(self.root, id, rows, self.key_groups, self.env, expected)

@@ -14,9 +14,9 @@ from typing import Any
 from nosync.lsm.archive import Run
 from nosync.lsm.branches import MAIN
 from nosync.lsm.directory import LayerDirectory
-from nosync.lsm.errors import DeterminismError, OutOfOrderError
+from nosync.lsm.errors import CorruptionError, DeterminismError, OutOfOrderError
 from nosync.lsm.history import History
-from nosync.lsm.layer import Description, LayerId, TraceId
+from nosync.lsm.layer import Description, Digest, LayerId, TraceId
 from nosync.lsm.lines import Lines
 from nosync.lsm.manifest import Content, Entry, Manifest, check_same, publish_manifest
 from nosync.lsm.release import is_let_go, let_go_until
@@ -85,6 +85,16 @@ class Ledger:
         expected = self.lines.expected(branch)
         if expected is not None and self.lines.manifest(t, branch) is None and t != expected:
             raise OutOfOrderError(f"cannot seal {t}: the next timestamp of branch {branch} is {expected}")
+
+    def check_listed(self, id: LayerId, digest: Digest) -> None:
+        """Raises CorruptionError where a sealed epoch lists a layer with another digest than its file has."""
+        if not id.is_fresh or round_of(id.description.lower):
+            return
+        for entry in self._sealed_elsewhere(epoch_of(id.description.lower), None).values():
+            if entry.id == id and entry.digest != digest:
+                raise CorruptionError(
+                    f"{id}: its file has digest {digest[:16]}, and its sealed epoch lists {entry.digest[:16]}"
+                )
 
     def exists(self, id: LayerId) -> bool:
         """Whether a file of this name is there."""

@@ -771,11 +771,16 @@ class Node(HasLedger):
         return True
 
     def recheck(self, ids: Sequence[LayerId]) -> list[NosyncError]:
-        """Verifies every byte of these layers; what is bad goes to quarantine. Returns an error for each."""
+        """Verifies every byte of these layers, and that they are what sealed epochs list; what is bad goes to quarantine.
+
+        Returns an error for each.
+        """
         errors: list[NosyncError] = []
         for id in ids:
             try:
-                LayerReader.open(self.directory.path_of(id), self._env, id).verify()
+                reader = LayerReader.open(self.directory.path_of(id), self._env, id)
+                reader.verify()
+                self.ledger.check_listed(id, reader.digest)
             except FileNotFoundError:
                 continue
             except CorruptionError as error:

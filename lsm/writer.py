@@ -184,17 +184,23 @@ def _reconcile(final: Path, id: LayerId, temporary: Path, digest: Digest, env: E
             return recorded
     except CorruptionError as error:
         raise CorruptionError(f"{error}. What stands is never overwritten: recover() moves it aside first") from error
+    raise _other_contents(id, recorded.digest, f"recorded are {recorded.info.rows} rows,", digest)
+
+
+def _other_contents(
+    id: LayerId, recorded: Digest, how: str, digest: Digest, rows: int | None = None
+) -> DeterminismError:
     trace = id.trace
-    raise DeterminismError(
+    return DeterminismError(
         f"stage {trace.stage} shard {trace.shard} timestamp {show(id.description.lower)}: computed twice with different "
-        f"results (recorded digest {recorded.digest[:16]}, {recorded.info.rows} rows; now digest {digest[:16]}). "
-        "The recorded layer stays. Remove randomness and order dependence from the stage, or declare it "
+        f"results ({how} digest {recorded[:16]}; now {'' if rows is None else f'{rows} rows, '}digest {digest[:16]}). "
+        "What was recorded counts. Remove randomness and order dependence from the stage, or declare it "
         "deterministic=False. For other input than that of an attempt which failed, rewind() to the last sealed epoch first; for "
         "changed logic, use a branch",
         stage=trace.stage,
         shard=str(trace.shard),
         t=show(id.description.lower),
-        recorded_digest=recorded.digest,
+        recorded_digest=recorded,
         rejected_digest=digest,
     )
 
@@ -222,10 +228,13 @@ def write_again(root: Path, path: Path, env: Env) -> None:
         env.unlink(temporary)
 
 
-def publish_rows(root: Path, id: LayerId, rows: LayerRows, key_groups: int, env: Env) -> Published:
+def publish_rows(
+    root: Path, id: LayerId, rows: LayerRows, key_groups: int, env: Env, expected: Digest | None = None
+) -> Published:
     """Steps 3 and 4: publishes one fresh layer under the data directory `root`.
 
-    Raises DeterminismError where the name is taken by other contents, StorageError where the disk refuses; in both
+    `expected`: what the manifest of its epoch lists; a layer that is another one is not published at all.
+    Raises DeterminismError for that, and where the name is taken by other contents, StorageError where the disk refuses; in both
     cases what was there before is untouched.
     """
     offsets = np.empty(0, dtype=np.uint64)
@@ -234,16 +243,22 @@ def publish_rows(root: Path, id: LayerId, rows: LayerRows, key_groups: int, env:
         offsets = group_offsets(rows.hashes, key_groups)
     for _ in range(_ATTEMPTS - 1):
         try:
-            return _write_and_link(root, id, rows, key_groups, offsets, env)
+            return _write_and_link(root, id, rows, key_groups, offsets, env, expected)
         except StorageError as error:
             # A node that starts just now empties tmp/, also of files that are being written.
             if not isinstance(error.__cause__, FileNotFoundError):
                 raise
-    return _write_and_link(root, id, rows, key_groups, offsets, env)
+    return _write_and_link(root, id, rows, key_groups, offsets, env, expected)
 
 
 def _write_and_link(
-    root: Path, id: LayerId, rows: LayerRows, key_groups: int, offsets: npt.NDArray[np.uint64], env: Env
+    root: Path,
+    id: LayerId,
+    rows: LayerRows,
+    key_groups: int,
+    offsets: npt.NDArray[np.uint64],
+    env: Env,
+    expected: Digest | None,
 ) -> Published:
     batch = rows.batch
     temporary = temporary_path(root, env)
@@ -258,4 +273,8 @@ def _write_and_link(
         except OSError:
             env.unlink(temporary)
             raise
+    if expected is not None and digest != expected:
+        with storage_errors("remove", temporary):
+            env.unlink(temporary)
+        raise _other_contents(id, expected, "the sealed epoch lists", digest, rows.batch.num_rows)
     return link_layer(root, id, temporary, info, digest, env)

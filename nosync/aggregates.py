@@ -302,7 +302,7 @@ class Plan:
                 # Null where nothing was counted: dividing by zero would give NaN.
                 n = columns[counted]
                 n = pc.if_else(pc.greater(n, 0), n, None)
-                columns[output] = pc.divide(columns[total].cast(pa.float64()), n.cast(pa.float64()))
+                columns[output] = pc.divide(_as_doubles(columns[total]), _as_doubles(n))
             elif aggregate.function in ("variance", "stddev"):
                 # Null for fewer than two values.
                 n = pc.if_else(pc.greater(columns[counted], 1), pc.subtract(columns[counted], 1), None)
@@ -348,7 +348,7 @@ def _added(a: pa.ChunkedArray, b: pa.ChunkedArray) -> pa.ChunkedArray:
     """Null where either is. Arrow gives the sum of decimals one digit more, which of 38 digits there is not."""
     type_ = a.type
     if not pa.types.is_decimal(type_):
-        return pc.add(a, b)
+        return pc.add_checked(a, b)
     wide = pa.decimal256(type_.precision, type_.scale)
     return pc.add(a.cast(wide), b.cast(wide)).cast(type_)
 
@@ -455,8 +455,11 @@ def _answer(aggregate: Aggregate, values: pa.ChunkedArray, accumulator: Accumula
 def _expanded(lists: pa.ListArray, limit: int, *, descending: bool) -> pa.ListArray:
     """Each multiset as a list with every value as often as it occurs, cut at `limit`."""
     entries = _stored_entries(lists)
-    if descending:
-        entries = entries.sort_by([("row", "ascending"), ("v0", "descending")])
+    if descending:  # the other way round, as Arrow puts NaN, the largest, last in either order
+        entries = entries.sort_by([("row", "ascending"), ("v0", "ascending")])
+        backwards = np.arange(entries.num_rows)[::-1]
+        rows = entries["row"].to_numpy()[backwards]
+        entries = entries.take(pa.array(backwards[np.argsort(rows, kind="stable")]))
     repeats = np.minimum(entries["n"].to_numpy(), limit)
     row = np.repeat(entries["row"].to_numpy(), repeats)
     values = as_array(entries["v0"]).take(pa.array(np.repeat(np.arange(len(repeats)), repeats)))
@@ -474,7 +477,7 @@ def _expanded(lists: pa.ListArray, limit: int, *, descending: bool) -> pa.ListAr
 def _moments(rows: pa.Table, weights: pa.Array | None, groups: Groups, m2: Accumulator) -> dict[str, pa.Array]:
     """Of each group (came, went): mean and m2 as lists of two, beside the count that other code keeps."""
     assert m2.source is not None, "a variance is of a column"
-    x = take(as_array(rows.column(m2.source)), groups.order).cast(pa.float64())
+    x = _as_doubles(take(as_array(rows.column(m2.source)), groups.order))
     valid = x.is_valid().to_numpy(zero_copy_only=False)
     went = np.zeros(len(valid), np.bool_) if weights is None else np.take(weights.to_numpy(), groups.order) < 0
     values = x.fill_null(0.0).to_numpy(zero_copy_only=False)
@@ -520,6 +523,11 @@ def _combined_moments(partial: pa.Table, before: pa.Table, m2: Accumulator) -> t
     return pa.array(mean), pa.array(spread)
 
 
+def _as_doubles(column: pa.Array | pa.ChunkedArray) -> pa.Array | pa.ChunkedArray:
+    """The nearest ones: a mean of ids or of times in milliseconds is beyond what doubles have exactly."""
+    return column.cast(pa.float64(), safe=False)
+
+
 def _doubles(column: pa.ChunkedArray) -> npt.NDArray[np.float64]:
-    values: npt.NDArray[np.float64] = as_array(column).cast(pa.float64()).fill_null(0.0).to_numpy(zero_copy_only=False)
+    values: npt.NDArray[np.float64] = _as_doubles(as_array(column)).fill_null(0.0).to_numpy(zero_copy_only=False)
     return values

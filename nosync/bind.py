@@ -79,16 +79,18 @@ def bind(
     salt: str = "",
     sources: Mapping[str, str] | None = None,
     placements: Mapping[str, Sequence[str]] | None = None,
+    begins: Mapping[str, str] | None = None,
 ) -> BoundFlow:
     """Resolves schemas, fingerprints and segments. Raises FlowError or SchemaError naming the stage.
 
     `salt` enters the fingerprints of sources, for a branch with inputs of its own; `sources` states them, for one that
     shares the recorded inputs of another. `placements` says by which columns the rows of sources are in their shards, where
-    they were recorded (default: by the first key that the flow asks of them).
+    they were recorded (default: by the first key that the flow asks of them). `begins`: of stages that go on from another line's
+    state, from which; it enters their fingerprints.
     """
     if not flow.sources:
         raise FlowError(f"dataflow {flow.name} has no source")
-    binder = _Binder(flow, parse_ddl, analyze, salt, sources or {}, placements)
+    binder = _Binder(flow, parse_ddl, analyze, salt, sources or {}, placements, begins or {})
     for stage in flow.stages:
         for name in stage.inputs:
             if name not in binder.bound:
@@ -105,7 +107,7 @@ def bind(
 
 def source_fingerprints(flow: Dataflow, parse_ddl: ParseDdl, *, salt: str = "") -> dict[str, str]:
     """By source, the fingerprint that `bind` gives it, without binding the rest."""
-    binder = _Binder(flow, parse_ddl, _no_jvm, salt, {}, {})
+    binder = _Binder(flow, parse_ddl, _no_jvm, salt, {}, {}, {})
     for stage in flow.sources:
         binder.add(stage)
     return {name: bound.fingerprint for name, bound in binder.bound.items()}
@@ -120,8 +122,9 @@ class _Binder:
         salt: str,
         sources: Mapping[str, str],
         placements: Mapping[str, Sequence[str]] | None,
+        begins: Mapping[str, str],
     ) -> None:
-        self._salt, self._sources, self._placements = salt, sources, placements
+        self._salt, self._sources, self._placements, self._begins = salt, sources, placements, begins
         self._flow, self._parse_ddl, self._analyze = flow, parse_ddl, analyze
         self.bound: dict[str, BoundStage] = {}
         self.segments: dict[str, Segment] = {}
@@ -353,7 +356,8 @@ class _Binder:
         assert not unknown, f"{unknown} are declared after the loop that uses them"
         growing = not any(self.bound[name].changing for name in entering)
         schema, key = loop_schema(start.output), tuple(start.output.names)
-        described = "; ".join(self._described(s) for s in members)
+        outside = [f"{name} {self.bound[name].fingerprint}" for name in sorted(entering)]
+        described = "; ".join([*(self._described(s) for s in members), *outside, stage.options["result"]])
         bound = self._stage(
             stage, schema, changing=not growing, key=key, options={"feed_key": key}, described=described
         )
@@ -400,6 +404,8 @@ class _Binder:
         described: str = "",
     ) -> BoundStage:
         code = stage.version if stage.version is not None else stage.function
+        if stage.name in self._begins and (key or stage.kind in (WATERMARK, LATE)):  # it keeps state
+            described += f" from {self._begins[stage.name]}"
         fp = fingerprint(
             stage.kind,
             key or stage.key,
@@ -451,7 +457,8 @@ class _Binder:
             key=key,
             window=window,
             options=options,
-            described=f"{window} {options}",
+            # Versions before took rows that differ in which of their columns is null for equal ones.
+            described=f"{window} {options}{' nulls' if kind == ARRANGE and changing else ''}",
         )
 
     def _level(self, stage: Stage) -> Level:

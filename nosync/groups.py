@@ -10,8 +10,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
 from nosync.lsm.columns import Indices, as_array, fixed_view, order_by_key, take
@@ -20,6 +22,7 @@ from nosync.lsm.hashing import U32
 _SAMPLE_ROWS = 1024
 _FEW_SHARE = 0.85
 _STRIDE = 2654435761
+_TOO_LARGE = 2.0**63
 """A prime, so that no pattern of rows follows it."""
 SUM, MIN, MAX = "sum", "min", "max"
 
@@ -94,6 +97,8 @@ class Groups:
         values = np.take(values, self.order)
         if values.dtype.kind == "f":
             return pa.array(np.bincount(self.numbers, values, minlength=len(self)), column.type)
+        if how == SUM:
+            _check_sums(values, self.starts)
         reduced = {SUM: np.add, MIN: np.minimum, MAX: np.maximum}[how].reduceat(values, self.starts)
         return pa.array(reduced).view(column.type)
 
@@ -102,6 +107,16 @@ class Groups:
         # One thread: the order in which floats are added must not depend on scheduling.
         reduced = rows.group_by("group", use_threads=False).aggregate([("value", how)])
         return as_array(reduced.column(f"value_{how}"))
+
+
+def _check_sums(values: npt.NDArray[Any], starts: Indices) -> None:
+    """Raises OverflowError where a sum is beyond 64 bits, and would come out as another number."""
+    largest = max(abs(int(values.max())), abs(int(values.min())))
+    if largest * len(values) < _TOO_LARGE:
+        return
+    sums = np.add.reduceat(values.astype(np.float64), starts)
+    if np.abs(sums).max() >= _TOO_LARGE:
+        raise OverflowError("a sum is beyond 64 bits: cast the column to double or decimal before")
 
 
 def _are_few(hashes: U32) -> bool:

@@ -523,7 +523,8 @@ class Job:
         assert manifest is not None, "it is sealed"
         recorded = {e.id.trace.stage: e.id.trace.fingerprint for e in manifest.entries}
         sources = {stage.name: recorded[stage.name] for stage in self.flow.sources}
-        bound = bind(flow, self._epoch.parse_ddl, self._analyze, sources=sources)
+        begins = self._node.lines.refs.begins(self._node.lines.line(self.branch_name).id)
+        bound = bind(flow, self._epoch.parse_ddl, self._analyze, sources=sources, begins=begins)
         changed = changed_stages(bound, recorded)
         traces = {e.id.trace.stage: e.id.trace for e in manifest.entries}
         check_states_fit(bound, changed, lambda stage: self._recorded_schema(traces.get(stage)))
@@ -718,6 +719,8 @@ class Job:
             self._node.check()
         self._node.settle()
         missing = self._node.missing(self.branch_name)
+        # A file may stand there that is another one than the manifest lists: it would be taken for what is missing.
+        self._node.recheck([m.entry.id for m in missing])
         safe = self._node.safe_point(self.branch_name)
         clock.lap("inspect")
         chosen = {self._stage(name).name for name in (self.flow.stages if outputs is None else outputs)}

@@ -122,13 +122,19 @@ def keyed_changes(new: pa.Table, gone: pa.Table, key: tuple[str, ...], on: tuple
 
 
 def content_hash(rows: pa.Table) -> Indices:
-    """A 64-bit hash of each row's contents. Nested columns are hashed by their text, row by row."""
+    """A 64-bit hash of each row's contents. Nested columns are hashed by their text, row by row.
+
+    The hash passes over nulls, as Spark's does; so which columns are null is hashed as well.
+    """
     columns = []
     for column in rows.columns:
         array = as_array(column)
         if pa.types.is_nested(array.type):
             array = pa.array([repr(value) for value in array.to_pylist()], pa.string())
         columns.append(array)
+    if any(array.null_count for array in columns):
+        nothing = pa.scalar(None, pa.int64())
+        columns += [pc.if_else(pc.is_null(array), pa.scalar(i), nothing) for i, array in enumerate(columns)]
     hashes: Indices = hash64(columns, allow_nan=True).view(np.int64)  # contents are no keys
     return hashes
 

@@ -41,7 +41,8 @@ class LineFlow:
         self._bound: dict[tuple[object, ...], BoundFlow] = {}
         line = node.lines.line(self._branch())
         salt = "" if line.id == MAIN_LINE else line.id
-        self.flow: BoundFlow = bind(declared, parse_ddl, analyze, salt=salt).placed
+        self._begins = node.lines.refs.begins(line.id)
+        self.flow: BoundFlow = bind(declared, parse_ddl, analyze, salt=salt, begins=self._begins).placed
         """With the fingerprints of epochs that bring inputs of their own; `at` has those of others."""
         self._check_code()
         self._check_levels()
@@ -56,7 +57,9 @@ class LineFlow:
         placed = manifest.meta.get(PLACED)  # None: of an older version, which placed by keys that are asked directly
         at = (*sorted(sources.items()), json.dumps(placed, sort_keys=True))
         if at not in self._bound:
-            self._bound[at] = bind(self._declared, self._parse_ddl, self._analyze, sources=sources, placements=placed)
+            self._bound[at] = bind(
+                self._declared, self._parse_ddl, self._analyze, sources=sources, placements=placed, begins=self._begins
+            )
         return self._bound[at]
 
     def parents_manifest(self, t: int) -> Manifest | None:

@@ -47,6 +47,7 @@ from nosync.operators import (
 from nosync.plan import BoundStage
 
 COUNT, LIVE = "__n", "__live"
+_HASH, _CAME, _LOST = "__hash", "__came", "__lost"
 
 
 class Phase(enum.Enum):
@@ -79,11 +80,11 @@ def apply_loop(work: Work) -> Produced:
     touched = _derivations(work)
     if phase is Phase.TURN:
         touched = pa.concat_tables([touched, _touched_before(work)])
-    columns, all_hashes = key_columns(touched, stage.key, str(id)), as_array(touched.column("hash")).to_numpy()
+    columns, all_hashes = key_columns(touched, stage.key, str(id)), as_array(touched.column(_HASH)).to_numpy()
     groups = Groups.of(columns, all_hashes)
     keys = pa.table([take(column, groups.first) for column in columns], names=list(stage.key))
     hashes = all_hashes[groups.first]
-    came, lost = (groups.reduce(as_array(touched.column(name)), SUM).to_numpy() for name in ("came", "lost"))
+    came, lost = (groups.reduce(as_array(touched.column(name)), SUM).to_numpy() for name in (_CAME, _LOST))
     found = work.state.find(keys, hashes)
     before = np.zeros(len(hashes), dtype=np.int64)
     was_live: Bools = np.zeros(len(hashes), dtype=np.bool_)
@@ -103,9 +104,9 @@ def _derivations(work: Work) -> pa.Table:
     parts = []
     for rows in map(as_changes, work.inputs):
         weights = weights_of(rows).to_numpy()
-        part = rows.select(names).append_column("hash", pa.array(hash32_of(rows)))
-        part = part.append_column("came", pa.array((weights > 0).astype(np.int64)))
-        parts.append(part.append_column("lost", pa.array((weights < 0).astype(np.int64))))
+        part = rows.select(names).append_column(_HASH, pa.array(hash32_of(rows)))
+        part = part.append_column(_CAME, pa.array((weights > 0).astype(np.int64)))
+        parts.append(part.append_column(_LOST, pa.array((weights < 0).astype(np.int64))))
     return pa.concat_tables(parts)
 
 
@@ -114,9 +115,7 @@ def _touched_before(work: Work) -> pa.Table:
     touched = work.trace(work.stage.name).rows_between(Time(pack(work.t) - 1), work.before)
     zeros = pa.array(np.zeros(len(touched.hashes), dtype=np.int64))
     table = pa.Table.from_batches([touched.data]).select(list(work.stage.key))
-    return (
-        table.append_column("hash", pa.array(touched.hashes)).append_column("came", zeros).append_column("lost", zeros)
-    )
+    return table.append_column(_HASH, pa.array(touched.hashes)).append_column(_CAME, zeros).append_column(_LOST, zeros)
 
 
 # --- what the variable's consumers see ---------------------------------------------------------------------------------

@@ -37,7 +37,7 @@ from nosync.lsm.errors import DeterminismError, HoleError
 from nosync.lsm.fence import Instance, check_fence
 from nosync.lsm.hashing import hash64
 from nosync.lsm.history import History, View, span_at, view_at
-from nosync.lsm.layer import Description, LayerId, Shard, TraceId, of_round
+from nosync.lsm.layer import Description, Digest, LayerId, Shard, TraceId, of_round
 from nosync.lsm.timestamp import Time, end_of, pack
 from nosync.lsm.trace import Trace
 from nosync.operators import (
@@ -179,6 +179,8 @@ class SegmentTask:
     line: str = "main"
     instance: Instance | None = None
     """Which instance of the job this is; one that was replaced publishes nothing."""
+    sealed: Mapping[tuple[str, int], Digest] = field(default_factory=dict)
+    """By (stage, shard), what the epoch's manifest lists, where it is sealed: nothing else is published under these names."""
 
     def feed_of(self, stage: str, input: str) -> int | None:
         """The feed that an input comes by; None where it is computed in this segment."""
@@ -400,7 +402,13 @@ class _ShardRun:
 
     def _must_compare(self, stage: BoundStage, id: LayerId) -> bool:
         """A source that is given its rows again publishes them again: other rows for a recorded epoch are an error."""
-        return stage.kind == SOURCE and self._task.input_given and self._directory.path_of(id).exists()
+        if stage.kind != SOURCE or not self._task.input_given:
+            return False
+        # Merged since, it is not there under its own name any more, but its manifest remembers it.
+        return self._directory.path_of(id).exists() or self._expected(id) is not None
+
+    def _expected(self, id: LayerId) -> Digest | None:
+        return self._task.sealed.get((id.trace.stage, id.trace.shard.index)) if id.is_fresh else None
 
     def _available(self, name: str) -> bool:
         """Whether the changes of a stage can be had: it is recorded, or what it is computed from is."""
@@ -473,9 +481,11 @@ class _ShardRun:
         watermarks, newest = (NO_WATERMARK, NO_WATERMARK), None
         if stage.window is not None:
             watermarks, newest = self._watermarks(stage), self._feeds[0].newest_us
-        return OPERATORS[stage.kind](
-            Work(stage, id, tuple(inputs), self._state_before, newest, watermarks, self._task.phase)
-        )
+        work = Work(stage, id, tuple(inputs), self._state_before, newest, watermarks, self._task.phase)
+        try:
+            return OPERATORS[stage.kind](work)
+        except (pa.ArrowException, ArithmeticError) as error:  # of values that Arrow cannot compute with
+            raise stage_error(id, f"its {stage.kind} failed: {type(error).__name__}: {error}") from error
 
     def _input(self, stage: BoundStage, name: str, id: LayerId) -> pa.Table:
         feed = self._task.feed_of(stage.name, name)
@@ -523,7 +533,7 @@ class _ShardRun:
         check_fence(self._directory.root, self._task.line, self._task.instance, self._directory.env)
         ours = True
         try:
-            published = self._directory.publish(id, produced.layer)
+            published = self._directory.publish(id, produced.layer, self._expected(id) if stage.deterministic else None)
         except DeterminismError:
             if stage.deterministic:
                 raise

@@ -143,6 +143,9 @@ class AttachedNode(HasLedger):
     def check(self) -> list[NosyncError]:
         return [CorruptionError(text) for text in self.client.check()]
 
+    def recheck(self, ids: Sequence[LayerId]) -> list[NosyncError]:
+        return self.check() if any(self.ledger.exists(id) for id in ids) else []
+
     def compact(self, stage: str | None = None) -> Iterator[int]:
         return self.client.compact(stage or "")
 

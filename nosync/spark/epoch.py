@@ -33,7 +33,7 @@ from nosync.lsm.failures import decode_failure, encode_failure
 from nosync.lsm.fence import Instance
 from nosync.lsm.hashing import HASH_BITS
 from nosync.lsm.history import History, view_at
-from nosync.lsm.layer import Description, Shard, TraceId, of_round
+from nosync.lsm.layer import Description, Digest, Shard, TraceId, of_round
 from nosync.lsm.timestamp import Time, pack, round_of
 from nosync.operators import HASH64_COLUMN, is_hashed_in_tasks
 from nosync.plan import WATERMARK, BoundFlow, BoundStage, Emission, Feed, Loop, Segment, part_of
@@ -76,6 +76,8 @@ class EpochPlan:
     """Stages that need not be looked at: all of their layers are recorded."""
     line: str = "main"
     instance: Instance | None = None
+    sealed: Mapping[tuple[str, int], Digest] = field(default_factory=dict)
+    """By (stage, shard), what the manifest of the epoch lists, where it is sealed."""
 
 
 def parse_ddl(text: str) -> pa.Schema:
@@ -369,10 +371,17 @@ class _EpochJob:
             recorded=plan.skip,
             line=plan.line,
             instance=plan.instance,
+            sealed=plan.sealed,
         )
         emits = [self._wanted_at is None or emission in self._wanted_at[i] for i in range(len(self._plans))]
         return [
-            replace(first, t=plan.t, compute=_may_compute(plan, round), emits=emission is None or emits[i])
+            replace(
+                first,
+                t=plan.t,
+                compute=_may_compute(plan, round),
+                emits=emission is None or emits[i],
+                sealed=plan.sealed,
+            )
             for i, plan in enumerate(self._plans)
         ]
 

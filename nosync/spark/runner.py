@@ -12,8 +12,11 @@ from nosync.batches import Again, batches
 from nosync.lsm.errors import NosyncError, StageError
 from nosync.lsm.fence import Instance
 from nosync.lsm.history import continued
+from nosync.lsm.layer import Digest
+from nosync.lsm.manifest import Manifest
 from nosync.lsm.roles import StoreNode
 from nosync.lsm.timestamp import pack
+from nosync.plan import BoundFlow
 from nosync.recovery import Step
 from nosync.replication.places import Place
 from nosync.segment import Report
@@ -58,6 +61,7 @@ class Runner:
                 skip=one.skip,
                 line=line,
                 instance=instance,
+                sealed=_listed(self._node.lines.manifest(one.step.t, branch), flow),
             )
             for one in batch
         ]
@@ -107,6 +111,17 @@ class Runner:
                 if len(batch) > 1:
                     reports = {at: _counted_as_computed(one, report) for at, report in reports.items()}
                 yield one, reports
+
+
+def _listed(manifest: Manifest | None, flow: BoundFlow) -> dict[tuple[str, int], Digest]:
+    """Of the traces that the flow writes; on a branch, epochs before the fork list those of other code."""
+    entries = manifest.entries if manifest is not None else ()
+    of_flow = {stage.name: stage.fingerprint for stage in flow.recorded}
+    return {
+        (e.id.trace.stage, e.id.trace.shard.index): e.digest
+        for e in entries
+        if of_flow.get(e.id.trace.stage) == e.id.trace.fingerprint
+    }
 
 
 def _counted_as_computed(one: Again, report: Report) -> Report:
