@@ -297,6 +297,15 @@ def key_columns(table: pa.Table, key: Sequence[str], whose: str) -> list[pa.Arra
     return columns
 
 
+def nullable(type_: pa.DataType) -> pa.DataType:
+    """The same type, whose parts may be null: whether they may is nothing that rows are told apart by."""
+    if pa.types.is_list(type_):
+        return pa.list_(nullable(type_.value_type))
+    if pa.types.is_struct(type_):
+        return pa.struct([(f.name, nullable(f.type)) for f in type_])
+    return type_
+
+
 def unify_schemas(older: pa.Schema, newer: pa.Schema, whose: str) -> pa.Schema:
     """The schema that reads both: `newer` may add columns (null in older rows); it may not drop or retype any.
 

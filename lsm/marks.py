@@ -27,6 +27,13 @@ class Marks:
         """Whether epoch `t` was marked."""
         return any(int(fact.what) == t for fact in self._of_line(self._sealed_by(t)))
 
+    def last(self) -> int | None:
+        """The newest epoch that was marked and is one of the line's; None: none was."""
+        with storage_errors("list", self._root / self._directory):
+            lines = self._env.list_dir(self._root / self._directory)
+        marked = [(line, int(fact.what)) for line in lines if line != _OWED for fact in self._of_line(line)]
+        return max((t for line, t in marked if self._line_of(t) == line), default=None)
+
     def mark(self, t: int) -> None:
         """Durable when this returns."""
         line = self._sealed_by(t)

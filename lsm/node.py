@@ -32,6 +32,7 @@ from nosync.lsm.errors import (
     CatalogError,
     CompactedError,
     CorruptionError,
+    DeterminismError,
     NosyncError,
     StorageError,
     described,
@@ -541,6 +542,15 @@ class Node(HasLedger):
         self.note(e.id for e in manifest.entries if not self.safety.is_durable(e))
         self._may_merge()
         return manifest
+
+    def conflict(self, error: DeterminismError, branch: str = MAIN) -> None:
+        """A layer of a sealed epoch was computed again with other rows: the safe point does not pass over it."""
+        t = int(error.t) if error.t.isdecimal() else None
+        manifest = None if t is None else self.lines.manifest(t, branch)
+        at = error.stage, error.shard
+        ids = [e.id for e in manifest.entries if (e.id.trace.stage, str(e.id.trace.shard)) == at] if manifest else []
+        if ids and t is not None:
+            self._conflict(t, ids)
 
     def _conflict(self, t: int, ids: Sequence[LayerId]) -> None:
         with self._lock:

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 from nosync.lsm.branches import MAIN
 from nosync.lsm.catalog import Record
-from nosync.lsm.errors import NosyncError
+from nosync.lsm.errors import DeterminismError, NosyncError
 from nosync.lsm.history import History
 from nosync.lsm.layer import LayerId, TraceId
 from nosync.lsm.lines import Lines
@@ -100,6 +100,7 @@ class StoreNode(Protocol):
         copies: Mapping[str, int] | None = None,
         contents: Mapping[LayerId, Content] | None = None,
     ) -> Manifest: ...
+    def conflict(self, error: DeterminismError, branch: str = MAIN) -> None: ...
     def missing(self, branch: str = MAIN) -> list[Missing]: ...
     def pins(self) -> dict[str, Pin]: ...
     def pin(self, pin: Pin) -> None: ...

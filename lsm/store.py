@@ -487,6 +487,11 @@ class Store:
     def last_sealed(self, branch: str = MAIN) -> int | None:
         return self._lines().last_sealed(branch)
 
+    def line_of(self, t: int, branch: str = MAIN) -> str | None:
+        """The line that sealed an epoch of a branch; None where it is not sealed. After a rewind it is another one."""
+        manifest = self._lines().manifest(t, branch)
+        return None if manifest is None else manifest.line
+
     def first_sealed(self, branch: str = MAIN) -> int | None:
         """The oldest epoch that was sealed; None before the first."""
         return self._lines().manifests(branch).first

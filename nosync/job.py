@@ -56,7 +56,7 @@ from nosync.replay import (
 )
 from nosync.replication.places import LACKING, Place
 from nosync.reports import EpochReport, RecoveryReport, Stopwatch, epoch_report
-from nosync.sinks import Sink
+from nosync.sinks import Sink, last_given
 from nosync.streaming import STREAMS_FROM, check_batch, check_stream, streamed_from
 
 if TYPE_CHECKING:
@@ -123,9 +123,8 @@ class Job:
         self._runner = Runner(spark, self._node, self._place)
         self.recoveries: list[RecoveryReport] = []
         """What `advance` had to compute again because a node was lost."""
+        self._check_sinks(flow)
         self._open_line()
-        for stage in self._sinks:
-            self._stage(stage)
 
     def _open_line(self) -> None:
         """Binds the flow for the branch's line, and takes it over from whoever ran it before."""
@@ -143,6 +142,29 @@ class Job:
             if self.branch_name == MAIN:
                 self._withdraw(last)  # of a line that was rewound or replaced since
                 self._deliver_owed(last)
+                self._deliver(last, to_new=False)
+
+    def _check_open(self) -> None:
+        """Raises StorageError where the store was closed: nothing would make durable what is published."""
+        _ = self._store.node
+
+    def _check_sinks(self, flow: Dataflow) -> None:
+        """Before anything is given to them."""
+        names = [stage.name for stage in flow.stages]
+        for stage, sink in self._sinks.items():
+            if stage not in names:
+                raise UnknownStageError(
+                    f"a sink is for stage {stage!r}, which the flow does not have; stages: {', '.join(names)}"
+                )
+            if next(s for s in flow.stages if s.name == stage).persist == "none":
+                raise FlowError(
+                    f"stage {stage}: persist='none', so it has nothing that a sink could be given: persist it"
+                )
+            if not callable(getattr(sink, "deliver", None)):
+                raise InvalidInputError(
+                    f"stage {stage}: {sink!r} is no sink: give nosync.ParquetSink(path), nosync.CallbackSink(function) or an "
+                    "object with their methods"
+                )
 
     def _check_shape(self, flow: Dataflow) -> None:
         groups = self._directory.key_groups
@@ -172,6 +194,7 @@ class Job:
 
     def _advance(self, t: int, inputs: Mapping[str, DataFrame], streams_from: int | None = None) -> EpochReport:
         started = time.perf_counter()
+        self._check_open()
         self._check_epoch(t)
         checked = self._check_inputs(inputs)
         flow = self.flow if self._node.lines.manifest(t, self.branch_name) is None else self.flow_at(t)
@@ -208,6 +231,7 @@ class Job:
         from nosync.spark.given import GivenEpochs  # noqa: PLC0415 - the store works without pyspark
 
         started = time.perf_counter()
+        self._check_open()
         columns = {stage.name: stage.schema.names for stage in self.flow.sources}
         given = GivenEpochs(self._spark, self._check_inputs(inputs), columns, epoch)
         counts = given.counts()
@@ -600,6 +624,7 @@ class Job:
         HoleError where a recorded input is lost (recover it on the parent), StageError from changed functions.
         """
         started = time.perf_counter()
+        self._check_open()
         first, last = self._replay_range(to)
         computed, shared = 0, 0
         epochs = (self._again(t) for t in range(first, last + 1))
@@ -632,6 +657,7 @@ class Job:
         mine, theirs = self._node.last_sealed(MAIN), self._node.last_sealed(branch.branch_name)
         if at is None or theirs is None or mine is None or theirs < mine:
             raise FlowError(f"branch {branch.branch_name} is at epoch {theirs}, main at {mine}: replay() it first")
+        self._check_sinks(branch._declared)
         lines, common = self._node.lines, int(min(mine, at))
         # Further back where the branch is one of another branch, or main was rewound since.
         while common > BEFORE_FIRST_EPOCH and self._sealed_by(common, MAIN) != self._sealed_by(
@@ -664,9 +690,19 @@ class Job:
         self._open_line()
         return kept
 
-    def _deliver(self, t: int) -> None:
+    def _deliver(self, t: int, *, to_new: bool = True) -> None:
+        """Gives sinks an epoch, and before it those that a job which died, or a sink that failed, left out.
+
+        `to_new`: to sinks, too, that were given nothing yet.
+        """
+        oldest = self._store.since()
         for stage, sink in self._sinks.items():
-            sink.deliver(lambda stage=stage: self.changes(stage, t - 1, t), t, self._marks(stage))  # type: ignore[misc]
+            marks = self._marks(stage)
+            given = last_given(sink, marks)
+            if given is None and not to_new:
+                continue
+            for at in range(t if given is None else max(min(given + 1, t), oldest), t + 1):
+                sink.deliver(lambda stage=stage, at=at: self.changes(stage, at - 1, at), at, marks)  # type: ignore[misc]
 
     def _sealed_by(self, t: int, branch: str) -> str | None:
         """The line that an epoch of a branch was sealed on."""
@@ -686,8 +722,11 @@ class Job:
                 marks.take_back(owed)
 
     def _withdraw(self, after: int) -> None:
+        """Epochs after one, and those that a line sealed which main has left since, maybe by a job without this sink."""
         for stage, sink in self._sinks.items():
-            sink.withdraw(after, self._marks(stage))
+            marks = self._marks(stage)
+            left = min((int(fact.what) for fact in marks.stale(BEFORE_FIRST_EPOCH)), default=after + 1)
+            sink.withdraw(min(after, left - 1), marks)
 
     def _marks(self, stage: str) -> Marks:
         lines = self._node.lines
@@ -715,6 +754,7 @@ class Job:
         layer must have the digest that its manifest remembers, else DeterminismError.
         """
         clock = Stopwatch()
+        self._check_open()
         if verify:
             self._node.check()
         self._node.settle()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import re
 from pathlib import Path
 
 from nosync.lsm.directory import read_marker
@@ -11,6 +13,9 @@ from nosync.lsm.hashing import Hasher, hash32
 from nosync.lsm.local_path import local_path
 from nosync.lsm.settings import StoreSettings
 from nosync.lsm.store import Store, open_store
+from nosync.replication.places import ADDRESS_FILE
+
+_ADDRESS = re.compile(r"[^/]+:[0-9]{1,5}")
 
 
 def open(
@@ -83,6 +88,22 @@ def connect(
         raise
     client.close()
     return open(about.data)
+
+
+def open_to_read(path: str) -> Store:
+    """A store for who only reads it, on whatever host: the directory `path`, with what only peers have fetched by its daemon, or
+    the store of the daemon at HOST:PORT (NOSYNC_TLS, NOSYNC_IDENTITY and NOSYNC_NODE say how it is reached off loopback).
+    """
+    if _ADDRESS.fullmatch(path) and not Path(path).exists():
+        tls, identity, node = (os.environ.get(f"NOSYNC_{name}") for name in ("TLS", "IDENTITY", "NODE"))
+        return connect(path, tls=tls, identity=identity, node=node)
+    store = open_store(path, read_only=True)
+    if (store.directory.root / ADDRESS_FILE).exists():
+        from nosync.replication.places import FetchingDirectory  # noqa: PLC0415 - needs the extra `daemon`
+
+        found = store.directory
+        store.directory = FetchingDirectory(found.root, found.key_groups, found.env, found.hasher)
+    return store
 
 
 def _beside_daemon(root: Path, env: Env, hasher: Hasher, locked: StoreLockedError) -> Store:

@@ -49,8 +49,17 @@ class Sink(Protocol):
         had been delivered.
         """
 
+    def last_given(self, marks: Marks) -> int | None:
+        """The newest epoch that was handed on; None: none yet. What came after it is handed on when the job goes on."""
+
     def withdraw(self, after: int, marks: Marks) -> None:
         """The epochs after `after` are no longer part of the line: takes back what was handed on for them."""
+
+
+def last_given(sink: Sink, marks: Marks) -> int | None:
+    """As the sink says; None of one that does not say it."""
+    ask = getattr(sink, "last_given", None)
+    return None if ask is None else ask(marks)
 
 
 @dataclass(frozen=True)
@@ -75,16 +84,25 @@ class ParquetSink:
                 shutil.rmtree(staged)
             changes().write.parquet(str(staged))
             _sync(staged)  # what is there under its final name is never written again
+            marks.mark(t)  # of which line the epoch is; the directory alone says whether it was given
             staged.rename(target)
             _ENV.sync_dir(target.parent)
         return True
 
+    def last_given(self, marks: Marks) -> int | None:
+        return max(self._given(), default=None)
+
     def withdraw(self, after: int, marks: Marks) -> None:
-        for target in Path(self.path).glob("epoch=*"):
-            t = target.name.removeprefix("epoch=")
-            if t.isdigit() and int(t) > after:
+        for t in self._given():
+            target = Path(self.path) / f"epoch={t}"
+            if t > after:
                 with storage_errors("withdraw the output", target):
                     shutil.rmtree(target)
+        marks.take_back(marks.stale(after))
+
+    def _given(self) -> list[int]:
+        numbers = [path.name.removeprefix("epoch=") for path in Path(self.path).glob("epoch=*")]
+        return [int(number) for number in numbers if number.isdecimal()]
 
 
 @dataclass(frozen=True)
@@ -117,6 +135,9 @@ class CallbackSink:
             self.function(changes(), t)
             marks.mark(t)
         return True
+
+    def last_given(self, marks: Marks) -> int | None:
+        return marks.last()
 
     def withdraw(self, after: int, marks: Marks) -> None:
         stale = marks.stale(after)

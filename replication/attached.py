@@ -15,7 +15,14 @@ from typing import Any
 from nosync.lsm.branches import MAIN
 from nosync.lsm.catalog import Catalog
 from nosync.lsm.directory import CATALOG, LayerDirectory
-from nosync.lsm.errors import CatalogError, CorruptionError, NosyncError, ReplicationError, StorageError
+from nosync.lsm.errors import (
+    CatalogError,
+    CorruptionError,
+    DeterminismError,
+    NosyncError,
+    ReplicationError,
+    StorageError,
+)
 from nosync.lsm.layer import LayerId
 from nosync.lsm.ledger import HasLedger, Ledger, lost
 from nosync.lsm.manifest import Content, Manifest
@@ -69,6 +76,9 @@ class AttachedNode(HasLedger):
         manifest, _ = self.ledger.seal(t, ids, branch, meta, copies, contents)
         self.note(ids)
         return manifest
+
+    def conflict(self, error: DeterminismError, branch: str = MAIN) -> None:
+        """The daemon sees what is not there."""
 
     def missing(self, branch: str = MAIN) -> list[Missing]:
         found = lost(self.lines, self.directory, self._safe_or_none(), branch)

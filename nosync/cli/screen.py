@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -23,6 +22,7 @@ from nosync.lsm.errors import InvalidInputError
 from nosync.lsm.layer import Shard
 from nosync.lsm.status import LayerStatus
 from nosync.lsm.store import Store
+from nosync.opening import open_to_read
 
 PLAIN_WIDTH = 140
 """Columns of output that goes to a file or a pipe, where there is no terminal to fit into."""
@@ -50,10 +50,7 @@ def print_json(value: Any) -> None:
 
 def read_only(path: Path) -> Store:
     """A store to look at: in a directory, or of the daemon at HOST:PORT."""
-    if _ADDRESS.match(str(path)) and not path.exists():
-        tls, identity, node = (os.environ.get(name) for name in ("NOSYNC_TLS", "NOSYNC_IDENTITY", "NOSYNC_NODE"))
-        return nosync.connect(str(path), tls=tls, identity=identity, node=node)
-    return nosync.open(path, read_only=True)
+    return open_to_read(str(path)) if _ADDRESS.match(str(path)) else nosync.open(path, read_only=True)
 
 
 def check_store(path: Path) -> None:

@@ -10,12 +10,16 @@ from typing import Any, Protocol
 import pyarrow as pa
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
+from pyspark.sql.types import MapType
 
 from nosync.lsm.compare import CHANGE, CHANGED, ONLY_A, ONLY_B
 from nosync.lsm.errors import FlowError
 from nosync.lsm.html import facts_html, rows_html
 from nosync.plan import BoundStage
 from nosync.spark.expressions import quoted
+
+_COUNT, _COUNTED = "n", "n?"
+"""How often a row is there; the second name is no column's."""
 
 
 class Side(Protocol):
@@ -88,23 +92,50 @@ def diff(a: Side, b: Side, stage: str, as_of: int | None = None) -> DataFrame:
     a stage without a key: the rows that one side has more often, with how often as `n_a` and `n_b`.
     """
     key, values = _columns(a, b, stage)
-    as_of = _newest_of_both(a, b) if as_of is None else as_of
+    compared = values or _counts(a, stage)
+    clash = [f"{v}_{side}" for v in compared for side in "ab" if f"{v}_{side}" in key]
+    if clash:
+        raise FlowError(
+            f"stage {stage}: {clash[0]!r} is a column of its key, and the name that a value would have here: rename one, or use "
+            "diff_summary()"
+        )
+    shown = [F.col(quoted(f"{side};{v}")).alias(f"{v}_{side}") for v in compared for side in "ab"]
+    found = _differences(a, b, stage, _newest_of_both(a, b) if as_of is None else as_of)
+    return found.select(*(F.col(quoted(k)) for k in key), CHANGE, *shown)
+
+
+def _differences(a: Side, b: Side, stage: str, as_of: int) -> DataFrame:
+    """As `diff`, with values under names that no column has: `a;x` and `b;x`."""
+    key, values = _columns(a, b, stage)
     sides = []
     for job, side in ((a, "a"), (b, "b")):
         rows = job.read(stage, as_of=as_of)
         if not values and not _is_keyed(a, stage):
-            rows = rows.groupBy(*(F.col(quoted(k)) for k in key)).agg(F.count(F.lit(1)).alias("n"))
+            rows = rows.groupBy(*(F.col(quoted(k)) for k in key)).agg(F.count(F.lit(1)).alias(_COUNTED))
         named = [F.col(quoted(k)).alias(f"{side}:{k}") for k in key]
-        named += [F.col(quoted(v)).alias(f"{v}_{side}") for v in values or _counts(a, stage)]
+        named += [F.col(quoted(v)).alias(f"{side};{v}") for v in values]
+        named += [F.col(quoted(_COUNTED)).alias(f"{side};{_COUNT}") for _ in _counts(a, stage) if not values]
         sides.append(rows.select(*named, F.lit(True).alias(f"{side}?")))
     same_key = reduce(lambda x, y: x & y, [F.col(quoted(f"a:{k}")).eqNullSafe(F.col(quoted(f"b:{k}"))) for k in key])
     joined = sides[0].join(sides[1], same_key, "full")
     in_a, in_b = F.col("`a?`").isNotNull(), F.col("`b?`").isNotNull()
-    both = [(F.col(quoted(f"{v}_a")), F.col(quoted(f"{v}_b"))) for v in values or _counts(a, stage)]
-    differs: Column = reduce(or_, [~x.eqNullSafe(y) for x, y in both], F.lit(False))
+    compared = values or _counts(a, stage)
+    both = [(F.col(quoted(f"a;{v}")), F.col(quoted(f"b;{v}"))) for v in compared]
+    maps = {f.name for f in joined.schema if isinstance(f.dataType, MapType)}
+    same = [
+        _entries(x).eqNullSafe(_entries(y)) if f"a;{v}" in maps else x.eqNullSafe(y)
+        for v, (x, y) in zip(compared, both, strict=True)
+    ]
+    differs: Column = reduce(or_, [~one for one in same], F.lit(False))
     kind = F.when(~in_b, ONLY_A).when(~in_a, ONLY_B).otherwise(CHANGED)
     keys = [F.coalesce(F.col(quoted(f"a:{k}")), F.col(quoted(f"b:{k}"))).alias(k) for k in key]
-    return joined.where(~in_a | ~in_b | differs).select(*keys, kind.alias(CHANGE), *(c for pair in both for c in pair))
+    values_of_both = [c for pair in both for c in pair]
+    return joined.where(~in_a | ~in_b | differs).select(*keys, kind.alias(CHANGE), *values_of_both)
+
+
+def _entries(column: Column) -> Column:
+    """Of a map, in order: Spark compares no maps."""
+    return F.sort_array(F.map_entries(column))
 
 
 def diff_changes(a: Side, b: Side, stage: str, after: int, until: int) -> DataFrame:
@@ -118,14 +149,14 @@ def summarize(a: Side, b: Side, stage: str, as_of: int | None = None) -> DiffSum
     """How many keys differ and how, and for each numeric column the totals and the differences."""
     _, values = _columns(a, b, stage)
     as_of = _newest_of_both(a, b) if as_of is None else as_of
-    found = diff(a, b, stage, as_of).cache()
+    found = _differences(a, b, stage, as_of).cache()
     counts = {row[CHANGE]: row["count"] for row in found.groupBy(CHANGE).count().collect()}
     schema = a.stage(stage).output
     numeric = [v for v in values if _is_number(schema.field(v).type)]
     columns = {}
     for name in numeric:
         totals = [job.read(stage, as_of=as_of).agg(F.sum(F.col(quoted(name)))).collect()[0][0] for job in (a, b)]
-        change = F.coalesce(F.col(quoted(f"{name}_b")), F.lit(0)) - F.coalesce(F.col(quoted(f"{name}_a")), F.lit(0))
+        change = F.coalesce(F.col(quoted(f"b;{name}")), F.lit(0)) - F.coalesce(F.col(quoted(f"a;{name}")), F.lit(0))
         mean, low, high = found.agg(F.mean(change), F.min(change), F.max(change)).collect()[0]
         largest = max((float(low or 0), float(high or 0)), key=abs)
         columns[name] = ColumnDiff(float(totals[0] or 0), float(totals[1] or 0), float(mean or 0), largest)
@@ -176,7 +207,7 @@ def _is_keyed(job: Side, stage: str) -> bool:
 
 
 def _counts(job: Side, stage: str) -> list[str]:
-    return [] if _is_keyed(job, stage) else ["n"]
+    return [] if _is_keyed(job, stage) else [_COUNT]
 
 
 def _newest_of_both(a: Side, b: Side) -> int:

@@ -27,7 +27,7 @@ from pyspark.sql.types import StructType
 from nosync.batches import run_epochs_of_shard
 from nosync.dataflow import SOURCE
 from nosync.loops import Phase, next_phase, recorded_changes, rounds_done
-from nosync.lsm.columns import EPOCH_COLUMN, describe, plain
+from nosync.lsm.columns import EPOCH_COLUMN, describe, nullable, plain
 from nosync.lsm.errors import FlowError, NosyncError, SchemaError
 from nosync.lsm.failures import decode_failure, encode_failure
 from nosync.lsm.fence import Instance
@@ -52,7 +52,7 @@ from nosync.segment import (
 )
 from nosync.spark.expressions import for_tasks, hash_of, jvm_rows, place_of, quoted
 from nosync.spark.fused import given_rows
-from nosync.spark.session import arrow_settings, conf_set, contains, session_settings
+from nosync.spark.session import arrow_settings, conf_set, contains, in_own_zone, session_settings
 from nosync.spark.worker import task_in_worker
 
 _EXCLUDED_RULES = "spark.sql.optimizer.excludedRules"
@@ -105,7 +105,9 @@ def run_epochs(
     spark = next((frame.sparkSession for frame in inputs.values()), spark)
     if plans[0].compute is None and all(source.name in inputs for source in flow.sources):
         flow = flow.fused
-    run = _EpochRun(spark, flow, plans, inputs)
+    with task_errors():
+        planned = {name: in_own_zone(frame) for name, frame in inputs.items()}
+    run = _EpochRun(spark, flow, plans, planned)
     with task_errors(), settings_for_epochs(spark, flow, inputs):
         for loop in flow.loops.values():
             run.loop(loop)
@@ -386,9 +388,15 @@ class _EpochJob:
         ]
 
     def _mapped(self, rows: DataFrame, tasks: Sequence[SegmentTask]) -> DataFrame:
-        task = tasks[0]
+        task, names = tasks[0], rows.columns
+        is_renamed = any(
+            "." in name or "`" in name for name in names
+        )  # mapInArrow would take a dot for that of a field
+        if is_renamed:
+            rows = rows.toDF(*(f"c{i}" for i in range(len(names))))
 
-        def work(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        def work(given: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+            batches = (batch.rename_columns(names) for batch in given) if is_renamed else given
             context = TaskContext.get()
             assert context is not None, "runs inside a Spark task"
             # In a union of several ends of the flow, the partitions of each follow those of the one before.
@@ -526,15 +534,16 @@ def check_input(stage: BoundStage, frame: Any) -> DataFrame:
     """The DataFrame, if it has the source's columns with its types. Raises SchemaError naming what differs."""
     if not hasattr(frame, "mapInArrow") or not hasattr(frame, "schema"):
         raise SchemaError(f"source {stage.name}: {type(frame).__name__} was given, expected a Spark DataFrame")
-    found = plain(to_arrow_schema(frame.schema, timezone="UTC").empty_table()).schema
+    mine = [f for f in frame.schema if f.name in stage.schema.names]  # others may be of any type, or for epoch= only
+    found = plain(to_arrow_schema(StructType(mine), timezone="UTC").empty_table()).schema
     for expected in stage.schema:
         index = found.get_field_index(expected.name)
         if index < 0:
             raise SchemaError(
                 f"source {stage.name}: column {expected.name!r} is missing; expected {describe(stage.schema)}, "
-                f"found {describe(found)}"
+                f"found {', '.join(frame.columns)}"
             )
-        if found.field(index).type != expected.type:
+        if nullable(found.field(index).type) != nullable(expected.type):
             raise SchemaError(
                 f"source {stage.name}: column {expected.name!r} is {found.field(index).type}, expected {expected.type}: cast it"
             )

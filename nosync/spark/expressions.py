@@ -21,6 +21,7 @@ from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
 from nosync.bind import Analysis
 from nosync.dataflow import SELECT, STATIC_JOIN, WHERE, Stage
 from nosync.explain import Evaluate
+from nosync.fingerprint import fingerprint
 from nosync.lsm.columns import CHANGE_TYPE_COLUMN
 from nosync.lsm.errors import FlowError, SchemaError
 from nosync.plan import BoundStage
@@ -29,6 +30,9 @@ from nosync.spark.session import conf_set, contains, session_settings
 _MATCHED = "_matched"
 _NOT_PLAIN = ("PYTHON_UDF", "SCALA_UDF", "CURRENT_LIKE")
 """What users' functions, and those that depend on when they are asked, are to Spark."""
+_OF_MANY_ROWS = ("AGGREGATE", "GENERATE", "WINDOW")
+_ADDRESS, _LAMBDA = re.compile(r"@[0-9a-f]{4,}"), re.compile(r"\b([xyz])_\d+\b")
+"""In the text of a column: where an object lies, and how many lambdas this process has numbered before."""
 _STAR = re.compile(r"[(,.]\s*\*")
 _NAMED = re.compile(r"(?P<text>.*\S)\s+AS\s+(?P<name>`[^`]+`|\w+)\s*\Z", re.IGNORECASE | re.DOTALL)
 
@@ -190,13 +194,23 @@ class Analyzer:
                 f"stage {stage.name}: its expression is not deterministic (rand, uuid, ...): it would be another one "
                 "each time. Compute the value in a map with deterministic=False, or add it to the input"
             )
-        kinds = str(analyzed.toString())
-        for word in ("Aggregate ", "Generate ", "Window "):
-            if stage.kind != STATIC_JOIN and word in kinds:
-                raise FlowError(
-                    f"stage {stage.name}: aggregates, generators (explode) and window functions are not expressions over "
-                    "one row: use aggregate, flat_map or window"
-                )
+        if stage.kind == STATIC_JOIN:
+            return
+        if contains(self._spark, analyzed, *_OF_MANY_ROWS):
+            raise FlowError(
+                f"stage {stage.name}: aggregates, generators (explode) and window functions are not expressions over "
+                "one row: use aggregate, flat_map or window"
+            )
+        if contains(self._spark, analyzed, "CURRENT_LIKE"):
+            raise FlowError(
+                f"stage {stage.name}: its expression depends on when, or by whom, it is asked (current_timestamp, ...): computed "
+                "again it would be another one. Add the value to the input"
+            )
+        if contains(self._spark, analyzed, "PLAN_EXPRESSION"):
+            raise FlowError(
+                f"stage {stage.name}: a subquery reads what its table is at the moment: join() with a static table, whose rows "
+                "count as code, or with a source"
+            )
 
     def _check_static(self, stage: Stage, rows: DataFrame) -> None:
         table: DataFrame = stage.options["table"]
@@ -216,12 +230,37 @@ class Analyzer:
 
     def _described(self, stage: Stage, rows: DataFrame) -> str:
         if stage.kind != STATIC_JOIN:
-            return "; ".join(e if isinstance(e, str) else str(e) for e in stage.options["expressions"])
+            texts = [e if isinstance(e, str) else _text_of(e) for e in stage.options["expressions"]]
+            return "; ".join([*texts, *self._functions(rows)])
         table: DataFrame = stage.options["table"]
-        hashed = F.xxhash64(*(F.col(quoted(name)) for name in table.columns))
+        columns = [F.col(quoted(name)) for name in table.columns]
+        # The hash passes over nulls: which columns are null is hashed as well.
+        hashed = F.xxhash64(*columns, *(F.when(column.isNull(), F.lit(i)) for i, column in enumerate(columns)))
         # The sum of the rows' hashes does not depend on their order; as a decimal it cannot overflow.
         n, total = table.agg(F.count(F.lit(1)), F.sum(hashed.cast("decimal(38,0)"))).collect()[0]
         return f"{stage.options['on']} {stage.options['how']} {table.schema.simpleString()} {n} rows {total}"
+
+    def _functions(self, rows: DataFrame) -> list[str]:
+        """Of Python functions in expressions, what Spark sends to workers: their names say nothing of their code."""
+        if not contains(self._spark, _analyzed(rows), "PYTHON_UDF"):
+            return []
+        waiting, found = [_analyzed(rows).expressions()], []
+        while waiting:
+            several = waiting.pop()
+            for one in (several.apply(i) for i in range(several.size())):
+                if one.getClass().getSimpleName() == "PythonUDF":
+                    found.append(fingerprint(bytes(self._command(one))))
+                waiting.append(one.children())
+        return sorted(found)
+
+    @staticmethod
+    def _command(function: Any) -> bytes:
+        command = function.func().command()
+        return bytes(command.apply(i) % 256 for i in range(command.size()))
+
+
+def _text_of(column: Column) -> str:
+    return _LAMBDA.sub(r"\1_", _ADDRESS.sub("@", str(column)))
 
 
 def _kept_columns(given: DataFrame, rows: DataFrame) -> dict[str, str]:

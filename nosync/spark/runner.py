@@ -9,7 +9,7 @@ from dataclasses import replace
 from pyspark.sql import DataFrame, SparkSession
 
 from nosync.batches import Again, batches
-from nosync.lsm.errors import NosyncError, StageError
+from nosync.lsm.errors import DeterminismError, NosyncError, StageError
 from nosync.lsm.fence import Instance
 from nosync.lsm.history import continued
 from nosync.lsm.layer import Digest
@@ -65,9 +65,13 @@ class Runner:
             )
             for one in batch
         ]
-        if self._watch is None:
-            return run_epochs(self._spark, flow, plans, inputs)
-        return self._watch.run(lambda: run_epochs(self._spark, flow, plans, inputs))
+        try:
+            if self._watch is None:
+                return run_epochs(self._spark, flow, plans, inputs)
+            return self._watch.run(lambda: run_epochs(self._spark, flow, plans, inputs))
+        except DeterminismError as error:
+            self._node.conflict(error, branch)
+            raise
 
     def run_together(
         self,

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from pyspark.sql import SparkSession
+from pyspark.sql import DataFrame, SparkSession
 
 from nosync.lsm.errors import FlowError
 from nosync.spark.java import check_java, launch_settings
@@ -18,6 +18,7 @@ from nosync.spark.java import check_java, launch_settings
 ARROW_BATCH_ROWS = "1000000"
 ARROW_BATCH_BYTES = 64 << 20
 _NO_LIMIT = str(2**31 - 1)
+_ZONE = "spark.sql.session.timeZone"
 _MOST_ROWS, _MOST_BYTES = (f"spark.sql.execution.arrow.max{what}PerBatch" for what in ("Records", "Bytes"))
 
 
@@ -83,7 +84,7 @@ def session_settings() -> dict[str, str]:
         _MOST_ROWS: ARROW_BATCH_ROWS,
         # Shards are partitions: adaptive execution must not merge or split them, and has little to gain here.
         "spark.sql.adaptive.enabled": "false",
-        "spark.sql.session.timeZone": "UTC",
+        _ZONE: "UTC",
     }
 
 
@@ -102,6 +103,25 @@ def arrow_settings(spark: SparkSession, row_bytes: int | None) -> dict[str, str]
 def contains(spark: SparkSession, tree: Any, *patterns: str) -> bool:
     """Whether a plan or an expression of the JVM has a node of one of these patterns (Spark's `TreePattern`)."""
     return any(tree.containsPattern(_pattern(spark._jvm, name)) for name in patterns)
+
+
+def in_own_zone(frame: DataFrame) -> DataFrame:
+    """The frame, planned with the session's time zone as it is now, where its rows depend on that.
+
+    Epochs run in UTC, and text formats look for the zone when they are planned, which is then. Functions of users look for it when
+    they run: rows that they make are computed first, and kept by Spark until the epoch is done.
+    """
+    spark = frame.sparkSession
+    if spark.conf.get(_ZONE) in ("UTC", "Etc/UTC", "Z", "+00:00"):
+        return frame
+    execution = frame._jdf.queryExecution()
+    if contains(spark, execution.analyzed(), "PYTHON_UDF"):
+        return frame.localCheckpoint()
+    leaves = execution.analyzed().collectLeaves()
+    if not any("timestamp" in leaves.apply(i).schema().simpleString() for i in range(leaves.size())):
+        return frame
+    rows = spark._jsparkSession.internalCreateDataFrame(execution.toRdd(), frame._jdf.schema(), False)
+    return DataFrame(rows, spark)
 
 
 @functools.cache  # each part of a Java name is a call to the JVM

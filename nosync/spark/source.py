@@ -2,17 +2,17 @@
 
     nosync.register(spark)
     spark.read.format("nosync").option("path", "state/").option("stage", "delays").option("asOf", 26).load()
-    spark.readStream.format("nosync").option("path", "state/").option("stage", "delays").load()      # change feed
+    spark.readStream.format("nosync").option("path", "state/").option("stage", "delays").option("readChangeFeed", "true").load()
 
 Options (names as Delta's, with epochs in the place of versions)
 
 | option | meaning |
 |---|---|
-| `path` (or `load(path)`) | the store's directory, seen by driver and executors |
+| `path` (or `load(path)`) | the store's directory, seen by driver and executors; or HOST:PORT of its daemon |
 | `stage` | which stage |
 | `branch` | which branch; default: `main` |
 | `asOf` | the epoch whose state to read; default: the last sealed one |
-| `readChangeFeed` | `true`: the change feed instead of the state (a stream always reads it) |
+| `readChangeFeed` | `true`: the change feed instead of the state; a stream reads nothing else |
 | `startingEpoch`, `endingEpoch` | the first and last epoch of the feed; default: the first one of all, the last sealed |
 
 The store is opened read-only, so a job may be writing it. One task a shard; filters on columns are applied in the task.
@@ -27,16 +27,20 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql import SparkSession
 from pyspark.sql import datasource as ds
-from pyspark.sql.pandas.types import from_arrow_schema
+from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
 from pyspark.sql.types import StructType
 
 from nosync.lsm.branches import MAIN
 from nosync.lsm.columns import CHANGE_TYPE_COLUMN, EPOCH_COLUMN
 from nosync.lsm.errors import InvalidInputError, NotAvailableError
-from nosync.lsm.store import BEFORE_FIRST_EPOCH, Store, open_store
+from nosync.lsm.store import BEFORE_FIRST_EPOCH, Store
+from nosync.opening import open_to_read
 
 FORMAT = "nosync"
-OPTIONS = {"path", "stage", "branch", "asof", "readchangefeed", "startingepoch", "endingepoch"}
+OPTIONS = {
+    name.lower(): name for name in ("path", "stage", "branch", "asOf", "readChangeFeed", "startingEpoch", "endingEpoch")
+}
+"""As they are written, by what Spark makes of them."""
 
 _COMPARISONS: dict[type[ds.Filter], Callable[[pa.Array, Any], pa.Array]] = {
     ds.EqualTo: pc.equal,
@@ -58,10 +62,13 @@ class Options:
 
     def __init__(self, given: Any) -> None:
         found = {str(name).lower(): str(value) for name, value in given.items()}
-        unknown = sorted(found.keys() - OPTIONS)
+        unknown = sorted(found.keys() - OPTIONS.keys())
         if unknown:
+            as_delta = (
+                ": epochs are versions here, so startingEpoch, endingEpoch or asOf" if "version" in unknown[0] else ""
+            )
             raise InvalidInputError(
-                f"format {FORMAT!r} has no option {unknown[0]!r}; options: {', '.join(sorted(OPTIONS))}"
+                f"format {FORMAT!r} has no option {unknown[0]!r}{as_delta}; options: {', '.join(OPTIONS.values())}"
             )
         for name in ("path", "stage"):
             if name not in found:
@@ -70,18 +77,31 @@ class Options:
         self.branch = found.get("branch", MAIN)
         self.as_of = _epoch(found, "asof")
         self.starting_epoch, self.ending_epoch = _epoch(found, "startingepoch"), _epoch(found, "endingepoch")
-        self.change_feed = found.get("readchangefeed", "false").lower() == "true"
+        feed = found.get("readchangefeed", "false").lower()
+        if feed not in ("true", "false"):
+            raise InvalidInputError(f"option readChangeFeed={feed!r} is not true or false")
+        self.change_feed = feed == "true"
+        useless = ("asof",) if self.change_feed else ("startingepoch", "endingepoch")
+        for name in useless:
+            if name in found:
+                needs = (
+                    "a state, and this reads the change feed"
+                    if self.change_feed
+                    else "the change feed: readChangeFeed=true"
+                )
+                raise InvalidInputError(f"option {OPTIONS[name]} is for {needs}")
 
     def open(self) -> Store:
-        return open_store(self.path, read_only=True)
+        """The store to read, with what its host lacks fetched from peers, or from the daemon at an address."""
+        return open_to_read(self.path)
 
 
 def _epoch(options: dict[str, str], name: str) -> int | None:
     text = options.get(name)
     if text is None:
         return None
-    if not text.isdigit():
-        raise InvalidInputError(f"option {name}={text!r} is not an epoch number")
+    if not (text.isascii() and text.isdigit()):
+        raise InvalidInputError(f"option {OPTIONS[name]}={text!r} is not an epoch number")
     return int(text)
 
 
@@ -107,10 +127,16 @@ class NosyncDataSource(ds.DataSource):
         return from_arrow_schema(_with_change_columns(schema) if options.change_feed else schema)
 
     def reader(self, schema: StructType) -> ds.DataSourceReader:
-        return Reader(Options(self.options), schema.names)
+        return Reader(Options(self.options), schema)
 
     def streamReader(self, schema: StructType) -> ds.DataSourceStreamReader:
-        return StreamReader(Options(self.options), schema.names)
+        options = Options(self.options)
+        if not options.change_feed or options.ending_epoch is not None:
+            raise InvalidInputError(
+                f"a stream of format {FORMAT!r} reads the change feed, without an end: "
+                + ("leave out endingEpoch" if options.change_feed else "set the option readChangeFeed to true")
+            )
+        return StreamReader(options, schema)
 
 
 def _with_change_columns(schema: pa.Schema) -> pa.Schema:
@@ -125,7 +151,7 @@ def _partitions(options: Options, after: int, until: int) -> list[ShardPartition
 
 
 def _read(
-    options: Options, part: ShardPartition, columns: Sequence[str], filters: Sequence[ds.Filter]
+    options: Options, part: ShardPartition, schema: StructType, filters: Sequence[ds.Filter]
 ) -> Iterator[pa.RecordBatch]:
     with options.open() as store:
         if options.change_feed:
@@ -136,7 +162,8 @@ def _read(
         name, value = _column_and_value(wanted)
         column = table.column(name)
         table = table.filter(_COMPARISONS[type(wanted)](column, pa.scalar(value, column.type)))
-    yield from table.select(list(columns)).to_batches()
+    # Spark has one unit for timestamps and one size of lists; a store without Spark may have others.
+    yield from table.select(schema.names).cast(to_arrow_schema(schema, timezone="UTC")).to_batches()
 
 
 def _column_and_value(comparison: Any) -> tuple[str, Any]:
@@ -147,15 +174,15 @@ def _column_and_value(comparison: Any) -> tuple[str, Any]:
 class Reader(ds.DataSourceReader):
     """A batch read of a state or of a change feed."""
 
-    def __init__(self, options: Options, columns: Sequence[str]) -> None:
-        self._options, self._columns = options, list(columns)
+    def __init__(self, options: Options, schema: StructType) -> None:
+        self._options, self._schema = options, schema
         self._filters: list[ds.Filter] = []
 
     def pushFilters(self, filters: list[ds.Filter]) -> Iterable[ds.Filter]:
         """Takes comparisons of a column with a value; yields the others back to Spark, to which NaN is the largest number."""
         for wanted in filters:
             attribute: Sequence[str] = getattr(wanted, "attribute", ())
-            is_ours = type(wanted) in _COMPARISONS and len(attribute) == 1 and attribute[0] in self._columns
+            is_ours = type(wanted) in _COMPARISONS and len(attribute) == 1 and attribute[0] in self._schema.names
             if is_ours and not isinstance(_column_and_value(wanted)[1], float):
                 self._filters.append(wanted)
             else:
@@ -174,36 +201,53 @@ class Reader(ds.DataSourceReader):
 
     def read(self, partition: ds.InputPartition) -> Iterator[pa.RecordBatch]:
         assert isinstance(partition, ShardPartition)
-        return _read(self._options, partition, self._columns, self._filters)
+        return _read(self._options, partition, self._schema, self._filters)
+
+
+Offset = dict[str, Any]
 
 
 class StreamReader(ds.DataSourceStreamReader):
-    """The change feed as a stream: an offset is the last epoch that was read."""
+    """The change feed as a stream: an offset is the last epoch that was read, and the line that sealed it."""
 
-    def __init__(self, options: Options, columns: Sequence[str]) -> None:
-        self._options, self._columns = options, list(columns)
+    def __init__(self, options: Options, schema: StructType) -> None:
+        self._options, self._schema = options, schema
 
-    def initialOffset(self) -> dict[str, int]:
+    def initialOffset(self) -> Offset:
         start = self._options.starting_epoch
-        return {"epoch": BEFORE_FIRST_EPOCH if start is None else start - 1}
+        return {"epoch": BEFORE_FIRST_EPOCH if start is None else start - 1, "line": ""}
 
-    def latestOffset(self, start: dict[str, int] | None = None, limit: Any = None) -> dict[str, int]:
+    def latestOffset(self, start: Offset | None = None, limit: Any = None) -> Offset:
+        known = self.initialOffset() if start is None else start
         with self._options.open() as store:
             last = store.last_sealed(self._options.branch)
-        known = self.initialOffset()["epoch"] if start is None else start["epoch"]
-        return {"epoch": max(known, BEFORE_FIRST_EPOCH if last is None else last)}
+            self._check_line(store, known)
+            if last is None or last <= known["epoch"]:
+                return known
+            return {"epoch": last, "line": store.line_of(last, self._options.branch) or ""}
 
-    def partitions(self, start: dict[str, int], end: dict[str, int]) -> Sequence[ds.InputPartition]:
+    def _check_line(self, store: Store, offset: Offset) -> None:
+        """Raises InvalidInputError where what the stream was given last is not the branch's past any more."""
+        t, line = offset["epoch"], offset.get("line", "")
+        now = store.line_of(t, self._options.branch) if line else ""
+        if now != line:
+            raise InvalidInputError(
+                f"{self._options.path}: branch {self._options.branch} was rewound, or another one promoted, since this stream "
+                f"read epoch {t}: what it was given after the fork is not taken back. Begin again with a new checkpoint"
+            )
+
+    def partitions(self, start: Offset, end: Offset) -> Sequence[ds.InputPartition]:
         if end["epoch"] <= start["epoch"]:
             return []
+        with self._options.open() as store:
+            self._check_line(store, start)
         return _partitions(self._options, start["epoch"], end["epoch"])
 
     def read(self, partition: ds.InputPartition) -> Iterator[pa.RecordBatch]:
         assert isinstance(partition, ShardPartition)
-        self._options.change_feed = True
-        return _read(self._options, partition, self._columns, ())
+        return _read(self._options, partition, self._schema, ())
 
-    def commit(self, end: dict[str, int]) -> None:
+    def commit(self, end: Offset) -> None:
         """Nothing to let go of: retain= and pins decide what is kept."""
 
     def stop(self) -> None:

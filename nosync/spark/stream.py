@@ -17,6 +17,7 @@ from pyspark.sql import functions as F
 from pyspark.sql.streaming.query import StreamingQuery
 
 from nosync.lsm.errors import InvalidInputError
+from nosync.spark.expressions import quoted
 
 _SOURCE = "_source"
 Advance = Callable[[int, Mapping[str, DataFrame]], object]
@@ -50,7 +51,9 @@ def start_stream(
         advance(batch_id, _split(batch, inputs))
 
     writer = _combined(inputs).writeStream.queryName(name).option("checkpointLocation", str(checkpoint))
-    return writer.trigger(**trigger).foreachBatch(run_batch).start()
+    if trigger:
+        writer = writer.trigger(**trigger)
+    return writer.foreachBatch(run_batch).start()
 
 
 def _combined(inputs: Mapping[str, DataFrame]) -> DataFrame:
@@ -61,19 +64,15 @@ def _combined(inputs: Mapping[str, DataFrame]) -> DataFrame:
         frame.select(
             F.lit(source).alias(_SOURCE),
             *(
-                F.struct(*frame.columns).alias(other)
+                F.struct(*(F.col(quoted(name)) for name in frame.columns)).alias(other)
                 if other == source
-                else F.lit(None).cast(_struct_type(inputs[other])).alias(other)
+                else F.lit(None).cast(inputs[other].schema).alias(other)
                 for other in inputs
             ),
         )
         for source, frame in inputs.items()
     ]
     return reduce(DataFrame.unionByName, tagged)
-
-
-def _struct_type(frame: DataFrame) -> str:
-    return frame.schema.simpleString()
 
 
 def _split(batch: DataFrame, inputs: Mapping[str, DataFrame]) -> dict[str, DataFrame]:

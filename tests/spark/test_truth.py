@@ -1,0 +1,417 @@
+"""What a job is given, and given again: only what was sealed is ever served, in the user's time zone, to sinks in order."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pytest
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+
+import nosync
+from tests.conftest import OpenStore
+
+pytestmark = pytest.mark.spark
+SCHEMA = "k string, v bigint"
+
+
+@pytest.fixture
+def store(open_store: OpenStore) -> nosync.Store:
+    return open_store()
+
+
+def flow_of(name: str = "f") -> nosync.Dataflow:
+    flow = nosync.Dataflow(name)
+    flow.source("rows", SCHEMA).aggregate("sums", key=["k"], total=nosync.sum("v"))
+    return flow
+
+
+def given(spark: SparkSession, *rows: tuple[str, int]) -> dict[str, DataFrame]:
+    return {"rows": spark.createDataFrame(list(rows), SCHEMA)}
+
+
+def totals(store: nosync.Store, t: int | None = None, branch: str = "main") -> dict[str, int]:
+    return {row["k"]: row["total"] for row in store.read("sums", as_of=t, branch=branch).to_pylist()}
+
+
+def lose(store: nosync.Store, stage: str, t: int) -> None:
+    store.sync()
+    for layer in store.layers():
+        if layer.stage == stage and layer.lower == t:
+            Path(layer.path).unlink()
+
+
+@pytest.mark.parametrize("how", ["advance", "recover"])
+def test_other_rows_for_a_sealed_epoch_are_never_served(spark: SparkSession, store: nosync.Store, how: str) -> None:
+    job = nosync.Job(flow_of(), store, spark=spark, shards=1)
+    for t in range(4):
+        job.advance(t, given(spark, ("a", t), ("b", 10 * t)))
+    expected = [totals(store, t) for t in range(4)]
+    lose(store, "rows", 2)
+    lose(store, "sums", 2)
+    wrong = given(spark, ("a", 999))
+    again = {"advance": lambda: job.advance(2, wrong), "recover": lambda: job.recover({2: wrong})}[how]
+    with pytest.raises(nosync.DeterminismError, match="2"):
+        again()
+    assert "999" not in str(store.read("rows", as_of=1).to_pylist())
+    report = job.recover({2: given(spark, ("a", 2), ("b", 20))})
+    assert not report.unrecoverable
+    assert [totals(store, t) for t in range(4)] == expected
+    store.sync()
+    assert job.safe_point() == 3
+
+
+def test_a_file_that_is_not_what_was_sealed_is_set_aside(spark: SparkSession, store: nosync.Store) -> None:
+    """As an earlier version left it."""
+    job = nosync.Job(flow_of(), store, spark=spark, shards=1)
+    for t in range(4):
+        job.advance(t, given(spark, ("a", t)))
+    store.sync()
+    (right,) = (layer for layer in store.layers() if (layer.stage, layer.lower) == ("sums", 2))
+    (other,) = (layer for layer in store.layers() if (layer.stage, layer.lower) == ("sums", 1))
+    path = Path(right.path)
+    entry = next(e for e in store.node.manifests()[2].entries if e.id.trace.stage == "sums")
+    path.unlink()
+    store.node.settle()
+    from nosync.lsm.writer import arrange
+
+    store.directory.publish(entry.id, arrange(pa.table({"k": ["a"], "total": [77]}), ["k"], whose="test"))
+    store.sync()
+    assert other.rows == 1
+    report = job.recover()
+    assert (report.lost, report.recomputed) == (1, 1)
+    assert totals(store, 2) == {"a": 3}
+    assert list((store.directory.root / "quarantine").iterdir())
+
+
+def test_other_rows_for_an_epoch_that_was_merged_since_are_refused(spark: SparkSession, store: nosync.Store) -> None:
+    job = nosync.Job(flow_of(), store, spark=spark, shards=1)
+    for t in range(4):
+        job.advance(t, given(spark, ("a", t)))
+    store.sync()
+    store.compact()
+    with pytest.raises(nosync.DeterminismError):
+        job.advance(2, given(spark, ("a", 999)))
+    job.advance(2, given(spark, ("a", 2)))
+    assert totals(store) == {"a": 6}
+
+
+def even(rows: pa.Table) -> pa.Table:
+    return rows.filter(pc.equal(pc.bit_wise_and(rows["v"], 1), 0))
+
+
+def test_branches_with_the_same_code_at_other_forks_have_states_of_their_own(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    def replayed(first: int | None) -> dict[str, int]:
+        with nosync.open(tmp_path / str(first)) as store:
+            flow = nosync.Dataflow("f")
+            flow.source("rows", SCHEMA).map("kept", lambda rows: rows).aggregate(
+                "sums", key=["k"], total=nosync.sum("v")
+            )
+            job = nosync.Job(flow, store, spark=spark, shards=2)
+            for t in range(6):
+                job.advance(t, given(spark, ("a", 2 * t + 1), ("b", t)))
+            if first is not None:
+                job.branch("x", at=first, replace={"kept": even}).replay()
+            branch = job.branch("y", at=3, replace={"kept": even})
+            assert branch.replay().layers_computed
+            again = job.branch("z", at=3, replace={"kept": even})
+            assert again.replay().layers_computed == 0, "the same code from the same state is shared"
+            assert totals(store, 5, "z") == totals(store, 5, "y")
+            assert nosync.Job(flow, store, spark=spark, shards=2).last_sealed() == 5
+            job.branch("y", at=3, replace={"kept": even})  # opened again
+            return totals(store, 5, "y")
+
+    alone = replayed(None)
+    assert alone == {"a": 1 + 3 + 5 + 7, "b": 0 + 1 + 2 + 3 + 4}
+    assert replayed(1) == alone
+
+
+@pytest.fixture
+def new_york(spark: SparkSession) -> Iterator[None]:
+    before = spark.conf.get("spark.sql.session.timeZone")
+    spark.conf.set("spark.sql.session.timeZone", "America/New_York")
+    yield
+    spark.conf.set("spark.sql.session.timeZone", before)
+
+
+@pytest.mark.parametrize("way", ["json", "csv", "udf"])
+def test_times_mean_what_they_mean_to_the_user(
+    spark: SparkSession, store: nosync.Store, tmp_path: Path, new_york: None, way: str
+) -> None:
+    schema = "k string, at timestamp, hour bigint"
+    lines = [f"2024-01-0{day} {hour:02}:30:00" for day in (1, 2) for hour in (0, 5, 23)]
+    if way == "json":
+        (tmp_path / "in").write_text("\n".join(f'{{"k": "a", "at": "{line}", "hour": 1}}' for line in lines))
+        frame = spark.read.schema(schema).json(str(tmp_path / "in"))
+    elif way == "csv":
+        (tmp_path / "in").write_text("\n".join(f"a,{line},1" for line in lines))
+        frame = spark.read.schema(schema).csv(str(tmp_path / "in"))
+    else:
+        import pandas as pd
+        from pyspark.sql.functions import pandas_udf
+
+        def hours(at: Any) -> Any:
+            return at.dt.hour
+
+        hours.__annotations__ = {"at": pd.Series, "return": pd.Series}
+        hour_of = pandas_udf(hours, "bigint")
+
+        (tmp_path / "in").write_text("\n".join(lines))
+        frame = spark.read.text(str(tmp_path / "in")).selectExpr("'a' AS k", "to_timestamp(value) AS at")
+        frame = frame.withColumn("hour", hour_of("at"))
+    expected = sorted(frame.select(F.unix_micros("at"), "hour").toPandas().itertuples(index=False))
+    flow = nosync.Dataflow("f")
+    flow.source("rows", schema)
+    job = nosync.Job(flow, store, spark=spark, shards=2)
+    job.advance(0, {"rows": frame})
+    epoch = "datediff(date(at), '2024-01-01') + 1"
+    job.backfill({"rows": frame.where("at >= '2024-01-01'")}, epoch=epoch) if way != "udf" else None
+    found = sorted(
+        (row["at"].value // 1000, row["hour"]) for row in store.read("rows", 0).to_pandas().to_dict("records")
+    )
+    assert found == [tuple(row) for row in expected]
+    if way != "udf":
+        assert [store.read("rows", t).num_rows for t in (1, 2)] == [9, 12], (
+            "as many as the user's own zone has in a day"
+        )
+    assert spark.conf.get("spark.sql.session.timeZone") == "America/New_York"
+
+
+def test_a_stream_needs_no_trigger(spark: SparkSession, store: nosync.Store, tmp_path: Path) -> None:
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in" / "0.json").write_text('{"k": "a", "v": 1}')
+    job = nosync.Job(flow_of(), store, spark=spark, shards=1)
+    rows = spark.readStream.schema(SCHEMA).json(str(tmp_path / "in"))
+    query = job.stream({"rows": rows}, checkpoint=tmp_path / "cp")
+    query.processAllAvailable()
+    query.stop()
+    assert totals(store) == {"a": 1}
+
+
+# --- sinks ------------------------------------------------------------------------------------------------------------
+
+
+def test_a_sink_that_was_left_without_an_epoch_gets_it(
+    spark: SparkSession, store: nosync.Store, tmp_path: Path
+) -> None:
+    got: list[int] = []
+    fails: list[int] = []
+
+    def take(changes: DataFrame, t: int) -> None:
+        if t in fails:
+            raise ConnectionError("the table is away")
+        got.append(t)
+
+    def job() -> nosync.Job:
+        sinks: dict[str, Any] = {"sums": nosync.CallbackSink(take), "rows": nosync.ParquetSink(tmp_path / "out")}
+        return nosync.Job(flow_of(), store, spark=spark, shards=1, sinks=sinks)
+
+    first = job()
+    first.advance(0, given(spark, ("a", 0)))
+    fails.append(1)
+    with pytest.raises(ConnectionError):
+        first.advance(1, given(spark, ("a", 1)))
+    fails.clear()
+    first.advance(2, given(spark, ("a", 2)))
+    assert got == [0, 1, 2]
+    without = nosync.Job(flow_of(), store, spark=spark, shards=1)  # as one that died before it gave anything
+    without.advance(3, given(spark, ("a", 3)))
+    again = job()
+    assert got == [0, 1, 2, 3]
+    again.advance(4, given(spark, ("a", 4)))
+    assert got == [0, 1, 2, 3, 4]
+    assert sorted(path.name for path in (tmp_path / "out").glob("epoch=*")) == [f"epoch={t}" for t in range(5)]
+
+
+def test_a_new_sink_begins_with_the_next_epoch(spark: SparkSession, store: nosync.Store, tmp_path: Path) -> None:
+    nosync.Job(flow_of(), store, spark=spark, shards=1).advance(0, given(spark, ("a", 0)))
+    job = nosync.Job(flow_of(), store, spark=spark, shards=1, sinks={"sums": nosync.ParquetSink(tmp_path / "out")})
+    job.advance(1, given(spark, ("a", 1)))
+    assert [path.name for path in (tmp_path / "out").glob("epoch=*")] == ["epoch=1"]
+
+
+def test_a_sink_hears_of_a_rewind_by_a_job_that_did_not_have_it(
+    spark: SparkSession, store: nosync.Store, tmp_path: Path
+) -> None:
+    def job(**more: Any) -> nosync.Job:
+        return nosync.Job(flow_of(), store, spark=spark, shards=1, **more)
+
+    sinks = {"sums": nosync.ParquetSink(tmp_path / "out")}
+    with_sink = job(sinks=sinks)
+    for t in range(4):
+        with_sink.advance(t, given(spark, ("a", 1)))
+    without = job()
+    without.rewind(1)
+    for t in range(2, 5):
+        without.advance(t, given(spark, ("a", 100)))
+    job(sinks=sinks)
+    out = spark.read.parquet(str(tmp_path / "out")).where("_change_type IN ('insert', 'update_postimage')")
+    assert [row.total for row in out.orderBy("epoch").collect()] == [1, 2, 102, 202, 302]
+
+
+@pytest.mark.parametrize(
+    ("sinks", "error", "message"),
+    [
+        ({"sums": "out/"}, nosync.InvalidInputError, "is no sink"),
+        ({"nope": nosync.CallbackSink(print)}, nosync.UnknownStageError, "stages: rows, sums"),
+    ],
+)
+def test_a_sink_that_cannot_be_one_is_refused_before_anything_is_sealed(
+    spark: SparkSession, store: nosync.Store, sinks: Any, error: type[Exception], message: str
+) -> None:
+    with pytest.raises(error, match=message):
+        nosync.Job(flow_of(), store, spark=spark, shards=1, sinks=sinks)
+
+
+def test_a_branch_without_the_stage_of_a_sink_is_not_promoted(
+    spark: SparkSession, store: nosync.Store, tmp_path: Path
+) -> None:
+    job = nosync.Job(flow_of(), store, spark=spark, shards=1, sinks={"sums": nosync.ParquetSink(tmp_path / "out")})
+    job.advance(0, given(spark, ("a", 1)))
+    branch = job.branch("b", drop=["sums"])
+    with pytest.raises(nosync.UnknownStageError):
+        job.promote(branch)
+    job.advance(1, given(spark, ("a", 1)))
+    assert totals(store) == {"a": 2}
+
+
+def test_a_job_on_a_closed_store_writes_nothing(spark: SparkSession, store: nosync.Store) -> None:
+    job = nosync.Job(flow_of(), store, spark=spark, shards=1)
+    job.advance(0, given(spark, ("a", 1)))
+    store.close()
+    for call in (lambda: job.advance(1, given(spark, ("a", 1))), job.recover):
+        with pytest.raises(nosync.StorageError, match="is closed"):
+            call()
+
+
+# --- tables, expressions ----------------------------------------------------------------------------------------------
+
+
+def test_options_that_mean_nothing_are_refused(spark: SparkSession, store: nosync.Store, tmp_path: Path) -> None:
+    nosync.Job(flow_of(), store, spark=spark, shards=1).advance(0, given(spark, ("a", 1)))
+    nosync.register(spark)
+    reader = spark.read.format("nosync").option("path", str(store.directory.root)).option("stage", "sums")
+    for name, value, message in (
+        ("startingEpoch", "0", "readChangeFeed=true"),
+        ("readChangeFeed", "yes", "is not true or false"),
+        ("asOf", "²", "is not an epoch"),
+        ("startingVersion", "1", "startingEpoch"),
+    ):
+        with pytest.raises(Exception, match=message):
+            spark.read.format("nosync").options(
+                path=str(store.directory.root), stage="sums", **{name: value}
+            ).load().collect()
+    assert reader.load().count() == 1
+    stream = spark.readStream.format("nosync").option("path", str(store.directory.root)).option("stage", "sums").load()
+    query = (
+        stream.writeStream.format("noop").option("checkpointLocation", str(tmp_path / "cp")).trigger(availableNow=True)
+    )
+    with pytest.raises(Exception, match="set the option readChangeFeed to true"):
+        query.start().awaitTermination(60)
+
+
+def test_a_stream_of_changes_notices_that_its_past_is_another_one(
+    spark: SparkSession, store: nosync.Store, tmp_path: Path
+) -> None:
+    job = nosync.Job(flow_of(), store, spark=spark, shards=1)
+    for t in range(3):
+        job.advance(t, given(spark, ("a", 1)))
+    nosync.register(spark)
+
+    def read() -> None:
+        stream = spark.readStream.format("nosync").options(
+            path=str(store.directory.root), stage="sums", readChangeFeed="true"
+        )
+        out = stream.load().writeStream.format("parquet").option("checkpointLocation", str(tmp_path / "cp"))
+        out.option("path", str(tmp_path / "out")).trigger(availableNow=True).start().awaitTermination(60)
+
+    read()
+    job.advance(3, given(spark, ("a", 1)))
+    read()
+    assert spark.read.parquet(str(tmp_path / "out")).agg(F.max("_epoch")).collect()[0][0] == 3
+    job.rewind(1)
+    for t in (2, 3, 4):
+        job.advance(t, given(spark, ("a", 100)))
+    with pytest.raises(Exception, match="Begin again with a new checkpoint"):
+        read()
+
+
+def test_expressions_that_would_be_others_when_computed_again_are_refused(
+    spark: SparkSession, store: nosync.Store
+) -> None:
+    spark.range(3).createOrReplaceTempView("dim")
+    for expressions, message in (
+        (("k", "current_timestamp() AS at"), "depends on when"),
+        (("k", "v IN (SELECT id FROM dim) AS known"), "subquery"),
+        (("k", "explode(array(v)) AS each"), "generators"),
+    ):
+        flow = nosync.Dataflow("f")
+        flow.source("rows", SCHEMA).select("out", *expressions).aggregate("n", key=["k"], n=nosync.count())
+        with pytest.raises(nosync.FlowError, match=message):
+            nosync.Job(flow, store, spark=spark, shards=1)
+    flow = nosync.Dataflow("f")
+    flow.source("rows", SCHEMA).where("some", "k <> 'Window seat'").select("out", "k", "'Aggregate demand' AS what")
+    job = nosync.Job(flow, store, spark=spark, shards=1)
+    job.advance(0, given(spark, ("a", 1), ("Window seat", 2)))
+    assert store.read("out").to_pylist() == [{"k": "a", "what": "Aggregate demand"}]
+
+
+def test_the_code_of_a_function_in_an_expression_counts(spark: SparkSession, store: nosync.Store) -> None:
+    def job(add: int) -> nosync.Job:
+        spark.udf.register("more", lambda v: None if v is None else v + add, "bigint")
+        flow = nosync.Dataflow("f")
+        flow.source("rows", SCHEMA).select("out", "k", "more(v) AS v").aggregate(
+            "sums", key=["k"], total=nosync.sum("v")
+        )
+        return nosync.Job(flow, store, spark=spark, shards=1)
+
+    job(1).advance(0, given(spark, ("a", 1)))
+    job(1).advance(1, given(spark, ("a", 1)))
+    with pytest.raises(nosync.FlowError, match="code"):
+        job(2)
+
+
+def test_columns_as_ordinary_frames_have_them(spark: SparkSession, store: nosync.Store) -> None:
+    flow = nosync.Dataflow("f")
+    flow.source("rows", "`a.b` string, `größe` bigint, tags array<string>").aggregate(
+        "n", key=["a.b"], n=nosync.count()
+    )
+    job = nosync.Job(flow, store, spark=spark, shards=2)
+    frame = spark.sql(
+        "SELECT 'x' AS `a.b`, 1L AS `größe`, split('p,q', ',') AS tags, INTERVAL '1' MONTH AS unused, map('a', 1) AS other"
+    )
+    job.advance(0, {"rows": frame})
+    job.advance(1, {"rows": frame})
+    assert store.read("n").to_pylist() == [{"a.b": "x", "n": 2}]
+
+
+def test_stores_of_other_units_are_tables_too(spark: SparkSession, store: nosync.Store) -> None:
+    nanoseconds = pa.array([1_700_000_000_123_456_000], pa.timestamp("ns", "UTC"))
+    rows = pa.table({"k": [1], "ns": nanoseconds, "list": pa.array([["a"]], pa.large_list(pa.string()))})
+    store.append("raw", t=0, rows=rows, key=["k"])
+    store.seal(0)
+    nosync.register(spark)
+    table = spark.read.format("nosync").options(path=str(store.directory.root), stage="raw").load()
+    assert table.select("k", F.unix_micros("ns"), "list").collect() == [(1, 1_700_000_000_123_456, ["a"])]
+
+
+def test_differences_of_rows_with_any_names(spark: SparkSession, store: nosync.Store) -> None:
+    flow = nosync.Dataflow("f")
+    rows = flow.source("rows", "x_a string, x bigint, n bigint").map("copy", lambda rows: rows)
+    rows.aggregate("sums", key=["x_a"], x=nosync.sum("x"))
+    job = nosync.Job(flow, store, spark=spark, shards=1)
+    for t in range(2):
+        job.advance(t, {"rows": spark.createDataFrame([("p", 1, 2), ("q", 3, 4)], "x_a string, x bigint, n bigint")})
+    branch = job.branch("b", at=0, replace={"copy": lambda rows: rows.slice(0, 1)})
+    branch.replay()
+    assert nosync.diff(job, branch, "copy").count() == 1
+    assert nosync.diff_summary(job, branch, "sums").changed == 1
+    with pytest.raises(nosync.FlowError, match="rename one"):
+        nosync.diff(job, branch, "sums")
+    assert nosync.diverges_at(job, branch, "copy") == 1
