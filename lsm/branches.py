@@ -107,6 +107,7 @@ class Refs:
             raise ValueError(f"{entry['name']!r} is no name of a branch that is made or deleted")
         if "line" in entry:  # it becomes a directory; of names earlier versions took any
             check_name(entry["line"], "line name")
+            pack(entry["at"])
         name = entry["name"]
         if entry["do"] == "create":
             line = entry["line"]

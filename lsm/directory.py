@@ -42,6 +42,8 @@ LAYERS, MANIFESTS, PINS, QUARANTINE, CATALOG = "layers", "manifests", "pins", "q
 MAX_KEY_GROUPS = 1 << 15
 DEFAULT_KEY_GROUPS = 128
 MAX_OPEN_LAYERS = 2048
+_LOST_FOUND = "lost+found"
+"""What mkfs leaves in an empty ext4, which may be mounted as a data directory."""
 _TOKEN = re.compile(r"[0-9a-f]{16}\Z")
 _RELISTS = 5
 
@@ -54,13 +56,18 @@ class Marker:
     key_groups: int
 
 
+def check_key_groups(key_groups: int) -> None:
+    """Raises InvalidInputError for a number of key groups that no store has."""
+    if not 1 <= key_groups <= MAX_KEY_GROUPS:
+        raise InvalidInputError(f"key_groups is {key_groups}, expected 1 to {MAX_KEY_GROUPS}")
+
+
 def create_store(root: Path, key_groups: int, env: Env, *, store_id: str | None = None) -> Marker:
     """Makes an empty store in `root`, which must not exist or be empty. Raises NotAStoreError otherwise.
 
     `store_id`: that of the store which other nodes have (default: a new one).
     """
-    if not 1 <= key_groups <= MAX_KEY_GROUPS:
-        raise InvalidInputError(f"key_groups is {key_groups}, expected 1 to {MAX_KEY_GROUPS}")
+    check_key_groups(key_groups)
     with storage_errors("create the store", root):
         env.make_dirs(root)
         foreign = [name for name in env.list_dir(root) if not name.startswith(".") and not _is_begun(root, name, env)]
@@ -91,7 +98,7 @@ def _is_begun(root: Path, name: str, env: Env) -> bool:
     inside = env.list_dir(root / name)
     if name == TEMPORARY_DIRECTORY:
         return all(_TOKEN.match(one) for one in inside)
-    return name in (LAYERS, MANIFESTS, PINS, QUARANTINE) and not inside
+    return name in (LAYERS, MANIFESTS, PINS, QUARANTINE, _LOST_FOUND) and not inside
 
 
 def read_marker(root: Path, env: Env) -> Marker:

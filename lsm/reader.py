@@ -6,7 +6,7 @@ Nothing is copied until rows are taken out.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -157,11 +157,13 @@ class LayerReader:
             if block.first_hash <= last_hash and block.last_hash >= first_hash:
                 yield self.block(i)
 
-    def verify(self) -> None:
+    def verify(self, progress: Callable[[], object] = lambda: None) -> None:
         """Reads every byte. Raises CorruptionError for the first block that does not match, or is not valid Arrow."""
         for i in range(len(self.info.blocks)):
             verify_block(self._opened, i, str(self.path))
+            progress()
         for i in range(self.block_count):
+            progress()
             try:
                 self._file.get_batch(i).validate(full=True)
             except pa.ArrowInvalid as error:

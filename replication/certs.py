@@ -12,6 +12,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
 from nosync.lsm.env import storage_errors
+from nosync.lsm.errors import ReplicationError
 from nosync.replication.wire import check_node_id
 
 DAYS = 825
@@ -29,11 +30,8 @@ def make_certificates(directory: Path, nodes: list[str], *, now: datetime.dateti
     written: list[Path] = []
     with storage_errors("write certificates", directory):
         directory.mkdir(parents=True, exist_ok=True)
-        if (directory / _CA).exists():
-            authority = x509.load_pem_x509_certificate((directory / _CA).read_bytes())
-            loaded = serialization.load_pem_private_key((directory / _CA_KEY).read_bytes(), None)
-            assert isinstance(loaded, ec.EllipticCurvePrivateKey), "this module wrote it"
-            authority_key = loaded
+        if (directory / _CA).exists() or (directory / _CA_KEY).exists():
+            authority, authority_key = _authority(directory)
         else:
             authority_key = ec.generate_private_key(ec.SECP256R1())
             authority = _certificate("nosync", authority_key, None, None, at)
@@ -42,6 +40,29 @@ def make_certificates(directory: Path, nodes: list[str], *, now: datetime.dateti
             key = ec.generate_private_key(ec.SECP256R1())
             written += _write(directory, node, _certificate(node, key, authority, authority_key, at), key)
     return written
+
+
+def _authority(directory: Path) -> tuple[x509.Certificate, ec.EllipticCurvePrivateKey]:
+    """That which is there. Raises ReplicationError where a part of it is not, or it is another kind of one."""
+    for path in (directory / _CA, directory / _CA_KEY):
+        if not path.exists():
+            raise ReplicationError(
+                f"{path} is not there, and the other half of the authority is: put it back to add nodes, or take an empty "
+                "directory for a new authority, whose certificates every node then needs"
+            )
+    try:
+        authority = x509.load_pem_x509_certificate((directory / _CA).read_bytes())
+        key = serialization.load_pem_private_key((directory / _CA_KEY).read_bytes(), None)
+    except (ValueError, TypeError) as error:
+        raise ReplicationError(
+            f"{directory}: {_CA} and {_CA_KEY} are not PEM files of an authority: {error}"
+        ) from error
+    if not isinstance(key, ec.EllipticCurvePrivateKey) or key.public_key() != authority.public_key():
+        raise ReplicationError(
+            f"{directory}: {_CA} and {_CA_KEY} are not a pair that nosync certs made; use the tool that made them, or an "
+            "empty directory"
+        )
+    return authority, key
 
 
 def _certificate(

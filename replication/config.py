@@ -19,6 +19,8 @@ def read_config(path: Path) -> dict[str, Any]:
         fields = tomllib.loads(path.read_text())
     except OSError as error:
         raise ReplicationError(f"cannot read {path}: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise ReplicationError(f"{path} is not a text in UTF-8, as TOML is: {error}") from error
     except tomllib.TOMLDecodeError as error:
         raise ReplicationError(f"{path} is not TOML: {error}") from error
     known = [f.name for f in dataclasses.fields(DaemonConfig)]

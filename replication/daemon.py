@@ -28,11 +28,12 @@ from nosync.lsm.directory import (
     MANIFESTS,
     MARKER,
     LayerDirectory,
+    check_key_groups,
     create_store,
     read_marker,
 )
 from nosync.lsm.env import Env, storage_errors
-from nosync.lsm.errors import NosyncError, ReplicationError
+from nosync.lsm.errors import NosyncError, ReplicationError, described
 from nosync.lsm.layer import parse_path
 from nosync.lsm.node import Node
 from nosync.lsm.registers import REGISTERS
@@ -45,15 +46,29 @@ from nosync.replication.places import ADDRESS_FILE, address_of
 from nosync.replication.replicator import Replicator
 from nosync.replication.rounds import Rounds
 from nosync.replication.serving import contents_of, layers_of, names_in
-from nosync.replication.transport import Certificates, DaemonClient, Transport, fail
+from nosync.replication.transport import (
+    MOST_READING,
+    MOST_WORKING,
+    PLACE_KEY,
+    Certificates,
+    DaemonClient,
+    Transport,
+    check_addresses,
+    fail,
+    host_of,
+    identity_of,
+)
 from nosync.replication.watch import Watch
 from nosync.replication.wire import check_node_id
 
 log = logging.getLogger("nosync.replication")
 
+PLACE_FILE = "place.json"
 MEMBERS_FILE = "members.json"
 """Peers as operators changed them (nosync peers); it goes before the configuration."""
 JOIN_TIMEOUT_S = 1.0
+READERS, MEMBERS, OWNER = "readers", "members", "owner"
+"""Who may ask, with TLS: whoever has a certificate of the authority; the store's nodes; who has this node's own."""
 SCAN_INTERVAL_S = 5.0
 """How often the directory is listed, in case that neither a job nor the watch told of something."""
 
@@ -89,6 +104,27 @@ class DaemonConfig:
             check_node_id(node)
         if self.node in self.peers:
             raise ReplicationError(f"node {self.node} is among its own peers: --node and --peer name different nodes")
+        addresses = {"listen": self.listen, **{f"peers.{node}": address for node, address in self.peers.items()}}
+        for field_name, address in (addresses | ({"metrics": self.metrics} if self.metrics else {})).items():
+            try:
+                host_of(address)
+            except ReplicationError as error:
+                raise ReplicationError(f"{field_name}: {error}") from None
+        check_key_groups(self.key_groups)
+        self.settings  # noqa: B018 - its fields are checked when it is made
+
+    @property
+    def settings(self) -> StoreSettings:
+        """What of it concerns the store. Raises InvalidInputError for values that none can have."""
+        return StoreSettings(retain=self.retain, archive_epochs=self.archive_epochs, scan_interval_s=SCAN_INTERVAL_S)
+
+
+def check_config(config: DaemonConfig) -> None:
+    """All that a start would refuse, but for a port that is taken. Raises ReplicationError."""
+    peers = peers_of(config)
+    if config.tls is not None:
+        Certificates.of_directory(config.tls, config.node).of_server()
+    check_addresses(config.node, config.listen, peers.values(), is_secure=config.tls is not None)
 
 
 def peers_of(config: DaemonConfig) -> dict[str, str]:
@@ -120,7 +156,7 @@ def client_of(root: Path) -> DaemonClient | None:
     if found is None:
         return None
     tls = Certificates.of_directory(Path(found["tls"]), found["node"]) if found.get("tls") else None
-    return DaemonClient(found["address"], tls, found["node"])
+    return DaemonClient(found["address"], tls, found["node"], found.get("place"))
 
 
 class Daemon(rpc.DaemonServicer):
@@ -135,10 +171,16 @@ class Daemon(rpc.DaemonServicer):
             self._make_store()
         marker = read_marker(config.data, self._env)
         directory = LayerDirectory(config.data, marker.key_groups, self._env)
-        settings = StoreSettings(
-            retain=config.retain, archive_epochs=config.archive_epochs, scan_interval_s=SCAN_INTERVAL_S
+        self.node = Node(directory, marker, config.settings, replicated=True)
+        self._place = self._place_token()
+        with contextlib.suppress(OSError):
+            (
+                config.data / ADDRESS_FILE
+            ).unlink()  # of a daemon that was killed; its address may be another one's by now
+        self._reading, self._working = (
+            threading.BoundedSemaphore(MOST_READING),
+            threading.BoundedSemaphore(MOST_WORKING),
         )
-        self.node = Node(directory, marker, settings, replicated=True)
         self._store_id = marker.store_id
         members = [NodeId(name) for name in (config.node, *self._peers)]
         try:
@@ -156,8 +198,9 @@ class Daemon(rpc.DaemonServicer):
     def _make_store(self) -> None:
         """A new directory joins the store of its peers; where none answers, all members make the same one."""
         key_groups = self.config.key_groups
-        name = ",".join(sorted([self.config.node, *self.config.peers]))
-        store_id = blake3(name.encode()).hexdigest(length=8)
+        name = ",".join([*sorted([self.config.node, *self.config.peers]), f"key_groups={key_groups}"])
+        # Alone it need not be found by others: two nodes of one name are two stores.
+        store_id = blake3(name.encode()).hexdigest(length=8) if self.config.peers else self._env.token()
         for node, address in self.config.peers.items():
             client = DaemonClient(address, self._certificates, node)
             with contextlib.suppress(ReplicationError):
@@ -165,6 +208,14 @@ class Daemon(rpc.DaemonServicer):
                 key_groups, store_id = int(reply.key_groups), reply.store_id
             client.close()
         create_store(self.config.data, key_groups, self._env, store_id=store_id)
+
+    def _place_token(self) -> str:
+        """What tells this directory from others on the host: daemons come and go, and take each other's ports."""
+        path = self.config.data / PLACE_FILE
+        with storage_errors("write", path):
+            if not path.exists():
+                self._write_json(PLACE_FILE, self._env.token())
+            return str(json.loads(path.read_text()))
 
     def start(self) -> None:
         """Begins to serve; returns at once. Where it cannot, everything is stopped again."""
@@ -180,7 +231,7 @@ class Daemon(rpc.DaemonServicer):
         self.replicator.start()
         self.transport.start()
         about = {
-            "address": self.transport.address, "node": self.config.node, "pid": os.getpid(),
+            "address": self.transport.address, "node": self.config.node, "pid": os.getpid(), "place": self._place,
             "tls": str(self.config.tls.absolute()) if self.config.tls else "",
         }  # fmt: skip
         self._write_json(ADDRESS_FILE, about)
@@ -250,8 +301,8 @@ class Daemon(rpc.DaemonServicer):
             for paths in watch.changes():
                 try:
                     self._noticed(paths)
-                except NosyncError as error:
-                    log.warning("noticed %s s later: %s: %s", SCAN_INTERVAL_S, paths[0], error)
+                except Exception as error:  # noqa: BLE001 - of these; the scan finds them, and what comes next is noticed
+                    log.warning("noticed %s s later: %s: %s", SCAN_INTERVAL_S, paths[0], described(error))
         except OSError as error:
             log.warning("what is published is noticed every %s s from now on: %s", SCAN_INTERVAL_S, error)
 
@@ -264,6 +315,39 @@ class Daemon(rpc.DaemonServicer):
         published = [PurePosixPath(path.relative_to(root)) for path in paths if path.suffix == ".json"]
         if published:
             self.node.note_files(published)
+
+    @contextlib.contextmanager
+    def _answering(self, context: Any, who: str, slots: threading.BoundedSemaphore | None = None) -> Iterator[None]:
+        """Answers with an error that the caller can read. `slots`: how many such calls there may be at once."""
+        taken = False
+        try:
+            self._check_caller(context, who)
+            taken = slots is not None and slots.acquire(blocking=False)
+            if slots is not None and not taken:
+                raise ReplicationError(f"node {self.config.node} answers many such calls at the moment; try again")
+            yield
+        except NosyncError as error:
+            fail(context, error)
+        finally:
+            if slots is not None and taken:
+                slots.release()
+
+    def _check_caller(self, context: Any, who: str) -> None:
+        """Raises ReplicationError where another daemon is meant, or the caller's certificate does not allow it."""
+        places = [str(value) for key, value in context.invocation_metadata() or () if key == PLACE_KEY]
+        if places and places[0] != self._place:
+            raise ReplicationError(
+                f"the daemon that was there has ended, and node {self.config.node}, with its data in "
+                f"{self.config.data.absolute()}, has its address now: start it again with nosync daemon"
+            )
+        if self._certificates is None or who == READERS:
+            return
+        caller = identity_of(context)
+        allowed = {self.config.node, *(self._peers if who == MEMBERS else ())}
+        if caller not in allowed:
+            raise ReplicationError(
+                f"the certificate of {caller!r} may read this store and not change it: ask with that of node {self.config.node}"
+            )
 
     def status(self, branch: str = MAIN, *, lag: bool = True) -> pb.StatusReply:
         """Node, safe point, problems, peers; and how far these are behind, for which all that they hold is compared."""
@@ -295,19 +379,19 @@ class Daemon(rpc.DaemonServicer):
     # --- the service ------------------------------------------------------------------------------------------------
 
     def Status(self, request: pb.StatusRequest, context: Any) -> pb.StatusReply:
-        with _answering(context):
+        with self._answering(context, READERS):
             return self.status(request.branch or MAIN, lag=request.lag)
         raise AssertionError("the context was aborted")
 
     def Note(self, request: pb.NoteRequest, context: Any) -> pb.Done:
-        with _answering(context):
+        with self._answering(context, OWNER):
             ids = [parse_path(PurePosixPath(path)) for path in request.layers]
             self.node.learn()
             self.node.note([id for id in ids if id is not None])
         return pb.Done()
 
     def Attach(self, request: pb.AttachRequest, context: Any) -> pb.AttachReply:
-        with _answering(context):
+        with self._answering(context, OWNER, self._working):
             filled = self.replicator.keep_all(request.patience_s)
             self.node.learn()
             return pb.AttachReply(
@@ -317,32 +401,32 @@ class Daemon(rpc.DaemonServicer):
         raise AssertionError("the context was aborted")
 
     def Keep(self, request: pb.KeepRequest, context: Any) -> pb.KeepReply:
-        with _answering(context):
+        with self._answering(context, OWNER):
             return pb.KeepReply(peers_up=self.replicator.keep_traces(request.traces))
         raise AssertionError("the context was aborted")
 
     def Sync(self, request: pb.SyncRequest, context: Any) -> pb.Done:
-        with _answering(context):
+        with self._answering(context, READERS, self._working):
             self.node.sync()
         return pb.Done()
 
     def Check(self, request: pb.CheckRequest, context: Any) -> pb.CheckReply:
-        with _answering(context):
+        with self._answering(context, OWNER, self._working):
             return pb.CheckReply(errors=[str(error) for error in self.node.check()])
         raise AssertionError("the context was aborted")
 
     def Compact(self, request: pb.CompactRequest, context: Any) -> Iterator[pb.CompactProgress]:
-        with _answering(context):
+        with self._answering(context, OWNER, self._working):
             for merges in self.node.compact(request.stage or None):
                 yield pb.CompactProgress(merges=merges)
 
     def FetchRounds(self, request: pb.FetchRoundsRequest, context: Any) -> pb.Done:
-        with _answering(context):
+        with self._answering(context, OWNER, self._working):
             self.rounds.fetch(request.traces, request.t, self._peers_up())
         return pb.Done()
 
     def DropRounds(self, request: pb.DropRoundsRequest, context: Any) -> pb.Done:
-        with _answering(context):
+        with self._answering(context, MEMBERS):
             self.rounds.drop(request.stage, request.t, self._peers_up() if request.everywhere else {})
         return pb.Done()
 
@@ -352,7 +436,9 @@ class Daemon(rpc.DaemonServicer):
         return {node: address for node, address in list(self._peers.items()) if node in up}
 
     def Conflicts(self, request: pb.ConflictsRequest, context: Any) -> pb.ConflictsReply:
-        with _answering(context):
+        with self._answering(context, READERS):
+            if request.take_theirs:
+                self._check_caller(context, OWNER)
             names = self.replicator.conflicts()
             if request.take_theirs and names:
                 layers = [id for name in names if (id := layer_of(name)) is not None]
@@ -362,37 +448,53 @@ class Daemon(rpc.DaemonServicer):
         raise AssertionError("the context was aborted")
 
     def ListFiles(self, request: pb.ListFilesRequest, context: Any) -> Iterator[pb.ListFilesReply]:
-        with _answering(context):
+        with self._answering(context, READERS, self._reading):
             for names in names_in(self.node.directory, request.directory):
                 yield pb.ListFilesReply(names=names)
 
     def FetchFiles(self, request: pb.FetchFilesRequest, context: Any) -> Iterator[pb.Frame]:
-        with _answering(context):
+        with self._answering(context, READERS, self._reading):
             yield from contents_of(self.node.directory, request.names)
 
     def Layers(self, request: pb.LayersRequest, context: Any) -> Iterator[pb.Layer]:
-        with _answering(context):
+        with self._answering(context, READERS, self._reading):
             yield from layers_of(self.node)
 
     def ChangeMembers(self, request: pb.ChangeMembersRequest, context: Any) -> pb.Done:
-        with _answering(context):
-            for node, address in request.add.items():
-                id = check_node_id(node)
-                if node == self.config.node:
-                    raise ReplicationError(f"node {node} is this node itself")
-                self.transport.add_peer(id, address)
-                self.replicator.add_member(id)
-                self._peers[node] = address
-            for node in request.remove:
+        with self._answering(context, OWNER):
+            members = self._changed_members(dict(request.add), list(request.remove))
+            self._write_json(MEMBERS_FILE, members)
+            for node in [node for node in self._peers if node not in members]:
                 self.replicator.remove_member(NodeId(node), self.config.replicas)
                 self.transport.remove_peer(NodeId(node))
-                del self._peers[node]
-            self._write_json(MEMBERS_FILE, self._peers)
+            for node, address in members.items():
+                self.transport.add_peer(NodeId(node), address)
+                self.replicator.add_member(NodeId(node))
+            self._peers = members
             log.warning("the members are now %s", ", ".join([self.config.node, *self._peers]))
         return pb.Done()
 
+    def _changed_members(self, add: dict[str, str], remove: list[str]) -> dict[str, str]:
+        """The peers as they would be. Raises ReplicationError for what cannot be, and then nothing has changed."""
+        members = dict(self._peers)
+        for node, address in add.items():
+            if check_node_id(node) == self.config.node:
+                raise ReplicationError(f"node {node} is this node itself")
+            members[node] = address
+        for node in remove:
+            if members.pop(node, None) is None:
+                raise ReplicationError(f"node {node} is not a peer; peers: {', '.join(self._peers) or 'none'}")
+        if self.config.replicas > 1 + len(members):
+            raise ReplicationError(
+                f"{1 + len(members)} nodes would be left for replicas={self.config.replicas}: add one first"
+            )
+        check_addresses(
+            self.config.node, self.config.listen, members.values(), is_secure=self._certificates is not None
+        )
+        return members
+
     def ChangeBranches(self, request: pb.ChangeBranchesRequest, context: Any) -> pb.ChangeBranchesReply:
-        with _answering(context):
+        with self._answering(context, OWNER):
             self.node.learn()
             dropped, kind = 0, request.WhichOneof("change")
             if kind == "create":
@@ -406,14 +508,6 @@ class Daemon(rpc.DaemonServicer):
                 dropped = self.node.delete_branch(request.delete)
             return pb.ChangeBranchesReply(layers_dropped=dropped)
         raise AssertionError("the context was aborted")
-
-
-@contextlib.contextmanager
-def _answering(context: Any) -> Iterator[None]:
-    try:
-        yield
-    except NosyncError as error:
-        fail(context, error)
 
 
 def _notify_systemd(state: str) -> None:

@@ -24,6 +24,8 @@ class Hello:
     store_id: str
     replicas: int
     version: int = PROTOCOL_VERSION
+    key_groups: int = 0
+    """0: it does not say, as nodes of earlier versions."""
 
 
 @dataclass(frozen=True)

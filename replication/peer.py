@@ -36,6 +36,11 @@ class Peer:
     """Groups of files whose summary came, and whose names were asked for."""
     todo: dict[str, list[Held]] = field(default_factory=dict)
     """What we are missing of what it holds, by trace (layers) or by itself (other files)."""
+    todo_files: int = 0
+    """How many these are."""
+    queue: list[Held] = field(default_factory=list)
+    """Of many, in which order they are asked for, the next one last; put in order now and then."""
+    queued_s: float = float("-inf")
     dirty: set[str] = field(default_factory=set)
     """Traces and other files that changed here or there since `todo` was made."""
     arrived_bytes: int = 0
@@ -56,6 +61,8 @@ class Peer:
     """Files of other contents there than here: our digest and theirs."""
     refused: str = ""
     """Why it is not talked to."""
+    safe: dict[str, int] = field(default_factory=dict)
+    """By line, the safe point that it told in this session."""
 
     def has_dropped(self, names: Iterable[str]) -> None:
         """It does not hold these: if it does again, they are other ones."""

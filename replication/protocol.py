@@ -22,9 +22,10 @@ Invariants
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
+from nosync.lsm.directory import MANIFESTS
 from nosync.lsm.timestamp import Time, epoch_of
 from nosync.replication.inventory import (
     Held,
@@ -32,6 +33,7 @@ from nosync.replication.inventory import (
     NodeId,
     archive_of,
     covers,
+    epochs_of,
     group_of,
     in_order,
     keepers,
@@ -83,6 +85,8 @@ PUSH_BYTES = 1 << 20
 PUSH_PATIENCE_S = 5.0
 """A peer that does not say for so long that it holds what was pushed is slow, or does not want it."""
 PUSH_PAUSE_S = 60.0
+FEW_FILES, MANY_FILES = 256, 20_000
+"""So few are put in order whenever one comes; of so many it takes a beat until they are again, once all were asked for."""
 UNWANTED_S = 10.0
 """How long what was dropped here is not taken from those who have not dropped it yet, and get it meanwhile."""
 
@@ -98,9 +102,17 @@ class Replica:
     """The protocol's state on one node. `members`: all nodes of the store, this one included."""
 
     def __init__(
-        self, me: NodeId, incarnation: str, store_id: str, members: Iterable[NodeId], replicas: int, now_s: float = 0.0
+        self,
+        me: NodeId,
+        incarnation: str,
+        store_id: str,
+        members: Iterable[NodeId],
+        replicas: int,
+        now_s: float = 0.0,
+        key_groups: int = 0,
     ) -> None:
         self.me, self.incarnation, self.store_id, self.replicas = me, incarnation, store_id, replicas
+        self.key_groups = key_groups
         self.mine = Inventory()
         self.peers: dict[NodeId, Peer] = {node: Peer(node) for node in sorted(set(members) - {me})}
         self.now_s = now_s
@@ -118,8 +130,6 @@ class Replica:
         """So much of the backlog is of stages that copies are asked for, that the `optional` ones wait."""
         self.safe: dict[str, int] = {}
         """By line, this node's safe point, which peers are told."""
-        self.safe_elsewhere: dict[str, int] = {}
-        """By line, the largest safe point that a peer told."""
         self._let_go: dict[str, Time] = {}  # by trace, the time up to which its layers are not kept here any more
         self._kept_s: dict[str, float] = {}  # traces that tasks here asked for, and until when
         self.keep_all = False
@@ -319,7 +329,9 @@ class Replica:
     def connected(self, session: SessionId) -> list[Effect]:
         """A session begins; who is at its other end is not known yet."""
         self._sessions[session], self._heard_s[session] = None, self.now_s
-        return [Send(session, Hello(self.me, self.incarnation, self.store_id, self.replicas))]
+        return [
+            Send(session, Hello(self.me, self.incarnation, self.store_id, self.replicas, key_groups=self.key_groups))
+        ]
 
     def disconnected(self, session: SessionId) -> list[Effect]:
         self._end(session)
@@ -373,7 +385,7 @@ class Replica:
         peer.heard_s = self.now_s
         if isinstance(message, Beat):
             for line, t in message.safe:
-                self.safe_elsewhere[line] = max(t, self.safe_elsewhere.get(line, -1))
+                peer.safe[line] = max(t, peer.safe.get(line, -1))
         if isinstance(message, Summary | InventoryIs | Change | Beat):
             return self._statement(peer, message)
         if isinstance(message, AskInventory):
@@ -389,7 +401,12 @@ class Replica:
         problem = self._objection(hello)
         if problem:
             if hello.node in self.peers:
-                self.peers[hello.node].refused = problem
+                refused = self.peers[hello.node]
+                refused.refused = problem
+                if (
+                    hello.incarnation != refused.incarnation
+                ):  # what it was is gone, whether or not it is talked to as it is
+                    self._void(refused)
             self._end(session)
             return [Close(session, problem)]
         peer = self.peers[hello.node]
@@ -399,15 +416,20 @@ class Replica:
             self._end(old)
             effects.append(Close(old, f"node {peer.node} began another session"))
         if peer.incarnation != hello.incarnation:
-            self._touched_of(peer, (held.name for held in peer.holds))
-            peer.holds, peer.todo, peer.unwanted, peer.conflicts = Inventory(), {}, {}, {}
+            self._void(peer)
         if peer.session != session:
             peer.pushed = {}
             peer.said, peer.unsaid = 0, {}  # a greeting that comes twice does not begin our statements anew
         peer.incarnation, peer.session, peer.seq = hello.incarnation, session, -1
-        peer.heard_s, peer.refused, peer.fell_silent = self.now_s, "", False
+        peer.heard_s, peer.refused, peer.fell_silent, peer.safe = self.now_s, "", False, {}
         self._sessions[session] = peer.node
         return [*effects, *self._ask(peer)]
+
+    def _void(self, peer: Peer) -> None:
+        """Nothing counts that a peer said of what it holds."""
+        self._touched_of(peer, (held.name for held in peer.holds))
+        peer.holds, peer.todo, peer.unwanted, peer.conflicts = Inventory(), {}, {}, {}
+        peer.todo_files, peer.queue = 0, []
 
     def _objection(self, hello: Hello) -> str:
         """Why a node cannot be talked to; naming both values."""
@@ -419,6 +441,11 @@ class Replica:
             return (
                 f"two nodes are called {self.me}: this one is incarnation {self.incarnation}, the other "
                 f"{hello.incarnation}: give one another --node"
+            )
+        if hello.key_groups and self.key_groups and hello.key_groups != self.key_groups:
+            return (
+                f"node {hello.node} has key_groups={hello.key_groups}, this one {self.key_groups}: it never changes, so "
+                "one of the two directories has to be emptied, and made again with the other's"
             )
         if hello.store_id != self.store_id:
             return f"node {hello.node} belongs to store {hello.store_id}, this one to {self.store_id}"
@@ -611,10 +638,9 @@ class Replica:
             todo = missing_of_trace(ours_and_coming, peer.holds, place)
         else:
             todo = [held for name in names if (held := peer.holds.get(name)) and not self._has_or_fetches(name)]
+        peer.todo_files += len(todo) - len(peer.todo.pop(place, ()))
         if todo:
             peer.todo[place] = todo
-        else:
-            peer.todo.pop(place, None)
 
     def _has_or_fetches(self, name: str) -> bool:
         return name in self.mine or name in self._fetching or self.mine.has_archived(name)
@@ -628,15 +654,31 @@ class Replica:
         if not peer.todo or room <= 0 or (room_bytes <= 0 and running):
             return ()
         chosen: list[Held] = []
-        for held in in_order(held for todo in peer.todo.values() for held in todo):
-            if room <= 0 or (room_bytes <= 0 and (chosen or running)):
-                break
+        for held in self._candidates(peer):
             if not self._wants(peer, held):
                 continue
             chosen.append(held)
             room, room_bytes = room - 1, room_bytes - held.size_bytes
             self._fetching[held.name] = _Fetch(held, peer.session, self.now_s)
+            if room <= 0 or room_bytes <= 0:
+                break
         return tuple(chosen)
+
+    def _candidates(self, peer: Peer) -> Iterator[Held]:
+        """What a peer could be asked for, in order. Many files, as to fill a new node, are put in order once in a while."""
+        if peer.todo_files <= FEW_FILES:
+            peer.queue = []
+            yield from in_order(held for todo in peer.todo.values() for held in todo)
+            return
+        if not peer.queue:
+            if self.now_s - peer.queued_s < BEAT_S * peer.todo_files / MANY_FILES:
+                return
+            peer.queue = in_order(held for todo in peer.todo.values() for held in todo)[::-1]
+            peer.queued_s = self.now_s
+        while peer.queue:
+            held = peer.queue.pop()
+            if held in peer.todo.get(place_of(held.name), ()):
+                yield held
 
     def _wants(self, peer: Peer, held: Held) -> bool:
         """Whether a file is to be taken from a peer now, if nothing here stands for it."""
@@ -678,6 +720,20 @@ class Replica:
         """By file: a peer that holds other contents, our digest and theirs."""
         return {name: (peer.node, *found) for peer in self.peers.values() for name, found in peer.conflicts.items()}
 
+    def safe_elsewhere(self, line: str) -> int:
+        """The largest safe point that a peer told, -1 where none did: what is safe there is safe here, if it is the same.
+
+        So of a peer only counts what it told once it is known what it holds, and up to where that is known to be other contents
+        than here: in the manifests of the line, or in layers.
+        """
+        found = -1
+        for peer in self.peers.values():
+            if peer.session is None or peer.asked_s is not None or peer.unknown or peer.seq < 0:
+                continue
+            others = [t for name in peer.conflicts if (t := _first_epoch(name, line)) is not None]
+            found = max(found, min([peer.safe.get(line, -1), *(t - 1 for t in others)]))
+        return found
+
     def lag(self) -> Mapping[NodeId, tuple[int, int]]:
         """By peer: how many files, and bytes, of ours it is missing and should hold."""
         found = {}
@@ -690,3 +746,12 @@ class Replica:
             ]
             found[peer.node] = (len(behind), sum(held.size_bytes for held in behind))
         return found
+
+
+def _first_epoch(name: str, line: str) -> int | None:
+    """The first epoch that a file says anything of: a layer, or a manifest of the line. None for another file."""
+    id = layer_of(name)
+    if id is not None:
+        return epoch_of(id.description.lower)
+    span = epochs_of(name)
+    return span[1] if span is not None and span[0] == f"{MANIFESTS}/{line}" else None

@@ -118,7 +118,8 @@ class Replicator:
     def __init__(self, node: Node, me: NodeId, store_id: str, members: Sequence[NodeId], replicas: int) -> None:
         self._node, self._root, self._env = node, node.directory.root, node.directory.env
         self._lock = threading.RLock()
-        self._replica = Replica(me, node.incarnation, store_id, members, replicas, self._env.monotonic_s())
+        key_groups = node.directory.key_groups
+        self._replica = Replica(me, node.incarnation, store_id, members, replicas, self._env.monotonic_s(), key_groups)
         self._sessions: dict[SessionId, Session] = {}
         self._parts: dict[str, _Incoming] = {}  # of files whose sessions ended in the middle of them
         self._next_session = 0
@@ -192,7 +193,7 @@ class Replicator:
     def safe_elsewhere(self, line: str) -> Epoch:
         """See nosync.lsm.roles.Listener."""
         with self._lock:
-            return Epoch(self._replica.safe_elsewhere.get(line, -1))
+            return Epoch(self._replica.safe_elsewhere(line))
 
     def let_go(self, trace: TraceId, until: Time) -> None:
         """See nosync.lsm.roles.Listener."""
@@ -407,7 +408,7 @@ class Replicator:
                 if incoming.received_bytes < incoming.held.size_bytes:
                     return
                 incoming.file.close()
-            self._keep(incoming)
+            self._keep(session, incoming)
         except NosyncError as error:
             self._refuse(session, incoming, str(error))
             return
@@ -450,14 +451,23 @@ class Replicator:
         for name in old:
             self._drop_part(name)
 
-    def _keep(self, incoming: _Incoming) -> None:
+    def _is_heard(self, session: Session) -> None:
+        """While a large file is verified nothing is read from its sender, who is there all the same."""
+        with self._lock:
+            self._replica.now_s = max(self._replica.now_s, self._env.monotonic_s())
+            self._replica.heard_from(session.id, 0)
+
+    def _keep(self, session: Session, incoming: _Incoming) -> None:
         """Verifies a whole file and publishes it. Raises CorruptionError where it is not what was announced."""
         held, final = incoming.held, self._root / incoming.held.name
         id, record = layer_of(held.name), None
         try:
             if id is not None:
                 reader = LayerReader.open(incoming.path, self._env, id)
-                reader.verify()
+                groups = reader.info.key_groups
+                if id.trace.shard.count and groups != self._node.directory.key_groups:
+                    raise CorruptionError(f"{held.name}: is of {groups} key groups, this store has others")
+                reader.verify(lambda: self._is_heard(session))
                 found: str = reader.digest
                 record = Record(id, reader.digest, reader.info.rows, reader.size_bytes)
             else:

@@ -9,9 +9,11 @@ from __future__ import annotations
 import contextlib
 import ipaddress
 import logging
+import os
+import socket
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent import futures
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,7 +22,7 @@ from typing import Any
 import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
-from nosync.lsm.errors import NosyncError, ReplicationError
+from nosync.lsm.errors import NosyncError, ReplicationError, described
 from nosync.proto.v1 import replication_pb2 as pb
 from nosync.proto.v1 import replication_pb2_grpc as rpc
 from nosync.replication.inventory import NodeId
@@ -35,6 +37,10 @@ REDIAL_S = 0.5
 MAX_STREAMS = 64
 STOP_GRACE_S = 1.0
 CALL_TIMEOUT_S = 5.0
+PLACE_KEY = "nosync-place"
+"""In the metadata of calls: whose directory is meant: a daemon that took another one's address refuses."""
+MOST_READING, MOST_WORKING = 16, 24
+"""Calls at once that read files, and that take long; of 64 threads the others are for peers and for those who ask briefly."""
 TOLD_PATIENCE_S = 1.0
 """How long a client that closes waits for what it told to arrive."""
 
@@ -54,6 +60,8 @@ OPTIONS = [
     ("grpc.max_reconnect_backoff_ms", 1000),
     # Otherwise two daemons share a port without a word.
     ("grpc.so_reuseport", 0),
+    # Nodes reach each other directly: a proxy for the web, which the environment may name, is not for them.
+    ("grpc.enable_http_proxy", 0),
 ]
 
 
@@ -72,6 +80,11 @@ class Certificates:
         for path in (found.ca, found.certificate, found.key):
             if not path.is_file():
                 raise ReplicationError(f"{path} is not there: make certificates with nosync certs {directory} {node}")
+            if not os.access(path, os.R_OK):
+                raise ReplicationError(
+                    f"{path} cannot be read by this user: who works beside the daemon of node {node} shows its certificate, so "
+                    "let the group of both read it"
+                )
         return found
 
     def of_server(self) -> grpc.ServerCredentials:
@@ -101,6 +114,21 @@ def is_loopback(address: str) -> bool:
     return False
 
 
+def check_addresses(me: str, listen: str, peers: Iterable[str], *, is_secure: bool) -> None:
+    """Raises ReplicationError for what is no HOST:PORT, and off loopback without certificates."""
+    peers = list(peers)
+    reached = [is_loopback(address) for address in (listen, *peers)]
+    if listen in peers and not listen.endswith(":0"):
+        raise ReplicationError(
+            f"node {me} listens on {listen}, and a peer is said to: each node has an address of its own"
+        )
+    if not is_secure and not all(reached):
+        raise ReplicationError(
+            f"node {me} listens on {listen} with peers {', '.join(peers) or 'none'}: off loopback both sides need "
+            "certificates: make them with nosync certs, and give --tls DIR"
+        )
+
+
 def channel_to(address: str, certificates: Certificates | None, node: str | None = None) -> grpc.Channel:
     """A channel to a daemon; with certificates to the daemon of that node and to no other."""
     if certificates is None:
@@ -109,7 +137,8 @@ def channel_to(address: str, certificates: Certificates | None, node: str | None
     return grpc.secure_channel(address, certificates.of_channel(), [*OPTIONS, *named])
 
 
-def _identity(context: grpc.ServicerContext) -> str | None:
+def identity_of(context: grpc.ServicerContext) -> str | None:
+    """Who calls, by the certificate; None without TLS."""
     names: Any = context.auth_context().get("x509_common_name")
     return bytes(names[0]).decode() if names else None
 
@@ -119,7 +148,7 @@ class _Links(rpc.ReplicationServicer):
         self._replicator = replicator
 
     def Link(self, request_iterator: Iterator[pb.Frame], context: grpc.ServicerContext) -> Iterator[pb.Frame]:
-        session = self._replicator.open_session(_identity(context))
+        session = self._replicator.open_session(identity_of(context))
         if not context.add_callback(session.close):
             session.close()  # it has ended already
         reader = threading.Thread(target=self._read, args=(session, request_iterator), daemon=True)
@@ -168,11 +197,7 @@ class Transport:
         peers: Mapping[NodeId, str],
         certificates: Certificates | None,
     ) -> None:
-        if certificates is None and not all(is_loopback(address) for address in (listen, *peers.values())):
-            raise ReplicationError(
-                f"node {me} listens on {listen} with peers {', '.join(peers.values()) or 'none'}: off loopback both sides need "
-                "certificates: make them with nosync certs, and give --tls DIR"
-            )
+        check_addresses(me, listen, peers.values(), is_secure=certificates is not None)
         self._replicator, self._me, self._peers, self._certificates = replicator, me, dict(peers), certificates
         self._closing = threading.Event()
         self._server = grpc.server(futures.ThreadPoolExecutor(max_workers=MAX_STREAMS), options=OPTIONS)
@@ -206,7 +231,9 @@ class Transport:
             raise ReplicationError(
                 f"node {node} at {address} is off loopback: both sides need certificates (nosync certs)"
             )
-        self._peers[node] = address
+        if self._peers.get(node) == address:
+            return
+        self._peers[node] = address  # who dialled another address of it stops
         self._begin_to_dial(node)
 
     def remove_peer(self, node: NodeId) -> None:
@@ -224,8 +251,8 @@ class Transport:
                 try:
                     with channel_to(address, self._certificates, node) as channel:
                         self._link(channel, node)
-                except (NosyncError, OSError) as error:  # certificates that are being replaced, say
-                    log.error("cannot dial node %s at %s, which is tried again: %s", node, address, error)
+                except Exception as error:  # noqa: BLE001 - certificates that are being replaced, say; only this side dials
+                    log.error("cannot dial node %s at %s, which is tried again: %s", node, address, described(error))
             self._closing.wait(REDIAL_S)
 
     def _link(self, channel: grpc.Channel, node: NodeId) -> None:
@@ -242,8 +269,13 @@ class Transport:
 class DaemonClient:
     """Calls to the daemon of a data directory. Raises ReplicationError where it does not answer."""
 
-    def __init__(self, address: str, certificates: Certificates | None = None, node: str | None = None) -> None:
+    def __init__(
+        self, address: str, certificates: Certificates | None = None, node: str | None = None, place: str | None = None
+    ) -> None:
+        """`place`: the token of the directory whose daemon is meant; another one at the address refuses."""
         self.address, self.node = address, node or ""
+        self._is_secure = certificates is not None
+        self._asked = [(PLACE_KEY, place)] if place else []
         self._channel = channel_to(address, certificates, node)
         self._stub = rpc.DaemonStub(self._channel)
         self._told: set[grpc.Future[pb.Done]] = set()  # gRPC cancels a call that nobody refers to any more
@@ -252,78 +284,92 @@ class DaemonClient:
         """Node, safe point, problems, peers; and how far these are behind, which takes longer."""
         with self._errors("status"):
             request = pb.StatusRequest(branch=branch, lag=lag)
-            reply: pb.StatusReply = self._stub.Status(request, timeout=timeout_s)
+            reply: pb.StatusReply = self._stub.Status(request, timeout=timeout_s, metadata=self._asked)
         return reply
 
     def attach(self, patience_s: float) -> pb.AttachReply:
         """A job is to run beside the daemon: waits until everything that peers have is here."""
         with self._errors("attach"):
             reply: pb.AttachReply = self._stub.Attach(
-                pb.AttachRequest(patience_s=patience_s), timeout=patience_s + CALL_TIMEOUT_S
+                pb.AttachRequest(patience_s=patience_s), timeout=patience_s + CALL_TIMEOUT_S, metadata=self._asked
             )
         return reply
 
     def keep(self, traces: list[str]) -> int:
         """Asks that what peers have of these traces is fetched. Returns how many peers are up."""
         with self._errors("keep"):
-            return int(self._stub.Keep(pb.KeepRequest(traces=traces), timeout=CALL_TIMEOUT_S).peers_up)
+            return int(
+                self._stub.Keep(pb.KeepRequest(traces=traces), timeout=CALL_TIMEOUT_S, metadata=self._asked).peers_up
+            )
 
     def note(self, layers: list[str]) -> None:
         """Tells of published layers; not waited for, because the daemon finds them anyway."""
-        call = self._stub.Note.future(pb.NoteRequest(layers=layers), timeout=CALL_TIMEOUT_S)
+        call = self._stub.Note.future(pb.NoteRequest(layers=layers), timeout=CALL_TIMEOUT_S, metadata=self._asked)
         self._told.add(call)
         call.add_done_callback(self._told.discard)
 
     def sync(self, timeout_s: float = 600.0) -> None:
         with self._errors("sync"):
-            self._stub.Sync(pb.SyncRequest(), timeout=timeout_s)
+            self._stub.Sync(pb.SyncRequest(), timeout=timeout_s, metadata=self._asked)
 
     def check(self, timeout_s: float = 3600.0) -> list[str]:
         with self._errors("check"):
-            return list(self._stub.Check(pb.CheckRequest(), timeout=timeout_s).errors)
+            return list(self._stub.Check(pb.CheckRequest(), timeout=timeout_s, metadata=self._asked).errors)
 
     def compact(self, stage: str = "", timeout_s: float = 3600.0) -> Iterator[int]:
         with self._errors("compact"):
-            for progress in self._stub.Compact(pb.CompactRequest(stage=stage), timeout=timeout_s):
+            for progress in self._stub.Compact(pb.CompactRequest(stage=stage), timeout=timeout_s, metadata=self._asked):
                 yield int(progress.merges)
 
     def fetch_rounds(self, traces: Sequence[str], t: int) -> None:
         """Returns when what other hosts recorded of an epoch's rounds in these traces is here."""
         with self._errors("fetch the rounds of a loop"):
-            self._stub.FetchRounds(pb.FetchRoundsRequest(traces=traces, t=t), timeout=60.0)
+            self._stub.FetchRounds(pb.FetchRoundsRequest(traces=traces, t=t), timeout=60.0, metadata=self._asked)
 
     def drop_rounds(self, stage: str, t: int, *, everywhere: bool = False) -> None:
         """`everywhere`: on the daemon's peers, too."""
         with self._errors("drop the rounds of a loop"):
-            self._stub.DropRounds(pb.DropRoundsRequest(stage=stage, t=t, everywhere=everywhere), timeout=CALL_TIMEOUT_S)
+            self._stub.DropRounds(
+                pb.DropRoundsRequest(stage=stage, t=t, everywhere=everywhere),
+                timeout=CALL_TIMEOUT_S,
+                metadata=self._asked,
+            )
 
     def conflicts(self, *, take_theirs: bool = False) -> list[str]:
         """The files of which peers hold other contents. `take_theirs`: those count, and ours were given up."""
         with self._errors("conflicts"):
-            return list(self._stub.Conflicts(pb.ConflictsRequest(take_theirs=take_theirs), timeout=60.0).names)
+            return list(
+                self._stub.Conflicts(
+                    pb.ConflictsRequest(take_theirs=take_theirs), timeout=60.0, metadata=self._asked
+                ).names
+            )
 
     def list_files(self, directory: str, timeout_s: float = 60.0) -> list[str]:
         """The names in a directory of the daemon's."""
         with self._errors("list"):
-            replies = self._stub.ListFiles(pb.ListFilesRequest(directory=directory), timeout=timeout_s)
+            replies = self._stub.ListFiles(
+                pb.ListFilesRequest(directory=directory), timeout=timeout_s, metadata=self._asked
+            )
             return [name for reply in replies for name in reply.names]
 
     def fetch_files(self, names: Sequence[str], timeout_s: float = 3600.0) -> Iterator[pb.Frame]:
         """The contents of files, as they go between nodes."""
         with self._errors("fetch"):
-            yield from self._stub.FetchFiles(pb.FetchFilesRequest(names=names), timeout=timeout_s)
+            yield from self._stub.FetchFiles(pb.FetchFilesRequest(names=names), timeout=timeout_s, metadata=self._asked)
 
     def layers(self) -> list[pb.Layer]:
         with self._errors("list layers"):
-            return list(self._stub.Layers(pb.LayersRequest(), timeout=600.0))
+            return list(self._stub.Layers(pb.LayersRequest(), timeout=600.0, metadata=self._asked))
 
     def change_members(self, add: Mapping[str, str], remove: Sequence[str]) -> None:
         with self._errors("change members"):
-            self._stub.ChangeMembers(pb.ChangeMembersRequest(add=add, remove=remove), timeout=CALL_TIMEOUT_S)
+            self._stub.ChangeMembers(
+                pb.ChangeMembersRequest(add=add, remove=remove), timeout=CALL_TIMEOUT_S, metadata=self._asked
+            )
 
     def change_branches(self, change: pb.ChangeBranchesRequest) -> int:
         with self._errors("change branches"):
-            return int(self._stub.ChangeBranches(change, timeout=60.0).layers_dropped)
+            return int(self._stub.ChangeBranches(change, timeout=60.0, metadata=self._asked).layers_dropped)
 
     def close(self) -> None:
         end_s = time.monotonic() + TOLD_PATIENCE_S
@@ -340,12 +386,26 @@ class DaemonClient:
             raise ReplicationError(f"the connection to the daemon at {self.address} is closed") from None
         except grpc.RpcError as error:
             code, details = error.code(), error.details()
-            if code == grpc.StatusCode.FAILED_PRECONDITION:
+            if code in (grpc.StatusCode.FAILED_PRECONDITION, grpc.StatusCode.RESOURCE_EXHAUSTED):
                 raise ReplicationError(str(details)) from None
+            if code == grpc.StatusCode.UNAVAILABLE and self._is_secure and _takes_connections(self.address):
+                raise ReplicationError(
+                    f"something takes connections at {self.address}, and no session comes about ({what}): the certificates "
+                    f"are not of one authority, have expired, or the daemon there is not node {self.node or 'that is meant'}"
+                ) from None
             raise ReplicationError(
                 f"the daemon at {self.address} does not answer ({what}: {code.name.lower()}): start it again with "
                 "nosync daemon; what jobs publish meanwhile is kept"
             ) from None
+
+
+def _takes_connections(address: str) -> bool:
+    host, _, port = address.rpartition(":")
+    try:
+        with socket.create_connection((host.strip("[]"), int(port)), timeout=1.0):
+            return True
+    except (OSError, ValueError):
+        return False
 
 
 def fail(context: grpc.ServicerContext, error: NosyncError) -> None:

@@ -167,6 +167,7 @@ def _frame(message: Message) -> pb.Frame:
             store_id=message.store_id,
             replicas=message.replicas,
             version=message.version,
+            key_groups=message.key_groups,
         )
     )
 
@@ -215,7 +216,7 @@ class Decoder:
             if not _INCARNATION.match(hello.incarnation) or not _INCARNATION.match(hello.store_id):
                 raise ReplicationError("a Hello with an incarnation or store id that none can be")
             return Hello(
-                check_node_id(hello.node), hello.incarnation, hello.store_id, hello.replicas, hello.version
+                check_node_id(hello.node), hello.incarnation, hello.store_id, hello.replicas, hello.version, hello.key_groups
             )  # fmt: skip
         raise ReplicationError("a frame of no kind that this version knows")
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from nosync.cli.group import cli
-from nosync.cli.screen import JSON, STORE, escape, out, print_json, table_of
+from nosync.cli.screen import JSON, STORE, check_store, escape, out, print_json, table_of
 from nosync.lsm.errors import NosyncError, ReplicationError
 from nosync.lsm.no_pandas import leave_out_pandas
 
@@ -50,16 +50,20 @@ def daemon(config: Path | None, peers: tuple[str, ...], check: bool, verbose: bo
     """
     try:
         from nosync.replication.config import explain_config, make_config, read_config  # noqa: PLC0415
-        from nosync.replication.daemon import Daemon, peers_of  # noqa: PLC0415 - gRPC takes a moment to import
+        from nosync.replication.daemon import Daemon, check_config  # noqa: PLC0415 - gRPC takes a moment to import
     except ImportError as error:
         raise NosyncError(f"the daemon needs {error.name}: pip install 'nosync[daemon]'") from error
     fields = read_config(config) if config is not None else {}
     fields |= {name: value for name, value in given.items() if value is not None}
     if peers:
-        fields["peers"] = dict(_peer(text) for text in peers)
+        named = [_peer(text) for text in peers]
+        twice = [node for i, (node, _) in enumerate(named) if node in dict(named[:i])]
+        if twice:
+            raise click.UsageError(f"--peer names node {twice[0]} twice")
+        fields["peers"] = dict(named)
     found = make_config(fields, str(config or "the command line"))
     if check:
-        peers_of(found)
+        check_config(found)
         table = table_of("field", "value", "meaning")
         for name, value, meaning in explain_config(found):
             table.add_row(name, escape(value), escape(meaning))
@@ -73,10 +77,10 @@ def daemon(config: Path | None, peers: tuple[str, ...], check: bool, verbose: bo
     Daemon(found).run()
 
 
-def _peer(text: str) -> tuple[str, str]:
+def _peer(text: str, option: str = "--peer") -> tuple[str, str]:
     node, equals, address = text.partition("=")
     if not equals or not node or not address:
-        raise click.UsageError(f"--peer {text!r} is not NODE=HOST:PORT")
+        raise click.UsageError(f"{option} {text!r} is not NODE=HOST:PORT")
     return node, address
 
 
@@ -85,6 +89,7 @@ def _client(path: Path) -> DaemonClient:
         from nosync.replication.daemon import client_of  # noqa: PLC0415
     except ImportError as error:
         raise NosyncError(f"daemons need {error.name}: pip install 'nosync[daemon]'") from error
+    check_store(path)
     client = client_of(path)
     if client is None:
         raise ReplicationError(f"{path} has no daemon: start one with nosync daemon --data {path}")
@@ -110,7 +115,7 @@ def peers(path: Path, added: tuple[str, ...], removed: tuple[str, ...], as_json:
     """
     client = _client(path)
     if added or removed:
-        client.change_members(dict(_peer(text) for text in added), removed)
+        client.change_members(dict(_peer(text, "--add") for text in added), removed)
     found = [(p.node, p.address, p.state) for p in client.status().peers]
     client.close()
     if as_json:

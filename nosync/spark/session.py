@@ -108,8 +108,8 @@ def contains(spark: SparkSession, tree: Any, *patterns: str) -> bool:
 def in_own_zone(frame: DataFrame) -> DataFrame:
     """The frame, planned with the session's time zone as it is now, where its rows depend on that.
 
-    Epochs run in UTC, and text formats look for the zone when they are planned, which is then. Functions of users look for it when
-    they run: rows that they make are computed first, and kept by Spark until the epoch is done.
+    Epochs run in UTC, and text formats look for the zone when they are planned, which is then. Functions of users look for it
+    when they run: rows that they make are computed first, and kept by Spark until the epoch is done.
     """
     spark = frame.sparkSession
     if spark.conf.get(_ZONE) in ("UTC", "Etc/UTC", "Z", "+00:00"):

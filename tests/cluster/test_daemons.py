@@ -416,7 +416,7 @@ def test_nodes_join_and_leave_while_it_runs(tmp_path: Path, capsys: pytest.Captu
             assert [state(other, t) for t in range(5)] == [expected(t) for t in range(5)]
         with pytest.raises(SystemExit):
             main(["peers", str(daemons.data("n1")), "--remove", "n3"])
-        assert "there are 1 nodes for replicas=2: add one first" in " ".join(capsys.readouterr().err.split())
+        assert "1 nodes would be left for replicas=2: add one first" in " ".join(capsys.readouterr().err.split())
         daemons.kill("n1")
         daemons.start("n1")  # with n2 still in its configuration
         assert [peer.node for peer in daemons.status("n1").peers] == ["n3"]
@@ -468,7 +468,7 @@ REFUSED = [
     (["--peer", "N3=127.0.0.1:1"], "'N3' is not a node id"),
     (["--peer", "n3"], "--peer 'n3' is not NODE=HOST:PORT"),
     (["--listen", "nowhere"], "address 'nowhere' is not HOST:PORT"),
-    (["--metrics", "x"], "cannot serve metrics on x"),
+    (["--metrics", "x"], "metrics: address 'x' is not HOST:PORT"),
 ]
 
 

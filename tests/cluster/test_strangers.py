@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
 import queue
 import socket
 import threading
@@ -28,7 +30,7 @@ from nosync.replication.certs import make_certificates
 from nosync.replication.daemon import client_of
 from nosync.replication.inventory import Held, Inventory, in_order
 from nosync.replication.messages import PROTOCOL_VERSION, Message
-from nosync.replication.transport import Certificates, channel_to, is_loopback
+from nosync.replication.transport import Certificates, DaemonClient, channel_to, is_loopback
 from nosync.replication.wire import CHUNK_BYTES, Chunk, Decoder, Encoder
 from nosync.testing.daemons import Daemons, eventually, free_ports, running
 from tests.cluster.test_daemons import expected, publish, rows, state
@@ -242,8 +244,32 @@ def test_mutual_tls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pyt
             monkeypatch.setenv(f"NOSYNC_{name}", value)
         main(["get", address, "counts", "--as-of", "0", "--json"])
         assert len(json.loads(capsys.readouterr().out)) == len(expected(0))
-        with pytest.raises(ReplicationError, match="does not answer"):
+        with pytest.raises(ReplicationError, match="the daemon there is not node n2"):
             nosync.connect(address, node="n2", **of_analyst)  # type: ignore[arg-type]
+        theirs_too = {"tls": tmp_path / "theirs", "identity": "n2", "cache": tmp_path / "cache"}
+        with pytest.raises(ReplicationError, match="certificates are not of one authority"):
+            nosync.connect(address, node="n1", **theirs_too)  # type: ignore[arg-type]
+        # A reader reads, and changes nothing; a member neither decides for this node.
+        for identity in ("analyst", "n2"):
+            certificates = Certificates.of_directory(tmp_path / "tls", identity)
+            with contextlib.closing(DaemonClient(address, certificates, "n1")) as client:
+                assert client.status().node == "n1"
+                assert client.layers()
+                change = pb.ChangeBranchesRequest(delete="main")
+                for call in (
+                    lambda: client.change_members({}, ["n2"]),
+                    lambda: client.change_branches(change),  # noqa: B023
+                    lambda: client.conflicts(take_theirs=True),
+                    lambda: client.attach(0.1),
+                    lambda: client.keep(["counts/raw/0"]),
+                    client.check,
+                    lambda: list(client.compact()),
+                ):
+                    with pytest.raises(ReplicationError, match="may read this store and not change it"):
+                        call()
+        with daemons.open("n1") as mine:
+            assert [peer.node for peer in daemons.status("n1").peers] == ["n2"]
+            mine.sync()
         with pytest.raises(ReplicationError, match="does not answer"):
             nosync.connect(address)
         with pytest.raises(ReplicationError, match=r"n7.pem is not there: make certificates with nosync certs"):
@@ -389,3 +415,108 @@ def test_a_large_inventory_comes_in_parts() -> None:
             decoder.decode(pb.Frame(summary=pb.Summary(seq=1, groups=[bad], last=True)))
     with pytest.raises(nosync.NosyncError):
         decoder.decode(pb.Frame(hello=pb.Hello(node="N1")))
+
+
+def test_a_proxy_for_the_web_is_not_for_nodes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.socket() as proxy:
+        proxy.bind(("127.0.0.1", 0))
+        proxy.listen()
+        proxy.settimeout(0.2)
+        for name in ("http_proxy", "https_proxy", "grpc_proxy"):
+            monkeypatch.setenv(name, f"http://127.0.0.1:{proxy.getsockname()[1]}")
+        monkeypatch.delenv("no_proxy", raising=False)
+        with running(tmp_path, ("n1", "n2")) as daemons:
+            with daemons.open("n1") as store:
+                publish(store, 0)
+                store.sync()
+            eventually("they are linked", lambda: daemons.safe_point("n2") == 0)
+        with pytest.raises(TimeoutError):
+            proxy.accept()
+
+
+def test_a_daemon_that_took_the_address_of_another_is_not_taken_for_it(tmp_path: Path) -> None:
+    with running(tmp_path / "a", ("n1",), replicas=1) as mine:
+        with mine.open("n1") as store:
+            publish(store, 0)
+            store.sync()
+        mine.kill("n1")
+        theirs = Daemons(tmp_path / "b", ("n1",), 1, dict(mine.ports))
+        theirs.root.mkdir()
+        theirs.start("n1")
+        try:
+            client = client_of(mine.data("n1"))
+            assert client is not None, "daemon.json was left there"
+            with contextlib.closing(client), pytest.raises(ReplicationError, match="has its address now"):
+                client.change_members({"n9": "127.0.0.1:1"}, [])
+            assert not theirs.status("n1").peers
+            assert mine.data("n1").joinpath("daemon.json").exists()
+        finally:
+            theirs.kill("n1")
+        mine.start("n1")
+        with mine.open("n1") as store:
+            assert state(store, 0) == expected(0)
+
+
+def test_readers_that_take_nothing_keep_nobody_out(tmp_path: Path) -> None:
+    large = rows(0).append_column("x", [[os.urandom(400_000) for _ in range(rows(0).num_rows)]])
+    with running(tmp_path, ("n1",), replicas=1) as daemons:
+        with daemons.open("n1") as store:
+            store.append("large", t=0, rows=large, key=["k"])
+            store.seal(0)
+            store.sync()
+            name = next(f"layers/{id.path}" for id in store.directory.layer_ids())
+        address = f"127.0.0.1:{daemons.ports['n1']}"
+        with contextlib.ExitStack() as held:
+            refused, calls = 0, []  # gRPC cancels a call that nobody refers to any more
+            for _ in range(80):
+                channel = held.enter_context(channel_to(address, None))
+                calls.append(rpc.DaemonStub(channel).FetchFiles(pb.FetchFilesRequest(names=[name])))
+                try:
+                    next(calls[-1])
+                except grpc.RpcError as error:
+                    refused += "answers many such calls" in str(error)
+            assert refused
+            assert daemons.status("n1").node == "n1"
+            with daemons.open("n1") as store:
+                publish(store, 1)
+                store.sync()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--listen", "banana"], "listen: address 'banana' is not HOST:PORT"),
+        (["--listen", "127.0.0.1:99999"], "is not HOST:PORT"),
+        (["--listen", "0.0.0.0:7510"], "off loopback both sides need certificates"),
+        (["--metrics", "x"], "metrics: address 'x'"),
+        (["--peer", "n2=host"], "peers.n2: address 'host'"),
+        (["--listen", "127.0.0.1:7510", "--peer", "n2=127.0.0.1:7510"], "an address of its own"),
+        (["--tls", "nope"], "make certificates with nosync certs"),
+        (["--peer", "n2=127.0.0.1:1", "--peer", "n2=127.0.0.1:2"], "names node n2 twice"),
+        (["--archive-epochs", "1"], "--archive-epochs"),
+    ],
+)
+def test_what_a_start_refuses_a_check_refuses(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], message: str
+) -> None:
+    common = ["daemon", "--node", "n1", "--data", str(tmp_path / "d"), "--replicas", "1", *arguments]
+    for more in (["--check"], []):
+        with pytest.raises(SystemExit):
+            main([*common, *more])
+        assert message in " ".join(capsys.readouterr().err.split())
+
+
+def test_half_an_authority_is_not_replaced(tmp_path: Path) -> None:
+    make_certificates(tmp_path, ["n1"])
+    key = (tmp_path / "ca.key").read_bytes()
+    for name in ("ca.key", "ca.pem"):
+        kept = (tmp_path / name).read_bytes()
+        (tmp_path / name).unlink()
+        with pytest.raises(ReplicationError, match=f"{name} is not there"):
+            make_certificates(tmp_path, ["n2"])
+        (tmp_path / name).write_bytes(b"junk")
+        with pytest.raises(ReplicationError, match="not PEM files of an authority"):
+            make_certificates(tmp_path, ["n2"])
+        (tmp_path / name).write_bytes(kept)
+    make_certificates(tmp_path, ["n2"])
+    assert (tmp_path / "ca.key").read_bytes() == key
