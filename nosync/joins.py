@@ -30,6 +30,7 @@ from nosync.lsm.writer import LayerRows, arrange
 
 ROW_ID = ("__a", "__b")
 _WENT = pa.array([DELETE, UPDATE_BEFORE])
+_NULL = -0x6F73_796E_6300_0000
 
 
 @dataclass(frozen=True)
@@ -134,7 +135,8 @@ def content_hash(rows: pa.Table) -> Indices:
         columns.append(array)
     if any(array.null_count for array in columns):
         nothing = pa.scalar(None, pa.int64())
-        columns += [pc.if_else(pc.is_null(array), pa.scalar(i), nothing) for i, array in enumerate(columns)]
+        # Numbers that no column is likely to have, or a null before a 0 would be hashed as a 0 after it.
+        columns += [pc.if_else(pc.is_null(array), pa.scalar(_NULL + i), nothing) for i, array in enumerate(columns)]
     hashes: Indices = hash64(columns, allow_nan=True).view(np.int64)  # contents are no keys
     return hashes
 

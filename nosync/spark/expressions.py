@@ -33,6 +33,7 @@ _NOT_PLAIN = ("PYTHON_UDF", "SCALA_UDF", "CURRENT_LIKE")
 _OF_MANY_ROWS = ("AGGREGATE", "GENERATE", "WINDOW")
 _ADDRESS, _LAMBDA = re.compile(r"@[0-9a-f]{4,}"), re.compile(r"\b([xyz])_\d+\b")
 """In the text of a column: where an object lies, and how many lambdas this process has numbered before."""
+_NULL = -0x6F73_796E_6300_0000
 _STAR = re.compile(r"[(,.]\s*\*")
 _NAMED = re.compile(r"(?P<text>.*\S)\s+AS\s+(?P<name>`[^`]+`|\w+)\s*\Z", re.IGNORECASE | re.DOTALL)
 
@@ -235,7 +236,7 @@ class Analyzer:
         table: DataFrame = stage.options["table"]
         columns = [F.col(quoted(name)) for name in table.columns]
         # The hash passes over nulls: which columns are null is hashed as well.
-        hashed = F.xxhash64(*columns, *(F.when(column.isNull(), F.lit(i)) for i, column in enumerate(columns)))
+        hashed = F.xxhash64(*columns, *(F.when(column.isNull(), F.lit(_NULL + i)) for i, column in enumerate(columns)))
         # The sum of the rows' hashes does not depend on their order; as a decimal it cannot overflow.
         n, total = table.agg(F.count(F.lit(1)), F.sum(hashed.cast("decimal(38,0)"))).collect()[0]
         return f"{stage.options['on']} {stage.options['how']} {table.schema.simpleString()} {n} rows {total}"
