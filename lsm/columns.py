@@ -265,8 +265,13 @@ def plain_type(type_: pa.DataType, name: str) -> pa.DataType:
 def plain(table: pa.Table, *, allow: frozenset[str] = frozenset()) -> pa.Table:
     """The table as it is stored: one chunk a column, no dictionaries, all fields nullable, no metadata.
 
-    `allow` names reserved columns that it may have all the same.
+    `allow` names reserved columns that it may have all the same. Raises SchemaError for what is no Arrow table.
     """
+    if not isinstance(table, pa.Table | pa.RecordBatch):
+        raise SchemaError(
+            f"{type(table).__name__} was given where rows are expected: make a table of it, as pa.table({{...}}), "
+            "pa.Table.from_pandas(frame, preserve_index=False) or pa.Table.from_pylist(rows) do"
+        )
     for name in table.column_names:
         if name in RESERVED - allow:
             raise SchemaError(f"column {name!r} has a name that nosync uses itself: rename it")

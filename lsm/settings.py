@@ -57,6 +57,10 @@ class StoreSettings:
             raise InvalidInputError(
                 f"archive_epochs is {self.archive_epochs}, expected at least 2, or None for no archives"
             )
+        for name in ("block_rows", "merge_process_rows", "archive_epochs"):
+            value = getattr(self, name)
+            if value is not None and not isinstance(value, int):
+                raise InvalidInputError(f"{name} is {value!r}, expected a whole number")
         for name in ("scan_interval_s", "grace_s", "retry_s"):
-            if getattr(self, name) < 0:
+            if not 0 <= getattr(self, name) < float("inf"):
                 raise InvalidInputError(f"{name} is {getattr(self, name)}, expected seconds >= 0")

@@ -103,6 +103,12 @@ def open_store(
     """
     root, env = local_path(path), env or Env()
     settings = settings or StoreSettings()
+    if not isinstance(settings, StoreSettings):
+        raise InvalidInputError(f"settings is {settings!r}, expected nosync.StoreSettings(...)")
+    if read_only and retain is not None:
+        raise InvalidInputError(
+            "retain= is for who writes the store: what is read only is kept as long as its writer says"
+        )
     if retain is not None:
         settings = replace(settings, retain=retain)
     if not read_only and not (root / MARKER).exists() and not root.is_file():
@@ -164,6 +170,8 @@ class Store:
         trace = raw_trace(self._lines(), check_name(stage, "stage name"), shard, t)
         id = LayerId(trace, Description.of_epoch(t))
         whose = f"stage {stage} shard {shard} timestamp {t}"
+        if key is not None and len(set(key)) != len(list(key)):
+            raise InvalidInputError(f"{whose}: the key {list(key)} names a column twice")
         known = self._recorded_schema(stage)
         if key is None:
             if known is None:

@@ -373,14 +373,16 @@ class Dataflow:
     `persist`: the level of sources and keyed stages that do not say their own.
     """
 
-    def __init__(self, name: str, *, key_groups: int = DEFAULT_KEY_GROUPS, persist: str = "disk") -> None:
+    def __init__(self, name: str, *, key_groups: int = DEFAULT_KEY_GROUPS, persist: str | None = None) -> None:
         self.name = check_name(name, "dataflow name")
         if not isinstance(key_groups, int) or not 1 <= key_groups <= MAX_KEY_GROUPS:
             raise FlowError(f"dataflow {name}: key_groups is {key_groups!r}, expected 1 to {MAX_KEY_GROUPS}")
         self.key_groups = key_groups
-        if parse_level(persist, f"dataflow {name}") == NONE:
+        if parse_level(persist or "disk", f"dataflow {name}") == NONE:
             raise FlowError(f"dataflow {name}: persist='none' records nothing to go on from; use 'memory' or 'disk'")
-        self.persist = persist
+        self.persist = persist or "disk"
+        self.persist_given = persist
+        """None: on as many nodes as the store keeps, which alone is this disk."""
         self._stages: dict[str, Stage] = {}
         self._loop: str | None = None  # the loop whose body is being built
 
@@ -423,7 +425,7 @@ class Dataflow:
         `replaced`: by stage a function (map, filter, update), expressions (select, where), or a mapping of aggregates
         (aggregate, window). `add(flow)` builds on the copy. `drop`: stages that nothing is built on.
         """
-        copy = Dataflow(self.name, key_groups=self.key_groups, persist=self.persist)
+        copy = Dataflow(self.name, key_groups=self.key_groups, persist=self.persist_given)
         for name in drop:
             users = [s.name for s in self.consumers(self[name].name) if s.name not in drop]
             if users:

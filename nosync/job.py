@@ -18,9 +18,10 @@ from typing import TYPE_CHECKING, Any
 from nosync.backfill import MAX_GAP, BackfillReport, check_counted, epochs_to_run
 from nosync.batches import MOST_GIVEN_ROWS, Again, batches
 from nosync.bind import bind
-from nosync.dataflow import Dataflow
+from nosync.dataflow import PART_SEPARATOR, Dataflow
 from nosync.explain import Explanation, explain
 from nosync.inputs import KeptInputs
+from nosync.levels import DISK
 from nosync.lineflow import PLACED, LineFlow
 from nosync.lsm.branches import MAIN
 from nosync.lsm.columns import describe
@@ -107,6 +108,11 @@ class Job:
         from nosync.spark.session import check_session  # noqa: PLC0415
 
         check_session(spark)
+        if not isinstance(flow, Dataflow) or not isinstance(store, Store):
+            raise InvalidInputError(
+                f"Job({type(flow).__name__}, {type(store).__name__}): expected a nosync.Dataflow and a store, as nosync.open(path) "
+                "returns it"
+            )
         from nosync.spark.expressions import Analyzer  # noqa: PLC0415
         from nosync.spark.runner import Runner  # noqa: PLC0415
 
@@ -357,6 +363,11 @@ class Job:
 
     def _check_inputs(self, inputs: Mapping[str, DataFrame]) -> dict[str, DataFrame]:
         sources = {stage.name: stage for stage in self.flow.sources}
+        if not isinstance(inputs, Mapping):
+            raise InvalidInputError(
+                f"{type(inputs).__name__} was given where a DataFrame is expected for each source: "
+                f"{{{', '.join(f'{name!r}: ...' for name in sources)}}}"
+            )
         for name in inputs:
             if name not in sources:
                 raise InvalidInputError(f"{name!r} is not a source of {self.flow.name}; sources: {', '.join(sources)}")
@@ -399,7 +410,13 @@ class Job:
                 self._node.drop_rounds(stage.name, t)
 
     def _copies(self) -> dict[str, int]:
-        return {stage.name: int(stage.level) for stage in self.flow.recorded}
+        """By stage, the copies that the safe point waits for; where nothing else is said as many as the store's nodes keep."""
+        said = {stage.name for stage in self._declared.stages if stage.persist is not None}
+        copies = {}
+        for stage in self.flow.recorded:
+            is_default = self._declared.persist_given is None and stage.name.partition(PART_SEPARATOR)[0] not in said
+            copies[stage.name] = self._node.replicas if is_default and stage.level == DISK else int(stage.level)
+        return copies
 
     # --- reading --------------------------------------------------------------------------------------------------
 
@@ -744,6 +761,7 @@ class Job:
         *,
         verify: bool = False,
         outputs: Collection[str] | None = None,
+        progress: Progress | None = None,
     ) -> RecoveryReport:
         """Restores every layer that manifests list and that is lost, recomputing only what is missing.
 
@@ -789,6 +807,8 @@ class Job:
             computed += sum(report.computed for report in reports.values())
             reused += sum(not report.computed for report in reports.values())
             self._drop_rounds(one.step.t)
+            if progress:
+                progress(len(reports_at), len(recovery.steps))
         clock.lap("compute")
         hopeless = {cell.t for cell in recovery.impossible}
         ran = {step.t for step in recovery.steps}

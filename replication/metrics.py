@@ -76,7 +76,7 @@ def serve_metrics(address: str, status: Callable[[], pb.StatusReply], counters: 
     host, _, port = address.rpartition(":")
     try:
         server, thread = start_http_server(int(port), addr=host.strip("[]"), registry=registry)
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, OverflowError) as error:
         raise ReplicationError(f"cannot serve metrics on {address}: {error}; expected HOST:PORT") from error
 
     def stop() -> None:

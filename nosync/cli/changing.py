@@ -96,6 +96,8 @@ def pin(path: Path, name: str | None, epoch: int | None, remove: bool, as_json: 
       nosync pin state/ before-upgrade --remove
     """
     if name is None:
+        if remove:
+            raise click.UsageError("--remove needs the NAME of the pin")
         with read_only(path) as store:
             pins = store.pins()
     else:

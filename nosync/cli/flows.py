@@ -198,8 +198,8 @@ def recover(path: Path, flow_name: str, verify: bool, branch: str, cores: int | 
     \b
       nosync recover state/ --flow my_job:make_flow --verify
     """
-    with _job(path, _load_flow(flow_name), branch, cores) as job:
-        report = job.recover(verify=verify)
+    with _job(path, _load_flow(flow_name), branch, cores) as job, progress("recomputing", quiet=as_json) as advance:
+        report = job.recover(verify=verify, progress=lambda done, of: advance(done, of, "epochs"))
     print_json(dataclasses.asdict(report)) if as_json else out.print(escape(str(report)))
     if report.unrecoverable:
         sys.exit(1)

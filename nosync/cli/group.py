@@ -15,7 +15,7 @@ def cli() -> None:
 
     \b
     Start here:
-      nosync demo                        a year of flights, damaged and recovered, in about a minute
-      nosync status  demo/store          what is in a store, and how safe it is
-      nosync get     demo/store delays --as-of 26
+      nosync demo                               a year of flights, damaged and recovered, in about two minutes
+      nosync status  nosync-demo/store          what is in a store, and how safe it is
+      nosync get     nosync-demo/store delays --as-of 26
     """

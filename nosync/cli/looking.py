@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import dataclasses
 import json
 import sys
@@ -57,11 +58,11 @@ def _show_now(path: Path, *, as_json: bool) -> None:
     with read_only(path) as store:
         found = store.status()
         daemon = _daemon_of(store)
+    if daemon is not None and "peers" in daemon:  # it knows on how many nodes everything is, and this process does not
+        found = dataclasses.replace(found, safe_point=daemon["safe_point"])
     if as_json:
         print_json(dataclasses.asdict(found) | ({} if daemon is None else {"daemon": daemon}))
         return
-    if daemon is not None and "peers" in daemon:  # it knows on how many nodes everything is, and this process does not
-        found = dataclasses.replace(found, safe_point=daemon["safe_point"])
     _show_status(found)
     if daemon is not None:
         _show_daemon(daemon)
@@ -209,6 +210,8 @@ def get(
       nosync get state/ delays --as-of 26
       nosync get state/ delays --key origin=JFK --csv
     """
+    if as_csv and as_json:
+        raise click.UsageError("--csv and --json are two formats: leave out one")
     with read_only(path) as store:
         wanted = [column.strip() for column in columns.split(",")] if columns else None
         prefix = parse_keys(store, stage, as_of, keys, branch)
@@ -225,6 +228,11 @@ def get(
 def _flat(table: pa.Table) -> pa.Table:
     """CSV has no nested values: they become JSON text."""
     for i, f in enumerate(table.schema):
+        if pa.types.is_binary(f.type) or pa.types.is_large_binary(f.type) or pa.types.is_fixed_size_binary(f.type):
+            texts = [
+                None if value is None else base64.b64encode(value).decode() for value in table.column(i).to_pylist()
+            ]
+            table = table.set_column(i, f.name, pa.array(texts, pa.string()))
         if pa.types.is_nested(f.type):
             texts = [json.dumps(value, default=str) for value in table.column(i).to_pylist()]
             table = table.set_column(i, f.name, pa.array(texts))

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import base64
 import json
+import math
 import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -45,7 +47,18 @@ def escape(text: str) -> str:
 
 
 def print_json(value: Any) -> None:
-    click.echo(json.dumps(value, indent=2, default=str))
+    click.echo(json.dumps(_for_json(value), indent=2, default=str, allow_nan=False))
+
+
+def _for_json(value: Any) -> Any:
+    """JSON has no NaN, no infinities and no bytes: they become texts, bytes as Spark's to_json has them."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
+    if isinstance(value, bytes):
+        return base64.b64encode(value).decode()
+    if isinstance(value, dict):
+        return {key: _for_json(one) for key, one in value.items()}
+    return [_for_json(one) for one in value] if isinstance(value, list | tuple) else value
 
 
 def read_only(path: Path) -> Store:
@@ -136,6 +149,4 @@ def show_rows(rows: pa.Table, of: int) -> None:
 def _cell(value: Any) -> str:
     if value is None:
         return "null"
-    if isinstance(value, float):
-        return f"{value:,.2f}"
-    return f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else str(value)
+    return f"{value:.10g}" if isinstance(value, float) else str(value)  # so that --key takes it as it is shown

@@ -6,6 +6,7 @@ import resource
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -244,3 +245,21 @@ def test_rows_of_logs_are_merged_in_blocks_that_arrow_can_hold(
     assert reader.block_count >= 6
     assert all(block.data.nbytes <= 10_000 for block in reader.blocks())
     assert store.read("log").num_rows == 40
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda store: store.append("s", t=0, rows=[{"k": 1}], key=["k"]), "pa.Table.from_pylist"),
+        (lambda store: store.append("s", t=0, rows={"k": [1]}, key=["k"]), "make a table of it"),
+        (lambda store: store.append("s", t=0, rows=pa.table({"k": [1]}), key=["k", "k"]), "names a column twice"),
+        (lambda store: nosync.open(store.directory.root, read_only=True, retain=3), "its writer says"),
+        (lambda store: nosync.open(store.directory.root, settings={"retain": 3}), "expected nosync.StoreSettings"),
+        (lambda _: nosync.StoreSettings(block_rows=1.5), "expected a whole number"),
+        (lambda _: nosync.StoreSettings(scan_interval_s=float("inf")), "expected seconds"),
+        (lambda _: nosync.StoreSettings(grace_s=float("nan")), "expected seconds"),
+    ],
+)
+def test_what_newcomers_give_is_answered(open_store: OpenStore, call: Any, message: str) -> None:
+    with pytest.raises(nosync.InvalidInputError, match=message):
+        call(open_store(settings=ALONE))
