@@ -81,9 +81,10 @@ class Ledger:
         return manifest, sealed is None
 
     def check_sealable(self, t: int, branch: str = MAIN) -> None:
-        """Raises OutOfOrderError unless epoch `t` is the next one of the branch, or sealed already."""
-        expected = self.lines.expected(branch)
-        if expected is not None and self.lines.manifest(t, branch) is None and t != expected:
+        """Raises OutOfOrderError unless epoch `t` is the branch's next one, sealed already, or one whose manifest is lost."""
+        expected, first = self.lines.expected(branch), self.lines.manifests(branch).first
+        is_lost = first is not None and expected is not None and first < t < expected
+        if expected is not None and self.lines.manifest(t, branch) is None and t != expected and not is_lost:
             raise OutOfOrderError(f"cannot seal {t}: the next timestamp of branch {branch} is {expected}")
 
     def check_listed(self, id: LayerId, digest: Digest) -> None:

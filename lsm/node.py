@@ -195,6 +195,7 @@ class Node(HasLedger):
         self.scan()
         self.new.widest_first()
         self._drain()
+        self._note_gaps()
         self._drop_covered()
         self._prune()  # of a branch that was deleted just before a crash
 
@@ -330,6 +331,20 @@ class Node(HasLedger):
         except BaseException:
             self._next_scan_s = self._env.monotonic_s()  # what was listed and not compared is listed again
             raise
+
+    def _note_gaps(self) -> None:
+        """A manifest that is lost in the middle stops the safe point, and no layer is missing for it."""
+        for name in list(self.lines.refs.names):
+            manifests, at = self.lines.manifests(name), f"a lost manifest of {name}"
+            safe, last = self.safe_point(name), manifests.last
+            first = manifests.first if safe is None else safe + 1
+            if last is not None and first is not None and first <= last and first not in manifests:
+                self.problems[at] = (
+                    f"the manifest of epoch {first} is not there, and later ones are: seal it again (a job: advance({first}) with "
+                    "the same rows), or put the file back from a backup"
+                )
+            else:
+                self.problems.pop(at, None)
 
     def _learn_all(self) -> None:
         if self.listener is not None:  # alone, nobody else seals epochs here or changes branches
@@ -930,7 +945,7 @@ class Node(HasLedger):
         while not self._closing.is_set():
             is_well = True
             if self._env.monotonic_s() >= next_scan:
-                is_well = self._attempt(self._look, self.collect_garbage, self.archive_manifests)
+                is_well = self._attempt(self._look, self._note_gaps, self.collect_garbage, self.archive_manifests)
                 next_scan = self._env.monotonic_s() + self.settings.scan_interval_s
             is_well = self._attempt(self._drain, self.let_go_of_inputs) and is_well
             if not is_well:

@@ -539,8 +539,8 @@ class _Binder:
         unknown = [name for name in kept if pa.types.is_null(result.schema.field(name).type)]
         if unknown:
             raise SchemaError(
-                f"stage {stage.name}: on an empty table its function makes a column {unknown[0]!r} without a type: say which it has, "
-                'as in pa.array(values, pa.float64()), or state schema="..."'
+                f"stage {stage.name}: on an empty table its function makes a column {unknown[0]!r} without a type: say which it "
+                'has, as in pa.array(values, pa.float64()), or state schema="..."'
             )
         return pa.schema([*plain(result.select(kept)).schema, *kept_change])
 

@@ -110,8 +110,8 @@ class Job:
         check_session(spark)
         if not isinstance(flow, Dataflow) or not isinstance(store, Store):
             raise InvalidInputError(
-                f"Job({type(flow).__name__}, {type(store).__name__}): expected a nosync.Dataflow and a store, as nosync.open(path) "
-                "returns it"
+                f"Job({type(flow).__name__}, {type(store).__name__}): expected a nosync.Dataflow and a store, as "
+                "nosync.open(path) returns it"
             )
         from nosync.spark.expressions import Analyzer  # noqa: PLC0415
         from nosync.spark.runner import Runner  # noqa: PLC0415

@@ -191,3 +191,27 @@ def test_a_manifest_that_nobody_noted_yet_is_not_safe(open_store: OpenStore) -> 
     store.sync()
     assert store.safe_point() == 1
     assert node.small.is_durable(PurePosixPath("manifests/main/1.json"))
+
+
+def test_a_manifest_that_is_lost_in_the_middle_is_named_and_can_be_sealed_again(open_store: OpenStore) -> None:
+    settings = nosync.StoreSettings(background=False, merge=False)
+    store = open_store(settings=settings)
+    for t in range(8):
+        _one_more(store, t)
+    store.sync()
+    path = store.directory.root / "manifests" / "main" / "5.json"
+    text = path.read_bytes()
+    store.close()
+    path.write_bytes(text[: len(text) // 2])
+    store = open_store(settings=settings)
+    assert (store.last_sealed(), store.safe_point()) == (7, 4)
+    assert any("the manifest of epoch 5 is not there" in problem for problem in store.status().problems.values())
+    with pytest.raises(nosync.OutOfOrderError):
+        store.seal(9)
+    store.seal(5)
+    store.sync()
+    assert store.safe_point() == 7
+    assert path.read_bytes() == text
+    assert isinstance(store.node, Node)
+    store.node._note_gaps()
+    assert not store.status().problems

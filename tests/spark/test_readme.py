@@ -62,7 +62,7 @@ def test_the_streaming_page(
     (tmp_path / "in" / "1.json").write_text('{"customer": "ann", "amount": 3}\n{"customer": "bob", "amount": 4}\n')
     # The JVM of the test session was started in another directory.
     names = ("in/", "checkpoint/", "state/", "other-checkpoint/", "other-state/")
-    run_page("streaming.md", 5, {f'"{name}"': repr(str(tmp_path / name)) for name in names})
+    run_page("streaming.md", 6, {f'"{name}"': repr(str(tmp_path / name)) for name in names})
     printed = capsys.readouterr().out
     assert "backfill: 2 epochs, 0 to 1, 3 rows in" in printed
     assert "|     ann|     1|    3|" in printed
