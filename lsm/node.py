@@ -340,8 +340,8 @@ class Node(HasLedger):
             first = manifests.first if safe is None else safe + 1
             if last is not None and first is not None and first <= last and first not in manifests:
                 self.problems[at] = (
-                    f"the manifest of epoch {first} is not there, and later ones are: seal it again (a job: advance({first}) with "
-                    "the same rows), or put the file back from a backup"
+                    f"the manifest of epoch {first} is not there, and later ones are: seal it again (a job: advance({first}) "
+                    "with the same rows), or put the file back from a backup"
                 )
             else:
                 self.problems.pop(at, None)

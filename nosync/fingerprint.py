@@ -171,21 +171,15 @@ def _class_parts(cls: type) -> list[Any]:
     name = [cls.__module__, cls.__qualname__]
     if _is_installed(cls.__module__):
         return name
-    skipped = {
-        "__dict__",
-        "__weakref__",
-        "__doc__",
-        "__module__",
-        "__firstlineno__",
-        "__static_attributes__",
-        "__annotations__",
-    }
-    members = {key: _member(value) for key, value in vars(cls).items() if key not in skipped and not _is_slot(value)}
+    members = {key: _member(value) for key, value in vars(cls).items() if not _is_bookkeeping(key, value)}
     return [*name, list(cls.__bases__), dict(sorted(members.items()))]
 
 
-def _is_slot(value: Any) -> bool:
-    return isinstance(value, types.MemberDescriptorType | types.GetSetDescriptorType)
+def _is_bookkeeping(name: str, value: Any) -> bool:
+    """What Python keeps in a class, and adds to it when it is used: nothing that its author wrote."""
+    is_special = name.startswith("__") and name.endswith("__")
+    is_slot = isinstance(value, types.MemberDescriptorType | types.GetSetDescriptorType)
+    return is_slot or name == "_abc_impl" or (is_special and not callable(_member(value)))
 
 
 def _member(value: Any) -> Any:

@@ -712,13 +712,14 @@ class Job:
 
         `to_new`: to sinks, too, that were given nothing yet.
         """
-        oldest = self._store.since()
         for stage, sink in self._sinks.items():
             marks = self._marks(stage)
             given = last_given(sink, marks)
             if given is None and not to_new:
                 continue
-            for at in range(t if given is None else max(min(given + 1, t), oldest), t + 1):
+            left_out = given is not None and given + 1 < t
+            first = max(given + 1, self._store.since()) if given is not None and left_out else t
+            for at in range(min(first, t), t + 1):
                 sink.deliver(lambda stage=stage, at=at: self.changes(stage, at - 1, at), at, marks)  # type: ignore[misc]
 
     def _sealed_by(self, t: int, branch: str) -> str | None:

@@ -408,7 +408,8 @@ class _ShardRun:
         return self._directory.path_of(id).exists() or self._expected(id) is not None
 
     def _expected(self, id: LayerId) -> Digest | None:
-        return self._task.sealed.get((id.trace.stage, id.trace.shard.index)) if id.is_fresh else None
+        """What the epoch's manifest lists; of a loop's rounds it lists nothing."""
+        return self._task.sealed.get((id.trace.stage, id.trace.shard.index)) if self._task.round is None else None
 
     def _available(self, name: str) -> bool:
         """Whether the changes of a stage can be had: it is recorded, or what it is computed from is."""

@@ -102,20 +102,24 @@ def test_a_module_of_the_users_counts_by_what_is_taken_of_it(tmp_path: Path, mon
 
 
 STABLE = """
-import functools, json, logging, re, threading
+import abc, dataclasses, functools, json, logging, pickle, re, threading
 from json import dumps
 import pyarrow as pa
 from nosync.fingerprint import fingerprint
 BLOCKED, LOCK, LOG, SETS = pa.array(["a", "b"]), threading.Lock(), logging.getLogger("x"), {"a", "b", "c"}
-class Config:
+class Config(abc.ABC):
     def __init__(self): self.limit = 3
+@dataclasses.dataclass(frozen=True)
+class Limits:
+    low: int = 1
+LIMITS = Limits()
 CONFIG, MEMO = Config(), functools.cache(lambda x: x)
 def f(r):
     with LOCK:
         LOG.info("x")
-        return dumps(r), BLOCKED, CONFIG.limit, MEMO(r), re.sub("a", "b", r), json.loads(r), SETS
+        return dumps(r), BLOCKED, CONFIG.limit, LIMITS.low, MEMO(r), re.sub("a", "b", r), json.loads(r), SETS
 first = fingerprint(f)
-f("1"); LOG.setLevel(10); re.compile("other")
+f("1"); pickle.dumps(CONFIG); pickle.dumps(LIMITS); isinstance(1, Config); LOG.setLevel(10); re.compile("other")
 assert fingerprint(f) == first, "using it changes nothing"
 print(first)
 """
