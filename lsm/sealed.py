@@ -84,7 +84,7 @@ class Sealed(Mapping[Epoch, Manifest]):
             return before
         archives, singles = self._own
         begins = [archives[0].first] if archives else []
-        oldest = next(iter(singles), None)
+        oldest = _end_of(singles)
         return min([*begins, *([] if oldest is None else [oldest])], default=None)
 
     @property
@@ -100,7 +100,7 @@ class Sealed(Mapping[Epoch, Manifest]):
     def last_own(self) -> Epoch | None:
         archives, singles = self._own
         ends = [archives[-1].last] if archives else []
-        newest = next(reversed(singles), None)
+        newest = _end_of(singles, newest=True)
         return max([*ends, *([] if newest is None else [newest])], default=None)
 
     def singles(self) -> list[Epoch]:
@@ -187,6 +187,15 @@ class Sealed(Mapping[Epoch, Manifest]):
             tuple(archive for archive in there if archive not in dropped),
             {t: m for t, m in list(singles.items()) if t not in without},
         )
+
+
+def _end_of(singles: dict[Epoch, Manifest], *, newest: bool = False) -> Epoch | None:
+    """The first or the last key of a dictionary to which another thread may add one at this moment."""
+    while True:
+        try:
+            return next(reversed(singles) if newest else iter(singles), None)
+        except RuntimeError:
+            continue
 
 
 def archive_of(archives: Sequence[Archive], t: int) -> Archive | None:

@@ -699,8 +699,10 @@ def _prefix_filter(prefix: Mapping[str, Any], trace: Trace, stage: str) -> RowFi
     for name, value in prefix.items():
         type_ = trace.schema.field(name).type
         try:
+            if pa.types.is_integer(type_) and isinstance(value, float) and not value.is_integer():
+                raise pa.ArrowInvalid("it is no whole number")  # Arrow would cut it
             wanted[name] = pa.scalar(value, type_)
-        except (pa.ArrowInvalid, pa.ArrowTypeError) as error:
+        except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError) as error:
             raise SchemaError(f"stage {stage}: prefix {name}={value!r} does not fit {type_}: {error}") from error
 
     def keep(batch: pa.RecordBatch) -> Bools:

@@ -269,8 +269,8 @@ class Daemon(rpc.DaemonServicer):
             self._watch = None
         self.node.close()
 
-    def run(self) -> None:
-        """Serves until SIGTERM or SIGINT."""
+    def run(self, ready: Callable[[], object] = lambda: None) -> None:
+        """Serves until SIGTERM or SIGINT. `ready` is called once it does."""
         stop = threading.Event()
         reading, writing = socket.socketpair()
         with reading, writing:
@@ -280,6 +280,7 @@ class Daemon(rpc.DaemonServicer):
             for number in (signal.SIGTERM, signal.SIGINT):
                 signal.signal(number, lambda *_: stop.set())
             self.start()
+            ready()
             while not stop.is_set():
                 reading.recv(1)
             signal.set_wakeup_fd(-1)

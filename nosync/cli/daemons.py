@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from nosync.cli.group import cli
-from nosync.cli.screen import JSON, STORE, check_store, escape, out, print_json, table_of
+from nosync.cli.screen import JSON, STORE, check_store, err, escape, out, print_json, table_of
 from nosync.lsm.errors import NosyncError, ReplicationError
 from nosync.lsm.no_pandas import leave_out_pandas
 
@@ -74,7 +74,12 @@ def daemon(config: Path | None, peers: tuple[str, ...], check: bool, verbose: bo
         level=level, format="%(asctime)s %(levelname)s %(name)s: %(message)s", stream=sys.stderr, force=True
     )
     leave_out_pandas()
-    Daemon(found).run()
+    one = Daemon(found)
+    one.run(
+        ready=lambda: err.print(
+            f"node {found.node} serves {escape(str(found.data))} on {one.transport.address}", soft_wrap=True
+        )
+    )
 
 
 def _peer(text: str, option: str = "--peer") -> tuple[str, str]:
