@@ -38,8 +38,9 @@ from nosync.lsm.errors import (
     described,
 )
 from nosync.lsm.fence import old_instances
-from nosync.lsm.layer import Description, LayerId, TraceId, check_name
+from nosync.lsm.layer import Description, LayerId, TraceId
 from nosync.lsm.ledger import HasLedger, Ledger, to_look_at
+from nosync.lsm.letting_go import LettingGo, told_before
 from nosync.lsm.listing import Listing
 from nosync.lsm.lock import DirectoryLock
 from nosync.lsm.manifest import (
@@ -51,27 +52,24 @@ from nosync.lsm.new_layers import NewLayers
 from nosync.lsm.pins import Pin, delete_pin, publish_pin, read_pins
 from nosync.lsm.reader import LayerReader
 from nosync.lsm.registers import register_files
-from nosync.lsm.release import DISK, NOTHING, inputs_to_let_go, is_let_go, let_go_until, policies
+from nosync.lsm.release import is_let_go, let_go_until, policies
 from nosync.lsm.roles import Listener, Missing
-from nosync.lsm.safety import SAFE_META, Safety
-from nosync.lsm.sealed_json import expected_fields, read_if_there, read_small, seal_json, unseal_json, whole_number
+from nosync.lsm.safety import Safety
+from nosync.lsm.sealed_json import read_if_there, unseal_json
 from nosync.lsm.settings import StoreSettings
 from nosync.lsm.small_files import SmallFiles
 from nosync.lsm.timestamp import END_OF_TIME, ZERO, Epoch, Time, end_of, epoch_of, pack, round_of
 from nosync.lsm.trace import choose_cover, overlaps
-from nosync.lsm.writer import TEMPORARY_DIRECTORY, temporary_path
+from nosync.lsm.writer import TEMPORARY_DIRECTORY
 
 log = logging.getLogger("nosync")
 
 _LOOK_FOR_SAFE_S = 0.5
 _SCAN_ALL_EVERY_S = 60.0
 _RETRY_MERGES_S = 60.0
-_LET_GO_AGAIN_S = 2.0
 _RECORDED_AT_ONCE = 256
 _PINS = "pins"
 _ARCHIVES = "archives of manifests"
-LET_GO = "let-go.json"
-"""In the directory: the main line's safe point when inputs were last let go of. The catalog has it too, and may be lost."""
 
 
 class Node(HasLedger):
@@ -90,8 +88,7 @@ class Node(HasLedger):
         self._pins: dict[str, Pin] = {}
         self._pins_known = True
         self._learn_later = threading.Event()  # small files came from elsewhere
-        self._let_go_until = self._let_go_tried = NOTHING
-        self._let_go_again_s = 0.0
+        self._inputs = LettingGo(self)
         self._listing = Listing(directory)
         self._next_scan_s = self._env.monotonic_s() + _SCAN_ALL_EVERY_S
         self._look_beside = True  # for manifests that an archive stands for
@@ -137,45 +134,24 @@ class Node(HasLedger):
                     for record in catalog.records():
                         self._records.setdefault(record.id.trace, {})[record.id.description] = record
                     return catalog
-            except CatalogError:
+            except (CatalogError, StorageError):
                 catalog.close()
                 raise
             if owner is None and not catalog.records():
-                catalog.apply(meta={"store_id": marker.store_id, "incarnation": self._env.token()})
-                return catalog
+                return self._begun(catalog, marker)
             catalog.close()
             raise CatalogError(f"{path} belongs to store {owner}, not to {marker.store_id}")
         except CatalogError as error:
             self._records = {}
             aside = set_aside(path, self._env.token())
             log.warning("the catalog is rebuilt from the layer files: %s (the old one is kept as %s)", error, aside)
-        catalog = Catalog(path)
-        catalog.apply(meta={"store_id": marker.store_id, "incarnation": self._env.token(), **self._told_before()})
+        return self._begun(Catalog(path), marker)
+
+    def _begun(self, catalog: Catalog, marker: Marker) -> Catalog:
+        """A catalog that is new: another incarnation of the directory, which may have let go of inputs before."""
+        told = told_before(self.directory.root, self._env)
+        catalog.apply(meta={"store_id": marker.store_id, "incarnation": self._env.token(), **told})
         return catalog
-
-    def _told_before(self) -> dict[str, str]:
-        """The safe point up to which inputs were let go of: no layer says that they need not be there."""
-        path = self.directory.root / LET_GO
-        try:
-            fields = read_small(path, self._env)
-            with expected_fields("what inputs were let go of", str(path)):
-                return {SAFE_META + check_name(fields["line"], "line name"): str(whole_number(fields["safe"], "safe"))}
-        except (CorruptionError, StorageError) as error:
-            if path.exists():
-                log.warning("%s", error)
-            return {}
-
-    def _remember_let_go(self, until: Epoch) -> None:
-        path, temporary = self.directory.root / LET_GO, temporary_path(self.directory.root, self._env)
-        with storage_errors("write", path):
-            try:
-                with self._env.create(temporary) as file:
-                    file.write(seal_json({"line": self.lines.line(MAIN).id, "safe": until}))
-                self._env.sync_file(temporary)
-                self._env.replace(temporary, path)
-            finally:
-                self._env.unlink(temporary)
-            self._env.sync_dir(path.parent)
 
     def _start(self) -> None:
         root = self.directory.root
@@ -617,41 +593,7 @@ class Node(HasLedger):
 
     def let_go_of_inputs(self) -> None:
         """Drops inputs that the safe point has passed, as their sources' policies say."""
-        if not self._inputs_wait():
-            return
-        until = let_go_until(self.lines, self.safe_point())
-        now_s = self._env.monotonic_s()
-        if until <= self._let_go_until or (until == self._let_go_tried and now_s < self._let_go_again_s):
-            return
-        if until > self._let_go_tried:
-            self._remember_let_go(until)
-        self._let_go_tried, self._let_go_again_s = until, now_s + _LET_GO_AGAIN_S
-        all_gone = [
-            self._let_go_of(policy, trace, ids, until)
-            for policy, trace, ids in inputs_to_let_go(self.directory, self.lines, until)
-        ]
-        if all(all_gone):
-            self._let_go_until = until
-
-    def _let_go_of(self, policy: str, trace: TraceId, ids: list[LayerId], until: Epoch) -> bool:
-        """Whether all of it went that is to go. What the one node that keeps it does not have yet stays here meanwhile."""
-        gone, end = ids, pack(until + 1)
-        if policy == DISK:
-            if self._keeps_first(trace):
-                return True
-            ids = sorted(ids, key=lambda id: id.description.upper)
-            gone = list(itertools.takewhile(self._is_kept_elsewhere, ids))
-            if len(gone) < len(ids):
-                end = ids[len(gone)].description.lower
-        if self.listener is not None:
-            self.listener.let_go(trace, end)
-        self._forget(gone)
-        return len(gone) == len(ids)
-
-    def _is_kept_elsewhere(self, id: LayerId) -> bool:
-        with self._lock:
-            record = self._records.get(id.trace, {}).get(id.description)
-        return record is not None and self.listener is not None and self.listener.is_kept_first(record)
+        self._inputs.let_go()
 
     def archive_manifests(self) -> None:
         """Puts manifests of old, safe epochs together in one file, a group at a time, and removes what that stands for."""
@@ -713,15 +655,6 @@ class Node(HasLedger):
         with self._lock:
             delete_pin(self.directory.root, name, self._env)
             self._learn_registers()
-
-    def _inputs_wait(self) -> bool:
-        """Whether there are inputs that go when they are safe."""
-        last = self.last_sealed()
-        return last is not None and last > self._let_go_until and bool(policies(self.lines.manifest(last)))
-
-    def _keeps_first(self, trace: TraceId) -> bool:
-        """Whether this node is the one that keeps what one node keeps; alone it is."""
-        return self.listener is None or self.listener.keeps_first(trace)
 
     # --- what merging needs ---------------------------------------------------------------------------------------
 
@@ -833,7 +766,7 @@ class Node(HasLedger):
         """Forgets and deletes a stage's layers of single rounds inside epoch `t`."""
         for trace in self.directory.traces(stage):
             inside = [d for d in self.directory.descriptions(trace) if pack(t) <= d.lower and d.upper <= end_of(t)]
-            self._forget([LayerId(trace, d) for d in inside if round_of(d.lower) or round_of(d.upper)])
+            self.forget([LayerId(trace, d) for d in inside if round_of(d.lower) or round_of(d.upper)])
 
     # --- branches -----------------------------------------------------------------------------------------------------
 
@@ -885,7 +818,7 @@ class Node(HasLedger):
         dropped: list[LayerId] = []
         for trace, until in self.lines.prune().items():
             dropped += [LayerId(trace, d) for d in self.directory.descriptions(trace) if d.lower >= until]
-        self._forget(dropped, grace=False)  # no branch reads them, and the next epochs may have layers of these names
+        self.forget(dropped, grace=False)  # no branch reads them, and the next epochs may have layers of these names
         self._compactor.collect_garbage()
         self.small.note(self.small.listed())  # what is left of an archive has files of its own again
         self._tell_gone_files()
@@ -896,7 +829,7 @@ class Node(HasLedger):
         if self.listener is not None:
             self.listener.dropped_files(gone)
 
-    def _forget(self, ids: Sequence[LayerId], *, grace: bool = True) -> None:
+    def forget(self, ids: Sequence[LayerId], *, grace: bool = True) -> None:
         """Layers that nothing lists any more: out of the catalog now, off the disk a grace period later."""
         # Before the catalog forgets them, or a scan would take them for new ones.
         self._compactor.discard(ids, grace=grace)
@@ -951,7 +884,7 @@ class Node(HasLedger):
             if not is_well:
                 next_scan = min(next_scan, self._env.monotonic_s() + self.settings.retry_s)
             idle_s = next_scan - self._env.monotonic_s()
-            if self._replicated and self._inputs_wait():  # nothing here wakes when peers have their copies
+            if self._replicated and self._inputs.wait():  # nothing here wakes when peers have their copies
                 idle_s = min(idle_s, _LOOK_FOR_SAFE_S)
             self._wake.wait(max(0.0, idle_s))
             self._wake.clear()

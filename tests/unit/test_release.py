@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import shutil
 from pathlib import Path
 
 import pyarrow as pa
@@ -72,6 +73,30 @@ def test_inputs_go_when_they_are_safe_and_nothing_misses_them(open_store: OpenSt
     assert files(store, "rows") == []
 
 
+@pytest.mark.parametrize("how", ["removed", "damaged"])
+def test_a_catalog_that_is_lost_takes_nothing_of_what_was_safe_with_it(open_store: OpenStore, how: str) -> None:
+    """No layer says that inputs need not be there; the safe point that was told says so, and is written down twice."""
+    store = manual(open_store)
+    for t in range(4):
+        run(store, t)
+    store.sync()
+    node_of(store).let_go_of_inputs()
+    assert files(store, "rows") == []
+    root = store.directory.root
+    store.close()
+    if how == "removed":
+        shutil.rmtree(root / "catalog")
+    else:
+        for path in (root / "catalog").glob("MANIFEST-*"):
+            path.write_bytes(b"junk")
+    store = manual(open_store)
+    assert store.safe_point() == 3
+    assert store.missing() == []
+    run(store, 4)
+    store.sync()
+    assert store.safe_point() == 4
+
+
 def test_what_cannot_be_made_safe_is_not_let_go_of(open_store: OpenStore) -> None:
     env = FaultyEnv()
     store = manual(open_store, env)
@@ -123,7 +148,7 @@ def test_what_is_published_again_is_not_removed(open_store: OpenStore) -> None:
     store.sync()
     node = node_of(store)
     id = LayerId(TraceId("sums", "raw", Shard(0)), Description.of_epoch(0))
-    node._forget([id])
+    node.forget([id])
     assert node.unknown([id]) == [], "that its file is there means nothing"
     node.note([id])
     store.sync()
