@@ -403,9 +403,8 @@ class Replica:
             if hello.node in self.peers:
                 refused = self.peers[hello.node]
                 refused.refused = problem
-                if (
-                    hello.incarnation != refused.incarnation
-                ):  # what it was is gone, whether or not it is talked to as it is
+                # What it was is gone, whether or not it is talked to as it is.
+                if hello.incarnation != refused.incarnation:
                     self._void(refused)
             self._end(session)
             return [Close(session, problem)]

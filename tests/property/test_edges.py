@@ -11,7 +11,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 import nosync
@@ -43,6 +43,9 @@ def table(rows: list[tuple[Any, ...]], names: str) -> pa.Table:
     st.lists(st.dictionaries(st.integers(0, 2), ROW, max_size=3), min_size=1, max_size=4),
     st.sampled_from(["inner", "left", "full"]),
 )
+@example([{0: (0, 1, None, 1), 1: (0, 1, 1, None)}], "inner")
+@example([{0: (0, 1, None, 1)}, {0: (0, 1, 1, None)}], "left")
+@example([{0: (0, 1, None, 0), 1: (0, 1, 0, 1)}], "full")
 def test_joins_tell_rows_apart_by_which_of_their_columns_is_null(
     epochs: list[dict[int, tuple[Any, ...]]], how: str
 ) -> None:

@@ -13,6 +13,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 import nosync
+from nosync.testing.daemons import running
 from tests.conftest import OpenStore
 
 pytestmark = pytest.mark.spark
@@ -415,3 +416,15 @@ def test_differences_of_rows_with_any_names(spark: SparkSession, store: nosync.S
     with pytest.raises(nosync.FlowError, match="rename one"):
         nosync.diff(job, branch, "sums")
     assert nosync.diverges_at(job, branch, "copy") == 1
+
+
+def test_a_table_is_read_from_a_daemons_address(spark: SparkSession, tmp_path: Path) -> None:
+    nosync.register(spark)
+    with running(tmp_path, ("n1",), replicas=1) as daemons:
+        with daemons.open("n1") as store:
+            store.append("s", t=0, rows=pa.table({"k": [1, 2], "v": [3, 4]}), key=["k"])
+            store.seal(0)
+            store.sync()
+        for path in (f"127.0.0.1:{daemons.ports['n1']}", str(daemons.data("n1"))):
+            table = spark.read.format("nosync").options(path=path, stage="s").load()
+            assert sorted(tuple(row) for row in table.collect()) == [(1, 3), (2, 4)]
