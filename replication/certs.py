@@ -11,7 +11,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
-from nosync.lsm.env import storage_errors
+from nosync.lsm.env import Env, storage_errors
 from nosync.lsm.errors import ReplicationError
 from nosync.replication.wire import check_node_id
 
@@ -34,7 +34,8 @@ def make_certificates(directory: Path, nodes: list[str], *, now: datetime.dateti
             authority, authority_key = _authority(directory)
         else:
             authority_key = ec.generate_private_key(ec.SECP256R1())
-            authority = _certificate("nosync", authority_key, None, None, at)
+            # A name of its own: of two authorities in one ca.pem, as while they are replaced, the right one is found by it.
+            authority = _certificate(f"nosync {Env().token()}", authority_key, None, None, at)
             written += _write(directory, "ca", authority, authority_key)
         for node in nodes:
             key = ec.generate_private_key(ec.SECP256R1())

@@ -520,3 +520,18 @@ def test_half_an_authority_is_not_replaced(tmp_path: Path) -> None:
         (tmp_path / name).write_bytes(kept)
     make_certificates(tmp_path, ["n2"])
     assert (tmp_path / "ca.key").read_bytes() == key
+
+
+def test_an_authority_is_replaced_while_daemons_run(tmp_path: Path) -> None:
+    """With both in ca.pem, nodes that have certificates of either understand each other."""
+    for directory in ("old", "new"):
+        make_certificates(tmp_path / directory, ["n1", "n2"])
+    both = b"".join((tmp_path / directory / "ca.pem").read_bytes() for directory in ("old", "new"))
+    for directory in ("old", "new"):
+        (tmp_path / directory / "ca.pem").write_bytes(both)
+    with running(tmp_path / "nodes", ("n1",), replicas=1, extra=(f"--tls={tmp_path / 'new'}",)) as daemons:
+        for directory in ("old", "new"):
+            certificates = Certificates.of_directory(tmp_path / directory, "n2")
+            address = f"127.0.0.1:{daemons.ports['n1']}"
+            with contextlib.closing(DaemonClient(address, certificates, "n1")) as client:
+                assert client.status().node == "n1"

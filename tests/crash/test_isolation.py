@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import time
 from pathlib import Path, PurePosixPath
 
 import pyarrow as pa
@@ -14,6 +13,7 @@ from nosync.lsm.layer import Description, LayerId, Shard, TraceId
 from nosync.lsm.node import Node
 from nosync.lsm.timestamp import pack
 from nosync.testing import FaultyEnv, crash
+from nosync.testing.daemons import eventually
 from tests.conftest import OpenStore
 
 
@@ -60,12 +60,13 @@ def test_what_cannot_be_removed_keeps_nothing_from_being_durable(open_store: Ope
         _one_more(store, t)
         store.node.merge_once()
         env.now_s += 1.0
-    end_s = time.monotonic() + 20
-    while store.safe_point() != 19 and time.monotonic() < end_s:
+
+    def is_safe() -> bool:
         env.now_s += 1.0
         store.node._wake.set()
-        time.sleep(0.01)
-    assert store.safe_point() == 19
+        return store.safe_point() == 19
+
+    eventually("all is durable", is_safe)
     env.faults.clear()
 
 
