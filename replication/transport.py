@@ -100,7 +100,7 @@ def host_of(address: str) -> str:
     """The host of HOST:PORT. Raises ReplicationError for anything else."""
     host, colon, port = address.rpartition(":")
     if not colon or not host or not port.isdigit() or int(port) > 65535:
-        raise ReplicationError(f"address {address!r} is not HOST:PORT")
+        raise ReplicationError(f"address {address!r} is not HOST:PORT, with a port up to 65535")
     return host.strip("[]")
 
 
