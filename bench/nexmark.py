@@ -7,7 +7,7 @@ three are auctions and 46 are bids, as in Apache Beam's generator.)
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -78,9 +78,8 @@ QUERIES = (
 )
 
 
-def epoch_of_events(t: int, events: int, hot: float, seed: int) -> dict[str, pa.Table]:
-    """The events of one epoch. `hot`: the share of bids, and of auctions, that a few people make."""
-    random = np.random.default_rng((seed, t))
+def epoch_of_events(t: int, events: int, hot: float, seed: int, streams: Collection[str]) -> dict[str, pa.Table]:
+    """The events of one epoch, of these streams. `hot`: the share of bids, and of auctions, that a few people make."""
     first = t * events
     counts = {name: events * share // 50 for name, share in OF_FIFTY.items()}
     known = (t + 1) * counts[PERSONS]  # ids of people who have registered by the end of this epoch
@@ -98,9 +97,9 @@ def epoch_of_events(t: int, events: int, hot: float, seed: int) -> dict[str, pa.
         anyone = np.where(random.random(n) < 0.5, late, random.integers(0, known, n))
         return np.where(random.random(n) < hot, random.integers(0, HOT, n), anyone)
 
-    person, auction = ids(PERSONS), ids(AUCTIONS)
-    return {
-        PERSONS: pa.table(
+    def of_persons() -> pa.Table:
+        person = ids(PERSONS)
+        return pa.table(
             {
                 "id": person,
                 "name": [f"person {i}" for i in person],
@@ -108,31 +107,44 @@ def epoch_of_events(t: int, events: int, hot: float, seed: int) -> dict[str, pa.
                 "state": np.array(_STATES)[random.integers(0, len(_STATES), len(person))],
                 "ts": times(PERSONS),
             }
-        ),
-        AUCTIONS: pa.table(
+        )
+
+    def of_auctions() -> pa.Table:
+        auction = ids(AUCTIONS)
+        return pa.table(
             {
                 "id": auction,
                 "seller": people(AUCTIONS),
                 "category": random.integers(10, 15, len(auction)),
                 "ts": times(AUCTIONS),
             }
-        ),
-        BIDS: pa.table(
+        )
+
+    def of_bids() -> pa.Table:
+        return pa.table(
             {
-                "auction": random.integers(0, auction[-1] + 1, counts[BIDS]),
+                "auction": random.integers(0, (t + 1) * counts[AUCTIONS], counts[BIDS]),
                 "bidder": people(BIDS),
                 "price": random.integers(1, 10_000_000, counts[BIDS]),
                 "ts": times(BIDS),
             }
-        ),
-    }
+        )
+
+    rows = {}
+    for number, (name, make) in enumerate({PERSONS: of_persons, AUCTIONS: of_auctions, BIDS: of_bids}.items()):
+        if name in streams:
+            random = np.random.default_rng((seed, t, number))
+            rows[name] = make()
+    return rows
 
 
-def write_events(root: Path, epochs: int, events: int, hot: float, seed: int = 7) -> str:
+def write_events(
+    root: Path, epochs: int, events: int, hot: float, streams: Collection[str] = tuple(STREAMS), seed: int = 7
+) -> str:
     """`root/<stream>/<t>.parquet` for Spark, and `root/csv/<stream>/<t>.csv` for Flink. Returns a digest of all rows."""
     digest = hashlib.blake2b(digest_size=8)
     for t in range(epochs):
-        for name, rows in epoch_of_events(t, events, hot, seed).items():
+        for name, rows in epoch_of_events(t, events, hot, seed, streams).items():
             for directory, suffix in ((root / name, "parquet"), (root / "csv" / name, "csv")):
                 directory.mkdir(parents=True, exist_ok=True)
                 path = directory / f"{t:04}.{suffix}"

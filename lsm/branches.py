@@ -66,13 +66,19 @@ class Refs:
 
     def shared_until(self, a: str, b: str) -> Epoch | None:
         """The last epoch that two lines have in common; None: one is the other. After a rewind main begins in the line it was."""
-        ends: list[Epoch] = []
-        for one, other in itertools.zip_longest(self.lineage(a), self.lineage(b)):
-            if one == other:
-                continue
-            ends += [line.at for line in (one, other) if line is not None and line.at is not None]
-            break
-        return min(ends, default=None)
+        mine, theirs = self.held_until(a), self.held_until(b)
+        shared = [[end for end in (mine[line], theirs[line]) if end is not None] for line in mine if line in theirs]
+        return max((min(ends) for ends in shared if ends), default=None) if all(shared) else None
+
+    def held_until(self, line: str) -> dict[str, Epoch | None]:
+        """The line and its ancestors, each with the last of its epochs that is one of the line's, too; None: all of them are."""
+        found: dict[str, Epoch | None] = {}
+        end: Epoch | None = None
+        for step in reversed(self.lineage(line)):
+            found[step.id] = end
+            if step.at is not None:
+                end = step.at if end is None else min(end, step.at)
+        return found
 
     def begins(self, line: str) -> dict[str, str]:
         """By stage whose code is another one than at the root of a line: where that code began, the same text for the same state.

@@ -108,8 +108,10 @@ def packed(batch: pa.RecordBatch) -> pa.RecordBatch:
 
 
 def _is_packed(column: pa.Array) -> bool:
-    """Whether its buffers have the sizes that its rows need. False also where that is not known."""
+    """Whether its buffers have the sizes that its rows need, and nothing lies under nulls. False also where that is not known."""
     rows, type_ = len(column), column.type
+    if column.null_count:
+        return False
     validity, *buffers = column.buffers()
     if column.offset or not rows or not (validity is None or _are_bits_of(validity, rows)):
         return False
@@ -163,7 +165,7 @@ def comparable(column: pa.Array) -> pa.Array:
     """Nested values by their text: Arrow does not compare them."""
     if not pa.types.is_nested(column.type):
         return column
-    return pa.array([repr(value) for value in column.to_pylist()], pa.string())
+    return pa.array([None if value is None else repr(value) for value in column.to_pylist()], pa.string())
 
 
 def sort_hashes(hashes: U32) -> tuple[Indices, U32]:
@@ -278,11 +280,19 @@ def plain(table: pa.Table, *, allow: frozenset[str] = frozenset()) -> pa.Table:
     if len(set(table.column_names)) != table.num_columns:
         raise SchemaError(f"two columns have the same name: {table.column_names}")
     fields = [pa.field(f.name, plain_type(f.type, f.name)) for f in table.schema]
-    columns = [
-        as_array(column if column.type == field.type else column.cast(field.type))
-        for column, field in zip(table.columns, fields, strict=True)
-    ]
+    columns = [_plain_column(column, field) for column, field in zip(table.columns, fields, strict=True)]
     return pa.Table.from_arrays(columns, schema=pa.schema(fields))
+
+
+def _plain_column(column: pa.ChunkedArray, field: pa.Field) -> pa.Array:
+    if column.type == field.type:
+        return as_array(column)
+    try:
+        return as_array(column.cast(field.type))
+    except (pa.ArrowException, IndexError) as error:  # what Arrow cannot do yet, some dictionaries inside other types
+        raise SchemaError(
+            f"column {field.name!r} has type {column.type}, which Arrow does not turn into {field.type} ({error}): cast it first"
+        ) from error
 
 
 def key_columns(table: pa.Table, key: Sequence[str], whose: str) -> list[pa.Array]:

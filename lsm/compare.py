@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 import numpy as np
 import pyarrow as pa
 
 from nosync.lsm.columns import as_batch, comparable, match_keys, plain, rows_equal, take
-from nosync.lsm.errors import InvalidInputError
+from nosync.lsm.errors import InvalidInputError, SchemaError
 from nosync.lsm.hashing import hash32
 
 ONLY_A, ONLY_B, CHANGED = "only_a", "only_b", "changed"
@@ -18,11 +18,18 @@ CHANGE = "_diff"
 def compare(a: pa.Table, b: pa.Table, key: Sequence[str], whose: str) -> pa.Table:
     """The keys whose rows differ: the key's columns, `_diff`, then each value column as `<column>_a` and `<column>_b`.
 
-    Both tables hold each key once. Columns that only one side has are left out. Raises InvalidInputError without a key.
+    Both tables hold each key once. Columns that only one side has are left out. A column that has the name of another one gets
+    underscores. Raises InvalidInputError without a key, SchemaError where a column has two types.
     """
     if not key:
         raise InvalidInputError(f"{whose} is a log, whose rows have no key to compare by")
     values = [name for name in a.column_names if name in b.column_names and name not in key]
+    for name in (*key, *values):
+        types = [table.schema.field(name).type for table in (a, b)]
+        if types[0] != types[1]:
+            raise SchemaError(
+                f"{whose}: column {name!r} is {types[0]} on one side and {types[1]} on the other: cast one before comparing"
+            )
     left, right = (as_batch(plain(table.select([*key, *values]))) for table in (a, b))
     keys = [[side.column(name) for name in key] for side in (left, right)]
     at = match_keys(hash32(keys[0]), keys[0], hash32(keys[1]), keys[1])  # for each row of b, its row of a
@@ -40,8 +47,14 @@ def compare(a: pa.Table, b: pa.Table, key: Sequence[str], whose: str) -> pa.Tabl
     for i, name in enumerate(key):
         joined = pa.concat_arrays([keys[0][i], keys[1][i]])
         columns[name] = take(joined, np.where(in_a, rows_a.to_numpy(), rows_b + len(left)))
-    columns[CHANGE] = pa.array([CHANGED, ONLY_A, ONLY_B]).take(pa.array(kinds))
+    columns[_free(CHANGE, columns)] = pa.array([CHANGED, ONLY_A, ONLY_B]).take(pa.array(kinds))
     for name in values:
-        columns[f"{name}_a"] = left.column(name).take(pa.array(rows_a.to_numpy(), mask=~in_a))
-        columns[f"{name}_b"] = right.column(name).take(pa.array(rows_b, mask=~in_b))
+        columns[_free(f"{name}_a", columns)] = left.column(name).take(pa.array(rows_a.to_numpy(), mask=~in_a))
+        columns[_free(f"{name}_b", columns)] = right.column(name).take(pa.array(rows_b, mask=~in_b))
     return pa.table(columns)
+
+
+def _free(name: str, taken: Collection[str]) -> str:
+    while name in taken:
+        name += "_"
+    return name

@@ -20,14 +20,25 @@ from __future__ import annotations
 import json
 import re
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
+from typing import Any
 
 import pyarrow as pa
+from blake3 import blake3
 
 from nosync.lsm.env import Env, storage_errors
-from nosync.lsm.errors import FormatVersionError, HoleError, InvalidInputError, NotAStoreError, UnknownStageError
+from nosync.lsm.errors import (
+    CompactedError,
+    CorruptionError,
+    FormatVersionError,
+    HoleError,
+    InvalidInputError,
+    NotAStoreError,
+    NotAvailableError,
+    UnknownStageError,
+)
 from nosync.lsm.hashing import Hasher, hash32
 from nosync.lsm.history import Part, View
 from nosync.lsm.layer import Description, Digest, LayerId, Shard, TraceId, parse_file_name
@@ -79,7 +90,8 @@ def create_store(root: Path, key_groups: int, env: Env, *, store_id: str | None 
         for name in (LAYERS, MANIFESTS, PINS, QUARANTINE, TEMPORARY_DIRECTORY):
             env.make_dirs(root / name)
         marker = Marker(store_id or env.token(), key_groups)
-        text = json.dumps({"nosync_store": STORE_FORMAT, "store_id": marker.store_id, "key_groups": key_groups})
+        fields = {"nosync_store": STORE_FORMAT, "store_id": marker.store_id, "key_groups": key_groups}
+        text = json.dumps(fields | {"blake3": _digest_of(fields)})
         temporary = root / TEMPORARY_DIRECTORY / env.token()
         with env.create(temporary) as file:
             file.write(text.encode() + b"\n")
@@ -117,14 +129,21 @@ def read_marker(root: Path, env: Env) -> Marker:
             raise
     try:
         fields = json.loads(text)
+        digest = fields.pop("blake3", None)  # None: of an earlier version
+        if digest is not None and digest != _digest_of(fields):
+            raise ValueError("its digest is another one")
         version, marker = int(fields["nosync_store"]), Marker(str(fields["store_id"]), int(fields["key_groups"]))
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise NotAStoreError(f"{root / MARKER} is damaged ({error}); restore it: see docs/format.md") from error
     if version > STORE_FORMAT:
         raise FormatVersionError(
             f"{root} is a store of format {version}, this nosync knows up to {STORE_FORMAT}: upgrade nosync"
         )
     return marker
+
+
+def _digest_of(fields: Mapping[str, Any]) -> str:
+    return str(blake3(json.dumps(fields, sort_keys=True).encode()).hexdigest())
 
 
 class LayerDirectory:
@@ -180,6 +199,11 @@ class LayerDirectory:
             reader = self._open.pop(id, None)
         if reader is None:
             reader = LayerReader.open(self.path_of(id), self.env, id)
+            if reader.info.key_groups != self.key_groups:
+                raise CorruptionError(
+                    f"{self.path_of(id)}: was written with {reader.info.key_groups} key groups, and {self.root / MARKER} says "
+                    f"{self.key_groups}: one of the two files is damaged, or of another store"
+                )
         with self._lock:
             self._open[id] = reader  # the most recently used come last
             while len(self._open) > MAX_OPEN_LAYERS:
@@ -217,6 +241,7 @@ class LayerDirectory:
         layer that replaced them is found.
         """
         until = min(until, view.upper)
+        seen: list[list[Description]] = []
         for _ in range(_RELISTS):
             try:
                 readers: list[LayerReader] = []
@@ -234,6 +259,12 @@ class LayerDirectory:
                 schema = None if readers else self._schema_of_first(view.id, available)
                 trace = Trace(view.id, readers, self.key_groups, schema, ends, begins)
             except FileNotFoundError:
+                continue
+            except (HoleError, CompactedError, NotAvailableError):
+                # A long listing is read in parts, between which a merged layer may come and its inputs go.
+                if sorted(available) in seen:
+                    raise
+                seen.append(sorted(available))
                 continue
             for gone in [o for o in list(self._open) if o.trace == view.id and o.description not in available]:
                 self.forget(gone)

@@ -276,8 +276,8 @@ class Lines:
             self.refs = append(self._root, self.refs, {"do": "delete", "name": name}, self._env)
 
     def prune(self) -> dict[TraceId, Time]:
-        """Removes the manifests that no branch needs. Returns the traces that lost some, each with the time up to which
-        it is still listed.
+        """Removes the manifests that no branch needs. Returns the traces that lost some and get no more epochs, each with
+        the time up to which it is still listed.
         """
         with self._lock:
             kept = self.refs.kept_until()
@@ -297,7 +297,20 @@ class Lines:
                         if trace in still:
                             still[trace] = max(still[trace], piece.end)
             self._sealed_until |= still
-            return still
+            growing = self._growing()
+            return {trace: until for trace, until in still.items() if trace not in growing}
+
+    def _growing(self) -> set[TraceId]:
+        """The traces that branches have epochs in of their own, so that there may be more of them than manifests say here: an
+        epoch that is running has published its layers before it is sealed, and those of another node come in any order.
+        """
+        return {
+            trace
+            for line in self.refs.names.values()
+            for piece in self._sealed[line].pieces()
+            if piece.line == line
+            for trace, _ in piece.traces()
+        }
 
     def _cut(self, line: str, until: Epoch | None) -> set[TraceId]:
         """Removes what a line has after an epoch (None: all of it), and returns the traces that lost some."""

@@ -182,10 +182,12 @@ class Node(HasLedger):
             known = {trace: list(records) for trace, records in self._records.items()}
         for trace, there in known.items():
             merged = [d for d in there if not LayerId(trace, d).is_fresh and d.since <= frontier]
-            covered = [d for d in there if any(m != d and m.covers(d) for m in merged)]
+            # Of two that stand for each other, as where history was compacted further, the one with more of it stays.
+            covered = [d for d in there if any(m.covers(d) and not (d.covers(m) and d <= m) for m in merged)]
             if covered:
                 ids = [LayerId(trace, d) for d in covered]
                 self._edit((), ids)
+                self.safety.something_changed()
                 self._compactor.discard(ids)
 
     def _read_pins(self) -> None:

@@ -7,12 +7,13 @@ from dataclasses import dataclass
 from pathlib import PurePosixPath
 
 from nosync.lsm.branches import missing_entry, read_refs
-from nosync.lsm.directory import LAYERS, MANIFESTS, LayerDirectory
+from nosync.lsm.directory import LAYERS, MANIFESTS, LayerDirectory, read_marker
 from nosync.lsm.errors import NosyncError
 from nosync.lsm.layer import parse_path
-from nosync.lsm.pins import read_pins
 from nosync.lsm.reader import LayerReader
+from nosync.lsm.registers import register_files
 from nosync.lsm.sealed import Sealed, read_sealed
+from nosync.lsm.sealed_json import read_small
 
 
 @dataclass(frozen=True)
@@ -55,8 +56,15 @@ def verify_directory(directory: LayerDirectory, progress: Callable[[int, int], N
         sealed = Sealed(line, root, env)
         errors += [str(error) for error in read_sealed(sealed, root, env)]
         manifests += len(sealed)
+    for register in register_files(root, env):
+        try:
+            read_small(root / register, env)
+        except FileNotFoundError:
+            continue  # replaced meanwhile
+        except NosyncError as error:
+            errors.append(str(error))
     try:
-        read_pins(root, env)
+        read_marker(root, env)
         refs = read_refs(root, env)
         errors += [missing_entry(root, refs)] if refs.later else []
     except NosyncError as error:

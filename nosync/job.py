@@ -27,6 +27,7 @@ from nosync.lsm.branches import MAIN
 from nosync.lsm.columns import describe
 from nosync.lsm.errors import (
     CompactedError,
+    FencedError,
     FlowError,
     InvalidInputError,
     NodeLostError,
@@ -57,7 +58,7 @@ from nosync.replay import (
 )
 from nosync.replication.places import LACKING, Place
 from nosync.reports import EpochReport, RecoveryReport, Stopwatch, epoch_report
-from nosync.sinks import Sink, last_given
+from nosync.sinks import GAP, PRECISE, Sink, last_given
 from nosync.streaming import STREAMS_FROM, check_batch, check_stream, streamed_from
 
 if TYPE_CHECKING:
@@ -135,6 +136,7 @@ class Job:
     def _open_line(self) -> None:
         """Binds the flow for the branch's line, and takes it over from whoever ran it before."""
         line = self._node.lines.line(self.branch_name)
+        self._line = line.id
         self._on_line = LineFlow(
             self._declared, self._node, lambda: self.branch_name, self._epoch.parse_ddl, self._analyze
         )
@@ -143,16 +145,25 @@ class Job:
         self.instance = take_over(self._directory.root, line.id, self._directory.env)
         """Which instance of the job on this line this is; making a newer one stops this one from writing."""
         last = self._node.last_sealed(self.branch_name)
+        self._note_new_sinks(last)
         if last is not None:
             self._drop_rounds(last)  # where the instance before died between sealing and this
             if self.branch_name == MAIN:
                 self._withdraw(last)  # of a line that was rewound or replaced since
                 self._deliver_owed(last)
-                self._deliver(last, to_new=False)
+                self._deliver(last)
 
     def _check_open(self) -> None:
-        """Raises StorageError where the store was closed: nothing would make durable what is published."""
+        """Raises StorageError where the store was closed, for nothing would make durable what is published; FencedError where
+        the branch is on another line since, whose code and instances are not this job's.
+        """
         _ = self._store.node
+        lines = self._node.lines
+        if self.branch_name not in lines.refs.names or lines.line(self.branch_name).id != self._line:
+            raise FencedError(
+                f"branch {self.branch_name} was rewound, promoted or deleted since this job was made: it publishes nothing more. "
+                "Make a new Job on the store"
+            )
 
     def _check_sinks(self, flow: Dataflow) -> None:
         """Before anything is given to them."""
@@ -303,9 +314,8 @@ class Job:
         raise AssertionError("the last attempt returns or raises")
 
     def _seal(self, flow: BoundFlow, t: int, reports: Reports, streams_from: int | None = None) -> None:
-        check_fence(
-            self._directory.root, self._node.lines.line(self.branch_name).id, self.instance, self._directory.env
-        )
+        self._check_open()
+        check_fence(self._directory.root, self._line, self.instance, self._directory.env)
         meta: dict[str, Any] = {
             "flow": flow.name,
             "shards": self._shards_at(flow, t),
@@ -681,6 +691,12 @@ class Job:
             common, branch.branch_name
         ):
             common -= 1
+        if self._sinks and common < self._store.since():
+            raise CompactedError(
+                f"cannot promote {branch.branch_name}: its sinks would be given the epochs after {common} again, and history "
+                f"before {self._store.since()} was merged away. Promote without sinks=, and give them a new output; hold a fork "
+                "with pin(), or keep more with retain="
+            )
         owed = [(marks := self._marks(stage), marks.owe(common)) for stage in self._sinks]
         try:
             self._node.promote(branch.branch_name, keep_as)
@@ -707,20 +723,53 @@ class Job:
         self._open_line()
         return kept
 
-    def _deliver(self, t: int, *, to_new: bool = True) -> None:
-        """Gives sinks an epoch, and before it those that a job which died, or a sink that failed, left out.
-
-        `to_new`: to sinks, too, that were given nothing yet.
-        """
+    def _deliver(self, t: int) -> None:
+        """Gives sinks an epoch, and before it those that a job which died, or a sink that failed, left out."""
         for stage, sink in self._sinks.items():
             marks = self._marks(stage)
+            begins = self._begins(stage, marks)
             given = last_given(sink, marks)
-            if given is None and not to_new:
+            first = given + 1 if given is not None else t if begins is None else begins
+            self._give(stage, sink, range(first, t + 1), marks)
+
+    def _give(self, stage: str, sink: Sink, epochs: range, marks: Marks) -> None:
+        """Raises CompactedError, unless the sink may miss some, where the changes of an epoch were merged away."""
+        oldest = self._store.since() + 1
+        lost = epochs[: max(0, oldest - epochs.start)] if oldest > self._first_epoch() + 1 else range(0)
+        if lost and getattr(sink, "guarantee", PRECISE) != GAP:
+            raise CompactedError(
+                f"stage {stage}: its sink was not given the epochs {lost.start} to {lost.stop - 1}, whose changes were merged "
+                f"away: the oldest that can be given is {oldest}. Give it a new output, which begins with the next epoch; "
+                "or for a CallbackSink that may miss some, make the job once with guarantee='gap'; a larger retain= keeps more"
+            )
+        if lost:
+            log.warning("stage %s: its sink misses epochs that were merged away: %d to %d", stage, lost[0], lost[-1])
+        for t in epochs[len(lost) :]:
+            sink.deliver(lambda t=t: self.changes(stage, t - 1, t), t, marks)  # type: ignore[misc]
+
+    def _first_epoch(self) -> int:
+        first = self._node.manifests(self.branch_name).first
+        return 0 if first is None else first
+
+    def _begins(self, stage: str, marks: Marks) -> int | None:
+        """The first epoch that a sink is given, kept from when it was new; None of a sink that does not say what it has."""
+        sink = self._sinks[stage]
+        if not hasattr(sink, "last_given"):
+            return None
+        begins = marks.first()
+        return self._first_epoch() if begins is None else max(begins, self._first_epoch())
+
+    def _note_new_sinks(self, last: int | None) -> None:
+        """What is new gets the epochs from here on, also where the job dies before it is given the first of them."""
+        for stage, sink in self._sinks.items():
+            if not hasattr(sink, "last_given"):
                 continue
-            left_out = given is not None and given + 1 < t
-            first = max(given + 1, self._store.since()) if given is not None and left_out else t
-            for at in range(min(first, t), t + 1):
-                sink.deliver(lambda stage=stage, at=at: self.changes(stage, at - 1, at), at, marks)  # type: ignore[misc]
+            marks = self._marks(stage)
+            first, marked, given = marks.first(), marks.last(), last_given(sink, marks)
+            next_epoch = 0 if last is None else last + 1
+            is_new_output = given is None and first is not None and marked is not None and first <= marked
+            if first is None or is_new_output or first > next_epoch:
+                marks.begin(next_epoch if given is None else self._first_epoch())
 
     def _sealed_by(self, t: int, branch: str) -> str | None:
         """The line that an epoch of a branch was sealed on."""
@@ -735,24 +784,19 @@ class Job:
             if owed:
                 after = min(int(fact.what) for fact in owed)
                 sink.withdraw(after, marks)
-                for t in range(after + 1, last + 1):
-                    sink.deliver(lambda stage=stage, t=t: self.changes(stage, t - 1, t), t, marks)  # type: ignore[misc]
+                self._give(stage, sink, range(after + 1, last + 1), marks)
                 marks.take_back(owed)
 
-    def _withdraw(self, after: int) -> None:
-        """Epochs after one, and those that a line sealed which main has left since, maybe by a job without this sink."""
+    def _withdraw(self, last: int) -> None:
+        """The epochs of a line that main has left since, maybe by a job without this sink."""
         for stage, sink in self._sinks.items():
             marks = self._marks(stage)
-            left = min((int(fact.what) for fact in marks.stale(BEFORE_FIRST_EPOCH)), default=after + 1)
-            sink.withdraw(min(after, left - 1), marks)
+            left = marks.left_after()
+            if left is not None:
+                sink.withdraw(min(left, last), marks)
 
     def _marks(self, stage: str) -> Marks:
-        lines = self._node.lines
-        line = lines.line(self.branch_name).id
-        return Marks(self._directory.root, stage, line, self._line_of, self._directory.env)
-
-    def _line_of(self, t: int) -> str | None:
-        return self._sealed_by(t, self.branch_name)
+        return Marks(self._directory.root, stage, self._line, self._node.lines.refs, self._directory.env)
 
     # --- recovery -------------------------------------------------------------------------------------------------
 

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from nosync.lsm.env import Env, storage_errors
-from nosync.lsm.errors import InvalidInputError
+from nosync.lsm.errors import InvalidInputError, StorageError
 from nosync.lsm.local_path import local_path
 from nosync.lsm.marks import Marks
 
@@ -30,6 +30,9 @@ PRECISE, AT_LEAST_ONCE, GAP = "precise", "at_least_once", "gap"
 
 
 _ENV = Env()
+_NAME = "_nosync"
+"""In a directory of output: a number that only its store and stage know. Spark leaves out what begins with an underscore."""
+_NAME_DIGITS = 12
 
 
 def _sync(directory: Path) -> None:
@@ -53,7 +56,7 @@ class Sink(Protocol):
         """The newest epoch that was handed on; None: none yet. What came after it is handed on when the job goes on."""
 
     def withdraw(self, after: int, marks: Marks) -> None:
-        """The epochs after `after` are no longer part of the line: takes back what was handed on for them."""
+        """Takes back what was handed on for the epochs after `after`, and their marks: they are others, or no longer there."""
 
 
 def last_given(sink: Sink, marks: Marks) -> int | None:
@@ -76,8 +79,10 @@ class ParquetSink:
 
     def deliver(self, changes: Callable[[], DataFrame], t: int, marks: Marks) -> bool:
         target = Path(self.path) / f"epoch={t}"
+        self._check_own(marks)
         if target.exists():
             return False
+        self._make_own(marks)
         staged = Path(self.path) / f".staged-{t}"
         with storage_errors("write the output", target):
             if staged.exists():  # of an attempt that died
@@ -90,15 +95,43 @@ class ParquetSink:
         return True
 
     def last_given(self, marks: Marks) -> int | None:
+        self._check_own(marks)
         return max(self._given(), default=None)
 
     def withdraw(self, after: int, marks: Marks) -> None:
+        self._check_own(marks)
         for t in self._given():
             target = Path(self.path) / f"epoch={t}"
             if t > after:
                 with storage_errors("withdraw the output", target):
                     shutil.rmtree(target)
-        marks.take_back(marks.stale(after))
+        marks.take_back(marks.after(after))
+
+    def _check_own(self, marks: Marks) -> None:
+        """Raises StorageError where the directory has the output of another store or stage, which ours would be mixed with."""
+        name = self._name()
+        # Output that earlier versions wrote has no name.
+        if (not marks.owns(name)) if name is not None else (self._given() and marks.last() is None):
+            raise StorageError(
+                f"{self.path} has the output of another store or stage: give this sink a directory of its own, or remove that "
+                "one if its output is not wanted any more"
+            )
+
+    def _name(self) -> str | None:
+        path = Path(self.path) / _NAME
+        with storage_errors("read", path):
+            return path.read_text().strip() if path.exists() else None
+
+    def _make_own(self, marks: Marks) -> None:
+        if self._name() is not None:
+            return
+        name, path = str(int(_ENV.token(), 16) % 10**_NAME_DIGITS), Path(self.path) / _NAME
+        marks.own(name)
+        with storage_errors("write", path):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(f"{name}\n")
+            _ENV.sync_file(path)
+            _ENV.sync_dir(path.parent)
 
     def _given(self) -> list[int]:
         numbers = [path.name.removeprefix("epoch=") for path in Path(self.path).glob("epoch=*")]
@@ -140,7 +173,7 @@ class CallbackSink:
         return marks.last()
 
     def withdraw(self, after: int, marks: Marks) -> None:
-        stale = marks.stale(after)
-        if stale and self.on_withdraw is not None:
+        withdrawn = marks.after(after)
+        if withdrawn and self.on_withdraw is not None:
             self.on_withdraw(after)
-        marks.take_back(stale)
+        marks.take_back(withdrawn)

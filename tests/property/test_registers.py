@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from nosync.lsm.branches import Refs
 from nosync.lsm.directory import create_store
 from nosync.lsm.env import Env
 from nosync.lsm.errors import FencedError, InvalidInputError
@@ -114,31 +115,48 @@ def test_of_two_jobs_that_began_at_once_on_two_nodes_one_goes_on() -> None:
 
 
 def test_a_sinks_marks_name_the_line_and_can_be_taken_back() -> None:
+    rewound = Refs().after(
+        {"do": "rewind", "name": "rewind-1", "line": "rewind-1", "parent": "main", "at": 0, "keep_as": "old"}
+    )
     with nodes() as (one, other, _):
-        lines = {0: "main", 1: "main", 2: "main"}
-        marks = Marks(one, "counts", "main", lines.__getitem__, ENV)
+        marks = Marks(one, "counts", "main", Refs(), ENV)
         for t in (0, 1, 2):
             assert not marks.delivered(t)
             marks.mark(t)
-        assert marks.stale(0) == [], "what is lost and computed again is the same: it was given already"
+        assert marks.left_after() is None, "what is lost and computed again is the same: it was given already"
         for path in register_files(one, ENV):
             copy(one, other, path)
-        rewound = Marks(other, "counts", "rewind-1", {**lines, 1: "rewind-1", 2: "rewind-1"}.__getitem__, ENV)
-        assert [rewound.delivered(t) for t in lines] == [True, False, False]
-        stale = rewound.stale(0)
-        assert [fact.what for fact in stale] == ["1", "2"]
-        rewound.take_back(stale)
-        assert rewound.stale(0) == []
-        back = Marks(other, "counts", "main", lines.__getitem__, ENV)  # the old line is promoted again
-        assert [back.delivered(t) for t in lines] == [True, False, False]
+        again = Marks(other, "counts", "rewind-1", rewound, ENV)
+        assert [again.delivered(t) for t in (0, 1, 2)] == [True, False, False]
+        assert (again.last(), again.left_after()) == (0, 0)
+        again.mark(1)
+        assert again.delivered(1)
+        withdrawn = again.after(0)
+        assert sorted(fact.path.parts[-2] for fact in withdrawn) == ["main", "main", "rewind-1"]
+        again.take_back(withdrawn)
+        assert (again.last(), again.left_after()) == (0, None)
+        back = Marks(other, "counts", "main", rewound, ENV)  # the old line is promoted again
+        assert [back.delivered(t) for t in (0, 1, 2)] == [True, False, False]
         back.mark(1)
         assert back.delivered(1)
+
+
+def test_marks_of_lines_that_were_left_long_ago_say_where_they_left() -> None:
+    refs = Refs().after({"do": "rewind", "name": "r", "line": "r", "parent": "main", "at": 500, "keep_as": None})
+    with nodes() as (root, _, _):
+        marks = Marks(root, "counts", "main", Refs(), ENV)
+        for t in (1698, 1699):  # those before are old, and gone
+            marks.mark(t)
+        assert Marks(root, "counts", "r", refs, ENV).left_after() == 500
+        further = refs.after({"do": "rewind", "name": "r2", "line": "r2", "parent": "r", "at": 40, "keep_as": None})
+        assert Marks(root, "counts", "r2", further, ENV).left_after() == 40
+        assert further.held_until("r2") == {"r2": None, "r": 40, "main": 40}
 
 
 def test_only_what_is_long_replaced_is_old() -> None:
     with nodes() as (root, _, _):
         instances = [take_over(root, "main", ENV) for _ in range(4)]
-        marks = Marks(root, "counts", "main", lambda t: "main", ENV)
+        marks = Marks(root, "counts", "main", Refs(), ENV)
         for t in (0, 5, 1004, 1005):
             marks.mark(t)
         publish_pin(root, Pin(Epoch(0), "first"), ENV)

@@ -93,6 +93,24 @@ def test_after_a_rewind_an_epoch_is_not_there_before_all_shards_have_it(open_sto
     assert sorted(row["v"] for row in store.read("s", 2).to_pylist()) == [7, 8]
 
 
+def test_deleting_a_branch_takes_nothing_of_an_epoch_that_is_running(open_store: OpenStore) -> None:
+    store = open_store(settings=ALONE)
+    for t in range(3):
+        put(store, t)
+        store.seal(t)
+    store.node.create_branch("b", "main", 1, [])
+    (raw,) = store.directory.traces("s")
+    put(store, 3)  # published by a task, and not sealed yet
+    for t in (2, 3):  # the branch has main's layers, and got further than main's manifests did
+        store.node.seal(t, [LayerId(raw, Description.of_epoch(t))], "b")
+    put(store, 4)
+    store.delete_branch("b")
+    for t in (3, 4):
+        store.seal(t)
+    assert store.missing() == []
+    assert store.read("s").num_rows == 1
+
+
 @pytest.mark.parametrize("name", ["main", "kept", "no such name", "../x", "A"])
 def test_a_rewind_or_promotion_that_is_refused_changes_nothing(open_store: OpenStore, name: str) -> None:
     store = open_store(settings=ALONE)
