@@ -19,11 +19,11 @@ from bench.engines_sums import KEYS, batch, moved
 from bench.footprint import alone, cpu_by_process
 from bench.spark_epochs import CORES, SHARDS, aggregation, start
 from nosync.bind import bind
+from nosync.columns_between import HASH64_COLUMN
 from nosync.lsm.hashing import hash64
 from nosync.lsm.history import Span
 from nosync.lsm.processor import numpy_environment
 from nosync.lsm.timestamp import pack
-from nosync.operators import HASH64_COLUMN
 from nosync.replication.places import Place
 from nosync.segment import SegmentTask
 from nosync.spark.epoch import parse_ddl

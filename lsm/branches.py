@@ -170,14 +170,24 @@ def read_refs(root: Path, env: Env) -> Refs:
         if number != refs.entries + 1:
             return replace(refs, later=tuple(n for n in numbers if n >= number))
         path = root / BRANCHES / f"{number}.json"
-        with expected_fields("an entry that can follow in the log of branches", str(path)):
-            refs = refs.after(read_small(path, env))
+        entry = read_small(path, env)
+        with expected_fields("an entry of the log of branches", str(path)):
+            _ = entry["do"], entry["name"] + ""
+        try:
+            refs = refs.after(entry)
+        except (KeyError, TypeError, ValueError):  # of a node that changed branches at the same time: not after ours
+            return replace(refs, later=tuple(n for n in numbers if n >= number))
     return refs
 
 
 def missing_entry(root: Path, refs: Refs) -> str:
-    """What to say where one is missing in the middle."""
+    """What to say where one is missing in the middle, or does not follow those before it."""
     path = root / BRANCHES / f"{refs.entries + 1}.json"
+    if path.exists():
+        return (
+            f"{path}: cannot follow the entries before it, so branches stay as those say. Two nodes changed them at one time "
+            "(`nosync conflicts` says which entries differ), or the file is not one of this store's: then remove it"
+        )
     return (
         f"{path}: is missing, and entries after it are there ({', '.join(map(str, refs.later))}): which line is main depends on "
         "it. Put it back, from a backup or another node"

@@ -40,6 +40,8 @@ class Owner(Protocol):
 
     directory: LayerDirectory
     listener: Listener | None
+    is_replicated: bool
+    """It has peers; until there is a listener nothing is known of them."""
 
     @property
     def lines(self) -> Lines:
@@ -88,7 +90,9 @@ class LettingGo:
         """Whether all of it went that is to go. What the one node that keeps it does not have yet stays here meanwhile."""
         listener, gone, end = self._owner.listener, ids, pack(until + 1)
         if policy == DISK:
-            if listener is None or listener.keeps_first(trace):
+            if listener is None:  # nobody knows whether another node keeps it, yet
+                return not self._owner.is_replicated
+            if listener.keeps_first(trace):
                 return True
             ids = sorted(ids, key=lambda id: id.description.upper)
             gone = list(itertools.takewhile(self._is_kept_elsewhere, ids))

@@ -38,6 +38,7 @@ from nosync.lsm.errors import (
     described,
 )
 from nosync.lsm.fence import old_instances
+from nosync.lsm.giving_up import built_upon
 from nosync.lsm.layer import Description, LayerId, TraceId
 from nosync.lsm.ledger import HasLedger, Ledger, to_look_at
 from nosync.lsm.letting_go import LettingGo, told_before
@@ -80,7 +81,7 @@ class Node(HasLedger):
     ) -> None:
         """`replicated`: what is safe depends on peers, so without a listener that knows of them nothing new is."""
         self.directory = directory
-        self._replicated = replicated
+        self.is_replicated = replicated
         self.settings = settings
         self._env = directory.env
         self._lock = threading.RLock()  # the fields below, and the catalog
@@ -160,7 +161,7 @@ class Node(HasLedger):
                 with suppress(IsADirectoryError):  # nothing of ours
                     self._env.unlink(root / TEMPORARY_DIRECTORY / name)
         self.ledger = Ledger(self.directory)
-        if self.lines.refs.later and not self._replicated:  # with peers they may still be on their way
+        if self.lines.refs.later and not self.is_replicated:  # with peers they may still be on their way
             raise CorruptionError(missing_entry(root, self.lines.refs))
         for error in self.lines.errors:
             assert error.path is not None, "of a file that was listed"
@@ -493,10 +494,13 @@ class Node(HasLedger):
             self._env.replace(path, target)
 
     def give_up(self, ids: Iterable[LayerId], small: Iterable[PurePosixPath]) -> None:
-        """What others hold other contents of, which count: ours go to quarantine, and theirs are fetched as anything lost is."""
-        for id in ids:
+        """What others hold other contents of, which count: ours go to quarantine with all that was built upon them, and theirs
+        are fetched as anything lost is.
+        """
+        layers, files = built_upon(small := list(small), self.directory, self.lines)
+        for id in sorted({*ids, *layers}):
             self._quarantine(id, NosyncError(f"{id}: another node's contents count"))
-        for path in small:
+        for path in sorted({*small, *files}):
             error = NosyncError(f"{path}: another node's contents count")
             self._quarantine_file(self.directory.root / path, ".".join(path.parts[:-1]), error)
         gone = self.small.forget_gone()
@@ -886,7 +890,7 @@ class Node(HasLedger):
             if not is_well:
                 next_scan = min(next_scan, self._env.monotonic_s() + self.settings.retry_s)
             idle_s = next_scan - self._env.monotonic_s()
-            if self._replicated and self._inputs.wait():  # nothing here wakes when peers have their copies
+            if self.is_replicated and self._inputs.wait():  # nothing here wakes when peers have their copies
                 idle_s = min(idle_s, _LOOK_FOR_SAFE_S)
             self._wake.wait(max(0.0, idle_s))
             self._wake.clear()

@@ -13,6 +13,7 @@ from typing import Any, Protocol
 import pyarrow as pa
 
 from nosync.aggregates import Aggregate, Plan
+from nosync.columns_between import COLUMNS_BETWEEN
 from nosync.dataflow import (
     AGGREGATE,
     DEDUPE,
@@ -137,6 +138,12 @@ class _Binder:
 
     def add(self, stage: Stage) -> None:
         handlers = {SOURCE: self._source, UNION: self._union, JOIN: self._join, WINDOW: self._window, LOOP: self._loop}
+        for name in stage.inputs:
+            if self.bound[name].kind == LATE and self.bound[name].changing:
+                raise FlowError(
+                    f"stage {stage.name}: {name} can only be read, for the window's input changes: it lists changes that came "
+                    "too late, and what they take back may not be in it"
+                )
         handler = handlers.get(stage.kind)
         if handler is not None:
             handler(stage)
@@ -507,7 +514,7 @@ class _Binder:
             reason = str(error).strip().splitlines()[0]
             raise SchemaError(f"stage {stage.name}: cannot read the schema {stage.schema!r}: {reason}") from None
         for name in schema.names:
-            if name in RESERVED or name.startswith(INTERNAL_PREFIX) or name in stage.key:
+            if is_ours(name) or name in stage.key:
                 raise SchemaError(
                     f"stage {stage.name}: column {name!r} of its schema is a key column, or a name that nosync uses itself"
                 )
@@ -536,6 +543,11 @@ class _Binder:
                 f"stage {stage.name}: its input changes, so its function must keep the column {CHANGE_TYPE_COLUMN!r}"
             )
         kept = [name for name in result.column_names if name != CHANGE_TYPE_COLUMN]
+        for name in kept:
+            if is_ours(name):
+                raise SchemaError(
+                    f"stage {stage.name}: its function makes a column {name!r}, a name that nosync uses itself: rename it"
+                )
         unknown = [name for name in kept if pa.types.is_null(result.schema.field(name).type)]
         if unknown:
             raise SchemaError(
@@ -543,6 +555,11 @@ class _Binder:
                 'has, as in pa.array(values, pa.float64()), or state schema="..."'
             )
         return pa.schema([*plain(result.select(kept)).schema, *kept_change])
+
+
+def is_ours(name: str) -> bool:
+    """Whether columns of users cannot have a name."""
+    return name in RESERVED | COLUMNS_BETWEEN or name.startswith(INTERNAL_PREFIX)
 
 
 def visible(schema: pa.Schema) -> pa.Schema:

@@ -22,9 +22,10 @@ from dataclasses import dataclass
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from nosync.columns_between import HASH64_COLUMN
 from nosync.lsm.columns import Indices, conformed
 from nosync.lsm.hashing import is_quick
-from nosync.operators import HASH64_COLUMN, canonical_order, hashed
+from nosync.operators import canonical_order, hashed
 from nosync.plan import BoundStage, Feed, kept_through
 
 PLACE_COLUMN, SIDE_COLUMN, OK_COLUMN = "__place", "__side", "__ok"

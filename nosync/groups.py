@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from nosync.lsm.columns import Indices, as_array, fixed_view, order_by_key, take
 from nosync.lsm.hashing import U32
@@ -22,6 +23,8 @@ from nosync.lsm.hashing import U32
 _SAMPLE_ROWS = 1024
 _FEW_SHARE = 0.85
 _STRIDE = 2654435761
+_DIGITS = 76
+"""Of the widest decimal."""
 _TOO_LARGE = 2.0**63
 """A prime, so that no pattern of rows follows it."""
 SUM, MIN, MAX = "sum", "min", "max"
@@ -91,6 +94,14 @@ class Groups:
         """
         if not len(self):
             return column.slice(0, 0)
+        if how == SUM and pa.types.is_decimal(column.type):
+            return self._sum_of_decimals(column)
+        if how == SUM and column.null_count and pa.types.is_integer(column.type):
+            # Arrow's own sum of a column with nulls would pass 64 bits without a word.
+            counted = self.reduce(column.is_valid().cast(pa.int64()), SUM)
+            return pc.if_else(
+                pc.greater(counted, 0), self.reduce(column.fill_null(0), SUM), pa.scalar(None, column.type)
+            )
         values = fixed_view(column)
         if values is None or (values.dtype.kind == "f" and how != SUM):  # of NaN and others Arrow takes the others
             return self._reduce_by_arrow(column, how)
@@ -101,6 +112,15 @@ class Groups:
             _check_sums(values, self.starts)
         reduced = {SUM: np.add, MIN: np.minimum, MAX: np.maximum}[how].reduceat(values, self.starts)
         return pa.array(reduced).view(column.type)
+
+    def _sum_of_decimals(self, column: pa.Array) -> pa.Array:
+        """With room for the sum, which Arrow does not check."""
+        type_ = column.type
+        total = self._reduce_by_arrow(column.cast(pa.decimal256(_DIGITS, type_.scale)), SUM)
+        try:
+            return total.cast(type_)
+        except pa.ArrowInvalid:
+            raise OverflowError(f"a sum has more digits than {type_}: cast the column to double before") from None
 
     def _reduce_by_arrow(self, column: pa.Array, how: str) -> pa.Array:
         rows = pa.table({"group": pa.array(self.numbers), "value": take(column, self.order)})

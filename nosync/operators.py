@@ -18,6 +18,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from nosync.aggregates import ROWS
+from nosync.columns_between import HASH64_COLUMN
 from nosync.groups import Groups
 from nosync.joins import arrange_changing, arrange_growing, content_hash, join_changes
 from nosync.lsm.columns import (
@@ -48,7 +49,6 @@ from nosync.lsm.writer import LayerRows, arrange
 from nosync.plan import BoundStage
 from nosync.windows import NO_WATERMARK
 
-HASH64_COLUMN = "_hash64"
 """Spark's hash of a row's key; of a source's rows that of all columns."""
 TOUCHED_COLUMN = "__touched"
 """Of an update with a time to live: the epoch of each key's last change."""

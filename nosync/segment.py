@@ -27,6 +27,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from nosync.columns_between import HASH64_COLUMN, REPORT_COLUMN, SIDE_COLUMN, TAG_COLUMN
 from nosync.dataflow import AGGREGATE, FILTER, IN_JVM, JOIN, LOOP, MAP, SOURCE, UNION, UPDATE, WINDOW
 from nosync.fusing import no_rows, split
 from nosync.joins import content_hash
@@ -41,7 +42,6 @@ from nosync.lsm.layer import Description, Digest, LayerId, Shard, TraceId, of_ro
 from nosync.lsm.timestamp import Time, end_of, pack
 from nosync.lsm.trace import Trace
 from nosync.operators import (
-    HASH64_COLUMN,
     Produced,
     Work,
     apply_aggregate,
@@ -65,8 +65,6 @@ from nosync.replication.places import FetchingDirectory, Place, directory_of
 from nosync.windowing import apply_late, apply_watermark, apply_window
 from nosync.windows import END, NO_WATERMARK, START, newest_us, times_us, window_type, with_windows
 
-TAG_COLUMN = "_tag"
-REPORT_COLUMN = "_report"
 TAG_SHARD_BITS = 40
 _MARK = b"all-from:"
 
@@ -208,9 +206,6 @@ class SegmentTask:
 def side_column(index: int, name: str) -> str:
     """What a column of feed `index` is called where the rows of several feeds come together."""
     return f"_{index}_{name}"
-
-
-SIDE_COLUMN = "_side"
 
 
 @dataclass

@@ -12,12 +12,12 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from nosync.aggregates import ROWS, Plan
+from nosync.columns_between import HASH64_COLUMN
 from nosync.groups import Groups
 from nosync.lsm.columns import as_array, as_batch, key_columns, take, take_batch
 from nosync.lsm.hashing import U32, hash32
 from nosync.lsm.writer import arrange
 from nosync.operators import (
-    HASH64_COLUMN,
     Produced,
     Work,
     conform,

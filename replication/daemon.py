@@ -182,6 +182,7 @@ class Daemon(rpc.DaemonServicer):
             threading.BoundedSemaphore(MOST_WORKING),
         )
         self._store_id = marker.store_id
+        self._changing_members = threading.Lock()
         members = [NodeId(name) for name in (config.node, *self._peers)]
         try:
             self.replicator = Replicator(self.node, members[0], marker.store_id, members, config.replicas)
@@ -463,15 +464,16 @@ class Daemon(rpc.DaemonServicer):
 
     def ChangeMembers(self, request: pb.ChangeMembersRequest, context: Any) -> pb.Done:
         with self._answering(context, OWNER):
-            members = self._changed_members(dict(request.add), list(request.remove))
-            self._write_json(MEMBERS_FILE, members)
-            for node in [node for node in self._peers if node not in members]:
-                self.replicator.remove_member(NodeId(node), self.config.replicas)
-                self.transport.remove_peer(NodeId(node))
-            for node, address in members.items():
-                self.transport.add_peer(NodeId(node), address)
-                self.replicator.add_member(NodeId(node))
-            self._peers = members
+            with self._changing_members:
+                members = self._changed_members(dict(request.add), list(request.remove))
+                self._write_json(MEMBERS_FILE, members)
+                for node, address in members.items():  # before others go: there must be enough at any time
+                    self.transport.add_peer(NodeId(node), address)
+                    self.replicator.add_member(NodeId(node))
+                for node in [node for node in self._peers if node not in members]:
+                    self.replicator.remove_member(NodeId(node), self.config.replicas)
+                    self.transport.remove_peer(NodeId(node))
+                self._peers = members
             log.warning("the members are now %s", ", ".join([self.config.node, *self._peers]))
         return pb.Done()
 

@@ -59,6 +59,8 @@ class Peer:
     """Until then nothing goes to it unasked."""
     conflicts: dict[str, tuple[str, str]] = field(default_factory=dict)
     """Files of other contents there than here: our digest and theirs."""
+    is_known: bool = False
+    """All that it holds was said in this session."""
     refused: str = ""
     """Why it is not talked to."""
     safe: dict[str, int] = field(default_factory=dict)

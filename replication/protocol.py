@@ -17,6 +17,8 @@ Invariants
   digest that was announced.
 - What is small and was just written here goes unasked to who keeps it, ahead of the statement that it is durable here:
   that saves a question and its answer. Who does not want it throws it away; who is slow to take it is asked for no more.
+- Where a peer sealed other contents, what it has from that epoch on is another history: it is neither fetched nor counted,
+  merged layers that reach into it least of all, until an operator says whose contents count.
 - Nobody waits for anybody: no event blocks, and a peer that is away only falls behind.
 """
 
@@ -27,6 +29,7 @@ from dataclasses import dataclass
 
 from nosync.lsm.directory import MANIFESTS
 from nosync.lsm.timestamp import Time, epoch_of
+from nosync.replication.divergence import Divergence, is_register
 from nosync.replication.inventory import (
     Held,
     Inventory,
@@ -87,6 +90,8 @@ PUSH_PATIENCE_S = 5.0
 PUSH_PAUSE_S = 60.0
 FEW_FILES, MANY_FILES = 256, 20_000
 """So few are put in order whenever one comes; of so many it takes a beat until they are again, once all were asked for."""
+MEET_S = 2.0
+"""So long after its start a node waits for peers that it has not met before it says that it has what they have."""
 UNWANTED_S = 10.0
 """How long what was dropped here is not taken from those who have not dropped it yet, and get it meanwhile."""
 
@@ -115,7 +120,7 @@ class Replica:
         self.key_groups = key_groups
         self.mine = Inventory()
         self.peers: dict[NodeId, Peer] = {node: Peer(node) for node in sorted(set(members) - {me})}
-        self.now_s = now_s
+        self.now_s = self._began_s = now_s
         self._sessions: dict[SessionId, NodeId | None] = {}
         self._heard_s: dict[SessionId, float] = {}
         self._fetching: dict[str, _Fetch] = {}
@@ -273,7 +278,7 @@ class Replica:
             if peer.session is not None
             for todo in peer.todo.values()
             for held in todo
-            if held.name not in peer.unwanted and self.keeps(held.name)
+            if not self._is_unwanted(peer, held.name) and self.keeps(held.name)
         }
         wanted |= {name: fetch.held.size_bytes for name, fetch in self._fetching.items()}
         self.backlog_bytes = sum(wanted.values())
@@ -421,6 +426,7 @@ class Replica:
             peer.said, peer.unsaid = 0, {}  # a greeting that comes twice does not begin our statements anew
         peer.incarnation, peer.session, peer.seq = hello.incarnation, session, -1
         peer.heard_s, peer.refused, peer.fell_silent, peer.safe = self.now_s, "", False, {}
+        peer.is_known = False
         self._sessions[session] = peer.node
         return [*effects, *self._ask(peer)]
 
@@ -512,6 +518,7 @@ class Replica:
         peer.seq, peer.unknown = summary.seq, set(unknown)
         peer.has_dropped([n for n in peer.unwanted if n not in peer.holds and group_of(n) not in peer.unknown])
         peer.asked_s = self.now_s if unknown else None
+        peer.is_known |= not unknown
         portions = [tuple(unknown[i : i + GROUPS_AT_ONCE]) for i in range(0, len(unknown), GROUPS_AT_ONCE)]
         return [Send(peer.session, AskInventory(portion)) for portion in portions]
 
@@ -525,6 +532,7 @@ class Replica:
         peer.unknown -= by_group.keys()
         peer.has_dropped([n for n in peer.unwanted if n not in peer.holds and group_of(n) in by_group])
         peer.asked_s = self.now_s if peer.unknown else None
+        peer.is_known |= not peer.unknown
         return []
 
     def _changed(self, peer: Peer, change: Change) -> list[Effect]:
@@ -579,11 +587,16 @@ class Replica:
         return up if layer_of(name) is None else keepers(place_of(name), up, self.replicas)
 
     def is_filled(self) -> bool:
-        """Whether nothing that should be here and that any peer has is missing."""
-        if any(peer.asked_s is not None and peer.is_up(self.now_s) for peer in self.peers.values()):
-            return False
+        """Whether nothing that should be here and that any peer has is missing.
+
+        What peers have that nobody met yet is not known: so it is not right after the start, while they may be on their way.
+        """
+        for peer in self.peers.values():
+            is_to_come = peer.session is None and not peer.refused and self.now_s - self._began_s < MEET_S
+            if is_to_come or (peer.is_up(self.now_s) and (peer.asked_s is not None or not peer.is_known)):
+                return False
         return not self._fetching and not any(
-            self.keeps(held.name) and held.name not in peer.unwanted
+            self.keeps(held.name) and not self._is_unwanted(peer, held.name) and self._is_of_ours(peer, held.name)
             for peer in self.peers.values()
             if peer.session is not None
             for todo in peer.todo.values()
@@ -682,8 +695,31 @@ class Replica:
     def _wants(self, peer: Peer, held: Held) -> bool:
         """Whether a file is to be taken from a peer now, if nothing here stands for it."""
         waiting = self._again_s.get(held.name, self.now_s) > self.now_s
-        known = held.name in peer.unwanted or self._has_or_fetches(held.name)
-        return not (waiting or known or self._waits(held)) and self.keeps(held.name)
+        known = self._is_unwanted(peer, held.name) or self._has_or_fetches(held.name)
+        return (
+            not (waiting or known or self._waits(held)) and self.keeps(held.name) and self._is_of_ours(peer, held.name)
+        )
+
+    def _is_unwanted(self, peer: Peer, name: str) -> bool:
+        """Whether it was dropped here, and no task has asked for it since."""
+        return name in peer.unwanted and self._kept_s.get(place_of(name), 0.0) <= self.now_s
+
+    @staticmethod
+    def _is_of_ours(peer: Peer, name: str) -> bool:
+        """Whether a file of a peer belongs to the history that this node has. Before all is known that the peer has, nothing that
+        stands for more than a layer of one epoch does, and no manifest.
+        """
+        id = layer_of(name)
+        if not peer.is_known and not (is_register(name) or (id is not None and id.is_fresh)):
+            return False
+        return not peer.conflicts or not Divergence(peer.conflicts).has(name)
+
+    def _has_copy(self, peer: Peer, name: str, digest: str) -> bool:
+        """Whether a peer holds these very contents. What it merged of another history does not stand for them."""
+        exact = peer.holds.get(name)
+        if exact is not None:
+            return exact.digest == digest
+        return peer.holds.holds(name, digest) and not (peer.conflicts and Divergence(peer.conflicts).has(name))
 
     def accepts(self, session: SessionId, held: Held) -> bool:
         """Whether a file that begins to come was asked for, or would be once its sender says that it holds it: then it now is."""
@@ -704,7 +740,7 @@ class Replica:
 
     def copies(self, name: str, digest: str) -> int:
         """On how many nodes a file is durable, as far as they said so: this one and its peers, whether up or away."""
-        return self.mine.holds(name, digest) + sum(peer.holds.holds(name, digest) for peer in self.peers.values())
+        return self.mine.holds(name, digest) + sum(self._has_copy(peer, name, digest) for peer in self.peers.values())
 
     def copies_of_mine(self, name: str) -> int:
         """As `copies`, of a file as it is here; 0: it is not. A manifest may be in an archive by now, here or there."""

@@ -11,6 +11,7 @@ import pyarrow as pa
 
 import nosync
 from nosync.bind import bind
+from nosync.columns_between import HASH64_COLUMN, REPORT_COLUMN, SIDE_COLUMN, TAG_COLUMN
 from nosync.dataflow import Dataflow
 from nosync.loops import first_phase, next_phase
 from nosync.lsm.branches import MAIN
@@ -18,14 +19,10 @@ from nosync.lsm.hashing import hash64
 from nosync.lsm.history import Span, views_of
 from nosync.lsm.layer import Description, LayerId, Shard, TraceId
 from nosync.lsm.timestamp import end_of, last_of, pack
-from nosync.operators import HASH64_COLUMN
 from nosync.plan import BoundFlow, Emission, Feed, Loop, Segment
 from nosync.replay import changed_stages
 from nosync.replication.places import Place, directory_of
 from nosync.segment import (
-    REPORT_COLUMN,
-    SIDE_COLUMN,
-    TAG_COLUMN,
     TAG_SHARD_BITS,
     Report,
     SegmentTask,

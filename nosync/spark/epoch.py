@@ -25,6 +25,7 @@ from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
 from pyspark.sql.types import StructType
 
 from nosync.batches import run_epochs_of_shard
+from nosync.columns_between import HASH64_COLUMN, REPORT_COLUMN, SIDE_COLUMN, TAG_COLUMN
 from nosync.dataflow import SOURCE
 from nosync.loops import Phase, next_phase, recorded_changes, rounds_done
 from nosync.lsm.columns import EPOCH_COLUMN, describe, nullable, plain
@@ -35,14 +36,11 @@ from nosync.lsm.hashing import HASH_BITS
 from nosync.lsm.history import History, view_at
 from nosync.lsm.layer import Description, Digest, Shard, TraceId, of_round
 from nosync.lsm.timestamp import Time, pack, round_of
-from nosync.operators import HASH64_COLUMN, is_hashed_in_tasks
+from nosync.operators import is_hashed_in_tasks
 from nosync.plan import WATERMARK, BoundFlow, BoundStage, Emission, Feed, Loop, Segment, part_of
 from nosync.replication.places import Place, directory_of
 from nosync.segment import (
-    REPORT_COLUMN,
     REPORT_SCHEMA,
-    SIDE_COLUMN,
-    TAG_COLUMN,
     TAG_SHARD_BITS,
     Report,
     SegmentTask,

@@ -19,6 +19,7 @@ from pyspark.sql import functions as F
 from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
 
 from nosync.bind import Analysis
+from nosync.columns_between import MATCHED_COLUMN
 from nosync.dataflow import SELECT, STATIC_JOIN, WHERE, Stage
 from nosync.explain import Evaluate
 from nosync.fingerprint import fingerprint
@@ -27,7 +28,6 @@ from nosync.lsm.errors import FlowError, SchemaError
 from nosync.plan import BoundStage
 from nosync.spark.session import conf_set, contains, session_settings
 
-_MATCHED = "_matched"
 _NOT_PLAIN = ("PYTHON_UDF", "SCALA_UDF", "CURRENT_LIKE")
 """What users' functions, and those that depend on when they are asked, are to Spark."""
 _OF_MANY_ROWS = ("AGGREGATE", "GENERATE", "WINDOW")
@@ -35,6 +35,8 @@ _ADDRESS, _LAMBDA = re.compile(r"@[0-9a-f]{4,}"), re.compile(r"\b([xyz])_\d+\b")
 """In the text of a column: where an object lies, and how many lambdas this process has numbered before."""
 _NULL = -0x6F73_796E_6300_0000
 _STAR = re.compile(r"[(,.]\s*\*")
+_STAR_OF_ALL = re.compile(r"(^Column<'|[(,]\s*)\*(?=[),']|\s+AS\s)")
+"""In the text of a Column object. One that multiplies goes on with a bracket."""
 _NAMED = re.compile(r"(?P<text>.*\S)\s+AS\s+(?P<name>`[^`]+`|\w+)\s*\Z", re.IGNORECASE | re.DOTALL)
 
 _COLUMN = re.compile(r"\s*(\w+|`[^`]+`)\s*\Z")
@@ -100,10 +102,10 @@ def _apply(
     columns = [name for name in rows.columns if name not in keep]
     added = [name for name in table.columns if name not in on]
     # A left join, so that reports, which match nothing, stay; inner is what matched of it.
-    small = F.broadcast(table.withColumn(_MATCHED, F.lit(True)))
+    small = F.broadcast(table.withColumn(MATCHED_COLUMN, F.lit(True)))
     joined = rows.join(small, on, "left")
     if options["how"] == "inner":
-        matched = F.col(_MATCHED).isNotNull()
+        matched = F.col(MATCHED_COLUMN).isNotNull()
         joined = joined.where(matched if report is None else matched | F.col(report).isNotNull())
     return joined.select(*(F.col(quoted(name)) for name in (*columns, *added)), *kept)
 
@@ -160,6 +162,8 @@ class Analyzer:
         try:
             if stage.kind == STATIC_JOIN:
                 self._check_static(stage, empty)
+            else:
+                self._check_stars(stage)
             rows = _apply(stage.kind, stage.options, empty, keep, report=None)
             schema = to_arrow_schema(rows.schema, timezone="UTC")
             self._check_plan(stage, rows)
@@ -187,6 +191,18 @@ class Analyzer:
                 if alone.child().semanticEquals(made.child()):
                     found[made.name()] = text
         return found
+
+    def _check_stars(self, stage: Stage) -> None:
+        """A star takes all columns that there are, and there are some of ours beside those of the input."""
+        for e in stage.options["expressions"]:
+            if is_star(e) or "*" not in str(e):
+                continue
+            parser = self._spark._jsparkSession.sessionState().sqlParser()
+            if _has_star(parser.parseExpression(e)) if isinstance(e, str) else _STAR_OF_ALL.search(_text_of(e)):
+                raise SchemaError(
+                    f"stage {stage.name}: {e if isinstance(e, str) else _text_of(e)!r}: a * inside an expression would take "
+                    'columns of nosync, too: name the columns; the text "*" alone stands for all of the input'
+                )
 
     def _check_plan(self, stage: Stage, rows: DataFrame) -> None:
         analyzed = _analyzed(rows)
@@ -258,6 +274,14 @@ class Analyzer:
     def _command(function: Any) -> bytes:
         command = function.func().command()
         return bytes(command.apply(i) % 256 for i in range(command.size()))
+
+
+def _has_star(expression: Any) -> bool:
+    """Whether a parsed expression takes all columns of its input; `s.*` takes those inside of one."""
+    if expression.getClass().getSimpleName().startswith("UnresolvedStar") and not expression.target().isDefined():
+        return True
+    children = expression.children()
+    return any(_has_star(children.apply(i)) for i in range(children.size()))
 
 
 def _text_of(column: Column) -> str:

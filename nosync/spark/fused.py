@@ -13,9 +13,10 @@ from functools import reduce
 
 from pyspark.sql import DataFrame
 
+from nosync.columns_between import HASH64_COLUMN
 from nosync.dataflow import SELECT, WHERE
 from nosync.fusing import OK_COLUMN, PLACE_COLUMN, SIDE_COLUMN, Carried, carried, feed_of
-from nosync.operators import HASH64_COLUMN, is_hashed_in_tasks
+from nosync.operators import is_hashed_in_tasks
 from nosync.plan import BoundStage, Feed, all_hold, conditions_of
 from nosync.spark.expressions import conditional, hash_of, is_star, place_of, quoted
 

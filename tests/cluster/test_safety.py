@@ -124,3 +124,113 @@ def test_a_wiped_node_that_is_refused_has_no_copies_any_more(tmp_path: Path) -> 
         store.sync()
         assert daemons.safe_point("n1") == 0
         assert daemons.peer("n1", "n2").behind_files > 5, "nothing of what it had counts"
+
+
+def test_what_another_history_merged_replaces_nothing_that_is_safe(tmp_path: Path) -> None:
+    """A node that nobody reached went on alone, further than the others, and merged its epochs with those that all had."""
+
+    def shown(node: str) -> list[list[tuple[int, int]]]:
+        with daemons.open(node) as store:
+            return [state(store, t) for t in range(6)]
+
+    with running(tmp_path, NODES) as daemons:
+        with daemons.open("n1") as store:
+            for t in range(3):
+                publish(store, t)
+        for node in NODES:
+            eventually("all have it", lambda node=node: daemons.safe_point(node) == 2)  # type: ignore[misc]
+        with daemons.open("n3"):
+            daemons.kill("n1")
+            daemons.kill("n2")
+        with daemons.open("n3") as store:
+            for t in range(3, 18):
+                publish(store, t, values_of=100 + t)
+            eventually("n3 merged", lambda: any(int(layer.upper) - int(layer.lower) > 10 for layer in store.layers()))
+        daemons.kill("n3")
+        daemons.start("n1")
+        daemons.start("n2")
+        with daemons.open("n1") as store:
+            for t in range(3, 6):
+                publish(store, t)
+        for node in ("n1", "n2"):
+            eventually("they are safe", lambda node=node: daemons.safe_point(node) == 5)  # type: ignore[misc]
+        right = [expected(t) for t in range(6)]
+        daemons.start("n3")
+        eventually("they disagree", lambda: "has other contents" in str(daemons.status("n1").problems))
+        with daemons.open("n1") as store:
+            publish(store, 6)
+        for node in ("n1", "n2"):
+            eventually("they go on", lambda node=node: daemons.safe_point(node) == 6)  # type: ignore[misc]
+            assert shown(node) == right
+            assert daemons.status(node).last_sealed == 6
+        main(["conflicts", str(daemons.data("n3")), "--take-theirs"])
+        eventually("n3 has what counts", lambda: daemons.safe_point("n3") == 6)
+        for node in NODES:
+            eventually("all are one", lambda node=node: "other contents" not in str(daemons.status(node).problems))  # type: ignore[misc]
+            assert shown(node) == right
+            assert daemons.status(node).last_sealed == 6
+
+
+def test_branches_that_were_changed_on_both_sides_are_a_conflict_and_no_more(tmp_path: Path) -> None:
+    with running(tmp_path, ("n1", "n2")) as daemons:
+        with daemons.open("n1") as store:
+            publish(store, 0)
+        eventually("both have it", lambda: daemons.safe_point("n2") == 0)
+        daemons.kill("n2")
+        with daemons.open("n1") as store:
+            store.node.create_branch("a", "main", 0, [])
+            store.delete_branch("a")
+        daemons.kill("n1")
+        daemons.start("n2")
+        with daemons.open("n2") as store:
+            store.node.create_branch("b", "main", 0, [])
+        daemons.start("n1")
+        eventually("they disagree", lambda: "branches/1.json" in str(daemons.status("n2").problems))
+        daemons.stop("n2")
+        daemons.start("n2")
+        eventually("they still do", lambda: "branches/1.json" in str(daemons.status("n2").problems))
+        with daemons.open("n2") as store:
+            assert state(store, 0) == expected(0)
+            assert set(store.branches()) == {"main", "b"}
+        main(["conflicts", str(daemons.data("n2")), "--take-theirs"])
+        eventually("n2 took them", lambda: "branches" not in str(daemons.status("n2").problems))
+        with daemons.open("n2") as store:
+            eventually("its branches are those", lambda: set(_branches(daemons, "n2")) == {"main"})
+            publish(store, 1)
+        eventually("they go on", lambda: daemons.safe_point("n1") == 1)
+
+
+def _branches(daemons: Daemons, node: str) -> set[str]:
+    with nosync.open(daemons.data(node), read_only=True) as store:
+        return set(store.branches())
+
+
+def test_a_job_that_starts_with_its_daemon_sees_what_peers_have(tmp_path: Path) -> None:
+    """As after a reboot: it asks before any peer was spoken to."""
+    with running(tmp_path, ("n1", "n2")) as daemons:
+        with daemons.open("n1") as store:
+            publish(store, 0)
+            eventually("both have it", lambda: daemons.safe_point("n2") == 0)
+            daemons.kill("n2")
+            for t in range(1, 6):
+                publish(store, t)
+        daemons.start("n2")
+        with daemons.open("n2") as store:
+            assert store.last_sealed() == 5
+            assert state(store, 5) == expected(5)
+
+
+def test_a_member_is_replaced_in_one_step(tmp_path: Path) -> None:
+    with running(tmp_path, NODES, start=("n1", "n2"), know=("n1", "n2")) as daemons:
+        with daemons.open("n1") as store:
+            publish(store, 0)
+        eventually("it is safe", lambda: daemons.safe_point("n1") == 0)
+        daemons.kill("n2")
+        daemons.know = ("n1", "n3")
+        daemons.start("n3")
+        address = f"127.0.0.1:{daemons.ports['n3']}"
+        main(["peers", str(daemons.data("n1")), "--add", f"n3={address}", "--remove", "n2"])
+        assert [peer.node for peer in daemons.status("n1").peers] == ["n3"]
+        with daemons.open("n1") as store:
+            publish(store, 1)
+        eventually("two copies again", lambda: daemons.safe_point("n1") == 1)

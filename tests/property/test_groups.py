@@ -26,7 +26,7 @@ FLOATS = st.sampled_from([0.1, -0.0, 1e300, -1e300, math.inf, math.nan, 3.0])
 DAYS = st.dates(datetime.date(2013, 1, 1), datetime.date(2013, 1, 5))
 COLUMNS: dict[str, tuple[pa.DataType, st.SearchStrategy[Any]]] = {
     "int64": (pa.int64(), st.integers(-(2**62), 2**62)),
-    "int64 and nulls": (pa.int64(), st.none() | st.integers(-3, 3)),
+    "int64 and nulls": (pa.int64(), st.none() | st.integers(-3, 3) | st.integers(-(2**62), 2**62)),
     "uint8": (pa.uint8(), st.integers(0, 255)),
     "double": (pa.float64(), FLOATS),
     "date": (pa.date32(), DAYS),
@@ -38,14 +38,8 @@ COLUMNS: dict[str, tuple[pa.DataType, st.SearchStrategy[Any]]] = {
 SUMMED = ("int64", "int64 and nulls", "double", "decimal")
 
 
-def wrapped(total: int) -> int:
-    """As int64 holds it."""
-    return (total + 2**63) % 2**64 - 2**63
-
-
 def add_one_after_the_other(values: list[Any]) -> Any:
-    total = functools.reduce(operator.add, values, 0.0 if isinstance(values[0], float) else 0)
-    return wrapped(total) if isinstance(total, int) else total
+    return functools.reduce(operator.add, values, 0.0 if isinstance(values[0], float) else 0)
 
 
 def of_floats(choose: Callable[..., Any], values: list[Any]) -> Any:
@@ -112,7 +106,17 @@ def test_reductions(name: str, how: str, data: st.DataObject) -> None:
     type_, strategy = COLUMNS[name]
     rows = data.draw(st.lists(st.tuples(st.sampled_from("abc"), strategy), max_size=20))
     groups = rows_of([key for key, _ in rows], lambda key: ord(key or "-"))
-    reduced = groups.reduce(pa.array([value for _, value in rows], type_), how)
+    column = pa.array([value for _, value in rows], type_)
+    by_key = {key: [value for k, value in rows if k == key and value is not None] for key, _ in rows}
+    if (
+        how == SUM
+        and name.startswith("int64")
+        and any(not -(2**63) <= sum(values) < 2**63 for values in by_key.values())
+    ):
+        with pytest.raises(OverflowError):
+            groups.reduce(column, how)
+        return
+    reduced = groups.reduce(column, how)
     assert reduced.type == type_
     expected = []
     for key in sorted({key for key, _ in rows}):
@@ -123,6 +127,14 @@ def test_reductions(name: str, how: str, data: st.DataObject) -> None:
         assert list(map(repr, reduced.to_pylist())) == list(map(repr, pa.array(expected, type_).to_pylist()))
     else:
         assert np.array_equal(reduced.to_numpy(), np.array(expected, dtype=np.float64), equal_nan=True)
+
+
+@pytest.mark.parametrize("n", [2, 4, 8])
+def test_a_sum_of_decimals_has_its_digits_or_is_an_error(n: int) -> None:
+    column = pa.array([decimal.Decimal(9 * 10**37)] * n, pa.decimal128(38, 0))
+    with pytest.raises(OverflowError, match="more digits than decimal128"):
+        rows_of(["a"] * n, lambda _: 0).reduce(column, SUM)
+    assert rows_of(["a"], lambda _: 0).reduce(column[:1], SUM).to_pylist() == [decimal.Decimal(9 * 10**37)]
 
 
 def test_zeros_of_either_sign_are_one_key() -> None:

@@ -18,11 +18,8 @@ from hypothesis import strategies as st
 
 import nosync
 from nosync.aggregates import Aggregate
-from nosync.operators import HASH64_COLUMN
+from nosync.columns_between import HASH64_COLUMN, REPORT_COLUMN
 from nosync.replication.places import Place, directory_of
-from nosync.segment import (
-    REPORT_COLUMN,
-)
 from tests.helpers import state_of
 from tests.runner import SHARDS, Runner
 

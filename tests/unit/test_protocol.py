@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 
 from nosync.lsm.layer import Description, LayerId, Shard, TraceId
-from nosync.lsm.timestamp import pack
+from nosync.lsm.timestamp import Time, pack
 from nosync.replication.inventory import Held, NodeId, keepers, layer_of, name_of, place_of
 from nosync.replication.messages import (
     AskInventory,
@@ -27,6 +27,7 @@ from nosync.replication.protocol import (
     BEAT_S,
     FETCH_TIMEOUT_S,
     LOADED_BYTES,
+    MEET_S,
     OPTIONAL_WINDOW_BYTES,
     PUSH_BYTES,
     PUSH_FILE_BYTES,
@@ -416,6 +417,9 @@ def test_a_node_that_wants_all_asks_for_what_was_not_said_yet() -> None:
         node.add_member(NodeId("n3"))  # gave it to n2, which did not tell n1 yet
     two.mine.add(held(0))
     two.peers[N1].unsaid = {held(0).name: held(0)}
+    assert not one.is_filled(), "n3 may come yet"
+    one.tick(MEET_S)
+    one.heard_from(SESSION, 0)
     assert one.is_filled()
     asked = one.want_all()
     assert not one.is_filled()
@@ -524,3 +528,52 @@ def test_files_go_unasked_to_those_who_keep_them() -> None:
     assert _pushed(one.holds([manifest(0, 9)])) == [], "nodes archive for themselves"
     to_all = [e for e in one.holds([manifest(0)]) if isinstance(e, SendFiles)]
     assert len(to_all) == 3
+
+
+def layer(first: int, end: int, digest: str = "d", stage: str = "s") -> Held:
+    """Epochs `first` to `end - 1`, merged where these are several."""
+    d = Description(pack(first), pack(end), pack(first) if end > first + 1 else Time(0))
+    return Held(name_of(LayerId(TraceId(stage, "f", Shard(0)), d)), f"{digest}{first}-{end}", 1)
+
+
+def sealed(t: int, digest: str) -> Held:
+    return Held(f"manifests/main/{t}.json", f"{digest}{t}", 1)
+
+
+def test_nothing_of_another_history_is_fetched_or_counted() -> None:
+    """Each went on alone from epoch 2; the second merged what it had."""
+    pair = Pair()
+    for t in range(2):
+        pair.holds(N1, layer(t, t + 1), sealed(t, "d"))
+    for node in (N1, N2):
+        pair.deliver(node, pair.nodes[node].disconnected(SESSION))
+    pair.nodes[N1].holds([layer(2, 3), sealed(2, "d"), Held("branches/1.json", "d", 1)])
+    theirs = [sealed(2, "x"), sealed(3, "x"), Held("branches/1.json", "x", 1), Held("branches/2.json", "x", 1)]
+    pair.nodes[N2].holds([layer(0, 5, "x"), layer(5, 6, "x"), *theirs], [layer(t, t + 1).name for t in range(2)])
+    before = {node: pair.has(node) for node in (N1, N2)}
+    pair.connect()
+    pair.pass_s(5.0)
+    assert {node: pair.has(node) for node in (N1, N2)} == before
+    assert sorted(pair.nodes[N1].conflicts()) == ["branches/1.json", "manifests/main/2.json"]
+    assert pair.nodes[N1].copies(layer(2, 3).name, layer(2, 3).digest) == 1
+    assert pair.nodes[N2].copies(layer(5, 6, "x").name, "x5-6") == 1
+    pin = Held("pins/p-1.json", "p", 1)
+    pair.holds(N2, pin)
+    assert pin in pair.has(N1), "what is of no history goes on"
+    pair.holds(
+        N2, gone=tuple(held.name for held in before[N2] if held.name not in (sealed(0, "d").name, sealed(1, "d").name))
+    )
+    assert pair.has(N1) == pair.has(N2), "given up, it gets what counts"
+
+
+def test_what_a_task_asks_for_comes_also_where_it_was_let_go_of() -> None:
+    pair = Pair()
+    one, two = pair.nodes[N1], pair.nodes[N2]
+    pair.holds(N1, held(0))
+    two.let_go(place_of(held(0).name), pack(5))
+    pair.drop(N2, held(0).name)
+    pair.pass_s(UNWANTED_S + 5)
+    assert held(0).name not in two.mine
+    pair.deliver(N2, two.keep_traces([place_of(held(0).name)]))
+    assert held(0).name in two.mine
+    assert held(0).name in one.mine
