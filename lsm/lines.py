@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from pathlib import Path, PurePosixPath
 
 from nosync.lsm.archive import Archive, Run, group_to_archive, parse_name, publish_archive
-from nosync.lsm.branches import MAIN, Line, append, creation, read_refs
+from nosync.lsm.branches import BRANCHES, MAIN, Line, append, creation, read_refs
 from nosync.lsm.directory import MANIFESTS
 from nosync.lsm.env import Env, storage_errors
 from nosync.lsm.errors import CorruptionError, InvalidInputError
@@ -91,6 +91,11 @@ class Lines:
                 a for line, sealed in self._sealed.items() for a in sealed.archives() if a not in known.get(line, ())
             ]
             return learned, archives, changed
+
+    def notice_branches(self) -> None:
+        """As `refresh` where another process, or node, changed the branches: nearly always that is one look at one name."""
+        if (self._root / BRANCHES / f"{self.refs.entries + 1}.json").exists():
+            self.refresh()
 
     def reload(self) -> None:
         """Reads everything again."""

@@ -108,7 +108,7 @@ def _parts(value: Any) -> list[Any]:  # noqa: PLR0912 - one line for each kind
         return [str(value.schema if hasattr(value, "schema") else value.type), value.to_pylist()]
     if isinstance(value, np.ndarray):
         return [str(value.dtype), value.shape, value.tolist() if value.dtype.hasobject else value.tobytes()]
-    if hasattr(value, "__arrow_c_stream__"):  # a frame of Pandas, Polars, ...
+    if hasattr(type(value), "__arrow_c_stream__"):  # a frame of Pandas, Polars, ...
         return [pa.table(value)]
     if isinstance(value, types.BuiltinFunctionType):
         return [value.__qualname__, None if isinstance(value.__self__, types.ModuleType) else value.__self__]

@@ -159,6 +159,7 @@ class Job:
         """
         _ = self._store.node
         lines = self._node.lines
+        lines.notice_branches()
         if self.branch_name not in lines.refs.names or lines.line(self.branch_name).id != self._line:
             raise FencedError(
                 f"branch {self.branch_name} was rewound, promoted or deleted since this job was made: it publishes nothing more. "

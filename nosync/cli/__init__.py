@@ -1,7 +1,8 @@
-"""The command line. Every command has `--json`; errors are one line, never a stack trace."""
+"""The command line. Commands that say something have `--json`; errors are one line, never a stack trace."""
 
 from __future__ import annotations
 
+import io
 import logging
 import os
 import sys
@@ -20,6 +21,9 @@ __all__ = ["changing", "cli", "daemons", "demo", "flows", "looking", "main"]
 def main(arguments: Sequence[str] | None = None) -> None:
     """The entry point of the command `nosync`."""
     logging.basicConfig(level=logging.ERROR, format="%(message)s")
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # where the locale has no letter for what is in a store
+            stream.reconfigure(errors="backslashreplace")
     try:
         cli.main(args=None if arguments is None else list(arguments), prog_name="nosync", standalone_mode=False)
     except NosyncError as error:

@@ -5,21 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import click
+from rich.markup import escape
 
 import nosync
 from nosync.cli.group import cli
-from nosync.cli.screen import (
-    JSON,
-    STORE,
-    check_store,
-    escape,
-    out,
-    print_json,
-    progress,
-    read_only,
-    size_text,
-    table_of,
-)
+from nosync.cli.screen import JSON, STORE, check_store, out, print_json, progress, read_only, size_text, table_of
 
 
 @cli.command()

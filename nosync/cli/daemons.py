@@ -8,9 +8,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+from rich.markup import escape
 
 from nosync.cli.group import cli
-from nosync.cli.screen import JSON, STORE, check_store, err, escape, out, print_json, table_of
+from nosync.cli.screen import JSON, STORE, check_store, err, out, print_json, table_of
 from nosync.lsm.errors import NosyncError, ReplicationError
 from nosync.lsm.no_pandas import leave_out_pandas
 

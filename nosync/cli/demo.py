@@ -9,20 +9,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+from rich.markup import escape
 
 from nosync.cli.group import cli
-from nosync.cli.screen import (
-    JSON,
-    escape,
-    fail,
-    out,
-    print_json,
-    progress,
-    show_layers,
-    show_rows,
-    size_text,
-    table_of,
-)
+from nosync.cli.screen import JSON, fail, out, print_json, progress, show_layers, show_rows, size_text, table_of
 from nosync.lsm.errors import InvalidInputError, NosyncError
 from nosync.lsm.store import Store
 

@@ -13,23 +13,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+from rich.markup import escape
 
 import nosync
 from nosync.cli.group import cli
-from nosync.cli.screen import (
-    JSON,
-    STORE,
-    check_store,
-    escape,
-    out,
-    parse_keys,
-    print_json,
-    progress,
-    read_only,
-    show_rows,
-)
+from nosync.cli.screen import JSON, STORE, check_store, out, parse_keys, print_json, progress, read_only, show_rows
 from nosync.lsm.errors import InvalidInputError, NosyncError
 from nosync.lsm.store import Store
+from nosync.reports import Stopwatch
 from nosync.spark.java import launch_settings
 
 if TYPE_CHECKING:
@@ -111,7 +102,8 @@ def replay(
 ) -> None:
     """Replay BRANCH from the recorded inputs: the stages whose code is another one, and what is computed from them.
 
-    The flow is the branch's, with the changed code. Interrupted, the same command goes on where it was.
+    The flow is the branch's, with the changed code. Interrupted, the same command goes on where it was. A job that runs on
+    BRANCH is stopped (FencedError).
 
     \b
       nosync replay state/ no-weather --flow my_job:without_weather
@@ -195,10 +187,23 @@ def _explained(
 def recover(path: Path, flow_name: str, verify: bool, branch: str, cores: int | None, as_json: bool) -> None:
     """Recompute the layers that are lost, and nothing else. Exits 1 where some cannot be had back.
 
+    Where something is lost, a job that runs on the branch is stopped (FencedError): start it again afterwards.
+
     \b
       nosync recover state/ --flow my_job:make_flow --verify
     """
-    with _job(path, _load_flow(flow_name), branch, cores) as job, progress("recomputing", quiet=as_json) as advance:
+    flow, clock = _load_flow(flow_name), Stopwatch()
+    check_store(path)
+    with nosync.open(path) as store:
+        if verify:
+            store.node.check()
+        last, safe, missing = store.last_sealed(branch), store.safe_point(branch), store.node.missing(branch)
+    if last is not None and not missing:  # without a job, which would stop the one that runs
+        clock.lap("inspect")
+        report = nosync.RecoveryReport(safe, last, 0, 0, 0, 0, {}, clock.laps)
+        print_json(dataclasses.asdict(report)) if as_json else out.print(escape(str(report)))
+        return
+    with _job(path, flow, branch, cores) as job, progress("recomputing", quiet=as_json) as advance:
         report = job.recover(verify=verify, progress=lambda done, of: advance(done, of, "epochs"))
     print_json(dataclasses.asdict(report)) if as_json else out.print(escape(str(report)))
     if report.unrecoverable:

@@ -14,6 +14,7 @@ from typing import Any
 import click
 import pyarrow as pa
 import pyarrow.csv
+from rich.markup import escape
 
 import nosync
 from nosync.cli.group import cli
@@ -23,7 +24,6 @@ from nosync.cli.screen import (
     STORE,
     check_store,
     err,
-    escape,
     out,
     parse_keys,
     print_json,
@@ -279,7 +279,7 @@ def _write_page(path: Path, stage: str, a: str, b: str, as_of: int | None, html:
     with read_only(path) as store, progress("comparing", quiet=as_json) as advance:
         page = diff_page(store, stage, a, b, as_of, progress=lambda done, of: advance(done, of, ""))
     try:
-        html.write_text(page)
+        html.write_text(page, encoding="utf-8")
     except OSError as error:
         raise StorageError(f"cannot write {html}: {error.strerror}") from error
     if as_json:

@@ -16,6 +16,7 @@ import click
 import pyarrow as pa
 import pyarrow.csv
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
@@ -40,10 +41,6 @@ _ADDRESS = re.compile(r"[^/]+:[0-9]{1,5}\Z")
 def fail(message: str, code: int) -> None:
     err.print(f"[bold red]error:[/] {escape(message)}", soft_wrap=True)
     sys.exit(code)
-
-
-def escape(text: str) -> str:
-    return text.replace("[", r"\[")
 
 
 def print_json(value: Any) -> None:
@@ -116,9 +113,11 @@ def parse_keys(store: Store, stage: str, as_of: int | None, keys: Sequence[str],
             raise InvalidInputError(f"--key {text!r} is not COLUMN=VALUE")
         if name not in schema.names:
             raise InvalidInputError(f"--key: stage {stage} has no column {name!r}; it has {', '.join(schema.names)}")
+        if name in prefix:
+            raise InvalidInputError(f"--key: column {name!r} is given twice")
         try:
             prefix[name] = pa.array([value]).cast(schema.field(name).type)[0].as_py()
-        except pa.ArrowInvalid as error:
+        except pa.ArrowException as error:
             raise InvalidInputError(f"--key {text!r}: {value!r} is not a {schema.field(name).type}: {error}") from error
     return prefix
 
@@ -149,4 +148,4 @@ def show_rows(rows: pa.Table, of: int) -> None:
 def _cell(value: Any) -> str:
     if value is None:
         return "null"
-    return f"{value:.10g}" if isinstance(value, float) else str(value)  # so that --key takes it as it is shown
+    return repr(value) if isinstance(value, float) else str(value)  # so that --key takes it as it is shown

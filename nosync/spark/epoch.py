@@ -17,6 +17,7 @@ from functools import reduce
 from typing import Any
 
 import pyarrow as pa
+from py4j.protocol import Py4JError
 from pyspark import TaskContext
 from pyspark.errors import PySparkException
 from pyspark.sql import Column, DataFrame, SparkSession
@@ -570,6 +571,8 @@ def task_errors() -> Iterator[None]:
         raise failure from None
     except Exception as error:
         failure = decode_failure(str(error))
+        if failure is None and isinstance(error, Py4JError):  # a worker that was killed, say
+            raise NosyncError(f"the Spark job failed: {reason_of(str(error))}") from error
         if failure is None:
             raise
         raise failure from None

@@ -241,6 +241,7 @@ class StreamReader(ds.DataSourceStreamReader):
             return []
         with self._options.open() as store:
             self._check_line(store, start)
+            self._check_line(store, end)  # of a batch that runs again
         return _partitions(self._options, start["epoch"], end["epoch"])
 
     def read(self, partition: ds.InputPartition) -> Iterator[pa.RecordBatch]:

@@ -1,0 +1,159 @@
+"""What cannot be had right is refused, with a reason, before it is recorded; and what others do to a running job is noticed."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import functions as F
+
+import nosync
+from nosync.cli import main
+from nosync.testing.daemons import running
+from tests.conftest import OpenStore
+
+pytestmark = pytest.mark.spark
+SCHEMA = "k string, v bigint"
+
+
+def given(spark: SparkSession, *rows: tuple[str, int]) -> dict[str, DataFrame]:
+    return {"rows": spark.createDataFrame(list(rows), SCHEMA)}
+
+
+@pytest.mark.parametrize(
+    ("kind", "expression"),
+    [
+        ("select", "to_json(struct(*)) AS j"), ("select", "hash(*) AS h"), ("select", "* EXCEPT (v)"),
+        ("select", lambda: F.col("*")), ("select", lambda: F.struct("*").alias("s")), ("where", "to_json(struct(*)) <> ''"),
+    ],
+)  # fmt: skip
+def test_a_star_that_would_take_our_columns_is_refused(
+    spark: SparkSession, open_store: OpenStore, kind: str, expression: str | Callable[[], Column]
+) -> None:
+    flow = nosync.Dataflow("f")
+    rows = flow.source("rows", SCHEMA)
+    chosen = expression if isinstance(expression, str) else expression()
+    rows.select("out", "k", chosen) if kind == "select" else rows.where("out", chosen)
+    with pytest.raises(nosync.SchemaError, match=r"stage out: .*a \* inside an expression"):
+        nosync.Job(flow, open_store(), spark=spark, shards=2)
+
+
+def test_stars_that_take_only_what_they_say_are_not(spark: SparkSession, open_store: OpenStore) -> None:
+    flow = nosync.Dataflow("f")
+    rows = flow.source("rows", "k string, s struct<a: bigint, b: bigint>, v bigint")
+    out = rows.select(
+        "out", "*", "v * 2 AS doubled", (F.col("v") * 3).alias("tripled"), "'(*)' AS text", persist="disk"
+    )
+    out.select("inside", "k", "s.*", persist="disk")
+    job = nosync.Job(flow, open_store(), spark=spark, shards=2)
+    job.advance(0, {"rows": spark.sql("SELECT 'x' AS k, named_struct('a', 1L, 'b', 2L) AS s, 5L AS v")})
+    (row,) = job.read("out").collect()
+    assert (row.doubled, row["text"]) == (10, "(*)")
+    assert [tuple(row) for row in job.read("inside").collect()] == [("x", 1, 2)]
+
+
+@pytest.mark.parametrize("name", ["_tag", "_report", "_hash64", "_side", "_matched", "__x", "_epoch"])
+def test_names_of_ours_are_refused_wherever_a_column_comes_from(
+    spark: SparkSession, open_store: OpenStore, name: str
+) -> None:
+    flow = nosync.Dataflow("f")
+    flow.source("rows", f"k string, {name} bigint")
+    with pytest.raises(nosync.SchemaError, match=f"column '{name}'"):
+        nosync.Job(flow, open_store("one"), spark=spark)
+    flow = nosync.Dataflow("f")
+    flow.source("rows", SCHEMA).map("out", lambda rows: rows.rename_columns(["k", name]))
+    with pytest.raises(nosync.SchemaError, match=f"column '{name}'"):
+        nosync.Job(flow, open_store("two"), spark=spark)
+
+
+def test_late_rows_of_an_input_that_changes_are_only_read(spark: SparkSession, open_store: OpenStore) -> None:
+    def flow_of(*, builds: bool) -> nosync.Dataflow:
+        flow = nosync.Dataflow("f")
+        latest = flow.source("rows", "k string, at timestamp, v bigint").update(
+            "latest", key=["k"], state="at timestamp, v bigint", fn=lambda new, _: new.select(["k", "at", "v"])
+        )
+        counts = latest.window("counts", key=[], time="at", size="1 minute", watermark="0 seconds", n=nosync.count())
+        if builds:
+            counts.late.aggregate("late", key=["k"], n=nosync.count())
+        return flow
+
+    with pytest.raises(nosync.FlowError, match=r"stage late: .*can only be read, for the window's input changes"):
+        nosync.Job(flow_of(builds=True), open_store("one"), spark=spark)
+    nosync.Job(flow_of(builds=False), open_store("two"), spark=spark)
+
+
+def test_a_worker_that_is_killed_is_an_error_of_ours_and_the_epoch_runs_again(
+    spark: SparkSession, open_store: OpenStore, tmp_path: Path
+) -> None:
+    flag = tmp_path / "once"
+    flag.touch()
+
+    def die(rows: pa.Table) -> pa.Table:
+        if rows.num_rows and flag.exists():
+            flag.unlink()
+            os.kill(os.getpid(), signal.SIGKILL)
+        return rows
+
+    flow = nosync.Dataflow("f")
+    flow.source("rows", SCHEMA).map("out", die, version="1")
+    job = nosync.Job(flow, open_store(), spark=spark, shards=1)
+    with pytest.raises(nosync.NosyncError, match="the Spark job failed"):
+        job.advance(0, given(spark, ("a", 1)))
+    job.advance(0, given(spark, ("a", 1)))
+    assert job.read("out").count() == 1
+
+
+def test_a_new_checkpoint_that_ran_no_batch_yet_is_started_again(
+    spark: SparkSession, open_store: OpenStore, tmp_path: Path
+) -> None:
+    flow = nosync.Dataflow("f")
+    flow.source("rows", SCHEMA).aggregate("sums", key=["k"], total=nosync.sum("v"))
+    job = nosync.Job(flow, open_store(), spark=spark, shards=1)
+    (tmp_path / "in").mkdir()
+
+    def run(checkpoint: str, first: int) -> None:
+        rows = spark.readStream.schema(SCHEMA).json(str(tmp_path / "in"))
+        job.stream(
+            {"rows": rows}, checkpoint=tmp_path / checkpoint, first=first, trigger={"availableNow": True}
+        ).awaitTermination()
+
+    (tmp_path / "in" / "0.json").write_text('{"k": "a", "v": 1}')
+    run("one", 0)
+    (tmp_path / "in" / "0.json").unlink()
+    for _ in range(2):
+        run("two", 1)
+        assert job.last_sealed() == 0
+    (tmp_path / "in" / "1.json").write_text('{"k": "a", "v": 2}')
+    run("two", 1)
+    assert job.last_sealed() == 1
+    assert [row.total for row in job.read("sums").collect()] == [3]
+
+
+def test_what_others_do_to_the_store_of_a_running_job(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "flow_for_recover.py").write_text(
+        "import nosync\n\ndef make():\n    flow = nosync.Dataflow('f')\n"
+        f"    flow.source('rows', '{SCHEMA}').aggregate('sums', key=['k'], total=nosync.sum('v'))\n    return flow\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
+    flow: Any = __import__("flow_for_recover").make()
+    with running(tmp_path, ("n1",), replicas=1) as daemons, daemons.open("n1") as store:
+        job = nosync.Job(flow, store, spark=spark, shards=1)
+        for t in range(3):
+            job.advance(t, given(spark, ("a", t)))
+        main(["recover", str(daemons.data("n1")), "--flow", "flow_for_recover:make"])
+        assert "layers lost       0" in capsys.readouterr().out
+        job.advance(3, given(spark, ("a", 3)))  # where nothing is lost nobody is stopped
+        main(["rewind", str(daemons.data("n1")), "1"])
+        with pytest.raises(nosync.FencedError, match="was rewound"):
+            job.advance(4, given(spark, ("a", 4)))
+        assert nosync.Job(flow, store, spark=spark, shards=1).last_sealed() == 1
