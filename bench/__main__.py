@@ -80,7 +80,7 @@ def main(names: tuple[str, ...], scale: str, busy_ok: bool, resume: bool) -> Non
             progress.add(name)
     if failed:
         raise click.ClickException(f"not measured, for the reasons above: {', '.join(failed)}")
-    if resume:
+    if resume and not names:
         progress.finish()
 
 

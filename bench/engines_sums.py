@@ -146,7 +146,9 @@ def _ours(rows: int, warm: int, repeats: int) -> Run:
         one.store.sync()
         with PeakMemory() as memory:
             before = spent()
-            seconds = [one.advance(batch(spark, i * rows, rows, KEYS)) for i in range(warm, warm + repeats)]
+            seconds = [
+                timed(lambda i=i: one.advance(batch(spark, i * rows, rows, KEYS))) for i in range(warm, warm + repeats)
+            ]  # type: ignore[misc]
             one.store.sync()
             found = Run(rows * repeats, Samples(seconds), spent() - before, 0)
         one.store.close()
@@ -179,7 +181,7 @@ def _beside_the_floor(rows: int, warm: int, repeats: int) -> tuple[Samples, Samp
     with tempfile.TemporaryDirectory(dir=".") as directory:
         one = start(spark, Path(directory) / "store")
         for i in range(warm + repeats):
-            ours.append(one.advance(batch(spark, i * rows, rows, KEYS)))
+            ours.append(timed(lambda i=i: one.advance(batch(spark, i * rows, rows, KEYS))))  # type: ignore[misc]
             floor.append(timed(partial(moved, spark, i, rows)))
         one.store.close()
     spark.stop()

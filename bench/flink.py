@@ -28,6 +28,9 @@ def run_flink(program: str, about: dict[str, Any]) -> dict[str, Any]:
         )  # fmt: skip
     if done.returncode:
         raise RuntimeError(f"Flink failed:\n{done.stderr[-3000:]}")
+    ignored = [line for line in (done.stdout + done.stderr).splitlines() if "will have no effect" in line]
+    if ignored:
+        raise RuntimeError(f"Flink passes over a setting, so it is not measured as is said: {ignored[0]}")
     found: dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])
     return found
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import platform
 import statistics
@@ -51,8 +52,9 @@ class Samples:
     seconds: Sequence[float]
 
     def percentile(self, p: float) -> float:
+        """The smallest that `p` percent are not above."""
         ordered = sorted(self.seconds)
-        return ordered[min(len(ordered) - 1, int(p / 100 * len(ordered)))]
+        return ordered[max(0, math.ceil(p * len(ordered) / 100) - 1)]
 
     @property
     def median(self) -> float:
@@ -159,7 +161,7 @@ class Progress:
         """What an interrupted run of the same code and scale has done; nothing where there was none."""
         try:
             found = json.loads(self.path.read_text())
-        except FileNotFoundError:
+        except (FileNotFoundError, ValueError):  # none, or one that a crash cut short
             return []
         if (found["scale"], found["code"]) == (self.scale, self.code):
             self.done = found["done"]
@@ -167,7 +169,9 @@ class Progress:
 
     def add(self, name: str) -> None:
         self.done.append(name)
-        self.path.write_text(json.dumps({"scale": self.scale, "code": self.code, "done": self.done}))
+        written = self.path.with_suffix(".new")
+        written.write_text(json.dumps({"scale": self.scale, "code": self.code, "done": self.done}))
+        written.replace(self.path)
 
     def finish(self) -> None:
         self.path.unlink(missing_ok=True)

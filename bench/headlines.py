@@ -21,8 +21,8 @@ IDENTITY = "identity job"
 FLINK_DEFAULT = "Flink 2.3.0 SQL, RocksDB incremental, 1 s checkpoints, default"
 DURABLE = "from the end of an epoch of 20,000 rows until it is durable, 10,000,000"
 REPLICATED = "16 layers of 32 MiB, durable on both peers"
-BEYOND = "nosync, beyond a normal epoch"
-LOST = "the whole host lost, its link too; {} GB"
+UNTIL = "an epoch without a loss"
+LOST = "the whole host lost, its link too; {} keys"
 LARGE, SMALL = "epochs of 500,000 rows, 2,000,000 keys", "epochs of 20,000 rows, 2,000,000 keys"
 
 
@@ -82,8 +82,8 @@ HEADLINES = [
     Headline("sessions of bidders (NexMark Q11)", "engines_sessions", "sessions of bidders, 0%"),
     Headline("workers of a host killed: until there is output", "takeover_hosts", "workers of one host", "s", FLINK),
     Headline("the whole host frozen", "takeover_hosts", "the whole host frozen", "s", FLINK),
-    Headline("the whole host lost", "takeover_hosts", LOST.format(0.3), "s", FLINK),
-    Headline("the same with 2 GB of state", "takeover_hosts", LOST.format(2), "s", engine=BEYOND),
+    Headline("the whole host lost", "takeover_hosts", LOST.format("400,000"), "s", FLINK),
+    Headline("the same with 2 GB of state", "takeover_hosts", LOST.format("6,000,000"), "s", baseline=UNTIL),
     Headline("layers computed again", "spark_epochs", "layers computed again"),
     Headline("32 epochs of 20,000 rows with `backfill`", "spark_epochs", "32 epochs of 20,000"),
     Headline("replay 4 of 40 epochs with other code in 2 of 5 stages", "what_if", "replay 4"),

@@ -347,13 +347,13 @@ class Job:
         `first`: the epoch of the checkpoint's first batch, such as the one after a backfill; the same at each start.
         The sources must be replayable, as for any exactly-once query. Sinks are part of the Job.
         """
-        from nosync.spark.stream import is_there, start_stream  # noqa: PLC0415
+        from nosync.spark.stream import has_batches, start_stream  # noqa: PLC0415
 
         checked = self._check_inputs(inputs)
         pack(first)
         last = self._node.last_sealed(self.branch_name)
         before = None if last is None else streamed_from(self._manifest(last))
-        check_stream(checkpoint, first, last, before, lambda: is_there(self._spark, checkpoint))
+        check_stream(checkpoint, first, last, before, lambda: has_batches(self._spark, checkpoint))
 
         def run_batch(batch: int, rows: Mapping[str, DataFrame]) -> EpochReport:
             t, newest = first + batch, self._node.last_sealed(self.branch_name)
@@ -793,8 +793,7 @@ class Job:
         for stage, sink in self._sinks.items():
             marks = self._marks(stage)
             left = marks.left_after()
-            if left is not None:
-                sink.withdraw(min(left, last), marks)
+            sink.withdraw(last if left is None else min(left, last), marks)
 
     def _marks(self, stage: str) -> Marks:
         return Marks(self._directory.root, stage, self._line, self._node.lines.refs, self._directory.env)

@@ -173,7 +173,8 @@ class CallbackSink:
         return marks.last()
 
     def withdraw(self, after: int, marks: Marks) -> None:
-        withdrawn = marks.after(after)
-        if withdrawn and self.on_withdraw is not None:
+        if marks.left_after() is None:
+            return  # what is not there any more was lost, and computed again it is the same
+        if self.on_withdraw is not None:
             self.on_withdraw(after)
-        marks.take_back(withdrawn)
+        marks.take_back(marks.after(after))

@@ -23,7 +23,7 @@ def check_stream(
     """Raises FlowError where the batches of a checkpoint would not follow the epochs that there are.
 
     `first`: the epoch of its first batch. `last`: the last sealed epoch, and `before` what `streamed_from` says of it.
-    `exists`: whether the checkpoint is there, which may be on a file system that only Spark reaches.
+    `exists`: whether the checkpoint has any batch, which may be on a file system that only Spark reaches.
     """
     if last is None:
         return
@@ -39,7 +39,7 @@ def check_stream(
             f"epoch {last} of the store was not streamed, and {checkpoint} has batches of a stream: use a new checkpoint "
             f"and first={last + 1}, for rows that the store does not have yet"
         )
-    elif before not in (None, first) and first != last + 1:  # where no batch of a new checkpoint ran yet
+    elif before not in (None, first):
         raise FlowError(
             f"the store was streamed with first={before}, and now with first={first}: the numbers of its epochs would "
             "shift. It is the same number at each start"

@@ -127,6 +127,7 @@ class Replica:
         self._again_s: dict[str, float] = {}
         self._parts: dict[Held, int] = {}
         self._beat_s = now_s
+        self._weighed_s = float("-inf")
         self.optional: frozenset[str] = frozenset()
         """Stages that no copies are asked for: they can be computed again."""
         self.backlog_bytes = 0
@@ -272,6 +273,10 @@ class Replica:
         return effects
 
     def _weigh_backlog(self) -> None:
+        """Of many files not at every beat, which would be late for it."""
+        if self.now_s - self._weighed_s < BEAT_S * sum(peer.todo_files for peer in self.peers.values()) / MANY_FILES:
+            return
+        self._weighed_s = self.now_s
         wanted = {
             held.name: held.size_bytes
             for peer in self.peers.values()

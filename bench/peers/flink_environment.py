@@ -16,7 +16,7 @@ BASE = {
     "state.backend.type": "rocksdb",
     "execution.checkpointing.incremental": "true",
     "execution.checkpointing.interval": "1s",
-    "taskmanager.memory.process.size": "4g",
+    "taskmanager.memory.managed.size": "1600m",  # for RocksDB: the size of the process has no effect in one JVM
     "rest.bind-port": "0",
 }
 

@@ -23,14 +23,20 @@ _SOURCE = "_source"
 Advance = Callable[[int, Mapping[str, DataFrame]], object]
 
 
-def is_there(spark: SparkSession, path: str | Path) -> bool:
-    """Whether a path exists on the file system that Spark would find it on. Raises InvalidInputError where it reaches none."""
+def has_batches(spark: SparkSession, checkpoint: str | Path) -> bool:
+    """Whether a checkpoint is there and has the offsets of a batch: one that was made, and then saw no rows, is as good as new.
+
+    It is looked for where Spark would find it. Raises InvalidInputError where that cannot be reached.
+    """
     try:
         jvm: Any = spark._jvm
-        found = jvm.org.apache.hadoop.fs.Path(str(path))
-        return bool(found.getFileSystem(spark._jsc.hadoopConfiguration()).exists(found))
+        offsets = jvm.org.apache.hadoop.fs.Path(f"{checkpoint}/offsets")
+        files = offsets.getFileSystem(spark._jsc.hadoopConfiguration())
+        return bool(files.exists(offsets)) and any(
+            one.getPath().getName().isdigit() for one in files.listStatus(offsets)
+        )
     except Py4JJavaError as error:
-        raise InvalidInputError(f"cannot look for {path}: {error.java_exception.getMessage()}") from None
+        raise InvalidInputError(f"cannot look for {checkpoint}: {error.java_exception.getMessage()}") from None
 
 
 def start_stream(

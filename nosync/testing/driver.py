@@ -157,7 +157,8 @@ def main() -> None:
             began = time.monotonic()
             given = keyed_rows(spark, t, keys) if keys else link_rows(spark, t) if is_loop else rows(spark, t)
             done = job.advance(t, given)
-            say(t=t, seconds=time.monotonic() - began, computed=done.layers_computed, safe=job.safe_point())
+            at_s = time.monotonic()  # of the clock that all processes of a machine share
+            say(t=t, seconds=at_s - began, at_s=at_s, computed=done.layers_computed, safe=job.safe_point())
         recovered = [[r.lost, r.recomputed, sorted(r.unrecoverable)] for r in job.recoveries]
         stages = STAGES["loop" if is_loop else "sums"]
         found = counted(job) if keys else outcome(job, settings["epochs"], stages)

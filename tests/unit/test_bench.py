@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from bench.compare import regressions
-from bench.harness import MEASURED, Progress, source_digest
+from bench.harness import MEASURED, Progress, Samples, is_busy, source_digest
 from bench.headlines import BEGIN, END, HEADLINES, with_table
 from bench.report import README, all_results
 
@@ -32,8 +32,43 @@ def test_a_regression_is_a_ratio_that_is_worse(goal: str, before: float | None, 
         assert f"ratio {now:.3g}, committed {before:.3g}" in found[0]
 
 
-def test_what_is_new_is_no_regression() -> None:
-    assert regressions([result(0.1, ">= 5", "new")], [result(10.0, ">= 5")]) == []
+def test_what_is_new_is_no_regression_and_what_is_gone_is_one() -> None:
+    assert regressions([result(10.0, ">= 5"), result(0.1, ">= 5", "new")], [result(10.0, ">= 5")]) == []
+    assert "not measured any more" in regressions([], [result(10.0, ">= 5")])[0]
+    assert regressions([], [result(10.0, "")]) == []
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "message"),
+    [
+        ({"value": 0.99, "ratio": 2.0, "goal": "<= 1 ms"}, {"value": 8.9, "ratio": 2.0, "goal": "<= 1 ms"}, "value 8.9"),
+        ({"value": 5.0, "ratio": None, "goal": "p50 <= 10"}, {"value": 9.0, "ratio": None, "goal": "p50 <= 10"}, "value 9"),
+        ({"value": 1, "ratio": 1.1, "goal": "<= 1.2", "met": True}, {"value": 1, "ratio": 1.25, "goal": "<= 1.2", "met": False},
+         "is not met any more"),
+    ],
+)  # fmt: skip
+def test_values_and_goals_are_compared_as_well(before: dict[str, Any], now: dict[str, Any], message: str) -> None:
+    found = regressions([{**result(1.0, ""), **now}], [{**result(1.0, ""), **before}])
+    assert message in found[0]
+    assert regressions([{**result(1.0, ""), **before}], [{**result(1.0, ""), **before}]) == []
+
+
+def test_a_percentile_is_one_of_the_samples_and_not_always_the_last() -> None:
+    samples = Samples([*range(1, 1001)])
+    assert [samples.percentile(p) for p in (50, 99, 99.9, 100)] == [500, 990, 999, 1000]
+    assert Samples([3.0]).percentile(50) == 3.0
+
+
+def test_progress_that_was_cut_short_is_none(tmp_path: Path) -> None:
+    state = tmp_path / "unfinished.json"
+    state.write_text('{"scale": "full", "co')
+    assert Progress("full", state).resume() == []
+
+
+def test_every_committed_result_says_of_which_code_and_scale_it_is() -> None:
+    for found in all_results():
+        assert {"scale", "code", "took_s"} <= set(found), found["benchmark"]
+        assert not is_busy(found["load_before"]), found["benchmark"]
 
 
 def test_an_interrupted_run_goes_on_and_a_run_of_other_code_begins_anew(tmp_path: Path) -> None:
