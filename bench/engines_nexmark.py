@@ -52,6 +52,12 @@ WITHOUT_BIDS = {
     "normal": Size(500_000, warm=10, measured=60, enough_s=60.0, flinks=(10, 70), flinks_enough_s=40.0),
     "full": Size(500_000, warm=10, measured=60, enough_s=60.0, flinks=(10, 70), flinks_enough_s=40.0),
 }
+LARGE = {
+    "normal": Size(2_000_000, warm=4, measured=16, enough_s=60.0, flinks=(4, 20), flinks_enough_s=40.0),
+    "full": Size(2_000_000, warm=4, measured=16, enough_s=60.0, flinks=(4, 20), flinks_enough_s=40.0),
+}
+"""About half as many events in an epoch as Flink handles between two of its checkpoints."""
+OF_LARGE = {"Q3"}
 SHORT_QUERIES = {"Q3", "Q12"}
 LEAST_S = 0.5
 """A difference of Flink's jobs that is smaller than this is too small to tell a rate."""
@@ -75,6 +81,9 @@ def run(scale: str) -> Iterator[Result]:
             for sizes, has_bids in ((WITH_BIDS, True), (WITHOUT_BIDS, False)):
                 these = [query for query in queries if (BIDS in query.streams) == has_bids]
                 yield from _timed(spark, root / f"hot-{hot}-{has_bids}", these, hot, sizes[scale])
+        if scale in LARGE:
+            large = [query for query in queries if query.name in OF_LARGE]
+            yield from _timed(spark, root / "large", large, 0.0, LARGE[scale])
     spark.stop()
 
 

@@ -48,8 +48,8 @@ class Headline:
         )
 
 
-def _nexmark(query: str, what: str) -> list[Headline]:
-    workload = f"NexMark {query}, 0% hot, epochs of 500,000 events"
+def _nexmark(query: str, what: str, events: str = "500,000") -> list[Headline]:
+    workload = f"NexMark {query}, 0% hot, epochs of {events} events"
     return [
         Headline(f"NexMark {query} ({what})", "engines_nexmark", workload, baseline=STREAMING, engine="nosync"),
         Headline("the same", "engines_nexmark", workload, baseline=FLINK, engine="nosync"),
@@ -77,6 +77,7 @@ HEADLINES = [
     Headline("the same", "engines_sums", LARGE, "rows/s", IDENTITY),
     Headline("sums, epochs of 20,000 rows", "engines_sums", SMALL, "rows/s", IDENTITY),
     *_nexmark("Q3", "join"),
+    *_nexmark("Q3", "join, epochs of 2,000,000 events", "2,000,000"),
     *_nexmark("Q8", "join of windows"),
     *_nexmark("Q12", "counts by window"),
     Headline("sessions of bidders (NexMark Q11)", "engines_sessions", "sessions of bidders, 0%"),
