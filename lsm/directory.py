@@ -130,15 +130,15 @@ def read_marker(root: Path, env: Env) -> Marker:
     try:
         fields = json.loads(text)
         digest = fields.pop("blake3", None)  # None: of an earlier version
-        if digest is not None and digest != _digest_of(fields):
-            raise ValueError("its digest is another one")
         version, marker = int(fields["nosync_store"]), Marker(str(fields["store_id"]), int(fields["key_groups"]))
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise NotAStoreError(f"{root / MARKER} is damaged ({error}); restore it: see docs/format.md") from error
-    if version > STORE_FORMAT:
+    if version > STORE_FORMAT and digest in (None, _digest_of(fields)):
         raise FormatVersionError(
             f"{root} is a store of format {version}, this nosync knows up to {STORE_FORMAT}: upgrade nosync"
         )
+    if digest not in (None, _digest_of(fields)):
+        raise NotAStoreError(f"{root / MARKER} is damaged (its digest is another one); restore it: see docs/format.md")
     return marker
 
 

@@ -7,6 +7,7 @@ import importlib
 import os
 import sys
 import tempfile
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -20,7 +21,6 @@ from nosync.cli.group import cli
 from nosync.cli.screen import JSON, STORE, check_store, out, parse_keys, print_json, progress, read_only, show_rows
 from nosync.lsm.errors import InvalidInputError, NosyncError
 from nosync.lsm.store import Store
-from nosync.reports import Stopwatch
 from nosync.spark.java import launch_settings
 
 if TYPE_CHECKING:
@@ -192,15 +192,14 @@ def recover(path: Path, flow_name: str, verify: bool, branch: str, cores: int | 
     \b
       nosync recover state/ --flow my_job:make_flow --verify
     """
-    flow, clock = _load_flow(flow_name), Stopwatch()
+    flow, began_s = _load_flow(flow_name), time.perf_counter()
     check_store(path)
     with nosync.open(path) as store:
         if verify:
             store.node.check()
         last, safe, missing = store.last_sealed(branch), store.safe_point(branch), store.node.missing(branch)
     if last is not None and not missing:  # without a job, which would stop the one that runs
-        clock.lap("inspect")
-        report = nosync.RecoveryReport(safe, last, 0, 0, 0, 0, {}, clock.laps)
+        report = nosync.RecoveryReport(safe, last, 0, 0, 0, 0, {}, {"inspect": time.perf_counter() - began_s})
         print_json(dataclasses.asdict(report)) if as_json else out.print(escape(str(report)))
         return
     with _job(path, flow, branch, cores) as job, progress("recomputing", quiet=as_json) as advance:

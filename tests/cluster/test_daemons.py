@@ -18,6 +18,7 @@ import pytest
 
 import nosync
 from nosync.cli import main
+from nosync.lsm.branches import Refs
 from nosync.lsm.catalog import Catalog
 from nosync.lsm.directory import LayerDirectory
 from nosync.lsm.fence import Instance, check_fence, take_over
@@ -172,11 +173,11 @@ def test_pins_instances_and_marks_reach_the_other_nodes(tmp_path: Path) -> None:
             publish(one, t)
         one.pin("before", 1)
         first = take_over(one.directory.root, "main", env)
-        Marks(one.directory.root, "counts", "main", lambda t: "main", env).mark(2)
+        Marks(one.directory.root, "counts", "main", Refs(), env).mark(2)
         eventually("n2 has the pin", lambda: other.pins() == {"before": 1})
         second = take_over(other.directory.root, "main", env)
         assert second.number in (1, 2), "the other's file may not be there yet"
-        marks = Marks(other.directory.root, "counts", "main", lambda t: "main", env)
+        marks = Marks(other.directory.root, "counts", "main", Refs(), env)
         eventually("n2 knows what was given", lambda: marks.delivered(2))
         if second > first:
             eventually("n1 is fenced", lambda: _is_fenced(one, first))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import json
 import os
 import secrets
 import subprocess
@@ -401,7 +402,9 @@ def test_paths_as_users_give_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 def test_a_newer_store_format(tmp_path: Path) -> None:
     nosync.open(tmp_path / "s").close()
     marker = tmp_path / "s" / "NOSYNC"
-    marker.write_text(marker.read_text().replace('"nosync_store": 1', '"nosync_store": 2'))
+    fields = json.loads(marker.read_text())
+    del fields["blake3"]
+    marker.write_text(json.dumps(fields | {"nosync_store": 2}))
     with pytest.raises(nosync.FormatVersionError, match="upgrade nosync"):
         nosync.open(tmp_path / "s")
     marker.write_text("{")
