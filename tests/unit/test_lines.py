@@ -93,6 +93,27 @@ def test_after_a_rewind_an_epoch_is_not_there_before_all_shards_have_it(open_sto
     assert sorted(row["v"] for row in store.read("s", 2).to_pylist()) == [7, 8]
 
 
+def test_an_entry_that_cannot_follow_does_not_count(open_store: OpenStore) -> None:
+    """Of a node that changed branches at the same time, taken over before it was known that it did."""
+    store = open_store(settings=ALONE)
+    put(store, 0)
+    store.seal(0)
+    store.node.create_branch("b", "main", 0, [])
+    root = store.directory.root
+    (root / "branches" / "2.json").write_bytes(seal_json({"do": "delete", "name": "a"}))
+    store.close()
+    refs = read_refs(root, Env())
+    assert (set(refs.names), refs.later) == ({"main", "b"}, (2,))
+    with nosync.open(root, read_only=True) as reader:
+        assert set(reader.branches()) == {"main", "b"}
+        assert "cannot follow the entries before it" in str(reader.verify().errors)
+    with pytest.raises(nosync.CorruptionError, match=r"2\.json: cannot follow the entries before it"):
+        nosync.open(root)
+    (root / "branches" / "2.json").write_bytes(seal_json({"do": "delete"}))
+    with pytest.raises(nosync.CorruptionError, match="not an entry of the log"):
+        read_refs(root, Env())
+
+
 def test_deleting_a_branch_takes_nothing_of_an_epoch_that_is_running(open_store: OpenStore) -> None:
     store = open_store(settings=ALONE)
     for t in range(3):
