@@ -11,6 +11,7 @@ import ipaddress
 import logging
 import os
 import socket
+import ssl
 import threading
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -85,7 +86,25 @@ class Certificates:
                     f"{path} cannot be read by this user: who works beside the daemon of node {node} shows its certificate, so "
                     "let the group of both read it"
                 )
+        found._check_contents()
         return found
+
+    def _check_contents(self) -> None:
+        """gRPC would only say that it cannot listen."""
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+        try:
+            context.load_verify_locations(self.ca)
+        except ssl.SSLError as error:
+            raise ReplicationError(
+                f"{self.ca}: holds no certificate of an authority ({error.reason or error})"
+            ) from None
+        try:
+            context.load_cert_chain(self.certificate, self.key)
+        except ssl.SSLError as error:
+            raise ReplicationError(
+                f"{self.certificate} and {self.key} are not a certificate and its key ({error.reason or error}): put back the "
+                "pair, or make a new one with nosync certs"
+            ) from None
 
     def of_server(self) -> grpc.ServerCredentials:
         return grpc.ssl_server_credentials(

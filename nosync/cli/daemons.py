@@ -98,7 +98,7 @@ def _client(path: Path) -> DaemonClient:
     check_store(path)
     client = client_of(path)
     if client is None:
-        raise ReplicationError(f"{path} has no daemon: start one with nosync daemon --data {path}")
+        raise ReplicationError(f"{path} has no daemon: start one with nosync daemon --node NAME --data {path}")
     return client
 
 

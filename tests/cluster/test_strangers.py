@@ -535,3 +535,36 @@ def test_an_authority_is_replaced_while_daemons_run(tmp_path: Path) -> None:
             address = f"127.0.0.1:{daemons.ports['n1']}"
             with contextlib.closing(DaemonClient(address, certificates, "n1")) as client:
                 assert client.status().node == "n1"
+
+
+@pytest.mark.parametrize(
+    ("file", "content", "message"),
+    [
+        ("n1.pem", "garbage", "are not a certificate and its key"), ("n1.key", "n2.key", "are not a certificate and its key"),
+        ("ca.pem", "garbage", "holds no certificate of an authority"),
+    ],
+)  # fmt: skip
+def test_a_certificate_that_is_none_is_not_called_an_address_in_use(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], file: str, content: str, message: str
+) -> None:
+    tls = tmp_path / "tls"
+    main(["certs", str(tls), "n1", "n2"])
+    (tls / file).chmod(0o600)
+    (tls / file).write_text((tls / content).read_text() if content.endswith(".key") else content)
+    command = [
+        "daemon",
+        "--node",
+        "n1",
+        "--data",
+        str(tmp_path / "n1"),
+        "--listen",
+        "127.0.0.1:0",
+        "--replicas",
+        "1",
+        "--tls",
+        str(tls),
+    ]
+    for more in (["--check"], []):
+        with pytest.raises(SystemExit):
+            main([*command, *more])
+        assert message in " ".join(capsys.readouterr().err.split())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -69,6 +70,38 @@ def test_get(capsys: pytest.CaptureFixture[str], path: str) -> None:
     assert code == 0
     assert "1 more of 2 rows" in out
     assert len(answer(capsys, "get", path, "delays", "--limit", "1")) == 1
+
+
+def test_data_is_shown_as_it_is_and_taken_as_it_is_shown(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    texts = ["C:\\[/x]", r"a\[red]b", "[bold]", "trailing\\", "Zürich"]
+    with nosync.open(tmp_path / "s") as store:
+        rows = pa.table({"k": texts, "v": [0.1 + 0.2, 12345678901.23, 1e300, -0.0, 1.0]})
+        store.append("s", t=0, rows=rows, key=["k"])
+        store.append("by_value", t=0, rows=rows.select(["v", "k"]), key=["v"])
+        store.append("by_list", t=0, rows=pa.table({"k": [1], "l": [[1]]}), key=["k"])
+        store.seal(0)
+    code, out, _ = run(capsys, "get", str(tmp_path / "s"), "s")
+    assert code == 0
+    for text in [*texts, "0.30000000000000004", "12345678901.23", "1e+300"]:
+        assert text in out
+    (found,) = answer(capsys, "get", str(tmp_path / "s"), "by_value", "--key", "v=0.30000000000000004")
+    assert found["k"] == texts[0]
+    for keys, message in ((["k=1", "k=2"], "given twice"), (["l=[1]"], "is not a list")):
+        options = [word for key in keys for word in ("--key", key)]
+        code, _, err = run(capsys, "get", str(tmp_path / "s"), "by_list", *options)
+        assert code == 1
+        assert message in " ".join(err.split())
+
+
+def test_a_locale_without_a_letter_gets_its_number(tmp_path: Path) -> None:
+    with nosync.open(tmp_path / "s") as store:
+        store.append("s", t=0, rows=pa.table({"k": ["Zürich"]}), key=["k"])
+        store.seal(0)
+    plain = {**os.environ, "LC_ALL": "C", "PYTHONCOERCECLOCALE": "0", "PYTHONUTF8": "0"}
+    command = [sys.executable, "-m", "nosync.cli", "get", str(tmp_path / "s"), "s"]
+    done = subprocess.run(command, env=plain, capture_output=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert b"Z\\xfcrich" in done.stdout
 
 
 def test_get_csv(capfd: pytest.CaptureFixture[str], path: str) -> None:
