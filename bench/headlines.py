@@ -23,6 +23,8 @@ DURABLE = "from the end of an epoch of 20,000 rows until it is durable, 10,000,0
 REPLICATED = "16 layers of 32 MiB, durable on both peers"
 UNTIL = "an epoch without a loss"
 LOST = "the whole host lost, its link too; {} keys"
+JOURNALED = "100,000 keys, on an ext4 with a journal"
+SLOW = "100,000 keys, a slow second node, stall p50"
 LARGE, SMALL = "epochs of 500,000 rows, 2,000,000 keys", "epochs of 20,000 rows, 2,000,000 keys"
 
 
@@ -68,6 +70,8 @@ HEADLINES = [
     Headline("an epoch, with 10,000,000 keys", "spark_epochs", "epoch of 20,000 rows, 10,000,000"),
     Headline("from its end until it is durable", "spark_epochs", DURABLE),
     Headline("an epoch's output held up, p99.9", "recovery_protocols", "100,000 keys, stall p99.9", engine="nosync"),
+    Headline("the same on an ext4 with a journal", "recovery_protocols", f"{JOURNALED}, stall p99.9"),
+    Headline("the same beside a slow second node, p50", "recovery_protocols", SLOW, engine="nosync"),
     Headline("sums, epochs of 500,000 rows", "engines_sums", LARGE, "rows/s", STREAMING),
     Headline("the same, processor time", "engines_sums", LARGE, "CPU", STREAMING),
     Headline("the same, memory", "engines_sums", LARGE, "MB of memory", STREAMING),

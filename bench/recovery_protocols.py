@@ -28,6 +28,7 @@ rollback-recovery protocols in message-passing systems, 2002.)
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import tempfile
 import threading
@@ -142,12 +143,19 @@ Measured = tuple[Samples, float, str]
 """Stalls, seconds until the state is served again, and what came back."""
 
 
+@contextmanager
+def _scratch(directory: Path) -> Iterator[Path]:
+    """A directory that goes in the end; what merges for a daemon that was killed may write into it for another moment."""
+    made = Path(tempfile.mkdtemp(dir=directory)).absolute()
+    try:
+        yield made
+    finally:
+        eventually(f"{made} is gone", lambda: shutil.rmtree(made, ignore_errors=True) or not made.exists())
+
+
 def _measured(name: str, keys: int, epochs: int, directory: Path = Path()) -> Measured:
-    with (
-        tempfile.TemporaryDirectory(dir=directory) as disk,
-        tempfile.TemporaryDirectory(dir=MEMORY_DIRECTORY) as memory,
-    ):
-        return PROTOCOLS[name](Path(disk), Path(memory), keys, epochs)
+    with _scratch(directory) as disk, _scratch(MEMORY_DIRECTORY) as memory:
+        return PROTOCOLS[name](disk, memory, keys, epochs)
 
 
 @contextmanager
@@ -241,8 +249,8 @@ def _beside_a_slow_node(keys: int, epochs: int) -> Iterator[Result]:
     found: dict[tuple[str, bool], list[float]] = {}
     for engine, many in (("nosync", epochs // (2 * SLOW_TURNS)), ("passive standby", 10)):
         with (
-            tempfile.TemporaryDirectory(dir=".") as root,
-            running(Path(root), ("n1", "n2"), replicas=2) as daemons,
+            _scratch(Path()) as root,
+            running(root, ("n1", "n2"), replicas=2) as daemons,
             daemons.open("n1") as store,
         ):
             work = Work(store, keys)
