@@ -8,7 +8,7 @@ peer's is ours.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import InitVar, dataclass, field
 
 from nosync.lsm.branches import BRANCHES
 from nosync.lsm.layer import Description
@@ -32,15 +32,14 @@ def is_register(name: str) -> bool:
 class Divergence:
     """`conflicts`: names of files that both have, with different contents."""
 
-    conflicts: Iterable[str]
-    _sealed: dict[str, int] = field(
-        default_factory=dict
-    )  # by line's directory, the first epoch that was sealed otherwise
+    conflicts: InitVar[Iterable[str]] = ()
+    _sealed: dict[str, int] = field(default_factory=dict)
+    """By line's directory, the first epoch that was sealed otherwise."""
     _layers: dict[str, list[Description]] = field(default_factory=dict)
     _entry: int | None = None
 
-    def __post_init__(self) -> None:
-        for name in self.conflicts:
+    def __post_init__(self, conflicts: Iterable[str]) -> None:
+        for name in conflicts:
             id, span, entry = layer_of(name), epochs_of(name), entry_of(name)
             if id is not None:
                 self._layers.setdefault(place_of(name), []).append(id.description)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
+from nosync.replication.divergence import Divergence
 from nosync.replication.inventory import Held, Inventory, NodeId
 from nosync.replication.messages import SessionId
 
@@ -59,6 +60,8 @@ class Peer:
     """Until then nothing goes to it unasked."""
     conflicts: dict[str, tuple[str, str]] = field(default_factory=dict)
     """Files of other contents there than here: our digest and theirs."""
+    diverged: Divergence = field(default_factory=Divergence)
+    """What of its files that makes another history."""
     is_known: bool = False
     """All that it holds was said in this session."""
     refused: str = ""

@@ -438,7 +438,7 @@ class Replica:
     def _void(self, peer: Peer) -> None:
         """Nothing counts that a peer said of what it holds."""
         self._touched_of(peer, (held.name for held in peer.holds))
-        peer.holds, peer.todo, peer.unwanted, peer.conflicts = Inventory(), {}, {}, {}
+        peer.holds, peer.todo, peer.unwanted, peer.conflicts, peer.diverged = Inventory(), {}, {}, {}, Divergence()
         peer.todo_files, peer.queue = 0, []
 
     def _objection(self, hello: Hello) -> str:
@@ -638,7 +638,8 @@ class Replica:
 
     def _look_at(self, peer: Peer, place: str) -> None:
         """Makes `todo` anew for one trace, or one other file; and says where contents differ."""
-        for name in [name for name in peer.conflicts if place_of(name) == place]:
+        before = {name for name in peer.conflicts if place_of(name) == place}
+        for name in before:
             del peer.conflicts[name]
         layers = peer.holds.layers(place)
         names = [*layers.values(), *([place] if place in peer.holds else [])]
@@ -646,6 +647,8 @@ class Replica:
             ours, theirs = self.mine.get(name), peer.holds.get(name)
             if ours is not None and theirs is not None and ours.digest != theirs.digest:
                 peer.conflicts[name] = (ours.digest, theirs.digest)
+        if before != {name for name in names if name in peer.conflicts}:
+            peer.diverged = Divergence(peer.conflicts)
         todo = []
         if layers:
             ours_and_coming = dict(self.mine.layers(place))
@@ -717,14 +720,14 @@ class Replica:
         id = layer_of(name)
         if not peer.is_known and not (is_register(name) or (id is not None and id.is_fresh)):
             return False
-        return not peer.conflicts or not Divergence(peer.conflicts).has(name)
+        return not (peer.conflicts and peer.diverged.has(name))
 
     def _has_copy(self, peer: Peer, name: str, digest: str) -> bool:
         """Whether a peer holds these very contents. What it merged of another history does not stand for them."""
         exact = peer.holds.get(name)
         if exact is not None:
             return exact.digest == digest
-        return peer.holds.holds(name, digest) and not (peer.conflicts and Divergence(peer.conflicts).has(name))
+        return peer.holds.holds(name, digest) and not (peer.conflicts and peer.diverged.has(name))
 
     def accepts(self, session: SessionId, held: Held) -> bool:
         """Whether a file that begins to come was asked for, or would be once its sender says that it holds it: then it now is."""
