@@ -65,11 +65,21 @@ def address_of(root: Path) -> dict[str, Any] | None:
 _directories: dict[Place, LayerDirectory] = {}
 
 
+MOST_DIRECTORIES = 4
+"""Of so many stores a process keeps what it has mapped: files that are deleted meanwhile keep their space on the disk."""
+
+
 def directory_of(place: Place) -> LayerDirectory:
-    """This process's view of a store. It and the layers it has mapped live as long as the process."""
-    found = _directories.get(place)
+    """This process's view of a store, which lives with the layers it has mapped until others were used more lately."""
+    found = _directories.pop(place, None)
     if found is None:
-        found = _directories[place] = _open(place)
+        for other, directory in list(_directories.items()):
+            if not directory.root.exists():
+                _directories.pop(other, None)
+        found = _open(place)
+    _directories[place] = found  # the most recently used come last
+    for other in list(_directories)[:-MOST_DIRECTORIES]:
+        _directories.pop(other, None)
     return found
 
 

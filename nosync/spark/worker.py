@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import gc
+import itertools
 from collections.abc import Iterator
 
 from nosync.lsm.memory import keep_freed_memory
@@ -20,18 +20,20 @@ def task_in_worker() -> Iterator[None]:
 
 @contextlib.contextmanager
 def lasting_objects_frozen() -> Iterator[None]:
-    """After the first task of a process, takes modules and all else that stays out of the garbage collector's sight.
+    """After each task takes what is left, modules, and layers that stay open, out of the garbage collector's sight.
 
-    Spark's worker collects all garbage after every task. That goes through every object of every module that was imported, and
-    the next task of the process waits for it: longer than many a task takes (`python -m bench spark_handover`).
+    Spark's worker collects all garbage after every task. That goes through every object that there is, and the next task of the
+    process waits for it: longer than many a task takes (`python -m bench spark_handover`). What goes later goes by its count of
+    references, except cycles; so every `ALL_EVERY` tasks the collector sees everything.
     """
     try:
         yield
     finally:
-        _freeze()
+        if next(_tasks) % ALL_EVERY == 0:
+            gc.unfreeze()
+        gc.collect()
+        gc.freeze()
 
 
-@functools.cache
-def _freeze() -> None:
-    gc.collect()
-    gc.freeze()
+ALL_EVERY = 100
+_tasks = itertools.count()

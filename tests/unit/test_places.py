@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 
@@ -9,7 +11,7 @@ import pyarrow as pa
 import pytest
 
 import nosync
-from nosync.lsm.directory import create_store
+from nosync.lsm.directory import LayerDirectory, create_store
 from nosync.lsm.env import Env
 from nosync.lsm.history import View
 from nosync.lsm.layer import Description, LayerId, Shard, TraceId
@@ -139,3 +141,19 @@ def test_rounds_of_other_hosts_are_asked_for_where_a_daemon_is(tmp_path: Path) -
     (tmp_path / "here" / places.ADDRESS_FILE).write_text('{"address": "127.0.0.1:1", "node": "n2"}')
     with pytest.raises(nosync.ReplicationError, match="does not answer"):
         directory.fetch_rounds(traces, 3)
+
+
+def test_what_a_process_has_mapped_of_stores_that_it_has_left_is_let_go_of(tmp_path: Path) -> None:
+    def opened(name: str) -> weakref.ref[LayerDirectory]:
+        nosync.open(tmp_path / name).close()
+        return weakref.ref(places.directory_of(Place(str(tmp_path / name), 128)))
+
+    first, second = opened("a"), opened("b")
+    shutil.rmtree(tmp_path / "a")
+    others = [opened(f"c{i}") for i in range(places.MOST_DIRECTORIES - 1)]
+    assert first() is None, "its directory is gone"
+    assert second() is not None
+    assert places.directory_of(Place(str(tmp_path / "b"), 128)) is second(), "and it is the most lately used now"
+    others.append(opened("d"))
+    assert [one() is None for one in others] == [True] + [False] * (len(others) - 1)
+    assert second() is not None
