@@ -22,6 +22,7 @@ from nosync.dataflow import PART_SEPARATOR, Dataflow
 from nosync.explain import Explanation, explain
 from nosync.inputs import KeptInputs
 from nosync.levels import DISK
+from nosync.lineepochs import LineEpochs
 from nosync.lineflow import PLACED, LineFlow
 from nosync.lsm.branches import MAIN
 from nosync.lsm.columns import describe
@@ -39,10 +40,10 @@ from nosync.lsm.errors import (
 from nosync.lsm.fence import check_fence, take_over
 from nosync.lsm.history import History
 from nosync.lsm.html import facts_html, rows_html
-from nosync.lsm.layer import Description, Digest, LayerId, Shard, TraceId
+from nosync.lsm.layer import Digest, LayerId, TraceId
 from nosync.lsm.manifest import AT_SAFE_POINT, Content, Manifest
 from nosync.lsm.marks import Marks
-from nosync.lsm.release import DROP, KEEP, policies
+from nosync.lsm.release import KEEP
 from nosync.lsm.status import StoreStatus
 from nosync.lsm.store import BEFORE_FIRST_EPOCH, Store, check_range
 from nosync.lsm.timestamp import Epoch, epoch_of, pack
@@ -140,6 +141,7 @@ class Job:
         self._on_line = LineFlow(
             self._declared, self._node, lambda: self.branch_name, self._epoch.parse_ddl, self._analyze
         )
+        self._epochs = LineEpochs(self._node, self._directory, self._on_line, lambda: self.branch_name, self._shards)
         self.flow: BoundFlow = self._on_line.flow
         """With the fingerprints of epochs that bring inputs of their own; `flow_at` has those of others."""
         self.instance = take_over(self._directory.root, line.id, self._directory.env)
@@ -301,7 +303,7 @@ class Job:
                     self.recoveries.append(report)
                     if report.unrecoverable:
                         raise hole
-                one = Again(Step(t, {}, frozenset()), flow, self._shards_at(flow, t), 0)
+                one = Again(Step(t, {}, frozenset()), flow, self._epochs.shards_at(flow, t), 0)
                 return self._runner.run([one], inputs, self.branch_name, self.instance, everything=True)[t]
             except NodeLostError as error:
                 if attempt + 1 == _ATTEMPTS:
@@ -319,7 +321,7 @@ class Job:
         check_fence(self._directory.root, self._line, self.instance, self._directory.env)
         meta: dict[str, Any] = {
             "flow": flow.name,
-            "shards": self._shards_at(flow, t),
+            "shards": self._epochs.shards_at(flow, t),
             PLACED: {name: list(columns) for name, columns in flow.placements.items()},
         }
         if streams_from is not None:
@@ -327,7 +329,7 @@ class Job:
         let_go = {stage.name: stage.at_safe_point for stage in self._declared.sources if stage.at_safe_point != KEEP}
         if let_go:
             meta[AT_SAFE_POINT] = let_go
-        ids = self._ids(flow, t)
+        ids = self._epochs.ids(flow, t)
         self._node.seal(t, ids, self.branch_name, meta=meta, copies=self._copies(), contents=_contents(ids, reports))
         self._drop_rounds(t)
 
@@ -398,21 +400,6 @@ class Job:
         manifest = self._manifest(t)
         sources = {stage.name for stage in self.flow.sources}
         return sum(entry.rows for entry in manifest.entries if entry.id.trace.stage in sources) if manifest else 0
-
-    def _shards_at(self, flow: BoundFlow, t: int) -> int:
-        """How many shards an epoch has: those it was sealed with (by the line it came from, in a replay), or the job's."""
-        sealed = self._node.lines.manifest(t, self.branch_name)
-        if sealed is None and flow is not self.flow:
-            sealed = self._on_line.parents_manifest(t)
-        return sealed.entries[0].id.trace.shard.count if sealed and sealed.entries else self._shards
-
-    def _ids(self, flow: BoundFlow, t: int) -> list[LayerId]:
-        shards = self._shards_at(flow, t)
-        return [
-            LayerId(TraceId(stage.name, stage.fingerprint, Shard(shard, shards)), Description.of_epoch(t))
-            for stage in flow.recorded
-            for shard in range(shards)
-        ]
 
     def _drop_rounds(self, t: int) -> None:
         """Deletes the rounds of an epoch's loops, which the layers of the epoch stand for."""
@@ -595,55 +582,7 @@ class Job:
 
     def plan_replay(self, to: int | None = None) -> ReplayPlan:
         """What `replay(to)` will compute and from where, without doing it."""
-        first, last = self._replay_range(to)
-        computed: dict[str, int] = {}
-        shared: dict[str, int] = {}
-        for t in range(first, last + 1):
-            flow = self.flow_at(t)
-            shards = self._shards_at(flow, t)
-            recorded = self._recorded_stages(flow, t)
-            for stage in flow.recorded:
-                of = shared if stage.name in recorded else computed
-                of[stage.name] = of.get(stage.name, 0) + shards
-        return ReplayPlan(self.branch_name, first, last, computed, shared)
-
-    def _recorded_stages(self, flow: BoundFlow, t: int) -> frozenset[str]:
-        """The stages whose layers at an epoch are all recorded."""
-        missing = set()
-        for id in self._ids(flow, t):
-            d = id.description
-            if not any(o.covers(d) for o in self._directory.descriptions(id.trace)):
-                missing.add(id.trace.stage)
-        return frozenset(stage.name for stage in flow.recorded) - missing
-
-    def _replay_range(self, to: int | None) -> tuple[int, int]:
-        """The first and the last epoch of a replay. Raises where there is nothing recorded to replay."""
-        line = self._node.lines.line(self.branch_name)
-        if line.parent is None:
-            raise FlowError("the main line has no recorded future to replay; branch() first")
-        if self._on_line.has_own_inputs():
-            raise FlowError(
-                f"branch {self.branch_name} has inputs of its own since it was advanced: nothing is left to replay"
-            )
-        parents = self._node.lines.of_line(line.parent)
-        last_sealed = self._node.last_sealed(self.branch_name)
-        assert last_sealed is not None, "a branch begins at a sealed epoch"
-        if to is not None and to not in parents and to > last_sealed:
-            raise NotAvailableError(
-                f"cannot replay branch {self.branch_name} to {to}: inputs are recorded up to {max(parents, default=last_sealed)}"
-            )
-        self._check_inputs_kept(parents.get(Epoch(last_sealed + 1)))
-        return last_sealed + 1, max(parents, default=last_sealed) if to is None else to
-
-    def _check_inputs_kept(self, manifest: Manifest | None) -> None:
-        for entry in manifest.entries if manifest else ():
-            gone = not any(d.covers(entry.id.description) for d in self._directory.descriptions(entry.id.trace))
-            policy = policies(manifest).get(entry.id.trace.stage)
-            if gone and policy == DROP:
-                raise NotAvailableError(
-                    f"cannot replay branch {self.branch_name} from {epoch_of(entry.id.description.lower)}: the rows of "
-                    f"source {entry.id.trace.stage} were let go of when they were safe (at_safe_point={policy!r})"
-                )
+        return self._epochs.plan_replay(to)
 
     def replay(self, to: int | None = None, *, progress: Progress | None = None) -> ReplayReport:
         """Computes the branch's epochs up to `to` (default: all that its parent has) from the recorded inputs.
@@ -653,7 +592,7 @@ class Job:
         """
         started = time.perf_counter()
         self._check_open()
-        first, last = self._replay_range(to)
+        first, last = self._epochs.replay_range(to)
         computed, shared = 0, 0
         epochs = (self._again(t) for t in range(first, last + 1))
         ran_all = self._runner.run_all(epochs, lambda _: {}, self.branch_name, self.instance, everything=True)
@@ -669,8 +608,8 @@ class Job:
     def _again(self, t: int) -> Again:
         """An epoch of a replay."""
         flow = self.flow_at(t)
-        recorded = self._recorded_stages(flow, t)
-        return Again(Step(t, {}, frozenset()), flow, self._shards_at(flow, t), self._rows_at(t), recorded)
+        recorded = self._epochs.recorded_stages(flow, t)
+        return Again(Step(t, {}, frozenset()), flow, self._epochs.shards_at(flow, t), self._rows_at(t), recorded)
 
     def promote(self, branch: Job, *, keep_as: str | None = None) -> None:
         """Lets the main line be that of a branch: an upgrade, or a bug fix applied from its fork on.
@@ -842,7 +781,7 @@ class Job:
         steps = ((step, self.flow_at(step.t)) for step in recovery.steps)
         since = epoch_of(self._node.since())
         epochs = (
-            Again(step, flow, self._shards_at(flow, step.t), self._rows_at(step.t), is_retained=step.t >= since)
+            Again(step, flow, self._epochs.shards_at(flow, step.t), self._rows_at(step.t), is_retained=step.t >= since)
             for step, flow in steps
         )
         for one, reports in self._runner.run_all(

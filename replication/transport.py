@@ -7,6 +7,7 @@ protocol's own beats notice one that is there and does nothing.
 from __future__ import annotations
 
 import contextlib
+import errno
 import ipaddress
 import logging
 import os
@@ -217,6 +218,7 @@ class Transport:
         certificates: Certificates | None,
     ) -> None:
         check_addresses(me, listen, peers.values(), is_secure=certificates is not None)
+        _check_free(listen)
         self._replicator, self._me, self._peers, self._certificates = replicator, me, dict(peers), certificates
         self._closing = threading.Event()
         self._server = grpc.server(futures.ThreadPoolExecutor(max_workers=MAX_STREAMS), options=OPTIONS)
@@ -412,10 +414,35 @@ class DaemonClient:
                     f"something takes connections at {self.address}, and no session comes about ({what}): the certificates "
                     f"are not of one authority, have expired, or the daemon there is not node {self.node or 'that is meant'}"
                 ) from None
+            if code == grpc.StatusCode.UNAVAILABLE and not self._is_secure and _takes_connections(self.address):
+                raise ReplicationError(
+                    f"something takes connections at {self.address}, and does not answer without certificates ({what}): "
+                    "if it is a daemon with --tls, give yours: NOSYNC_TLS and NOSYNC_IDENTITY, or tls= and identity="
+                ) from None
             raise ReplicationError(
                 f"the daemon at {self.address} does not answer ({what}: {code.name.lower()}): start it again with "
                 "nosync daemon; what jobs publish meanwhile is kept"
             ) from None
+
+
+def _check_free(listen: str) -> None:
+    """gRPC would print a line of its own, and tell no reason. Raises ReplicationError."""
+    host, _, port = listen.rpartition(":")
+    try:
+        found = socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        for family, kind, protocol, _, address in found:
+            with socket.socket(family, kind, protocol) as probe:
+                probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                probe.bind(address)
+    except OSError as error:
+        advice = {
+            errno.EADDRINUSE: "another program has this port, a daemon that still runs perhaps: stop it, or --listen on another",
+            errno.EACCES: "ports below 1024 are for root: --listen on a higher one",
+            errno.EADDRNOTAVAIL: "no interface of this machine has that address: --listen on one that has, or 0.0.0.0 for all",
+        }.get(error.errno or 0, "give --listen an address of this machine")
+        raise ReplicationError(
+            f"cannot listen on {listen}: {(error.strerror or str(error)).lower()}; {advice}"
+        ) from None
 
 
 def _takes_connections(address: str) -> bool:

@@ -26,6 +26,8 @@ from nosync.spark.java import launch_settings
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+    from nosync.lineepochs import LineEpochs
+
 
 FLOW = click.option(
     "--flow", "flow_name", metavar="MODULE:FUNCTION", required=True,
@@ -103,21 +105,36 @@ def replay(
     """Replay BRANCH from the recorded inputs: the stages whose code is another one, and what is computed from them.
 
     The flow is the branch's, with the changed code. Interrupted, the same command goes on where it was. A job that runs on
-    BRANCH is stopped (FencedError).
+    BRANCH is stopped (FencedError), except by --dry-run, which changes nothing.
 
     \b
       nosync replay state/ no-weather --flow my_job:without_weather
     """
-    with _job(path, _load_flow(flow_name), branch, cores) as job:
+    flow = _load_flow(flow_name)
+    if dry_run:
+        check_store(path)
+        with nosync.open(path) as store, _session(cores) as spark:
+            plan = _epochs_of(flow, store, spark, branch).plan_replay(to)
+        print_json(dataclasses.asdict(plan)) if as_json else out.print(escape(str(plan)))
+        return
+    with _job(path, flow, branch, cores) as job:
         plan = job.plan_replay(to)
-        if dry_run:
-            print_json(dataclasses.asdict(plan)) if as_json else out.print(escape(str(plan)))
-            return
         if not as_json:
             out.print(escape(str(plan)))
         with progress(f"replaying {branch}", quiet=as_json) as advance:
             report = job.replay(to, progress=lambda done, of: advance(done, of, "epochs"))
         print_json(dataclasses.asdict(report)) if as_json else out.print(escape(str(report)))
+
+
+def _epochs_of(flow: nosync.Dataflow, store: Store, spark: SparkSession, branch: str) -> LineEpochs:
+    """As a job has them, without being one, which would stop the one that runs."""
+    from nosync.lineepochs import LineEpochs  # noqa: PLC0415
+    from nosync.lineflow import LineFlow  # noqa: PLC0415
+    from nosync.spark.epoch import parse_ddl  # noqa: PLC0415 - needs pyspark
+    from nosync.spark.expressions import Analyzer  # noqa: PLC0415
+
+    on_line = LineFlow(flow, store.node, lambda: branch, parse_ddl, Analyzer(spark))
+    return LineEpochs(store.node, store.directory, on_line, lambda: branch, shards=1)  # those of epochs that are sealed
 
 
 @cli.command()

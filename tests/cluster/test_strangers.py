@@ -270,7 +270,9 @@ def test_mutual_tls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pyt
         with daemons.open("n1") as mine:
             assert [peer.node for peer in daemons.status("n1").peers] == ["n2"]
             mine.sync()
-        with pytest.raises(ReplicationError, match="does not answer"):
+        for name in ("TLS", "IDENTITY", "NODE"):
+            monkeypatch.delenv(f"NOSYNC_{name}", raising=False)
+        with pytest.raises(ReplicationError, match="does not answer without certificates .* NOSYNC_TLS"):
             nosync.connect(address)
         with pytest.raises(ReplicationError, match=r"n7.pem is not there: make certificates with nosync certs"):
             Certificates.of_directory(tmp_path / "tls", "n7")
@@ -482,6 +484,27 @@ def test_readers_that_take_nothing_keep_nobody_out(tmp_path: Path) -> None:
             with daemons.open("n1") as store:
                 publish(store, 1)
                 store.sync()
+
+
+def test_an_address_that_cannot_be_had_is_said_in_one_line(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("signal.signal", lambda *_: None)
+    make_certificates(tmp_path / "tls", ["n1"])
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        port = other.getsockname()[1]
+        for listen, message in (
+            (f"127.0.0.1:{port}", "address already in use; another program has this port"),
+            ("203.0.113.7:7501", "no interface of this machine has that address"),
+        ):
+            common = ["daemon", "--node", "n1", "--data", str(tmp_path / "d"), "--replicas", "1"]
+            with pytest.raises(SystemExit):
+                main([*common, "--listen", listen, "--tls", str(tmp_path / "tls")])
+            shown = " ".join(capfd.readouterr().err.split())
+            assert message in shown
+            assert "add_port.cc" not in shown, "gRPC's own words"
 
 
 @pytest.mark.parametrize(

@@ -140,8 +140,16 @@ def test_the_commands(
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("nosync.spark.session.local_session", lambda *_, **__: spark)
     monkeypatch.setattr(spark, "stop", lambda: None)
+    before_it = {
+        path: path.read_bytes() for name in ("jobs", "branches", "layers") for path in Path("s", name).rglob("*.*")
+    }
     plan = here("replay", "s", "strict", "--flow", "my_job:strict", "--dry-run")
     assert (plan["first"], plan["last"], plan["computed"]) == (2, 3, {"kept": 4, "sums": 4})
+    after_it = {
+        path: path.read_bytes() for name in ("jobs", "branches", "layers") for path in Path("s", name).rglob("*.*")
+    }
+    assert before_it.keys() & {*Path("s", "jobs").rglob("*.json")}
+    assert after_it == before_it, "a job that runs on the branch would be stopped"
     report = run("replay", "s", "strict", "--flow", "my_job:strict")
     assert (report["layers_computed"], report["layers_shared"]) == (8, 4)
     with nosync.open(tmp_path / "s", read_only=True) as read:
