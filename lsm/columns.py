@@ -162,7 +162,13 @@ def _null_safe_equal(a: pa.Array, b: pa.Array) -> Bools:
 
 
 def comparable(column: pa.Array) -> pa.Array:
-    """Nested values by their text: Arrow does not compare them."""
+    """Values that are equal where a user would call them so: nested ones by their text, for Arrow does not compare them; and NaN
+    equals itself, as in Spark.
+    """
+    if pa.types.is_floating(column.type):
+        values = column.cast(pa.float64()).fill_null(0.0).to_numpy(zero_copy_only=False) + 0.0  # one zero
+        bits = np.where(np.isnan(values), np.nan, values).view(np.int64)
+        return pa.array(bits, mask=column.is_null().to_numpy(zero_copy_only=False))
     if not pa.types.is_nested(column.type):
         return column
     return pa.array([None if value is None else repr(value) for value in column.to_pylist()], pa.string())

@@ -80,6 +80,7 @@ def create_store(root: Path, key_groups: int, env: Env, *, store_id: str | None 
     """
     check_key_groups(key_groups)
     with storage_errors("create the store", root):
+        new = [path for path in (root, *root.parents) if not path.exists()]
         env.make_dirs(root)
         foreign = [name for name in env.list_dir(root) if not name.startswith(".") and not _is_begun(root, name, env)]
         if foreign:
@@ -102,6 +103,8 @@ def create_store(root: Path, key_groups: int, env: Env, *, store_id: str | None 
             marker = read_marker(root, env)
         env.unlink(temporary)
         env.sync_dir(root)
+        for path in new:  # or a power cut takes all of the store
+            env.sync_dir(path.parent)
     return marker
 
 
@@ -257,7 +260,7 @@ class LayerDirectory:
                     ends |= {r.id: part.upper for r in opened if r.id.description.upper > part.upper}
                     begins |= overlaps([r.id for r in opened])
                 schema = None if readers else self._schema_of_first(view.id, available)
-                trace = Trace(view.id, readers, self.key_groups, schema, ends, begins)
+                trace = Trace(view.id, readers, self.key_groups, schema, ends, begins, until)
             except FileNotFoundError:
                 continue
             except (HoleError, CompactedError, NotAvailableError):
@@ -321,7 +324,10 @@ class LayerDirectory:
         return [self.reader(LayerId(id, d)) for d in choose_cover(id, available, until, as_of, origin)]
 
     def _schema_of_first(self, id: TraceId, available: Sequence[Description]) -> pa.Schema | None:
-        return self.reader(LayerId(id, min(available))).schema if available else None
+        if not available:
+            return None
+        first = min(available)
+        return self.reader(LayerId(id, first)).schema_until(Time(first.lower + 1))
 
     def check_stage(self, stage: str) -> None:
         """Raises UnknownStageError for a stage of which nothing was recorded."""

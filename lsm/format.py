@@ -12,8 +12,8 @@ from __future__ import annotations
 
 import json
 import struct
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, BinaryIO
 
 import numpy as np
@@ -67,6 +67,8 @@ class LayerInfo:
     times: tuple[Time, ...]
     blocks: tuple[BlockInfo, ...]
     kind: str = KIND_TABLE
+    added: Mapping[str, Time] = field(default_factory=dict, hash=False)
+    """Of a merged layer: columns that not all of the layers it is made of have, and from when on they are there."""
 
     def to_json(self) -> bytes:
         d = self.id.description
@@ -86,7 +88,7 @@ class LayerInfo:
             "key_groups": self.key_groups,
             "times": list(self.times),
             "blocks": [[b.end, b.rows, b.first_hash, b.last_hash, b.digest] for b in self.blocks],
-        }
+        } | ({"added": dict(self.added)} if self.added else {})
         return json.dumps(fields, separators=(",", ":"), sort_keys=True).encode()
 
     @classmethod
@@ -102,6 +104,7 @@ class LayerInfo:
             times=tuple(f["times"]),
             blocks=tuple(BlockInfo(*block) for block in f["blocks"]),
             kind=f["kind"],
+            added=f.get("added", {}),
         )
 
 
@@ -200,11 +203,20 @@ class LayerFileWriter:
         key_groups: int,
         times: Sequence[Time],
         group_offsets: npt.NDArray[np.uint64],
+        added: Mapping[str, Time] | None = None,
     ) -> tuple[LayerInfo, Digest]:
         self._ipc.close()
         self._blocks.append(BlockInfo(self._sink.position, 0, 0, 0, self._sink.take_digest()))
         info = LayerInfo(
-            id, self.rows, self._tombstones, tuple(key), key_groups, tuple(times), tuple(self._blocks), KIND_TABLE
+            id,
+            self.rows,
+            self._tombstones,
+            tuple(key),
+            key_groups,
+            tuple(times),
+            tuple(self._blocks),
+            KIND_TABLE,
+            added or {},
         )
         description = info.to_json()
         offsets = group_offsets.astype("<u8").tobytes()

@@ -133,7 +133,7 @@ def merged_blocks(
     `until` leaves out, of each layer, rows after that time, `keep` rows of keys that it does not select, and
     `[first_hash, end_hash)` bounds the hashes. Raises CorruptionError when a block of a layer does not match its digest.
     """
-    schema = unified_schema(layers)
+    schema = unified_schema(layers, None if until is None else [Time(time + 1) for time in until])
     cursors = [_Cursor(layer, first_hash) for layer in layers]
     size = sum(layer.size_bytes for layer in layers)
     total = max(1, sum(layer.info.rows for layer in layers))
@@ -150,12 +150,31 @@ def merged_blocks(
                 yield rows
 
 
-def unified_schema(layers: Sequence[LayerReader]) -> pa.Schema:
-    schema = layers[0].schema
-    for layer in layers[1:]:
-        if not layer.schema.equals(schema):
-            schema = unify_schemas(schema, layer.schema, str(layer.id))
+def unified_schema(layers: Sequence[LayerReader], until: Sequence[Time] | None = None) -> pa.Schema:
+    """The columns of all. `until`: of each, the time before which a column must be there."""
+    schemas = [layer.schema for layer in layers]
+    if until is not None:
+        schemas = [layer.schema_until(end) for layer, end in zip(layers, until, strict=True)]
+    schema = schemas[0]
+    for layer, other in zip(layers[1:], schemas[1:], strict=True):
+        if not other.equals(schema):
+            schema = unify_schemas(schema, other, str(layer.id))
     return schema
+
+
+def added_columns(layers: Sequence[LayerReader], since: Time) -> dict[str, Time]:
+    """Columns that the first of these layers, oldest first, had not from its beginning, and from when on they are there.
+
+    Without those that are there at every time that can still be asked for.
+    """
+    of_first = layers[0].info.added
+    always = set(layers[0].schema.names) - of_first.keys()
+    added: dict[str, Time] = {}
+    for layer in layers:
+        for name in layer.schema.names:
+            if name not in always:
+                added.setdefault(name, layer.info.added.get(name, layer.id.description.lower))
+    return {name: at for name, at in added.items() if at > since}
 
 
 class _Cursor:
@@ -349,6 +368,7 @@ class Merge:
                     key_groups=key_groups,
                     times=self._times,
                     group_offsets=offsets.astype(np.uint64),
+                    added=added_columns(self.layers, self._since),
                 )
             # Inputs are deleted once this is published, so it must be durable first; nobody waits for a merge.
             with storage_errors("sync", temporary):

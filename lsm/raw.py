@@ -66,8 +66,10 @@ def raw_begin(lines: Lines, trace: TraceId) -> Epoch | None:
     return None if last is None or not before or trace in before else Epoch(last + 1)
 
 
-def raw_layers(lines: Lines, directory: LayerDirectory, stage: str) -> list[LayerId]:
-    """The newest layer of each trace that holds rows of a stage on the main line: they say which columns it has."""
+def raw_layers(lines: Lines, directory: LayerDirectory, stage: str) -> list[tuple[LayerId, Time]]:
+    """The newest layer of each trace that holds rows of a stage on the main line, and until when it counts there: they say
+    which columns the stage has.
+    """
     found = []
     lineage = lines.refs.lineage(lines.line().id)
     for line, child in zip(lineage, [*lineage[1:], None], strict=True):
@@ -75,7 +77,7 @@ def raw_layers(lines: Lines, directory: LayerDirectory, stage: str) -> list[Laye
         for trace in directory.traces(stage):
             if trace.fingerprint == raw_fingerprint(line) and not trace.shard.count:
                 known = [d for d in directory.descriptions(trace) if d.lower < end]
-                found += [LayerId(trace, max(known, key=lambda d: (d.upper, d.since)))] if known else []
+                found += [(LayerId(trace, max(known, key=lambda d: (d.upper, d.since))), end)] if known else []
     return found
 
 

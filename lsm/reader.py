@@ -135,6 +135,11 @@ class LayerReader:
         """The user's columns: the key's first, then the values."""
         return pa.schema([field for field in self._file.schema if field.name not in _BOOKKEEPING])
 
+    def schema_until(self, until: Time) -> pa.Schema:
+        """The columns that there are before a time: a merged layer may have some that came later."""
+        added = self.info.added
+        return pa.schema([field for field in self.schema if field.name not in added or added[field.name] < until])
+
     @property
     def block_count(self) -> int:
         return len(self.info.blocks) - 1

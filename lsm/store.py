@@ -227,10 +227,10 @@ class Store:
         """The key and the columns of a stage that is appended to, on the main line; None for a new one."""
         at = (self._lines().line().id, stage)
         if at not in self._schemas:
-            for id in raw_layers(self._lines(), self.directory, stage):
+            for id, end in raw_layers(self._lines(), self.directory, stage):
                 reader = self.directory.reader(id)
-                before = self._schemas.get(at)
-                schema = reader.schema if before is None else joined_schema(before[1], reader.schema, str(id.trace))
+                before, schema = self._schemas.get(at), reader.schema_until(end)
+                schema = schema if before is None else joined_schema(before[1], schema, str(id.trace))
                 self._schemas[at] = (reader.info.key, schema)
         return self._schemas.get(at)
 

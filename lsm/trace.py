@@ -38,7 +38,7 @@ from nosync.lsm.hashing import U32, first_hash_of_group
 from nosync.lsm.layer import Description, LayerId, TraceId
 from nosync.lsm.merge import RowFilter, Rows, concat_batches, merged_blocks, unified_schema
 from nosync.lsm.reader import Block, LayerReader
-from nosync.lsm.timestamp import ROUND_BITS, Time, epoch_of, show, show_as_of
+from nosync.lsm.timestamp import END_OF_TIME, ROUND_BITS, Time, epoch_of, show, show_as_of
 
 INSERT, UPDATE_BEFORE, UPDATE_AFTER, DELETE = "insert", "update_preimage", "update_postimage", "delete"
 CHANGE_TYPES = (INSERT, UPDATE_BEFORE, UPDATE_AFTER, DELETE)
@@ -166,9 +166,11 @@ class Trace:
         schema: pa.Schema | None = None,
         ends: Mapping[LayerId, Time] | None = None,
         begins: Mapping[LayerId, Time] | None = None,
+        until: Time | None = None,
     ) -> None:
         """`ends`: of layers that count only up to a time (exclusive), because the state goes on elsewhere from there.
-        `begins`: of layers whose entries before a time are in the layer before as well.
+        `begins`: of layers whose entries before a time are in the layer before as well. `until`: nothing is asked for at this
+        time or later, so columns that came with it are not there.
         """
         self.ends, self.begins = ends or {}, begins or {}
         for previous, layer in itertools.pairwise(layers):
@@ -186,7 +188,9 @@ class Trace:
         self.id = id
         self.layers = tuple(layers)
         self.key: tuple[str, ...] = layers[0].info.key if layers else ()
-        self.schema: pa.Schema = unified_schema(layers) if layers else (schema or pa.schema([]))
+        upper = END_OF_TIME if until is None else until
+        limits = [min(upper, self.ends.get(layer.id, upper)) for layer in layers]
+        self.schema: pa.Schema = unified_schema(layers, limits) if layers else (schema or pa.schema([]))
         groups = id.shard.groups(key_groups)
         self._first_hash = first_hash_of_group(groups.start, key_groups)
         self._end_hash = first_hash_of_group(groups.stop, key_groups)

@@ -19,6 +19,7 @@ import pytest
 
 import nosync
 from nosync.lsm.compactor import Chain
+from nosync.lsm.compare import compare
 from nosync.lsm.directory import create_store
 from nosync.lsm.env import Env
 from nosync.lsm.hashing import hash32
@@ -684,3 +685,68 @@ def test_a_merge_looks_only_at_traces_of_which_something_changed(
     store.unpin("here")
     assert looked_at() == ["a", "b"]
     assert looked_at() == []
+
+
+def test_a_column_that_came_later_is_not_there_before_whatever_was_merged(tmp_path: Path) -> None:
+    settings = nosync.StoreSettings(background=False)
+    with nosync.open(tmp_path / "s", settings=settings) as store:
+        for t in range(6):
+            wide = {"w": [t]} if t >= 2 else {}
+            wider = {"x": [str(t)]} if t >= 4 else {}
+            for stage, key in (("state", ["k"]), ("log", [])):
+                store.append(stage, t=t, rows=pa.table({"k": [t % 2], "v": [t], **wide, **wider}), key=key)
+            store.seal(t)
+
+        def seen() -> list[pa.Table]:
+            stages = ("state", "log")
+            found = [store.read(stage, as_of=t) for stage in stages for t in range(6)]
+            found += [store.changes(stage, a, t) for stage in stages for t in range(6) for a in range(-1, t)]
+            found += [store.schema(stage, t).empty_table() for stage in stages for t in range(6)]
+            return found
+
+        before = seen()
+        assert [t.column_names for t in before[:6]] == [["k", "v"]] * 2 + [["k", "v", "w"]] * 2 + [
+            ["k", "v", "w", "x"]
+        ] * 2
+        for _ in range(2):  # the second time merges what was merged with what came since
+            store.compact()
+            assert len({layer.path for layer in store.layers()}) == 2
+            for mine, theirs in zip(seen(), before, strict=True):
+                assert mine.equals(theirs)
+            if store.last_sealed() == 5:
+                for stage in ("state", "log"):
+                    store.append(stage, t=6, rows=pa.table({"k": [9], "v": [9], "w": [9], "x": ["9"]}))
+                store.seal(6)
+        store.rewind(1)
+        for stage in ("state", "log"):
+            store.append(stage, t=2, rows=pa.table({"k": [7], "v": [7]}))
+        store.seal(2)
+        assert store.read("state").column_names == ["k", "v"]
+        assert store.read("log").column_names == ["k", "v"]
+
+
+def test_the_way_to_a_new_store_is_durable(tmp_path: Path) -> None:
+    class Noting(Env):
+        synced: list[Path]
+
+        def sync_dir(self, path: Path) -> None:
+            self.synced.append(path)
+            super().sync_dir(path)
+
+    env = Noting()
+    env.synced = []
+    create_store(tmp_path / "a" / "b" / "store", 16, env)
+    assert {tmp_path, tmp_path / "a", tmp_path / "a" / "b", tmp_path / "a" / "b" / "store"} <= {*env.synced}
+
+
+def test_a_value_that_is_no_number_on_both_sides_is_no_difference(open_store: OpenStore) -> None:
+    nan = float("nan")
+    rows = pa.table({"k": [1, 2, 3, 4], "x": [nan, 0.0, None, nan], "y": pa.array([nan, 1, 2, 3], pa.float32())})
+    with open_store() as store:
+        store.append("s", t=0, rows=rows, key=["k"])
+        store.seal(0)
+        other = pa.table(
+            {"k": [1, 2, 3, 4], "x": [nan, -0.0, None, None], "y": pa.array([nan, 1, 2, nan], pa.float32())}
+        )
+        found = compare(store.read("s"), other, ["k"], "stage s")
+        assert found.select(["k", "_diff"]).to_pylist() == [{"k": 4, "_diff": "changed"}]
