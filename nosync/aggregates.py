@@ -30,6 +30,7 @@ from nosync.lsm.errors import FlowError, SchemaError
 from nosync.lsm.hashing import U32
 
 MAX_LIST = 100_000
+_NOISE = 32 * np.finfo(np.float64).eps
 ROWS = "__rows"
 """Accumulator of every aggregate over a changing input: input rows of the key, which goes when it reaches 0."""
 
@@ -90,12 +91,18 @@ def stddev(column: str) -> Aggregate:
 
 
 def first(column: str, *, by: str) -> Aggregate:
-    """The value of `column` in the row with the smallest `by` (of several: the smallest value). Null `by`: passed over."""
+    """The value of `column` in the row with the smallest `by` (of several: the smallest value, null if there is no other).
+
+    Rows whose `by` is null are passed over.
+    """
     return Aggregate("first", column, by=by)
 
 
 def last(column: str, *, by: str) -> Aggregate:
-    """The value of `column` in the row with the largest `by` (of several: the largest value). Null `by`: passed over."""
+    """The value of `column` in the row with the largest `by` (of several: the largest value, null if there is no other).
+
+    Rows whose `by` is null are passed over.
+    """
     return Aggregate("last", column, by=by)
 
 
@@ -416,7 +423,11 @@ def _summed(entries: pa.Table, rows: int, accumulator: Accumulator) -> pa.ListAr
         entries = entries.filter(pc.is_valid(entries[names[0]]))
     summed = entries.group_by(["row", *names], use_threads=False).aggregate([("n", "sum")])
     summed = summed.filter(pc.not_equal(summed["n_sum"], 0))
-    summed = summed.sort_by([("row", "ascending"), *((name, "ascending") for name in names)])
+    by = ["row", *names]
+    if accumulator.descending and len(names) > 1:  # of equal `by`, null is the value only where there is no other
+        summed = summed.append_column("valid", pc.is_valid(summed[names[-1]]).cast(pa.int8()))
+        by.insert(-1, "valid")
+    summed = summed.sort_by([(name, "ascending") for name in by])
     row = summed["row"].to_numpy()
     lengths = np.bincount(row, minlength=rows)
     if accumulator.keep is not None and len(row) and lengths.max() > accumulator.keep:
@@ -442,7 +453,7 @@ def _answer(aggregate: Aggregate, values: pa.ChunkedArray, accumulator: Accumula
     lists = as_array(values)
     lengths = pc.list_value_length(lists).to_numpy(zero_copy_only=False)
     if aggregate.function == "count_distinct":
-        return pa.array(lengths, pa.int64())
+        return pa.array(lengths - _equal_neighbours(lists), pa.int64())
     if aggregate.limit is not None:
         return _expanded(lists, aggregate.limit, descending=accumulator.descending)
     ends = np.cumsum(lengths)
@@ -450,6 +461,17 @@ def _answer(aggregate: Aggregate, values: pa.ChunkedArray, accumulator: Accumula
     field = accumulator.fields.index(aggregate.column) if aggregate.function == "field" else len(accumulator.fields) - 1
     answers = lists.flatten().field(field)
     return answers.take(pa.array(at, mask=lengths == 0))
+
+
+def _equal_neighbours(lists: pa.ListArray) -> Indices:
+    """How many entries of each multiset equal the one before it: 0.0 and -0.0 are two entries, and one value, as in Spark."""
+    none = np.zeros(len(lists), dtype=np.int64)
+    if not pa.types.is_floating(lists.type.value_type.field(0).type):
+        return none
+    entries = _stored_entries(lists)
+    row, value = entries["row"].to_numpy(), entries["v0"].to_numpy()
+    equal = (row[1:] == row[:-1]) & (value[1:] == value[:-1])
+    return np.bincount(row[1:][equal], minlength=len(lists)) if equal.any() else none
 
 
 def _expanded(lists: pa.ListArray, limit: int, *, descending: bool) -> pa.ListArray:
@@ -517,7 +539,10 @@ def _combined_moments(partial: pa.Table, before: pa.Table, m2: Accumulator) -> t
             delta = np.where(np.isinf(mean1 - mean), np.nan, mean1 - mean)
             spread = spread + spread1 + delta**2 * n * n1 / safe
         else:
-            spread = spread - spread1 - (mean1 - new_mean) ** 2 * total * n1 / np.maximum(n, 1)
+            rest = spread - spread1 - (mean1 - new_mean) ** 2 * total * n1 / np.maximum(n, 1)
+            spread = np.where(
+                rest < _NOISE * spread, 0.0, rest
+            )  # what is left of equal values is rounding, not variance
         spread = np.where(total > 1, np.maximum(spread, 0.0), 0.0)
         n, mean = total, new_mean
     return pa.array(mean), pa.array(spread)

@@ -158,6 +158,12 @@ class _Binder:
 
     def _source(self, stage: Stage) -> None:
         schema = self._parse(stage)
+        for column in schema:
+            if _has_map(column.type):
+                raise SchemaError(
+                    f"source {stage.name}: column {column.name!r} is {column.type}, whose rows Spark can neither compare nor "
+                    "hash: give it as array<struct<key, value>>, as map_entries(column) has it"
+                )
         bound = self._stage(stage, schema, changing=False, described=str(schema) + self._salt)
         bound = replace(bound, fingerprint=self._sources.get(stage.name, bound.fingerprint))
         if self._placements is None:
@@ -585,3 +591,10 @@ def _check_clash(stage: Stage, schema: pa.Schema, added: Sequence[str]) -> None:
     for name in added:
         if name in schema.names:
             raise SchemaError(f"stage {stage.name}: its input has a column {name!r}, which the window adds: rename it")
+
+
+def _has_map(type_: pa.DataType) -> bool:
+    """Whether a type has a map at any depth."""
+    if pa.types.is_map(type_):
+        return True
+    return any(_has_map(type_.field(i).type) for i in range(type_.num_fields))

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from nosync.lsm.columns import as_array
 from nosync.lsm.errors import FlowError
@@ -94,9 +95,11 @@ def duration_us(stage: str, text: str, *, least: int = 1) -> int:
 
 
 def times_us(column: pa.ChunkedArray | pa.Array) -> tuple[Times, npt.NDArray[np.bool_]]:
-    """A timestamp or date column in microseconds, and which rows have one."""
+    """A timestamp or date column in microseconds (of nanoseconds: rounded down), and which rows have one."""
     array = as_array(column)
     valid = array.is_valid().to_numpy(zero_copy_only=False)
+    if pa.types.is_timestamp(array.type) and array.type.unit == "ns":
+        array = pc.floor_temporal(array, unit="microsecond")
     stamps = array.cast(pa.timestamp("us", getattr(array.type, "tz", None)))
     micros: Times = stamps.view(pa.int64()).fill_null(0).to_numpy(zero_copy_only=False)
     return micros, valid

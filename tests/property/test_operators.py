@@ -20,6 +20,7 @@ import nosync
 from nosync.aggregates import Aggregate
 from nosync.columns_between import HASH64_COLUMN, REPORT_COLUMN
 from nosync.replication.places import Place, directory_of
+from nosync.windows import times_us
 from tests.helpers import state_of
 from tests.runner import SHARDS, Runner
 
@@ -245,3 +246,40 @@ def test_nan_is_a_value_as_others_are(tmp_path: Path) -> None:
     spread = {row["id"]: row["x"] for row in runner.read("spread", 1).to_pylist()}
     assert spread.pop(3) == 2.0
     assert all(math.isnan(x) for x in spread.values())
+
+
+@pytest.mark.parametrize("changing", [False, True])
+def test_values_that_are_equal_in_parts(tmp_path: Path, changing: bool) -> None:
+    """Two zeros are one value; of equal `by`, null is the value only where there is no other."""
+    flow = nosync.Dataflow("f")
+    rows: nosync.Stage = flow.source("rows", "k string, by bigint, tag string, x double")
+    if changing:
+        rows = rows.aggregate("once", key=["k", "by", "tag", "x"], n=nosync.count())
+    rows.aggregate(
+        "all",
+        key=["k"],
+        kinds=nosync.count_distinct("x"),
+        a=nosync.first("tag", by="by"),
+        z=nosync.last("tag", by="by"),
+    )
+    runner = Runner(flow, tmp_path / "s", 1)
+
+    def epoch(t: int, *given: tuple[str, int, str | None, float]) -> dict[Any, Any]:
+        columns = zip(*given, strict=True)
+        types = (pa.string(), pa.int64(), pa.string(), pa.float64())
+        arrays = [pa.array(c, type_) for c, type_ in zip(columns, types, strict=True)]
+        runner.advance(t, pa.table(arrays, names=["k", "by", "tag", "x"]))
+        return state_of(runner.read("all", t), ["k"])
+
+    first = epoch(
+        0, ("a", 1, "p", 0.0), ("a", 1, None, -0.0), ("a", 2, None, 1.0), ("a", 2, "q", -0.0), ("b", 1, None, 0.0)
+    )
+    assert first == {("a",): (2, "p", "q"), ("b",): (1, None, None)}
+    second = epoch(1, ("a", 3, None, 9.0), ("b", 1, "r", -0.0), ("b", 1, None, 5.0))
+    assert second == {("a",): (3, "p", None), ("b",): (2, "r", "r")}
+
+
+def test_nanoseconds_are_rounded_down() -> None:
+    found, valid = times_us(pa.array([-1, 1999, None], pa.timestamp("ns", "UTC")))
+    assert found.tolist() == [-1, 1, 0]
+    assert valid.tolist() == [True, True, False]

@@ -157,3 +157,12 @@ def test_what_others_do_to_the_store_of_a_running_job(
         with pytest.raises(nosync.FencedError, match="was rewound"):
             job.advance(4, given(spark, ("a", 4)))
         assert nosync.Job(flow, store, spark=spark, shards=1).last_sealed() == 1
+
+
+def test_a_column_of_maps_is_refused(spark: SparkSession, open_store: OpenStore) -> None:
+    flow = nosync.Dataflow("f")
+    flow.source("rows", "k string, s struct<m: map<string, bigint>>").aggregate("out", key=["k"], n=nosync.count())
+    with pytest.raises(
+        nosync.SchemaError, match=r"source rows: column 's' is .*map.*: give it as array<struct<key, value>>"
+    ):
+        nosync.Job(flow, open_store(), spark=spark, shards=2)
