@@ -19,6 +19,7 @@ from nosync.backfill import MAX_GAP, BackfillReport, check_counted, epochs_to_ru
 from nosync.batches import MOST_GIVEN_ROWS, Again, batches
 from nosync.bind import bind
 from nosync.dataflow import PART_SEPARATOR, Dataflow
+from nosync.delivery import Delivery, check_sinks
 from nosync.explain import Explanation, explain
 from nosync.inputs import KeptInputs
 from nosync.levels import DISK
@@ -42,7 +43,6 @@ from nosync.lsm.history import History
 from nosync.lsm.html import facts_html, rows_html
 from nosync.lsm.layer import Digest, LayerId, TraceId
 from nosync.lsm.manifest import AT_SAFE_POINT, Content, Manifest
-from nosync.lsm.marks import Marks
 from nosync.lsm.release import KEEP
 from nosync.lsm.status import StoreStatus
 from nosync.lsm.store import BEFORE_FIRST_EPOCH, Store, check_range
@@ -59,7 +59,7 @@ from nosync.replay import (
 )
 from nosync.replication.places import LACKING, Place
 from nosync.reports import EpochReport, RecoveryReport, Stopwatch, epoch_report
-from nosync.sinks import GAP, PRECISE, Sink, last_given
+from nosync.sinks import Sink
 from nosync.streaming import STREAMS_FROM, check_batch, check_stream, streamed_from
 
 if TYPE_CHECKING:
@@ -131,7 +131,7 @@ class Job:
         self._runner = Runner(spark, self._node, self._place)
         self.recoveries: list[RecoveryReport] = []
         """What `advance` had to compute again because a node was lost."""
-        self._check_sinks(flow)
+        check_sinks(self._sinks, flow)
         self._open_line()
 
     def _open_line(self) -> None:
@@ -146,14 +146,13 @@ class Job:
         """With the fingerprints of epochs that bring inputs of their own; `flow_at` has those of others."""
         self.instance = take_over(self._directory.root, line.id, self._directory.env)
         """Which instance of the job on this line this is; making a newer one stops this one from writing."""
+        self._delivery = Delivery(self._sinks, self._store, line.id, lambda: self.branch_name, self.changes)
         last = self._node.last_sealed(self.branch_name)
-        self._note_new_sinks(last)
+        self._delivery.note_new(last)
         if last is not None:
             self._drop_rounds(last)  # where the instance before died between sealing and this
             if self.branch_name == MAIN:
-                self._withdraw(last)  # of a line that was rewound or replaced since
-                self._deliver_owed(last)
-                self._deliver(last)
+                self._delivery.catch_up(last)
 
     def _check_open(self) -> None:
         """Raises StorageError where the store was closed, for nothing would make durable what is published; FencedError where
@@ -167,24 +166,6 @@ class Job:
                 f"branch {self.branch_name} was rewound, promoted or deleted since this job was made: it publishes nothing more. "
                 "Make a new Job on the store"
             )
-
-    def _check_sinks(self, flow: Dataflow) -> None:
-        """Before anything is given to them."""
-        names = [stage.name for stage in flow.stages]
-        for stage, sink in self._sinks.items():
-            if stage not in names:
-                raise UnknownStageError(
-                    f"a sink is for stage {stage!r}, which the flow does not have; stages: {', '.join(names)}"
-                )
-            if next(s for s in flow.stages if s.name == stage).persist == "none":
-                raise FlowError(
-                    f"stage {stage}: persist='none', so it has nothing that a sink could be given: persist it"
-                )
-            if not callable(getattr(sink, "deliver", None)):
-                raise InvalidInputError(
-                    f"stage {stage}: {sink!r} is no sink: give nosync.ParquetSink(path), nosync.CallbackSink(function) or an "
-                    "object with their methods"
-                )
 
     def _check_shape(self, flow: Dataflow) -> None:
         groups = self._directory.key_groups
@@ -226,7 +207,7 @@ class Job:
     def _finish(self, flow: BoundFlow, t: int, reports: Reports, streams_from: int | None = None) -> None:
         """Seals an epoch that ran, and gives its changes to the sinks."""
         self._seal(flow, t, reports, streams_from)
-        self._deliver(t)
+        self._delivery.deliver(t)
         self._kept.let_go()
 
     def backfill(
@@ -260,7 +241,7 @@ class Job:
             counts, list(columns), lambda t: self._node.lines.manifest(t, self.branch_name), last, max_gap
         )
         if last in counts:
-            self._deliver(last)  # to sinks that an attempt before left without it
+            self._delivery.deliver(last)  # to sinks that an attempt before left without it
         rows = {t: sum(counts.get(t, {}).values()) for t in todo}
         epochs = (Again(Step(t, {}, frozenset()), self.flow, self._shards, rows[t]) for t in todo)
         reports: list[EpochReport] = []
@@ -624,20 +605,14 @@ class Job:
         mine, theirs = self._node.last_sealed(MAIN), self._node.last_sealed(branch.branch_name)
         if at is None or theirs is None or mine is None or theirs < mine:
             raise FlowError(f"branch {branch.branch_name} is at epoch {theirs}, main at {mine}: replay() it first")
-        self._check_sinks(branch._declared)
+        check_sinks(self._sinks, branch._declared)
         lines, common = self._node.lines, int(min(mine, at))
         # Further back where the branch is one of another branch, or main was rewound since.
         while common > BEFORE_FIRST_EPOCH and self._sealed_by(common, MAIN) != self._sealed_by(
             common, branch.branch_name
         ):
             common -= 1
-        if self._sinks and common < self._store.since():
-            raise CompactedError(
-                f"cannot promote {branch.branch_name}: its sinks would be given the epochs after {common} again, and history "
-                f"before {self._store.since()} was merged away. Promote without sinks=, and give them a new output; hold a fork "
-                "with pin(), or keep more with retain="
-            )
-        owed = [(marks := self._marks(stage), marks.owe(common)) for stage in self._sinks]
+        owed = self._delivery.owe(branch.branch_name, common)
         try:
             self._node.promote(branch.branch_name, keep_as)
         except NosyncError:
@@ -663,79 +638,10 @@ class Job:
         self._open_line()
         return kept
 
-    def _deliver(self, t: int) -> None:
-        """Gives sinks an epoch, and before it those that a job which died, or a sink that failed, left out."""
-        for stage, sink in self._sinks.items():
-            marks = self._marks(stage)
-            begins = self._begins(stage, marks)
-            given = last_given(sink, marks)
-            first = given + 1 if given is not None else t if begins is None else begins
-            self._give(stage, sink, range(first, t + 1), marks)
-
-    def _give(self, stage: str, sink: Sink, epochs: range, marks: Marks) -> None:
-        """Raises CompactedError, unless the sink may miss some, where the changes of an epoch were merged away."""
-        oldest = self._store.since() + 1
-        lost = epochs[: max(0, oldest - epochs.start)] if oldest > self._first_epoch() + 1 else range(0)
-        if lost and getattr(sink, "guarantee", PRECISE) != GAP:
-            raise CompactedError(
-                f"stage {stage}: its sink was not given the epochs {lost.start} to {lost.stop - 1}, whose changes were merged "
-                f"away: the oldest that can be given is {oldest}. Give it a new output, which begins with the next epoch; "
-                "or for a CallbackSink that may miss some, make the job once with guarantee='gap'; a larger retain= keeps more"
-            )
-        if lost:
-            log.warning("stage %s: its sink misses epochs that were merged away: %d to %d", stage, lost[0], lost[-1])
-        for t in epochs[len(lost) :]:
-            sink.deliver(lambda t=t: self.changes(stage, t - 1, t), t, marks)  # type: ignore[misc]
-
-    def _first_epoch(self) -> int:
-        first = self._node.manifests(self.branch_name).first
-        return 0 if first is None else first
-
-    def _begins(self, stage: str, marks: Marks) -> int | None:
-        """The first epoch that a sink is given, kept from when it was new; None of a sink that does not say what it has."""
-        sink = self._sinks[stage]
-        if not hasattr(sink, "last_given"):
-            return None
-        begins = marks.first()
-        return self._first_epoch() if begins is None else max(begins, self._first_epoch())
-
-    def _note_new_sinks(self, last: int | None) -> None:
-        """What is new gets the epochs from here on, also where the job dies before it is given the first of them."""
-        for stage, sink in self._sinks.items():
-            if not hasattr(sink, "last_given"):
-                continue
-            marks = self._marks(stage)
-            first, marked, given = marks.first(), marks.last(), last_given(sink, marks)
-            next_epoch = 0 if last is None else last + 1
-            is_new_output = given is None and first is not None and marked is not None and first <= marked
-            if first is None or is_new_output or first > next_epoch:
-                marks.begin(next_epoch if given is None else self._first_epoch())
-
     def _sealed_by(self, t: int, branch: str) -> str | None:
         """The line that an epoch of a branch was sealed on."""
         manifest = self._node.lines.manifest(t, branch)
         return None if manifest is None else manifest.line
-
-    def _deliver_owed(self, last: int) -> None:
-        """Gives sinks the epochs that a promoted branch has in the place of others, also after a job that died meanwhile."""
-        for stage, sink in self._sinks.items():
-            marks = self._marks(stage)
-            owed = marks.owed()
-            if owed:
-                after = min(int(fact.what) for fact in owed)
-                sink.withdraw(after, marks)
-                self._give(stage, sink, range(after + 1, last + 1), marks)
-                marks.take_back(owed)
-
-    def _withdraw(self, last: int) -> None:
-        """The epochs of a line that main has left since, maybe by a job without this sink."""
-        for stage, sink in self._sinks.items():
-            marks = self._marks(stage)
-            left = marks.left_after()
-            sink.withdraw(last if left is None else min(left, last), marks)
-
-    def _marks(self, stage: str) -> Marks:
-        return Marks(self._directory.root, stage, self._line, self._node.lines.refs, self._directory.env)
 
     # --- recovery -------------------------------------------------------------------------------------------------
 

@@ -307,7 +307,7 @@ def test_a_promoted_branch_of_a_branch(spark: SparkSession, open_store: OpenStor
 
     job._sinks["how_big"] = nosync.CallbackSink(dies)
     for t in range(5):
-        job._marks("how_big").mark(t)
+        job._delivery.marks("how_big").mark(t)
     with pytest.raises(RuntimeError, match="the end"):
         job.promote(second)
     assert delivered == [2, 3], "those from the first fork on are others"

@@ -9,6 +9,7 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 
 import nosync
+from nosync.delivery import Delivery
 from tests.conftest import OpenStore
 
 pytestmark = pytest.mark.spark
@@ -55,7 +56,7 @@ def test_the_first_epoch_of_a_new_sink_is_given_by_the_next_job(
             out, sinks["rows"] = tmp_path / "new", nosync.ParquetSink(tmp_path / "new")
         job = job_on(spark, store, **sinks)
         with monkeypatch.context() as patch:
-            patch.setattr(nosync.Job, "_deliver", die)
+            patch.setattr(Delivery, "deliver", die)
             with pytest.raises(Killed):
                 job.advance(t, given(spark, ("a", 1)))
         job_on(spark, store, **sinks)
