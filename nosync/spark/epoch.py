@@ -51,7 +51,7 @@ from nosync.segment import (
 )
 from nosync.spark.expressions import for_tasks, hash_of, jvm_rows, place_of, quoted
 from nosync.spark.fused import given_rows
-from nosync.spark.session import arrow_settings, conf_set, contains, in_own_zone, session_settings
+from nosync.spark.session import arrow_settings, conf_set, contains, in_own_zone, session_settings, turn_of
 from nosync.spark.worker import task_in_worker
 
 _EXCLUDED_RULES = "spark.sql.optimizer.excludedRules"
@@ -104,13 +104,13 @@ def run_epochs(
     spark = next((frame.sparkSession for frame in inputs.values()), spark)
     if plans[0].compute is None and all(source.name in inputs for source in flow.sources):
         flow = flow.fused
-    with task_errors():
+    with task_errors(), turn_of(spark):
         planned = {name: in_own_zone(frame) for name, frame in inputs.items()}
-    run = _EpochRun(spark, flow, plans, planned)
-    with task_errors(), settings_for_epochs(spark, flow, inputs):
-        for loop in flow.loops.values():
-            run.loop(loop)
-        run.rest()
+        run = _EpochRun(spark, flow, plans, planned)
+        with settings_for_epochs(spark, flow, inputs):
+            for loop in flow.loops.values():
+                run.loop(loop)
+            run.rest()
     for plan in plans:
         if plan.compute is not None:
             wanted = [(name, i) for name, shards in plan.compute.items() for i in shards]

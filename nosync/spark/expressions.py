@@ -26,7 +26,7 @@ from nosync.fingerprint import fingerprint
 from nosync.lsm.columns import CHANGE_TYPE_COLUMN
 from nosync.lsm.errors import FlowError, SchemaError
 from nosync.plan import BoundStage
-from nosync.spark.session import conf_set, contains, session_settings
+from nosync.spark.session import conf_set, contains, session_settings, turn_of
 
 _NOT_PLAIN = ("PYTHON_UDF", "SCALA_UDF", "CURRENT_LIKE")
 """What users' functions, and those that depend on when they are asked, are to Spark."""
@@ -134,7 +134,7 @@ def evaluator(spark: SparkSession) -> Evaluate:
 
     def evaluate(stage: BoundStage, rows: pa.Table, keep: Sequence[str]) -> pa.Table:
         kept = [*(n for n in (CHANGE_TYPE_COLUMN,) if stage.changing), *keep]
-        with conf_set(spark, session_settings()):
+        with turn_of(spark), conf_set(spark, session_settings()):
             out = _apply(stage.kind, stage.options, spark.createDataFrame(rows), kept, report=None).toArrow()
         return out.cast(pa.schema([*stage.rows_schema, *(rows.schema.field(name) for name in keep)]))
 

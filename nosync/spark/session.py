@@ -6,6 +6,7 @@ import contextlib
 import functools
 import os
 import sys
+import threading
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -144,6 +145,19 @@ def conf_set(spark: SparkSession, settings: Mapping[str, str]) -> Iterator[None]
                 spark.conf.unset(name)
             else:
                 spark.conf.set(name, old)
+
+
+_turns: dict[str, threading.RLock] = {}
+
+
+@contextlib.contextmanager
+def turn_of(spark: SparkSession) -> Iterator[None]:
+    """The session for one epoch at a time: its settings are those of the epoch that runs, and another's rows could mean others.
+
+    Waits for an epoch of another thread. Sessions have turns of their own.
+    """
+    with _turns.setdefault(spark._jsparkSession.sessionUUID(), threading.RLock()):
+        yield
 
 
 def check_session(spark: object) -> None:

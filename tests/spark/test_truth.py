@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +15,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 import nosync
-from nosync.testing.daemons import running
+from nosync.testing.daemons import eventually, running
 from tests.conftest import OpenStore
 
 pytestmark = pytest.mark.spark
@@ -181,6 +183,42 @@ def test_times_mean_what_they_mean_to_the_user(
         assert [store.read("rows", t).num_rows for t in (1, 2)] == [9, 12], (
             "as many as the user's own zone has in a day"
         )
+    assert spark.conf.get("spark.sql.session.timeZone") == "America/New_York"
+
+
+def test_jobs_of_one_session_take_turns(spark: SparkSession, tmp_path: Path, new_york: None) -> None:
+    """Another job's epoch must not be planned with the settings that the one which runs has given the session."""
+    (tmp_path / "in").write_text('{"k": "a", "at": "2024-01-01 05:30:00"}')
+    frame = spark.read.schema("k string, at timestamp").json(str(tmp_path / "in"))
+    (expected,) = (row[0] for row in frame.select(F.unix_micros("at")).collect())
+    begun, go = tmp_path / "begun", tmp_path / "go"
+
+    def wait(rows: pa.Table) -> pa.Table:
+        begun.touch()
+        end_s = time.monotonic() + 60
+        while not go.exists() and time.monotonic() < end_s:
+            time.sleep(0.01)
+        return rows
+
+    def job_on(store: nosync.Store, *, waits: bool) -> nosync.Job:
+        flow = nosync.Dataflow("f")
+        rows = flow.source("rows", "k string, at timestamp")
+        if waits:
+            rows.map("waits", wait, schema="k string, at timestamp")
+        return nosync.Job(flow, store, spark=spark, shards=1)
+
+    with nosync.open(tmp_path / "a") as a, nosync.open(tmp_path / "b") as b:
+        first, second = job_on(a, waits=True), job_on(b, waits=False)
+        with ThreadPoolExecutor(2) as threads:
+            runs = [threads.submit(first.advance, 0, {"rows": frame})]
+            eventually("it runs", begun.exists)
+            runs.append(threads.submit(second.advance, 0, {"rows": frame}))
+            time.sleep(1.0)
+            go.touch()
+            for one in runs:
+                one.result()
+        for store in (a, b):
+            assert store.read("rows", 0)["at"].cast(pa.int64()).to_pylist() == [expected]
     assert spark.conf.get("spark.sql.session.timeZone") == "America/New_York"
 
 
