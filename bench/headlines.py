@@ -23,6 +23,8 @@ DURABLE = "from the end of an epoch of 20,000 rows until it is durable, 10,000,0
 REPLICATED = "16 layers of 32 MiB, durable on both peers"
 UNTIL = "an epoch without a loss"
 LOST = "the whole host lost, its link too; {} keys"
+Q3 = "NexMark Q3, 0% hot, epochs of 500,000 events"
+MOVING = "moving: the same files read and rows moved into Python tasks"
 JOURNALED = "100,000 keys, on an ext4 with a journal"
 SLOW = "100,000 keys, a slow second node, stall p50"
 LARGE, SMALL = "epochs of 500,000 rows, 2,000,000 keys", "epochs of 20,000 rows, 2,000,000 keys"
@@ -81,6 +83,7 @@ HEADLINES = [
     Headline("the same", "engines_sums", LARGE, "rows/s", IDENTITY),
     Headline("sums, epochs of 20,000 rows", "engines_sums", SMALL, "rows/s", IDENTITY),
     *_nexmark("Q3", "join"),
+    Headline("the same", "engines_nexmark", Q3, "events/s", "moving", "nosync", MOVING),
     *_nexmark("Q3", "join, epochs of 2,000,000 events", "2,000,000"),
     *_nexmark("Q8", "join of windows"),
     *_nexmark("Q12", "counts by window"),
