@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -322,6 +323,31 @@ def test_a_promoted_branch_of_a_branch(spark: SparkSession, open_store: OpenStor
     columns = ["_epoch", "word", "_change_type"]
     order = [(column, "ascending") for column in columns]
     assert given.select(expected.column_names).sort_by(order).to_pylist() == expected.sort_by(order).to_pylist()
+
+
+def test_a_sink_that_does_not_say_what_it_has_is_given_a_promoted_branchs_epochs(
+    spark: SparkSession, open_store: OpenStore
+) -> None:
+    class Plain:
+        def __init__(self) -> None:
+            self.did: list[tuple[str, int]] = []
+
+        def deliver(self, changes: Callable[[], DataFrame], t: int, marks: object) -> None:
+            self.did.append(("given", t))
+
+        def withdraw(self, after: int, marks: object) -> None:
+            self.did.append(("withdrawn after", after))
+
+    sink = Plain()
+    job = nosync.Job(make_flow(), open_store(), spark=spark, shards=2, sinks={"sums": sink})
+    for t in range(4):
+        job.advance(t, rows(spark, t))
+    branch = job.branch("fixed", at=1, replace={"kept": even})
+    branch.replay()
+    sink.did.clear()
+    job.promote(branch)
+    assert [t for what, t in sink.did if what == "given"][:2] == [2, 3]
+    assert ("withdrawn after", 1) in sink.did[: sink.did.index(("given", 2))]
 
 
 def test_a_branch_keeps_its_part_of_the_parents_history(spark: SparkSession, open_store: OpenStore) -> None:
