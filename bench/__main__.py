@@ -12,7 +12,6 @@ import click
 from rich.console import Console
 from rich.table import Table
 
-from bench.footprint import Meanwhile
 from bench.harness import Progress, Result, is_busy, load_before, write
 
 NAMES = tuple(sorted(p.stem for p in Path(__file__).parent.glob("[a-z]*_*.py")))
@@ -64,7 +63,7 @@ def main(names: tuple[str, ...], scale: str, busy_ok: bool, resume: bool) -> Non
             raise click.ClickException(
                 f"something else takes {load:.1f} cores of this machine: figures would mislead (--busy-ok)"
             )
-        began, meanwhile = time.perf_counter(), Meanwhile()
+        began = time.perf_counter()
         results: list[Result] = []
         try:
             results.extend(importlib.import_module(f"bench.{name}").run(scale))
@@ -75,13 +74,8 @@ def main(names: tuple[str, ...], scale: str, busy_ok: bool, resume: bool) -> Non
             show(name, results)  # of one that fails, what it found until then
         if name in failed:
             continue
-        took_s, others = time.perf_counter() - began, meanwhile.taken()
-        print(f"kept in {write(name, results, load, scale, took_s, others)}; took {took_s:,.0f} s")
-        if is_busy(sum(others.values())):
-            print(
-                f"something else took {sum(others.values()):.1f} cores meanwhile: the figures may mislead",
-                file=sys.stderr,
-            )
+        took_s = time.perf_counter() - began
+        print(f"kept in {write(name, results, load, scale, took_s)}; took {took_s:,.0f} s")
         if resume:
             progress.add(name)
     if failed:

@@ -6,7 +6,6 @@ import contextlib
 import multiprocessing
 import os
 import threading
-import time
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
@@ -45,26 +44,6 @@ def spent() -> Spent:
             cpu_s += times.user + times.system + times.children_user + times.children_system
             written += process.io_counters().write_bytes
     return Spent(cpu_s, written)
-
-
-class Meanwhile:
-    """What others took of the machine while a benchmark ran, in cores: other processes, and other guests of the same host.
-
-    Daemons that were started apart from this process, and have ended, count as others.
-    """
-
-    def __init__(self) -> None:
-        self._began_s, self._mine_s, self._all = time.monotonic(), spent().cpu_s, psutil.cpu_times()
-
-    def taken(self) -> dict[str, float]:
-        """`processes` and `guests`, on average since it began."""
-        took_s, now = time.monotonic() - self._began_s, psutil.cpu_times()
-        busy, stolen = (
-            sum(getattr(now, part, 0.0) - getattr(self._all, part, 0.0) for part in parts)
-            for parts in (("user", "nice", "system", "irq", "softirq"), ("steal",))
-        )
-        mine_s = spent().cpu_s - self._mine_s
-        return {"processes": round(max(0.0, busy - mine_s) / took_s, 3), "guests": round(stolen / took_s, 3)}
 
 
 def cpu_by_process() -> dict[str, float]:

@@ -8,7 +8,7 @@ import os
 import platform
 import statistics
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from importlib.metadata import version
 from pathlib import Path
@@ -136,15 +136,13 @@ def source_digest(top: Path = BENCH.parent) -> str:
     return digest.hexdigest(length=8)
 
 
-def write(
-    name: str, results: Sequence[Result], load: float, scale: str, seconds: float, others: Mapping[str, float]
-) -> Path:
-    """`seconds`: what the whole benchmark took. `others`: see bench.footprint.Meanwhile."""
+def write(name: str, results: Sequence[Result], load: float, scale: str, seconds: float) -> Path:
+    """`seconds`: what the whole benchmark took."""
     RESULTS.mkdir(exist_ok=True)
     path = RESULTS / f"{name}.json"
     text = {
         "benchmark": name, "scale": scale, "code": source_digest(), "took_s": round(seconds), "machine": machine(),
-        "load_before": load, "load_during": dict(others), "results": [asdict(r) for r in results],
+        "load_before": load, "results": [asdict(r) for r in results],
     }  # fmt: skip
     path.write_text(json.dumps(text, indent=1) + "\n")
     return path

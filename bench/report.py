@@ -25,20 +25,13 @@ shared and noisy: compare ratios, not seconds.
 COLOURS = {True: "#2e7d5b", False: "#b3541e", None: "#6b7280"}
 
 
-def _during(found: dict[str, Any]) -> str:
-    """What others took meanwhile; nothing of results that do not say."""
-    others = found.get("load_during")
-    return f", during it {sum(others.values()):.2f}" if others else ""
-
-
 def section(found: dict[str, Any]) -> str:
     machine, name = found["machine"], found["benchmark"]
     versions = ", ".join(f"{package} {version}" for package, version in machine["versions"].items())
     took = f"; took {found['took_s']} s at {found['scale']} scale" if "took_s" in found else ""
-    load = f"load before {found['load_before']:.2f}{_during(found)}"
     lines = [
         f"## {name}", "", f"`python -m bench {name}` on {machine['cores']} cores ({machine['cpu']}), "
-        f"{machine['memory_gib']} GiB, Python {machine['python']}, {versions}; {load}{took}.", "",
+        f"{machine['memory_gib']} GiB, Python {machine['python']}, {versions}; load before {found['load_before']:.2f}{took}.", "",
         "| workload | ours | | beside | | ratio | goal | met |", "|---|---|--:|---|--:|--:|---|---|",
     ]  # fmt: skip
     for r in found["results"]:

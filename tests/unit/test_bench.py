@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from bench.compare import regressions
-from bench.footprint import Meanwhile
 from bench.harness import MEASURED, Progress, Samples, is_busy, source_digest
 from bench.headlines import BEGIN, END, HEADLINES, with_table
 from bench.report import README, all_results
@@ -115,16 +111,3 @@ def test_a_headline_without_a_result_is_an_error() -> None:
         with_table(f"{BEGIN}{END}", [])
     with pytest.raises(LookupError, match="the page has no lines"):
         with_table("a page", all_results())
-
-
-def test_what_others_take_meanwhile_is_told_from_what_is_measured() -> None:
-    busy = "import time\nend = time.monotonic() + 1.0\nwhile time.monotonic() < end: pass"
-    meanwhile = Meanwhile()
-    subprocess.run(["sh", "-c", f"{sys.executable} -c '{busy}' &"], check=True)
-    time.sleep(1.5)  # the shell ends at once, so the process it started is nobody's child here
-    others = meanwhile.taken()["processes"]
-    meanwhile = Meanwhile()
-    subprocess.run([sys.executable, "-c", busy], check=True)
-    mine = meanwhile.taken()["processes"]
-    assert others > mine
-    assert others > 0.2
