@@ -31,6 +31,7 @@ from nosync.lsm.hashing import U32
 
 MAX_LIST = 100_000
 _NOISE = 32 * np.finfo(np.float64).eps
+"""Of a spread that others were taken out of: less than this share is rounding, as where all that is left is equal."""
 ROWS = "__rows"
 """Accumulator of every aggregate over a changing input: input rows of the key, which goes when it reaches 0."""
 
@@ -540,9 +541,7 @@ def _combined_moments(partial: pa.Table, before: pa.Table, m2: Accumulator) -> t
             spread = spread + spread1 + delta**2 * n * n1 / safe
         else:
             rest = spread - spread1 - (mean1 - new_mean) ** 2 * total * n1 / np.maximum(n, 1)
-            spread = np.where(
-                rest < _NOISE * spread, 0.0, rest
-            )  # what is left of equal values is rounding, not variance
+            spread = np.where(rest < _NOISE * spread, 0.0, rest)
         spread = np.where(total > 1, np.maximum(spread, 0.0), 0.0)
         n, mean = total, new_mean
     return pa.array(mean), pa.array(spread)

@@ -9,6 +9,10 @@ from collections.abc import Iterator
 
 from nosync.lsm.memory import keep_freed_memory
 
+ALL_EVERY = 100
+"""Tasks, after which cycles among what was kept from earlier ones are looked for."""
+_tasks = itertools.count()
+
 
 @contextlib.contextmanager
 def task_in_worker() -> Iterator[None]:
@@ -33,7 +37,3 @@ def lasting_objects_frozen() -> Iterator[None]:
             gc.unfreeze()
         gc.collect()
         gc.freeze()
-
-
-ALL_EVERY = 100
-_tasks = itertools.count()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -15,6 +17,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 import nosync
+from nosync.spark.session import turn_of
 from nosync.testing.daemons import eventually, running
 from tests.conftest import OpenStore
 
@@ -186,7 +189,9 @@ def test_times_mean_what_they_mean_to_the_user(
     assert spark.conf.get("spark.sql.session.timeZone") == "America/New_York"
 
 
-def test_jobs_of_one_session_take_turns(spark: SparkSession, tmp_path: Path, new_york: None) -> None:
+def test_jobs_of_one_session_take_turns(
+    spark: SparkSession, tmp_path: Path, new_york: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Another job's epoch must not be planned with the settings that the one which runs has given the session."""
     (tmp_path / "in").write_text('{"k": "a", "at": "2024-01-01 05:30:00"}')
     frame = spark.read.schema("k string, at timestamp").json(str(tmp_path / "in"))
@@ -200,6 +205,15 @@ def test_jobs_of_one_session_take_turns(spark: SparkSession, tmp_path: Path, new
             time.sleep(0.01)
         return rows
 
+    waiting = threading.Event()
+
+    @contextlib.contextmanager
+    def turn(session: SparkSession) -> Iterator[None]:
+        if begun.exists():
+            waiting.set()
+        with turn_of(session):
+            yield
+
     def job_on(store: nosync.Store, *, waits: bool) -> nosync.Job:
         flow = nosync.Dataflow("f")
         rows = flow.source("rows", "k string, at timestamp")
@@ -209,11 +223,12 @@ def test_jobs_of_one_session_take_turns(spark: SparkSession, tmp_path: Path, new
 
     with nosync.open(tmp_path / "a") as a, nosync.open(tmp_path / "b") as b:
         first, second = job_on(a, waits=True), job_on(b, waits=False)
+        monkeypatch.setattr("nosync.spark.epoch.turn_of", turn)
         with ThreadPoolExecutor(2) as threads:
             runs = [threads.submit(first.advance, 0, {"rows": frame})]
             eventually("it runs", begun.exists)
             runs.append(threads.submit(second.advance, 0, {"rows": frame}))
-            time.sleep(1.0)
+            assert waiting.wait(timeout=30)
             go.touch()
             for one in runs:
                 one.result()
