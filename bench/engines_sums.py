@@ -175,14 +175,18 @@ def moved(spark: SparkSession, i: int, rows: int) -> None:
 
 
 def _beside_the_floor(rows: int, warm: int, repeats: int) -> tuple[Samples, Samples]:
-    """Seconds of epochs, and of moving the same rows, by turns in one JVM, so that what the machine does meanwhile hits both."""
+    """Seconds of epochs, and of moving as many rows, by turns in one JVM, so that what the machine does meanwhile hits both.
+
+    The rows are not the same: for each range of ids Spark compiles code anew, and the second to come would find it compiled.
+    """
     spark = local_session(CORES, "nosync-bench")
     ours, floor = [], []
+    epochs = warm + repeats
     with tempfile.TemporaryDirectory(dir=".") as directory:
         one = start(spark, Path(directory) / "store")
-        for i in range(warm + repeats):
+        for i in range(epochs):
             ours.append(timed(lambda i=i: one.advance(batch(spark, i * rows, rows, KEYS))))  # type: ignore[misc]
-            floor.append(timed(partial(moved, spark, i, rows)))
+            floor.append(timed(partial(moved, spark, epochs + i, rows)))
         one.store.close()
     spark.stop()
     return Samples(ours[warm:]), Samples(floor[warm:])
