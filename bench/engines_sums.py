@@ -21,8 +21,8 @@ import pandas as pd
 import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
-from pyspark.sql.streaming import StatefulProcessor, StatefulProcessorHandle
 from pyspark.sql.streaming.query import StreamingQuery
+from pyspark.sql.streaming.stateful_processor import StatefulProcessor, StatefulProcessorHandle
 
 from bench.flink import run_flink
 from bench.footprint import PeakMemory, Spent, alone, spent
@@ -141,14 +141,16 @@ def _ours(rows: int, warm: int, repeats: int) -> Run:
     spark = local_session(CORES, "nosync-bench")
     with tempfile.TemporaryDirectory(dir=".") as directory:
         one = start(spark, Path(directory) / "store")
-        for i in range(warm):
+
+        def epoch(i: int) -> None:
             one.advance(batch(spark, i * rows, rows, KEYS))
+
+        for i in range(warm):
+            epoch(i)
         one.store.sync()
         with PeakMemory() as memory:
             before = spent()
-            seconds = [
-                timed(lambda i=i: one.advance(batch(spark, i * rows, rows, KEYS))) for i in range(warm, warm + repeats)
-            ]  # type: ignore[misc]
+            seconds = [timed(partial(epoch, i)) for i in range(warm, warm + repeats)]
             one.store.sync()
             found = Run(rows * repeats, Samples(seconds), spent() - before, 0)
         one.store.close()
@@ -184,8 +186,12 @@ def _beside_the_floor(rows: int, warm: int, repeats: int) -> tuple[Samples, Samp
     epochs = warm + repeats
     with tempfile.TemporaryDirectory(dir=".") as directory:
         one = start(spark, Path(directory) / "store")
+
+        def epoch(i: int) -> None:
+            one.advance(batch(spark, i * rows, rows, KEYS))
+
         for i in range(epochs):
-            ours.append(timed(lambda i=i: one.advance(batch(spark, i * rows, rows, KEYS))))  # type: ignore[misc]
+            ours.append(timed(partial(epoch, i)))
             floor.append(timed(partial(moved, spark, epochs + i, rows)))
         one.store.close()
     spark.stop()
@@ -221,7 +227,7 @@ class Sums(StatefulProcessor):
     def init(self, handle: StatefulProcessorHandle) -> None:
         self._state = handle.getValueState("sums", "n bigint, total bigint")
 
-    def handleInputRows(self, key: Any, rows: Iterator[pd.DataFrame], timerValues: Any) -> Iterator[pd.DataFrame]:
+    def handleInputRows(self, key: Any, rows: Iterator[Any], timerValues: Any) -> Iterator[pd.DataFrame]:
         n, total = self._state.get() or (0, 0)
         for frame in rows:
             n, total = n + len(frame), total + int(frame["v"].sum())

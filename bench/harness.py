@@ -117,7 +117,7 @@ def load_before() -> float:
     """
     cores = os.cpu_count() or 1
     for _ in range(_LOOKS):
-        load = psutil.cpu_percent(_LOOK_S) / 100 * cores
+        load: float = psutil.cpu_percent(_LOOK_S) / 100 * cores
         if not is_busy(load):
             break
     return round(load, 2)

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 from unittest import mock
@@ -53,7 +54,7 @@ def run(scale: str) -> Iterator[Result]:
         with mock.patch.dict(os.environ, told):  # as a node starts a process that merges
             rows, size, live, taken = alone(_merge, root)
         best = min(taken)
-        rocks = min(timed(lambda i=i: _rocksdb_put(Path(temporary) / f"rocks{i}", tables[0])) for i in range(2))
+        rocks = min(timed(partial(_rocksdb_put, Path(temporary) / f"rocks{i}", tables[0])) for i in range(2))
         rocks_rate = tables[0].num_rows / rocks
         yield Result(
             f"merge {LAYERS} layers of {ROWS:,} rows, one core, synced", "nosync", rows / best, "rows/s",
@@ -102,7 +103,7 @@ def _merge(root: Path) -> Merged:
     seconds = []
     for _ in range(REPEATS):
         merge = Merge(root, layers, since=pack(LAYERS - 1), bottom=True, env=directory.env)
-        seconds.append(timed(lambda work=merge: list(work.steps())))
+        seconds.append(timed(partial(list, merge.steps())))
         merged_path = directory.path_of(merge.id)
         size, live = merged_path.stat().st_size, merge.published.rows
         merged_path.unlink()

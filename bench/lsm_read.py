@@ -62,7 +62,9 @@ def _rocksdb_multi_get(path: Path, random: np.random.Generator) -> float:
         for k in range(start, start + 100_000):
             batch.put(k.to_bytes(8, "big"), (k * 2).to_bytes(8, "big"))
         db.write(batch)
-    keys = [int(k).to_bytes(8, "big") for k in random.choice(rows, KEYS, replace=False)]
+    keys: list[str | int | float | bytes | bool] = [
+        int(k).to_bytes(8, "big") for k in random.choice(rows, KEYS, replace=False)
+    ]
     taken = sample(lambda: db.get(keys), 5)
     db.close()
     return KEYS / taken.median

@@ -147,10 +147,15 @@ Measured = tuple[Samples, float, str]
 def _scratch(directory: Path) -> Iterator[Path]:
     """A directory that goes in the end; what merges for a daemon that was killed may write into it for another moment."""
     made = Path(tempfile.mkdtemp(dir=directory)).absolute()
+
+    def is_gone() -> bool:
+        shutil.rmtree(made, ignore_errors=True)
+        return not made.exists()
+
     try:
         yield made
     finally:
-        eventually(f"{made} is gone", lambda: shutil.rmtree(made, ignore_errors=True) or not made.exists())
+        eventually(f"{made} is gone", is_gone)
 
 
 def _measured(name: str, keys: int, epochs: int, directory: Path = Path()) -> Measured:
@@ -231,7 +236,12 @@ def _uncoordinated(disk: Path, _: Path, keys: int, epochs: int) -> Measured:
                 store.sync()
 
         stalls = work.stalls(epochs, persist)
-        replay_s = timed(lambda: [work.publish(work.compute(work.t)) for _ in range(CHECKPOINT_EPOCHS - 1)])
+
+        def replay() -> None:
+            for _ in range(CHECKPOINT_EPOCHS - 1):
+                work.publish(work.compute(work.t))
+
+        replay_s = timed(replay)
         return stalls, _served(disk / "n1", keys) + replay_s, f"{CHECKPOINT_EPOCHS - 1} epochs replayed"
 
 

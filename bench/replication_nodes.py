@@ -254,7 +254,8 @@ def _bare_streams(root: Path, files: int, *, kept: bool) -> float:
     spawn = multiprocessing.get_context("spawn")
     piece = np.random.default_rng(0).bytes(CHUNK_BYTES)
     with tempfile.TemporaryDirectory(dir=root) as directory, contextlib.ExitStack() as streams:
-        takers, calls = [], []
+        takers = []
+        calls: list[Any] = []
         for number in range(2):
             receiving, sending = spawn.Pipe(duplex=False)
             target = Path(directory) / str(number) if kept else None
@@ -330,7 +331,8 @@ def _publishing(cluster: Cluster, root: Path, repeats: int) -> Iterator[Result]:
         elif what == "one peer dead":
             cluster.peers.signal("n2", signal.SIGCONT)
             cluster.peers.kill("n3")
-        with_daemon, without = [], []
+        with_daemon: list[float] = []
+        without: list[float] = []
         for t in range(repeats):
             pair = ((mine, with_daemon), (alone.directory, without))
             for directory, found in pair if t % 2 else reversed(pair):  # who comes first finds cold caches

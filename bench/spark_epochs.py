@@ -86,7 +86,8 @@ def _recording(spark: SparkSession, root: Path, repeats: int) -> Iterator[Result
             on, off = start(spark, root / str(rows)), start(spark, off_root / "store", recording=False)
             for one in (on, off):
                 one.advance(all_keys(spark, keys))
-            on_s, off_s = [], []
+            on_s: list[float] = []
+            off_s: list[float] = []
             for i in range(repeats + WARM):
                 batch = rows_of_batch(spark, i * rows, rows, keys)
                 # Who goes first alternates, and the first rounds warm up.

@@ -56,10 +56,10 @@ def run(scale: str) -> Iterator[Result]:
         frozen.append(alone(_hops, _passed_frozen))
         plain.append(alone(_hops, _passed))
     for what, unit, part in (("", "s p50", 0), ("; processor time of the workers", "s", 1)):
-        mine, theirs = (statistics.median(one[part] for one in runs) for runs in (frozen, plain))
+        mine_s, theirs_s = (statistics.median(one[part] for one in runs) for runs in (frozen, plain))
         yield Result(
-            f"{HOPS} hops of {SMALL:,} rows through Python tasks{what}", "modules kept out of garbage collections", mine, unit,
-            "as Spark's workers do it", theirs, mine / theirs, "< 1", mine < theirs, repeats=processes,
+            f"{HOPS} hops of {SMALL:,} rows through Python tasks{what}", "modules kept out of garbage collections", mine_s, unit,
+            "as Spark's workers do it", theirs_s, mine_s / theirs_s, "< 1", mine_s < theirs_s, repeats=processes,
         )  # fmt: skip
 
 
@@ -84,7 +84,7 @@ def _hops(task: Task) -> tuple[float, float]:
             for _ in range(HOPS):
                 placed = rows.repartitionById(SHARDS, F.expr(f"CAST(pmod(k, {SHARDS}) AS INT)"))
                 rows = placed.mapInArrow(task, rows.schema)
-            seconds.append(timed(lambda rows=rows: rows.agg(F.sum("v")).collect()))
+            seconds.append(timed(rows.agg(F.sum("v")).collect))
         after = cpu_by_process()
         spark.stop()
     jobs = HOP_JOBS - HOP_JOBS // 2
