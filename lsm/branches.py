@@ -86,10 +86,17 @@ class Refs:
         What such a stage holds at an epoch depends on the state that it began with, so two branches may share its layers only
         where they left the same line at the same epoch.
         """
+        held = self.held_until(line)
+
+        def is_left(step: Line) -> bool:
+            """Whether an epoch of its own is one of the line's: main may have been rewound to before it began."""
+            end = held[step.id]
+            return end is None or step.at is None or end > step.at
+
         return {
             stage: f"{step.parent}@{step.at}"
             for step in self.lineage(line)
-            if step.own_states
+            if step.own_states and is_left(step)
             for stage in step.changed
         }
 

@@ -83,13 +83,14 @@ def create_store(root: Path, key_groups: int, env: Env, *, store_id: str | None 
         new = [path for path in (root, *root.parents) if not path.exists()]
         env.make_dirs(root)
         foreign = [name for name in env.list_dir(root) if not name.startswith(".") and not _is_begun(root, name, env)]
+        if (root / MARKER).exists():  # another process was quicker
+            return read_marker(root, env)
         if foreign:
             raise NotAStoreError(
                 f"{root} is not a nosync store (it has no {MARKER} file) and is not empty ({', '.join(sorted(foreign)[:3])}, "
                 "...): give an empty or new directory"
             )
-        for name in (LAYERS, MANIFESTS, PINS, QUARANTINE, TEMPORARY_DIRECTORY):
-            env.make_dirs(root / name)
+        make_subdirectories(root, env)
         marker = Marker(store_id or env.token(), key_groups)
         fields = {"nosync_store": STORE_FORMAT, "store_id": marker.store_id, "key_groups": key_groups}
         text = json.dumps(fields | {"blake3": _digest_of(fields)})
@@ -106,6 +107,13 @@ def create_store(root: Path, key_groups: int, env: Env, *, store_id: str | None 
         for path in new:  # or a power cut takes all of the store
             env.sync_dir(path.parent)
     return marker
+
+
+def make_subdirectories(root: Path, env: Env) -> None:
+    """Those that every store has and this one has not, such as a copy that left out `tmp/`."""
+    for name in (LAYERS, MANIFESTS, PINS, QUARANTINE, TEMPORARY_DIRECTORY):
+        if not (root / name).is_dir():
+            env.make_dirs(root / name)
 
 
 def _is_begun(root: Path, name: str, env: Env) -> bool:

@@ -14,7 +14,7 @@ from typing import Any
 from nosync.lsm.archive import Run
 from nosync.lsm.branches import MAIN
 from nosync.lsm.directory import LayerDirectory
-from nosync.lsm.errors import CorruptionError, DeterminismError, OutOfOrderError
+from nosync.lsm.errors import CorruptionError, DeterminismError, HoleError, OutOfOrderError
 from nosync.lsm.history import History
 from nosync.lsm.layer import Description, Digest, LayerId, TraceId
 from nosync.lsm.lines import Lines
@@ -122,7 +122,15 @@ class Ledger:
         if content is None:
             if known is not None and not self.exists(id):
                 return known  # merged since: the manifest remembers what it was
-            reader = self.directory.reader(id)
+            try:
+                reader = self.directory.reader(id)
+            except FileNotFoundError:
+                t = epoch_of(id.description.lower)
+                raise HoleError(
+                    f"{id}: was merged with others, and what the manifest of epoch {t} said of it is lost, so the epoch cannot "
+                    f"be sealed again: put {t}.json back, from a backup or another node, or rewind to an epoch before it",
+                    stage=id.trace.stage, shard=str(id.trace.shard), lower=str(t), upper=str(t + 1),
+                ) from None  # fmt: skip
             content = Content(reader.digest, reader.info.rows)
         origin = known.origin if known is not None else origins.get(id.trace)
         if origin is None:
@@ -144,6 +152,14 @@ def lost(lines: Lines, directory: LayerDirectory, safe: int | None, branch: str 
         if not is_let_go(manifest, entry, until)
         and not any(d.covers(entry.id.description) for d in listed(entry.id.trace))
     ]
+
+
+def gap_text(t: int) -> str:
+    """What to say of it."""
+    return (
+        f"the manifest of epoch {t} is not there, and later ones are, so the safe point stops before it: put the file back, from "
+        f"a backup or another node; or seal the epoch again (a job: advance({t}) with the same rows, until its layers are merged)"
+    )
 
 
 def safe_from(

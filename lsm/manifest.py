@@ -173,7 +173,8 @@ class Histories:
                 continue
             begins = origin
             if spans:
-                begins = at
+                # Where it says, for the manifest of its first epoch may be lost, and what was before must not reach beyond that.
+                begins = max(spans[-1].lower, min(at, origin))
                 spans[-1] = replace(spans[-1], upper=begins)
             spans.append(Span(fingerprint, count, begins))
 

@@ -155,8 +155,11 @@ def main(idle_s: float) -> None:
         answer = _answer(json.loads(request), parent) if request else None
         if answer is None:
             return
-        sys.stdout.write(json.dumps(answer) + "\n")
-        sys.stdout.flush()
+        try:
+            sys.stdout.write(json.dumps(answer) + "\n")
+            sys.stdout.flush()
+        except BrokenPipeError:  # the parent was killed; what was merged is found by the next node
+            os._exit(0)  # Python would try to flush once more, and print that it cannot
 
 
 def _answer(request: dict[str, Any], parent: int) -> dict[str, Any] | None:

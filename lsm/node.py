@@ -26,13 +26,14 @@ from typing import Any
 from nosync.lsm.branches import BRANCHES, MAIN, missing_entry
 from nosync.lsm.catalog import Catalog, Record, set_aside
 from nosync.lsm.compactor import Chain, Compactor
-from nosync.lsm.directory import CATALOG, QUARANTINE, LayerDirectory, Marker
+from nosync.lsm.directory import CATALOG, QUARANTINE, LayerDirectory, Marker, make_subdirectories
 from nosync.lsm.env import storage_errors
 from nosync.lsm.errors import (
     CatalogError,
     CompactedError,
     CorruptionError,
     DeterminismError,
+    InvalidInputError,
     NosyncError,
     StorageError,
     described,
@@ -40,7 +41,7 @@ from nosync.lsm.errors import (
 from nosync.lsm.fence import old_instances
 from nosync.lsm.giving_up import built_upon
 from nosync.lsm.layer import Description, LayerId, TraceId
-from nosync.lsm.ledger import HasLedger, Ledger, to_look_at
+from nosync.lsm.ledger import HasLedger, Ledger, gap_text, to_look_at
 from nosync.lsm.letting_go import LettingGo, told_before
 from nosync.lsm.listing import Listing
 from nosync.lsm.lock import DirectoryLock
@@ -156,6 +157,8 @@ class Node(HasLedger):
 
     def _start(self) -> None:
         root = self.directory.root
+        with storage_errors("open the store", root):
+            make_subdirectories(root, self._env)
         with storage_errors("clean", root / TEMPORARY_DIRECTORY):
             for name in self._env.list_dir(root / TEMPORARY_DIRECTORY):
                 with suppress(IsADirectoryError):  # nothing of ours
@@ -314,16 +317,15 @@ class Node(HasLedger):
     def _note_gaps(self) -> None:
         """A manifest that is lost in the middle stops the safe point, and no layer is missing for it."""
         for name in list(self.lines.refs.names):
-            manifests, at = self.lines.manifests(name), f"a lost manifest of {name}"
-            safe, last = self.safe_point(name), manifests.last
-            first = manifests.first if safe is None else safe + 1
-            if last is not None and first is not None and first <= last and first not in manifests:
-                self.problems[at] = (
-                    f"the manifest of epoch {first} is not there, and later ones are: seal it again (a job: advance({first}) "
-                    "with the same rows), or put the file back from a backup"
-                )
-            else:
+            at = f"a lost manifest of {name}"
+            try:
+                lost_at = self.lines.manifests(name).gap(self.safe_point(name))
+            except InvalidInputError:
+                lost_at = None  # the branch was deleted meanwhile
+            if lost_at is None:
                 self.problems.pop(at, None)
+            else:
+                self.problems[at] = gap_text(lost_at)
 
     def _learn_all(self) -> None:
         if self.listener is not None:  # alone, nobody else seals epochs here or changes branches
@@ -390,6 +392,8 @@ class Node(HasLedger):
     def _drain(self) -> None:
         with self._durability:
             self._look_at_doubted()
+            # An epoch that is sealed meanwhile waits for the next time, or peers had its manifest before its layers.
+            small = self.small.waiting()
             durable = []
             for id in self.new.due():
                 try:
@@ -401,11 +405,12 @@ class Node(HasLedger):
                     durable.append(record)
                 else:
                     self.new.settled(id)
+                    self._tell((), [id])  # whoever fetched it waits for nothing more
                 if len(durable) >= _RECORDED_AT_ONCE:  # a start that is interrupted goes on from there
                     self._record_durable(durable)
                     durable = []
             self._record_durable(durable)
-            self._sync_small()
+            self._sync_small(small)
 
     def _record_durable(self, durable: list[Record]) -> None:
         if not durable:
@@ -417,8 +422,8 @@ class Node(HasLedger):
             return
         self._record(durable, ())
 
-    def _sync_small(self) -> None:
-        durable = self.small.sync()
+    def _sync_small(self, paths: Sequence[PurePosixPath]) -> None:
+        durable = self.small.sync(paths)
         if self.listener is not None and durable:
             self.listener.held_files(durable)
         if self._learn_later.is_set():
@@ -427,9 +432,10 @@ class Node(HasLedger):
             self._learn_registers()
 
     def _record(self, add: Sequence[Record], remove: Sequence[LayerId]) -> None:
-        self._edit(add, remove)
+        with self._lock:  # listeners are told in the order of the edits, or one that came late would be of what is gone
+            self._edit(add, remove)
+            self._tell(add, remove)
         self._may_merge({record.id.trace for record in add})
-        self._tell(add, remove)
 
     def _may_merge(self, traces: Iterable[TraceId] | None = None) -> None:
         """These traces changed; None: what is sealed, or how long history is kept, did, which is about all of them."""
@@ -730,8 +736,8 @@ class Node(HasLedger):
             if not self.ledger.exists(merged.id):
                 return False
             self._edit([merged], inputs)
+            self._tell([merged], inputs)
         self._may_merge([merged.id.trace])
-        self._tell([merged], inputs)
         return True
 
     def recheck(self, ids: Sequence[LayerId]) -> list[NosyncError]:
@@ -789,9 +795,11 @@ class Node(HasLedger):
         self._main_changed()
 
     def _check_kept(self, t: int) -> None:
-        if pack(t) < self.since():
+        merged = max((id.description.since for id in self.durable_ids()), default=ZERO)
+        since = max(self.since(), merged)  # a branch moves the frontier back, and brings nothing back
+        if pack(t) < since:
             raise CompactedError(
-                f"the history before {epoch_of(self.since())} was merged away, and {t} lies before it: nothing can begin there"
+                f"the history before {epoch_of(since)} was merged away, and {t} lies before it: nothing can begin there"
             )
 
     def _tell_log(self) -> None:

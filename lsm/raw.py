@@ -11,11 +11,13 @@ from __future__ import annotations
 
 from nosync.lsm.branches import Line
 from nosync.lsm.directory import LayerDirectory
+from nosync.lsm.errors import HoleError
 from nosync.lsm.history import Part, View
 from nosync.lsm.layer import LayerId, Shard, TraceId
+from nosync.lsm.ledger import gap_text
 from nosync.lsm.lines import Lines
 from nosync.lsm.manifest import MAIN_LINE, Entry, Manifest
-from nosync.lsm.timestamp import END_OF_TIME, Epoch, Time, end_of, epoch_of, pack
+from nosync.lsm.timestamp import END_OF_TIME, Epoch, Time, end_of, epoch_of, pack, show
 
 RAW_FINGERPRINT = "raw"
 """On the first line; on another one its id comes after it."""
@@ -89,7 +91,13 @@ def raw_view(lines: Lines, branch: str, id: TraceId, t: int) -> View:
         if last is None or span.fingerprint == id.fingerprint or span.lower > pack(t):
             continue
         upper, trace = min(span.upper, end_of(last)), TraceId(id.stage, span.fingerprint, id.shard)
-        origin = _listed(manifests.get(epoch_of(Time(upper - 1)))).get(trace)
+        at = epoch_of(Time(upper - 1))
+        if at not in manifests:
+            raise HoleError(
+                f"stage {id.stage}: {gap_text(at)}",
+                stage=id.stage, shard=str(id.shard), lower=show(span.lower), upper=show(upper),
+            )  # fmt: skip
+        origin = _listed(manifests.get(at)).get(trace)
         if origin is not None:
             base.append(Part(trace, origin, upper))
     origin = _listed(manifests.get(Epoch(t))).get(id)

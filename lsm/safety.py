@@ -87,6 +87,7 @@ class Safety:
             if safe not in manifests:
                 return None
             self._known[line] = safe
+            self._learned_s = {at: s for at, s in self._learned_s.items() if at[0] != line or at[1] > safe}
             if (self._holder.listener is not None or policies(manifests[safe])) and safe > self._told(line):
                 self._catalog.apply(meta={SAFE_META + line: str(safe)})
                 self._written[line] = safe
@@ -182,10 +183,8 @@ class Safety:
 
     def lag_s(self, branch: str = MAIN) -> float:
         """For how many seconds the first epoch after the safe point has been known here; 0 where there is none."""
-        safe, line = self.point(branch), self._holder.lines.line(branch).id
+        line = self._holder.lines.line(branch).id
+        self.point(branch)  # forgets those up to the safe point
         with self._lock:
-            passed = [at for at in self._learned_s if at[0] == line and safe is not None and at[1] <= safe]
-            for at in passed:
-                del self._learned_s[at]
             waiting = [s for at, s in self._learned_s.items() if at[0] == line]
         return self._env.monotonic_s() - min(waiting) if waiting else 0.0

@@ -127,6 +127,18 @@ class Sealed(Mapping[Epoch, Manifest]):
             else:
                 yield own
 
+    def gap(self, safe: int | None) -> int | None:
+        """The first epoch beyond `safe` (None: of all) whose manifest is not there, and later ones are: one that was lost."""
+        reached = self.first if safe is None else safe + 1
+        if reached is None:
+            return None
+        for piece in self.pieces(reached - 1):
+            first, last = (piece.first, piece.last) if isinstance(piece, Run) else (piece.t, piece.t)
+            if first > reached:
+                return reached
+            reached = max(reached, last + 1)
+        return None
+
     def of_run(self, run: Run) -> Iterator[Manifest]:
         """The manifests of a run, one by one."""
         return (self[t] for t in range(run.first, run.last + 1))

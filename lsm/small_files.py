@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path, PurePosixPath
 
 from nosync.lsm.branches import BRANCHES
@@ -83,9 +83,8 @@ class SmallFiles:
             self._waiting = {path: None for path in self._waiting if path not in gone}
         return durable
 
-    def sync(self) -> list[PurePosixPath]:
-        """Makes durable what waits, and returns what is durable since. What cannot be is tried again with the next call."""
-        paths = self.waiting()
+    def sync(self, paths: Sequence[PurePosixPath]) -> list[PurePosixPath]:
+        """Makes these durable, which wait, and returns what is durable since. What cannot be is tried again next time."""
         synced: list[PurePosixPath] = []
         failed: dict[PurePosixPath, NosyncError] = {}
         for path in paths:

@@ -60,7 +60,7 @@ from nosync.lsm.format import HASH_COLUMN, TOMBSTONE_COLUMN
 from nosync.lsm.hashing import Hasher, hash32
 from nosync.lsm.history import View
 from nosync.lsm.layer import Description, LayerId, TraceId, check_name
-from nosync.lsm.ledger import is_whole, lost, safe_from
+from nosync.lsm.ledger import gap_text, is_whole, lost, safe_from
 from nosync.lsm.lines import Lines
 from nosync.lsm.local_path import local_path
 from nosync.lsm.manifest import Manifest
@@ -206,7 +206,9 @@ class Store:
                 raise OutOfOrderError(
                     f"{whose}: already recorded, and merged since; the next timestamp is {self._next[id.trace]}"
                 )
-            first = min((epoch_of(d.lower) for d in available), default=begin)
+            listed = self.node.origin(id.trace)  # its first layer may be lost, and is given again
+            begins = [*(epoch_of(d.lower) for d in available), *([] if listed is None else [epoch_of(listed)])]
+            first = min(begins, default=begin)
             if first is not None and t < first:
                 raise OutOfOrderError(
                     f"{whose}: this trace begins with timestamp {first}, and is only ever gone on with; the next one is "
@@ -556,7 +558,25 @@ class Store:
 
     def verify(self, progress: Callable[[int, int], None] | None = None) -> VerifyReport:
         """Reads and checks every byte of every file; changes nothing."""
-        return verify_directory(self.directory, progress)
+        report = verify_directory(self.directory, progress)
+        return replace(report, errors=(*report.errors, *self._holes()))
+
+    def _holes(self) -> list[str]:
+        """What manifests list, or what ought to be a manifest, and no file holds."""
+        try:
+            lines = self._lines()
+        except NosyncError:
+            return []  # a file that cannot be read, which has been told of
+        safe = self.safe_point() if self._node else self._read_only_safe_point()
+        found: dict[str, None] = {}
+        for name in sorted(lines.refs.names):
+            at = lines.manifests(name).gap(None)
+            found |= {} if at is None else {f"branch {name}: {gap_text(at)}": None}
+            for one in lost(lines, self.directory, safe, name):
+                found[f"{one.entry.id}: is gone; recover() computes it again"] = (
+                    None  # what branches share is told of once
+                )
+        return list(found)
 
     def stages(self) -> list[str]:
         return self.directory.stages()
@@ -612,8 +632,12 @@ class Store:
             stages,
             self.pins(),
             len(self.missing() if node else lost(self._lines(), self.directory, safe)),
-            dict(node.problems) if node else {},
+            dict(node.problems) if node else self._read_only_problems(safe),
         )
+
+    def _read_only_problems(self, safe: int | None) -> dict[str, str]:
+        at = self._lines().manifests().gap(safe)
+        return {} if at is None else {"a lost manifest of main": gap_text(at)}
 
     def _read_only_safe_point(self) -> int | None:
         """As the node computes it, from the catalog as it is on disk now."""

@@ -35,7 +35,7 @@ from nosync.fingerprint import fingerprint
 from nosync.joins import JoinSpec, arranged_schema, joined_schema
 from nosync.levels import MEMORY, NONE, Level, parse_level
 from nosync.loops import loop_schema
-from nosync.lsm.columns import CHANGE_TYPE_COLUMN, INTERNAL_PREFIX, RESERVED, describe, plain
+from nosync.lsm.columns import CHANGE_TYPE_COLUMN, INTERNAL_PREFIX, RESERVED, describe, nullable, plain
 from nosync.lsm.errors import FlowError, NosyncError, SchemaError
 from nosync.lsm.hashing import check_key_type
 from nosync.operators import TOUCHED_COLUMN
@@ -215,7 +215,7 @@ class _Binder:
         first = inputs[0].output
         for other in inputs[1:]:
             same = sorted(other.output.names) == sorted(first.names) and all(
-                other.output.field(f.name).type == f.type for f in first
+                nullable(other.output.field(f.name).type) == nullable(f.type) for f in first
             )
             if not same:
                 raise SchemaError(
@@ -223,7 +223,10 @@ class _Binder:
                     f"{other.name} has ({describe(other.output)}); bring them together with map or select"
                 )
         changing = any(i.changing for i in inputs)
-        fields = [*first, *([pa.field(CHANGE_TYPE_COLUMN, pa.string())] if changing else [])]
+        # Where one of them may hold null inside, so may what they are together.
+        alike = [all(other.output.field(f.name).type == f.type for other in inputs) for f in first]
+        together = [f if same else f.with_type(nullable(f.type)) for f, same in zip(first, alike, strict=True)]
+        fields = [*together, *([pa.field(CHANGE_TYPE_COLUMN, pa.string())] if changing else [])]
         bound = self._stage(stage, pa.schema(fields), changing=changing)
         homes = {self._segment_of.get(name) for name in stage.inputs}
         same_loop = {self.bound[name].loop for name in stage.inputs} == {stage.loop}

@@ -174,6 +174,11 @@ def _check_key(stage: BoundStage, key: Mapping[str, Any]) -> pa.Table:
         raise InvalidInputError(
             f"explain needs a key of stage {stage.name}: {', '.join(stage.key or stage.output.names)}"
         )
+    if stage.key and not {*key} <= {*stage.key} and {*key} <= {*stage.output.names}:
+        raise InvalidInputError(
+            f"explain needs the key of stage {stage.name}, {', '.join(stage.key)}; given are {', '.join(key)}: what led to "
+            "a value is looked for by its key"
+        )
     columns = {}
     for name, value in key.items():
         if name not in stage.output.names:

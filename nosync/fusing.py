@@ -25,7 +25,7 @@ import pyarrow.compute as pc
 from nosync.columns_between import HASH64_COLUMN
 from nosync.lsm.columns import Indices, conformed
 from nosync.lsm.hashing import is_quick
-from nosync.operators import canonical_order, hashed
+from nosync.operators import canonical_order, hashed, one_nan
 from nosync.plan import BoundStage, Feed, kept_through
 
 PLACE_COLUMN, SIDE_COLUMN, OK_COLUMN = "__place", "__side", "__ok"
@@ -98,7 +98,7 @@ def _made(passed: pa.Table, columns: Carried, feed: Feed, stages: Mapping[str, B
 
 def _renamed(rows: pa.Table, schema: pa.Schema, names: Sequence[str]) -> pa.Table:
     """The columns of these names, as those of `schema`."""
-    columns = [conformed(rows.column(name), field.type) for name, field in zip(names, schema, strict=True)]
+    columns = [one_nan(conformed(rows.column(name), field.type)) for name, field in zip(names, schema, strict=True)]
     return pa.Table.from_arrays(columns, schema=schema)
 
 

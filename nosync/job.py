@@ -48,7 +48,7 @@ from nosync.lsm.status import StoreStatus
 from nosync.lsm.store import BEFORE_FIRST_EPOCH, Store, check_range
 from nosync.lsm.timestamp import Epoch, epoch_of, pack
 from nosync.plan import BoundFlow, BoundStage
-from nosync.recovery import Cell, Inventory, RecoveryPlan, Step, plan
+from nosync.recovery import Cell, Inventory, RecoveryPlan, Step, lost_manifest, plan
 from nosync.replay import (
     Progress,
     ReplayPlan,
@@ -127,6 +127,11 @@ class Job:
         self._check_shape(flow)
         self._declared, self._analyze = flow, Analyzer(spark)
         self._sinks = dict(sinks or {})
+        if self._sinks and branch != MAIN:
+            raise FlowError(
+                f"sinks are given the epochs of {MAIN!r}, and this job is on branch {branch!r}, whose epochs would get into "
+                "their output: leave sinks= out, and promote() the branch when its output is wanted"
+            )
         self._kept = KeptInputs(self._node, lambda: self.branch_name)
         self._runner = Runner(spark, self._node, self._place)
         self.recoveries: list[RecoveryReport] = []
@@ -635,7 +640,14 @@ class Job:
                 f"rewind() belongs to the job on {MAIN!r}; branch {self.branch_name!r} can be branched off at {t} instead"
             )
         kept = self._store.rewind(t, keep_as)
-        self._open_line()
+        try:
+            self._open_line()
+        except FlowError as error:
+            self._line = ""  # this job goes on nowhere
+            raise FlowError(
+                f"main was rewound to {t}, which other code than this job's recorded, so this job ends here. Make a Job with "
+                f"that code, and it goes on from {t}; sinks withdraw what came after it then. {error}"
+            ) from error
         return kept
 
     def _sealed_by(self, t: int, branch: str) -> str | None:
@@ -713,7 +725,8 @@ class Job:
             fetched=0,
             recomputed=computed,
             reused=reused,
-            unrecoverable={str(cell): why for cell, why in recovery.impossible.items()},
+            unrecoverable={str(cell): why for cell, why in recovery.impossible.items()}
+            | lost_manifest(self._node, self.branch_name),
             seconds=clock.laps,
         )
 

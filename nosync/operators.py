@@ -31,6 +31,7 @@ from nosync.lsm.columns import (
     describe,
     key_columns,
     match_keys,
+    nullable,
     order_by_key,
     order_of,
     plain,
@@ -133,7 +134,8 @@ def conform(result: Any, schema: pa.Schema, id: LayerId) -> pa.Table:
         column = result.column(field.name)
         both_timestamps = pa.types.is_timestamp(column.type) and pa.types.is_timestamp(field.type)
         if column.type != field.type:
-            if not (both_timestamps or pa.types.is_null(column.type) or column.type.equals(plain_large(field.type))):
+            same = both_timestamps or pa.types.is_null(column.type) or column.type.equals(plain_large(field.type))
+            if not same and nullable(column.type) != nullable(field.type):  # split() gives an array that holds no null
                 raise _wrong_schema(id, result.schema, schema)
             column = column.cast(field.type)
         columns.append(column)
@@ -189,10 +191,32 @@ def canonical_order(rows: pa.Table) -> Indices:
     runs = list(_runs(hashes[order]))
     contents = rows.drop_columns([HASH64_COLUMN]).take(pa.array(order)) if runs else rows
     for start, stop in runs:
-        texts = [repr(row) for row in contents.slice(start, stop - start).to_pylist()]
+        texts = _texts(contents.slice(start, stop - start))
         if len(set(texts)) > 1:
             order[start:stop] = order[start:stop][sorted(range(len(texts)), key=texts.__getitem__)]
     return order
+
+
+def _texts(rows: pa.Table) -> list[str]:
+    """A text of each row that others of equal contents have, too."""
+    try:
+        return [repr(row) for row in rows.to_pylist()]
+    except (OverflowError, ValueError):  # a date after the year 9999, which Python does not have
+        numbers = [
+            column.cast(pa.int32() if pa.types.is_date32(column.type) else pa.int64())
+            if pa.types.is_temporal(column.type)
+            else column
+            for column in rows.columns
+        ]
+        return [repr(row) for row in pa.table(numbers, names=rows.column_names).to_pylist()]
+
+
+def one_nan(column: pa.ChunkedArray) -> pa.ChunkedArray:
+    """NaN in one form only: equal rows are to make equal layers, and processors make NaN of several forms (`sqrt(-1)`)."""
+    if not pa.types.is_floating(column.type):
+        return column
+    is_nan = pc.is_nan(column)
+    return pc.if_else(is_nan, pa.scalar(float("nan"), column.type), column) if pc.any(is_nan).as_py() else column
 
 
 def _runs(ordered: Indices) -> Iterator[tuple[int, int]]:
@@ -247,7 +271,7 @@ def keep_rows(work: Work) -> Produced:
 def apply_union(work: Work) -> Produced:
     """All inputs' rows one after the other; rows of an input that only grows are insertions."""
     tables = [as_changes(rows) if work.stage.changing else rows for rows in work.inputs]
-    tables = [rows.select(work.stage.schema.names) for rows in tables]
+    tables = [rows.select(work.stage.schema.names).cast(work.stage.schema) for rows in tables]
     return Produced(arrange(pa.concat_tables(tables), (), whose=str(work.id)))
 
 

@@ -19,6 +19,8 @@ from dataclasses import dataclass
 from nosync.dataflow import JOIN, SOURCE
 from nosync.lsm.history import History, Part, Span, span_at, view_at
 from nosync.lsm.layer import Description, TraceId
+from nosync.lsm.ledger import gap_text
+from nosync.lsm.roles import StoreNode
 from nosync.lsm.timestamp import ZERO, Time, epoch_of, pack
 from nosync.plan import WATERMARK, BoundFlow, BoundStage, part_of
 
@@ -243,3 +245,9 @@ class _Planner:
             needs_input = frozenset(name for name in compute if self._flow.stages[name].kind == SOURCE)
             found.append(Step(t, {name: frozenset(shards) for name, shards in sorted(compute.items())}, needs_input))
         return tuple(found)
+
+
+def lost_manifest(node: StoreNode, branch: str) -> dict[str, str]:
+    """What no computation brings back, with what to do: the first manifest of a branch that is lost before later ones."""
+    at = node.manifests(branch).gap(node.safe_point(branch))
+    return {} if at is None else {f"manifest of epoch {at}": gap_text(at)}

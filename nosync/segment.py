@@ -57,6 +57,7 @@ from nosync.operators import (
     keep_rows,
     lone_updates_named,
     nothing_happened,
+    one_nan,
     source,
     stage_error,
 )
@@ -117,7 +118,7 @@ def _rows_schema(stage: BoundStage, emission: Emission) -> pa.Schema:
 
 def _given(rows: pa.Table, source: BoundStage) -> pa.Table:
     """A source's rows as they came, with the hash of each."""
-    columns = [conformed(rows.column(field.name), field.type) for field in source.schema]
+    columns = [one_nan(conformed(rows.column(field.name), field.type)) for field in source.schema]
     return hashed(pa.Table.from_arrays(columns, schema=source.schema), source.schema.names, sent=rows)
 
 

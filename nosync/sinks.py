@@ -120,7 +120,8 @@ class ParquetSink:
     def _name(self) -> str | None:
         path = Path(self.path) / _NAME
         with storage_errors("read", path):
-            return path.read_text().strip() if path.exists() else None
+            found = path.read_text().strip() if path.exists() else ""
+        return found if found.isdecimal() else None  # anything else is left of a write that was cut off
 
     def _make_own(self, marks: Marks) -> None:
         if self._name() is not None:
@@ -129,8 +130,10 @@ class ParquetSink:
         marks.own(name)
         with storage_errors("write", path):
             path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(f"{name}\n")
-            _ENV.sync_file(path)
+            begun = path.with_name(f".{_NAME}-{name}")
+            begun.write_text(f"{name}\n")
+            _ENV.sync_file(begun)
+            begun.replace(path)
             _ENV.sync_dir(path.parent)
 
     def _given(self) -> list[int]:

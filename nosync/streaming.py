@@ -23,12 +23,18 @@ def check_stream(
     """Raises FlowError where the batches of a checkpoint would not follow the epochs that there are.
 
     `first`: the epoch of its first batch. `last`: the last sealed epoch, and `before` what `streamed_from` says of it.
-    `exists`: whether the checkpoint has any batch, which may be on a file system that only Spark reaches.
+    `exists`: whether the checkpoint has any batch that was committed, which may be on a file system that only Spark reaches.
     """
     if last is None:
-        return
-    if not exists():
-        if first != last + 1:
+        if exists():
+            raise FlowError(
+                f"the store has no epoch yet, and {checkpoint} has batches of a stream, whose rows it would never get: open the "
+                "store that this checkpoint belongs to, or begin again with a new checkpoint"
+            )
+    elif not exists():
+        if (
+            first != last + 1 and not first == last == before
+        ):  # its first batch was sealed, and died before it was committed
             raise FlowError(
                 f"the store is at epoch {last}, but {checkpoint} is a new checkpoint, whose first batch would be epoch "
                 f"{first}: use the checkpoint that this store was streamed with; or first={last + 1}, for rows that it does "

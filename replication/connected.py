@@ -30,6 +30,7 @@ from nosync.replication.fetching import fetch_files
 from nosync.replication.places import address_of
 from nosync.replication.serving import status_of
 from nosync.replication.transport import DaemonClient
+from nosync.replication.wire import is_name
 
 
 class RemoteEnv(Env):
@@ -46,8 +47,9 @@ class RemoteEnv(Env):
         directory = self._relative(path)
         names = self._client.list_files(directory)
         if not directory.startswith(LAYERS):
-            small = [f"{directory}/{name}" for name in names if name.endswith(".json")]
-            self._fetch([name for name in small if not (self._root / name).exists()])
+            small = [name for name in names if name.endswith(".json") and is_name(f"{directory}/{name}")]
+            self._fetch([f"{directory}/{name}" for name in small if not (path / name).exists()])
+            return [name for name in names if name in small or not name.endswith(".json")]
         return names
 
     def read(self, path: Path) -> bytes:

@@ -34,7 +34,7 @@ from nosync.replication.inventory import Held, NodeId, keepers, layer_of, name_o
 from nosync.replication.messages import Close, Effect, Hello, Message, NotThere, Send, SessionId, Wanted
 from nosync.replication.peer import Peer
 from nosync.replication.protocol import Replica
-from nosync.replication.wire import Chunk, Decoder, Encoder
+from nosync.replication.wire import Chunk, Decoder, Encoder, check_name
 
 log = logging.getLogger("nosync.replication")
 
@@ -148,7 +148,10 @@ class Replicator:
     def _held_file(self, path: PurePosixPath) -> Held | None:
         """What a durable manifest, or entry of the log of branches, holds."""
         try:
-            text = self._env.read(self._root / path)
+            text = self._env.read(self._root / check_name(str(path)))
+        except ReplicationError as error:  # peers would take nothing more from a node that announced it
+            log.warning("not announced: %s; move it out of the store's directory", error)
+            return None
         except OSError as error:
             log.error("not announced: %s: %s", path, error)
             return None

@@ -121,6 +121,8 @@ def host_of(address: str) -> str:
     host, colon, port = address.rpartition(":")
     if not colon or not host or not port.isdigit() or int(port) > 65535:
         raise ReplicationError(f"address {address!r} is not HOST:PORT, with a port up to 65535")
+    if ":" in host and not (host.startswith("[") and host.endswith("]")):
+        raise ReplicationError(f"address {address!r}: write an IPv6 address as [{host}]:{port}")
     return host.strip("[]")
 
 
@@ -430,10 +432,18 @@ def _check_free(listen: str) -> None:
     host, _, port = listen.rpartition(":")
     try:
         found = socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        refused: list[OSError] = []
         for family, kind, protocol, _, address in found:
-            with socket.socket(family, kind, protocol) as probe:
-                probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-                probe.bind(address)
+            try:
+                with socket.socket(family, kind, protocol) as probe:
+                    probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                    probe.bind(address)
+            except OSError as error:  # a name may stand for an address that this machine has not, such as that of IPv6
+                if error.errno not in (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT):
+                    raise
+                refused.append(error)
+        if found and len(refused) == len(found):
+            raise refused[0]
     except OSError as error:
         advice = {
             errno.EADDRINUSE: "another program has this port, a daemon that still runs perhaps: stop it, or --listen on another",

@@ -294,10 +294,15 @@ def _checked(held: pb.Held) -> Held:
     return Held(check_name(held.name), held.digest, held.size_bytes)
 
 
+def is_name(name: str) -> bool:
+    """Whether a store writes files of this name."""
+    is_small = _SMALL.match(name) and (not name.startswith(f"{MANIFESTS}/") or epochs_of(name) is not None)
+    return bool(len(name) <= 1000 and (is_small or _is_layer(name)) and ".." not in name.split("/"))
+
+
 def check_name(name: str) -> str:
     """A name that a store writes; nothing else ever becomes a path."""
-    is_small = _SMALL.match(name) and (not name.startswith(f"{MANIFESTS}/") or epochs_of(name) is not None)
-    if len(name) <= 1000 and (is_small or _is_layer(name)) and ".." not in name.split("/"):
+    if is_name(name):
         return name
     raise ReplicationError(
         f"{name[:200]!r} is not the name of a layer, a manifest or an archive of them, a register's fact, or an entry of the log "

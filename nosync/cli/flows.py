@@ -18,9 +18,21 @@ from rich.markup import escape
 
 import nosync
 from nosync.cli.group import cli
-from nosync.cli.screen import JSON, STORE, check_store, out, parse_keys, print_json, progress, read_only, show_rows
+from nosync.cli.screen import (
+    JSON,
+    STORE,
+    check_store,
+    head,
+    out,
+    parse_keys,
+    print_json,
+    progress,
+    read_only,
+    show_rows,
+)
 from nosync.lsm.errors import InvalidInputError, NosyncError
 from nosync.lsm.store import Store
+from nosync.recovery import lost_manifest
 from nosync.spark.java import launch_settings
 
 if TYPE_CHECKING:
@@ -174,7 +186,7 @@ def explain(
     out.print(escape(str(found)))
     for name, rows in found.inputs.items():
         out.print(f"\n[bold]{escape(name)}[/]")
-        show_rows(rows.slice(0, limit), rows.num_rows)
+        show_rows(head(rows, limit), rows.num_rows)
 
 
 def _explained(
@@ -215,12 +227,12 @@ def recover(path: Path, flow_name: str, verify: bool, branch: str, cores: int | 
         if verify:
             store.node.check()
         last, safe, missing = store.last_sealed(branch), store.safe_point(branch), store.node.missing(branch)
+        gap = lost_manifest(store.node, branch)
     if last is not None and not missing:  # without a job, which would stop the one that runs
-        report = nosync.RecoveryReport(safe, last, 0, 0, 0, 0, {}, {"inspect": time.perf_counter() - began_s})
-        print_json(dataclasses.asdict(report)) if as_json else out.print(escape(str(report)))
-        return
-    with _job(path, flow, branch, cores) as job, progress("recomputing", quiet=as_json) as advance:
-        report = job.recover(verify=verify, progress=lambda done, of: advance(done, of, "epochs"))
+        report = nosync.RecoveryReport(safe, last, 0, 0, 0, 0, gap, {"inspect": time.perf_counter() - began_s})
+    else:
+        with _job(path, flow, branch, cores) as job, progress("recomputing", quiet=as_json) as advance:
+            report = job.recover(verify=verify, progress=lambda done, of: advance(done, of, "epochs"))
     print_json(dataclasses.asdict(report)) if as_json else out.print(escape(str(report)))
     if report.unrecoverable:
         sys.exit(1)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import dataclasses
-import json
 import sys
 import time
 from collections.abc import Sequence
@@ -24,6 +23,8 @@ from nosync.cli.screen import (
     STORE,
     check_store,
     err,
+    head,
+    json_text,
     out,
     parse_keys,
     print_json,
@@ -34,7 +35,7 @@ from nosync.cli.screen import (
     size_text,
     table_of,
 )
-from nosync.lsm.errors import NosyncError, StorageError
+from nosync.lsm.errors import InvalidInputError, NosyncError, StorageError
 from nosync.lsm.status import StoreStatus
 from nosync.lsm.store import Store
 
@@ -149,10 +150,9 @@ def _show_daemon(daemon: dict[str, Any]) -> None:
 def _show_status(s: StoreStatus) -> None:
     facts = table_of("", "")
     facts.show_header = False
-    facts.add_row("store", s.path)
-    facts.add_row(
-        "safe point", "none yet" if s.safe_point is None else f"{s.safe_point}  (everything up to it is durable)"
-    )
+    facts.add_row("store", escape(s.path))
+    means = "everything up to it was made durable" if s.missing else "everything up to it is durable"
+    facts.add_row("safe point", "none yet" if s.safe_point is None else f"{s.safe_point}  ({means})")
     facts.add_row("last sealed", "none yet" if s.last_sealed is None else str(s.last_sealed))
     facts.add_row("readable from", str(s.since))
     facts.add_row("missing layers", str(s.missing) + ("  (recover() recomputes them)" if s.missing else ""))
@@ -168,7 +168,7 @@ def _show_status(s: StoreStatus) -> None:
         )  # fmt: skip
     out.print(table if s.stages else "no stage recorded yet")
     for where, problem in s.problems.items():
-        err.print(f"[red]problem:[/] {escape(where)}: {escape(problem)}")
+        err.print(f"[red]problem:[/] {escape(where)}: {escape(problem)}", soft_wrap=True)
 
 
 @cli.command()
@@ -214,15 +214,17 @@ def get(
         raise click.UsageError("--csv and --json are two formats: leave out one")
     with read_only(path) as store:
         wanted = [column.strip() for column in columns.split(",")] if columns else None
+        if wanted is not None and len(set(wanted)) < len(wanted):
+            raise InvalidInputError(f"--columns {columns}: a column is given twice")
         prefix = parse_keys(store, stage, as_of, keys, branch)
         table = store.read(stage, as_of, columns=wanted, prefix=prefix, branch=branch)
-    shown = table if limit is None else table.slice(0, limit)
+    shown = table if limit is None else head(table, limit)
     if as_json:
         print_json(shown.to_pylist())
     elif as_csv:
         pyarrow.csv.write_csv(_flat(shown), sys.stdout.buffer)
     else:
-        show_rows(shown.slice(0, limit or MOST_ROWS_SHOWN), table.num_rows)
+        show_rows(shown if limit is not None else head(table, MOST_ROWS_SHOWN), table.num_rows)
 
 
 def _flat(table: pa.Table) -> pa.Table:
@@ -234,8 +236,8 @@ def _flat(table: pa.Table) -> pa.Table:
             ]
             table = table.set_column(i, f.name, pa.array(texts, pa.string()))
         if pa.types.is_nested(f.type):
-            texts = [json.dumps(value, default=str) for value in table.column(i).to_pylist()]
-            table = table.set_column(i, f.name, pa.array(texts))
+            texts = [None if value is None else json_text(value) for value in table.column(i).to_pylist()]
+            table = table.set_column(i, f.name, pa.array(texts, pa.string()))
     return table
 
 
@@ -270,7 +272,7 @@ def diff(
     found = ", ".join(f"{kinds.count(kind):,} {text}" for kind, text in _DIFF_KINDS.items())
     out.print(f"{found} of stage {escape(stage)}, {escape(a)} (a) beside {escape(b)} (b)")
     if table.num_rows:
-        show_rows(table.slice(0, limit), table.num_rows)
+        show_rows(head(table, limit), table.num_rows)
 
 
 def _write_page(path: Path, stage: str, a: str, b: str, as_of: int | None, html: Path, *, as_json: bool) -> None:

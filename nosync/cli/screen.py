@@ -7,7 +7,7 @@ import json
 import math
 import re
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -35,6 +35,7 @@ err = Console(stderr=True, highlight=False, emoji=False)
 STORE = click.argument("path", metavar="PATH", type=click.Path(path_type=Path))
 JSON = click.option("--json", "as_json", is_flag=True, help="Print JSON instead of tables.")
 MOST_ROWS_SHOWN = 50
+_CONTROL = {i: repr(chr(i))[1:-1] for i in (*range(32), 127)}
 _ADDRESS = re.compile(r"[^/]+:[0-9]{1,5}\Z")
 
 
@@ -45,6 +46,15 @@ def fail(message: str, code: int) -> None:
 
 def print_json(value: Any) -> None:
     click.echo(json.dumps(_for_json(value), indent=2, default=str, allow_nan=False))
+
+
+def json_text(value: Any) -> str:
+    """One value as `print_json` has it."""
+    return json.dumps(_for_json(value), default=str, allow_nan=False)
+
+
+def head(rows: pa.Table, limit: int) -> pa.Table:
+    return rows.slice(0, min(limit, rows.num_rows))
 
 
 def _for_json(value: Any) -> Any:
@@ -87,9 +97,14 @@ def progress(text: str, *, quiet: bool = False) -> Iterator[Callable[[int, int, 
 
 def table_of(*columns: str) -> Table:
     """Columns whose name ends in > are right-aligned."""
+    return _table([(column.removesuffix(">"), column.endswith(">")) for column in columns])
+
+
+def _table(columns: Iterable[tuple[str, bool]]) -> Table:
+    """`columns`: their names, as they are, and whether they are right-aligned."""
     table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
-    for column in columns:
-        table.add_column(column.removesuffix(">"), justify="right" if column.endswith(">") else "left", overflow="fold")
+    for name, is_right in columns:
+        table.add_column(escape(name), justify="right" if is_right else "left", overflow="fold")
     return table
 
 
@@ -115,11 +130,19 @@ def parse_keys(store: Store, stage: str, as_of: int | None, keys: Sequence[str],
             raise InvalidInputError(f"--key: stage {stage} has no column {name!r}; it has {', '.join(schema.names)}")
         if name in prefix:
             raise InvalidInputError(f"--key: column {name!r} is given twice")
-        try:
-            prefix[name] = pa.array([value]).cast(schema.field(name).type)[0].as_py()
-        except pa.ArrowException as error:
-            raise InvalidInputError(f"--key {text!r}: {value!r} is not a {schema.field(name).type}: {error}") from error
+        prefix[name] = _parsed(value, schema.field(name).type, text)
     return prefix
+
+
+def _parsed(value: str, type_: pa.DataType, text: str) -> Any:
+    """What a table shows, as a value of that type."""
+    try:
+        if pa.types.is_binary(type_):
+            return base64.b64decode(value, validate=True)
+        return pa.array([value]).cast(type_)[0].as_py()
+    except (pa.ArrowException, ValueError) as error:
+        what = "text in base64" if pa.types.is_binary(type_) else f"a {type_}"
+        raise InvalidInputError(f"--key {text!r}: {value!r} is not {what}: {error}") from error
 
 
 def show_layers(found: Sequence[LayerStatus]) -> None:
@@ -137,9 +160,9 @@ def show_rows(rows: pa.Table, of: int) -> None:
     numeric = [
         pa.types.is_integer(f.type) or pa.types.is_floating(f.type) or pa.types.is_decimal(f.type) for f in rows.schema
     ]
-    table = table_of(*(f"{name}>" if right else name for name, right in zip(rows.column_names, numeric, strict=True)))
-    for row in rows.to_pylist():
-        table.add_row(*(escape(_cell(value)) for value in row.values()))
+    table = _table(zip(rows.column_names, numeric, strict=True))
+    for row in zip(*(column.to_pylist() for column in rows.columns), strict=True):
+        table.add_row(*(escape(_cell(value)) for value in row))
     out.print(table)
     if rows.num_rows < of:
         out.print(f"... {of - rows.num_rows:,} more of {of:,} rows")
@@ -148,4 +171,7 @@ def show_rows(rows: pa.Table, of: int) -> None:
 def _cell(value: Any) -> str:
     if value is None:
         return "null"
-    return repr(value) if isinstance(value, float) else str(value)  # so that --key takes it as it is shown
+    if isinstance(value, bytes):
+        return base64.b64encode(value).decode()
+    text = repr(value) if isinstance(value, float) else str(value)  # so that --key takes it as it is shown
+    return text if text.isprintable() else text.translate(_CONTROL)  # a line break would look like another row

@@ -23,7 +23,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
-from pyspark.sql.types import StructType
+from pyspark.sql.types import ArrayType, DataType, StringType, StructType, TimeType, VariantType
 
 from nosync.batches import run_epochs_of_shard
 from nosync.columns_between import HASH64_COLUMN, REPORT_COLUMN, SIDE_COLUMN, TAG_COLUMN
@@ -84,7 +84,24 @@ def parse_ddl(text: str) -> pa.Schema:
     schema = StructType.fromDDL(text)
     if not isinstance(schema, StructType):
         raise SchemaError(f"{text!r} is a single type, expected columns such as 'name string, n bigint'")
+    for column in schema:
+        _check_type(column.dataType, f"column {column.name!r} of {text!r}")
     return to_arrow_schema(schema, timezone="UTC")
+
+
+def _check_type(type_: DataType, what: str) -> None:
+    """Raises SchemaError for a type whose values Spark and tasks would not tell apart alike."""
+    if isinstance(type_, StringType) and not type_.isUTF8BinaryCollation():
+        raise SchemaError(
+            f"{what} has the collation {type_.collation}, and keys are compared by their bytes: declare it as string, and give "
+            "lower(column), say"
+        )
+    for refused, instead in ((VariantType, "a string, as to_json(column) has it"), (TimeType, "a number or a string")):
+        if isinstance(type_, refused):
+            raise SchemaError(f"{what} is {type_.simpleString()}, whose values cannot be hashed: give {instead}")
+    inner = [field.dataType for field in type_] if isinstance(type_, StructType) else []
+    for part in [*inner, *([type_.elementType] if isinstance(type_, ArrayType) else [])]:
+        _check_type(part, what)
 
 
 Reports = dict[tuple[str, int], Report]
@@ -534,6 +551,8 @@ def check_input(stage: BoundStage, frame: Any) -> DataFrame:
     if not hasattr(frame, "mapInArrow") or not hasattr(frame, "schema"):
         raise SchemaError(f"source {stage.name}: {type(frame).__name__} was given, expected a Spark DataFrame")
     mine = [f for f in frame.schema if f.name in stage.schema.names]  # others may be of any type, or for epoch= only
+    for column in mine:
+        _check_type(column.dataType, f"source {stage.name}: column {column.name!r}")
     found = plain(to_arrow_schema(StructType(mine), timezone="UTC").empty_table()).schema
     for expected in stage.schema:
         index = found.get_field_index(expected.name)

@@ -24,6 +24,7 @@ from nosync.lsm.trace import DELETE, UPDATE_BEFORE, Trace
 from nosync.plan import BoundStage
 from nosync.replication.places import Place, directory_of
 
+_COUNT = "__n"
 ReadView = Callable[[View], Iterator[pa.RecordBatch]]
 
 
@@ -50,9 +51,11 @@ class StageReader:
         """Of a stateless stage over rows that change: all insertions, less the rows that were taken back."""
         weight = F.when(F.col(CHANGE_TYPE_COLUMN).isin(DELETE, UPDATE_BEFORE), -1).otherwise(1)
         columns = [F.col("`" + name.replace("`", "``") + "`") for name in self.stage.output.names]
-        summed = self.changes(spark, -1, as_of).groupBy(*columns).agg(F.sum(weight).alias("_n")).where("_n > 0")
-        repeated = summed.withColumn("_n", F.explode(F.sequence(F.lit(1), F.col("_n"))))
-        return repeated.drop("_n")
+        summed = (
+            self.changes(spark, -1, as_of).groupBy(*columns).agg(F.sum(weight).alias(_COUNT)).where(f"{_COUNT} > 0")
+        )
+        repeated = summed.withColumn(_COUNT, F.explode(F.sequence(F.lit(1), F.col(_COUNT))))
+        return repeated.drop(_COUNT)
 
     def changes(self, spark: SparkSession, after: int, until: int) -> DataFrame:
         """The change feed: the stage's columns, `_change_type` and `_epoch`."""

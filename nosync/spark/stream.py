@@ -19,21 +19,23 @@ from pyspark.sql.streaming.query import StreamingQuery
 from nosync.lsm.errors import InvalidInputError
 from nosync.spark.expressions import quoted
 
-_SOURCE = "_source"
+_SOURCE = "the source"
+"""No source can have a name with a blank."""
 Advance = Callable[[int, Mapping[str, DataFrame]], object]
 
 
 def has_batches(spark: SparkSession, checkpoint: str | Path) -> bool:
-    """Whether a checkpoint is there and has the offsets of a batch: one that was made, and then saw no rows, is as good as new.
+    """Whether a checkpoint is there and has a batch that was committed: one that was made, and then saw no rows or died in its
+    first batch, is as good as new.
 
     It is looked for where Spark would find it. Raises InvalidInputError where that cannot be reached.
     """
     try:
         jvm: Any = spark._jvm
-        offsets = jvm.org.apache.hadoop.fs.Path(f"{checkpoint}/offsets")
-        files = offsets.getFileSystem(spark._jsc.hadoopConfiguration())
-        return bool(files.exists(offsets)) and any(
-            one.getPath().getName().isdigit() for one in files.listStatus(offsets)
+        commits = jvm.org.apache.hadoop.fs.Path(f"{checkpoint}/commits")
+        files = commits.getFileSystem(spark._jsc.hadoopConfiguration())
+        return bool(files.exists(commits)) and any(
+            one.getPath().getName().isdigit() for one in files.listStatus(commits)
         )
     except Py4JJavaError as error:
         raise InvalidInputError(f"cannot look for {checkpoint}: {error.java_exception.getMessage()}") from None
@@ -84,4 +86,4 @@ def _combined(inputs: Mapping[str, DataFrame]) -> DataFrame:
 def _split(batch: DataFrame, inputs: Mapping[str, DataFrame]) -> dict[str, DataFrame]:
     if len(inputs) == 1:
         return dict.fromkeys(inputs, batch)
-    return {source: batch.where(F.col(_SOURCE) == source).select(f"{source}.*") for source in inputs}
+    return {source: batch.where(F.col(quoted(_SOURCE)) == source).select(f"{source}.*") for source in inputs}

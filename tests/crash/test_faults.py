@@ -570,7 +570,7 @@ def test_an_error_that_nobody_expected_ends_no_thread_of_the_node(
     assert isinstance(node, Node)
     whole, seen = node.small.sync, threading.Semaphore(0)
 
-    def broken() -> list[PurePosixPath]:
+    def broken(paths: object) -> list[PurePosixPath]:
         seen.release()
         raise ZeroDivisionError("planted")
 

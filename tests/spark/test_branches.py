@@ -419,3 +419,28 @@ def test_what_was_placed_by_one_key_can_be_asked_for_by_another(spark: SparkSess
     for lost in [x for x in store.layers() if x.stage == "rows"]:
         Path(lost.path).unlink()
     assert again.recover(epoch).unrecoverable == {}, "each epoch's rows go where they went"
+
+
+@pytest.mark.parametrize("to", [0, 1])
+def test_main_rewound_to_before_a_promoted_branch(spark: SparkSession, open_store: OpenStore, to: int) -> None:
+    """The code that recorded what is left goes on; the promoted one is refused, and told why."""
+    store, got = open_store(), list[int]()
+    sink = {"sums": nosync.CallbackSink(lambda _, t: got.append(t), on_withdraw=lambda t: got.append(-t))}
+    job = nosync.Job(make_flow(), store, spark=spark, shards=2, sinks=sink)
+    for t in range(4):
+        job.advance(t, rows(spark, t))
+    branch = job.branch("b", at=1, replace={"kept": even})
+    branch.replay()
+    job.promote(branch, keep_as="old")
+    got.clear()
+    with pytest.raises(nosync.FlowError, match=f"main was rewound to {to}, which other code"):
+        job.rewind(to)
+    assert store.last_sealed() == to
+    with pytest.raises(nosync.FencedError):
+        job.advance(to + 1, rows(spark, to + 1))
+    job = nosync.Job(make_flow(), store, spark=spark, shards=2, sinks=sink)
+    assert got == [-to], "what was given is withdrawn"
+    job.advance(to + 1, rows(spark, to + 1))
+    assert got == [-to, to + 1]
+    with pytest.raises(nosync.FlowError):
+        nosync.Job(make_flow(even), store, spark=spark, shards=2)

@@ -166,3 +166,29 @@ def test_a_column_of_maps_is_refused(spark: SparkSession, open_store: OpenStore)
         nosync.SchemaError, match=r"source rows: column 's' is .*map.*: give it as array<struct<key, value>>"
     ):
         nosync.Job(flow, open_store(), spark=spark, shards=2)
+
+
+@pytest.mark.parametrize(
+    ("column", "what"),
+    [
+        ("k string collate UTF8_LCASE", "has the collation UTF8_LCASE"),
+        ("k array<string collate UTF8_LCASE>", "has the collation UTF8_LCASE"),
+        ("k variant", "whose values cannot be hashed"),
+        ("k struct<t: time(6)>", "whose values cannot be hashed"),
+    ],
+)
+def test_columns_that_tasks_would_tell_apart_otherwise_than_spark(
+    spark: SparkSession, open_store: OpenStore, column: str, what: str
+) -> None:
+    flow = nosync.Dataflow("f")
+    flow.source("rows", f"{column}, v bigint").aggregate("n", key=["v"], n=nosync.count())
+    with pytest.raises(nosync.SchemaError, match=what):
+        nosync.Job(flow, open_store(), spark=spark, shards=2)
+
+
+def test_rows_of_a_collation_are_refused(spark: SparkSession, open_store: OpenStore) -> None:
+    flow = nosync.Dataflow("f")
+    flow.source("rows", SCHEMA).aggregate("n", key=["k"], n=nosync.count())
+    job = nosync.Job(flow, open_store(), spark=spark, shards=2)
+    with pytest.raises(nosync.SchemaError, match="column 'k' has the collation UTF8_LCASE"):
+        job.advance(0, {"rows": spark.sql("SELECT 'a' COLLATE UTF8_LCASE AS k, 1L AS v")})

@@ -187,3 +187,36 @@ def test_a_job_that_was_replaced_stays_fenced_when_main_is_another_line(
     assert totals(store) == before
     new.advance(3, given(spark, ("a", 5)))
     assert totals(store) == ({"a": 11} if how == "rewind" else {"a": 5})
+
+
+def test_a_name_that_a_full_disk_cut_off_is_none(
+    spark: SparkSession, open_store: OpenStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The output is the sink's own, and goes on as soon as there is space."""
+    out, store = tmp_path / "out", open_store()
+    job = job_on(spark, store, sums=nosync.ParquetSink(out))
+    whole = Path.write_text
+
+    def full(path: Path, text: str) -> int:
+        whole(path, text[:0])
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "write_text", full)
+        with pytest.raises(nosync.StorageError, match="No space left"):
+            job.advance(0, given(spark, ("a", 1)))
+    (out / "_nosync").write_text("")  # as an earlier version left it
+    job.advance(0, given(spark, ("a", 1)))
+    job_on(spark, store, sums=nosync.ParquetSink(out)).advance(1, given(spark, ("a", 1)))
+    assert epochs(out) == [0, 1]
+
+
+def test_a_job_on_a_branch_has_no_sinks(spark: SparkSession, open_store: OpenStore, tmp_path: Path) -> None:
+    """Its epochs would get into the output of main."""
+    store = open_store()
+    job = job_on(spark, store)
+    job.advance(0, given(spark, ("a", 1)))
+    job.branch("b", at=0)
+    sinks = {"sums": nosync.ParquetSink(tmp_path / "out")}
+    with pytest.raises(nosync.FlowError, match="sinks are given the epochs of 'main'"):
+        nosync.Job(flow_of(), store, spark=spark, shards=1, branch="b", sinks=sinks)

@@ -316,3 +316,53 @@ def test_sinks_that_cannot_be(spark: SparkSession, open_store: OpenStore) -> Non
         nosync.CallbackSink(lambda changes, t: None, "precise")
     with pytest.raises(nosync.UnknownStageError, match="'nope'"):
         make_job(open_store(), spark, {"nope": nosync.ParquetSink("x")})
+
+
+def test_a_checkpoint_without_its_store_is_refused(spark: SparkSession, open_store: OpenStore, tmp_path: Path) -> None:
+    """Or the rows of its batches would be in no store."""
+    write_input(tmp_path / "in", files=2)
+    run_stream(make_job(open_store(), spark), spark, tmp_path)
+    with pytest.raises(nosync.FlowError, match="has no epoch yet, and .* has batches"):
+        run_stream(make_job(open_store("another"), spark), spark, tmp_path)
+
+
+def test_a_new_checkpoint_whose_first_batch_died_goes_on(
+    spark: SparkSession, open_store: OpenStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_input(tmp_path / "in", files=2)
+    store = open_store()
+    job = make_job(store, spark)
+    run_stream(job, spark, tmp_path)
+    job.rewind(0)
+
+    finish = nosync.Job._finish
+
+    def dies_before(*_: object, **__: object) -> None:
+        raise OSError("killed")
+
+    def dies_after(*given: Any, **more: Any) -> None:
+        finish(*given, **more)
+        raise OSError("killed")
+
+    again = {"checkpoint": tmp_path / "cp2", "first": 1}
+    for dies in (dies_before, dies_after):  # the epoch is not sealed; it is, and its batch is not committed
+        with monkeypatch.context() as patch:
+            patch.setattr(nosync.Job, "_finish", dies)
+            with pytest.raises(StreamingQueryException):
+                run_stream(make_job(store, spark), spark, tmp_path, **again)
+    run_stream(make_job(store, spark), spark, tmp_path, **again)
+    assert store.last_sealed() == 2
+    assert sum(row["n"] for row in store.read("totals").to_pylist()) == 3 * 40, "epoch 0, and both files again"
+
+
+def test_sources_of_any_name_are_streamed_together(spark: SparkSession, open_store: OpenStore, tmp_path: Path) -> None:
+    write_input(tmp_path / "in", files=1)
+    flow = nosync.Dataflow("f")
+    one, other = flow.source("_source", SCHEMA), flow.source("other", SCHEMA)
+    one.union("both", other).aggregate("totals", key=["word"], n=nosync.count())
+    store = open_store()
+    rows = {name: read_stream(spark, tmp_path / "in") for name in ("_source", "other")}
+    job = nosync.Job(flow, store, spark=spark, shards=2)
+    query = job.stream(rows, checkpoint=tmp_path / "cp", trigger={"availableNow": True})
+    assert query.awaitTermination(240)
+    assert sum(row["n"] for row in store.read("totals").to_pylist()) == 80

@@ -481,3 +481,50 @@ def test_a_table_is_read_from_a_daemons_address(spark: SparkSession, tmp_path: P
         for path in (f"127.0.0.1:{daemons.ports['n1']}", str(daemons.data("n1"))):
             table = spark.read.format("nosync").options(path=path, stage="s").load()
             assert sorted(tuple(row) for row in table.collect()) == [(1, 3), (2, 4)]
+
+
+def test_one_nan_whatever_made_it(spark: SparkSession, open_store: OpenStore) -> None:
+    """`sqrt(-1)` gives another one than the constant: equal rows in another order are equal."""
+    flow = nosync.Dataflow("f")
+    flow.source("rows", "k string, v double").aggregate("n", key=["k"], n=nosync.count_distinct("v"))
+    job = nosync.Job(flow, open_store(), spark=spark, shards=1)
+    for order in ("(1D), (2D)", "(2D), (1D)"):  # the same epoch twice
+        nans = f"SELECT 'a' AS k, CASE WHEN v = 1 THEN double('NaN') ELSE sqrt(-v) END AS v FROM VALUES {order} AS t(v)"
+        job.advance(0, {"rows": spark.sql(nans)})
+    assert [tuple(row) for row in job.read("n").collect()] == [("a", 1)]
+
+
+@pytest.mark.parametrize("wheres", [0, 1])
+def test_equal_rows_of_the_year_10000(spark: SparkSession, open_store: OpenStore, wheres: int) -> None:
+    """Which Python has no dates of; the end of 9999 is in it in UTC, for who is west of Greenwich."""
+    flow = nosync.Dataflow("f")
+    rows: nosync.Stage = flow.source("rows", "k string, at timestamp, day date")
+    for i in range(wheres):
+        rows = rows.where(f"w{i}", "k IS NOT NULL")
+    rows.aggregate("n", key=["k"], n=nosync.count())
+    job = nosync.Job(flow, open_store(), spark=spark, shards=1)
+    late = "SELECT 'a' AS k, TIMESTAMP'+10000-01-01 04:59:59' AS at, DATE'+10000-12-31' AS day FROM range(2)"
+    job.advance(0, {"rows": spark.sql(late)})
+    assert [tuple(row) for row in job.read("n").collect()] == [("a", 2)]
+
+
+def test_arrays_that_hold_no_null_are_arrays(spark: SparkSession, open_store: OpenStore) -> None:
+    """`split` gives one, and nobody can declare it."""
+    flow = nosync.Dataflow("f")
+    rows = flow.source("rows", "k string, a array<string>")
+    words = rows.select("words", "k", "split(k, ',') AS a")
+    words.map("mapped", lambda table: table, schema="k string, a array<string>")
+    words.union("both", rows.select("given", "k", "a")).aggregate("n", key=["k"], n=nosync.count())
+    job = nosync.Job(flow, open_store(), spark=spark, shards=2)
+    job.advance(0, {"rows": spark.sql("SELECT 'x,y' AS k, array('z', null) AS a")})
+    assert [row.a for row in job.read("mapped").collect()] == [["x", "y"]]
+    assert [row.n for row in job.read("n").collect()] == [2]
+
+
+def test_a_column_of_the_name_of_a_count(spark: SparkSession, open_store: OpenStore) -> None:
+    flow = nosync.Dataflow("f")
+    most = flow.source("rows", "_n bigint, v double").aggregate("most", key=["_n"], m=nosync.max("v"))
+    most.select("out", "_n", "m + 1 AS q", persist="disk")
+    job = nosync.Job(flow, open_store(), spark=spark, shards=2)
+    job.advance(0, {"rows": spark.sql("SELECT 1L AS _n, 2D AS v")})
+    assert [tuple(row) for row in job.read("out").collect()] == [(1, 3.0)]

@@ -260,3 +260,33 @@ def test_rewind(capsys: pytest.CaptureFixture[str], path: str) -> None:
     assert [b["name"] for b in answer(capsys, "branch", path)] == ["main", "old"]
     assert run(capsys, "rewind", path, "0", "--drop", "--keep-as", "x")[0] == 2
     assert run(capsys, "branch", path, "--delete")[0] == 2
+
+
+def test_names_and_values_are_shown_as_they_are(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    path = str(tmp_path / "st[/b]")
+    rows = pa.table({"k": ["b\nc"], "a[/b]": ["x"], "c>": ["y"], "bytes": [b"\xff"], "list": [[float("nan")]]})
+    with nosync.open(path) as store:
+        store.append("s", t=0, rows=rows, key=["k"])
+        store.seal(0)
+    assert path in run(capsys, "status", path)[1]
+    code, out, _ = run(capsys, "get", path, "s", "--limit", "99999999999999999999")
+    header, row = out.splitlines()
+    assert code == 0
+    assert header.split() == ["k", "a[/b]", "c>", "bytes", "list"]
+    assert row.split() == ["b\\nc", "x", "y", "/w==", "[nan]"], "a line break is no other row"
+    assert '"[""NaN""]"' in run(capsys, "get", path, "s", "--csv")[1]
+    code, _, err = run(capsys, "get", path, "s", "--columns", "k,k")
+    assert code == 1
+    assert "a column is given twice" in err
+
+
+def test_binary_keys_are_given_as_they_are_shown(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    path = str(tmp_path / "store")
+    with nosync.open(path) as store:
+        store.append("s", t=0, rows=pa.table({"k": [b"abc"], "n": [1]}), key=["k"])
+        store.seal(0)
+    (shown,) = run(capsys, "get", path, "s")[1].splitlines()[1:]
+    assert answer(capsys, "get", path, "s", "--key", f"k={shown.split()[0]}") == [{"k": "YWJj", "n": 1}]
+    code, _, err = run(capsys, "get", path, "s", "--key", "k=b'abc'")
+    assert code == 1
+    assert "is not text in base64" in err
