@@ -116,7 +116,7 @@ def test_a_layer_that_comes_for_nothing_is_not_waited_for(tmp_path: Path) -> Non
         eventually("the merged one is durable", lambda: id in daemon.node.durable_ids())
         for frame in wire.Encoder().chunks(Wanted(held), io.BytesIO(files[single])):
             replicator.received(session, frame)
-        eventually("nothing is waited for", lambda: held.name not in replicator._replica._fetching, 10.0)
+        eventually("nothing is waited for", lambda: held.name not in replicator._replica._fetching, 3.0)
     finally:
         daemon.stop()
 
