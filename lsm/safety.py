@@ -121,10 +121,26 @@ class Safety:
         listener = self._holder.listener
         if (self._replicated and listener is None) or not self._is_manifest_durable(manifest):
             return False
-        if not all(self.is_safe(entry) for entry in manifest.entries):
+        if not all(self.is_safe(entry) for entry in manifest.entries) or not self._is_whole_before(manifest):
             return False
         required = max((entry.copies for entry in manifest.entries), default=1)
         return required <= 1 or listener is None or listener.copies_of_file(manifest.path) >= required
+
+    def _is_whole_before(self, manifest: Manifest) -> bool:
+        """Whether what was appended before an epoch was sealed at all, which no manifest lists, is durable here, too."""
+        if self._holder.listener is not None:
+            return True  # it may be on other nodes
+        before = self._holder.lines.of_line(manifest.line).get(Epoch(manifest.t - 1))
+        known = {entry.id.trace for entry in before.entries} if before else set()
+        for entry in manifest.entries:
+            trace, reached = entry.id.trace, entry.origin
+            if trace in known or trace.shard.count or not entry.copies:
+                continue
+            for d in sorted(self._holder.records_of(trace)):
+                reached = max(reached, d.upper) if d.lower <= reached else reached
+            if reached < entry.id.description.lower:
+                return False
+        return True
 
     def _is_manifest_durable(self, manifest: Manifest) -> bool:
         small = self._holder.small

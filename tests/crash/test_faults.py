@@ -619,3 +619,21 @@ def test_an_entry_of_the_log_of_branches_that_is_lost_is_named(open_store: OpenS
     assert any("2.json: is missing" in error for error in reader.verify().errors)
     (tmp_path / "aside").rename(second)
     assert sorted(open_store().branches()) == ["a", "b", "c", "main"]
+
+
+def test_what_was_appended_before_anything_was_sealed_counts(tmp_path: Path) -> None:
+    """No manifest lists it, and reads need it: the safe point waits for it."""
+    env = FaultyEnv()
+    settings = nosync.StoreSettings(background=False, grace_s=0.0, retry_s=0.0)
+    store = nosync.open(tmp_path / "store", env=env, settings=settings)
+    for t in range(3):
+        store.append("c", t=t, rows=pa.table({"k": [t], "v": [t]}), key=["k"])
+    env.fail("sync_file", errno.EIO, times=10**9, matches=lambda path: path.name == "0-1-0.layer")
+    store.seal(2)
+    with pytest.raises(nosync.StorageError):
+        store.sync()
+    assert store.safe_point() is None, "epoch 0 is not durable"
+    env.faults.clear()
+    store.sync()
+    assert store.safe_point() == 2
+    store.close()
