@@ -40,6 +40,8 @@ log = logging.getLogger("nosync.replication")
 
 TICK_S = 0.6
 PART_KEPT_S = 600.0
+LOG_AGAIN_S = 60.0
+"""After which a reason to refuse a peer is logged again."""
 MOST_WAITING = 100_000
 """Messages and files for one peer. One that merely is slow asks for no more than a window of files, and is silent soon."""
 _SENT_KEPT = 1024
@@ -121,6 +123,7 @@ class Replicator:
         key_groups = node.directory.key_groups
         self._replica = Replica(me, node.incarnation, store_id, members, replicas, self._env.monotonic_s(), key_groups)
         self._sessions: dict[SessionId, Session] = {}
+        self._logged_s: dict[str, float] = {}  # reasons, and when they were logged
         self._parts: dict[str, _Incoming] = {}  # of files whose sessions ended in the middle of them
         self._next_session = 0
         self._closing = threading.Event()
@@ -379,10 +382,19 @@ class Replicator:
             if isinstance(effect, Send):
                 session.put([effect.message])
             elif isinstance(effect, Close):
-                log.warning("%s", effect.reason)
+                self._log_again(effect.reason)
                 session.close()
             else:
                 session.put(effect.files)
+
+    def _log_again(self, reason: str) -> None:
+        """Now and then: who is refused dials again and again."""
+        now_s = self._env.monotonic_s()
+        if now_s - self._logged_s.get(reason, -LOG_AGAIN_S) >= LOG_AGAIN_S:
+            log.warning("%s", reason)
+            self._logged_s = {one: at for one, at in self._logged_s.items() if now_s - at < LOG_AGAIN_S} | {
+                reason: now_s
+            }
 
     # --- files that come --------------------------------------------------------------------------------------------
 
