@@ -155,7 +155,7 @@ def lost(lines: Lines, directory: LayerDirectory, safe: int | None, branch: str 
 
 
 def gap_text(t: int) -> str:
-    """What to say of it."""
+    """What to say of an epoch whose manifest is lost, see `Sealed.gap`."""
     return (
         f"the manifest of epoch {t} is not there, and later ones are, so the safe point stops before it: put the file back, from "
         f"a backup or another node; or seal the epoch again (a job: advance({t}) with the same rows, until its layers are merged)"

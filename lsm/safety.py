@@ -128,13 +128,14 @@ class Safety:
 
     def _is_whole_before(self, manifest: Manifest) -> bool:
         """Whether what was appended before an epoch was sealed at all, which no manifest lists, is durable here, too."""
-        if self._holder.listener is not None:
-            return True  # it may be on other nodes
+        appended = [entry for entry in manifest.entries if entry.copies and not entry.id.trace.shard.count]
+        if self._holder.listener is not None or not appended:
+            return True  # with peers it may be on other nodes
         before = self._holder.lines.of_line(manifest.line).get(Epoch(manifest.t - 1))
         known = {entry.id.trace for entry in before.entries} if before else set()
-        for entry in manifest.entries:
+        for entry in appended:
             trace, reached = entry.id.trace, entry.origin
-            if trace in known or trace.shard.count or not entry.copies:
+            if trace in known:
                 continue
             for d in sorted(self._holder.records_of(trace)):
                 reached = max(reached, d.upper) if d.lower <= reached else reached

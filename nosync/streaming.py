@@ -32,9 +32,8 @@ def check_stream(
                 "store that this checkpoint belongs to, or begin again with a new checkpoint"
             )
     elif not exists():
-        if (
-            first != last + 1 and not first == last == before
-        ):  # its first batch was sealed, and died before it was committed
+        is_sealed_only = first == last == before  # its first batch died before it was committed
+        if first != last + 1 and not is_sealed_only:
             raise FlowError(
                 f"the store is at epoch {last}, but {checkpoint} is a new checkpoint, whose first batch would be epoch "
                 f"{first}: use the checkpoint that this store was streamed with; or first={last + 1}, for rows that it does "

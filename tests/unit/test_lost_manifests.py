@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 import pyarrow as pa
 import pytest
@@ -154,3 +154,27 @@ def test_what_is_passed_is_not_remembered(open_store: OpenStore) -> None:
     assert isinstance(store.node, Node)
     assert store.safe_point() == 19
     assert not store.node.safety._learned_s
+
+
+def test_a_manifest_is_durable_after_its_layers(open_store: OpenStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also of an epoch that is sealed while others are made durable; or peers had the one before the others."""
+    store = filled(open_store, 1)
+    node = store.node
+    assert isinstance(node, Node)
+    due = node.new.due
+
+    def meanwhile() -> list[LayerId]:
+        found = list(due())
+        monkeypatch.setattr(node.new, "due", due)
+        store.append("c", t=2, rows=rows(a2=2))
+        store.seal(2)
+        return found
+
+    store.append("c", t=1, rows=rows(a1=1))
+    store.seal(1)
+    monkeypatch.setattr(node.new, "due", meanwhile)
+    store.sync()
+    manifests = [PurePosixPath(f"manifests/main/{t}.json") for t in (1, 2)]
+    assert [node.small.is_durable(path) for path in manifests] == [True, False]
+    store.sync()
+    assert store.safe_point() == 2
