@@ -14,7 +14,6 @@ import pyarrow as pa
 import pytest
 
 import nosync
-from nosync.cli import main
 from nosync.lsm.env import Env
 from nosync.lsm.layer import parse_path
 from nosync.lsm.reader import LayerReader
@@ -139,13 +138,3 @@ def test_an_address_of_ipv6_has_brackets() -> None:
     assert host_of("[::1]:7501") == "::1"
     with pytest.raises(nosync.NosyncError, match=r"write an IPv6 address as \[::1\]:7501"):
         host_of("::1:7501")
-
-
-def test_a_refusal_is_not_logged_with_every_dial(tmp_path: Path) -> None:
-    """A node that is no member any more dials twice a second."""
-    with running(tmp_path, ("n1", "n2"), replicas=1) as daemons:
-        eventually("they met", lambda: daemons.peer("n2", "n1").state == "up")
-        main(["peers", str(daemons.data("n2")), "--remove", "n1"])
-        eventually("n1 is refused", lambda: "node n1 is not a member" in daemons.log("n2"))
-        time.sleep(3.0)  # some six times
-        assert daemons.log("n2").count("node n1 is not a member") == 1

@@ -21,7 +21,7 @@ from nosync.lsm.settings import StoreSettings
 from nosync.proto.v1 import replication_pb2 as pb
 from nosync.replication.inventory import Held, Inventory, NodeId
 from nosync.replication.messages import PROTOCOL_VERSION, NotThere, Want, Wanted
-from nosync.replication.replicator import PART_KEPT_S, Replicator, Session
+from nosync.replication.replicator import LOG_AGAIN_S, PART_KEPT_S, Replicator, Session
 from nosync.replication.transport import cancel_when_closed
 from nosync.replication.wire import CHUNK_BYTES, Chunk, Decoder, Encoder
 from nosync.testing import FaultyEnv
@@ -436,3 +436,18 @@ def test_what_came_and_is_gone_before_it_is_durable_is_no_problem(
     assert receiver.durable == []
     assert receiver.node.problems == {}
     receiver.node.sync()
+
+
+def test_a_refusal_is_not_logged_with_every_dial(receiver: Receiver, caplog: pytest.LogCaptureFixture) -> None:
+    """A node that is no member any more dials twice a second."""
+    hello = pb.Hello(node="n9", incarnation="1", store_id="s", replicas=2, version=PROTOCOL_VERSION)
+
+    def refused() -> int:
+        session = receiver.replicator.open_session()
+        receiver.replicator.received(session, pb.Frame(hello=hello))
+        assert not session.is_open
+        return caplog.text.count("node n9 is not a member")
+
+    assert [refused() for _ in range(3)] == [1, 1, 1]
+    receiver.env.now_s += LOG_AGAIN_S
+    assert refused() == 2
