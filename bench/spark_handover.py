@@ -18,11 +18,13 @@ from bench.footprint import alone, cpu_by_process
 from bench.harness import Result, Samples, paired, timed
 from bench.spark_epochs import CORES, SHARDS
 from nosync.lsm.hashing import hash64
+from nosync.spark.handover import MOST_TEXT_BYTES, Handover
 from nosync.spark.session import arrow_settings, conf_set, local_session, session_settings
 from nosync.spark.worker import lasting_objects_frozen
 
 ROW_BYTES = 16
 HASHED = (("k",), ("v",), ("k", "v"))
+TEXTS = ("concat('name ', k) AS name", "concat('city ', v) AS city", "if(k % 2 = 0, 'OR', 'CA') AS state")
 WARM = 4
 HOPS, HOP_JOBS = 3, 60
 
@@ -40,6 +42,17 @@ def run(scale: str) -> Iterator[Result]:
     yield _result(
         "bytes not looked at after each row", ours, "spark.sql.execution.arrow.maxBytesPerBatch as it is", theirs
     )
+
+    ours, theirs = paired(
+        partial(_texts_handed, spark, Handover(arrow_settings(spark, ROW_BYTES + MOST_TEXT_BYTES), is_text_limited=True)),
+        partial(_texts_handed, spark, Handover()),
+        repeats, WARM,
+    )  # fmt: skip
+    yield Result(
+        f"{LARGE:,} rows with {len(TEXTS)} texts to Python tasks", "long rows refused", ours.median, "s p50",
+        "spark.sql.execution.arrow.maxBytesPerBatch as it is", theirs.median, ours.median / theirs.median, "< 1",
+        ours.median < theirs.median, ours.spread, len(ours.seconds),
+    )  # fmt: skip
 
     sent = [f"xxhash64({', '.join(names)}) AS h{i}" for i, names in enumerate(HASHED)]
     ours, theirs = paired(
@@ -110,4 +123,12 @@ def _hashed(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
 def _handed(spark: SparkSession, settings: Mapping[str, str], task: Task, *also: str) -> None:
     with conf_set(spark, settings):
         if handed(batch(spark, 0, LARGE, KEYS), task, *also) != LARGE:
+            raise RuntimeError("rows were lost")
+
+
+def _texts_handed(spark: SparkSession, over: Handover) -> None:
+    with conf_set(spark, {**session_settings(), **over.settings}):
+        rows = batch(spark, 0, LARGE, KEYS).selectExpr("*", *TEXTS)
+        keyed = rows.repartitionById(SHARDS, F.expr(f"CAST(pmod(xxhash64(k), {SHARDS}) AS INT)"))
+        if sum(row.n for row in over.mapped(keyed, counted, pa.schema([("n", pa.int64())])).collect()) != LARGE:
             raise RuntimeError("rows were lost")

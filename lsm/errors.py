@@ -128,5 +128,9 @@ class StageError(NosyncError):
         self.t = t
 
 
+class WideRowError(NosyncError):
+    """A row of an epoch is wider than Spark was told. The job runs such an epoch again and does not raise this."""
+
+
 class FlowError(NosyncError, ValueError):
     """A dataflow is put together wrongly, or is not the one this store was written with."""

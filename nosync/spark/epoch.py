@@ -27,7 +27,6 @@ from pyspark.sql.types import ArrayType, DataType, StringType, StructType, TimeT
 
 from nosync.batches import run_epochs_of_shard
 from nosync.columns_between import HASH64_COLUMN, REPORT_COLUMN, SIDE_COLUMN, TAG_COLUMN
-from nosync.dataflow import SOURCE
 from nosync.loops import Phase, next_phase, recorded_changes, rounds_done
 from nosync.lsm.columns import EPOCH_COLUMN, describe, nullable, plain
 from nosync.lsm.errors import FlowError, NosyncError, SchemaError
@@ -51,7 +50,8 @@ from nosync.segment import (
 )
 from nosync.spark.expressions import for_tasks, hash_of, jvm_rows, place_of, quoted
 from nosync.spark.fused import given_rows
-from nosync.spark.session import arrow_settings, conf_set, contains, in_own_zone, session_settings, turn_of
+from nosync.spark.handover import Handover, handover, selected
+from nosync.spark.session import conf_set, in_own_zone, session_settings, turn_of
 from nosync.spark.worker import task_in_worker
 
 _EXCLUDED_RULES = "spark.sql.optimizer.excludedRules"
@@ -109,13 +109,18 @@ Reports = dict[tuple[str, int], Report]
 
 
 def run_epochs(
-    spark: SparkSession, flow: BoundFlow, plans: Sequence[EpochPlan], inputs: Mapping[str, DataFrame]
+    spark: SparkSession,
+    flow: BoundFlow,
+    plans: Sequence[EpochPlan],
+    inputs: Mapping[str, DataFrame],
+    *,
+    has_wide_rows: bool = False,
 ) -> dict[int, Reports]:
     """Runs epochs: one Spark job for each round of each loop, and one for all the rest.
 
     Several epochs have one number of shards and skip the same stages, and have no loops; rows that they are given have
     `_epoch`. Returns for each epoch a report of every (stage, shard) that was computed or yielded. Raises whatever a task
-    raised, as the NosyncError it was.
+    raised, as the NosyncError it was: WideRowError where they can be run again with `has_wide_rows`.
     """
     # Under foreachBatch the rows belong to a session of the query's own.
     spark = next((frame.sparkSession for frame in inputs.values()), spark)
@@ -123,8 +128,9 @@ def run_epochs(
         flow = flow.fused
     with task_errors(), turn_of(spark):
         planned = {name: in_own_zone(frame) for name, frame in inputs.items()}
-        run = _EpochRun(spark, flow, plans, planned)
-        with settings_for_epochs(spark, flow, inputs):
+        over = handover(spark, flow, inputs, has_wide_rows=has_wide_rows)
+        run = _EpochRun(spark, flow, plans, planned, over)
+        with settings_for_epochs(spark, over):
             for loop in flow.loops.values():
                 run.loop(loop)
             run.rest()
@@ -146,10 +152,16 @@ class _EpochRun:
     """The Spark jobs of one epoch, one after the other; or the one of several epochs."""
 
     def __init__(
-        self, spark: SparkSession, flow: BoundFlow, plans: Sequence[EpochPlan], inputs: Mapping[str, DataFrame]
+        self,
+        spark: SparkSession,
+        flow: BoundFlow,
+        plans: Sequence[EpochPlan],
+        inputs: Mapping[str, DataFrame],
+        handover: Handover,
     ) -> None:
         assert len(plans) == 1 or not flow.loops, "such epochs run alone"
         self._spark, self._flow, self._plans, self._inputs = spark, flow, plans, inputs
+        self._handover = handover
         self._plan = plans[0]
         self.reports: dict[int, Reports] = {plan.t: {} for plan in plans}
         self._rounds: dict[str, int] = {}
@@ -157,7 +169,7 @@ class _EpochRun:
 
     def rest(self) -> None:
         """Everything but the rounds of loops."""
-        self._collect(_EpochJob(self._spark, self._flow, self._plans, self._inputs, _Part(rounds=self._rounds)))
+        self._collect(self._job(_Part(rounds=self._rounds)))
 
     def loop(self, loop: Loop) -> None:
         """The rounds of a loop; those that an attempt before left behind are not run again."""
@@ -177,7 +189,7 @@ class _EpochRun:
                     "if it needs more, raise max_rounds"
                 )
             part = _Part(loop.name, round, phase, self._rounds)
-            found = self._collect(_EpochJob(self._spark, self._flow, self._plans, self._inputs, part))
+            found = self._collect(self._job(part))
             counts.append(sum(report.changes for report in found if report.stage == loop.name))
             phase = next_phase(phase, round, counts[-1])
         self._rounds[loop.name] = len(counts)
@@ -206,6 +218,9 @@ class _EpochRun:
         if round_of(d.upper):
             return all(d in of_shard for of_shard in found)
         return all(any(o.covers(d) for o in of_shard) for of_shard in found)
+
+    def _job(self, part: _Part) -> _EpochJob:
+        return _EpochJob(self._spark, self._flow, self._plans, self._inputs, self._handover, part)
 
     def _collect(self, job: _EpochJob) -> list[Report]:
         try:
@@ -242,9 +257,11 @@ class _EpochJob:
         flow: BoundFlow,
         plans: Sequence[EpochPlan],
         inputs: Mapping[str, DataFrame],
+        handover: Handover,
         part: _Part,
     ) -> None:
         self._spark, self._flow, self._plans, self._inputs = spark, flow, plans, inputs
+        self._handover = handover
         self._shards = plans[0].shards
         self.part = part
         self._of_epoch: tuple[str, ...] = (EPOCH_COLUMN,) if self._has_several else ()
@@ -404,15 +421,9 @@ class _EpochJob:
         ]
 
     def _mapped(self, rows: DataFrame, tasks: Sequence[SegmentTask]) -> DataFrame:
-        task, names = tasks[0], rows.columns
-        is_renamed = any(
-            "." in name or "`" in name for name in names
-        )  # mapInArrow would take a dot for that of a field
-        if is_renamed:
-            rows = rows.toDF(*(f"c{i}" for i in range(len(names))))
+        task = tasks[0]
 
-        def work(given: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-            batches = (batch.rename_columns(names) for batch in given) if is_renamed else given
+        def work(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
             context = TaskContext.get()
             assert context is not None, "runs inside a Spark task"
             # In a union of several ends of the flow, the partitions of each follow those of the one before.
@@ -431,7 +442,7 @@ class _EpochJob:
             output = emitted_schema(self._flow.stages[task.emission.stage], task.emission)
             if len(tasks) > 1:
                 output = pa.schema([pa.field(EPOCH_COLUMN, pa.int64()), *output])
-        return rows.mapInArrow(work, from_arrow_schema(output))
+        return self._handover.mapped(rows, work, output)
 
     def _blank(self) -> DataFrame:
         """A partition for each shard, for tasks that only look at what is recorded."""
@@ -507,9 +518,9 @@ class _EpochJob:
         if not {*head.placed_by} <= {*head.schema.names}:
             given = given.alias("__given")  # no name of it can be taken for that of a column
         if is_hashed_in_tasks(head.schema, head.schema.names):
-            return self._placed(given.selectExpr(*columns), place_of(head))
+            return self._placed(selected(given, columns), place_of(head))
         columns.append(f"{hash_of(head.schema.names)} AS {HASH64_COLUMN}")
-        return self._placed(given.selectExpr(*columns), place_of(head) if head.placed_by else HASH64_COLUMN)
+        return self._placed(selected(given, columns), place_of(head) if head.placed_by else HASH64_COLUMN)
 
     def _placed(self, rows: DataFrame, hash64: str) -> DataFrame:
         return self._in_shards(rows, self._shard_of(hash64))
@@ -597,30 +608,8 @@ def task_errors() -> Iterator[None]:
         raise failure from None
 
 
-def _row_bytes(flow: BoundFlow, inputs: Mapping[str, DataFrame]) -> int | None:
-    """Of the widest rows that the JVM hands to Python. None: nobody knows."""
-    plans = [frame._jdf.queryExecution().analyzed() for frame in inputs.values()]
-    if any(
-        contains(frame.sparkSession, plan, "PYTHON_UDF") for frame, plan in zip(inputs.values(), plans, strict=True)
-    ):
-        return None  # whose rows are not ours
-    widest = 0
-    for segment in flow.segments.values():
-        schemas = [fed_schema(flow.stages, feed) for feed in segment.feeds]
-        schemas += [flow.stages[name].schema for name in segment.stages if flow.stages[name].kind == SOURCE]
-        try:
-            widest = max(widest, sum(-(-field.type.bit_width // 8) for schema in schemas for field in schema))
-        except ValueError:  # a type of no fixed width
-            return None
-    return widest
-
-
-def settings_for_epochs(
-    spark: SparkSession, flow: BoundFlow, inputs: Mapping[str, DataFrame]
-) -> AbstractContextManager[None]:
+def settings_for_epochs(spark: SparkSession, handover: Handover) -> AbstractContextManager[None]:
     """The session's settings while an epoch is planned and run; the user's come back afterwards."""
     excluded = spark.conf.get(_EXCLUDED_RULES, None)
     rules = ",".join(filter(None, [excluded, *_RULES_TO_EXCLUDE]))
-    return conf_set(
-        spark, {**session_settings(), **arrow_settings(spark, _row_bytes(flow, inputs)), _EXCLUDED_RULES: rules}
-    )
+    return conf_set(spark, {**session_settings(), **handover.settings, _EXCLUDED_RULES: rules})

@@ -19,6 +19,7 @@ from nosync.fusing import OK_COLUMN, PLACE_COLUMN, SIDE_COLUMN, Carried, carried
 from nosync.operators import is_hashed_in_tasks
 from nosync.plan import BoundStage, Feed, all_hold, conditions_of
 from nosync.spark.expressions import conditional, hash_of, is_star, place_of, quoted
+from nosync.spark.handover import selected
 
 
 @dataclass(frozen=True)
@@ -52,10 +53,10 @@ def given_rows(
             sent[PLACE_COLUMN] = place_of(source)
         conditions = conditions_of(stages, feed) if feed is not None and not columns.made else None
         if feed is None:
-            frames.append(given.selectExpr(*_named(sent)))
+            frames.append(selected(given, _named(sent)))
         elif conditions is not None:
             given = given.alias("__given")  # no name of it can be taken for that of a column
-            frames.append(given.selectExpr(*_named(sent), f"{all_hold(conditions)} AS {OK_COLUMN}"))
+            frames.append(selected(given, [*_named(sent), f"{all_hold(conditions)} AS {OK_COLUMN}"]))
         else:
             frames.append(_queried(given, _text(sent, source, columns, feed, stages)))
         is_sent = PLACE_COLUMN in sent

@@ -9,7 +9,7 @@ from dataclasses import replace
 from pyspark.sql import DataFrame, SparkSession
 
 from nosync.batches import Again, batches
-from nosync.lsm.errors import DeterminismError, NosyncError, StageError
+from nosync.lsm.errors import DeterminismError, NosyncError, StageError, WideRowError
 from nosync.lsm.fence import Instance
 from nosync.lsm.history import continued
 from nosync.lsm.layer import Digest
@@ -31,6 +31,7 @@ class Runner:
 
     def __init__(self, spark: SparkSession, node: StoreNode, place: Place) -> None:
         self._spark, self._node, self._place = spark, node, place
+        self._has_wide_rows = False
         self._watch = HostWatch(spark, node.lost_hosts) if node.store_id else None
 
     def run(
@@ -67,11 +68,19 @@ class Runner:
         ]
         try:
             if self._watch is None:
-                return run_epochs(self._spark, flow, plans, inputs)
-            return self._watch.run(lambda: run_epochs(self._spark, flow, plans, inputs))
+                return self._run(flow, plans, inputs)
+            return self._watch.run(lambda: self._run(flow, plans, inputs))
         except DeterminismError as error:
             self._node.conflict(error, branch)
             raise
+
+    def _run(self, flow: BoundFlow, plans: Sequence[EpochPlan], inputs: Mapping[str, DataFrame]) -> dict[int, Reports]:
+        try:
+            return run_epochs(self._spark, flow, plans, inputs, has_wide_rows=self._has_wide_rows)
+        except WideRowError as error:
+            log.info("epoch %d: %s", plans[0].t, error)
+            self._has_wide_rows = True
+        return run_epochs(self._spark, flow, plans, inputs, has_wide_rows=True)
 
     def run_together(
         self,

@@ -88,9 +88,9 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> list[list[int]]:
     runs: list[list[int]] = []
     run_epochs = runner.run_epochs
 
-    def run(spark: Any, flow: Any, plans: Any, inputs: Any) -> Any:
+    def run(spark: Any, flow: Any, plans: Any, inputs: Any, **how: Any) -> Any:
         runs.append([plan.t for plan in plans])
-        return run_epochs(spark, flow, plans, inputs)
+        return run_epochs(spark, flow, plans, inputs, **how)
 
     monkeypatch.setattr(runner, "run_epochs", run)
     return runs

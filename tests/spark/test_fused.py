@@ -263,30 +263,3 @@ def test_a_frames_name_is_not_taken_for_a_column(spark: SparkSession, open_store
     given = spark.createDataFrame([(1, "x", ("y",)), (2, "y", ("x",))], columns)
     job.advance(0, {"rows": given.alias("person")})
     assert [row["id"] for row in store.read("named").to_pylist()] == [2]
-
-
-def test_bytes_are_counted_where_rows_may_be_long(spark: SparkSession) -> None:
-    """Only rows of fixed width, which no Python of the user's makes, go to Python without a look at their bytes."""
-    from nosync.spark.session import arrow_settings
-
-    most = "spark.sql.execution.arrow.maxBytesPerBatch"
-    assert arrow_settings(spark, None) == {}
-    assert arrow_settings(spark, 1 << 10) == {
-        most: str(2**31 - 1), "spark.sql.execution.arrow.maxRecordsPerBatch": str(1 << 16),
-    }  # fmt: skip
-    spark.conf.set(most, "1000000b")
-    try:
-        assert arrow_settings(spark, 8) == {}, "the user's counts"
-    finally:
-        spark.conf.unset(most)
-    made = spark.range(3).mapInArrow(lambda batches: batches, "id bigint")
-    flow = nosync.Dataflow("f")
-    flow.source("n", "id bigint").aggregate("sums", key=["id"], n=nosync.count())
-    texts = nosync.Dataflow("g")
-    texts.source("n", "id bigint, text string").aggregate("sums", key=["id"], n=nosync.count())
-    from nosync.bind import bind
-    from nosync.spark.epoch import _row_bytes, parse_ddl
-
-    assert _row_bytes(bind(flow, parse_ddl), {"n": spark.range(3)}) == 8
-    assert _row_bytes(bind(flow, parse_ddl), {"n": made}) is None
-    assert _row_bytes(bind(texts, parse_ddl), {}) is None
