@@ -20,6 +20,7 @@ from typing import Any
 import pyarrow as pa
 
 from nosync.aggregates import Aggregate
+from nosync.frozen import Frozen
 from nosync.levels import NONE, parse_level
 from nosync.lsm.directory import DEFAULT_KEY_GROUPS, MAX_KEY_GROUPS
 from nosync.lsm.errors import FlowError, UnknownStageError
@@ -309,7 +310,9 @@ def _check_aggregates(stage: str, aggregates: Mapping[str, Aggregate]) -> None:
 
 def _with_other_code(stage: Stage, code: Any) -> Stage:
     if stage.kind in (MAP, FILTER, UPDATE) and callable(code):
-        function = PerKey(stage.key, code) if isinstance(stage.function, PerKey) else code
+        old = stage.function
+        is_per_key = old.is_per_key if isinstance(old, Frozen) else isinstance(old, PerKey)
+        function = PerKey(stage.key, code) if is_per_key else code
         return replace(stage, function=function, version=None)
     if stage.kind in (SELECT, WHERE) and not callable(code):
         expressions = tuple(code) if isinstance(code, list | tuple) else (code,)
@@ -441,6 +444,12 @@ class Dataflow:
                 copy._stages[stage.name] = new
         if add is not None:
             add(copy)
+        return copy
+
+    def frozen(self, freeze: Callable[[Stage], Callable[..., Any] | None]) -> Dataflow:
+        """A copy with what `freeze` makes of the functions of stages; what is declared later is not in it."""
+        copy = self.changed()
+        copy._stages = {stage.name: replace(stage, function=freeze(stage)) for stage in copy.stages}
         return copy
 
     def _add(self, stage: Stage) -> Stage:

@@ -23,6 +23,7 @@ import numpy as np
 import pyarrow as pa
 from blake3 import blake3
 
+from nosync.frozen import Frozen
 from nosync.lsm.errors import FlowError
 
 FINGERPRINT_HEX_DIGITS = 16
@@ -47,15 +48,29 @@ def fingerprint(*parts: Any) -> str:
 
     Raises FlowError for what cannot be told from another one, such as an object that only has an address.
     """
-    digest: str = _Hashing().of(parts).hexdigest(length=FINGERPRINT_HEX_DIGITS // 2)
+    digest: str = _Hashing(blake3()).of(parts).hexdigest(length=FINGERPRINT_HEX_DIGITS // 2)
     return digest
+
+
+def hashed_of(function: Any) -> bytes:
+    """What `fingerprint` sees of a function, to be given to it later as a Frozen. Raises FlowError as `fingerprint` does."""
+    seen: list[bytes] = []
+    _Hashing(_Kept(seen)).of(function)
+    return b"".join(seen)
+
+
+class _Kept:
+    """In the place of a hasher."""
+
+    def __init__(self, seen: list[bytes]) -> None:
+        self.update = seen.append
 
 
 class _Hashing:
     """Of one fingerprint. Functions, classes and objects are hashed once, and then by when they came first."""
 
-    def __init__(self) -> None:
-        self._hasher = blake3()
+    def __init__(self, hasher: Any) -> None:
+        self._hasher = hasher
         self._numbers: dict[int, int] = {}
         self._kept: list[Any] = []  # so that no id is used again
         self._open: set[int] = set()  # containers that are being hashed
@@ -67,6 +82,9 @@ class _Hashing:
     def _feed(self, value: Any) -> None:
         if isinstance(value, _SIMPLE):
             self._hasher.update(f"{type(value).__name__}:{value!r};".encode())
+            return
+        if isinstance(value, Frozen):  # the only object of its fingerprint, so that nothing in it can have come before
+            self._hasher.update(value.hashed)
             return
         is_container = isinstance(value, tuple | list | set | frozenset | Mapping)
         if id(value) in (self._open if is_container else self._numbers):

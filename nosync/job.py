@@ -116,6 +116,7 @@ class Job:
                 "nosync.open(path) returns it"
             )
         from nosync.spark.expressions import Analyzer  # noqa: PLC0415
+        from nosync.spark.freeze import frozen  # noqa: PLC0415
         from nosync.spark.runner import Runner  # noqa: PLC0415
 
         self._epoch = epoch
@@ -125,7 +126,7 @@ class Job:
         self.branch_name = branch
         """The branch that this job runs on."""
         self._check_shape(flow)
-        self._declared, self._analyze = flow, Analyzer(spark)
+        self._declared, self._analyze = frozen(flow, spark), Analyzer(spark)
         self._sinks = dict(sinks or {})
         if self._sinks and branch != MAIN:
             raise FlowError(

@@ -12,7 +12,9 @@ from typing import Any
 
 import pytest
 
-from nosync.fingerprint import fingerprint
+from nosync.dataflow import PerKey
+from nosync.fingerprint import fingerprint, hashed_of
+from nosync.frozen import Frozen
 from nosync.lsm.errors import FlowError
 
 PAIRS = {
@@ -156,3 +158,12 @@ def test_helpers_that_share_helpers_are_hashed_once() -> None:
 def test_functions_that_call_each_other_end() -> None:
     text = "def a(r): return b(r)\ndef b(r): return a(r) + {}\ndef f(r): return a(r)"
     assert fingerprint(function_of(text.format(1))) != fingerprint(function_of(text.format(2)))
+
+
+@pytest.mark.parametrize("what", PAIRS)
+def test_a_frozen_function_has_the_fingerprint_that_it_had(what: str) -> None:
+    """And not another one than where nothing was frozen, for stores are opened by it."""
+    for function in (function_of(PAIRS[what].format(1)), PerKey(("k",), function_of(PAIRS[what].format(2)))):
+        parts = {"n": ("count", None)}, ["about it", None], ["of its input"]
+        live = fingerprint("map", ("k",), function, "", *parts)
+        assert fingerprint("map", ("k",), Frozen(b"", hashed_of(function)), "", *parts) == live

@@ -1,0 +1,42 @@
+"""The functions of a flow, pickled when a job is made of it."""
+
+from __future__ import annotations
+
+import pickle  # noqa: TID251 - for its error
+from collections.abc import Callable
+from typing import Any
+
+from pyspark.serializers import CloudPickleSerializer
+from pyspark.sql import SparkSession
+
+from nosync.dataflow import Dataflow, PerKey, Stage
+from nosync.fingerprint import hashed_of
+from nosync.frozen import Frozen
+from nosync.lsm.errors import FlowError
+
+
+def frozen(flow: Dataflow, spark: SparkSession) -> Dataflow:
+    """The flow with its functions as they are now. Raises FlowError where one cannot be sent to tasks, or fingerprinted.
+
+    A function with `version=` stays as it is: its code is what the user says it is. So does one with a broadcast variable,
+    which Spark wants to see whenever it pickles something.
+    """
+    broadcasts = spark.sparkContext._pickled_broadcast_vars
+
+    def freeze(stage: Stage) -> Callable[..., Any] | None:
+        function = stage.function
+        if function is None or stage.version is not None or isinstance(function, Frozen):
+            return function
+        hashed = hashed_of(function)
+        broadcasts.clear()
+        try:
+            pickled = CloudPickleSerializer().dumps(function)  # type: ignore[no-untyped-call]
+        except pickle.PicklingError as error:
+            reason = str(error).strip().splitlines()[0]
+            raise FlowError(f"stage {stage.name}: its function cannot be sent to Spark's tasks: {reason}") from error
+        if any(True for _ in broadcasts):
+            broadcasts.clear()
+            return function
+        return Frozen(pickled, hashed, is_per_key=isinstance(function, PerKey))
+
+    return flow.frozen(freeze)
