@@ -11,7 +11,6 @@ Invariants
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -80,37 +79,30 @@ class Refs:
                 end = step.at if end is None else min(end, step.at)
         return found
 
+    def left(self, line: str) -> dict[str, Epoch | None]:
+        """As `held_until`, oldest first, without the ancestors that it has no epoch of: main may have been rewound to before one
+        began, or to where it did.
+        """
+        held = reversed(self.held_until(line).items())
+        return {id: end for id, end in held if end is None or (at := self.lines[id].at) is None or end > at}
+
     def begins(self, line: str) -> dict[str, str]:
         """By stage whose code is another one than at the root of a line: where that code began, the same text for the same state.
 
         What such a stage holds at an epoch depends on the state that it began with, so two branches may share its layers only
         where they left the same line at the same epoch.
         """
-        held = self.held_until(line)
-
-        def is_left(step: Line) -> bool:
-            """Whether an epoch of its own is one of the line's: main may have been rewound to before it began."""
-            end = held[step.id]
-            return end is None or step.at is None or end > step.at
-
-        return {
-            stage: f"{step.parent}@{step.at}"
-            for step in self.lineage(line)
-            if step.own_states and is_left(step)
-            for stage in step.changed
-        }
+        steps = [self.lines[id] for id in self.left(line)]
+        return {stage: f"{step.parent}@{step.at}" for step in steps if step.own_states for stage in step.changed}
 
     def kept_until(self) -> dict[str, Epoch | None]:
         """The lines that are needed, and up to which epoch of their own; None: all of them."""
         kept: dict[str, Epoch | None] = dict.fromkeys(self.names.values())
         for name in self.names.values():
-            chain = self.lineage(name)
-            for parent, child in itertools.pairwise(chain):
-                assert child.at is not None, "only the first line has no parent"
-                if parent.id not in kept:
-                    kept[parent.id] = child.at
-                elif (known := kept[parent.id]) is not None:
-                    kept[parent.id] = max(known, child.at)
+            for id, end in self.left(name).items():
+                known = kept.setdefault(id, end)
+                if known is not None and end is not None:
+                    kept[id] = max(known, end)
         return kept
 
     def after(self, entry: Mapping[str, Any]) -> Refs:

@@ -179,11 +179,17 @@ class LayerDirectory:
         found = []
         for name in self.stages() if stage is None else [stage]:
             for fingerprint in self._list(PurePosixPath(name)):
-                for shard in self._list(PurePosixPath(name, fingerprint)):
-                    try:
-                        found.append(TraceId(name, fingerprint, Shard.parse(shard)))
-                    except ValueError:
-                        continue  # not a name that a store writes: scrub reports it
+                found += self.traces_of(name, fingerprint)
+        return sorted(found)
+
+    def traces_of(self, stage: str, fingerprint: str) -> list[TraceId]:
+        """Those of a stage that have a fingerprint."""
+        found = []
+        for shard in self._list(PurePosixPath(stage, fingerprint)):
+            try:
+                found.append(TraceId(stage, fingerprint, Shard.parse(shard)))
+            except ValueError:
+                continue  # not a name that a store writes: scrub reports it
         return sorted(found)
 
     def descriptions(self, trace: TraceId) -> list[Description]:

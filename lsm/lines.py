@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import shutil
 import threading
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path, PurePosixPath
+from typing import Any
 
 from nosync.lsm.archive import Archive, Run, group_to_archive, parse_name, publish_archive
 from nosync.lsm.branches import BRANCHES, MAIN, Line, append, creation, read_refs
@@ -18,7 +19,7 @@ from nosync.lsm.directory import MANIFESTS
 from nosync.lsm.env import Env, storage_errors
 from nosync.lsm.errors import CorruptionError, InvalidInputError
 from nosync.lsm.history import History
-from nosync.lsm.layer import TraceId, check_name
+from nosync.lsm.layer import Shard, TraceId, check_name
 from nosync.lsm.manifest import Histories, Manifest, publish_manifest
 from nosync.lsm.sealed import Sealed, list_line, read_manifest, read_sealed
 from nosync.lsm.sealed_json import sync_published
@@ -37,21 +38,23 @@ class Lines:
         self._histories: dict[str, Histories] = {}
         self._origins: dict[TraceId, set[Time]] = {}
         self._sealed_until: dict[TraceId, Time] = {}
-        for line in self.refs.lines.values():
-            self._load(line)
+        self._first_origins: dict[tuple[str, Shard], Time | None] = {}
+        self._newest: list[Epoch] | None = None
+        self._stretches: dict[tuple[str, str, int], set[tuple[Time, Time]]] | None = None
         kept = self.refs.kept_until()
-        for id in [*self._sealed]:
-            if id not in kept:
-                del self._sealed[id], self._histories[id]
+        for line in self.refs.lines.values():
+            if line.id in kept:
+                self._load(line)
 
     def _load(self, line: Line) -> None:
         self._begin(line)
         self.errors += read_sealed(self._sealed[line.id], self._root, self._env)
-        for piece in self._sealed[line.id].pieces(-1 if line.at is None else line.at):
+        for piece in self._sealed[line.id].own_pieces(-1 if line.at is None else line.at):
             self._learn(line.id, piece)
 
     def _begin(self, line: Line) -> None:
-        parent = self._sealed.get(line.parent) if line.parent is not None else None
+        *before, _ = self.refs.left(line.id)
+        parent = self._sealed[before[-1]] if before else None
         histories = Histories()
         if parent is not None and line.at is not None:
             histories = self._histories[parent.line].until(line.at)
@@ -60,6 +63,8 @@ class Lines:
 
     def _learn(self, line: str, piece: Run | Manifest) -> None:
         """What epochs say of their traces; those before are known."""
+        self._newest = self._stretches = None
+        self._first_origins = {}
         listed = [*piece.traces()]
         self._histories[line].add(piece.begin, listed)
         for trace, origin in listed:
@@ -181,7 +186,11 @@ class Lines:
 
     def newest(self) -> list[Epoch]:
         """The last sealed epoch of each branch that has one."""
-        return [last for name in self.refs.names if (last := self.last_sealed(name)) is not None]
+        with self._lock:
+            if self._newest is None:
+                lasts = [self.last_sealed(name) for name in self.refs.names]
+                self._newest = [last for last in lasts if last is not None]
+            return self._newest
 
     def origins(self, trace: TraceId) -> list[Time]:
         """Where the stretches of a trace begin, in order."""
@@ -198,7 +207,11 @@ class Lines:
             return other.stage == trace.stage and (placed or other.shard == trace.shard)
 
         with self._lock:
-            return min((min(o) for other, o in self._origins.items() if shares_keys(other)), default=None)
+            at = trace.stage, trace.shard
+            if at not in self._first_origins:
+                found = (min(origins) for other, origins in self._origins.items() if shares_keys(other))
+                self._first_origins[at] = min(found, default=None)
+            return self._first_origins[at]
 
     def sealed_until(self, trace: TraceId) -> Time:
         """The end of the newest epoch whose manifest lists the trace; zero where none does."""
@@ -210,14 +223,15 @@ class Lines:
         read it leaves it. Its history may not be compacted past that. None where none does.
         """
         with self._lock:
-            ends = [
-                span.upper
-                for name in self.refs.names
-                for span in self._histories[self.refs.line_of(name).id].of(trace.stage)
-                if (span.fingerprint, span.shard_count) == (trace.fingerprint, trace.shard.count)
-                and span.lower <= origin < span.upper
-            ]
-            return min((end for end in ends if end < reached), default=None)
+            if self._stretches is None:  # most branches have most of them in common, and every trace is asked for
+                self._stretches = {}
+                for id in self.refs.names.values():
+                    for stage, spans in self._histories[id].all().items():
+                        for s in spans:
+                            at = stage, s.fingerprint, s.shard_count
+                            self._stretches.setdefault(at, set()).add((s.lower, s.upper))
+            mine = self._stretches.get((trace.stage, trace.fingerprint, trace.shard.count), ())
+            return min((upper for lower, upper in mine if lower <= origin < upper < reached), default=None)
 
     # --- changing (the node only) -----------------------------------------------------------------------------------
 
@@ -226,6 +240,11 @@ class Lines:
         with self._lock:
             self._sealed[manifest.line].add(manifest)
             self._learn(manifest.line, manifest)
+
+    def _append(self, entry: Mapping[str, Any]) -> None:
+        """An entry of the log of branches."""
+        self.refs = append(self._root, self.refs, entry, self._env)
+        self._newest = self._stretches = None
 
     def create(self, name: str, parent: str, at: int, changed: Iterable[str]) -> Line:
         """A branch of `parent` at a sealed epoch. Durable when this returns."""
@@ -236,7 +255,7 @@ class Lines:
                     f"cannot branch {parent} at {at}: it is not a sealed epoch; the newest is {self.last_sealed(parent)}"
                 )
             entry = creation(self.refs, name, line.id, at, changed)
-            self.refs = append(self._root, self.refs, entry, self._env)
+            self._append(entry)
             made = self.refs.lines[entry["line"]]
             self._begin(made)
             return made
@@ -256,7 +275,7 @@ class Lines:
                     raise InvalidInputError(f"branch {keep_as!r} exists already: keep the old line under another name")
             name = f"rewind-{self.refs.entries + 1}"
             entry = {"do": "rewind", "name": name, "line": name, "parent": line.id, "at": at, "keep_as": keep_as}
-            self.refs = append(self._root, self.refs, entry, self._env)
+            self._append(entry)
             self._begin(self.refs.lines[name])
 
     def promote(self, name: str, keep_as: str | None) -> None:
@@ -270,7 +289,7 @@ class Lines:
             if keep_as is not None and keep_as in self.refs.names and keep_as != name:
                 raise InvalidInputError(f"branch {keep_as!r} exists already: keep the old line under another name")
             entry = {"do": "promote", "name": name, "keep_as": keep_as}
-            self.refs = append(self._root, self.refs, entry, self._env)
+            self._append(entry)
 
     def delete(self, name: str) -> None:
         """Forgets the name. What its line has of its own goes with `prune`, unless another branch begins in it."""
@@ -278,7 +297,7 @@ class Lines:
             self.refs.line_of(name)
             if name == MAIN:
                 raise InvalidInputError("main cannot be deleted; promote another branch, then delete the old line")
-            self.refs = append(self._root, self.refs, {"do": "delete", "name": name}, self._env)
+            self._append({"do": "delete", "name": name})
 
     def prune(self) -> dict[TraceId, Time]:
         """Removes the manifests that no branch needs. Returns the traces that lost some and get no more epochs, each with
@@ -287,21 +306,24 @@ class Lines:
         with self._lock:
             kept = self.refs.kept_until()
             lost: set[TraceId] = set()
+            there = {*self._env.list_dir(self._root / MANIFESTS)}
             for line in self.refs.lines:
                 until = kept.get(line)
                 if line in kept and until is None:
                     continue
-                lost |= self._cut(line, until)
+                if line in there:
+                    lost |= self._cut(line, until)
                 if line not in kept:
                     self._sealed.pop(line, None)
                     self._histories.pop(line, None)
             still: dict[TraceId, Time] = dict.fromkeys(lost, Time(0))
-            for sealed in self._sealed.values():
-                for piece in sealed.pieces():
+            for sealed in self._sealed.values() if lost else ():
+                for piece in sealed.own_pieces():
                     for trace, _ in piece.traces():
                         if trace in still:
                             still[trace] = max(still[trace], piece.end)
             self._sealed_until |= still
+            self._newest = self._stretches = None
             growing = self._growing()
             return {trace: until for trace, until in still.items() if trace not in growing}
 
@@ -312,14 +334,17 @@ class Lines:
         return {
             trace
             for line in self.refs.names.values()
-            for piece in self._sealed[line].pieces()
-            if piece.line == line
+            for piece in self._sealed[line].own_pieces()
             for trace, _ in piece.traces()
         }
 
     def _cut(self, line: str, until: Epoch | None) -> set[TraceId]:
         """Removes what a line has after an epoch (None: all of it), and returns the traces that lost some."""
         directory = self._root / MANIFESTS / check_name(line, "line name")
+        names, epochs = list_line(self._root, line, self._env)
+        spans = [span for name in names if (span := parse_name(name)) is not None]
+        if until is not None and max([*epochs, *(last for _, last in spans)], default=until) <= until:
+            return set()
         own = Sealed(line, self._root, self._env)
         read_sealed(own, self._root, self._env)
         end = Epoch(-1) if until is None else until

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from nosync.lsm.catalog import Record
 from nosync.lsm.directory import LAYERS, LayerDirectory
-from nosync.lsm.env import storage_errors
+from nosync.lsm.env import storage_error, storage_errors
 from nosync.lsm.errors import NosyncError
 from nosync.lsm.layer import LayerId
 from nosync.lsm.reader import LayerReader
@@ -91,11 +91,15 @@ class NewLayers:
             reader = LayerReader.open(path, self._env, id)
             reader.verify()
             record = Record(id, reader.digest, reader.info.rows, reader.size_bytes)
-        with storage_errors("sync", path):
+        try:
             if self.is_doubtful(id):
                 write_again(self._directory.root, path, self._env)
             else:
                 self._env.sync_file(path)
+        except FileNotFoundError:
+            raise  # its branch was dropped meanwhile
+        except OSError as error:
+            raise storage_error("sync", path, error) from error
         return record
 
     def sync_directories(self, records: Iterable[Record]) -> None:

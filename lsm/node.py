@@ -420,7 +420,18 @@ class Node(HasLedger):
         except StorageError as error:
             self.new.failed([record.id for record in durable], error)
             return
-        self._record(durable, ())
+        with self._lock:
+            there = [record for record in durable if self._has_file(record.id)]  # others went with their branch
+            for id in {record.id for record in durable}.difference(record.id for record in there):
+                self.new.settled(id)
+            self._record(there, ())
+
+    def _has_file(self, id: LayerId) -> bool:
+        try:
+            self._env.size_bytes(self.directory.path_of(id))
+        except FileNotFoundError:
+            return False
+        return True
 
     def _sync_small(self, paths: Sequence[PurePosixPath]) -> None:
         durable = self.small.sync(paths)

@@ -31,7 +31,7 @@ def raw_fingerprint(line: Line) -> str:
 def raw_traces(lines: Lines, directory: LayerDirectory, stage: str, branch: str) -> list[TraceId]:
     """Those of a stage that a branch's line has of its own, sealed or not."""
     fingerprint = raw_fingerprint(lines.line(branch))
-    return [t for t in directory.traces(stage) if t.fingerprint == fingerprint and not t.shard.count]
+    return [trace for trace in directory.traces_of(stage, fingerprint) if not trace.shard.count]
 
 
 def raw_traces_after(lines: Lines, directory: LayerDirectory, stage: str, branch: str) -> list[TraceId]:
@@ -58,7 +58,7 @@ def raw_traces_at(lines: Lines, directory: LayerDirectory, t: int) -> list[Trace
         return list(_listed(sealed))
     fingerprint = raw_fingerprint(lines.line())
     found = {TraceId(trace.stage, fingerprint, trace.shard) for trace in _listed(_at(lines, last))}
-    return sorted(found.union(trace for trace in directory.traces() if trace.fingerprint == fingerprint))
+    return sorted(found.union(*(directory.traces_of(stage, fingerprint) for stage in directory.stages())))
 
 
 def raw_begin(lines: Lines, trace: TraceId) -> Epoch | None:
@@ -73,11 +73,10 @@ def raw_layers(lines: Lines, directory: LayerDirectory, stage: str) -> list[tupl
     which columns the stage has.
     """
     found = []
-    lineage = lines.refs.lineage(lines.line().id)
-    for line, child in zip(lineage, [*lineage[1:], None], strict=True):
-        end = END_OF_TIME if child is None or child.at is None else end_of(child.at)
-        for trace in directory.traces(stage):
-            if trace.fingerprint == raw_fingerprint(line) and not trace.shard.count:
+    for id, until in lines.refs.left(lines.line().id).items():
+        end = END_OF_TIME if until is None else end_of(until)
+        for trace in directory.traces_of(stage, raw_fingerprint(lines.refs.lines[id])):
+            if not trace.shard.count:
                 known = [d for d in directory.descriptions(trace) if d.lower < end]
                 found += [(LayerId(trace, max(known, key=lambda d: (d.upper, d.since))), end)] if known else []
     return found

@@ -9,6 +9,7 @@ Invariants
 from __future__ import annotations
 
 import bisect
+import itertools
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -31,39 +32,45 @@ class Sealed(Mapping[Epoch, Manifest]):
     def __init__(self, line: str, root: Path, env: Env, parent: Sealed | None = None, at: Epoch | None = None) -> None:
         """`parent`: of the line that this one begins in, after epoch `at`."""
         self.line, self._root, self._env = line, root, env
-        self._parent = parent
         self._at = Epoch(-1) if at is None else at
+        self._before: tuple[tuple[Sealed, Epoch], ...] = () if parent is None else parent.until(self._at)
+        """The lines that it comes from, oldest first, and up to which epoch it has theirs; each time a later one."""
         self._own: tuple[tuple[Archive, ...], dict[Epoch, Manifest]] = (), {}
         self._details: OrderedDict[Archive, Details] = OrderedDict()
+
+    def until(self, at: Epoch) -> tuple[tuple[Sealed, Epoch], ...]:
+        """The lines that the epochs up to `at` are of, this one included, each with the last of them."""
+        kept = bisect.bisect_left(self._before, at, key=lambda before: before[1])
+        line = self._before[kept][0] if kept < len(self._before) else self
+        return (*self._before[:kept], (line, at))
 
     # --- looking ----------------------------------------------------------------------------------------------------
 
     def __getitem__(self, t: int) -> Manifest:
-        if self._parent is not None and t <= self._at:
-            return self._parent[t]
-        archives, singles = self._own
+        line = self._line_at(t)
+        archives, singles = line._own
         found = singles.get(Epoch(t))
         if found is not None:
             return found
         archive = archive_of(archives, t)
         if archive is None:
             raise KeyError(t)
-        return self._detail(archive, t)
+        return line._detail(archive, t)
 
     def __contains__(self, t: object) -> bool:
         if not isinstance(t, int):
             return False
-        if self._parent is not None and t <= self._at:
-            return t in self._parent
-        archives, singles = self._own
+        archives, singles = self._line_at(t)._own
         return t in singles or archive_of(archives, t) is not None
 
+    def _line_at(self, t: int) -> Sealed:
+        """The line that an epoch is, or would be, one of its own of."""
+        at = bisect.bisect_left(self._before, t, key=lambda before: before[1])
+        return self._before[at][0] if at < len(self._before) else self
+
     def __iter__(self) -> Iterator[Epoch]:
-        if self._parent is not None:
-            for t in self._parent:
-                if t > self._at:
-                    break
-                yield t
+        for line, until in self._before:
+            yield from itertools.takewhile(lambda t, until=until: t <= until, line.own())  # type: ignore[misc]
         yield from self.own()
 
     def __len__(self) -> int:
@@ -79,9 +86,14 @@ class Sealed(Mapping[Epoch, Manifest]):
 
     @property
     def first(self) -> Epoch | None:
-        before = None if self._parent is None else self._parent.first
-        if before is not None and before <= self._at:
-            return before
+        for line, until in self._before:
+            first = line._first_own
+            if first is not None and first <= until:
+                return first
+        return self._first_own
+
+    @property
+    def _first_own(self) -> Epoch | None:
         archives, singles = self._own
         begins = [archives[0].first] if archives else []
         oldest = _end_of(singles)
@@ -90,11 +102,15 @@ class Sealed(Mapping[Epoch, Manifest]):
     @property
     def last(self) -> Epoch | None:
         own = self.last_own
-        if own is not None or self._parent is None:
+        if own is not None or not self._before:
             return own
-        if self._at in self._parent:
+        if self._at in self:
             return self._at
-        return max((t for t in self._parent if t <= self._at), default=None)
+        for line, until in reversed(self._before):
+            last = max((t for t in line.own() if t <= until), default=None)
+            if last is not None:
+                return last
+        return None
 
     @property
     def last_own(self) -> Epoch | None:
@@ -116,11 +132,20 @@ class Sealed(Mapping[Epoch, Manifest]):
 
     def pieces(self, after: int = -1) -> Iterator[Run | Manifest]:
         """All of it in order, old epochs as runs; what ends by epoch `after` is left out."""
-        if self._parent is not None and after < self._at:
-            for piece in self._parent.pieces(after):
-                if (piece.first if isinstance(piece, Run) else piece.t) > self._at:
-                    break
-                yield piece.until(self._at) if isinstance(piece, Run) else piece
+        for line, until in self._before:
+            if until > after:
+                yield from line._pieces_until(after, until)
+        yield from self.own_pieces(after)
+
+    def _pieces_until(self, after: int, until: Epoch) -> Iterator[Run | Manifest]:
+        """As `own_pieces`, of epochs up to `until`."""
+        for piece in self.own_pieces(after):
+            if (piece.first if isinstance(piece, Run) else piece.t) > until:
+                return
+            yield piece.until(until) if isinstance(piece, Run) else piece
+
+    def own_pieces(self, after: int = -1) -> Iterator[Run | Manifest]:
+        """As `pieces`, of the epochs that are none of the parent's."""
         for own in self._pieces_of_own(after):
             if isinstance(own, Archive):
                 yield from (run for run in own.runs if run.last > after)

@@ -7,6 +7,7 @@ Invariants
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import threading
 from collections.abc import Iterable, Sequence
@@ -17,7 +18,7 @@ from nosync.lsm.directory import MANIFESTS
 from nosync.lsm.env import Env, storage_error, storage_errors
 from nosync.lsm.errors import NosyncError
 from nosync.lsm.registers import register_files
-from nosync.lsm.sealed_json import read_small
+from nosync.lsm.sealed_json import read_if_there, unseal_json
 from nosync.lsm.writer import write_again
 
 log = logging.getLogger("nosync")
@@ -96,14 +97,14 @@ class SmallFiles:
         for directory in sorted({parent for path in synced for parent in list(path.parents)[:-1]}):
             try:
                 with storage_errors("sync", self._root / directory):
-                    self._env.sync_dir(self._root / directory)
+                    self._sync_directory(directory)
             except NosyncError as error:
                 failed |= {path: error for path in synced if directory in path.parents}
         for reason in dict.fromkeys(failed.values()):
             log.error("not durable: %s", reason)
         self._doubtful = self._doubtful - set(paths) | failed.keys()
         self._problems |= {str(path): str(reason) for path, reason in failed.items()}
-        durable = [path for path in synced if path not in failed]
+        durable = [path for path in synced if path not in failed and (self._root / path.parent).exists()]
         with self._lock:
             for path in [path for path in paths if path not in failed]:
                 self._waiting.pop(path, None)
@@ -111,12 +112,16 @@ class SmallFiles:
             self._durable.update(durable)
         return durable
 
+    def _sync_directory(self, directory: PurePosixPath) -> None:
+        with contextlib.suppress(FileNotFoundError):  # it went with its branch
+            self._env.sync_dir(self._root / directory)
+
     def _sync_file(self, path: PurePosixPath) -> bool:
         """False: it is gone, with its branch."""
         final = self._root / path
         try:
             if path in self._doubtful:
-                read_small(final, self._env)
+                unseal_json(read_if_there(final, self._env), str(final))
                 write_again(self._root, final, self._env)
             else:
                 self._env.sync_file(final)
