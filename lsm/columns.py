@@ -361,11 +361,15 @@ def describe(schema: pa.Schema) -> str:
 
 
 def conform(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
-    """The batch with the columns of `schema`, in that order; columns it lacks are null."""
+    """The batch with the columns of `schema`, in that order; columns it lacks are null.
+
+    So is one of another type: a merged layer may go on beyond where a rewound line left it, with a column that only came there.
+    """
     if batch.schema.equals(schema):
         return batch
+    known = {f.name: batch.column(i) for i, f in enumerate(batch.schema)}
     columns = [
-        batch.column(index) if (index := batch.schema.get_field_index(f.name)) >= 0 else pa.nulls(len(batch), f.type)
+        known[f.name] if f.name in known and known[f.name].type == f.type else pa.nulls(len(batch), f.type)
         for f in schema
     ]
     return pa.RecordBatch.from_arrays(columns, schema=schema)

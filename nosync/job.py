@@ -126,6 +126,7 @@ class Job:
         self.branch_name = branch
         """The branch that this job runs on."""
         self._check_shape(flow)
+        epoch.check_names(flow, spark)
         self._declared, self._analyze = frozen(flow, spark), Analyzer(spark)
         self._sinks = dict(sinks or {})
         if self._sinks and branch != MAIN:

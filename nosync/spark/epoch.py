@@ -27,6 +27,7 @@ from pyspark.sql.types import ArrayType, DataType, StringType, StructType, TimeT
 
 from nosync.batches import run_epochs_of_shard
 from nosync.columns_between import HASH64_COLUMN, REPORT_COLUMN, SIDE_COLUMN, TAG_COLUMN
+from nosync.dataflow import Dataflow
 from nosync.loops import Phase, next_phase, recorded_changes, rounds_done
 from nosync.lsm.columns import EPOCH_COLUMN, describe, nullable, plain
 from nosync.lsm.errors import FlowError, NosyncError, SchemaError
@@ -87,6 +88,21 @@ def parse_ddl(text: str) -> pa.Schema:
     for column in schema:
         _check_type(column.dataType, f"column {column.name!r} of {text!r}")
     return to_arrow_schema(schema, timezone="UTC")
+
+
+def check_names(flow: Dataflow, spark: SparkSession) -> None:
+    """Raises SchemaError where columns of a source differ only in case, and Spark does not tell such names apart."""
+    if spark.conf.get("spark.sql.caseSensitive") == "true":
+        return
+    for stage in flow.sources:
+        known: dict[str, str] = {}
+        for name in parse_ddl(stage.schema or "").names:
+            other = known.setdefault(name.lower(), name)
+            if other != name:
+                raise SchemaError(
+                    f"source {stage.name}: columns {other!r} and {name!r} differ only in case, which Spark does not tell apart: "
+                    "rename one, or set spark.sql.caseSensitive"
+                )
 
 
 def _check_type(type_: DataType, what: str) -> None:

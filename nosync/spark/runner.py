@@ -78,7 +78,10 @@ class Runner:
         try:
             return run_epochs(self._spark, flow, plans, inputs, has_wide_rows=self._has_wide_rows)
         except WideRowError as error:
-            log.info("epoch %d: %s", plans[0].t, error)
+            log.warning(
+                "epoch %d: %s, as the job's later ones do; set spark.sql.execution.arrow.maxBytesPerBatch to have them counted "
+                "from the start", plans[0].t, error,
+            )  # fmt: skip
             self._has_wide_rows = True
         return run_epochs(self._spark, flow, plans, inputs, has_wide_rows=True)
 

@@ -56,8 +56,13 @@ def longer(rows: pa.Table) -> pa.Table:
 
 @pytest.mark.parametrize("fused", [True, False])
 def test_an_epoch_with_a_long_row_runs_again_and_the_jobs_next_ones_count(
-    spark: SparkSession, open_store: OpenStore, runs: list[tuple[int, bool]], fused: bool
+    spark: SparkSession,
+    open_store: OpenStore,
+    runs: list[tuple[int, bool]],
+    caplog: pytest.LogCaptureFixture,
+    fused: bool,
 ) -> None:
+    """And it is said why once, with what spares it."""
     flow = nosync.Dataflow("f")
     rows = flow.source("rows", "id bigint, text string")
     rows = rows.select("all", "id", "text") if fused else rows.map("all", kept)
@@ -74,6 +79,9 @@ def test_an_epoch_with_a_long_row_runs_again_and_the_jobs_next_ones_count(
     assert sorted(len(row["text"]) for row in store.read("rows").to_pylist()) == sorted(
         [1024, 0, 1000, 3, 7, 5, 2_000_000, 1025, 9, *range(8)]
     )
+    (message,) = caplog.messages
+    assert message.startswith("epoch 1: a row has more than 1,024 bytes of text")
+    assert MOST_BYTES in message
     store.sync()
     lost = max((layer for layer in store.layers() if layer.stage == "out"), key=lambda layer: layer.bytes)
     Path(lost.path).unlink()

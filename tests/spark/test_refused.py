@@ -192,3 +192,21 @@ def test_rows_of_a_collation_are_refused(spark: SparkSession, open_store: OpenSt
     job = nosync.Job(flow, open_store(), spark=spark, shards=2)
     with pytest.raises(nosync.SchemaError, match="column 'k' has the collation UTF8_LCASE"):
         job.advance(0, {"rows": spark.sql("SELECT 'a' COLLATE UTF8_LCASE AS k, 1L AS v")})
+
+
+def test_columns_that_differ_only_in_case(spark: SparkSession, open_store: OpenStore) -> None:
+    """Spark takes one for the other, unless it is told not to."""
+    flow = nosync.Dataflow("f")
+    flow.source("rows", "k string, V bigint, v bigint").aggregate(
+        "sums", key=["k"], a=nosync.sum("V"), b=nosync.sum("v")
+    )
+    store = open_store()
+    with pytest.raises(nosync.SchemaError, match="source rows: columns 'V' and 'v' differ only in case"):
+        nosync.Job(flow, store, spark=spark, shards=2)
+    spark.conf.set("spark.sql.caseSensitive", "true")
+    try:
+        job = nosync.Job(flow, store, spark=spark, shards=2)
+        job.advance(0, {"rows": spark.createDataFrame([("x", 1, 10), ("x", 2, 20)], "k string, V bigint, v bigint")})
+        assert [tuple(row) for row in job.read("sums").collect()] == [("x", 3, 30)]
+    finally:
+        spark.conf.unset("spark.sql.caseSensitive")
