@@ -96,9 +96,9 @@ class NewLayers:
                 write_again(self._directory.root, path, self._env)
             else:
                 self._env.sync_file(path)
-        except FileNotFoundError:
-            raise  # its branch was dropped meanwhile
         except OSError as error:
+            if isinstance(error, FileNotFoundError) and not path.exists():
+                raise  # its branch was dropped meanwhile; else it is another file that is not there
             raise storage_error("sync", path, error) from error
         return record
 

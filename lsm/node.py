@@ -102,6 +102,7 @@ class Node(HasLedger):
         self.new = NewLayers(directory, self.problems, settings.retry_s)
         self.small = SmallFiles(directory.root, self._env, self.problems)
         self._durability = threading.Lock()  # one thread makes layers durable at a time
+        self._forgotten: set[LayerId] = set()  # since it began to
         self._compactor = Compactor(self, self.problems)
         self._wake, self._wake_merger, self._closing = threading.Event(), threading.Event(), threading.Event()
         self._directory_lock = DirectoryLock(directory.root)
@@ -380,7 +381,8 @@ class Node(HasLedger):
         layers, files = self.new.waiting(), set(self.small.waiting())
         self._drain()
         with self._lock:  # others publish meanwhile, and tell again of what is durable by now
-            waiting: list[object] = [id for id in sorted(layers & self.new.waiting()) if not self._is_recorded(id)]
+            left = sorted((layers & self.new.waiting()) - self._forgotten)
+            waiting: list[object] = [id for id in left if not self._is_recorded(id)]
         waiting += files.intersection(self.small.waiting())
         if waiting:
             reasons = "; ".join(dict.fromkeys(self.problems.values())) or "they are still being written"
@@ -391,6 +393,8 @@ class Node(HasLedger):
 
     def _drain(self) -> None:
         with self._durability:
+            with self._lock:
+                self._forgotten = set()
             self._look_at_doubted()
             # An epoch that is sealed meanwhile waits for the next time, or peers had its manifest before its layers.
             small = self.small.waiting()
@@ -404,8 +408,7 @@ class Node(HasLedger):
                 if record is not None:
                     durable.append(record)
                 else:
-                    self.new.settled(id)
-                    self._tell((), [id])  # whoever fetched it waits for nothing more
+                    self._record_gone([id])
                 if len(durable) >= _RECORDED_AT_ONCE:  # a start that is interrupted goes on from there
                     self._record_durable(durable)
                     durable = []
@@ -421,10 +424,18 @@ class Node(HasLedger):
             self.new.failed([record.id for record in durable], error)
             return
         with self._lock:
-            there = [record for record in durable if self._has_file(record.id)]  # others went with their branch
-            for id in {record.id for record in durable}.difference(record.id for record in there):
-                self.new.settled(id)
+            mine = [record for record in durable if record.id not in self._forgotten]
+            there = [record for record in mine if self._has_file(record.id)]
             self._record(there, ())
+            self._record_gone([record.id for record in mine if record not in there])
+
+    def _record_gone(self, ids: Sequence[LayerId]) -> None:
+        """Whoever fetched them waits for nothing more. What was forgotten meanwhile is told of, and may be there again."""
+        with self._lock:
+            gone = [id for id in ids if id not in self._forgotten]
+            for id in gone:
+                self.new.settled(id)
+            self._tell((), gone)
 
     def _has_file(self, id: LayerId) -> bool:
         try:
@@ -864,6 +875,7 @@ class Node(HasLedger):
             for id in ids:
                 self._records.get(id.trace, {}).pop(id.description, None)
                 self.new.settled(id)
+            self._forgotten.update(ids)
         self._tell((), ids, dropped=True)
 
     # --- threads ---------------------------------------------------------------------------------------------------

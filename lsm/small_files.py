@@ -104,7 +104,7 @@ class SmallFiles:
             log.error("not durable: %s", reason)
         self._doubtful = self._doubtful - set(paths) | failed.keys()
         self._problems |= {str(path): str(reason) for path, reason in failed.items()}
-        durable = [path for path in synced if path not in failed and (self._root / path.parent).exists()]
+        durable = [path for path in synced if path not in failed and (self._root / path).exists()]
         with self._lock:
             for path in [path for path in paths if path not in failed]:
                 self._waiting.pop(path, None)
@@ -125,8 +125,8 @@ class SmallFiles:
                 write_again(self._root, final, self._env)
             else:
                 self._env.sync_file(final)
-        except FileNotFoundError:
-            return False
         except OSError as error:
+            if isinstance(error, FileNotFoundError) and not final.exists():
+                return False
             raise storage_error("sync", final, error) from error
         return True
