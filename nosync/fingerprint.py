@@ -54,16 +54,16 @@ def fingerprint(*parts: Any) -> str:
 
 def hashed_of(function: Any) -> bytes:
     """What `fingerprint` sees of a function, to be given to it later as a Frozen. Raises FlowError as `fingerprint` does."""
-    seen: list[bytes] = []
+    seen = bytearray()
     _Hashing(_Kept(seen)).of(function)
-    return b"".join(seen)
+    return bytes(seen)
 
 
 class _Kept:
     """In the place of a hasher."""
 
-    def __init__(self, seen: list[bytes]) -> None:
-        self.update = seen.append
+    def __init__(self, seen: bytearray) -> None:
+        self.update = seen.extend
 
 
 class _Hashing:
@@ -84,6 +84,7 @@ class _Hashing:
             self._hasher.update(f"{type(value).__name__}:{value!r};".encode())
             return
         if isinstance(value, Frozen):  # the only object of its fingerprint, so that nothing in it can have come before
+            assert value.hashed, "a copy that went to a task has no fingerprint"
             self._hasher.update(value.hashed)
             return
         is_container = isinstance(value, tuple | list | set | frozenset | Mapping)

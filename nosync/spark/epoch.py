@@ -92,7 +92,7 @@ def parse_ddl(text: str) -> pa.Schema:
 
 def check_names(flow: Dataflow, spark: SparkSession) -> None:
     """Raises SchemaError where columns of a source differ only in case, and Spark does not tell such names apart."""
-    if spark.conf.get("spark.sql.caseSensitive") == "true":
+    if str(spark.conf.get("spark.sql.caseSensitive")).lower() == "true":
         return
     for stage in flow.sources:
         known: dict[str, str] = {}

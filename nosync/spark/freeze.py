@@ -32,7 +32,7 @@ def frozen(flow: Dataflow, spark: SparkSession) -> Dataflow:
         try:
             pickled = CloudPickleSerializer().dumps(function)  # type: ignore[no-untyped-call]
         except pickle.PicklingError as error:
-            reason = str(error).strip().splitlines()[0]
+            (reason, *_) = str(error).strip().splitlines() or ["it cannot be pickled"]
             raise FlowError(f"stage {stage.name}: its function cannot be sent to Spark's tasks: {reason}") from error
         if any(True for _ in broadcasts):
             broadcasts.clear()

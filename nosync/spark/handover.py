@@ -31,6 +31,8 @@ from nosync.spark.session import arrow_settings, contains
 
 MOST_TEXT_BYTES = 1 << 10
 """Of all strings and binary values of a row."""
+_OFFSET_BYTES = 4
+"""Of a text in an Arrow batch, beside the text."""
 _SEPARATOR = "\x01"
 _Function = Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]
 
@@ -54,11 +56,15 @@ def handover(
     spark: SparkSession, flow: BoundFlow, inputs: Mapping[str, DataFrame], *, has_wide_rows: bool = False
 ) -> Handover:
     """How to hand over an epoch's rows. `has_wide_rows`: some have more text than `MOST_TEXT_BYTES`, so bytes are counted."""
-    if any(contains(frame.sparkSession, _analyzed(frame), "PYTHON_UDF") for frame in inputs.values()):
+    plans = [(frame.sparkSession, _analyzed(frame)) for frame in inputs.values()]
+    if any(contains(session, plan, "PYTHON_UDF") for session, plan in plans) or any(
+        stage.in_jvm and not stage.options.get("plain", True) for stage in flow.stages.values()
+    ):
         return Handover()  # rows go to functions of the user's as well
     schemas = _handed_over(flow)
     has_text = any(_is_text(column.type) for schema in schemas for column in schema)
-    if has_text and has_wide_rows:
+    # An epoch that runs again goes on over what is recorded of it, so it must be given the same rows again.
+    if has_text and (has_wide_rows or not all(_is_repeatable(*one) for one in plans)):
         return Handover()
     settings = arrow_settings(spark, _row_bytes(schemas))
     return Handover(settings, has_text and bool(settings))
@@ -83,7 +89,7 @@ def _mapped(rows: DataFrame, function: _Function, schema: StructType) -> DataFra
 
 def _limited(rows: DataFrame) -> DataFrame:
     columns = [column.name for column in rows.schema if isinstance(column.dataType, StringType | BinaryType)]
-    lengths = [f"coalesce(octet_length({quoted(name)}), 0)" for name in columns if name != REPORT_COLUMN]
+    lengths = [f"coalesce(bigint(octet_length({quoted(name)})), 0L)" for name in columns if name != REPORT_COLUMN]
     if not lengths:
         return rows
     error = WideRowError(
@@ -93,12 +99,18 @@ def _limited(rows: DataFrame) -> DataFrame:
     return rows.where(f"IF({' + '.join(lengths)} <= {MOST_TEXT_BYTES}, TRUE, {refused})")
 
 
+def _is_repeatable(spark: SparkSession, plan: Any) -> bool:
+    return bool(plan.deterministic()) and not contains(spark, plan, "CURRENT_LIKE")
+
+
 def _handed_over(flow: BoundFlow) -> list[pa.Schema]:
-    schemas = []
+    """Of each segment, all columns of all that it may get."""
+    found = []
     for segment in flow.segments.values():
-        schemas += [fed_schema(flow.stages, feed) for feed in segment.feeds]
+        schemas = [fed_schema(flow.stages, feed) for feed in segment.feeds]
         schemas += [flow.stages[name].schema for name in segment.stages if flow.stages[name].kind == SOURCE]
-    return schemas
+        found.append(pa.schema([column for schema in schemas for column in schema]))
+    return found
 
 
 def _row_bytes(schemas: Sequence[pa.Schema]) -> int | None:
@@ -107,7 +119,7 @@ def _row_bytes(schemas: Sequence[pa.Schema]) -> int | None:
     for schema in schemas:
         types = [column.type for column in schema]
         try:
-            fixed = sum(-(-type_.bit_width // 8) for type_ in types if not _is_text(type_))
+            fixed = sum(_OFFSET_BYTES if _is_text(type_) else -(-type_.bit_width // 8) for type_ in types)
         except ValueError:  # a type of no fixed width
             return None
         widest = max(widest, fixed + (MOST_TEXT_BYTES if any(map(_is_text, types)) else 0))

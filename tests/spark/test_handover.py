@@ -130,16 +130,51 @@ def test_whose_rows_may_be_long_has_its_bytes_counted(spark: SparkSession) -> No
 
     assert arrow_settings(spark, None) == {}
     assert made("id bigint, n bigint", has_wide_rows=True) == (rows(16) | {MOST_ROWS: "1000000"}, False)
-    assert made("id bigint, text string, more binary") == (rows(8 + 1024), True)
+    assert made("id bigint, text string, more binary") == (rows(8 + 4 + 4 + 1024), True)
     assert made("id bigint, text string", has_wide_rows=True) == ({}, False)
     assert made("id bigint, texts array<string>") == ({}, False)
     functions = spark.range(3).mapInArrow(lambda batches: batches, "id bigint")
     assert made("id bigint", functions) == ({}, False)
+    for other in ("uuid() AS text", "CAST(current_timestamp() AS STRING) AS text", "CAST(rand() AS STRING) AS text"):
+        again = spark.range(3).selectExpr("id", other)
+        assert made("id bigint, text string", again) == ({}, False), "the rows may be others when they are given again"
     spark.conf.set(MOST_BYTES, "1000000b")
     try:
         assert made("id bigint, text string") == ({}, False), "the user's setting counts"
     finally:
         spark.conf.unset(MOST_BYTES)
+
+
+def test_functions_in_expressions_have_their_bytes_counted(spark: SparkSession) -> None:
+    """They get what tasks make, which may be long, and what they return may be short."""
+    from pyspark.sql import functions as F
+
+    from nosync.bind import bind
+    from nosync.spark.epoch import parse_ddl
+    from nosync.spark.expressions import Analyzer
+    from nosync.spark.handover import Handover, handover
+
+    flow = nosync.Dataflow("f")
+    made = flow.source("rows", "id bigint").map(
+        "texts", lambda rows: rows.append_column("t", rows["id"].cast("string"))
+    )
+    size = F.udf(len, "int")
+    made.select("sizes", "id", size("t").alias("size")).aggregate("out", key=["id"], size=nosync.sum("size"))
+    assert handover(spark, bind(flow, parse_ddl, Analyzer(spark)), {"rows": spark.range(3)}) == Handover()
+
+
+def test_rows_that_are_others_each_time_run_once(
+    spark: SparkSession, open_store: OpenStore, runs: list[tuple[int, bool]]
+) -> None:
+    """What is recorded of the first run would not go with the second."""
+    flow = nosync.Dataflow("f")
+    rows = flow.source("rows", "id bigint, text string").map("longer", longer)
+    rows.aggregate("out", key=["id"], text=nosync.max("text"))
+    store = open_store()
+    given = spark.range(40).selectExpr("id", "CAST(current_timestamp() AS STRING) AS text")
+    nosync.Job(flow, store, spark=spark, shards=4).advance(0, {"rows": given})
+    assert runs == [(0, False)]
+    assert store.read("out").num_rows == 40
 
 
 def test_rows_are_limited_by_all_of_their_text(spark: SparkSession) -> None:

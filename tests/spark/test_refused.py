@@ -203,7 +203,7 @@ def test_columns_that_differ_only_in_case(spark: SparkSession, open_store: OpenS
     store = open_store()
     with pytest.raises(nosync.SchemaError, match="source rows: columns 'V' and 'v' differ only in case"):
         nosync.Job(flow, store, spark=spark, shards=2)
-    spark.conf.set("spark.sql.caseSensitive", "true")
+    spark.conf.set("spark.sql.caseSensitive", "TRUE")
     try:
         job = nosync.Job(flow, store, spark=spark, shards=2)
         job.advance(0, {"rows": spark.createDataFrame([("x", 1, 10), ("x", 2, 20)], "k string, V bigint, v bigint")})
