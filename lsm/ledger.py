@@ -14,6 +14,7 @@ from typing import Any
 from nosync.lsm.archive import Run
 from nosync.lsm.branches import MAIN
 from nosync.lsm.directory import LayerDirectory
+from nosync.lsm.env import storage_error
 from nosync.lsm.errors import CorruptionError, DeterminismError, HoleError, OutOfOrderError
 from nosync.lsm.history import History
 from nosync.lsm.layer import Description, Digest, LayerId, TraceId
@@ -99,7 +100,14 @@ class Ledger:
 
     def exists(self, id: LayerId) -> bool:
         """Whether a file of this name is there."""
-        return id.description in self.directory.descriptions(id.trace)
+        path = self.directory.path_of(id)
+        try:
+            self.directory.env.size_bytes(path)
+        except FileNotFoundError:
+            return False
+        except OSError as error:
+            raise storage_error("look at", path, error) from error
+        return True
 
     def _sealed_elsewhere(self, t: int, sealed: Manifest | None) -> dict[LayerId, Entry]:
         """What manifests of the epoch say of layers: that of the branch, and those of others, whose layers it shares."""

@@ -425,7 +425,7 @@ class Node(HasLedger):
             return
         with self._lock:
             mine = [record for record in durable if record.id not in self._forgotten]
-            there = [record for record in mine if self._has_file(record.id)]
+            there = [record for record in mine if self.ledger.exists(record.id)]
             self._record(there, ())
             self._record_gone([record.id for record in mine if record not in there])
 
@@ -436,13 +436,6 @@ class Node(HasLedger):
             for id in gone:
                 self.new.settled(id)
             self._tell((), gone)
-
-    def _has_file(self, id: LayerId) -> bool:
-        try:
-            self._env.size_bytes(self.directory.path_of(id))
-        except FileNotFoundError:
-            return False
-        return True
 
     def _sync_small(self, paths: Sequence[PurePosixPath]) -> None:
         durable = self.small.sync(paths)

@@ -9,7 +9,6 @@ Invariants
 from __future__ import annotations
 
 import bisect
-import itertools
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -70,7 +69,10 @@ class Sealed(Mapping[Epoch, Manifest]):
 
     def __iter__(self) -> Iterator[Epoch]:
         for line, until in self._before:
-            yield from itertools.takewhile(lambda t, until=until: t <= until, line.own())  # type: ignore[misc]
+            for t in line.own():
+                if t > until:
+                    break
+                yield t
         yield from self.own()
 
     def __len__(self) -> int:

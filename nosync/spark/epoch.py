@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import reduce
-from typing import Any
+from typing import Any, NamedTuple
 
 import pyarrow as pa
 from py4j.protocol import Py4JError
@@ -145,7 +145,7 @@ def run_epochs(
     with task_errors(), turn_of(spark):
         planned = {name: in_own_zone(frame) for name, frame in inputs.items()}
         over = handover(spark, flow, inputs, has_wide_rows=has_wide_rows)
-        run = _EpochRun(spark, flow, plans, planned, over)
+        run = _EpochRun(_Work(spark, flow, plans, planned, over))
         with settings_for_epochs(spark, over):
             for loop in flow.loops.values():
                 run.loop(loop)
@@ -164,22 +164,23 @@ def run_epochs(
     return run.reports
 
 
+class _Work(NamedTuple):
+    """What all Spark jobs of a run have in common."""
+
+    spark: SparkSession
+    flow: BoundFlow
+    plans: Sequence[EpochPlan]
+    inputs: Mapping[str, DataFrame]
+    handover: Handover
+
+
 class _EpochRun:
     """The Spark jobs of one epoch, one after the other; or the one of several epochs."""
 
-    def __init__(
-        self,
-        spark: SparkSession,
-        flow: BoundFlow,
-        plans: Sequence[EpochPlan],
-        inputs: Mapping[str, DataFrame],
-        handover: Handover,
-    ) -> None:
-        assert len(plans) == 1 or not flow.loops, "such epochs run alone"
-        self._spark, self._flow, self._plans, self._inputs = spark, flow, plans, inputs
-        self._handover = handover
-        self._plan = plans[0]
-        self.reports: dict[int, Reports] = {plan.t: {} for plan in plans}
+    def __init__(self, work: _Work) -> None:
+        assert len(work.plans) == 1 or not work.flow.loops, "such epochs run alone"
+        self._work, self._flow, self._plan = work, work.flow, work.plans[0]
+        self.reports: dict[int, Reports] = {plan.t: {} for plan in work.plans}
         self._rounds: dict[str, int] = {}
         self._directory = directory_of(replace(self._plan.place, store_id=""))
 
@@ -236,7 +237,7 @@ class _EpochRun:
         return all(any(o.covers(d) for o in of_shard) for of_shard in found)
 
     def _job(self, part: _Part) -> _EpochJob:
-        return _EpochJob(self._spark, self._flow, self._plans, self._inputs, self._handover, part)
+        return _EpochJob(self._work, part)
 
     def _collect(self, job: _EpochJob) -> list[Report]:
         try:
@@ -267,18 +268,9 @@ class _Part:
 
 
 class _EpochJob:
-    def __init__(
-        self,
-        spark: SparkSession,
-        flow: BoundFlow,
-        plans: Sequence[EpochPlan],
-        inputs: Mapping[str, DataFrame],
-        handover: Handover,
-        part: _Part,
-    ) -> None:
-        self._spark, self._flow, self._plans, self._inputs = spark, flow, plans, inputs
-        self._handover = handover
-        self._shards = plans[0].shards
+    def __init__(self, work: _Work, part: _Part) -> None:
+        self._spark, self._flow, self._plans, self._inputs, self._handover = work
+        self._shards = work.plans[0].shards
         self.part = part
         self._of_epoch: tuple[str, ...] = (EPOCH_COLUMN,) if self._has_several else ()
         self._beside = (*self._of_epoch, TAG_COLUMN, REPORT_COLUMN)

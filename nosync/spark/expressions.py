@@ -170,7 +170,7 @@ class Analyzer:
         except PySparkException as error:
             reason = str(error).strip().splitlines()[0]
             raise SchemaError(f"stage {stage.name}: Spark cannot evaluate it over its input: {reason}") from None
-        described, plain = self._described(stage, rows), not contains(self._spark, _analyzed(rows), *_NOT_PLAIN)
+        described, plain = self._described(stage, rows), not contains(self._spark, analyzed(rows), *_NOT_PLAIN)
         if stage.kind != SELECT:
             return Analysis(schema, described, {name: name for name in given.names}, {}, plain)
         computed = self._computed_columns(stage, empty, rows)
@@ -180,14 +180,14 @@ class Analyzer:
         """By column of a select, the expression that makes it of columns of its input, and of none that the select makes."""
         texts = [_NAMED.match(e) for e in stage.options["expressions"] if isinstance(e, str) and not _STAR.search(e)]
         named = {match["name"].strip("`"): match["text"] for match in texts if match}
-        columns = _analyzed(rows).projectList()
+        columns = analyzed(rows).projectList()
         found = {}
         for made in (columns.apply(i) for i in range(columns.size())):
             text = named.get(made.name())
             if text is None or made.getClass().getSimpleName() != "Alias" or contains(self._spark, made, *_NOT_PLAIN):
                 continue
             with contextlib.suppress(PySparkException):
-                alone = _analyzed(given.selectExpr(f"({text}\n) AS alone")).projectList().apply(0)
+                alone = analyzed(given.selectExpr(f"({text}\n) AS alone")).projectList().apply(0)
                 if alone.child().semanticEquals(made.child()):
                     found[made.name()] = text
         return found
@@ -205,25 +205,25 @@ class Analyzer:
                 )
 
     def _check_plan(self, stage: Stage, rows: DataFrame) -> None:
-        analyzed = _analyzed(rows)
-        if not analyzed.deterministic():
+        plan = analyzed(rows)
+        if not plan.deterministic():
             raise FlowError(
                 f"stage {stage.name}: its expression is not deterministic (rand, uuid, ...): it would be another one "
                 "each time. Compute the value in a map with deterministic=False, or add it to the input"
             )
         if stage.kind == STATIC_JOIN:
             return
-        if contains(self._spark, analyzed, *_OF_MANY_ROWS):
+        if contains(self._spark, plan, *_OF_MANY_ROWS):
             raise FlowError(
                 f"stage {stage.name}: aggregates, generators (explode) and window functions are not expressions over "
                 "one row: use aggregate, flat_map or window"
             )
-        if contains(self._spark, analyzed, "CURRENT_LIKE"):
+        if contains(self._spark, plan, "CURRENT_LIKE"):
             raise FlowError(
                 f"stage {stage.name}: its expression depends on when, or by whom, it is asked (current_timestamp, ...): computed "
                 "again it would be another one. Add the value to the input"
             )
-        if contains(self._spark, analyzed, "PLAN_EXPRESSION"):
+        if contains(self._spark, plan, "PLAN_EXPRESSION"):
             raise FlowError(
                 f"stage {stage.name}: a subquery reads what its table is at the moment: join() with a static table, whose rows "
                 "count as code, or with a source"
@@ -242,7 +242,7 @@ class Analyzer:
             raise SchemaError(
                 f"stage {stage.name}: the table and its input both have a column {clash[0]!r}: rename one"
             )
-        if not _analyzed(table).deterministic():
+        if not analyzed(table).deterministic():
             raise FlowError(f"stage {stage.name}: the table is computed with random functions: write it out first")
 
     def _described(self, stage: Stage, rows: DataFrame) -> str:
@@ -259,9 +259,9 @@ class Analyzer:
 
     def _functions(self, rows: DataFrame) -> list[str]:
         """Of Python functions in expressions, what Spark sends to workers: their names say nothing of their code."""
-        if not contains(self._spark, _analyzed(rows), "PYTHON_UDF"):
+        if not contains(self._spark, analyzed(rows), "PYTHON_UDF"):
             return []
-        waiting, found = [_analyzed(rows).expressions()], []
+        waiting, found = [analyzed(rows).expressions()], []
         while waiting:
             several = waiting.pop()
             for one in (several.apply(i) for i in range(several.size())):
@@ -290,7 +290,7 @@ def _text_of(column: Column) -> str:
 
 def _kept_columns(given: DataFrame, rows: DataFrame) -> dict[str, str]:
     """By column of a select, the column of its input that it is under this name or another."""
-    columns, inputs = _analyzed(rows).projectList(), _analyzed(given).output()
+    columns, inputs = analyzed(rows).projectList(), analyzed(given).output()
     # By id: where a column is used beside its definition there are two projections, and the outer one's names are the inner's.
     names = {inputs.apply(i).exprId().id(): inputs.apply(i).name() for i in range(inputs.size())}
     kept = {}
@@ -302,5 +302,6 @@ def _kept_columns(given: DataFrame, rows: DataFrame) -> dict[str, str]:
     return kept
 
 
-def _analyzed(rows: DataFrame) -> Any:
+def analyzed(rows: DataFrame) -> Any:
+    """The plan of the JVM."""
     return rows._jdf.queryExecution().analyzed()

@@ -26,7 +26,7 @@ from nosync.lsm.errors import WideRowError
 from nosync.lsm.failures import encode_failure
 from nosync.plan import BoundFlow
 from nosync.segment import fed_schema
-from nosync.spark.expressions import quoted
+from nosync.spark.expressions import analyzed, quoted
 from nosync.spark.session import arrow_settings, contains
 
 MOST_TEXT_BYTES = 1 << 10
@@ -56,7 +56,7 @@ def handover(
     spark: SparkSession, flow: BoundFlow, inputs: Mapping[str, DataFrame], *, has_wide_rows: bool = False
 ) -> Handover:
     """How to hand over an epoch's rows. `has_wide_rows`: some have more text than `MOST_TEXT_BYTES`, so bytes are counted."""
-    plans = [(frame.sparkSession, _analyzed(frame)) for frame in inputs.values()]
+    plans = [(frame.sparkSession, analyzed(frame)) for frame in inputs.values()]
     if any(contains(session, plan, "PYTHON_UDF") for session, plan in plans) or any(
         stage.in_jvm and not stage.options.get("plain", True) for stage in flow.stages.values()
     ):
@@ -83,7 +83,7 @@ def selected(rows: DataFrame, expressions: Sequence[str]) -> DataFrame:
 def _mapped(rows: DataFrame, function: _Function, schema: StructType) -> DataFrame:
     """`rows.mapInArrow`, which takes calls to the JVM for each column, and a dot in a column's name for that of a field."""
     there = UserDefinedFunction(function, schema, evalType=PythonEvalType.SQL_MAP_ARROW_ITER_UDF)._judf
-    called = there.fromUDFExpr(there.builder(_analyzed(rows).output()))
+    called = there.fromUDFExpr(there.builder(analyzed(rows).output()))
     return DataFrame(rows._jdf.mapInArrow(called, False, None), rows.sparkSession)
 
 
@@ -131,10 +131,6 @@ def _is_text(type_: pa.DataType) -> bool:
         is_one(type_)
         for is_one in (pa.types.is_string, pa.types.is_large_string, pa.types.is_binary, pa.types.is_large_binary)
     )
-
-
-def _analyzed(rows: DataFrame) -> Any:
-    return rows._jdf.queryExecution().analyzed()
 
 
 @functools.cache  # of each JVM
