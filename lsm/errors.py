@@ -132,5 +132,9 @@ class WideRowError(NosyncError):
     """A row of an epoch is wider than Spark was told. The job runs such an epoch again and does not raise this."""
 
 
+class ScanError(NosyncError):
+    """A task cannot read a source's files itself. The job has the JVM read them and does not raise this."""
+
+
 class FlowError(NosyncError, ValueError):
     """A dataflow is put together wrongly, or is not the one this store was written with."""

@@ -13,6 +13,7 @@ from typing import Any, Protocol
 import pyarrow as pa
 
 from nosync.aggregates import Aggregate, Plan
+from nosync.arrow_expressions import Step
 from nosync.columns_between import COLUMNS_BETWEEN
 from nosync.dataflow import (
     AGGREGATE,
@@ -60,6 +61,8 @@ class Analysis:
     """By column of its output the expression over columns of its input that makes it, where one alone does."""
     plain: bool = True
     """It calls no function of users, and nothing that depends on when it is asked."""
+    step: Step | None = None
+    """The same for tasks that evaluate it themselves, if they can."""
 
 
 class Analyze(Protocol):
@@ -201,9 +204,8 @@ class _Binder:
         _check_names(stage, found.schema, upstream.rows_schema)
         schema = plain(found.schema.empty_table(), allow=frozenset({CHANGE_TYPE_COLUMN})).schema
         bound = self._stage(stage, schema, changing=upstream.changing, described=found.described)
-        bound = replace(
-            bound, options={**bound.options, "kept": found.kept, "computed": found.computed, "plain": found.plain}
-        )
+        options = {"kept": found.kept, "computed": found.computed, "plain": found.plain, "step": found.step}
+        bound = replace(bound, options={**bound.options, **options})
         if bound.recorded:
             feed = self._feed(upstream.name)
             self._new_segment(bound, [replace(feed, jvm=(*feed.jvm, stage.name))])

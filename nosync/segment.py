@@ -63,6 +63,7 @@ from nosync.operators import (
 )
 from nosync.plan import ARRANGE, DISTINCT, LATE, WATERMARK, BoundStage, Emission, Feed, part_of
 from nosync.replication.places import FetchingDirectory, Place, directory_of
+from nosync.scan import Scan
 from nosync.windowing import apply_late, apply_watermark, apply_window
 from nosync.windows import END, NO_WATERMARK, START, newest_us, times_us, window_type, with_windows
 
@@ -169,6 +170,8 @@ class SegmentTask:
     phase: str = ""
     fused: bool = False
     """See nosync.plan.Segment."""
+    scan: Scan | None = None
+    """What the task reads itself of its sources; None: their rows come."""
     emits: bool = True
     """Whether anybody wants the rows that leave the segment at this epoch."""
     absent: frozenset[int] = frozenset()
@@ -277,7 +280,7 @@ class _ShardRun:
     def _receive(self, batches: list[pa.RecordBatch]) -> None:
         """Keeps the reports that came with the rows."""
         rows = pa.Table.from_batches(batches) if batches else None
-        if self._task.fused:
+        if self._task.fused or self._task.scan is not None:
             self._receive_fused(rows)
             return
         if not self._task.feeds:
@@ -292,12 +295,19 @@ class _ShardRun:
 
     def _receive_fused(self, rows: pa.Table | None) -> None:
         task, fed = self._task, dict[int, pa.Table]()
-        if rows is not None:
-            given, fed = split(rows, task.sources, task.feeds, task.stages)
+        if rows is not None or task.scan is not None:
+            given, fed = self._of_sources(rows)
             self._given = {stage.name: of_stage for stage, of_stage in zip(task.sources, given, strict=True)}
         for i, feed in enumerate(task.feeds):
             # One shuffle brought everything.
             self._feeds.append(_Fed(fed.get(i, no_rows(fed_schema(task.stages, feed))), set(range(task.shards))))
+
+    def _of_sources(self, rows: pa.Table | None) -> tuple[list[pa.Table], dict[int, pa.Table]]:
+        task = self._task
+        if task.scan is not None:
+            return task.scan.rows(self._shard, task.sources, task.feeds, task.stages)
+        assert rows is not None, "its rows come"
+        return split(rows, task.sources, task.feeds, task.stages)
 
     def _fed(self, index: int, feed: Feed, rows: pa.Table | None, *, several: bool) -> _Fed:
         schema = fed_schema(self._task.stages, feed)

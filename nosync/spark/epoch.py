@@ -10,7 +10,10 @@ row says in `_epoch` of which it is, those of sources as well.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import functools
+import re
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import reduce
@@ -18,7 +21,7 @@ from typing import Any, NamedTuple
 
 import pyarrow as pa
 from py4j.protocol import Py4JError
-from pyspark import TaskContext
+from pyspark import RDD, SparkContext, TaskContext
 from pyspark.errors import PySparkException
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
@@ -40,6 +43,7 @@ from nosync.lsm.timestamp import Time, pack, round_of
 from nosync.operators import is_hashed_in_tasks
 from nosync.plan import WATERMARK, BoundFlow, BoundStage, Emission, Feed, Loop, Segment, part_of
 from nosync.replication.places import Place, directory_of
+from nosync.scan import ParquetFile, Scan
 from nosync.segment import (
     REPORT_SCHEMA,
     TAG_SHARD_BITS,
@@ -50,6 +54,7 @@ from nosync.segment import (
     side_column,
 )
 from nosync.spark.expressions import for_tasks, hash_of, jvm_rows, place_of, quoted
+from nosync.spark.files import files_to_scan
 from nosync.spark.fused import given_rows
 from nosync.spark.handover import Handover, handover, selected
 from nosync.spark.session import conf_set, in_own_zone, session_settings, turn_of
@@ -60,6 +65,9 @@ _RULES_TO_EXCLUDE = (
     # It would drop the tasks over an empty input, which have empty layers to record.
     "org.apache.spark.sql.catalyst.optimizer.PropagateEmptyRelation",
 )
+
+_CALL, _CLASS = re.compile(r"An error occurred while calling \S+$"), re.compile(r"^:\s*([\w.$]+: )?")
+"""What Py4J has before the message of an exception of Java's."""
 
 
 @dataclass(frozen=True)
@@ -131,12 +139,14 @@ def run_epochs(
     inputs: Mapping[str, DataFrame],
     *,
     has_wide_rows: bool = False,
+    may_scan: bool = True,
 ) -> dict[int, Reports]:
     """Runs epochs: one Spark job for each round of each loop, and one for all the rest.
 
     Several epochs have one number of shards and skip the same stages, and have no loops; rows that they are given have
     `_epoch`. Returns for each epoch a report of every (stage, shard) that was computed or yielded. Raises whatever a task
-    raised, as the NosyncError it was: WideRowError where they can be run again with `has_wide_rows`.
+    raised, as the NosyncError it was: WideRowError where they can be run again with `has_wide_rows`, and ScanError without
+    `may_scan`.
     """
     # Under foreachBatch the rows belong to a session of the query's own.
     spark = next((frame.sparkSession for frame in inputs.values()), spark)
@@ -144,8 +154,9 @@ def run_epochs(
         flow = flow.fused
     with task_errors(), turn_of(spark):
         planned = {name: in_own_zone(frame) for name, frame in inputs.items()}
-        over = handover(spark, flow, inputs, has_wide_rows=has_wide_rows)
-        run = _EpochRun(_Work(spark, flow, plans, planned, over))
+        files = files_to_scan(flow, plans[0].shards, inputs) if may_scan and len(plans) == 1 else None
+        over = handover(spark, flow, inputs if files is None else {}, has_wide_rows=has_wide_rows)
+        run = _EpochRun(_Work(spark, flow, plans, planned, over, files))
         with settings_for_epochs(spark, over):
             for loop in flow.loops.values():
                 run.loop(loop)
@@ -172,6 +183,8 @@ class _Work(NamedTuple):
     plans: Sequence[EpochPlan]
     inputs: Mapping[str, DataFrame]
     handover: Handover
+    files: Mapping[str, Sequence[ParquetFile]] | None
+    """By source, those that tasks read themselves; None: the JVM reads them."""
 
 
 class _EpochRun:
@@ -241,11 +254,10 @@ class _EpochRun:
 
     def _collect(self, job: _EpochJob) -> list[Report]:
         try:
-            ends = job.ends(self._plan.skip.union(name for of in self.reports.values() for name, _ in of))
-            rows = reduce(DataFrame.unionAll, ends).collect() if ends else []
+            texts = job.run(self._plan.skip.union(name for of in self.reports.values() for name, _ in of))
         finally:
             job.release()
-        found = [Report.from_json(bytes(row[0])) for row in rows]
+        found = [Report.from_json(text) for text in texts]
         for report in found:
             at = (report.stage, report.shard)
             if job.part.round is not None and self._flow.stages[report.stage].loop == job.part.loop:
@@ -269,7 +281,7 @@ class _Part:
 
 class _EpochJob:
     def __init__(self, work: _Work, part: _Part) -> None:
-        self._spark, self._flow, self._plans, self._inputs, self._handover = work
+        self._spark, self._flow, self._plans, self._inputs, self._handover, self._files = work
         self._shards = work.plans[0].shards
         self.part = part
         self._of_epoch: tuple[str, ...] = (EPOCH_COLUMN,) if self._has_several else ()
@@ -282,11 +294,18 @@ class _EpochJob:
     def _has_several(self) -> bool:
         return len(self._plans) > 1
 
-    def ends(self, done: frozenset[str]) -> list[DataFrame]:
-        """The reports of everything: of each segment from which nothing is emitted.
+    def run(self, done: frozenset[str]) -> list[bytes]:
+        """The reports of everything. `done`: stages that reported before."""
+        ends = self._ends(done)
+        if not ends:
+            return []
+        if all(self._is_scanned(segment) for segment in ends):
+            return self._scanned(ends)
+        rows = reduce(DataFrame.unionAll, [self._segment(segment, None) for segment in ends]).collect()
+        return [bytes(row[0]) for row in rows]
 
-        The reports of the others travel with the rows that they emit. `done`: stages that reported before.
-        """
+    def _ends(self, done: frozenset[str]) -> list[Segment]:
+        """Those from which nothing is emitted. The reports of the others travel with the rows that they emit."""
         segments = [
             s
             for s in self._flow.segments.values()
@@ -296,7 +315,26 @@ class _EpochJob:
         ]
         if self.part.round is None:
             segments = [s for s in segments if not done.issuperset(self._run_of(s))]
-        return [self._segment(s, None) for s in segments if self._run_of(s)]
+        return [s for s in segments if self._run_of(s)]
+
+    def _is_scanned(self, segment: Segment) -> bool:
+        """Whether its tasks read its sources themselves."""
+        return self._files is not None and any(name in self._files for name in segment.stages)
+
+    def _scanned(self, segments: Sequence[Segment]) -> list[bytes]:
+        """What tasks report that are given nothing. To plan a query takes longer than such tasks often do, so there is none."""
+        context = self._spark.sparkContext
+        works = [_work_of(self._tasks_of(segment, None)[0]) for segment in segments]
+
+        def run(index: int, nothing: Iterable[object]) -> Iterator[bytes]:
+            deque(
+                nothing, maxlen=0
+            )  # else Spark takes the worker for one that failed, and the next task waits for another
+            for batch in works[index // shards](iter(())):
+                yield from batch.column(0).to_pylist()
+
+        shards = self._shards
+        return _partitions(context, shards * len(works)).mapPartitionsWithIndex(run).collect()
 
     def _emissions(self, segment: Segment) -> list[Emission]:
         """What leaves the segment."""
@@ -346,8 +384,8 @@ class _EpochJob:
             return segment.stages
         return tuple(name for name in segment.stages if not self._flow.stages[name].of_rounds)
 
-    def _segment(self, segment: Segment, emission: Emission | None) -> DataFrame:
-        """A segment's tasks; what leaves it, or only the reports."""
+    def _tasks_of(self, segment: Segment, emission: Emission | None) -> tuple[list[SegmentTask], frozenset[int]]:
+        """A segment's tasks, and which of their feeds bring nothing."""
         flow = self._flow
         loop = flow.loop_of(segment)
         inside = loop is not None and loop == self.part.loop
@@ -363,13 +401,24 @@ class _EpochJob:
         absent = frozenset(i for i, f in enumerate(feeds) if inside and not self._comes_in_round(segment, f))
         round = self.part.round if inside else None
         tasks = self._tasks(run, feeds, emission, round=round, absent=absent, head=segment.name)
+        scan = None
+        if self._files is not None and self._is_scanned(segment):
+            scan = Scan({source.name: self._files[source.name] for source in tasks[0].sources}, flow.key_groups)
+        return [replace(task, fused=segment.fused, scan=scan) for task in tasks], absent
+
+    def _segment(self, segment: Segment, emission: Emission | None) -> DataFrame:
+        """What leaves a segment, or only its reports."""
+        flow = self._flow
+        tasks, absent = self._tasks_of(segment, emission)
+        feeds = list(tasks[0].feeds)
+        if tasks[0].scan is not None:
+            return self._mapped(self._blank(), tasks)
         if segment.fused:
             given = given_rows(tasks[0].sources, feeds, flow.stages, self._inputs, self._of_epoch)
-            rows = self._placed(given.rows, given.place).drop(*given.only_for_place)
-            return self._mapped(rows, [replace(task, fused=True) for task in tasks])
+            return self._mapped(self._placed(given.rows, given.place).drop(*given.only_for_place), tasks)
         if len(absent) < len(feeds):
             rows = self._fed(segment, feeds, absent)
-        elif loop is not None or segment.feeds:
+        elif flow.loop_of(segment) is not None or segment.feeds:
             rows = self._blank()  # nothing of what they bring is needed
         else:
             rows = self._source_rows(flow.stages[segment.name])
@@ -429,28 +478,12 @@ class _EpochJob:
         ]
 
     def _mapped(self, rows: DataFrame, tasks: Sequence[SegmentTask]) -> DataFrame:
-        task = tasks[0]
-
-        def work(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-            context = TaskContext.get()
-            assert context is not None, "runs inside a Spark task"
-            # In a union of several ends of the flow, the partitions of each follow those of the one before.
-            shard = context.partitionId() % task.shards
-            try:
-                with task_in_worker():
-                    if len(tasks) == 1:
-                        yield from task.run_shard(shard, batches)
-                    else:
-                        yield from run_epochs_of_shard(tasks, shard, batches)
-            except NosyncError as error:
-                raise RuntimeError(encode_failure(error)) from None
-
-        output = REPORT_SCHEMA
-        if task.emission is not None:
-            output = emitted_schema(self._flow.stages[task.emission.stage], task.emission)
+        emission, output = tasks[0].emission, REPORT_SCHEMA
+        if emission is not None:
+            output = emitted_schema(self._flow.stages[emission.stage], emission)
             if len(tasks) > 1:
                 output = pa.schema([pa.field(EPOCH_COLUMN, pa.int64()), *output])
-        return self._handover.mapped(rows, work, output)
+        return self._handover.mapped(rows, _work_of(tasks), output)
 
     def _blank(self) -> DataFrame:
         """A partition for each shard, for tasks that only look at what is recorded."""
@@ -546,6 +579,33 @@ class _EpochJob:
         return f"floor({group} * {shards} / {groups})"
 
 
+def _work_of(tasks: Sequence[SegmentTask]) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+    """What Spark runs for every shard of a segment."""
+    task = tasks[0]
+
+    def work(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        context = TaskContext.get()
+        assert context is not None, "runs inside a Spark task"
+        # In a union of several ends of the flow, the partitions of each follow those of the one before.
+        shard = context.partitionId() % task.shards
+        try:
+            with task_in_worker():
+                if len(tasks) == 1:
+                    yield from task.run_shard(shard, batches)
+                else:
+                    yield from run_epochs_of_shard(tasks, shard, batches)
+        except NosyncError as error:
+            raise RuntimeError(encode_failure(error)) from None
+
+    return work
+
+
+@functools.lru_cache(maxsize=4)
+def _partitions(context: SparkContext, count: int) -> RDD[object]:
+    """So many, with nothing in them."""
+    return context.parallelize([], count)
+
+
 def _may_compute(plan: EpochPlan, round: int | None) -> dict[str, frozenset[int]] | None:
     return None if plan.compute is None or round is not None else dict(plan.compute)
 
@@ -594,6 +654,8 @@ def reason_of(text: str) -> str:
     for i, line in enumerate(lines):
         if line.startswith("Traceback"):
             return next((x.strip() for x in lines[i + 1 :] if not x.startswith((" ", "\t"))), lines[0])
+    if len(lines) > 1 and _CALL.match(lines[0]):
+        return _CLASS.sub("", lines[1])
     return lines[0] if lines else "it gave no reason"
 
 

@@ -27,6 +27,7 @@ from nosync.lsm.columns import CHANGE_TYPE_COLUMN
 from nosync.lsm.errors import FlowError, SchemaError
 from nosync.plan import BoundStage
 from nosync.spark.session import conf_set, contains, session_settings, turn_of
+from nosync.spark.translate import step_of
 
 _NOT_PLAIN = ("PYTHON_UDF", "SCALA_UDF", "CURRENT_LIKE")
 """What users' functions, and those that depend on when they are asked, are to Spark."""
@@ -67,7 +68,9 @@ def for_tasks(stage: BoundStage) -> BoundStage:
     """The stage without what only the driver can use: columns and DataFrames are handles on objects of the JVM."""
     if not stage.in_jvm:
         return stage
-    return replace(stage, options={name: stage.options[name] for name in ("feed_key", "kept") if name in stage.options})
+    return replace(
+        stage, options={name: stage.options[name] for name in ("feed_key", "kept", "step") if name in stage.options}
+    )
 
 
 def jvm_rows(stage: BoundStage, rows: DataFrame, keep: Sequence[str]) -> DataFrame:
@@ -171,10 +174,11 @@ class Analyzer:
             reason = str(error).strip().splitlines()[0]
             raise SchemaError(f"stage {stage.name}: Spark cannot evaluate it over its input: {reason}") from None
         described, plain = self._described(stage, rows), not contains(self._spark, analyzed(rows), *_NOT_PLAIN)
+        step = step_of(analyzed(rows)) if plain else None
         if stage.kind != SELECT:
-            return Analysis(schema, described, {name: name for name in given.names}, {}, plain)
+            return Analysis(schema, described, {name: name for name in given.names}, {}, plain, step)
         computed = self._computed_columns(stage, empty, rows)
-        return Analysis(schema, described, _kept_columns(empty, rows), computed, plain)
+        return Analysis(schema, described, _kept_columns(empty, rows), computed, plain, step)
 
     def _computed_columns(self, stage: Stage, given: DataFrame, rows: DataFrame) -> dict[str, str]:
         """By column of a select, the expression that makes it of columns of its input, and of none that the select makes."""

@@ -9,7 +9,7 @@ from dataclasses import replace
 from pyspark.sql import DataFrame, SparkSession
 
 from nosync.batches import Again, batches
-from nosync.lsm.errors import DeterminismError, NosyncError, StageError, WideRowError
+from nosync.lsm.errors import DeterminismError, NosyncError, ScanError, StageError, WideRowError
 from nosync.lsm.fence import Instance
 from nosync.lsm.history import continued
 from nosync.lsm.layer import Digest
@@ -31,7 +31,7 @@ class Runner:
 
     def __init__(self, spark: SparkSession, node: StoreNode, place: Place) -> None:
         self._spark, self._node, self._place = spark, node, place
-        self._has_wide_rows = False
+        self._has_wide_rows, self._may_scan = False, True
         self._watch = HostWatch(spark, node.lost_hosts) if node.store_id else None
 
     def run(
@@ -75,15 +75,23 @@ class Runner:
             raise
 
     def _run(self, flow: BoundFlow, plans: Sequence[EpochPlan], inputs: Mapping[str, DataFrame]) -> dict[int, Reports]:
-        try:
-            return run_epochs(self._spark, flow, plans, inputs, has_wide_rows=self._has_wide_rows)
-        except WideRowError as error:
-            log.warning(
-                "epoch %d: %s, as the job's later ones do; set spark.sql.execution.arrow.maxBytesPerBatch to have them counted "
-                "from the start", plans[0].t, error,
-            )  # fmt: skip
-            self._has_wide_rows = True
-        return run_epochs(self._spark, flow, plans, inputs, has_wide_rows=True)
+        while True:
+            has_wide_rows, may_scan = self._has_wide_rows, self._may_scan
+            try:
+                return run_epochs(self._spark, flow, plans, inputs, has_wide_rows=has_wide_rows, may_scan=may_scan)
+            except WideRowError as error:
+                if has_wide_rows:
+                    raise
+                log.warning(
+                    "epoch %d: %s, as the job's later ones do; set spark.sql.execution.arrow.maxBytesPerBatch to have them "
+                    "counted from the start", plans[0].t, error,
+                )  # fmt: skip
+                self._has_wide_rows = True
+            except ScanError as error:
+                if not may_scan:
+                    raise
+                log.info("epoch %d: %s; the JVM reads them, as those of the job's later epochs", plans[0].t, error)
+                self._may_scan = False
 
     def run_together(
         self,

@@ -30,9 +30,9 @@ def runs(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, bool]]:
     found: list[tuple[int, bool]] = []
     run_epochs = runner.run_epochs
 
-    def run(spark: Any, flow: Any, plans: Any, inputs: Any, *, has_wide_rows: bool) -> Any:
+    def run(spark: Any, flow: Any, plans: Any, inputs: Any, *, has_wide_rows: bool, **more: Any) -> Any:
         found.append((plans[0].t, has_wide_rows))
-        return run_epochs(spark, flow, plans, inputs, has_wide_rows=has_wide_rows)
+        return run_epochs(spark, flow, plans, inputs, has_wide_rows=has_wide_rows, **more)
 
     monkeypatch.setattr(runner, "run_epochs", run)
     return found

@@ -1,0 +1,529 @@
+"""Files that tasks read themselves: the same layers as when the JVM reads them, and the JVM reads whatever tasks cannot."""
+
+from __future__ import annotations
+
+import datetime as dt
+import os
+from collections.abc import Callable
+from decimal import Decimal
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+import nosync
+from nosync.lsm.errors import NosyncError
+from tests.conftest import OpenStore
+from tests.spark.test_batches import digests
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+pytestmark = pytest.mark.spark
+
+SHARDS = 3
+ROWS = "id bigint, name string, n int, flag boolean"
+ROWS_NAMES = [column.split()[0] for column in ROWS.split(", ")]
+
+
+@pytest.fixture
+def scans(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
+    """Of each run of an epoch that may scan, whether its tasks were to read the files."""
+    from nosync.spark import epoch
+
+    found: list[bool] = []
+    decide = epoch.files_to_scan
+
+    def spied(*about: Any) -> Any:
+        files = decide(*about)
+        found.append(files is not None)
+        return files
+
+    monkeypatch.setattr(epoch, "files_to_scan", spied)
+    return found
+
+
+def rows_of(t: int, n: int = 400) -> pa.Table:
+    names = [None if i % 7 == 3 else f"näme {i % 11}" * (i % 4) for i in range(n)]
+    return pa.table(
+        {
+            "id": pa.array([None if i % 50 == 49 else (i * 7919 + t) % 101 - 50 for i in range(n)], pa.int64()),
+            "name": pa.array(names, pa.string()),
+            "n": pa.array([None if i % 13 == 5 else i % 31 - 15 for i in range(n)], pa.int32()),
+            "flag": pa.array([None if i % 17 == 2 else i % 3 == 0 for i in range(n)], pa.bool_()),
+        }
+    )
+
+
+def by_id(flow: nosync.Dataflow) -> None:
+    flow.source("rows", ROWS).where("wanted", "n > 0 AND flag").aggregate("out", key=["id"], n=nosync.count())
+
+
+def by_expression(flow: nosync.Dataflow) -> None:
+    rows = flow.source("rows", ROWS).where("wanted", "name IS NOT NULL OR n = 3")
+    rows.select("made", "id - id % 10 AS w", "n + 1 AS more", "name").aggregate(
+        "out", key=["w"], n=nosync.count(), more=nosync.sum("more"), least=nosync.min("name")
+    )
+
+
+def by_nothing(flow: nosync.Dataflow) -> None:
+    """A source of its own, and two ends."""
+    rows = flow.source("rows", ROWS)
+    rows.map("same", lambda table: table).dedupe("ids", key=["id"])
+    rows.select("chosen", "name", "n * 2 AS n").dedupe("names", key=["name"])
+
+
+def joined(flow: nosync.Dataflow) -> None:
+    rows = flow.source("rows", ROWS)
+    others = flow.source("others", ROWS).where("some", "NOT (n IN (1, 2, 3))").select("few", "id", "name AS other")
+    rows.select("left", "id", "n").join("out", others, on=["id"])
+
+
+FLOWS = [by_id, by_expression, by_nothing, joined]
+
+
+def written(path: Path, rows: pa.Table, **options: Any) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    pq.write_table(rows, path, row_group_size=150, **options)
+    return path
+
+
+def advanced(job: nosync.Job, spark: SparkSession, files: Path, sources: list[str], t: int, *, by_jvm: bool) -> None:
+    inputs = {}
+    for name in sources:
+        frame = spark.read.schema(ROWS).parquet(str(written(files / name / f"{t}.parquet", rows_of(t))))
+        inputs[name] = frame.select("*") if by_jvm else frame
+    job.advance(t, inputs)
+
+
+@pytest.mark.parametrize("make", FLOWS)
+def test_layers_are_the_same_as_when_the_jvm_reads_the_files(
+    make: Callable[[nosync.Dataflow], None],
+    spark: SparkSession,
+    open_store: OpenStore,
+    scans: list[bool],
+    tmp_path: Path,
+) -> None:
+    found = []
+    for by_jvm in (False, True):
+        flow = nosync.Dataflow("f")
+        make(flow)
+        store = open_store(f"by_jvm_{by_jvm}")
+        job = nosync.Job(flow, store, spark=spark, shards=SHARDS)
+        sources = ["rows", "others"] if make is joined else ["rows"]
+        for t in range(2):
+            advanced(job, spark, tmp_path, sources, t, by_jvm=by_jvm)
+        found.append(digests(store))
+    assert scans == [True, True, False, False]
+    assert found[0] == found[1]
+    assert len(found[0]) >= SHARDS * 2 * 2
+
+
+WIDE = (
+    "b tinyint, s smallint, i int, l bigint, f float, d double, flag boolean, text string, bytes binary, day date, "
+    "at timestamp, local timestamp_ntz, amount decimal(10,2), large decimal(38,4)"
+)
+
+
+def wide_rows(n: int = 300) -> pa.Table:
+    """Of all types that tasks read, with what is special of each."""
+    schema = nosync.spark.epoch.parse_ddl(WIDE)
+    special: dict[str, list[Any]] = {
+        "b": [-128, 127], "s": [-(2**15), 2**15 - 1], "i": [-(2**31), 2**31 - 1], "l": [-(2**63), 2**63 - 1],
+        "f": [float("nan"), -0.0, 0.0, float("inf"), 1.5], "d": [float("nan"), -0.0, 0.0, float("-inf"), 1e300],
+        "flag": [True, False], "text": ["", "a", "ä" * 40, "x" * 33, "\x00"], "bytes": [b"", b"\xff" * 9, b"12345678"],
+        "day": [dt.date(1, 1, 1), dt.date(1970, 1, 1), dt.date(9999, 12, 31), dt.date(1582, 10, 10)],
+        "at": [dt.datetime(1, 1, 1, tzinfo=dt.UTC), dt.datetime(2026, 3, 29, 2, 30, 0, 1, tzinfo=dt.UTC)],
+        "local": [dt.datetime(1, 1, 1), dt.datetime(9999, 12, 31, 23, 59, 59, 999999)],
+        "amount": [Decimal("-99999999.99"), Decimal("0.00"), Decimal("1.10")],
+        "large": [Decimal(-(10**33)), Decimal("123456789012345678901.0001"), Decimal(0)],
+    }  # fmt: skip
+    columns = []
+    for number, field in enumerate(schema):
+        values = [None, *special[field.name]]
+        columns.append(pa.array([values[i * (number + 3) // 2 % len(values)] for i in range(n)], field.type))
+    return pa.Table.from_arrays(columns, schema=schema)
+
+
+@pytest.mark.parametrize(
+    "key", ["", *[column.split()[0] for column in WIDE.split(", ") if column[0] not in "fd"], "day"]
+)
+def test_every_type_is_read_and_hashed_as_by_the_jvm(
+    key: str, spark: SparkSession, open_store: OpenStore, scans: list[bool], tmp_path: Path
+) -> None:
+    files = str(written(tmp_path / "0.parquet", wide_rows()))
+    found = []
+    for by_jvm in (False, True):
+        flow = nosync.Dataflow("f")
+        rows = flow.source("rows", WIDE)
+        if key:
+            rows.aggregate("out", key=[key], n=nosync.count(), most=nosync.max("d"))
+        store = open_store(f"by_jvm_{by_jvm}")
+        job = nosync.Job(flow, store, spark=spark, shards=SHARDS)
+        frame = spark.read.schema(WIDE).parquet(files)
+        job.advance(0, {"rows": frame.select("*") if by_jvm else frame})
+        found.append(digests(store))
+        assert store.read("rows").num_rows == 300
+    assert scans == [True, False]
+    assert found[0] == found[1]
+
+
+@pytest.mark.parametrize("unit", ["INT96", "TIMESTAMP_MICROS", "TIMESTAMP_MILLIS"])
+def test_files_that_spark_wrote_are_read_as_by_the_jvm(
+    unit: str, spark: SparkSession, open_store: OpenStore, scans: list[bool], tmp_path: Path
+) -> None:
+    """Milliseconds are another type."""
+    name = "spark.sql.parquet.outputTimestampType"
+    spark.conf.set(name, unit)
+    try:
+        spark.createDataFrame(wide_rows(), WIDE).repartition(3).write.parquet(str(tmp_path / "files"))
+    finally:
+        spark.conf.unset(name)
+    found = []
+    for by_jvm in (False, True):
+        flow = nosync.Dataflow("f")
+        flow.source("rows", WIDE).aggregate("out", key=["at"], n=nosync.count(), most=nosync.max("large"))
+        store = open_store(f"by_jvm_{by_jvm}")
+        frame = spark.read.schema(WIDE).parquet(str(tmp_path / "files"))
+        job = nosync.Job(flow, store, spark=spark, shards=SHARDS)
+        job.advance(0, {"rows": frame.select("*") if by_jvm else frame})
+        found.append(digests(store))
+        assert store.read("rows").num_rows == 300
+    assert scans == [unit != "TIMESTAMP_MILLIS", False]
+    assert found[0] == found[1]
+
+
+def test_wide_timestamps_that_others_wrote_are_read_by_the_jvm(
+    spark: SparkSession, open_store: OpenStore, scans: list[bool], tmp_path: Path
+) -> None:
+    columns = "id bigint, at timestamp"
+    rows = pa.table(
+        {"id": [1], "at": pa.array([dt.datetime(2026, 1, 1, 12, tzinfo=dt.UTC)], pa.timestamp("us", "UTC"))}
+    )
+    path = written(tmp_path / "0.parquet", rows, use_deprecated_int96_timestamps=True)
+    flow = nosync.Dataflow("f")
+    flow.source("rows", columns)
+    store = open_store()
+    nosync.Job(flow, store, spark=spark, shards=SHARDS).advance(
+        0, {"rows": spark.read.schema(columns).parquet(str(path))}
+    )
+    assert scans == [False]
+    assert store.read("rows").column("at").to_pylist() == rows.column("at").to_pylist()
+
+
+EXPRESSIONS = [
+    "id = 3", "id <> 3", "3 < id", "id <= n", "id >= -5", "n > 2147483647", "name = 'näme 2'", "name < 'näme 3'", "name >= ''",
+    "flag", "NOT flag", "flag = true", "flag AND n > 2", "flag OR n IS NULL", "NOT (flag AND n > 2)", "n IN (1, -3, 20)",
+    "NOT n IN (1, 2)", "name IN ('', 'näme 1')", "id IS NULL", "name IS NOT NULL", "id % 10 = 3", "id % 7 = -2",
+    "(id + n) % 4 = 1", "id - n > 3", "id * n < -100", "n * 3 = 9", "true", "false"
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("expression", EXPRESSIONS)
+def test_tasks_evaluate_an_expression_as_spark_does(expression: str, spark: SparkSession, tmp_path: Path) -> None:
+    from nosync.arrow_expressions import applied
+    from nosync.spark.expressions import analyzed
+    from nosync.spark.translate import step_of
+
+    rows = rows_of(0)
+    frame = spark.createDataFrame([], ROWS)
+    for query in (frame.where(expression), frame.selectExpr("*", f"{expression} AS made", "1 AS one")):
+        step = step_of(analyzed(query))
+        assert step is not None
+        given = spark.createDataFrame(rows)
+        there = (
+            given.where(expression) if step.condition else given.selectExpr("*", f"{expression} AS made", "1 AS one")
+        )
+        made, numbers = applied([step], rows)
+        assert made.to_pylist() == there.toArrow().to_pylist()
+        assert made.select(rows.column_names).equals(rows.take(pa.array(numbers)))
+
+
+OTHERS = [
+    "id = 1.5", "d > 1", "id / 2 > 1", "id % n = 1", "id % 0 = 1", "id % -3 = 1", "upper(name) = 'A'", "id = NULL", "id <=> 3",
+    "n IN (1, NULL)", "CAST(id AS INT) = 3", "name = 3", "name LIKE 'n%'", "day > '2020-01-01'", "name || 'x' = 'x'", "-id > 3",
+    "IF(flag, id, n) = 3", "try_add(id, n) = 3", "id BETWEEN -3 AND 17",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("expression", OTHERS)
+def test_other_expressions_are_left_to_spark(expression: str, spark: SparkSession) -> None:
+    from nosync.spark.expressions import analyzed
+    from nosync.spark.translate import step_of
+
+    frame = spark.createDataFrame([], f"{ROWS}, d double, day date")
+    assert step_of(analyzed(frame.where(expression))) is None
+    assert step_of(analyzed(frame.selectExpr(f"{expression} AS made"))) is None
+
+
+def test_columns_that_others_of_the_same_select_make_are_left_to_spark(spark: SparkSession) -> None:
+    from nosync.spark.expressions import analyzed
+    from nosync.spark.translate import step_of
+
+    assert step_of(analyzed(spark.createDataFrame([], ROWS).selectExpr("id + 1 AS more", "more + 1 AS most"))) is None
+
+
+# --- what the JVM reads -----------------------------------------------------------------------------------------------
+
+
+def plain(spark: SparkSession, path: Path) -> DataFrame:
+    return spark.read.schema(ROWS).parquet(str(written(path / "plain.parquet", rows_of(0))))
+
+
+def csv(spark: SparkSession, path: Path) -> DataFrame:
+    plain(spark, path).write.csv(str(path / "csv"))
+    return spark.read.schema(ROWS).csv(str(path / "csv"))
+
+
+def cached(spark: SparkSession, path: Path) -> DataFrame:
+    """What was cached stays what it is."""
+    frame = plain(spark, path)
+    spark.read.schema(ROWS).parquet(str(path / "plain.parquet")).cache().count()
+    written(path / "plain.parquet", rows_of(0).slice(0, 7))
+    return frame
+
+
+def filtered(spark: SparkSession, path: Path) -> DataFrame:
+    return plain(spark, path).where("id > 3")
+
+
+def of_partitions(spark: SparkSession, path: Path) -> DataFrame:
+    """Where a column is both in the files and in the directory's name, the name counts."""
+    written(path / "parts" / "n=7" / "a.parquet", rows_of(0))
+    return spark.read.parquet(str(path / "parts")).select("id", "name", "n", "flag")
+
+
+def of_partitions_alone(spark: SparkSession, path: Path) -> DataFrame:
+    written(path / "parts" / "n=7" / "a.parquet", rows_of(0))
+    return spark.read.schema(ROWS).parquet(str(path / "parts"))
+
+
+def widened(spark: SparkSession, path: Path) -> DataFrame:
+    rows = rows_of(0)
+    narrow = rows.set_column(0, "id", rows.column("id").cast(pa.int32()))
+    return spark.read.schema(ROWS).parquet(str(written(path / "narrow.parquet", narrow)))
+
+
+def without_a_column(spark: SparkSession, path: Path) -> DataFrame:
+    return spark.read.schema(ROWS).parquet(str(written(path / "less.parquet", rows_of(0).drop_columns(["n"]))))
+
+
+def in_another_case(spark: SparkSession, path: Path) -> DataFrame:
+    upper = rows_of(0).rename_columns(["ID", "name", "n", "flag"])
+    return spark.read.schema(ROWS).parquet(str(written(path / "upper.parquet", upper)))
+
+
+def one_file_of_two(spark: SparkSession, path: Path) -> DataFrame:
+    written(path / "two" / "a.parquet", rows_of(0))
+    written(path / "two" / "b.parquet", rows_of(0).drop_columns(["n"]))
+    return spark.read.schema(ROWS).parquet(str(path / "two"))
+
+
+def many_files(spark: SparkSession, path: Path) -> DataFrame:
+    for i in range(17):
+        written(path / "many" / f"{i}.parquet", rows_of(i, 3))
+    return spark.read.schema(ROWS).parquet(str(path / "many"))
+
+
+@pytest.mark.parametrize(
+    "given",
+    [csv, cached, filtered, of_partitions, of_partitions_alone, widened, without_a_column, in_another_case, one_file_of_two,
+     many_files],
+)  # fmt: skip
+def test_the_jvm_reads_what_is_not_just_such_files(
+    given: Callable[[SparkSession, Path], DataFrame],
+    spark: SparkSession,
+    open_store: OpenStore,
+    scans: list[bool],
+    tmp_path: Path,
+) -> None:
+    frame = given(spark, tmp_path)
+    expected = sorted(map(repr, frame.toArrow().select(ROWS_NAMES).to_pylist()))
+    flow = nosync.Dataflow("f")
+    by_id(flow)
+    store = open_store()
+    try:
+        nosync.Job(flow, store, spark=spark, shards=SHARDS).advance(0, {"rows": frame})
+    finally:
+        spark.catalog.clearCache()
+    assert scans == [False]
+    assert sorted(map(repr, store.read("rows").to_pylist())) == expected
+
+
+def test_files_with_dates_of_another_calendar_are_read_by_the_jvm(
+    spark: SparkSession, open_store: OpenStore, scans: list[bool], tmp_path: Path
+) -> None:
+    """Which they have by what is written in them, or by what Spark is told of those in which nothing is written."""
+    columns, default = "id bigint, day date", "spark.sql.parquet.datetimeRebaseModeInRead"
+    rows = pa.table({"id": [1, 2], "day": [dt.date(1500, 3, 1), dt.date(2026, 1, 1)]})
+    written_by = {
+        "rebased": {b"org.apache.spark.version": b"3.0.0", b"org.apache.spark.legacyDateTime": b""},
+        "before": {b"org.apache.spark.version": b"2.4.8"},
+        "unclear": {b"org.apache.spark.version": b"4.x"},
+        "now": {b"org.apache.spark.version": b"4.1.0"},
+        "others": {},
+    }
+    paths = [
+        str(written(tmp_path / f"{name}.parquet", rows.replace_schema_metadata(m))) for name, m in written_by.items()
+    ]
+    reader = spark.read.schema(columns)
+    flow = nosync.Dataflow("f")
+    flow.source("rows", columns)
+    store = open_store()
+    job = nosync.Job(flow, store, spark=spark, shards=SHARDS)
+    days = []
+
+    def advance(frame: DataFrame) -> None:
+        t = len(days)
+        expected = sorted(row["day"] for row in frame.toArrow().to_pylist())
+        job.advance(t, {"rows": frame})
+        days.append(sorted(store.changes("rows", t - 1, t).column("day").to_pylist()))
+        assert days[-1] == expected
+
+    for path in paths:
+        advance(reader.parquet(path))
+    spark.conf.set(default, "LEGACY")
+    try:
+        advance(reader.parquet(paths[-1]))
+    finally:
+        spark.conf.unset(default)
+    advance(spark.read.schema(columns).option("datetimeRebaseMode", "LEGACY").parquet(paths[-1]))
+    assert scans == [False, False, False, True, True, False, False]
+    as_written = sorted(rows.column("day").to_pylist())
+    assert [day == as_written for day in days[:2]] == [False, False]
+    assert days[3:5] == [as_written] * 2
+
+
+# --- what tasks cannot read after all ---------------------------------------------------------------------------------
+
+
+def test_where_a_task_cannot_compute_what_spark_does_not_ask_for_the_jvm_does(
+    spark: SparkSession, open_store: OpenStore, scans: list[bool], tmp_path: Path
+) -> None:
+    """The sum of two numbers overflows, but only where the first condition has failed. Later epochs do not try again."""
+    flow = nosync.Dataflow("f")
+    rows = flow.source("rows", ROWS).where("small", "id < 8 AND id + 9223372036854775800 > 5")
+    rows.dedupe("out", key=["id"])
+    store = open_store()
+    job = nosync.Job(flow, store, spark=spark, shards=SHARDS)
+    for t in range(2):
+        rows_of_epoch = pa.table(
+            {**{n: rows_of(t).column(n) for n in ROWS_NAMES}, "id": pa.array(range(400), pa.int64())}
+        )
+        frame = spark.read.schema(ROWS).parquet(str(written(tmp_path / f"{t}.parquet", rows_of_epoch)))
+        job.advance(t, {"rows": frame})
+    assert scans == [True]
+    assert sorted(store.read("out").column("id").to_pylist()) == list(range(8))
+    assert store.read("rows").num_rows == 800
+
+
+def test_spark_says_what_is_wrong_where_an_expression_overflows(
+    spark: SparkSession, open_store: OpenStore, tmp_path: Path
+) -> None:
+    flow = nosync.Dataflow("f")
+    flow.source("rows", ROWS).where("large", "id + 9223372036854775800 > 5").dedupe("out", key=["id"])
+    job = nosync.Job(flow, open_store(), spark=spark, shards=SHARDS)
+    frame = spark.read.schema(ROWS).parquet(str(written(tmp_path / "0.parquet", rows_of(0))))
+    with pytest.raises(NosyncError, match="overflow"):
+        job.advance(0, {"rows": frame})
+
+
+def test_a_file_that_changes_meanwhile_is_not_read_in_two_versions(
+    spark: SparkSession, open_store: OpenStore, scans: list[bool], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    from nosync.spark import files
+
+    flow = nosync.Dataflow("f")
+    by_id(flow)
+    store = open_store()
+    job = nosync.Job(flow, store, spark=spark, shards=SHARDS)
+    path = written(tmp_path / "0.parquet", rows_of(0))
+    look = files._size_bytes
+
+    def replaced_after(*about: Any, **more: Any) -> Any:
+        size = look(*about, **more)
+        written(tmp_path / "new.parquet", rows_of(1))
+        os.replace(tmp_path / "new.parquet", path)
+        return size
+
+    monkeypatch.setattr(files, "_size_bytes", replaced_after)
+    job.advance(0, {"rows": spark.read.schema(ROWS).parquet(str(path))})
+    assert scans == [True]
+    assert sorted(map(repr, store.read("rows").to_pylist())) == sorted(map(repr, rows_of(1).to_pylist()))
+
+
+def test_a_damaged_page_is_told_by_spark(
+    spark: SparkSession, open_store: OpenStore, scans: list[bool], tmp_path: Path
+) -> None:
+    flow = nosync.Dataflow("f")
+    by_id(flow)
+    job = nosync.Job(flow, open_store(), spark=spark, shards=SHARDS)
+    path = written(tmp_path / "0.parquet", rows_of(0), compression="zstd")
+    frame = spark.read.schema(ROWS).parquet(str(path))
+    damaged = bytearray(path.read_bytes())
+    damaged[40:80] = bytes(40)
+    path.write_bytes(damaged)
+    with pytest.raises(NosyncError, match="Spark job failed"):
+        job.advance(0, {"rows": frame})
+    assert scans == [True]
+
+
+def test_a_file_that_is_gone_is_told_by_spark(
+    spark: SparkSession, open_store: OpenStore, scans: list[bool], tmp_path: Path
+) -> None:
+    flow = nosync.Dataflow("f")
+    by_id(flow)
+    job = nosync.Job(flow, open_store(), spark=spark, shards=SHARDS)
+    path = written(tmp_path / "0.parquet", rows_of(0))
+    frame = spark.read.schema(ROWS).parquet(str(path))
+    path.unlink()
+    with pytest.raises(NosyncError, match=r"0\.parquet"):
+        job.advance(0, {"rows": frame})
+    assert scans == [False]
+
+
+def test_no_rows_at_all(spark: SparkSession, open_store: OpenStore, scans: list[bool], tmp_path: Path) -> None:
+    flow = nosync.Dataflow("f")
+    by_expression(flow)
+    store = open_store()
+    job = nosync.Job(flow, store, spark=spark, shards=SHARDS)
+    (tmp_path / "empty").mkdir()
+    job.advance(0, {"rows": spark.read.schema(ROWS).parquet(str(tmp_path / "empty"))})
+    job.advance(1, {"rows": spark.read.schema(ROWS).parquet(str(written(tmp_path / "1.parquet", rows_of(0, 0))))})
+    assert scans == [True, True]
+    assert store.read("out").num_rows == 0
+
+
+def test_a_path_with_special_characters(
+    spark: SparkSession, open_store: OpenStore, scans: list[bool], tmp_path: Path
+) -> None:
+    flow = nosync.Dataflow("f")
+    by_id(flow)
+    store = open_store()
+    job = nosync.Job(flow, store, spark=spark, shards=SHARDS)
+    path = written(tmp_path / "of März, 100% + more" / "#0.parquet", rows_of(0))
+    job.advance(0, {"rows": spark.read.schema(ROWS).parquet(str(path))})
+    assert scans == [True]
+    assert store.read("rows").num_rows == 400
+
+
+def test_a_lost_source_is_recovered_from_the_files(
+    spark: SparkSession, open_store: OpenStore, scans: list[bool], tmp_path: Path
+) -> None:
+    flow = nosync.Dataflow("f")
+    by_id(flow)
+    store = open_store()
+    job = nosync.Job(flow, store, spark=spark, shards=SHARDS)
+    advanced(job, spark, tmp_path, ["rows"], 0, by_jvm=False)
+    before = digests(store)
+    for layer in list(store.layers()):
+        if "rows" in str(layer.path):
+            Path(layer.path).unlink()
+    store.close()
+    store = open_store()
+    job = nosync.Job(flow, store, spark=spark, shards=SHARDS)
+    job.recover(inputs={0: {"rows": spark.read.schema(ROWS).parquet(str(tmp_path / "rows" / "0.parquet"))}})
+    assert digests(store) == before
+    assert scans == [True, True]
