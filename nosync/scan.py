@@ -73,7 +73,9 @@ class Scan:
                 steps = [] if feed is None else [stages[name].options["step"] for name in feed.jvm]
                 placed = _Placed(source, feed, steps, shard.groups(self.key_groups), self.key_groups)
                 mine = [placed.of_shard(part) for part in _parts(self.files[source.name], source.schema)]
-                rows = pa.concat_tables([source.schema.empty_table(), *mine]).combine_chunks()  # take() of one is faster
+                rows = pa.concat_tables(
+                    [source.schema.empty_table(), *mine]
+                ).combine_chunks()  # take() of one is faster
                 rows = hashed(rows, source.schema.names, sent=rows)
                 rows = rows.take(pa.array(canonical_order(rows)))
                 given.append(rows)
