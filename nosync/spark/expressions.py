@@ -174,7 +174,7 @@ class Analyzer:
             reason = str(error).strip().splitlines()[0]
             raise SchemaError(f"stage {stage.name}: Spark cannot evaluate it over its input: {reason}") from None
         described, plain = self._described(stage, rows), not contains(self._spark, analyzed(rows), *_NOT_PLAIN)
-        step = step_of(analyzed(rows)) if plain else None
+        step = step_of(analyzed(rows)) if plain and stage.kind in (SELECT, WHERE) else None
         if stage.kind != SELECT:
             return Analysis(schema, described, {name: name for name in given.names}, {}, plain, step)
         computed = self._computed_columns(stage, empty, rows)

@@ -2,11 +2,12 @@
 
 A DataFrame counts that is nothing but such files, `spark.read.schema(...).parquet(path)`, where the source's columns are in the
 files under their names and with their types. All else is read by the JVM: other formats and file systems, partitions in the names
-of directories, rows that expressions change, what Spark would cast or rebase, and what it has cached.
+of directories, rows that expressions change, what Spark would cast or rebase, and what it has cached. The log says why, at DEBUG.
 """
 
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import Mapping
 from typing import Any
@@ -21,6 +22,8 @@ from nosync.lsm.hashing import is_quick
 from nosync.plan import BoundFlow
 from nosync.scan import ParquetFile
 
+log = logging.getLogger("nosync")
+
 MOST_SHARDS = 16
 """Each reads all: with more of them that would be more work than what it saves."""
 MOST_BYTES = 256 << 20
@@ -28,6 +31,8 @@ MOST_BYTES = 256 << 20
 MOST_FILES = 16
 _FILES_ALONE = re.compile(r"Relation \[[^\n]*\] parquet\s*")
 """The text of a plan."""
+_INDEX = "org.apache.spark.sql.execution.datasources.InMemoryFileIndex("
+_FORMAT = "org.apache.spark.sql.execution.datasources.parquet.ParquetFileFormat"
 _PARTITION = re.compile(r"/[^/=]+=")
 _REBASE_MODE = "datetimeRebaseMode"
 _REBASED_BY_DEFAULT = "spark.sql.parquet.datetimeRebaseModeInRead"
@@ -41,41 +46,52 @@ _WIDE_TIME = pa.timestamp("us", "UTC")
 _FIELD_ID = "parquet.field.id"
 
 
+class _ByJvm(Exception):
+    """Why the JVM has to read a source's rows."""
+
+
 def files_to_scan(flow: BoundFlow, shards: int, inputs: Mapping[str, DataFrame]) -> dict[str, list[ParquetFile]] | None:
     """By source its files. None where the JVM is to read them."""
-    if shards > MOST_SHARDS or not all(source.name in inputs for source in flow.sources):
+    try:
+        return _files_to_scan(flow, shards, inputs)
+    except _ByJvm as reason:
+        log.debug("flow %s: its input is read by the JVM: %s", flow.name, reason)
         return None
-    if not _are_evaluated_in_tasks(flow):
-        return None
+
+
+def _files_to_scan(flow: BoundFlow, shards: int, inputs: Mapping[str, DataFrame]) -> dict[str, list[ParquetFile]]:
+    if shards > MOST_SHARDS:
+        raise _ByJvm(f"each of {shards} shards would read all")
+    _check_evaluated_in_tasks(flow)
     found: dict[str, list[ParquetFile]] = {}
     size_bytes = 0
     for source in flow.sources:
-        frame = inputs[source.name]
-        files = _files_of(frame)
-        if files is None:
-            return None
+        frame = inputs.get(source.name)
+        if frame is None:
+            raise _ByJvm(f"source {source.name} is not given")
+        found[source.name] = files = _files_of(frame)
         is_rebased = _is_rebased(frame) if any(map(pa.types.is_temporal, source.schema.types)) else None
-        for file in files:
-            in_file = _size_bytes(file, source.schema, is_rebased=is_rebased)
-            if in_file is None:
-                return None
-            size_bytes += in_file
-        found[source.name] = files
-    return found if size_bytes <= MOST_BYTES else None
+        size_bytes += sum(_size_bytes(file, source.schema, is_rebased=is_rebased) for file in files)
+    if size_bytes > MOST_BYTES:
+        raise _ByJvm(f"it has {size_bytes:,} bytes")
+    return found
 
 
-def _are_evaluated_in_tasks(flow: BoundFlow) -> bool:
+def _check_evaluated_in_tasks(flow: BoundFlow) -> None:
     """Whether tasks can do all that the JVM does with a source's rows: to hash them, and what expressions make of them."""
     for segment in flow.segments.values():
         for source in (flow.stages[name] for name in segment.stages if flow.stages[name].kind == SOURCE):
-            if not all(_is_hashed(type_) for type_ in source.schema.types):
-                return False
+            for column in source.schema:
+                if not _is_hashed(column.type):
+                    raise _ByJvm(f"source {source.name}: column {column.name!r} is {column.type}")
             feed = feed_of(source, segment.feeds) if segment.fused else None
-            if feed is not None and any(flow.stages[name].options.get("step") is None for name in feed.jvm):
-                return False
+            for name in feed.jvm if feed is not None else ():
+                if flow.stages[name].options.get("step") is None:
+                    raise _ByJvm(f"stage {name}: its expressions are not all of a kind that tasks evaluate")
             if feed is None and not {*source.placed_by} <= {*source.schema.names}:
-                return False
-    return True
+                raise _ByJvm(
+                    f"source {source.name}: its rows are placed by an expression, and nothing here computes it"
+                )
 
 
 def _is_hashed(type_: pa.DataType) -> bool:
@@ -84,25 +100,36 @@ def _is_hashed(type_: pa.DataType) -> bool:
     return is_quick([type_]) or any(is_one(type_) for is_one in (t.is_string, t.is_binary, t.is_decimal128))
 
 
-def _files_of(frame: DataFrame) -> list[ParquetFile] | None:
+def _files_of(frame: DataFrame) -> list[ParquetFile]:
     # Not the analyzed plan: what Spark has cached is not read again.
     plan: Any = frame._jdf.queryExecution().withCachedData()
-    if not _FILES_ALONE.fullmatch(plan.toString()):
-        return None
-    listed = plan.relation().location().inputFiles()
-    if len(listed) > MOST_FILES or any(_FIELD_ID in column.metadata for column in frame.schema):
-        return None
-    files = []
-    for text in listed:
-        uri = urlsplit(text)
-        path = unquote(uri.path)
-        if uri.scheme != "file" or uri.netloc or _PARTITION.search(path.rpartition("/")[0]):
-            return None
-        try:
-            files.append(ParquetFile.at(path))
-        except OSError:
-            return None
-    return files
+    text: str = plan.toString()
+    if not _FILES_ALONE.fullmatch(text):
+        raise _ByJvm(f"it is not just Parquet files: {text.strip().splitlines()[0]}")
+    relation = plan.relation()
+    location = relation.location()
+    # Delta and others show as Parquet, too: but some rows of their files are deleted, and columns have other names there.
+    if not (location.toString().startswith(_INDEX) and relation.fileFormat().getClass().getName() == _FORMAT):
+        raise _ByJvm("its files belong to a table")
+    listed = location.inputFiles()
+    if len(listed) > MOST_FILES:
+        raise _ByJvm(f"it is {len(listed)} files")
+    if any(_FIELD_ID in column.metadata for column in frame.schema):
+        raise _ByJvm("its columns are found by their ids")
+    return [_file_at(uri) for uri in listed]
+
+
+def _file_at(uri: str) -> ParquetFile:
+    parts = urlsplit(uri)
+    path = unquote(parts.path)
+    if parts.scheme != "file" or parts.netloc:
+        raise _ByJvm(f"{uri} is not on a local file system")
+    if _PARTITION.search(path.rpartition("/")[0]):
+        raise _ByJvm(f"directories of {uri} may say what is in columns")
+    try:
+        return ParquetFile.at(path)
+    except OSError as error:
+        raise _ByJvm(str(error)) from None
 
 
 def _is_rebased(frame: DataFrame) -> bool:
@@ -112,26 +139,25 @@ def _is_rebased(frame: DataFrame) -> bool:
     return _REBASE_MODE.lower() in options.lower() or by_default != "CORRECTED"
 
 
-def _size_bytes(file: ParquetFile, schema: pa.Schema, *, is_rebased: bool | None) -> int | None:
-    """None where the columns are not in the file as the schema has them. `is_rebased`: None where there is nothing to rebase."""
+def _size_bytes(file: ParquetFile, schema: pa.Schema, *, is_rebased: bool | None) -> int:
+    """Of a file that has the columns as the schema has them. `is_rebased`: None where there is nothing to rebase."""
     try:
         with file.open() as parquet:
             found, columns, metadata = parquet.schema_arrow, parquet.schema, parquet.metadata
-    except (OSError, pa.ArrowException):
-        return None  # the JVM says what is wrong with it
+    except (OSError, pa.ArrowException) as error:
+        raise _ByJvm(str(error)) from None  # the JVM says what is wrong with it
     wide = {c.path for c in (columns.column(i) for i in range(len(columns))) if c.physical_type == "INT96"}
+    types = {field.name: _WIDE_TIME if field.name in wide else field.type for field in found}
+    lower = [name.lower() for name in found.names]
     for field in schema:
-        same = [name for name in found.names if name.lower() == field.name.lower()]
-        stands_for = (
-            _WIDE_TIME if field.name in wide else found.field(field.name).type if same == [field.name] else None
-        )
-        if same != [field.name] or stands_for != field.type:
-            return None
-    version = _spark_version(metadata.metadata or {})
-    if wide.intersection(schema.names) and (version is None or version < _FIRST_WITH_ONE_CALENDAR):
-        return None  # what others mean by them, a setting says
-    if is_rebased is not None and (is_rebased or (version is not None and version < _FIRST_WITH_ONE_CALENDAR)):
-        return None
+        if lower.count(field.name.lower()) != 1 or types.get(field.name) != field.type:
+            raise _ByJvm(f"{file.path}: column {field.name!r} is {types.get(field.name)} there, and not {field.type}")
+    if is_rebased is not None:
+        version = _spark_version(metadata.metadata or {})
+        # What others mean by times of 96 bits a setting says.
+        is_clear = version is None and not wide.intersection(schema.names)
+        if is_rebased or not (is_clear or (version is not None and version >= _FIRST_WITH_ONE_CALENDAR)):
+            raise _ByJvm(f"{file.path}: its dates or timestamps may be of another calendar")
     size_bytes: int = sum(metadata.row_group(i).total_byte_size for i in range(metadata.num_row_groups))
     return size_bytes
 

@@ -14,6 +14,8 @@ _INTEGERS = {"byte": pa.int8(), "short": pa.int16(), "integer": pa.int32(), "lon
 _COMPARED = {**_INTEGERS, "string": pa.string(), "boolean": pa.bool_()}
 _WIDTHS = list(_INTEGERS)
 Node = Mapping[str, Any]
+Names = Mapping[int, str]
+"""Of the columns of the rows, by Spark's ids for them."""
 
 
 class _Other(Exception):
@@ -23,43 +25,45 @@ class _Other(Exception):
 def step_of(plan: Any) -> Step | None:
     """Of a where or a select over rows, as Spark has analyzed it. None where it is of a kind that only Spark evaluates."""
     root, *below = json.loads(plan.toJSON())
-    if len(below) != 1:  # of columns that other expressions of the same select make
+    if len(below) != 1 or "output" not in below[0]:  # of columns that other expressions of the same select make
         return None
+    names = {_id(nodes[0]): nodes[0]["name"] for nodes in below[0]["output"]}
     try:
         match _name(root):
             case "Filter":
-                return Step(condition=_parsed(root["condition"])[0])
+                return Step(condition=_parsed(root["condition"], names)[0])
             case "Project":
-                return Step(columns=dict(_named(nodes) for nodes in root["projectList"]))
+                return Step(columns=dict(_named(nodes, names) for nodes in root["projectList"]))
             case _:
                 return None
     except _Other:
         return None
 
 
-def _named(nodes: Sequence[Node]) -> tuple[str, Expression]:
+def _named(nodes: Sequence[Node], names: Names) -> tuple[str, Expression]:
     is_alias = _name(nodes[0]) == "Alias"
-    return nodes[0]["name"], _parsed(nodes[1:] if is_alias else nodes)[0]
+    return nodes[0]["name"], _parsed(nodes[1:] if is_alias else nodes, names)[0]
 
 
-def _parsed(nodes: Sequence[Node]) -> tuple[Expression, str]:
+def _parsed(nodes: Sequence[Node], names: Names) -> tuple[Expression, str]:
     """The expression whose nodes these are, each before its children; and the name of its type."""
     left = iter(nodes)
-    parsed = _next(left)
+    parsed = _next(left, names)
     if next(left, None) is not None:
         raise _Other
     return parsed
 
 
-def _next(nodes: Iterator[Node]) -> tuple[Expression, str]:
+def _next(nodes: Iterator[Node], names: Names) -> tuple[Expression, str]:
     node = next(nodes)
     name = _name(node)
-    children = [_next(nodes) for _ in range(node["num-children"])]
+    children = [_next(nodes, names) for _ in range(node["num-children"])]
     types = {type_ for _, type_ in children}
     arguments = tuple(expression for expression, _ in children)
     match name:
         case "AttributeReference":
-            return Expression(column=node["name"]), _text(node["dataType"])
+            # Not by the name that it is asked for here, which may be written otherwise: `ID` for `id`.
+            return Expression(column=names[_id(node)]), _text(node["dataType"])
         case "Literal":
             return _literal(node)
         case "Cast":
@@ -100,6 +104,11 @@ def _cast(of: tuple[Expression, str], type_: str) -> tuple[Expression, str]:
 
 def _is_positive(expression: Expression) -> bool:
     return expression.literal is not None and expression.literal.as_py() > 0
+
+
+def _id(attribute: Node) -> int:
+    id: int = attribute["exprId"]["id"]
+    return id
 
 
 def _name(node: Node) -> str:

@@ -216,6 +216,7 @@ def test_wide_timestamps_that_others_wrote_are_read_by_the_jvm(
 EXPRESSIONS = [
     "id = 3", "id <> 3", "3 < id", "id <= n", "id >= -5", "n > 2147483647", "name = 'näme 2'", "name < 'näme 3'", "name >= ''",
     "flag", "NOT flag", "flag = true", "flag AND n > 2", "flag OR n IS NULL", "NOT (flag AND n > 2)", "n IN (1, -3, 20)",
+    "n IN (id, 3)", "NOT n IN (id, 3)", "3 IN (1, n)", f"id IN ({', '.join(map(str, range(-40, 40)))})",
     "NOT n IN (1, 2)", "name IN ('', 'näme 1')", "id IS NULL", "name IS NOT NULL", "id % 10 = 3", "id % 7 = -2",
     "(id + n) % 4 = 1", "id - n > 3", "id * n < -100", "n * 3 = 9", "true", "false"
     ]  # fmt: skip
@@ -256,6 +257,22 @@ def test_other_expressions_are_left_to_spark(expression: str, spark: SparkSessio
     frame = spark.createDataFrame([], f"{ROWS}, d double, day date")
     assert step_of(analyzed(frame.where(expression))) is None
     assert step_of(analyzed(frame.selectExpr(f"{expression} AS made"))) is None
+
+
+def test_columns_are_found_by_whatever_case_they_are_asked_for(
+    spark: SparkSession, open_store: OpenStore, scans: list[bool], tmp_path: Path
+) -> None:
+    found = []
+    for by_jvm in (False, True):
+        flow = nosync.Dataflow("f")
+        rows = flow.source("rows", ROWS).where("some", "N > 3").select("few", "ID", "Name AS label", "ID % 7 AS w")
+        rows.dedupe("out", key=["w"])
+        store = open_store(f"by_jvm_{by_jvm}")
+        advanced(nosync.Job(flow, store, spark=spark, shards=SHARDS), spark, tmp_path, ["rows"], 0, by_jvm=by_jvm)
+        assert store.read("out").column_names == ["ID", "label", "w"]
+        found.append(digests(store))
+    assert scans == [True, False]
+    assert found[0] == found[1]
 
 
 def test_columns_that_others_of_the_same_select_make_are_left_to_spark(spark: SparkSession) -> None:
@@ -337,8 +354,11 @@ def test_the_jvm_reads_what_is_not_just_such_files(
     spark: SparkSession,
     open_store: OpenStore,
     scans: list[bool],
+    caplog: pytest.LogCaptureFixture,
     tmp_path: Path,
 ) -> None:
+    """The log says why."""
+    caplog.set_level("DEBUG", "nosync")
     frame = given(spark, tmp_path)
     expected = sorted(map(repr, frame.toArrow().select(ROWS_NAMES).to_pylist()))
     flow = nosync.Dataflow("f")
@@ -349,7 +369,27 @@ def test_the_jvm_reads_what_is_not_just_such_files(
     finally:
         spark.catalog.clearCache()
     assert scans == [False]
+    assert "flow f: its input is read by the JVM: " in caplog.text
     assert sorted(map(repr, store.read("rows").to_pylist())) == expected
+
+
+@pytest.mark.parametrize("what", ["_INDEX", "_FORMAT"])
+def test_tables_whose_files_are_parquet_are_read_by_the_jvm(
+    what: str,
+    spark: SparkSession,
+    open_store: OpenStore,
+    scans: list[bool],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
+    """Those of Delta show as Parquet in a plan, and know which rows of their files count. Here Spark's own stand for them."""
+    from nosync.spark import files
+
+    monkeypatch.setattr(files, what, "another")
+    flow = nosync.Dataflow("f")
+    by_id(flow)
+    advanced(nosync.Job(flow, open_store(), spark=spark, shards=SHARDS), spark, tmp_path, ["rows"], 0, by_jvm=False)
+    assert scans == [False]
 
 
 def test_files_with_dates_of_another_calendar_are_read_by_the_jvm(
