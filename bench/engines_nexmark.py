@@ -4,8 +4,8 @@ First all engines answer a small input, and the answers must be equal; then each
 Each does so several times in one JVM, which goes on compiling for minutes: what counts are the later runs. Queries that read
 no bids (a twelfth of the events are others) get many more epochs, for Flink has none: its rate is the difference of a long and
 a short job, and where that is some tenths of a second it is noise. Flink reads the rows as CSV (PyFlink comes without Parquet).
-How near Q3 comes to what any Spark job takes is measured beside: the same files read, and the rows that matter moved by key into
-Python tasks that count them, by turns with ours in one JVM.
+What Q3 would take at least, were its files read by the JVM, is measured beside: the same files read, and the rows that matter
+moved by key into Python tasks that count them, by turns with ours in one JVM.
 Event time only cuts windows (Q8, Q12): no engine is told to forget anything, so all keep the same state.
 """
 

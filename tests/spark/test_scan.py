@@ -269,7 +269,7 @@ def test_columns_are_found_by_whatever_case_they_are_asked_for(
         rows.dedupe("out", key=["w"])
         store = open_store(f"by_jvm_{by_jvm}")
         advanced(nosync.Job(flow, store, spark=spark, shards=SHARDS), spark, tmp_path, ["rows"], 0, by_jvm=by_jvm)
-        assert store.read("out").column_names == ["ID", "label", "w"]
+        assert store.read("out").column_names == ["w", "ID", "label"]
         found.append(digests(store))
     assert scans == [True, False]
     assert found[0] == found[1]
@@ -399,7 +399,7 @@ def test_files_with_dates_of_another_calendar_are_read_by_the_jvm(
     columns, default = "id bigint, day date", "spark.sql.parquet.datetimeRebaseModeInRead"
     rows = pa.table({"id": [1, 2], "day": [dt.date(1500, 3, 1), dt.date(2026, 1, 1)]})
     written_by = {
-        "rebased": {b"org.apache.spark.version": b"3.0.0", b"org.apache.spark.legacyDateTime": b""},
+        "rebased": {b"org.apache.spark.version": b"4.1.0", b"org.apache.spark.legacyDateTime": b""},
         "before": {b"org.apache.spark.version": b"2.4.8"},
         "unclear": {b"org.apache.spark.version": b"4.x"},
         "now": {b"org.apache.spark.version": b"4.1.0"},
@@ -471,9 +471,16 @@ def test_spark_says_what_is_wrong_where_an_expression_overflows(
 
 
 def test_a_file_that_changes_meanwhile_is_not_read_in_two_versions(
-    spark: SparkSession, open_store: OpenStore, scans: list[bool], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    spark: SparkSession,
+    open_store: OpenStore,
+    scans: list[bool],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    tmp_path: Path,
 ) -> None:
     from nosync.spark import files
+
+    caplog.set_level("INFO", "nosync")
 
     flow = nosync.Dataflow("f")
     by_id(flow)
@@ -491,6 +498,7 @@ def test_a_file_that_changes_meanwhile_is_not_read_in_two_versions(
     monkeypatch.setattr(files, "_size_bytes", replaced_after)
     job.advance(0, {"rows": spark.read.schema(ROWS).parquet(str(path))})
     assert scans == [True]
+    assert "0.parquet is not the file any more that it was when the epoch began; the JVM reads them" in caplog.text
     assert sorted(map(repr, store.read("rows").to_pylist())) == sorted(map(repr, rows_of(1).to_pylist()))
 
 
