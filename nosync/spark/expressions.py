@@ -34,6 +34,8 @@ _NOT_PLAIN = ("PYTHON_UDF", "SCALA_UDF", "CURRENT_LIKE")
 _OF_MANY_ROWS = ("AGGREGATE", "GENERATE", "WINDOW")
 _ADDRESS, _LAMBDA = re.compile(r"@[0-9a-f]{4,}"), re.compile(r"\b([xyz])_\d+\b")
 """In the text of a column: where an object lies, and how many lambdas this process has numbered before."""
+_MOST_EXPRESSION_CHARACTERS = 4096
+"""Of a stage that tasks may evaluate themselves."""
 _NULL = -0x6F73_796E_6300_0000
 _STAR = re.compile(r"[(,.]\s*\*")
 _STAR_OF_ALL = re.compile(r"(^Column<'|[(,]\s*)\*(?=[),']|\s+AS\s)")
@@ -174,7 +176,9 @@ class Analyzer:
             reason = str(error).strip().splitlines()[0]
             raise SchemaError(f"stage {stage.name}: Spark cannot evaluate it over its input: {reason}") from None
         described, plain = self._described(stage, rows), not contains(self._spark, analyzed(rows), *_NOT_PLAIN)
-        step = step_of(analyzed(rows)) if plain and stage.kind in (SELECT, WHERE) else None
+        # Of a long one Spark takes seconds to say what it is.
+        is_short = stage.kind in (SELECT, WHERE) and len(described) <= _MOST_EXPRESSION_CHARACTERS
+        step = step_of(analyzed(rows)) if plain and is_short else None
         if stage.kind != SELECT:
             return Analysis(schema, described, {name: name for name in given.names}, {}, plain, step)
         computed = self._computed_columns(stage, empty, rows)

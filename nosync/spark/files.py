@@ -41,6 +41,8 @@ _WRITTEN_REBASED = (b"org.apache.spark.legacyDateTime", b"org.apache.spark.legac
 _VERSION = re.compile(rb"(\d+)\.(\d+)")
 _FIRST_WITH_ONE_CALENDAR = (3, 1)
 """Of Spark, for all of its types."""
+_WRITER = "parquet-mr"
+"""That Spark writes files with."""
 _WIDE_TIME = pa.timestamp("us", "UTC")
 """What Spark takes timestamps of 96 bits for."""
 _FIELD_ID = "parquet.field.id"
@@ -116,7 +118,10 @@ def _files_of(frame: DataFrame) -> list[ParquetFile]:
         raise _ByJvm(f"it is {len(listed)} files")
     if any(_FIELD_ID in column.metadata for column in frame.schema):
         raise _ByJvm("its columns are found by their ids")
-    return [_file_at(uri) for uri in listed]
+    files = [_file_at(uri) for uri in listed]
+    if sum(file.size_bytes for file in files) != location.sizeInBytes():
+        raise _ByJvm("its files have changed since it was made, of which Spark reads as much as they had then")
+    return files
 
 
 def _file_at(uri: str) -> ParquetFile:
@@ -124,8 +129,11 @@ def _file_at(uri: str) -> ParquetFile:
     path = unquote(parts.path)
     if parts.scheme != "file" or parts.netloc:
         raise _ByJvm(f"{uri} is not on a local file system")
-    if _PARTITION.search(path.rpartition("/")[0]):
+    directory, _, name = path.rpartition("/")
+    if _PARTITION.search(directory):
         raise _ByJvm(f"directories of {uri} may say what is in columns")
+    if name.startswith(("_", ".")):
+        raise _ByJvm(f"{uri} is listed, but not read")
     try:
         return ParquetFile.at(path)
     except OSError as error:
@@ -154,9 +162,9 @@ def _size_bytes(file: ParquetFile, schema: pa.Schema, *, is_rebased: bool | None
             raise _ByJvm(f"{file.path}: column {field.name!r} is {types.get(field.name)} there, and not {field.type}")
     if is_rebased is not None:
         version = _spark_version(metadata.metadata or {})
-        # What others mean by times of 96 bits a setting says.
-        is_clear = version is None and not wide.intersection(schema.names)
-        if is_rebased or not (is_clear or (version is not None and version >= _FIRST_WITH_ONE_CALENDAR)):
+        if wide.intersection(schema.names) and (version is None or not metadata.created_by.startswith(_WRITER)):
+            version = (0, 0)  # what others mean by times of 96 bits settings say
+        if is_rebased or (version is not None and version < _FIRST_WITH_ONE_CALENDAR):
             raise _ByJvm(f"{file.path}: its dates or timestamps may be of another calendar")
     size_bytes: int = sum(metadata.row_group(i).total_byte_size for i in range(metadata.num_row_groups))
     return size_bytes

@@ -13,6 +13,8 @@ from nosync.arrow_expressions import ARITHMETIC, COMPARISONS, Expression, Step
 _INTEGERS = {"byte": pa.int8(), "short": pa.int16(), "integer": pa.int32(), "long": pa.int64()}
 _COMPARED = {**_INTEGERS, "string": pa.string(), "boolean": pa.bool_()}
 _WIDTHS = list(_INTEGERS)
+_MOST_DEPTH = 50
+"""Of an expression. Tasks get it pickled, and evaluate it, by recursion."""
 Node = Mapping[str, Any]
 Names = Mapping[int, str]
 """Of the columns of the rows, by Spark's ids for them."""
@@ -54,10 +56,12 @@ def _parsed(nodes: Sequence[Node], names: Names) -> tuple[Expression, str]:
     return parsed
 
 
-def _next(nodes: Iterator[Node], names: Names) -> tuple[Expression, str]:
+def _next(nodes: Iterator[Node], names: Names, depth: int = 0) -> tuple[Expression, str]:
+    if depth > _MOST_DEPTH:
+        raise _Other
     node = next(nodes)
     name = _name(node)
-    children = [_next(nodes, names) for _ in range(node["num-children"])]
+    children = [_next(nodes, names, depth + 1) for _ in range(node["num-children"])]
     types = {type_ for _, type_ in children}
     arguments = tuple(expression for expression, _ in children)
     match name:
@@ -97,6 +101,8 @@ def _cast(of: tuple[Expression, str], type_: str) -> tuple[Expression, str]:
     expression, before = of
     if before not in _INTEGERS or type_ not in _INTEGERS or _WIDTHS.index(type_) < _WIDTHS.index(before):
         raise _Other
+    if type_ == before:
+        return of
     if expression.literal is not None:
         return Expression(literal=expression.literal.cast(_INTEGERS[type_])), type_
     return Expression(f"to_{type_}", (expression,)), type_

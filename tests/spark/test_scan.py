@@ -216,7 +216,8 @@ def test_wide_timestamps_that_others_wrote_are_read_by_the_jvm(
 EXPRESSIONS = [
     "id = 3", "id <> 3", "3 < id", "id <= n", "id >= -5", "n > 2147483647", "name = 'näme 2'", "name < 'näme 3'", "name >= ''",
     "flag", "NOT flag", "flag = true", "flag AND n > 2", "flag OR n IS NULL", "NOT (flag AND n > 2)", "n IN (1, -3, 20)",
-    "n IN (id, 3)", "NOT n IN (id, 3)", "3 IN (1, n)", f"id IN ({', '.join(map(str, range(-40, 40)))})",
+    "n IN (id, 3)", "NOT n IN (id, 3)", "3 IN (1, n)",
+    "CAST(n AS INT) = 3", "CAST(n AS BIGINT) = 3", f"id IN ({', '.join(map(str, range(-40, 40)))})",
     "NOT n IN (1, 2)", "name IN ('', 'näme 1')", "id IS NULL", "name IS NOT NULL", "id % 10 = 3", "id % 7 = -2",
     "(id + n) % 4 = 1", "id - n > 3", "id * n < -100", "n * 3 = 9", "true", "false"
     ]  # fmt: skip
@@ -245,8 +246,23 @@ def test_tasks_evaluate_an_expression_as_spark_does(expression: str, spark: Spar
 OTHERS = [
     "id = 1.5", "d > 1", "id / 2 > 1", "id % n = 1", "id % 0 = 1", "id % -3 = 1", "upper(name) = 'A'", "id = NULL", "id <=> 3",
     "n IN (1, NULL)", "CAST(id AS INT) = 3", "name = 3", "name LIKE 'n%'", "day > '2020-01-01'", "name || 'x' = 'x'", "-id > 3",
-    "IF(flag, id, n) = 3", "try_add(id, n) = 3", "id BETWEEN -3 AND 17",
+    "IF(flag, id, n) = 3", " + ".join(["id"] * 60) + " > 3", "try_add(id, n) = 3", "id BETWEEN -3 AND 17",
 ]  # fmt: skip
+
+
+@pytest.mark.parametrize("terms", [300, 2000])
+def test_a_long_expression_costs_nothing_and_fails_nowhere(
+    terms: int, spark: SparkSession, open_store: OpenStore, scans: list[bool], tmp_path: Path
+) -> None:
+    is_sum = terms == 300
+    expression = " + ".join(["id"] * terms) + " > 3" if is_sum else f"id IN ({', '.join(map(str, range(terms)))})"
+    flow = nosync.Dataflow("f")
+    flow.source("rows", ROWS).where("wanted", expression).dedupe("out", key=["id"])
+    store = open_store()
+    advanced(nosync.Job(flow, store, spark=spark, shards=SHARDS), spark, tmp_path, ["rows"], 0, by_jvm=False)
+    assert scans == [False]
+    ids = {id for id in rows_of(0).column("id").to_pylist() if id is not None and id >= is_sum}
+    assert {*store.read("out").column("id").to_pylist()} == ids
 
 
 @pytest.mark.parametrize("expression", OTHERS)
@@ -338,6 +354,20 @@ def one_file_of_two(spark: SparkSession, path: Path) -> DataFrame:
     return spark.read.schema(ROWS).parquet(str(path / "two"))
 
 
+def beside_metadata(spark: SparkSession, path: Path) -> DataFrame:
+    """Which Spark lists, and does not read."""
+    written(path / "some" / "a.parquet", rows_of(0))
+    pq.write_metadata(rows_of(0).schema, path / "some" / "_common_metadata")
+    return spark.read.schema(ROWS).parquet(str(path / "some"))
+
+
+def longer_by_now(spark: SparkSession, path: Path) -> DataFrame:
+    """Spark reads as much of a file as it had when the DataFrame was made."""
+    frame = plain(spark, path)
+    written(path / "plain.parquet", pa.concat_tables([rows_of(t) for t in range(20)]))
+    return frame
+
+
 def many_files(spark: SparkSession, path: Path) -> DataFrame:
     for i in range(17):
         written(path / "many" / f"{i}.parquet", rows_of(i, 3))
@@ -347,7 +377,7 @@ def many_files(spark: SparkSession, path: Path) -> DataFrame:
 @pytest.mark.parametrize(
     "given",
     [csv, cached, filtered, of_partitions, of_partitions_alone, widened, without_a_column, in_another_case, one_file_of_two,
-     many_files],
+     many_files, beside_metadata, longer_by_now],
 )  # fmt: skip
 def test_the_jvm_reads_what_is_not_just_such_files(
     given: Callable[[SparkSession, Path], DataFrame],
