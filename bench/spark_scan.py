@@ -4,14 +4,14 @@ shuffled and handed over by the JVM. By turns in one JVM, a store each."""
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
-from pyspark.sql import SparkSession
+from pyspark.sql import DataFrame, SparkSession
 
 import nosync
 from bench.harness import Result, paired
@@ -41,9 +41,10 @@ def _beside(spark: SparkSession, root: Path, rows: int, shards: int, repeats: in
     root.mkdir()
     epochs = [_written(root / f"{t}.parquet", rows, t) for t in range(WARM + repeats)]
     with nosync.open(root / "ours") as mine, nosync.open(root / "theirs") as theirs:
-        by_tasks = _Epochs(_job(spark, mine, shards), spark, epochs)
-        by_jvm = _Epochs(_job(spark, theirs, shards), spark, epochs)
-        ours, baseline = paired(partial(by_tasks.next, "tasks"), partial(by_jvm.next, "jvm"), repeats, WARM)
+        by_tasks = _Epochs(_job(spark, mine, shards), epochs, partial(_read, spark))
+        # What is not just files the JVM reads.
+        by_jvm = _Epochs(_job(spark, theirs, shards), epochs, lambda path: _read(spark, path).select("*"))
+        ours, baseline = paired(by_tasks.next, by_jvm.next, repeats, WARM)
         if not mine.read("out").sort_by("k").equals(theirs.read("out").sort_by("k")):
             raise RuntimeError("the two came to different states")
     return Result(
@@ -63,14 +64,16 @@ def _job(spark: SparkSession, store: nosync.Store, shards: int) -> nosync.Job:
 class _Epochs:
     """A job's epochs, one after the other."""
 
-    def __init__(self, job: nosync.Job, spark: SparkSession, files: list[Path]) -> None:
-        self._job, self._spark, self._files, self._t = job, spark, files, 0
+    def __init__(self, job: nosync.Job, files: list[Path], read: Callable[[Path], DataFrame]) -> None:
+        self._job, self._files, self._read, self._t = job, files, read, 0
 
-    def next(self, read_by: str) -> None:
-        frame = self._spark.read.schema(COLUMNS).parquet(str(self._files[self._t]))
-        # What is not just files the JVM reads.
-        self._job.advance(self._t, {"rows": frame if read_by == "tasks" else frame.select("*")})
+    def next(self) -> None:
+        self._job.advance(self._t, {"rows": self._read(self._files[self._t])})
         self._t += 1
+
+
+def _read(spark: SparkSession, path: Path) -> DataFrame:
+    return spark.read.schema(COLUMNS).parquet(str(path))
 
 
 def _written(path: Path, rows: int, t: int) -> Path:

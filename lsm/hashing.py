@@ -65,9 +65,9 @@ def check_key_type(name: str, type_: pa.DataType) -> None:
         )
 
 
-def hash32(columns: Sequence[pa.Array]) -> U32:
+def hash32(columns: Sequence[pa.Array], *, allow_nan: bool = False) -> U32:
     """The upper half of `hash64`, the form that layers store."""
-    return (hash64(columns) >> np.uint64(HASH_BITS)).astype(np.uint32)
+    return (hash64(columns, allow_nan=allow_nan) >> np.uint64(HASH_BITS)).astype(np.uint32)
 
 
 def is_quick(types: Iterable[pa.DataType]) -> bool:

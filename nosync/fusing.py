@@ -79,7 +79,7 @@ def split(
     given, fed = [], {}
     for n, (source, columns) in enumerate(zip(sources, carried(sources, feeds, stages), strict=True)):
         mine = rows if len(sources) == 1 else rows.filter(pc.equal(rows.column(SIDE_COLUMN), n))
-        table = _renamed(mine, source.schema, [columns.given[name] for name in source.schema.names])
+        table = renamed(mine, source.schema, [columns.given[name] for name in source.schema.names])
         table = hashed(table, source.schema.names, sent=mine)
         order = canonical_order(table)
         given.append(table.take(pa.array(order)))
@@ -93,10 +93,10 @@ def split(
 def _made(passed: pa.Table, columns: Carried, feed: Feed, stages: Mapping[str, BoundStage]) -> pa.Table:
     schema, kept = stages[feed.jvm[-1]].rows_schema, kept_through(stages, feed)
     names = [columns.given[kept[name]] if name in kept else columns.made[name] for name in schema.names]
-    return hashed(_renamed(passed, schema, names), feed.key, sent=passed, under=PLACE_COLUMN)
+    return hashed(renamed(passed, schema, names), feed.key, sent=passed, under=PLACE_COLUMN)
 
 
-def _renamed(rows: pa.Table, schema: pa.Schema, names: Sequence[str]) -> pa.Table:
+def renamed(rows: pa.Table, schema: pa.Schema, names: Sequence[str]) -> pa.Table:
     """The columns of these names, as those of `schema`."""
     columns = [one_nan(conformed(rows.column(name), field.type)) for name, field in zip(names, schema, strict=True)]
     return pa.Table.from_arrays(columns, schema=schema)

@@ -65,6 +65,11 @@ class BoundStage:
     else."""
 
     @property
+    def is_placed_by_columns(self) -> bool:
+        """Of a source: by columns that it has, by all where `placed_by` is empty, and not by an expression."""
+        return {*self.placed_by} <= {*self.schema.names}
+
+    @property
     def of_rounds(self) -> bool:
         """Recorded in rounds only: derived from the loop's variable, and dropped with the rounds."""
         return self.loop is not None and not self.keyed

@@ -20,12 +20,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from nosync.arrow_expressions import Step, applied
-from nosync.fusing import feed_of
-from nosync.lsm.columns import as_array, conformed
+from nosync.fusing import feed_of, renamed
+from nosync.lsm.columns import as_array
 from nosync.lsm.errors import ScanError
-from nosync.lsm.hashing import HASH_BITS, U32, hash64, key_groups_of
+from nosync.lsm.hashing import U32, hash32, key_groups_of
 from nosync.lsm.layer import Shard
-from nosync.operators import canonical_order, hashed, one_nan
+from nosync.operators import canonical_order, hashed
 from nosync.plan import BoundStage, Feed
 
 _ROWS_AT_ONCE = 1 << 17
@@ -73,15 +73,15 @@ class Scan:
                 steps = [] if feed is None else [stages[name].options["step"] for name in feed.jvm]
                 placed = _Placed(source, feed, steps, shard.groups(self.key_groups), self.key_groups)
                 mine = [placed.of_shard(part) for part in _parts(self.files[source.name], source.schema)]
-                rows = pa.concat_tables(
-                    [source.schema.empty_table(), *mine]
-                ).combine_chunks()  # take() of one is faster
+                # In one chunk, of which take() is quicker.
+                rows = pa.concat_tables([source.schema.empty_table(), *mine]).combine_chunks()
                 rows = hashed(rows, source.schema.names, sent=rows)
                 rows = rows.take(pa.array(canonical_order(rows)))
                 given.append(rows)
                 if feed is not None:
                     made, _ = applied(steps, rows)
-                    made = _conformed(made, stages[feed.jvm[-1]].rows_schema)
+                    schema = stages[feed.jvm[-1]].rows_schema
+                    made = renamed(made, schema, schema.names)
                     fed[feeds.index(feed)] = hashed(made, feed.key, sent=made)
         except (OSError, pa.ArrowException) as error:
             raise ScanError(f"a task could not read a source's files: {type(error).__name__}: {error}") from error
@@ -94,7 +94,7 @@ def _parts(files: Sequence[ParquetFile], schema: pa.Schema) -> Iterator[pa.Table
         with file.open() as parquet:
             # A task has one core.
             for batch in parquet.iter_batches(_ROWS_AT_ONCE, columns=schema.names, use_threads=False):
-                yield _conformed(pa.Table.from_batches([batch]), schema)
+                yield renamed(pa.Table.from_batches([batch]), schema, schema.names)
         if ParquetFile.at(file.path) != file:
             raise ScanError(f"{file.path} is not the file any more that it was when the epoch began")
 
@@ -118,7 +118,7 @@ class _Placed:
 
     def _hashes(self, rows: pa.Table) -> U32:
         names = self.source.schema.names
-        if {*self.source.placed_by} <= {*names}:
+        if self.source.is_placed_by_columns:
             return _hashes_of(rows, self.source.placed_by or names)
         assert self.feed is not None, "by what expressions make, which come by a feed"
         made, numbers = applied(self.steps, rows)
@@ -131,10 +131,4 @@ class _Placed:
 
 
 def _hashes_of(rows: pa.Table, names: Sequence[str]) -> U32:
-    hashes = hash64([as_array(rows.column(name)) for name in names], allow_nan=True)
-    return (hashes >> np.uint64(HASH_BITS)).astype(np.uint32)
-
-
-def _conformed(rows: pa.Table, schema: pa.Schema) -> pa.Table:
-    columns = [one_nan(conformed(rows.column(field.name), field.type)) for field in schema]
-    return pa.Table.from_arrays(columns, schema=schema)
+    return hash32([as_array(rows.column(name)) for name in names], allow_nan=True)

@@ -29,7 +29,7 @@ import pyarrow.compute as pc
 
 from nosync.columns_between import HASH64_COLUMN, REPORT_COLUMN, SIDE_COLUMN, TAG_COLUMN
 from nosync.dataflow import AGGREGATE, FILTER, IN_JVM, JOIN, LOOP, MAP, SOURCE, UNION, UPDATE, WINDOW
-from nosync.fusing import no_rows, split
+from nosync.fusing import no_rows, renamed, split
 from nosync.joins import content_hash
 from nosync.loops import apply_loop, changes_of_round, consolidate, recorded_changes
 from nosync.lsm.columns import conformed, key_columns
@@ -57,7 +57,6 @@ from nosync.operators import (
     keep_rows,
     lone_updates_named,
     nothing_happened,
-    one_nan,
     source,
     stage_error,
 )
@@ -119,8 +118,7 @@ def _rows_schema(stage: BoundStage, emission: Emission) -> pa.Schema:
 
 def _given(rows: pa.Table, source: BoundStage) -> pa.Table:
     """A source's rows as they came, with the hash of each."""
-    columns = [one_nan(conformed(rows.column(field.name), field.type)) for field in source.schema]
-    return hashed(pa.Table.from_arrays(columns, schema=source.schema), source.schema.names, sent=rows)
+    return hashed(renamed(rows, source.schema, source.schema.names), source.schema.names, sent=rows)
 
 
 REPORT_SCHEMA = pa.schema([pa.field(REPORT_COLUMN, pa.binary())])

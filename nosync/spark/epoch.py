@@ -154,8 +154,8 @@ def run_epochs(
         flow = flow.fused
     with task_errors(), turn_of(spark):
         planned = {name: in_own_zone(frame) for name, frame in inputs.items()}
-        files = files_to_scan(flow, plans[0].shards, inputs) if may_scan and len(plans) == 1 else None
-        over = handover(spark, flow, inputs if files is None else {}, has_wide_rows=has_wide_rows)
+        files = files_to_scan(flow, plans[0].shards, inputs) if may_scan and len(plans) == 1 else {}
+        over = handover(spark, flow, {} if files else inputs, has_wide_rows=has_wide_rows)
         run = _EpochRun(_Work(spark, flow, plans, planned, over, files))
         with settings_for_epochs(spark, over):
             for loop in flow.loops.values():
@@ -183,8 +183,8 @@ class _Work(NamedTuple):
     plans: Sequence[EpochPlan]
     inputs: Mapping[str, DataFrame]
     handover: Handover
-    files: Mapping[str, Sequence[ParquetFile]] | None
-    """By source, those that tasks read themselves; None: the JVM reads them."""
+    files: Mapping[str, Sequence[ParquetFile]]
+    """By source, those that tasks read themselves; empty: the JVM reads them."""
 
 
 class _EpochRun:
@@ -319,7 +319,7 @@ class _EpochJob:
 
     def _is_scanned(self, segment: Segment) -> bool:
         """Whether its tasks read its sources themselves."""
-        return self._files is not None and any(name in self._files for name in segment.stages)
+        return any(name in self._files for name in segment.stages)
 
     def _scanned(self, segments: Sequence[Segment]) -> list[bytes]:
         """What tasks report that are given nothing. To plan a query takes longer than such tasks often do, so there is none."""
@@ -327,9 +327,7 @@ class _EpochJob:
         works = [_work_of(self._tasks_of(segment, None)[0]) for segment in segments]
 
         def run(index: int, nothing: Iterable[object]) -> Iterator[bytes]:
-            deque(
-                nothing, maxlen=0
-            )  # else Spark takes the worker for one that failed, and the next task waits for another
+            deque(nothing, maxlen=0)  # else Spark takes the worker for a failed one, and starts another
             for batch in works[index // shards](iter(())):
                 yield from batch.column(0).to_pylist()
 
@@ -402,7 +400,7 @@ class _EpochJob:
         round = self.part.round if inside else None
         tasks = self._tasks(run, feeds, emission, round=round, absent=absent, head=segment.name)
         scan = None
-        if self._files is not None and self._is_scanned(segment):
+        if self._is_scanned(segment):
             scan = Scan({source.name: self._files[source.name] for source in tasks[0].sources}, flow.key_groups)
         return [replace(task, fused=segment.fused, scan=scan) for task in tasks], absent
 
@@ -556,7 +554,7 @@ class _EpochJob:
             schema = from_arrow_schema(head.schema.append(pa.field(HASH64_COLUMN, pa.int64())))
             return self._spark.createDataFrame([], schema).repartitionById(self._shards, F.lit(0))
         columns = [*self._of_epoch, *(quoted(name) for name in head.schema.names)]
-        if not {*head.placed_by} <= {*head.schema.names}:
+        if not head.is_placed_by_columns:
             given = given.alias("__given")  # no name of it can be taken for that of a column
         if is_hashed_in_tasks(head.schema, head.schema.names):
             return self._placed(selected(given, columns), place_of(head))

@@ -57,7 +57,7 @@ def hash_of(names: Sequence[str]) -> str:
 def place_of(source: BoundStage) -> str:
     """The hash by which a source's rows are placed; of all columns where nothing else is said."""
     names = source.schema.names
-    if {*source.placed_by} <= {*names}:
+    if source.is_placed_by_columns:
         return hash_of(source.placed_by or names)
     condition = next((part[1:] for part in source.placed_by if part not in names and part[0] == "?"), None)
     parts = source.placed_by[:-1] if condition is not None else source.placed_by

@@ -52,13 +52,13 @@ class _ByJvm(Exception):
     """Why the JVM has to read a source's rows."""
 
 
-def files_to_scan(flow: BoundFlow, shards: int, inputs: Mapping[str, DataFrame]) -> dict[str, list[ParquetFile]] | None:
-    """By source its files. None where the JVM is to read them."""
+def files_to_scan(flow: BoundFlow, shards: int, inputs: Mapping[str, DataFrame]) -> dict[str, list[ParquetFile]]:
+    """By source its files. Empty where the JVM is to read them."""
     try:
         return _files_to_scan(flow, shards, inputs)
     except _ByJvm as reason:
         log.debug("flow %s: its input is read by the JVM: %s", flow.name, reason)
-        return None
+        return {}
 
 
 def _files_to_scan(flow: BoundFlow, shards: int, inputs: Mapping[str, DataFrame]) -> dict[str, list[ParquetFile]]:
@@ -90,7 +90,7 @@ def _check_evaluated_in_tasks(flow: BoundFlow) -> None:
             for name in feed.jvm if feed is not None else ():
                 if flow.stages[name].options.get("step") is None:
                     raise _ByJvm(f"stage {name}: its expressions are not all of a kind that tasks evaluate")
-            if feed is None and not {*source.placed_by} <= {*source.schema.names}:
+            if feed is None and not source.is_placed_by_columns:
                 raise _ByJvm(
                     f"source {source.name}: its rows are placed by an expression, and nothing here computes it"
                 )
@@ -162,7 +162,7 @@ def _size_bytes(file: ParquetFile, schema: pa.Schema, *, is_rebased: bool | None
             raise _ByJvm(f"{file.path}: column {field.name!r} is {types.get(field.name)} there, and not {field.type}")
     if is_rebased is not None:
         version = _spark_version(metadata.metadata or {})
-        if wide.intersection(schema.names) and (version is None or not metadata.created_by.startswith(_WRITER)):
+        if wide.intersection(schema.names) and (version is None or not (metadata.created_by or "").startswith(_WRITER)):
             version = (0, 0)  # what others mean by times of 96 bits settings say
         if is_rebased or (version is not None and version < _FIRST_WITH_ONE_CALENDAR):
             raise _ByJvm(f"{file.path}: its dates or timestamps may be of another calendar")

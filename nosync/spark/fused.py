@@ -49,7 +49,7 @@ def given_rows(
         sent = {name: quoted(name) for name in beside} | _sent(side, source, columns)
         is_hash_wanted = feed is not None and not is_hashed_in_tasks(stages[feed.jvm[-1]].rows_schema, feed.key)
         is_place_wanted = is_place_wanted or is_hash_wanted
-        if is_hash_wanted or not {*source.placed_by} <= {*source.schema.names}:
+        if is_hash_wanted or not source.is_placed_by_columns:
             sent[PLACE_COLUMN] = place_of(source)
         conditions = conditions_of(stages, feed) if feed is not None and not columns.made else None
         if feed is None:

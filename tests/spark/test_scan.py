@@ -38,7 +38,7 @@ def scans(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
 
     def spied(*about: Any) -> Any:
         files = decide(*about)
-        found.append(files is not None)
+        found.append(bool(files))
         return files
 
     monkeypatch.setattr(epoch, "files_to_scan", spied)
@@ -84,6 +84,12 @@ def joined(flow: nosync.Dataflow) -> None:
 FLOWS = [by_id, by_expression, by_nothing, joined]
 
 
+def job_of(make: Callable[[nosync.Dataflow], None], spark: SparkSession, store: nosync.Store) -> nosync.Job:
+    flow = nosync.Dataflow("f")
+    make(flow)
+    return nosync.Job(flow, store, spark=spark, shards=SHARDS)
+
+
 def written(path: Path, rows: pa.Table, **options: Any) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
     pq.write_table(rows, path, row_group_size=150, **options)
@@ -108,10 +114,8 @@ def test_layers_are_the_same_as_when_the_jvm_reads_the_files(
 ) -> None:
     found = []
     for by_jvm in (False, True):
-        flow = nosync.Dataflow("f")
-        make(flow)
         store = open_store(f"by_jvm_{by_jvm}")
-        job = nosync.Job(flow, store, spark=spark, shards=SHARDS)
+        job = job_of(make, spark, store)
         sources = ["rows", "others"] if make is joined else ["rows"]
         for t in range(2):
             advanced(job, spark, tmp_path, sources, t, by_jvm=by_jvm)
@@ -391,11 +395,9 @@ def test_the_jvm_reads_what_is_not_just_such_files(
     caplog.set_level("DEBUG", "nosync")
     frame = given(spark, tmp_path)
     expected = sorted(map(repr, frame.toArrow().select(ROWS_NAMES).to_pylist()))
-    flow = nosync.Dataflow("f")
-    by_id(flow)
     store = open_store()
     try:
-        nosync.Job(flow, store, spark=spark, shards=SHARDS).advance(0, {"rows": frame})
+        job_of(by_id, spark, store).advance(0, {"rows": frame})
     finally:
         spark.catalog.clearCache()
     assert scans == [False]
@@ -416,10 +418,47 @@ def test_tables_whose_files_are_parquet_are_read_by_the_jvm(
     from nosync.spark import files
 
     monkeypatch.setattr(files, what, "another")
-    flow = nosync.Dataflow("f")
-    by_id(flow)
-    advanced(nosync.Job(flow, open_store(), spark=spark, shards=SHARDS), spark, tmp_path, ["rows"], 0, by_jvm=False)
+    advanced(job_of(by_id, spark, open_store()), spark, tmp_path, ["rows"], 0, by_jvm=False)
     assert scans == [False]
+
+
+@pytest.mark.parametrize(
+    ("limit", "value", "reason"),
+    [("MOST_SHARDS", SHARDS - 1, "each of 3 shards would read all"), ("MOST_BYTES", 1000, "bytes")],
+)
+def test_what_would_be_too_much_for_each_task_is_read_by_the_jvm(
+    limit: str,
+    value: int,
+    reason: str,
+    spark: SparkSession,
+    open_store: OpenStore,
+    scans: list[bool],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    tmp_path: Path,
+) -> None:
+    from nosync.spark import files
+
+    caplog.set_level("DEBUG", "nosync")
+    monkeypatch.setattr(files, limit, value)
+    advanced(job_of(by_id, spark, open_store()), spark, tmp_path, ["rows"], 0, by_jvm=False)
+    assert scans == [False]
+    assert reason in caplog.text
+
+
+@pytest.mark.parametrize("type_", ["array<bigint>", "struct<a: bigint>"])
+def test_columns_that_tasks_do_not_hash_are_read_by_the_jvm(
+    type_: str, spark: SparkSession, open_store: OpenStore, scans: list[bool], tmp_path: Path
+) -> None:
+    columns = f"id bigint, more {type_}"
+    spark.range(9).selectExpr("id", f"CAST(NULL AS {type_}) AS more").write.parquet(str(tmp_path / "files"))
+    flow = nosync.Dataflow("f")
+    flow.source("rows", columns)
+    store = open_store()
+    job = nosync.Job(flow, store, spark=spark, shards=SHARDS)
+    job.advance(0, {"rows": spark.read.schema(columns).parquet(str(tmp_path / "files"))})
+    assert scans == [False]
+    assert store.read("rows").num_rows == 9
 
 
 def test_files_with_dates_of_another_calendar_are_read_by_the_jvm(
@@ -512,10 +551,8 @@ def test_a_file_that_changes_meanwhile_is_not_read_in_two_versions(
 
     caplog.set_level("INFO", "nosync")
 
-    flow = nosync.Dataflow("f")
-    by_id(flow)
     store = open_store()
-    job = nosync.Job(flow, store, spark=spark, shards=SHARDS)
+    job = job_of(by_id, spark, store)
     path = written(tmp_path / "0.parquet", rows_of(0))
     look = files._size_bytes
 
@@ -535,9 +572,7 @@ def test_a_file_that_changes_meanwhile_is_not_read_in_two_versions(
 def test_a_damaged_page_is_told_by_spark(
     spark: SparkSession, open_store: OpenStore, scans: list[bool], tmp_path: Path
 ) -> None:
-    flow = nosync.Dataflow("f")
-    by_id(flow)
-    job = nosync.Job(flow, open_store(), spark=spark, shards=SHARDS)
+    job = job_of(by_id, spark, open_store())
     path = written(tmp_path / "0.parquet", rows_of(0), compression="zstd")
     frame = spark.read.schema(ROWS).parquet(str(path))
     damaged = bytearray(path.read_bytes())
@@ -551,9 +586,7 @@ def test_a_damaged_page_is_told_by_spark(
 def test_a_file_that_is_gone_is_told_by_spark(
     spark: SparkSession, open_store: OpenStore, scans: list[bool], tmp_path: Path
 ) -> None:
-    flow = nosync.Dataflow("f")
-    by_id(flow)
-    job = nosync.Job(flow, open_store(), spark=spark, shards=SHARDS)
+    job = job_of(by_id, spark, open_store())
     path = written(tmp_path / "0.parquet", rows_of(0))
     frame = spark.read.schema(ROWS).parquet(str(path))
     path.unlink()
@@ -563,10 +596,8 @@ def test_a_file_that_is_gone_is_told_by_spark(
 
 
 def test_no_rows_at_all(spark: SparkSession, open_store: OpenStore, scans: list[bool], tmp_path: Path) -> None:
-    flow = nosync.Dataflow("f")
-    by_expression(flow)
     store = open_store()
-    job = nosync.Job(flow, store, spark=spark, shards=SHARDS)
+    job = job_of(by_expression, spark, store)
     (tmp_path / "empty").mkdir()
     job.advance(0, {"rows": spark.read.schema(ROWS).parquet(str(tmp_path / "empty"))})
     job.advance(1, {"rows": spark.read.schema(ROWS).parquet(str(written(tmp_path / "1.parquet", rows_of(0, 0))))})
@@ -577,10 +608,8 @@ def test_no_rows_at_all(spark: SparkSession, open_store: OpenStore, scans: list[
 def test_a_path_with_special_characters(
     spark: SparkSession, open_store: OpenStore, scans: list[bool], tmp_path: Path
 ) -> None:
-    flow = nosync.Dataflow("f")
-    by_id(flow)
     store = open_store()
-    job = nosync.Job(flow, store, spark=spark, shards=SHARDS)
+    job = job_of(by_id, spark, store)
     path = written(tmp_path / "of März, 100% + more" / "#0.parquet", rows_of(0))
     job.advance(0, {"rows": spark.read.schema(ROWS).parquet(str(path))})
     assert scans == [True]
@@ -590,10 +619,8 @@ def test_a_path_with_special_characters(
 def test_a_lost_source_is_recovered_from_the_files(
     spark: SparkSession, open_store: OpenStore, scans: list[bool], tmp_path: Path
 ) -> None:
-    flow = nosync.Dataflow("f")
-    by_id(flow)
     store = open_store()
-    job = nosync.Job(flow, store, spark=spark, shards=SHARDS)
+    job = job_of(by_id, spark, store)
     advanced(job, spark, tmp_path, ["rows"], 0, by_jvm=False)
     before = digests(store)
     for layer in list(store.layers()):
@@ -601,7 +628,7 @@ def test_a_lost_source_is_recovered_from_the_files(
             Path(layer.path).unlink()
     store.close()
     store = open_store()
-    job = nosync.Job(flow, store, spark=spark, shards=SHARDS)
+    job = job_of(by_id, spark, store)
     job.recover(inputs={0: {"rows": spark.read.schema(ROWS).parquet(str(tmp_path / "rows" / "0.parquet"))}})
     assert digests(store) == before
     assert scans == [True, True]
