@@ -26,7 +26,7 @@ from nosync.lsm.processor import numpy_environment
 from nosync.lsm.timestamp import pack
 from nosync.replication.places import Place
 from nosync.segment import SegmentTask
-from nosync.spark.epoch import parse_ddl
+from nosync.spark.schemas import parse_ddl
 from nosync.spark.session import local_session
 
 WARM, WARM_JVM, MEASURED = 10, 25, 15

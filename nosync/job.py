@@ -106,7 +106,7 @@ class Job:
         sinks: Mapping[str, Sink] | None = None,
         branch: str = MAIN,
     ) -> None:
-        from nosync.spark import epoch  # noqa: PLC0415 - the store works without pyspark; a job is where it is needed
+        from nosync.spark import schemas  # noqa: PLC0415 - the store works without pyspark; a job is where it is needed
         from nosync.spark.session import check_session  # noqa: PLC0415
 
         check_session(spark)
@@ -119,14 +119,14 @@ class Job:
         from nosync.spark.freeze import frozen  # noqa: PLC0415
         from nosync.spark.runner import Runner  # noqa: PLC0415
 
-        self._epoch = epoch
+        self._schemas = schemas
         self._spark, self._store, self._shards = spark, store, shards
         self._node = store.node
         self._directory = store.directory
         self.branch_name = branch
         """The branch that this job runs on."""
         self._check_shape(flow)
-        epoch.check_names(flow, spark)
+        schemas.check_names(flow, spark)
         self._declared, self._analyze = frozen(flow, spark), Analyzer(spark)
         self._sinks = dict(sinks or {})
         if self._sinks and branch != MAIN:
@@ -146,7 +146,7 @@ class Job:
         line = self._node.lines.line(self.branch_name)
         self._line = line.id
         self._on_line = LineFlow(
-            self._declared, self._node, lambda: self.branch_name, self._epoch.parse_ddl, self._analyze
+            self._declared, self._node, lambda: self.branch_name, self._schemas.parse_ddl, self._analyze
         )
         self._epochs = LineEpochs(self._node, self._directory, self._on_line, lambda: self.branch_name, self._shards)
         self.flow: BoundFlow = self._on_line.flow
@@ -377,7 +377,7 @@ class Job:
                 raise InvalidInputError(
                     f"source {name} has no input: pass {{{name!r}: dataframe}} (an empty one for no rows)"
                 )
-        return {name: self._epoch.check_input(sources[name], frame) for name, frame in inputs.items()}
+        return {name: self._schemas.check_input(sources[name], frame) for name, frame in inputs.items()}
 
     def _manifest(self, t: int) -> Manifest | None:
         """Of an epoch of this line, or of the one that it is a branch of."""
@@ -551,7 +551,7 @@ class Job:
         recorded = {e.id.trace.stage: e.id.trace.fingerprint for e in manifest.entries}
         sources = {stage.name: recorded[stage.name] for stage in self.flow.sources}
         begins = self._node.lines.refs.begins(self._node.lines.line(self.branch_name).id)
-        bound = bind(flow, self._epoch.parse_ddl, self._analyze, sources=sources, begins=begins)
+        bound = bind(flow, self._schemas.parse_ddl, self._analyze, sources=sources, begins=begins)
         changed = changed_stages(bound, recorded)
         traces = {e.id.trace.stage: e.id.trace for e in manifest.entries}
         check_states_fit(bound, changed, lambda stage: self._recorded_schema(traces.get(stage)))

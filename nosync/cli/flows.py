@@ -142,8 +142,8 @@ def _epochs_of(flow: nosync.Dataflow, store: Store, spark: SparkSession, branch:
     """As a job has them, without being one, which would stop the one that runs."""
     from nosync.lineepochs import LineEpochs  # noqa: PLC0415
     from nosync.lineflow import LineFlow  # noqa: PLC0415
-    from nosync.spark.epoch import parse_ddl  # noqa: PLC0415 - needs pyspark
     from nosync.spark.expressions import Analyzer  # noqa: PLC0415
+    from nosync.spark.schemas import parse_ddl  # noqa: PLC0415 - needs pyspark
 
     on_line = LineFlow(flow, store.node, lambda: branch, parse_ddl, Analyzer(spark))
     return LineEpochs(store.node, store.directory, on_line, lambda: branch, shards=1)  # those of epochs that are sealed
@@ -195,8 +195,8 @@ def _explained(
 ) -> nosync.Explanation:  # fmt: skip
     from nosync.bind import bind  # noqa: PLC0415
     from nosync.explain import explain as trace_back  # noqa: PLC0415
-    from nosync.spark.epoch import parse_ddl  # noqa: PLC0415 - needs pyspark
     from nosync.spark.expressions import Analyzer, evaluator  # noqa: PLC0415
+    from nosync.spark.schemas import parse_ddl  # noqa: PLC0415 - needs pyspark
 
     bound = bind(flow, parse_ddl, Analyzer(spark))
     with progress("tracing back", quiet=quiet) as advance:

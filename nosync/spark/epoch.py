@@ -11,30 +11,25 @@ row says in `_epoch` of which it is, those of sources as well.
 from __future__ import annotations
 
 import functools
-import re
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from functools import reduce
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import pyarrow as pa
-from py4j.protocol import Py4JError
 from pyspark import RDD, SparkContext, TaskContext
-from pyspark.errors import PySparkException
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
-from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
-from pyspark.sql.types import ArrayType, DataType, StringType, StructType, TimeType, VariantType
+from pyspark.sql.pandas.types import from_arrow_schema
 
 from nosync.batches import run_epochs_of_shard
 from nosync.columns_between import HASH64_COLUMN, REPORT_COLUMN, SIDE_COLUMN, TAG_COLUMN
-from nosync.dataflow import Dataflow
 from nosync.loops import Phase, next_phase, recorded_changes, rounds_done
-from nosync.lsm.columns import EPOCH_COLUMN, describe, nullable, plain
-from nosync.lsm.errors import FlowError, NosyncError, SchemaError
-from nosync.lsm.failures import decode_failure, encode_failure
+from nosync.lsm.columns import EPOCH_COLUMN
+from nosync.lsm.errors import FlowError, NosyncError
+from nosync.lsm.failures import encode_failure
 from nosync.lsm.fence import Instance
 from nosync.lsm.hashing import HASH_BITS
 from nosync.lsm.history import History, view_at
@@ -58,6 +53,7 @@ from nosync.spark.files import files_to_scan
 from nosync.spark.fused import given_rows
 from nosync.spark.handover import Handover, handover, selected
 from nosync.spark.session import conf_set, in_own_zone, session_settings, turn_of
+from nosync.spark.task_errors import task_errors
 from nosync.spark.worker import task_in_worker
 
 _EXCLUDED_RULES = "spark.sql.optimizer.excludedRules"
@@ -65,9 +61,6 @@ _RULES_TO_EXCLUDE = (
     # It would drop the tasks over an empty input, which have empty layers to record.
     "org.apache.spark.sql.catalyst.optimizer.PropagateEmptyRelation",
 )
-
-_CALL, _CLASS = re.compile(r"An error occurred while calling \S+$"), re.compile(r"^:\s*([\w.$]+: )?")
-"""What Py4J has before the message of an exception of Java's."""
 
 
 @dataclass(frozen=True)
@@ -86,46 +79,6 @@ class EpochPlan:
     instance: Instance | None = None
     sealed: Mapping[tuple[str, int], Digest] = field(default_factory=dict)
     """By (stage, shard), what the manifest of the epoch lists, where it is sealed."""
-
-
-def parse_ddl(text: str) -> pa.Schema:
-    """Spark's DDL as an Arrow schema; timestamps in UTC."""
-    schema = StructType.fromDDL(text)
-    if not isinstance(schema, StructType):
-        raise SchemaError(f"{text!r} is a single type, expected columns such as 'name string, n bigint'")
-    for column in schema:
-        _check_type(column.dataType, f"column {column.name!r} of {text!r}")
-    return to_arrow_schema(schema, timezone="UTC")
-
-
-def check_names(flow: Dataflow, spark: SparkSession) -> None:
-    """Raises SchemaError where columns of a source differ only in case, and Spark does not tell such names apart."""
-    if str(spark.conf.get("spark.sql.caseSensitive")).lower() == "true":
-        return
-    for stage in flow.sources:
-        known: dict[str, str] = {}
-        for name in parse_ddl(stage.schema or "").names:
-            other = known.setdefault(name.lower(), name)
-            if other != name:
-                raise SchemaError(
-                    f"source {stage.name}: columns {other!r} and {name!r} differ only in case, which Spark does not tell apart: "
-                    "rename one, or set spark.sql.caseSensitive"
-                )
-
-
-def _check_type(type_: DataType, what: str) -> None:
-    """Raises SchemaError for a type whose values Spark and tasks would not tell apart alike."""
-    if isinstance(type_, StringType) and not type_.isUTF8BinaryCollation():
-        raise SchemaError(
-            f"{what} has the collation {type_.collation}, and keys are compared by their bytes: declare it as string, and give "
-            "lower(column), say"
-        )
-    for refused, instead in ((VariantType, "a string, as to_json(column) has it"), (TimeType, "a number or a string")):
-        if isinstance(type_, refused):
-            raise SchemaError(f"{what} is {type_.simpleString()}, whose values cannot be hashed: give {instead}")
-    inner = [field.dataType for field in type_] if isinstance(type_, StructType) else []
-    for part in [*inner, *([type_.elementType] if isinstance(type_, ArrayType) else [])]:
-        _check_type(part, what)
 
 
 Reports = dict[tuple[str, int], Report]
@@ -621,59 +574,6 @@ def _beside(index: int, frames: Mapping[int, DataFrame], ours: Sequence[str]) ->
         hashed = F.col(HASH64_COLUMN) if HASH64_COLUMN in frames[index].columns else F.lit(None).cast("long")
         common.append(hashed.alias(HASH64_COLUMN))
     return frames[index].select(*columns, *common)
-
-
-def check_input(stage: BoundStage, frame: Any) -> DataFrame:
-    """The DataFrame, if it has the source's columns with its types. Raises SchemaError naming what differs."""
-    if not hasattr(frame, "mapInArrow") or not hasattr(frame, "schema"):
-        raise SchemaError(f"source {stage.name}: {type(frame).__name__} was given, expected a Spark DataFrame")
-    mine = [f for f in frame.schema if f.name in stage.schema.names]  # others may be of any type, or for epoch= only
-    for column in mine:
-        _check_type(column.dataType, f"source {stage.name}: column {column.name!r}")
-    found = plain(to_arrow_schema(StructType(mine), timezone="UTC").empty_table()).schema
-    for expected in stage.schema:
-        index = found.get_field_index(expected.name)
-        if index < 0:
-            raise SchemaError(
-                f"source {stage.name}: column {expected.name!r} is missing; expected {describe(stage.schema)}, "
-                f"found {', '.join(frame.columns)}"
-            )
-        if nullable(found.field(index).type) != nullable(expected.type):
-            raise SchemaError(
-                f"source {stage.name}: column {expected.name!r} is {found.field(index).type}, expected {expected.type}: cast it"
-            )
-    checked: DataFrame = frame
-    return checked
-
-
-def reason_of(text: str) -> str:
-    """What went wrong, of all that Spark says: where Python failed its exception, else the first line."""
-    lines = [line for line in text.strip().splitlines() if line.strip()]
-    for i, line in enumerate(lines):
-        if line.startswith("Traceback"):
-            return next((x.strip() for x in lines[i + 1 :] if not x.startswith((" ", "\t"))), lines[0])
-    if len(lines) > 1 and _CALL.match(lines[0]):
-        return _CLASS.sub("", lines[1])
-    return lines[0] if lines else "it gave no reason"
-
-
-@contextmanager
-def task_errors() -> Iterator[None]:
-    """Turns what Spark made of a task's error back into that error."""
-    try:
-        yield
-    except PySparkException as error:
-        failure = decode_failure(str(error))
-        if failure is None:
-            raise NosyncError(f"the Spark job failed: {reason_of(str(error))}") from error
-        raise failure from None
-    except Exception as error:
-        failure = decode_failure(str(error))
-        if failure is None and isinstance(error, Py4JError):  # a worker that was killed, say
-            raise NosyncError(f"the Spark job failed: {reason_of(str(error))}") from error
-        if failure is None:
-            raise
-        raise failure from None
 
 
 def settings_for_epochs(spark: SparkSession, handover: Handover) -> AbstractContextManager[None]:

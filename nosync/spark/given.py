@@ -13,9 +13,9 @@ from pyspark.sql.types import IntegralType
 from nosync.lsm.columns import EPOCH_COLUMN
 from nosync.lsm.errors import InvalidInputError
 from nosync.lsm.timestamp import MAX_EPOCH
-from nosync.spark.epoch import task_errors
 from nosync.spark.expressions import quoted
 from nosync.spark.session import contains
+from nosync.spark.task_errors import task_errors
 
 MOST_EPOCHS = 100_000
 """Of one backfill. Who has more has taken something else for their number."""

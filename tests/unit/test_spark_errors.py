@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from nosync.spark.epoch import reason_of
+from nosync.spark.task_errors import reason_of
 
 
 def test_the_reason_of_a_failed_spark_job() -> None:

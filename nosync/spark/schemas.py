@@ -1,0 +1,78 @@
+"""The columns of sources: what is declared, and what a DataFrame has of it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pyarrow as pa
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.pandas.types import to_arrow_schema
+from pyspark.sql.types import ArrayType, DataType, StringType, StructType, TimeType, VariantType
+
+from nosync.dataflow import Dataflow
+from nosync.lsm.columns import describe, nullable, plain
+from nosync.lsm.errors import SchemaError
+from nosync.plan import BoundStage
+
+
+def parse_ddl(text: str) -> pa.Schema:
+    """Spark's DDL as an Arrow schema; timestamps in UTC."""
+    schema = StructType.fromDDL(text)
+    if not isinstance(schema, StructType):
+        raise SchemaError(f"{text!r} is a single type, expected columns such as 'name string, n bigint'")
+    for column in schema:
+        _check_type(column.dataType, f"column {column.name!r} of {text!r}")
+    return to_arrow_schema(schema, timezone="UTC")
+
+
+def check_names(flow: Dataflow, spark: SparkSession) -> None:
+    """Raises SchemaError where columns of a source differ only in case, and Spark does not tell such names apart."""
+    if str(spark.conf.get("spark.sql.caseSensitive")).lower() == "true":
+        return
+    for stage in flow.sources:
+        known: dict[str, str] = {}
+        for name in parse_ddl(stage.schema or "").names:
+            other = known.setdefault(name.lower(), name)
+            if other != name:
+                raise SchemaError(
+                    f"source {stage.name}: columns {other!r} and {name!r} differ only in case, which Spark does not tell apart: "
+                    "rename one, or set spark.sql.caseSensitive"
+                )
+
+
+def _check_type(type_: DataType, what: str) -> None:
+    """Raises SchemaError for a type whose values Spark and tasks would not tell apart alike."""
+    if isinstance(type_, StringType) and not type_.isUTF8BinaryCollation():
+        raise SchemaError(
+            f"{what} has the collation {type_.collation}, and keys are compared by their bytes: declare it as string, and give "
+            "lower(column), say"
+        )
+    for refused, instead in ((VariantType, "a string, as to_json(column) has it"), (TimeType, "a number or a string")):
+        if isinstance(type_, refused):
+            raise SchemaError(f"{what} is {type_.simpleString()}, whose values cannot be hashed: give {instead}")
+    inner = [field.dataType for field in type_] if isinstance(type_, StructType) else []
+    for part in [*inner, *([type_.elementType] if isinstance(type_, ArrayType) else [])]:
+        _check_type(part, what)
+
+
+def check_input(stage: BoundStage, frame: Any) -> DataFrame:
+    """The DataFrame, if it has the source's columns with its types. Raises SchemaError naming what differs."""
+    if not hasattr(frame, "mapInArrow") or not hasattr(frame, "schema"):
+        raise SchemaError(f"source {stage.name}: {type(frame).__name__} was given, expected a Spark DataFrame")
+    mine = [f for f in frame.schema if f.name in stage.schema.names]  # others may be of any type, or for epoch= only
+    for column in mine:
+        _check_type(column.dataType, f"source {stage.name}: column {column.name!r}")
+    found = plain(to_arrow_schema(StructType(mine), timezone="UTC").empty_table()).schema
+    for expected in stage.schema:
+        index = found.get_field_index(expected.name)
+        if index < 0:
+            raise SchemaError(
+                f"source {stage.name}: column {expected.name!r} is missing; expected {describe(stage.schema)}, "
+                f"found {', '.join(frame.columns)}"
+            )
+        if nullable(found.field(index).type) != nullable(expected.type):
+            raise SchemaError(
+                f"source {stage.name}: column {expected.name!r} is {found.field(index).type}, expected {expected.type}: cast it"
+            )
+    checked: DataFrame = frame
+    return checked
