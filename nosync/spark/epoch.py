@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import functools
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from functools import reduce
@@ -26,6 +26,7 @@ from pyspark.sql.pandas.types import from_arrow_schema
 
 from nosync.batches import run_epochs_of_shard
 from nosync.columns_between import HASH64_COLUMN, REPORT_COLUMN, SIDE_COLUMN, TAG_COLUMN
+from nosync.exchange import Exchange, Placement
 from nosync.loops import Phase, next_phase, recorded_changes, rounds_done
 from nosync.lsm.columns import EPOCH_COLUMN
 from nosync.lsm.errors import FlowError, NosyncError
@@ -48,10 +49,11 @@ from nosync.segment import (
     fed_schema,
     side_column,
 )
+from nosync.spark.exchanges import SHARD_COLUMN, Exchanges, Exchanging
 from nosync.spark.expressions import for_tasks, hash_of, jvm_rows, place_of, quoted
 from nosync.spark.files import files_to_scan
-from nosync.spark.fused import given_rows
-from nosync.spark.handover import Handover, handover, selected
+from nosync.spark.fused import Given, given_rows
+from nosync.spark.handover import ArrowFunction, Handover, handover, selected
 from nosync.spark.session import conf_set, in_own_zone, session_settings, turn_of
 from nosync.spark.task_errors import task_errors
 from nosync.spark.worker import task_in_worker
@@ -93,11 +95,14 @@ def run_epochs(
     *,
     has_wide_rows: bool = False,
     may_scan: bool = True,
+    exchanges: Exchanges | None = None,
 ) -> dict[int, Reports]:
     """Runs epochs: one Spark job for each round of each loop, and one for all the rest.
 
     Several epochs have one number of shards and skip the same stages, and have no loops; rows that they are given have
-    `_epoch`. Returns for each epoch a report of every (stage, shard) that was computed or yielded. Raises whatever a task
+    `_epoch`. `exchanges`: what epochs before tell of how rows should go to their shards.
+
+    Returns for each epoch a report of every (stage, shard) that was computed or yielded. Raises whatever a task
     raised, as the NosyncError it was: WideRowError where they can be run again with `has_wide_rows`, and ScanError without
     `may_scan`.
     """
@@ -109,7 +114,8 @@ def run_epochs(
         planned = {name: in_own_zone(frame) for name, frame in inputs.items()}
         files = files_to_scan(flow, plans[0].shards, inputs) if may_scan and len(plans) == 1 else {}
         over = handover(spark, flow, {} if files else inputs, has_wide_rows=has_wide_rows)
-        run = _EpochRun(_Work(spark, flow, plans, planned, over, files))
+        may_exchange = exchanges is not None and not files and exchanges.is_next_by_files(spark)
+        run = _EpochRun(_Work(spark, flow, plans, planned, over, files, exchanges if may_exchange else None))
         with settings_for_epochs(spark, over):
             for loop in flow.loops.values():
                 run.loop(loop)
@@ -138,6 +144,8 @@ class _Work(NamedTuple):
     handover: Handover
     files: Mapping[str, Sequence[ParquetFile]]
     """By source, those that tasks read themselves; empty: the JVM reads them."""
+    exchanges: Exchanges | None
+    """What to tell of rows that go to their shards by files; None: Spark shuffles them."""
 
 
 class _EpochRun:
@@ -234,7 +242,7 @@ class _Part:
 
 class _EpochJob:
     def __init__(self, work: _Work, part: _Part) -> None:
-        self._spark, self._flow, self._plans, self._inputs, self._handover, self._files = work
+        self._spark, self._flow, self._plans, self._inputs, self._handover, self._files, self._exchanges = work
         self._shards = work.plans[0].shards
         self.part = part
         self._of_epoch: tuple[str, ...] = (EPOCH_COLUMN,) if self._has_several else ()
@@ -242,6 +250,8 @@ class _EpochJob:
         self._wanted_at = self._wanted_emissions()
         self._wanted = None if self._wanted_at is None else set[Emission]().union(*self._wanted_at)
         self._shared: dict[Emission, DataFrame] = {}
+        self._exchanging: Exchanging | None = None
+        self._exchanged: dict[str, Exchange] = {}
 
     @property
     def _has_several(self) -> bool:
@@ -252,8 +262,9 @@ class _EpochJob:
         ends = self._ends(done)
         if not ends:
             return []
-        if all(self._is_scanned(segment) for segment in ends):
-            return self._scanned(ends)
+        self._exchange()
+        if all(self._is_scanned(segment) or segment.name in self._exchanged for segment in ends):
+            return self._without_query(ends)
         rows = reduce(DataFrame.unionAll, [self._segment(segment, None) for segment in ends]).collect()
         return [bytes(row[0]) for row in rows]
 
@@ -274,10 +285,28 @@ class _EpochJob:
         """Whether its tasks read its sources themselves."""
         return any(name in self._files for name in segment.stages)
 
-    def _scanned(self, segments: Sequence[Segment]) -> list[bytes]:
+    def _exchange(self) -> None:
+        """Has the rows that the epoch is given written to files by shard, if that is how they are to go."""
+        if self._exchanges is None or self._has_several or self._flow.loops or self._plans[0].compute is not None:
+            return
+        given = [s for s in self._flow.segments.values() if self._is_given(s)]
+        if len(given) != 1 or len(self._emissions(given[0])) > 1:
+            return  # one more job for each of them
+        (segment,) = given
+        emission = next(iter(self._emissions(segment)), None)
+        rows = self._given(segment, self._tasks_of(segment, emission)[0][0])
+        placed = rows.rows
+        if not rows.placed_by:
+            shard = f"CAST({self._shard_of(rows.place)} AS INT) AS {SHARD_COLUMN}"
+            placed = placed.selectExpr("*", shard).drop(*rows.only_for_place)
+        self._exchanging = Exchanging(self._spark, self._exchanges)
+        placement = Placement(self._shards, self._flow.key_groups, rows.placed_by)
+        self._exchanged[segment.name] = self._exchanging.run(placed, placement, self._handover)
+
+    def _without_query(self, segments: Sequence[Segment]) -> list[bytes]:
         """What tasks report that are given nothing. To plan a query takes longer than such tasks often do, so there is none."""
         context = self._spark.sparkContext
-        works = [_work_of(self._tasks_of(segment, None)[0]) for segment in segments]
+        works = [self._work_of(segment, self._tasks_of(segment, None)[0]) for segment in segments]
 
         def run(index: int, nothing: Iterable[object]) -> Iterator[bytes]:
             deque(nothing, maxlen=0)  # else Spark takes the worker for a failed one, and starts another
@@ -362,18 +391,27 @@ class _EpochJob:
         flow = self._flow
         tasks, absent = self._tasks_of(segment, emission)
         feeds = list(tasks[0].feeds)
-        if tasks[0].scan is not None:
-            return self._mapped(self._blank(), tasks)
-        if segment.fused:
-            given = given_rows(tasks[0].sources, feeds, flow.stages, self._inputs, self._of_epoch)
-            return self._mapped(self._placed(given.rows, given.place).drop(*given.only_for_place), tasks)
-        if len(absent) < len(feeds):
+        if tasks[0].scan is not None or segment.name in self._exchanged:
+            return self._mapped(segment, self._blank(), tasks)
+        if self._is_given(segment):
+            rows = self._shuffled(self._given(segment, tasks[0]))
+        elif len(absent) < len(feeds):
             rows = self._fed(segment, feeds, absent)
         elif flow.loop_of(segment) is not None or segment.feeds:
             rows = self._blank()  # nothing of what they bring is needed
         else:
-            rows = self._source_rows(flow.stages[segment.name])
-        return self._mapped(rows, tasks)
+            rows = self._no_rows(flow.stages[segment.name])
+        return self._mapped(segment, rows, tasks)
+
+    def _is_given(self, segment: Segment) -> bool:
+        """Whether its rows are those that the epoch is given."""
+        return segment.fused or (not segment.feeds and segment.name in self._inputs)
+
+    def _given(self, segment: Segment, task: SegmentTask) -> Given:
+        """The rows of a segment's sources."""
+        if segment.fused:
+            return given_rows(task.sources, task.feeds, self._flow.stages, self._inputs, self._of_epoch)
+        return self._source_rows(self._flow.stages[segment.name])
 
     def _comes_in_round(self, segment: Segment, feed: Feed) -> bool:
         assert self.part.round is not None, "only in a round"
@@ -428,13 +466,16 @@ class _EpochJob:
             for i, plan in enumerate(self._plans)
         ]
 
-    def _mapped(self, rows: DataFrame, tasks: Sequence[SegmentTask]) -> DataFrame:
+    def _mapped(self, segment: Segment, rows: DataFrame, tasks: Sequence[SegmentTask]) -> DataFrame:
         emission, output = tasks[0].emission, REPORT_SCHEMA
         if emission is not None:
             output = emitted_schema(self._flow.stages[emission.stage], emission)
             if len(tasks) > 1:
                 output = pa.schema([pa.field(EPOCH_COLUMN, pa.int64()), *output])
-        return self._handover.mapped(rows, _work_of(tasks), output)
+        return self._handover.mapped(rows, self._work_of(segment, tasks), output)
+
+    def _work_of(self, segment: Segment, tasks: Sequence[SegmentTask]) -> ArrowFunction:
+        return _work_of(tasks, self._exchanged.get(segment.name))
 
     def _blank(self) -> DataFrame:
         """A partition for each shard, for tasks that only look at what is recorded."""
@@ -481,11 +522,12 @@ class _EpochJob:
         """The rows that a loop's body returned in the round before, read back."""
         assert self.part.round, "the first round has none before it"
         stage = feed.emission.stage
-        return self._mapped(
-            self._blank(), self._tasks((stage,), [], feed.emission, round=self.part.round - 1, head=stage)
-        )
+        tasks = self._tasks((stage,), [], feed.emission, round=self.part.round - 1, head=stage)
+        return self._mapped(self._flow.segment_of(stage), self._blank(), tasks)
 
     def release(self) -> None:
+        if self._exchanging is not None:
+            self._exchanging.release()
         for rows in self._shared.values():
             rows.unpersist()
 
@@ -501,21 +543,23 @@ class _EpochJob:
             self._shared[emission] = found
         return found
 
-    def _source_rows(self, head: BoundStage) -> DataFrame:
-        given = self._inputs.get(head.name)
-        if given is None:
-            schema = from_arrow_schema(head.schema.append(pa.field(HASH64_COLUMN, pa.int64())))
-            return self._spark.createDataFrame([], schema).repartitionById(self._shards, F.lit(0))
+    def _source_rows(self, head: BoundStage) -> Given:
+        given = self._inputs[head.name]
         columns = [*self._of_epoch, *(quoted(name) for name in head.schema.names)]
         if not head.is_placed_by_columns:
             given = given.alias("__given")  # no name of it can be taken for that of a column
         if is_hashed_in_tasks(head.schema, head.schema.names):
-            return self._placed(selected(given, columns), place_of(head))
+            placed_by = (head.placed_by or head.schema.names) if head.is_placed_by_columns else ()
+            return Given(selected(given, columns), place_of(head), placed_by=placed_by)
         columns.append(f"{hash_of(head.schema.names)} AS {HASH64_COLUMN}")
-        return self._placed(selected(given, columns), place_of(head) if head.placed_by else HASH64_COLUMN)
+        return Given(selected(given, columns), place_of(head) if head.placed_by else HASH64_COLUMN)
 
-    def _placed(self, rows: DataFrame, hash64: str) -> DataFrame:
-        return self._in_shards(rows, self._shard_of(hash64))
+    def _no_rows(self, head: BoundStage) -> DataFrame:
+        schema = from_arrow_schema(head.schema.append(pa.field(HASH64_COLUMN, pa.int64())))
+        return self._spark.createDataFrame([], schema).repartitionById(self._shards, F.lit(0))
+
+    def _shuffled(self, given: Given) -> DataFrame:
+        return self._in_shards(given.rows, self._shard_of(given.place)).drop(*given.only_for_place)
 
     def _in_shards(self, rows: DataFrame, shard: str) -> DataFrame:
         placed = rows.repartitionById(self._shards, F.expr(f"CAST({shard} AS INT)"))
@@ -530,8 +574,8 @@ class _EpochJob:
         return f"floor({group} * {shards} / {groups})"
 
 
-def _work_of(tasks: Sequence[SegmentTask]) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
-    """What Spark runs for every shard of a segment."""
+def _work_of(tasks: Sequence[SegmentTask], exchange: Exchange | None) -> ArrowFunction:
+    """What Spark runs for every shard of a segment. `exchange`: where its rows are; None: they come."""
     task = tasks[0]
 
     def work(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -541,6 +585,9 @@ def _work_of(tasks: Sequence[SegmentTask]) -> Callable[[Iterator[pa.RecordBatch]
         shard = context.partitionId() % task.shards
         try:
             with task_in_worker():
+                if exchange is not None:
+                    deque(batches, maxlen=0)  # they say nothing
+                    batches = exchange.rows_of(shard)
                 if len(tasks) == 1:
                     yield from task.run_shard(shard, batches)
                 else:

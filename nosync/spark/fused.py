@@ -24,13 +24,15 @@ from nosync.spark.handover import selected
 
 @dataclass(frozen=True)
 class Given:
-    """The rows of all sources of a segment, and how they get to their shards."""
+    """The rows of a segment's sources, and how they get to their shards."""
 
     rows: DataFrame
     place: str
     """The hash that a row is placed by, in SQL."""
-    only_for_place: tuple[str, ...]
+    only_for_place: tuple[str, ...] = ()
     """Columns that tasks need not get."""
+    placed_by: Sequence[str] = ()
+    """Columns whose hash that is, where tasks compute it as well; else empty."""
 
 
 def given_rows(
@@ -41,7 +43,7 @@ def given_rows(
     beside: Sequence[str] = (),
 ) -> Given:
     """Each source's rows with what expressions say of them. `beside`: columns of all rows, which are sent as they are."""
-    frames, places, is_place_wanted = [], [], False
+    frames, places, is_place_wanted, placed_by = [], [], False, tuple[str, ...]()
     for n, (source, columns) in enumerate(zip(sources, carried(sources, feeds, stages), strict=True)):
         given = inputs[source.name]
         side = n if len(sources) > 1 else None
@@ -60,11 +62,14 @@ def given_rows(
         else:
             frames.append(_queried(given, _text(sent, source, columns, feed, stages)))
         is_sent = PLACE_COLUMN in sent
+        if not is_sent and is_hashed_in_tasks(source.schema, source.placed_by):
+            placed_by = tuple(columns.given[name] for name in source.placed_by)
         places.append(PLACE_COLUMN if is_sent else hash_of([columns.given[name] for name in source.placed_by]))
     rows = reduce(lambda a, b: a.unionByName(b, allowMissingColumns=True), frames)
     cases = " ".join(f"WHEN {n} THEN {place}" for n, place in enumerate(places))
     place = places[0] if len(places) == 1 else f"CASE {SIDE_COLUMN} {cases} END"
-    return Given(rows, place, (PLACE_COLUMN,) if PLACE_COLUMN in places and not is_place_wanted else ())
+    only_for_place = (PLACE_COLUMN,) if PLACE_COLUMN in places and not is_place_wanted else ()
+    return Given(rows, place, only_for_place, placed_by if len(places) == 1 else ())
 
 
 def _sent(side: int | None, source: BoundStage, carried: Carried) -> dict[str, str]:

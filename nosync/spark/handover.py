@@ -34,7 +34,7 @@ MOST_TEXT_BYTES = 1 << 10
 _OFFSET_BYTES = 4
 """Of a text in an Arrow batch, beside the text."""
 _SEPARATOR = "\x01"
-_Function = Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]
+ArrowFunction = Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class Handover:
     """Of the session, while it is planned and run."""
     is_text_limited: bool = False
 
-    def mapped(self, rows: DataFrame, function: _Function, schema: pa.Schema) -> DataFrame:
+    def mapped(self, rows: DataFrame, function: ArrowFunction, schema: pa.Schema) -> DataFrame:
         """`rows.mapInArrow`. A task that runs it raises WideRowError where a row has more text than `settings` allow for."""
         if self.is_text_limited:
             rows = _limited(rows)
@@ -80,7 +80,7 @@ def selected(rows: DataFrame, expressions: Sequence[str]) -> DataFrame:
     return DataFrame(rows._jdf.selectExpr(expressions_there), rows.sparkSession)
 
 
-def _mapped(rows: DataFrame, function: _Function, schema: StructType) -> DataFrame:
+def _mapped(rows: DataFrame, function: ArrowFunction, schema: StructType) -> DataFrame:
     """`rows.mapInArrow`, which takes calls to the JVM for each column, and a dot in a column's name for that of a field."""
     there = UserDefinedFunction(function, schema, evalType=PythonEvalType.SQL_MAP_ARROW_ITER_UDF)._judf
     called = there.fromUDFExpr(there.builder(analyzed(rows).output()))

@@ -21,6 +21,7 @@ from nosync.recovery import Step
 from nosync.replication.places import Place
 from nosync.segment import Report
 from nosync.spark.epoch import EpochPlan, Reports, run_epochs
+from nosync.spark.exchanges import Exchanges
 from nosync.spark.hosts import HostWatch
 
 log = logging.getLogger("nosync")
@@ -31,7 +32,7 @@ class Runner:
 
     def __init__(self, spark: SparkSession, node: StoreNode, place: Place) -> None:
         self._spark, self._node, self._place = spark, node, place
-        self._has_wide_rows, self._may_scan = False, True
+        self._has_wide_rows, self._may_scan, self._exchanges = False, True, Exchanges()
         self._watch = HostWatch(spark, node.lost_hosts) if node.store_id else None
 
     def run(
@@ -78,7 +79,15 @@ class Runner:
         while True:
             has_wide_rows, may_scan = self._has_wide_rows, self._may_scan
             try:
-                return run_epochs(self._spark, flow, plans, inputs, has_wide_rows=has_wide_rows, may_scan=may_scan)
+                reports = run_epochs(
+                    self._spark,
+                    flow,
+                    plans,
+                    inputs,
+                    has_wide_rows=has_wide_rows,
+                    may_scan=may_scan,
+                    exchanges=self._exchanges,
+                )
             except WideRowError as error:
                 if has_wide_rows:
                     raise
@@ -92,6 +101,11 @@ class Runner:
                     raise
                 log.info("epoch %d: %s; the JVM reads them, as those of the job's later epochs", plans[0].t, error)
                 self._may_scan = False
+            else:
+                sources = {stage.name for stage in flow.sources}
+                rows = sum(report.rows for (stage, _), report in reports[plans[-1].t].items() if stage in sources)
+                self._exchanges.note_rows(rows)
+                return reports
 
     def run_together(
         self,
