@@ -1,4 +1,4 @@
-"""Rows of large epochs go to their shards by files: the same layers as by Spark's shuffle, which stays where files will not do."""
+"""Rows of large epochs go to their shards by files: the same layers as by Spark's shuffle, which stays where files do not do."""
 
 from __future__ import annotations
 
