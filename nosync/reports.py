@@ -96,13 +96,18 @@ class Stopwatch:
         self._at = now
 
 
+def rows_in(reports: Mapping[tuple[str, int], Report], flow: BoundFlow) -> int:
+    """Rows recorded by the sources in an epoch."""
+    sources = {stage.name for stage in flow.sources}
+    return sum(report.rows for (stage, _), report in reports.items() if stage in sources)
+
+
 def epoch_report(t: int, reports: Mapping[tuple[str, int], Report], flow: BoundFlow, seconds: float) -> EpochReport:
     """Sums up what the tasks of an epoch reported."""
-    sources = {stage.name for stage in flow.sources}
     computed = [report for report in reports.values() if report.computed]
     return EpochReport(
         t=t,
-        rows_in=sum(report.rows for (stage, _), report in reports.items() if stage in sources),
+        rows_in=rows_in(reports, flow),
         layers_computed=len(computed),
         layers_reused=len(reports) - len(computed),
         bytes_recorded=sum(report.size_bytes for report in computed),

@@ -19,6 +19,7 @@ from nosync.lsm.timestamp import pack
 from nosync.plan import BoundFlow
 from nosync.recovery import Step
 from nosync.replication.places import Place
+from nosync.reports import rows_in
 from nosync.segment import Report
 from nosync.spark.epoch import EpochPlan, Reports, run_epochs
 from nosync.spark.exchanges import Exchanges
@@ -102,9 +103,7 @@ class Runner:
                 log.info("epoch %d: %s; the JVM reads them, as those of the job's later epochs", plans[0].t, error)
                 self._may_scan = False
             else:
-                sources = {stage.name for stage in flow.sources}
-                rows = sum(report.rows for (stage, _), report in reports[plans[-1].t].items() if stage in sources)
-                self._exchanges.note_rows(rows)
+                self._exchanges.note_rows(rows_in(reports[plans[-1].t], flow))
                 return reports
 
     def run_together(

@@ -52,6 +52,21 @@ def never(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(exchanges, "LEAST_ROWS", 1 << 62)
 
 
+def same_by_both_ways(
+    open_store: OpenStore, monkeypatch: pytest.MonkeyPatch, run: Callable[[nosync.Store], None]
+) -> int:
+    """Runs epochs by files, then by Spark's shuffle, each in a store of its own. How many layers there are, the same in both."""
+    found = []
+    for way in ("files", "shuffle"):
+        if way == "shuffle":
+            never(monkeypatch)
+        store = open_store(way)
+        run(store)
+        found.append(digests(store))
+    assert found[0] == found[1]
+    return len(found[0])
+
+
 def given(spark: SparkSession, t: int, n: int = 400, partitions: int = 3) -> DataFrame:
     return spark.createDataFrame(rows_of(t, n), ROWS).repartition(partitions)
 
@@ -81,24 +96,18 @@ def test_layers_are_the_same_as_by_a_shuffle(
     monkeypatch: pytest.MonkeyPatch,
     left_over: Callable[[], list[str]],
 ) -> None:
-    found = []
-    for by_files in (True, False):
-        if not by_files:
-            never(monkeypatch)
-        store = open_store(f"by_files_{by_files}")
+    def run(store: nosync.Store) -> None:
         job = job_of(make, spark, store)
         for t in range(3):
             inputs = {"rows": given(spark, t)}
             if make is joined:
                 inputs["others"] = given(spark, t + 7, 100, partitions=2)
             job.advance(t, inputs)
-        found.append(digests(store))
         assert left_over() == []
-    assert exchanges == (
-        [5, 5] if make is joined else [3, 3]
-    )  # not the first epoch, of which nobody knew how large it is
-    assert found[0] == found[1]
-    assert len(found[0]) >= SHARDS * 3 * 2
+
+    assert same_by_both_ways(open_store, monkeypatch, run) >= SHARDS * 3 * 2
+    # Not the first epoch, of which nobody knew how large it is.
+    assert exchanges == ([5, 5] if make is joined else [3, 3])
 
 
 @pytest.mark.parametrize(
@@ -113,41 +122,33 @@ def test_rows_of_every_type_go_by_files(
     exchanges: list[int],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    found = []
-    for by_files in (True, False):
-        if not by_files:
-            never(monkeypatch)
+    def run(store: nosync.Store) -> None:
         flow = nosync.Dataflow("f")
         rows = flow.source("rows", WIDE)
         if key:
             rows.aggregate("out", key=[key], n=nosync.count(), most=nosync.max("d"))
-        store = open_store(f"by_files_{by_files}")
         job = nosync.Job(flow, store, spark=spark, shards=shards)
         for t in range(2):
             job.advance(t, {"rows": spark.createDataFrame(wide_rows(), WIDE)})
-        found.append(digests(store))
+
+    assert same_by_both_ways(open_store, monkeypatch, run) >= shards * 2
     assert len(exchanges) == 1
-    assert found[0] == found[1]
 
 
 def test_arrays_and_structs_go_by_files(
     spark: SparkSession, open_store: OpenStore, exchanges: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    found = []
-    for by_files in (True, False):
-        if not by_files:
-            never(monkeypatch)
+    def run(store: nosync.Store) -> None:
         flow = nosync.Dataflow("f")
         rows = flow.source("rows", "k bigint, parts array<string>, pair struct<a: int, b: string>")
         rows.dedupe("out", key=["k"])
-        store = open_store(f"by_files_{by_files}")
         job = nosync.Job(flow, store, spark=spark, shards=SHARDS)
         for t in range(2):
             parts, pair = "array(string(id), 'x') AS parts", "struct(int(id % 7) AS a, string(id % 3) AS b) AS pair"
             job.advance(t, {"rows": spark.range(50).selectExpr("id AS k", parts, pair)})
-        found.append(digests(store))
+
+    assert same_by_both_ways(open_store, monkeypatch, run) >= SHARDS * 2 * 2
     assert len(exchanges) == 1
-    assert found[0] == found[1]
 
 
 def test_epochs_that_are_smaller_than_the_one_before(
