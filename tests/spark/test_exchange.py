@@ -110,6 +110,36 @@ def test_layers_are_the_same_as_by_a_shuffle(
     assert exchanges == ([5, 5] if make is joined else [3, 3])
 
 
+def test_sources_that_call_the_key_differently_go_by_files(
+    spark: SparkSession, open_store: OpenStore, exchanges: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def run(store: nosync.Store) -> None:
+        flow = nosync.Dataflow("f")
+        people = flow.source("people", "age bigint, person bigint").select("named", "person AS id", "age")
+        flow.source("rows", ROWS).select("left", "id", "n").join("out", people, on=["id"])
+        job = nosync.Job(flow, store, spark=spark, shards=SHARDS)
+        for t in range(2):
+            there = spark.range(-40, 40).selectExpr(f"id % 7 + {t} AS age", "id AS person")
+            job.advance(t, {"people": there, "rows": given(spark, t)})
+        assert store.read("out").num_rows > 100
+
+    assert same_by_both_ways(open_store, monkeypatch, run) >= SHARDS * 3 * 2
+    assert len(exchanges) == 1
+
+
+def test_flows_with_loops_are_shuffled(spark: SparkSession, open_store: OpenStore, exchanges: list[int]) -> None:
+    """Each of their rounds is a Spark job, and would write the files again."""
+    flow = nosync.Dataflow("f")
+    roots = flow.source("roots", "node bigint")
+    roots.iterate("up", lambda v: v.select("more", "node + 1 AS node").where("few", "node < 5"))
+    store = open_store()
+    job = nosync.Job(flow, store, spark=spark, shards=SHARDS)
+    for t in range(2):
+        job.advance(t, {"roots": spark.createDataFrame([(t,)], "node bigint")})
+    assert sorted(store.read("up").column("node").to_pylist()) == [0, 1, 2, 3, 4]
+    assert exchanges == []
+
+
 @pytest.mark.parametrize(
     "key", ["", *[column.split()[0] for column in WIDE.split(", ") if column[0] not in "fd"], "day"]
 )
