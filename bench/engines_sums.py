@@ -100,7 +100,7 @@ def run(scale: str) -> Iterator[Result]:
         ratio = Samples([theirs / mine for mine, theirs in zip(ours.seconds, floor.seconds, strict=True)])
         yield Result(
             f"epochs of {rows:,} rows, {KEYS:,} keys", "nosync", rows / ours.median, "rows/s",
-            "identity job: the same shuffle and Python hop, no state", rows / floor.median, ratio.median, ">= 0.8",
+            "identity job: Spark's shuffle and a Python hop, no state", rows / floor.median, ratio.median, ">= 0.8",
             ratio.median >= 0.8, ratio.spread, len(ratio.seconds),
         )  # fmt: skip
     for name, rows, goal, theirs in streamed:
