@@ -23,10 +23,10 @@ from nosync.lsm.hashing import U32
 _SAMPLE_ROWS = 1024
 _FEW_SHARE = 0.85
 _STRIDE = 2654435761
+"""A prime, so that no pattern of rows follows it."""
 _DIGITS = 76
 """Of the widest decimal."""
 _TOO_LARGE = 2.0**63
-"""A prime, so that no pattern of rows follows it."""
 SUM, MIN, MAX = "sum", "min", "max"
 
 
