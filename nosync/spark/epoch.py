@@ -54,7 +54,7 @@ from nosync.spark.expressions import for_tasks, hash_of, jvm_rows, place_of, quo
 from nosync.spark.files import files_to_scan
 from nosync.spark.fused import Given, given_rows
 from nosync.spark.handover import ArrowFunction, Handover, handover, selected
-from nosync.spark.session import conf_set, in_own_zone, session_settings, turn_of
+from nosync.spark.session import conf_set, in_own_zone, session_settings, turn_of, workers_of_queries
 from nosync.spark.task_errors import task_errors
 from nosync.spark.worker import task_in_worker
 
@@ -314,7 +314,8 @@ class _EpochJob:
                 yield from batch.column(0).to_pylist()
 
         shards = self._shards
-        return _partitions(context, shards * len(works)).mapPartitionsWithIndex(run).collect()
+        with workers_of_queries(self._spark):
+            return _partitions(context, shards * len(works)).mapPartitionsWithIndex(run).collect()
 
     def _emissions(self, segment: Segment) -> list[Emission]:
         """What leaves the segment."""

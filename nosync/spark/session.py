@@ -20,6 +20,11 @@ ARROW_BATCH_ROWS = "1000000"
 ARROW_BATCH_BYTES = 64 << 20
 _NO_LIMIT = str(2**31 - 1)
 _ZONE = "spark.sql.session.timeZone"
+_ENVIRONMENT_OF_QUERIES = {
+    "SPARK_SIMPLIFIED_TRACEBACK": "spark.sql.execution.pyspark.udf.simplifiedTraceback.enabled",
+    "SPARK_HIDE_TRACEBACK": "spark.sql.execution.pyspark.udf.hideTraceback.enabled",
+}
+"""What Spark adds to the environment of Python workers of a query, and the settings of the session that ask for it."""
 _MOST_ROWS, _MOST_BYTES = (f"spark.sql.execution.arrow.max{what}PerBatch" for what in ("Records", "Bytes"))
 
 
@@ -145,6 +150,26 @@ def conf_set(spark: SparkSession, settings: Mapping[str, str]) -> Iterator[None]
                 spark.conf.unset(name)
             else:
                 spark.conf.set(name, old)
+
+
+@contextlib.contextmanager
+def workers_of_queries(spark: SparkSession) -> Iterator[None]:
+    """RDDs that are run meanwhile have their tasks in the Python workers that queries of the session have theirs in.
+
+    Spark starts others for each environment, so that a job of both would keep what it needs in memory twice.
+    """
+    environment = spark.sparkContext.environment
+    added = {
+        name: "1"
+        for name, setting in _ENVIRONMENT_OF_QUERIES.items()
+        if name not in environment and spark.conf.get(setting) == "true"
+    }
+    environment.update(added)
+    try:
+        yield
+    finally:
+        for name in added:
+            environment.pop(name, None)
 
 
 _turns: dict[str, threading.RLock] = {}
