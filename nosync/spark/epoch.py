@@ -54,7 +54,16 @@ from nosync.spark.expressions import for_tasks, hash_of, jvm_rows, place_of, quo
 from nosync.spark.files import files_to_scan
 from nosync.spark.fused import Given, given_rows
 from nosync.spark.handover import ArrowFunction, Handover, handover, selected
-from nosync.spark.session import conf_set, in_own_zone, session_settings, turn_of, workers_of_queries
+from nosync.spark.session import (
+    EXCHANGE_ENABLED,
+    SCAN_ENABLED,
+    conf_set,
+    in_own_zone,
+    is_enabled,
+    session_settings,
+    turn_of,
+    workers_of_queries,
+)
 from nosync.spark.task_errors import task_errors
 from nosync.spark.worker import task_in_worker
 
@@ -111,11 +120,13 @@ def run_epochs(
     if plans[0].compute is None and all(source.name in inputs for source in flow.sources):
         flow = flow.fused
     with task_errors(), turn_of(spark):
+        may_scan = is_enabled(spark, SCAN_ENABLED) and may_scan
+        exchanges = exchanges if is_enabled(spark, EXCHANGE_ENABLED) else None
         planned = {name: in_own_zone(frame) for name, frame in inputs.items()}
         files = files_to_scan(flow, plans[0].shards, inputs) if may_scan and len(plans) == 1 else {}
         over = handover(spark, flow, {} if files else inputs, has_wide_rows=has_wide_rows)
-        may_exchange = exchanges is not None and not files and exchanges.is_next_by_files(spark)
-        run = _EpochRun(_Work(spark, flow, plans, planned, over, files, exchanges if may_exchange else None))
+        by_files = exchanges if exchanges is not None and not files and exchanges.is_next_by_files(spark) else None
+        run = _EpochRun(_Work(spark, flow, plans, planned, over, files, by_files))
         with settings_for_epochs(spark, over):
             for loop in flow.loops.values():
                 run.loop(loop)

@@ -20,6 +20,10 @@ ARROW_BATCH_ROWS = "1000000"
 ARROW_BATCH_BYTES = 64 << 20
 _NO_LIMIT = str(2**31 - 1)
 _ZONE = "spark.sql.session.timeZone"
+SCAN_ENABLED = "spark.nosync.scan.enabled"
+"""Setting of a session: whether tasks may read an epoch's files themselves (nosync.scan)."""
+EXCHANGE_ENABLED = "spark.nosync.exchange.enabled"
+"""Setting of a session: whether rows may go to their shards by files in the place of Spark's shuffle (nosync.exchange)."""
 _ENVIRONMENT_OF_QUERIES = {
     "SPARK_SIMPLIFIED_TRACEBACK": "spark.sql.execution.pyspark.udf.simplifiedTraceback.enabled",
     "SPARK_HIDE_TRACEBACK": "spark.sql.execution.pyspark.udf.hideTraceback.enabled",
@@ -150,6 +154,14 @@ def conf_set(spark: SparkSession, settings: Mapping[str, str]) -> Iterator[None]
                 spark.conf.unset(name)
             else:
                 spark.conf.set(name, old)
+
+
+def is_enabled(spark: SparkSession, setting: str) -> bool:
+    """What a setting of ours says, which is true where it says nothing. Raises FlowError where it says something else."""
+    value = str(spark.conf.get(setting, "true"))
+    if value.lower() not in ("true", "false"):
+        raise FlowError(f"{setting} is {value!r}, expected true or false: set or unset it with spark.conf")
+    return value.lower() == "true"
 
 
 @contextlib.contextmanager

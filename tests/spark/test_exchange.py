@@ -11,7 +11,7 @@ import pyarrow as pa
 import pytest
 
 import nosync
-from nosync.lsm.errors import StageError, StorageError
+from nosync.lsm.errors import FlowError, StageError, StorageError
 from tests.conftest import OpenStore
 from tests.spark.rows_by_two_ways import FLOWS, ROWS, SHARDS, WIDE, by_id, job_of, joined, rows_of, wide_rows
 from tests.spark.test_batches import digests
@@ -238,6 +238,22 @@ def test_files_are_for_tasks_of_one_machine(master: str, is_local: bool) -> None
     assert exchanges.is_next_by_files(Session) is is_local  # type: ignore[arg-type]
     exchanges.note_rows(LEAST_ROWS - 1)
     assert not exchanges.is_next_by_files(Session)  # type: ignore[arg-type]
+
+
+def test_a_setting_of_the_session_keeps_the_shuffle(
+    spark: SparkSession, open_store: OpenStore, exchanges: list[int]
+) -> None:
+    from nosync.spark.session import conf_set
+
+    setting = "spark.nosync.exchange.enabled"
+    job = job_of(by_id, spark, open_store())
+    for t, value in enumerate(["true", "FALSE", "true"]):
+        with conf_set(spark, {setting: value}):
+            job.advance(t, {"rows": given(spark, t)})
+    assert exchanges == [3]  # of the last one; the first never goes by files
+    with conf_set(spark, {setting: "maybe"}), pytest.raises(FlowError, match=f"{setting} is 'maybe', expected true"):
+        job.advance(3, {"rows": given(spark, 3)})
+    job.advance(3, {"rows": given(spark, 3)})
 
 
 def test_a_row_with_much_text_is_counted_by_files_as_well(

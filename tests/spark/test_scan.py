@@ -88,6 +88,18 @@ def test_layers_are_the_same_as_when_the_jvm_reads_the_files(
     assert len(found[0]) >= SHARDS * 2 * 2
 
 
+def test_a_setting_of_the_session_has_the_jvm_read_the_files(
+    spark: SparkSession, open_store: OpenStore, scans: list[bool], tmp_path: Path
+) -> None:
+    from nosync.spark.session import conf_set
+
+    job = job_of(by_id, spark, open_store())
+    for t, value in enumerate(["true", "false", "true"]):
+        with conf_set(spark, {"spark.nosync.scan.enabled": value}):
+            advanced(job, spark, tmp_path, ["rows"], t, by_jvm=False)
+    assert scans == [True, True]  # it is not even asked what could be scanned in the second one
+
+
 @pytest.mark.parametrize(
     "key", ["", *[column.split()[0] for column in WIDE.split(", ") if column[0] not in "fd"], "day"]
 )
