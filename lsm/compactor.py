@@ -5,14 +5,16 @@ Invariants
 - An input's file is deleted a grace period later, for processes that have listed but not yet opened it.
 - What the catalog lists is never deleted.
 - One merge runs at a time; between any two steps it can be abandoned.
+- What layers were given up, or are not needed any more, no merge that had begun before brings back: `paused`, and `Owner.replace`.
 - A trace is looked at again only when something of it changed since: `touch`.
 """
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -20,7 +22,7 @@ from nosync.lsm.catalog import Record
 from nosync.lsm.directory import LayerDirectory
 from nosync.lsm.env import Env, storage_errors
 from nosync.lsm.errors import CorruptionError, NosyncError, StorageError, described
-from nosync.lsm.layer import LayerId, TraceId
+from nosync.lsm.layer import Digest, LayerId, TraceId
 from nosync.lsm.merge import Candidate, Merge, choose_merge, is_behind
 from nosync.lsm.merge_process import OUT_OF_THE_WAY, MergeProcess
 from nosync.lsm.reader import LayerReader
@@ -63,8 +65,8 @@ class Owner(Protocol):
     def sealed_chains(self, trace: TraceId) -> list[Chain]:
         """The stretches of a trace whose layers may be merged: durable, sealed, contiguous."""
 
-    def replace(self, merged: Record, inputs: Sequence[LayerId]) -> bool:
-        """Makes the merged layer stand for its inputs, atomically. False: it is gone, and they stay."""
+    def replace(self, merged: Record, inputs: Mapping[LayerId, Digest]) -> bool:
+        """Makes the merged layer stand for its inputs, atomically. False: it is gone, or they are not what was merged any more."""
 
     def recheck(self, ids: Sequence[LayerId]) -> list[NosyncError]:
         """Verifies layers and quarantines the bad ones."""
@@ -82,6 +84,9 @@ class Compactor:
         self._not_before_s: dict[TraceId, float] = {}
         self._env = owner.directory.env
         self._one_merge = threading.Lock()
+        self._has_turn: int | None = None  # the thread that merges, or lets nobody merge
+        self._pausing, self._abandoned = threading.Lock(), threading.Event()
+        self._making: LayerId | None = None
         self._out_of_the_way, self._in_a_hurry = MergeProcess(OUT_OF_THE_WAY), MergeProcess()
         self._lock = threading.Lock()
         self._garbage: dict[LayerId, float] = {}
@@ -93,6 +98,30 @@ class Compactor:
         with self._lock:
             self._touched.update(found)
 
+    @contextlib.contextmanager
+    def paused(self) -> Iterator[None]:
+        """No merge runs meanwhile. One that had begun is abandoned, and begins again with what is there then."""
+        if self._has_turn == threading.get_ident():  # between two merges of this thread's, or in another pause
+            yield
+            return
+        with self._pausing:
+            self._abandoned.set()
+            try:
+                with self._turn():
+                    self._abandoned.clear()
+                    yield
+            finally:
+                self._abandoned.clear()
+
+    @contextlib.contextmanager
+    def _turn(self) -> Iterator[None]:
+        with self._one_merge:
+            self._has_turn = threading.get_ident()
+            try:
+                yield
+            finally:
+                self._has_turn = None
+
     def merge_once(self, stop: Callable[[], bool], *, whole: bool = False, stage: str | None = None) -> bool:
         """Does the next merge that the policy asks for, or with `whole` merges a trace into one layer.
 
@@ -100,7 +129,9 @@ class Compactor:
         being merged. With `whole`, when nothing else is left to do, raises what kept one from being merged.
         """
         errors: list[Exception] = []
-        with self._one_merge:
+        with self._pausing:
+            pass  # whoever pauses comes first
+        with self._turn():
             now_s = self._env.monotonic_s()
             if whole:
                 traces = [trace for trace in self._owner.durable_traces() if stage is None or trace.stage == stage]
@@ -130,7 +161,7 @@ class Compactor:
         self._problems[_problem_of(trace)] = described(error)
 
     def _merge(self, trace: TraceId, stop: Callable[[], bool], *, whole: bool) -> bool | None:
-        """Whether a trace's next merge was done, or `stop()` came before. None: there is none to do."""
+        """Whether a trace's next merge was done, or abandoned for a pause; not if `stop()` came before. None: there is none to do."""
         with self._lock:
             self._touched.discard(trace)
         chains = self._owner.sealed_chains(trace)
@@ -138,17 +169,26 @@ class Compactor:
         if merge is None:
             return None
         self.touch([trace])  # there may be another one after it
-        inputs = [layer.id for layer in merge.layers]
+        inputs = {layer.id: layer.digest for layer in merge.layers}
+        self._making, is_stopped = merge.id, False
+
+        def stop_or_pause() -> bool:
+            nonlocal is_stopped
+            is_stopped = stop()
+            return is_stopped or self._abandoned.is_set()
+
         try:
-            done = self._carry_out(merge, stop, waited_for=whole)
+            done = self._carry_out(merge, stop_or_pause, waited_for=whole)
+            if done is None:
+                return not is_stopped
+            if self._owner.replace(Record(done.id, done.digest, done.rows, done.size_bytes), inputs):
+                self.discard(list(inputs))
         except CorruptionError:
-            if not self._owner.recheck(inputs):
+            if not self._owner.recheck(list(inputs)):
                 raise  # on disk they are whole: what was mapped, or what was written, is not
             return None
-        if done is None:
-            return False
-        if self._owner.replace(Record(done.id, done.digest, done.rows, done.size_bytes), inputs):
-            self.discard(inputs)
+        finally:
+            self._making = None
         return True
 
     def _carry_out(self, merge: Merge, stop: Callable[[], bool], *, waited_for: bool) -> Published | None:
@@ -185,7 +225,7 @@ class Compactor:
 
     def close(self) -> None:
         """Ends the processes that merged. Nothing merges any more."""
-        with self._one_merge:
+        with self._turn():
             self._out_of_the_way.close()
             self._in_a_hurry.close()
 
@@ -236,6 +276,10 @@ class Compactor:
         """Layers whose files are there only for readers that are about to open them."""
         with self._lock:
             return set(self._garbage)
+
+    def is_made(self, id: LayerId) -> bool:
+        """Whether a merge writes this layer now: it counts when it replaces its inputs, and not as soon as its file is there."""
+        return id == self._making
 
     def discard(self, ids: Sequence[LayerId], *, grace: bool = True) -> None:
         """Their files go with `collect_garbage`, a grace period later or the next time."""

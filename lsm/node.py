@@ -40,7 +40,7 @@ from nosync.lsm.errors import (
 )
 from nosync.lsm.fence import old_instances
 from nosync.lsm.giving_up import built_upon
-from nosync.lsm.layer import Description, LayerId, TraceId
+from nosync.lsm.layer import Description, Digest, LayerId, TraceId
 from nosync.lsm.ledger import HasLedger, Ledger, gap_text, to_look_at
 from nosync.lsm.letting_go import LettingGo, told_before
 from nosync.lsm.listing import Listing
@@ -180,18 +180,23 @@ class Node(HasLedger):
         self._drop_covered()
         self._prune()  # of a branch that was deleted just before a crash
 
-    def _drop_covered(self) -> None:
-        """What a merged layer stands for, where a crash came between its publishing and the edit that replaces its inputs."""
+    def _drop_covered(self, traces: Iterable[TraceId] | None = None) -> None:
+        """What a merged layer stands for, where a crash, or an edit of the catalog that failed, came between its publishing and
+        the edit that replaces its inputs. `traces`: None: all.
+        """
         frontier = self.since()
         with self._lock:
-            known = {trace: list(records) for trace, records in self._records.items()}
+            wanted = list(self._records) if traces is None else [trace for trace in traces if trace in self._records]
+            known = {trace: list(self._records[trace]) for trace in wanted}
         for trace, there in known.items():
             merged = [d for d in there if not LayerId(trace, d).is_fresh and d.since <= frontier]
             # Of two that stand for each other, as where history was compacted further, the one with more of it stays.
             covered = [d for d in there if any(m.covers(d) and not (d.covers(m) and d <= m) for m in merged)]
             if covered:
                 ids = [LayerId(trace, d) for d in covered]
-                self._edit((), ids)
+                with self._lock:
+                    self._edit((), ids)
+                    self._tell((), ids)
                 self.safety.something_changed()
                 self._compactor.discard(ids)
 
@@ -341,17 +346,18 @@ class Node(HasLedger):
                 known = self._records.get(trace, {})
                 new.update(LayerId(trace, d) for d in there if d not in known)
                 gone.update(LayerId(trace, d) for d in known.keys() - set(there))
-            self.new.note(sorted(new - self._compactor.garbage()) if new else ())
+            new = {id for id in new - self._compactor.garbage() if not self._compactor.is_made(id)} if new else new
+            self.new.note(sorted(new))
         for id in sorted(gone):
             if not self.ledger.exists(id):
                 self._lose(id, "its file is gone")
 
     def learn(self) -> None:
         """Takes notice of epochs that other processes sealed, and of branches that other nodes made or dropped."""
-        learned, archives, log_changed = self.lines.refresh()
-        if learned or log_changed:
-            self._read_pins()  # before `since` follows what was sealed
-        with self._lock:
+        with self._lock:  # `since`, which asks for it, follows what was sealed, so no merge may ask before pins are read
+            learned, archives, log_changed = self.lines.refresh()
+            if learned or log_changed:
+                self._read_pins()
             self.small.note([*(manifest.path for manifest in learned), *(archive.path for archive in archives)])
             self._look_beside = self._look_beside or bool(archives)
             self.safety.learned(learned)
@@ -450,6 +456,7 @@ class Node(HasLedger):
         with self._lock:  # listeners are told in the order of the edits, or one that came late would be of what is gone
             self._edit(add, remove)
             self._tell(add, remove)
+        self._drop_covered({record.id.trace for record in add if not record.id.is_fresh})
         self._may_merge({record.id.trace for record in add})
 
     def _may_merge(self, traces: Iterable[TraceId] | None = None) -> None:
@@ -503,14 +510,13 @@ class Node(HasLedger):
         self._tell((), [id])
 
     def _quarantine(self, id: LayerId, error: NosyncError) -> None:
-        path = self.directory.path_of(id)
-        self._quarantine_file(path, ".".join(id.path.parts[:3]), error)
+        self._quarantine_file(self.directory.path_of(id), ".".join(id.path.parts[:3]), error)
         self._lose(id, "its file was quarantined")
 
     def _quarantine_file(self, path: Path, prefix: str, error: NosyncError) -> None:
         target = self.directory.root / QUARANTINE / f"{prefix}.{path.name}.{self._env.token()}"
         log.warning("quarantined as %s: %s", target, error)
-        with storage_errors("quarantine", path):
+        with storage_errors("quarantine", path), suppress(FileNotFoundError):  # what is gone does no harm either
             self._env.make_dirs(target.parent)
             self._env.replace(path, target)
 
@@ -518,12 +524,14 @@ class Node(HasLedger):
         """What others hold other contents of, which count: ours go to quarantine with all that was built upon them, and theirs
         are fetched as anything lost is.
         """
-        layers, files = built_upon(small := list(small), self.directory, self.lines)
-        for id in sorted({*ids, *layers}):
-            self._quarantine(id, NosyncError(f"{id}: another node's contents count"))
-        for path in sorted({*small, *files}):
-            error = NosyncError(f"{path}: another node's contents count")
-            self._quarantine_file(self.directory.root / path, ".".join(path.parts[:-1]), error)
+        with self._compactor.paused():  # or a merge of ours that ends later would cover theirs
+            layers, files = built_upon(small := list(small), self.directory, self.lines)
+            # Manifests first: what an interruption leaves is layers that nothing lists, and no epochs without theirs.
+            for path in sorted({*small, *files}):
+                error = NosyncError(f"{path}: another node's contents count")
+                self._quarantine_file(self.directory.root / path, ".".join(path.parts[:-1]), error)
+            for id in sorted({*ids, *layers}):
+                self._quarantine(id, NosyncError(f"{id}: another node's contents count"))
         gone = self.small.forget_gone()
         self.lines.reload()
         self.safety.something_changed()
@@ -739,8 +747,9 @@ class Node(HasLedger):
                 chains.append(Chain(ids[low:high], bottom and low == 0, since))
         return chains
 
-    def replace(self, merged: Record, inputs: Sequence[LayerId]) -> bool:
-        """One version edit: the merged layer, whose file is durable, stands for its inputs from now on. False: it is gone.
+    def replace(self, merged: Record, inputs: Mapping[LayerId, Digest]) -> bool:
+        """One version edit: the merged layer, whose file is durable, stands for its inputs from now on. False: it is gone, or
+        what was merged was let go of, or given up, meanwhile; then it goes as well.
 
         A scan that saw its file before this may take it for obsolete: a layer that is rewritten alone, because `since` moved on,
         covers what the merged one covers.
@@ -750,8 +759,16 @@ class Node(HasLedger):
             self._compactor.keep([merged.id])
             if not self.ledger.exists(merged.id):
                 return False
-            self._edit([merged], inputs)
-            self._tell([merged], inputs)
+            there = self._records.get(merged.id.trace, {})
+            already = there.get(merged.id.description)  # a peer that merged the same may have sent it
+            if already is None or already.digest != merged.digest:
+                found = {id: there.get(id.description) for id in inputs}
+                if any(record is None or record.digest != inputs[id] for id, record in found.items()):
+                    self._compactor.discard([merged.id], grace=False)
+                    return False
+            left = [id for id in inputs if id.description in there]
+            self._edit([merged], left)
+            self._tell([merged], left)
         self._may_merge([merged.id.trace])
         return True
 
@@ -845,9 +862,10 @@ class Node(HasLedger):
 
     def _prune(self) -> int:
         dropped: list[LayerId] = []
-        for trace, until in self.lines.prune().items():
-            dropped += [LayerId(trace, d) for d in self.directory.descriptions(trace) if d.lower >= until]
-        self.forget(dropped, grace=False)  # no branch reads them, and the next epochs may have layers of these names
+        with self._compactor.paused():
+            for trace, until in self.lines.prune().items():
+                dropped += [LayerId(trace, d) for d in self.directory.descriptions(trace) if d.lower >= until]
+            self.forget(dropped, grace=False)  # no branch reads them, and the next epochs may have layers of these names
         self._compactor.collect_garbage()
         self.small.note(self.small.listed())  # what is left of an archive has files of its own again
         self._tell_gone_files()
