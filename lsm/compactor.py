@@ -5,7 +5,7 @@ Invariants
 - An input's file is deleted a grace period later, for processes that have listed but not yet opened it.
 - What the catalog lists is never deleted.
 - One merge runs at a time; between any two steps it can be abandoned.
-- What layers were given up, or are not needed any more, no merge that had begun before brings back: `paused`, and `Owner.replace`.
+- Layers that were given up, or are not needed any more, no merge that had begun before brings back: `paused`, `Owner.replace`.
 - A trace is looked at again only when something of it changed since: `touch`.
 """
 
@@ -66,7 +66,7 @@ class Owner(Protocol):
         """The stretches of a trace whose layers may be merged: durable, sealed, contiguous."""
 
     def replace(self, merged: Record, inputs: Mapping[LayerId, Digest]) -> bool:
-        """Makes the merged layer stand for its inputs, atomically. False: it is gone, or they are not what was merged any more."""
+        """Makes the merged layer stand for its inputs, atomically. False: it is gone, or they are not what was merged."""
 
     def recheck(self, ids: Sequence[LayerId]) -> list[NosyncError]:
         """Verifies layers and quarantines the bad ones."""
@@ -91,6 +91,7 @@ class Compactor:
         self._lock = threading.Lock()
         self._garbage: dict[LayerId, float] = {}
         self._touched: set[TraceId] = set()
+        self._queue: list[TraceId] = []  # of those the ones still to be looked at, the next one last
 
     def touch(self, traces: Iterable[TraceId] | None = None) -> None:
         """Something about these traces changed (None: about all of them), so that there may be a merge to do."""
@@ -132,13 +133,10 @@ class Compactor:
         with self._pausing:
             pass  # whoever pauses comes first
         with self._turn():
-            now_s = self._env.monotonic_s()
+            traces = self._next_touched()
             if whole:
-                traces = [trace for trace in self._owner.durable_traces() if stage is None or trace.stage == stage]
-            else:
-                with self._lock:
-                    traces = [trace for trace in self._touched if self._not_before_s.get(trace, now_s) <= now_s]
-            for trace in sorted(traces):
+                traces = iter(sorted(t for t in self._owner.durable_traces() if stage is None or t.stage == stage))
+            for trace in traces:
                 try:
                     done = self._merge(trace, stop, whole=whole)
                 except Exception as error:  # noqa: BLE001 - whatever it is, other traces are merged, and it is told of
@@ -153,6 +151,21 @@ class Compactor:
             raise errors[0]
         return False
 
+    def _next_touched(self) -> Iterator[TraceId]:
+        """Traces to look at, in order as far as they were known when the first of them was; there may be thousands for each merge."""
+        while True:
+            now_s = self._env.monotonic_s()
+            with self._lock:
+                if not self._queue:
+                    ready = [trace for trace in self._touched if self._not_before_s.get(trace, now_s) <= now_s]
+                    self._queue = sorted(ready, reverse=True)
+                if not self._queue:
+                    return
+                trace = self._queue.pop()
+                is_next = trace in self._touched and self._not_before_s.get(trace, now_s) <= now_s
+            if is_next:
+                yield trace
+
     def _failed(self, trace: TraceId, error: Exception) -> None:
         self._not_before_s[trace] = self._env.monotonic_s() + RETRY_S
         self.touch([trace])
@@ -161,7 +174,7 @@ class Compactor:
         self._problems[_problem_of(trace)] = described(error)
 
     def _merge(self, trace: TraceId, stop: Callable[[], bool], *, whole: bool) -> bool | None:
-        """Whether a trace's next merge was done, or abandoned for a pause; not if `stop()` came before. None: there is none to do."""
+        """Whether a merge was done, or abandoned for a pause; not where `stop()` came. None: there is none to do."""
         with self._lock:
             self._touched.discard(trace)
         chains = self._owner.sealed_chains(trace)

@@ -19,11 +19,11 @@ from nosync.lsm.directory import MANIFESTS
 from nosync.lsm.env import Env, storage_errors
 from nosync.lsm.errors import CorruptionError, InvalidInputError
 from nosync.lsm.history import History
-from nosync.lsm.layer import Shard, TraceId, check_name
+from nosync.lsm.layer import TraceId, check_name
 from nosync.lsm.manifest import Histories, Manifest, publish_manifest
 from nosync.lsm.sealed import Sealed, list_line, read_manifest, read_sealed
 from nosync.lsm.sealed_json import sync_published
-from nosync.lsm.timestamp import Epoch, Time
+from nosync.lsm.timestamp import END_OF_TIME, Epoch, Time
 
 
 class Lines:
@@ -38,7 +38,7 @@ class Lines:
         self._histories: dict[str, Histories] = {}
         self._origins: dict[TraceId, set[Time]] = {}
         self._sealed_until: dict[TraceId, Time] = {}
-        self._first_origins: dict[tuple[str, Shard], Time | None] = {}
+        self._first_origins: dict[tuple[object, ...], Time] | None = None
         self._newest: list[Epoch] | None = None
         self._stretches: dict[tuple[str, str, int], set[tuple[Time, Time]]] | None = None
         kept = self.refs.kept_until()
@@ -64,7 +64,7 @@ class Lines:
     def _learn(self, line: str, piece: Run | Manifest) -> None:
         """What epochs say of their traces; those before are known."""
         self._newest = self._stretches = None
-        self._first_origins = {}
+        self._first_origins = None
         listed = [*piece.traces()]
         self._histories[line].add(piece.begin, listed)
         for trace, origin in listed:
@@ -201,17 +201,16 @@ class Lines:
         """Where the first trace begins in which values of a trace's keys may be: any of the stage, or where the caller places
         keys any of the shard.
         """
-
-        def shares_keys(other: TraceId) -> bool:
-            placed = bool(trace.shard.count or other.shard.count)
-            return other.stage == trace.stage and (placed or other.shard == trace.shard)
-
         with self._lock:
-            at = trace.stage, trace.shard
-            if at not in self._first_origins:
-                found = (min(origins) for other, origins in self._origins.items() if shares_keys(other))
-                self._first_origins[at] = min(found, default=None)
-            return self._first_origins[at]
+            if self._first_origins is None:  # of all traces at once: there may be as many as stages have shards
+                self._first_origins = {}
+                for other, origins in self._origins.items():
+                    # By stage; by stage, of those whose keys are placed by their hash; and by shard.
+                    for at in ((other.stage,), (other.stage, bool(other.shard.count) or other.shard)):
+                        self._first_origins[at] = min(*origins, self._first_origins.get(at, END_OF_TIME))
+            of_stage: list[tuple[object, ...]] = [(trace.stage,)]
+            wanted = of_stage if trace.shard.count else [(trace.stage, True), (trace.stage, trace.shard)]
+            return min((self._first_origins[at] for at in wanted if at in self._first_origins), default=None)
 
     def sealed_until(self, trace: TraceId) -> Time:
         """The end of the newest epoch whose manifest lists the trace; zero where none does."""

@@ -354,7 +354,9 @@ class Node(HasLedger):
 
     def learn(self) -> None:
         """Takes notice of epochs that other processes sealed, and of branches that other nodes made or dropped."""
-        with self._lock:  # `since`, which asks for it, follows what was sealed, so no merge may ask before pins are read
+        with (
+            self._lock
+        ):  # `since`, which asks for it, follows what was sealed, so no merge may ask before pins are read
             learned, archives, log_changed = self.lines.refresh()
             if learned or log_changed:
                 self._read_pins()
@@ -865,7 +867,8 @@ class Node(HasLedger):
         with self._compactor.paused():
             for trace, until in self.lines.prune().items():
                 dropped += [LayerId(trace, d) for d in self.directory.descriptions(trace) if d.lower >= until]
-            self.forget(dropped, grace=False)  # no branch reads them, and the next epochs may have layers of these names
+            # No branch reads them, and the next epochs may have layers of these names.
+            self.forget(dropped, grace=False)
         self._compactor.collect_garbage()
         self.small.note(self.small.listed())  # what is left of an archive has files of its own again
         self._tell_gone_files()

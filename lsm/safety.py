@@ -22,6 +22,7 @@ from nosync.lsm.lines import Lines
 from nosync.lsm.manifest import Entry, Manifest
 from nosync.lsm.release import NOTHING, policies
 from nosync.lsm.roles import Listener
+from nosync.lsm.sealed import Sealed
 from nosync.lsm.small_files import SmallFiles
 from nosync.lsm.status import StageProgress
 from nosync.lsm.timestamp import Epoch
@@ -81,7 +82,8 @@ class Safety:
         with self._lock:
             if first is None or last is None:
                 return None
-            safe = max(self._known.get(line, Epoch(first - 1)), min(self._floor(line), last))
+            safe = max(self._known.get(line, Epoch(first - 1)), min(self._told(line), last))
+            safe = max(safe, self._safe_elsewhere(manifests, line, safe))
             if safe < last:
                 safe = safe_from(manifests, safe, self._is_safe_run, self._is_safe_epoch)
             if safe not in manifests:
@@ -98,10 +100,20 @@ class Safety:
         with self._lock:
             return {line: t for line, t in self._written.items() if t > NOTHING}
 
-    def _floor(self, line: str) -> Epoch:
-        """The safe point that was told last, here or by a peer; -1 where none was."""
-        listener = self._holder.listener
-        return max(self._told(line), NOTHING if listener is None else listener.safe_elsewhere(line))
+    def _safe_elsewhere(self, manifests: Sealed, line: str, safe: Epoch) -> Epoch:
+        """The safe point that a peer told, or `safe` if that is larger: up to the last epoch whose manifest could be compared
+        with the peer's. One that was sealed here just now may be of another history than the peer's.
+        """
+        listener, last = self._holder.listener, manifests.last
+        if listener is None or last is None:
+            return safe
+        reached = min(listener.safe_elsewhere(line), last)
+        while reached > safe:
+            manifest = manifests.get(reached)
+            if manifest is not None and listener.copies_of_file(manifest.path) > 0:
+                break
+            reached = Epoch(reached - 1)
+        return max(safe, reached)
 
     def _told(self, line: str) -> Epoch:
         if line not in self._written:

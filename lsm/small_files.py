@@ -94,7 +94,8 @@ class SmallFiles:
                     synced.append(path)
             except NosyncError as error:
                 failed[path] = error
-        for directory in sorted({parent for path in synced for parent in list(path.parents)[:-1]}):
+        # The data directory too: `branches`, `jobs` and the like are made when there is something to put into them.
+        for directory in sorted({parent for path in synced for parent in path.parents}):
             try:
                 with storage_errors("sync", self._root / directory):
                     self._sync_directory(directory)

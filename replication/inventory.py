@@ -27,6 +27,8 @@ from nosync.lsm.timestamp import MAX_EPOCH, Time, end_of, pack
 NodeId = NewType("NodeId", str)
 LAYERS = "layers"
 EPOCHS_OF_GROUP = 1000
+_NAMES_KEPT = 1 << 15
+"""Of names, what they say: enough for what is looked at again and again; with all that ever came a daemon would only grow."""
 _HASH_BITS = 128
 
 
@@ -39,20 +41,20 @@ class Held:
     size_bytes: int = 0
 
 
-@functools.lru_cache(maxsize=1 << 18)
+@functools.lru_cache(maxsize=_NAMES_KEPT)
 def layer_of(name: str) -> LayerId | None:
     """The layer that a file is; None for a manifest, an archive or another small file."""
     prefix, _, rest = name.partition("/")
     return parse_path(PurePosixPath(rest)) if prefix == LAYERS else None
 
 
-@functools.lru_cache(maxsize=1 << 18)
+@functools.lru_cache(maxsize=_NAMES_KEPT)
 def place_of(name: str) -> str:
     """The directory of a layer's trace, relative to that of all layers; of another file its own path."""
     return name[len(LAYERS) + 1 :].rpartition("/")[0] if name.startswith(f"{LAYERS}/") else name
 
 
-@functools.lru_cache(maxsize=1 << 18)
+@functools.lru_cache(maxsize=_NAMES_KEPT)
 def epochs_of(name: str) -> tuple[str, int, int] | None:
     """Of a manifest or an archive of manifests: its line's directory, and its first and last epoch. None for another file."""
     directory, _, last = name.rpartition("/")
@@ -279,7 +281,7 @@ def _missing_layers(mine: Mapping[Description, str], theirs: Mapping[Description
     return [theirs[d] for d in sorted(chosen)]
 
 
-@functools.lru_cache(maxsize=1 << 18)
+@functools.lru_cache(maxsize=_NAMES_KEPT)
 def _order(name: str) -> tuple[int, int, str]:
     id = layer_of(name)
     if id is not None:

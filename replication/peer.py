@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from nosync.replication.divergence import Divergence
@@ -60,14 +60,35 @@ class Peer:
     """Until then nothing goes to it unasked."""
     conflicts: dict[str, tuple[str, str]] = field(default_factory=dict)
     """Files of other contents there than here: our digest and theirs."""
-    diverged: Divergence = field(default_factory=Divergence)
-    """What of its files that makes another history."""
+    conflicts_at: dict[str, set[str]] = field(default_factory=dict)
+    """Their names by trace, or by themselves."""
+    found_diverged: Divergence | None = None
+    """What of its files they make another history, until they change."""
     is_known: bool = False
     """All that it holds was said in this session."""
     refused: str = ""
     """Why it is not talked to."""
     safe: dict[str, int] = field(default_factory=dict)
     """By line, the safe point that it told in this session."""
+
+    def is_of_another_history(self, name: str) -> bool:
+        """Whether a file that it holds is, or may be."""
+        if not self.conflicts:
+            return False
+        if self.found_diverged is None:
+            self.found_diverged = Divergence(self.conflicts)
+        return self.found_diverged.has(name)
+
+    def conflict_at(self, place: str, found: Mapping[str, tuple[str, str]]) -> None:
+        """Of one trace, or one other file, these are all."""
+        before = self.conflicts_at.pop(place, set())
+        for name in before:
+            del self.conflicts[name]
+        self.conflicts |= found
+        if found:
+            self.conflicts_at[place] = set(found)
+        if before != found.keys():
+            self.found_diverged = None
 
     def has_dropped(self, names: Iterable[str]) -> None:
         """It does not hold these: if it does again, they are other ones."""

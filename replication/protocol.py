@@ -29,7 +29,7 @@ from dataclasses import dataclass
 
 from nosync.lsm.directory import MANIFESTS
 from nosync.lsm.timestamp import Time, epoch_of
-from nosync.replication.divergence import Divergence, is_register
+from nosync.replication.divergence import is_register
 from nosync.replication.inventory import (
     Held,
     Inventory,
@@ -255,6 +255,7 @@ class Replica:
             effects.append(Close(session, f"nothing was heard for {SILENT_S} s"))
         if now_s - self._beat_s >= BEAT_S:
             self._measure_rates(now_s - self._beat_s)
+            self._again_s = {name: at_s for name, at_s in self._again_s.items() if at_s > now_s}
             self._beat_s = now_s
             self._weigh_backlog()
             for peer in self.peers.values():
@@ -358,6 +359,15 @@ class Replica:
             peer.session, peer.asked_s, peer.unknown = None, None, set()
             peer.fell_silent = self.now_s - peer.heard_s > SUSPECT_AFTER_S / 2
 
+    def part_came(self, session: SessionId) -> None:
+        """A part of a message came that needs several frames: the other side is alive, and still answers what was asked."""
+        if session in self._sessions:
+            self._heard_s[session] = self.now_s
+            peer = self._peer_of(session)
+            if peer is not None:
+                peer.heard_s = self.now_s
+                peer.asked_s = None if peer.asked_s is None else self.now_s
+
     def heard_from(self, session: SessionId, size_bytes: int) -> None:
         """A piece of a file came: the other side is alive."""
         if session in self._sessions:
@@ -438,7 +448,8 @@ class Replica:
     def _void(self, peer: Peer) -> None:
         """Nothing counts that a peer said of what it holds."""
         self._touched_of(peer, (held.name for held in peer.holds))
-        peer.holds, peer.todo, peer.unwanted, peer.conflicts, peer.diverged = Inventory(), {}, {}, {}, Divergence()
+        peer.holds, peer.todo, peer.unwanted = Inventory(), {}, {}
+        peer.conflicts, peer.conflicts_at, peer.found_diverged = {}, {}, None
         peer.todo_files, peer.queue = 0, []
 
     def _objection(self, hello: Hello) -> str:
@@ -638,17 +649,13 @@ class Replica:
 
     def _look_at(self, peer: Peer, place: str) -> None:
         """Makes `todo` anew for one trace, or one other file; and says where contents differ."""
-        before = {name for name in peer.conflicts if place_of(name) == place}
-        for name in before:
-            del peer.conflicts[name]
         layers = peer.holds.layers(place)
         names = [*layers.values(), *([place] if place in peer.holds else [])]
-        for name in names:
-            ours, theirs = self.mine.get(name), peer.holds.get(name)
-            if ours is not None and theirs is not None and ours.digest != theirs.digest:
-                peer.conflicts[name] = (ours.digest, theirs.digest)
-        if before != {name for name in names if name in peer.conflicts}:
-            peer.diverged = Divergence(peer.conflicts)
+        both = [(name, self.mine.get(name), peer.holds.get(name)) for name in names]
+        peer.conflict_at(
+            place,
+            {name: (ours.digest, its.digest) for name, ours, its in both if ours and its and ours.digest != its.digest},
+        )
         todo = []
         if layers:
             ours_and_coming = dict(self.mine.layers(place))
@@ -720,14 +727,14 @@ class Replica:
         id = layer_of(name)
         if not peer.is_known and not (is_register(name) or (id is not None and id.is_fresh)):
             return False
-        return not (peer.conflicts and peer.diverged.has(name))
+        return not peer.is_of_another_history(name)
 
     def _has_copy(self, peer: Peer, name: str, digest: str) -> bool:
         """Whether a peer holds these very contents. What it merged of another history does not stand for them."""
         exact = peer.holds.get(name)
         if exact is not None:
             return exact.digest == digest
-        return peer.holds.holds(name, digest) and not (peer.conflicts and peer.diverged.has(name))
+        return peer.holds.holds(name, digest) and not peer.is_of_another_history(name)
 
     def accepts(self, session: SessionId, held: Held) -> bool:
         """Whether a file that begins to come was asked for, or would be once its sender says that it holds it: then it now is."""

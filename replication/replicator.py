@@ -45,7 +45,7 @@ LOG_AGAIN_S = 60.0
 MOST_WAITING = 100_000
 """Messages and files for one peer. One that merely is slow asks for no more than a window of files, and is silent soon."""
 _SENT_KEPT = 1024
-_CONFLICT = "conflict "
+_CONFLICT, _UNANNOUNCED = "conflict ", "announcing "
 
 
 @dataclass
@@ -123,6 +123,7 @@ class Replicator:
         key_groups = node.directory.key_groups
         self._replica = Replica(me, node.incarnation, store_id, members, replicas, self._env.monotonic_s(), key_groups)
         self._sessions: dict[SessionId, Session] = {}
+        self._unannounced: dict[PurePosixPath, str] = {}  # files that could not be read, and why
         self._logged_s: dict[str, float] = {}  # reasons, and when they were logged
         self._parts: dict[str, _Incoming] = {}  # of files whose sessions ended in the middle of them
         self._next_session = 0
@@ -155,10 +156,27 @@ class Replicator:
         except ReplicationError as error:  # peers would take nothing more from a node that announced it
             log.warning("not announced: %s; move it out of the store's directory", error)
             return None
+        except FileNotFoundError:
+            return None  # it went with its branch, or into an archive, which is announced
         except OSError as error:
-            log.error("not announced: %s: %s", path, error)
+            log.error("not announced, which is tried again: %s: %s", path, error)
+            with self._lock:
+                self._unannounced[path] = described(error)
             return None
         return Held(str(path), blake3(text).hexdigest(), len(text))
+
+    def _announce_again(self) -> None:
+        """What could not be read when it had become durable: peers would wait for it for ever."""
+        with self._lock:
+            tried, self._unannounced = self._unannounced, {}
+        if not tried:
+            return
+        self.held_files(list(tried))
+        for path in tried:
+            if path in self._unannounced:
+                self._node.problems[_UNANNOUNCED + str(path)] = f"not announced to peers: {self._unannounced[path]}"
+            else:
+                self._node.problems.pop(_UNANNOUNCED + str(path), None)
 
     # --- the node's listener ----------------------------------------------------------------------------------------
 
@@ -322,6 +340,8 @@ class Replicator:
                     self._chunk(session, message)
             return
         if message is None:
+            with self._lock:
+                self._replica.part_came(session.id)
             return
         if isinstance(message, Hello) and session.identity not in (None, message.node):
             raise ReplicationError(f"node {message.node} has the certificate of {session.identity}")
@@ -549,6 +569,7 @@ class Replicator:
             self._replica.safe, self._replica.optional = dict(told), optional
 
     def _tick(self) -> None:
+        self._announce_again()
         with self._lock:
             self._act(self._replica.tick(self._env.monotonic_s()))
             conflicts = self._replica.conflicts()

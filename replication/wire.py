@@ -32,7 +32,7 @@ from nosync.replication.messages import (
 T = TypeVar("T")
 CHUNK_BYTES = 1 << 20
 MAX_FRAME_BYTES = 8 << 20
-HELD_PER_FRAME = 5_000
+HELD_PER_FRAME = 1_000
 LARGEST_FILE_BYTES = 1 << 40
 MOST_NAMES = 4_000_000
 """Of one inventory, which comes in as many frames as it takes: twice what is asked for at once can be."""

@@ -23,6 +23,7 @@ from nosync.lsm.pins import Pin, publish_pin
 from nosync.lsm.settings import StoreSettings
 from nosync.lsm.timestamp import Time, pack
 from nosync.lsm.writer import arrange
+from nosync.testing import FaultyEnv
 from tests.conftest import OpenStore
 
 EPOCHS = 8
@@ -125,6 +126,90 @@ def test_a_merge_whose_edit_of_the_catalog_failed_stands_for_its_inputs_when_it_
     assert sum(d.upper - d.lower for d in there) == EPOCHS * pack(1)  # none lies in another
     assert {id.description for id in store.node.durable_ids()} == set(there)
     assert set(store.read("c").column("v").to_pylist()) == {EPOCHS - 1}
+
+
+def test_traces_are_looked_at_once_and_in_order_however_many_there_are(
+    open_store: OpenStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = open_store()
+    for t in range(6):
+        for shard in range(30):
+            store.append("c", shard=shard, t=t, rows=pa.table({"k": [1], "v": [t]}), key=["k"])
+        store.seal(t)
+    store.sync()
+    compared: list[int] = []
+    monkeypatch.setattr(TraceId, "__lt__", lambda a, b: compared.append(1) or a.shard < b.shard)  # type: ignore[func-returns-value]
+    merged = 0
+    while store.node.merge_once():
+        merged += 1
+    assert merged >= 30
+    assert len(compared) < 30 * 30  # and not each time for each of them
+
+
+def test_where_keys_of_a_trace_may_begin(open_store: OpenStore) -> None:
+    """Against the definition, for stages whose callers place keys, and after another number of shards."""
+    store = open_store()
+    begins = {("a", 0): 0, ("a", 1): 1, ("b", 0): 2, ("b", 2): 3}
+    for t in range(4):
+        for (stage, shard), first in begins.items():
+            if t >= first:
+                store.append(stage, shard=shard, t=t, rows=pa.table({"k": [1]}), key=["k"])
+        store.seal(t)
+    lines = store.node.lines
+    counted = [TraceId("a", "f", Shard(0, 2)), TraceId("a", "g", Shard(1, 3))]
+    for t, trace in enumerate(counted):
+        lines._origins[trace] = {pack(t + 3)}
+    lines._first_origins = None
+    for trace in [*lines._origins, TraceId("c", "f", Shard(0)), TraceId("b", "f", Shard(7))]:
+        of_stage = {other: at for other, at in lines._origins.items() if other.stage == trace.stage}
+        shared = [
+            min(at)
+            for other, at in of_stage.items()
+            if trace.shard.count or other.shard.count or trace.shard == other.shard
+        ]
+        assert lines.first_origin(trace) == min(shared, default=None)
+
+
+def test_the_data_directory_is_synced_as_well(open_store: OpenStore) -> None:
+    """A first branch makes a directory of its own, whose entry in the data directory must last."""
+    env = FaultyEnv()
+    store = filled(open_store(env=env))
+    env.calls.clear()
+    store.node.note_files([PurePosixPath("manifests/main/0.json")])
+    store.node.small.sync([PurePosixPath("manifests/main/0.json")])
+    assert ("sync_dir", store.directory.root) in env.calls
+
+
+class Peers:
+    """A listener that says what the test tells it: up to which epoch a peer is safe, and of which manifests there are copies."""
+
+    def __init__(self, safe: int, compared: int) -> None:
+        self.safe, self.compared = safe, compared
+
+    def safe_elsewhere(self, _line: str) -> int:
+        return self.safe
+
+    def copies_of_file(self, path: PurePosixPath) -> int:
+        return 2 if int(path.stem) <= self.compared else 0
+
+    def copies(self, _entry: object) -> int:
+        return 0
+
+    def held_files(self, _paths: object) -> None:
+        """Nothing comes of it."""
+
+
+def test_what_is_safe_elsewhere_counts_up_to_where_manifests_were_compared(open_store: OpenStore) -> None:
+    store = filled(open_store(), range(7))
+    peers = Peers(safe=9, compared=4)
+    store.node.safety.something_changed()
+    store.node.listener = peers  # type: ignore[assignment]
+    assert store.safe_point() == 4  # the peer may have sealed other epochs 5 and 6
+    peers.compared = 6
+    assert store.safe_point() == 6
+    peers.safe = 2
+    assert store.safe_point() == 6  # told once, it holds
+    store.node.listener = None
 
 
 def test_pins_are_read_before_history_is_let_go_of_for_epochs_that_others_sealed(tmp_path: Path) -> None:

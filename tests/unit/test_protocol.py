@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections import deque
 
+import pytest
+
 from nosync.lsm.layer import Description, LayerId, Shard, TraceId
 from nosync.lsm.timestamp import Time, pack
 from nosync.replication.inventory import Held, NodeId, keepers, layer_of, name_of, place_of
@@ -577,3 +579,31 @@ def test_what_a_task_asks_for_comes_also_where_it_was_let_go_of() -> None:
     pair.deliver(N2, two.keep_traces([place_of(held(0).name)]))
     assert held(0).name in two.mine
     assert held(0).name in one.mine
+
+
+def test_after_a_partition_what_differs_is_put_together_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And not once for each of thousands of epochs that two nodes sealed otherwise."""
+    from nosync.replication import peer
+
+    made: list[int] = []
+    real = peer.Divergence
+    monkeypatch.setattr(peer, "Divergence", lambda names: made.append(1) or real(names))  # type: ignore[func-returns-value]
+
+    class Apart(Pair):
+        def connect(self) -> None:
+            for node, digest, epochs in ((N1, "a", 300), (N2, "b", 310)):
+                self.nodes[node].holds([held(t, digest) for t in range(epochs)])
+            super().connect()
+
+    pair = Apart()
+    assert len(pair.nodes[N1].conflicts()) == 300
+    assert 0 < len(made) < 30
+
+
+def test_what_failed_once_is_not_remembered_for_ever() -> None:
+    replica = Replica(N1, "life", "store", (N1, N2), replicas=2)
+    for t in range(50):
+        replica.fetch_failed(held(t).name)
+    assert replica._again_s
+    replica.tick(RETRY_AFTER_S + 1)
+    assert not replica._again_s

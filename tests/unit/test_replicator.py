@@ -7,7 +7,7 @@ import queue
 import threading
 import time
 from collections.abc import Iterator
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from types import SimpleNamespace
 
 import numpy as np
@@ -20,7 +20,8 @@ from nosync.lsm.node import Node
 from nosync.lsm.settings import StoreSettings
 from nosync.proto.v1 import replication_pb2 as pb
 from nosync.replication.inventory import Held, Inventory, NodeId
-from nosync.replication.messages import PROTOCOL_VERSION, NotThere, Want, Wanted
+from nosync.replication.messages import PROTOCOL_VERSION, AskInventory, NotThere, Want, Wanted
+from nosync.replication.protocol import SILENT_S
 from nosync.replication.replicator import LOG_AGAIN_S, PART_KEPT_S, Replicator, Session
 from nosync.replication.transport import cancel_when_closed
 from nosync.replication.wire import CHUNK_BYTES, Chunk, Decoder, Encoder
@@ -451,3 +452,48 @@ def test_a_refusal_is_not_logged_with_every_dial(receiver: Receiver, caplog: pyt
     assert [refused() for _ in range(3)] == [1, 1, 1]
     receiver.env.now_s += LOG_AGAIN_S
     assert refused() == 2
+
+
+def test_an_inventory_in_many_frames_keeps_its_session_however_long_it_takes(
+    receiver: Receiver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now_s = receiver.env.monotonic_s()
+    monkeypatch.setattr(receiver.env, "monotonic_s", lambda: now_s)
+    receiver.replicator._tick()
+    for _ in range(20):
+        now_s += SILENT_S / 2
+        receiver.receive(pb.Frame(summary=pb.Summary(seq=0)))
+        receiver.replicator._tick()
+        assert receiver.session.is_open
+        asked = [sent for sent in receiver.session.outbox if isinstance(sent, AskInventory)]
+        assert len(asked) == 1  # what was asked for is what is coming
+    now_s += SILENT_S + 1
+    receiver.replicator._tick()
+    assert not receiver.session.is_open
+
+
+def test_a_manifest_that_could_not_be_read_is_announced_later(
+    receiver: Receiver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read, fails = receiver.env.read, [True]
+
+    def failing(path: Path) -> bytes:
+        if fails and path.name == "0.json":
+            raise OSError(errno.EMFILE, "Too many open files")
+        return read(path)
+
+    monkeypatch.setattr(receiver.env, "read", failing)
+    path = PurePosixPath("manifests/main/0.json")
+    store = nosync.Store(receiver.node.directory, receiver.node.settings, receiver.node)
+    store.append("s", t=0, rows=pa.table({"k": [1]}), key=["k"])
+    store.seal(0)
+    receiver.node.sync()
+    assert receiver.node.small.is_durable(path)
+    for _ in range(2):
+        receiver.replicator._tick()
+        assert str(path) not in receiver.replicator._replica.mine
+        assert "Too many open files" in receiver.node.problems[f"announcing {path}"]
+    fails.clear()
+    receiver.replicator._tick()
+    assert str(path) in receiver.replicator._replica.mine
+    assert receiver.node.problems == {}
