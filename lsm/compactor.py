@@ -152,7 +152,7 @@ class Compactor:
         return False
 
     def _next_touched(self) -> Iterator[TraceId]:
-        """Traces to look at, in order as far as they were known when the first of them was; there may be thousands for each merge."""
+        """Traces to look at, in order as far as they were known when the first one was: there may be thousands."""
         while True:
             now_s = self._env.monotonic_s()
             with self._lock:

@@ -569,8 +569,8 @@ class _Binder:
 
 
 def is_ours(name: str) -> bool:
-    """Whether columns of users cannot have a name."""
-    return name in RESERVED | COLUMNS_BETWEEN or name.startswith(INTERNAL_PREFIX)
+    """Whether columns of users cannot have a name, which Spark may take for another one in upper case."""
+    return name.lower() in RESERVED | COLUMNS_BETWEEN or name.startswith(INTERNAL_PREFIX)
 
 
 def visible(schema: pa.Schema) -> pa.Schema:

@@ -446,10 +446,10 @@ class Dataflow:
             add(copy)
         return copy
 
-    def frozen(self, freeze: Callable[[Stage], Callable[..., Any] | None]) -> Dataflow:
-        """A copy with what `freeze` makes of the functions of stages; what is declared later is not in it."""
+    def frozen(self, freeze: Callable[[Stage], Stage]) -> Dataflow:
+        """A copy with what `freeze` makes of the stages, under the same names; what is declared later is not in it."""
         copy = self.changed()
-        copy._stages = {stage.name: replace(stage, function=freeze(stage)) for stage in copy.stages}
+        copy._stages = {stage.name: freeze(stage) for stage in copy.stages}
         return copy
 
     def _add(self, stage: Stage) -> Stage:

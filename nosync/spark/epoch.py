@@ -59,10 +59,10 @@ from nosync.spark.session import (
     SCAN_ENABLED,
     conf_set,
     in_own_zone,
+    in_workers_of_queries,
     is_enabled,
     session_settings,
     turn_of,
-    workers_of_queries,
 )
 from nosync.spark.task_errors import task_errors
 from nosync.spark.worker import task_in_worker
@@ -325,8 +325,8 @@ class _EpochJob:
                 yield from batch.column(0).to_pylist()
 
         shards = self._shards
-        with workers_of_queries(self._spark):
-            return _partitions(context, shards * len(works)).mapPartitionsWithIndex(run).collect()
+        reports = _partitions(context, shards * len(works)).mapPartitionsWithIndex(run)
+        return in_workers_of_queries(self._spark, reports).collect()
 
     def _emissions(self, segment: Segment) -> list[Emission]:
         """What leaves the segment."""

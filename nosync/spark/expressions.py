@@ -43,6 +43,8 @@ _STAR_OF_ALL = re.compile(r"(^Column<'|[(,]\s*)\*(?=[),']|\s+AS\s)")
 _NAMED = re.compile(r"(?P<text>.*\S)\s+AS\s+(?P<name>`[^`]+`|\w+)\s*\Z", re.IGNORECASE | re.DOTALL)
 
 _COLUMN = re.compile(r"\s*(\w+|`[^`]+`)\s*\Z")
+_COMMENT = re.compile(r"""('(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*"|`[^`]*`)|--[^\n]*|/\*.*?\*/""", re.DOTALL)
+"""In SQL, or what could be taken for one: a text, or a name in quotes."""
 
 
 def quoted(name: str) -> str:
@@ -117,6 +119,7 @@ def _apply(
 
 def conditional(expression: str, name: str, condition: str) -> str:
     """The expression where the condition holds, else null. As it is where what it computes cannot be told from its name."""
+    expression = _COMMENT.sub(lambda found: found[1] or " ", expression)
     match = _NAMED.match(expression)
     if _COLUMN.match(match["text"] if match else expression):
         return expression  # it cannot fail

@@ -1,22 +1,26 @@
-"""The functions of a flow, pickled when a job is made of it."""
+"""The functions of a flow, pickled when a job is made of it, and the tables that it joins with."""
 
 from __future__ import annotations
 
 import pickle  # noqa: TID251 - for its error
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from pyspark.serializers import CloudPickleSerializer
 from pyspark.sql import SparkSession
 
-from nosync.dataflow import Dataflow, PerKey, Stage
+from nosync.dataflow import STATIC_JOIN, Dataflow, PerKey, Stage
 from nosync.fingerprint import hashed_of
 from nosync.frozen import Frozen
 from nosync.lsm.errors import FlowError
+from nosync.spark.session import in_own_zone
 
 
 def frozen(flow: Dataflow, spark: SparkSession) -> Dataflow:
-    """The flow with its functions as they are now. Raises FlowError where one cannot be sent to tasks, or fingerprinted.
+    """The flow with its functions, and tables to join with, as they are now.
+
+    Raises FlowError where a function cannot be sent to tasks, or fingerprinted.
 
     A function with `version=` stays as it is: its code is what the user says it is. So does one with a broadcast variable,
     which Spark wants to see whenever it pickles something.
@@ -39,4 +43,10 @@ def frozen(flow: Dataflow, spark: SparkSession) -> Dataflow:
             return function
         return Frozen(pickled, hashed, is_per_key=isinstance(function, PerKey))
 
-    return flow.frozen(freeze)
+    def as_it_is(stage: Stage) -> Stage:
+        if stage.kind != STATIC_JOIN:
+            return replace(stage, function=freeze(stage))
+        # Epochs run in UTC, and what text says of time would be read otherwise there than where it was hashed.
+        return replace(stage, options={**stage.options, "table": in_own_zone(stage.options["table"])})
+
+    return flow.frozen(as_it_is)

@@ -92,7 +92,8 @@ def _queried(given: DataFrame, text: str) -> DataFrame:
     try:
         return given.sparkSession.sql(f"WITH __given AS (TABLE {view}) {text}")
     finally:
-        given.sparkSession.catalog.dropTempView(view)
+        # Not by `spark.catalog`, which lets go of what is cached of the rows as well, and whoever gave them may have cached them.
+        given.sparkSession._jsparkSession.sessionState().catalog().dropTempView(view)
 
 
 def _text(

@@ -9,12 +9,15 @@ import sys
 import threading
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
+from pyspark import RDD
 from pyspark.sql import DataFrame, SparkSession
 
 from nosync.lsm.errors import FlowError
 from nosync.spark.java import check_java, launch_settings
+
+T = TypeVar("T")
 
 ARROW_BATCH_ROWS = "1000000"
 ARROW_BATCH_BYTES = 64 << 20
@@ -128,7 +131,9 @@ def in_own_zone(frame: DataFrame) -> DataFrame:
     if contains(spark, execution.analyzed(), "PYTHON_UDF"):
         return frame.localCheckpoint()
     leaves = execution.analyzed().collectLeaves()
-    if not any("timestamp" in leaves.apply(i).schema().simpleString() for i in range(leaves.size())):
+    has_times = any("timestamp" in leaves.apply(i).schema().simpleString() for i in range(leaves.size()))
+    # Subqueries have leaves of their own; and current_timezone() is replaced when the plan is optimized.
+    if not has_times and not contains(spark, execution.analyzed(), "PLAN_EXPRESSION", "CURRENT_LIKE"):
         return frame
     rows = spark._jsparkSession.internalCreateDataFrame(execution.toRdd(), frame._jdf.schema(), False)
     return DataFrame(rows, spark)
@@ -164,26 +169,29 @@ def is_enabled(spark: SparkSession, setting: str) -> bool:
     return value.lower() == "true"
 
 
-@contextlib.contextmanager
-def workers_of_queries(spark: SparkSession) -> Iterator[None]:
-    """RDDs that are run meanwhile have their tasks in the Python workers that queries of the session have theirs in.
+def in_workers_of_queries(spark: SparkSession, rdd: RDD[T]) -> RDD[T]:
+    """The RDD, whose tasks run in the Python workers that queries of the session run in. Of one that was not run before.
 
-    Spark starts others for each environment, so that a job of both would keep what it needs in memory twice.
+    Spark starts other workers for each environment, so that a job of both would keep what it needs in memory twice.
     """
-    environment = spark.sparkContext.environment
+    context = spark.sparkContext
     added = {
         name: "1"
         for name, setting in _ENVIRONMENT_OF_QUERIES.items()
-        if name not in environment and spark.conf.get(setting) == "true"
+        if name not in context.environment and spark.conf.get(setting) == "true"
     }
-    environment.update(added)
-    try:
-        yield
-    finally:
-        for name in added:
-            environment.pop(name, None)
+    with _environment:
+        # Another one and not the same with more in it, which other threads may be looking through; RDDs of theirs keep it.
+        before = context.environment
+        context.environment = {**before, **added}
+        try:
+            rdd._jrdd  # noqa: B018 - the RDD takes its environment when it is made in the JVM, which is now
+        finally:
+            context.environment = before
+    return rdd
 
 
+_environment = threading.Lock()
 _turns: dict[str, threading.RLock] = {}
 
 

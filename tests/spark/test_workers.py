@@ -13,6 +13,7 @@ import nosync
 from tests.conftest import OpenStore
 
 if TYPE_CHECKING:
+    from pyspark import RDD
     from pyspark.sql import SparkSession
 
 pytestmark = pytest.mark.spark
@@ -24,28 +25,27 @@ HIDDEN = "spark.sql.execution.pyspark.udf.hideTraceback.enabled"
 def daemons_of_query(spark: SparkSession) -> set[int]:
     """The processes that forked the workers."""
 
-    def parents(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    def of_task(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for _ in batches:
             yield pa.RecordBatch.from_pydict({"pid": [os.getppid()]})
 
-    return {row.pid for row in spark.range(0, 2, 1, 2).mapInArrow(parents, "pid bigint").collect()}
+    return {row.pid for row in spark.range(0, 2, 1, 2).mapInArrow(of_task, "pid bigint").collect()}
 
 
-def daemons_of_rdd(spark: SparkSession) -> set[int]:
-    return set(spark.sparkContext.parallelize(range(2), 2).map(lambda _: os.getppid()).collect())
+def parents(spark: SparkSession) -> RDD[int]:
+    return spark.sparkContext.parallelize(range(2), 2).map(lambda _: os.getppid())
 
 
 @pytest.mark.parametrize(("simplified", "hidden"), [("true", "false"), ("false", "false"), ("true", "true")])
 def test_jobs_without_a_query_run_in_the_workers_of_queries(spark: SparkSession, simplified: str, hidden: str) -> None:
-    from nosync.spark.session import conf_set, workers_of_queries
+    from nosync.spark.session import conf_set, in_workers_of_queries
 
     before = dict(spark.sparkContext.environment)
     with conf_set(spark, {SIMPLIFIED: simplified, HIDDEN: hidden}):
         of_query = daemons_of_query(spark)
         assert len(of_query) == 1
-        with workers_of_queries(spark):
-            assert daemons_of_rdd(spark) == of_query
-        assert (daemons_of_rdd(spark) == of_query) == (simplified == hidden == "false")
+        assert set(in_workers_of_queries(spark, parents(spark)).collect()) == of_query
+        assert (set(parents(spark).collect()) == of_query) == (simplified == hidden == "false")
     assert spark.sparkContext.environment == before
 
 
