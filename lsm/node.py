@@ -828,6 +828,12 @@ class Node(HasLedger):
         self.lines.rewind(t, keep_as)
         self._main_changed()
 
+    def let_go_of_first_attempt(self) -> None:
+        """Forgets all layers of a store that has no sealed epochs, so that its first one can be given other rows."""
+        with self._compactor.paused():
+            self.forget(self.directory.layer_ids(), grace=False)
+        self._compactor.collect_garbage()
+
     def _check_kept(self, t: int) -> None:
         merged = max((id.description.since for id in self.durable_ids()), default=ZERO)
         since = max(self.since(), merged)  # a branch moves the frontier back, and brings nothing back

@@ -11,8 +11,8 @@ writer) reads the same way. Timestamps here are epochs; loops inside an epoch ar
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
@@ -75,7 +75,7 @@ from nosync.lsm.scrub import VerifyReport, verify_directory
 from nosync.lsm.settings import StoreSettings
 from nosync.lsm.status import BranchInfo, LayerStatus, StoreStatus, status_of, status_of_bad
 from nosync.lsm.timestamp import ZERO, Epoch, Time, end_of, epoch_of, last_of, pack
-from nosync.lsm.trace import Trace
+from nosync.lsm.trace import Trace, known_as_recorded
 from nosync.lsm.views import stage_views
 from nosync.lsm.writer import Published, arrange
 
@@ -392,7 +392,10 @@ class Store:
 
     def _trace(self, view: View, as_of: int, exact_from: int | None = None) -> Trace:
         exact = last_of(as_of if exact_from is None else exact_from)
-        return self.directory.open_view(view, until=end_of(as_of), as_of=exact)
+        until = end_of(as_of)
+        is_sealed = until <= self._lines().sealed_until(view.id)
+        with known_as_recorded(view.id, until) if is_sealed else contextlib.nullcontext():
+            return self.directory.open_view(view, until=until, as_of=exact)
 
     def _unified(self, stage: str, traces: Iterable[Trace]) -> pa.Schema:
         schema: pa.Schema | None = None
@@ -427,7 +430,7 @@ class Store:
             raise error
         return self._seen
 
-    @contextmanager
+    @contextlib.contextmanager
     def held(self) -> Iterator[None]:
         """A read-only store sees here what was sealed when it began, and reads manifests once, not for every question."""
         self._lines()
@@ -455,10 +458,14 @@ class Store:
 
         `keep_as`: that branch's name (default `before-rewind-<n>`); `""` drops it. Where `t` is the last sealed epoch, there is
         nothing to keep: what was recorded of later ones, which failed, is let go of, so that they can be given other rows.
-        Raises InvalidInputError for a `t` that is not between `since` and the last epoch.
+        Where no epoch is sealed yet that is -1. Raises InvalidInputError for a `t` that is not between `since` and the last
+        epoch.
         """
-        pack(t)
         last = self.last_sealed()
+        if last is None and t == BEFORE_FIRST_EPOCH:
+            self.node.let_go_of_first_attempt()
+            return None
+        pack(t)
         if last is None or not self.since() <= t <= last:
             possible = "there are no epochs yet" if last is None else f"possible are {self.since()} to {last}"
             raise InvalidInputError(f"cannot rewind to {t}: {possible}")

@@ -11,9 +11,10 @@ Lookups go from the newest layer to the oldest with the keys that are still open
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -106,6 +107,21 @@ def overlaps(cover: Sequence[LayerId]) -> dict[LayerId, Time]:
         for a, b in itertools.pairwise(cover)
         if a.trace == b.trace and a.description.upper > b.description.lower
     }
+
+
+@contextlib.contextmanager
+def known_as_recorded(id: TraceId, until: Time) -> Iterator[None]:
+    """Opening a trace that was recorded up to `until`: where its layers end before, the rest is lost, and not still to come."""
+    try:
+        yield
+    except NotAvailableError as error:
+        raise HoleError(
+            f"{id}: its last layers, up to {epoch_of(Time(until - 1))}, are missing ({error}); recover() recomputes them",
+            stage=id.stage,
+            shard=str(id.shard),
+            lower="?",
+            upper=show(until),
+        ) from None
 
 
 def _raise_gap(

@@ -195,8 +195,8 @@ def _other_contents(
         f"stage {trace.stage} shard {trace.shard} timestamp {show(id.description.lower)}: computed twice with different "
         f"results ({how} digest {recorded[:16]}; now {'' if rows is None else f'{rows} rows, '}digest {digest[:16]}). "
         "What was recorded counts. Remove randomness and order dependence from the stage, or declare it "
-        "deterministic=False. For other input than that of an attempt which failed, rewind() to the last sealed epoch first; for "
-        "changed logic, use a branch",
+        "deterministic=False. For other input than that of an attempt which failed, rewind() to the last sealed epoch first "
+        "(-1: there is none); for changed logic, use a branch",
         stage=trace.stage,
         shard=str(trace.shard),
         t=show(id.description.lower),

@@ -93,7 +93,7 @@ def check_counted(t: int, counted: int, ran: int) -> None:
         raise InvalidInputError(
             f"epoch {t} had {counted:,} rows when they were counted and {ran:,} when it ran: a DataFrame that was given has "
             "other rows each time it is read. Write it out and give what was written, after rewind() to the last sealed epoch "
-            "(in a new store where there is none): some of its rows are recorded already"
+            "(-1 where there is none): some of its rows are recorded already"
         )
 
 

@@ -458,7 +458,7 @@ class Dataflow:
             raise FlowError(f"stage {stage.name}: names with {PART_SEPARATOR!r} are kept for the parts of operators")
         if stage.name in self._stages:
             raise FlowError(f"dataflow {self.name}: two stages are named {stage.name!r}; give each its own name")
-        if stage.function is not None and not callable(stage.function):
+        if not callable(stage.function) and (stage.function is not None or stage.kind in (MAP, FILTER, UPDATE)):
             raise FlowError(f"stage {stage.name}: {stage.function!r} is not a function")
         if stage.persist is not None:
             level = parse_level(stage.persist, f"stage {stage.name}")

@@ -116,7 +116,14 @@ class Delivery:
         if lost:
             log.warning("stage %s: its sink misses epochs that were merged away: %d to %d", stage, lost[0], lost[-1])
         for t in epochs[len(lost) :]:
-            sink.deliver(lambda t=t: self._changes(stage, t - 1, t), t, marks)  # type: ignore[misc]
+            try:
+                sink.deliver(lambda t=t: self._changes(stage, t - 1, t), t, marks)  # type: ignore[misc]
+            except Exception as error:
+                error.add_note(
+                    f"the sink of stage {stage} failed at epoch {t}, which is sealed: nothing of it is lost, and the sink is "
+                    "given it again before the next epoch, or when a Job is made anew"
+                )
+                raise
 
     def _first_epoch(self) -> int:
         first = self._store.node.manifests(self._branch()).first

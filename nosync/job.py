@@ -151,6 +151,7 @@ class Job:
         self._epochs = LineEpochs(self._node, self._directory, self._on_line, lambda: self.branch_name, self._shards)
         self.flow: BoundFlow = self._on_line.flow
         """With the fingerprints of epochs that bring inputs of their own; `flow_at` has those of others."""
+        self._schemas.check_readable(self.flow)
         self.instance = take_over(self._directory.root, line.id, self._directory.env)
         """Which instance of the job on this line this is; making a newer one stops this one from writing."""
         self._delivery = Delivery(self._sinks, self._store, line.id, lambda: self.branch_name, self.changes)
@@ -337,13 +338,13 @@ class Job:
         `first`: the epoch of the checkpoint's first batch, such as the one after a backfill; the same at each start.
         The sources must be replayable, as for any exactly-once query. Sinks are part of the Job.
         """
-        from nosync.spark.stream import has_batches, start_stream  # noqa: PLC0415
+        from nosync.spark.stream import last_batch, start_stream  # noqa: PLC0415
 
         checked = self._check_inputs(inputs)
         pack(first)
         last = self._node.last_sealed(self.branch_name)
         before = None if last is None else streamed_from(self._manifest(last))
-        check_stream(checkpoint, first, last, before, lambda: has_batches(self._spark, checkpoint))
+        check_stream(checkpoint, first, last, before, lambda: last_batch(self._spark, checkpoint))
 
         def run_batch(batch: int, rows: Mapping[str, DataFrame]) -> EpochReport:
             t, newest = first + batch, self._node.last_sealed(self.branch_name)
@@ -635,7 +636,8 @@ class Job:
         """Lets the main line go on from epoch `t`; what it had after that is kept as a branch, whose name is returned.
 
         `keep_as`: that branch's name (default `before-rewind-<n>`); `""` drops it. Sinks withdraw epochs after `t`. With the
-        last sealed epoch it lets go of what a failed attempt at the next ones recorded, so that they can be given other rows.
+        last sealed epoch, or -1 where there is none, it lets go of what a failed attempt at the next ones recorded, so that
+        they can be given other rows.
         """
         if self.branch_name != MAIN:
             raise FlowError(

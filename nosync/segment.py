@@ -40,7 +40,7 @@ from nosync.lsm.hashing import hash64
 from nosync.lsm.history import History, View, span_at, view_at
 from nosync.lsm.layer import Description, Digest, LayerId, Shard, TraceId, of_round
 from nosync.lsm.timestamp import Time, end_of, pack
-from nosync.lsm.trace import Trace
+from nosync.lsm.trace import Trace, known_as_recorded
 from nosync.operators import (
     Produced,
     Work,
@@ -463,7 +463,8 @@ class _ShardRun:
         view = self._view(stage)
         if self._task.round is not None:
             return self._directory.open_rounds(view, self._task.t, self._task.round)
-        trace = self._directory.open_view(view, until=t, as_of=Time(t - 1))
+        with known_as_recorded(view.id, t):  # epochs run in order
+            trace = self._directory.open_view(view, until=t, as_of=Time(t - 1))
         return trace.read_as(stage.schema) if stage.keyed else trace  # a branch may have added columns
 
     def _compute(self, stage: BoundStage, id: LayerId) -> Produced:

@@ -155,6 +155,8 @@ class CallbackSink:
     """Called with `t` when the epochs after `t` are withdrawn (rewind, promote)."""
 
     def __post_init__(self) -> None:
+        if not callable(self.function):
+            raise InvalidInputError(f"{self.function!r} is not a function: a CallbackSink calls function(changes, t)")
         if self.guarantee not in (AT_LEAST_ONCE, GAP):
             raise InvalidInputError(
                 f"guarantee {self.guarantee!r} of a callback is not {AT_LEAST_ONCE!r} or {GAP!r}: only the function "

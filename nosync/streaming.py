@@ -18,20 +18,22 @@ def streamed_from(manifest: Manifest | None) -> int | None:
 
 
 def check_stream(
-    checkpoint: str | Path, first: int, last: int | None, before: int | None, exists: Callable[[], bool]
+    checkpoint: str | Path, first: int, last: int | None, before: int | None, last_batch: Callable[[], int | None]
 ) -> None:
     """Raises FlowError where the batches of a checkpoint would not follow the epochs that there are.
 
     `first`: the epoch of its first batch. `last`: the last sealed epoch, and `before` what `streamed_from` says of it.
-    `exists`: whether the checkpoint has any batch that was committed, which may be on a file system that only Spark reaches.
+    `last_batch`: the last batch of the checkpoint that was committed, if any was; it may be on a file system that only Spark
+    reaches.
     """
+    batch = last_batch()
     if last is None:
-        if exists():
+        if batch is not None:
             raise FlowError(
                 f"the store has no epoch yet, and {checkpoint} has batches of a stream, whose rows it would never get: open the "
                 "store that this checkpoint belongs to, or begin again with a new checkpoint"
             )
-    elif not exists():
+    elif batch is None:
         is_sealed_only = first == last == before  # its first batch died before it was committed
         if first != last + 1 and not is_sealed_only:
             raise FlowError(
@@ -48,6 +50,13 @@ def check_stream(
         raise FlowError(
             f"the store was streamed with first={before}, and now with first={first}: the numbers of its epochs would "
             "shift. It is the same number at each start"
+        )
+    elif before == first and first + batch > last:
+        raise FlowError(
+            f"{checkpoint} has batches up to {batch}, which is epoch {first + batch}, and the store is at {last}: it was "
+            "rewound, or put back from a backup, and Spark gives a stream no batch again that was committed. Use the "
+            f"checkpoint as it was at that epoch; or a new one and first={last + 1}, with sources that begin after what the "
+            "store has"
         )
 
 

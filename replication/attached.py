@@ -19,6 +19,7 @@ from nosync.lsm.errors import (
     CatalogError,
     CorruptionError,
     DeterminismError,
+    InvalidInputError,
     NosyncError,
     ReplicationError,
     StorageError,
@@ -173,6 +174,13 @@ class AttachedNode(HasLedger):
 
     def rewind(self, t: int, keep_as: str | None) -> None:
         self._change(pb.ChangeBranchesRequest(rewind=pb.ChangeBranchesRequest.Rewind(at=t, keep_as=keep_as or "")))
+
+    def let_go_of_first_attempt(self) -> None:
+        """Raises InvalidInputError: peers may have been sent some of it."""
+        raise InvalidInputError(
+            "cannot rewind to -1 beside a daemon: peers may have what the first attempt recorded. Begin with another epoch "
+            "number, which leaves that alone, or with a new store"
+        )
 
     def delete_branch(self, name: str) -> int:
         return self._change(pb.ChangeBranchesRequest(delete=name))

@@ -20,7 +20,7 @@ from nosync.lsm.errors import CorruptionError, HoleError, NosyncError, StorageEr
 from nosync.lsm.failures import encode_failure
 from nosync.lsm.history import History, View, views_of
 from nosync.lsm.timestamp import end_of, last_of, pack
-from nosync.lsm.trace import DELETE, UPDATE_BEFORE, Trace
+from nosync.lsm.trace import DELETE, UPDATE_BEFORE, Trace, known_as_recorded
 from nosync.plan import BoundStage
 from nosync.replication.places import Place, directory_of
 
@@ -70,7 +70,8 @@ class StageReader:
 
     def _open(self, view: View, exact_from: int, until: int) -> Trace:
         directory = directory_of(self.place)
-        trace = directory.open_view(view, until=end_of(until), as_of=last_of(exact_from))
+        with known_as_recorded(view.id, end_of(until)):  # it is sealed
+            trace = directory.open_view(view, until=end_of(until), as_of=last_of(exact_from))
         return trace.read_as(self.stage.schema)  # a branch may have added columns
 
     def _check_kept(self, views: Sequence[View], exact_from: int, until: int) -> None:

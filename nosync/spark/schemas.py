@@ -5,24 +5,70 @@ from __future__ import annotations
 from typing import Any
 
 import pyarrow as pa
+from pyspark.errors import ParseException, PySparkTypeError
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql.pandas.types import to_arrow_schema
-from pyspark.sql.types import ArrayType, DataType, StringType, StructType, TimeType, VariantType
+from pyspark.sql.pandas.types import from_arrow_type, to_arrow_schema
+from pyspark.sql.types import (
+    ArrayType,
+    CharType,
+    DataType,
+    StringType,
+    StructType,
+    TimeType,
+    VarcharType,
+    VariantType,
+    YearMonthIntervalType,
+)
 
 from nosync.dataflow import Dataflow
 from nosync.lsm.columns import describe, nullable, plain
 from nosync.lsm.errors import SchemaError
-from nosync.plan import BoundStage
+from nosync.plan import BoundFlow, BoundStage
 
 
 def parse_ddl(text: str) -> pa.Schema:
     """Spark's DDL as an Arrow schema; timestamps in UTC."""
-    schema = StructType.fromDDL(text)
+    try:
+        schema = StructType.fromDDL(text)
+    except ParseException as error:
+        reason = next(line for line in str(error).splitlines() if line.strip())
+        raise SchemaError(f"{text!r} are no columns such as 'name string, n bigint': {reason}") from None
     if not isinstance(schema, StructType):
         raise SchemaError(f"{text!r} is a single type, expected columns such as 'name string, n bigint'")
+    if not schema.fields:
+        raise SchemaError("no columns are declared, expected some such as 'name string, n bigint'")
     for column in schema:
         _check_type(column.dataType, f"column {column.name!r} of {text!r}")
     return to_arrow_schema(schema, timezone="UTC")
+
+
+def check_readable(flow: BoundFlow) -> None:
+    """Raises SchemaError where a stage has columns that Spark could not read: they would be recorded all the same."""
+    for stage in flow.stages.values():
+        for column in stage.output:
+            unread = _unread_by_spark(column.type)
+            if unread is not None:
+                raise SchemaError(
+                    f"stage {stage.name}: column {column.name!r} is {column.type}, and Spark does not read {unread}: cast it to "
+                    "a type that Spark has, such as int64, decimal128, timestamp[us], date32 or string"
+                )
+
+
+def _unread_by_spark(type_: pa.DataType) -> pa.DataType | None:
+    """The type, or one inside of it, that Spark does not read from Arrow."""
+    for i in range(type_.num_fields):
+        unread = _unread_by_spark(type_.field(i).type)
+        if unread is not None:
+            return unread
+    if pa.types.is_timestamp(type_) or pa.types.is_duration(type_):
+        return type_ if type_.unit != "us" else None
+    if pa.types.is_time(type_) or pa.types.is_decimal256(type_):
+        return type_
+    try:
+        from_arrow_type(type_)
+    except PySparkTypeError:
+        return type_
+    return None
 
 
 def check_names(flow: Dataflow, spark: SparkSession) -> None:
@@ -50,6 +96,9 @@ def _check_type(type_: DataType, what: str) -> None:
     for refused, instead in ((VariantType, "a string, as to_json(column) has it"), (TimeType, "a number or a string")):
         if isinstance(type_, refused):
             raise SchemaError(f"{what} is {type_.simpleString()}, whose values cannot be hashed: give {instead}")
+    if isinstance(type_, CharType | VarcharType | YearMonthIntervalType):
+        instead = "a number of months" if isinstance(type_, YearMonthIntervalType) else "string"
+        raise SchemaError(f"{what} is {type_.simpleString()}, which Arrow does not have: declare it as {instead}")
     inner = [field.dataType for field in type_] if isinstance(type_, StructType) else []
     for part in [*inner, *([type_.elementType] if isinstance(type_, ArrayType) else [])]:
         _check_type(part, what)

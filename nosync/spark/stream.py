@@ -24,9 +24,9 @@ _SOURCE = "the source"
 Advance = Callable[[int, Mapping[str, DataFrame]], object]
 
 
-def has_batches(spark: SparkSession, checkpoint: str | Path) -> bool:
-    """Whether a checkpoint is there and has a batch that was committed: one that was made, and then saw no rows or died in its
-    first batch, is as good as new.
+def last_batch(spark: SparkSession, checkpoint: str | Path) -> int | None:
+    """The last batch of a checkpoint that was committed. None where it is not there, or was made, and then saw no rows or died
+    in its first batch, which is as good as new.
 
     It is looked for where Spark would find it. Raises InvalidInputError where that cannot be reached.
     """
@@ -34,9 +34,8 @@ def has_batches(spark: SparkSession, checkpoint: str | Path) -> bool:
         jvm: Any = spark._jvm
         commits = jvm.org.apache.hadoop.fs.Path(f"{checkpoint}/commits")
         files = commits.getFileSystem(spark._jsc.hadoopConfiguration())
-        return bool(files.exists(commits)) and any(
-            one.getPath().getName().isdigit() for one in files.listStatus(commits)
-        )
+        names = [one.getPath().getName() for one in files.listStatus(commits)] if files.exists(commits) else []
+        return max((int(name) for name in names if name.isdigit()), default=None)
     except Py4JJavaError as error:
         raise InvalidInputError(f"cannot look for {checkpoint}: {error.java_exception.getMessage()}") from None
 

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import pyarrow as pa
 import pytest
+from pyspark.errors import PythonException
 
 import nosync
-from nosync.lsm.errors import FlowError, SchemaError
+from nosync.lsm.errors import FlowError, HoleError, SchemaError
 from tests.conftest import OpenStore
 
 if TYPE_CHECKING:
@@ -105,3 +107,136 @@ def test_names_that_spark_takes_for_ours_are_refused(spark: SparkSession, open_s
     flow.source("rows", f"k string, `{name}` bigint").aggregate("out", key=["k"], n=nosync.count())
     with pytest.raises(SchemaError, match=name):
         nosync.Job(flow, open_store(), spark=spark, shards=2)
+
+
+def as_type(type_: pa.DataType) -> Callable[[pa.Table], pa.Table]:
+    def cast(rows: pa.Table) -> pa.Table:
+        return rows.set_column(1, "at", pa.chunked_array([pa.nulls(rows.num_rows, type_)]))
+
+    return cast
+
+
+@pytest.mark.parametrize(
+    "type_",
+    [
+        pa.timestamp("ns", "UTC"), pa.timestamp("ms"), pa.time64("us"), pa.uint64(), pa.float16(), pa.date64(),
+        pa.decimal256(50, 2), pa.list_(pa.timestamp("s")), pa.struct([("x", pa.uint32())]),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_columns_that_spark_could_not_read_back_are_refused(
+    spark: SparkSession, open_store: OpenStore, type_: pa.DataType
+) -> None:
+    flow = nosync.Dataflow("f")
+    flow.source("rows", "k string, at timestamp").map("mapped", as_type(type_))
+    store = open_store()
+    with pytest.raises(SchemaError, match=r"stage mapped: column 'at' is .*, and Spark does not read .*: cast it"):
+        nosync.Job(flow, store, spark=spark, shards=1)
+    assert store.last_sealed() is None
+
+
+@pytest.mark.parametrize(
+    ("columns", "problem"),
+    [
+        ("k strng", "'k strng' are no columns .*UNSUPPORTED_DATATYPE"),
+        ("", "no columns are declared"),
+        ("k varchar(5), v int", r"column 'k' .* is varchar\(5\).*declare it as string"),
+        ("k char(3)", "declare it as string"),
+        ("i interval year to month", "a number of months"),
+    ],
+)
+def test_columns_that_are_none_say_what_is_wrong(
+    spark: SparkSession, open_store: OpenStore, columns: str, problem: str
+) -> None:
+    flow = nosync.Dataflow("f")
+    flow.source("rows", columns)
+    with pytest.raises(SchemaError, match=problem):
+        nosync.Job(flow, open_store(), spark=spark, shards=1)
+
+
+def test_stages_without_a_function_are_refused() -> None:
+    rows = nosync.Dataflow("f").source("rows", "k string")
+    with pytest.raises(FlowError, match="stage mapped: None is not a function"):
+        rows.map("mapped", None)  # type: ignore[arg-type]
+    with pytest.raises(FlowError, match="stage kept: None is not a function"):
+        rows.update("kept", key=["k"], state="n bigint", fn=None)  # type: ignore[arg-type]
+    with pytest.raises(nosync.InvalidInputError, match="None is not a function"):
+        nosync.CallbackSink(None)  # type: ignore[arg-type]
+
+
+def positive(rows: pa.Table) -> pa.Table:
+    if min(rows.column("v").to_pylist(), default=1) < 0:
+        raise ValueError("negative")
+    return rows
+
+
+def test_a_first_epoch_that_failed_can_be_given_other_rows(spark: SparkSession, open_store: OpenStore) -> None:
+    flow = nosync.Dataflow("f")
+    rows = flow.source("rows", "k string, v bigint")
+    rows.aggregate("early", key=["k"], n=nosync.count())
+    rows.map("checked", positive).aggregate("late", key=["k"], n=nosync.count())
+    store = open_store()
+    job = nosync.Job(flow, store, spark=spark, shards=1)
+
+    def given(v: int) -> dict[str, DataFrame]:
+        return {"rows": spark.createDataFrame([("a", v)], "k string, v bigint")}
+
+    with pytest.raises(nosync.StageError, match="negative"):
+        job.advance(0, given(-1))
+    with pytest.raises(
+        nosync.DeterminismError, match=r"rewind\(\) to the last sealed epoch first \(-1: there is none\)"
+    ):
+        job.advance(0, given(1))
+    job.rewind(-1)
+    assert store.layers() == []
+    job.advance(0, given(1))
+    assert store.read("rows").to_pylist() == [{"k": "a", "v": 1}]
+    with pytest.raises(nosync.InvalidInputError, match="-1 is not an epoch"):
+        job.rewind(-1)
+
+
+def test_a_sink_that_fails_says_so_and_is_given_the_epoch_again(spark: SparkSession, open_store: OpenStore) -> None:
+    fails, seen = [True], []
+
+    def take(changes: DataFrame, t: int) -> None:
+        if fails:
+            raise ValueError("boom")
+        seen.append((t, changes.count()))
+
+    flow = nosync.Dataflow("f")
+    flow.source("rows", "k string").aggregate("out", key=["k"], n=nosync.count())
+    job = nosync.Job(flow, open_store(), spark=spark, shards=1, sinks={"out": nosync.CallbackSink(take)})
+    with pytest.raises(ValueError, match="boom") as caught:
+        job.advance(0, {"rows": spark.createDataFrame([("a",)], "k string")})
+    (note,) = caught.value.__notes__
+    assert "the sink of stage out failed at epoch 0, which is sealed" in note
+    fails.clear()
+    job.advance(1, {"rows": spark.createDataFrame([("b",)], "k string")})
+    assert seen == [(0, 1), (1, 1)]
+
+
+def test_a_shard_whose_layers_are_all_lost_is_a_hole_and_not_still_to_come(
+    spark: SparkSession, open_store: OpenStore
+) -> None:
+    flow = nosync.Dataflow("f")
+    flow.source("rows", "k string").aggregate("out", key=["k"], n=nosync.count())
+    store = open_store()
+    job = nosync.Job(flow, store, spark=spark, shards=2)
+    for t in range(2):
+        job.advance(t, {"rows": spark.createDataFrame([("a",), ("b",), ("c",)], "k string")})
+    before = job.read("out").orderBy("k").collect()
+    store.sync()
+    for layer in (store.directory.root / "layers" / "out").rglob("*.layer"):
+        layer.unlink()
+    for read in (
+        lambda: store.read("out"),
+        lambda: store.lookup("out", pa.table({"k": ["a"]})),
+        lambda: store.changes("out", -1, 1),
+        lambda: job.advance(2, {"rows": spark.createDataFrame([("a",)], "k string")}),
+    ):
+        with pytest.raises(HoleError, match=r"its last layers, up to \d, are missing.*recover\(\) recomputes them"):
+            read()
+    with pytest.raises(PythonException, match="its last layers, up to 1, are missing"):  # Spark's own, when it reads
+        job.read("out").collect()
+    assert job.recover().recomputed
+    assert job.read("out").orderBy("k").collect() == before

@@ -366,3 +366,18 @@ def test_sources_of_any_name_are_streamed_together(spark: SparkSession, open_sto
     query = job.stream(rows, checkpoint=tmp_path / "cp", trigger={"availableNow": True})
     assert query.awaitTermination(240)
     assert sum(row["n"] for row in store.read("totals").to_pylist()) == 80
+
+
+def test_a_stream_does_not_go_on_over_a_store_that_was_rewound(
+    spark: SparkSession, open_store: OpenStore, tmp_path: Path
+) -> None:
+    """Spark would give it none of the rows again that were taken back."""
+    write_input(tmp_path / "in", 3)
+    with open_store() as store:
+        job = make_job(store, spark)
+        run_stream(job, spark, tmp_path)
+        job.rewind(0)
+        with pytest.raises(nosync.FlowError, match="has batches up to 2, which is epoch 2, and the store is at 0"):
+            run_stream(job, spark, tmp_path)
+        job.rewind(0)
+        assert store.last_sealed() == 0
