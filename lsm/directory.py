@@ -273,8 +273,8 @@ class LayerDirectory:
                     # A merge may have joined what belongs to the state with what came after, on another branch.
                     ends |= {r.id: part.upper for r in opened if r.id.description.upper > part.upper}
                     begins |= overlaps([r.id for r in opened])
-                schema = None if readers else self._schema_of_first(view.id, available)
-                trace = Trace(view.id, readers, self.key_groups, schema, ends, begins, until)
+                schema, key = (None, ()) if readers else self._shape_of_first(view.id, available)
+                trace = Trace(view.id, readers, self.key_groups, schema, ends, begins, until, key)
             except FileNotFoundError:
                 continue
             except (HoleError, CompactedError, NotAvailableError):
@@ -337,11 +337,15 @@ class LayerDirectory:
             available = self.descriptions(id)
         return [self.reader(LayerId(id, d)) for d in choose_cover(id, available, until, as_of, origin)]
 
-    def _schema_of_first(self, id: TraceId, available: Sequence[Description]) -> pa.Schema | None:
+    def _shape_of_first(
+        self, id: TraceId, available: Sequence[Description]
+    ) -> tuple[pa.Schema | None, tuple[str, ...]]:
+        """The schema and key that a trace begins with: what it has before, when it is empty."""
         if not available:
-            return None
+            return None, ()
         first = min(available)
-        return self.reader(LayerId(id, first)).schema_until(Time(first.lower + 1))
+        reader = self.reader(LayerId(id, first))
+        return reader.schema_until(Time(first.lower + 1)), reader.info.key
 
     def check_stage(self, stage: str) -> None:
         """Raises UnknownStageError for a stage of which nothing was recorded."""

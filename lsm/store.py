@@ -340,9 +340,8 @@ class Store:
         """
         check_range(after, until)
         traces = [self._trace(view, until, exact_from=after) for view in self._views(stage, until, shard, branch)]
-        tables = [t.changes(last_of(after), last_of(until)) for t in traces if t.layers]
-        if not tables:
-            return _select(self._unified(stage, traces).empty_table(), None, stage)
+        begun = [t for t in traces if t.layers] or traces[:1]
+        tables = [t.changes(last_of(after), last_of(until)) for t in begun]
         table = pa.concat_tables(tables, promote_options="default")
         last = [
             CHANGE_TYPE_COLUMN,
@@ -715,6 +714,8 @@ def check_range(after: int, until: int) -> None:
 def _select(table: pa.Table, columns: Sequence[str] | None, stage: str) -> pa.Table:
     if columns is None:
         return table.select([name for name in table.column_names if not name.startswith(INTERNAL_PREFIX)])
+    if isinstance(columns, str):
+        raise InvalidInputError(f"columns={columns!r} is one name, expected a list of names: columns=[{columns!r}]")
     for name in columns:
         if name not in table.column_names:
             raise SchemaError(f"stage {stage} has no column {name!r}; it has {describe(table.schema)}")

@@ -183,8 +183,10 @@ class Trace:
         ends: Mapping[LayerId, Time] | None = None,
         begins: Mapping[LayerId, Time] | None = None,
         until: Time | None = None,
+        key: tuple[str, ...] = (),
     ) -> None:
-        """`ends`: of layers that count only up to a time (exclusive), because the state goes on elsewhere from there.
+        """`schema`, `key`: of a trace without layers. `ends`: of layers that count only up to a time (exclusive), because the
+        state goes on elsewhere from there.
         `begins`: of layers whose entries before a time are in the layer before as well. `until`: nothing is asked for at this
         time or later, so columns that came with it are not there.
         """
@@ -203,7 +205,7 @@ class Trace:
                 )
         self.id = id
         self.layers = tuple(layers)
-        self.key: tuple[str, ...] = layers[0].info.key if layers else ()
+        self.key: tuple[str, ...] = layers[0].info.key if layers else key
         upper = END_OF_TIME if until is None else until
         limits = [min(upper, self.ends.get(layer.id, upper)) for layer in layers]
         self.schema: pa.Schema = unified_schema(layers, limits) if layers else (schema or pa.schema([]))

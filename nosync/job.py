@@ -107,7 +107,7 @@ class Job:
         branch: str = MAIN,
     ) -> None:
         from nosync.spark import schemas  # noqa: PLC0415 - the store works without pyspark; a job is where it is needed
-        from nosync.spark.session import check_session  # noqa: PLC0415
+        from nosync.spark.session import check_session, expression_settings  # noqa: PLC0415
 
         check_session(spark)
         if not isinstance(flow, Dataflow) or not isinstance(store, Store):
@@ -127,7 +127,8 @@ class Job:
         """The branch that this job runs on."""
         self._check_shape(flow)
         schemas.check_names(flow, spark)
-        self._declared, self._analyze = frozen(flow, spark), Analyzer(spark)
+        self._expression_settings = expression_settings(spark)
+        self._declared, self._analyze = frozen(flow, spark), Analyzer(spark, self._expression_settings)
         self._sinks = dict(sinks or {})
         if self._sinks and branch != MAIN:
             raise FlowError(
@@ -135,7 +136,7 @@ class Job:
                 "their output: leave sinks= out, and promote() the branch when its output is wanted"
             )
         self._kept = KeptInputs(self._node, lambda: self.branch_name)
-        self._runner = Runner(spark, self._node, self._place)
+        self._runner = Runner(spark, self._node, self._place, self._expression_settings)
         self.recoveries: list[RecoveryReport] = []
         """What `advance` had to compute again because a node was lost."""
         check_sinks(self._sinks, flow)
@@ -503,7 +504,7 @@ class Job:
         from nosync.spark.expressions import evaluator  # noqa: PLC0415 - the store works without pyspark
 
         at = self._sealed(t)
-        flow, evaluate = self.flow_at(at), evaluator(self._spark)
+        flow, evaluate = self.flow_at(at), evaluator(self._spark, self._expression_settings)
         return explain(flow, self._store, stage, key, at, evaluate=evaluate, branch=self.branch_name, progress=progress)
 
     def _repr_html_(self) -> str:
@@ -561,7 +562,10 @@ class Job:
         wanted = (self._node.lines.line(self.branch_name).id, t, tuple(sorted([*changed, *gone])))
         if known is None or (known.parent, known.at, known.changed) != wanted:
             self._node.create_branch(name, self.branch_name, t, [*changed, *gone])
-        return Job(flow, self._store, spark=self._spark, shards=self._shards, branch=name)
+        from nosync.spark.session import conf_set  # noqa: PLC0415
+
+        with conf_set(self._spark, self._expression_settings):  # its expressions mean what this job's do
+            return Job(flow, self._store, spark=self._spark, shards=self._shards, branch=name)
 
     def _recorded_schema(self, trace: TraceId | None) -> tuple[tuple[str, ...], Any] | None:
         if trace is None:

@@ -32,6 +32,8 @@ _UNITS_US = {
 _DURATION = re.compile(r"\s*(\d+)\s*([a-z]+?)s?\s*\Z")
 Times = npt.NDArray[np.int64]
 NO_WATERMARK = -(1 << 62)
+_FARTHEST_US = float(1 << 62)
+"""Some 146,000 years from 1970: what is beyond cannot be told from no watermark, and its windows may not fit into 64 bits."""
 
 
 @dataclass(frozen=True)
@@ -114,12 +116,19 @@ def is_time(type_: pa.DataType) -> bool:
     return bool(pa.types.is_timestamp(type_) or pa.types.is_date(type_))
 
 
+def _event_times(rows: pa.Table, window: Window) -> tuple[Times, npt.NDArray[np.bool_]]:
+    """As `times_us`. A time whose windows would begin or end beyond 64 bits counts as none, so that its row is late."""
+    time, valid = times_us(rows.column(window.time))
+    fits = np.abs(time.astype(np.float64)) < _FARTHEST_US - window.size_us - window.slide_us
+    return np.where(fits, time, 0), valid & fits
+
+
 def with_windows(rows: pa.Table, window: Window) -> pa.Table:
     """The rows, once for each window that they belong to, with window_start and window_end.
 
     Of sessions: the window of the row alone. A row without a time comes once, with null windows.
     """
-    time, valid = times_us(rows.column(window.time))
+    time, valid = _event_times(rows, window)
     if window.session:
         starts, at = time, np.arange(len(time))
     else:
@@ -141,7 +150,7 @@ def with_windows(rows: pa.Table, window: Window) -> pa.Table:
 
 def newest_us(rows: pa.Table, window: Window) -> int | None:
     """The newest event time among the rows."""
-    time, valid = times_us(rows.column(window.time))
+    time, valid = _event_times(rows, window)
     return int(time[valid].max()) if valid.any() else None
 
 

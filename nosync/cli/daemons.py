@@ -98,7 +98,10 @@ def _client(path: Path) -> DaemonClient:
     check_store(path)
     client = client_of(path)
     if client is None:
-        raise ReplicationError(f"{path} has no daemon: start one with nosync daemon --node NAME --data {path}")
+        raise ReplicationError(
+            f"{path} has no daemon: start one with nosync daemon --node NAME --data {path}, and --peer NAME=HOST:PORT for each "
+            "other node, or --replicas 1 where there is none"
+        )
     return client
 
 

@@ -144,8 +144,9 @@ def _epochs_of(flow: nosync.Dataflow, store: Store, spark: SparkSession, branch:
     from nosync.lineflow import LineFlow  # noqa: PLC0415
     from nosync.spark.expressions import Analyzer  # noqa: PLC0415
     from nosync.spark.schemas import parse_ddl  # noqa: PLC0415 - needs pyspark
+    from nosync.spark.session import expression_settings  # noqa: PLC0415
 
-    on_line = LineFlow(flow, store.node, lambda: branch, parse_ddl, Analyzer(spark))
+    on_line = LineFlow(flow, store.node, lambda: branch, parse_ddl, Analyzer(spark, expression_settings(spark)))
     return LineEpochs(store.node, store.directory, on_line, lambda: branch, shards=1)  # those of epochs that are sealed
 
 
@@ -197,11 +198,12 @@ def _explained(
     from nosync.explain import explain as trace_back  # noqa: PLC0415
     from nosync.spark.expressions import Analyzer, evaluator  # noqa: PLC0415
     from nosync.spark.schemas import parse_ddl  # noqa: PLC0415 - needs pyspark
+    from nosync.spark.session import expression_settings  # noqa: PLC0415
 
-    bound = bind(flow, parse_ddl, Analyzer(spark))
+    bound = bind(flow, parse_ddl, Analyzer(spark, expression_settings(spark)))
     with progress("tracing back", quiet=quiet) as advance:
         return trace_back(
-            bound, store, stage, key, as_of, evaluate=evaluator(spark), branch=branch,
+            bound, store, stage, key, as_of, evaluate=evaluator(spark, expression_settings(spark)), branch=branch,
             progress=lambda done, of: advance(done, of, "stages"),
         )  # fmt: skip
 

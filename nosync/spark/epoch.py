@@ -105,11 +105,12 @@ def run_epochs(
     has_wide_rows: bool = False,
     may_scan: bool = True,
     exchanges: Exchanges | None = None,
+    settings: Mapping[str, str],
 ) -> dict[int, Reports]:
     """Runs epochs: one Spark job for each round of each loop, and one for all the rest.
 
     Several epochs have one number of shards and skip the same stages, and have no loops; rows that they are given have
-    `_epoch`. `exchanges`: what epochs before tell of how rows should go to their shards.
+    `_epoch`. `exchanges`: what epochs before tell of how rows should go to their shards. `settings`: of the session meanwhile.
 
     Returns for each epoch a report of every (stage, shard) that was computed or yielded. Raises whatever a task
     raised, as the NosyncError it was: WideRowError where they can be run again with `has_wide_rows`, and ScanError without
@@ -127,7 +128,7 @@ def run_epochs(
         over = handover(spark, flow, {} if files else inputs, has_wide_rows=has_wide_rows)
         by_files = exchanges if exchanges is not None and not files and exchanges.is_next_by_files(spark) else None
         run = _EpochRun(_Work(spark, flow, plans, planned, over, files, by_files))
-        with settings_for_epochs(spark, over):
+        with settings_for_epochs(spark, {**over.settings, **settings}):
             for loop in flow.loops.values():
                 run.loop(loop)
             run.rest()
@@ -635,8 +636,8 @@ def _beside(index: int, frames: Mapping[int, DataFrame], ours: Sequence[str]) ->
     return frames[index].select(*columns, *common)
 
 
-def settings_for_epochs(spark: SparkSession, handover: Handover) -> AbstractContextManager[None]:
+def settings_for_epochs(spark: SparkSession, more: Mapping[str, str]) -> AbstractContextManager[None]:
     """The session's settings while an epoch is planned and run; the user's come back afterwards."""
     excluded = spark.conf.get(_EXCLUDED_RULES, None)
     rules = ",".join(filter(None, [excluded, *_RULES_TO_EXCLUDE]))
-    return conf_set(spark, {**session_settings(), **handover.settings, _EXCLUDED_RULES: rules})
+    return conf_set(spark, {**session_settings(), **more, _EXCLUDED_RULES: rules})

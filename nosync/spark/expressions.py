@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -26,7 +26,7 @@ from nosync.fingerprint import fingerprint
 from nosync.lsm.columns import CHANGE_TYPE_COLUMN
 from nosync.lsm.errors import FlowError, SchemaError
 from nosync.plan import BoundStage
-from nosync.spark.session import conf_set, contains, session_settings, turn_of
+from nosync.spark.session import conf_set, contains, session_settings, turn_of, unusual
 from nosync.spark.translate import step_of
 
 _NOT_PLAIN = ("PYTHON_UDF", "SCALA_UDF", "CURRENT_LIKE")
@@ -137,12 +137,12 @@ def _column(expression: str | Column) -> Column:
     return F.expr(expression) if isinstance(expression, str) else expression
 
 
-def evaluator(spark: SparkSession) -> Evaluate:
-    """Evaluates stages of expressions over tables on the driver."""
+def evaluator(spark: SparkSession, settings: Mapping[str, str]) -> Evaluate:
+    """Evaluates stages of expressions over tables on the driver. `settings`: what they mean, by `expression_settings`."""
 
     def evaluate(stage: BoundStage, rows: pa.Table, keep: Sequence[str]) -> pa.Table:
         kept = [*(n for n in (CHANGE_TYPE_COLUMN,) if stage.changing), *keep]
-        with turn_of(spark), conf_set(spark, session_settings()):
+        with turn_of(spark), conf_set(spark, {**session_settings(), **settings}):
             out = _apply(stage.kind, stage.options, spark.createDataFrame(rows), kept, report=None).toArrow()
         return out.cast(pa.schema([*stage.rows_schema, *(rows.schema.field(name) for name in keep)]))
 
@@ -152,8 +152,9 @@ def evaluator(spark: SparkSession) -> Evaluate:
 class Analyzer:
     """Asks Spark about stages of expressions; made for one session."""
 
-    def __init__(self, spark: SparkSession) -> None:
-        self._spark = spark
+    def __init__(self, spark: SparkSession, settings: Mapping[str, str]) -> None:
+        """`settings`: what expressions mean, by `expression_settings`."""
+        self._spark, self._settings = spark, settings
         # A job binds its flow several times; the stage is kept, so that its id stays its own.
         self._known: dict[tuple[int, pa.Schema], tuple[Stage, Analysis]] = {}
 
@@ -161,7 +162,8 @@ class Analyzer:
         """See nosync.bind.Analyze. Raises FlowError or SchemaError naming the stage."""
         at = (id(stage), given)
         if at not in self._known:
-            self._known[at] = stage, self._ask(stage, given)
+            with conf_set(self._spark, self._settings):
+                self._known[at] = stage, self._ask(stage, given)
         return self._known[at][1]
 
     def _ask(self, stage: Stage, given: pa.Schema) -> Analysis:
@@ -259,7 +261,7 @@ class Analyzer:
     def _described(self, stage: Stage, rows: DataFrame) -> str:
         if stage.kind != STATIC_JOIN:
             texts = [e if isinstance(e, str) else _text_of(e) for e in stage.options["expressions"]]
-            return "; ".join([*texts, *self._functions(rows)])
+            return "; ".join([*texts, *self._functions(rows), *unusual(self._settings)])
         table: DataFrame = stage.options["table"]
         columns = [F.col(quoted(name)) for name in table.columns]
         # The hash passes over nulls: which columns are null is hashed as well.

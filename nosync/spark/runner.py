@@ -31,8 +31,9 @@ log = logging.getLogger("nosync")
 class Runner:
     """Of one job. `everything`: whatever is not recorded is computed, not just what the steps say."""
 
-    def __init__(self, spark: SparkSession, node: StoreNode, place: Place) -> None:
-        self._spark, self._node, self._place = spark, node, place
+    def __init__(self, spark: SparkSession, node: StoreNode, place: Place, settings: Mapping[str, str]) -> None:
+        """`settings`: of the session, while epochs run."""
+        self._spark, self._node, self._place, self._settings = spark, node, place, settings
         self._has_wide_rows, self._may_scan, self._exchanges = False, True, Exchanges()
         self._watch = HostWatch(spark, node.lost_hosts) if node.store_id else None
 
@@ -88,6 +89,7 @@ class Runner:
                     has_wide_rows=has_wide_rows,
                     may_scan=may_scan,
                     exchanges=self._exchanges,
+                    settings=self._settings,
                 )
             except WideRowError as error:
                 if has_wide_rows:

@@ -32,6 +32,13 @@ _ENVIRONMENT_OF_QUERIES = {
     "SPARK_HIDE_TRACEBACK": "spark.sql.execution.pyspark.udf.hideTraceback.enabled",
 }
 """What Spark adds to the environment of Python workers of a query, and the settings of the session that ask for it."""
+_OF_EXPRESSIONS = {
+    "spark.sql.ansi.enabled": "true",
+    "spark.sql.legacy.sizeOfNull": "true",
+    "spark.sql.decimalOperations.allowPrecisionLoss": "true",
+    "spark.sql.timestampType": "TIMESTAMP_LTZ",
+}
+"""Settings by which an expression means one thing or another, and what they are in Spark 4 if nobody says otherwise."""
 _MOST_ROWS, _MOST_BYTES = (f"spark.sql.execution.arrow.max{what}PerBatch" for what in ("Records", "Bytes"))
 
 
@@ -99,6 +106,16 @@ def session_settings() -> dict[str, str]:
         "spark.sql.adaptive.enabled": "false",
         _ZONE: "UTC",
     }
+
+
+def expression_settings(spark: SparkSession) -> dict[str, str]:
+    """What expressions mean in the session as it is: a job's stay what they were when it was made."""
+    return {name: str(spark.conf.get(name)) for name in _OF_EXPRESSIONS}
+
+
+def unusual(settings: Mapping[str, str]) -> list[str]:
+    """Those of `expression_settings` that are other ones than Spark's own, as text."""
+    return [f"{name}={value}" for name, value in settings.items() if value.lower() != _OF_EXPRESSIONS[name].lower()]
 
 
 def arrow_settings(spark: SparkSession, row_bytes: int | None) -> dict[str, str]:

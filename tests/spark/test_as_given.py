@@ -240,3 +240,40 @@ def test_a_shard_whose_layers_are_all_lost_is_a_hole_and_not_still_to_come(
         job.read("out").collect()
     assert job.recover().recomputed
     assert job.read("out").orderBy("k").collect() == before
+
+
+def test_expressions_mean_what_they_did_when_the_job_was_made(spark: SparkSession, open_store: OpenStore) -> None:
+    """`size(null)` is -1 or null, by whether Spark's ANSI mode is on."""
+    from nosync.spark.session import conf_set
+
+    ansi = "spark.sql.ansi.enabled"
+
+    def job() -> nosync.Job:
+        flow = nosync.Dataflow("f")
+        sized = flow.source("rows", "k int, l array<int>").select(
+            "sized", "k", "size(l) AS n", "CAST(k AS string) + 1 AS x"
+        )
+        sized.aggregate("out", key=["x"], n=nosync.sum("n"))
+        return nosync.Job(flow, store, spark=spark, shards=2)
+
+    def rows() -> dict[str, DataFrame]:
+        return {"rows": spark.createDataFrame([(1, None), (2, [5]), (2, [5])], "k int, l array<int>")}
+
+    store = open_store()
+    with conf_set(spark, {ansi: "false"}):
+        first = job()
+        first.advance(0, rows())
+    with conf_set(spark, {ansi: "true"}):
+        first.advance(1, rows())
+        assert sorted(tuple(row) for row in first.read("out").collect()) == [(2.0, -2), (3.0, 4)]
+        for layer in (store.directory.root / "layers" / "out").rglob("1-2-0.layer"):
+            layer.unlink()
+        assert first.recover().recomputed == 2
+        branch = first.branch("other", at=0, replace={"out": {"n": nosync.sum("n"), "c": nosync.count()}})
+        branch.replay()
+        # It counts from the fork on.
+        assert sorted(tuple(row) for row in branch.read("out").collect()) == [(2.0, -2, 1), (3.0, 4, 2)]
+        with pytest.raises(FlowError, match="changed"):
+            job()
+    with conf_set(spark, {ansi: "false"}):
+        job().advance(2, rows())

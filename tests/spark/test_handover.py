@@ -160,7 +160,7 @@ def test_functions_in_expressions_have_their_bytes_counted(spark: SparkSession) 
     )
     size = F.udf(len, "int")
     made.select("sizes", "id", size("t").alias("size")).aggregate("out", key=["id"], size=nosync.sum("size"))
-    assert handover(spark, bind(flow, parse_ddl, Analyzer(spark)), {"rows": spark.range(3)}) == Handover()
+    assert handover(spark, bind(flow, parse_ddl, Analyzer(spark, {})), {"rows": spark.range(3)}) == Handover()
 
 
 def test_rows_that_are_others_each_time_run_once(

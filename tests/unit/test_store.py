@@ -751,3 +751,29 @@ def test_a_value_that_is_no_number_on_both_sides_is_no_difference(open_store: Op
         )
         found = compare(store.read("s"), other, ["k"], "stage s")
         assert found.select(["k", "_diff"]).to_pylist() == [{"k": 4, "_diff": "changed"}]
+
+
+def test_before_its_first_epoch_a_stage_is_empty_and_has_its_key_and_columns(open_store: OpenStore) -> None:
+    store = open_store()
+    store.append("x", t=5, rows=pa.table({"k": ["a"], "v": [1]}), key=["k"])
+    store.seal(5)
+    for t in (0, 3):
+        changes = store.changes("x", -1, t)
+        assert changes.schema == store.changes("x", -1, 5).schema
+        assert changes.num_rows == 0
+        found = store.lookup("x", pa.table({"k": ["a"]}), t)
+        assert (found.num_rows, found.column_names) == (0, ["k", "v"])
+        assert store.read("x", t, prefix={"k": "a"}).num_rows == 0
+        assert store.diff("x", "main", "main", t).num_rows == 0
+    store.append("log", t=6, rows=pa.table({"n": [1]}), key=[])
+    store.append("x", t=6, rows=pa.table({"k": ["a"], "v": [1]}), key=["k"])
+    store.seal(6)
+    assert store.changes("log", -1, 5).schema == store.changes("log", -1, 6).schema
+
+
+def test_one_name_is_no_list_of_columns(open_store: OpenStore) -> None:
+    store = open_store()
+    store.append("x", t=0, rows=pa.table({"k": ["a"], "v": [1]}), key=["k"])
+    store.seal(0)
+    with pytest.raises(nosync.InvalidInputError, match=r"expected a list of names: columns=\['v'\]"):
+        store.read("x", columns="v")
