@@ -6,6 +6,7 @@ files: merged-away layers are noticed and replaced by those that stand for them,
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -18,9 +19,12 @@ import pyarrow as pa
 from nosync.lsm.branches import MAIN
 from nosync.lsm.directory import LAYERS, MARKER, LayerDirectory, create_store, read_marker
 from nosync.lsm.env import Env
-from nosync.lsm.errors import NosyncError, ReplicationError, StorageError
+from nosync.lsm.errors import CorruptionError, NosyncError, ReplicationError, StorageError
+from nosync.lsm.format import decode
+from nosync.lsm.layer import SUFFIX
 from nosync.lsm.roles import StoreNode
 from nosync.lsm.scrub import VerifyReport
+from nosync.lsm.sealed_json import unseal_json
 from nosync.lsm.settings import StoreSettings
 from nosync.lsm.status import LayerStatus, StoreStatus
 from nosync.lsm.store import Store
@@ -32,6 +36,8 @@ from nosync.replication.serving import status_of
 from nosync.replication.transport import DaemonClient
 from nosync.replication.wire import is_name
 
+log = logging.getLogger("nosync.replication")
+
 
 class RemoteEnv(Env):
     """The files of a daemon's directory as if they were in `root`, where those that were read are kept."""
@@ -39,6 +45,7 @@ class RemoteEnv(Env):
     def __init__(self, root: Path, client: DaemonClient) -> None:
         self._root, self._client = root, client
         self._local = Env()
+        self._sound: set[Path] = set()  # of what was kept before, and looked at since
 
     def _relative(self, path: Path) -> str:
         return path.relative_to(self._root).as_posix()
@@ -48,7 +55,7 @@ class RemoteEnv(Env):
         names = self._client.list_files(directory)
         if not directory.startswith(LAYERS):
             small = [name for name in names if name.endswith(".json") and is_name(f"{directory}/{name}")]
-            self._fetch([f"{directory}/{name}" for name in small if not (path / name).exists()])
+            self._fetch([f"{directory}/{name}" for name in small if not self._is_kept(path / name)])
             return [name for name in names if name in small or not name.endswith(".json")]
         return names
 
@@ -65,8 +72,25 @@ class RemoteEnv(Env):
         return super().size_bytes(path)
 
     def _have(self, path: Path) -> None:
-        if not path.exists():
+        if not self._is_kept(path):
             self._fetch([self._relative(path)])
+
+    def _is_kept(self, path: Path) -> bool:
+        """Whether a file is here, whole. Nothing of a cache is synced, so what a crash of this machine left of one goes."""
+        if not path.exists():
+            return False
+        if path not in self._sound:
+            try:
+                if path.suffix == ".json":
+                    unseal_json(self._local.read(path), str(path))
+                elif path.suffix == SUFFIX:
+                    decode(self._local.map(path), str(path))
+            except CorruptionError as error:
+                log.warning("fetched again: %s", error)
+                self._local.unlink(path)
+                return False
+            self._sound.add(path)
+        return True
 
     def _fetch(self, names: list[str]) -> None:
         """Files that are not there any more are left out: whoever opens them notices."""

@@ -222,6 +222,13 @@ def test_a_store_is_read_over_a_connection(tmp_path: Path, capsys: pytest.Captur
                     write()
         with nosync.connect(address, cache=cache) as again:
             assert state(again, 3) == expected(3)
+        kept = [path for path in cache.rglob("*") if path.suffix in (".layer", ".json")]
+        assert {path.suffix for path in kept} == {".layer", ".json"}
+        for torn in (b"", b"torn"):  # by a crash of the machine: nothing of a cache is synced
+            for path in kept:
+                path.write_bytes(torn)
+            with nosync.connect(address, cache=cache) as mended:
+                assert [state(mended, t) for t in range(5)] == [expected(t) for t in range(5)]
         with nosync.connect(address) as here:
             assert here.directory.root == daemons.data("n1"), "on the daemon's host it is the store itself"
             publish(here, 5, copies=1)
