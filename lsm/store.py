@@ -536,11 +536,11 @@ class Store:
         """
         pack(t)
         check_name(name, "pin name")
-        last = self.last_sealed()
-        if last is None or not self.since() <= t <= last:
-            raise InvalidInputError(
-                f"cannot pin {t}: a pin needs a sealed timestamp whose history is kept, {self.since()} to {last} now"
-            )
+        last, first = self.last_sealed(), self._lines().manifests().first
+        oldest = max(self.since(), first or 0)
+        if last is None or not oldest <= t <= last:
+            possible = "there is none yet" if last is None else f"{oldest} to {last} now"
+            raise InvalidInputError(f"cannot pin {t}: a pin needs a sealed timestamp whose history is kept, {possible}")
         self.node.pin(Pin(Epoch(t), name))
 
     def unpin(self, name: str) -> None:

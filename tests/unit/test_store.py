@@ -777,3 +777,17 @@ def test_one_name_is_no_list_of_columns(open_store: OpenStore) -> None:
     store.seal(0)
     with pytest.raises(nosync.InvalidInputError, match=r"expected a list of names: columns=\['v'\]"):
         store.read("x", columns="v")
+
+
+def test_a_pin_needs_an_epoch_that_was_sealed(open_store: OpenStore) -> None:
+    store = open_store()
+    with pytest.raises(nosync.InvalidInputError, match="cannot pin 0: .* there is none yet"):
+        store.pin("early", 0)
+    for t in (5, 6):
+        store.append("x", t=t, rows=pa.table({"k": ["a"], "v": [1]}), key=["k"])
+        store.seal(t)
+    for t in (4, 7):
+        with pytest.raises(nosync.InvalidInputError, match=f"cannot pin {t}: .*, 5 to 6 now"):
+            store.pin("early", t)
+    store.pin("first", 5)
+    assert store.pins() == {"first": 5}
