@@ -221,10 +221,11 @@ class Stage:
         """Aggregates per key and window of event time: tumbling (`size`), sliding (`size`, `slide`), session (`gap`).
 
         Durations are text such as `"10 minutes"`. Output: key, `window_start`, `window_end`, the aggregates (of sessions
-        `window_end` comes last); results are updated while rows come. `watermark`: how far behind the newest event time of all earlier epochs a window stays
-        open; a row for a closed window is late: not counted, but recorded in the stage `.late`. `keep`: how
-        long after closing a window stays in the state (default: for ever). Windows begin at multiples of `slide` since
-        1970-01-01 UTC. For windows of processing time add the tick to the rows as a column, so that replay sees the same.
+        `window_end` comes last); results are updated while rows come. `watermark`: how far behind the newest event time of
+        all earlier epochs a window stays open; a row for a closed window is late: not counted, but recorded in the stage
+        `.late`. `keep`: how long after closing a window stays in the state (default: for ever). Windows begin at multiples of
+        `slide` since 1970-01-01 UTC. For windows of processing time add the tick to the rows as a column, so that replay
+        sees the same.
         """
         _check_aggregates(name, aggregates)
         keys = _check_key(name, key) if key else ()

@@ -152,7 +152,7 @@ class Job:
         self._epochs = LineEpochs(self._node, self._directory, self._on_line, lambda: self.branch_name, self._shards)
         self.flow: BoundFlow = self._on_line.flow
         """With the fingerprints of epochs that bring inputs of their own; `flow_at` has those of others."""
-        self._schemas.check_readable(self.flow)
+        self._schemas.warn_of_unreadable(self.flow)
         self.instance = take_over(self._directory.root, line.id, self._directory.env)
         """Which instance of the job on this line this is; making a newer one stops this one from writing."""
         self._delivery = Delivery(self._sinks, self._store, line.id, lambda: self.branch_name, self.changes)
@@ -432,6 +432,7 @@ class Job:
             raise NotAvailableError(
                 f"stage {stage} is not recorded (persist='none'): read what it is computed from, or persist it"
             )
+        self._schemas.check_readable(bound)
         return StageReader(self._place, for_tasks(bound), self._history(stage))
 
     def _history(self, stage: str) -> History:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 
 import pyarrow as pa
@@ -25,6 +26,8 @@ from nosync.lsm.columns import describe, nullable, plain
 from nosync.lsm.errors import SchemaError
 from nosync.plan import BoundFlow, BoundStage
 
+log = logging.getLogger("nosync")
+
 
 def parse_ddl(text: str) -> pa.Schema:
     """Spark's DDL as an Arrow schema; timestamps in UTC."""
@@ -42,16 +45,25 @@ def parse_ddl(text: str) -> pa.Schema:
     return to_arrow_schema(schema, timezone="UTC")
 
 
-def check_readable(flow: BoundFlow) -> None:
-    """Raises SchemaError where a stage has columns that Spark could not read: they would be recorded all the same."""
-    for stage in flow.stages.values():
-        for column in stage.output:
-            unread = _unread_by_spark(column.type)
-            if unread is not None:
-                raise SchemaError(
-                    f"stage {stage.name}: column {column.name!r} is {column.type}, and Spark does not read {unread}: cast it to "
-                    "a type that Spark has, such as int64, decimal128, timestamp[us], date32 or string"
-                )
+def check_readable(stage: BoundStage) -> None:
+    """Raises SchemaError where a stage has columns that Spark does not read: they can be recorded all the same."""
+    for column in stage.output:
+        unread = _unread_by_spark(column.type)
+        if unread is not None:
+            raise SchemaError(
+                f"stage {stage.name}: column {column.name!r} is {column.type}, and Spark does not read {unread}: cast it, in "
+                "the stage, to a type that Spark has, such as int64, decimal128, timestamp[us], date32 or string. "
+                "store.read() has it as it is"
+            )
+
+
+def warn_of_unreadable(flow: BoundFlow) -> None:
+    """Says when a job is made which stages `check_readable` will refuse."""
+    for stage in flow.recorded:
+        try:
+            check_readable(stage)
+        except SchemaError as error:
+            log.warning("%s", error)
 
 
 def _unread_by_spark(type_: pa.DataType) -> pa.DataType | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -124,15 +125,20 @@ def as_type(type_: pa.DataType) -> Callable[[pa.Table], pa.Table]:
     ],
     ids=str,
 )  # fmt: skip
-def test_columns_that_spark_could_not_read_back_are_refused(
-    spark: SparkSession, open_store: OpenStore, type_: pa.DataType
+def test_columns_that_spark_does_not_read_are_told_of_and_recorded(
+    spark: SparkSession, open_store: OpenStore, caplog: pytest.LogCaptureFixture, type_: pa.DataType
 ) -> None:
     flow = nosync.Dataflow("f")
     flow.source("rows", "k string, at timestamp").map("mapped", as_type(type_))
     store = open_store()
-    with pytest.raises(SchemaError, match=r"stage mapped: column 'at' is .*, and Spark does not read .*: cast it"):
-        nosync.Job(flow, store, spark=spark, shards=1)
-    assert store.last_sealed() is None
+    problem = r"stage mapped: column 'at' is .*, and Spark does not read .*: cast it"
+    job = nosync.Job(flow, store, spark=spark, shards=1)
+    assert [record.levelname for record in caplog.records if re.search(problem, record.message)] == ["WARNING"]
+    job.advance(0, {"rows": spark.createDataFrame([("a", None)], "k string, at timestamp")})
+    assert store.read("mapped").to_pylist() == [{"k": "a", "at": None}]
+    for read in (lambda: job.read("mapped"), lambda: job.changes("mapped", -1, 0)):
+        with pytest.raises(SchemaError, match=problem):
+            read()
 
 
 @pytest.mark.parametrize(
