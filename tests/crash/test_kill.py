@@ -39,11 +39,14 @@ while True:
 
 NODE = """
 import sys
+import threading
 import nosync
 settings = nosync.StoreSettings(retain=2, scan_interval_s=0.01, grace_s=0.0, block_rows=100)
 store = nosync.open(sys.argv[1], settings=settings)
 t = int(sys.argv[2])
+pause = threading.Event()
 while True:
+    pause.wait(0.002)  # or thousands of epochs a cycle are to be looked at
     try:
         store.seal(t)
     except nosync.NotAvailableError:
@@ -66,7 +69,7 @@ def publish(directory: object, shard: int, t: int) -> None:
 
 def expected_state(t: int) -> dict[tuple[object, ...], tuple[object, ...]]:
     state: dict[tuple[object, ...], tuple[object, ...]] = {}
-    for e in range(t + 1):
+    for e in range(max(0, t - 2), t + 1):  # in three epochs every key changes
         for shard in range(SHARDS):
             state |= {(row["k"],): (row["v"],) for row in layer_rows(shard, e).to_pylist()}
     return state
