@@ -283,7 +283,8 @@ class LayerDirectory:
                     raise
                 seen.append(sorted(available))
                 continue
-            for gone in [o for o in list(self._open) if o.trace == view.id and o.description not in available]:
+            there = set(available)
+            for gone in [o for o in list(self._open) if o.trace == view.id and o.description not in there]:
                 self.forget(gone)
             return trace
         raise NotAStoreError(
