@@ -133,10 +133,7 @@ class Compactor:
         with self._pausing:
             pass  # whoever pauses comes first
         with self._turn():
-            traces = self._next_touched()
-            if whole:
-                traces = iter(sorted(t for t in self._owner.durable_traces() if stage is None or t.stage == stage))
-            for trace in traces:
+            for trace in self._all_of(stage) if whole else self._next_touched():
                 try:
                     done = self._merge(trace, stop, whole=whole)
                 except Exception as error:  # noqa: BLE001 - whatever it is, other traces are merged, and it is told of
@@ -150,6 +147,9 @@ class Compactor:
         if errors and whole:
             raise errors[0]
         return False
+
+    def _all_of(self, stage: str | None) -> list[TraceId]:
+        return sorted(trace for trace in self._owner.durable_traces() if stage in (None, trace.stage))
 
     def _next_touched(self) -> Iterator[TraceId]:
         """Traces to look at, in order as far as they were known when the first one was: there may be thousands."""

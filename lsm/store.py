@@ -75,7 +75,7 @@ from nosync.lsm.scrub import VerifyReport, verify_directory
 from nosync.lsm.settings import StoreSettings
 from nosync.lsm.status import BranchInfo, LayerStatus, StoreStatus, status_of, status_of_bad
 from nosync.lsm.timestamp import ZERO, Epoch, Time, end_of, epoch_of, last_of, pack
-from nosync.lsm.trace import Trace, known_as_recorded
+from nosync.lsm.trace import Trace, lost_tail
 from nosync.lsm.views import stage_views
 from nosync.lsm.writer import Published, arrange
 
@@ -392,9 +392,12 @@ class Store:
     def _trace(self, view: View, as_of: int, exact_from: int | None = None) -> Trace:
         exact = last_of(as_of if exact_from is None else exact_from)
         until = end_of(as_of)
-        is_sealed = until <= self._lines().sealed_until(view.id)
-        with known_as_recorded(view.id, until) if is_sealed else contextlib.nullcontext():
+        try:
             return self.directory.open_view(view, until=until, as_of=exact)
+        except NotAvailableError as error:
+            if until > self._lines().sealed_until(view.id):
+                raise
+            raise lost_tail(view.id, until, error) from None
 
     def _unified(self, stage: str, traces: Iterable[Trace]) -> pa.Schema:
         schema: pa.Schema | None = None

@@ -11,10 +11,9 @@ Lookups go from the newest layer to the oldest with the keys that are still open
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -109,19 +108,15 @@ def overlaps(cover: Sequence[LayerId]) -> dict[LayerId, Time]:
     }
 
 
-@contextlib.contextmanager
-def known_as_recorded(id: TraceId, until: Time) -> Iterator[None]:
-    """Opening a trace that was recorded up to `until`: where its layers end before, the rest is lost, and not still to come."""
-    try:
-        yield
-    except NotAvailableError as error:
-        raise HoleError(
-            f"{id}: its last layers, up to {epoch_of(Time(until - 1))}, are missing ({error}); recover() recomputes them",
-            stage=id.stage,
-            shard=str(id.shard),
-            lower="?",
-            upper=show(until),
-        ) from None
+def lost_tail(id: TraceId, until: Time, error: NotAvailableError) -> HoleError:
+    """What opening a trace raised, where it was recorded up to `until`: the rest is lost, and not still to come."""
+    return HoleError(
+        f"{id}: its last layers, up to {epoch_of(Time(until - 1))}, are missing ({error}); recover() recomputes them",
+        stage=id.stage,
+        shard=str(id.shard),
+        lower="?",
+        upper=show(until),
+    )
 
 
 def _raise_gap(

@@ -34,13 +34,13 @@ from nosync.joins import content_hash
 from nosync.loops import apply_loop, changes_of_round, consolidate, recorded_changes
 from nosync.lsm.columns import conformed, key_columns
 from nosync.lsm.env import storage_errors
-from nosync.lsm.errors import DeterminismError, HoleError
+from nosync.lsm.errors import DeterminismError, HoleError, NotAvailableError
 from nosync.lsm.fence import Instance, check_fence
 from nosync.lsm.hashing import hash64
 from nosync.lsm.history import History, View, span_at, view_at
 from nosync.lsm.layer import Description, Digest, LayerId, Shard, TraceId, of_round
 from nosync.lsm.timestamp import Time, end_of, pack
-from nosync.lsm.trace import Trace, known_as_recorded
+from nosync.lsm.trace import Trace, lost_tail
 from nosync.operators import (
     Produced,
     Work,
@@ -463,8 +463,10 @@ class _ShardRun:
         view = self._view(stage)
         if self._task.round is not None:
             return self._directory.open_rounds(view, self._task.t, self._task.round)
-        with known_as_recorded(view.id, t):  # epochs run in order
+        try:
             trace = self._directory.open_view(view, until=t, as_of=Time(t - 1))
+        except NotAvailableError as error:  # and epochs run in order
+            raise lost_tail(view.id, t, error) from None
         return trace.read_as(stage.schema) if stage.keyed else trace  # a branch may have added columns
 
     def _compute(self, stage: BoundStage, id: LayerId) -> Produced:

@@ -58,10 +58,8 @@ class Peer:
     """What is on its way to it unasked: bytes, and since when."""
     push_again_s: float = float("-inf")
     """Until then nothing goes to it unasked."""
-    conflicts: dict[str, tuple[str, str]] = field(default_factory=dict)
-    """Files of other contents there than here: our digest and theirs."""
-    conflicts_at: dict[str, set[str]] = field(default_factory=dict)
-    """Their names by trace, or by themselves."""
+    conflicts: dict[str, dict[str, tuple[str, str]]] = field(default_factory=dict)
+    """Files of other contents there than here, by trace or by themselves: our digest and theirs."""
     found_diverged: Divergence | None = None
     """What of its files they make another history, until they change."""
     is_known: bool = False
@@ -76,19 +74,20 @@ class Peer:
         if not self.conflicts:
             return False
         if self.found_diverged is None:
-            self.found_diverged = Divergence(self.conflicts)
+            self.found_diverged = Divergence(self.all_conflicts())
         return self.found_diverged.has(name)
 
     def conflict_at(self, place: str, found: Mapping[str, tuple[str, str]]) -> None:
         """Of one trace, or one other file, these are all."""
-        before = self.conflicts_at.pop(place, set())
-        for name in before:
-            del self.conflicts[name]
-        self.conflicts |= found
+        before = self.conflicts.pop(place, {})
         if found:
-            self.conflicts_at[place] = set(found)
-        if before != found.keys():
+            self.conflicts[place] = dict(found)
+        if before.keys() != found.keys():
             self.found_diverged = None
+
+    def all_conflicts(self) -> dict[str, tuple[str, str]]:
+        """By file."""
+        return {name: digests for files in self.conflicts.values() for name, digests in files.items()}
 
     def has_dropped(self, names: Iterable[str]) -> None:
         """It does not hold these: if it does again, they are other ones."""

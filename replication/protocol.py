@@ -361,21 +361,26 @@ class Replica:
 
     def part_came(self, session: SessionId) -> None:
         """A part of a message came that needs several frames: the other side is alive, and still answers what was asked."""
-        if session in self._sessions:
-            self._heard_s[session] = self.now_s
-            peer = self._peer_of(session)
-            if peer is not None:
-                peer.heard_s = self.now_s
-                peer.asked_s = None if peer.asked_s is None else self.now_s
+        peer = self._is_alive(session)
+        if peer is not None and peer.asked_s is not None:
+            peer.asked_s = self.now_s
 
     def heard_from(self, session: SessionId, size_bytes: int) -> None:
         """A piece of a file came: the other side is alive."""
-        if session in self._sessions:
-            self._heard_s[session] = self.now_s
-            peer = self._peer_of(session)
-            if peer is not None:
-                peer.heard_s = peer.piece_s = self.now_s
-                peer.arrived_bytes += size_bytes
+        peer = self._is_alive(session)
+        if peer is not None:
+            peer.piece_s = self.now_s
+            peer.arrived_bytes += size_bytes
+
+    def _is_alive(self, session: SessionId) -> Peer | None:
+        """Notes that something came. Of a session that lasts, and whose peer said who it is, the peer."""
+        if session not in self._sessions:
+            return None
+        self._heard_s[session] = self.now_s
+        peer = self._peer_of(session)
+        if peer is not None:
+            peer.heard_s = self.now_s
+        return peer
 
     def _peer_of(self, session: SessionId) -> Peer | None:
         node = self._sessions.get(session)
@@ -449,7 +454,7 @@ class Replica:
         """Nothing counts that a peer said of what it holds."""
         self._touched_of(peer, (held.name for held in peer.holds))
         peer.holds, peer.todo, peer.unwanted = Inventory(), {}, {}
-        peer.conflicts, peer.conflicts_at, peer.found_diverged = {}, {}, None
+        peer.conflicts, peer.found_diverged = {}, None
         peer.todo_files, peer.queue = 0, []
 
     def _objection(self, hello: Hello) -> str:
@@ -768,7 +773,9 @@ class Replica:
 
     def conflicts(self) -> dict[str, tuple[NodeId, str, str]]:
         """By file: a peer that holds other contents, our digest and theirs."""
-        return {name: (peer.node, *found) for peer in self.peers.values() for name, found in peer.conflicts.items()}
+        return {
+            name: (peer.node, *found) for peer in self.peers.values() for name, found in peer.all_conflicts().items()
+        }
 
     def safe_elsewhere(self, line: str) -> int:
         """The largest safe point that a peer told, -1 where none did: what is safe there is safe here, if it is the same.
@@ -780,7 +787,7 @@ class Replica:
         for peer in self.peers.values():
             if peer.session is None or peer.asked_s is not None or peer.unknown or peer.seq < 0:
                 continue
-            others = [t for name in peer.conflicts if (t := _first_epoch(name, line)) is not None]
+            others = [t for name in peer.all_conflicts() if (t := _first_epoch(name, line)) is not None]
             found = max(found, min([peer.safe.get(line, -1), *(t - 1 for t in others)]))
         return found
 

@@ -16,11 +16,11 @@ from pyspark.sql import functions as F
 from pyspark.sql.pandas.types import from_arrow_schema
 
 from nosync.lsm.columns import CHANGE_TYPE_COLUMN, EPOCH_COLUMN
-from nosync.lsm.errors import CorruptionError, HoleError, NosyncError, StorageError
+from nosync.lsm.errors import CorruptionError, HoleError, NosyncError, NotAvailableError, StorageError
 from nosync.lsm.failures import encode_failure
 from nosync.lsm.history import History, View, views_of
 from nosync.lsm.timestamp import end_of, last_of, pack
-from nosync.lsm.trace import DELETE, UPDATE_BEFORE, Trace, known_as_recorded
+from nosync.lsm.trace import DELETE, UPDATE_BEFORE, Trace, lost_tail
 from nosync.plan import BoundStage
 from nosync.replication.places import Place, directory_of
 
@@ -70,8 +70,10 @@ class StageReader:
 
     def _open(self, view: View, exact_from: int, until: int) -> Trace:
         directory = directory_of(self.place)
-        with known_as_recorded(view.id, end_of(until)):  # it is sealed
+        try:
             trace = directory.open_view(view, until=end_of(until), as_of=last_of(exact_from))
+        except NotAvailableError as error:  # and it is sealed
+            raise lost_tail(view.id, end_of(until), error) from None
         return trace.read_as(self.stage.schema)  # a branch may have added columns
 
     def _check_kept(self, views: Sequence[View], exact_from: int, until: int) -> None:

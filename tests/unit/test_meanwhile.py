@@ -37,8 +37,8 @@ def filled(store: nosync.Store, epochs: range = range(EPOCHS)) -> nosync.Store:
     return store
 
 
-def slow_merges(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
-    """Merges take two seconds from now on, unless they are abandoned. Is set by the first one that begins."""
+def merging(store: nosync.Store, monkeypatch: pytest.MonkeyPatch) -> threading.Thread:
+    """A merge that has begun, and takes two seconds more unless it is abandoned."""
     begun, steps = threading.Event(), Merge.steps
 
     def slowly(self: Merge) -> Iterator[Any]:
@@ -49,7 +49,10 @@ def slow_merges(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
         yield from steps(self)
 
     monkeypatch.setattr(Merge, "steps", slowly)
-    return begun
+    thread = threading.Thread(target=store.node.merge_once)
+    thread.start()
+    assert begun.wait(30)
+    return thread
 
 
 def descriptions(store: nosync.Store) -> list[Description]:
@@ -61,12 +64,9 @@ def test_a_merge_that_runs_while_layers_are_given_up_does_not_bring_them_back(
     open_store: OpenStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store = filled(open_store())
-    begun = slow_merges(monkeypatch)
-    merging = threading.Thread(target=store.node.merge_once)
-    merging.start()
-    assert begun.wait(30)
+    merge = merging(store, monkeypatch)
     store.node.give_up([], [PurePosixPath("manifests/main/3.json")])
-    merging.join()
+    merge.join()
     store.node.settle()
     assert all(d.upper <= pack(3) for d in descriptions(store))
     assert store.last_sealed() == 2
@@ -77,12 +77,9 @@ def test_a_merge_that_runs_while_a_line_is_dropped_leaves_nothing_of_it(
     open_store: OpenStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store = filled(open_store())
-    begun = slow_merges(monkeypatch)
-    merging = threading.Thread(target=store.node.merge_once)
-    merging.start()
-    assert begun.wait(30)
+    merge = merging(store, monkeypatch)
     store.rewind(1, keep_as="")
-    merging.join()
+    merge.join()
     store.node.settle()
     store.node.collect_garbage()
     assert all(d.upper <= pack(2) for d in descriptions(store))

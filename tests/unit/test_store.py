@@ -791,3 +791,22 @@ def test_a_pin_needs_an_epoch_that_was_sealed(open_store: OpenStore) -> None:
             store.pin("early", t)
     store.pin("first", 5)
     assert store.pins() == {"first": 5}
+
+
+def test_reading_looks_for_new_epochs_as_often_with_many_shards_as_with_one(
+    open_store: OpenStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Over a connection each look is a call to the daemon."""
+    looks: list[int] = []
+    for shards in (1, 20):
+        with open_store(f"of_{shards}") as store:
+            for shard in range(shards):
+                store.append("x", shard=shard, t=0, rows=pa.table({"k": [1]}), key=["k"])
+            store.seal(0)
+        reader = nosync.open(tmp_path / f"of_{shards}", read_only=True)
+        refreshed: list[int] = []
+        lines = reader._lines()
+        monkeypatch.setattr(lines, "refresh", lambda seen=refreshed: seen.append(1))
+        assert reader.read("x").num_rows == shards
+        looks.append(len(refreshed))
+    assert looks[0] == looks[1]
