@@ -48,8 +48,31 @@ def open_store(tmp_path: Path) -> Iterator[OpenStore]:
 @pytest.fixture(scope="session")
 def spark() -> Iterator[SparkSession]:
     from nosync.spark.session import local_session
+    from nosync.spark.source import register
 
     os.environ["SPARK_LOCAL_IP"] = "127.0.0.1"
     session = local_session(2, "nosync-tests")
+    register(session)  # which sets what stays set
     yield session
     session.stop()
+
+
+_OF_NO_EFFECT = {"spark.app.name", "spark.master"}
+"""On a session that is there: what docs say for a new one sets them all the same."""
+
+
+def _session_state(spark: SparkSession) -> set[tuple[str, str]]:
+    settings = {name: value for name, value in spark.conf.getAll.items() if name not in _OF_NO_EFFECT}
+    return {*settings.items(), *(("view", table.name) for table in spark.catalog.listTables())}
+
+
+@pytest.fixture(autouse=True)
+def session_left_as_found(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Tests share one session and run in any order: who leaves a setting or a view behind fails, not who comes after."""
+    if "spark" not in request.fixturenames:
+        yield
+        return
+    spark = request.getfixturevalue("spark")
+    before = _session_state(spark)
+    yield
+    assert _session_state(spark) ^ before == set()

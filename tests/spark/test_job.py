@@ -21,6 +21,7 @@ from nosync.lsm.hashing import hash64
 from nosync.lsm.processor import numpy_environment
 from nosync.spark import java, session
 from nosync.spark.java import collector_settings
+from nosync.spark.session import conf_set
 from tests.conftest import OpenStore
 from tests.helpers import KEY_VALUES
 
@@ -198,9 +199,9 @@ def test_shuffled_input_and_other_tasks_give_the_same_layers(spark: SparkSession
     frames = epochs(3, 2)
     found = []
     for order, partitions in ((None, "4"), (1, "1"), (6, "7")):
-        spark.conf.set("spark.sql.shuffle.partitions", partitions)
         store = open_store(f"store-{order}")
-        run(nosync.Job(make_flow(), store, spark=spark, shards=SHARDS), spark, frames, order=order)
+        with conf_set(spark, {"spark.sql.shuffle.partitions": partitions}):
+            run(nosync.Job(make_flow(), store, spark=spark, shards=SHARDS), spark, frames, order=order)
         found.append(layers_of(store))
     assert found[0] == found[1] == found[2]
     assert len(found[0]) == 7 * SHARDS * 3
@@ -374,6 +375,7 @@ def test_workers_are_told_of_the_processor(spark: SparkSession, monkeypatch: pyt
     monkeypatch.setattr(java, "numpy_environment", lambda: {"OF_ANY_PROCESSOR": "yes"})
     session.local_session(2, "nosync-tests")  # the one that there is, with the settings of a new one
     assert spark.conf.get("spark.executorEnv.OF_ANY_PROCESSOR") == "yes"
+    spark.conf.unset("spark.executorEnv.OF_ANY_PROCESSOR")
 
 
 def test_keys_and_shards_agree_with_the_jvm(spark: SparkSession) -> None:

@@ -409,6 +409,7 @@ def test_expressions_that_would_be_others_when_computed_again_are_refused(
         flow.source("rows", SCHEMA).select("out", *expressions).aggregate("n", key=["k"], n=nosync.count())
         with pytest.raises(nosync.FlowError, match=message):
             nosync.Job(flow, store, spark=spark, shards=1)
+    spark.catalog.dropTempView("dim")
     flow = nosync.Dataflow("f")
     flow.source("rows", SCHEMA).where("some", "k <> 'Window seat'").select("out", "k", "'Aggregate demand' AS what")
     job = nosync.Job(flow, store, spark=spark, shards=1)
