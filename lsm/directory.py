@@ -214,7 +214,8 @@ class LayerDirectory:
         """Raises FileNotFoundError when the layer is gone, CorruptionError when its bytes are not its own."""
         with self._lock:
             reader = self._open.pop(id, None)
-        if reader is None:
+        # What was given up, or let go of and recorded anew, has the same name.
+        if reader is None or self.env.identity(reader.path) != reader.identity:
             reader = LayerReader.open(self.path_of(id), self.env, id)
             if reader.info.key_groups != self.key_groups:
                 raise CorruptionError(

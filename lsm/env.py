@@ -32,6 +32,10 @@ _ADVICE = {
     errno.EMFILE: "too many open files: raise `ulimit -n`",
 }
 
+Identity = tuple[int, int]
+"""Of a file: its inode and when it was last written. Published files are never written again, so a name that has another one
+stands for another file."""
+
 
 class Env:
     """The real environment. Subclass and override to inject faults."""
@@ -79,6 +83,11 @@ class Env:
             return os.stat(path).st_mtime_ns
         except FileNotFoundError:
             return 0
+
+    def identity(self, path: Path) -> Identity:
+        """Which file stands under a name. Raises FileNotFoundError."""
+        found = os.stat(path)
+        return found.st_ino, found.st_mtime_ns
 
     def size_bytes(self, path: Path) -> int:
         return path.stat().st_size

@@ -223,6 +223,9 @@ class HasLedger:
     def lines(self) -> Lines:
         return self.ledger.lines
 
+    def notice_changes(self, line: str | None = None) -> None:
+        """Of a node that is here nothing: it learns of them as it goes."""
+
     def origin(self, trace: TraceId) -> Time | None:
         """Where a trace first begins, as far as manifests say."""
         return self.ledger.origin(trace)

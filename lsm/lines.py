@@ -16,7 +16,7 @@ from typing import Any
 from nosync.lsm.archive import Archive, Run, group_to_archive, parse_name, publish_archive
 from nosync.lsm.branches import BRANCHES, MAIN, Line, append, creation, read_refs
 from nosync.lsm.directory import MANIFESTS
-from nosync.lsm.env import Env, storage_errors
+from nosync.lsm.env import Env, Identity, storage_errors
 from nosync.lsm.errors import CorruptionError, InvalidInputError
 from nosync.lsm.history import History
 from nosync.lsm.layer import TraceId, check_name
@@ -35,6 +35,7 @@ class Lines:
         self.refs = read_refs(root, env)
         self.errors: list[CorruptionError] = []
         self._sealed: dict[str, Sealed] = {}
+        self._newest_files: dict[str, tuple[Epoch, Identity]] = {}  # by line, as `_is_replaced` found them
         self._histories: dict[str, Histories] = {}
         self._origins: dict[TraceId, set[Time]] = {}
         self._sealed_until: dict[TraceId, Time] = {}
@@ -79,8 +80,9 @@ class Lines:
             refs = read_refs(self._root, self._env)
             listed = {line: list_line(self._root, line, self._env) for line in self._sealed}
             known = {line: sealed.archives() for line, sealed in self._sealed.items()}
-            changed = refs.entries != self.refs.entries or any(
-                self._is_another(self._sealed[line], *found) for line, found in listed.items()
+            changed = (refs.lines, refs.names) != (self.refs.lines, self.refs.names) or any(
+                self._is_another(self._sealed[line], *found) or self._is_replaced(self._sealed[line])
+                for line, found in listed.items()
             )
             try:
                 if changed:
@@ -97,10 +99,15 @@ class Lines:
             ]
             return learned, archives, changed
 
-    def notice_branches(self) -> None:
-        """As `refresh` where another process, or node, changed the branches: nearly always that is one look at one name."""
-        if (self._root / BRANCHES / f"{self.refs.entries + 1}.json").exists():
-            self.refresh()
+    def notice_changes(self, line: str | None = None) -> None:
+        """As `refresh` where another process, or node, changed the branches, or gave up what it had of a line (default: of
+        any): nearly always that is a look at two names.
+        """
+        with self._lock:
+            looked_at = [sealed for id, sealed in self._sealed.items() if line in (None, id)]
+            is_entry_new = (self._root / BRANCHES / f"{self.refs.entries + 1}.json").exists()
+            if is_entry_new or any(self._is_replaced(sealed) for sealed in looked_at):
+                self.refresh()
 
     def reload(self) -> None:
         """Reads everything again."""
@@ -124,6 +131,27 @@ class Lines:
         return any(t < last and t not in sealed for t in epochs) or any(
             t < last and t not in sealed for first, end in new for t in range(first, end + 1)
         )
+
+    def _is_replaced(self, sealed: Sealed) -> bool:
+        """Whether the newest epoch is not there any more as it is known, because the node gave it up: with an earlier one go all
+        that follow.
+        """
+        newest = sealed.last_own
+        if newest is None or sealed.archive_at(newest) is not None:
+            return False
+        with storage_errors("read", self._root / MANIFESTS / sealed.line):
+            try:
+                now = newest, self._env.identity(self._root / MANIFESTS / sealed.line / f"{newest}.json")
+                if self._newest_files.get(sealed.line) == now:
+                    return False
+                if read_manifest(self._root, sealed.line, newest, self._env) != sealed[newest]:
+                    return True
+            except FileNotFoundError:
+                return True
+            except CorruptionError:  # verify() says so; what is known of it is as good as ever
+                return False
+        self._newest_files[sealed.line] = now
+        return False
 
     def _new_of(self, sealed: Sealed, archives: set[str], epochs: set[Epoch]) -> list[Manifest]:
         """The manifests of a line that were added since, as far as they follow each other."""

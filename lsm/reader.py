@@ -14,7 +14,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from nosync.lsm.columns import Bools, Indices
-from nosync.lsm.env import Env, storage_errors
+from nosync.lsm.env import Env, Identity, storage_errors
 from nosync.lsm.errors import CorruptionError
 from nosync.lsm.format import (
     HASH_COLUMN,
@@ -81,9 +81,10 @@ class Block:
 class LayerReader:
     """An open layer. Safe to share between threads: blocks are immutable once read."""
 
-    def __init__(self, opened: Opened, path: Path, size_bytes: int) -> None:
+    def __init__(self, opened: Opened, path: Path, size_bytes: int, identity: Identity) -> None:
         self._opened = opened
         self.path = path
+        self.identity = identity
         self.size_bytes = size_bytes
         self._times = np.array(opened.info.times, dtype=np.int64)
         self._file = pa.ipc.open_file(opened.body)
@@ -97,13 +98,14 @@ class LayerReader:
         not the whole layer that its name promises.
         """
         try:
+            identity = env.identity(path)  # before: a file that takes its place meanwhile is then another one
             buffer = env.map(path)
         except FileNotFoundError:
             raise
         except OSError:
             with storage_errors("map", path):
                 raise
-        reader = cls(decode(buffer, str(path)), path, buffer.size)
+        reader = cls(decode(buffer, str(path)), path, buffer.size, identity)
         if expected is not None and reader.info.id != expected:
             raise CorruptionError(f"{path}: holds {reader.info.id} {reader.info.id.description}, expected {expected}")
         return reader

@@ -72,6 +72,9 @@ class StoreNode(Protocol):
     def lines(self) -> Lines:
         """The lines of the store."""
 
+    def notice_changes(self, line: str | None = None) -> None:
+        """Looks whether others changed the branches, or gave up what a line (default: any) had."""
+
     @property
     def replicas(self) -> int:
         """On how many nodes layers can be kept, this one included."""

@@ -422,6 +422,7 @@ class Store:
 
     def _lines(self) -> Lines:
         if self._node is not None:
+            self._node.notice_changes()
             return self._node.lines
         if self._seen is None:
             self._seen = Lines(self.directory.root, self.directory.env)

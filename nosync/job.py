@@ -168,8 +168,8 @@ class Job:
         the branch is on another line since, whose code and instances are not this job's.
         """
         _ = self._store.node
+        self._node.notice_changes(self._line)
         lines = self._node.lines
-        lines.notice_branches()
         if self.branch_name not in lines.refs.names or lines.line(self.branch_name).id != self._line:
             raise FencedError(
                 f"branch {self.branch_name} was rewound, promoted or deleted since this job was made: it publishes nothing more. "

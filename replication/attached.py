@@ -117,6 +117,9 @@ class AttachedNode(HasLedger):
         finally:
             catalog.close()
 
+    def notice_changes(self, line: str | None = None) -> None:
+        self.lines.notice_changes(line)
+
     # --- the daemon -------------------------------------------------------------------------------------------------
 
     def _status(self, branch: str = "") -> pb.StatusReply:

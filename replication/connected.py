@@ -1,12 +1,14 @@
 """A store that is read from elsewhere: what is asked for is fetched from a daemon, verified, and kept in a directory here.
 
-Names are listed by the daemon every time; files never change, so each is fetched once. Reading then is what it is beside the
+Names are listed by the daemon every time; files never change, so each is fetched once, unless the daemon gave one up for another
+of the same name. Reading then is what it is beside the
 files: merged-away layers are noticed and replaced by those that stand for them, damaged ones are refused.
 """
 
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -18,7 +20,7 @@ import pyarrow as pa
 
 from nosync.lsm.branches import MAIN
 from nosync.lsm.directory import LAYERS, MARKER, LayerDirectory, create_store, read_marker
-from nosync.lsm.env import Env
+from nosync.lsm.env import Env, Identity
 from nosync.lsm.errors import CorruptionError, NosyncError, ReplicationError, StorageError
 from nosync.lsm.format import decode
 from nosync.lsm.layer import SUFFIX
@@ -46,13 +48,16 @@ class RemoteEnv(Env):
         self._root, self._client = root, client
         self._local = Env()
         self._sound: set[Path] = set()  # of what was kept before, and looked at since
+        self._written_ns: dict[Path, int] = {}  # as the daemon said, which is the time of the file that was fetched
 
     def _relative(self, path: Path) -> str:
         return path.relative_to(self._root).as_posix()
 
     def list_dir(self, path: Path) -> list[str]:
         directory = self._relative(path)
-        names = self._client.list_files(directory)
+        listed = self._client.list_files(directory)
+        self._written_ns |= {path / name: ns for name, ns in listed.items() if ns}
+        names = list(listed)
         if not directory.startswith(LAYERS):
             small = [name for name in names if name.endswith(".json") and is_name(f"{directory}/{name}")]
             self._fetch([f"{directory}/{name}" for name in small if not self._is_kept(path / name)])
@@ -67,6 +72,10 @@ class RemoteEnv(Env):
         self._have(path)
         return super().map(path)
 
+    def identity(self, path: Path) -> Identity:
+        self._have(path)
+        return super().identity(path)
+
     def size_bytes(self, path: Path) -> int:
         self._have(path)
         return super().size_bytes(path)
@@ -76,8 +85,17 @@ class RemoteEnv(Env):
             self._fetch([self._relative(path)])
 
     def _is_kept(self, path: Path) -> bool:
-        """Whether a file is here, whole. Nothing of a cache is synced, so what a crash of this machine left of one goes."""
-        if not path.exists():
+        """Whether a file is here, whole, and the one that the daemon has. Nothing of a cache is synced, so what a crash of this
+        machine left of one goes.
+        """
+        try:
+            written_ns = self._local.identity(path)[1]
+        except FileNotFoundError:
+            return False
+        if written_ns != self._written_ns.get(path, written_ns):
+            log.info("fetched again: %s was given up there for another of that name", path)
+            self._local.unlink(path)
+            self._sound.discard(path)
             return False
         if path not in self._sound:
             try:
@@ -95,6 +113,9 @@ class RemoteEnv(Env):
     def _fetch(self, names: list[str]) -> None:
         """Files that are not there any more are left out: whoever opens them notices."""
         fetch_files(self._client, self._root, names, self._local)
+        for path in (self._root / name for name in names):
+            if (ns := self._written_ns.get(path)) is not None and path.exists():
+                os.utime(path, ns=(ns, ns))
 
     def create(self, path: Path) -> BinaryIO:
         raise _not_written(self._client.address)

@@ -452,7 +452,7 @@ class Daemon(rpc.DaemonServicer):
     def ListFiles(self, request: pb.ListFilesRequest, context: Any) -> Iterator[pb.ListFilesReply]:
         with self._answering(context, READERS, self._reading):
             for names in names_in(self.node.directory, request.directory):
-                yield pb.ListFilesReply(names=names)
+                yield pb.ListFilesReply(names=names.keys(), written_ns=names.values())
 
     def FetchFiles(self, request: pb.FetchFilesRequest, context: Any) -> Iterator[pb.Frame]:
         with self._answering(context, READERS, self._reading):

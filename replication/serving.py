@@ -10,7 +10,7 @@ from blake3 import blake3
 
 from nosync.lsm.branches import BRANCHES
 from nosync.lsm.directory import LAYERS, MANIFESTS, PINS, LayerDirectory
-from nosync.lsm.env import storage_error, storage_errors
+from nosync.lsm.env import Env, storage_error, storage_errors
 from nosync.lsm.errors import ReplicationError
 from nosync.lsm.node import Node
 from nosync.lsm.reader import LayerReader
@@ -26,15 +26,26 @@ TIMES = ("lower", "upper", "since")
 _READABLE = (LAYERS, MANIFESTS, BRANCHES, PINS)
 
 
-def names_in(directory: LayerDirectory, relative: str) -> Iterator[list[str]]:
-    """The names in a directory, in pieces. Raises ReplicationError for one that is not there to be read."""
+def names_in(directory: LayerDirectory, relative: str) -> Iterator[dict[str, int]]:
+    """The names in a directory, in pieces, with the time at which the file of each was written: what was given up and fetched
+    again has the same name. Raises ReplicationError for a directory that is not there to be read.
+    """
     if check_group(relative).partition("/")[0] not in _READABLE:
         raise ReplicationError(f"{relative!r} is not one of {', '.join(_READABLE)}, or in it")
     path = directory.root / relative
     with storage_errors("list", path):
         names = sorted(directory.env.list_dir(path))
     for first in range(0, len(names), NAMES_PER_REPLY):
-        yield names[first : first + NAMES_PER_REPLY]
+        with storage_errors("list", path):
+            yield {name: _written_ns(path / name, directory.env) for name in names[first : first + NAMES_PER_REPLY]}
+
+
+def _written_ns(path: Path, env: Env) -> int:
+    """Zero where it is gone."""
+    try:
+        return env.identity(path)[1]
+    except FileNotFoundError:
+        return 0
 
 
 def contents_of(directory: LayerDirectory, names: Iterable[str]) -> Iterator[pb.Frame]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import ipaddress
+import itertools
 import logging
 import os
 import socket
@@ -367,13 +368,17 @@ class DaemonClient:
                 ).names
             )
 
-    def list_files(self, directory: str, timeout_s: float = 60.0) -> list[str]:
-        """The names in a directory of the daemon's."""
+    def list_files(self, directory: str, timeout_s: float = 60.0) -> dict[str, int]:
+        """The names in a directory of the daemon's, with the time at which the file of each was written; zero: not known."""
         with self._errors("list"):
             replies = self._stub.ListFiles(
                 pb.ListFilesRequest(directory=directory), timeout=timeout_s, metadata=self._asked
             )
-            return [name for reply in replies for name in reply.names]
+            return {
+                name: ns
+                for reply in replies
+                for name, ns in itertools.zip_longest(reply.names, reply.written_ns[: len(reply.names)], fillvalue=0)
+            }
 
     def fetch_files(self, names: Sequence[str], timeout_s: float = 3600.0) -> Iterator[pb.Frame]:
         """The contents of files, as they go between nodes."""

@@ -403,10 +403,12 @@ class ListFilesRequest(_message.Message):
     def __init__(self, directory: _Optional[str] = ...) -> None: ...
 
 class ListFilesReply(_message.Message):
-    __slots__ = ("names",)
+    __slots__ = ("names", "written_ns")
     NAMES_FIELD_NUMBER: _ClassVar[int]
+    WRITTEN_NS_FIELD_NUMBER: _ClassVar[int]
     names: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, names: _Optional[_Iterable[str]] = ...) -> None: ...
+    written_ns: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, names: _Optional[_Iterable[str]] = ..., written_ns: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class FetchFilesRequest(_message.Message):
     __slots__ = ("names",)

@@ -226,7 +226,9 @@ def test_a_store_is_read_over_a_connection(tmp_path: Path, capsys: pytest.Captur
         assert {path.suffix for path in kept} == {".layer", ".json"}
         for torn in (b"", b"torn"):  # by a crash of the machine: nothing of a cache is synced
             for path in kept:
+                written_ns = path.stat().st_mtime_ns
                 path.write_bytes(torn)
+                os.utime(path, ns=(written_ns, written_ns))
             with nosync.connect(address, cache=cache) as mended:
                 assert [state(mended, t) for t in range(5)] == [expected(t) for t in range(5)]
         with nosync.connect(address) as here:
@@ -534,9 +536,17 @@ def test_other_contents_stall_the_safe_point_until_an_operator_decides(
         data = str(daemons.data("n2"))
         main(["conflicts", data])
         assert set(named) <= set(capsys.readouterr().out.split())
-        main(["conflicts", data, "--take-theirs"])
-        eventually("both agree", lambda: daemons.safe_point("n1") == daemons.safe_point("n2") == 0)
-        eventually("nobody complains any more", lambda: not any(daemons.status(n).problems for n in nodes))
+        with (
+            daemons.open("n2") as beside,
+            nosync.connect(f"127.0.0.1:{daemons.ports['n2']}", cache=tmp_path / "cache") as elsewhere,
+            nosync.open(data, read_only=True) as reader,
+        ):
+            seen = beside, elsewhere, reader
+            assert not any(state(store, 0) == expected(0) for store in seen)
+            main(["conflicts", data, "--take-theirs"])
+            eventually("both agree", lambda: daemons.safe_point("n1") == daemons.safe_point("n2") == 0)
+            eventually("nobody complains any more", lambda: not any(daemons.status(n).problems for n in nodes))
+            assert all(state(store, 0) == expected(0) for store in seen), "stores that were open notice"
         with daemons.open("n2") as store:
             assert state(store, 0) == expected(0)
 

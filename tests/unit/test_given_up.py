@@ -1,0 +1,100 @@
+"""Who has a store open while its node gives up contents, and gets others of the same names, sees those."""
+
+from __future__ import annotations
+
+from pathlib import Path, PurePosixPath
+
+import pyarrow as pa
+
+import nosync
+from nosync.lsm.directory import LayerDirectory
+from nosync.lsm.layer import Description, LayerId
+from nosync.lsm.lines import Lines
+from tests.conftest import OpenStore
+
+EPOCHS = 8
+
+
+def record(store: nosync.Store, epochs: range, more: int = 0) -> None:
+    for t in epochs:
+        store.append("c", t=t, rows=pa.table({"k": [1, 2], "v": [t + more, t]}), key=["k"])
+        store.seal(t)
+    store.sync()
+
+
+def values(store: nosync.Store, t: int | None = None) -> list[int]:
+    return sorted(store.read("c", t).column("v").to_pylist())
+
+
+def give_up(store: nosync.Store, first: int) -> None:
+    store.node.give_up([], [PurePosixPath(f"manifests/main/{first}.json")])
+    store.node.settle()
+
+
+def test_a_reader_sees_what_took_the_place_of_what_was_given_up(open_store: OpenStore, tmp_path: Path) -> None:
+    store = open_store()
+    record(store, range(EPOCHS))
+    with nosync.open(tmp_path / "store", read_only=True) as reader:
+        assert values(reader) == [7, 7]
+        assert values(reader, 3) == [3, 3]
+        give_up(store, 3)
+        assert reader.last_sealed() == 2
+        assert values(reader) == [2, 2]
+    with nosync.open(tmp_path / "store", read_only=True) as reader:
+        record(store, range(3, EPOCHS), more=50)
+        assert values(reader) == [7, 57]
+        give_up(store, 3)
+        record(store, range(3, EPOCHS), more=100)  # all at once, as the reader sees it
+        assert values(reader) == [7, 107]
+        assert values(reader, 3) == [3, 103]
+        assert values(reader, 2) == [2, 2]
+        assert reader.changes("c", 4, 5).column("v").to_pylist() == [104, 105, 4, 5]
+
+
+def test_a_task_takes_no_layer_for_recorded_that_was_given_up(open_store: OpenStore) -> None:
+    """Its process has the layer mapped, and asks for it by its name."""
+    store = open_store()
+    record(store, range(EPOCHS))
+    of_the_task = LayerDirectory(store.directory.root, store.directory.key_groups)
+    (trace,) = of_the_task.traces("c")
+    id = LayerId(trace, Description.of_epoch(5))
+    before = of_the_task.recorded(id)
+    assert of_the_task.reader(id) is of_the_task.reader(id)
+    give_up(store, 3)
+    record(store, range(3, EPOCHS), more=100)
+    found = of_the_task.recorded(id)
+    assert found.digest != before.digest
+    assert found.digest == store.directory.recorded(id).digest
+
+
+def test_a_look_at_the_newest_epoch_is_enough(open_store: OpenStore) -> None:
+    store = open_store()
+    record(store, range(EPOCHS))
+    of_a_job = Lines(store.directory.root, store.directory.env)
+    of_a_job.notice_changes("main")
+    before = of_a_job.manifests()[5]
+    of_a_job.notice_changes("main")
+    assert of_a_job.manifests()[5] is before, "nothing was read again"
+    give_up(store, 5)
+    of_a_job.notice_changes("other")
+    assert of_a_job.last_sealed() == EPOCHS - 1
+    of_a_job.notice_changes("main")
+    assert of_a_job.last_sealed() == 4
+    record(store, range(5, EPOCHS), more=50)
+    of_a_job.refresh()
+    assert of_a_job.manifests()[5] not in (before, None)
+    give_up(store, 5)
+    record(store, range(5, EPOCHS))
+    of_a_job.notice_changes()
+    assert of_a_job.manifests()[5] == before
+
+
+def test_branches_that_others_count_for_are_noticed(open_store: OpenStore, tmp_path: Path) -> None:
+    store = open_store()
+    record(store, range(EPOCHS))
+    store.node.create_branch("ours", "main", 5, [])
+    with nosync.open(tmp_path / "store", read_only=True) as reader:
+        assert sorted(reader.branches()) == ["main", "ours"]
+        store.node.give_up([], [PurePosixPath("branches/1.json")])
+        store.node.create_branch("theirs", "main", 3, [])
+        assert sorted(reader.branches()) == ["main", "theirs"]
