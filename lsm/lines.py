@@ -17,7 +17,7 @@ from nosync.lsm.archive import Archive, Run, group_to_archive, parse_name, publi
 from nosync.lsm.branches import BRANCHES, MAIN, Line, append, creation, read_refs
 from nosync.lsm.directory import MANIFESTS
 from nosync.lsm.env import Env, Identity, storage_errors
-from nosync.lsm.errors import CorruptionError, InvalidInputError
+from nosync.lsm.errors import CorruptionError, InvalidInputError, StorageError
 from nosync.lsm.history import History
 from nosync.lsm.layer import TraceId, check_name
 from nosync.lsm.manifest import Histories, Manifest, publish_manifest
@@ -139,17 +139,16 @@ class Lines:
         newest = sealed.last_own
         if newest is None or sealed.archive_at(newest) is not None:
             return False
-        with storage_errors("read", self._root / MANIFESTS / sealed.line):
-            try:
-                now = newest, self._env.identity(self._root / MANIFESTS / sealed.line / f"{newest}.json")
-                if self._newest_files.get(sealed.line) == now:
-                    return False
-                if read_manifest(self._root, sealed.line, newest, self._env) != sealed[newest]:
-                    return True
-            except FileNotFoundError:
-                return True
-            except CorruptionError:  # verify() says so; what is known of it is as good as ever
+        try:
+            now = newest, self._env.identity(self._root / MANIFESTS / sealed.line / f"{newest}.json")
+            if self._newest_files.get(sealed.line) == now:
                 return False
+            if read_manifest(self._root, sealed.line, newest, self._env) != sealed[newest]:
+                return True
+        except FileNotFoundError:
+            return True
+        except (CorruptionError, StorageError, OSError):  # verify() says so; what is known is as good as it was
+            return False
         self._newest_files[sealed.line] = now
         return False
 

@@ -374,11 +374,10 @@ class DaemonClient:
             replies = self._stub.ListFiles(
                 pb.ListFilesRequest(directory=directory), timeout=timeout_s, metadata=self._asked
             )
-            return {
-                name: ns
-                for reply in replies
-                for name, ns in itertools.zip_longest(reply.names, reply.written_ns[: len(reply.names)], fillvalue=0)
-            }
+            found: dict[str, int] = {}
+            for reply in replies:  # a daemon of an earlier version says no times
+                found.update(zip(reply.names, reply.written_ns or itertools.repeat(0), strict=False))
+            return found
 
     def fetch_files(self, names: Sequence[str], timeout_s: float = 3600.0) -> Iterator[pb.Frame]:
         """The contents of files, as they go between nodes."""
