@@ -9,7 +9,7 @@ Invariants
 
 from __future__ import annotations
 
-from typing import NewType
+from typing import NewType, SupportsIndex
 
 from nosync.lsm.errors import InvalidInputError
 
@@ -28,7 +28,10 @@ END_OF_TIME = Time((1 << 63) - 1)
 def pack(epoch: int, round: int = 0) -> Time:
     """The packed time of `(epoch, round)`. Raises InvalidInputError outside the ranges."""
     if isinstance(epoch, bool) or not isinstance(epoch, int) or not 0 <= epoch <= MAX_EPOCH:
-        raise InvalidInputError(f"timestamp {epoch!r} is not an epoch number: expected an integer in 0..{MAX_EPOCH}")
+        advice = "; give int(...) of it" if isinstance(epoch, SupportsIndex) and not isinstance(epoch, int) else ""
+        raise InvalidInputError(
+            f"timestamp {epoch!r} is not an epoch number: expected an integer in 0..{MAX_EPOCH}{advice}"
+        )
     if not 0 <= round <= MAX_ROUND:
         raise InvalidInputError(f"round {round!r} of epoch {epoch} is not in 0..{MAX_ROUND}")
     return Time(epoch << ROUND_BITS | round)

@@ -429,6 +429,14 @@ class Dataflow:
         `replaced`: by stage a function (map, filter, update), expressions (select, where), or a mapping of aggregates
         (aggregate, window). `add(flow)` builds on the copy. `drop`: stages that nothing is built on.
         """
+        if replaced is not None and not isinstance(replaced, Mapping):
+            raise FlowError(f"replace is {replaced!r}, expected a dictionary: {{stage name: its new function}}")
+        if isinstance(drop, str):
+            raise FlowError(f"drop is {drop!r}, expected a list of stage names: [{drop!r}]")
+        if add is not None and not callable(add):
+            raise FlowError(
+                f"add is {add!r}, expected a function that is given the flow and declares more stages on it"
+            )
         copy = Dataflow(self.name, key_groups=self.key_groups, persist=self.persist_given)
         for name in drop:
             users = [s.name for s in self.consumers(self[name].name) if s.name not in drop]

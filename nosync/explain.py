@@ -179,6 +179,11 @@ def _check_key(stage: BoundStage, key: Mapping[str, Any]) -> pa.Table:
             f"explain needs the key of stage {stage.name}, {', '.join(stage.key)}; given are {', '.join(key)}: what led to "
             "a value is looked for by its key"
         )
+    if not isinstance(key, Mapping):
+        raise InvalidInputError(
+            f"stage {stage.name}: key is {key!r}, expected its columns and values: "
+            f"{{{', '.join(f'{name!r}: ...' for name in stage.key or stage.output.names[:1])}}}"
+        )
     columns = {}
     for name, value in key.items():
         if name not in stage.output.names:

@@ -341,6 +341,11 @@ class Job:
         """
         from nosync.spark.stream import last_batch, start_stream  # noqa: PLC0415
 
+        if trigger is not None and not isinstance(trigger, Mapping):
+            raise InvalidInputError(
+                f"trigger is {trigger!r}, expected the arguments of writeStream.trigger() as a dictionary, such as "
+                "{'availableNow': True} or {'processingTime': '10 seconds'}"
+            )
         checked = self._check_inputs(inputs)
         pack(first)
         last = self._node.last_sealed(self.branch_name)
@@ -612,6 +617,14 @@ class Job:
         what only it has. Sinks withdraw what they were given after the fork and get the branch's changes instead.
         Raises FlowError where the branch is not replayed up to the main line's last epoch.
         """
+        if not isinstance(branch, Job):
+            raise InvalidInputError(
+                f"promote({branch!r}): expected the branch's Job, as branch() returns it, for its code is gone on with"
+            )
+        if branch._directory.root != self._directory.root:
+            raise FlowError(
+                f"branch {branch.branch_name!r} is one of {branch._directory.root}, not of {self._directory.root}"
+            )
         if self.branch_name != MAIN:
             raise FlowError(f"promote() belongs to the job on {MAIN!r}; this one is on {self.branch_name!r}")
         at, line_before = self._node.lines.line(branch.branch_name).at, self._node.lines.line(MAIN).id

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from py4j.protocol import Py4JJavaError
+from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.streaming.query import StreamingQuery
@@ -59,7 +60,12 @@ def start_stream(
 
     writer = _combined(inputs).writeStream.queryName(name).option("checkpointLocation", str(checkpoint))
     if trigger:
-        writer = writer.trigger(**trigger)
+        try:
+            writer = writer.trigger(**trigger)
+        except (TypeError, PySparkException) as error:
+            raise InvalidInputError(
+                f"trigger {dict(trigger)!r} is none that writeStream.trigger() knows: {error}"
+            ) from None
     return writer.foreachBatch(run_batch).start()
 
 

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pytest
 from pyspark.sql import Column, DataFrame, SparkSession
@@ -210,3 +211,30 @@ def test_columns_that_differ_only_in_case(spark: SparkSession, open_store: OpenS
         assert [tuple(row) for row in job.read("sums").collect()] == [("x", 3, 30)]
     finally:
         spark.conf.unset("spark.sql.caseSensitive")
+
+
+def test_arguments_of_another_kind_are_told(spark: SparkSession, open_store: OpenStore, tmp_path: Path) -> None:
+    flow = nosync.Dataflow("f")
+    flow.source("rows", SCHEMA).aggregate("sums", key=["k"], total=nosync.sum("v"))
+    job = nosync.Job(flow, open_store(), spark=spark, shards=2)
+    job.advance(0, given(spark, ("x", 1)))
+    other = nosync.Job(flow, open_store("other"), spark=spark, shards=2)
+    stream = spark.readStream.format("rate").load().selectExpr("CAST(value AS string) AS k", "value AS v")
+    at: Any = np.int64(0)
+    wrong: Any = "x"
+    number: Any = 3
+    for call, message in (
+        (lambda: job.explain("sums", wrong), "stage sums: key is 'x', expected its columns and values: {'k': ...}"),
+        (lambda: job.promote(wrong), r"promote\('x'\): expected the branch's Job"),
+        (lambda: job.promote(other), "branch 'main' is one of .*other, not of .*store"),
+        (lambda: job.branch("b", add=number), "add is 3, expected a function"),
+        (lambda: job.branch("b", drop="sums"), r"drop is 'sums', expected a list of stage names: \['sums'\]"),
+        (lambda: job.branch("b", replace=wrong), "replace is 'x', expected a dictionary"),
+        (lambda: job.read("sums", as_of=at), r"np.int64\(0\) is not an epoch number.*give int\(...\) of it"),
+        (lambda: job.stream({"rows": stream}, checkpoint=tmp_path / "cp", trigger=wrong), "trigger is 'x', expected"),
+        (lambda: job.stream({"rows": stream}, checkpoint=tmp_path / "cp", first=1, trigger={"every": "1s"}), "'every'"),
+        (lambda: job.stream({"rows": stream}, checkpoint=tmp_path / "cp", first=1, trigger={"once": 5}), "'once'"),
+    ):
+        with pytest.raises(nosync.NosyncError, match=message):
+            call()
+    assert sorted(job._store.branches()) == ["main"]
