@@ -82,14 +82,9 @@ def create_store(root: Path, key_groups: int, env: Env, *, store_id: str | None 
     with storage_errors("create the store", root):
         new = [path for path in (root, *root.parents) if not path.exists()]
         env.make_dirs(root)
-        foreign = [name for name in env.list_dir(root) if not name.startswith(".") and not _is_begun(root, name, env)]
+        check_can_be_store(root, env)
         if (root / MARKER).exists():  # another process was quicker
             return read_marker(root, env)
-        if foreign:
-            raise NotAStoreError(
-                f"{root} is not a nosync store (it has no {MARKER} file) and is not empty ({', '.join(sorted(foreign)[:3])}, "
-                "...): give an empty or new directory"
-            )
         make_subdirectories(root, env)
         marker = Marker(store_id or env.token(), key_groups)
         fields = {"nosync_store": STORE_FORMAT, "store_id": marker.store_id, "key_groups": key_groups}
@@ -107,6 +102,18 @@ def create_store(root: Path, key_groups: int, env: Env, *, store_id: str | None 
         for path in new:  # or a power cut takes all of the store
             env.sync_dir(path.parent)
     return marker
+
+
+def check_can_be_store(root: Path, env: Env) -> None:
+    """Raises NotAStoreError where `root` is neither a store nor a place for a new one."""
+    if root.is_file():
+        raise NotAStoreError(f"{root} is a file, not a store directory")
+    foreign = [name for name in env.list_dir(root) if not name.startswith(".") and not _is_begun(root, name, env)]
+    if foreign and not (root / MARKER).exists():
+        raise NotAStoreError(
+            f"{root} is not a nosync store (it has no {MARKER} file) and is not empty ({', '.join(sorted(foreign)[:3])}, "
+            "...): give an empty or new directory"
+        )
 
 
 def make_subdirectories(root: Path, env: Env) -> None:

@@ -28,6 +28,7 @@ from nosync.lsm.directory import (
     MANIFESTS,
     MARKER,
     LayerDirectory,
+    check_can_be_store,
     check_key_groups,
     create_store,
     read_marker,
@@ -54,6 +55,7 @@ from nosync.replication.transport import (
     DaemonClient,
     Transport,
     check_addresses,
+    check_free,
     fail,
     host_of,
     identity_of,
@@ -120,7 +122,13 @@ class DaemonConfig:
 
 
 def check_config(config: DaemonConfig) -> None:
-    """All that a start would refuse, but for a port that is taken. Raises ReplicationError."""
+    """All that a start would refuse, but for a port that is taken. Raises ReplicationError, and for the directory what opening a
+    store raises.
+    """
+    with storage_errors("look into", config.data):
+        check_can_be_store(config.data, Env())
+        if (config.data / MARKER).exists():
+            read_marker(config.data, Env())
     peers = peers_of(config)
     if config.tls is not None:
         Certificates.of_directory(config.tls, config.node).of_server()
@@ -165,9 +173,11 @@ class Daemon(rpc.DaemonServicer):
     def __init__(self, config: DaemonConfig, env: Env | None = None) -> None:
         self.config = config
         self._env = env or Env()
+        check_config(config)
         self._peers = peers_of(config)
         self._certificates = Certificates.of_directory(config.tls, config.node) if config.tls else None
         if not (config.data / MARKER).exists():
+            check_free(config.listen)  # before there is a store that nobody serves
             self._make_store()
         marker = read_marker(config.data, self._env)
         directory = LayerDirectory(config.data, marker.key_groups, self._env)

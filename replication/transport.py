@@ -221,7 +221,7 @@ class Transport:
         certificates: Certificates | None,
     ) -> None:
         check_addresses(me, listen, peers.values(), is_secure=certificates is not None)
-        _check_free(listen)
+        check_free(listen)
         self._replicator, self._me, self._peers, self._certificates = replicator, me, dict(peers), certificates
         self._closing = threading.Event()
         self._server = grpc.server(futures.ThreadPoolExecutor(max_workers=MAX_STREAMS), options=OPTIONS)
@@ -431,7 +431,7 @@ class DaemonClient:
             ) from None
 
 
-def _check_free(listen: str) -> None:
+def check_free(listen: str) -> None:
     """gRPC would print a line of its own, and tell no reason. Raises ReplicationError."""
     host, _, port = listen.rpartition(":")
     try:

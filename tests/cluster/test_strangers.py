@@ -386,7 +386,7 @@ def test_only_a_stores_own_files_are_served(tmp_path: Path) -> None:
         publish(store, 0, copies=1)
         client = client_of(daemons.data("n1"))
         assert client is not None
-        assert client.list_files("manifests/main") == ["0.json"]
+        assert list(client.list_files("manifests/main")) == ["0.json"]
         for directory in ("..", "", ".", "catalog", "/etc", "layers/../../..", "quarantine"):
             with pytest.raises(nosync.ReplicationError, match="not"):
                 client.list_files(directory)
@@ -529,6 +529,23 @@ def test_what_a_start_refuses_a_check_refuses(
         with pytest.raises(SystemExit):
             main([*common, *more])
         assert message in " ".join(capsys.readouterr().err.split())
+
+
+def test_a_start_that_is_refused_leaves_no_store(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "foreign").mkdir()
+    (tmp_path / "foreign" / "notes.txt").write_text("mine")
+    (tmp_path / "file").write_text("mine")
+    common = ["daemon", "--node", "n1", "--replicas", "1", "--data"]
+    for data, message in (("foreign", "is not empty (notes.txt"), ("file", "is a file, not a store directory")):
+        for more in (["--check"], []):
+            with pytest.raises(SystemExit):
+                main([*common, str(tmp_path / data), *more])
+            assert message in " ".join(capsys.readouterr().err.split())
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        with pytest.raises(SystemExit):
+            main([*common, str(tmp_path / "new"), "--listen", f"127.0.0.1:{other.getsockname()[1]}"])
+        assert "another program has this port" in " ".join(capsys.readouterr().err.split())
+    assert sorted(path.name for path in tmp_path.rglob("*")) == ["file", "foreign", "notes.txt"]
 
 
 def test_half_an_authority_is_not_replaced(tmp_path: Path) -> None:
