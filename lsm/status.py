@@ -61,7 +61,7 @@ class BranchInfo:
     name: str
     line: str
     lineage: tuple[str, ...]
-    """From which line, and at which epoch, it and its ancestors were branched; its own parent first."""
+    """From which branch, as it is called now, and at which epoch, it and its ancestors were branched; its own parent first."""
     at: int | None
     epoch: int | None
     """Its newest epoch."""

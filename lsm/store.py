@@ -485,7 +485,14 @@ class Store:
         others = set().union(*(self._files_of(lines, other) for other in lines.refs.names if other != name))
         sizes = {id: self.directory.path_of(id).stat().st_size for id in mine if self.directory.path_of(id).exists()}
         own = sum(size for id, size in sizes.items() if id not in others)
-        lineage = tuple(f"{o.parent} at {o.at}" for o in reversed(lines.refs.lineage(line.id)) if o.parent is not None)
+        branch_of = {
+            id: branch for branch, id in lines.refs.names.items()
+        }  # after a rewind a line has another name than it began with
+        lineage = tuple(
+            f"{branch_of.get(o.parent, '(deleted)')} at {o.at}"
+            for o in reversed(lines.refs.lineage(line.id))
+            if o.parent is not None
+        )
         last = lines.last_sealed(name)
         return BranchInfo(
             name, line.id, lineage, line.at, last, line.changed, len(mine - others), own, len(mine & others),

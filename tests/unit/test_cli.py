@@ -257,7 +257,9 @@ def test_rewind(capsys: pytest.CaptureFixture[str], path: str) -> None:
     assert {r["n"] for r in answer(capsys, "get", path, "delays")} == {2, 20}
     assert {r["n"] for r in answer(capsys, "get", path, "delays", "--branch", "old")} == {4, 40}
     assert "are deleted" in run(capsys, "rewind", path, "1", "--drop")[1]
-    assert [b["name"] for b in answer(capsys, "branch", path)] == ["main", "old"]
+    found = answer(capsys, "branch", path)
+    assert [b["name"] for b in found] == ["main", "old"]
+    assert found[0]["lineage"] == ["(deleted) at 1", "old at 2", "(deleted) at 4"], "branches as they are called now"
     assert run(capsys, "rewind", path, "0", "--drop", "--keep-as", "x")[0] == 2
     assert run(capsys, "branch", path, "--delete")[0] == 2
 
