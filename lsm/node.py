@@ -18,11 +18,12 @@ from __future__ import annotations
 import itertools
 import logging
 import threading
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path, PurePosixPath
 from typing import Any
 
+from nosync.lsm.background import Background
 from nosync.lsm.branches import BRANCHES, MAIN, missing_entry
 from nosync.lsm.catalog import Catalog, Record, set_aside
 from nosync.lsm.compactor import Chain, Compactor
@@ -36,7 +37,6 @@ from nosync.lsm.errors import (
     InvalidInputError,
     NosyncError,
     StorageError,
-    described,
 )
 from nosync.lsm.fence import old_instances
 from nosync.lsm.giving_up import built_upon
@@ -68,7 +68,6 @@ log = logging.getLogger("nosync")
 
 _LOOK_FOR_SAFE_S = 0.5
 _SCAN_ALL_EVERY_S = 60.0
-_RETRY_MERGES_S = 60.0
 _RECORDED_AT_ONCE = 256
 _PINS = "pins"
 _ARCHIVES = "archives of manifests"
@@ -104,7 +103,15 @@ class Node(HasLedger):
         self._durability = threading.Lock()  # one thread makes layers durable at a time
         self._forgotten: set[LayerId] = set()  # since it began to
         self._compactor = Compactor(self, self.problems)
-        self._wake, self._wake_merger, self._closing = threading.Event(), threading.Event(), threading.Event()
+        self._background = Background(
+            self._env,
+            settings,
+            self.problems,
+            looking=(self._look, self._note_gaps, self.collect_garbage, self.archive_manifests),
+            making_durable=(self._drain, self.let_go_of_inputs),
+            merge_once=self.merge_once,
+            idle_at_most_s=self._idle_at_most_s,
+        )
         self._directory_lock = DirectoryLock(directory.root)
         try:
             self._catalog = self._open_catalog(marker)
@@ -117,13 +124,7 @@ class Node(HasLedger):
         except BaseException:
             self._directory_lock.release()
             raise
-        self._threads = [
-            threading.Thread(target=self._guard, args=(work,), name=f"nosync-{name}", daemon=True)
-            for name, work in (("durability", self._durability_loop), ("merge", self._merge_loop))
-            if settings.background and (name == "durability" or settings.merge)
-        ]
-        for thread in self._threads:
-            thread.start()
+        self._background.start()
 
     # --- start --------------------------------------------------------------------------------------------------------
 
@@ -267,19 +268,19 @@ class Node(HasLedger):
         ids = list(ids)
         self._compactor.keep(ids)  # one that was about to be removed was published again
         self.new.note(ids, verified)
-        self._wake.set()
+        self._background.wake()
 
     def note_files(self, paths: Iterable[PurePosixPath]) -> None:
         """Tells the node of manifests and log entries that others published here; it makes them durable and learns from them."""
         self.small.note(paths)
         self._learn_later.set()
-        self._wake.set()
+        self._background.wake()
 
     def doubt(self, ids: Iterable[LayerId], small: Iterable[PurePosixPath]) -> None:
         """Somebody could not use these durable files: soon all of them is looked at, and what is bad goes to quarantine."""
         with self._lock:
             self._doubted |= dict.fromkeys([*ids, *small])
-        self._wake.set()
+        self._background.wake()
 
     def _look_at_doubted(self) -> None:
         with self._lock:
@@ -464,7 +465,7 @@ class Node(HasLedger):
     def _may_merge(self, traces: Iterable[TraceId] | None = None) -> None:
         """These traces changed; None: what is sealed, or how long history is kept, did, which is about all of them."""
         self._compactor.touch(traces)
-        self._wake_merger.set()
+        self._background.wake_merger()
 
     def _edit(self, add: Sequence[Record], remove: Sequence[LayerId]) -> None:
         with self._lock:
@@ -794,7 +795,7 @@ class Node(HasLedger):
 
     def merge_once(self) -> bool:
         """Does the next merge that the policy asks for. False: there is none to do."""
-        return self._compactor.merge_once(self._closing.is_set)
+        return self._compactor.merge_once(self._background.is_closing)
 
     def collect_garbage(self) -> None:
         self._compactor.collect_garbage()
@@ -803,7 +804,7 @@ class Node(HasLedger):
         """Merges each trace into one layer and removes what that replaced. Yields the number of merges done so far."""
         self.sync()
         done = 0
-        while self._compactor.merge_once(self._closing.is_set, whole=True, stage=stage):
+        while self._compactor.merge_once(self._background.is_closing, whole=True, stage=stage):
             done += 1
             yield done
         self._compactor.collect_garbage(all=True)
@@ -898,61 +899,11 @@ class Node(HasLedger):
             self._forgotten.update(ids)
         self._tell((), ids, dropped=True)
 
-    # --- threads ---------------------------------------------------------------------------------------------------
+    # --- the end ----------------------------------------------------------------------------------------------------
 
-    def _guard(self, work: Callable[[], None]) -> None:
-        while not self._closing.is_set():
-            try:
-                work()
-            except Exception as error:  # without this thread nothing more would become durable
-                problem = described(error)
-                log.error(
-                    "%s: %s", threading.current_thread().name, problem, exc_info=not isinstance(error, NosyncError)
-                )
-                with self._lock:
-                    self.problems[threading.current_thread().name] = problem
-                self._closing.wait(self.settings.retry_s)
-
-    def _attempt(self, *steps: Callable[[], object]) -> bool:
-        """Takes each of these steps, whatever becomes of the others: what cannot be removed keeps nothing from being durable."""
-        failed = False
-        for step in steps:
-            at = f"{threading.current_thread().name}: {step.__name__.strip('_').replace('_', ' ')}"
-            try:
-                step()
-            except Exception as error:
-                failed = True
-                problem = described(error)
-                if self.problems.get(at) != problem:
-                    log.error("%s: %s", at, problem, exc_info=not isinstance(error, NosyncError))
-                self.problems[at] = problem
-            else:
-                self.problems.pop(at, None)
-        return not failed
-
-    def _durability_loop(self) -> None:
-        next_scan = self._env.monotonic_s()
-        while not self._closing.is_set():
-            is_well = True
-            if self._env.monotonic_s() >= next_scan:
-                is_well = self._attempt(self._look, self._note_gaps, self.collect_garbage, self.archive_manifests)
-                next_scan = self._env.monotonic_s() + self.settings.scan_interval_s
-            is_well = self._attempt(self._drain, self.let_go_of_inputs) and is_well
-            if not is_well:
-                next_scan = min(next_scan, self._env.monotonic_s() + self.settings.retry_s)
-            idle_s = next_scan - self._env.monotonic_s()
-            if self.is_replicated and self._inputs.wait():  # nothing here wakes when peers have their copies
-                idle_s = min(idle_s, _LOOK_FOR_SAFE_S)
-            self._wake.wait(max(0.0, idle_s))
-            self._wake.clear()
-
-    def _merge_loop(self) -> None:
-        while not self._closing.is_set():
-            self._wake_merger.clear()
-            if not self.merge_once():
-                with self._lock:
-                    self.problems.pop(threading.current_thread().name, None)
-                self._wake_merger.wait(_RETRY_MERGES_S)
+    def _idle_at_most_s(self, idle_s: float) -> float:
+        # Nothing here wakes when peers have their copies.
+        return min(idle_s, _LOOK_FOR_SAFE_S) if self.is_replicated and self._inputs.wait() else idle_s
 
     def abandon(self) -> None:
         """Gives the directory back without making anything durable: what the death of the process does."""
@@ -961,11 +912,7 @@ class Node(HasLedger):
         self._directory_lock.release()
 
     def _stop(self) -> None:
-        self._closing.set()
-        self._wake.set()
-        self._wake_merger.set()
-        for thread in self._threads:
-            thread.join()
+        self._background.stop()
         self._compactor.close()
 
     def close(self) -> None:

@@ -63,7 +63,7 @@ def test_what_cannot_be_removed_keeps_nothing_from_being_durable(open_store: Ope
 
     def is_safe() -> bool:
         env.now_s += 1.0
-        store.node._wake.set()
+        store.node._background.wake()
         return store.safe_point() == 19
 
     eventually("all is durable", is_safe)
