@@ -1,16 +1,72 @@
-"""What goes with contents that an operator gives up, because another node's count: all that was built upon them here."""
+"""Contents that an operator gives up, because another node's count: what goes with them, and that they do not come back.
+
+A third node may hold them as well, until it gives them up in its turn. So they are remembered, by name and digest, and that is
+durable before the files go: from a peer nothing is taken that has these contents, or is built upon them.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from pathlib import PurePosixPath
+import logging
+import threading
+from collections.abc import Iterable, Mapping
+from pathlib import Path, PurePosixPath
 
 from nosync.lsm.archive import parse_name
 from nosync.lsm.branches import BRANCHES
 from nosync.lsm.directory import MANIFESTS, LayerDirectory
+from nosync.lsm.env import Env
+from nosync.lsm.errors import CorruptionError
 from nosync.lsm.layer import LayerId
 from nosync.lsm.lines import Lines
-from nosync.lsm.timestamp import pack
+from nosync.lsm.sealed_json import expected_fields, read_small, replace_small
+from nosync.lsm.timestamp import Epoch, pack
+
+log = logging.getLogger("nosync")
+
+GIVEN_UP = "given-up.json"
+"""In the directory: the contents that an operator gave up here."""
+
+
+class GivenUp:
+    """By file, relative to the data directory, the digest of what was given up. Of this directory alone."""
+
+    def __init__(self, root: Path, env: Env) -> None:
+        self._root, self._env = root, env
+        self._lock = threading.Lock()
+        self._digests: dict[str, str] = {}
+        if (root / GIVEN_UP).exists():
+            try:
+                fields = read_small(root / GIVEN_UP, env)
+                with expected_fields("what was given up", str(root / GIVEN_UP)):
+                    self._digests = {str(name): str(digest) for name, digest in fields["digests"].items()}
+            except CorruptionError as error:
+                log.error("%s: what was given up before may be taken from a peer that still holds it", error)
+
+    def digests(self) -> dict[str, str]:
+        with self._lock:
+            return dict(self._digests)
+
+    def remember(self, digests: Mapping[str, str]) -> None:
+        """These do not count any more. Durable when this returns. Where they took the place of what was given up before, that
+        counts again.
+        """
+        before = self.digests()
+        is_reversed = any(before.get(name, digest) != digest for name, digest in digests.items())
+        self._keep({**({} if is_reversed else before), **digests})
+
+    def _keep(self, digests: dict[str, str]) -> None:
+        replace_small(self._root, self._root / GIVEN_UP, {"digests": digests}, self._env)
+        with self._lock:
+            self._digests = digests
+
+
+def first_given_up(paths: Iterable[PurePosixPath]) -> dict[str, Epoch]:
+    """By line, the first epoch whose manifest is among these files."""
+    first: dict[str, Epoch] = {}
+    for path in paths:
+        if path.parts[0] == MANIFESTS and (span := _epochs_of(path.name)) is not None:
+            first[path.parts[1]] = Epoch(min(span[0], first.get(path.parts[1], span[0])))
+    return first
 
 
 def built_upon(
@@ -19,12 +75,11 @@ def built_upon(
     """Of a manifest all that its line has from there on, layers that were merged with earlier ones included; of an entry of the
     log of branches those after it.
     """
-    first: dict[str, int] = {}
+    given_up = list(given_up)
+    first = first_given_up(given_up)
     files: set[PurePosixPath] = set()
     for path in given_up:
-        if path.parts[0] == MANIFESTS and (span := _epochs_of(path.name)) is not None:
-            first[path.parts[1]] = min(span[0], first.get(path.parts[1], span[0]))
-        elif path.parts[0] == BRANCHES:
+        if path.parts[0] == BRANCHES:
             entries = [name for name in directory.env.list_dir(directory.root / BRANCHES) if name[:-5].isdigit()]
             files |= {path.with_name(name) for name in entries if int(name[:-5]) > int(path.stem)}
     layers: set[LayerId] = set()

@@ -24,9 +24,8 @@ from nosync.lsm.lines import Lines
 from nosync.lsm.release import DISK, NOTHING, inputs_to_let_go, let_go_until, policies
 from nosync.lsm.roles import Listener
 from nosync.lsm.safety import SAFE_META
-from nosync.lsm.sealed_json import expected_fields, read_small, seal_json, whole_number
+from nosync.lsm.sealed_json import expected_fields, read_small, replace_small, whole_number
 from nosync.lsm.timestamp import Epoch, pack
-from nosync.lsm.writer import temporary_path
 
 log = logging.getLogger("nosync")
 
@@ -109,16 +108,19 @@ class LettingGo:
 
     def _remember(self, until: Epoch) -> None:
         root = self._owner.directory.root
-        path, temporary = root / LET_GO, temporary_path(root, self._env)
-        with storage_errors("write", path):
-            try:
-                with self._env.create(temporary) as file:
-                    file.write(seal_json({"line": self._owner.lines.line(MAIN).id, "safe": until}))
-                self._env.sync_file(temporary)
-                self._env.replace(temporary, path)
-            finally:
-                self._env.unlink(temporary)
-            self._env.sync_dir(path.parent)
+        replace_small(root, root / LET_GO, {"line": self._owner.lines.line(MAIN).id, "safe": until}, self._env)
+
+    def take_back(self, until: Epoch) -> None:
+        """Epochs after this one were given up, for others that are not safe yet: their inputs are needed."""
+        self._done, self._tried = min(self._done, until), min(self._tried, until)
+        root = self._owner.directory.root
+        if any(int(safe) > until for safe in told_before(root, self._env).values()):
+            if until > NOTHING:
+                self._remember(until)
+            else:
+                with storage_errors("remove", root / LET_GO):
+                    self._env.unlink(root / LET_GO)
+                    self._env.sync_dir(root)
 
 
 def told_before(root: Path, env: Env) -> dict[str, str]:

@@ -325,6 +325,22 @@ class Lines:
                 raise InvalidInputError("main cannot be deleted; promote another branch, then delete the old line")
             self._append({"do": "delete", "name": name})
 
+    def has_unneeded(self) -> bool:
+        """Whether manifests are there that no branch needs: what `prune` removes."""
+        with self._lock:
+            kept = self.refs.kept_until()
+            there = {*self._env.list_dir(self._root / MANIFESTS)}
+            ended = {line: kept.get(line) for line in self.refs.lines if kept.get(line) is not None or line not in kept}
+            return any(
+                line in there and self._last_listed(line) > (-1 if until is None else until)
+                for line, until in ended.items()
+            )
+
+    def _last_listed(self, line: str) -> int:
+        """The last epoch of a line that files say anything of; -1 where there are none."""
+        names, epochs = list_line(self._root, line, self._env)
+        return max([*epochs, *(span[1] for name in names if (span := parse_name(name)) is not None)], default=-1)
+
     def prune(self) -> dict[TraceId, Time]:
         """Removes the manifests that no branch needs. Returns the traces that lost some and get no more epochs, each with
         the time up to which it is still listed.
@@ -367,9 +383,7 @@ class Lines:
     def _cut(self, line: str, until: Epoch | None) -> set[TraceId]:
         """Removes what a line has after an epoch (None: all of it), and returns the traces that lost some."""
         directory = self._root / MANIFESTS / check_name(line, "line name")
-        names, epochs = list_line(self._root, line, self._env)
-        spans = [span for name in names if (span := parse_name(name)) is not None]
-        if until is not None and max([*epochs, *(last for _, last in spans)], default=until) <= until:
+        if until is not None and self._last_listed(line) <= until:
             return set()
         own = Sealed(line, self._root, self._env)
         read_sealed(own, self._root, self._env)

@@ -23,11 +23,13 @@ from contextlib import suppress
 from pathlib import Path, PurePosixPath
 from typing import Any
 
+from blake3 import blake3
+
 from nosync.lsm.background import Background
 from nosync.lsm.branches import BRANCHES, MAIN, missing_entry
 from nosync.lsm.catalog import Catalog, Record, set_aside
 from nosync.lsm.compactor import Chain, Compactor
-from nosync.lsm.directory import CATALOG, QUARANTINE, LayerDirectory, Marker, make_subdirectories
+from nosync.lsm.directory import CATALOG, LAYERS, QUARANTINE, LayerDirectory, Marker, make_subdirectories
 from nosync.lsm.env import storage_errors
 from nosync.lsm.errors import (
     CatalogError,
@@ -39,7 +41,7 @@ from nosync.lsm.errors import (
     StorageError,
 )
 from nosync.lsm.fence import old_instances
-from nosync.lsm.giving_up import built_upon
+from nosync.lsm.giving_up import GivenUp, built_upon, first_given_up
 from nosync.lsm.layer import Description, Digest, LayerId, TraceId
 from nosync.lsm.ledger import HasLedger, Ledger, gap_text, to_look_at
 from nosync.lsm.letting_go import LettingGo, told_before
@@ -100,6 +102,8 @@ class Node(HasLedger):
         """What keeps layers from being durable, by path; empty when all is well."""
         self.new = NewLayers(directory, self.problems, settings.retry_s)
         self.small = SmallFiles(directory.root, self._env, self.problems)
+        self.given_up = GivenUp(directory.root, self._env)
+        self._telling_gone = threading.Lock()  # what goes together is told together
         self._durability = threading.Lock()  # one thread makes layers durable at a time
         self._forgotten: set[LayerId] = set()  # since it began to
         self._compactor = Compactor(self, self.problems)
@@ -219,6 +223,7 @@ class Node(HasLedger):
                     raise CorruptionError(f"{record.id}: is not the file that was acknowledged ({record.digest[:16]})")
             except FileNotFoundError:
                 self._lose(record.id, "its file is gone")
+                self._tell((), [record.id])
             except CorruptionError as error:
                 self._quarantine(record.id, error)
 
@@ -297,7 +302,7 @@ class Node(HasLedger):
                     f"{error}; stop the daemon, and put a copy from a backup there, if there is one"
                 )
                 if self.listener is not None and self.listener.copies_of_file(path) > 1:
-                    self.give_up([], [path])
+                    self._set_aside([], [path])
                     self.problems.pop(str(path), None)
 
     def scan(self) -> None:
@@ -313,6 +318,8 @@ class Node(HasLedger):
         if self._env.monotonic_s() >= self._next_scan_s:
             self._next_scan_s = self._env.monotonic_s() + _SCAN_ALL_EVERY_S
             self.scan()
+            if self.listener is not None and self.lines.has_unneeded():
+                self._prune()  # of branches that were deleted here, which a peer gave back before it had heard of that
             return
         try:
             self._learn_all()
@@ -352,6 +359,7 @@ class Node(HasLedger):
         for id in sorted(gone):
             if not self.ledger.exists(id):
                 self._lose(id, "its file is gone")
+                self._tell((), [id])
 
     def learn(self) -> None:
         """Takes notice of epochs that other processes sealed, and of branches that other nodes made or dropped."""
@@ -510,11 +518,14 @@ class Node(HasLedger):
             self.new.settled(id)
             self.safety.something_changed()
         self.directory.forget(id)
-        self._tell((), [id])
 
     def _quarantine(self, id: LayerId, error: NosyncError) -> None:
-        self._quarantine_file(self.directory.path_of(id), ".".join(id.path.parts[:3]), error)
+        self._quarantine_layer(id, error)
         self._lose(id, "its file was quarantined")
+        self._tell((), [id])
+
+    def _quarantine_layer(self, id: LayerId, error: NosyncError) -> None:
+        self._quarantine_file(self.directory.path_of(id), ".".join(id.path.parts[:3]), error)
 
     def _quarantine_file(self, path: Path, prefix: str, error: NosyncError) -> None:
         target = self.directory.root / QUARANTINE / f"{prefix}.{path.name}.{self._env.token()}"
@@ -523,23 +534,56 @@ class Node(HasLedger):
             self._env.make_dirs(target.parent)
             self._env.replace(path, target)
 
-    def give_up(self, ids: Iterable[LayerId], small: Iterable[PurePosixPath]) -> None:
-        """What others hold other contents of, which count: ours go to quarantine with all that was built upon them, and theirs
-        are fetched as anything lost is.
+    def give_up(self, ids: Iterable[LayerId], small: Iterable[PurePosixPath]) -> list[PurePosixPath]:
+        """What others hold other contents of, which count, as an operator decided: ours go to quarantine with all that was built
+        upon them, and theirs are fetched as anything lost is. Returns what went.
+
+        What a third node holds of ours does not come back, and what was safe of them is not for that.
         """
-        with self._compactor.paused():  # or a merge of ours that ends later would cover theirs
+        return self._set_aside(ids, small, is_decided=True)
+
+    def _set_aside(
+        self, ids: Iterable[LayerId], small: Iterable[PurePosixPath], *, is_decided: bool = False
+    ) -> list[PurePosixPath]:
+        # Or a merge of ours that ends later would cover theirs.
+        with self._compactor.paused(), self._telling_gone:
             layers, files = built_upon(small := list(small), self.directory, self.lines)
+            layers, files = {*ids, *layers}, {*small, *files}
+            if is_decided:
+                self._count_no_more(layers, files)
             # Manifests first: what an interruption leaves is layers that nothing lists, and no epochs without theirs.
-            for path in sorted({*small, *files}):
+            for path in sorted(files):
                 error = NosyncError(f"{path}: another node's contents count")
                 self._quarantine_file(self.directory.root / path, ".".join(path.parts[:-1]), error)
-            for id in sorted({*ids, *layers}):
-                self._quarantine(id, NosyncError(f"{id}: another node's contents count"))
-        gone = self.small.forget_gone()
-        self.lines.reload()
-        self.safety.something_changed()
+            for id in sorted(layers):
+                self._quarantine_layer(id, NosyncError(f"{id}: another node's contents count"))
+                self._lose(id, "another node's contents count")
+            gone = self.small.forget_gone()
+            self.lines.reload()
+            self.safety.something_changed()
+            if self.listener is not None:
+                self.listener.lost_files(gone, sorted(layers))
+        return sorted([*files, *(PurePosixPath(LAYERS, id.path) for id in layers)])
+
+    def _count_no_more(self, layers: Iterable[LayerId], files: Iterable[PurePosixPath]) -> None:
+        """Remembers what is given up, and takes back what was said of its safety."""
+        digests: dict[str, str] = {}
+        for path in files:
+            with suppress(FileNotFoundError):
+                digests[str(path)] = blake3(read_if_there(self.directory.root / path, self._env)).hexdigest()
+        for id in layers:
+            record = self.records_of(id.trace).get(id.description)
+            if record is not None:
+                digests[str(PurePosixPath(LAYERS, id.path))] = record.digest
+        self.given_up.remember(digests)
+        first = first_given_up(files)
+        for line, t in first.items():
+            self.safety.take_back(line, Epoch(t - 1))
+        main = self.lines.line(MAIN).id
+        if main in first:
+            self._inputs.take_back(Epoch(first[main] - 1))
         if self.listener is not None:
-            self.listener.lost_files(gone)
+            self.listener.gave_up(self.given_up.digests(), pack(min(first.values())) if first else END_OF_TIME)
 
     def check(self) -> list[NosyncError]:
         """Verifies every byte of every layer; what is bad goes to quarantine. Returns an error for each."""
@@ -882,9 +926,10 @@ class Node(HasLedger):
         return len(dropped)
 
     def _tell_gone_files(self) -> None:
-        gone = self.small.forget_gone()
-        if self.listener is not None:
-            self.listener.dropped_files(gone)
+        with self._telling_gone:
+            gone = self.small.forget_gone()
+            if self.listener is not None:
+                self.listener.dropped_files(gone)
 
     def forget(self, ids: Sequence[LayerId], *, grace: bool = True) -> None:
         """Layers that nothing lists any more: out of the catalog now, off the disk a grace period later."""

@@ -31,8 +31,13 @@ class Listener(Protocol):
     def dropped_files(self, paths: Sequence[PurePosixPath]) -> None:
         """These manifests were removed, because no branch needs them."""
 
-    def lost_files(self, paths: Sequence[PurePosixPath]) -> None:
-        """These small files are not here any more, and should be."""
+    def lost_files(self, paths: Sequence[PurePosixPath], layers: Sequence[LayerId] = ()) -> None:
+        """These small files and layers are not here any more, and should be. Told as one: without its manifests a peer could take
+        a layer for what they are not.
+        """
+
+    def gave_up(self, digests: Mapping[str, str], before: Time) -> None:
+        """These contents count no more, all that were given up so far; inputs of epochs from `before` on are needed again."""
 
     def safe_elsewhere(self, line: str) -> Epoch:
         """The largest safe point that a peer told; -1 where none did."""

@@ -3,7 +3,7 @@
 Invariants
 - An epoch is safe when its manifest is, and every layer in it whose stage asks for copies; and all epochs before it are.
 - What was told is relied upon, here and by peers: inputs may have been let go of. So where there are peers, or inputs are let
-  go of, it is written down and never goes back.
+  go of, it is written down and never goes back, unless an operator gives epochs up for those of another node.
 """
 
 from __future__ import annotations
@@ -71,6 +71,14 @@ class Safety:
         with self._lock:
             self._conflicts.update(ids)
             self._known.clear()
+
+    def take_back(self, line: str, until: Epoch) -> None:
+        """The epochs after this one were given up: what takes their place is not safe for that they were."""
+        with self._lock:
+            self._known.clear()
+            if self._told(line) > until:
+                self._catalog.apply(meta={SAFE_META + line: str(until)})
+                self._written[line] = until
 
     # --- the safe point ---------------------------------------------------------------------------------------------
 

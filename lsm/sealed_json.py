@@ -109,6 +109,20 @@ def publish_small(root: Path, final: Path, fields: Mapping[str, Any], env: Env) 
     return publish_text(root, final, seal_json(fields), env, synced=True)
 
 
+def replace_small(root: Path, final: Path, fields: Mapping[str, Any], env: Env) -> None:
+    """Writes such a file in place of the one that is there. Durable when this returns; until then the one before counts."""
+    temporary = temporary_path(root, env)
+    with storage_errors("write", final):
+        try:
+            with env.create(temporary) as file:
+                file.write(seal_json(fields))
+            env.sync_file(temporary)
+            env.replace(temporary, final)
+        finally:
+            env.unlink(temporary)
+        env.sync_dir(final.parent)
+
+
 def read_small(path: Path, env: Env) -> dict[str, Any]:
     """What `publish_small` wrote. Raises CorruptionError where it is damaged, its attachment included."""
     with storage_errors("read", path):

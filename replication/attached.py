@@ -31,7 +31,7 @@ from nosync.lsm.pins import Pin, delete_pin, publish_pin, read_pins
 from nosync.lsm.roles import Missing
 from nosync.lsm.timestamp import Epoch, Time, pack
 from nosync.proto.v1 import replication_pb2 as pb
-from nosync.replication.places import wait_for_peers
+from nosync.replication.places import address_of, wait_for_peers
 from nosync.replication.transport import DaemonClient, host_of
 
 log = logging.getLogger("nosync.replication")
@@ -54,6 +54,7 @@ class AttachedNode(HasLedger):
         """On how many nodes the daemon keeps each layer."""
         self.store_id, self.node_id = reply.store_id, reply.node
         self._daemon_notices = reply.notices
+        self._daemon = address_of(directory.root)
         if not reply.filled:
             log.warning("not everything that peers have is on this node yet; recover() recomputes what does not come")
         self.ledger = Ledger(directory)
@@ -75,6 +76,7 @@ class AttachedNode(HasLedger):
         contents: Mapping[LayerId, Content] | None = None,
     ) -> Manifest:
         manifest, _ = self.ledger.seal(t, ids, branch, meta, copies, contents)
+        self._attach_again()
         self.note(ids)
         return manifest
 
@@ -122,7 +124,16 @@ class AttachedNode(HasLedger):
 
     # --- the daemon -------------------------------------------------------------------------------------------------
 
+    def _attach_again(self) -> None:
+        """A daemon that was started since knows of no job that wants everything here."""
+        found = address_of(self.directory.root)
+        if found is not None and found != self._daemon:
+            with contextlib.suppress(ReplicationError):  # it is looked for the next time
+                self.client.attach(0.0)
+                self._daemon = found
+
     def _status(self, branch: str = "") -> pb.StatusReply:
+        self._attach_again()
         reply = self.client.status(branch, lag=False)
         self.problems = dict(reply.problems)
         return reply

@@ -16,6 +16,7 @@ from nosync.lsm.errors import ReplicationError
 from nosync.replication.wire import check_node_id
 
 DAYS = 825
+_AUTHORITY = "ca"
 _CA, _CA_KEY = "ca.pem", "ca.key"
 
 
@@ -27,6 +28,8 @@ def make_certificates(directory: Path, nodes: list[str], *, now: datetime.dateti
     at = now or datetime.datetime.now(datetime.UTC)
     for node in nodes:
         check_node_id(node)
+        if node == _AUTHORITY:
+            raise ReplicationError(f"no node can be called {node!r}: {_CA} and {_CA_KEY} are the authority's")
     written: list[Path] = []
     with storage_errors("write certificates", directory):
         directory.mkdir(parents=True, exist_ok=True)
@@ -36,7 +39,7 @@ def make_certificates(directory: Path, nodes: list[str], *, now: datetime.dateti
             authority_key = ec.generate_private_key(ec.SECP256R1())
             # A name of its own: of two authorities in one ca.pem, as while they are replaced, the right one is found by it.
             authority = _certificate(f"nosync {Env().token()}", authority_key, None, None, at)
-            written += _write(directory, "ca", authority, authority_key)
+            written += _write(directory, _AUTHORITY, authority, authority_key)
         for node in nodes:
             key = ec.generate_private_key(ec.SECP256R1())
             written += _write(directory, node, _certificate(node, key, authority, authority_key, at), key)

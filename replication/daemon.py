@@ -145,7 +145,7 @@ def peers_of(config: DaemonConfig) -> dict[str, str]:
     if path.exists():
         try:
             found = json.loads(path.read_text())
-            peers = {str(check_node_id(node)): str(address) for node, address in found.items()}
+            peers = {str(check_node_id(node)): str(address) for node, address in found.items() if node != config.node}
         except (OSError, ValueError, AttributeError) as error:
             raise ReplicationError(f"{path} is damaged ({error}): remove it, and the configured peers count") from error
     members = 1 + len(peers)
@@ -224,9 +224,13 @@ class Daemon(rpc.DaemonServicer):
         """What tells this directory from others on the host: daemons come and go, and take each other's ports."""
         path = self.config.data / PLACE_FILE
         with storage_errors("write", path):
-            if not path.exists():
-                self._write_json(PLACE_FILE, self._env.token())
-            return str(json.loads(path.read_text()))
+            with contextlib.suppress(
+                FileNotFoundError, ValueError
+            ):  # a damaged one told nobody apart who is still there
+                return str(json.loads(path.read_text()))
+            token = self._env.token()
+            self._write_json(PLACE_FILE, token)
+            return token
 
     def start(self) -> None:
         """Begins to serve; returns at once. Where it cannot, everything is stopped again."""
@@ -451,11 +455,12 @@ class Daemon(rpc.DaemonServicer):
         with self._answering(context, READERS):
             if request.take_theirs:
                 self._check_caller(context, OWNER)
-            names = self.replicator.conflicts()
+            names = self.replicator.conflicts_to_give_up() if request.take_theirs else self.replicator.conflicts()
             if request.take_theirs and names:
                 layers = [id for name in names if (id := layer_of(name)) is not None]
-                self.node.give_up(layers, [PurePosixPath(name) for name in names if layer_of(name) is None])
+                gone = self.node.give_up(layers, [PurePosixPath(name) for name in names if layer_of(name) is None])
                 log.warning("took the peers' contents of %s", ", ".join(names))
+                names = [str(path) for path in gone]
             return pb.ConflictsReply(names=names)
         raise AssertionError("the context was aborted")
 

@@ -138,6 +138,8 @@ class Replica:
         """By line, this node's safe point, which peers are told."""
         self._let_go: dict[str, Time] = {}  # by trace, the time up to which its layers are not kept here any more
         self._kept_s: dict[str, float] = {}  # traces that tasks here asked for, and until when
+        self.given_up: dict[str, str] = {}
+        """By file, the digest of contents that an operator gave up here: no peer's count, nor what is built upon them."""
         self.keep_all = False
         """Keep what others keep as well, see `want_all`."""
 
@@ -317,6 +319,13 @@ class Replica:
         ask = [effect for peer in self._linked() if peer.asked_s is None for effect in self._ask(peer)]
         return [*ask, *self._fetch()]
 
+    def gave_up(self, digests: Mapping[str, str], before: Time) -> None:
+        """These contents count no more, all that were given up so far; inputs are needed again that end after `before`."""
+        self.given_up = dict(digests)
+        self._let_go = {trace: min(until, before) for trace, until in self._let_go.items()}
+        for peer in self.peers.values():
+            self._touched_of(peer, [name for name in digests if name in peer.holds])
+
     def let_go(self, trace: str, until: Time) -> None:
         """Inputs that are safe: layers of this trace that end by `until` are fetched no more, unless a task asks for them."""
         self._let_go[trace] = max(until, self._let_go.get(trace, until))
@@ -410,7 +419,7 @@ class Replica:
         peer.heard_s = self.now_s
         if isinstance(message, Beat):
             for line, t in message.safe:
-                peer.safe[line] = max(t, peer.safe.get(line, -1))
+                peer.safe[line] = t
         if isinstance(message, Summary | InventoryIs | Change | Beat):
             return self._statement(peer, message)
         if isinstance(message, AskInventory):
@@ -656,11 +665,7 @@ class Replica:
         """Makes `todo` anew for one trace, or one other file; and says where contents differ."""
         layers = peer.holds.layers(place)
         names = [*layers.values(), *([place] if place in peer.holds else [])]
-        both = [(name, self.mine.get(name), peer.holds.get(name)) for name in names]
-        peer.conflict_at(
-            place,
-            {name: (ours.digest, its.digest) for name, ours, its in both if ours and its and ours.digest != its.digest},
-        )
+        peer.conflict_at(place, {name: found for name in names if (found := self._conflict(peer, name)) is not None})
         todo = []
         if layers:
             ours_and_coming = dict(self.mine.layers(place))
@@ -670,9 +675,22 @@ class Replica:
             todo = missing_of_trace(ours_and_coming, peer.holds, place)
         else:
             todo = [held for name in names if (held := peer.holds.get(name)) and not self._has_or_fetches(name)]
+        todo = [held for held in todo if not self._is_given_up(held)] if self.given_up else todo
         peer.todo_files += len(todo) - len(peer.todo.pop(place, ()))
         if todo:
             peer.todo[place] = todo
+
+    def _conflict(self, peer: Peer, name: str) -> tuple[str, str] | None:
+        """Our digest and a peer's, where they differ; ours is empty where the peer holds what was given up here."""
+        ours, its = self.mine.get(name), peer.holds.get(name)
+        if its is None:
+            return None
+        if ours is not None:
+            return (ours.digest, its.digest) if ours.digest != its.digest else None
+        return ("", its.digest) if self._is_given_up(its) else None
+
+    def _is_given_up(self, held: Held) -> bool:
+        return self.given_up.get(held.name) == held.digest
 
     def _has_or_fetches(self, name: str) -> bool:
         return name in self.mine or name in self._fetching or self.mine.has_archived(name)
@@ -715,7 +733,7 @@ class Replica:
     def _wants(self, peer: Peer, held: Held) -> bool:
         """Whether a file is to be taken from a peer now, if nothing here stands for it."""
         waiting = self._again_s.get(held.name, self.now_s) > self.now_s
-        known = self._is_unwanted(peer, held.name) or self._has_or_fetches(held.name)
+        known = self._is_unwanted(peer, held.name) or self._has_or_fetches(held.name) or self._is_given_up(held)
         return (
             not (waiting or known or self._waits(held)) and self.keeps(held.name) and self._is_of_ours(peer, held.name)
         )
@@ -772,9 +790,17 @@ class Replica:
         return 1 + sum(name in peer.holds or peer.holds.has_archived(name) for peer in self.peers.values())
 
     def conflicts(self) -> dict[str, tuple[NodeId, str, str]]:
-        """By file: a peer that holds other contents, our digest and theirs."""
+        """By file: a peer that holds other contents, our digest and theirs; one that is up where one of them is."""
+        peers = sorted(self.peers.values(), key=lambda peer: peer.is_up(self.now_s))
+        return {name: (peer.node, *found) for peer in peers for name, found in peer.all_conflicts().items() if found[0]}
+
+    def given_up_elsewhere(self) -> dict[str, NodeId]:
+        """By file that is not here: a peer that holds what was given up."""
         return {
-            name: (peer.node, *found) for peer in self.peers.values() for name, found in peer.all_conflicts().items()
+            name: peer.node
+            for peer in self.peers.values()
+            for name, (ours, _) in peer.all_conflicts().items()
+            if not ours and not self.mine.has_archived(name)
         }
 
     def safe_elsewhere(self, line: str) -> int:

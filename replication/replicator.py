@@ -12,7 +12,7 @@ import logging
 import os
 import threading
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import BinaryIO
@@ -27,7 +27,7 @@ from nosync.lsm.manifest import Entry
 from nosync.lsm.node import Node
 from nosync.lsm.reader import LayerReader
 from nosync.lsm.small_contents import check_contents
-from nosync.lsm.timestamp import Epoch, Time, round_of
+from nosync.lsm.timestamp import END_OF_TIME, Epoch, Time, round_of
 from nosync.lsm.writer import temporary_path
 from nosync.proto.v1 import replication_pb2 as pb
 from nosync.replication.inventory import Held, NodeId, keepers, layer_of, name_of
@@ -45,7 +45,7 @@ LOG_AGAIN_S = 60.0
 MOST_WAITING = 100_000
 """Messages and files for one peer. One that merely is slow asks for no more than a window of files, and is silent soon."""
 _SENT_KEPT = 1024
-_CONFLICT, _UNANNOUNCED = "conflict ", "announcing "
+_CONFLICT, _UNANNOUNCED, _NOT_KEPT = "conflict ", "announcing ", "files that come from peers"
 
 
 @dataclass
@@ -134,6 +134,7 @@ class Replicator:
     def start(self) -> None:
         """Announces what is there, and begins to listen to the node."""
         self._node.listen(self)
+        self.gave_up(self._node.given_up.digests(), END_OF_TIME)
         self.held_files(self._node.small.durable())
         self._clock.start()
 
@@ -204,15 +205,37 @@ class Replicator:
             self._replica.unwanted(gone)
             self._act(self._replica.holds([], gone))
 
-    def lost_files(self, paths: Sequence[PurePosixPath]) -> None:
+    def lost_files(self, paths: Sequence[PurePosixPath], layers: Sequence[LayerId] = ()) -> None:
         """See nosync.lsm.roles.Listener."""
         with self._lock:
-            self._act(self._replica.holds([], [str(path) for path in paths]))
+            self._act(self._replica.holds([], [*map(str, paths), *map(name_of, layers)]))
+
+    def gave_up(self, digests: Mapping[str, str], before: Time) -> None:
+        """See nosync.lsm.roles.Listener."""
+        with self._lock:
+            self._replica.gave_up(digests, before)
 
     def conflicts(self) -> list[str]:
         """Files of which peers hold other contents."""
         with self._lock:
             return sorted(self._replica.conflicts())
+
+    def conflicts_to_give_up(self) -> list[str]:
+        """As `conflicts`, where the other contents can be fetched from a peer that is up. Raises ReplicationError where there are
+        only others.
+        """
+        with self._lock:
+            self._act(self._replica.tick(self._env.monotonic_s()))
+            found = self._replica.conflicts()
+            up = {peer.node for peer in self._replica.peers.values() if peer.is_up(self._replica.now_s)}
+        names = sorted(name for name, (node, _, _) in found.items() if node in up)
+        if found and not names:
+            nodes = ", ".join(sorted({node for node, _, _ in found.values()}))
+            raise ReplicationError(
+                f"the other contents are on {nodes}, which is away: giving up what is here would leave nothing. Start its daemon "
+                "first; or take it out with nosync peers --remove, if it is gone for good, and what is here counts"
+            )
+        return names
 
     def safe_elsewhere(self, line: str) -> Epoch:
         """See nosync.lsm.roles.Listener."""
@@ -448,6 +471,7 @@ class Replicator:
             self._refuse(session, incoming, str(error))
             return
         session.incoming.pop(name, None)
+        self._node.problems.pop(_NOT_KEPT, None)
         self.counters.received_files += 1
         self.counters.received_bytes += incoming.held.size_bytes
 
@@ -531,6 +555,7 @@ class Replicator:
 
     def _not_kept(self, name: str, why: str) -> None:
         log.warning("not kept: %s: %s", name, why)
+        self._node.problems[_NOT_KEPT] = f"not kept, and asked for again: {name}: {why}"
         self.counters.refused_files += 1
         with self._lock:
             self._act(self._replica.fetch_failed(name))
@@ -572,11 +597,18 @@ class Replicator:
         self._announce_again()
         with self._lock:
             self._act(self._replica.tick(self._env.monotonic_s()))
-            conflicts = self._replica.conflicts()
+            conflicts, given_up = self._replica.conflicts(), self._replica.given_up_elsewhere()
+            if not self._replica.backlog_bytes:  # of what was refused, nothing is to come any more
+                self._node.problems.pop(_NOT_KEPT, None)
         self._drop_old_parts()
         for name in list(self._node.problems):  # in one go: other threads change it
-            if name.startswith(_CONFLICT) and name[len(_CONFLICT) :] not in conflicts:
+            if name.startswith(_CONFLICT) and name[len(_CONFLICT) :] not in {*conflicts, *given_up}:
                 self._node.problems.pop(name, None)
+        for name, node in given_up.items():
+            self._node.problems[_CONFLICT + name] = (
+                f"was given up here, and node {node} still holds it: nosync conflicts --take-theirs there as well, or wait for "
+                "the node whose contents count"
+            )
         for name, (node, ours, theirs) in conflicts.items():
             self._node.problems[_CONFLICT + name] = (
                 f"node {node} has other contents: digest {theirs[:16]} there, {ours[:16]} here; a stage is not "

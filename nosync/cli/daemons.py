@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import sys
 from pathlib import Path
@@ -51,7 +52,7 @@ def daemon(config: Path | None, peers: tuple[str, ...], check: bool, verbose: bo
     """
     try:
         from nosync.replication.config import explain_config, make_config, read_config  # noqa: PLC0415
-        from nosync.replication.daemon import Daemon, check_config  # noqa: PLC0415 - gRPC takes a moment to import
+        from nosync.replication.daemon import MEMBERS_FILE, Daemon, check_config, peers_of  # noqa: PLC0415 - gRPC takes a moment to import
     except ImportError as error:
         raise NosyncError(f"the daemon needs {error.name}: pip install 'nosync[daemon]'") from error
     fields = read_config(config) if config is not None else {}
@@ -66,6 +67,14 @@ def daemon(config: Path | None, peers: tuple[str, ...], check: bool, verbose: bo
     if check:
         check_config(found)
         table = table_of("field", "value", "meaning")
+        members = peers_of(found)
+        if members != found.peers:
+            err.print(
+                f"peers are those of {escape(str(found.data / MEMBERS_FILE))}, as nosync peers left them: "
+                f"{escape(', '.join(f'{node}={address}' for node, address in members.items()) or 'none')}",
+                soft_wrap=True,
+            )
+            found = dataclasses.replace(found, peers=members)
         for name, value, meaning in explain_config(found):
             table.add_row(name, escape(value), escape(meaning))
         out.print(table)

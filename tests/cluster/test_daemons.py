@@ -636,3 +636,29 @@ def test_inputs_go_from_all_nodes_when_they_are_safe(tmp_path: Path, policy: str
         with daemons.open("n2") as store:
             assert store.missing() == []
             assert state(store, 2) == expected(2)
+
+
+def test_the_node_of_a_job_keeps_everything_after_its_daemon_was_restarted(tmp_path: Path) -> None:
+    shards = range(6)
+
+    def seal(store: nosync.Store, t: int) -> None:
+        for i in shards:
+            store.append("counts", shard=i, t=t, rows=pa.table({"k": [i], "v": [t]}), key=["k"])
+        ids = [LayerId(TraceId("counts", "raw", Shard(i)), Description.of_epoch(t)) for i in shards]
+        store.node.seal(t, ids, copies={"counts": 1})
+
+    def layers(node: str) -> int:
+        with nosync.open(daemons.data(node), read_only=True) as store:
+            return sum(layer.upper - layer.lower for layer in store.layers())
+
+    with running(tmp_path, ("n1", "n2", "n3"), replicas=1) as daemons, daemons.open("n1") as store:
+        with nosync.open(daemons.data("n2")) as of_tasks:
+            seal(of_tasks, 0)
+            eventually("n1 has all", lambda: layers("n1") == 6)
+            daemons.kill("n1")
+            daemons.start("n1")
+            eventually("the job's store finds it", lambda: store.safe_point() == 0)
+            seal(of_tasks, 1)
+            eventually("n1 has all of that", lambda: layers("n1") == 12)
+            daemons.kill("n2")
+        assert sorted(store.read("counts", 1).column("v").to_pylist()) == [1] * 6

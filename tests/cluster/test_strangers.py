@@ -548,6 +548,32 @@ def test_a_start_that_is_refused_leaves_no_store(tmp_path: Path, capsys: pytest.
     assert sorted(path.name for path in tmp_path.rglob("*")) == ["file", "foreign", "notes.txt"]
 
 
+def test_no_node_is_called_as_the_authority_is(tmp_path: Path) -> None:
+    make_certificates(tmp_path, ["n1"])
+    authority = (tmp_path / "ca.pem").read_bytes()
+    with pytest.raises(ReplicationError, match="no node can be called 'ca'"):
+        make_certificates(tmp_path, ["n2", "ca"])
+    assert (tmp_path / "ca.pem").read_bytes() == authority
+    assert not (tmp_path / "n2.pem").exists()
+
+
+def test_files_of_a_daemon_that_are_damaged_or_say_otherwise(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with running(tmp_path, ("n1", "n2"), replicas=1) as daemons:
+        data = daemons.data("n1")
+        daemons.stop("n1")
+        (data / "place.json").write_text("")
+        (data / "members.json").write_text('{"n1": "127.0.0.1:1", "n3": "127.0.0.1:2"}')
+        main(["daemon", "--node", "n1", "--data", str(data), "--peer", "n2=127.0.0.1:3", "--replicas", "1", "--check"])
+        told = capsys.readouterr()
+        assert "as nosync peers left them: n3=127.0.0.1:2" in " ".join(told.err.split())
+        assert "127.0.0.1:3" not in told.out
+        daemons.start("n1")
+        assert [peer.node for peer in daemons.status("n1").peers] == ["n3"]
+        assert json.loads((data / "place.json").read_text())
+
+
 def test_half_an_authority_is_not_replaced(tmp_path: Path) -> None:
     make_certificates(tmp_path, ["n1"])
     key = (tmp_path / "ca.key").read_bytes()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import shutil
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path, PurePosixPath
 
 import pyarrow as pa
@@ -37,7 +37,10 @@ class Peers:
     def dropped_files(self, paths: Sequence[PurePosixPath]) -> None:
         raise AssertionError("nothing is dropped here")
 
-    def lost_files(self, paths: Sequence[PurePosixPath]) -> None:
+    def gave_up(self, digests: Mapping[str, str], before: Time) -> None:
+        """Nothing."""
+
+    def lost_files(self, paths: Sequence[PurePosixPath], layers: Sequence[LayerId] = ()) -> None:
         self.lost = [str(path) for path in paths]
 
     def safe_elsewhere(self, line: str) -> Epoch:

@@ -8,8 +8,13 @@ import pyarrow as pa
 
 import nosync
 from nosync.lsm.directory import LayerDirectory
+from nosync.lsm.giving_up import GIVEN_UP, GivenUp
 from nosync.lsm.layer import Description, LayerId
 from nosync.lsm.lines import Lines
+from nosync.lsm.timestamp import END_OF_TIME
+from nosync.replication.inventory import Held, NodeId, place_of
+from nosync.replication.messages import Hello, Send, SessionId, Want
+from nosync.replication.protocol import Replica
 from tests.conftest import OpenStore
 
 EPOCHS = 8
@@ -98,3 +103,50 @@ def test_branches_that_others_count_for_are_noticed(open_store: OpenStore, tmp_p
         store.node.give_up([], [PurePosixPath("branches/1.json")])
         store.node.create_branch("theirs", "main", 3, [])
         assert sorted(reader.branches()) == ["main", "theirs"]
+
+
+def test_what_is_given_up_is_remembered(open_store: OpenStore, tmp_path: Path) -> None:
+    store = open_store()
+    record(store, range(EPOCHS))
+    (trace,) = store.directory.traces("c")
+    digests = {f"layers/{id.path}": store.directory.recorded(id).digest for id in store.directory.layer_ids()}
+    gone = store.node.give_up([], [PurePosixPath("manifests/main/3.json")])
+    layers = [f"layers/{LayerId(trace, Description.of_epoch(t)).path}" for t in range(3, EPOCHS)]
+    assert {*map(str, gone)} == {*layers, *(f"manifests/main/{t}.json" for t in range(3, EPOCHS))}
+    kept = GivenUp(store.directory.root, store.directory.env).digests()
+    assert set(kept) == set(map(str, gone))
+    assert all(kept[name] == digest for name, digest in digests.items() if name in kept)
+    record(store, range(3, EPOCHS), more=50)
+    store.node.give_up([], [PurePosixPath("manifests/main/6.json")])
+    reversed_ = GivenUp(store.directory.root, store.directory.env).digests()
+    assert {name for name in reversed_ if name.startswith("manifests")} == {
+        "manifests/main/6.json",
+        "manifests/main/7.json",
+    }, "those before count again, where they are what took the place"
+    (store.directory.root / GIVEN_UP).write_bytes(b"torn")
+    assert GivenUp(store.directory.root, store.directory.env).digests() == {}, (
+        "said in the log, and no reason not to start"
+    )
+
+
+def test_a_peer_that_holds_what_was_given_up_has_another_history() -> None:
+    replica = Replica(NodeId("n1"), "i1", "s", [NodeId("n1"), NodeId("n2"), NodeId("n3")], 3)
+    layer = "layers/c/raw/0/{}.layer"
+    for node, digest, session in ((NodeId("n2"), "wrong", 2), (NodeId("n3"), "right", 3)):
+        replica.connected(SessionId(session))
+        replica.received(SessionId(session), Hello(node, f"i{session}", "s", 3))
+        held = [Held(f"manifests/main/{t}.json", digest) for t in (4, 5)] + [Held("manifests/main/3.json", "same")]
+        merged = [Held(layer.format(f"{0}-{6 << 20}-0"), f"merged {digest}")]
+        replica.peers[node].seq, replica.peers[node].is_known = 0, True
+        for one in [*held, *merged]:
+            replica.peers[node].holds.add(one)
+            replica.peers[node].dirty.add(place_of(one.name))
+    replica.gave_up({"manifests/main/4.json": "wrong"}, END_OF_TIME)
+    asked = {
+        effect.session: {wanted.held.digest for wanted in effect.message.files}
+        for effect in replica.tick(0.1)
+        if isinstance(effect, Send) and isinstance(effect.message, Want)
+    }
+    assert asked == {SessionId(2): {"same"}, SessionId(3): {"right", "merged right"}}
+    assert replica.conflicts() == {}
+    assert replica.given_up_elsewhere() == {"manifests/main/4.json": NodeId("n2")}
