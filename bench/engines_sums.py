@@ -1,18 +1,21 @@
 """A keyed aggregation (count and sum) in nosync and in other engines, on the same rows, one after the other in one session.
 
-Rows are (k, id) with k = (id * 2654435761 mod 2^32) mod keys: every engine computes them by itself. Of each engine its own
-sink for nothing takes the results. Each run has a process, and a JVM, of its own; Flink runs in an environment of its own,
-`.venv-flink`, which is made when it is missing.
+Rows are (k, id): every engine computes k by itself. The first ids have each key once, so every engine has all keys in its
+state, and has had as many rows, before anything is measured; from there on keys come as if drawn at random, some of them
+twice in an epoch. Of each engine its own sink for nothing takes the results. Each run has a process, and a JVM, of its own,
+whose heap may be 1 GiB; Flink runs in an environment of its own, `.venv-flink`, which is made when it is missing.
 
-Besides time: processor seconds of all processes, the most memory that they had at once (what is mapped from files is not
-counted), and bytes written, the shuffle's included. A row of change has 24 bytes: a key, a count and a sum.
+A rate is of all rows over all seconds, with what slow epochs took, and until ours are on disk. Besides time: processor seconds
+of all processes, bytes written, the shuffle's included, and the most memory that they had at once: their own, and beside it
+what of files is mapped, such as our layers and every engine's libraries. A row of change has 24 bytes: a key, a count, a sum.
 """
 
 from __future__ import annotations
 
+import os
 import tempfile
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -25,15 +28,20 @@ from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor, StatefulProcessorHandle
 
 from bench.flink import run_flink
-from bench.footprint import PeakMemory, Spent, alone, spent
+from bench.footprint import Memory, PeakMemory, Spent, alone, spent
 from bench.harness import Result, Samples, timed
 from bench.spark_epochs import CORES, SHARDS, start
+from bench.spark_epochs import Run as EpochsOfOurs
 from nosync.spark.session import arrow_settings, conf_set, local_session, session_settings
 from nosync.spark.worker import task_in_worker
 
-KEYS = 2_000_000
-KEY = "pmod(pmod({id} * 2654435761, 4294967296), {keys})"
+KEYS, FEW_KEYS = 2_000_000, 100_000
+"""Of Python's transformWithState, which takes some 10 s for 20,000 rows, a smaller state is made; and of ours beside it."""
+_DRAWN = "pmod(pmod({id} * 2654435761, 4294967296) * (pmod({id}, 65521) + 1), 4294967291)"
+KEY = "IF({id} < {keys}, {id}, pmod(" + _DRAWN + ", {keys}))"
 LARGE, SMALL = 500_000, 20_000
+HEAP = "-Xmx1g"
+"""Of Spark's driver it is the default."""
 BYTES_OF_CHANGE = 24
 FLINK_TUNED = {
     "table.exec.mini-batch.enabled": "true",
@@ -53,16 +61,19 @@ Task = Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]
 
 @dataclass(frozen=True)
 class Run:
-    """What one engine took for `rows`: seconds an epoch (of Flink, which has none, altogether), and the rest."""
+    """What one engine took for `rows`: seconds of each epoch (of Flink, which has none, of each pair of jobs), until they were
+    on disk, and the rest.
+    """
 
     rows: int
     samples: Samples
     spent: Spent
-    peak_bytes: int
+    peak: Memory
+    durable_s: float = 0.0
 
     @property
     def rows_per_s(self) -> float:
-        return self.rows / len(self.samples.seconds) / self.samples.median
+        return self.rows / (sum(self.samples.seconds) + self.durable_s)
 
     @property
     def cpu_s(self) -> float:
@@ -82,19 +93,23 @@ def batch(spark: SparkSession, first: int, rows: int, keys: int) -> DataFrame:
 def run(scale: str) -> Iterator[Result]:
     full, short = scale == "full", scale == "short"
     warm, many = (4, 4) if short else (25, 12)
-    slow, slowest = {"short": ((2, 2), (1, 1)), "normal": ((5, 4), (2, 3)), "full": ((5, 8), (2, 8))}[scale]
-    mine = {LARGE: alone(_ours, LARGE, warm, many), SMALL: alone(_ours, SMALL, warm, 3 * many)}
+    slow, slowest = {"short": ((2, 2), (0, 1)), "normal": ((4, 8), (2, 3)), "full": ((4, 12), (2, 8))}[scale]
+    mine = {
+        (LARGE, KEYS): alone(_ours, LARGE, KEYS, warm, many),
+        (SMALL, KEYS): alone(_ours, SMALL, KEYS, warm, 3 * many),
+        (SMALL, FEW_KEYS): alone(_ours, SMALL, FEW_KEYS, warm, 3 * many),
+    }
     floors = {rows: alone(_beside_the_floor, rows, warm, 2 * many) for rows in (LARGE, SMALL)}
-    streamed: list[tuple[str, int, float, Run]] = [
-        ("RocksDB + changelog", LARGE, 5.0, alone(_streamed, LARGE, "true", *slow)),
-        ("RocksDB + changelog", SMALL, 1.5, alone(_streamed, SMALL, "true", warm, 10 if short else 20)),
-        ("transformWithStateInPandas", SMALL, 20.0, alone(_in_python, SMALL, *slowest)),
+    streamed: list[tuple[str, int, int, float, Run]] = [
+        ("RocksDB + changelog", LARGE, KEYS, 5.0, alone(_streamed, LARGE, "true", *slow)),
+        ("RocksDB + changelog", SMALL, KEYS, 1.5, alone(_streamed, SMALL, "true", warm, 10 if short else 3 * many)),
+        ("transformWithStateInPandas", SMALL, FEW_KEYS, 20.0, alone(_in_python, SMALL, *slowest)),
     ]
     variants: dict[str, dict[str, str]] = {"default": {}}
     if not short:
         variants["mini-batch, unaligned checkpoints"] = FLINK_TUNED
     if full:
-        streamed.insert(1, ("RocksDB, snapshots", LARGE, 5.0, alone(_streamed, LARGE, "false", 5, 8)))
+        streamed.insert(1, ("RocksDB, snapshots", LARGE, KEYS, 5.0, alone(_streamed, LARGE, "false", *slow)))
         variants["changelog backend"] = FLINK_CHANGELOG
     for rows, (ours, floor) in floors.items():
         ratio = Samples([theirs / mine for mine, theirs in zip(ours.seconds, floor.seconds, strict=True)])
@@ -103,47 +118,50 @@ def run(scale: str) -> Iterator[Result]:
             "identity job: Spark's shuffle and a Python hop, no state", rows / floor.median, ratio.median, ">= 0.8",
             ratio.median >= 0.8, ratio.spread, len(ratio.seconds),
         )  # fmt: skip
-    for name, rows, goal, theirs in streamed:
-        yield from _beside(
-            mine[rows], f"epochs of {rows:,} rows, {KEYS:,} keys", f"Structured Streaming, {name}", theirs, goal
-        )
+    for name, rows, keys, goal, theirs in streamed:
+        workload = f"epochs of {rows:,} rows, {keys:,} keys"
+        yield from _beside(mine[rows, keys], workload, f"Structured Streaming, {name}", theirs, goal)
+    pairs, more = {"short": (1, 1_000_000), "normal": (3, 2_500_000), "full": (5, 6_000_000)}[scale]
     for name, settings in variants.items():
-        version, theirs = _flink({"short": 1_000_000, "normal": 2_500_000, "full": 6_000_000}[scale], settings)
+        version, theirs = alone(_flink, more, pairs, settings)
         peer = f"Flink {version} SQL, RocksDB incremental, 1 s checkpoints, {name}"
-        yield from _beside(mine[LARGE], f"{KEYS:,} keys, ours in epochs of {LARGE:,} rows", peer, theirs, 5.0)
-
-
-def _result(
-    workload: str, mine: Run, unit: str, ours: float, peer: str, theirs: float, ratio: float, goal: str = "",
-    met: bool | None = None,
-) -> Result:  # fmt: skip
-    return Result(
-        workload, "nosync", ours, unit, peer, theirs, ratio, goal, met, mine.samples.spread, len(mine.samples.seconds)
-    )
+        yield from _beside(mine[LARGE, KEYS], f"{KEYS:,} keys, ours in epochs of {LARGE:,} rows", peer, theirs, 5.0)
 
 
 def _beside(mine: Run, workload: str, peer: str, theirs: Run, goal: float) -> Iterator[Result]:
-    one = partial(_result, workload, mine)
     ratio = mine.rows_per_s / theirs.rows_per_s
-    yield one("rows/s", mine.rows_per_s, peer, theirs.rows_per_s, ratio, f">= {goal:g}", ratio >= goal)
-    for unit, ours, its in (
-        ("CPU s for 10^6 rows", mine.cpu_s, theirs.cpu_s),
-        ("bytes written for a byte of change", mine.written, theirs.written),
-        ("MB of memory at the peak", mine.peak_bytes / 1e6, theirs.peak_bytes / 1e6),
+    rates = ("rows/s", mine.rows_per_s, theirs.rows_per_s)
+    for (unit, ours, its), text, met in (
+        (rates, f">= {goal:g}", ratio >= goal),
+        (("CPU s for 10^6 rows", mine.cpu_s, theirs.cpu_s), "", None),
+        (("bytes written for a byte of change", mine.written, theirs.written), "", None),
+        (("MB of memory at the peak", mine.peak.own_bytes / 1e6, theirs.peak.own_bytes / 1e6), "", None),
+        (("MB mapped from files at the peak", mine.peak.mapped_bytes / 1e6, theirs.peak.mapped_bytes / 1e6), "", None),
     ):
-        yield one(unit, ours, peer, its, ours / its)
+        yield Result(
+            workload, "nosync", ours, unit, peer, its, ours / its, text, met, mine.samples.spread, len(mine.samples.seconds),
+            baseline_spread=theirs.samples.spread, baseline_repeats=len(theirs.samples.seconds),
+        )  # fmt: skip
 
 
 # --- nosync -----------------------------------------------------------------------------------------------------------
 
 
-def _ours(rows: int, warm: int, repeats: int) -> Run:
+def _filled(spark: SparkSession, path: Path, keys: int) -> EpochsOfOurs:
+    """A job whose state has all keys."""
+    one = start(spark, path)
+    for first in range(0, keys, LARGE):
+        one.advance(batch(spark, first, min(LARGE, keys - first), keys))
+    return one
+
+
+def _ours(rows: int, keys: int, warm: int, repeats: int) -> Run:
     spark = local_session(CORES, "nosync-bench")
     with tempfile.TemporaryDirectory(dir=".") as directory:
-        one = start(spark, Path(directory) / "store")
+        one = _filled(spark, Path(directory) / "store", keys)
 
         def epoch(i: int) -> None:
-            one.advance(batch(spark, i * rows, rows, KEYS))
+            one.advance(batch(spark, keys + i * rows, rows, keys))
 
         for i in range(warm):
             epoch(i)
@@ -151,11 +169,11 @@ def _ours(rows: int, warm: int, repeats: int) -> Run:
         with PeakMemory() as memory:
             before = spent()
             seconds = [timed(partial(epoch, i)) for i in range(warm, warm + repeats)]
-            one.store.sync()
-            found = Run(rows * repeats, Samples(seconds), spent() - before, 0)
+            durable_s = timed(one.store.sync)
+            cost = spent() - before
         one.store.close()
     spark.stop()
-    return replace(found, peak_bytes=memory.peak_bytes)
+    return Run(rows * repeats, Samples(seconds), cost, memory.peak, durable_s)
 
 
 def counted(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -172,7 +190,7 @@ def handed(rows: DataFrame, task: Task, *also: str) -> int:
 def moved(spark: SparkSession, i: int, rows: int) -> None:
     """Moves the rows of epoch `i`, and nothing else: an epoch's floor."""
     with conf_set(spark, {**session_settings(), **arrow_settings(spark, row_bytes=16)}):
-        if handed(batch(spark, i * rows, rows, KEYS), counted) != rows:
+        if handed(batch(spark, KEYS + i * rows, rows, KEYS), counted) != rows:
             raise RuntimeError("rows were lost")
 
 
@@ -185,10 +203,10 @@ def _beside_the_floor(rows: int, warm: int, repeats: int) -> tuple[Samples, Samp
     ours, floor = [], []
     epochs = warm + repeats
     with tempfile.TemporaryDirectory(dir=".") as directory:
-        one = start(spark, Path(directory) / "store")
+        one = _filled(spark, Path(directory) / "store", KEYS)
 
         def epoch(i: int) -> None:
-            one.advance(batch(spark, i * rows, rows, KEYS))
+            one.advance(batch(spark, KEYS + i * rows, rows, KEYS))
 
         for i in range(epochs):
             ours.append(timed(partial(epoch, i)))
@@ -206,17 +224,17 @@ def checkpoint_directory(root: Path = Path()) -> tempfile.TemporaryDirectory[str
     return tempfile.TemporaryDirectory(dir=root, ignore_cleanup_errors=True)
 
 
-def _source(spark: SparkSession, rows: int) -> DataFrame:
+def _source(spark: SparkSession, rows: int, keys: int) -> DataFrame:
     source = spark.readStream.format("rate-micro-batch").option("rowsPerBatch", rows).option("numPartitions", CORES)
-    return source.load().selectExpr(f"{KEY.format(id='value', keys=KEYS)} AS k", "value AS v")
+    return source.load().selectExpr(f"{KEY.format(id='value', keys=keys)} AS k", "value AS v")
 
 
 def _streamed(rows: int, changelog: str, warm: int, repeats: int) -> Run:
     spark = local_session(CORES, "nosync-bench")
     with conf_set(spark, {**STREAMING, CHANGELOG: changelog}), checkpoint_directory() as checkpoint:
-        sums = _source(spark, rows).groupBy("k").agg(F.count(F.lit(1)).alias("n"), F.sum("v").alias("total"))
+        sums = _source(spark, rows, KEYS).groupBy("k").agg(F.count(F.lit(1)).alias("n"), F.sum("v").alias("total"))
         stream = sums.writeStream.outputMode("update").format("noop").option("checkpointLocation", checkpoint).start()
-        found = _batches(stream, rows, warm, repeats)
+        found = _batches(stream, rows, KEYS // rows + warm, repeats)
     spark.stop()
     return found
 
@@ -241,11 +259,11 @@ class Sums(StatefulProcessor):
 def _in_python(rows: int, warm: int, repeats: int) -> Run:
     spark = local_session(CORES, "nosync-bench")
     with conf_set(spark, {**STREAMING, CHANGELOG: "true"}), checkpoint_directory() as checkpoint:
-        sums = _source(spark, rows).groupBy("k").transformWithStateInPandas(
+        sums = _source(spark, rows, FEW_KEYS).groupBy("k").transformWithStateInPandas(
             Sums(), "k bigint, n bigint, total bigint", "Update", "None"
         )  # fmt: skip
         stream = sums.writeStream.outputMode("update").format("noop").option("checkpointLocation", checkpoint).start()
-        found = _batches(stream, rows, warm, repeats)
+        found = _batches(stream, rows, FEW_KEYS // rows + warm, repeats)
     spark.stop()
     return found
 
@@ -272,16 +290,17 @@ def _batches(stream: StreamingQuery, rows: int, warm: int, repeats: int) -> Run:
     share = len(seconds) / (last - first)
     whole = after - before
     cost = Spent(whole.cpu_s * share, int(whole.written_bytes * share))
-    return Run(rows * len(seconds), Samples(seconds), cost, memory.peak_bytes)
+    return Run(rows * len(seconds), Samples(seconds), cost, memory.peak)
 
 
 # --- Flink ------------------------------------------------------------------------------------------------------------
 
 
-def _flink(rows: int, settings: dict[str, str]) -> tuple[str, Run]:
-    """Its version, and what the rows after the first 500,000 took."""
-    about = {"rows": rows, "warm_rows": LARGE, "keys": KEYS, "settings": settings}
-    with PeakMemory() as memory:
+def _flink(rows: int, pairs: int, settings: dict[str, str]) -> tuple[str, Run]:
+    """Its version, and what so many rows took after the first ones, which have each key once."""
+    about = {"rows": KEYS + rows, "warm_rows": KEYS, "pairs": pairs, "keys": KEYS, "settings": settings}
+    os.environ["JAVA_TOOL_OPTIONS"] = HEAP  # of the process that this function has to itself
+    with PeakMemory(with_this=False) as memory:
         found = run_flink("flink_sums.py", about)
     cost = Spent(found["cpu_s"], found["written_bytes"])
-    return found["version"], Run(found["rows"], Samples([found["seconds"]]), cost, memory.peak_bytes)
+    return found["version"], Run(rows * pairs, Samples(found["seconds"]), cost, memory.peak)

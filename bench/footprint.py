@@ -6,7 +6,7 @@ import contextlib
 import multiprocessing
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -60,27 +60,40 @@ def cpu_by_process() -> dict[str, float]:
     return seconds
 
 
-def private_bytes() -> int:
-    """Memory that only these processes use, and that cannot be dropped: mapped layer files are not in it, page cache neither."""
-    total = 0
-    for process in tree():
+@dataclass(frozen=True)
+class Memory:
+    """Of several processes: what only they use and cannot be dropped, and what they have mapped from files, which can be. Page
+    cache that nobody has mapped is in neither.
+    """
+
+    own_bytes: int = 0
+    mapped_bytes: int = 0
+
+
+def memory(processes: Iterable[psutil.Process]) -> Memory:
+    found = {"Pss_Anon:": 0, "Pss_File:": 0}
+    for process in processes:
         with contextlib.suppress(OSError):
-            lines = Path(f"/proc/{process.pid}/smaps_rollup").read_text().splitlines()
-            total += sum(int(line.split()[1]) << 10 for line in lines if line.startswith("Pss_Anon:"))
-    return total
+            for line in Path(f"/proc/{process.pid}/smaps_rollup").read_text().splitlines():
+                name, size_kb, *_ = line.split()
+                if name in found:
+                    found[name] += int(size_kb) << 10
+    return Memory(*found.values())
 
 
 class PeakMemory(threading.Thread):
-    """Looks now and then while its `with` lasts."""
+    """Looks now and then while its `with` lasts. `with_this`: this process is one of what is measured."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, with_this: bool = True) -> None:
         super().__init__(daemon=True)
         self._done = threading.Event()
-        self.peak_bytes = 0
+        self._first = 0 if with_this else 1
+        self.peak = Memory()
 
     def run(self) -> None:
         while True:
-            self.peak_bytes = max(self.peak_bytes, private_bytes())
+            now = memory(tree()[self._first :])
+            self.peak = Memory(max(self.peak.own_bytes, now.own_bytes), max(self.peak.mapped_bytes, now.mapped_bytes))
             if self._done.wait(LOOK_EVERY_S):
                 return
 

@@ -43,6 +43,9 @@ class Result:
     spread: float | None = None
     repeats: int = 1
     settings: dict[str, Any] = field(default_factory=dict)
+    baseline_spread: float | None = None
+    baseline_repeats: int | None = None
+    """None: as ours."""
 
 
 @dataclass(frozen=True)
@@ -141,8 +144,8 @@ def write(name: str, results: Sequence[Result], load: float, scale: str, seconds
     RESULTS.mkdir(exist_ok=True)
     path = RESULTS / f"{name}.json"
     text = {
-        "benchmark": name, "scale": scale, "code": source_digest(), "took_s": round(seconds), "machine": machine(),
-        "load_before": load, "results": [asdict(r) for r in results],
+        "benchmark": name, "scale": scale, "day": time.strftime("%Y-%m-%d"), "code": source_digest(),
+        "took_s": round(seconds), "machine": machine(), "load_before": load, "results": [asdict(r) for r in results],
     }  # fmt: skip
     path.write_text(json.dumps(text, indent=1) + "\n")
     return path

@@ -28,6 +28,7 @@ MOVING = "moving: the same files read and rows moved into Python tasks"
 JOURNALED = "100,000 keys, on an ext4 with a journal"
 SLOW = "100,000 keys, a slow second node, stall p50"
 LARGE, SMALL = "epochs of 500,000 rows, 2,000,000 keys", "epochs of 20,000 rows, 2,000,000 keys"
+SMALL_FEW = "epochs of 20,000 rows, 100,000 keys"
 
 
 @dataclass(frozen=True)
@@ -65,7 +66,7 @@ HEADLINES = [
     Headline("the same beside a state of 100,000,000 rows", "lsm_publish", "publish 10k rows, state of 100,000,000"),
     Headline("look up 100,000 keys in 10,000,000 rows", "lsm_read", "look up"),
     Headline("open a view on 1 GB", "lsm_read", "open a view"),
-    Headline("merge 8 layers of 1,000,000 rows, synced", "lsm_merge", "merge 8", baseline="rocksdict"),
+    Headline("merge 8 layers of 1,000,000 rows, synced", "lsm_merge", "merge 8", baseline="RocksDB"),
     Headline("space after merging; live rows", "lsm_merge", "space after merging"),
     Headline("a Spark epoch of 20,000 rows, recorded", "spark_epochs", "epoch of 20,000 rows, 2,000,000"),
     Headline("a Spark epoch of 500,000 rows, recorded", "spark_epochs", "epoch of 500,000 rows, 2,000,000"),
@@ -78,7 +79,7 @@ HEADLINES = [
     Headline("the same, processor time", "engines_sums", LARGE, "CPU", STREAMING),
     Headline("the same, memory", "engines_sums", LARGE, "MB of memory", STREAMING),
     Headline("sums, epochs of 20,000 rows", "engines_sums", SMALL, "rows/s", STREAMING),
-    Headline("the same", "engines_sums", SMALL, "rows/s", PANDAS),
+    Headline("the same, 100,000 keys", "engines_sums", SMALL_FEW, "rows/s", PANDAS),
     Headline("sums, epochs of 500,000 rows", "engines_sums", "2,000,000 keys", "rows/s", FLINK_DEFAULT),
     Headline("the same", "engines_sums", LARGE, "rows/s", IDENTITY),
     Headline("sums, epochs of 20,000 rows", "engines_sums", SMALL, "rows/s", IDENTITY),
@@ -89,12 +90,13 @@ HEADLINES = [
     *_nexmark("Q12", "counts by window"),
     Headline("sessions of bidders (NexMark Q11)", "engines_sessions", "sessions of bidders, 0%"),
     Headline("workers of a host killed: until there is output", "takeover_hosts", "workers of one host", "s", FLINK),
+    Headline("workers of two hosts of three killed", "takeover_hosts", "workers of two hosts", "s", FLINK),
     Headline("the whole host frozen", "takeover_hosts", "the whole host frozen", "s", FLINK),
     Headline("the whole host lost", "takeover_hosts", LOST.format("400,000"), "s", FLINK),
-    Headline("the same with 2 GB of state", "takeover_hosts", LOST.format("6,000,000"), "s", baseline=UNTIL),
+    Headline("the same with 2.7 GB of state", "takeover_hosts", LOST.format("6,000,000"), "s", baseline=UNTIL),
     Headline("layers computed again", "spark_epochs", "layers computed again"),
     Headline("32 epochs of 20,000 rows with `backfill`", "spark_epochs", "32 epochs of 20,000"),
-    Headline("replay 4 of 40 epochs with other code in 2 of 5 stages", "what_if", "replay 4"),
+    Headline("replay 4 of 40 epochs with other code in 2 of 5 stages", "what_if", "replay 4", baseline="all 40"),
     Headline("durable on this disk, 100 layers/s, p50", "replication_nodes", "100 layers/s of 32 KiB, durable on this"),
     Headline("durable on two peers too, p50", "replication_nodes", "100 layers/s of 32 KiB, and on"),
     Headline("large layers, durable on two peers", "replication_nodes", REPLICATED, "MB/s", "a bare gRPC"),
@@ -110,10 +112,15 @@ def table(results: Sequence[Mapping[str, Any]]) -> str:
 
 
 def machines(results: Sequence[Mapping[str, Any]]) -> str:
-    """On what the rows were measured, and with what."""
-    shown = {line.benchmark for line in HEADLINES}
-    found = sorted({_machine(f["machine"]) for f in results if f["benchmark"] in shown})
-    return f"Measured on {'; and on '.join(found)}.\n"
+    """On what the rows were measured, and with what; on how many hosts, and which rows are of another scale than the others."""
+    shown = [found for found in results if found["benchmark"] in {line.benchmark for line in HEADLINES}]
+    found = sorted({_machine(f["machine"]) for f in shown})
+    hosts = sorted({str(f["machine"]["kernel"]) for f in shown})
+    said = f"Measured on {'; and on '.join(found)}"
+    if len(hosts) > 1:
+        said += f"; on {len(hosts)} hosts of that kind, each row on one ([docs/benchmarks.md](docs/benchmarks.md) says which)"
+    full = sorted({str(f["benchmark"]) for f in shown if f["scale"] == "full"})
+    return said + (f". With `--scale full`: {', '.join(full)}" if full else "") + ".\n"
 
 
 def _machine(said: Mapping[str, Any]) -> str:

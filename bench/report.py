@@ -20,7 +20,8 @@ HEADER = """# Benchmarks
 
 Written by `python -m bench.report` from `bench/results`; each section comes from the command it names. Ours and the
 baseline ran one after the other on the same machine in the same session; `ratio` is what the goal is about. Machines are
-shared and noisy: compare ratios, not seconds.
+shared and noisy: compare ratios, not seconds. `n` says how often each was measured, ours and theirs, and `spread` is the
+interquartile range over the median. Hosts are told apart by their kernel, and the code that was measured by its digest.
 """
 COLOURS = {True: "#2e7d5b", False: "#b3541e", None: "#6b7280"}
 
@@ -29,10 +30,12 @@ def section(found: dict[str, Any]) -> str:
     machine, name = found["machine"], found["benchmark"]
     versions = ", ".join(f"{package} {version}" for package, version in machine["versions"].items())
     took = f"; took {found['took_s']} s at {found['scale']} scale" if "took_s" in found else ""
+    when = f"; code {found['code']}" + (f" on {found['day']}" if "day" in found else "")
     lines = [
         f"## {name}", "", f"`python -m bench {name}` on {machine['cores']} cores ({machine['cpu']}), "
-        f"{machine['memory_gib']} GiB, Python {machine['python']}, {versions}; load before {found['load_before']:.2f}{took}.", "",
-        "| workload | ours | | beside | | ratio | goal | met |", "|---|---|--:|---|--:|--:|---|---|",
+        f"{machine['memory_gib']} GiB, Linux {machine['kernel']}, Python {machine['python']}, {versions}; load before "
+        f"{found['load_before']:.2f}{took}{when}.", "",
+        "| workload | ours | | beside | | ratio | goal | met | n | spread |", "|---|---|--:|---|--:|--:|---|---|---|---|",
     ]  # fmt: skip
     for r in found["results"]:
         met = {True: "yes", False: "**no**", None: ""}[r["met"]]
@@ -40,9 +43,15 @@ def section(found: dict[str, Any]) -> str:
         ratio = "" if r["ratio"] is None else f"{r['ratio']:.3g}"
         cells = (
             r["workload"], r["engine"], f"{number(r['value'])} {r['unit']}", r["baseline"], baseline, ratio, r["goal"], met,
+            _both(r["repeats"], r.get("baseline_repeats"), "d"), _both(r["spread"], r.get("baseline_spread"), ".2f"),
         )  # fmt: skip
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join([*lines, ""])
+
+
+def _both(ours: float | None, theirs: float | None, format_: str) -> str:
+    """Of ours, and of the baseline where that was said for itself."""
+    return " / ".join(format(value, format_) for value in (ours, theirs) if value is not None)
 
 
 def draw(results: list[dict[str, Any]]) -> None:

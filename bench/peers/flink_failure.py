@@ -33,7 +33,9 @@ def submit(about: dict[str, Any]) -> None:
         "CREATE TEMPORARY TABLE sums (k BIGINT, n BIGINT, total BIGINT, pad STRING, PRIMARY KEY (k) NOT ENFORCED) "
         "WITH ('connector' = 'blackhole')"
     )
-    digest = "SHA512(CAST(id AS STRING))"  # as ours: nothing that a file of the state could be compressed to
+    digest = (
+        "SHA512(CAST(id AS STRING))"  # half of it can be compressed in a file of the state, which is Flink's to gain
+    )
     pad = f"RPAD({digest}, {about['pad_bytes']}, CAST(id AS STRING))"
     rows = f"SELECT id, {pad} AS pad FROM first UNION ALL SELECT id, {pad} AS pad FROM more"
     env.execute_sql(f"INSERT INTO sums SELECT id, COUNT(*), SUM(id), MAX(pad) FROM ({rows}) GROUP BY id")
