@@ -96,7 +96,7 @@ HEADLINES = [
     Headline("the same with 2.7 GB of state", "takeover_hosts", LOST.format("6,000,000"), "s", baseline=UNTIL),
     Headline("layers computed again", "spark_epochs", "layers computed again"),
     Headline("32 epochs of 20,000 rows with `backfill`", "spark_epochs", "32 epochs of 20,000"),
-    Headline("replay 4 of 40 epochs with other code in 2 of 5 stages", "what_if", "replay 4", baseline="all 40"),
+    Headline("replay 4 of 40 epochs with other code in 4 of 5 stages", "what_if", "replay 4", baseline="all 40"),
     Headline("durable on this disk, 100 layers/s, p50", "replication_nodes", "100 layers/s of 32 KiB, durable on this"),
     Headline("durable on two peers too, p50", "replication_nodes", "100 layers/s of 32 KiB, and on"),
     Headline("large layers, durable on two peers", "replication_nodes", REPLICATED, "MB/s", "a bare gRPC"),

@@ -50,7 +50,9 @@ def run(spark: SparkSession, directory: Path) -> list[dict[str | None, int]]:
 
 if __name__ == "__main__":
     with tempfile.TemporaryDirectory() as temporary:
-        session = SparkSession.builder.master("local[2]").config("spark.log.level", "ERROR").getOrCreate()
+        builder = SparkSession.builder.master("local[2]").config("spark.log.level", "ERROR")
+        builder = builder.config("spark.ui.showConsoleProgress", "false")
+        session = nosync.configure_spark(builder).getOrCreate()
         for epoch, by_city in enumerate(run(session, Path(temporary))):
             shown = [f"{city or 'unknown'} {total}" for city, total in sorted(by_city.items(), key=str)]
             print(f"epoch {epoch}: " + ", ".join(shown))

@@ -57,6 +57,8 @@ def run(spark: SparkSession, directory: Path) -> list[list[str]]:
 
 if __name__ == "__main__":
     with tempfile.TemporaryDirectory() as temporary:
-        session = SparkSession.builder.master("local[2]").config("spark.log.level", "ERROR").getOrCreate()
+        builder = SparkSession.builder.master("local[2]").config("spark.log.level", "ERROR")
+        builder = builder.config("spark.ui.showConsoleProgress", "false")
+        session = nosync.configure_spark(builder).getOrCreate()
         for epoch, nodes in enumerate(run(session, Path(temporary))):
             print(f"epoch {epoch}: " + " ".join(nodes))

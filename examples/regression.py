@@ -69,7 +69,9 @@ def run(spark: SparkSession, directory: Path) -> list[dict[str, list[float]]]:
 
 if __name__ == "__main__":
     with tempfile.TemporaryDirectory() as temporary:
-        session = SparkSession.builder.master("local[2]").config("spark.log.level", "ERROR").getOrCreate()
+        builder = SparkSession.builder.master("local[2]").config("spark.log.level", "ERROR")
+        builder = builder.config("spark.ui.showConsoleProgress", "false")
+        session = nosync.configure_spark(builder).getOrCreate()
         for epoch, models in enumerate(run(session, Path(temporary))):
             shown = [f"{sensor} " + " ".join(f"{c:6.3f}" for c in models[sensor]) for sensor in sorted(models)]
             print(f"as of epoch {epoch}: " + ",  ".join(shown))

@@ -63,7 +63,9 @@ def run(spark: SparkSession, directory: Path) -> tuple[list[tuple[str, int, int,
 
 if __name__ == "__main__":
     with tempfile.TemporaryDirectory() as temporary:
-        session = SparkSession.builder.master("local[2]").config("spark.log.level", "ERROR").getOrCreate()
+        builder = SparkSession.builder.master("local[2]").config("spark.log.level", "ERROR")
+        builder = builder.config("spark.ui.showConsoleProgress", "false")
+        session = nosync.configure_spark(builder).getOrCreate()
         found_visits, late = run(session, Path(temporary))
         for user, minutes, clicks, entered, left in found_visits:
             print(f"{user:4} {minutes:4} minutes, {clicks} clicks, from {entered} to {left}")

@@ -52,6 +52,8 @@ def run(spark: SparkSession, directory: Path) -> dict[str, int]:
 
 if __name__ == "__main__":
     with tempfile.TemporaryDirectory() as temporary:
-        session = SparkSession.builder.master("local[2]").config("spark.log.level", "ERROR").getOrCreate()
+        builder = SparkSession.builder.master("local[2]").config("spark.log.level", "ERROR")
+        builder = builder.config("spark.ui.showConsoleProgress", "false")
+        session = nosync.configure_spark(builder).getOrCreate()
         for word, n in sorted(run(session, Path(temporary)).items(), key=lambda item: -item[1])[:5]:
             print(f"{n:4} {word}")

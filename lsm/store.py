@@ -729,7 +729,8 @@ def _select(table: pa.Table, columns: Sequence[str] | None, stage: str) -> pa.Ta
         raise InvalidInputError(f"columns={columns!r} is one name, expected a list of names: columns=[{columns!r}]")
     for name in columns:
         if name not in table.column_names:
-            raise SchemaError(f"stage {stage} has no column {name!r}; it has {describe(table.schema)}")
+            shown = pa.schema([field for field in table.schema if not field.name.startswith(INTERNAL_PREFIX)])
+            raise SchemaError(f"stage {stage} has no column {name!r}; it has {describe(shown)}")
     return table.select(list(columns))
 
 

@@ -465,13 +465,16 @@ def _answer(aggregate: Aggregate, values: pa.ChunkedArray, accumulator: Accumula
 
 
 def _equal_neighbours(lists: pa.ListArray) -> Indices:
-    """How many entries of each multiset equal the one before it: 0.0 and -0.0 are two entries, and one value, as in Spark."""
+    """How many entries of each multiset equal the one before it: 0.0 and -0.0, and NaN of other bits, are two entries, and one
+    value, as in Spark.
+    """
     none = np.zeros(len(lists), dtype=np.int64)
     if not pa.types.is_floating(lists.type.value_type.field(0).type):
         return none
     entries = _stored_entries(lists)
     row, value = entries["row"].to_numpy(), entries["v0"].to_numpy()
-    equal = (row[1:] == row[:-1]) & (value[1:] == value[:-1])
+    same = (value[1:] == value[:-1]) | (np.isnan(value[1:]) & np.isnan(value[:-1]))
+    equal = (row[1:] == row[:-1]) & same
     return np.bincount(row[1:][equal], minlength=len(lists)) if equal.any() else none
 
 

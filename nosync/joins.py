@@ -78,11 +78,15 @@ def arrange_growing(
     return KeyedChanges(layer, Lookup(np.zeros(n, dtype=np.bool_), _no_rows(schema)))
 
 
+class NeverThereError(Exception):
+    """A row of the input is taken back that never came."""
+
+
 def arrange_changing(
     rows: pa.Table, schema: pa.Schema, key: tuple[str, ...], on: tuple[str, ...], hashes: U32, state: Trace, before: Time,
     whose: str,
 ) -> KeyedChanges:  # fmt: skip
-    """Rows that come and go: equal rows are numbered, and the highest numbers go first."""
+    """Rows that come and go: equal rows are numbered, and the highest numbers go first. Raises NeverThereError."""
     went = pc.is_in(rows.column(CHANGE_TYPE_COLUMN), value_set=_WENT).to_numpy()
     rows = rows.drop_columns([CHANGE_TYPE_COLUMN])
     content = content_hash(rows.select(schema.names[: len(on)] + schema.names[len(key) :]))
@@ -99,7 +103,8 @@ def arrange_changing(
     )
     have = np.bincount(of_old[of_old >= 0], minlength=len(groups)).astype(np.int64)
     comes, goes = np.maximum(net, 0), np.maximum(-net, 0)
-    assert (goes <= have).all(), f"{whose}: a row is taken back that was never there"
+    if (goes > have).any():
+        raise NeverThereError
     source = np.repeat(groups, comes)
     number = _places(comes) + np.repeat(have, comes)
     new = rows.take(pa.array(source)).append_column(ROW_ID[0], pa.array(content[source]))

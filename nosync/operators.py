@@ -20,7 +20,7 @@ import pyarrow.compute as pc
 from nosync.aggregates import ROWS
 from nosync.columns_between import HASH64_COLUMN
 from nosync.groups import Groups
-from nosync.joins import arrange_changing, arrange_growing, content_hash, join_changes
+from nosync.joins import NeverThereError, arrange_changing, arrange_growing, content_hash, join_changes
 from nosync.lsm.columns import (
     CHANGE_TYPE_COLUMN,
     EPOCH_COLUMN,
@@ -96,6 +96,12 @@ class Work:
     @property
     def state(self) -> State:
         return State(self.trace(self.stage.name), self.stage, self.before)
+
+
+_TAKEN_BACK = (
+    "a row of its input is taken back that never came: what this stage is computed from had other code, or began without its "
+    "history, or says by _change_type that rows went which it never gave"
+)
 
 
 def stage_error(id: LayerId, what: str) -> StageError:
@@ -317,8 +323,17 @@ def apply_aggregate(work: Work) -> Produced:
     after = plan.combine(partial, one_row_per_key(found))
     gone = np.zeros(after.num_rows, dtype=np.bool_)
     if plan.retracts:
-        gone = after.column(ROWS).to_numpy() == 0
+        gone = ~rows_that_are_there(after, id)
     return produce(stage, id, plan.finish(after), hashes, found, gone)
+
+
+def rows_that_are_there(after: pa.Table, id: LayerId) -> Bools:
+    """Of an aggregate over an input that changes, which keys have rows left. Raises StageError where more went than came."""
+    rows = after.column(ROWS).to_numpy()
+    if (rows < 0).any():
+        raise stage_error(id, _TAKEN_BACK)
+    there: Bools = rows != 0
+    return there
 
 
 def apply_update(work: Work) -> Produced:
@@ -390,9 +405,12 @@ def apply_arrange(work: Work) -> Produced:
             rows = rows.filter(rows.column(name).is_valid())
     hashes, rows = hash32_of(rows), rows.drop_columns([HASH64_COLUMN])
     if stage.changing:
-        found = arrange_changing(
-            rows, stage.schema, stage.key, on, hashes, work.trace(stage.name), work.before, str(work.id)
-        )
+        try:
+            found = arrange_changing(
+                rows, stage.schema, stage.key, on, hashes, work.trace(stage.name), work.before, str(work.id)
+            )
+        except NeverThereError:
+            raise stage_error(work.id, _TAKEN_BACK) from None
     else:
         found = arrange_growing(rows, stage.schema, stage.key, hashes, work.id.description.lower, str(work.id))
     return Produced(found.layer, found.before)

@@ -6,17 +6,21 @@ of what is computed from them; the recorded inputs give them again, and nothing 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, fields
 
 import pyarrow as pa
 
-from nosync.dataflow import Dataflow
+from nosync.dataflow import PART_SEPARATOR, STATELESS, UPDATE, Dataflow
 from nosync.lsm.columns import describe, unify_schemas
 from nosync.lsm.errors import FlowError, NosyncError, SchemaError
 from nosync.lsm.html import facts_html, rows_html
 from nosync.plan import BoundFlow
 
+_INSTEAD = (
+    "Change, or add to, what comes before the first aggregate, update or join, where rows only come; or run the changed flow in "
+    "a store of its own, with backfill()"
+)
 Progress = Callable[[int, int], None]
 """Called with (epochs done, epochs in all)."""
 
@@ -96,16 +100,35 @@ def check_states_fit(
             if key != stage.key:
                 raise SchemaError(f"its key was ({', '.join(key)}) and is now ({', '.join(stage.key)})")
             unify_schemas(schema, stage.schema, f"stage {name}")
-            added = [field.name for field in stage.schema if field.name not in schema.names]
-            if added and stage.plan is not None and stage.plan.retracts:
-                raise SchemaError(
-                    f"{added[0]!r} is new, and its input changes: rows that came before may go, which it has never seen"
-                )
         except NosyncError as error:
             raise SchemaError(
                 f"stage {name} cannot go on from its parent's state ({describe(schema)}): {error}. Give the changed "
                 "stage another name (drop= the old one, add= the new), so that it begins with no state"
             ) from error
+
+
+def check_takes_back_what_came(flow: BoundFlow, replaced: Collection[str], is_new: Callable[[str], bool]) -> None:
+    """Rows of an input that changes may be taken back after the fork though they came before it. So who counts them must have
+    counted them before, and as it sees them now. `replaced`: stages whose own code is another one; `is_new`: whether a stage
+    was not there before. Raises FlowError naming the stage and the input.
+    """
+    for stage in flow.stages.values():
+        changing = next((name for name in stage.inputs if flow.stages[name].changing), None)
+        declared = stage.name.partition(PART_SEPARATOR)[0]
+        if (
+            changing is None or stage.kind == UPDATE
+        ):  # what an update does with a row that goes is its function's affair
+            continue
+        if declared in replaced and (stage.kind in STATELESS or stage.plan is not None):
+            raise FlowError(
+                f"stage {declared} cannot have other code on a branch: its input {changing} changes, so rows that came before "
+                f"the fork would be taken back as the new code sees them, and were counted as the old one did. {_INSTEAD}"
+            )
+        if stage.keyed and is_new(stage.name):
+            raise FlowError(
+                f"stage {declared} cannot begin on a branch: its input {changing} changes, so rows that came before the fork, "
+                f"which it has never seen, would be taken back. {_INSTEAD}"
+            )
 
 
 def check_same_sources(before: Dataflow, after: Dataflow) -> None:

@@ -67,7 +67,7 @@ class RecoveryReport:
 
     def __str__(self) -> str:
         lines = [
-            f"rolled back to    {_or_none(self.rolled_back_to)}  (target {_or_none(self.target)})",
+            f"safe up to        {_or_none(self.rolled_back_to)}  (the newest epoch is {_or_none(self.target)})",
             f"layers lost       {self.lost}",
             f"  fetched         {self.fetched}",
             f"  recomputed      {self.recomputed}",

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from nosync.aggregates import ROWS, Plan
+from nosync.aggregates import Plan
 from nosync.columns_between import HASH64_COLUMN
 from nosync.groups import Groups
 from nosync.lsm.columns import as_array, as_batch, key_columns, take, take_batch
@@ -24,6 +24,7 @@ from nosync.operators import (
     hash32_of,
     one_row_per_key,
     produce_from,
+    rows_that_are_there,
     weights_of,
 )
 from nosync.windows import END, NO_WATERMARK, START, Window, closed, sessions, times_us, to_time
@@ -83,7 +84,7 @@ def _aligned(work: Work, rows: pa.Table) -> Rows:
     after = plan.combine(partial, one_row_per_key(found))
     new = plan.finish(after)
     if plan.retracts:
-        there = after.column(ROWS).to_numpy() != 0
+        there = rows_that_are_there(after, work.id)
         new, hashes_new = new.filter(pa.array(there)), hashes[there]
     else:
         hashes_new = hashes

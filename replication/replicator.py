@@ -42,6 +42,8 @@ TICK_S = 0.6
 PART_KEPT_S = 600.0
 LOG_AGAIN_S = 60.0
 """After which a reason to refuse a peer is logged again."""
+NEVER_HEARD_S = 10.0
+"""So long after the start a peer is said never to have been heard."""
 MOST_WAITING = 100_000
 """Messages and files for one peer. One that merely is slow asks for no more than a window of files, and is silent soon."""
 _SENT_KEPT = 1024
@@ -127,6 +129,7 @@ class Replicator:
         self._logged_s: dict[str, float] = {}  # reasons, and when they were logged
         self._parts: dict[str, _Incoming] = {}  # of files whose sessions ended in the middle of them
         self._next_session = 0
+        self._began_s = self._env.monotonic_s()
         self._closing = threading.Event()
         self._clock = threading.Thread(target=self._run_clock, name="nosync-replication", daemon=True)
         self.counters = Counters()
@@ -625,11 +628,18 @@ class Replicator:
         with self._lock:
             now_s = self._env.monotonic_s()
             behind = self._replica.lag() if lag else {}
-            peers = self._replica.peers.values()
-            return [_peer_status(peer, now_s, *behind.get(peer.node, (0, 0))) for peer in peers]
+            was_time = now_s - self._began_s > NEVER_HEARD_S
+            return [
+                _peer_status(peer, now_s, *behind.get(peer.node, (0, 0)), was_time=was_time)
+                for peer in self._replica.peers.values()
+            ]
 
 
-def _peer_status(peer: Peer, now_s: float, files: int, size: int) -> pb.PeerStatus:
+def _peer_status(peer: Peer, now_s: float, files: int, size: int, *, was_time: bool) -> pb.PeerStatus:
+    """`was_time`: this node has been there for long enough to be found."""
+    why = peer.refused
+    if not why and peer.session is None and peer.heard_s == float("-inf") and was_time:
+        why = "was never heard: its daemon is away, or names no such peer as this node (there nosync peers DIR --add)"
     if peer.session is not None:
         state = "up" if peer.is_up(now_s) else "suspect"
     else:
@@ -642,7 +652,7 @@ def _peer_status(peer: Peer, now_s: float, files: int, size: int) -> pb.PeerStat
         behind_files=files,
         behind_bytes=size,
         silent_s=silent_s,
-        why=peer.refused,
+        why=why,
     )
 
 

@@ -59,7 +59,8 @@ def demo(by: str, directory: Path, cores: int | None, what_if: bool, as_json: bo
             f"{result.record_ms_per_epoch:.1f} ms of task time"
         )
         out.print(f"kept: {result.delays}, {result.plot}, {result.store}")
-        command = "nosync" if shutil.which("nosync") else sys.argv[0]  # as it can be typed here
+        beside = Path(sys.executable).with_name("nosync")  # where the environment is not activated
+        command = "nosync" if shutil.which("nosync") or not beside.exists() else str(beside)
         out.print(f"try:  {command} get {result.store} delays --as-of 10")
         out.print(f"      {command} layers {result.store}")
     if not result.identical:

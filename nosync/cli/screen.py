@@ -29,8 +29,17 @@ from nosync.opening import open_to_read
 
 PLAIN_WIDTH = 140
 """Columns of output that goes to a file or a pipe, where there is no terminal to fit into."""
-out = Console(highlight=False, emoji=False, width=None if sys.stdout.isatty() else PLAIN_WIDTH)
-err = Console(stderr=True, highlight=False, emoji=False)
+
+
+class Screen(Console):
+    """Where a reader such as `head` has seen enough, that is no failure: `main` ends with 0."""
+
+    def on_broken_pipe(self) -> None:
+        raise BrokenPipeError
+
+
+out = Screen(highlight=False, emoji=False, width=None if sys.stdout.isatty() else PLAIN_WIDTH)
+err = Screen(stderr=True, highlight=False, emoji=False)
 
 STORE = click.argument("path", metavar="PATH", type=click.Path(path_type=Path))
 JSON = click.option("--json", "as_json", is_flag=True, help="Print JSON instead of tables.")

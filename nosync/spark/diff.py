@@ -140,9 +140,16 @@ def _entries(column: Column) -> Column:
 
 def diff_changes(a: Side, b: Side, stage: str, after: int, until: int) -> DataFrame:
     """The change feeds of two branches over a range of epochs: the rows that only one has, with `_side` a or b."""
-    left, right = a.changes(stage, after, until), b.changes(stage, after, until)
+    left, right = (_maps_as_entries(job.changes(stage, after, until)) for job in (a, b))
     only_a, only_b = left.exceptAll(right), right.exceptAll(left)
-    return only_a.withColumn("_side", F.lit("a")).unionByName(only_b.withColumn("_side", F.lit("b")))
+    found = only_a.withColumn("_side", F.lit("a")).unionByName(only_b.withColumn("_side", F.lit("b")))
+    maps = [f.name for f in a.changes(stage, after, until).schema if isinstance(f.dataType, MapType)]
+    return found.withColumns({name: F.map_from_entries(F.col(quoted(name))) for name in maps})
+
+
+def _maps_as_entries(rows: DataFrame) -> DataFrame:
+    maps = [f.name for f in rows.schema if isinstance(f.dataType, MapType)]
+    return rows.withColumns({name: _entries(F.col(quoted(name))) for name in maps})
 
 
 def summarize(a: Side, b: Side, stage: str, as_of: int | None = None) -> DiffSummary:
@@ -155,8 +162,11 @@ def summarize(a: Side, b: Side, stage: str, as_of: int | None = None) -> DiffSum
     numeric = [v for v in values if _is_number(schema.field(v).type)]
     columns = {}
     for name in numeric:
-        totals = [job.read(stage, as_of=as_of).agg(F.sum(F.col(quoted(name)))).collect()[0][0] for job in (a, b)]
-        change = F.coalesce(F.col(quoted(f"b;{name}")), F.lit(0)) - F.coalesce(F.col(quoted(f"a;{name}")), F.lit(0))
+        # As doubles, which is what is said of them: sums of large whole numbers would overflow.
+        column = F.col(quoted(name)).cast("double")
+        totals = [job.read(stage, as_of=as_of).agg(F.sum(column)).collect()[0][0] for job in (a, b)]
+        of_a, of_b = (F.coalesce(F.col(quoted(f"{side};{name}")).cast("double"), F.lit(0.0)) for side in "ab")
+        change = of_b - of_a
         mean, low, high = found.agg(F.mean(change), F.min(change), F.max(change)).collect()[0]
         largest = max((float(low or 0), float(high or 0)), key=abs)
         columns[name] = ColumnDiff(float(totals[0] or 0), float(totals[1] or 0), float(mean or 0), largest)
@@ -197,6 +207,11 @@ def _columns(a: Side, b: Side, stage: str) -> tuple[list[str], list[str]]:
     if not left.keyed:
         if left.output.names != right.output.names:
             raise FlowError(f"stage {stage} has no key, and other columns on one side: rows cannot be matched")
+        maps = [f.name for f in left.output if pa.types.is_map(f.type)]
+        if maps:
+            raise FlowError(
+                f"stage {stage} has no key, and column {maps[0]!r} is of maps, by which Spark matches no rows"
+            )
         return list(left.output.names), []
     key = [name for name in left.key if name in left.output.names]
     return key, [n for n in left.output.names if n in right.output.names and n not in key]

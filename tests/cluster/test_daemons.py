@@ -638,6 +638,14 @@ def test_inputs_go_from_all_nodes_when_they_are_safe(tmp_path: Path, policy: str
             assert state(store, 2) == expected(2)
 
 
+def test_a_peer_that_does_not_know_this_node_is_named(tmp_path: Path) -> None:
+    """n1 dials nobody that it does not know, and n2 nobody whose name comes before its own."""
+    with running(tmp_path, ("n1", "n2"), replicas=1, start=("n1",)) as daemons:
+        main(["peers", str(daemons.data("n1")), "--remove", "n2"])
+        daemons.start("n2")
+        eventually("n2 says what may be", lambda: "names no such peer as this node" in daemons.peer("n2", "n1").why)
+
+
 def test_the_node_of_a_job_keeps_everything_after_its_daemon_was_restarted(tmp_path: Path) -> None:
     shards = range(6)
 

@@ -278,14 +278,53 @@ def test_a_branch_may_add_columns(spark: SparkSession, open_store: OpenStore) ->
     assert sorted(map(tuple, branch.read("sums").collect())) == expected
 
 
-def test_an_aggregate_cannot_be_added_over_rows_that_change(spark: SparkSession, open_store: OpenStore) -> None:
-    """It would take back what it has never seen."""
+def test_what_follows_rows_that_change_cannot_be_other_code_from_a_fork_on(
+    spark: SparkSession, open_store: OpenStore
+) -> None:
+    """It would take back what it has never seen, or has seen otherwise."""
     store = open_store()
     job = nosync.Job(make_flow(), store, spark=spark, shards=2)
     job.advance(0, rows(spark, 0))
-    more = {"how_big": {"words": nosync.count(), "most": nosync.max("total")}}
-    with pytest.raises(nosync.SchemaError, match="its input changes: rows that came before may go"):
-        job.branch("more", at=0, replace=more)
+
+    def joined(flow: nosync.Dataflow) -> nosync.Stage:
+        return flow["rows"].join("both", flow["sums"].select("other", "word", "total"), on=["word"])
+
+    refused: list[tuple[dict[str, Any], str]] = [
+        (
+            {"replace": {"how_big": {"words": nosync.count(), "most": nosync.max("total")}}},
+            "stage how_big cannot have other",
+        ),
+        ({"replace": {"big": "total > 5"}}, "stage big cannot have other code on a branch: its input sums changes"),
+        (
+            {"add": lambda f: f["sums"].aggregate("new", key=["word"], n=nosync.count())},
+            "stage new cannot begin on a branch",
+        ),
+        (
+            {"add": lambda f: f["big"].dedupe("new", key=["n"])},
+            "stage new cannot begin on a branch: its input big changes",
+        ),
+        ({"add": joined}, "stage both cannot begin on a branch: its input other changes"),
+    ]
+    for options, message in refused:
+        with pytest.raises(nosync.FlowError, match=message):
+            job.branch("more", at=0, **options)
+    assert sorted(store.branches()) == ["main"]
+    same = job.branch("same", at=0, replace={"big": "total > 10"}, add=lambda f: f["sums"].where("small", "total < 5"))
+    assert same.replay().layers_computed == 0
+
+
+def test_rows_that_are_taken_back_and_never_came(spark: SparkSession, open_store: OpenStore) -> None:
+    """A function that says so of rows that it never gave: neither a count below zero nor a stack trace comes of it."""
+    flow = nosync.Dataflow("f")
+    rows = flow.source("rows", "k string, how string")
+    said = rows.update("said", key=["k"], state="how string", fn=lambda new, old: new.select(["k", "how"]))
+    wrong = said.map("wrong", lambda t: t.set_column(2, "_change_type", pa.array(["delete"] * t.num_rows, pa.string())))
+    wrong.aggregate("counts", key=["how"], n=nosync.count())
+    job = nosync.Job(flow, open_store(), spark=spark, shards=1)
+    with pytest.raises(
+        nosync.StageError, match="stage counts shard 0of1 timestamp 0: a row .* is taken back that never came"
+    ):
+        job.advance(0, {"rows": spark.createDataFrame([("a", "x")], "k string, how string")})
 
 
 def test_a_promoted_branch_of_a_branch(spark: SparkSession, open_store: OpenStore, tmp_path: Path) -> None:

@@ -129,6 +129,30 @@ def test_a_loop_through_deletions_a_crash_and_losses(
         check(store, t)
 
 
+def test_a_layer_that_is_lost_while_its_rounds_are_still_there(
+    spark: SparkSession, open_store: OpenStore, tmp_path: Path
+) -> None:
+    """They go a grace period after their epoch, and say nothing of it as a whole."""
+    store = open_store("calm", settings=nosync.StoreSettings(background=False, grace_s=1000.0))
+    job = nosync.Job(make_flow(tmp_path), store, spark=spark, shards=2)
+    for t in range(len(CHANGES)):
+        job.advance(t, inputs(spark, t))
+    store.sync()
+    there = layers_of(store)
+    rounds = {at for at in there if "." in f"{at[2]}{at[3]}"}
+    assert rounds
+    for layer in store.layers():
+        if layer.stage in ("reached", "parity") and str(layer.lower) == "1" and str(layer.upper) == "2":
+            Path(layer.path).unlink()
+    report = job.recover()
+    assert report.lost == report.recomputed > 0
+    assert {at: digest for at, digest in layers_of(store).items() if at not in rounds} == {
+        at: digest for at, digest in there.items() if at not in rounds
+    }
+    for t in range(len(CHANGES)):
+        check(store, t)
+
+
 def test_a_loop_that_does_not_end(spark: SparkSession, open_store: OpenStore) -> None:
     flow = nosync.Dataflow("f")
     flow.source("roots", ROOTS).iterate("up", lambda v: v.select("more", "node + 1 AS node"), max_rounds=3)

@@ -127,7 +127,7 @@ def test_the_operations_page(
             process.kill()
             process.wait()
     printed = capsys.readouterr().out
-    assert "4 rolled back to    4" in printed
+    assert "4 safe up to        4" in printed
     assert "layers lost       0" in printed
     assert "|   a|  6|" in printed
 

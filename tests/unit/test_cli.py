@@ -292,3 +292,22 @@ def test_binary_keys_are_given_as_they_are_shown(capsys: pytest.CaptureFixture[s
     code, _, err = run(capsys, "get", path, "s", "--key", "k=b'abc'")
     assert code == 1
     assert "is not text in base64" in err
+
+
+def test_a_reader_that_has_seen_enough_is_no_failure(path: str) -> None:
+    with subprocess.Popen(
+        [sys.executable, "-m", "nosync.cli", "layers", path], stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    ) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        process.stdout.close()
+        assert process.stderr.read() == b""
+        assert process.wait() == 0
+
+
+def test_columns_that_are_kept_for_others_are_not_offered(capsys: pytest.CaptureFixture[str], path: str) -> None:
+    with nosync.open(path) as store:
+        store.append("means", t=5, rows=pa.table({"k": [1], "__mean_sum": [2.0], "mean": [2.0]}), key=["k"])
+    code, _, err = run(capsys, "get", path, "means", "--columns", "foo", "--as-of", "5")
+    assert code == 1
+    assert "has no column 'foo'; it has k int64, mean double" in err

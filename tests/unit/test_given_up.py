@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path, PurePosixPath
 
 import pyarrow as pa
@@ -15,7 +16,9 @@ from nosync.lsm.timestamp import END_OF_TIME
 from nosync.replication.inventory import Held, NodeId, place_of
 from nosync.replication.messages import Hello, Send, SessionId, Want
 from nosync.replication.protocol import Replica
+from nosync.testing import FaultyEnv
 from tests.conftest import OpenStore
+from tests.unit.test_copies import Peers
 
 EPOCHS = 8
 
@@ -150,3 +153,39 @@ def test_a_peer_that_holds_what_was_given_up_has_another_history() -> None:
     assert asked == {SessionId(2): {"same"}, SessionId(3): {"right", "merged right"}}
     assert replica.conflicts() == {}
     assert replica.given_up_elsewhere() == {"manifests/main/4.json": NodeId("n2")}
+
+
+class Dropping(Peers):
+    """Is told of what goes."""
+
+    def dropped_files(self, paths: Sequence[PurePosixPath]) -> None:
+        self.dropped = [str(path) for path in paths]
+
+
+def test_what_a_peer_gives_back_of_epochs_that_were_dropped_goes_again(open_store: OpenStore) -> None:
+    """It had not heard that nobody needs them when it was asked."""
+    env = FaultyEnv()
+    store = open_store(env=env)
+    record(store, range(EPOCHS))
+    root = store.directory.root
+    files = {path: path.read_bytes() for path in root.rglob("*") if path.suffix in (".layer", ".json")}
+    store.rewind(3, keep_as="")
+    store.node.collect_garbage()
+    gone = {path: text for path, text in files.items() if not path.exists()}
+    assert {path.name for path in gone} == {
+        *(f"{t}.json" for t in range(4, EPOCHS)),
+        *(f"{t}-{t + 1}-0.layer" for t in range(4, EPOCHS)),
+    }
+    for path, text in gone.items():
+        path.write_bytes(text)
+    store.node.listener = listener = Dropping(1, 1)
+    env.now_s += 61.0
+    store.node._look()
+    store.node.settle()
+    env.now_s += 61.0
+    store.node._look()
+    store.node.collect_garbage()
+    assert not [path for path in gone if path.exists()]
+    assert len(listener.dropped) in (0, EPOCHS - 4)
+    store.node.listener = None
+    assert store.last_sealed() == 3
