@@ -21,7 +21,7 @@ from nosync.replication import wire
 from nosync.replication.daemon import Daemon, DaemonConfig
 from nosync.replication.inventory import Held, NodeId, name_of
 from nosync.replication.messages import Hello, InventoryIs, Summary, Wanted
-from nosync.replication.transport import _check_free, host_of
+from nosync.replication.transport import check_free, host_of
 from nosync.testing.daemons import eventually, free_ports, running
 from tests.cluster.test_daemons import publish
 
@@ -128,10 +128,10 @@ def addresses(*hosts: str) -> Callable[..., list[Any]]:
 def test_a_name_may_stand_for_addresses_that_this_machine_has_not(monkeypatch: pytest.MonkeyPatch) -> None:
     """As `localhost` stands for `::1`, where IPv6 is off."""
     monkeypatch.setattr(socket, "getaddrinfo", addresses("192.0.2.200", "127.0.0.1"))
-    _check_free("localhost:0")
+    check_free("localhost:0")
     monkeypatch.setattr(socket, "getaddrinfo", addresses("192.0.2.200"))
     with pytest.raises(nosync.NosyncError, match="no interface of this machine"):
-        _check_free("localhost:0")
+        check_free("localhost:0")
 
 
 def test_an_address_of_ipv6_has_brackets() -> None:
