@@ -57,8 +57,7 @@ class Background:
         self._wake.set()
         self._wake_merger.set()
         for thread in self._threads:
-            if thread.ident is not None:
-                thread.join()
+            thread.join()
 
     def is_closing(self) -> bool:
         return self._closing.is_set()

@@ -7,7 +7,6 @@ durable before the files go: from a peer nothing is taken that has these content
 from __future__ import annotations
 
 import logging
-import threading
 from collections.abc import Iterable, Mapping
 from pathlib import Path, PurePosixPath
 
@@ -32,32 +31,23 @@ class GivenUp:
 
     def __init__(self, root: Path, env: Env) -> None:
         self._root, self._env = root, env
-        self._lock = threading.Lock()
-        self._digests: dict[str, str] = {}
+        self.digests: Mapping[str, str] = {}
         if (root / GIVEN_UP).exists():
             try:
                 fields = read_small(root / GIVEN_UP, env)
                 with expected_fields("what was given up", str(root / GIVEN_UP)):
-                    self._digests = {str(name): str(digest) for name, digest in fields["digests"].items()}
+                    self.digests = {str(name): str(digest) for name, digest in fields["digests"].items()}
             except CorruptionError as error:
                 log.error("%s: what was given up before may be taken from a peer that still holds it", error)
-
-    def digests(self) -> dict[str, str]:
-        with self._lock:
-            return dict(self._digests)
 
     def remember(self, digests: Mapping[str, str]) -> None:
         """These do not count any more. Durable when this returns. Where they took the place of what was given up before, that
         counts again.
         """
-        before = self.digests()
-        is_reversed = any(before.get(name, digest) != digest for name, digest in digests.items())
-        self._keep({**({} if is_reversed else before), **digests})
-
-    def _keep(self, digests: dict[str, str]) -> None:
-        replace_small(self._root, self._root / GIVEN_UP, {"digests": digests}, self._env)
-        with self._lock:
-            self._digests = digests
+        is_reversed = any(self.digests.get(name, digest) != digest for name, digest in digests.items())
+        kept = {**({} if is_reversed else self.digests), **digests}
+        replace_small(self._root, self._root / GIVEN_UP, {"digests": kept}, self._env)
+        self.digests = kept
 
 
 def first_given_up(paths: Iterable[PurePosixPath]) -> dict[str, Epoch]:

@@ -17,7 +17,7 @@ from pathlib import PurePosixPath
 from typing import NewType
 
 from nosync.lsm.errors import InvalidInputError
-from nosync.lsm.timestamp import ZERO, Time, epoch_of, pack, parse, show
+from nosync.lsm.timestamp import ZERO, Time, epoch_of, pack, parse, round_of, show
 
 Digest = NewType("Digest", str)
 """Hexadecimal BLAKE3-256 of a layer (see docs/format.md)."""
@@ -50,6 +50,11 @@ class Description:
     @classmethod
     def of_epoch(cls, t: int) -> Description:
         return cls(pack(t), pack(t + 1))
+
+    @property
+    def is_of_rounds(self) -> bool:
+        """Whether it begins or ends inside an epoch: rounds of a loop, for which the layer of their epoch will stand."""
+        return round_of(self.lower) > 0 or round_of(self.upper) > 0
 
     def covers(self, other: Description) -> bool:
         """Whether a layer of this time range stands for one of the other."""

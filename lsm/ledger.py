@@ -205,7 +205,7 @@ def is_whole(run: Run, let_go: int, held: Callable[[TraceId], Iterable[Descripti
             continue
         reached = run.begin
         for d in sorted(held(one.trace)):
-            is_merged = not round_of(d.lower) and not round_of(d.upper) and d.upper > end_of(epoch_of(d.lower))
+            is_merged = not d.is_of_rounds and d.upper > end_of(epoch_of(d.lower))
             if is_merged and d.lower <= reached < d.upper:
                 reached = d.upper
         if reached < run.end:

@@ -328,13 +328,16 @@ class Lines:
     def has_unneeded(self) -> bool:
         """Whether manifests are there that no branch needs: what `prune` removes."""
         with self._lock:
-            kept = self.refs.kept_until()
-            there = {*self._env.list_dir(self._root / MANIFESTS)}
-            ended = {line: kept.get(line) for line in self.refs.lines if kept.get(line) is not None or line not in kept}
-            return any(
-                line in there and self._last_listed(line) > (-1 if until is None else until)
-                for line, until in ended.items()
-            )
+            return any(self._last_listed(line) > (-1 if end is None else end) for line, end in self._ended().items())
+
+    def _ended(self) -> dict[str, Epoch | None]:
+        """The lines that have manifests here and get no more: up to which epoch they are needed, None where none are."""
+        kept, there = self.refs.kept_until(), {*self._env.list_dir(self._root / MANIFESTS)}
+        return {
+            line: kept.get(line)
+            for line in self.refs.lines
+            if line in there and (line not in kept or kept[line] is not None)
+        }
 
     def _last_listed(self, line: str) -> int:
         """The last epoch of a line that files say anything of; -1 where there are none."""
@@ -346,18 +349,12 @@ class Lines:
         the time up to which it is still listed.
         """
         with self._lock:
-            kept = self.refs.kept_until()
             lost: set[TraceId] = set()
-            there = {*self._env.list_dir(self._root / MANIFESTS)}
-            for line in self.refs.lines:
-                until = kept.get(line)
-                if line in kept and until is None:
-                    continue
-                if line in there:
-                    lost |= self._cut(line, until)
-                if line not in kept:
-                    self._sealed.pop(line, None)
-                    self._histories.pop(line, None)
+            for line, until in self._ended().items():
+                lost |= self._cut(line, until)
+            for line in self.refs.lines.keys() - self.refs.kept_until().keys():
+                self._sealed.pop(line, None)
+                self._histories.pop(line, None)
             still: dict[TraceId, Time] = dict.fromkeys(lost, Time(0))
             for sealed in self._sealed.values() if lost else ():
                 for piece in sealed.own_pieces():

@@ -62,7 +62,7 @@ from nosync.lsm.safety import Safety
 from nosync.lsm.sealed_json import read_if_there, unseal_json
 from nosync.lsm.settings import StoreSettings
 from nosync.lsm.small_files import SmallFiles
-from nosync.lsm.timestamp import END_OF_TIME, ZERO, Epoch, Time, end_of, epoch_of, pack, round_of
+from nosync.lsm.timestamp import END_OF_TIME, ZERO, Epoch, Time, end_of, epoch_of, pack
 from nosync.lsm.trace import choose_cover, overlaps
 from nosync.lsm.writer import TEMPORARY_DIRECTORY
 
@@ -583,7 +583,7 @@ class Node(HasLedger):
         if main in first:
             self._inputs.take_back(Epoch(first[main] - 1))
         if self.listener is not None:
-            self.listener.gave_up(self.given_up.digests(), pack(min(first.values())) if first else END_OF_TIME)
+            self.listener.gave_up(self.given_up.digests, pack(min(first.values())) if first else END_OF_TIME)
 
     def check(self) -> list[NosyncError]:
         """Verifies every byte of every layer; what is bad goes to quarantine. Returns an error for each."""
@@ -770,7 +770,7 @@ class Node(HasLedger):
         origins, first = self.lines.origins(trace), self.lines.first_origin(trace)
         until, frontier = self.lines.sealed_until(trace), self.since()
         # Rounds of a loop are about to be dropped: the layer of their epoch stands for all of them.
-        sealed = [d for d in available if d.upper <= until and not (round_of(d.lower) or round_of(d.upper))]
+        sealed = [d for d in available if d.upper <= until and not d.is_of_rounds]
         let_go = trace.stage in policies(self.lines.manifest(self.last_sealed() or 0))
         chains = []
         for i, origin in enumerate(origins):
@@ -857,7 +857,7 @@ class Node(HasLedger):
         """Forgets and deletes a stage's layers of single rounds inside epoch `t`."""
         for trace in self.directory.traces(stage):
             inside = [d for d in self.directory.descriptions(trace) if pack(t) <= d.lower and d.upper <= end_of(t)]
-            self.forget([LayerId(trace, d) for d in inside if round_of(d.lower) or round_of(d.upper)])
+            self.forget([LayerId(trace, d) for d in inside if d.is_of_rounds])
 
     # --- branches -----------------------------------------------------------------------------------------------------
 

@@ -485,9 +485,8 @@ class Store:
         others = set().union(*(self._files_of(lines, other) for other in lines.refs.names if other != name))
         sizes = {id: self.directory.path_of(id).stat().st_size for id in mine if self.directory.path_of(id).exists()}
         own = sum(size for id, size in sizes.items() if id not in others)
-        branch_of = {
-            id: branch for branch, id in lines.refs.names.items()
-        }  # after a rewind a line has another name than it began with
+        # After a rewind a line has another name than it began with.
+        branch_of = {id: branch for branch, id in lines.refs.names.items()}
         lineage = tuple(
             f"{branch_of.get(o.parent, '(deleted)')} at {o.at}"
             for o in reversed(lines.refs.lineage(line.id))

@@ -563,8 +563,10 @@ class Job:
         bound = bind(flow, self._schemas.parse_ddl, self._analyze, sources=sources, begins=begins)
         changed = changed_stages(bound, recorded)
         traces = {e.id.trace.stage: e.id.trace for e in manifest.entries}
-        own = [n for n in replace or {} if n in bound.stages and not self._has_code(n, bound.stages[n])]
-        check_takes_back_what_came(bound, own, lambda stage: stage not in self.flow.stages)
+        # What is dropped and added again under its name is replaced as well.
+        touched = [name for name in {*(replace or {}), *drop} if name in bound.stages and name in self.flow.stages]
+        own = [name for name in touched if bound.stages[name].fingerprint != self.flow.stages[name].fingerprint]
+        check_takes_back_what_came(bound, own, self.flow.stages)
         check_states_fit(bound, changed, lambda stage: self._recorded_schema(traces.get(stage)))
         gone = [name for name in recorded if name not in bound.stages]
         known = self._store.branches().get(name)
@@ -575,9 +577,6 @@ class Job:
 
         with conf_set(self._spark, self._expression_settings):  # its expressions mean what this job's do
             return Job(flow, self._store, spark=self._spark, shards=self._shards, branch=name)
-
-    def _has_code(self, name: str, stage: BoundStage) -> bool:
-        return name in self.flow.stages and self.flow.stages[name].fingerprint == stage.fingerprint
 
     def _recorded_schema(self, trace: TraceId | None) -> tuple[tuple[str, ...], Any] | None:
         if trace is None:

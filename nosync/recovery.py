@@ -21,7 +21,7 @@ from nosync.lsm.history import History, Part, Span, span_at, view_at
 from nosync.lsm.layer import Description, TraceId
 from nosync.lsm.ledger import gap_text
 from nosync.lsm.roles import StoreNode
-from nosync.lsm.timestamp import ZERO, Time, epoch_of, pack, round_of
+from nosync.lsm.timestamp import ZERO, Time, epoch_of, pack
 from nosync.plan import WATERMARK, BoundFlow, BoundStage, part_of
 
 
@@ -64,7 +64,7 @@ class Inventory:
     def _of(self, trace: TraceId) -> Sequence[Description]:
         if trace not in self._layers:
             # The rounds of a loop stay for a moment after their epoch: they are neither its layer nor what reads find.
-            self._layers[trace] = [d for d in self._list(trace) if not (round_of(d.lower) or round_of(d.upper))]
+            self._layers[trace] = [d for d in self._list(trace) if not d.is_of_rounds]
         return self._layers[trace]
 
     def layer_at(self, trace: TraceId, t: int) -> Description | None:

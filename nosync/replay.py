@@ -18,8 +18,8 @@ from nosync.lsm.html import facts_html, rows_html
 from nosync.plan import BoundFlow
 
 _INSTEAD = (
-    "Change, or add to, what comes before the first aggregate, update or join, where rows only come; or run the changed flow in "
-    "a store of its own, with backfill()"
+    "Change, or add to, what comes before the first aggregate, update or outer join, where rows only come; or run the changed "
+    "flow in a store of its own, with backfill()"
 )
 Progress = Callable[[int, int], None]
 """Called with (epochs done, epochs in all)."""
@@ -107,24 +107,22 @@ def check_states_fit(
             ) from error
 
 
-def check_takes_back_what_came(flow: BoundFlow, replaced: Collection[str], is_new: Callable[[str], bool]) -> None:
+def check_takes_back_what_came(flow: BoundFlow, own: Collection[str], known: Collection[str]) -> None:
     """Rows of an input that changes may be taken back after the fork though they came before it. So who counts them must have
-    counted them before, and as it sees them now. `replaced`: stages whose own code is another one; `is_new`: whether a stage
-    was not there before. Raises FlowError naming the stage and the input.
+    counted them before, and as it sees them now. `own`: stages whose own code is another one; `known`: those that were there
+    before. Raises FlowError naming the stage and the input.
     """
     for stage in flow.stages.values():
         changing = next((name for name in stage.inputs if flow.stages[name].changing), None)
         declared = stage.name.partition(PART_SEPARATOR)[0]
-        if (
-            changing is None or stage.kind == UPDATE
-        ):  # what an update does with a row that goes is its function's affair
+        if changing is None or stage.kind == UPDATE:  # whose function sees what goes, and may do with it what it likes
             continue
-        if declared in replaced and (stage.kind in STATELESS or stage.plan is not None):
+        if declared in own and (stage.kind in STATELESS or stage.plan is not None):
             raise FlowError(
                 f"stage {declared} cannot have other code on a branch: its input {changing} changes, so rows that came before "
                 f"the fork would be taken back as the new code sees them, and were counted as the old one did. {_INSTEAD}"
             )
-        if stage.keyed and is_new(stage.name):
+        if stage.keyed and (stage.name not in known or declared in own):
             raise FlowError(
                 f"stage {declared} cannot begin on a branch: its input {changing} changes, so rows that came before the fork, "
                 f"which it has never seen, would be taken back. {_INSTEAD}"

@@ -76,7 +76,6 @@ class AttachedNode(HasLedger):
         contents: Mapping[LayerId, Content] | None = None,
     ) -> Manifest:
         manifest, _ = self.ledger.seal(t, ids, branch, meta, copies, contents)
-        self._attach_again()
         self.note(ids)
         return manifest
 
@@ -125,7 +124,9 @@ class AttachedNode(HasLedger):
     # --- the daemon -------------------------------------------------------------------------------------------------
 
     def _attach_again(self) -> None:
-        """A daemon that was started since knows of no job that wants everything here."""
+        """A daemon that was started since knows of no job that wants everything here. Only where it is asked anyway: sealing
+        waits for nobody.
+        """
         found = address_of(self.directory.root)
         if found is not None and found != self._daemon:
             with contextlib.suppress(ReplicationError):  # it is looked for the next time

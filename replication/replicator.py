@@ -27,7 +27,7 @@ from nosync.lsm.manifest import Entry
 from nosync.lsm.node import Node
 from nosync.lsm.reader import LayerReader
 from nosync.lsm.small_contents import check_contents
-from nosync.lsm.timestamp import END_OF_TIME, Epoch, Time, round_of
+from nosync.lsm.timestamp import END_OF_TIME, Epoch, Time
 from nosync.lsm.writer import temporary_path
 from nosync.proto.v1 import replication_pb2 as pb
 from nosync.replication.inventory import Held, NodeId, keepers, layer_of, name_of
@@ -137,7 +137,7 @@ class Replicator:
     def start(self) -> None:
         """Announces what is there, and begins to listen to the node."""
         self._node.listen(self)
-        self.gave_up(self._node.given_up.digests(), END_OF_TIME)
+        self.gave_up(self._node.given_up.digests, END_OF_TIME)
         self.held_files(self._node.small.durable())
         self._clock.start()
 
@@ -659,6 +659,6 @@ def _peer_status(peer: Peer, now_s: float, files: int, size: int, *, was_time: b
 def _held_layer(record: Record) -> Held | None:
     """None for the layers of a loop's rounds, which are gone soon."""
     d = record.id.description
-    if round_of(d.lower) or round_of(d.upper):
+    if d.is_of_rounds:
         return None
     return Held(name_of(record.id), record.digest, record.size_bytes)

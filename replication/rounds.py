@@ -17,7 +17,7 @@ from nosync.lsm.directory import LAYERS
 from nosync.lsm.errors import CorruptionError, ReplicationError
 from nosync.lsm.layer import LayerId, parse_path
 from nosync.lsm.node import Node
-from nosync.lsm.timestamp import end_of, pack, round_of
+from nosync.lsm.timestamp import end_of, pack
 from nosync.replication.fetching import fetch_files
 from nosync.replication.transport import Certificates, DaemonClient
 from nosync.replication.wire import check_group
@@ -75,5 +75,4 @@ def _round_of(name: str, t: int) -> LayerId | None:
     if id is None:
         return None
     d = id.description
-    inside = pack(t) <= d.lower and d.upper <= end_of(t) and (round_of(d.lower) or round_of(d.upper))
-    return id if inside else None
+    return id if pack(t) <= d.lower and d.upper <= end_of(t) and d.is_of_rounds else None

@@ -140,16 +140,12 @@ def _entries(column: Column) -> Column:
 
 def diff_changes(a: Side, b: Side, stage: str, after: int, until: int) -> DataFrame:
     """The change feeds of two branches over a range of epochs: the rows that only one has, with `_side` a or b."""
-    left, right = (_maps_as_entries(job.changes(stage, after, until)) for job in (a, b))
+    left, right = a.changes(stage, after, until), b.changes(stage, after, until)
+    maps = [f.name for f in left.schema if isinstance(f.dataType, MapType)]
+    left, right = (rows.withColumns({name: _entries(F.col(quoted(name))) for name in maps}) for rows in (left, right))
     only_a, only_b = left.exceptAll(right), right.exceptAll(left)
     found = only_a.withColumn("_side", F.lit("a")).unionByName(only_b.withColumn("_side", F.lit("b")))
-    maps = [f.name for f in a.changes(stage, after, until).schema if isinstance(f.dataType, MapType)]
     return found.withColumns({name: F.map_from_entries(F.col(quoted(name))) for name in maps})
-
-
-def _maps_as_entries(rows: DataFrame) -> DataFrame:
-    maps = [f.name for f in rows.schema if isinstance(f.dataType, MapType)]
-    return rows.withColumns({name: _entries(F.col(quoted(name))) for name in maps})
 
 
 def summarize(a: Side, b: Side, stage: str, as_of: int | None = None) -> DiffSummary:

@@ -643,7 +643,12 @@ def test_a_peer_that_does_not_know_this_node_is_named(tmp_path: Path) -> None:
     with running(tmp_path, ("n1", "n2"), replicas=1, start=("n1",)) as daemons:
         main(["peers", str(daemons.data("n1")), "--remove", "n2"])
         daemons.start("n2")
-        eventually("n2 says what may be", lambda: "names no such peer as this node" in daemons.peer("n2", "n1").why)
+        eventually("n2 says what may be", lambda: daemons.peer("n2", "n1").why)
+        peer = daemons.peer("n2", "n1")
+        assert (peer.state, "names no such peer as this node" in peer.why) == ("away", True)
+        main(["peers", str(daemons.data("n1")), "--add", f"n2=127.0.0.1:{daemons.ports['n2']}"])
+        eventually("they meet", lambda: daemons.peer("n2", "n1").state == "up")
+        assert daemons.peer("n2", "n1").why == ""
 
 
 def test_the_node_of_a_job_keeps_everything_after_its_daemon_was_restarted(tmp_path: Path) -> None:

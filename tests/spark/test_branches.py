@@ -304,6 +304,15 @@ def test_what_follows_rows_that_change_cannot_be_other_code_from_a_fork_on(
             "stage new cannot begin on a branch: its input big changes",
         ),
         ({"add": joined}, "stage both cannot begin on a branch: its input other changes"),
+        (
+            {
+                "drop": ["big", "how_big"],
+                "add": lambda f: (
+                    f["sums"].where("big", "total > 5").aggregate("how_big", key=["n"], words=nosync.count())
+                ),
+            },
+            "stage big cannot have other code on a branch",
+        ),
     ]
     for options, message in refused:
         with pytest.raises(nosync.FlowError, match=message):
@@ -483,3 +492,31 @@ def test_main_rewound_to_before_a_promoted_branch(spark: SparkSession, open_stor
     assert got == [-to, to + 1]
     with pytest.raises(nosync.FlowError):
         nosync.Job(make_flow(even), store, spark=spark, shards=2)
+
+
+def test_maps_and_large_whole_numbers_are_compared(spark: SparkSession, open_store: OpenStore) -> None:
+    """Spark compares no maps, and sums of such numbers overflow."""
+    flow = nosync.Dataflow("f")
+    kept = flow.source("rows", "k int, big bigint").map("kept", lambda t: t)
+    kept.aggregate("sums", key=["k"], big=nosync.max("big"))
+    maps = kept.select("maps", "k", "map('a', big) AS m", persist="disk")
+    maps.update("last", key=["k"], state="m map<string, bigint>", fn=lambda new, old: new.select(["k", "m"]))
+    job = nosync.Job(flow, open_store(), spark=spark, shards=2)
+    large = 9 * 10**18
+    for t, of_epoch in enumerate(([(1, 1)], [(1, large), (2, large)])):
+        job.advance(t, {"rows": spark.createDataFrame(of_epoch, "k int, big bigint")})
+    branch = job.branch("b", at=0, replace={"kept": lambda t: t.filter(pc.not_equal(t["k"], 1))})
+    branch.replay()
+    summary = nosync.diff_summary(job, branch, "sums")
+    assert (summary.changed, summary.columns["big"].total_a, summary.columns["big"].total_b) == (
+        1,
+        2.0 * large,
+        large + 1.0,
+    )
+    assert nosync.diverges_at(job, branch, "last") == 1
+    (row,) = nosync.diff_changes(job, branch, "last", 0, 1).where("_change_type = 'update_postimage'").collect()
+    assert (row.k, row.m, row._side) == (1, {"a": large}, "a")
+    for compare in (nosync.diff, nosync.diff_summary):
+        with pytest.raises(nosync.FlowError, match="stage maps has no key, and column 'm' is of maps"):
+            compare(job, branch, "maps")
+    assert nosync.diverges_at(job, branch, "maps") == 1

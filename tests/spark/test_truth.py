@@ -495,6 +495,20 @@ def test_one_nan_whatever_made_it(spark: SparkSession, open_store: OpenStore) ->
     assert [tuple(row) for row in job.read("n").collect()] == [("a", 1)]
 
 
+def test_a_nan_that_a_function_makes_is_the_value_that_came_in(spark: SparkSession, open_store: OpenStore) -> None:
+    """0/0 has its sign set here, and a NaN that comes in has not."""
+
+    def divided(rows: pa.Table) -> pa.Table:
+        return rows.append_column("q", pc.divide(rows["v"], rows["v"]))
+
+    flow = nosync.Dataflow("f")
+    made = flow.source("rows", "k string, v double").map("made", divided)
+    made.aggregate("n", key=["k"], n=nosync.count_distinct("q"))
+    job = nosync.Job(flow, open_store(), spark=spark, shards=1)
+    job.advance(0, {"rows": spark.sql("SELECT 'a' AS k, v FROM VALUES (0D), (double('NaN')), (2D) AS t(v)")})
+    assert [tuple(row) for row in job.read("n").collect()] == [("a", 2)]
+
+
 @pytest.mark.parametrize("wheres", [0, 1])
 def test_equal_rows_of_the_year_10000(spark: SparkSession, open_store: OpenStore, wheres: int) -> None:
     """Which Python has no dates of; the end of 9999 is in it in UTC, for who is west of Greenwich."""

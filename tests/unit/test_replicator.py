@@ -497,3 +497,21 @@ def test_a_manifest_that_could_not_be_read_is_announced_later(
     receiver.replicator._tick()
     assert str(path) in receiver.replicator._replica.mine
     assert receiver.node.problems == {}
+
+
+def test_a_disk_that_is_full_where_files_arrive_is_told_until_it_is_not(
+    receiver: Receiver, large: tuple[Held, Path]
+) -> None:
+    held, path = large
+    receiver.announce(held)
+    receiver.env.fail("create", errno.ENOSPC, matches=lambda path: path.parent.name == "tmp")
+    receiver.send(held, path)
+    assert f"{held.name}: cannot write" in receiver.node.problems["files that come from peers"]
+    assert "the disk is full" in receiver.node.problems["files that come from peers"]
+    receiver.env.now_s += 2.0
+    receiver.replicator._tick()
+    assert "files that come from peers" in receiver.node.problems, "it is still to come"
+    receiver.send(held, path)
+    assert receiver.node.problems == {}
+    receiver.node.sync()
+    assert receiver.durable == [held.name]
