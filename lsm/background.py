@@ -1,6 +1,6 @@
-"""The threads of a node: one makes durable what was published and looks after the directory, one merges.
+"""The threads of a node: one makes durable what was published and looks after the directory, one merges, one makes files ahead.
 
-Neither ever ends by an error: it is logged, kept in `problems` under the name of what failed, and tried again.
+None ever ends by an error: it is logged, kept in `problems` under the name of what failed, and tried again.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ Step = Callable[[], object]
 
 class Background:
     """`looking`: what is done every `scan_interval_s`; `making_durable`: whenever something was published; `merge_once`: until
-    there is nothing to merge; `idle_at_most_s`: how long nothing needs to be done, given how long nothing is due.
+    there is nothing to merge; `make_ahead`: whenever something was published, for what is published next;
+    `idle_at_most_s`: how long nothing needs to be done, given how long nothing is due.
     """
 
     def __init__(
@@ -34,16 +35,22 @@ class Background:
         looking: Sequence[Step],
         making_durable: Sequence[Step],
         merge_once: Callable[[], bool],
+        make_ahead: Step,
         idle_at_most_s: Callable[[float], float],
     ) -> None:
         self._env, self._settings, self._problems = env, settings, problems
         self._looking, self._making_durable = looking, making_durable
-        self._merge_once, self._idle_at_most_s = merge_once, idle_at_most_s
+        self._merge_once, self._make_ahead, self._idle_at_most_s = merge_once, make_ahead, idle_at_most_s
         self._wake, self._wake_merger, self._closing = threading.Event(), threading.Event(), threading.Event()
+        self._published = threading.Event()
         self._threads = [
             threading.Thread(target=self._guard, args=(work,), name=f"nosync-{name}", daemon=True)
-            for name, work in (("durability", self._durability_loop), ("merge", self._merge_loop))
-            if settings.background and (name == "durability" or settings.merge)
+            for name, work in (
+                ("durability", self._durability_loop),
+                ("merge", self._merge_loop),
+                ("ahead", self._ahead_loop),
+            )
+            if settings.background and (name != "merge" or settings.merge)
         ]
 
     def start(self) -> None:
@@ -56,6 +63,7 @@ class Background:
         self._closing.set()
         self._wake.set()
         self._wake_merger.set()
+        self._published.set()
         for thread in self._threads:
             thread.join()
 
@@ -65,6 +73,7 @@ class Background:
     def wake(self) -> None:
         """Something was published."""
         self._wake.set()
+        self._published.set()
 
     def wake_merger(self) -> None:
         """There may be something to merge."""
@@ -118,3 +127,10 @@ class Background:
             if not self._merge_once():
                 self._problems.pop(threading.current_thread().name, None)
                 self._wake_merger.wait(_RETRY_MERGES_S)
+
+    def _ahead_loop(self) -> None:
+        while not self._closing.is_set():
+            self._published.wait()
+            self._published.clear()
+            if not self._closing.is_set():
+                self._attempt([self._make_ahead])

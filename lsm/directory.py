@@ -12,6 +12,7 @@ Layout (docs/format.md):
     sinks/<stage>/<line>/<epoch>-<token>.json     what was delivered
     quarantine/                                   what was torn or flipped, kept for inspection
     tmp/                                          being written; emptied at the node's start
+    ready/                                        empty files that the node made ahead, to be written
     catalog/                                      RocksDB, the node's rebuildable index
 """
 

@@ -44,6 +44,10 @@ class Env:
         """Opens a new file for writing; FileExistsError where there is one."""
         return open(path, "xb", buffering=_WRITE_BUFFER_BYTES)
 
+    def open_to_write(self, path: Path) -> BinaryIO:
+        """Opens a file that is there, and leaves in it what it has; FileNotFoundError where there is none."""
+        return open(os.open(path, os.O_WRONLY | os.O_CLOEXEC), "wb", buffering=_WRITE_BUFFER_BYTES)
+
     def map(self, path: Path) -> pa.Buffer:
         """The whole file, memory-mapped and not copied. The mapping lives as long as the buffer.
 

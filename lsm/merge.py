@@ -30,6 +30,7 @@ from nosync.lsm.format import HASH_COLUMN, TIME_COLUMN, TOMBSTONE_COLUMN, LayerF
 from nosync.lsm.hashing import HASH_BITS, U32, key_groups_of
 from nosync.lsm.layer import Description, Digest, LayerId
 from nosync.lsm.reader import Block, LayerReader
+from nosync.lsm.ready_files import new_file
 from nosync.lsm.timestamp import ZERO, Time, epoch_of, pack
 from nosync.lsm.writer import Published, link_layer, temporary_path
 
@@ -348,7 +349,7 @@ class Merge:
         temporary = self.temporary
         done = False
         try:
-            with storage_errors("write", temporary), self._env.create(temporary) as file:
+            with storage_errors("write", temporary), new_file(self.root, temporary, self._env) as file:
                 writer = LayerFileWriter(file, stored)
                 synced = 0
                 for rows in self._blocks(schema):

@@ -55,6 +55,7 @@ from nosync.lsm.marks import old_marks
 from nosync.lsm.new_layers import NewLayers
 from nosync.lsm.pins import Pin, delete_pin, publish_pin, read_pins
 from nosync.lsm.reader import LayerReader
+from nosync.lsm.ready_files import ReadyFiles
 from nosync.lsm.registers import register_files
 from nosync.lsm.release import is_let_go, let_go_until, policies
 from nosync.lsm.roles import Listener, Missing
@@ -114,6 +115,7 @@ class Node(HasLedger):
             looking=(self._look, self._note_gaps, self.collect_garbage, self.archive_manifests),
             making_durable=(self._drain, self.let_go_of_inputs),
             merge_once=self.merge_once,
+            make_ahead=ReadyFiles(directory.root, self._env).fill,
             idle_at_most_s=self._idle_at_most_s,
         )
         self._directory_lock = DirectoryLock(directory.root)

@@ -17,6 +17,7 @@ from blake3 import blake3
 
 from nosync.lsm.env import Env, storage_error, storage_errors
 from nosync.lsm.errors import CorruptionError, StorageError
+from nosync.lsm.ready_files import new_file
 from nosync.lsm.writer import temporary_path
 
 _REST = "rest_blake3"
@@ -87,7 +88,7 @@ def publish_text(root: Path, final: Path, text: bytes, env: Env, *, synced: bool
         temporary = temporary_path(root, env)
         with storage_errors("write", final):
             try:
-                with env.create(temporary) as file:
+                with new_file(root, temporary, env) as file:
                     file.write(text)
                 if synced:
                     env.sync_file(temporary)
@@ -114,7 +115,7 @@ def replace_small(root: Path, final: Path, fields: Mapping[str, Any], env: Env) 
     temporary = temporary_path(root, env)
     with storage_errors("write", final):
         try:
-            with env.create(temporary) as file:
+            with new_file(root, temporary, env) as file:
                 file.write(seal_json(fields))
             env.sync_file(temporary)
             env.replace(temporary, final)

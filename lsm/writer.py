@@ -32,6 +32,7 @@ from nosync.lsm.format import HASH_COLUMN, TOMBSTONE_COLUMN, LayerFileWriter, La
 from nosync.lsm.hashing import U32, Hasher, first_hash_of_group, hash32, key_groups_of
 from nosync.lsm.layer import Digest, LayerId, Shard
 from nosync.lsm.reader import LayerReader
+from nosync.lsm.ready_files import new_file
 from nosync.lsm.timestamp import show
 
 TEMPORARY_DIRECTORY = "tmp"
@@ -220,7 +221,7 @@ def write_again(root: Path, path: Path, env: Env) -> None:
     """After a failed fsync: what was published goes to a new inode, which takes the name once it is durable."""
     temporary = temporary_path(root, env)
     try:
-        with env.create(temporary) as file:
+        with new_file(root, temporary, env) as file:
             file.write(env.read(path))
         env.sync_file(temporary)
         env.replace(temporary, path)
@@ -264,7 +265,7 @@ def _write_and_link(
     temporary = temporary_path(root, env)
     with storage_errors("write", temporary):
         try:
-            with env.create(temporary) as file:
+            with new_file(root, temporary, env) as file:
                 writer = LayerFileWriter(file, batch.schema)
                 writer.write_block(batch)
                 info, digest = writer.finish(

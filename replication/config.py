@@ -10,7 +10,7 @@ from typing import Any
 from nosync.lsm.errors import ReplicationError
 from nosync.replication.daemon import DaemonConfig
 
-_TYPES = {"replicas": int, "retain": int, "archive_epochs": int, "key_groups": int}
+_TYPES = {"replicas": int, "retain": int, "archive_epochs": int, "key_groups": int, "nice": int}
 
 
 def read_config(path: Path) -> dict[str, Any]:

@@ -34,7 +34,7 @@ from nosync.lsm.directory import (
     read_marker,
 )
 from nosync.lsm.env import Env, storage_errors
-from nosync.lsm.errors import NosyncError, ReplicationError, described
+from nosync.lsm.errors import InvalidInputError, NosyncError, ReplicationError, described
 from nosync.lsm.layer import parse_path
 from nosync.lsm.node import Node
 from nosync.lsm.registers import REGISTERS
@@ -75,6 +75,9 @@ SCAN_INTERVAL_S = 5.0
 """How often the directory is listed, in case that neither a job nor the watch told of something."""
 
 
+MOST_NICE = 19
+
+
 @dataclass(frozen=True)
 class DaemonConfig:
     """How one daemon runs. Every field but `node` and `data` has a default."""
@@ -99,6 +102,8 @@ class DaemonConfig:
     """Manifests of so many old epochs share one file. The same on all nodes."""
     key_groups: int = DEFAULT_KEY_GROUPS
     """Of a new store: the most shards that a stage can ever have."""
+    nice: int = 10
+    """How far its process gives way to tasks, 0 (not at all) to 19: whoever publishes else waits for a turn of the daemon's."""
 
     def __post_init__(self) -> None:
         check_node_id(self.node)
@@ -113,6 +118,8 @@ class DaemonConfig:
             except ReplicationError as error:
                 raise ReplicationError(f"{field_name}: {error}") from None
         check_key_groups(self.key_groups)
+        if not 0 <= self.nice <= MOST_NICE:
+            raise InvalidInputError(f"nice is {self.nice}, expected 0 to {MOST_NICE}")
         self.settings  # noqa: B018 - its fields are checked when it is made
 
     @property

@@ -26,6 +26,7 @@ from nosync.lsm.layer import LayerId, TraceId
 from nosync.lsm.manifest import Entry
 from nosync.lsm.node import Node
 from nosync.lsm.reader import LayerReader
+from nosync.lsm.ready_files import new_file
 from nosync.lsm.small_contents import check_contents
 from nosync.lsm.timestamp import END_OF_TIME, Epoch, Time
 from nosync.lsm.writer import temporary_path
@@ -484,7 +485,7 @@ class Replicator:
         path = temporary_path(self._root, self._env)
         try:
             with storage_errors("write", path):
-                return _Incoming(held, path, self._env.create(path))
+                return _Incoming(held, path, new_file(self._root, path, self._env))
         except NosyncError as error:
             self._not_kept(held.name, str(error))
         return None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
 @click.option(
     "--archive-epochs", type=click.IntRange(min=2), help="Manifests of so many old epochs share a file. [default: 1000]"
 )
+@click.option("--nice", type=click.IntRange(0, 19), help="How far it gives way to tasks on its machine. [default: 10]")
 @click.option("--check", is_flag=True, help="Only check the configuration and explain it.")
 @click.option("--verbose", is_flag=True, help="Log what happens, not only what goes wrong.")
 def daemon(config: Path | None, peers: tuple[str, ...], check: bool, verbose: bool, **given: Any) -> None:
@@ -84,12 +86,20 @@ def daemon(config: Path | None, peers: tuple[str, ...], check: bool, verbose: bo
         level=level, format="%(asctime)s %(levelname)s %(name)s: %(message)s", stream=sys.stderr, force=True
     )
     leave_out_pandas()
+    _give_way(found.nice)
     one = Daemon(found)
     one.run(
         ready=lambda: err.print(
             f"node {found.node} serves {escape(str(found.data))} on {one.transport.address}", soft_wrap=True
         )
     )
+
+
+def _give_way(nice: int) -> None:
+    """Of this process: the threads that libraries have started by now, and all that are started from now on."""
+    priority = min(os.getpriority(os.PRIO_PROCESS, 0) + nice, 19)
+    for thread in os.listdir("/proc/self/task"):
+        os.setpriority(os.PRIO_PROCESS, int(thread), priority)
 
 
 def _peer(text: str, option: str = "--peer") -> tuple[str, str]:

@@ -12,6 +12,7 @@ import pyarrow as pa
 
 from nosync.lsm.env import Env
 from nosync.lsm.node import Node
+from nosync.lsm.ready_files import MADE
 from nosync.lsm.store import Store
 
 
@@ -37,6 +38,7 @@ class FaultyEnv(Env):
         self.now_s = 0.0
         self._unsynced_contents: set[int] = set()  # inodes
         self._unsynced_names: set[Path] = set()
+        self._first_names: dict[Path, Path] = {}  # of files that were made ahead, by their names since
         self._tokens = 0
 
     def fail(
@@ -57,6 +59,12 @@ class FaultyEnv(Env):
         self._unsynced_contents.add(path.stat().st_ino)
         return file
 
+    def open_to_write(self, path: Path) -> BinaryIO:
+        self._enter("open_to_write", path)
+        file = super().open_to_write(path)
+        self._unsynced_contents.add(path.stat().st_ino)
+        return file
+
     def map(self, path: Path) -> pa.Buffer:
         self._enter("map", path)
         return super().map(path)
@@ -64,15 +72,22 @@ class FaultyEnv(Env):
     def link(self, source: Path, target: Path) -> None:
         self._enter("link", target)
         super().link(source, target)
+        if source in self._first_names:
+            self._first_names[target] = self._first_names[source]
         self._unsynced_names.add(target)
 
     def replace(self, source: Path, target: Path) -> None:
         self._enter("replace", target)
         super().replace(source, target)
+        first = source if source.parent.name == MADE else self._first_names.pop(source, None)
+        self._first_names.pop(target, None)
+        if first is not None:
+            self._first_names[target] = first
 
     def unlink(self, path: Path) -> None:
         self._enter("unlink", path)
         super().unlink(path)
+        self._first_names.pop(path, None)
         self._unsynced_names.discard(path)
 
     def sync_file(self, path: Path) -> None:
@@ -96,7 +111,8 @@ class FaultyEnv(Env):
         """Does to the files what a power cut may: `choose(n)` picks one of n outcomes. Returns what was harmed.
 
         Files whose name was not synced may vanish; those whose contents were not synced may be empty, cut short, zeroed
-        or whole. The catalog is left alone: RocksDB syncs its own writes.
+        or whole; and files that were made ahead may have their first name again beside the one they are published under.
+        The catalog is left alone: RocksDB syncs its own writes.
         """
         harmed = []
         for path in sorted(p for d in ("layers", "manifests", "tmp") for p in (root / d).rglob("*") if p.is_file()):
@@ -113,6 +129,11 @@ class FaultyEnv(Env):
                     else:
                         file.write(bytes(size))
                 harmed.append(path)
+        for path, first in sorted(self._first_names.items()):
+            if path.exists() and not first.exists() and choose(2):
+                os.link(path, first)
+                harmed.append(first)
+        self._first_names.clear()
         self._unsynced_names.clear()
         self._unsynced_contents.clear()
         return harmed

@@ -25,7 +25,7 @@ from nosync.lsm.fence import Instance, check_fence, take_over
 from nosync.lsm.layer import Description, LayerId, Shard, TraceId, of_round
 from nosync.lsm.marks import Marks
 from nosync.lsm.writer import arrange
-from nosync.replication.daemon import client_of
+from nosync.replication.daemon import DaemonConfig, client_of
 from nosync.replication.places import FetchingDirectory
 from nosync.testing.daemons import Daemons, eventually, free_ports, running
 
@@ -104,6 +104,16 @@ def test_who_publishes_keeps_the_processor(tmp_path: Path) -> None:
 
         eventually("one thread gives way", lambda: len(giving_way()) == 1)
         assert giving_way() != [pid]
+        own = os.getpriority(os.PRIO_PROCESS, 0)
+        assert _priorities(pid) == {min(own + DaemonConfig("n1", tmp_path).nice, 19)}
+        daemons.stop("n1")
+        daemons.start("n1", "--nice", "0")
+        assert _priorities(daemons.processes["n1"].pid) == {own}
+
+
+def _priorities(pid: int) -> set[int]:
+    """Of all threads of a process."""
+    return {os.getpriority(os.PRIO_PROCESS, int(path.name)) for path in Path(f"/proc/{pid}/task").iterdir()}
 
 
 def test_the_safe_point_waits_for_copies_and_nothing_else_does(tmp_path: Path) -> None:
@@ -474,6 +484,7 @@ def test_a_peer_that_was_away_is_sent_less_than_was_written(tmp_path: Path) -> N
 REFUSED = [
     (["--node", "n1"], "node n1 is among its own peers"),
     (["--listen", "0.0.0.0:0"], "off loopback both sides need certificates"),
+    (["--nice", "20"], "20 is not in the range 0<=x<=19"),
     (["--replicas", "3"], "replicas=3, and the store has 2 nodes (n2, n1)"),
     (["--peer", "N3=127.0.0.1:1"], "'N3' is not a node id"),
     (["--peer", "n3"], "--peer 'n3' is not NODE=HOST:PORT"),

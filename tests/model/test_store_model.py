@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 import nosync
+from nosync.lsm.ready_files import ReadyFiles
 from nosync.testing import FaultyEnv, crash
 from tests.helpers import State, colliding, state_of
 
@@ -143,6 +144,10 @@ class StoreMachine(RuleBasedStateMachine):
         self.store.sync()
         self.store.node.merge_once()
         self.store.node.collect_garbage()
+
+    @rule()
+    def make_files_ahead(self) -> None:
+        ReadyFiles(self.root / "s", self.env).fill()
 
     @rule()
     def compact(self) -> None:
