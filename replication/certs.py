@@ -7,6 +7,7 @@ import os
 from pathlib import Path
 
 from cryptography import x509
+from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
@@ -44,6 +45,46 @@ def make_certificates(directory: Path, nodes: list[str], *, now: datetime.dateti
             key = ec.generate_private_key(ec.SECP256R1())
             written += _write(directory, node, _certificate(node, key, authority, authority_key, at), key)
     return written
+
+
+def check_certificate(ca: Path, certificate: Path, node: str, *, now: datetime.datetime | None = None) -> None:
+    """Raises ReplicationError where peers would refuse what `certificate` holds: a certificate, and those that lie between it
+    and one in `ca`, if any. `now`: default: the clock's.
+    """
+    at = now or datetime.datetime.now(datetime.UTC)
+    chain, authorities = (_certificates(path) for path in (certificate, ca))
+    again = f"make another one with nosync certs, for node {node}"
+    for one in chain:
+        if not one.not_valid_before_utc <= at <= one.not_valid_after_utc:
+            raise ReplicationError(
+                f"{certificate} is good from {one.not_valid_before_utc:%Y-%m-%d} to {one.not_valid_after_utc:%Y-%m-%d}, and this "
+                f"machine's clock says {at:%Y-%m-%d}: {again}"
+            )
+    names = [str(name.value) for name in chain[0].subject.get_attributes_for_oid(NameOID.COMMON_NAME)]
+    if names != [node]:
+        raise ReplicationError(
+            f"{certificate} is of {', '.join(names) or 'nobody'}, and the common name has to be the node's, {node}: {again}"
+        )
+    for one, issuers in zip(chain, [*([issuer] for issuer in chain[1:]), authorities], strict=True):
+        if not any(_is_issued_by(one, issuer) for issuer in issuers):
+            raise ReplicationError(f"{certificate} was not made by the authority in {ca}: {again}")
+
+
+def _certificates(path: Path) -> list[x509.Certificate]:
+    with storage_errors("read", path):
+        text = path.read_bytes()
+    try:
+        return x509.load_pem_x509_certificates(text)
+    except ValueError as error:
+        raise ReplicationError(f"{path} is no PEM file of certificates: {error}") from error
+
+
+def _is_issued_by(one: x509.Certificate, issuer: x509.Certificate) -> bool:
+    try:
+        one.verify_directly_issued_by(issuer)
+    except (ValueError, TypeError, InvalidSignature):
+        return False
+    return True
 
 
 def _authority(directory: Path) -> tuple[x509.Certificate, ec.EllipticCurvePrivateKey]:

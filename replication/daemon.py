@@ -138,7 +138,11 @@ def check_config(config: DaemonConfig) -> None:
             read_marker(config.data, Env())
     peers = peers_of(config)
     if config.tls is not None:
-        Certificates.of_directory(config.tls, config.node).of_server()
+        from nosync.replication.certs import check_certificate  # noqa: PLC0415 - only with TLS
+
+        found = Certificates.of_directory(config.tls, config.node)
+        found.of_server()
+        check_certificate(found.ca, found.certificate, config.node)
     check_addresses(config.node, config.listen, peers.values(), is_secure=config.tls is not None)
 
 

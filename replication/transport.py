@@ -141,6 +141,11 @@ def check_addresses(me: str, listen: str, peers: Iterable[str], *, is_secure: bo
     """Raises ReplicationError for what is no HOST:PORT, and off loopback without certificates."""
     peers = list(peers)
     reached = [is_loopback(address) for address in (listen, *peers)]
+    twice = next((address for i, address in enumerate(peers) if address in peers[:i]), None)
+    if twice is not None:
+        raise ReplicationError(
+            f"two peers of node {me} are said to listen on {twice}: each node has an address of its own"
+        )
     if listen in peers and not listen.endswith(":0"):
         raise ReplicationError(
             f"node {me} listens on {listen}, and a peer is said to: each node has an address of its own"

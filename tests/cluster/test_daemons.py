@@ -94,26 +94,24 @@ def test_what_only_a_peer_holds_is_fetched_when_it_is_read(tmp_path: Path) -> No
 
 
 def test_who_publishes_keeps_the_processor(tmp_path: Path) -> None:
-    """The thread that is woken by each link() does not take the place of the task that links; the others are as any."""
+    """The daemon's threads do not take the place of the task that publishes, in the middle of it or in the long run."""
+    own = os.getpriority(os.PRIO_PROCESS, 0)
+    lower = min(own + DaemonConfig("n1", tmp_path).nice, 19)
     with running(tmp_path, ("n1",), replicas=1) as daemons:
         pid = daemons.processes["n1"].pid
-
-        def giving_way() -> list[int]:
-            threads = [int(path.name) for path in Path(f"/proc/{pid}/task").iterdir()]
-            return [thread for thread in threads if os.sched_getscheduler(thread) == os.SCHED_BATCH]
-
-        eventually("one thread gives way", lambda: len(giving_way()) == 1)
-        assert giving_way() != [pid]
-        own = os.getpriority(os.PRIO_PROCESS, 0)
-        assert _priorities(pid) == {min(own + DaemonConfig("n1", tmp_path).nice, 19)}
+        eventually("all threads give way", lambda: set(_turns(pid)) == {(lower, os.SCHED_BATCH)})
         daemons.stop("n1")
         daemons.start("n1", "--nice", "0")
-        assert _priorities(daemons.processes["n1"].pid) == {own}
+        pid = daemons.processes["n1"].pid
+        # Only the one that is woken by each link().
+        eventually("one thread gives way", lambda: _turns(pid).count((own, os.SCHED_BATCH)) == 1)
+        eventually("the others are as any", lambda: set(_turns(pid)) == {(own, os.SCHED_BATCH), (own, os.SCHED_OTHER)})
 
 
-def _priorities(pid: int) -> set[int]:
-    """Of all threads of a process."""
-    return {os.getpriority(os.PRIO_PROCESS, int(path.name)) for path in Path(f"/proc/{pid}/task").iterdir()}
+def _turns(pid: int) -> list[tuple[int, int]]:
+    """Of each thread of a process: its priority, and how it is scheduled."""
+    threads = [int(path.name) for path in Path(f"/proc/{pid}/task").iterdir()]
+    return [(os.getpriority(os.PRIO_PROCESS, thread), os.sched_getscheduler(thread)) for thread in threads]
 
 
 def test_the_safe_point_waits_for_copies_and_nothing_else_does(tmp_path: Path) -> None:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import datetime
 import json
 import os
 import queue
+import shutil
 import socket
 import threading
 import urllib.request
@@ -518,6 +520,10 @@ def test_an_address_that_cannot_be_had_is_said_in_one_line(
         (["--listen", "127.0.0.1:7510", "--peer", "n2=127.0.0.1:7510"], "an address of its own"),
         (["--tls", "nope"], "make certificates with nosync certs"),
         (["--peer", "n2=127.0.0.1:1", "--peer", "n2=127.0.0.1:2"], "names node n2 twice"),
+        (
+            ["--peer", "n2=127.0.0.1:1", "--peer", "n3=127.0.0.1:1"],
+            "two peers of node n1 are said to listen on 127.0.0.1:1",
+        ),
         (["--archive-epochs", "1"], "--archive-epochs"),
     ],
 )
@@ -529,6 +535,31 @@ def test_what_a_start_refuses_a_check_refuses(
         with pytest.raises(SystemExit):
             main([*common, *more])
         assert message in " ".join(capsys.readouterr().err.split())
+
+
+def test_certificates_that_peers_would_refuse_start_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    today = datetime.datetime.now(datetime.UTC)
+    for name, at in (("good", 0), ("old", -1000), ("early", 10)):
+        make_certificates(tmp_path / name, ["n1", "n2"], now=today + datetime.timedelta(days=at))
+    make_certificates(tmp_path / "other", ["n1"])
+    for name, source, node in (("strange", "other", "n1"), ("renamed", "good", "n2")):
+        shutil.copytree(tmp_path / "good", tmp_path / name)
+        for end in ("pem", "key"):
+            shutil.copy(tmp_path / source / f"{node}.{end}", tmp_path / name / f"n1.{end}")
+    common = ["daemon", "--node", "n1", "--data", str(tmp_path / "d"), "--replicas", "1"]
+    main([*common, "--tls", str(tmp_path / "good"), "--check"])
+    capsys.readouterr()
+    for name, message in (
+        ("old", "and this machine's clock says"),
+        ("early", "and this machine's clock says"),
+        ("renamed", "is of n2, and the common name has to be the node's, n1"),
+        ("strange", "was not made by the authority in"),
+    ):
+        for more in (["--check"], []):
+            with pytest.raises(SystemExit):
+                main([*common, "--tls", str(tmp_path / name), *more])
+            assert message in " ".join(capsys.readouterr().err.split())
+    assert not (tmp_path / "d").exists()
 
 
 def test_a_start_that_is_refused_leaves_no_store(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
