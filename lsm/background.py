@@ -129,8 +129,9 @@ class Background:
                 self._wake_merger.wait(_RETRY_MERGES_S)
 
     def _ahead_loop(self) -> None:
+        is_well = True
         while not self._closing.is_set():
-            self._published.wait()
+            self._published.wait(None if is_well else self._settings.retry_s)
             self._published.clear()
             if not self._closing.is_set():
-                self._attempt([self._make_ahead])
+                is_well = self._attempt([self._make_ahead])

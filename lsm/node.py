@@ -640,6 +640,14 @@ class Node(HasLedger):
         self._drain()
 
     def missing(self, branch: str = MAIN) -> list[Missing]:
+        """As `lost`: peers send what they have to the daemon that this node is part of."""
+        return self.lost(branch)
+
+    def fetch(self, lost: list[Missing]) -> list[Missing]:
+        """All of these: see `missing`."""
+        return lost
+
+    def lost(self, branch: str = MAIN) -> list[Missing]:
         """The layers that manifests of the branch list and no file holds, by epoch."""
         self.scan()
         found = []

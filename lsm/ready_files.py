@@ -19,50 +19,73 @@ from pathlib import Path
 from typing import BinaryIO
 
 from nosync.lsm.env import Env, storage_errors
+from nosync.lsm.errors import StorageError
 
 READY = "ready"
-MADE, _MAKING = "made", "making"
+MADE, MAKING = "made", "making"
 FEWEST, _MOST = 16, 512
 
 
 def new_file(root: Path, path: Path, env: Env) -> BinaryIO:
     """Opens a new file for writing, which is empty: one that is ready, or one that is made now. Raises OSError."""
     made = root / READY / MADE
-    names = env.list_dir(made)
-    first = int(env.token(), 16) % max(len(names), 1)  # others look for one at the same time
-    for name in names[first:] + names[:first]:
-        with suppress(OSError):  # another process was quicker, or may write here and not there: making one tells
-            env.replace(made / name, path)
-            found = os.stat(path)
-            if found.st_size == 0 and found.st_nlink == 1:
+    try:
+        names = env.list_dir(made)
+        first = int(env.token(), 16) % max(len(names), 1)  # others look for one at the same time
+        for name in names[first:] + names[:first]:
+            if _is_taken(made / name, path, env):
                 return env.open_to_write(path)
+    except OSError:  # what is wrong here is wrong with making one, too, which tells
+        with suppress(OSError):
             env.unlink(path)
     return env.create(path)
+
+
+def _is_taken(ready: Path, path: Path, env: Env) -> bool:
+    """Whether a file has its new name, and is nothing else."""
+    if not os.access(ready, os.W_OK):  # another process was quicker, or it is another user's
+        return False
+    try:
+        env.replace(ready, path)
+    except FileNotFoundError:
+        return False
+    found = os.stat(path)
+    if found.st_size == 0 and found.st_nlink == 1:
+        return True
+    env.unlink(path)
+    return False
 
 
 class ReadyFiles:
     """Those of the data directory `root`, for the one node that owns it."""
 
     def __init__(self, root: Path, env: Env) -> None:
-        self._made, self._making, self._env = root / READY / MADE, root / READY / _MAKING, env
+        self._made, self._making, self._env = root / READY / MADE, root / READY / MAKING, env
         self._wanted = 0
 
     def fill(self) -> None:
         """Makes files until there are enough: twice as many as before whenever all were taken. Raises StorageError."""
-        with storage_errors("make files in", self._making):
-            there = len(self._env.list_dir(self._made))
-            if not self._wanted:
-                self._begin()
-            elif not there:
-                self._wanted = min(2 * self._wanted, _MOST)
-            for _ in range(self._wanted - there):
-                name = self._env.token()
-                self._env.create(self._making / name).close()
-                self._env.replace(self._making / name, self._made / name)
+        try:
+            with storage_errors("make files in", self._making):
+                self._fill()
+        except StorageError:
+            self._wanted = 0  # the directories may be gone
+            raise
+
+    def _fill(self) -> None:
+        there = len(self._env.list_dir(self._made))
+        if not self._wanted:
+            self._begin()
+        elif not there:
+            self._wanted = min(2 * self._wanted, _MOST)
+        for _ in range(self._wanted - there):
+            name = self._env.token()
+            self._env.create(self._making / name).close()
+            self._env.replace(self._making / name, self._made / name)
 
     def _begin(self) -> None:
-        self._wanted = FEWEST
         for directory in (self._made, self._making):
             self._env.make_dirs(directory)
         for name in self._env.list_dir(self._making):  # a node ended while it made one
             self._env.unlink(self._making / name)
+        self._wanted = FEWEST

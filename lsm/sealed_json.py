@@ -93,16 +93,22 @@ def publish_text(root: Path, final: Path, text: bytes, env: Env, *, synced: bool
                 if synced:
                     env.sync_file(temporary)
                 env.make_dirs(final.parent)
-                env.link(temporary, final)
-                return True
-            except FileExistsError:
-                return False
+                return _linked(temporary, final, env)
             except FileNotFoundError:  # a node that starts just now empties tmp/, also of what is being written
                 if attempt + 1 == _ATTEMPTS:
                     raise
             finally:
                 env.unlink(temporary)
     raise AssertionError("the last attempt returns or raises")
+
+
+def _linked(temporary: Path, final: Path, env: Env) -> bool:
+    """Whether a file got its name: it is not taken."""
+    try:
+        env.link(temporary, final)
+    except FileExistsError:
+        return False
+    return True
 
 
 def publish_small(root: Path, final: Path, fields: Mapping[str, Any], env: Env) -> bool:

@@ -704,8 +704,11 @@ class Job:
         self._check_open()
         if verify:
             self._node.check()
+        before = self._node.lost(self.branch_name)  # what a daemon misses it fetches as soon as it looks
         self._node.settle()
-        missing = self._node.missing(self.branch_name)
+        left = self._node.lost(self.branch_name)
+        missing = self._node.fetch(left)
+        came = [m for m in {*before, *left}.difference(missing) if self._is_here(m.entry.id)]
         # A file may stand there that is another one than the manifest lists: it would be taken for what is missing.
         self._node.recheck([m.entry.id for m in missing])
         safe = self._node.safe_point(self.branch_name)
@@ -748,14 +751,17 @@ class Job:
         return RecoveryReport(
             rolled_back_to=safe,
             target=self._node.last_sealed(self.branch_name),
-            lost=len(missing),
-            fetched=0,
+            lost=len(missing) + len(came),
+            fetched=len(came),
             recomputed=computed,
             reused=reused,
             unrecoverable={str(cell): why for cell, why in recovery.impossible.items()}
             | lost_manifest(self._node, self.branch_name),
             seconds=clock.laps,
         )
+
+    def _is_here(self, id: LayerId) -> bool:
+        return any(d.covers(id.description) for d in self._directory.descriptions(id.trace))
 
     def _given_again(
         self, step: Step, inputs: InputsAt | Mapping[int, Mapping[str, DataFrame]] | None

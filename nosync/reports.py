@@ -48,9 +48,9 @@ class RecoveryReport:
     target: int | None
     """The newest sealed timestamp, which everything is restored up to."""
     lost: int
-    """Layers that manifests list and that were gone or damaged, counted per stage, shard and epoch."""
+    """Layers that manifests list and that were gone or damaged here, counted per stage, shard and epoch."""
     fetched: int
-    """Layers that this call copied from peers: none, daemons fetch by themselves, and what came is not lost."""
+    """Of these, what came from peers, which this call waits for. A daemon fetches what it misses by itself, mostly before."""
     recomputed: int
     reused: int
     """Recorded layers that recomputation read instead of computing them."""

@@ -83,14 +83,18 @@ class AttachedNode(HasLedger):
         """The daemon sees what is not there."""
 
     def missing(self, branch: str = MAIN) -> list[Missing]:
-        found = lost(self.lines, self.directory, self._safe_or_none(), branch)
+        return self.fetch(self.lost(branch))
 
+    def lost(self, branch: str = MAIN) -> list[Missing]:
+        return lost(self.lines, self.directory, self._safe_or_none(), branch)
+
+    def fetch(self, lost: list[Missing]) -> list[Missing]:
         def still_lost() -> list[Missing]:
             listed = functools.cache(self.directory.descriptions)
-            return [m for m in found if not any(d.covers(m.entry.id.description) for d in listed(m.entry.id.trace))]
+            return [m for m in lost if not any(d.covers(m.entry.id.description) for d in listed(m.entry.id.trace))]
 
-        if found:  # it may be on its way from the host where it was computed
-            traces = sorted({str(m.entry.id.trace.directory) for m in found})
+        if lost:  # it may be on its way from the host where it was computed
+            traces = sorted({str(m.entry.id.trace.directory) for m in lost})
             wait_for_peers(self.client, self.directory.env, traces, lambda: not still_lost())
         return still_lost()
 

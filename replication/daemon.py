@@ -102,8 +102,9 @@ class DaemonConfig:
     """Manifests of so many old epochs share one file. The same on all nodes."""
     key_groups: int = DEFAULT_KEY_GROUPS
     """Of a new store: the most shards that a stage can ever have."""
-    nice: int = 10
-    """How far its process gives way to tasks, 0 (not at all) to 19: whoever publishes else waits for a turn of the daemon's."""
+    nice: int = 0
+    """How much smaller a share of the processors than tasks the process of `nosync daemon` gets, 0 (no smaller) to 19. Where
+    tasks keep all of them busy copies come later, and more is lost with a host."""
 
     def __post_init__(self) -> None:
         check_node_id(self.node)

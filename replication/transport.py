@@ -144,7 +144,8 @@ def check_addresses(me: str, listen: str, peers: Iterable[str], *, is_secure: bo
     twice = next((address for i, address in enumerate(peers) if address in peers[:i]), None)
     if twice is not None:
         raise ReplicationError(
-            f"two peers of node {me} are said to listen on {twice}: each node has an address of its own"
+            f"two peers of node {me} are said to listen on {twice}: each node has an address of its own. To replace a node by "
+            "another one in its place, give nosync peers --remove and --add in one call"
         )
     if listen in peers and not listen.endswith(":0"):
         raise ReplicationError(

@@ -41,7 +41,9 @@ if TYPE_CHECKING:
 @click.option(
     "--archive-epochs", type=click.IntRange(min=2), help="Manifests of so many old epochs share a file. [default: 1000]"
 )
-@click.option("--nice", type=click.IntRange(0, 19), help="How far it gives way to tasks on its machine. [default: 10]")
+@click.option(
+    "--nice", type=click.IntRange(0, 19), help="How much smaller a share of the processors it gets. [default: 0]"
+)
 @click.option("--check", is_flag=True, help="Only check the configuration and explain it.")
 @click.option("--verbose", is_flag=True, help="Log what happens, not only what goes wrong.")
 def daemon(config: Path | None, peers: tuple[str, ...], check: bool, verbose: bool, **given: Any) -> None:
@@ -97,16 +99,16 @@ def daemon(config: Path | None, peers: tuple[str, ...], check: bool, verbose: bo
 
 
 def _give_way(nice: int) -> None:
-    """Of this process: the threads that libraries have started by now, and all that are started from now on. They get a smaller
-    share, and take the processor from nobody in the middle of a turn.
+    """Of this process: the threads that libraries have started by now, and all that are started from now on. They take the
+    processor from nobody in the middle of a turn, and get a smaller share if that is wanted.
     """
-    if not nice:
-        return
     priority = min(os.getpriority(os.PRIO_PROCESS, 0) + nice, 19)
     for thread in map(int, os.listdir("/proc/self/task")):
-        os.setpriority(os.PRIO_PROCESS, thread, priority)
-        with contextlib.suppress(OSError):  # where a sandbox forbids it
+        # A sandbox may forbid it, and a thread may have ended.
+        with contextlib.suppress(OSError):
             os.sched_setscheduler(thread, os.SCHED_BATCH, os.sched_param(0))
+        with contextlib.suppress(OSError):
+            os.setpriority(os.PRIO_PROCESS, thread, priority)
 
 
 def _peer(text: str, option: str = "--peer") -> tuple[str, str]:

@@ -228,13 +228,17 @@ def recover(path: Path, flow_name: str, verify: bool, branch: str, cores: int | 
     with nosync.open(path) as store:
         if verify:
             store.node.check()
-        last, safe, missing = store.last_sealed(branch), store.safe_point(branch), store.node.missing(branch)
+        last, safe, lost = store.last_sealed(branch), store.safe_point(branch), store.node.lost(branch)
+        missing = store.node.fetch(lost)
         gap = lost_manifest(store.node, branch)
     if last is not None and not missing:  # without a job, which would stop the one that runs
-        report = nosync.RecoveryReport(safe, last, 0, 0, 0, 0, gap, {"inspect": time.perf_counter() - began_s})
+        took = {"inspect": time.perf_counter() - began_s}
+        report = nosync.RecoveryReport(safe, last, len(lost), len(lost), 0, 0, gap, took)
     else:
         with _job(path, flow, branch, cores) as job, progress("recomputing", quiet=as_json) as advance:
             report = job.recover(verify=verify, progress=lambda done, of: advance(done, of, "epochs"))
+        came = len(lost) - len(missing)
+        report = dataclasses.replace(report, lost=report.lost + came, fetched=report.fetched + came)
     print_json(dataclasses.asdict(report)) if as_json else out.print(escape(str(report)))
     if report.unrecoverable:
         sys.exit(1)

@@ -159,7 +159,7 @@ def main() -> None:
             done = job.advance(t, given)
             at_s = time.monotonic()  # of the clock that all processes of a machine share
             say(t=t, seconds=at_s - began, at_s=at_s, computed=done.layers_computed, safe=job.safe_point())
-        recovered = [[r.lost, r.recomputed, sorted(r.unrecoverable)] for r in job.recoveries]
+        recovered = [[r.lost - r.fetched, r.recomputed, sorted(r.unrecoverable)] for r in job.recoveries]
         stages = STAGES["loop" if is_loop else "sums"]
         found = counted(job) if keys else outcome(job, settings["epochs"], stages)
         say(outcome=found, recoveries=recovered, safe=job.safe_point())

@@ -48,6 +48,9 @@ class FaultyEnv(Env):
 
     def _enter(self, operation: str, path: Path) -> None:
         self.calls.append((operation, path))
+        self._fail(operation, path)
+
+    def _fail(self, operation: str, path: Path) -> None:
         for fault in self.faults:
             if fault.operation == operation and fault.times > 0 and fault.matches(path):
                 fault.times -= 1
@@ -68,6 +71,10 @@ class FaultyEnv(Env):
     def map(self, path: Path) -> pa.Buffer:
         self._enter("map", path)
         return super().map(path)
+
+    def list_dir(self, path: Path) -> list[str]:
+        self._fail("list_dir", path)
+        return super().list_dir(path)
 
     def link(self, source: Path, target: Path) -> None:
         self._enter("link", target)

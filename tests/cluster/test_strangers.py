@@ -18,6 +18,9 @@ import grpc
 import numpy as np
 import pytest
 import zstandard
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
 from google.protobuf.message import DecodeError
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from hypothesis import example, given
@@ -28,7 +31,7 @@ from nosync.cli import main
 from nosync.lsm.errors import ReplicationError
 from nosync.proto.v1 import replication_pb2 as pb
 from nosync.proto.v1 import replication_pb2_grpc as rpc
-from nosync.replication.certs import make_certificates
+from nosync.replication.certs import check_certificate, make_certificates
 from nosync.replication.daemon import client_of
 from nosync.replication.inventory import Held, Inventory, in_order
 from nosync.replication.messages import PROTOCOL_VERSION, Message
@@ -542,6 +545,8 @@ def test_certificates_that_peers_would_refuse_start_nothing(tmp_path: Path, caps
     for name, at in (("good", 0), ("old", -1000), ("early", 10)):
         make_certificates(tmp_path / name, ["n1", "n2"], now=today + datetime.timedelta(days=at))
     make_certificates(tmp_path / "other", ["n1"])
+    make_certificates(tmp_path / "outlived", [], now=today - datetime.timedelta(days=1000))
+    make_certificates(tmp_path / "outlived", ["n1"])
     for name, source, node in (("strange", "other", "n1"), ("renamed", "good", "n2")):
         shutil.copytree(tmp_path / "good", tmp_path / name)
         for end in ("pem", "key"):
@@ -550,8 +555,9 @@ def test_certificates_that_peers_would_refuse_start_nothing(tmp_path: Path, caps
     main([*common, "--tls", str(tmp_path / "good"), "--check"])
     capsys.readouterr()
     for name, message in (
-        ("old", "and this machine's clock says"),
-        ("early", "and this machine's clock says"),
+        ("old", "n1.pem is good from"),
+        ("early", "n1.pem is good from"),
+        ("outlived", "ca.pem is good from"),
         ("renamed", "is of n2, and the common name has to be the node's, n1"),
         ("strange", "was not made by the authority in"),
     ):
@@ -560,6 +566,44 @@ def test_certificates_that_peers_would_refuse_start_nothing(tmp_path: Path, caps
                 main([*common, "--tls", str(tmp_path / name), *more])
             assert message in " ".join(capsys.readouterr().err.split())
     assert not (tmp_path / "d").exists()
+
+
+def test_certificates_of_other_tools(tmp_path: Path) -> None:
+    """What gRPC would take is taken, with authorities between; and what it would not is refused."""
+    usages = x509.oid.ExtendedKeyUsageOID
+    keys = {name: ec.generate_private_key(ec.SECP256R1()) for name in ("root", "between", "n1")}
+
+    def made(name: str, by: str, *extensions: x509.ExtensionType) -> bytes:
+        now = datetime.datetime.now(datetime.UTC)
+        subject, issuer = (x509.Name([x509.NameAttribute(x509.oid.NameOID.COMMON_NAME, n)]) for n in (name, by))
+        builder = (
+            x509.CertificateBuilder(issuer, subject, keys[name].public_key(), x509.random_serial_number())
+            .not_valid_before(now - datetime.timedelta(days=1))
+            .not_valid_after(now + datetime.timedelta(days=1))
+        )
+        for extension in extensions:
+            builder = builder.add_extension(extension, critical=False)
+        return builder.sign(keys[by], hashes.SHA256()).public_bytes(serialization.Encoding.PEM)
+
+    root, between, plain = made("root", "root"), made("between", "root"), made("n1", "between")
+    names, both = x509.SubjectAlternativeName, x509.ExtendedKeyUsage([usages.SERVER_AUTH, usages.CLIENT_AUTH])
+    good = made("n1", "between", names([x509.DNSName("host1"), x509.DNSName("n1")]), both)
+    elsewhere = made("n1", "between", names([x509.DNSName("host1")]))
+    one_sided = made("n1", "between", x509.ExtendedKeyUsage([usages.SERVER_AUTH]))
+    for ca, certificate, message in (
+        (root, plain + between, None),
+        (b"the authority\n" + root, good + root + between, None),
+        (between, good + between, None),
+        (made("n1", "n1") + between, good, None),
+        (root, plain, "was not made by the authority in"),
+        (root, elsewhere + between, "has alternative names, and n1 is none of them"),
+        (root, one_sided + between, "is not good for both sides"),
+        (b"no certificate", plain, "is no PEM file of certificates"),
+    ):
+        (tmp_path / "ca.pem").write_bytes(ca)
+        (tmp_path / "n1.pem").write_bytes(certificate)
+        with pytest.raises(ReplicationError, match=message) if message else contextlib.nullcontext():
+            check_certificate(tmp_path / "ca.pem", tmp_path / "n1.pem", "n1")
 
 
 def test_a_start_that_is_refused_leaves_no_store(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

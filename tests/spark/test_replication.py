@@ -52,6 +52,14 @@ def test_a_job_goes_on_on_another_node(spark: SparkSession, tmp_path: Path, expe
             assert job.safe_point() == 2, "but nothing new is safe"
             daemons.start("n2")
             eventually("the peer caught up", lambda: job.safe_point() == 3)
+            victims = [Path(layer.path) for layer in store.layers() if int(layer.lower) == 3]
+            for victim in victims:
+                victim.unlink()
+            report = job.recover()
+            # The daemon looks by itself every five seconds, and may have been quicker with some.
+            assert 0 < report.lost == report.fetched <= len(victims)
+            assert report.recomputed == 0
+            assert all(victim.exists() for victim in victims)
         daemons.kill("n1")  # with its host, its directory and all
         with daemons.open("n2") as store:
             job = nosync.Job(make_flow(2), store, spark=spark, shards=2)

@@ -12,7 +12,7 @@ import pytest
 
 import nosync
 from nosync.lsm.env import Env
-from nosync.lsm.ready_files import FEWEST, MADE, READY, ReadyFiles, new_file
+from nosync.lsm.ready_files import FEWEST, MADE, MAKING, READY, ReadyFiles, new_file
 from nosync.testing import FaultyEnv, crash
 from nosync.testing.daemons import eventually
 from tests.conftest import OpenStore
@@ -45,9 +45,11 @@ def test_what_is_published_beside_a_node_goes_to_files_made_ahead(open_store: Op
     eventually("all are ready", lambda: len(made_in(root)) == FEWEST)
     ready = {path.stat().st_ino for path in made_in(root)}
     store.append("counts", t=1, rows=words(a=2))
-    store.seal(1)
     (layer,) = [layer.path for layer in store.layers() if layer.lower == 1]
     assert Path(layer).stat().st_ino in ready
+    eventually("all are ready again", lambda: len(made_in(root)) == FEWEST)
+    ready = {path.stat().st_ino for path in made_in(root)}
+    store.seal(1)
     assert (root / "manifests" / "main" / "1.json").stat().st_ino in ready
     assert store.verify().ok
 
@@ -119,6 +121,34 @@ def test_one_that_has_another_name_is_not_written_to(root: Path, tmp_path: Path)
     assert [other.read_bytes() for other in others] == [b""] * FEWEST
 
 
+def test_where_they_cannot_be_written_to_files_are_made(open_store: OpenStore) -> None:
+    env = FaultyEnv()
+    store = filled(open_store, env=env)
+    ReadyFiles(store.directory.root, env).fill()
+    env.fail("open_to_write", errno.EACCES, times=10**9)
+    store.append("counts", t=4, rows=words(x=1))
+    store.seal(4)
+    assert store.verify().ok
+    assert not list((store.directory.root / "tmp").iterdir())
+
+
+def test_where_they_cannot_be_listed_files_are_made(open_store: OpenStore) -> None:
+    env = FaultyEnv()
+    store = filled(open_store, env=env)
+    ReadyFiles(store.directory.root, env).fill()
+    env.fail("list_dir", errno.EACCES, times=10**9, matches=lambda path: path.name == MADE)
+    store.append("counts", t=4, rows=words(x=1))
+    store.seal(4)
+    assert store.verify().ok
+
+
+def test_what_a_node_left_half_made_goes(root: Path) -> None:
+    left = root / READY / MAKING / "left"
+    left.touch()
+    ReadyFiles(root, Env()).fill()
+    assert not left.exists()
+
+
 def test_two_copies_of_a_store_do_not_write_to_one_file(open_store: OpenStore, tmp_path: Path) -> None:
     """A copy made of hard links (`cp -al`) has the same files ready."""
     first = filled(open_store)
@@ -168,8 +198,7 @@ def test_a_disk_that_has_no_room_for_more_is_told_of(open_store: OpenStore) -> N
     store.append("counts", t=0, rows=words(a=1), key=["word"])
     store.seal(0)
     eventually("it is said", lambda: any("disk is full" in text for text in store.status().problems.values()))
+    shutil.rmtree(store.directory.root / READY)
     env.faults.clear()
-    store.append("counts", t=1, rows=words(a=1))
-    store.seal(1)
-    eventually("all is well", lambda: not store.status().problems)
-    assert made_in(store.directory.root)
+    eventually("all is well by itself", lambda: not store.status().problems)
+    assert len(made_in(store.directory.root)) == FEWEST
