@@ -140,7 +140,9 @@ def _are_bits_of(buffer: pa.Buffer, rows: int) -> bool:
 
 
 def rows_equal(left: Sequence[pa.Array], left_at: Indices, right: Sequence[pa.Array], right_at: Indices) -> Bools:
-    """For each i: whether row `left_at[i]` of `left` and row `right_at[i]` of `right` agree in every column."""
+    """For each i: whether row `left_at[i]` of `left` and row `right_at[i]` of `right` agree in every column. Nested values, which
+    Arrow does not compare, do not.
+    """
     equal: Bools = np.ones(len(left_at), dtype=np.bool_)
     for a, b in zip(left, right, strict=True):
         va, vb = fixed_view(a), fixed_view(b)
@@ -154,6 +156,8 @@ def rows_equal(left: Sequence[pa.Array], left_at: Indices, right: Sequence[pa.Ar
 def _null_safe_equal(a: pa.Array, b: pa.Array) -> Bools:
     if pa.types.is_null(a.type):
         return np.ones(len(a), dtype=np.bool_)
+    if pa.types.is_nested(a.type):
+        return np.zeros(len(a), dtype=np.bool_)
     equal = pc.fill_null(pc.equal(a, b), False)
     if a.null_count and b.null_count:
         equal = pc.or_(equal, pc.and_(pc.is_null(a), pc.is_null(b)))

@@ -205,6 +205,10 @@ class LayerDirectory:
         names = self._list(trace.directory)
         return [d for name in names if (d := parse_file_name(name)) is not None]
 
+    def holds(self, id: LayerId) -> bool:
+        """Whether a layer is there, or a merged one that stands for it."""
+        return any(d.covers(id.description) for d in self.descriptions(id.trace))
+
     def layer_ids(self) -> list[LayerId]:
         return [LayerId(trace, d) for trace in self.traces() for d in sorted(self.descriptions(trace))]
 

@@ -44,6 +44,15 @@ class Env:
         """Opens a new file for writing; FileExistsError where there is one."""
         return open(path, "xb", buffering=_WRITE_BUFFER_BYTES)
 
+    def may_write(self, path: Path) -> bool:
+        """Whether this process's user may write to a file that is there."""
+        return os.access(path, os.W_OK)
+
+    def is_unused(self, path: Path) -> bool:
+        """Whether a file is empty and has no other name. Raises FileNotFoundError."""
+        found = os.stat(path)
+        return found.st_size == 0 and found.st_nlink == 1
+
     def open_to_write(self, path: Path) -> BinaryIO:
         """Opens a file that is there, and leaves in it what it has; FileNotFoundError where there is none."""
         return open(os.open(path, os.O_WRONLY | os.O_CLOEXEC), "wb", buffering=_WRITE_BUFFER_BYTES)

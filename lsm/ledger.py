@@ -7,6 +7,7 @@ and waits for nobody.
 from __future__ import annotations
 
 import functools
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -213,17 +214,29 @@ def is_whole(run: Run, let_go: int, held: Callable[[TraceId], Iterable[Descripti
     return True
 
 
-class HasLedger:
+class HasLedger(ABC):
     """What whoever keeps a directory says of its manifests: the node, or what stands in for a daemon's."""
 
     directory: LayerDirectory
     ledger: Ledger
 
+    @abstractmethod
+    def lost(self, branch: str = MAIN) -> list[Missing]:
+        """See nosync.lsm.roles.StoreNode."""
+
+    @abstractmethod
+    def fetch(self, lost: list[Missing]) -> list[Missing]:
+        """See nosync.lsm.roles.StoreNode."""
+
+    def missing(self, branch: str = MAIN) -> list[Missing]:
+        """See nosync.lsm.roles.StoreNode."""
+        return self.fetch(self.lost(branch))
+
     @property
     def lines(self) -> Lines:
         return self.ledger.lines
 
-    def notice_changes(self, line: str | None = None) -> None:
+    def notice_changes(self, line: str | None = None) -> None:  # noqa: B027 - nothing is what most have to do
         """Of a node that is here nothing: it learns of them as it goes."""
 
     def origin(self, trace: TraceId) -> Time | None:

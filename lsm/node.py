@@ -639,12 +639,8 @@ class Node(HasLedger):
         self.scan()
         self._drain()
 
-    def missing(self, branch: str = MAIN) -> list[Missing]:
-        """As `lost`: peers send what they have to the daemon that this node is part of."""
-        return self.lost(branch)
-
     def fetch(self, lost: list[Missing]) -> list[Missing]:
-        """All of these: see `missing`."""
+        """All of these: where there are peers, the daemon that this node is part of fetches by itself."""
         return lost
 
     def lost(self, branch: str = MAIN) -> list[Missing]:

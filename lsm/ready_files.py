@@ -13,7 +13,6 @@ Invariants
 
 from __future__ import annotations
 
-import os
 from contextlib import suppress
 from pathlib import Path
 from typing import BinaryIO
@@ -43,14 +42,13 @@ def new_file(root: Path, path: Path, env: Env) -> BinaryIO:
 
 def _is_taken(ready: Path, path: Path, env: Env) -> bool:
     """Whether a file has its new name, and is nothing else."""
-    if not os.access(ready, os.W_OK):  # another process was quicker, or it is another user's
+    if not env.may_write(ready):  # another process was quicker, or it is another user's
         return False
     try:
         env.replace(ready, path)
     except FileNotFoundError:
         return False
-    found = os.stat(path)
-    if found.st_size == 0 and found.st_nlink == 1:
+    if env.is_unused(path):
         return True
     env.unlink(path)
     return False

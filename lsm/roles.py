@@ -110,7 +110,7 @@ class StoreNode(Protocol):
     ) -> Manifest: ...
     def conflict(self, error: DeterminismError, branch: str = MAIN) -> None: ...
     def missing(self, branch: str = MAIN) -> list[Missing]:
-        """What is lost here and does not come from peers either."""
+        """What is lost here and does not come from peers either: `fetch(lost(branch))`."""
 
     def lost(self, branch: str = MAIN) -> list[Missing]:
         """The layers that manifests of the branch list and no file here holds, by epoch."""

@@ -44,6 +44,7 @@ from nosync.lsm.html import facts_html, rows_html
 from nosync.lsm.layer import Digest, LayerId, TraceId
 from nosync.lsm.manifest import AT_SAFE_POINT, Content, Manifest
 from nosync.lsm.release import KEEP
+from nosync.lsm.roles import Missing
 from nosync.lsm.status import StoreStatus
 from nosync.lsm.store import BEFORE_FIRST_EPOCH, Store, check_range
 from nosync.lsm.timestamp import Epoch, epoch_of, pack
@@ -704,11 +705,7 @@ class Job:
         self._check_open()
         if verify:
             self._node.check()
-        before = self._node.lost(self.branch_name)  # what a daemon misses it fetches as soon as it looks
-        self._node.settle()
-        left = self._node.lost(self.branch_name)
-        missing = self._node.fetch(left)
-        came = [m for m in {*before, *left}.difference(missing) if self._is_here(m.entry.id)]
+        missing, fetched = self._missing()
         # A file may stand there that is another one than the manifest lists: it would be taken for what is missing.
         self._node.recheck([m.entry.id for m in missing])
         safe = self._node.safe_point(self.branch_name)
@@ -751,8 +748,8 @@ class Job:
         return RecoveryReport(
             rolled_back_to=safe,
             target=self._node.last_sealed(self.branch_name),
-            lost=len(missing) + len(came),
-            fetched=len(came),
+            lost=len(missing) + fetched,
+            fetched=fetched,
             recomputed=computed,
             reused=reused,
             unrecoverable={str(cell): why for cell, why in recovery.impossible.items()}
@@ -760,8 +757,13 @@ class Job:
             seconds=clock.laps,
         )
 
-    def _is_here(self, id: LayerId) -> bool:
-        return any(d.covers(id.description) for d in self._directory.descriptions(id.trace))
+    def _missing(self) -> tuple[list[Missing], int]:
+        """What is lost and does not come from peers, and how much of what was lost came."""
+        before = self._node.lost(self.branch_name)  # what a daemon misses it fetches as soon as it looks
+        self._node.settle()
+        left = self._node.lost(self.branch_name)
+        missing = self._node.fetch(left)
+        return missing, sum(self._directory.holds(m.entry.id) for m in {*before, *left}.difference(missing))
 
     def _given_again(
         self, step: Step, inputs: InputsAt | Mapping[int, Mapping[str, DataFrame]] | None

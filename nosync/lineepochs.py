@@ -45,11 +45,7 @@ class LineEpochs:
 
     def recorded_stages(self, flow: BoundFlow, t: int) -> frozenset[str]:
         """The stages whose layers at an epoch are all recorded."""
-        missing = set()
-        for id in self.ids(flow, t):
-            d = id.description
-            if not any(o.covers(d) for o in self._directory.descriptions(id.trace)):
-                missing.add(id.trace.stage)
+        missing = {id.trace.stage for id in self.ids(flow, t) if not self._directory.holds(id)}
         return frozenset(stage.name for stage in flow.recorded) - missing
 
     def replay_range(self, to: int | None) -> tuple[int, int]:
@@ -86,7 +82,7 @@ class LineEpochs:
 
     def _check_inputs_kept(self, manifest: Manifest | None) -> None:
         for entry in manifest.entries if manifest else ():
-            gone = not any(d.covers(entry.id.description) for d in self._directory.descriptions(entry.id.trace))
+            gone = not self._directory.holds(entry.id)
             policy = policies(manifest).get(entry.id.trace.stage)
             if gone and policy == DROP:
                 raise NotAvailableError(

@@ -19,7 +19,6 @@ consolidated into the one layer of the epoch, and dropped.
 
 from __future__ import annotations
 
-import contextlib
 import enum
 from collections.abc import Sequence
 
@@ -170,8 +169,7 @@ def consolidate(trace: Trace, stage: BoundStage, id: LayerId) -> Produced:
     both = np.flatnonzero(~rows.tombstones & has_before)
     names = stage.schema.names
     data, old = rows.data.select(names), before.data.select(names)
-    with contextlib.suppress(pa.ArrowNotImplementedError):  # nested values cannot be compared: they count as changed
-        changed[both[rows_equal(data.columns, both, old.columns, row_before[both])]] = False
+    changed[both[rows_equal(data.columns, both, old.columns, row_before[both])]] = False
     live, dead = np.flatnonzero(changed & ~rows.tombstones), np.flatnonzero(changed & rows.tombstones)
     layer = arrange(
         pa.Table.from_batches([take_batch(data, live)]),

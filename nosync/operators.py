@@ -6,7 +6,6 @@ Pure functions over whole Arrow tables; no Spark, no files but through `Trace`. 
 
 from __future__ import annotations
 
-import contextlib
 import sys
 import traceback
 from collections.abc import Callable, Iterator, Sequence
@@ -462,11 +461,8 @@ def produce(stage: BoundStage, id: LayerId, after: pa.Table, hashes: U32, found:
     batch = as_batch(after)
     existing = np.flatnonzero(found.found)
     upsert = ~gone
-    try:
-        same = rows_equal(batch.columns, existing, found.data.columns, np.arange(len(existing)))
-        upsert[existing[same]] = False
-    except pa.ArrowNotImplementedError:
-        pass  # nested values cannot be compared: every returned row counts as changed
+    same = rows_equal(batch.columns, existing, found.data.columns, np.arange(len(existing)))
+    upsert[existing[same]] = False
     removed = gone & found.found
     live, dead = np.flatnonzero(upsert), np.flatnonzero(removed)
     layer = arrange(
@@ -492,8 +488,7 @@ def produce_from(
     at = match_keys(old_hashes, key_arrays(old, stage), new_hashes, key_arrays(batch, stage))
     both = np.flatnonzero(at >= 0)
     changed = np.ones(len(batch), dtype=np.bool_)
-    with contextlib.suppress(pa.ArrowNotImplementedError):
-        changed[both[rows_equal(batch.columns, both, old.columns, at[both])]] = False
+    changed[both[rows_equal(batch.columns, both, old.columns, at[both])]] = False
     upserts = np.flatnonzero(changed)
     is_dead = np.ones(len(old), dtype=np.bool_)
     is_dead[at[both]] = False

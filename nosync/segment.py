@@ -389,7 +389,7 @@ class _ShardRun:
         d = id.description
         if self._task.round is not None:  # the epoch's layer does not say what its rounds were
             return d in self._directory.descriptions(id.trace)
-        if any(o.covers(d) for o in self._directory.descriptions(id.trace)):
+        if self._directory.holds(id):
             return True
         if not isinstance(self._directory, FetchingDirectory) or not self._is_not_computed(stage):
             return False

@@ -82,9 +82,6 @@ class AttachedNode(HasLedger):
     def conflict(self, error: DeterminismError, branch: str = MAIN) -> None:
         """The daemon sees what is not there."""
 
-    def missing(self, branch: str = MAIN) -> list[Missing]:
-        return self.fetch(self.lost(branch))
-
     def lost(self, branch: str = MAIN) -> list[Missing]:
         return lost(self.lines, self.directory, self._safe_or_none(), branch)
 

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
 import datetime
 import os
 from pathlib import Path
 
 from cryptography import x509
-from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+from cryptography.x509.oid import NameOID
 
 from nosync.lsm.env import Env, storage_errors
 from nosync.lsm.errors import ReplicationError
@@ -46,72 +44,6 @@ def make_certificates(directory: Path, nodes: list[str], *, now: datetime.dateti
             key = ec.generate_private_key(ec.SECP256R1())
             written += _write(directory, node, _certificate(node, key, authority, authority_key, at), key)
     return written
-
-
-def check_certificate(ca: Path, certificate: Path, node: str, *, now: datetime.datetime | None = None) -> None:
-    """Raises ReplicationError where peers would refuse what `certificate` holds: the node's certificate, and maybe those that lie
-    between it and one in `ca`. `now`: default: the clock's.
-    """
-    at = now or datetime.datetime.now(datetime.UTC)
-    (mine, *between), authorities = (_certificates(path) for path in (certificate, ca))
-    again = f"make another one with nosync certs, for node {node}"
-    _check_names(mine, certificate, node, again)
-    while True:
-        _check_date(mine, certificate, at, again)
-        known = [one for one in authorities if _is_issued_by(mine, one)]
-        if known:
-            break
-        found = next((one for one in between if _is_issued_by(mine, one)), None)
-        if found is None:
-            raise ReplicationError(f"{certificate} was not made by the authority in {ca}: {again}")
-        mine = found
-        between.remove(found)
-    newest = max(known, key=lambda one: one.not_valid_after_utc)
-    _check_date(
-        newest, ca, at, "every node needs certificates of another authority (nosync certs, in an empty directory)"
-    )
-
-
-def _check_names(one: x509.Certificate, path: Path, node: str, again: str) -> None:
-    """Of whom it is, and what for. Peers go by the common name; who dials goes by the alternative names, if there are any."""
-    names = [str(name.value) for name in one.subject.get_attributes_for_oid(NameOID.COMMON_NAME)]
-    if names[:1] != [node]:
-        raise ReplicationError(
-            f"{path} is of {', '.join(names) or 'nobody'}, and the common name has to be the node's, {node}: {again}"
-        )
-    with contextlib.suppress(x509.ExtensionNotFound):
-        others = one.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
-        if node not in others.get_values_for_type(x509.DNSName):
-            raise ReplicationError(f"{path} has alternative names, and {node} is none of them: {again}")
-    with contextlib.suppress(x509.ExtensionNotFound):
-        uses = set(one.extensions.get_extension_for_class(x509.ExtendedKeyUsage).value)
-        if not {ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH} <= uses:
-            raise ReplicationError(f"{path} is not good for both sides of a connection, server and client: {again}")
-
-
-def _check_date(one: x509.Certificate, path: Path, at: datetime.datetime, advice: str) -> None:
-    if not one.not_valid_before_utc <= at <= one.not_valid_after_utc:
-        raise ReplicationError(
-            f"{path} is good from {one.not_valid_before_utc:%Y-%m-%d} to {one.not_valid_after_utc:%Y-%m-%d}, and this machine's "
-            f"clock says {at:%Y-%m-%d}: {advice}"
-        )
-
-
-def _certificates(path: Path) -> list[x509.Certificate]:
-    with storage_errors("read", path):
-        text = path.read_bytes()
-    try:
-        return x509.load_pem_x509_certificates(text)
-    except ValueError as error:
-        raise ReplicationError(f"{path} is no PEM file of certificates: {error}") from error
-
-
-def _is_issued_by(one: x509.Certificate, issuer: x509.Certificate) -> bool:
-    try:
-        one.verify_directly_issued_by(issuer)
-    except (ValueError, TypeError, InvalidSignature, UnsupportedAlgorithm):
-        return False
-    return True
 
 
 def _authority(directory: Path) -> tuple[x509.Certificate, ec.EllipticCurvePrivateKey]:

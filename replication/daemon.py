@@ -139,11 +139,7 @@ def check_config(config: DaemonConfig) -> None:
             read_marker(config.data, Env())
     peers = peers_of(config)
     if config.tls is not None:
-        from nosync.replication.certs import check_certificate  # noqa: PLC0415 - only with TLS
-
-        found = Certificates.of_directory(config.tls, config.node)
-        found.of_server()
-        check_certificate(found.ca, found.certificate, config.node)
+        Certificates.of_directory(config.tls, config.node).check_as_peers_do(config.node)
     check_addresses(config.node, config.listen, peers.values(), is_secure=config.tls is not None)
 
 
@@ -324,7 +320,6 @@ class Daemon(rpc.DaemonServicer):
             return None
 
     def _follow(self, watch: Watch) -> None:
-        watch.give_way()
         try:
             for paths in watch.changes():
                 try:

@@ -125,10 +125,7 @@ class FetchingDirectory(LayerDirectory):
     def fetch(self, id: LayerId) -> bool:
         """Whether a layer, or one that covers it, is here, after a peer was given time to send it."""
 
-        def is_here() -> bool:
-            return any(d.covers(id.description) for d in self.descriptions(id.trace))
-
-        return is_here() or self._wait_for([id.trace], is_here)
+        return self.holds(id) or self._wait_for([id.trace], lambda: self.holds(id))
 
     def fetch_rounds(self, traces: Iterable[TraceId], t: int) -> None:
         """Has the daemon fetch what other hosts recorded of an epoch's rounds. Raises ReplicationError."""

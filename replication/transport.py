@@ -68,6 +68,10 @@ OPTIONS = [
 ]
 
 
+_FLIGHTS = 3
+"""Of messages each way, until both sides of a TLS connection have seen the other's certificate."""
+
+
 @dataclass(frozen=True)
 class Certificates:
     """Files of mutual TLS, as `nosync certs` makes them. The certificate's common name is the node's id."""
@@ -88,12 +92,42 @@ class Certificates:
                     f"{path} cannot be read by this user: who works beside the daemon of node {node} shows its certificate, so "
                     "let the group of both read it"
                 )
-        found._check_contents()
+        found._context(ssl.PROTOCOL_TLS_CLIENT)
         return found
 
-    def _check_contents(self) -> None:
-        """gRPC would only say that it cannot listen."""
-        context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    def check_as_peers_do(self, node: str) -> None:
+        """Raises ReplicationError where peers would refuse this node: it shakes hands with itself."""
+        client, server = self._context(ssl.PROTOCOL_TLS_CLIENT), self._context(ssl.PROTOCOL_TLS_SERVER)
+        to_server, to_client = ssl.MemoryBIO(), ssl.MemoryBIO()
+        dialled = server.wrap_bio(to_server, to_client, server_side=True)
+        dialling = client.wrap_bio(to_client, to_server)
+        again = f"make another one with nosync certs, for node {node}"
+        try:
+            for _ in range(_FLIGHTS):
+                for side in (dialling, dialled):
+                    with contextlib.suppress(ssl.SSLWantReadError):
+                        side.do_handshake()
+        except ssl.SSLCertVerificationError as error:
+            raise ReplicationError(
+                f"{self.certificate}: peers would refuse it, with {self.ca}: {error.verify_message}. See to this machine's "
+                f"clock, or {again}"
+            ) from None
+        found: Any = dialling.getpeercert()
+        names = [value for part in found["subject"] for kind, value in part if kind == "commonName"]
+        others = [value for kind, value in found.get("subjectAltName", ()) if kind == "DNS"]
+        # Who is dialled goes by the common name; who dials, by the alternative names if there are any.
+        if names[:1] != [node] or (others and node not in others):
+            raise ReplicationError(
+                f"{self.certificate} is of {', '.join(dict.fromkeys([*names, *others])) or 'nobody'}, and both its common name "
+                f"and its alternative names, if it has any, have to say {node}: {again}"
+            )
+
+    def _context(self, protocol: int) -> ssl.SSLContext:
+        """What gRPC makes of the files, which would only say that it cannot listen where they are no good."""
+        context = ssl.SSLContext(protocol)
+        context.check_hostname = False
+        context.verify_mode = ssl.CERT_REQUIRED
+        context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
         try:
             context.load_verify_locations(self.ca)
         except ssl.SSLError as error:
@@ -107,6 +141,7 @@ class Certificates:
                 f"{self.certificate} and {self.key} are not a certificate and its key ({error.reason or error}): put back the "
                 "pair, or make a new one with nosync certs"
             ) from None
+        return context
 
     def of_server(self) -> grpc.ServerCredentials:
         return grpc.ssl_server_credentials(

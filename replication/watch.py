@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import logging
 import os
@@ -74,14 +73,6 @@ class Watch:
                 yield from self._add(Path(entry.path))
             else:
                 yield Path(entry.path)
-
-    @staticmethod
-    def give_way() -> None:
-        """Makes the calling thread one of batch work, which does not take the processor from who wakes it: that is a task in
-        the middle of publishing, and would wait until its file was looked at.
-        """
-        with contextlib.suppress(OSError):  # where a sandbox forbids it, tasks wait
-            os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
 
     def stop(self) -> None:
         """Ends `changes`, from another thread."""

@@ -100,9 +100,10 @@ def daemon(config: Path | None, peers: tuple[str, ...], check: bool, verbose: bo
 
 def _give_way(nice: int) -> None:
     """Of this process: the threads that libraries have started by now, and all that are started from now on. They take the
-    processor from nobody in the middle of a turn, and get a smaller share if that is wanted.
+    processor from nobody in the middle of a turn (each link() of a task wakes one, and the task would wait until its file was
+    looked at), and get a smaller share if that is wanted.
     """
-    priority = min(os.getpriority(os.PRIO_PROCESS, 0) + nice, 19)
+    priority = os.getpriority(os.PRIO_PROCESS, 0) + nice
     for thread in map(int, os.listdir("/proc/self/task")):
         # A sandbox may forbid it, and a thread may have ended.
         with contextlib.suppress(OSError):

@@ -31,7 +31,7 @@ from nosync.cli import main
 from nosync.lsm.errors import ReplicationError
 from nosync.proto.v1 import replication_pb2 as pb
 from nosync.proto.v1 import replication_pb2_grpc as rpc
-from nosync.replication.certs import check_certificate, make_certificates
+from nosync.replication.certs import make_certificates
 from nosync.replication.daemon import client_of
 from nosync.replication.inventory import Held, Inventory, in_order
 from nosync.replication.messages import PROTOCOL_VERSION, Message
@@ -555,11 +555,11 @@ def test_certificates_that_peers_would_refuse_start_nothing(tmp_path: Path, caps
     main([*common, "--tls", str(tmp_path / "good"), "--check"])
     capsys.readouterr()
     for name, message in (
-        ("old", "n1.pem is good from"),
-        ("early", "n1.pem is good from"),
-        ("outlived", "ca.pem is good from"),
-        ("renamed", "is of n2, and the common name has to be the node's, n1"),
-        ("strange", "was not made by the authority in"),
+        ("old", "certificate has expired"),
+        ("early", "certificate is not yet valid"),
+        ("outlived", "certificate has expired"),
+        ("renamed", "n1.pem is of n2, and both its common name"),
+        ("strange", "unable to get local issuer certificate"),
     ):
         for more in (["--check"], []):
             with pytest.raises(SystemExit):
@@ -585,7 +585,14 @@ def test_certificates_of_other_tools(tmp_path: Path) -> None:
             builder = builder.add_extension(extension, critical=False)
         return builder.sign(keys[by], hashes.SHA256()).public_bytes(serialization.Encoding.PEM)
 
-    root, between, plain = made("root", "root"), made("between", "root"), made("n1", "between")
+    (tmp_path / "n1.key").write_bytes(
+        keys["n1"].private_bytes(
+            serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+        )
+    )
+    is_authority = x509.BasicConstraints(ca=True, path_length=None)
+    root, between = made("root", "root", is_authority), made("between", "root", is_authority)
+    plain = made("n1", "between")
     names, both = x509.SubjectAlternativeName, x509.ExtendedKeyUsage([usages.SERVER_AUTH, usages.CLIENT_AUTH])
     good = made("n1", "between", names([x509.DNSName("host1"), x509.DNSName("n1")]), both)
     elsewhere = made("n1", "between", names([x509.DNSName("host1")]))
@@ -595,15 +602,16 @@ def test_certificates_of_other_tools(tmp_path: Path) -> None:
         (b"the authority\n" + root, good + root + between, None),
         (between, good + between, None),
         (made("n1", "n1") + between, good, None),
-        (root, plain, "was not made by the authority in"),
-        (root, elsewhere + between, "has alternative names, and n1 is none of them"),
-        (root, one_sided + between, "is not good for both sides"),
-        (b"no certificate", plain, "is no PEM file of certificates"),
+        (root, plain, "unable to get local issuer certificate"),
+        (root, elsewhere + between, "is of n1, host1, and both"),
+        (root, one_sided + between, "certificate purpose"),
+        (b"no certificate", plain, "holds no certificate of an authority"),
+        (root, b"no certificate", "are not a certificate and its key"),
     ):
         (tmp_path / "ca.pem").write_bytes(ca)
         (tmp_path / "n1.pem").write_bytes(certificate)
         with pytest.raises(ReplicationError, match=message) if message else contextlib.nullcontext():
-            check_certificate(tmp_path / "ca.pem", tmp_path / "n1.pem", "n1")
+            Certificates.of_directory(tmp_path, "n1").check_as_peers_do("n1")
 
 
 def test_a_start_that_is_refused_leaves_no_store(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
