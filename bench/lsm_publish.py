@@ -8,7 +8,6 @@ some file systems look when they make one.
 from __future__ import annotations
 
 import os
-import shutil
 import tempfile
 import threading
 from collections.abc import Iterator, Mapping
@@ -78,7 +77,7 @@ def plain_arrow(root: Path, rows: pa.Table) -> None:
 
 def run(scale: str) -> Iterator[Result]:
     with tempfile.TemporaryDirectory(dir=".") as temporary:
-        yield from _against_arrow(Path(temporary) / "a", "publish 10k rows of 2 8-byte columns", {50: "1", 99: "5"})
+        yield from _against_arrow(Path(temporary) / "a", "publish 10k rows of 2 8-byte columns", {50: 1.0, 99: 5.0})
         medians: dict[int, float] = {}
         publishers = {n: Publisher(build_state(Path(temporary) / f"s{n}", n, TRACE)) for n in STATES[scale]}
         # Interleaved, so that drift of the machine hits every size alike.
@@ -96,42 +95,43 @@ def run(scale: str) -> Iterator[Result]:
             )  # fmt: skip
         merged = min(MERGED_ROWS, max(publishers))
         yield _beside_a_merge(publishers[merged], merged)
-        _remove_many(Path(temporary) / "removed")
-        yield from _against_arrow(Path(temporary) / "b", f"publish 10k rows, {REMOVED:,} files just removed", {50: ""})
+        what = f"publish 10k rows, {REMOVED:,} files just removed"
+        yield from _against_arrow(Path(temporary) / "b", what, {50: 1.0}, REMOVED)
 
 
-def _against_arrow(root: Path, what: str, goals: Mapping[int, str]) -> Iterator[Result]:
-    """`goals`: by percentile."""
-    (root / "alone" / "tmp").mkdir(parents=True)
-    (root / "tmp").mkdir()
-    publisher, alone = Publisher(LayerDirectory(root, 128)), Publisher(LayerDirectory(root / "alone", 128))
-    taken: dict[str, list[float]] = {"": [], ", where no file is ready": [], "plain": []}
+def _against_arrow(root: Path, what: str, goals: Mapping[int, float], removed: int = 0) -> Iterator[Result]:
+    """`goals`: by percentile, in milliseconds. `removed`: files that were in the same directories a moment ago."""
+    publisher, alone = Publisher(LayerDirectory(root / "ours", 128)), Publisher(LayerDirectory(root / "alone", 128))
+    for directory in (root / "ours" / "tmp", root / "alone" / "tmp", root / "plain"):
+        directory.mkdir(parents=True)
+        _remove_many(directory, removed)
+    seconds: list[tuple[float, float, float]] = []
     for _ in range(REPEATS + WARM):
         rows = publisher.rows[publisher.t % 8]
-        plain_s = timed(lambda rows=rows: plain_arrow(root, rows))  # type: ignore[misc]
-        for seconds, one in zip(
-            taken.values(), (publisher.seconds(), alone.seconds(ahead=False), plain_s), strict=True
-        ):
-            seconds.append(one)
-    *ours, plain = ((name, Samples(seconds[WARM:])) for name, seconds in taken.items())
-    for p, goal in goals.items():
-        base = 1e3 * plain[1].percentile(p)
-        for name, found in ours:
-            value = 1e3 * found.percentile(p)
-            is_goal = bool(goal) and not name
-            yield Result(
-                f"{what}{name}", "nosync", value, f"ms p{p}", "plain Arrow write + rename", base, value / base,
-                f"<= {goal} ms" if is_goal else "", value <= float(goal) if is_goal else None, found.spread, REPEATS,
-            )  # fmt: skip
+        plain_s = timed(lambda rows=rows: plain_arrow(root / "plain", rows))  # type: ignore[misc]
+        seconds.append((publisher.seconds(), alone.seconds(ahead=False), plain_s))
+    ours, without, plain = map(Samples, zip(*seconds[WARM:], strict=True))
+    for p, goal_ms in goals.items():
+        value, base = 1e3 * ours.percentile(p), 1e3 * plain.percentile(p)
+        yield Result(
+            what, "nosync", value, f"ms p{p}", "plain Arrow write + rename", base, value / base, f"<= {goal_ms:g} ms",
+            value <= goal_ms, ours.spread, REPEATS,
+        )  # fmt: skip
+        value = 1e3 * without.percentile(p)
+        yield Result(
+            f"where no file is ready: {what}", "nosync", value, f"ms p{p}", "plain Arrow write + rename", base,
+            value / base, spread=without.spread, repeats=REPEATS,
+        )  # fmt: skip
 
 
-def _remove_many(root: Path) -> None:
+def _remove_many(directory: Path, count: int) -> None:
     """Makes files, has them on the disk, and removes them."""
-    root.mkdir()
-    for i in range(REMOVED):
-        (root / str(i)).write_bytes(bytes(4096))
+    made = [directory / str(i) for i in range(count)]
+    for path in made:
+        path.write_bytes(bytes(4096))
     os.sync()
-    shutil.rmtree(root)
+    for path in made:
+        path.unlink()
 
 
 def _beside_a_merge(publisher: Publisher, rows: int) -> Result:
