@@ -30,7 +30,7 @@ ADDRESS_FILE = "daemon.json"
 DATA_VARIABLE = "NOSYNC_DATA"
 """In the environment of Spark's executors: the host's data directory, where it is not at the path that the driver's has."""
 FETCH_PATIENCE_S = 3.0
-"""How long a task waits for what only peers have, while any of them is there."""
+"""How long a task waits for what only peers have."""
 _IN_VAIN_S = 10.0
 LOOK_EVERY_S = 0.01
 _ASK_EVERY_S = 0.5
@@ -169,13 +169,13 @@ class FetchingDirectory(LayerDirectory):
 class Keeper(Protocol):
     """A daemon, as far as it can be asked to fetch."""
 
-    def keep(self, traces: list[str]) -> int: ...
+    def keep(self, traces: list[str]) -> bool: ...
 
 
 def wait_for_peers(
     daemon: Keeper, env: Env, traces: list[str], is_here: Callable[[], bool], patience_s: float = FETCH_PATIENCE_S
 ) -> bool:
-    """Has a daemon fetch traces, and waits until something is here. False: not in time, or no peer is up to send it."""
+    """Has a daemon fetch traces, and waits until something is here. False: not in time, or no peer that is up has it."""
     end_s = ask_s = env.monotonic_s()
     end_s += patience_s
     try:
@@ -183,7 +183,7 @@ def wait_for_peers(
             if env.monotonic_s() >= ask_s:
                 ask_s += _ASK_EVERY_S
                 if not daemon.keep(traces):
-                    return False
+                    return is_here()  # it may have come since it was looked for
             env.wait_s(LOOK_EVERY_S)
             if is_here():
                 return True

@@ -281,13 +281,11 @@ class Replicator:
         with self._lock:
             return self._replica.copies_of_mine(str(path))
 
-    def keep_traces(self, traces: Iterable[str]) -> int:
-        """A task reads these: what peers have of them is fetched. Returns how many peers are up."""
+    def keep_traces(self, traces: Iterable[str]) -> None:
+        """A task reads these: what peers have of them is fetched."""
         with self._lock:
-            now_s = self._env.monotonic_s()
-            self._act(self._replica.tick(now_s))
+            self._act(self._replica.tick(self._env.monotonic_s()))
             self._act(self._replica.keep_traces(traces))
-            return sum(peer.is_up(now_s) for peer in self._replica.peers.values())
 
     def keep_all(self, patience_s: float) -> bool:
         """From now on this node keeps everything. Waits until it has what peers have; False: it has not within `patience_s`."""

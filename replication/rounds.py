@@ -10,41 +10,39 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
-from pathlib import PurePosixPath
+from contextlib import contextmanager
 
 from nosync.lsm.directory import LAYERS
 from nosync.lsm.errors import CorruptionError, ReplicationError
-from nosync.lsm.layer import LayerId, parse_path
+from nosync.lsm.layer import LayerId
 from nosync.lsm.node import Node
 from nosync.lsm.timestamp import end_of, pack
 from nosync.replication.fetching import fetch_files
-from nosync.replication.transport import Certificates, DaemonClient
+from nosync.replication.lookup import Lookup
+from nosync.replication.transport import DaemonClient
 from nosync.replication.wire import check_group
 
 log = logging.getLogger("nosync.replication")
-
-_ANSWER_S = 2.0
-"""A peer that takes longer is about to be suspected; a task waits for this."""
 
 
 class Rounds:
     """Of one node. `peers`: the addresses of those that are up; what one of them does not answer is left out."""
 
-    def __init__(self, node: Node, certificates: Certificates | None) -> None:
-        self._node, self._certificates = node, certificates
+    def __init__(self, node: Node, lookup: Lookup) -> None:
+        self._node, self._lookup = node, lookup
 
     def fetch(self, traces: Sequence[str], t: int, peers: Mapping[str, str]) -> None:
         """Returns when what peers have of an epoch's rounds in these traces is here.
 
         `traces`: directories relative to `layers/`. Raises ReplicationError for a name that is none.
         """
-        groups = [check_group(f"{LAYERS}/{trace}") for trace in traces]
+        for trace in traces:
+            check_group(f"{LAYERS}/{trace}")
         directory = self._node.directory
         for peer in peers.items():
             with self._asked(*peer) as client:
-                names = [f"{group}/{name}" for group in groups for name in client.list_files(group, _ANSWER_S)]
-                rounds = [id for name in names if (id := _round_of(name, t)) is not None]
+                there = [id for trace in traces for id in self._lookup.layers_of(client, trace)]
+                rounds = [id for id in there if _is_round_of(id, t)]
                 lacking = [id for id in rounds if not directory.path_of(id).exists()]
                 fetch_files(client, directory.root, [f"{LAYERS}/{id.path}" for id in lacking], directory.env)
                 self._node.note([id for id in lacking if directory.path_of(id).exists()])
@@ -62,17 +60,14 @@ class Rounds:
 
     @contextmanager
     def _asked(self, node: str, address: str) -> Iterator[DaemonClient]:
-        with closing(DaemonClient(address, self._certificates, node)) as client:
-            try:
+        try:
+            with self._lookup.asked(node, address) as client:
                 yield client
-            except (ReplicationError, CorruptionError) as error:
-                log.warning("rounds of a loop, of %s: %s", node, error)  # one that is not here is computed again
+        except (ReplicationError, CorruptionError) as error:
+            log.warning("rounds of a loop, of %s: %s", node, error)  # one that is not here is computed again
 
 
-def _round_of(name: str, t: int) -> LayerId | None:
-    """The layer that a file name stands for, if it is of a round of the epoch."""
-    id = parse_path(PurePosixPath(name).relative_to(LAYERS))
-    if id is None:
-        return None
+def _is_round_of(id: LayerId, t: int) -> bool:
+    """Whether a layer is of a round of the epoch."""
     d = id.description
-    return id if pack(t) <= d.lower and d.upper <= end_of(t) and d.is_of_rounds else None
+    return pack(t) <= d.lower and d.upper <= end_of(t) and d.is_of_rounds

@@ -360,12 +360,11 @@ class DaemonClient:
             )
         return reply
 
-    def keep(self, traces: list[str]) -> int:
-        """Asks that what peers have of these traces is fetched. Returns how many peers are up."""
+    def keep(self, traces: list[str]) -> bool:
+        """Asks that what peers have of these traces is fetched. Returns whether they have, or may have, what is not here."""
         with self._errors("keep"):
-            return int(
-                self._stub.Keep(pb.KeepRequest(traces=traces), timeout=CALL_TIMEOUT_S, metadata=self._asked).peers_up
-            )
+            request = pb.KeepRequest(traces=traces)
+            return bool(self._stub.Keep(request, timeout=CALL_TIMEOUT_S, metadata=self._asked).may_come)
 
     def note(self, layers: list[str]) -> None:
         """Tells of published layers; not waited for, because the daemon finds them anyway."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -21,12 +22,13 @@ from nosync.cli import main
 from nosync.lsm.branches import Refs
 from nosync.lsm.catalog import Catalog
 from nosync.lsm.directory import LayerDirectory
+from nosync.lsm.env import Env
 from nosync.lsm.fence import Instance, check_fence, take_over
 from nosync.lsm.layer import Description, LayerId, Shard, TraceId, of_round
 from nosync.lsm.marks import Marks
 from nosync.lsm.writer import arrange
 from nosync.replication.daemon import client_of
-from nosync.replication.places import FetchingDirectory
+from nosync.replication.places import FetchingDirectory, wait_for_peers
 from nosync.testing.daemons import Daemons, eventually, free_ports, running
 
 CYCLES = int(os.environ.get("NOSYNC_DAEMON_CYCLES", "6"))
@@ -91,6 +93,42 @@ def test_what_only_a_peer_holds_is_fetched_when_it_is_read(tmp_path: Path) -> No
                 with daemons.open(node) as store:
                     assert state(store, t) == expected(t), (node, t)
             daemons.start("n1")
+
+
+def test_nobody_waits_for_what_no_peer_has(tmp_path: Path) -> None:
+    """Peers are asked what is on their disks. One that does not answer is waited for until it is suspected."""
+    with running(tmp_path) as daemons, contextlib.ExitStack() as stack:
+        client = client_of(daemons.data("n2"))
+        assert client is not None
+        stack.callback(client.close)
+        for other in ("n1", "n3"):
+            eventually(f"n2 has met {other}", lambda other=other: daemons.peer("n2", other).state == "up")  # type: ignore[misc]
+        asked: list[bool] = []
+
+        class Counted:
+            def keep(self, traces: list[str]) -> bool:
+                asked.append(client.keep(traces))
+                return asked[-1]
+
+        def waited(*traces: str) -> list[bool]:
+            asked.clear()
+            assert not wait_for_peers(Counted(), Env(), list(traces), lambda: False, patience_s=600.0)
+            return list(asked)
+
+        assert waited("counts/raw/0", "counts/raw/1") == [False]
+        with daemons.open("n1") as store:
+            publish(store, 0)
+        here = FetchingDirectory(daemons.data("n2"), 128)
+        ids = [LayerId(TraceId("counts", "raw", Shard(i)), Description.of_epoch(0)) for i in (0, 1)]
+        assert [here.fetch(id) for id in ids] == [True, True]
+        assert not here.fetch(LayerId(ids[0].trace, Description.of_epoch(1)))
+        assert waited("counts/raw/0") == [False], "there is more of it, and all of that is here"
+        daemons.signal("n1", signal.SIGSTOP)
+        found = waited("counts/raw/0")
+        assert found[0]
+        assert not found[-1]
+        with pytest.raises(nosync.ReplicationError, match=r"\.\."):
+            client.keep(["../.."])
 
 
 def test_who_publishes_keeps_the_processor(tmp_path: Path) -> None:

@@ -39,16 +39,16 @@ class Clock(Env):
 class FakeDaemon:
     """Sends what it is asked for after a while, or does not answer."""
 
-    def __init__(self, peers_up: int = 1, arrive: Callable[[], None] = lambda: None, down: bool = False) -> None:
-        self.peers_up, self.arrive, self.down = peers_up, arrive, down
+    def __init__(self, may_come: bool = True, arrive: Callable[[], None] = lambda: None, down: bool = False) -> None:
+        self.may_come, self.arrive, self.down = may_come, arrive, down
         self.asked: list[list[str]] = []
 
-    def keep(self, traces: list[str]) -> int:
+    def keep(self, traces: list[str]) -> bool:
         if self.down:
             raise nosync.ReplicationError("the daemon does not answer")
         self.asked.append(traces)
         self.arrive()
-        return self.peers_up
+        return self.may_come
 
     def close(self) -> None:
         pass
@@ -107,14 +107,22 @@ def test_waiting_has_an_end_and_in_vain_it_is_not_repeated(tmp_path: Path, monke
     assert clock.now_s > 60 + places.FETCH_PATIENCE_S * 1.9
 
 
-@pytest.mark.parametrize("fake", [None, FakeDaemon(peers_up=0), FakeDaemon(down=True)])
+@pytest.mark.parametrize("fake", [None, FakeDaemon(may_come=False), FakeDaemon(down=True)])
 def test_where_nobody_can_send_it_nobody_waits(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fake: FakeDaemon | None
 ) -> None:
     directory = empty(tmp_path, monkeypatch, fake)
     with pytest.raises(nosync.NosyncError, match="counts"):
         directory.layer_at(TRACE, pack(1))
-    assert directory.env.monotonic_s() < places.FETCH_PATIENCE_S
+    assert directory.env.monotonic_s() < places.LOOK_EVERY_S
+
+
+def test_what_comes_while_the_peers_are_asked_is_seen(
+    tmp_path: Path, theirs: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fake = FakeDaemon(may_come=False, arrive=lambda: copy(theirs, tmp_path / "mine"))
+    directory = empty(tmp_path, monkeypatch, fake)
+    assert directory.fetch(LayerId(TRACE, Description.of_epoch(2)))
 
 
 def test_a_task_finds_the_store_of_its_host(tmp_path: Path, theirs: Path, monkeypatch: pytest.MonkeyPatch) -> None:

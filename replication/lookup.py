@@ -1,0 +1,69 @@
+"""What the peers have of a trace at this moment, on their disks: they are asked, because what they said may be of a while ago.
+
+A peer announces a layer once it is durable there. Who has to know whether waiting for one is any use looks behind that.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing, contextmanager
+from pathlib import PurePosixPath
+
+from nosync.lsm.directory import LAYERS, LayerDirectory
+from nosync.lsm.errors import CorruptionError, ReplicationError
+from nosync.lsm.layer import LayerId, parse_path
+from nosync.replication.transport import Certificates, DaemonClient
+from nosync.replication.wire import check_group
+
+log = logging.getLogger("nosync.replication")
+
+_ANSWER_S = 2.0
+"""A peer that takes longer is about to be suspected; a task waits for this."""
+
+
+class Lookup:
+    """Of one node, whose directory this is."""
+
+    def __init__(self, directory: LayerDirectory, certificates: Certificates | None) -> None:
+        self._directory, self._certificates = directory, certificates
+
+    @contextmanager
+    def asked(self, node: str, address: str) -> Iterator[DaemonClient]:
+        """A peer's daemon. Raises ReplicationError, where it does not answer, in what is done with it."""
+        with closing(DaemonClient(address, self._certificates, node)) as client:
+            yield client
+
+    def layers_of(self, client: DaemonClient, trace: str) -> list[LayerId]:
+        """What a peer has of a trace. Raises ReplicationError for a name that is none, and where it does not answer."""
+        group = check_group(f"{LAYERS}/{trace}")
+        names = client.list_files(group, _ANSWER_S)
+        paths = [PurePosixPath(trace, name) for name in names]
+        return [id for path in paths if (id := parse_path(path)) is not None]
+
+    def may_come(self, traces: Sequence[str], peers: Mapping[str, str]) -> bool:
+        """Whether a peer has layers of these traces (directories relative to `layers/`) that are not here, nor any that stand for
+        them; or one does not say, so nobody knows. `peers`: the addresses of those that are up.
+
+        Raises ReplicationError for a name that is none.
+        """
+        for trace in traces:
+            check_group(f"{LAYERS}/{trace}")
+        if not peers:
+            return False
+        with ThreadPoolExecutor(len(peers), thread_name_prefix="nosync-lookup") as pool:
+            return any(list(pool.map(lambda peer: self._has_more(peer, traces), peers.items())))
+
+    def _has_more(self, peer: tuple[str, str], traces: Sequence[str]) -> bool:
+        try:
+            with self.asked(*peer) as client:
+                return any(self._lacks_any(self.layers_of(client, trace)) for trace in traces)
+        except (ReplicationError, CorruptionError) as error:
+            log.info("what %s has was asked for, in vain: %s", peer[0], error)
+            return True
+
+    def _lacks_any(self, of_trace: Sequence[LayerId]) -> bool:
+        """Whether one of these layers of one trace is not here. Looked for after they were listed: one may just have come."""
+        ours = self._directory.descriptions(of_trace[0].trace) if of_trace else []
+        return any(not any(d.covers(id.description) for d in ours) for id in of_trace)
