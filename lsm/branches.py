@@ -38,6 +38,8 @@ class Line:
     """The stages whose code is another one than the parent's."""
     own_states: bool = False
     """Changed stages that keep state are told apart by where they left the parent's; false in lines of earlier versions."""
+    anew: tuple[str, ...] = ()
+    """Those of the changed stages that begin anew with the line's first epoch, from all rows that are there."""
 
 
 @dataclass(frozen=True)
@@ -95,6 +97,15 @@ class Refs:
         steps = [self.lines[id] for id in self.left(line)]
         return {stage: f"{step.parent}@{step.at}" for step in steps if step.own_states for stage in step.changed}
 
+    def anew(self, line: str) -> dict[str, int]:
+        """By stage that began anew where it was changed last on the way to a line: the epoch at which it did."""
+        found: dict[str, int] = {}
+        for step in (self.lines[id] for id in self.left(line)):
+            if step.at is not None:
+                found = {stage: t for stage, t in found.items() if stage not in step.changed}
+                found |= dict.fromkeys(step.anew, step.at + 1)
+        return found
+
     def kept_until(self) -> dict[str, Epoch | None]:
         """The lines that are needed, and up to which epoch of their own; None: all of them."""
         kept: dict[str, Epoch | None] = dict.fromkeys(self.names.values())
@@ -119,7 +130,8 @@ class Refs:
             if name in names or line in lines or entry["parent"] not in lines:
                 raise ValueError(f"branch {name!r} or its line {line!r} is there already, or its parent is not")
             own_states = bool(entry.get("own_states"))
-            lines[line] = Line(line, entry["parent"], Epoch(entry["at"]), tuple(entry["changed"]), own_states)
+            anew = tuple(entry.get("anew", ()))
+            lines[line] = Line(line, entry["parent"], Epoch(entry["at"]), tuple(entry["changed"]), own_states, anew)
             names[name] = line
         elif entry["do"] == "rewind":
             if entry["line"] in lines or entry["parent"] != names[MAIN] or entry["keep_as"] in names:
@@ -151,7 +163,7 @@ def check_entry(entry: Mapping[str, Any]) -> None:
         check_name(entry["parent"], "line name")
         pack(entry["at"])
     if do == "create":
-        for stage in entry["changed"]:
+        for stage in (*entry["changed"], *entry.get("anew", ())):
             check_name(stage, "stage name")
     if do in ("promote", "rewind") and entry["keep_as"]:
         check_name(entry["keep_as"], "branch name")
@@ -209,7 +221,9 @@ def append(root: Path, refs: Refs, entry: Mapping[str, Any], env: Env) -> Refs:
     return after
 
 
-def creation(refs: Refs, name: str, parent: str, at: int, changed: Iterable[str]) -> dict[str, Any]:
+def creation(
+    refs: Refs, name: str, parent: str, at: int, changed: Iterable[str], anew: Iterable[str] = ()
+) -> dict[str, Any]:
     """The entry that makes a branch. Raises InvalidInputError for a name that is taken or not possible."""
     check_name(name, "branch name")
     if name in refs.names:
@@ -217,5 +231,5 @@ def creation(refs: Refs, name: str, parent: str, at: int, changed: Iterable[str]
     line = f"{name[:48]}-{refs.entries + 1}"
     return {
         "do": "create", "name": name, "line": line, "parent": parent, "at": at, "changed": sorted(changed),
-        "own_states": True,
+        "own_states": True, "anew": sorted(anew),
     }  # fmt: skip

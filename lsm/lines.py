@@ -272,7 +272,7 @@ class Lines:
         self.refs = append(self._root, self.refs, entry, self._env)
         self._newest = self._stretches = None
 
-    def create(self, name: str, parent: str, at: int, changed: Iterable[str]) -> Line:
+    def create(self, name: str, parent: str, at: int, changed: Iterable[str], anew: Iterable[str] = ()) -> Line:
         """A branch of `parent` at a sealed epoch. Durable when this returns."""
         with self._lock:
             line = self.refs.line_of(parent)
@@ -280,7 +280,7 @@ class Lines:
                 raise InvalidInputError(
                     f"cannot branch {parent} at {at}: it is not a sealed epoch; the newest is {self.last_sealed(parent)}"
                 )
-            entry = creation(self.refs, name, line.id, at, changed)
+            entry = creation(self.refs, name, line.id, at, changed, anew)
             self._append(entry)
             made = self.refs.lines[entry["line"]]
             self._begin(made)

@@ -867,10 +867,10 @@ class Node(HasLedger):
 
     # --- branches -----------------------------------------------------------------------------------------------------
 
-    def create_branch(self, name: str, parent: str, at: int, changed: Iterable[str]) -> None:
+    def create_branch(self, name: str, parent: str, at: int, changed: Iterable[str], anew: Iterable[str] = ()) -> None:
         """A branch of `parent` at a sealed epoch. Durable when this returns."""
         self._check_kept(at)
-        self.lines.create(name, parent, at, changed)
+        self.lines.create(name, parent, at, changed, anew)
         self._tell_log()
 
     def rewind(self, t: int, keep_as: str | None) -> None:

@@ -5,7 +5,8 @@ one after the other; each still has layers, reports and a seal of its own.
 
 Invariants
 - Rows come to a task in order of their epoch, and an epoch's rows are all there before its stages run.
-- A stage reads no other shard's layer of an epoch before; a loop's rounds wait for all shards, so it runs alone.
+- A stage reads no other shard's layer of an epoch before; a loop's rounds wait for all shards, so it runs alone, and so does an
+  epoch with which stages begin anew, for it feeds them otherwise.
 - What is merged away while a batch runs nobody needs again: epochs before `since` run alone.
 - The epochs of a batch have the same flow and the same shards. Rows that are given say of which epoch they are.
 """
@@ -49,7 +50,8 @@ class Again:
     @property
     def is_alone(self) -> bool:
         """Whether it needs a job of its own."""
-        return bool(self.step.needs_input or self.flow.loops or not self.is_retained)
+        is_other = self.flow.loops or self.flow.begins_anew_at(self.step.t)
+        return bool(self.step.needs_input or not self.is_retained or is_other)
 
 
 def batches(epochs: Iterable[Again], most_rows: int = MOST_ROWS) -> Iterator[list[Again]]:

@@ -84,17 +84,18 @@ def bind(
     sources: Mapping[str, str] | None = None,
     placements: Mapping[str, Sequence[str]] | None = None,
     begins: Mapping[str, str] | None = None,
+    anew: Mapping[str, int] | None = None,
 ) -> BoundFlow:
     """Resolves schemas, fingerprints and segments. Raises FlowError or SchemaError naming the stage.
 
     `salt` enters the fingerprints of sources, for a branch with inputs of its own; `sources` states them, for one that
     shares the recorded inputs of another. `placements` says by which columns the rows of sources are in their shards, where
     they were recorded (default: by the first key that the flow asks of them). `begins`: of stages that go on from another line's
-    state, from which; it enters their fingerprints.
+    state, from which; it enters their fingerprints. `anew`: see `BoundStage.anew_at`.
     """
     if not flow.sources:
         raise FlowError(f"dataflow {flow.name} has no source")
-    binder = _Binder(flow, parse_ddl, analyze, salt, sources or {}, placements, begins or {})
+    binder = _Binder(flow, parse_ddl, analyze, salt, sources or {}, placements, begins or {}, anew or {})
     for stage in flow.stages:
         for name in stage.inputs:
             if name not in binder.bound:
@@ -111,7 +112,7 @@ def bind(
 
 def source_fingerprints(flow: Dataflow, parse_ddl: ParseDdl, *, salt: str = "") -> dict[str, str]:
     """By source, the fingerprint that `bind` gives it, without binding the rest."""
-    binder = _Binder(flow, parse_ddl, _no_jvm, salt, {}, {}, {})
+    binder = _Binder(flow, parse_ddl, _no_jvm, salt, {}, {}, {}, {})
     for stage in flow.sources:
         binder.add(stage)
     return {name: bound.fingerprint for name, bound in binder.bound.items()}
@@ -127,8 +128,10 @@ class _Binder:
         sources: Mapping[str, str],
         placements: Mapping[str, Sequence[str]] | None,
         begins: Mapping[str, str],
+        anew: Mapping[str, int],
     ) -> None:
-        self._salt, self._sources, self._placements, self._begins = salt, sources, placements, begins
+        self._salt, self._sources, self._placements = salt, sources, placements
+        self._begins, self._anew = begins, anew
         self._flow, self._parse_ddl, self._analyze = flow, parse_ddl, analyze
         self.bound: dict[str, BoundStage] = {}
         self.segments: dict[str, Segment] = {}
@@ -422,7 +425,8 @@ class _Binder:
         described: str = "",
     ) -> BoundStage:
         code = stage.version if stage.version is not None else stage.function
-        if stage.name in self._begins and (key or stage.kind in (WATERMARK, LATE)):  # it keeps state
+        keeps_state = bool(key) or stage.kind in (WATERMARK, LATE) or stage.name in self._anew
+        if stage.name in self._begins and keeps_state:
             described += f" from {self._begins[stage.name]}"
         fp = fingerprint(
             stage.kind,
@@ -448,6 +452,7 @@ class _Binder:
             window,
             stage.deterministic,
             dict(options or {}) | {k: v for k, v in stage.options.items() if k in ("ttl", "expressions", "on", "how", "table")},
+            self._anew.get(stage.name),
             stage.name if stage.kind == LOOP else stage.loop,
             tuple((options or {}).get("feed_key", ())),
         )  # fmt: skip

@@ -29,7 +29,7 @@ from nosync.lsm.errors import CompactedError, InvalidInputError, NotAvailableErr
 from nosync.lsm.html import facts_html, rows_html
 from nosync.lsm.layer import Description, LayerId, Shard, TraceId
 from nosync.lsm.trace import INSERT
-from nosync.operators import call, conform
+from nosync.operators import as_changes, call, conform
 from nosync.plan import ARRANGE, LATE, BoundFlow, BoundStage, part_of
 from nosync.windows import END, START, with_windows
 
@@ -418,15 +418,22 @@ class _Walk:
         for t in range(self._first, self._t + 1):
             if epochs is not None and t not in epochs:
                 continue
-            if stage.recorded:
+            if stage.recorded and not self._is_as_if_always(stage):
                 numbers = self._recorded.shards(name, t, branch=self._branch)
                 for i in numbers:
                     rows = self._changes(name, t, shard=i)
                     if rows is not None and rows.num_rows:
                         yield t, Shard(i, len(numbers)), rows
             else:
-                for _, shard, fed in self._feeds(stage.inputs[0], {t}):
-                    yield t, shard, self._computed(stage, fed, t, shard)
+                for name_of_input in dict.fromkeys(stage.inputs):
+                    for _, shard, fed in self._feeds(name_of_input, {t}):
+                        yield t, shard, self._computed(stage, fed, t, shard)
+
+    def _is_as_if_always(self, stage: BoundStage) -> bool:
+        """Whether a stateless stage began anew on the branch: then its code made all rows that are there, whenever what they are
+        made of came.
+        """
+        return not stage.keyed and stage.anew_at is not None and stage.anew_at <= self._t
 
     def _computed(self, stage: BoundStage, fed: pa.Table, t: int, shard: Shard) -> pa.Table:
         if stage.kind in IN_JVM:
@@ -434,6 +441,8 @@ class _Walk:
         id = LayerId(TraceId(stage.name, stage.fingerprint, shard), Description.of_epoch(t))
         if stage.kind == FILTER:
             return fed.filter(as_array(call(stage, id, fed)))
+        if stage.kind == UNION:
+            return (as_changes(fed) if stage.changing else fed).select(stage.rows_schema.names)
         return conform(call(stage, id, fed), stage.schema, id)
 
     def _changes(self, name: str, t: int, *, shard: int | None = None) -> pa.Table:

@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any
 
 from nosync.backfill import MAX_GAP, BackfillReport, check_counted, epochs_to_run
 from nosync.batches import MOST_GIVEN_ROWS, Again, batches
-from nosync.bind import bind
 from nosync.dataflow import PART_SEPARATOR, Dataflow
 from nosync.delivery import Delivery, check_sinks
 from nosync.explain import Explanation, explain
@@ -54,10 +53,10 @@ from nosync.replay import (
     Progress,
     ReplayPlan,
     ReplayReport,
+    begin_anew,
     changed_stages,
     check_same_sources,
     check_states_fit,
-    check_takes_back_what_came,
 )
 from nosync.replication.places import LACKING, Place
 from nosync.reports import EpochReport, RecoveryReport, Stopwatch, epoch_report
@@ -560,20 +559,20 @@ class Job:
         assert manifest is not None, "it is sealed"
         recorded = {e.id.trace.stage: e.id.trace.fingerprint for e in manifest.entries}
         sources = {stage.name: recorded[stage.name] for stage in self.flow.sources}
-        begins = self._node.lines.refs.begins(self._node.lines.line(self.branch_name).id)
-        bound = bind(flow, self._schemas.parse_ddl, self._analyze, sources=sources, begins=begins)
+        bound = self._on_line.bound(flow, sources)
         changed = changed_stages(bound, recorded)
         traces = {e.id.trace.stage: e.id.trace for e in manifest.entries}
         # What is dropped and added again under its name is replaced as well.
         touched = [name for name in {*(replace or {}), *drop} if name in bound.stages and name in self.flow.stages]
         own = [name for name in touched if bound.stages[name].fingerprint != self.flow.stages[name].fingerprint]
-        check_takes_back_what_came(bound, own, self.flow.stages)
-        check_states_fit(bound, changed, lambda stage: self._recorded_schema(traces.get(stage)))
+        anew = begin_anew(bound, own, self.flow.stages)
+        check_states_fit(bound, changed, anew, lambda stage: self._recorded_schema(traces.get(stage)))
         gone = [name for name in recorded if name not in bound.stages]
-        known = self._store.branches().get(name)
-        wanted = (self._node.lines.line(self.branch_name).id, t, tuple(sorted([*changed, *gone])))
-        if known is None or (known.parent, known.at, known.changed) != wanted:
-            self._node.create_branch(name, self.branch_name, t, [*changed, *gone])
+        refs = self._node.lines.refs
+        known = refs.line_of(name) if name in refs.names else None
+        wanted = (self._node.lines.line(self.branch_name).id, t, tuple(sorted([*changed, *gone])), tuple(sorted(anew)))
+        if known is None or (known.parent, known.at, known.changed, known.anew) != wanted:
+            self._node.create_branch(name, self.branch_name, t, [*changed, *gone], anew)
         from nosync.spark.session import conf_set  # noqa: PLC0415
 
         with conf_set(self._spark, self._expression_settings):  # its expressions mean what this job's do

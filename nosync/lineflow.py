@@ -6,7 +6,8 @@ The same line goes on only with the same code, else old and new results would mi
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import pyarrow as pa
 
@@ -41,8 +42,8 @@ class LineFlow:
         self._bound: dict[tuple[object, ...], BoundFlow] = {}
         line = node.lines.line(self._branch())
         salt = "" if line.id == MAIN_LINE else line.id
-        self._begins = node.lines.refs.begins(line.id)
-        self.flow: BoundFlow = bind(declared, parse_ddl, analyze, salt=salt, begins=self._begins).placed
+        self._begins, self._anew = node.lines.refs.begins(line.id), node.lines.refs.anew(line.id)
+        self.flow: BoundFlow = self._bind(declared, salt=salt).placed
         """With the fingerprints of epochs that bring inputs of their own; `at` has those of others."""
         self._check_code()
         self._check_levels()
@@ -57,10 +58,15 @@ class LineFlow:
         placed = manifest.meta.get(PLACED)  # None: of an older version, which placed by keys that are asked directly
         at = (*sorted(sources.items()), json.dumps(placed, sort_keys=True))
         if at not in self._bound:
-            self._bound[at] = bind(
-                self._declared, self._parse_ddl, self._analyze, sources=sources, placements=placed, begins=self._begins
-            )
+            self._bound[at] = self._bind(self._declared, sources=sources, placements=placed)
         return self._bound[at]
+
+    def bound(self, other: Dataflow, sources: Mapping[str, str]) -> BoundFlow:
+        """Another flow as it would be on this line, from recorded sources of these fingerprints."""
+        return self._bind(other, sources=sources)
+
+    def _bind(self, flow: Dataflow, **how: Any) -> BoundFlow:
+        return bind(flow, self._parse_ddl, self._analyze, begins=self._begins, anew=self._anew, **how)
 
     def parents_manifest(self, t: int) -> Manifest | None:
         """What the line that this one came from sealed at an epoch after the fork; None once this one has its own inputs."""

@@ -19,7 +19,7 @@ import pyarrow.compute as pc
 from nosync.aggregates import ROWS
 from nosync.columns_between import HASH64_COLUMN
 from nosync.groups import Groups
-from nosync.joins import NeverThereError, arrange_changing, arrange_growing, content_hash, join_changes
+from nosync.joins import JoinSpec, NeverThereError, arrange_changing, arrange_growing, content_hash, join_changes
 from nosync.lsm.columns import (
     CHANGE_TYPE_COLUMN,
     EPOCH_COLUMN,
@@ -308,6 +308,25 @@ def weights_of(rows: pa.Table) -> pa.Array:
     """+1 for rows that came, -1 for rows that went."""
     went = pc.is_in(rows.column(CHANGE_TYPE_COLUMN), value_set=_WENT)
     return as_array(pc.if_else(went, pa.scalar(-1, pa.int64()), pa.scalar(1, pa.int64())))
+
+
+def net_changes(rows: pa.Table, weights: pa.Array) -> pa.Table:
+    """What is left of rows that come and go, by their contents: each that came more often than it went is inserted, each that
+    went more often deleted, as often. In order of their contents' hash. `weights`: +1 or -1 for each row.
+    """
+    contents = content_hash(rows.drop_columns([CHANGE_TYPE_COLUMN]))
+    _, first, number = np.unique(contents, return_index=True, return_inverse=True)
+    net = np.bincount(number, weights.to_numpy(), minlength=len(first)).astype(np.int64)
+    times = np.abs(net)
+    left = rows.take(pa.array(np.repeat(first, times)))
+    kinds = pc.if_else(pa.array(np.repeat(net < 0, times)), DELETE, INSERT)
+    return left.set_column(left.schema.get_field_index(CHANGE_TYPE_COLUMN), CHANGE_TYPE_COLUMN, kinds)
+
+
+def hashed_by(stage: BoundStage) -> tuple[str, ...]:
+    """The columns of a keyed stage whose hash its rows are stored by."""
+    spec: JoinSpec | None = stage.options.get("join")
+    return spec.on if spec is not None else tuple(stage.options["feed_key"])
 
 
 def apply_aggregate(work: Work) -> Produced:

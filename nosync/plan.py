@@ -56,6 +56,10 @@ class BoundStage:
     window: Window | None = None
     deterministic: bool = True
     options: Mapping[str, Any] = field(default_factory=dict, repr=False)
+    anew_at: int | None = None
+    """The first epoch of the branch on which its code changed, if it then takes all rows of its inputs that are there, because
+    such as came before may be taken back. What it holds from then on is what this code makes of them. Its layer of that
+    epoch leads there from what the stage held before."""
 
     loop: str | None = None
     """The loop that it is a part of; of the loop's variable its own name."""
@@ -100,6 +104,8 @@ class Emission:
 
     stage: str
     window: Window | None = None
+    whole: bool = False
+    """All rows that are there after the epoch, as insertions, and not what changed in it."""
 
 
 @dataclass(frozen=True)
@@ -175,6 +181,25 @@ class BoundFlow:
     def in_loop(self, name: str) -> list[BoundStage]:
         """The variable and the stages of a loop that are recorded in its rounds, in order."""
         return [stage for stage in self.stages.values() if stage.loop == name and stage.recorded]
+
+    def begins_anew_at(self, t: int) -> bool:
+        """Whether stages begin anew with an epoch."""
+        return any(stage.anew_at == t for stage in self.stages.values())
+
+    def at_epoch(self, t: int) -> BoundFlow:
+        """The flow as it runs at an epoch: stages that begin anew with it are fed all rows that are there."""
+        if not self.begins_anew_at(t):
+            return self
+        return replace(self, segments={name: self._fed_anew(s, t) for name, s in self.segments.items()})
+
+    def _fed_anew(self, segment: Segment, t: int) -> Segment:
+        takers = [self.stages[name] for name in segment.stages]
+        feeds = []
+        for feed in segment.feeds:
+            anew = {stage.anew_at == t for stage in takers if feed.input in stage.inputs}
+            assert len(anew) == 1, f"what takes {feed.input} in {segment.name} begins anew together"
+            feeds.append(replace(feed, emission=replace(feed.emission, whole=anew == {True})))
+        return replace(segment, feeds=tuple(feeds))
 
     def loop_of(self, segment: Segment) -> str | None:
         return self.stages[segment.name].loop
@@ -263,6 +288,8 @@ class BoundFlow:
 
     def _homes_of(self, taker: Segment, segments: Mapping[str, Segment]) -> list[Segment]:
         """The segments from which alone a segment is fed, if it can be one with them: those of sources, and fused ones."""
+        if any(feed.emission.whole for feed in taker.feeds):
+            return []  # what is there is not among the rows that are given
         homes: dict[str, Segment] = {}
         expressed = set[str]()
         for feed in taker.feeds:

@@ -5,7 +5,8 @@ To compute stage C, shard s at t, a task needs
 - C's own layers of shard s before t (its state), if C is keyed;
 - the changes at t of C's inputs: of the same shard if the rows stay in it, of every shard if they come by key. A stage
   that is not recorded has the changes of what it is computed from. The changes of a recorded keyed layer are its rows
-  and what they replaced, so they need that shard's layers before t too, and history at t that was not merged away.
+  and what they replaced, so they need that shard's layers before t too, and history at t that was not merged away. A stage
+  that begins anew at t needs all rows that are there, so all layers of its inputs up to t, and its own before, log or not.
 What is missing of these is computed as well, and so on down to the sources, whose rows must be recorded or given again.
 Layers that exist at later timestamps stay: the stages are functions, so they are still right.
 """
@@ -21,7 +22,7 @@ from nosync.lsm.history import History, Part, Span, span_at, view_at
 from nosync.lsm.layer import Description, TraceId
 from nosync.lsm.ledger import gap_text
 from nosync.lsm.roles import StoreNode
-from nosync.lsm.timestamp import ZERO, Time, epoch_of, pack
+from nosync.lsm.timestamp import ZERO, Time, end_of, epoch_of, pack
 from nosync.plan import WATERMARK, BoundFlow, BoundStage, part_of
 
 
@@ -161,10 +162,12 @@ class _Planner:
         reason = ""
         shards = self._span(stage.name, cell.t).shard_count
         for name in stage.inputs:
-            by_key = self._crosses_shards(stage, name, cell.t)
+            by_key, is_anew = self._crosses_shards(stage, name, cell.t), stage.anew_at == cell.t
             for upstream in self._flow.changes_from(name):
-                for shard in range(shards) if by_key else [cell.shard]:
-                    more, why = self._changes(upstream, Cell(cell.t, upstream.name, shard))
+                from_all = by_key or (is_anew and not upstream.keyed)  # a log's rows belong to no shard
+                for shard in range(shards) if from_all else [cell.shard]:
+                    need = self._whole if is_anew else self._changes
+                    more, why = need(upstream, Cell(cell.t, upstream.name, shard))
                     needs += more
                     reason = reason or why
         return needs, reason
@@ -191,7 +194,8 @@ class _Planner:
 
     def _own_state(self, stage: BoundStage, cell: Cell) -> list[Cell]:
         """What the stage reads of itself, and of stages beside it, before the epoch."""
-        needs = self._state_before(stage, cell.shard, cell.t) if stage.keyed else []
+        has_before = stage.keyed or stage.anew_at == cell.t
+        needs = self._state_before(stage, cell.shard, cell.t) if has_before else []
         if stage.kind == JOIN:
             for name in stage.inputs:
                 needs += self._state_before(self._flow.stages[name], cell.shard, cell.t)
@@ -223,6 +227,14 @@ class _Planner:
         if layer.since >= pack(given.t) and layer.since > 0:
             return [], f"what changed in {given} was merged away; retain= or a pin would have kept it"
         return self._state_before(upstream, given.shard, given.t), ""
+
+    def _whole(self, upstream: BoundStage, given: Cell) -> tuple[list[Cell], str]:
+        """What is missing to have all rows that are there after a cell's epoch; why they cannot be had."""
+        layer = self._layer_at(given)
+        if layer is not None and layer.since >= end_of(given.t):
+            return [], f"what was there after {given} was merged away; retain= or a pin would have kept it"
+        missing = [given] if layer is None else []
+        return [*missing, *self._state_before(upstream, given.shard, given.t)], ""
 
     def _state_before(self, stage: BoundStage, shard: int, t: int) -> list[Cell]:
         history = self._histories.get(stage.name, ())

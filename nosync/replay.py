@@ -11,16 +11,12 @@ from dataclasses import dataclass, fields
 
 import pyarrow as pa
 
-from nosync.dataflow import PART_SEPARATOR, STATELESS, UPDATE, Dataflow
+from nosync.dataflow import LOOP, PART_SEPARATOR, UPDATE, WINDOW, Dataflow
 from nosync.lsm.columns import describe, unify_schemas
 from nosync.lsm.errors import FlowError, NosyncError, SchemaError
 from nosync.lsm.html import facts_html, rows_html
-from nosync.plan import BoundFlow
+from nosync.plan import ARRANGE, LATE, WATERMARK, BoundFlow, BoundStage
 
-_INSTEAD = (
-    "Change, or add to, what comes before the first aggregate, update or outer join, where rows only come; or run the changed "
-    "flow in a store of its own, with backfill()"
-)
 Progress = Callable[[int, int], None]
 """Called with (epochs done, epochs in all)."""
 
@@ -85,15 +81,19 @@ def changed_stages(flow: BoundFlow, recorded: Mapping[str, str]) -> list[str]:
 
 
 def check_states_fit(
-    flow: BoundFlow, changed: Iterable[str], schema_of: Callable[[str], tuple[tuple[str, ...], pa.Schema] | None]
+    flow: BoundFlow,
+    changed: Iterable[str],
+    anew: Collection[str],
+    schema_of: Callable[[str], tuple[tuple[str, ...], pa.Schema] | None],
 ) -> None:
-    """A changed keyed stage goes on from its parent's state, so it must be able to read it.
+    """A changed keyed stage goes on from its parent's state, so it must be able to read it; and so must one that begins `anew`,
+    for what it held before is taken back.
 
     `schema_of(stage)`: key and columns that the parent recorded; None for a new stage. Raises SchemaError naming the stage.
     """
     for name in changed:
         stage, before = flow.stages[name], schema_of(name)
-        if before is None or not stage.keyed:
+        if before is None or not (stage.keyed or name in anew):
             continue
         key, schema = before
         try:
@@ -107,26 +107,60 @@ def check_states_fit(
             ) from error
 
 
-def check_takes_back_what_came(flow: BoundFlow, own: Collection[str], known: Collection[str]) -> None:
-    """Rows of an input that changes may be taken back after the fork though they came before it. So who counts them must have
-    counted them before, and as it sees them now. `own`: stages whose own code is another one; `known`: those that were there
-    before. Raises FlowError naming the stage and the input.
+def begin_anew(flow: BoundFlow, own: Collection[str], known: Mapping[str, BoundStage]) -> list[str]:
+    """The recorded stages that begin anew with a branch's first epoch, from all rows of their inputs that are there.
+
+    Rows of an input that changes may be taken back after the fork though they came before it. So a stage with other code, or a
+    new one, counts all that are there as its code sees them, and so does what follows it. `own`: stages whose own code is another
+    one; `known`: those that were there before. Raises FlowError naming a stage that cannot.
     """
+    anew: dict[str, str] = {}  # and the declared stage that it is for
     for stage in flow.stages.values():
-        changing = next((name for name in stage.inputs if flow.stages[name].changing), None)
         declared = stage.name.partition(PART_SEPARATOR)[0]
-        if changing is None or stage.kind == UPDATE:  # whose function sees what goes, and may do with it what it likes
+        because = next((anew[name] for name in stage.inputs if name in anew), None)
+        if because is None and (declared in own or stage.name not in known) and _begins(flow, stage, known):
+            because = declared
+        if because is None:
             continue
-        if declared in own and (stage.kind in STATELESS or stage.plan is not None):
+        if stage.kind in _IN_ORDER or stage.loop is not None:
+            what = f"cannot have other code on a branch: its input {_changing_input(flow, stage)} changes"
+            if because != declared:
+                what = f"cannot follow {because} on a branch: {because} begins anew there, because its input changes"
             raise FlowError(
-                f"stage {declared} cannot have other code on a branch: its input {changing} changes, so rows that came before "
-                f"the fork would be taken back as the new code sees them, and were counted as the old one did. {_INSTEAD}"
+                f"stage {declared} {what}, and what {_named(stage)} makes of rows depends on when they came. Change what comes "
+                "before, where rows only come; or run the changed flow in a store of its own, with backfill()"
             )
-        if stage.keyed and (stage.name not in known or declared in own):
-            raise FlowError(
-                f"stage {declared} cannot begin on a branch: its input {changing} changes, so rows that came before the fork, "
-                f"which it has never seen, would be taken back. {_INSTEAD}"
-            )
+        anew[stage.name] = because
+    return [name for name in anew if flow.stages[name].recorded]
+
+
+_IN_ORDER = (UPDATE, WINDOW, WATERMARK, LATE, LOOP)
+"""Kinds of stages to which the rows that are there do not say all: what they hold depends on the epochs before."""
+
+
+def _begins(flow: BoundFlow, stage: BoundStage, known: Mapping[str, BoundStage]) -> bool:
+    """Whether a stage, which is another one or new, begins anew by itself. An update's function sees what goes, and may do with
+    it what it likes. A side of a join that is as it was has all that is there already.
+    """
+    is_as_before = stage.name in known and known[stage.name].fingerprint == stage.fingerprint
+    if stage.kind == UPDATE or (stage.kind == ARRANGE and is_as_before):
+        return False
+    return _changing_input(flow, stage) is not None
+
+
+def _changing_input(flow: BoundFlow, stage: BoundStage) -> str | None:
+    """Also of a side of a join, where only the other side's input changes."""
+    inputs = list(stage.inputs)
+    if stage.kind == ARRANGE:
+        join = stage.name.partition(PART_SEPARATOR)[0]
+        inputs = [name for side in flow.stages[join].inputs for name in flow.stages[side].inputs]
+    return next((name for name in inputs if flow.stages[name].changing), None)
+
+
+def _named(stage: BoundStage) -> str:
+    if stage.loop is not None:
+        return f"the loop {stage.loop}"
+    return "an update" if stage.kind == UPDATE else "a window"
 
 
 def check_same_sources(before: Dataflow, after: Dataflow) -> None:

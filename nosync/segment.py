@@ -32,15 +32,16 @@ from nosync.dataflow import AGGREGATE, FILTER, IN_JVM, JOIN, LOOP, MAP, SOURCE, 
 from nosync.fusing import no_rows, renamed, split
 from nosync.joins import content_hash
 from nosync.loops import apply_loop, changes_of_round, consolidate, recorded_changes
-from nosync.lsm.columns import conformed, key_columns
+from nosync.lsm.columns import as_batch, conformed, key_columns
 from nosync.lsm.env import storage_errors
 from nosync.lsm.errors import DeterminismError, HoleError, NotAvailableError
 from nosync.lsm.fence import Instance, check_fence
-from nosync.lsm.hashing import hash64
-from nosync.lsm.history import History, View, span_at, view_at
+from nosync.lsm.hashing import hash32, hash64
+from nosync.lsm.history import History, View, continued, span_at, view_at, views_of
 from nosync.lsm.layer import Description, Digest, LayerId, Shard, TraceId, of_round
 from nosync.lsm.timestamp import Time, end_of, pack
 from nosync.lsm.trace import Trace, lost_tail
+from nosync.lsm.writer import arrange
 from nosync.operators import (
     Produced,
     Work,
@@ -52,13 +53,19 @@ from nosync.operators import (
     apply_map,
     apply_union,
     apply_update,
+    as_changes,
     changes_of,
     hashed,
+    hashed_by,
     keep_rows,
     lone_updates_named,
+    net_changes,
     nothing_happened,
+    produce_from,
+    rows_of_layer,
     source,
     stage_error,
+    weights_of,
 )
 from nosync.plan import ARRANGE, DISTINCT, LATE, WATERMARK, BoundStage, Emission, Feed, part_of
 from nosync.replication.places import FetchingDirectory, Place, directory_of
@@ -257,7 +264,7 @@ class _ShardRun:
         schema = emitted_schema(self._task.stages[emission.stage], emission)
         targets = [0] * len(reports)
         if self._task.emits and self._available(emission.stage):
-            rows = self._changes_of(emission.stage)
+            rows = (self._whole_of if emission.whole else self._changes_of)(emission.stage)
             mark = {"from": self._shard.index}
             if emission.window is not None:
                 newest = newest_us(rows, emission.window)
@@ -454,6 +461,59 @@ class _ShardRun:
             trace = trace.read_as(stage.schema)
         return trace.changes(before, last).select(stage.rows_schema.names)
 
+    def _whole_of(self, name: str) -> pa.Table:
+        """The rows of a stage that are there after this epoch, for those that begin anew with it."""
+        stage = self._task.stages[name]
+        if not stage.recorded:
+            whole = replace(stage, anew_at=self._task.t)
+            return self._derived(whole, self._compute(whole, self._layer_id(whole)))
+        time = Time(end_of(self._task.t) - 1)
+        if not stage.keyed:
+            return self._log_rows(stage, time).select(stage.rows_schema.names)
+        trace = self._directory.open_view(self._view(stage), until=end_of(self._task.t), as_of=time)
+        rows = self._scanned(trace.read_as(stage.schema), time)
+        return (as_changes(rows) if stage.changing else rows).select(stage.rows_schema.names)
+
+    def _log_rows(self, stage: BoundStage, as_of: Time) -> pa.Table:
+        """This shard's part of a log's rows; of one that takes rows back, what is left of them. Rows that other numbers of shards
+        recorded belong to no shard, so they are dealt out.
+        """
+        history = self._task.histories.get(stage.name, ())
+        if as_of >= self._begin:
+            history = continued(history, stage.fingerprint, self._shard.count, self._begin)
+        views = views_of(history, stage.name, as_of, self._task.place.key_groups, log=True)
+        tables = [stage.schema.empty_table()]
+        for view in views:
+            if view.id.shard.index % self._shard.count == self._shard.index:
+                trace = self._directory.open_view(view, until=Time(as_of + 1), as_of=as_of)
+                tables.append(self._scanned(trace.read_as(stage.schema), as_of).select(stage.schema.names))
+        rows = pa.concat_tables(tables)
+        return net_changes(rows, weights_of(rows)) if stage.changing else rows
+
+    @staticmethod
+    def _scanned(trace: Trace, as_of: Time) -> pa.Table:
+        return pa.Table.from_batches(trace.scan(as_of), schema=trace.schema)
+
+    def _turned(self, stage: BoundStage, id: LayerId, whole: Produced) -> Produced:
+        """The layer that turns what a stage held before into `whole`, which was computed from all rows that are there."""
+        before = Time(self._begin - 1)
+        if not stage.keyed:
+            new = pa.Table.from_batches([whole.layer.batch]).select(stage.schema.names)
+            old = self._log_rows(stage, before)
+            weights = pa.concat_arrays([weights_of(new), pc.negate(weights_of(old))])
+            return Produced(arrange(net_changes(pa.concat_tables([new, old]), weights), (), whose=str(id)))
+        rows = rows_of_layer(whole.layer, self._begin)
+        old = as_batch(self._scanned(self._state_before(stage.name), before).select(stage.schema.names))
+        hashes = hash32([old.column(name) for name in hashed_by(stage)])
+        return produce_from(
+            stage, id, pa.Table.from_batches([rows.data]).select(stage.schema.names), rows.hashes, old, hashes
+        )
+
+    def _nothing_before(self, name: str) -> Trace:
+        stage = self._task.stages[name]
+        id = TraceId(name, stage.fingerprint, self._shard)
+        return Trace(id, (), self._task.place.key_groups, stage.schema, key=stage.key)
+
     def _view(self, stage: BoundStage) -> View:
         id = TraceId(stage.name, stage.fingerprint, self._shard)
         return view_at(self._task.histories.get(stage.name, ()), id, pack(self._task.t), self._task.place.key_groups)
@@ -470,6 +530,15 @@ class _ShardRun:
         return trace.read_as(stage.schema) if stage.keyed else trace  # a branch may have added columns
 
     def _compute(self, stage: BoundStage, id: LayerId) -> Produced:
+        produced = self._operated(stage, id)
+        return self._turned(stage, id, produced) if self._is_anew(stage) and stage.recorded else produced
+
+    def _is_anew(self, stage: BoundStage) -> bool:
+        """Whether this is the epoch with which a stage begins anew."""
+        return stage.anew_at == self._task.t
+
+    def _operated(self, stage: BoundStage, id: LayerId) -> Produced:
+        """What a stage makes of its inputs."""
         if stage.loop is not None and self._task.round is None:
             trace = self._directory.open_rounds(self._view(stage), self._task.t, self._task.rounds)
             return consolidate(trace, stage, id)
@@ -489,7 +558,8 @@ class _ShardRun:
         watermarks, newest = (NO_WATERMARK, NO_WATERMARK), None
         if stage.window is not None:
             watermarks, newest = self._watermarks(stage), self._feeds[0].newest_us
-        work = Work(stage, id, tuple(inputs), self._state_before, newest, watermarks, self._task.phase)
+        state = self._nothing_before if self._is_anew(stage) else self._state_before
+        work = Work(stage, id, tuple(inputs), state, newest, watermarks, self._task.phase)
         try:
             return OPERATORS[stage.kind](work)
         except (pa.ArrowException, ArithmeticError) as error:  # of values that Arrow cannot compute with
@@ -498,7 +568,7 @@ class _ShardRun:
     def _input(self, stage: BoundStage, name: str, id: LayerId) -> pa.Table:
         feed = self._task.feed_of(stage.name, name)
         if feed is None:
-            rows = self._changes_of(name)
+            rows = (self._whole_of if self._is_anew(stage) else self._changes_of)(name)
             key = stage.options.get("feed_key", ())
             if not key:
                 return rows

@@ -180,8 +180,8 @@ class AttachedNode(HasLedger):
         with contextlib.suppress(ReplicationError):  # they are dropped with the next epoch's
             self.client.drop_rounds(stage, t, everywhere=True)
 
-    def create_branch(self, name: str, parent: str, at: int, changed: Iterable[str]) -> None:
-        made = pb.ChangeBranchesRequest.Create(name=name, parent=parent, at=at, changed=list(changed))
+    def create_branch(self, name: str, parent: str, at: int, changed: Iterable[str], anew: Iterable[str] = ()) -> None:
+        made = pb.ChangeBranchesRequest.Create(name=name, parent=parent, at=at, changed=list(changed), anew=list(anew))
         self._change(pb.ChangeBranchesRequest(create=made))
 
     def promote(self, name: str, keep_as: str | None) -> None:

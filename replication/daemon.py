@@ -43,6 +43,7 @@ from nosync.lsm.timestamp import epoch_of
 from nosync.proto.v1 import replication_pb2 as pb
 from nosync.proto.v1 import replication_pb2_grpc as rpc
 from nosync.replication.inventory import NodeId, layer_of
+from nosync.replication.lookup import Lookup
 from nosync.replication.places import ADDRESS_FILE, address_of
 from nosync.replication.replicator import Replicator
 from nosync.replication.rounds import Rounds
@@ -209,7 +210,8 @@ class Daemon(rpc.DaemonServicer):
         except BaseException:
             self.node.abandon()
             raise
-        self.rounds = Rounds(self.node, self._certificates)
+        self.lookup = Lookup(directory, self._certificates)
+        self.rounds = Rounds(self.node, self.lookup)
         self._stop_metrics: Callable[[], None] | None = None
         self._watch: Watch | None = None
         self._watcher: threading.Thread | None = None
@@ -425,7 +427,8 @@ class Daemon(rpc.DaemonServicer):
 
     def Keep(self, request: pb.KeepRequest, context: Any) -> pb.KeepReply:
         with self._answering(context, OWNER):
-            return pb.KeepReply(peers_up=self.replicator.keep_traces(request.traces))
+            self.replicator.keep_traces(request.traces)
+            return pb.KeepReply(may_come=self.lookup.may_come(request.traces, self._peers_up()))
         raise AssertionError("the context was aborted")
 
     def Sync(self, request: pb.SyncRequest, context: Any) -> pb.Done:
@@ -524,7 +527,7 @@ class Daemon(rpc.DaemonServicer):
             dropped, kind = 0, request.WhichOneof("change")
             if kind == "create":
                 made = request.create
-                self.node.create_branch(made.name, made.parent, made.at, list(made.changed))
+                self.node.create_branch(made.name, made.parent, made.at, list(made.changed), list(made.anew))
             elif kind == "promote":
                 self.node.promote(request.promote.name, request.promote.keep_as or None)
             elif kind == "rewind":

@@ -109,6 +109,24 @@ def change(ops: list[Op], at: int, number: int) -> list[Op]:
 kinds = st.sampled_from(["scale", "move", "project", "keep", "running", "sums", "counts", "dedupe", "union", "join"])
 operations = st.builds(Op, kinds, st.integers(0, 3), st.integers(0, 6), st.integers(0, 6))
 pipelines = st.lists(operations, min_size=1, max_size=5)
+
+
+@st.composite
+def after_rows_that_change(draw: st.DrawFn) -> tuple[list[Op], int]:
+    """A pipeline, and which of its operations has a function of its input's rows alone, after an aggregate."""
+    before = draw(st.lists(operations, max_size=2))
+    grouped = draw(st.builds(Op, st.sampled_from(["sums", "counts"]), st.just(0), st.integers(0, 6), st.just(0)))
+    kinds_after = st.sampled_from(["scale", "move", "project", "keep", "sums", "counts", "dedupe", "union", "join"])
+    at = len(before) + 1
+    changed = draw(
+        st.builds(Op, kinds_after.filter(CHANGEABLE.__contains__), st.integers(0, 3), st.just(at), st.just(0))
+    )
+    later = draw(
+        st.lists(st.builds(Op, kinds_after, st.integers(0, 3), st.integers(0, 6), st.integers(0, 6)), max_size=4)
+    )
+    return [*before, grouped, changed, *later], at
+
+
 row = st.tuples(st.integers(0, 5), st.integers(0, 3), st.integers(-4, 9))
 epochs = st.lists(st.lists(row, max_size=8), min_size=2, max_size=5)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,7 @@ from nosync.lsm.history import Span, views_of
 from nosync.lsm.layer import Description, LayerId, Shard, TraceId
 from nosync.lsm.timestamp import end_of, last_of, pack
 from nosync.plan import BoundFlow, Emission, Feed, Loop, Segment
-from nosync.replay import changed_stages
+from nosync.replay import begin_anew, changed_stages
 from nosync.replication.places import Place, directory_of
 from nosync.segment import (
     TAG_SHARD_BITS,
@@ -66,6 +67,13 @@ class Runner:
     def advance(self, t: int, rows: pa.Table | dict[str, pa.Table]) -> None:
         given = rows if isinstance(rows, dict) else {self.flow.sources[0].name: rows}
         self._begin_spans(t)
+        of_other_epochs, self.flow = self.flow, self.flow.at_epoch(t)
+        try:
+            self._run(t, given)
+        finally:
+            self.flow = of_other_epochs
+
+    def _run(self, t: int, given: dict[str, pa.Table]) -> None:
         for loop in self.flow.loops.values():
             self._loop(t, loop, given)
         for segment in self.flow.segments.values():
@@ -213,7 +221,12 @@ class StoreRunner(Runner):
         super().__init__(flow, store.directory.root, seed, shards)
         self.store, self.branch, self.declared = store, branch, flow
         if branch != MAIN:
-            self.flow = bind(flow, parse_ddl, sources=self._recorded_sources())
+            self.flow = self._bound(flow, self._recorded_sources())
+
+    def _bound(self, flow: Dataflow, sources: dict[str, str]) -> BoundFlow:
+        refs = self.store.node.lines.refs
+        line = refs.line_of(self.branch).id
+        return bind(flow, parse_ddl, sources=sources, begins=refs.begins(line), anew=refs.anew(line))
 
     def _recorded_sources(self) -> dict[str, str]:
         manifest = next(iter(self.store.node.lines.manifests(self.branch).values()))
@@ -236,11 +249,13 @@ class StoreRunner(Runner):
         """An epoch of a branch, from the inputs that its parent recorded."""
         self.advance(t, {})
 
-    def make_branch(self, name: str, at: int, flow: Dataflow) -> StoreRunner:
-        """As Job.branch does."""
+    def make_branch(self, name: str, at: int, flow: Dataflow, own: Sequence[str] = ()) -> StoreRunner:
+        """As Job.branch does. `own`: stages that have other code."""
         manifest = self.store.node.lines.manifest(at, self.branch)
         recorded = {e.id.trace.stage: e.id.trace.fingerprint for e in manifest.entries}
         sources = {stage.name: recorded[stage.name] for stage in self.flow.sources}
-        changed = changed_stages(bind(flow, parse_ddl, sources=sources), recorded)
-        self.store.node.lines.create(name, self.branch, at, changed)
+        bound = self._bound(flow, sources)
+        other = [n for n in own if n not in recorded or bound.stages[n].fingerprint != self.flow.stages[n].fingerprint]
+        anew = begin_anew(bound, other, self.flow.stages)
+        self.store.node.lines.create(name, self.branch, at, changed_stages(bound, recorded), anew)
         return StoreRunner(flow, self.store, 0, name, self.shards)

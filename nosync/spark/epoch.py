@@ -116,6 +116,7 @@ def run_epochs(
     raised, as the NosyncError it was: WideRowError where they can be run again with `has_wide_rows`, and ScanError without
     `may_scan`.
     """
+    flow = flow.at_epoch(plans[0].t)
     # Under foreachBatch the rows belong to a session of the query's own.
     spark = next((frame.sparkSession for frame in inputs.values()), spark)
     if plans[0].compute is None and all(source.name in inputs for source in flow.sources):

@@ -271,10 +271,10 @@ class KeepRequest(_message.Message):
     def __init__(self, traces: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class KeepReply(_message.Message):
-    __slots__ = ("peers_up",)
-    PEERS_UP_FIELD_NUMBER: _ClassVar[int]
-    peers_up: int
-    def __init__(self, peers_up: _Optional[int] = ...) -> None: ...
+    __slots__ = ("may_come",)
+    MAY_COME_FIELD_NUMBER: _ClassVar[int]
+    may_come: bool
+    def __init__(self, may_come: _Optional[bool] = ...) -> None: ...
 
 class NoteRequest(_message.Message):
     __slots__ = ("layers",)
@@ -344,16 +344,18 @@ class ChangeMembersRequest(_message.Message):
 class ChangeBranchesRequest(_message.Message):
     __slots__ = ("create", "promote", "delete", "rewind")
     class Create(_message.Message):
-        __slots__ = ("name", "parent", "at", "changed")
+        __slots__ = ("name", "parent", "at", "changed", "anew")
         NAME_FIELD_NUMBER: _ClassVar[int]
         PARENT_FIELD_NUMBER: _ClassVar[int]
         AT_FIELD_NUMBER: _ClassVar[int]
         CHANGED_FIELD_NUMBER: _ClassVar[int]
+        ANEW_FIELD_NUMBER: _ClassVar[int]
         name: str
         parent: str
         at: int
         changed: _containers.RepeatedScalarFieldContainer[str]
-        def __init__(self, name: _Optional[str] = ..., parent: _Optional[str] = ..., at: _Optional[int] = ..., changed: _Optional[_Iterable[str]] = ...) -> None: ...
+        anew: _containers.RepeatedScalarFieldContainer[str]
+        def __init__(self, name: _Optional[str] = ..., parent: _Optional[str] = ..., at: _Optional[int] = ..., changed: _Optional[_Iterable[str]] = ..., anew: _Optional[_Iterable[str]] = ...) -> None: ...
     class Promote(_message.Message):
         __slots__ = ("name", "keep_as")
         NAME_FIELD_NUMBER: _ClassVar[int]

@@ -205,7 +205,7 @@ class DaemonServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Keep(self, request, context):
-        """A task here reads these traces: fetch what peers have of them, and go on for a while.
+        """A task here reads these traces: fetch what peers have of them, and go on for a while. Asks the peers what that is.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -278,45 +279,109 @@ def test_a_branch_may_add_columns(spark: SparkSession, open_store: OpenStore) ->
     assert sorted(map(tuple, branch.read("sums").collect())) == expected
 
 
-def test_what_follows_rows_that_change_cannot_be_other_code_from_a_fork_on(
-    spark: SparkSession, open_store: OpenStore
+def joined(flow: nosync.Dataflow) -> nosync.Stage:
+    return flow["rows"].join("both", flow["sums"].select("other", "word", "total"), on=["word"])
+
+
+Change = dict[str, Any]
+"""As `branch` takes it."""
+
+
+def big_from_two(flow: nosync.Dataflow) -> object:
+    return flow["sums"].where("big", "total > 2").aggregate("how_big", key=["n"], words=nosync.count())
+
+
+def two_more(flow: nosync.Dataflow) -> object:
+    flow["sums"].where("small", "total < 5")
+    return flow["sums"].aggregate("new", key=["n"], words=nosync.count(), most=nosync.max("total"))
+
+
+ANEW: dict[str, tuple[Change, list[str]]] = {
+    "a where that is not recorded": ({"replace": {"big": "total > 3"}}, ["how_big"]),
+    "a where that is recorded": ({"replace": {"large": "total > 3"}}, ["large"]),
+    "an aggregate": (
+        {"replace": {"how_big": {"words": nosync.count(), "most": nosync.max("total")}}},
+        ["how_big"],
+    ),
+    "a new aggregate, and a new where": ({"add": two_more}, ["new", "small"]),
+    "a new dedupe": ({"add": lambda flow: flow["big"].dedupe("new", key=["n"])}, ["new"]),
+    "a new join with a log": ({"add": joined}, ["both"]),
+    "stages under their own names": ({"drop": ["big", "how_big"], "add": big_from_two}, ["how_big"]),
+    "what comes before, too": ({"replace": {"kept": either, "large": "total > 3"}}, ["large"]),
+}
+
+
+@pytest.mark.parametrize("what", ANEW)
+def test_what_follows_rows_that_change_begins_anew_from_all_that_is_there(
+    spark: SparkSession, open_store: OpenStore, what: str
 ) -> None:
-    """It would take back what it has never seen, or has seen otherwise."""
+    """As a run of the changed flow has it that saw all epochs. Replayed, advanced, lost and recovered, promoted."""
+    options, stages = ANEW[what]
+    store, fresh = open_store(), open_store("fresh")
+    flow = make_flow()
+    flow["sums"].where("large", "total > 7")
+    changed = flow.changed(options.get("replace"), options.get("add"), options.get("drop", ()))
+    job = nosync.Job(flow, store, spark=spark, shards=2)
+    oracle = nosync.Job(changed, fresh, spark=spark, shards=2)
+    for t in range(EPOCHS):
+        job.advance(t, rows(spark, t))
+        oracle.advance(t, rows(spark, t))
+    before = {name: rows_left(job, name, FORK) for name in stages if name in job.flow.stages}
+    branch = job.branch("other", at=FORK, **options)
+    branch.replay()
+    own = job.branch("own", at=EPOCHS - 2, **options)  # the first epoch is given, and not replayed
+    own.advance(EPOCHS - 1, rows(spark, EPOCHS - 1))
+    for name in stages:
+        for t in range(FORK + 1, EPOCHS):
+            assert rows_left(branch, name, t) == rows_left(oracle, name, t), (name, t)
+        if "kept" not in options.get("replace", {}):  # whose code changes at FORK, and where rows only come
+            assert rows_left(own, name, EPOCHS - 1) == rows_left(oracle, name, EPOCHS - 1), name
+        if name in before:
+            columns = set(job.flow.stages[name].output.names)  # of which there may be more on the branch
+            assert rows_left(branch, name, FORK, columns) == before[name], "what came before the fork is the parent's"
+    again = job.branch("other", at=FORK, **options)
+    lost = lose(store, again, FORK + 1, stages)
+    report = again.recover()
+    assert (report.lost, report.recomputed) == (lost, lost)
+    for name in stages:
+        assert rows_left(again, name, EPOCHS - 1) == rows_left(oracle, name, EPOCHS - 1), name
+    job.promote(again)
+    job.advance(EPOCHS, rows(spark, EPOCHS))
+    oracle.advance(EPOCHS, rows(spark, EPOCHS))
+    for name in stages:
+        assert rows_left(job, name, EPOCHS) == rows_left(oracle, name, EPOCHS), name
+    later = nosync.Job(changed, store, spark=spark, shards=2)
+    lost = lose(store, later, FORK + 1, stages)
+    assert later.recover().recomputed == lost
+
+
+def rows_left(job: nosync.Job, name: str, t: int, columns: set[str] | None = None) -> Counter[str]:
+    """`columns`: those that count; None: all."""
+    found = [row.asDict() for row in job.read(name, t).collect()]
+    return Counter(repr(sorted((k, v) for k, v in row.items() if columns is None or k in columns)) for row in found)
+
+
+def lose(store: nosync.Store, job: nosync.Job, t: int, stages: list[str]) -> int:
+    """Removes the layers of an epoch. Returns how many."""
+    store.sync()
+    manifest = store.node.lines.manifest(t, job.branch_name)
+    assert manifest is not None
+    ids = [entry.id for entry in manifest.entries if entry.id.trace.stage.partition("__")[0] in stages]
+    for id in ids:
+        store.directory.path_of(id).unlink()
+        store.directory.forget(id)
+    assert ids
+    return len(ids)
+
+
+def test_what_depends_on_the_order_of_epochs_cannot_begin_anew(spark: SparkSession, open_store: OpenStore) -> None:
+    flow = make_flow()
+    flow["big"].update("running", key=["word"], state="n bigint", fn=lambda new, old: new.select(["word", "n"]))
     store = open_store()
-    job = nosync.Job(make_flow(), store, spark=spark, shards=2)
+    job = nosync.Job(flow, store, spark=spark, shards=2)
     job.advance(0, rows(spark, 0))
-
-    def joined(flow: nosync.Dataflow) -> nosync.Stage:
-        return flow["rows"].join("both", flow["sums"].select("other", "word", "total"), on=["word"])
-
-    refused: list[tuple[dict[str, Any], str]] = [
-        (
-            {"replace": {"how_big": {"words": nosync.count(), "most": nosync.max("total")}}},
-            "stage how_big cannot have other",
-        ),
-        ({"replace": {"big": "total > 5"}}, "stage big cannot have other code on a branch: its input sums changes"),
-        (
-            {"add": lambda f: f["sums"].aggregate("new", key=["word"], n=nosync.count())},
-            "stage new cannot begin on a branch",
-        ),
-        (
-            {"add": lambda f: f["big"].dedupe("new", key=["n"])},
-            "stage new cannot begin on a branch: its input big changes",
-        ),
-        ({"add": joined}, "stage both cannot begin on a branch: its input other changes"),
-        (
-            {
-                "drop": ["big", "how_big"],
-                "add": lambda f: (
-                    f["sums"].where("big", "total > 5").aggregate("how_big", key=["n"], words=nosync.count())
-                ),
-            },
-            "stage big cannot have other code on a branch",
-        ),
-    ]
-    for options, message in refused:
-        with pytest.raises(nosync.FlowError, match=message):
-            job.branch("more", at=0, **options)
+    with pytest.raises(nosync.FlowError, match="stage running cannot follow big on a branch: big begins anew there"):
+        job.branch("more", at=0, replace={"big": "total > 5"})
     assert sorted(store.branches()) == ["main"]
     same = job.branch("same", at=0, replace={"big": "total > 10"}, add=lambda f: f["sums"].where("small", "total < 5"))
     assert same.replay().layers_computed == 0

@@ -18,8 +18,8 @@ from nosync.lsm.timestamp import pack
 from nosync.recovery import Step
 
 
-def flow(**loops: int) -> Any:
-    return SimpleNamespace(loops=loops)
+def flow(anew_at: int | None = None, **loops: int) -> Any:
+    return SimpleNamespace(loops=loops, begins_anew_at=lambda t: t == anew_at)
 
 
 FLOW = flow()
@@ -48,6 +48,8 @@ def test_epochs_of_different_kinds_do_not() -> None:
     assert times([again(1, is_retained=False), again(2, is_retained=False), again(3)]) == [[1], [2], [3]]
     loops = flow(reached=1)
     assert times([again(1, of=loops), again(2, of=loops)]) == [[1], [2]]
+    begins = flow(anew_at=2)
+    assert times([again(t, of=begins) for t in range(1, 5)]) == [[1], [2], [3, 4]]
 
 
 def test_a_job_takes_neither_too_many_epochs_nor_too_many_rows() -> None:
