@@ -61,7 +61,7 @@ cluster: setup  ## Daemons as processes, Spark over three hosts: the long tests,
 model:  ## Check docs/model with Spin, and that planted bugs break it. Needs spin and a C compiler.
 	sh docs/model/check.sh
 
-bench: setup  ## Measure everything beside its baselines and other engines, in short runs.
+bench: setup  ## Measure beside baselines and other engines, in short runs (under 15 minutes).
 	$(BIN)/python -m bench --scale short
 
 bench-full: setup  ## The same at full scale, then docs/benchmarks.md. Hours; goes on where it was interrupted.

@@ -47,12 +47,12 @@ class Size:
 
 
 WITH_BIDS = {
-    "short": Size(500_000, warm=4, measured=3, enough_s=0.0, flinks=(1, 7), flinks_enough_s=0.0),
+    "short": Size(500_000, warm=4, measured=3, enough_s=0.0, flinks=(1, 5), flinks_enough_s=0.0),
     "normal": Size(500_000, warm=10, measured=6, enough_s=30.0, flinks=(10, 16)),
     "full": Size(500_000, warm=10, measured=6, enough_s=30.0, flinks=(10, 16)),
 }
 WITHOUT_BIDS = {
-    "short": Size(500_000, warm=4, measured=30, enough_s=0.0, flinks=(4, 34), flinks_enough_s=0.0),
+    "short": Size(500_000, warm=14, measured=30, enough_s=0.0, flinks=(4, 44), flinks_enough_s=0.0),
     "normal": Size(500_000, warm=10, measured=60, enough_s=60.0, flinks=(10, 70), flinks_enough_s=60.0),
     "full": Size(500_000, warm=10, measured=60, enough_s=60.0, flinks=(10, 70), flinks_enough_s=60.0),
 }

@@ -93,23 +93,25 @@ def batch(spark: SparkSession, first: int, rows: int, keys: int) -> DataFrame:
 def run(scale: str) -> Iterator[Result]:
     full, short = scale == "full", scale == "short"
     warm, many = (4, 4) if short else (25, 12)
-    slow, slowest = {"short": ((2, 2), (0, 1)), "normal": ((4, 8), (2, 3)), "full": ((4, 12), (2, 8))}[scale]
+    slow, slowest = {"short": ((1, 2), (0, 1)), "normal": ((4, 8), (2, 3)), "full": ((4, 12), (2, 8))}[scale]
     mine = {
         (LARGE, KEYS): alone(_ours, LARGE, KEYS, warm, many),
         (SMALL, KEYS): alone(_ours, SMALL, KEYS, warm, 3 * many),
         (SMALL, FEW_KEYS): alone(_ours, SMALL, FEW_KEYS, warm, 3 * many),
     }
     floors = {rows: alone(_beside_the_floor, rows, warm, 2 * many) for rows in (LARGE, SMALL)}
+    large, small = alone(_streamed, "true", (LARGE, *slow), (SMALL, warm, 10 if short else 3 * many))
     streamed: list[tuple[str, int, int, float, Run]] = [
-        ("RocksDB + changelog", LARGE, KEYS, 5.0, alone(_streamed, LARGE, "true", *slow)),
-        ("RocksDB + changelog", SMALL, KEYS, 1.5, alone(_streamed, SMALL, "true", warm, 10 if short else 3 * many)),
+        ("RocksDB + changelog", LARGE, KEYS, 5.0, large),
+        ("RocksDB + changelog", SMALL, KEYS, 1.5, small),
         ("transformWithStateInPandas", SMALL, FEW_KEYS, 20.0, alone(_in_python, SMALL, *slowest)),
     ]
     variants: dict[str, dict[str, str]] = {"default": {}}
     if not short:
         variants["mini-batch, unaligned checkpoints"] = FLINK_TUNED
     if full:
-        streamed.insert(1, ("RocksDB, snapshots", LARGE, KEYS, 5.0, alone(_streamed, LARGE, "false", *slow)))
+        (snapshots,) = alone(_streamed, "false", (LARGE, *slow))
+        streamed.insert(1, ("RocksDB, snapshots", LARGE, KEYS, 5.0, snapshots))
         variants["changelog backend"] = FLINK_CHANGELOG
     for rows, (ours, floor) in floors.items():
         ratio = Samples([theirs / mine for mine, theirs in zip(ours.seconds, floor.seconds, strict=True)])
@@ -229,12 +231,17 @@ def _source(spark: SparkSession, rows: int, keys: int) -> DataFrame:
     return source.load().selectExpr(f"{KEY.format(id='value', keys=keys)} AS k", "value AS v")
 
 
-def _streamed(rows: int, changelog: str, warm: int, repeats: int) -> Run:
+def _streamed(changelog: str, *runs: tuple[int, int, int]) -> list[Run]:
+    """One query, started again for each of `runs`: rows of a micro-batch, how many come before those that are measured, and how
+    many these are. The first one begins with all keys.
+    """
     spark = local_session(CORES, "nosync-bench")
+    found: list[Run] = []
     with conf_set(spark, {**STREAMING, CHANGELOG: changelog}), checkpoint_directory() as checkpoint:
-        sums = _source(spark, rows, KEYS).groupBy("k").agg(F.count(F.lit(1)).alias("n"), F.sum("v").alias("total"))
-        stream = sums.writeStream.outputMode("update").format("noop").option("checkpointLocation", checkpoint).start()
-        found = _batches(stream, rows, KEYS // rows + warm, repeats)
+        for rows, warm, repeats in runs:
+            sums = _source(spark, rows, KEYS).groupBy("k").agg(F.count(F.lit(1)).alias("n"), F.sum("v").alias("total"))
+            writer = sums.writeStream.outputMode("update").format("noop").option("checkpointLocation", checkpoint)
+            found.append(_batches(writer.start(), rows, warm if found else KEYS // rows + warm, repeats))
     spark.stop()
     return found
 

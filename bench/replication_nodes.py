@@ -166,16 +166,16 @@ def acknowledged(
 
 
 def run(scale: str) -> Iterator[Result]:
-    seconds = 30 if scale == "full" else 8
+    seconds, files, repeats = {"short": (4, 16, 150), "normal": (8, 16, 300), "full": (30, 40, 1000)}[scale]
     with tempfile.TemporaryDirectory(dir=".") as temporary:
         cluster = Cluster(Path(temporary))
         try:
             yield from _acks(cluster, RATE_HZ * seconds)
             yield from _sent(cluster, RATE_HZ * seconds // 4)
-            yield from _throughput(cluster, files=40 if scale == "full" else 16)
+            yield from _throughput(cluster, files)
             cluster.become_a_process()
             yield from _at_rest(cluster)
-            yield from _publishing(cluster, Path(temporary), repeats=1000 if scale == "full" else 300)
+            yield from _publishing(cluster, Path(temporary), repeats)
         finally:
             cluster.close()
     with tempfile.TemporaryDirectory(dir=MEMORY_DIRECTORY) as temporary:

@@ -55,6 +55,7 @@ from nosync.replay import (
     ReplayReport,
     begin_anew,
     changed_stages,
+    check_rows_are_kept,
     check_same_sources,
     check_states_fit,
 )
@@ -542,7 +543,9 @@ class Job:
         Nothing is copied: it shares all layers up to `at`, and later those of stages whose code is the same. `replace`: by
         stage a function (map, filter, update), expressions (select, where) or a dictionary of aggregates; a changed stage
         goes on from its parent's state. `add(flow)` builds more stages, which begin with no state; `drop` leaves stages
-        out. The job that is returned has nothing after `at` yet: `replay()` computes it from the recorded inputs.
+        out. Where its input changes, as behind an aggregate, a stage with other code, or a new one, begins anew instead: with
+        the first epoch it is what its code makes of all rows that are there, and so is what follows it. The job that
+        is returned has nothing after `at` yet: `replay()` computes it from the recorded inputs.
 
         The same call again opens the branch that it made. Raises InvalidInputError for a name in use, FlowError or
         SchemaError where the changed flow does not fit, CompactedError where `at` is below `since`.
@@ -566,6 +569,7 @@ class Job:
         touched = [name for name in {*(replace or {}), *drop} if name in bound.stages and name in self.flow.stages]
         own = [name for name in touched if bound.stages[name].fingerprint != self.flow.stages[name].fingerprint]
         anew = begin_anew(bound, own, self.flow.stages)
+        check_rows_are_kept(bound, anew, flow)
         check_states_fit(bound, changed, anew, lambda stage: self._recorded_schema(traces.get(stage)))
         gone = [name for name in recorded if name not in bound.stages]
         refs = self._node.lines.refs

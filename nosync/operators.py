@@ -40,8 +40,8 @@ from nosync.lsm.columns import (
 )
 from nosync.lsm.errors import NosyncError, StageError
 from nosync.lsm.format import HASH_COLUMN, TOMBSTONE_COLUMN
-from nosync.lsm.hashing import HASH_BITS, U32, hash64, is_quick
-from nosync.lsm.layer import LayerId
+from nosync.lsm.hashing import HASH_BITS, U32, hash32, hash64, is_quick
+from nosync.lsm.layer import LayerId, Shard
 from nosync.lsm.merge import Rows
 from nosync.lsm.timestamp import Time, epoch_of, pack
 from nosync.lsm.trace import DELETE, INSERT, UPDATE_AFTER, UPDATE_BEFORE, Lookup, Trace, change_rows
@@ -327,6 +327,34 @@ def hashed_by(stage: BoundStage) -> tuple[str, ...]:
     """The columns of a keyed stage whose hash its rows are stored by."""
     spec: JoinSpec | None = stage.options.get("join")
     return spec.on if spec is not None else tuple(stage.options["feed_key"])
+
+
+def rows_of_shard(
+    log: BoundStage, recorded_by: Shard, mine: Shard, key_groups: int
+) -> Callable[[pa.Table], pa.Table] | None:
+    """Which of a log's rows that a shard recorded are those of a shard `mine`; None: none are.
+
+    Where there were other numbers of shards, rows go by the columns that place them, if any do; else they belong to no shard, and
+    are dealt out.
+    """
+    if recorded_by.count == mine.count:
+        return _all_rows if recorded_by == mine else None
+    if not (log.placed_by and log.is_placed_by_columns):
+        return _all_rows if recorded_by.index % mine.count == mine.index else None
+    theirs, ours = recorded_by.groups(key_groups), mine.groups(key_groups)
+    if theirs.stop <= ours.start or ours.stop <= theirs.start:
+        return None
+
+    def in_groups(rows: pa.Table) -> pa.Table:
+        hashes = hash32([as_array(rows.column(name)) for name in log.placed_by]).astype(np.uint64)
+        group = hashes * np.uint64(key_groups) >> np.uint64(HASH_BITS)
+        return rows.filter(pa.array((group >= ours.start) & (group < ours.stop)))
+
+    return in_groups
+
+
+def _all_rows(rows: pa.Table) -> pa.Table:
+    return rows
 
 
 def apply_aggregate(work: Work) -> Produced:

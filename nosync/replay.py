@@ -15,6 +15,7 @@ from nosync.dataflow import LOOP, PART_SEPARATOR, UPDATE, WINDOW, Dataflow
 from nosync.lsm.columns import describe, unify_schemas
 from nosync.lsm.errors import FlowError, NosyncError, SchemaError
 from nosync.lsm.html import facts_html, rows_html
+from nosync.lsm.release import DROP
 from nosync.plan import ARRANGE, LATE, WATERMARK, BoundFlow, BoundStage
 
 Progress = Callable[[int, int], None]
@@ -161,6 +162,18 @@ def _named(stage: BoundStage) -> str:
     if stage.loop is not None:
         return f"the loop {stage.loop}"
     return "an update" if stage.kind == UPDATE else "a window"
+
+
+def check_rows_are_kept(flow: BoundFlow, anew: Collection[str], declared: Dataflow) -> None:
+    """A stage that begins `anew` reads all rows of its inputs. Raises FlowError where they are a source's that lets go of its rows."""
+    let_go = {source.name for source in declared.sources if source.at_safe_point == DROP}
+    for stage in (flow.stages[name] for name in anew):
+        for source in (up.name for name in stage.inputs for up in flow.changes_from(name) if up.name in let_go):
+            raise FlowError(
+                f"stage {stage.name.partition(PART_SEPARATOR)[0]} begins anew on the branch, from all rows of source {source}, which "
+                f"are let go of when they are safe (at_safe_point={DROP!r}): keep them, or run the changed flow in a store of its "
+                "own, with backfill()"
+            )
 
 
 def check_same_sources(before: Dataflow, after: Dataflow) -> None:

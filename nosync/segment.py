@@ -63,6 +63,7 @@ from nosync.operators import (
     nothing_happened,
     produce_from,
     rows_of_layer,
+    rows_of_shard,
     source,
     stage_error,
     weights_of,
@@ -475,18 +476,16 @@ class _ShardRun:
         return (as_changes(rows) if stage.changing else rows).select(stage.rows_schema.names)
 
     def _log_rows(self, stage: BoundStage, as_of: Time) -> pa.Table:
-        """This shard's part of a log's rows; of one that takes rows back, what is left of them. Rows that other numbers of shards
-        recorded belong to no shard, so they are dealt out.
-        """
-        history = self._task.histories.get(stage.name, ())
+        """This shard's part of a log's rows; of one that takes rows back, what is left of them."""
+        history, groups = self._task.histories.get(stage.name, ()), self._task.place.key_groups
         if as_of >= self._begin:
             history = continued(history, stage.fingerprint, self._shard.count, self._begin)
-        views = views_of(history, stage.name, as_of, self._task.place.key_groups, log=True)
         tables = [stage.schema.empty_table()]
-        for view in views:
-            if view.id.shard.index % self._shard.count == self._shard.index:
+        for view in views_of(history, stage.name, as_of, groups, log=True):
+            mine = rows_of_shard(stage, view.id.shard, self._shard, groups)
+            if mine is not None:
                 trace = self._directory.open_view(view, until=Time(as_of + 1), as_of=as_of)
-                tables.append(self._scanned(trace.read_as(stage.schema), as_of).select(stage.schema.names))
+                tables.append(mine(self._scanned(trace.read_as(stage.schema), as_of).select(stage.schema.names)))
         rows = pa.concat_tables(tables)
         return net_changes(rows, weights_of(rows)) if stage.changing else rows
 

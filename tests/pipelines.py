@@ -127,6 +127,13 @@ def after_rows_that_change(draw: st.DrawFn) -> tuple[list[Op], int]:
     return [*before, grouped, changed, *later], at
 
 
+added = st.lists(
+    st.builds(
+        Op, st.sampled_from(["sums", "counts", "dedupe", "keep", "scale"]), st.just(1), st.integers(1, 9), st.just(0)
+    ),
+    max_size=2,
+)
+"""Operations that a branch adds at the end."""
 row = st.tuples(st.integers(0, 5), st.integers(0, 3), st.integers(-4, 9))
 epochs = st.lists(st.lists(row, max_size=8), min_size=2, max_size=5)
 

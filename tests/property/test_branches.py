@@ -15,12 +15,13 @@ from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
 import nosync
+from nosync.bind import bind
 from nosync.explain import explain
 from nosync.plan import BoundStage
 from nosync.replay import begin_anew
 from tests import pipelines
 from tests.pipelines import CHANGEABLE, Op, build, change, table
-from tests.runner import StoreRunner
+from tests.runner import StoreRunner, parse_ddl
 
 
 @contextmanager
@@ -97,24 +98,31 @@ def state_of(store: nosync.Store, runner: StoreRunner, name: str, t: int, branch
 
 @settings(max_examples=60)
 @given(
-    pipelines.after_rows_that_change(), pipelines.epochs, st.integers(1, 3), st.integers(0, 9), st.booleans(),
+    pipelines.after_rows_that_change(), pipelines.added, pipelines.epochs, st.integers(1, 3), st.integers(0, 9), st.booleans(),
     st.integers(0, 5), st.integers(0, 7),
 )  # fmt: skip
 @example(
-    ([Op("sums", 0, 0, 0), Op("keep", 0, 1, 0), Op("counts", 0, 2, 0), Op("join", 0, 3, 0)], 1),
+    ([Op("sums", 0, 0, 0), Op("keep", 0, 1, 0), Op("counts", 0, 2, 0), Op("join", 0, 3, 0)], 1), [],
     [[(1, 2, 3), (2, 2, 4)], [(1, 0, 2), (3, 1, 7)], [(2, 1, 1), (1, 3, 3)]], 3, 0, False, 1, 1,
 )  # fmt: skip
 @example(
-    ([Op("counts", 0, 0, 0), Op("move", 1, 1, 0), Op("union", 0, 2, 0), Op("dedupe", 0, 3, 0)], 1),
+    ([Op("counts", 0, 0, 0), Op("move", 1, 1, 0), Op("union", 0, 2, 0), Op("dedupe", 0, 3, 0)], 1), [],
     [[(1, 2, 3), (2, 2, 4)], [(1, 0, 2), (3, 1, 7)], [(2, 1, 1), (1, 3, 3)]], 2, 1, True, 5, 2,
 )  # fmt: skip
+@example(  # the new stage takes a log in whose shards the rows of its key are, as far as so many shards recorded them
+    ([Op("sums", 0, 0, 0), Op("project", 0, 1, 0), Op("keep", 1, 1, 0)], 1), [Op("counts", 0, 3, 0)],
+    [[(k, 2, k) for k in range(6)], [(1, 0, 2), (3, 1, 7)], [(2, 1, 1), (1, 3, 3)]], 1, 1, False, 1, 2,
+)  # fmt: skip
 def test_what_gets_other_code_after_rows_that_change_is_what_that_code_makes_of_all_that_is_there(
-    pipeline: tuple[list[Op], int], rows: list[list[tuple[int, int, int]]], more: int, fork: int, compact: bool,
+    pipeline: tuple[list[Op], int], added: list[Op], rows: list[list[tuple[int, int, int]]], more: int, fork: int, compact: bool,
     rescaled: int, k: int,
 ) -> None:  # fmt: skip
     """From the fork on, as if it had always been so; what leads there is one layer, which can be computed again."""
     (ops, at), fork = pipeline, fork % (len(rows) - 1)
     other = change(ops, at, (ops[at].number + more) % 4)
+    for op in added:  # what takes rows that only come begins with none, and they are not these
+        stages = bind(build([*other, op]), parse_ddl).stages
+        other = [*other, op] if stages[stages[f"s{len(other)}"].inputs[0]].changing else other
 
     def shards_at(t: int) -> int:
         return 2 if t < rescaled else 3
@@ -154,7 +162,7 @@ def test_what_gets_other_code_after_rows_that_change_is_what_that_code_makes_of_
         branch.shards = shards_at(fork + 1)
         branch.replay(fork + 1)  # sealing compares digests
         assert all(store.directory.recorded(e.id).digest == e.digest for e in first)
-        asked = branch.flow.stages[f"s{len(ops) - 1}"]
+        asked = branch.flow.stages[f"s{len(other) - 1}"]
         found = explain(branch.flow, store, asked.name, {"k": k}, last, evaluate=no_jvm, branch="b")
         named = found.inputs.get("rows", pa.table({"_epoch": pa.array([], pa.int64())})).to_pylist()
         rerun = StoreRunner(build(other), again, 1)

@@ -374,6 +374,23 @@ def lose(store: nosync.Store, job: nosync.Job, t: int, stages: list[str]) -> int
     return len(ids)
 
 
+def a_window_over_a_new_stage(flow: nosync.Dataflow) -> object:
+    new = flow["sums"].select("new", "word", "timestamp_seconds(total) AS at")
+    return new.window("after", time="at", size="1 minute", key=["word"], n=nosync.count())
+
+
+def test_a_join_that_begins_anew_needs_all_rows_of_its_inputs(spark: SparkSession, open_store: OpenStore) -> None:
+    flow = nosync.Dataflow("f")
+    source = flow.source("rows", SCHEMA, at_safe_point="drop")
+    source.aggregate("sums", key=["word"], total=nosync.sum("n"))
+    job = nosync.Job(flow, open_store(), spark=spark, shards=2)
+    job.advance(0, rows(spark, 0))
+    with pytest.raises(
+        nosync.FlowError, match="stage both begins anew on the branch, from all rows of source rows, which are"
+    ):
+        job.branch("more", at=0, add=joined)
+
+
 def test_what_depends_on_the_order_of_epochs_cannot_begin_anew(spark: SparkSession, open_store: OpenStore) -> None:
     flow = make_flow()
     flow["big"].update("running", key=["word"], state="n bigint", fn=lambda new, old: new.select(["word", "n"]))
@@ -382,6 +399,8 @@ def test_what_depends_on_the_order_of_epochs_cannot_begin_anew(spark: SparkSessi
     job.advance(0, rows(spark, 0))
     with pytest.raises(nosync.FlowError, match="stage running cannot follow big on a branch: big begins anew there"):
         job.branch("more", at=0, replace={"big": "total > 5"})
+    with pytest.raises(nosync.FlowError, match="stage after cannot follow new on a branch"):
+        job.branch("more", at=0, add=a_window_over_a_new_stage)
     assert sorted(store.branches()) == ["main"]
     same = job.branch("same", at=0, replace={"big": "total > 10"}, add=lambda f: f["sums"].where("small", "total < 5"))
     assert same.replay().layers_computed == 0

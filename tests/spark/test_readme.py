@@ -136,10 +136,11 @@ def test_the_what_if_page(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    run_page("what-if.md", 5)
+    run_page("what-if.md", 6)
     printed = capsys.readouterr().out
     assert "replays 2 epochs, 1 to 2" in printed
     assert "flights          source     2 rows of epochs 0-1" in printed
     assert "|   JFK|changed|        3|        2|  33.0|   2.0|" in printed
     assert "they differ from epoch 1 on" in printed
+    assert "|   JFK|      3|33.0|\n+" in printed, "the only one above the other threshold"
     assert "|   EWR|      1| 7.0|" in printed
