@@ -53,8 +53,9 @@ def _number(value: float | None) -> str:
 @click.option("--busy-ok", is_flag=True, help="Measure even when the machine is doing something else.")
 @click.option("--resume", is_flag=True, help="Remember what is done; go on where such a run was interrupted.")
 def main(names: tuple[str, ...], scale: str, busy_ok: bool, resume: bool) -> None:
-    """Run the benchmarks NAMES (all by default), each beside its baseline in the same run. Short runs of all leave out what single
-    settings of Spark give.
+    """Run the benchmarks NAMES (all by default), each beside its baseline in the same run.
+
+    Short runs of all leave out what single settings of Spark give.
     """
     progress = Progress(scale)
     done = progress.resume() if resume else []

@@ -448,6 +448,11 @@ class Store:
         refs = self._lines().refs
         return {name: refs.lines[line] for name, line in refs.names.items()}
 
+    def begun_anew(self, branch: str = MAIN) -> dict[str, int]:
+        """By stage that began anew on the way to a branch, from all rows that were there: the epoch at which it did."""
+        refs = self._lines().refs
+        return refs.anew(refs.line_of(branch).id)
+
     def lines_by_id(self) -> dict[str, Line]:
         """Every line that a branch is, or comes from."""
         return dict(self._lines().refs.lines)

@@ -568,7 +568,7 @@ class Job:
         # What is dropped and added again under its name is replaced as well.
         touched = [name for name in {*(replace or {}), *drop} if name in bound.stages and name in self.flow.stages]
         own = [name for name in touched if bound.stages[name].fingerprint != self.flow.stages[name].fingerprint]
-        anew = begin_anew(bound, own, self.flow.stages)
+        anew = begin_anew(bound, changed, own, self._known_at(t, recorded))
         check_rows_are_kept(bound, anew, flow)
         check_states_fit(bound, changed, anew, lambda stage: self._recorded_schema(traces.get(stage)))
         gone = [name for name in recorded if name not in bound.stages]
@@ -581,6 +581,13 @@ class Job:
 
         with conf_set(self._spark, self._expression_settings):  # its expressions mean what this job's do
             return Job(flow, self._store, spark=self._spark, shards=self._shards, branch=name)
+
+    def _known_at(self, t: int, recorded: Collection[str]) -> set[str]:
+        """The stages that were there at an epoch as this job has them, as far as it matters to what follows rows that change."""
+        refs = self._node.lines.refs
+        steps = [refs.lines[id] for id in refs.left(self._node.lines.line(self.branch_name).id)]
+        later = {name for step in steps if step.at is not None and step.at >= t for name in step.anew}
+        return {name for name, stage in self.flow.stages.items() if name in recorded or not stage.recorded} - later
 
     def _recorded_schema(self, trace: TraceId | None) -> tuple[tuple[str, ...], Any] | None:
         if trace is None:

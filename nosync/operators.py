@@ -27,6 +27,7 @@ from nosync.lsm.columns import (
     Indices,
     as_array,
     as_batch,
+    comparable,
     describe,
     key_columns,
     match_keys,
@@ -525,17 +526,26 @@ def produce(stage: BoundStage, id: LayerId, after: pa.Table, hashes: U32, found:
 
 
 def produce_from(
-    stage: BoundStage, id: LayerId, new: pa.Table, new_hashes: U32, old: pa.RecordBatch, old_hashes: U32
+    stage: BoundStage,
+    id: LayerId,
+    new: pa.Table,
+    new_hashes: U32,
+    old: pa.RecordBatch,
+    old_hashes: U32,
+    *,
+    nested_too: bool = False,
 ) -> Produced:
     """The layer that turns the rows `old` into the rows `new`: as `produce`, for keys in any order.
 
-    A key that is only in `old` is deleted, one that is only in `new` is added.
+    A key that is only in `old` is deleted, one that is only in `new` is added. `nested_too`: rows with equal nested values are
+    left out as well, which takes longer.
     """
     batch = as_batch(new)
+    compared = [[comparable(c) if nested_too else c for c in rows.columns] for rows in (batch, old)]
     at = match_keys(old_hashes, key_arrays(old, stage), new_hashes, key_arrays(batch, stage))
     both = np.flatnonzero(at >= 0)
     changed = np.ones(len(batch), dtype=np.bool_)
-    changed[both[rows_equal(batch.columns, both, old.columns, at[both])]] = False
+    changed[both[rows_equal(compared[0], both, compared[1], at[both])]] = False
     upserts = np.flatnonzero(changed)
     is_dead = np.ones(len(old), dtype=np.bool_)
     is_dead[at[both]] = False

@@ -11,7 +11,7 @@ import functools
 import graphlib
 import itertools
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -193,13 +193,25 @@ class BoundFlow:
         return replace(self, segments={name: self._fed_anew(s, t) for name, s in self.segments.items()})
 
     def _fed_anew(self, segment: Segment, t: int) -> Segment:
-        takers = [self.stages[name] for name in segment.stages]
+        anew = {stage.name for stage in self.stages.values() if stage.anew_at == t}
         feeds = []
         for feed in segment.feeds:
-            anew = {stage.anew_at == t for stage in takers if feed.input in stage.inputs}
-            assert len(anew) == 1, f"what takes {feed.input} in {segment.name} begins anew together"
-            feeds.append(replace(feed, emission=replace(feed.emission, whole=anew == {True})))
+            whole = self.takes_whole(segment, feed, anew)
+            assert len(whole) == 1, f"what takes {feed.input} in {segment.name} begins anew together"
+            feeds.append(replace(feed, emission=replace(feed.emission, whole=whole == {True})))
         return replace(segment, feeds=tuple(feeds))
+
+    def takes_whole(self, segment: Segment, feed: Feed, anew: Collection[str]) -> set[bool]:
+        """Whether what takes a feed is to have all rows that are there, if the stages `anew` begin anew; both, if a part is."""
+        takers = [name for name in segment.stages if feed.input in self.stages[name].inputs]
+        return {whole for name in takers for whole in self._is_whole(name, anew)}
+
+    def _is_whole(self, name: str, anew: Collection[str]) -> set[bool]:
+        """Of a stage that is not recorded: whether what takes its rows is to have all of them."""
+        if self.stages[name].recorded:
+            return {name in anew}
+        takers = [stage.name for stage in self.stages.values() if name in stage.inputs]
+        return {whole for taker in takers for whole in self._is_whole(taker, anew)}
 
     def loop_of(self, segment: Segment) -> str | None:
         return self.stages[segment.name].loop

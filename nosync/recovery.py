@@ -194,8 +194,10 @@ class _Planner:
 
     def _own_state(self, stage: BoundStage, cell: Cell) -> list[Cell]:
         """What the stage reads of itself, and of stages beside it, before the epoch."""
-        has_before = stage.keyed or stage.anew_at == cell.t
-        needs = self._state_before(stage, cell.shard, cell.t) if has_before else []
+        needs = self._state_before(stage, cell.shard, cell.t) if stage.keyed else []
+        if not stage.keyed and stage.anew_at == cell.t:
+            shards = range(self._span(stage.name, cell.t).shard_count)  # a log's rows belong to no shard
+            needs = [need for shard in shards for need in self._state_before(stage, shard, cell.t)]
         if stage.kind == JOIN:
             for name in stage.inputs:
                 needs += self._state_before(self._flow.stages[name], cell.shard, cell.t)

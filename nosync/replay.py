@@ -108,23 +108,26 @@ def check_states_fit(
             ) from error
 
 
-def begin_anew(flow: BoundFlow, own: Collection[str], known: Mapping[str, BoundStage]) -> list[str]:
+def begin_anew(flow: BoundFlow, changed: Collection[str], own: Collection[str], known: Collection[str]) -> list[str]:
     """The recorded stages that begin anew with a branch's first epoch, from all rows of their inputs that are there.
 
     Rows of an input that changes may be taken back after the fork though they came before it. So a stage with other code, or a
-    new one, counts all that are there as its code sees them, and so does what follows it. `own`: stages whose own code is another
-    one; `known`: those that were there before. Raises FlowError naming a stage that cannot.
+    new one, counts all that are there as its code sees them, and so does what follows it. `changed`: the recorded stages that do
+    not share their layers with the parent; `own`: declared stages whose own code is another one; `known`: stages that were there
+    at the fork, with the code that they have on the parent. Raises FlowError naming a stage that cannot.
     """
     anew: dict[str, str] = {}  # and the declared stage that it is for
     for stage in flow.stages.values():
-        declared = stage.name.partition(PART_SEPARATOR)[0]
+        if stage.recorded and stage.name not in changed:
+            continue
+        declared = _declared(stage)
         because = next((anew[name] for name in stage.inputs if name in anew), None)
-        if because is None and (declared in own or stage.name not in known) and _begins(flow, stage, known):
+        if because is None and (declared in own or stage.name not in known) and _begins(flow, stage):
             because = declared
         if because is None:
             continue
         if stage.kind in _IN_ORDER or stage.loop is not None:
-            what = f"cannot have other code on a branch: its input {_changing_input(flow, stage)} changes"
+            what = f"can neither have other code on a branch nor begin there: its input {_changing_input(flow, stage)} changes"
             if because != declared:
                 what = f"cannot follow {because} on a branch: {because} begins anew there, because its input changes"
             raise FlowError(
@@ -132,30 +135,39 @@ def begin_anew(flow: BoundFlow, own: Collection[str], known: Mapping[str, BoundS
                 "before, where rows only come; or run the changed flow in a store of its own, with backfill()"
             )
         anew[stage.name] = because
-    return [name for name in anew if flow.stages[name].recorded]
+    recorded = [name for name in anew if flow.stages[name].recorded]
+    for segment in flow.segments.values():
+        if any(len(flow.takes_whole(segment, feed, recorded)) > 1 for feed in segment.feeds):
+            head = flow.stages[segment.name]
+            why = "is joined with itself in another way: give the join another name (drop= the old one, add= the new)"
+            if not head.recorded:
+                why = "is not recorded (persist='none'), and of what takes its rows only a part begins anew: persist it"
+            raise FlowError(
+                f"stage {_declared(head)} cannot be fed on the branch what is there and what changed: it {why}"
+            )
+    return recorded
 
 
 _IN_ORDER = (UPDATE, WINDOW, WATERMARK, LATE, LOOP)
 """Kinds of stages to which the rows that are there do not say all: what they hold depends on the epochs before."""
 
 
-def _begins(flow: BoundFlow, stage: BoundStage, known: Mapping[str, BoundStage]) -> bool:
-    """Whether a stage, which is another one or new, begins anew by itself. An update's function sees what goes, and may do with
-    it what it likes. A side of a join that is as it was has all that is there already.
-    """
-    is_as_before = stage.name in known and known[stage.name].fingerprint == stage.fingerprint
-    if stage.kind == UPDATE or (stage.kind == ARRANGE and is_as_before):
-        return False
-    return _changing_input(flow, stage) is not None
+def _begins(flow: BoundFlow, stage: BoundStage) -> bool:
+    """Whether a stage begins anew by itself. An update's function sees what goes, and may do with it what it likes."""
+    return stage.kind != UPDATE and _changing_input(flow, stage) is not None
 
 
 def _changing_input(flow: BoundFlow, stage: BoundStage) -> str | None:
     """Also of a side of a join, where only the other side's input changes."""
     inputs = list(stage.inputs)
     if stage.kind == ARRANGE:
-        join = stage.name.partition(PART_SEPARATOR)[0]
-        inputs = [name for side in flow.stages[join].inputs for name in flow.stages[side].inputs]
+        inputs = [name for side in flow.stages[_declared(stage)].inputs for name in flow.stages[side].inputs]
     return next((name for name in inputs if flow.stages[name].changing), None)
+
+
+def _declared(stage: BoundStage) -> str:
+    """The stage that users named, of which it may be a part."""
+    return stage.name.partition(PART_SEPARATOR)[0]
 
 
 def _named(stage: BoundStage) -> str:
@@ -165,14 +177,14 @@ def _named(stage: BoundStage) -> str:
 
 
 def check_rows_are_kept(flow: BoundFlow, anew: Collection[str], declared: Dataflow) -> None:
-    """A stage that begins `anew` reads all rows of its inputs. Raises FlowError where they are a source's that lets go of its rows."""
+    """A stage that begins `anew` reads all rows of its inputs. Raises FlowError where a source lets go of them."""
     let_go = {source.name for source in declared.sources if source.at_safe_point == DROP}
     for stage in (flow.stages[name] for name in anew):
         for source in (up.name for name in stage.inputs for up in flow.changes_from(name) if up.name in let_go):
             raise FlowError(
-                f"stage {stage.name.partition(PART_SEPARATOR)[0]} begins anew on the branch, from all rows of source {source}, which "
-                f"are let go of when they are safe (at_safe_point={DROP!r}): keep them, or run the changed flow in a store of its "
-                "own, with backfill()"
+                f"stage {_declared(stage)} begins anew on the branch, from all rows of source {source}, which "
+                f"are let go of when they are safe (at_safe_point={DROP!r}): keep them, or run the changed flow in a store of "
+                "its own, with backfill()"
             )
 
 

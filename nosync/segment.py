@@ -75,6 +75,8 @@ from nosync.windowing import apply_late, apply_watermark, apply_window
 from nosync.windows import END, NO_WATERMARK, START, newest_us, times_us, window_type, with_windows
 
 TAG_SHARD_BITS = 40
+_WHOLE_ROWS = 250_000
+"""A shard's whole state goes to other tasks in batches of so many rows."""
 _MARK = b"all-from:"
 
 
@@ -277,7 +279,8 @@ class _ShardRun:
             if rows.num_rows:
                 tags = np.arange(rows.num_rows, dtype=np.int64) + (self._shard.index << TAG_SHARD_BITS)
                 columns = [*rows.columns, pa.array(tags), pa.nulls(rows.num_rows, pa.binary())]
-                yield from pa.Table.from_arrays(columns, schema=schema).combine_chunks().to_batches()
+                sent = pa.Table.from_arrays(columns, schema=schema).combine_chunks()
+                yield from sent.to_batches(max_chunksize=_WHOLE_ROWS if emission.whole else None)
         blank = [pa.nulls(len(reports), f.type) for f in list(schema)[:-2]]
         yield pa.RecordBatch.from_arrays([*blank, pa.array(targets, pa.int64()), reports], schema=schema)
 
@@ -504,9 +507,8 @@ class _ShardRun:
         rows = rows_of_layer(whole.layer, self._begin)
         old = as_batch(self._scanned(self._state_before(stage.name), before).select(stage.schema.names))
         hashes = hash32([old.column(name) for name in hashed_by(stage)])
-        return produce_from(
-            stage, id, pa.Table.from_batches([rows.data]).select(stage.schema.names), rows.hashes, old, hashes
-        )
+        new = pa.Table.from_batches([rows.data]).select(stage.schema.names)
+        return produce_from(stage, id, new, rows.hashes, old, hashes, nested_too=True)
 
     def _nothing_before(self, name: str) -> Trace:
         stage = self._task.stages[name]

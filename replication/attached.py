@@ -31,13 +31,12 @@ from nosync.lsm.pins import Pin, delete_pin, publish_pin, read_pins
 from nosync.lsm.roles import Missing
 from nosync.lsm.timestamp import Epoch, Time, pack
 from nosync.proto.v1 import replication_pb2 as pb
+from nosync.replication.peer import AWAY_PATIENCE_S
 from nosync.replication.places import address_of, wait_for_peers
 from nosync.replication.transport import DaemonClient, host_of
 
 log = logging.getLogger("nosync.replication")
 
-AWAY_PATIENCE_S = 5.0
-"""How long a daemon may be away, say to be restarted, until the tasks on its host are taken elsewhere."""
 FILL_PATIENCE_S = 60.0
 """How long a job that starts on another node waits for what only others have."""
 
@@ -183,6 +182,11 @@ class AttachedNode(HasLedger):
     def create_branch(self, name: str, parent: str, at: int, changed: Iterable[str], anew: Iterable[str] = ()) -> None:
         made = pb.ChangeBranchesRequest.Create(name=name, parent=parent, at=at, changed=list(changed), anew=list(anew))
         self._change(pb.ChangeBranchesRequest(create=made))
+        if set(self.lines.line(name).anew) != set(anew):
+            raise ReplicationError(
+                f"branch {name} was made by a daemon of an earlier version, which does not know that stages begin anew on it "
+                f"({', '.join(anew)}): delete the branch, upgrade the daemon, and make it again"
+            )
 
     def promote(self, name: str, keep_as: str | None) -> None:
         promoted = pb.ChangeBranchesRequest.Promote(name=name, keep_as=keep_as or "")

@@ -44,6 +44,7 @@ from nosync.proto.v1 import replication_pb2 as pb
 from nosync.proto.v1 import replication_pb2_grpc as rpc
 from nosync.replication.inventory import NodeId, layer_of
 from nosync.replication.lookup import Lookup
+from nosync.replication.peer import AWAY_PATIENCE_S
 from nosync.replication.places import ADDRESS_FILE, address_of
 from nosync.replication.replicator import Replicator
 from nosync.replication.rounds import Rounds
@@ -428,7 +429,9 @@ class Daemon(rpc.DaemonServicer):
     def Keep(self, request: pb.KeepRequest, context: Any) -> pb.KeepReply:
         with self._answering(context, OWNER):
             self.replicator.keep_traces(request.traces)
-            return pb.KeepReply(may_come=self.lookup.may_come(request.traces, self._peers_up()))
+            peers = self.replicator.peers(lag=False)
+            is_one_back_soon = any(p.state == "away" and 0 <= p.silent_s <= AWAY_PATIENCE_S for p in peers)
+            return pb.KeepReply(peers=is_one_back_soon or self.lookup.may_come(request.traces, self._peers_up()))
         raise AssertionError("the context was aborted")
 
     def Sync(self, request: pb.SyncRequest, context: Any) -> pb.Done:

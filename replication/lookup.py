@@ -6,21 +6,24 @@ A peer announces a layer once it is durable there. Who has to know whether waiti
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import closing, contextmanager
 from pathlib import PurePosixPath
 
 from nosync.lsm.directory import LAYERS, LayerDirectory
-from nosync.lsm.errors import CorruptionError, ReplicationError
+from nosync.lsm.errors import NosyncError
 from nosync.lsm.layer import LayerId, parse_path
 from nosync.replication.transport import Certificates, DaemonClient
 from nosync.replication.wire import check_group
 
 log = logging.getLogger("nosync.replication")
 
-_ANSWER_S = 2.0
+ANSWER_S = 2.0
 """A peer that takes longer is about to be suspected; a task waits for this."""
+_AT_ONCE = 16
+"""So many tasks are answered at one time; of more nobody knows."""
 
 
 class Lookup:
@@ -28,6 +31,7 @@ class Lookup:
 
     def __init__(self, directory: LayerDirectory, certificates: Certificates | None) -> None:
         self._directory, self._certificates = directory, certificates
+        self._slots = threading.BoundedSemaphore(_AT_ONCE)
 
     @contextmanager
     def asked(self, node: str, address: str) -> Iterator[DaemonClient]:
@@ -35,10 +39,10 @@ class Lookup:
         with closing(DaemonClient(address, self._certificates, node)) as client:
             yield client
 
-    def layers_of(self, client: DaemonClient, trace: str) -> list[LayerId]:
+    def layers_of(self, client: DaemonClient, trace: str, timeout_s: float = ANSWER_S) -> list[LayerId]:
         """What a peer has of a trace. Raises ReplicationError for a name that is none, and where it does not answer."""
         group = check_group(f"{LAYERS}/{trace}")
-        names = client.list_files(group, _ANSWER_S)
+        names = client.list_files(group, timeout_s)
         paths = [PurePosixPath(trace, name) for name in names]
         return [id for path in paths if (id := parse_path(path)) is not None]
 
@@ -52,16 +56,28 @@ class Lookup:
             check_group(f"{LAYERS}/{trace}")
         if not peers:
             return False
-        with ThreadPoolExecutor(len(peers), thread_name_prefix="nosync-lookup") as pool:
-            return any(list(pool.map(lambda peer: self._has_more(peer, traces), peers.items())))
+        if not self._slots.acquire(blocking=False):
+            return True
+        pool = ThreadPoolExecutor(len(peers), thread_name_prefix="nosync-lookup")
+        try:
+            asked = [pool.submit(self._has_more, peer, traces) for peer in peers.items()]
+            return any(one.result() for one in as_completed(asked))
+        finally:
+            pool.shutdown(wait=False)  # one that does not answer holds up nobody who knows by another
+            self._slots.release()
 
     def _has_more(self, peer: tuple[str, str], traces: Sequence[str]) -> bool:
+        end_s = self._directory.env.monotonic_s() + ANSWER_S
         try:
             with self.asked(*peer) as client:
-                return any(self._lacks_any(self.layers_of(client, trace)) for trace in traces)
-        except (ReplicationError, CorruptionError) as error:
+                for trace in traces:
+                    left_s = end_s - self._directory.env.monotonic_s()
+                    if left_s <= 0 or self._lacks_any(self.layers_of(client, trace, left_s)):
+                        return True
+        except (NosyncError, OSError) as error:  # certificates that are being replaced, a disk that cannot be listed
             log.info("what %s has was asked for, in vain: %s", peer[0], error)
             return True
+        return False
 
     def _lacks_any(self, of_trace: Sequence[LayerId]) -> bool:
         """Whether one of these layers of one trace is not here. Looked for after they were listed: one may just have come."""

@@ -11,6 +11,8 @@ from nosync.replication.messages import SessionId
 
 SUSPECT_AFTER_S = 1.5
 """A peer that says nothing for so long, two beats and a half, is not counted on."""
+AWAY_PATIENCE_S = 5.0
+"""How long a daemon may be away, say to be restarted, until the tasks on its host are taken elsewhere."""
 SMALLEST_WINDOW_BYTES = 4 << 20
 WINDOW_S = 2.0
 """At most what comes in this time is asked for at once: on a slow link what is asked for would be merged before it came."""

@@ -161,7 +161,7 @@ class FetchingDirectory(LayerDirectory):
             came = wait_for_peers(client, self.env, names, is_here, LOOK_EVERY_S if recently else FETCH_PATIENCE_S)
         finally:
             client.close()
-        if not came:
+        if not came and self.env.monotonic_s() - now_s >= FETCH_PATIENCE_S:
             self._gave_up_s |= dict.fromkeys(names, self.env.monotonic_s())
         return came
 
@@ -189,4 +189,4 @@ def wait_for_peers(
                 return True
     except ReplicationError as error:
         log.warning("cannot fetch %s: %s", traces, error)
-    return False
+    return is_here()

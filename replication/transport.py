@@ -364,7 +364,7 @@ class DaemonClient:
         """Asks that what peers have of these traces is fetched. Returns whether they have, or may have, what is not here."""
         with self._errors("keep"):
             request = pb.KeepRequest(traces=traces)
-            return bool(self._stub.Keep(request, timeout=CALL_TIMEOUT_S, metadata=self._asked).may_come)
+            return bool(self._stub.Keep(request, timeout=CALL_TIMEOUT_S, metadata=self._asked).peers)
 
     def note(self, layers: list[str]) -> None:
         """Tells of published layers; not waited for, because the daemon finds them anyway."""

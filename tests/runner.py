@@ -256,6 +256,7 @@ class StoreRunner(Runner):
         sources = {stage.name: recorded[stage.name] for stage in self.flow.sources}
         bound = self._bound(flow, sources)
         other = [n for n in own if n not in recorded or bound.stages[n].fingerprint != self.flow.stages[n].fingerprint]
-        anew = begin_anew(bound, other, self.flow.stages)
-        self.store.node.lines.create(name, self.branch, at, changed_stages(bound, recorded), anew)
+        changed = changed_stages(bound, recorded)
+        anew = begin_anew(bound, changed, other, self.flow.stages)
+        self.store.node.lines.create(name, self.branch, at, changed, anew)
         return StoreRunner(flow, self.store, 0, name, self.shards)

@@ -200,7 +200,7 @@ def _explained(
     from nosync.spark.schemas import parse_ddl  # noqa: PLC0415 - needs pyspark
     from nosync.spark.session import expression_settings  # noqa: PLC0415
 
-    bound = bind(flow, parse_ddl, Analyzer(spark, expression_settings(spark)))
+    bound = bind(flow, parse_ddl, Analyzer(spark, expression_settings(spark)), anew=store.begun_anew(branch))
     with progress("tracing back", quiet=quiet) as advance:
         return trace_back(
             bound, store, stage, key, as_of, evaluate=evaluator(spark, expression_settings(spark)), branch=branch,

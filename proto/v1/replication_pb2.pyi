@@ -271,10 +271,10 @@ class KeepRequest(_message.Message):
     def __init__(self, traces: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class KeepReply(_message.Message):
-    __slots__ = ("may_come",)
-    MAY_COME_FIELD_NUMBER: _ClassVar[int]
-    may_come: bool
-    def __init__(self, may_come: _Optional[bool] = ...) -> None: ...
+    __slots__ = ("peers",)
+    PEERS_FIELD_NUMBER: _ClassVar[int]
+    peers: int
+    def __init__(self, peers: _Optional[int] = ...) -> None: ...
 
 class NoteRequest(_message.Message):
     __slots__ = ("layers",)

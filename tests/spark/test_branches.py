@@ -283,6 +283,18 @@ def joined(flow: nosync.Dataflow) -> nosync.Stage:
     return flow["rows"].join("both", flow["sums"].select("other", "word", "total"), on=["word"])
 
 
+def doubled(rows: pa.Table) -> pa.Table:
+    return rows.set_column(rows.column_names.index("total"), "total", pc.multiply(rows["total"], 2))
+
+
+def is_small(rows: pa.Table) -> pa.ChunkedArray:
+    return pc.less(rows["total"], 12)
+
+
+def is_large(rows: pa.Table) -> pa.ChunkedArray:
+    return pc.greater(rows["total"], 8)
+
+
 Change = dict[str, Any]
 """As `branch` takes it."""
 
@@ -299,6 +311,7 @@ def two_more(flow: nosync.Dataflow) -> object:
 ANEW: dict[str, tuple[Change, list[str]]] = {
     "a where that is not recorded": ({"replace": {"big": "total > 3"}}, ["how_big"]),
     "a where that is recorded": ({"replace": {"large": "total > 3"}}, ["large"]),
+    "what takes rows of a map that is not recorded": ({"replace": {"odd": is_large}}, ["odd"]),
     "an aggregate": (
         {"replace": {"how_big": {"words": nosync.count(), "most": nosync.max("total")}}},
         ["how_big"],
@@ -320,6 +333,8 @@ def test_what_follows_rows_that_change_begins_anew_from_all_that_is_there(
     store, fresh = open_store(), open_store("fresh")
     flow = make_flow()
     flow["sums"].where("large", "total > 7")
+    mapped = flow["sums"].select("named", "word", "total").map("mapped", doubled, persist="none")
+    mapped.filter("odd", is_small)
     changed = flow.changed(options.get("replace"), options.get("add"), options.get("drop", ()))
     job = nosync.Job(flow, store, spark=spark, shards=2)
     oracle = nosync.Job(changed, fresh, spark=spark, shards=2)
@@ -389,6 +404,60 @@ def test_a_join_that_begins_anew_needs_all_rows_of_its_inputs(spark: SparkSessio
         nosync.FlowError, match="stage both begins anew on the branch, from all rows of source rows, which are"
     ):
         job.branch("more", at=0, add=joined)
+
+
+def test_a_branch_that_leaves_its_parent_before_that_began_begins_what_its_parent_did(
+    spark: SparkSession, open_store: OpenStore
+) -> None:
+    store, fresh = open_store(), open_store("fresh")
+    options: Change = {"replace": {"big": "total > 3"}, "add": two_more}
+    job = nosync.Job(make_flow(), store, spark=spark, shards=2)
+    oracle = nosync.Job(make_flow().changed(options["replace"], two_more), fresh, spark=spark, shards=2)
+    for t in range(4):
+        job.advance(t, rows(spark, t))
+        oracle.advance(t, rows(spark, t))
+    parent = job.branch("parent", at=2, **options)
+    early, earlier = parent.branch("early"), parent.branch("earlier", at=1)
+    for branch in (parent, early, earlier):
+        branch.replay()
+        late = branch.branch(f"after-{branch.branch_name}", at=3, replace={"kept": even})
+        assert store.branches()[late.branch_name].anew == (), "it has begun already"
+        for name in ("how_big", "small", "new"):
+            assert rows_left(branch, name, 3) == rows_left(oracle, name, 3), (branch.branch_name, name)
+
+
+def test_layers_that_are_shared_do_not_begin_anew(spark: SparkSession, open_store: OpenStore) -> None:
+    store = open_store()
+    flow = make_flow()
+    flow["big"].update("running", key=["word"], state="n bigint", fn=lambda new, old: new.select(["word", "n"]))
+    job = nosync.Job(flow, store, spark=spark, shards=2)
+    for t in range(3):
+        job.advance(t, rows(spark, t))
+
+    def renamed(flow: nosync.Dataflow) -> object:
+        return flow["sums"].where("big2", "total > 10").aggregate("how_big", key=["n"], words=nosync.count())
+
+    branch = job.branch("same", at=1, drop=["running", "how_big", "big"], add=renamed)
+    assert branch.replay().layers_computed == 0
+    assert store.branches()["same"].anew == ()
+    parent = job.branch("parent", at=0)  # its own inputs give all sources other fingerprints
+    parent.advance(1, rows(spark, 1))
+    same = parent.branch("same-as-parent", replace={"big": "total > 10"})
+    assert store.branches()[same.branch_name].anew == ()
+
+
+def test_of_what_takes_rows_that_are_not_recorded_all_begins_anew_or_nothing(
+    spark: SparkSession, open_store: OpenStore
+) -> None:
+    flow = make_flow()
+    mapped = flow["sums"].select("named", "word", "total").map("mapped", doubled, persist="none")
+    mapped.filter("odd", is_small)
+    mapped.filter("same", is_small)
+    job = nosync.Job(flow, open_store(), spark=spark, shards=2)
+    job.advance(0, rows(spark, 0))
+    with pytest.raises(nosync.FlowError, match="stage mapped cannot be fed .*: it is not recorded .*: persist it"):
+        job.branch("more", at=0, replace={"odd": is_large})
+    job.branch("both", at=0, replace={"odd": is_large, "same": is_large})
 
 
 def test_what_depends_on_the_order_of_epochs_cannot_begin_anew(spark: SparkSession, open_store: OpenStore) -> None:
