@@ -125,7 +125,7 @@ def test_what_gets_other_code_after_rows_that_change_is_what_that_code_makes_of_
         other = [*other, op] if stages[stages[f"s{len(other)}"].inputs[0]].changing else other
 
     def shards_at(t: int) -> int:
-        return 2 if t < rescaled else 3
+        return 3 if t < rescaled else 2
 
     with a_store() as store, a_store() as fresh, a_store() as again:
         main, oracle = StoreRunner(build(ops), store, 1), StoreRunner(build(other), fresh, 2)
@@ -142,6 +142,13 @@ def test_what_gets_other_code_after_rows_that_change_is_what_that_code_makes_of_
             branch.shards = shards_at(t)
             branch.replay(t)
         last = len(rows) - 1
+        if fork + 1 < last:  # another one with the same code, which begins with other layers
+            later = main.make_branch("later", fork + 1, build(other), [f"s{at}"])
+            for t in range(fork + 2, len(rows)):
+                later.shards = shards_at(t)
+                later.replay(t)
+            for stage in later.flow.recorded:
+                assert state_of(store, later, stage.name, last, "later") == state_of(fresh, oracle, stage.name, last)
         for stage in branch.flow.recorded:
             before = Counter[str]()
             if stage.name in main.flow.stages:
