@@ -431,7 +431,8 @@ class Daemon(rpc.DaemonServicer):
             self.replicator.keep_traces(request.traces)
             peers = self.replicator.peers(lag=False)
             is_one_back_soon = any(p.state == "away" and 0 <= p.silent_s <= AWAY_PATIENCE_S for p in peers)
-            return pb.KeepReply(peers=is_one_back_soon or self.lookup.may_come(request.traces, self._peers_up()))
+            may_come = is_one_back_soon or self.lookup.may_come(request.traces, self._peers_up())
+            return pb.KeepReply(peers=int(may_come))
         raise AssertionError("the context was aborted")
 
     def Sync(self, request: pb.SyncRequest, context: Any) -> pb.Done:
