@@ -354,6 +354,8 @@ def test_what_follows_rows_that_change_begins_anew_from_all_that_is_there(
         if name in before:
             columns = set(job.flow.stages[name].output.names)  # of which there may be more on the branch
             assert rows_left(branch, name, FORK, columns) == before[name], "what came before the fork is the parent's"
+    assert store.begun_anew("other") == dict.fromkeys(store.branches()["other"].anew, FORK + 1)
+    assert store.begun_anew() == {}
     again = job.branch("other", at=FORK, **options)
     lost = lose(store, again, FORK + 1, stages)
     report = again.recover()
@@ -363,6 +365,8 @@ def test_what_follows_rows_that_change_begins_anew_from_all_that_is_there(
     job.promote(again)
     job.advance(EPOCHS, rows(spark, EPOCHS))
     oracle.advance(EPOCHS, rows(spark, EPOCHS))
+    assert store.begun_anew() == store.begun_anew("main")
+    assert FORK + 1 in store.begun_anew().values()
     for name in stages:
         assert rows_left(job, name, EPOCHS) == rows_left(oracle, name, EPOCHS), name
     later = nosync.Job(changed, store, spark=spark, shards=2)
