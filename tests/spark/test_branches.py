@@ -365,7 +365,6 @@ def test_what_follows_rows_that_change_begins_anew_from_all_that_is_there(
     job.promote(again)
     job.advance(EPOCHS, rows(spark, EPOCHS))
     oracle.advance(EPOCHS, rows(spark, EPOCHS))
-    assert store.begun_anew() == store.begun_anew("main")
     assert FORK + 1 in store.begun_anew().values()
     for name in stages:
         assert rows_left(job, name, EPOCHS) == rows_left(oracle, name, EPOCHS), name
