@@ -96,7 +96,7 @@ def state_of(store: nosync.Store, runner: StoreRunner, name: str, t: int, branch
     return weights(store.changes(name, -1, t, branch=branch).drop_columns(["_epoch"]))
 
 
-@settings(max_examples=60)
+@settings(max_examples=25)
 @given(
     pipelines.after_rows_that_change(), pipelines.added, pipelines.epochs, st.integers(1, 3), st.integers(0, 9), st.booleans(),
     st.integers(0, 5), st.integers(0, 7),

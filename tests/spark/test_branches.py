@@ -308,19 +308,27 @@ def two_more(flow: nosync.Dataflow) -> object:
     return flow["sums"].aggregate("new", key=["n"], words=nosync.count(), most=nosync.max("total"))
 
 
+def several(flow: nosync.Dataflow) -> object:
+    flow["big"].dedupe("firsts", key=["n"])
+    return [two_more(flow), joined(flow)]  # of rows that change, and with a log
+
+
 ANEW: dict[str, tuple[Change, list[str]]] = {
-    "a where that is not recorded": ({"replace": {"big": "total > 3"}}, ["how_big"]),
-    "a where that is recorded": ({"replace": {"large": "total > 3"}}, ["large"]),
-    "what takes rows of a map that is not recorded": ({"replace": {"odd": is_large}}, ["odd"]),
-    "an aggregate": (
-        {"replace": {"how_big": {"words": nosync.count(), "most": nosync.max("total")}}},
-        ["how_big"],
+    "a where that is not recorded, one that is, what takes rows of a map that is not, and new stages": (
+        {"replace": {"big": "total > 3", "large": "total > 3", "odd": is_large}, "add": several},
+        ["how_big", "large", "odd", "firsts", "small", "new", "both"],
     ),
-    "a new aggregate, and a new where": ({"add": two_more}, ["new", "small"]),
-    "a new dedupe": ({"add": lambda flow: flow["big"].dedupe("new", key=["n"])}, ["new"]),
-    "a new join with a log": ({"add": joined}, ["both"]),
+    "an aggregate, and what comes before": (
+        {
+            "replace": {
+                "kept": either,
+                "large": "total > 3",
+                "how_big": {"words": nosync.count(), "most": nosync.max("total")},
+            }
+        },
+        ["large", "how_big"],
+    ),
     "stages under their own names": ({"drop": ["big", "how_big"], "add": big_from_two}, ["how_big"]),
-    "what comes before, too": ({"replace": {"kept": either, "large": "total > 3"}}, ["large"]),
 }
 
 
@@ -374,9 +382,17 @@ def test_what_follows_rows_that_change_begins_anew_from_all_that_is_there(
 
 
 def rows_left(job: nosync.Job, name: str, t: int, columns: set[str] | None = None) -> Counter[str]:
-    """`columns`: those that count; None: all."""
-    found = [row.asDict() for row in job.read(name, t).collect()]
-    return Counter(repr(sorted((k, v) for k, v in row.items() if columns is None or k in columns)) for row in found)
+    """How often each row is there, without Spark. `columns`: those that count; None: all."""
+    stage, branch = job.flow.stages[name], job.branch_name
+    if stage.keyed:
+        found = job._store.read(name, t, branch=branch)
+    else:
+        found = job._store.changes(name, -1, t, branch=branch).drop_columns(["_epoch"])
+    left = Counter[str]()
+    for row in found.to_pylist():
+        went = row.pop("_change_type", "insert") in ("delete", "update_preimage")
+        left[repr(sorted((k, v) for k, v in row.items() if columns is None or k in columns))] += -1 if went else 1
+    return Counter({row: n for row, n in left.items() if n})
 
 
 def lose(store: nosync.Store, job: nosync.Job, t: int, stages: list[str]) -> int:
