@@ -425,9 +425,13 @@ class _Walk:
                     if rows is not None and rows.num_rows:
                         yield t, Shard(i, len(numbers)), rows
             else:
+                of_shard: dict[int, tuple[Shard, list[pa.Table]]] = {}  # a union has several inputs
                 for name_of_input in dict.fromkeys(stage.inputs):
                     for _, shard, fed in self._feeds(name_of_input, {t}):
-                        yield t, shard, self._computed(stage, fed, t, shard)
+                        tables = of_shard.setdefault(shard.index, (shard, []))[1]
+                        tables.append(self._computed(stage, fed, t, shard))
+                for shard, tables in of_shard.values():
+                    yield t, shard, pa.concat_tables(tables)
 
     def _is_as_if_always(self, stage: BoundStage) -> bool:
         """Whether a stateless stage began anew on the branch: then its code made all rows that are there, whenever what they are

@@ -19,7 +19,7 @@ import pyarrow.compute as pc
 from nosync.aggregates import ROWS
 from nosync.columns_between import HASH64_COLUMN
 from nosync.groups import Groups
-from nosync.joins import JoinSpec, NeverThereError, arrange_changing, arrange_growing, content_hash, join_changes
+from nosync.joins import NeverThereError, arrange_changing, arrange_growing, content_hash, join_changes
 from nosync.lsm.columns import (
     CHANGE_TYPE_COLUMN,
     EPOCH_COLUMN,
@@ -41,8 +41,8 @@ from nosync.lsm.columns import (
 )
 from nosync.lsm.errors import NosyncError, StageError
 from nosync.lsm.format import HASH_COLUMN, TOMBSTONE_COLUMN
-from nosync.lsm.hashing import HASH_BITS, U32, hash32, hash64, is_quick
-from nosync.lsm.layer import LayerId, Shard
+from nosync.lsm.hashing import HASH_BITS, U32, hash64, is_quick
+from nosync.lsm.layer import LayerId
 from nosync.lsm.merge import Rows
 from nosync.lsm.timestamp import Time, epoch_of, pack
 from nosync.lsm.trace import DELETE, INSERT, UPDATE_AFTER, UPDATE_BEFORE, Lookup, Trace, change_rows
@@ -309,53 +309,6 @@ def weights_of(rows: pa.Table) -> pa.Array:
     """+1 for rows that came, -1 for rows that went."""
     went = pc.is_in(rows.column(CHANGE_TYPE_COLUMN), value_set=_WENT)
     return as_array(pc.if_else(went, pa.scalar(-1, pa.int64()), pa.scalar(1, pa.int64())))
-
-
-def net_changes(rows: pa.Table, weights: pa.Array) -> pa.Table:
-    """What is left of rows that come and go, by their contents: each that came more often than it went is inserted, each that
-    went more often deleted, as often. In order of their contents' hash. `weights`: +1 or -1 for each row.
-    """
-    contents = content_hash(rows.drop_columns([CHANGE_TYPE_COLUMN]))
-    _, first, number = np.unique(contents, return_index=True, return_inverse=True)
-    net = np.bincount(number, weights.to_numpy(), minlength=len(first)).astype(np.int64)
-    times = np.abs(net)
-    left = rows.take(pa.array(np.repeat(first, times)))
-    kinds = pc.if_else(pa.array(np.repeat(net < 0, times)), DELETE, INSERT)
-    return left.set_column(left.schema.get_field_index(CHANGE_TYPE_COLUMN), CHANGE_TYPE_COLUMN, kinds)
-
-
-def hashed_by(stage: BoundStage) -> tuple[str, ...]:
-    """The columns of a keyed stage whose hash its rows are stored by."""
-    spec: JoinSpec | None = stage.options.get("join")
-    return spec.on if spec is not None else tuple(stage.options["feed_key"])
-
-
-def rows_of_shard(
-    log: BoundStage, recorded_by: Shard, mine: Shard, key_groups: int
-) -> Callable[[pa.Table], pa.Table] | None:
-    """Which of a log's rows that a shard recorded are those of a shard `mine`; None: none are.
-
-    Where there were other numbers of shards, rows go by the columns that place them, if any do; else they belong to no shard, and
-    are dealt out.
-    """
-    if recorded_by.count == mine.count:
-        return _all_rows if recorded_by == mine else None
-    if not (log.placed_by and log.is_placed_by_columns):
-        return _all_rows if recorded_by.index % mine.count == mine.index else None
-    theirs, ours = recorded_by.groups(key_groups), mine.groups(key_groups)
-    if theirs.stop <= ours.start or ours.stop <= theirs.start:
-        return None
-
-    def in_groups(rows: pa.Table) -> pa.Table:
-        hashes = hash32([as_array(rows.column(name)) for name in log.placed_by]).astype(np.uint64)
-        group = hashes * np.uint64(key_groups) >> np.uint64(HASH_BITS)
-        return rows.filter(pa.array((group >= ours.start) & (group < ours.stop)))
-
-    return in_groups
-
-
-def _all_rows(rows: pa.Table) -> pa.Table:
-    return rows
 
 
 def apply_aggregate(work: Work) -> Produced:

@@ -27,21 +27,21 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from nosync.anew import net_changes, rows_of_shard, turned
 from nosync.columns_between import HASH64_COLUMN, REPORT_COLUMN, SIDE_COLUMN, TAG_COLUMN
 from nosync.dataflow import AGGREGATE, FILTER, IN_JVM, JOIN, LOOP, MAP, SOURCE, UNION, UPDATE, WINDOW
 from nosync.fusing import no_rows, renamed, split
 from nosync.joins import content_hash
 from nosync.loops import apply_loop, changes_of_round, consolidate, recorded_changes
-from nosync.lsm.columns import as_batch, conformed, key_columns
+from nosync.lsm.columns import conformed, key_columns
 from nosync.lsm.env import storage_errors
 from nosync.lsm.errors import DeterminismError, HoleError, NotAvailableError
 from nosync.lsm.fence import Instance, check_fence
-from nosync.lsm.hashing import hash32, hash64
+from nosync.lsm.hashing import hash64
 from nosync.lsm.history import History, View, continued, span_at, view_at, views_of
 from nosync.lsm.layer import Description, Digest, LayerId, Shard, TraceId, of_round
 from nosync.lsm.timestamp import Time, end_of, pack
 from nosync.lsm.trace import Trace, lost_tail
-from nosync.lsm.writer import arrange
 from nosync.operators import (
     Produced,
     Work,
@@ -56,14 +56,9 @@ from nosync.operators import (
     as_changes,
     changes_of,
     hashed,
-    hashed_by,
     keep_rows,
     lone_updates_named,
-    net_changes,
     nothing_happened,
-    produce_from,
-    rows_of_layer,
-    rows_of_shard,
     source,
     stage_error,
     weights_of,
@@ -496,19 +491,12 @@ class _ShardRun:
     def _scanned(trace: Trace, as_of: Time) -> pa.Table:
         return pa.Table.from_batches(trace.scan(as_of), schema=trace.schema)
 
-    def _turned(self, stage: BoundStage, id: LayerId, whole: Produced) -> Produced:
-        """The layer that turns what a stage held before into `whole`, which was computed from all rows that are there."""
+    def _held_before(self, stage: BoundStage) -> pa.Table:
+        """What a stage held before this epoch; of a log, this shard's part."""
         before = Time(self._begin - 1)
         if not stage.keyed:
-            new = pa.Table.from_batches([whole.layer.batch]).select(stage.schema.names)
-            old = self._log_rows(stage, before)
-            weights = pa.concat_arrays([weights_of(new), pc.negate(weights_of(old))])
-            return Produced(arrange(net_changes(pa.concat_tables([new, old]), weights), (), whose=str(id)))
-        rows = rows_of_layer(whole.layer, self._begin)
-        old = as_batch(self._scanned(self._state_before(stage.name), before).select(stage.schema.names))
-        hashes = hash32([old.column(name) for name in hashed_by(stage)])
-        new = pa.Table.from_batches([rows.data]).select(stage.schema.names)
-        return produce_from(stage, id, new, rows.hashes, old, hashes, nested_too=True)
+            return self._log_rows(stage, before)
+        return self._scanned(self._state_before(stage.name), before).select(stage.schema.names)
 
     def _nothing_before(self, name: str) -> Trace:
         stage = self._task.stages[name]
@@ -532,7 +520,9 @@ class _ShardRun:
 
     def _compute(self, stage: BoundStage, id: LayerId) -> Produced:
         produced = self._operated(stage, id)
-        return self._turned(stage, id, produced) if self._is_anew(stage) and stage.recorded else produced
+        if not (self._is_anew(stage) and stage.recorded):
+            return produced
+        return turned(stage, id, produced, self._held_before(stage))
 
     def _is_anew(self, stage: BoundStage) -> bool:
         """Whether this is the epoch with which a stage begins anew."""

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
-from contextlib import closing, contextmanager
+from contextlib import closing
 from pathlib import PurePosixPath
 
 from nosync.lsm.directory import LAYERS, LayerDirectory
@@ -33,11 +33,9 @@ class Lookup:
         self._directory, self._certificates = directory, certificates
         self._slots = threading.BoundedSemaphore(_AT_ONCE)
 
-    @contextmanager
-    def asked(self, node: str, address: str) -> Iterator[DaemonClient]:
-        """A peer's daemon. Raises ReplicationError, where it does not answer, in what is done with it."""
-        with closing(DaemonClient(address, self._certificates, node)) as client:
-            yield client
+    def asked(self, node: str, address: str) -> closing[DaemonClient]:
+        """A peer's daemon. What is done with it raises ReplicationError where it does not answer."""
+        return closing(DaemonClient(address, self._certificates, node))
 
     def layers_of(self, client: DaemonClient, trace: str, timeout_s: float = ANSWER_S) -> list[LayerId]:
         """What a peer has of a trace. Raises ReplicationError for a name that is none, and where it does not answer."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import decimal
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
@@ -57,3 +58,12 @@ KEY_VALUES: dict[str, tuple[pa.DataType, st.SearchStrategy[Any]]] = {
     "double": (pa.float64(), st.floats(allow_nan=False)),
     "null": (pa.null(), st.none()),
 }
+
+
+def weights(rows: pa.Table) -> Counter[str]:
+    """How often each row is there; of a log of changes what is left of it, which may be less than nothing in between."""
+    found = Counter[str]()
+    for row in rows.to_pylist():
+        went = row.pop("_change_type", "insert") in ("delete", "update_preimage")
+        found[repr(sorted(row.items()))] += -1 if went else 1
+    return Counter({row: n for row, n in found.items() if n})

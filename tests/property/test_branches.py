@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tempfile
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -20,8 +20,9 @@ from nosync.explain import explain
 from nosync.plan import BoundStage
 from nosync.replay import begin_anew
 from tests import pipelines
+from tests.helpers import weights
 from tests.pipelines import CHANGEABLE, Op, build, change, table
-from tests.runner import StoreRunner, parse_ddl
+from tests.runner import SHARDS, StoreRunner, parse_ddl
 
 
 @contextmanager
@@ -29,6 +30,18 @@ def a_store() -> Iterator[nosync.Store]:
     settings = nosync.StoreSettings(background=False, grace_s=0.0)
     with tempfile.TemporaryDirectory() as directory, nosync.open(Path(directory) / "s", settings=settings) as store:
         yield store
+
+
+def replayed(
+    main: StoreRunner, name: str, fork: int, flow: nosync.Dataflow, at: int, epochs: int,
+    shards_at: Callable[[int], int] = lambda t: SHARDS,
+) -> StoreRunner:  # fmt: skip
+    """A branch on which operation `at` has other code, with all epochs."""
+    branch = main.make_branch(name, fork, flow, [f"s{at}"])
+    for t in range(fork + 1, epochs):
+        branch.shards = shards_at(t)
+        branch.replay(t)
+    return branch
 
 
 def no_jvm(stage: BoundStage, rows: pa.Table, keep: Any) -> pa.Table:
@@ -56,9 +69,7 @@ def test_a_replayed_branch_is_a_run_whose_code_changed_at_the_fork(
         if compact:
             store.sync()
             store.compact()
-        branch = main.make_branch("b", fork, build(other), [f"s{at}"])
-        for t in range(fork + 1, len(rows)):
-            branch.replay(t)
+        branch = replayed(main, "b", fork, build(other), at, len(rows))
         for stage in branch.flow.recorded:
             for t in range(len(rows)):
                 states = [store.read(stage.name, t, branch="b"), fresh.read(stage.name, t)]
@@ -80,15 +91,6 @@ def began(main: StoreRunner, at: int) -> list[str]:
         return []
 
 
-def weights(rows: pa.Table) -> Counter[str]:
-    """How often each row is there; of a log of changes what is left of it, which may be less than nothing in between."""
-    found = Counter[str]()
-    for row in rows.to_pylist():
-        went = row.pop("_change_type", "insert") in ("delete", "update_preimage")
-        found[repr(sorted(row.items()))] += -1 if went else 1
-    return Counter({row: n for row, n in found.items() if n})
-
-
 def state_of(store: nosync.Store, runner: StoreRunner, name: str, t: int, branch: str = "main") -> Counter[str]:
     stage = runner.flow.stages[name]
     if stage.keyed or not stage.changing:
@@ -108,6 +110,10 @@ def state_of(store: nosync.Store, runner: StoreRunner, name: str, t: int, branch
 @example(
     ([Op("counts", 0, 0, 0), Op("move", 1, 1, 0), Op("union", 0, 2, 0), Op("dedupe", 0, 3, 0)], 1), [],
     [[(1, 2, 3), (2, 2, 4)], [(1, 0, 2), (3, 1, 7)], [(2, 1, 1), (1, 3, 3)]], 2, 1, True, 5, 2,
+)  # fmt: skip
+@example(  # a union that begins anew, explained
+    ([Op("scale", 0, 0, 0), Op("sums", 0, 0, 0), Op("scale", 0, 2, 0), Op("scale", 0, 0, 0), Op("union", 0, 3, 0)], 2), [],
+    [[(0, 1, 2), (1, 0, 1)], [(0, 2, 1), (2, 1, 1)], [(0, 0, 3)]], 1, 0, False, 0, 0,
 )  # fmt: skip
 @example(  # the new stage takes a log in whose shards the rows of its key are, as far as so many shards recorded them
     ([Op("sums", 0, 0, 0), Op("project", 0, 1, 0), Op("keep", 1, 1, 0)], 1), [Op("counts", 0, 3, 0)],
@@ -137,16 +143,10 @@ def test_what_gets_other_code_after_rows_that_change_is_what_that_code_makes_of_
         if compact:
             store.sync()
             store.compact()
-        branch = main.make_branch("b", fork, build(other), [f"s{at}"])
-        for t in range(fork + 1, len(rows)):
-            branch.shards = shards_at(t)
-            branch.replay(t)
+        branch = replayed(main, "b", fork, build(other), at, len(rows), shards_at)
         last = len(rows) - 1
         if fork + 1 < last:  # another one with the same code, which begins with other layers
-            later = main.make_branch("later", fork + 1, build(other), [f"s{at}"])
-            for t in range(fork + 2, len(rows)):
-                later.shards = shards_at(t)
-                later.replay(t)
+            later = replayed(main, "later", fork + 1, build(other), at, len(rows), shards_at)
             for stage in later.flow.recorded:
                 assert state_of(store, later, stage.name, last, "later") == state_of(fresh, oracle, stage.name, last)
         for stage in branch.flow.recorded:
