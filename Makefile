@@ -33,7 +33,7 @@ demo: setup  ## Run a year of real flights through Spark, damage the store, reco
 
 test: setup  ## Run the tests (10 to 12 minutes on 2 cores).
 	$(BIN)/python -m pytest -n 2 $(IN_PARALLEL) --ignore=$(ON_HOSTS) --durations=10
-	$(BIN)/python -m pytest tests/spark $(ON_HOSTS) --durations=10
+	$(BIN)/python -m pytest -n 2 --dist loadfile tests/spark $(ON_HOSTS) --durations=10
 
 check: setup  ## Format, lint, types, dependency direction.
 	$(BIN)/ruff format --check .

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 import nosync
+from nosync.spark.schemas import parse_ddl
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -72,7 +73,7 @@ WIDE = (
 
 def wide_rows(n: int = 300) -> pa.Table:
     """Of all types that tasks read, with what is special of each."""
-    schema = nosync.spark.schemas.parse_ddl(WIDE)
+    schema = parse_ddl(WIDE)
     special: dict[str, list[Any]] = {
         "b": [-128, 127], "s": [-(2**15), 2**15 - 1], "i": [-(2**31), 2**31 - 1], "l": [-(2**63), 2**63 - 1],
         "f": [float("nan"), -0.0, 0.0, float("inf"), 1.5], "d": [float("nan"), -0.0, 0.0, float("-inf"), 1e300],
