@@ -35,6 +35,8 @@ IN_JVM = frozenset({SELECT, WHERE, STATIC_JOIN})
 STATELESS = frozenset({MAP, FILTER, UNION}) | IN_JVM
 PART_SEPARATOR = "__"
 """Stages that an operator consists of are named `<stage>__<part>`."""
+_FOR_EXPRESSIONS = {MAP: "select()", FILTER: "where()"}
+"""What is called in the place of these where there is no function."""
 
 MapFunction = Callable[[pa.Table], pa.Table]
 FilterFunction = Callable[[pa.Table], Any]
@@ -468,7 +470,9 @@ class Dataflow:
         if stage.name in self._stages:
             raise FlowError(f"dataflow {self.name}: two stages are named {stage.name!r}; give each its own name")
         if not callable(stage.function) and (stage.function is not None or stage.kind in (MAP, FILTER, UPDATE)):
-            raise FlowError(f"stage {stage.name}: {stage.function!r} is not a function")
+            instead = _FOR_EXPRESSIONS.get(stage.kind)
+            hint = f"; {instead} takes SQL text or a Column" if instead and stage.function is not None else ""
+            raise FlowError(f"stage {stage.name}: {stage.function!r} is not a function{hint}")
         if stage.persist is not None:
             level = parse_level(stage.persist, f"stage {stage.name}")
             if level == NONE and stage.kind not in STATELESS:

@@ -82,6 +82,8 @@ OPTIONAL_WINDOW_BYTES = 2 << 20
 """Of what can be computed again no more is on its way at once, so that it holds up little of the rest."""
 KEEP_S = 60.0
 """How long a node keeps what a task there has asked for."""
+ASKED_S = 1.0
+"""A task that waits asks again within this time: what it waits for comes before all else."""
 PUSH_FILE_BYTES = 64 << 10
 PUSH_BYTES = 1 << 20
 """No more than this is on its way unasked to one peer."""
@@ -715,7 +717,16 @@ class Replica:
         return tuple(chosen)
 
     def _candidates(self, peer: Peer) -> Iterator[Held]:
-        """What a peer could be asked for, in order. Many files, as to fill a new node, are put in order once in a while."""
+        """What a peer could be asked for, in order. Many files, as to fill a new node, are put in order once in a while.
+
+        First comes what tasks wait for, and of that the traces of which the least is missing: a layer of the last epoch does not
+        wait until the history of another shard has come, which is asked for when this node stands in for one that was lost.
+        """
+        asked = [
+            peer.todo[trace] for trace, until_s in self._kept_s.items() if trace in peer.todo and self._is_new(until_s)
+        ]
+        for todo in sorted(asked, key=lambda todo: sum(held.size_bytes for held in todo)):
+            yield from in_order(todo)
         if peer.todo_files <= FEW_FILES:
             peer.queue = []
             yield from in_order(held for todo in peer.todo.values() for held in todo)
@@ -729,6 +740,10 @@ class Replica:
             held = peer.queue.pop()
             if held in peer.todo.get(place_of(held.name), ()):
                 yield held
+
+    def _is_new(self, until_s: float) -> bool:
+        """Whether a task asked just now for what is kept until then."""
+        return until_s - KEEP_S >= self.now_s - ASKED_S
 
     def _wants(self, peer: Peer, held: Held) -> bool:
         """Whether a file is to be taken from a peer now, if nothing here stands for it."""

@@ -167,6 +167,10 @@ def test_stages_without_a_function_are_refused() -> None:
         rows.map("mapped", None)  # type: ignore[arg-type]
     with pytest.raises(FlowError, match="stage kept: None is not a function"):
         rows.update("kept", key=["k"], state="n bigint", fn=None)  # type: ignore[arg-type]
+    with pytest.raises(FlowError, match=r"stage some: 'n > 3' is not a function; where\(\) takes SQL text or a Column"):
+        rows.filter("some", "n > 3")  # type: ignore[arg-type]
+    with pytest.raises(FlowError, match=r"stage shorter: \['k'\] is not a function; select\(\) takes SQL text"):
+        rows.map("shorter", ["k"])  # type: ignore[arg-type]
     with pytest.raises(nosync.InvalidInputError, match="None is not a function"):
         nosync.CallbackSink(None)  # type: ignore[arg-type]
 

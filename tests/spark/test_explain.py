@@ -7,7 +7,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pytest
@@ -167,6 +167,64 @@ def test_the_commands(
     with nosync.open(tmp_path / "s", read_only=True) as read:
         assert read.last_sealed() == 1
         assert read.read("sums", branch="before-rewind-2").sort_by("k").equals(before)
+
+
+FLOW_OF_BARS = """
+import nosync
+
+def make(bar=10):
+    flow = nosync.Dataflow("f")
+    sums = flow.source("rows", "k string, v bigint").aggregate("sums", key=["k"], total=nosync.sum("v"))
+    sums.where("high", f"total > {bar}")
+    return flow
+
+def lower():
+    return make(3)
+"""
+
+
+def test_commands_on_a_branch_whose_stages_begin_anew(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "bars.py").write_text(FLOW_OF_BARS)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    import bars  # type: ignore[import-not-found]
+
+    with nosync.open(tmp_path / "s") as store:
+        job = nosync.Job(bars.make(), store, spark=spark, shards=2)
+        for t in range(4):
+            job.advance(t, {"rows": spark.createDataFrame(pa.table({"k": ["a", "b"], "v": [t, 3 * t]}))})
+        store.sync()
+        job.branch("lower", at=1, replace={"high": "total > 3"})
+
+    def here(*arguments: str) -> dict[str, Any]:
+        capsys.readouterr()
+        main([*arguments, "--json"])
+        answer: dict[str, Any] = json.loads(capsys.readouterr().out)
+        return answer
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("nosync.spark.session.local_session", lambda *_, **__: spark)
+    monkeypatch.setattr(spark, "stop", lambda: None)
+    here("replay", "s", "lower", "--flow", "bars:lower")
+    why = here("explain", "s", "high", "--key", "k=a", "--branch", "lower", "--flow", "bars:lower")
+    assert why["value"] == [{"k": "a", "total": 6}]
+    assert why["inputs"] == {"rows": [{"k": "a", "v": t, "_epoch": t} for t in range(4)]}
+    assert why["exact"]
+    of_main = here("explain", "s", "high", "--key", "k=a", "--flow", "bars:make")
+    assert of_main["value"] == [], "6 is not over 10"
+    with nosync.open(tmp_path / "s", read_only=True) as read:
+        sealed = read._lines().manifests("lower")
+        theirs = [
+            Path("s", "layers", e.id.path) for t in (2, 3) for e in sealed[t].entries if e.id.trace.stage == "high"
+        ]
+        before = read.read("high", branch="lower").sort_by("k")
+    for path in theirs:
+        path.unlink()
+    report = here("recover", "s", "--branch", "lower", "--flow", "bars:lower")
+    assert report["lost"] == report["recomputed"] == len(theirs)
+    with nosync.open(tmp_path / "s", read_only=True) as read:
+        assert read.read("high", branch="lower").sort_by("k").equals(before)
 
 
 @pytest.mark.parametrize(

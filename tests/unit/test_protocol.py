@@ -26,8 +26,10 @@ from nosync.replication.messages import (
 )
 from nosync.replication.peer import SMALLEST_WINDOW_BYTES
 from nosync.replication.protocol import (
+    ASKED_S,
     BEAT_S,
     FETCH_TIMEOUT_S,
+    FEW_FILES,
     LOADED_BYTES,
     MEET_S,
     OPTIONAL_WINDOW_BYTES,
@@ -607,3 +609,36 @@ def test_what_failed_once_is_not_remembered_for_ever() -> None:
     assert replica._again_s
     replica.tick(RETRY_AFTER_S + 1)
     assert not replica._again_s
+
+
+@pytest.mark.parametrize("files", [10, FEW_FILES + 10])
+@pytest.mark.parametrize("asked_s", [0.0, ASKED_S + 0.1, None])
+def test_what_a_task_waits_for_comes_before_what_is_copied_for_safety(files: int, asked_s: float | None) -> None:
+    """A node that stands in for one that was lost copies the history of its shards meanwhile."""
+    pair = Pair()
+    n2 = pair.nodes[N2]
+    history = [held(t, stage="history", size_bytes=SMALLEST_WINDOW_BYTES) for t in range(files)]
+    larger = [held(t, stage="larger", size_bytes=2) for t in range(2)]
+    newest = held(files, stage="asked")
+    told = [e.message for e in pair.nodes[N1].holds([*history, *larger, newest]) if isinstance(e, Send)]
+
+    def asked_for(effects: list[Effect]) -> list[Held]:
+        wants = [e.message for e in effects if isinstance(e, Send) and isinstance(e.message, Want)]
+        return [wanted.held for want in wants for wanted in want.files]
+
+    [first, *_] = asked_for([effect for message in told for effect in n2.received(SESSION, message)])
+    waiting = [first]
+    n2.tick(BEAT_S)  # of many files the order stands for a while
+    if asked_s is not None:
+        waiting += asked_for(n2.keep_traces([place_of(larger[0].name), place_of(newest.name)]))
+        waiting += asked_for(n2.tick(BEAT_S + asked_s))  # a task that still waits would have asked again
+    is_waited_for = asked_s == 0.0
+    coming: list[Held] = []
+    while waiting:
+        one = waiting.pop(0)
+        coming.append(one)
+        waiting += asked_for(n2.holds([one]))
+    assert sorted(coming, key=lambda h: h.name) == sorted([*history, *larger, newest], key=lambda h: h.name)
+    assert (coming.index(newest) < 5) == is_waited_for
+    if is_waited_for:
+        assert coming.index(newest) < coming.index(larger[1]), "the least comes first"
