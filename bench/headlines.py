@@ -73,7 +73,6 @@ HEADLINES = [
     Headline("an epoch, with 10,000,000 keys", "spark_epochs", "epoch of 20,000 rows, 10,000,000"),
     Headline("from its end until it is durable", "spark_epochs", DURABLE),
     Headline("an epoch's output held up, p99.9", "recovery_protocols", "100,000 keys, stall p99.9", engine="nosync"),
-    Headline("the same with 10,000,000 keys", "recovery_protocols", "10,000,000 keys, stall p99.9", engine="nosync"),
     Headline("the same on an ext4 with a journal", "recovery_protocols", f"{JOURNALED}, stall p99.9"),
     Headline("the same beside a slow second node, p50", "recovery_protocols", SLOW, engine="nosync"),
     Headline("sums, epochs of 500,000 rows", "engines_sums", LARGE, "rows/s", STREAMING),

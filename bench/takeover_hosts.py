@@ -100,7 +100,7 @@ def run(scale: str) -> Iterator[Result]:
         is_large_too = scale == "full" or (scale == "normal" and harm == HARMS[-1])
         for keys in (SMALL_KEYS, LARGE_KEYS) if is_large_too else (SMALL_KEYS,):
             runs = []
-            for _ in range(REPEATS[scale] if keys == SMALL_KEYS else 1):
+            for _ in range(REPEATS[scale]):
                 with tempfile.TemporaryDirectory(dir=".") as directory:
                     runs.append(_measure(Path(directory).absolute(), keys, harm.ours))
             until_s[keys], normal_s = Samples([run.until_s for run in runs]), Samples([run.normal_s for run in runs])
