@@ -117,8 +117,11 @@ def machines(results: Sequence[Mapping[str, Any]]) -> str:
     found = sorted({_machine(f["machine"]) for f in shown})
     hosts = sorted({str(f["machine"]["kernel"]) for f in shown})
     said = f"Measured on {'; and on '.join(found)}"
-    if len(hosts) > 1:
-        said += f"; on {len(hosts)} hosts of that kind, each row on one ([docs/benchmarks.md](docs/benchmarks.md) says which)"
+    which = "each row on one ([docs/benchmarks.md](docs/benchmarks.md) says which)"
+    if len(found) > 1:
+        said += f", {which}"
+    elif len(hosts) > 1:
+        said += f"; on {len(hosts)} hosts of that kind, {which}"
     full = sorted({str(f["benchmark"]) for f in shown if f["scale"] == "full"})
     return said + (f". With `--scale full`: {', '.join(full)}" if full else "") + ".\n"
 
