@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -104,12 +105,31 @@ number = 7
 """
 
 
-def test_the_commands(
+Command = Callable[..., dict[str, Any]]
+
+
+@pytest.fixture
+def here(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+) -> Command:
+    """A command with --json, in this session and in the test's own directory, whose modules can be imported."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setattr("nosync.spark.session.local_session", lambda *_, **__: spark)
+    monkeypatch.setattr(spark, "stop", lambda: None)
+
+    def run(*arguments: str) -> dict[str, Any]:
+        capsys.readouterr()
+        main([*arguments, "--json"])
+        answer: dict[str, Any] = json.loads(capsys.readouterr().out)
+        return answer
+
+    return run
+
+
+def test_the_commands(spark: SparkSession, tmp_path: Path, here: Command) -> None:
     """As from a shell, in a directory with the flow's module in it; one of them really so, the others in this session."""
     (tmp_path / "my_job.py").write_text(FLOW)
-    monkeypatch.syspath_prepend(str(tmp_path))
     import my_job  # type: ignore[import-not-found]
 
     spark.sparkContext.addPyFile(str(tmp_path / "my_job.py"))
@@ -131,15 +151,6 @@ def test_the_commands(
         answer: dict[str, object] = json.loads(done.stdout)
         return answer
 
-    def here(*arguments: str) -> dict[str, object]:
-        capsys.readouterr()
-        main([*arguments, "--json"])
-        answer: dict[str, object] = json.loads(capsys.readouterr().out)
-        return answer
-
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("nosync.spark.session.local_session", lambda *_, **__: spark)
-    monkeypatch.setattr(spark, "stop", lambda: None)
     before_it = {
         path: path.read_bytes() for name in ("jobs", "branches", "layers") for path in Path("s", name).rglob("*.*")
     }
@@ -183,11 +194,8 @@ def lower():
 """
 
 
-def test_commands_on_a_branch_whose_stages_begin_anew(
-    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_commands_on_a_branch_whose_stages_begin_anew(spark: SparkSession, tmp_path: Path, here: Command) -> None:
     (tmp_path / "bars.py").write_text(FLOW_OF_BARS)
-    monkeypatch.syspath_prepend(str(tmp_path))
     import bars  # type: ignore[import-not-found]
 
     with nosync.open(tmp_path / "s") as store:
@@ -197,15 +205,6 @@ def test_commands_on_a_branch_whose_stages_begin_anew(
         store.sync()
         job.branch("lower", at=1, replace={"high": "total > 3"})
 
-    def here(*arguments: str) -> dict[str, Any]:
-        capsys.readouterr()
-        main([*arguments, "--json"])
-        answer: dict[str, Any] = json.loads(capsys.readouterr().out)
-        return answer
-
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("nosync.spark.session.local_session", lambda *_, **__: spark)
-    monkeypatch.setattr(spark, "stop", lambda: None)
     here("replay", "s", "lower", "--flow", "bars:lower")
     why = here("explain", "s", "high", "--key", "k=a", "--branch", "lower", "--flow", "bars:lower")
     assert why["value"] == [{"k": "a", "total": 6}]
