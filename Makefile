@@ -7,6 +7,7 @@ OUT    ?= nosync-demo
 CYCLES ?= 200
 KILLS ?= 50
 SEEDS ?= 10000
+MINUTES ?= 12
 IN_PARALLEL := tests/unit tests/property tests/model tests/format tests/simulation tests/crash tests/cluster
 ON_HOSTS := tests/cluster/test_hosts.py
 
@@ -61,8 +62,8 @@ cluster: setup  ## Daemons as processes, Spark over three hosts: the long tests,
 model:  ## Check docs/model with Spin, and that planted bugs break it. Needs spin and a C compiler.
 	sh docs/model/check.sh
 
-bench: setup  ## Measure beside baselines and other engines, in short runs (under 15 minutes).
-	$(BIN)/python -m bench --scale short
+bench: setup  ## Measure beside baselines and other engines, in short runs (under 15 minutes: none begins after MINUTES=12).
+	$(BIN)/python -m bench --scale short --minutes $(MINUTES)
 
 bench-full: setup  ## The same at full scale, then docs/benchmarks.md. Hours; goes on where it was interrupted.
 	$(BIN)/python -m bench --scale full --resume

@@ -40,7 +40,7 @@ def run(scale: str) -> Iterator[Result]:
                 "Structured Streaming, RocksDB + changelog", rate, ours / rate, "> 1", ours > rate, mine.spread, MEASURED,
                 {"input": digest},
             )  # fmt: skip
-    spark.stop()
+        spark.stop()  # first what still writes to the directory
 
 
 def _check_answers(spark: SparkSession, root: Path) -> None:

@@ -35,7 +35,8 @@ from bench.spark_epochs import Run as EpochsOfOurs
 from nosync.spark.session import arrow_settings, conf_set, local_session, session_settings
 from nosync.spark.worker import task_in_worker
 
-KEYS, FEW_KEYS = 2_000_000, 100_000
+KEYS = 2_000_000
+FEW_KEYS = {"short": 40_000, "normal": 100_000, "full": 100_000}
 """Of Python's transformWithState, which takes some 10 s for 20,000 rows, a smaller state is made; and of ours beside it."""
 _DRAWN = "pmod(pmod({id} * 2654435761, 4294967296) * (pmod({id}, 65521) + 1), 4294967291)"
 KEY = "IF({id} < {keys}, {id}, pmod(" + _DRAWN + ", {keys}))"
@@ -93,18 +94,19 @@ def batch(spark: SparkSession, first: int, rows: int, keys: int) -> DataFrame:
 def run(scale: str) -> Iterator[Result]:
     full, short = scale == "full", scale == "short"
     warm, many = (4, 4) if short else (25, 12)
+    few_keys = FEW_KEYS[scale]
     slow, slowest = {"short": ((1, 2), (0, 1)), "normal": ((4, 8), (2, 3)), "full": ((4, 12), (2, 8))}[scale]
     mine = {
         (LARGE, KEYS): alone(_ours, LARGE, KEYS, warm, many),
         (SMALL, KEYS): alone(_ours, SMALL, KEYS, warm, 3 * many),
-        (SMALL, FEW_KEYS): alone(_ours, SMALL, FEW_KEYS, warm, 3 * many),
+        (SMALL, few_keys): alone(_ours, SMALL, few_keys, warm, 3 * many),
     }
     floors = {rows: alone(_beside_the_floor, rows, warm, 2 * many) for rows in (LARGE, SMALL)}
-    large, small = alone(_streamed, "true", (LARGE, *slow), (SMALL, warm, 10 if short else 3 * many))
+    large, small = alone(_streamed, "true", (LARGE, *slow), (SMALL, warm, 6 if short else 3 * many))
     streamed: list[tuple[str, int, int, float, Run]] = [
         ("RocksDB + changelog", LARGE, KEYS, 5.0, large),
         ("RocksDB + changelog", SMALL, KEYS, 1.5, small),
-        ("transformWithStateInPandas", SMALL, FEW_KEYS, 20.0, alone(_in_python, SMALL, *slowest)),
+        ("transformWithStateInPandas", SMALL, few_keys, 20.0, alone(_in_python, SMALL, few_keys, *slowest)),
     ]
     variants: dict[str, dict[str, str]] = {"default": {}}
     if not short:
@@ -124,8 +126,9 @@ def run(scale: str) -> Iterator[Result]:
         workload = f"epochs of {rows:,} rows, {keys:,} keys"
         yield from _beside(mine[rows, keys], workload, f"Structured Streaming, {name}", theirs, goal)
     pairs, more = {"short": (1, 1_000_000), "normal": (3, 2_500_000), "full": (5, 6_000_000)}[scale]
+    first = KEYS // 4 if short else KEYS
     for name, settings in variants.items():
-        version, theirs = alone(_flink, more, pairs, settings)
+        version, theirs = alone(_flink, first, more, pairs, settings)
         peer = f"Flink {version} SQL, RocksDB incremental, 1 s checkpoints, {name}"
         yield from _beside(mine[LARGE, KEYS], f"{KEYS:,} keys, ours in epochs of {LARGE:,} rows", peer, theirs, 5.0)
 
@@ -222,7 +225,10 @@ def _beside_the_floor(rows: int, warm: int, repeats: int) -> tuple[Samples, Samp
 
 
 def checkpoint_directory(root: Path = Path()) -> tempfile.TemporaryDirectory[str]:
-    """Spark's maintenance of state goes on for a moment after a query, and may write while its directory goes."""
+    """Spark's maintenance of state goes on for a moment after a query, and may write while its directory goes, or after it.
+
+    So the session is to end before whatever this lies in goes, or before this does.
+    """
     return tempfile.TemporaryDirectory(dir=root, ignore_cleanup_errors=True)
 
 
@@ -237,12 +243,15 @@ def _streamed(changelog: str, *runs: tuple[int, int, int]) -> list[Run]:
     """
     spark = local_session(CORES, "nosync-bench")
     found: list[Run] = []
-    with conf_set(spark, {**STREAMING, CHANGELOG: changelog}), checkpoint_directory() as checkpoint:
-        for rows, warm, repeats in runs:
-            sums = _source(spark, rows, KEYS).groupBy("k").agg(F.count(F.lit(1)).alias("n"), F.sum("v").alias("total"))
-            writer = sums.writeStream.outputMode("update").format("noop").option("checkpointLocation", checkpoint)
-            found.append(_batches(writer.start(), rows, warm if found else KEYS // rows + warm, repeats))
-    spark.stop()
+    with checkpoint_directory() as checkpoint:
+        with conf_set(spark, {**STREAMING, CHANGELOG: changelog}):
+            for rows, warm, repeats in runs:
+                sums = (
+                    _source(spark, rows, KEYS).groupBy("k").agg(F.count(F.lit(1)).alias("n"), F.sum("v").alias("total"))
+                )
+                writer = sums.writeStream.outputMode("update").format("noop").option("checkpointLocation", checkpoint)
+                found.append(_batches(writer.start(), rows, warm if found else KEYS // rows + warm, repeats))
+        spark.stop()
     return found
 
 
@@ -263,15 +272,16 @@ class Sums(StatefulProcessor):
         pass
 
 
-def _in_python(rows: int, warm: int, repeats: int) -> Run:
+def _in_python(rows: int, keys: int, warm: int, repeats: int) -> Run:
     spark = local_session(CORES, "nosync-bench")
-    with conf_set(spark, {**STREAMING, CHANGELOG: "true"}), checkpoint_directory() as checkpoint:
-        sums = _source(spark, rows, FEW_KEYS).groupBy("k").transformWithStateInPandas(
-            Sums(), "k bigint, n bigint, total bigint", "Update", "None"
-        )  # fmt: skip
-        stream = sums.writeStream.outputMode("update").format("noop").option("checkpointLocation", checkpoint).start()
-        found = _batches(stream, rows, FEW_KEYS // rows + warm, repeats)
-    spark.stop()
+    with checkpoint_directory() as checkpoint:
+        with conf_set(spark, {**STREAMING, CHANGELOG: "true"}):
+            sums = _source(spark, rows, keys).groupBy("k").transformWithStateInPandas(
+                Sums(), "k bigint, n bigint, total bigint", "Update", "None"
+            )  # fmt: skip
+            writer = sums.writeStream.outputMode("update").format("noop").option("checkpointLocation", checkpoint)
+            found = _batches(writer.start(), rows, keys // rows + warm, repeats)
+        spark.stop()
     return found
 
 
@@ -303,9 +313,11 @@ def _batches(stream: StreamingQuery, rows: int, warm: int, repeats: int) -> Run:
 # --- Flink ------------------------------------------------------------------------------------------------------------
 
 
-def _flink(rows: int, pairs: int, settings: dict[str, str]) -> tuple[str, Run]:
-    """Its version, and what so many rows took after the first ones, which have each key once."""
-    about = {"rows": KEYS + rows, "warm_rows": KEYS, "pairs": pairs, "keys": KEYS, "settings": settings}
+def _flink(first: int, rows: int, pairs: int, settings: dict[str, str]) -> tuple[str, Run]:
+    """Its version, and what so many rows took after those that have each key once; its JVM warms up with `first` rows."""
+    about = {
+        "first_rows": first, "warm_rows": KEYS, "rows": KEYS + rows, "pairs": pairs, "keys": KEYS, "settings": settings,
+    }  # fmt: skip
     os.environ["JAVA_TOOL_OPTIONS"] = HEAP  # of the process that this function has to itself
     with PeakMemory(with_this=False) as memory:
         found = run_flink("flink_sums.py", about)

@@ -20,10 +20,15 @@ _PATIENCE_S = 3600
 
 def run_flink(program: str, about: dict[str, Any]) -> dict[str, Any]:
     """Runs a program of `bench/peers`, which reads JSON and a directory for checkpoints, and prints JSON in its last line."""
-    with tempfile.TemporaryDirectory(dir=".") as checkpoints:
-        request = about | {"checkpoints": Path(checkpoints).absolute().as_uri()}
+    with tempfile.TemporaryDirectory(dir=".") as temporary:
+        checkpoints, scratch = (Path(temporary).absolute() / name for name in ("checkpoints", "scratch"))
+        scratch.mkdir()
+        request = about | {"checkpoints": checkpoints.as_uri()}
+        env = variables()
+        # Its planner and web server unpack themselves there, and leave that behind.
+        env["JAVA_TOOL_OPTIONS"] = f"{env.get('JAVA_TOOL_OPTIONS', '')} -Djava.io.tmpdir={scratch}".strip()
         done = subprocess.run(
-            [str(flink_python()), str(Path(__file__).parent / "peers" / program)], input=json.dumps(request), env=variables(),
+            [str(flink_python()), str(Path(__file__).parent / "peers" / program)], input=json.dumps(request), env=env,
             capture_output=True, text=True, check=False, timeout=_PATIENCE_S,
         )  # fmt: skip
     if done.returncode:

@@ -36,7 +36,7 @@ from nosync.replication.transport import OPTIONS
 from nosync.replication.wire import CHUNK_BYTES
 from nosync.testing.daemons import Daemons, eventually, free_ports
 
-REST_S = 60
+REST_S = {"short": 20, "normal": 60, "full": 60}
 """Processor time is counted in hundredths of a second, of which there are few."""
 RATE_HZ = 100
 TRACES = 50
@@ -174,7 +174,7 @@ def run(scale: str) -> Iterator[Result]:
             yield from _sent(cluster, RATE_HZ * seconds // 4)
             yield from _throughput(cluster, files)
             cluster.become_a_process()
-            yield from _at_rest(cluster)
+            yield from _at_rest(cluster, REST_S[scale])
             yield from _publishing(cluster, Path(temporary), repeats)
         finally:
             cluster.close()
@@ -300,17 +300,17 @@ def _take_files(target: Path | None, port: Connection) -> None:
     server.wait_for_termination()
 
 
-def _at_rest(cluster: Cluster) -> Iterator[Result]:
+def _at_rest(cluster: Cluster, rest_s: int) -> Iterator[Result]:
     process = psutil.Process(cluster.peers.processes["n2"].pid)
-    for _ in range(30):  # merges of what came before are no rest
+    for _ in range(rest_s // 2):  # merges of what came before are no rest
         began = process.cpu_times()
         time.sleep(2.0)
         if process.cpu_times().user - began.user < 0.05:
             break
     before = process.cpu_times()
-    time.sleep(REST_S)
+    time.sleep(rest_s)
     after = process.cpu_times()
-    share = (after.user + after.system - before.user - before.system) / REST_S
+    share = (after.user + after.system - before.user - before.system) / rest_s
     yield Result("a daemon at rest, two peers", "CPU of one core", share * 100, "%", goal="<= 1", met=share <= 0.01)
     memory = process.memory_info().rss / 1e6
     yield Result("a daemon at rest, two peers", "resident memory", memory, "MB", goal="<= 200", met=memory <= 200)

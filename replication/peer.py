@@ -39,6 +39,8 @@ class Peer:
     """Groups of files whose summary came, and whose names were asked for."""
     todo: dict[str, list[Held]] = field(default_factory=dict)
     """What we are missing of what it holds, by trace (layers) or by itself (other files)."""
+    not_safe: dict[str, list[Held]] = field(default_factory=dict)
+    """Of that what begins after the safe point, as it was when `todo` was made."""
     todo_files: int = 0
     """How many these are."""
     queue: list[Held] = field(default_factory=list)

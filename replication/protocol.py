@@ -28,6 +28,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from nosync.lsm.directory import MANIFESTS
+from nosync.lsm.manifest import MAIN_LINE
 from nosync.lsm.timestamp import Time, epoch_of
 from nosync.replication.divergence import is_register
 from nosync.replication.inventory import (
@@ -138,6 +139,7 @@ class Replica:
         """So much of the backlog is of stages that copies are asked for, that the `optional` ones wait."""
         self.safe: dict[str, int] = {}
         """By line, this node's safe point, which peers are told."""
+        self.main_line = MAIN_LINE
         self._let_go: dict[str, Time] = {}  # by trace, the time up to which its layers are not kept here any more
         self._kept_s: dict[str, float] = {}  # traces that tasks here asked for, and until when
         self.given_up: dict[str, str] = {}
@@ -420,8 +422,11 @@ class Replica:
             return []
         peer.heard_s = self.now_s
         if isinstance(message, Beat):
-            for line, t in message.safe:
-                peer.safe[line] = t
+            told = dict(message.safe)
+            if self.main_line in told.keys() - peer.safe.keys():
+                peer.dirty |= peer.todo.keys()  # what of it is safe was not known yet
+                peer.queue = []
+            peer.safe |= told
         if isinstance(message, Summary | InventoryIs | Change | Beat):
             return self._statement(peer, message)
         if isinstance(message, AskInventory):
@@ -464,7 +469,7 @@ class Replica:
     def _void(self, peer: Peer) -> None:
         """Nothing counts that a peer said of what it holds."""
         self._touched_of(peer, (held.name for held in peer.holds))
-        peer.holds, peer.todo, peer.unwanted = Inventory(), {}, {}
+        peer.holds, peer.todo, peer.not_safe, peer.unwanted = Inventory(), {}, {}, {}
         peer.conflicts, peer.found_diverged = {}, None
         peer.todo_files, peer.queue = 0, []
 
@@ -679,8 +684,20 @@ class Replica:
             todo = [held for name in names if (held := peer.holds.get(name)) and not self._has_or_fetches(name)]
         todo = [held for held in todo if not self._is_given_up(held)] if self.given_up else todo
         peer.todo_files += len(todo) - len(peer.todo.pop(place, ()))
+        peer.not_safe.pop(place, None)
         if todo:
             peer.todo[place] = todo
+            not_safe = self._not_safe(todo)
+            if not_safe:
+                peer.not_safe[place] = not_safe
+
+    def _not_safe(self, todo: Iterable[Held]) -> list[Held]:
+        """Of these files what begins after the safe point of the main line, if there is one."""
+        told = (peer.safe for peer in self._linked())
+        safe = max(of.get(self.main_line, -1) for of in (self.safe, *told))
+        if safe < 0:
+            return []
+        return [held for held in todo if (t := _first_epoch(held.name, self.main_line)) is not None and t > safe]
 
     def _conflict(self, peer: Peer, name: str) -> tuple[str, str] | None:
         """Our digest and a peer's, where they differ; ours is empty where the peer holds what was given up here."""
@@ -721,12 +738,16 @@ class Replica:
 
         First comes what tasks wait for, and of that the traces of which the least is missing: a layer of the last epoch does not
         wait until the history of another shard has come, which is asked for when this node stands in for one that was lost.
+        Then what is not safe yet: the safe point goes on while history is copied, however much of that there is.
         """
         asked = [
             peer.todo[trace] for trace, until_s in self._kept_s.items() if trace in peer.todo and self._is_new(until_s)
         ]
         for todo in sorted(asked, key=lambda todo: sum(held.size_bytes for held in todo)):
             yield from in_order(todo)
+        not_safe = [held for files in peer.not_safe.values() for held in files]
+        if len(not_safe) <= FEW_FILES:
+            yield from in_order(not_safe)
         if peer.todo_files <= FEW_FILES:
             peer.queue = []
             yield from in_order(held for todo in peer.todo.values() for held in todo)
@@ -734,7 +755,8 @@ class Replica:
         if not peer.queue:
             if self.now_s - peer.queued_s < BEAT_S * peer.todo_files / MANY_FILES:
                 return
-            peer.queue = in_order(held for todo in peer.todo.values() for held in todo)[::-1]
+            everything = in_order(held for todo in peer.todo.values() for held in todo)
+            peer.queue = [*in_order(not_safe), *everything][::-1]
             peer.queued_s = self.now_s
         while peer.queue:
             held = peer.queue.pop()

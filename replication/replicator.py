@@ -19,6 +19,7 @@ from typing import BinaryIO
 
 from blake3 import blake3
 
+from nosync.lsm.branches import MAIN
 from nosync.lsm.catalog import Record
 from nosync.lsm.env import storage_errors
 from nosync.lsm.errors import CorruptionError, NosyncError, ReplicationError, described
@@ -592,8 +593,9 @@ class Replicator:
 
     def _ask_node(self) -> None:
         told, optional = self._node.safety.told(), self._node.optional_stages()
+        main_line = self._node.lines.line(MAIN).id
         with self._lock:
-            self._replica.safe, self._replica.optional = dict(told), optional
+            self._replica.safe, self._replica.optional, self._replica.main_line = dict(told), optional, main_line
 
     def _tick(self) -> None:
         self._announce_again()

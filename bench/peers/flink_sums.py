@@ -1,6 +1,6 @@
 """The keyed aggregation of `bench.engines_sums` in Flink SQL. Runs in Flink's own environment; reads and prints JSON.
 
-`{"rows": ..., "keys": ..., "warm_rows": ..., "pairs": ..., "checkpoints": DIR, "settings": {...}}`
+`{"rows": ..., "keys": ..., "first_rows": ..., "warm_rows": ..., "pairs": ..., "checkpoints": DIR, "settings": {...}}`
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def run(about: dict[str, Any], rows: int) -> float:
 
 def main() -> None:
     about = json.load(sys.stdin)
-    run(about, about["warm_rows"])
+    run(about, about["first_rows"])
     # A job's start and end, and the first rows, take the same whatever comes after them.
     pairs = [_difference(about) for _ in range(about["pairs"])]
     found = {

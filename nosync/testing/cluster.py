@@ -24,7 +24,8 @@ import numpy as np
 from blake3 import blake3
 
 from nosync.lsm.layer import Description, LayerId, Shard, TraceId
-from nosync.lsm.timestamp import Time, epoch_of
+from nosync.lsm.manifest import MAIN_LINE
+from nosync.lsm.timestamp import Epoch, Time, epoch_of
 from nosync.replication.inventory import Held, Inventory, NodeId, covers, layer_of, name_of, place_of
 from nosync.replication.messages import Close, Effect, Message, Send, SendFiles, SessionId
 from nosync.replication.protocol import Replica
@@ -202,6 +203,8 @@ class SimNode:
         assert self.replica is not None, "only while it runs"
         while self.is_safe(self.safe + 1):
             self.safe += 1
+        if self.safe >= 0:
+            self.replica.safe = {MAIN_LINE: Epoch(self.safe)}
         return self.safe
 
     def is_safe(self, t: int) -> bool:

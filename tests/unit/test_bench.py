@@ -6,7 +6,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 
+from bench.__main__ import FIRST, NAMES, TUNING, all_of, main
 from bench.compare import regressions
 from bench.harness import MEASURED, Progress, Samples, is_busy, source_digest
 from bench.headlines import BEGIN, END, HEADLINES, with_table
@@ -111,3 +113,17 @@ def test_a_headline_without_a_result_is_an_error() -> None:
         with_table(f"{BEGIN}{END}", [])
     with pytest.raises(LookupError, match="the page has no lines"):
         with_table("a page", all_results())
+
+
+def test_a_run_of_all_begins_with_what_says_most_and_leaves_nothing_out() -> None:
+    assert all_of("normal")[: len(FIRST)] == list(FIRST)
+    assert sorted(all_of("normal")) == sorted(NAMES)
+    assert set(all_of("short")) == set(NAMES) - TUNING
+
+
+def test_what_time_was_too_short_for_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    began_s = iter([0.0])
+    monkeypatch.setattr("bench.__main__.time.perf_counter", lambda: next(began_s, 61.0))
+    done = CliRunner().invoke(main, ["--scale", "short", "--minutes", "1", "lsm_read", "lsm_merge"])
+    assert done.exit_code == 0
+    assert done.output == "time was up before these: python -m bench --scale short lsm_read lsm_merge\n"

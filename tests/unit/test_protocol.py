@@ -611,6 +611,21 @@ def test_what_failed_once_is_not_remembered_for_ever() -> None:
     assert not replica._again_s
 
 
+def asked_for(effects: list[Effect]) -> list[Held]:
+    wants = [e.message for e in effects if isinstance(e, Send) and isinstance(e.message, Want)]
+    return [wanted.held for want in wants for wanted in want.files]
+
+
+def arriving(replica: Replica, waiting: list[Held]) -> list[Held]:
+    """What comes, one file after the other, in which order, when these were asked for."""
+    coming = []
+    while waiting:
+        one = waiting.pop(0)
+        coming.append(one)
+        waiting += asked_for(replica.holds([one]))
+    return coming
+
+
 @pytest.mark.parametrize("files", [10, FEW_FILES + 10])
 @pytest.mark.parametrize("asked_s", [0.0, ASKED_S + 0.1, None])
 def test_what_a_task_waits_for_comes_before_what_is_copied_for_safety(files: int, asked_s: float | None) -> None:
@@ -621,11 +636,6 @@ def test_what_a_task_waits_for_comes_before_what_is_copied_for_safety(files: int
     larger = [held(t, stage="larger", size_bytes=2) for t in range(2)]
     newest = held(files, stage="asked")
     told = [e.message for e in pair.nodes[N1].holds([*history, *larger, newest]) if isinstance(e, Send)]
-
-    def asked_for(effects: list[Effect]) -> list[Held]:
-        wants = [e.message for e in effects if isinstance(e, Send) and isinstance(e.message, Want)]
-        return [wanted.held for want in wants for wanted in want.files]
-
     [first, *_] = asked_for([effect for message in told for effect in n2.received(SESSION, message)])
     waiting = [first]
     n2.tick(BEAT_S)  # of many files the order stands for a while
@@ -633,12 +643,38 @@ def test_what_a_task_waits_for_comes_before_what_is_copied_for_safety(files: int
         waiting += asked_for(n2.keep_traces([place_of(larger[0].name), place_of(newest.name)]))
         waiting += asked_for(n2.tick(BEAT_S + asked_s))  # a task that still waits would have asked again
     is_waited_for = asked_s == 0.0
-    coming: list[Held] = []
-    while waiting:
-        one = waiting.pop(0)
-        coming.append(one)
-        waiting += asked_for(n2.holds([one]))
+    coming = arriving(n2, waiting)
     assert sorted(coming, key=lambda h: h.name) == sorted([*history, *larger, newest], key=lambda h: h.name)
     assert (coming.index(newest) < 5) == is_waited_for
     if is_waited_for:
         assert coming.index(newest) < coming.index(larger[1]), "the least comes first"
+
+
+@pytest.mark.parametrize("files", [10, FEW_FILES + 10])
+@pytest.mark.parametrize("new", [1, FEW_FILES + 1])
+@pytest.mark.parametrize("knows", ["at first", "by a beat", "of another line", "never"])
+def test_what_is_not_safe_yet_comes_before_history(files: int, new: int, knows: str) -> None:
+    """Else the safe point would stand still for as long as a node is filled."""
+    n2 = Replica(N2, "life-of-n2", "store", (N1, N2), replicas=2)
+    n2.connected(SESSION)
+    n2.received(SESSION, Hello(N1, "life-of-n1", "store", 2))
+    history = [held(t, stage="history", size_bytes=SMALLEST_WINDOW_BYTES) for t in range(files)]
+    late = [held(t, stage="late") for t in range(files, files + new)]
+    manifests = [Held(f"manifests/main/{t}.json", "m", 1) for t in (0, files)]
+    everything = [*history, *late, *manifests]
+    if knows == "at first":
+        n2.safe = {"main": files - 1}
+    n1 = Replica(N1, "life-of-n1", "store", (N1, N2), replicas=2)
+    n1.holds(everything)
+    summary = Summary(0, tuple(n1.mine.groups().items()))
+    n2.received(SESSION, summary)
+    first = asked_for(n2.received(SESSION, InventoryIs(0, tuple(n1.mine.groups()), tuple(everything))))
+    if knows in ("by a beat", "of another line"):
+        line = "main" if knows == "by a beat" else "what-if"
+        n2.received(SESSION, Beat(0, n1.mine.root, ((line, files - 1),)))
+        n2.tick(2 * BEAT_S)
+    coming = arriving(n2, list(first))
+    assert sorted(coming, key=lambda h: h.name) == sorted(everything, key=lambda h: h.name)
+    before = coming[: max(coming.index(one) for one in (*late, manifests[1]))]
+    is_known = knows in ("at first", "by a beat")
+    assert (len([one for one in before if one in history and one not in first]) == 0) == is_known
