@@ -53,8 +53,8 @@ def _number(value: float | None) -> str:
     return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
 
 
-@click.command()
-@click.argument("names", nargs=-1, type=click.Choice(NAMES))
+@click.command(epilog=f"NAMES: {', '.join(NAMES)}.")
+@click.argument("names", nargs=-1, type=click.Choice(NAMES), metavar="[NAME]...")
 @click.option(
     "--scale",
     type=click.Choice(SCALES),
@@ -105,11 +105,11 @@ def main(names: tuple[str, ...], scale: str, busy_ok: bool, minutes: float | Non
         print(f"kept in {write(name, results, load, scale, took_s)}; took {took_s:,.0f} s")
         if resume:
             progress.add(name)
-    if failed:
-        raise click.ClickException(f"not measured, for the reasons above: {', '.join(failed)}")
     if left_out:
         print(f"time was up before these: python -m bench --scale {scale} {' '.join(left_out)}")
-    elif resume and not names:
+    if failed:
+        raise click.ClickException(f"not measured, for the reasons above: {', '.join(failed)}")
+    if resume and not names and not left_out:
         progress.finish()
 
 
