@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import os
 import shutil
 import socket
 import time
@@ -111,7 +112,8 @@ def test_a_layer_that_comes_for_nothing_is_not_waited_for(tmp_path: Path) -> Non
         say(InventoryIs(0, (trace,), (held,)))
         assert held.name in replicator._replica._fetching
         (tmp_path / "n1" / trace).mkdir(parents=True)
-        (tmp_path / "n1" / trace / merged).write_bytes(files[merged])
+        (tmp_path / merged).write_bytes(files[merged])
+        os.link(tmp_path / merged, tmp_path / "n1" / trace / merged)  # whole at once: the daemon looks there by itself
         id = ids[merged]
         assert id is not None
         daemon.node.note([id])
