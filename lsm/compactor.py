@@ -4,7 +4,8 @@ Invariants
 - A merged layer is durable before its inputs leave the catalog, and they leave it in the edit that adds the merged one.
 - An input's file is deleted a grace period later, for processes that have listed but not yet opened it.
 - What the catalog lists is never deleted.
-- One merge runs at a time; between any two steps it can be abandoned.
+- One merge runs at a time, and while another process carries out a large one, small ones beside it: of other layers than
+  those, and of the same trace only of later ones. Between any two steps all of that can be abandoned.
 - Layers that were given up, or are not needed any more, no merge that had begun before brings back: `paused`, `Owner.replace`.
 - A trace is looked at again only when something of it changed since: `touch`.
 """
@@ -86,7 +87,8 @@ class Compactor:
         self._one_merge = threading.Lock()
         self._has_turn: int | None = None  # the thread that merges, or lets nobody merge
         self._pausing, self._abandoned = threading.Lock(), threading.Event()
-        self._making: LayerId | None = None
+        self._making: set[LayerId] = set()
+        self._later: set[TraceId] = set()  # what has to wait for the end of a large merge
         self._out_of_the_way, self._in_a_hurry = MergeProcess(OUT_OF_THE_WAY), MergeProcess()
         self._lock = threading.Lock()
         self._garbage: dict[LayerId, float] = {}
@@ -173,17 +175,23 @@ class Compactor:
             log.error("%s: %s", _problem_of(trace), described(error), exc_info=not isinstance(error, NosyncError))
         self._problems[_problem_of(trace)] = described(error)
 
-    def _merge(self, trace: TraceId, stop: Callable[[], bool], *, whole: bool) -> bool | None:
-        """Whether a merge was done, or abandoned for a pause; not where `stop()` came. None: there is none to do."""
+    def _merge(
+        self, trace: TraceId, stop: Callable[[], bool], *, whole: bool, beside: Merge | None = None
+    ) -> bool | None:
+        """Whether a merge was done, or abandoned for a pause; not where `stop()` came. None: there is none to do.
+
+        `beside`: a merge that another process carries out meanwhile.
+        """
         with self._lock:
             self._touched.discard(trace)
         chains = self._owner.sealed_chains(trace)
-        merge = next((m for c in chains if (m := self._next(c, whole=whole)) is not None), None)
+        merge = next((m for c in chains if (m := self._next(c, whole=whole, beside=beside)) is not None), None)
         if merge is None:
             return None
         self.touch([trace])  # there may be another one after it
         inputs = {layer.id: layer.digest for layer in merge.layers}
-        self._making, is_stopped = merge.id, False
+        self._making.add(merge.id)
+        is_stopped = False
 
         def stop_or_pause() -> bool:
             nonlocal is_stopped
@@ -197,18 +205,21 @@ class Compactor:
             if self._owner.replace(Record(done.id, done.digest, done.rows, done.size_bytes), inputs):
                 self.discard(list(inputs))
         except CorruptionError:
+            if beside is not None:  # whoever sets it aside may pause all merges, and the large one goes on
+                self._later.add(trace)
+                with self._lock:
+                    self._touched.discard(trace)
+                return None
             if not self._owner.recheck(list(inputs)):
                 raise  # on disk they are whole: what was mapped, or what was written, is not
             return None
         finally:
-            self._making = None
+            self._making.discard(merge.id)
         return True
 
     def _carry_out(self, merge: Merge, stop: Callable[[], bool], *, waited_for: bool) -> Published | None:
         """None: it was abandoned because `stop()` said so."""
-        rows = sum(layer.info.rows for layer in merge.layers)
-        # Another process cannot share an environment with injected faults.
-        if rows >= self._owner.settings.merge_process_rows and type(self._env) is Env:
+        if self._is_large(merge.layers):
             return self._in_process(merge, stop, waited_for=waited_for)
         for _ in merge.steps():
             if stop():
@@ -223,18 +234,43 @@ class Compactor:
         """
         trace, look_s = merge.layers[0].id.trace, 0.0
 
+        def stop_meanwhile() -> bool:
+            self._merge_beside(merge, stop)
+            return stop()
+
         def stop_or_hurry() -> bool:
             nonlocal look_s
-            if stop() or self._env.monotonic_s() < look_s:
-                return stop()
+            is_stopped = stop_meanwhile()
+            if is_stopped or self._env.monotonic_s() < look_s:
+                return is_stopped
             look_s = self._env.monotonic_s() + LOOK_S
             return self._is_behind(trace)
 
-        if not waited_for and not stop_or_hurry():
-            done = self._out_of_the_way.run(merge, stop_or_hurry, pause_share=BACKGROUND_PAUSE_SHARE)
-            if done is not None:
-                return done
-        return None if stop() else self._in_a_hurry.run(merge, stop)
+        try:
+            if not waited_for and not stop_or_hurry():
+                done = self._out_of_the_way.run(merge, stop_or_hurry, pause_share=BACKGROUND_PAUSE_SHARE)
+                if done is not None:
+                    return done
+            return None if stop() else self._in_a_hurry.run(merge, stop if waited_for else stop_meanwhile)
+        finally:
+            later, self._later = self._later, set()
+            self.touch([trace, *later])
+
+    def _merge_beside(self, large: Merge, stop: Callable[[], bool]) -> None:
+        """Small merges, as new layers come: else they piled up for as long as the large one takes, and all who read looked into
+        each of them.
+        """
+        for trace in self._next_touched():
+            try:
+                if self._merge(trace, stop, whole=False, beside=large) is False:
+                    return
+            except Exception as error:  # noqa: BLE001 - as in `merge_once`
+                self._failed(trace, error)
+
+    def _is_large(self, layers: Sequence[LayerReader]) -> bool:
+        """Whether another process merges them, which cannot share an environment with injected faults."""
+        rows = sum(layer.info.rows for layer in layers)
+        return rows >= self._owner.settings.merge_process_rows and type(self._env) is Env
 
     def close(self) -> None:
         """Ends the processes that merged. Nothing merges any more."""
@@ -251,24 +287,34 @@ class Compactor:
     def _layers(self, chain: Chain) -> list[LayerReader]:
         return [self._owner.directory.reader(id) for id in chain.ids]
 
-    def _next(self, chain: Chain, *, whole: bool) -> Merge | None:
+    def _next(self, chain: Chain, *, whole: bool, beside: Merge | None) -> Merge | None:
         directory, settings = self._owner.directory, self._owner.settings
         since = chain.since
         if not chain.ids:
             return None
         try:
             layers = self._layers(chain)
-        except FileNotFoundError:
-            self._owner.scan()
+        except (FileNotFoundError, CorruptionError) as error:
+            if beside is not None:
+                self._later.add(chain.ids[0].trace)
+            elif isinstance(error, CorruptionError):
+                self._owner.recheck(chain.ids)
+            else:
+                self._owner.scan()
             return None
-        except CorruptionError:
-            self._owner.recheck(chain.ids)
-            return None
+        taken = 0
+        if beside is not None and beside.id.trace == chain.ids[0].trace:
+            # That process reads them, and what they become has yet to stand for them.
+            taken = sum(id.description.lower < beside.id.description.upper for id in chain.ids)
         # The newest layer is left alone: tasks are about to open it.
-        chosen = (0, len(layers)) if whole else choose_merge(_candidates(layers[:-1]), since)
+        candidates = _candidates(layers[:-1])
+        chosen = (0, len(layers)) if whole else choose_merge(candidates, since, taken=min(taken, len(candidates)))
         if chosen is None:
             return None
         first, end = chosen
+        if beside is not None and self._is_large(layers[first:end]):
+            self._later.add(chain.ids[0].trace)
+            return None
         merge = Merge(
             directory.root,
             layers[first:end],
@@ -292,7 +338,7 @@ class Compactor:
 
     def is_made(self, id: LayerId) -> bool:
         """Whether a merge writes this layer now: it counts when it replaces its inputs, and not as soon as its file is there."""
-        return id == self._making
+        return id in self._making
 
     def discard(self, ids: Sequence[LayerId], *, grace: bool = True) -> None:
         """Their files go with `collect_garbage`, a grace period later or the next time."""

@@ -79,8 +79,10 @@ def _level(layer: Candidate) -> int:
     return level_of(layer.rows, has_key=layer.has_key)
 
 
-def choose_merge(trace: Sequence[Candidate], since: Time) -> tuple[int, int] | None:
+def choose_merge(trace: Sequence[Candidate], since: Time, *, taken: int = 0) -> tuple[int, int] | None:
     """Which layers `[i, j)` of a contiguous trace, oldest first, to merge next; None when it is in shape.
+
+    `taken`: so many of the oldest are being merged already, and left alone.
 
     Two rules. *Geometric levels*: FANOUT layers of one level (LOG_FANOUT of a log), with nothing larger after them, become one,
     together with older ones that are smaller than what comes of it; so a trace of n rows has at most (FANOUT - 1) layers at
@@ -92,16 +94,17 @@ def choose_merge(trace: Sequence[Candidate], since: Time) -> tuple[int, int] | N
     fanout = FANOUT if not trace or trace[0].has_key else LOG_FANOUT
     levels = [_level(layer) for layer in trace]
     levels = list(itertools.accumulate(reversed(levels), max))[::-1]
+    levels[:taken] = []
     for level in sorted(set(levels)):
         if levels.count(level) >= fanout:
-            first = levels.index(level)
+            first = taken + levels.index(level)
             total = sum(layer.rows for layer in trace[first:])
             # Many may have waited: they outgrow what is below.
-            while first > 0 and _level(trace[first - 1]) < level_of(total, has_key=trace[0].has_key):
+            while first > taken and _level(trace[first - 1]) < level_of(total, has_key=trace[0].has_key):
                 first -= 1
                 total += trace[first].rows
             return first, len(trace)
-    if len(trace) > 1 and trace[0].has_key:
+    if not taken and len(trace) > 1 and trace[0].has_key:
         passed = next((i for i in range(1, len(trace)) if trace[i].description.upper > since + 1), len(trace))
         if sum(layer.rows for layer in trace[1:passed]) > _STALE_SHARE * trace[0].rows:
             return 0, passed

@@ -237,6 +237,31 @@ def test_the_policy_bounds_the_number_of_layers(sizes: list[int], since: int, ha
         assert len(trace) <= ((FANOUT if has_key else LOG_FANOUT) - 1) * levels
 
 
+@given(
+    sizes=st.lists(st.integers(0, 10**7), min_size=5, max_size=100),
+    since=st.integers(0, 100),
+    taken=st.integers(1, 100),
+    has_key=st.booleans(),
+)
+@example(sizes=[10**7, 0, 0, 0, 0], since=0, taken=1, has_key=True)
+@example(sizes=[10**7, 10**7, 9, 9, 9], since=100, taken=1, has_key=True)
+def test_what_another_merge_has_taken_is_left_alone(sizes: list[int], since: int, taken: int, has_key: bool) -> None:
+    """The others are merged as far as if the taken ones were not there, but for rows that `since` made stale."""
+    trace = [Candidate(rows, Description.of_epoch(t), has_key) for t, rows in enumerate(sizes)]
+    alone = choose_merge(trace[taken:], Time(0))
+    fits = None if alone is None else (alone[0] + taken, alone[1] + taken)
+    by_level = fits if alone is None or has_a_full_level(trace[taken:]) else None
+    assert choose_merge(trace, pack(since), taken=min(taken, len(trace))) == by_level
+
+
+def has_a_full_level(trace: list[Candidate]) -> bool:
+    """Whether so many layers are of one level that they are merged for that."""
+    fanout = FANOUT if trace[0].has_key else LOG_FANOUT
+    levels = [level_of(layer.rows, has_key=layer.has_key) for layer in trace]
+    levels = [max(levels[i:]) for i in range(len(levels))]
+    return any(levels.count(level) >= fanout for level in levels)
+
+
 @given(st.sampled_from(sorted(KEY_VALUES)), st.sampled_from(sorted(KEY_VALUES)), HASHERS, st.data())
 def test_every_key_type_is_found_again(first: str, second: str, hasher: Hasher, data: st.DataObject) -> None:
     (type_a, values_a), (type_b, values_b) = KEY_VALUES[first], KEY_VALUES[second]
