@@ -243,7 +243,7 @@ def publish_archive(root: Path, manifests: Iterable[Manifest], env: Env) -> Arch
     head = {"line": before.line, "first": runs[0]["first"], "last": before.last, "runs": runs}
     archive = Archive(before.line, head["first"], head["last"], tuple(_runs(head)))
     text, final = seal_json(head, "".join(f"{line}\n" for line in lines).encode()), root / archive.path
-    if not publish_text(root, final, text, env) and env.read(final) != text:
+    if publish_text(root, final, text, env) is None and env.read(final) != text:
         raise CorruptionError(f"{final}: says other things of these epochs than their manifests do")
     sync_published(root, final, env)
     return archive

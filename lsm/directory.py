@@ -175,6 +175,7 @@ class LayerDirectory:
         self.env = env or Env()
         self.hasher = hasher
         self._open: dict[LayerId, LayerReader] = {}
+        self._written: dict[LayerId, Published] = {}
         self._lock = threading.Lock()
 
     # --- what is there ---------------------------------------------------------------------------------------------
@@ -387,4 +388,21 @@ class LayerDirectory:
 
     def publish(self, id: LayerId, rows: LayerRows, expected: Digest | None = None) -> Published:
         """See nosync.lsm.writer.publish_rows."""
-        return publish_rows(self.root, id, rows, self.key_groups, self.env, expected)
+        published = publish_rows(self.root, id, rows, self.key_groups, self.env, expected)
+        with self._lock:
+            self._written[id] = published
+            while len(self._written) > MAX_OPEN_LAYERS:
+                del self._written[next(iter(self._written))]
+        return published
+
+    def contents_of(self, id: LayerId) -> tuple[Digest, int]:
+        """The digest of a layer and how many rows it has: what was written here a moment ago is not opened for that.
+
+        Raises as `reader` does.
+        """
+        with self._lock:
+            written = self._written.pop(id, None)
+        if written is not None and self.env.identity(self.path_of(id)) == written.identity:
+            return written.digest, written.rows
+        reader = self.reader(id)
+        return reader.digest, reader.info.rows

@@ -14,7 +14,7 @@ import secrets
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, NamedTuple
 
 import pyarrow as pa
 
@@ -32,9 +32,13 @@ _ADVICE = {
     errno.EMFILE: "too many open files: raise `ulimit -n`",
 }
 
-Identity = tuple[int, int]
-"""Of a file: its inode and when it was last written. Published files are never written again, so a name that has another one
-stands for another file."""
+
+class Identity(NamedTuple):
+    """Of a file. Published files are never written again, so a name that has another one stands for another file."""
+
+    inode: int
+    written_ns: int
+    size_bytes: int
 
 
 class Env:
@@ -90,6 +94,10 @@ class Env:
         except (FileNotFoundError, NotADirectoryError):
             return []
 
+    def exists(self, path: Path) -> bool:
+        """Whether a name is there."""
+        return os.path.exists(path)
+
     def changed_ns(self, path: Path) -> int:
         """When a name last came into a directory or went; 0 where it does not exist."""
         try:
@@ -100,7 +108,7 @@ class Env:
     def identity(self, path: Path) -> Identity:
         """Which file stands under a name. Raises FileNotFoundError."""
         found = os.stat(path)
-        return found.st_ino, found.st_mtime_ns
+        return Identity(found.st_ino, found.st_mtime_ns, found.st_size)
 
     def size_bytes(self, path: Path) -> int:
         return path.stat().st_size

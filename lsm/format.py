@@ -39,6 +39,7 @@ HASH_COLUMN = "_hash"
 TIME_COLUMN = "_time"
 TOMBSTONE_COLUMN = "_tombstone"
 KIND_TABLE = "table"
+_PIECES_BYTES = 64 << 10
 
 
 @dataclass(frozen=True)
@@ -172,7 +173,9 @@ class LayerFileWriter:
         self._tombstones = 0
         file.write(_head())
         self._sink = _HashingSink(file)
-        self._ipc = pa.ipc.new_file(pa.PythonFile(self._sink, mode="w"), schema)
+        # Arrow writes a dozen pieces of a few bytes for each batch; each would be a call into Python.
+        self._pieces = pa.BufferedOutputStream(pa.PythonFile(self._sink, mode="w"), _PIECES_BYTES)
+        self._ipc = pa.ipc.new_file(self._pieces, schema)
 
     @property
     def rows(self) -> int:
@@ -187,6 +190,7 @@ class LayerFileWriter:
         if not batch.num_rows:
             return
         self._ipc.write_batch(batch)
+        self._pieces.flush()
         first = last = 0
         if self._has_hashes:
             hashes = batch.column(0)
@@ -206,6 +210,7 @@ class LayerFileWriter:
         added: Mapping[str, Time] | None = None,
     ) -> tuple[LayerInfo, Digest]:
         self._ipc.close()
+        self._pieces.flush()
         self._blocks.append(BlockInfo(self._sink.position, 0, 0, 0, self._sink.take_digest()))
         info = LayerInfo(
             id,

@@ -73,13 +73,13 @@ class Ledger:
             if sealed is not None and self.lines.of_line(sealed.line).archive_at(t) is not None:
                 check_same(sealed, manifest)
                 return sealed, False
-            manifest = publish_manifest(self.directory.root, manifest, self.directory.env)
+            manifest, identity = publish_manifest(self.directory.root, manifest, self.directory.env)
         except DeterminismError:
             expected = {e.id: e.digest for e in sealed.entries} if sealed else {}
             on_conflict([e.id for e in entries if expected.get(e.id, e.digest) != e.digest])
             raise
         if sealed is None:
-            self.lines.add(manifest)
+            self.lines.add(manifest, identity)
         return manifest, sealed is None
 
     def check_sealable(self, t: int, branch: str = MAIN) -> None:
@@ -132,7 +132,7 @@ class Ledger:
             if known is not None and not self.exists(id):
                 return known  # merged since: the manifest remembers what it was
             try:
-                reader = self.directory.reader(id)
+                content = Content(*self.directory.contents_of(id))
             except FileNotFoundError:
                 t = epoch_of(id.description.lower)
                 raise HoleError(
@@ -140,7 +140,6 @@ class Ledger:
                     f"be sealed again: put {t}.json back, from a backup or another node, or rewind to an epoch before it",
                     stage=id.trace.stage, shard=str(id.trace.shard), lower=str(t), upper=str(t + 1),
                 ) from None  # fmt: skip
-            content = Content(reader.digest, reader.info.rows)
         origin = known.origin if known is not None else origins.get(id.trace)
         if origin is None:
             origin = id.description.lower

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import shutil
 import threading
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path, PurePosixPath
-from typing import Any
+from typing import Any, NamedTuple
 
 from nosync.lsm.archive import Archive, Run, group_to_archive, parse_name, publish_archive
 from nosync.lsm.branches import BRANCHES, MAIN, Line, append, creation, read_refs
@@ -26,6 +26,19 @@ from nosync.lsm.sealed_json import sync_published
 from nosync.lsm.timestamp import END_OF_TIME, Epoch, Time
 
 
+def _is_of_epoch(path: PurePosixPath) -> bool:
+    """Whether a file is the manifest of one epoch."""
+    return len(path.parts) == 3 and path.parts[0] == MANIFESTS and path.suffix == ".json" and path.stem.isdigit()
+
+
+class _NewestFile(NamedTuple):
+    """The file of a line's newest epoch, as it was when its contents were known."""
+
+    t: Epoch
+    path: Path
+    identity: Identity
+
+
 class Lines:
     """Every line that is needed, with its manifests. `errors`: a CorruptionError for each damaged manifest."""
 
@@ -35,7 +48,8 @@ class Lines:
         self.refs = read_refs(root, env)
         self.errors: list[CorruptionError] = []
         self._sealed: dict[str, Sealed] = {}
-        self._newest_files: dict[str, tuple[Epoch, Identity]] = {}  # by line, as `_is_replaced` found them
+        self._newest_files: dict[str, _NewestFile] = {}
+        self._next_entry = root / BRANCHES / f"{self.refs.entries + 1}.json"
         self._histories: dict[str, Histories] = {}
         self._origins: dict[TraceId, set[Time]] = {}
         self._sealed_until: dict[TraceId, Time] = {}
@@ -99,14 +113,40 @@ class Lines:
             ]
             return learned, archives, changed
 
+    def follow(self, came: Sequence[PurePosixPath]) -> list[Manifest] | None:
+        """Reads these manifests, which are the next ones of their lines. None, where they are anything else: `refresh`
+        looks at all there is, which takes the longer the more epochs there are.
+        """
+        with self._lock:
+            found = sorted((path.parts[1], int(path.stem)) for path in came if _is_of_epoch(path))
+            if len(found) < max(1, len(came)):
+                return None
+            learned: list[Manifest] = []
+            reached: dict[str, int | None] = {}
+            for line, t in found:
+                sealed = self._sealed.get(line)
+                if sealed is None:
+                    return None
+                last = reached.setdefault(line, sealed.last)
+                if last is None or t != last + 1:
+                    return None
+                try:
+                    learned.append(read_manifest(self._root, line, t, self._env))
+                except (CorruptionError, FileNotFoundError):
+                    return None
+                reached[line] = t
+            for manifest in learned:
+                self._sealed[manifest.line].add(manifest)
+                self._learn(manifest.line, manifest)
+            return learned
+
     def notice_changes(self, line: str | None = None) -> None:
         """As `refresh` where another process, or node, changed the branches, or gave up what it had of a line (default: of
         any): nearly always that is a look at two names.
         """
         with self._lock:
             looked_at = [sealed for id, sealed in self._sealed.items() if line in (None, id)]
-            is_entry_new = (self._root / BRANCHES / f"{self.refs.entries + 1}.json").exists()
-            if is_entry_new or any(self._is_replaced(sealed) for sealed in looked_at):
+            if self._env.exists(self._next_entry) or any(self._is_replaced(sealed) for sealed in looked_at):
                 self.refresh()
 
     def reload(self) -> None:
@@ -139,9 +179,11 @@ class Lines:
         newest = sealed.last_own
         if newest is None or sealed.archive_at(newest) is not None:
             return False
+        known = self._newest_files.get(sealed.line)
+        path = known.path if known is not None and known.t == newest else self._root / sealed[newest].path
         try:
-            now = newest, self._env.identity(self._root / MANIFESTS / sealed.line / f"{newest}.json")
-            if self._newest_files.get(sealed.line) == now:
+            now = _NewestFile(newest, path, self._env.identity(path))
+            if known == now:
                 return False
             if read_manifest(self._root, sealed.line, newest, self._env) != sealed[newest]:
                 return True
@@ -261,15 +303,18 @@ class Lines:
 
     # --- changing (the node only) -----------------------------------------------------------------------------------
 
-    def add(self, manifest: Manifest) -> None:
-        """A manifest that was published."""
+    def add(self, manifest: Manifest, identity: Identity | None = None) -> None:
+        """A manifest that was published, and which file it is, as far as that is known: it need not be read to see."""
         with self._lock:
+            if identity is not None:
+                self._newest_files[manifest.line] = _NewestFile(manifest.t, self._root / manifest.path, identity)
             self._sealed[manifest.line].add(manifest)
             self._learn(manifest.line, manifest)
 
     def _append(self, entry: Mapping[str, Any]) -> None:
         """An entry of the log of branches."""
         self.refs = append(self._root, self.refs, entry, self._env)
+        self._next_entry = self._root / BRANCHES / f"{self.refs.entries + 1}.json"
         self._newest = self._stretches = None
 
     def create(self, name: str, parent: str, at: int, changed: Iterable[str], anew: Iterable[str] = ()) -> Line:

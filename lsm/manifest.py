@@ -12,7 +12,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple
 
 from nosync.lsm.directory import MANIFESTS
-from nosync.lsm.env import Env
+from nosync.lsm.env import Env, Identity
 from nosync.lsm.errors import DeterminismError
 from nosync.lsm.history import History, Span
 from nosync.lsm.layer import Description, Digest, LayerId, Shard, TraceId, check_name
@@ -124,18 +124,18 @@ def checked_digest(value: object) -> Digest:
     return Digest(value)
 
 
-def publish_manifest(root: Path, manifest: Manifest, env: Env) -> Manifest:
-    """Writes the manifest; the node makes it durable later.
+def publish_manifest(root: Path, manifest: Manifest, env: Env) -> tuple[Manifest, Identity | None]:
+    """Writes the manifest, and says which file that is, unless there was one; the node makes it durable later.
 
     The same one again is a success; another one for the epoch is a DeterminismError.
     """
     check_name(manifest.line, "line name")
     final = root / manifest.path
-    if publish_text(root, final, manifest.to_json(), env):
-        return manifest
+    if (identity := publish_text(root, final, manifest.to_json(), env)) is not None:
+        return manifest, identity
     recorded = Manifest.from_json(env.read(final), str(final))
     check_same(recorded, manifest)
-    return recorded
+    return recorded, None
 
 
 def check_same(recorded: Manifest, manifest: Manifest) -> None:

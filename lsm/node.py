@@ -18,6 +18,7 @@ from __future__ import annotations
 import itertools
 import logging
 import threading
+from collections import deque
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path, PurePosixPath
@@ -29,7 +30,7 @@ from nosync.lsm.background import Background
 from nosync.lsm.branches import BRANCHES, MAIN, missing_entry
 from nosync.lsm.catalog import Catalog, Record, set_aside
 from nosync.lsm.compactor import Chain, Compactor
-from nosync.lsm.directory import CATALOG, LAYERS, QUARANTINE, LayerDirectory, Marker, make_subdirectories
+from nosync.lsm.directory import CATALOG, LAYERS, MANIFESTS, QUARANTINE, LayerDirectory, Marker, make_subdirectories
 from nosync.lsm.env import storage_errors
 from nosync.lsm.errors import (
     CatalogError,
@@ -91,7 +92,7 @@ class Node(HasLedger):
         self._records: dict[TraceId, dict[Description, Record]] = {}
         self._pins: dict[str, Pin] = {}
         self._pins_known = True
-        self._learn_later = threading.Event()  # small files came from elsewhere
+        self._to_learn: deque[PurePosixPath] = deque()  # small files that came from elsewhere
         self._inputs = LettingGo(self)
         self._listing = Listing(directory)
         self._next_scan_s = self._env.monotonic_s() + _SCAN_ALL_EVERY_S
@@ -279,8 +280,9 @@ class Node(HasLedger):
 
     def note_files(self, paths: Iterable[PurePosixPath]) -> None:
         """Tells the node of manifests and log entries that others published here; it makes them durable and learns from them."""
+        paths = list(paths)
         self.small.note(paths)
-        self._learn_later.set()
+        self._to_learn.extend(paths)
         self._background.wake()
 
     def doubt(self, ids: Iterable[LayerId], small: Iterable[PurePosixPath]) -> None:
@@ -363,12 +365,16 @@ class Node(HasLedger):
                 self._lose(id, "its file is gone")
                 self._tell((), [id])
 
-    def learn(self) -> None:
-        """Takes notice of epochs that other processes sealed, and of branches that other nodes made or dropped."""
+    def learn(self, came: Sequence[PurePosixPath] = ()) -> None:
+        """Takes notice of epochs that other processes sealed, and of branches that other nodes made or dropped.
+
+        `came`: the files that this is for, if that is known. Manifests of next epochs are read, and nothing else is looked at.
+        """
         with (
             self._lock
         ):  # `since`, which asks for it, follows what was sealed, so no merge may ask before pins are read
-            learned, archives, log_changed = self.lines.refresh()
+            next_ones = self.lines.follow(came)
+            learned, archives, log_changed = self.lines.refresh() if next_ones is None else (next_ones, [], False)
             if learned or log_changed:
                 self._read_pins()
             self.small.note([*(manifest.path for manifest in learned), *(archive.path for archive in archives)])
@@ -460,9 +466,10 @@ class Node(HasLedger):
         durable = self.small.sync(paths)
         if self.listener is not None and durable:
             self.listener.held_files(durable)
-        if self._learn_later.is_set():
-            self._learn_later.clear()
-            self.learn()
+        came = [self._to_learn.popleft() for _ in range(len(self._to_learn))]
+        if came:
+            self.learn(came)
+        if any(path.parts[0] != MANIFESTS for path in came):
             self._learn_registers()
 
     def _record(self, add: Sequence[Record], remove: Sequence[LayerId]) -> None:

@@ -15,7 +15,7 @@ from typing import Any
 
 from blake3 import blake3
 
-from nosync.lsm.env import Env, storage_error, storage_errors
+from nosync.lsm.env import Env, Identity, storage_error, storage_errors
 from nosync.lsm.errors import CorruptionError, StorageError
 from nosync.lsm.ready_files import new_file
 from nosync.lsm.writer import temporary_path
@@ -79,8 +79,8 @@ def whole_number(value: object, what: str) -> int:
     return value
 
 
-def publish_text(root: Path, final: Path, text: bytes, env: Env, *, synced: bool = False) -> bool:
-    """Publishes a file, whole or not at all. False where the name is taken. Not durable until it and its directory are synced.
+def publish_text(root: Path, final: Path, text: bytes, env: Env, *, synced: bool = False) -> Identity | None:
+    """Publishes a file, whole or not at all. None where the name is taken. Not durable until it and its directory are synced.
 
     `synced`: its contents are, before it has the name, so that no power cut leaves a name without them.
     """
@@ -92,7 +92,6 @@ def publish_text(root: Path, final: Path, text: bytes, env: Env, *, synced: bool
                     file.write(text)
                 if synced:
                     env.sync_file(temporary)
-                env.make_dirs(final.parent)
                 return _linked(temporary, final, env)
             except FileNotFoundError:  # a node that starts just now empties tmp/, also of what is being written
                 if attempt + 1 == _ATTEMPTS:
@@ -102,18 +101,23 @@ def publish_text(root: Path, final: Path, text: bytes, env: Env, *, synced: bool
     raise AssertionError("the last attempt returns or raises")
 
 
-def _linked(temporary: Path, final: Path, env: Env) -> bool:
-    """Whether a file got its name: it is not taken."""
+def _linked(temporary: Path, final: Path, env: Env) -> Identity | None:
+    """Of the file that got its name; None where that is taken."""
+    identity = env.identity(temporary)
     try:
-        env.link(temporary, final)
+        try:
+            env.link(temporary, final)
+        except FileNotFoundError:
+            env.make_dirs(final.parent)
+            env.link(temporary, final)
     except FileExistsError:
-        return False
-    return True
+        return None
+    return identity
 
 
 def publish_small(root: Path, final: Path, fields: Mapping[str, Any], env: Env) -> bool:
     """Publishes a small JSON file with its digest, whole or not at all, also after a power cut. False where the name is taken."""
-    return publish_text(root, final, seal_json(fields), env, synced=True)
+    return publish_text(root, final, seal_json(fields), env, synced=True) is not None
 
 
 def replace_small(root: Path, final: Path, fields: Mapping[str, Any], env: Env) -> None:

@@ -166,13 +166,14 @@ class Store:
         Raises OutOfOrderError unless `t` is the next epoch of this trace (the same layer again is a success),
         DeterminismError when `t` was recorded with other rows, SchemaError, InvalidInputError, StorageError.
         """
-        node = self.node
-        trace = raw_trace(self._lines(), check_name(stage, "stage name"), shard, t)
+        node, lines = self.node, self._lines()
+        at = lines.line().id, check_name(stage, "stage name")
+        trace = raw_trace(lines, stage, shard, t)
         id = LayerId(trace, Description.of_epoch(t))
         whose = f"stage {stage} shard {shard} timestamp {t}"
         if key is not None and len(set(key)) != len(list(key)):
             raise InvalidInputError(f"{whose}: the key {list(key)} names a column twice")
-        known = self._recorded_schema(stage)
+        known = self._recorded_schema(lines, stage)
         if key is None:
             if known is None:
                 raise InvalidInputError(
@@ -185,22 +186,22 @@ class Store:
             raise SchemaError(f"{whose}: the key is {list(key)}, but the stage was recorded with key {list(known[0])}")
         if rows is None and deletes is not None and known is not None:
             rows = known[1].empty_table()
-        self._check_order(id, whose)
+        self._check_order(lines, id, whose)
         arranged = arrange(rows, key, whose=whose, deletes=deletes, hasher=self.directory.hasher)
         schema = pa.schema([f for f in arranged.batch.schema if f.name not in BOOKKEEPING])
         if known is not None:
             schema = unify_schemas(known[1], schema, whose)
         published = self.directory.publish(id, arranged)
-        self._schemas[self._lines().line().id, stage] = (tuple(key), schema)
+        self._schemas[at] = (tuple(key), schema)
         self._next[trace] = max(t + 1, self._next.get(trace, 0))
         node.note([id])
         return published
 
-    def _check_order(self, id: LayerId, whose: str) -> None:
+    def _check_order(self, lines: Lines, id: LayerId, whose: str) -> None:
         t = epoch_of(id.description.lower)
         if self._next.get(id.trace) != t:
             available = self.directory.descriptions(id.trace)
-            begin = raw_begin(self._lines(), id.trace)
+            begin = raw_begin(lines, id.trace)
             self._next[id.trace] = max((epoch_of(d.upper) for d in available), default=t if begin is None else begin)
             if any(d.lower <= id.description.lower < d.upper and d != id.description for d in available):
                 raise OutOfOrderError(
@@ -219,17 +220,17 @@ class Store:
             raise OutOfOrderError(
                 f"{whose}: the next timestamp of this trace is {expected}; record it first (empty rows if nothing changed)"
             )
-        sealed = self.node.manifests().get(Epoch(t))
+        sealed = lines.manifest(t)
         if sealed is not None and all(entry.id != id for entry in sealed.entries):
             raise OutOfOrderError(
                 f"{whose}: timestamp {t} is sealed without this layer; sealed timestamps never change"
             )
 
-    def _recorded_schema(self, stage: str) -> tuple[tuple[str, ...], pa.Schema] | None:
+    def _recorded_schema(self, lines: Lines, stage: str) -> tuple[tuple[str, ...], pa.Schema] | None:
         """The key and the columns of a stage that is appended to, on the main line; None for a new one."""
-        at = (self._lines().line().id, stage)
+        at = (lines.line().id, stage)
         if at not in self._schemas:
-            for id, end in raw_layers(self._lines(), self.directory, stage):
+            for id, end in raw_layers(lines, self.directory, stage):
                 reader = self.directory.reader(id)
                 before, schema = self._schemas.get(at), reader.schema_until(end)
                 schema = schema if before is None else joined_schema(before[1], schema, str(id.trace))
@@ -261,7 +262,7 @@ class Store:
         if not ids and not absent:
             raise NotAvailableError(f"cannot seal {t}: nothing was recorded yet")
         for id in absent:
-            known = self._recorded_schema(id.trace.stage)
+            known = self._recorded_schema(self._lines(), id.trace.stage)
             assert known is not None, "the trace, or the one that it goes on from, has layers"
             self.append(id.trace.stage, shard=id.trace.shard.index, t=t, rows=known[1].empty_table())
         return self.node.seal(t, [*ids, *absent])

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -26,7 +26,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from nosync.lsm.columns import CHANGE_TYPE_COLUMN, as_batch, key_columns, order_by_key, packed, plain, take_batch
-from nosync.lsm.env import Env, storage_errors
+from nosync.lsm.env import Env, Identity, storage_errors
 from nosync.lsm.errors import CorruptionError, DeterminismError, InvalidInputError, SchemaError, StorageError
 from nosync.lsm.format import HASH_COLUMN, TOMBSTONE_COLUMN, LayerFileWriter, LayerInfo
 from nosync.lsm.hashing import U32, Hasher, first_hash_of_group, hash32, key_groups_of
@@ -50,6 +50,8 @@ class Published:
     rows: int
     size_bytes: int
     existed: bool
+    identity: Identity | None = field(default=None, compare=False, repr=False)
+    """Of its file, where this call wrote it."""
 
 
 @dataclass(frozen=True)
@@ -160,13 +162,13 @@ def link_layer(root: Path, id: LayerId, temporary: Path, info: LayerInfo, digest
     final = root / "layers" / id.path
     try:
         with storage_errors("publish", final):
-            size = env.size_bytes(temporary)
+            identity = env.identity(temporary)
             try:
                 env.link(temporary, final)
             except FileNotFoundError:
                 env.make_dirs(final.parent)
                 env.link(temporary, final)
-        return Published(id, digest, info.rows, size, existed=False)
+        return Published(id, digest, info.rows, identity.size_bytes, existed=False, identity=identity)
     except StorageError as error:
         if not isinstance(error.__cause__, FileExistsError):
             raise

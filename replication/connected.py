@@ -89,7 +89,7 @@ class RemoteEnv(Env):
         machine left of one goes.
         """
         try:
-            written_ns = self._local.identity(path)[1]
+            written_ns = self._local.identity(path).written_ns
         except FileNotFoundError:
             return False
         if written_ns != self._written_ns.get(path, written_ns):

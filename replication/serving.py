@@ -43,7 +43,7 @@ def names_in(directory: LayerDirectory, relative: str) -> Iterator[dict[str, int
 def _written_ns(path: Path, env: Env) -> int:
     """Zero where it is gone."""
     try:
-        return env.identity(path)[1]
+        return env.identity(path).written_ns
     except FileNotFoundError:
         return 0
 

@@ -8,10 +8,14 @@ from pathlib import Path, PurePosixPath
 import pyarrow as pa
 
 import nosync
+from nosync.lsm.branches import MAIN
 from nosync.lsm.directory import LayerDirectory
+from nosync.lsm.env import Env
 from nosync.lsm.giving_up import GIVEN_UP, GivenUp
 from nosync.lsm.layer import Description, LayerId
+from nosync.lsm.ledger import Ledger
 from nosync.lsm.lines import Lines
+from nosync.lsm.manifest import Manifest
 from nosync.lsm.timestamp import END_OF_TIME
 from nosync.replication.inventory import Held, NodeId, place_of
 from nosync.replication.messages import Hello, Send, SessionId, Want
@@ -21,6 +25,15 @@ from tests.conftest import OpenStore
 from tests.unit.test_copies import Peers
 
 EPOCHS = 8
+
+
+class Reading(Env):
+    def __init__(self) -> None:
+        self.read_paths: list[Path] = []
+
+    def read(self, path: Path) -> bytes:
+        self.read_paths.append(path)
+        return super().read(path)
 
 
 def record(store: nosync.Store, epochs: range, more: int = 0) -> None:
@@ -189,3 +202,34 @@ def test_what_a_peer_gives_back_of_epochs_that_were_dropped_goes_again(open_stor
     assert len(listener.dropped) in (0, EPOCHS - 4)
     store.node.listener = None
     assert store.last_sealed() == 3
+
+
+def test_who_sealed_an_epoch_sees_that_another_one_took_its_place(open_store: OpenStore, tmp_path: Path) -> None:
+    """It knows which file it made, and need not read it to see that it is still the same."""
+    store = open_store()
+    record(store, range(EPOCHS))
+    of_a_job = Ledger(LayerDirectory(store.directory.root, store.directory.key_groups, env := Reading()))
+    published = store.append("c", t=EPOCHS, rows=pa.table({"k": [1], "v": [1]}))
+    before, _ = of_a_job.seal(EPOCHS, [published.id], MAIN, None, None)
+    env.read_paths.clear()
+    of_a_job.lines.notice_changes()
+    assert not env.read_paths
+    assert of_a_job.lines.manifests()[EPOCHS] is before
+    other = Manifest(before.line, before.t, before.entries, {"of": "another job"})
+    (tmp_path / "other").write_bytes(other.to_json())
+    (tmp_path / "other").replace(store.directory.root / before.path)
+    of_a_job.lines.notice_changes()
+    assert of_a_job.lines.manifests()[EPOCHS].meta == {"of": "another job"}
+
+
+def test_an_epoch_lists_the_layer_that_stands_when_it_is_sealed(open_store: OpenStore) -> None:
+    """And not what the same process wrote there before."""
+    store, other = open_store(), open_store("other")
+    record(store, range(EPOCHS))
+    record(other, range(EPOCHS))
+    mine, theirs = (
+        one.append("c", t=EPOCHS, rows=pa.table({"k": [1], "v": [v]})) for one, v in ((store, 1), (other, 2))
+    )
+    other.directory.path_of(theirs.id).replace(store.directory.path_of(mine.id))
+    (entry,) = store.seal(EPOCHS).entries
+    assert entry.digest == theirs.digest != mine.digest

@@ -1,0 +1,114 @@
+"""What a node learns of files that others published: the next epochs from these files alone, anything else by a look at all."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path, PurePosixPath
+
+import pyarrow as pa
+import pytest
+
+import nosync
+from nosync.lsm.lines import Lines
+from tests.conftest import OpenStore
+
+EPOCHS = 6
+
+
+def put(store: nosync.Store, t: int) -> None:
+    store.append("c", t=t, rows=pa.table({"k": [t], "v": [t]}), key=["k"])
+    store.seal(t)
+
+
+def path_of(t: int, line: str = "main") -> PurePosixPath:
+    return PurePosixPath("manifests", line, f"{t}.json")
+
+
+@pytest.fixture
+def store(open_store: OpenStore) -> nosync.Store:
+    store = open_store(settings=nosync.StoreSettings(background=False, archive_epochs=4))
+    for t in range(EPOCHS):
+        put(store, t)
+    return store
+
+
+@pytest.fixture
+def lines(store: nosync.Store) -> Lines:
+    return Lines(store.directory.root, store.directory.env)
+
+
+def test_the_next_epochs_are_read_in_any_order(store: nosync.Store, lines: Lines) -> None:
+    for t in range(EPOCHS, EPOCHS + 3):
+        put(store, t)
+    learned = lines.follow([path_of(t) for t in (EPOCHS + 1, EPOCHS, EPOCHS + 2)])
+    assert learned is not None
+    assert [manifest.t for manifest in learned] == [EPOCHS, EPOCHS + 1, EPOCHS + 2]
+    again = Lines(store.directory.root, store.directory.env)
+    assert dict(lines.manifests().items()) == dict(again.manifests().items())
+    (trace,) = {entry.id.trace for entry in learned[0].entries}
+    assert lines.sealed_until(trace) == again.sealed_until(trace)
+    assert lines.histories() == again.histories()
+    assert lines.newest() == again.newest() == [EPOCHS + 2]
+
+
+@pytest.mark.parametrize(
+    "came",
+    [
+        [],
+        [path_of(EPOCHS + 1)],
+        [path_of(EPOCHS), path_of(EPOCHS + 2)],
+        [path_of(EPOCHS - 1)],
+        [path_of(EPOCHS), path_of(EPOCHS)],
+        [path_of(EPOCHS + 9)],
+        [path_of(0, "other")],
+        [path_of(EPOCHS), PurePosixPath("pins", "1-a.json")],
+        [path_of(EPOCHS), PurePosixPath("branches", "1.json")],
+        [PurePosixPath("manifests", "main", "0-3.json")],
+        [PurePosixPath("manifests", "main", "6.json.bak")],
+        [PurePosixPath("manifests", "6.json")],
+    ],
+)
+def test_anything_else_is_for_a_look_at_all(store: nosync.Store, lines: Lines, came: list[PurePosixPath]) -> None:
+    for t in range(EPOCHS, EPOCHS + 3):
+        put(store, t)
+    assert lines.follow(came) is None
+    assert lines.last_sealed() == EPOCHS - 1, "nothing was taken over"
+    learned, _, _ = lines.refresh()
+    assert [manifest.t for manifest in learned] == [EPOCHS, EPOCHS + 1, EPOCHS + 2]
+
+
+@pytest.mark.parametrize(
+    "harm", [lambda path: path.unlink(), lambda path: path.write_bytes(path.read_bytes()[:-9])], ids=["gone", "torn"]
+)
+def test_what_cannot_be_read_is_for_a_look_at_all(
+    store: nosync.Store, lines: Lines, harm: Callable[[Path], object]
+) -> None:
+    for t in range(EPOCHS, EPOCHS + 2):
+        put(store, t)
+    harm(store.directory.root / path_of(EPOCHS + 1))
+    assert lines.follow([path_of(EPOCHS), path_of(EPOCHS + 1)]) is None
+    assert lines.last_sealed() == EPOCHS - 1
+    lines.refresh()
+    assert lines.last_sealed() == EPOCHS
+
+
+def test_a_node_learns_without_listing_all_epochs(open_store: OpenStore, tmp_path: Path) -> None:
+    """However many there are: of what comes next the file is read, and the directory of manifests is left alone."""
+    store, other = open_store(settings=nosync.StoreSettings(background=False)), open_store("other")
+    for t in range(EPOCHS):
+        put(store, t)
+        put(other, t)
+    put(other, EPOCHS)
+    listed: list[Path] = []
+    env, list_dir = store.directory.env, store.directory.env.list_dir
+    env.list_dir = lambda path: (listed.append(path), list_dir(path))[1]  # type: ignore[method-assign, func-returns-value]
+    for kind in ("layers", "manifests"):
+        for path in (other.directory.root / kind).rglob(f"{EPOCHS}*"):
+            path.rename(store.directory.root / path.relative_to(other.directory.root))
+    store.node.note_files([path_of(EPOCHS)])  # type: ignore[attr-defined]
+    store.node._drain()  # type: ignore[attr-defined]
+    assert store.last_sealed() == EPOCHS
+    assert store.directory.root / "manifests" / "main" not in listed
+    store.sync()
+    assert store.safe_point() == EPOCHS
+    assert store.read("c").num_rows == EPOCHS + 1
