@@ -8,6 +8,8 @@ CYCLES ?= 200
 KILLS ?= 50
 SEEDS ?= 10000
 MINUTES ?= 12
+# Processes that run tests: one more than two cores, for many tests wait for daemons.
+WORKERS ?= 3
 IN_PARALLEL := tests/unit tests/property tests/model tests/format tests/simulation tests/crash tests/cluster
 ON_HOSTS := tests/cluster/test_hosts.py
 
@@ -33,8 +35,8 @@ demo: setup  ## Run a year of real flights through Spark, damage the store, reco
 	$(BIN)/nosync demo --out $(OUT)
 
 test: setup  ## Run the tests (about 12 minutes on 2 cores).
-	$(BIN)/python -m pytest -n 2 $(IN_PARALLEL) --ignore=$(ON_HOSTS) --durations=10
-	$(BIN)/python -m pytest -n 2 --dist loadfile tests/spark $(ON_HOSTS) --durations=10
+	$(BIN)/python -m pytest -n $(WORKERS) $(IN_PARALLEL) --ignore=$(ON_HOSTS) --durations=10
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile tests/spark $(ON_HOSTS) --durations=10
 
 check: setup  ## Format, lint, types, dependency direction.
 	$(BIN)/ruff format --check .
