@@ -1,4 +1,6 @@
-"""A store that has run for long: opening it and asking it, with a file for each epoch's manifest and with archives of them."""
+"""A store that has run for long: opening it and asking it, with a file for each epoch's manifest and with archives of them; and
+noticing the next epoch.
+"""
 
 from __future__ import annotations
 
@@ -15,14 +17,19 @@ import pyarrow as pa
 
 import nosync
 from bench.harness import Result, timed
+from nosync.lsm.branches import MAIN
+from nosync.lsm.directory import LayerDirectory
 from nosync.lsm.layer import Description, LayerId, Shard, TraceId
+from nosync.lsm.ledger import Ledger
 from nosync.lsm.node import Node
 from nosync.lsm.settings import ARCHIVE_EPOCHS
+from nosync.lsm.writer import arrange
 
 SHARDS, ROWS, KEYS = 4, 50, 1000
 RETAIN = 100
 MERGE_EVERY = 250
 REPEATS = 5
+LEARNED = 100
 OPEN = """
 import json, sys, tempfile, time
 import psutil, nosync
@@ -61,6 +68,7 @@ def run(scale: str) -> Iterator[Result]:
                 took_s += timed(store.node.archive_manifests)
                 before, count = count, len(store.node.lines.archives())
         archived, archived_size = _open(root), _bytes(root)
+        next_s, all_s = _learn(root, epochs)
         names = ("open it", "ask for its safe point", "nosync status, read only")
         for name, with_, without in zip(names, archived, singly, strict=False):
             yield Result(
@@ -71,6 +79,10 @@ def run(scale: str) -> Iterator[Result]:
                      archived[3] / singly[3], repeats=REPEATS)  # fmt: skip
         yield Result("disk that manifests take", "nosync", archived_size / 1e6, "MB", "no archives", size / 1e6,
                      archived_size / size)  # fmt: skip
+        yield Result(
+            "notice an epoch that another process sealed", "nosync", next_s * 1000, "ms", "a look at all epochs", all_s * 1000,
+            next_s / all_s, repeats=LEARNED,
+        )  # fmt: skip
         yield Result(f"put {ARCHIVE_EPOCHS:,} manifests into one file", "nosync", took_s / count * 1000, "ms")
 
 
@@ -87,6 +99,28 @@ def _fill(root: Path, epochs: int) -> None:
             store.node.seal(t, ids)
             if t % MERGE_EVERY == MERGE_EVERY - 1:
                 store.compact()
+
+
+def _learn(root: Path, epochs: int) -> tuple[float, float]:
+    """Medians of how long a node takes to know of an epoch that another process sealed: told which file it is, by turns, and not."""
+    told_s, untold_s = list[float](), list[float]()
+    with nosync.open(root, settings=nosync.StoreSettings(background=False)) as store:
+        assert isinstance(store.node, Node)
+        of_a_job = Ledger(LayerDirectory(root, store.directory.key_groups))
+        for t in range(epochs, epochs + 2 * LEARNED):
+            ids = [LayerId(TraceId("counts", "raw", Shard(shard)), Description.of_epoch(t)) for shard in range(SHARDS)]
+            for id in ids:
+                of_a_job.directory.publish(
+                    id, arrange(pa.table({"k": [id.trace.shard.index], "v": [t]}), ["k"], whose="bench")
+                )
+            manifest, _ = of_a_job.seal(t, ids, MAIN, None, None)
+            if t % 2:
+                told_s.append(timed(lambda path=manifest.path: store.node.learn([path])))  # type: ignore[misc]
+            else:
+                untold_s.append(timed(store.node.learn))
+            if store.last_sealed() != t:
+                raise RuntimeError(f"epoch {t} was not noticed")
+    return statistics.median(told_s), statistics.median(untold_s)
 
 
 def _open(root: Path) -> list[float]:

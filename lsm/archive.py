@@ -195,6 +195,14 @@ def parse_name(name: str) -> tuple[Epoch, Epoch] | None:
     return (Epoch(first), Epoch(last)) if first < last <= MAX_EPOCH else None
 
 
+def epochs_of(name: str) -> tuple[Epoch, Epoch] | None:
+    """The first and the last epoch that a file of a line's directory is of, twice the same for a manifest. None: another file."""
+    number = name.removesuffix(".json")
+    if not (number.isascii() and number.isdigit()):
+        return parse_name(name)
+    return (Epoch(int(number)), Epoch(int(number))) if int(number) <= MAX_EPOCH else None
+
+
 def run_of(manifest: Manifest) -> Run | None:
     """The run that an epoch begins; None where its manifest lists anything but one layer of that epoch for each trace."""
     whole = Description.of_epoch(manifest.t)

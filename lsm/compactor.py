@@ -307,8 +307,7 @@ class Compactor:
             # That process reads them, and what they become has yet to stand for them.
             taken = sum(id.description.lower < beside.id.description.upper for id in chain.ids)
         # The newest layer is left alone: tasks are about to open it.
-        candidates = _candidates(layers[:-1])
-        chosen = (0, len(layers)) if whole else choose_merge(candidates, since, taken=min(taken, len(candidates)))
+        chosen = (0, len(layers)) if whole else choose_merge(_candidates(layers[:-1]), since, taken=taken)
         if chosen is None:
             return None
         first, end = chosen

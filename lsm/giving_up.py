@@ -10,7 +10,7 @@ import logging
 from collections.abc import Iterable, Mapping
 from pathlib import Path, PurePosixPath
 
-from nosync.lsm.archive import parse_name
+from nosync.lsm.archive import epochs_of
 from nosync.lsm.branches import BRANCHES
 from nosync.lsm.directory import MANIFESTS, LayerDirectory
 from nosync.lsm.env import Env
@@ -54,7 +54,7 @@ def first_given_up(paths: Iterable[PurePosixPath]) -> dict[str, Epoch]:
     """By line, the first epoch whose manifest is among these files."""
     first: dict[str, Epoch] = {}
     for path in paths:
-        if path.parts[0] == MANIFESTS and (span := _epochs_of(path.name)) is not None:
+        if path.parts[0] == MANIFESTS and (span := epochs_of(path.name)) is not None:
             first[path.parts[1]] = Epoch(min(span[0], first.get(path.parts[1], span[0])))
     return first
 
@@ -75,12 +75,7 @@ def built_upon(
     layers: set[LayerId] = set()
     for line, t in first.items():
         names = directory.env.list_dir(directory.root / MANIFESTS / line)
-        files |= {PurePosixPath(MANIFESTS, line, name) for name in names if (span := _epochs_of(name)) and span[1] >= t}
+        files |= {PurePosixPath(MANIFESTS, line, name) for name in names if (span := epochs_of(name)) and span[1] >= t}
         for trace in {trace for piece in lines.of_line(line).pieces(t - 1) for trace, _ in piece.traces()}:
             layers |= {LayerId(trace, d) for d in directory.descriptions(trace) if d.upper > pack(t)}
     return layers, files
-
-
-def _epochs_of(name: str) -> tuple[int, int] | None:
-    number = name.removesuffix(".json")
-    return (int(number), int(number)) if number.isdigit() else parse_name(name)

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import shutil
 import threading
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple
 
-from nosync.lsm.archive import Archive, Run, group_to_archive, parse_name, publish_archive
+from nosync.lsm.archive import Archive, Run, epochs_of, group_to_archive, parse_name, publish_archive
 from nosync.lsm.branches import BRANCHES, MAIN, Line, append, creation, read_refs
 from nosync.lsm.directory import MANIFESTS
 from nosync.lsm.env import Env, Identity, storage_errors
@@ -24,11 +24,6 @@ from nosync.lsm.manifest import Histories, Manifest, publish_manifest
 from nosync.lsm.sealed import Sealed, list_line, read_manifest, read_sealed
 from nosync.lsm.sealed_json import sync_published
 from nosync.lsm.timestamp import END_OF_TIME, Epoch, Time
-
-
-def _is_of_epoch(path: PurePosixPath) -> bool:
-    """Whether a file is the manifest of one epoch."""
-    return len(path.parts) == 3 and path.parts[0] == MANIFESTS and path.suffix == ".json" and path.stem.isdigit()
 
 
 class _NewestFile(NamedTuple):
@@ -113,32 +108,44 @@ class Lines:
             ]
             return learned, archives, changed
 
-    def follow(self, came: Sequence[PurePosixPath]) -> list[Manifest] | None:
-        """Reads these manifests, which are the next ones of their lines. None, where they are anything else: `refresh`
-        looks at all there is, which takes the longer the more epochs there are.
+    def follow(self, came: Iterable[PurePosixPath]) -> list[Manifest] | None:
+        """Reads the epochs that come next on their lines, of which these manifests are some. None where these files are anything
+        else: `refresh` looks at all there is, which takes the longer the more epochs there are.
         """
         with self._lock:
-            found = sorted((path.parts[1], int(path.stem)) for path in came if _is_of_epoch(path))
-            if len(found) < max(1, len(came)):
-                return None
+            by_line: dict[str, set[Epoch]] = {}
+            for path in came:
+                span = epochs_of(path.name) if path.parts[0] == MANIFESTS else None
+                if span is None or span[0] != span[1]:
+                    return None
+                by_line.setdefault(path.parts[1], set()).add(span[0])
             learned: list[Manifest] = []
-            reached: dict[str, int | None] = {}
-            for line, t in found:
-                sealed = self._sealed.get(line)
-                if sealed is None:
-                    return None
-                last = reached.setdefault(line, sealed.last)
-                if last is None or t != last + 1:
-                    return None
+            for line, epochs in by_line.items():
                 try:
-                    learned.append(read_manifest(self._root, line, t, self._env))
+                    next_ones = self._next_of(line, epochs)
                 except (CorruptionError, FileNotFoundError):
+                    next_ones = None
+                if next_ones is None:
                     return None
-                reached[line] = t
+                learned += next_ones
             for manifest in learned:
                 self._sealed[manifest.line].add(manifest)
                 self._learn(manifest.line, manifest)
             return learned
+
+    def _next_of(self, line: str, came: set[Epoch]) -> list[Manifest] | None:
+        """The epochs that follow what is known of a line; None where one of those that came does not, or is another one now."""
+        sealed, found = self._sealed.get(line), list[Manifest]()
+        if sealed is None or sealed.last is None:
+            return None
+        t = Epoch(sealed.last + 1)
+        if any(read_manifest(self._root, line, known, self._env) != sealed.get(known) for known in came if known < t):
+            return None
+        # They come in any order, and one that came before its time was left for now.
+        while t in came or self._env.exists(self._root / MANIFESTS / line / f"{t}.json"):
+            found.append(read_manifest(self._root, line, t, self._env))
+            t = Epoch(t + 1)
+        return found if max(came) < t else None
 
     def notice_changes(self, line: str | None = None) -> None:
         """As `refresh` where another process, or node, changed the branches, or gave up what it had of a line (default: of

@@ -373,7 +373,7 @@ class Node(HasLedger):
         with (
             self._lock
         ):  # `since`, which asks for it, follows what was sealed, so no merge may ask before pins are read
-            next_ones = self.lines.follow(came)
+            next_ones = self.lines.follow(came) if came else None
             learned, archives, log_changed = self.lines.refresh() if next_ones is None else (next_ones, [], False)
             if learned or log_changed:
                 self._read_pins()

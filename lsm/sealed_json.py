@@ -18,7 +18,7 @@ from blake3 import blake3
 from nosync.lsm.env import Env, Identity, storage_error, storage_errors
 from nosync.lsm.errors import CorruptionError, StorageError
 from nosync.lsm.ready_files import new_file
-from nosync.lsm.writer import temporary_path
+from nosync.lsm.writer import give_name, temporary_path
 
 _REST = "rest_blake3"
 _ATTEMPTS = 3
@@ -92,27 +92,16 @@ def publish_text(root: Path, final: Path, text: bytes, env: Env, *, synced: bool
                     file.write(text)
                 if synced:
                     env.sync_file(temporary)
-                return _linked(temporary, final, env)
+                try:
+                    return give_name(temporary, final, env)
+                except FileExistsError:
+                    return None
             except FileNotFoundError:  # a node that starts just now empties tmp/, also of what is being written
                 if attempt + 1 == _ATTEMPTS:
                     raise
             finally:
                 env.unlink(temporary)
     raise AssertionError("the last attempt returns or raises")
-
-
-def _linked(temporary: Path, final: Path, env: Env) -> Identity | None:
-    """Of the file that got its name; None where that is taken."""
-    identity = env.identity(temporary)
-    try:
-        try:
-            env.link(temporary, final)
-        except FileNotFoundError:
-            env.make_dirs(final.parent)
-            env.link(temporary, final)
-    except FileExistsError:
-        return None
-    return identity
 
 
 def publish_small(root: Path, final: Path, fields: Mapping[str, Any], env: Env) -> bool:

@@ -157,17 +157,23 @@ def check_shard(hashes: U32, shard: Shard, key_groups: int, whose: str) -> None:
         )
 
 
+def give_name(temporary: Path, final: Path, env: Env) -> Identity:
+    """Links a finished file to its name, and says which file it is. The directory is made if need be. Raises FileExistsError."""
+    identity = env.identity(temporary)
+    try:
+        env.link(temporary, final)
+    except FileNotFoundError:
+        env.make_dirs(final.parent)
+        env.link(temporary, final)
+    return identity
+
+
 def link_layer(root: Path, id: LayerId, temporary: Path, info: LayerInfo, digest: Digest, env: Env) -> Published:
     """Step 4: gives the finished temporary file its final name under `root/layers`. See the module's invariants."""
     final = root / "layers" / id.path
     try:
         with storage_errors("publish", final):
-            identity = env.identity(temporary)
-            try:
-                env.link(temporary, final)
-            except FileNotFoundError:
-                env.make_dirs(final.parent)
-                env.link(temporary, final)
+            identity = give_name(temporary, final, env)
         return Published(id, digest, info.rows, identity.size_bytes, existed=False, identity=identity)
     except StorageError as error:
         if not isinstance(error.__cause__, FileExistsError):

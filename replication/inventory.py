@@ -18,11 +18,11 @@ from typing import NewType
 
 from blake3 import blake3
 
-from nosync.lsm.archive import parse_name
+from nosync.lsm import archive
 from nosync.lsm.branches import BRANCHES
 from nosync.lsm.directory import MANIFESTS
 from nosync.lsm.layer import Description, LayerId, parse_path
-from nosync.lsm.timestamp import MAX_EPOCH, Time, end_of, pack
+from nosync.lsm.timestamp import Time, end_of, pack
 
 NodeId = NewType("NodeId", str)
 LAYERS = "layers"
@@ -60,10 +60,7 @@ def epochs_of(name: str) -> tuple[str, int, int] | None:
     directory, _, last = name.rpartition("/")
     if not directory.startswith(f"{MANIFESTS}/"):
         return None
-    number = last.removesuffix(".json")
-    if number.isdigit():
-        return (directory, int(number), int(number)) if int(number) <= MAX_EPOCH else None
-    span = parse_name(last)
+    span = archive.epochs_of(last)
     return None if span is None else (directory, *span)
 
 

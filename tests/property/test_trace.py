@@ -251,7 +251,7 @@ def test_what_another_merge_has_taken_is_left_alone(sizes: list[int], since: int
     alone = choose_merge(trace[taken:], Time(0))
     fits = None if alone is None else (alone[0] + taken, alone[1] + taken)
     by_level = fits if alone is None or has_a_full_level(trace[taken:]) else None
-    assert choose_merge(trace, pack(since), taken=min(taken, len(trace))) == by_level
+    assert choose_merge(trace, pack(since), taken=taken) == by_level
 
 
 def has_a_full_level(trace: list[Candidate]) -> bool:

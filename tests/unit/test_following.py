@@ -9,7 +9,9 @@ import pyarrow as pa
 import pytest
 
 import nosync
+from nosync.lsm.env import Env
 from nosync.lsm.lines import Lines
+from nosync.lsm.manifest import Manifest, publish_manifest
 from tests.conftest import OpenStore
 
 EPOCHS = 6
@@ -37,10 +39,19 @@ def lines(store: nosync.Store) -> Lines:
     return Lines(store.directory.root, store.directory.env)
 
 
-def test_the_next_epochs_are_read_in_any_order(store: nosync.Store, lines: Lines) -> None:
+@pytest.mark.parametrize(
+    "came",
+    [
+        [EPOCHS + 1, EPOCHS, EPOCHS + 2],
+        pytest.param([EPOCHS], id="the others are there, though nobody told of them"),
+        pytest.param([EPOCHS + 2], id="so are those before"),
+        pytest.param([EPOCHS - 1, EPOCHS], id="told of again"),
+    ],
+)
+def test_the_next_epochs_are_read_in_any_order(store: nosync.Store, lines: Lines, came: list[int]) -> None:
     for t in range(EPOCHS, EPOCHS + 3):
         put(store, t)
-    learned = lines.follow([path_of(t) for t in (EPOCHS + 1, EPOCHS, EPOCHS + 2)])
+    learned = lines.follow(map(path_of, came))
     assert learned is not None
     assert [manifest.t for manifest in learned] == [EPOCHS, EPOCHS + 1, EPOCHS + 2]
     again = Lines(store.directory.root, store.directory.env)
@@ -49,16 +60,38 @@ def test_the_next_epochs_are_read_in_any_order(store: nosync.Store, lines: Lines
     assert lines.sealed_until(trace) == again.sealed_until(trace)
     assert lines.histories() == again.histories()
     assert lines.newest() == again.newest() == [EPOCHS + 2]
+    assert lines.follow(map(path_of, came)) == [], "known by now"
+
+
+def test_an_epoch_that_comes_before_its_time_is_read_with_the_one_it_waits_for(
+    store: nosync.Store, lines: Lines, tmp_path: Path
+) -> None:
+    """As from peers, who send them in any order."""
+    for t in range(EPOCHS, EPOCHS + 3):
+        put(store, t)
+    late = store.directory.root / path_of(EPOCHS)
+    late.rename(tmp_path / "late")
+    for t in (EPOCHS + 2, EPOCHS + 1):
+        assert lines.follow([path_of(t)]) is None
+        assert lines.refresh()[0] == []
+    (tmp_path / "late").rename(late)
+    learned = lines.follow([path_of(EPOCHS)])
+    assert learned is not None
+    assert [manifest.t for manifest in learned] == [EPOCHS, EPOCHS + 1, EPOCHS + 2]
+
+
+def test_a_known_epoch_that_is_another_one_now_is_for_a_look_at_all(store: nosync.Store, lines: Lines) -> None:
+    before = lines.manifests()[EPOCHS - 1]
+    (store.directory.root / before.path).unlink()
+    publish_manifest(store.directory.root, Manifest(before.line, before.t, before.entries, {"other": 1}), Env())
+    assert lines.follow([before.path]) is None
+    lines.refresh()
+    assert lines.manifests()[EPOCHS - 1].meta == {"other": 1}
 
 
 @pytest.mark.parametrize(
     "came",
     [
-        [],
-        [path_of(EPOCHS + 1)],
-        [path_of(EPOCHS), path_of(EPOCHS + 2)],
-        [path_of(EPOCHS - 1)],
-        [path_of(EPOCHS), path_of(EPOCHS)],
         [path_of(EPOCHS + 9)],
         [path_of(0, "other")],
         [path_of(EPOCHS), PurePosixPath("pins", "1-a.json")],
@@ -66,6 +99,7 @@ def test_the_next_epochs_are_read_in_any_order(store: nosync.Store, lines: Lines
         [PurePosixPath("manifests", "main", "0-3.json")],
         [PurePosixPath("manifests", "main", "6.json.bak")],
         [PurePosixPath("manifests", "6.json")],
+        [PurePosixPath("given_up.json")],
     ],
 )
 def test_anything_else_is_for_a_look_at_all(store: nosync.Store, lines: Lines, came: list[PurePosixPath]) -> None:
@@ -92,7 +126,7 @@ def test_what_cannot_be_read_is_for_a_look_at_all(
     assert lines.last_sealed() == EPOCHS
 
 
-def test_a_node_learns_without_listing_all_epochs(open_store: OpenStore, tmp_path: Path) -> None:
+def test_a_node_learns_without_listing_all_epochs(open_store: OpenStore) -> None:
     """However many there are: of what comes next the file is read, and the directory of manifests is left alone."""
     store, other = open_store(settings=nosync.StoreSettings(background=False)), open_store("other")
     for t in range(EPOCHS):
