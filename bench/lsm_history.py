@@ -102,7 +102,7 @@ def _fill(root: Path, epochs: int) -> None:
 
 
 def _learn(root: Path, epochs: int) -> tuple[float, float]:
-    """Medians of how long a node takes to know of an epoch that another process sealed: told which file it is, by turns, and not."""
+    """Medians of how long a node takes to know of an epoch that another process sealed: by turns told of its file, and not."""
     told_s, untold_s = list[float](), list[float]()
     with nosync.open(root, settings=nosync.StoreSettings(background=False)) as store:
         assert isinstance(store.node, Node)
