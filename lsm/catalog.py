@@ -10,7 +10,8 @@ files are deleted after it.
 
 Facts of the library that this module deals with: `raw_mode` (the default unpickles what it reads); iterators are checked
 with `status()`, because they end early and silently on corruption; errors come as bare `Exception` and are mapped to
-CatalogError here.
+CatalogError here; `write` keeps the interpreter's lock, so with `sync` no other thread would run until the disk has answered:
+`flush_wal` lets them.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
-from rocksdict import AccessType, Options, Rdict, WriteBatch, WriteOptions
+from rocksdict import AccessType, Options, Rdict, WriteBatch
 
 from nosync.lsm.errors import CatalogError, StorageError, StoreLockedError
 from nosync.lsm.layer import Digest, LayerId, parse_path
@@ -84,8 +85,6 @@ class Catalog:
         access = AccessType.read_only(error_if_log_file_exist=False) if read_only else AccessType.read_write()
         with _rocksdb_errors("open", path):
             self._db = Rdict(str(path), options=options, access_type=access)
-        self._unsynced, self._synced = WriteOptions(), WriteOptions()
-        self._synced.sync = True
 
     def records(self) -> list[Record]:
         """Every durable layer. Raises CatalogError where RocksDB finds its files damaged."""
@@ -118,7 +117,9 @@ class Catalog:
                 batch.put(_LAYER + str(record.id.path).encode(), json.dumps(fields).encode())
             for name, value in (meta or {}).items():
                 batch.put(_META + name.encode(), value.encode())
-            self._db.write(batch, write_opt=self._synced if removed or meta else self._unsynced)
+            self._db.write(batch)
+            if removed or meta:
+                self._db.flush_wal(True)
 
     def close(self) -> None:
         with _rocksdb_errors("close", self.path):
