@@ -330,10 +330,9 @@ class Compactor:
 
     # --- what was replaced --------------------------------------------------------------------------------------
 
-    def garbage(self) -> set[LayerId]:
-        """Layers whose files are there only for readers that are about to open them."""
-        with self._lock:
-            return set(self._garbage)
+    def is_garbage(self, id: LayerId) -> bool:
+        """Whether its file is there only for readers that are about to open it."""
+        return id in self._garbage
 
     def is_made(self, id: LayerId) -> bool:
         """Whether a merge writes this layer now: it counts when it replaces its inputs, and not as soon as its file is there."""

@@ -358,7 +358,7 @@ class Node(HasLedger):
                 known = self._records.get(trace, {})
                 new.update(LayerId(trace, d) for d in there if d not in known)
                 gone.update(LayerId(trace, d) for d in known.keys() - set(there))
-            new = {id for id in new - self._compactor.garbage() if not self._compactor.is_made(id)} if new else new
+            new = {id for id in new if not (self._compactor.is_garbage(id) or self._compactor.is_made(id))}
             self.new.note(sorted(new))
         for id in sorted(gone):
             if not self.ledger.exists(id):
@@ -764,9 +764,10 @@ class Node(HasLedger):
 
     def unknown(self, ids: Iterable[LayerId]) -> list[LayerId]:
         """Those that are not durable yet, and not about to be removed either."""
-        garbage = self._compactor.garbage()
         with self._lock:
-            return [id for id in ids if id not in garbage and id.description not in self._records.get(id.trace, {})]
+            new = [id for id in ids if id.description not in self._records.get(id.trace, {})]
+        # What is forgotten is garbage before its record goes.
+        return [id for id in new if not self._compactor.is_garbage(id)]
 
     def durable_records(self) -> list[Record]:
         """Every durable layer, with its digest and size."""

@@ -11,7 +11,6 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path, PurePosixPath
-from types import SimpleNamespace
 
 import pyarrow as pa
 import pytest
@@ -21,7 +20,7 @@ from nosync.lsm.catalog import Catalog, Record
 from nosync.lsm.compactor import RETRY_S
 from nosync.lsm.directory import LayerDirectory
 from nosync.lsm.env import Env
-from nosync.lsm.layer import Description, Digest, LayerId, Shard, TraceId
+from nosync.lsm.layer import Description, LayerId, Shard, TraceId
 from nosync.lsm.node import Node
 from nosync.lsm.writer import arrange
 from nosync.testing import FaultyEnv, crash
@@ -312,23 +311,6 @@ def test_a_power_cut_may_take_the_last_records_of_the_catalog(open_store: OpenSt
         assert snapshot(store) == before
         assert not store.missing()
         assert not store.node.problems
-
-
-def test_what_is_removed_leaves_the_catalog_for_good_before_its_files(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Otherwise a power cut could bring the records of deleted files back: they would count as lost."""
-    synced: list[bool] = []
-    database = SimpleNamespace(write=lambda batch, write_opt: synced.append(write_opt.sync))
-    catalog = Catalog(tmp_path / "catalog")
-    monkeypatch.setattr(catalog, "_db", database)
-    id = LayerId(TraceId("counts", "raw", Shard(0)), Description.of_epoch(1))
-    record = Record(id, Digest("0"), 1, 1)
-    catalog.apply([record])
-    catalog.apply([record], iter([id]))
-    catalog.apply(remove=[id])
-    catalog.apply(meta={"incarnation": "1"})
-    assert synced == [False, True, True, True]
 
 
 def test_a_torn_manifest_takes_its_epoch_out_of_the_safe_point(open_store: OpenStore, tmp_path: Path) -> None:
