@@ -56,7 +56,7 @@ LARGER: dict[str, tuple[int, ...]] = {"short": (), "normal": (10**6, 10**7), "fu
 TURNS = {"short": 1, "normal": 3, "full": 5}
 """Of ours and of nothing on disk: of 2,000 stalls two are above the p99.9, so one run says little."""
 WARM_UP_EPOCHS = {"short": 500, "normal": 2000, "full": 2000}
-"""That count for nothing: a virtual machine that rested has given memory back to its host, and gets it again page by page."""
+"""That count for nothing: what is measured first would otherwise be measured on a machine that has been idle."""
 CHECKPOINT_EPOCHS = 10
 GOAL_S = 0.005
 SLOW_TURN_S = 0.1

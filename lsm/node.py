@@ -370,9 +370,8 @@ class Node(HasLedger):
 
         `came`: the files that this is for, if that is known. Manifests of next epochs are read, and nothing else is looked at.
         """
-        with (
-            self._lock
-        ):  # `since`, which asks for it, follows what was sealed, so no merge may ask before pins are read
+        # `since`, which asks for it, follows what was sealed, so no merge may ask before pins are read.
+        with self._lock:
             next_ones = self.lines.follow(came) if came else None
             learned, archives, log_changed = self.lines.refresh() if next_ones is None else (next_ones, [], False)
             if learned or log_changed:
