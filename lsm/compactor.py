@@ -3,7 +3,8 @@
 Invariants
 - A merged layer is durable before its inputs leave the catalog, and they leave it in the edit that adds the merged one.
 - An input's file is deleted a grace period later, for processes that have listed but not yet opened it.
-- What the catalog lists is never deleted.
+- What the catalog lists is never deleted, and what a merged layer replaced is deleted only while that one is still there: where
+  it was lost, the files that it replaced are taken back.
 - One merge runs at a time, and while another process carries out a large one, small ones beside it: of other layers than
   those, and of the same trace only of later ones. Between any two steps all of that can be abandoned.
 - Layers that were given up, or are not needed any more, no merge that had begun before brings back: `paused`, `Owner.replace`.
@@ -75,6 +76,19 @@ class Owner(Protocol):
     def scan(self) -> None:
         """Notices files that vanished."""
 
+    def not_replaced(self, ids: Sequence[LayerId]) -> list[LayerId]:
+        """Those for which no other durable layer stands, or whose file is gone."""
+
+    def taken_back(self, ids: Iterable[LayerId]) -> None:
+        """These are no garbage after all: they are made durable again, where their files are still there."""
+
+
+@dataclass(frozen=True)
+class _Garbage:
+    due_s: float
+    is_replaced: bool
+    """A merged layer stands for it. Else nothing needs it any more."""
+
 
 class Compactor:
     """The merges of one node. Safe to call from several threads."""
@@ -91,7 +105,7 @@ class Compactor:
         self._later: set[TraceId] = set()  # what has to wait for the end of a large merge
         self._out_of_the_way, self._in_a_hurry = MergeProcess(OUT_OF_THE_WAY), MergeProcess()
         self._lock = threading.Lock()
-        self._garbage: dict[LayerId, float] = {}
+        self._garbage: dict[LayerId, _Garbage] = {}
         self._touched: set[TraceId] = set()
         self._queue: list[TraceId] = []  # of those the ones still to be looked at, the next one last
 
@@ -203,7 +217,7 @@ class Compactor:
             if done is None:
                 return not is_stopped
             if self._owner.replace(Record(done.id, done.digest, done.rows, done.size_bytes), inputs):
-                self.discard(list(inputs))
+                self.discard(list(inputs), is_replaced=True)
         except CorruptionError:
             if beside is not None:  # whoever sets it aside may pause all merges, and the large one goes on
                 self._later.add(trace)
@@ -338,12 +352,29 @@ class Compactor:
         """Whether a merge writes this layer now: it counts when it replaces its inputs, and not as soon as its file is there."""
         return id in self._making
 
-    def discard(self, ids: Sequence[LayerId], *, grace: bool = True) -> None:
-        """Their files go with `collect_garbage`, a grace period later or the next time."""
-        due = self._env.monotonic_s() + (self._owner.settings.grace_s if grace else 0.0)
+    def discard(self, ids: Sequence[LayerId], *, is_replaced: bool = False, grace: bool = True) -> None:
+        """Removes their files with `collect_garbage`, a grace period later or the next time.
+
+        `is_replaced`: a durable merged layer stands for them. Their files go only if it still does by then.
+        """
+        due_s = self._env.monotonic_s() + (self._owner.settings.grace_s if grace else 0.0)
         with self._lock:
             for id in ids:
-                self._garbage[id] = min(due, self._garbage.get(id, due))
+                known = self._garbage.get(id)
+                due = due_s if known is None else min(due_s, known.due_s)
+                self._garbage[id] = _Garbage(due, is_replaced and (known is None or known.is_replaced))
+
+    def take_back(self, lost: LayerId) -> list[LayerId]:
+        """A merged layer is lost: what it replaced is no garbage any more. Returns those whose files may still be there."""
+        with self._lock:
+            back = [
+                id
+                for id, garbage in self._garbage.items()
+                if garbage.is_replaced and id.trace == lost.trace and lost.description.covers(id.description)
+            ]
+            for id in back:
+                del self._garbage[id]
+        return back
 
     def keep(self, ids: Sequence[LayerId]) -> None:
         """These are not to be removed after all."""
@@ -356,9 +387,15 @@ class Compactor:
         recorded = self._owner.durable_ids()
         with self._lock:
             now = self._env.monotonic_s()
-            due = [id for id, at in self._garbage.items() if all or at <= now]
+            due = {id: garbage for id, garbage in self._garbage.items() if all or garbage.due_s <= now}
+        # Not only what is recorded: somebody may have deleted the merged file a moment ago.
+        back = set(self._owner.not_replaced([id for id, garbage in due.items() if garbage.is_replaced]))
+        if back:
+            log.warning("%d replaced layers are taken back, for what stood for them is lost", len(back))
+            self.keep(sorted(back))
+            self._owner.taken_back(sorted(back))
         kept: list[StorageError] = []
-        for id in due:
+        for id in due.keys() - back:
             path = self._owner.directory.path_of(id)
             try:
                 with self._lock:  # `keep` either comes before, or finds the file gone

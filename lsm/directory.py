@@ -43,6 +43,7 @@ from nosync.lsm.errors import (
 from nosync.lsm.hashing import Hasher, hash32
 from nosync.lsm.history import Part, View
 from nosync.lsm.layer import Description, Digest, LayerId, Shard, TraceId, parse_file_name
+from nosync.lsm.presence import is_there
 from nosync.lsm.reader import LayerReader
 from nosync.lsm.timestamp import Time, pack, show
 from nosync.lsm.trace import Trace, choose_cover, overlaps
@@ -208,7 +209,7 @@ class LayerDirectory:
 
     def holds(self, id: LayerId) -> bool:
         """Whether a layer is there, or a merged one that stands for it."""
-        return any(d.covers(id.description) for d in self.descriptions(id.trace))
+        return is_there(id, self.descriptions(id.trace))
 
     def layer_ids(self) -> list[LayerId]:
         return [LayerId(trace, d) for trace in self.traces() for d in sorted(self.descriptions(trace))]

@@ -6,7 +6,6 @@ and waits for nobody.
 
 from __future__ import annotations
 
-import functools
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -21,6 +20,7 @@ from nosync.lsm.history import History
 from nosync.lsm.layer import Description, Digest, LayerId, TraceId
 from nosync.lsm.lines import Lines
 from nosync.lsm.manifest import Content, Entry, Manifest, check_same, publish_manifest
+from nosync.lsm.presence import Presence
 from nosync.lsm.release import is_let_go, let_go_until
 from nosync.lsm.roles import Missing
 from nosync.lsm.sealed import Sealed
@@ -152,13 +152,12 @@ class Ledger:
 def lost(lines: Lines, directory: LayerDirectory, safe: int | None, branch: str = MAIN) -> list[Missing]:
     """The layers that manifests of a branch list and that no file covers; inputs that the safe point has passed may be gone."""
     until = let_go_until(lines, safe)
-    listed = functools.cache(directory.descriptions)
+    presence = Presence(directory.descriptions)
     return [
         Missing(entry, manifest.t, manifest.line)
-        for manifest in to_look_at(lines.manifests(branch), until, listed)
+        for manifest in to_look_at(lines.manifests(branch), until, presence.listed)
         for entry in manifest.entries
-        if not is_let_go(manifest, entry, until)
-        and not any(d.covers(entry.id.description) for d in listed(entry.id.trace))
+        if not is_let_go(manifest, entry, until) and not presence.has(entry.id)
     ]
 
 

@@ -15,6 +15,7 @@ the files: what is recorded must exist with its digest, what is not recorded is 
 
 from __future__ import annotations
 
+import functools
 import itertools
 import logging
 import threading
@@ -55,6 +56,7 @@ from nosync.lsm.manifest import (
 from nosync.lsm.marks import old_marks
 from nosync.lsm.new_layers import NewLayers
 from nosync.lsm.pins import Pin, delete_pin, publish_pin, read_pins
+from nosync.lsm.presence import live
 from nosync.lsm.reader import LayerReader
 from nosync.lsm.ready_files import ReadyFiles
 from nosync.lsm.registers import register_files
@@ -197,16 +199,14 @@ class Node(HasLedger):
             wanted = list(self._records) if traces is None else [trace for trace in traces if trace in self._records]
             known = {trace: list(self._records[trace]) for trace in wanted}
         for trace, there in known.items():
-            merged = [d for d in there if not LayerId(trace, d).is_fresh and d.since <= frontier]
-            # Of two that stand for each other, as where history was compacted further, the one with more of it stays.
-            covered = [d for d in there if any(m.covers(d) and not (d.covers(m) and d <= m) for m in merged)]
-            if covered:
-                ids = [LayerId(trace, d) for d in covered]
+            remaining = set(live(there, frontier))
+            ids = [LayerId(trace, d) for d in there if d not in remaining]
+            if ids:
                 with self._lock:
                     self._edit((), ids)
                     self._tell((), ids)
                 self.safety.something_changed()
-                self._compactor.discard(ids)
+                self._compactor.discard(ids, is_replaced=True)
 
     def _read_pins(self) -> None:
         """A pin that cannot be read may hold any epoch: then nothing of history is let go of."""
@@ -500,7 +500,7 @@ class Node(HasLedger):
         """None: it is gone, obsolete, or torn (now in quarantine). Raises StorageError."""
         with self._lock:  # a merge that is about to record it comes before or after this
             if self._superseded(id):
-                self._compactor.discard([id])
+                self._compactor.discard([id], is_replaced=True)
                 return None
         try:
             return self.new.make_durable(id)
@@ -518,14 +518,31 @@ class Node(HasLedger):
             others = [d for d in self._records.get(id.trace, {}) if d != id.description]
         return any(d.covers(id.description) for d in others)
 
+    def not_replaced(self, ids: Sequence[LayerId]) -> list[LayerId]:
+        """Those for which no other durable layer stands, or whose file is gone."""
+        is_here = functools.cache(self.ledger.exists)
+        with self._lock:
+            others = {id: [d for d in self._records.get(id.trace, {}) if d != id.description] for id in ids}
+        return [
+            id
+            for id, records in others.items()
+            if not any(d.covers(id.description) and is_here(LayerId(id.trace, d)) for d in records)
+        ]
+
     def _lose(self, id: LayerId, why: str) -> None:
         log.warning("lost: %s: %s; recover() recomputes it", id, why)
         with self._lock:
             self._catalog.apply(remove=[id])
             self._records.get(id.trace, {}).pop(id.description, None)
             self.new.settled(id)
+            self.taken_back(self._compactor.take_back(id))
             self.safety.something_changed()
         self.directory.forget(id)
+
+    def taken_back(self, ids: Iterable[LayerId]) -> None:
+        """These are no garbage after all: they are made durable again, where their files are still there."""
+        self.new.note([id for id in ids if self.ledger.exists(id)])
+        self._background.wake()
 
     def _quarantine(self, id: LayerId, error: NosyncError) -> None:
         self._quarantine_layer(id, error)
@@ -866,11 +883,17 @@ class Node(HasLedger):
             yield done
         self._compactor.collect_garbage(all=True)
 
-    def drop_rounds(self, stage: str, t: int) -> None:
-        """Forgets and deletes a stage's layers of single rounds inside epoch `t`."""
+    def drop_rounds(self, stage: str, t: int, *, at_once: bool = False) -> None:
+        """Forgets and deletes a stage's layers of single rounds inside epoch `t`.
+
+        `at_once`: the rounds are about to run again. Those that wait for their grace to end would be taken for this run's, and
+        vanish in the middle of it.
+        """
         for trace in self.directory.traces(stage):
             inside = [d for d in self.directory.descriptions(trace) if pack(t) <= d.lower and d.upper <= end_of(t)]
-            self.forget([LayerId(trace, d) for d in inside if d.is_of_rounds])
+            self.forget([LayerId(trace, d) for d in inside if d.is_of_rounds], grace=not at_once)
+        if at_once:
+            self._compactor.collect_garbage()
 
     # --- branches -----------------------------------------------------------------------------------------------------
 

@@ -60,7 +60,7 @@ from nosync.replay import (
     check_states_fit,
 )
 from nosync.replication.places import LACKING, Place
-from nosync.reports import EpochReport, RecoveryReport, Stopwatch, epoch_report
+from nosync.reports import EpochReport, Recovered, RecoveryReport, Stopwatch, epoch_report
 from nosync.sinks import Sink
 from nosync.streaming import STREAMS_FROM, check_batch, check_stream, streamed_from
 
@@ -80,6 +80,8 @@ log = logging.getLogger("nosync")
 
 _ATTEMPTS = 4
 """Of an epoch, where hosts are lost while it runs."""
+_LOOKS = 4
+"""How often `recover` looks for what is missing: what it brought back may be lost again while it runs."""
 
 
 def _contents(ids: Sequence[LayerId], reports: Reports) -> dict[LayerId, Content]:
@@ -398,11 +400,11 @@ class Job:
         sources = {stage.name for stage in self.flow.sources}
         return sum(entry.rows for entry in manifest.entries if entry.id.trace.stage in sources) if manifest else 0
 
-    def _drop_rounds(self, t: int) -> None:
+    def _drop_rounds(self, t: int, *, at_once: bool = False) -> None:
         """Deletes the rounds of an epoch's loops, which the layers of the epoch stand for."""
         for loop in self.flow.loops:
             for stage in self.flow.in_loop(loop):
-                self._node.drop_rounds(stage.name, t)
+                self._node.drop_rounds(stage.name, t, at_once=at_once)
 
     def _copies(self) -> dict[str, int]:
         """By stage, the copies that the safe point waits for; where nothing else is said as many as the store's nodes keep."""
@@ -709,62 +711,76 @@ class Job:
 
         `inputs(t)`, or `inputs[t]` for some epochs, gives the rows of the sources at an epoch again; needed only where
         recorded source layers are lost too. `verify` reads every byte first, so that flipped bits count as lost. A recomputed
-        layer must have the digest that its manifest remembers, else DeterminismError.
+        layer must have the digest that its manifest remembers, else DeterminismError. At the end it looks again: what is still
+        missing is recovered as well, or named in `unrecoverable`.
         """
         clock = Stopwatch()
         self._check_open()
         if verify:
             self._node.check()
-        missing, fetched = self._missing()
-        # A file may stand there that is another one than the manifest lists: it would be taken for what is missing.
-        self._node.recheck([m.entry.id for m in missing])
-        safe = self._node.safe_point(self.branch_name)
-        clock.lap("inspect")
         chosen = {self._stage(name).name for name in (self.flow.stages if outputs is None else outputs)}
-        wanted = [
-            Cell(m.t, m.entry.id.trace.stage, m.entry.id.trace.shard.index)
-            for m in missing
-            if m.entry.id.trace.stage in chosen
-        ]
+        done = Recovered()
+        for _ in range(_LOOKS):
+            missing, fetched = self._missing()
+            if not done.looks:
+                done.rolled_back_to = self._node.safe_point(self.branch_name)
+            wanted = done.found(missing, fetched, chosen)
+            clock.lap("inspect")
+            if not wanted and done.looks > 1:
+                break
+            ran = self._recover_once(wanted, inputs, done, clock, progress)
+            if not ran:
+                break
+        else:  # it ran each time: what there is now nobody has looked at
+            missing, fetched = self._missing()
+            done.left(done.found(missing, fetched, chosen))
+            clock.lap("inspect")
+        return done.report(
+            target=self._node.last_sealed(self.branch_name),
+            lost_manifest=lost_manifest(self._node, self.branch_name),
+            seconds=clock.laps,
+        )
+
+    def _recover_once(
+        self,
+        wanted: list[Cell],
+        inputs: InputsAt | Mapping[int, Mapping[str, DataFrame]] | None,
+        done: Recovered,
+        clock: Stopwatch,
+        progress: Progress | None,
+    ) -> bool:
+        """Computes the wanted layers as far as possible, and seals their epochs again. False: there was nothing to run."""
         given_again = inputs if isinstance(inputs, Mapping) else None
         recovery = self.plan_recovery(
             wanted, can_replay=inputs is not None if given_again is None else given_again.__contains__
         )
+        done.planned(recovery)
         clock.lap("plan")
-        computed, reused = 0, 0
         reports_at: dict[int, Reports] = {}
-        steps = ((step, self.flow_at(step.t)) for step in recovery.steps)
         since = epoch_of(self._node.since())
-        epochs = (
-            Again(step, flow, self._epochs.shards_at(flow, step.t), self._rows_at(step.t), is_retained=step.t >= since)
-            for step, flow in steps
-        )
+        epochs = (self._recovered_epoch(step, since) for step in recovery.steps)
         for one, reports in self._runner.run_all(
             epochs, lambda step: self._given_again(step, inputs), self.branch_name, self.instance
         ):
             reports_at[one.step.t] = reports
-            computed += sum(report.computed for report in reports.values())
-            reused += sum(not report.computed for report in reports.values())
+            done.ran(reports.values())
             self._drop_rounds(one.step.t)
             if progress:
                 progress(len(reports_at), len(recovery.steps))
         clock.lap("compute")
         hopeless = {cell.t for cell in recovery.impossible}
-        ran = {step.t for step in recovery.steps}
-        for t in sorted(ran - hopeless):
+        for t in sorted({step.t for step in recovery.steps} - hopeless):
             self._seal_again(t, reports_at[t])
         self._node.sync()
         clock.lap("seal")
-        return RecoveryReport(
-            rolled_back_to=safe,
-            target=self._node.last_sealed(self.branch_name),
-            lost=len(missing) + fetched,
-            fetched=fetched,
-            recomputed=computed,
-            reused=reused,
-            unrecoverable={str(cell): why for cell, why in recovery.impossible.items()}
-            | lost_manifest(self._node, self.branch_name),
-            seconds=clock.laps,
+        return bool(recovery.steps)
+
+    def _recovered_epoch(self, step: Step, since: int) -> Again:
+        flow = self.flow_at(step.t)
+        if any(flow.stages[name].loop for name in step.compute):
+            self._drop_rounds(step.t, at_once=True)  # or those that wait for their grace to end vanish in the middle
+        return Again(
+            step, flow, self._epochs.shards_at(flow, step.t), self._rows_at(step.t), is_retained=step.t >= since
         )
 
     def _missing(self) -> tuple[list[Missing], int]:
@@ -773,6 +789,8 @@ class Job:
         self._node.settle()
         left = self._node.lost(self.branch_name)
         missing = self._node.fetch(left)
+        # A file may stand there that is another one than the manifest lists: it would be taken for what is missing.
+        self._node.recheck([m.entry.id for m in missing])
         return missing, sum(self._directory.holds(m.entry.id) for m in {*before, *left}.difference(missing))
 
     def _given_again(
@@ -797,7 +815,7 @@ class Job:
         """What recomputing the wanted layers takes, without doing it. `can_replay`: whether inputs can be given again."""
         return plan(
             self.flow,
-            Inventory(self._directory.descriptions),
+            Inventory(self._directory.descriptions, self._node.since()),
             wanted,
             histories=self._node.histories(self.branch_name),
             flow_at=self.flow_at,

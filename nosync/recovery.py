@@ -21,6 +21,7 @@ from nosync.dataflow import JOIN, SOURCE
 from nosync.lsm.history import History, Part, Span, span_at, view_at
 from nosync.lsm.layer import Description, TraceId
 from nosync.lsm.ledger import gap_text
+from nosync.lsm.presence import live
 from nosync.lsm.roles import StoreNode
 from nosync.lsm.timestamp import ZERO, Time, end_of, epoch_of, pack
 from nosync.plan import WATERMARK, BoundFlow, BoundStage, part_of
@@ -58,14 +59,15 @@ class RecoveryPlan:
 class Inventory:
     """Which cells are recorded, from the descriptions of the layers of each trace."""
 
-    def __init__(self, layers: Callable[[TraceId], Sequence[Description]]) -> None:
-        self._list = layers
+    def __init__(self, layers: Callable[[TraceId], Sequence[Description]], frontier: Time = ZERO) -> None:
+        """`frontier`: the compaction frontier. What merged layers replaced up to there is about to go, and does not count."""
+        self._list, self._frontier = layers, frontier
         self._layers: dict[TraceId, Sequence[Description]] = {}
 
     def _of(self, trace: TraceId) -> Sequence[Description]:
         if trace not in self._layers:
             # The rounds of a loop stay for a moment after their epoch: they are neither its layer nor what reads find.
-            self._layers[trace] = [d for d in self._list(trace) if not d.is_of_rounds]
+            self._layers[trace] = [d for d in live(self._list(trace), self._frontier) if not d.is_of_rounds]
         return self._layers[trace]
 
     def layer_at(self, trace: TraceId, t: int) -> Description | None:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 
 from nosync.lsm.html import facts_html, rows_html
+from nosync.lsm.roles import Missing
 from nosync.plan import BoundFlow
+from nosync.recovery import Cell, RecoveryPlan
 from nosync.segment import Report
 
 
@@ -83,6 +85,55 @@ def _or_none(t: int | None) -> str:
     return "nothing" if t is None else str(t)
 
 
+class Recovered:
+    """What a recovery found and did so far, over as many looks as it takes."""
+
+    def __init__(self) -> None:
+        self.looks = 0
+        self.rolled_back_to: int | None = None
+        self._lost, self._fetched, self._recomputed, self._reused = 0, 0, 0, 0
+        self._unrecoverable: dict[Cell, str] = {}
+
+    def found(self, missing: Sequence[Missing], fetched: int, chosen: Collection[str]) -> list[Cell]:
+        """Counts what is missing now, and what came from peers. Returns what is wanted and was not given up before."""
+        self.looks += 1
+        cells = [Cell(m.t, m.entry.id.trace.stage, m.entry.id.trace.shard.index) for m in missing]
+        wanted = [cell for cell in cells if cell.stage in chosen and cell not in self._unrecoverable]
+        self._lost += fetched + (len(missing) if self.looks == 1 else len(wanted))
+        self._fetched += fetched
+        return wanted
+
+    def planned(self, plan: RecoveryPlan) -> None:
+        """Takes notice of what cannot be computed."""
+        self._unrecoverable |= plan.impossible
+
+    def ran(self, reports: Iterable[Report]) -> None:
+        """Counts what an epoch's tasks computed, and what they read instead."""
+        for report in reports:
+            self._recomputed += report.computed
+            self._reused += not report.computed
+
+    def left(self, cells: Iterable[Cell]) -> None:
+        """These were computed again and again, and are missing all the same."""
+        why = (
+            f"was lost again each time that it was computed ({self.looks} looks); does something else delete its files?"
+        )
+        self._unrecoverable |= dict.fromkeys(cells, why)
+
+    def report(
+        self,
+        *,
+        target: int | None,
+        lost_manifest: Mapping[str, str],
+        seconds: Mapping[str, float],
+    ) -> RecoveryReport:
+        unrecoverable = {str(cell): why for cell, why in self._unrecoverable.items()}
+        return RecoveryReport(
+            self.rolled_back_to, target, self._lost, self._fetched, self._recomputed, self._reused,
+            unrecoverable | dict(lost_manifest), seconds,
+        )  # fmt: skip
+
+
 class Stopwatch:
     """Seconds by part of the work."""
 
@@ -92,7 +143,7 @@ class Stopwatch:
 
     def lap(self, name: str) -> None:
         now = time.perf_counter()
-        self.laps[name] = now - self._at
+        self.laps[name] = self.laps.get(name, 0.0) + now - self._at
         self._at = now
 
 

@@ -7,7 +7,6 @@ catalog or the peers (safe point, durability, merging, dropping branches) is ask
 from __future__ import annotations
 
 import contextlib
-import functools
 import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
@@ -28,6 +27,7 @@ from nosync.lsm.layer import LayerId
 from nosync.lsm.ledger import HasLedger, Ledger, lost
 from nosync.lsm.manifest import Content, Manifest
 from nosync.lsm.pins import Pin, delete_pin, publish_pin, read_pins
+from nosync.lsm.presence import Presence
 from nosync.lsm.roles import Missing
 from nosync.lsm.timestamp import Epoch, Time, pack
 from nosync.proto.v1 import replication_pb2 as pb
@@ -86,8 +86,8 @@ class AttachedNode(HasLedger):
 
     def fetch(self, lost: list[Missing]) -> list[Missing]:
         def still_lost() -> list[Missing]:
-            listed = functools.cache(self.directory.descriptions)
-            return [m for m in lost if not any(d.covers(m.entry.id.description) for d in listed(m.entry.id.trace))]
+            presence = Presence(self.directory.descriptions)
+            return [m for m in lost if not presence.has(m.entry.id)]
 
         if lost:  # it may be on its way from the host where it was computed
             traces = sorted({str(m.entry.id.trace.directory) for m in lost})
@@ -175,9 +175,9 @@ class AttachedNode(HasLedger):
     def compact(self, stage: str | None = None) -> Iterator[int]:
         return self.client.compact(stage or "")
 
-    def drop_rounds(self, stage: str, t: int) -> None:
+    def drop_rounds(self, stage: str, t: int, *, at_once: bool = False) -> None:
         with contextlib.suppress(ReplicationError):  # they are dropped with the next epoch's
-            self.client.drop_rounds(stage, t, everywhere=True)
+            self.client.drop_rounds(stage, t, everywhere=True, at_once=at_once)
 
     def create_branch(self, name: str, parent: str, at: int, changed: Iterable[str], anew: Iterable[str] = ()) -> None:
         made = pb.ChangeBranchesRequest.Create(name=name, parent=parent, at=at, changed=list(changed), anew=list(anew))

@@ -457,7 +457,8 @@ class Daemon(rpc.DaemonServicer):
 
     def DropRounds(self, request: pb.DropRoundsRequest, context: Any) -> pb.Done:
         with self._answering(context, MEMBERS):
-            self.rounds.drop(request.stage, request.t, self._peers_up() if request.everywhere else {})
+            peers = self._peers_up() if request.everywhere else {}
+            self.rounds.drop(request.stage, request.t, peers, at_once=request.at_once)
         return pb.Done()
 
     def _peers_up(self) -> dict[str, str]:

@@ -15,6 +15,7 @@ from pathlib import PurePosixPath
 from nosync.lsm.directory import LAYERS, LayerDirectory
 from nosync.lsm.errors import NosyncError
 from nosync.lsm.layer import LayerId, parse_path
+from nosync.lsm.presence import is_there
 from nosync.replication.transport import Certificates, DaemonClient
 from nosync.replication.wire import check_group
 
@@ -80,4 +81,4 @@ class Lookup:
     def _lacks_any(self, of_trace: Sequence[LayerId]) -> bool:
         """Whether one of these layers of one trace is not here. Looked for after they were listed: one may just have come."""
         ours = self._directory.descriptions(of_trace[0].trace) if of_trace else []
-        return any(not any(d.covers(id.description) for d in ours) for id in of_trace)
+        return any(not is_there(id, ours) for id in of_trace)

@@ -47,16 +47,18 @@ class Rounds:
                 fetch_files(client, directory.root, [f"{LAYERS}/{id.path}" for id in lacking], directory.env)
                 self._node.note([id for id in lacking if directory.path_of(id).exists()])
 
-    def drop(self, stage: str, t: int, peers: Mapping[str, str]) -> None:
-        """Here, and soon on the peers: no epoch waits for these."""
-        self._node.drop_rounds(stage, t)
-        if peers:
+    def drop(self, stage: str, t: int, peers: Mapping[str, str], *, at_once: bool = False) -> None:
+        """Here, and soon on the peers: no epoch waits for these. With `at_once` they are gone everywhere when this returns."""
+        self._node.drop_rounds(stage, t, at_once=at_once)
+        if peers and at_once:
+            self._drop_on(stage, t, peers, at_once=True)
+        elif peers:
             threading.Thread(target=self._drop_on, args=(stage, t, peers), name="nosync-rounds", daemon=True).start()
 
-    def _drop_on(self, stage: str, t: int, peers: Mapping[str, str]) -> None:
+    def _drop_on(self, stage: str, t: int, peers: Mapping[str, str], *, at_once: bool = False) -> None:
         for peer in peers.items():
             with self._asked(*peer) as client:
-                client.drop_rounds(stage, t)
+                client.drop_rounds(stage, t, at_once=at_once)
 
     @contextmanager
     def _asked(self, node: str, address: str) -> Iterator[DaemonClient]:

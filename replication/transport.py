@@ -390,11 +390,11 @@ class DaemonClient:
         with self._errors("fetch the rounds of a loop"):
             self._stub.FetchRounds(pb.FetchRoundsRequest(traces=traces, t=t), timeout=60.0, metadata=self._asked)
 
-    def drop_rounds(self, stage: str, t: int, *, everywhere: bool = False) -> None:
-        """`everywhere`: on the daemon's peers, too."""
+    def drop_rounds(self, stage: str, t: int, *, everywhere: bool = False, at_once: bool = False) -> None:
+        """`everywhere`: on the daemon's peers, too. `at_once`: without a grace period, for the rounds run again."""
         with self._errors("drop the rounds of a loop"):
             self._stub.DropRounds(
-                pb.DropRoundsRequest(stage=stage, t=t, everywhere=everywhere),
+                pb.DropRoundsRequest(stage=stage, t=t, everywhere=everywhere, at_once=at_once),
                 timeout=CALL_TIMEOUT_S,
                 metadata=self._asked,
             )

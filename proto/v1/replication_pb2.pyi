@@ -317,14 +317,16 @@ class FetchRoundsRequest(_message.Message):
     def __init__(self, traces: _Optional[_Iterable[str]] = ..., t: _Optional[int] = ...) -> None: ...
 
 class DropRoundsRequest(_message.Message):
-    __slots__ = ("stage", "t", "everywhere")
+    __slots__ = ("stage", "t", "everywhere", "at_once")
     STAGE_FIELD_NUMBER: _ClassVar[int]
     T_FIELD_NUMBER: _ClassVar[int]
     EVERYWHERE_FIELD_NUMBER: _ClassVar[int]
+    AT_ONCE_FIELD_NUMBER: _ClassVar[int]
     stage: str
     t: int
     everywhere: bool
-    def __init__(self, stage: _Optional[str] = ..., t: _Optional[int] = ..., everywhere: _Optional[bool] = ...) -> None: ...
+    at_once: bool
+    def __init__(self, stage: _Optional[str] = ..., t: _Optional[int] = ..., everywhere: _Optional[bool] = ..., at_once: _Optional[bool] = ...) -> None: ...
 
 class ChangeMembersRequest(_message.Message):
     __slots__ = ("add", "remove")

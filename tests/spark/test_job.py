@@ -246,6 +246,63 @@ def test_a_whole_shard_is_rebuilt_even_after_merges(spark: SparkSession, store: 
     assert job.safe_point() == 5
 
 
+@pytest.mark.parametrize("everything", [True, False])
+def test_recovered_layers_outlive_the_garbage_of_a_merge(
+    spark: SparkSession, open_store: OpenStore, everything: bool
+) -> None:
+    """What a merge replaced waits for its grace to end under the names that recovery writes again."""
+    settings = nosync.StoreSettings(background=False, grace_s=3600.0, retry_s=0.0)
+    store = open_store(settings=settings)
+    flow = nosync.Dataflow("merged")
+    flow.source("words", SCHEMA).aggregate("n", key=["word"], n=nosync.count())
+    job = nosync.Job(flow, store, spark=spark, shards=1)
+    run(job, spark, epochs(3, 5))
+    store.sync()
+    while store.node.merge_once():
+        pass
+    state = [rows_of(job.read("n", as_of=t), "word") for t in range(6)]
+    files = sorted((store.directory.root / "layers" / "n").rglob("*.layer"))
+    merged = [path for path in files if path.name.split("-")[0] != files[-1].name.split("-")[0]]
+    assert len(files) > 6, "no merge was done"
+    for path in files if everything else merged[:1]:
+        path.unlink()
+    report = job.recover()
+    assert report.unrecoverable == {}
+    store.node._compactor.collect_garbage(all=True)
+    assert store.missing() == []
+    assert [rows_of(job.read("n", as_of=t), "word") for t in range(6)] == state
+    assert job.recover().lost == 0
+
+
+def test_recover_looks_again(spark: SparkSession, store: nosync.Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is lost while it runs is computed again; what is lost each time is named, and not called recovered."""
+    flow = nosync.Dataflow("again")
+    flow.source("words", SCHEMA).aggregate("n", key=["word"], n=nosync.count())
+    job = nosync.Job(flow, store, spark=spark, shards=1)
+    run(job, spark, epochs(3, 2))
+    store.sync()
+    files = {int(layer.lower): Path(layer.path) for layer in store.layers() if layer.stage == "n"}
+    sync, times = store.node.sync, [1]
+
+    def lose_once_more() -> None:
+        sync()
+        if times[0]:
+            times[0] -= 1
+            files[1].unlink(missing_ok=True)
+
+    monkeypatch.setattr(store.node, "sync", lose_once_more)
+    files[0].unlink()
+    report = job.recover()
+    assert (report.lost, report.recomputed, report.unrecoverable) == (2, 2, {})
+    assert store.missing() == []
+    times[0] = 100
+    files[1].unlink()
+    report = job.recover()
+    assert list(report.unrecoverable) == ["stage n shard 0 timestamp 1"]
+    assert "was lost again" in report.unrecoverable["stage n shard 0 timestamp 1"]
+    assert [m.t for m in store.missing()] == [1]
+
+
 def test_recovery_computes_exactly_what_is_missing(spark: SparkSession, store: nosync.Store, tmp_path: Path) -> None:
     """The user's functions leave a file each time they run: only the missing (stage, shard) may."""
     calls = tmp_path / "calls"
