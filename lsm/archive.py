@@ -27,10 +27,10 @@ from nosync.lsm.directory import MANIFESTS
 from nosync.lsm.env import Env
 from nosync.lsm.errors import CorruptionError
 from nosync.lsm.layer import Description, LayerId, Shard, TraceId, check_name
-from nosync.lsm.manifest import Entry, Manifest, checked_digest
+from nosync.lsm.manifest import Entry, Manifest, checked_digest, known_policies
+from nosync.lsm.parsing import parsed
 from nosync.lsm.sealed_json import (
     canonical,
-    expected_fields,
     publish_text,
     read_if_there,
     seal_json,
@@ -38,7 +38,7 @@ from nosync.lsm.sealed_json import (
     unseal_json,
     whole_number,
 )
-from nosync.lsm.timestamp import MAX_EPOCH, Epoch, Time, end_of, pack
+from nosync.lsm.timestamp import MAX_EPOCH, Epoch, Time, end_of, is_number, pack
 
 MOST_LAYERS = 50_000
 """Layers that one archive lists at most; where epochs have many, fewer of them share one."""
@@ -122,7 +122,7 @@ class Archive:
     def parse(cls, text: bytes, line: str, name: str, where: str) -> Self:
         """As `read`, of the file's bytes."""
         head, rest = unseal_json(text, where)
-        with expected_fields("an archive of manifests", where):
+        with parsed("an archive of manifests", where):
             found = cls(head["line"], head["first"], head["last"], tuple(_runs(head)))
         count = rest.count(b"\n")
         if (found.line, found.name) != (line, name) or count != len(found.epochs):
@@ -154,7 +154,7 @@ class Details:
     def manifest(self, t: int) -> Manifest:
         """That of an epoch of the archive. Raises CorruptionError where its line is not one."""
         run = self._archive.runs[bisect.bisect_right(self._begins, t) - 1]
-        with expected_fields(f"an archive of manifests, at epoch {t}", self._where):
+        with parsed(f"an archive of manifests, at epoch {t}", self._where):
             line = json.loads(self._lines[t - self._archive.first])
             entries = [
                 Entry(
@@ -185,7 +185,7 @@ def _runs(head: Mapping[str, Any]) -> Iterator[Run]:
             )
             for stage, fingerprint, shard, origin, copies in run["traces"]
         ]
-        yield Run(head["line"], run["first"], Epoch(following - 1), tuple(listed), run["policies"])
+        yield Run(head["line"], run["first"], Epoch(following - 1), tuple(listed), known_policies(run["policies"]))
 
 
 def parse_name(name: str) -> tuple[Epoch, Epoch] | None:
@@ -198,7 +198,7 @@ def parse_name(name: str) -> tuple[Epoch, Epoch] | None:
 def epochs_of(name: str) -> tuple[Epoch, Epoch] | None:
     """The first and the last epoch that a file of a line's directory is of, twice the same for a manifest. None: another file."""
     number = name.removesuffix(".json")
-    if not (number.isascii() and number.isdigit()):
+    if not is_number(number):
         return parse_name(name)
     return (Epoch(int(number)), Epoch(int(number))) if int(number) <= MAX_EPOCH else None
 
@@ -251,7 +251,7 @@ def publish_archive(root: Path, manifests: Iterable[Manifest], env: Env) -> Arch
     head = {"line": before.line, "first": runs[0]["first"], "last": before.last, "runs": runs}
     archive = Archive(before.line, head["first"], head["last"], tuple(_runs(head)))
     text, final = seal_json(head, "".join(f"{line}\n" for line in lines).encode()), root / archive.path
-    if publish_text(root, final, text, env) is None and env.read(final) != text:
+    if publish_text(root, final, text, env) is None and read_if_there(final, env) != text:
         raise CorruptionError(f"{final}: says other things of these epochs than their manifests do")
     sync_published(root, final, env)
     return archive

@@ -20,11 +20,14 @@ from nosync.lsm.env import Env, storage_errors
 from nosync.lsm.errors import CorruptionError, InvalidInputError
 from nosync.lsm.layer import check_name
 from nosync.lsm.manifest import MAIN_LINE
-from nosync.lsm.sealed_json import expected_fields, publish_small, read_small, sync_published
-from nosync.lsm.timestamp import Epoch, pack
+from nosync.lsm.parsing import parsed
+from nosync.lsm.sealed_json import publish_small, read_small, sync_published
+from nosync.lsm.timestamp import Epoch, is_number, pack
 
 BRANCHES = "branches"
 MAIN = "main"
+MOST_BRANCHES = 1000
+"""So many a store has at most: looking at each of them takes time on every start."""
 
 
 @dataclass(frozen=True)
@@ -51,6 +54,8 @@ class Refs:
     entries: int = 0
     later: tuple[int, ...] = ()
     """Entries that are there and do not count yet, because one before them is not: with peers it may be on its way."""
+    _left: dict[str, dict[str, Epoch | None]] = field(default_factory=dict, init=False, repr=False, compare=False)
+    """What `left` found: it is asked for each branch, again and again."""
 
     def line_of(self, branch: str) -> Line:
         """Raises InvalidInputError naming the branches that there are."""
@@ -61,8 +66,9 @@ class Refs:
     def lineage(self, line: str) -> list[Line]:
         """The line and its ancestors, oldest first."""
         found = [self.lines[line]]
-        while (parent := found[0].parent) is not None:
-            found.insert(0, self.lines[parent])
+        while (parent := found[-1].parent) is not None:
+            found.append(self.lines[parent])
+        found.reverse()
         return found
 
     def shared_until(self, a: str, b: str) -> Epoch | None:
@@ -85,8 +91,12 @@ class Refs:
         """As `held_until`, oldest first, without the ancestors that it has no epoch of: main may have been rewound to before one
         began, or to where it did.
         """
-        held = reversed(self.held_until(line).items())
-        return {id: end for id, end in held if end is None or (at := self.lines[id].at) is None or end > at}
+        known = self._left.get(line)
+        if known is None:
+            held = reversed(self.held_until(line).items())
+            known = {id: end for id, end in held if end is None or (at := self.lines[id].at) is None or end > at}
+            self._left[line] = known
+        return known
 
     def begins(self, line: str) -> dict[str, str]:
         """By stage whose code is another one than at the root of a line: where that code began, the same text for the same state.
@@ -149,6 +159,10 @@ class Refs:
             names[MAIN] = names.pop(name)
             if entry["keep_as"]:
                 names[entry["keep_as"]] = before
+        else:
+            raise ValueError(f"{entry['do']!r} is nothing that this version knows to do with branches")
+        if len(names) > MOST_BRANCHES:
+            raise ValueError(f"there are {len(names):,} branches, expected at most {MOST_BRANCHES:,}")
         return Refs(lines, names, self.entries + 1)
 
 
@@ -176,13 +190,13 @@ def read_refs(root: Path, env: Env) -> Refs:
     refs = Refs()
     with storage_errors("list", root / BRANCHES):
         stems = [name.removesuffix(".json") for name in env.list_dir(root / BRANCHES) if name.endswith(".json")]
-    numbers = sorted(int(stem) for stem in stems if stem.isdigit())
+    numbers = sorted(int(stem) for stem in stems if is_number(stem))
     for number in numbers:
         if number != refs.entries + 1:
             return replace(refs, later=tuple(n for n in numbers if n >= number))
         path = root / BRANCHES / f"{number}.json"
         entry = read_small(path, env)
-        with expected_fields("an entry of the log of branches", str(path)):
+        with parsed("an entry of the log of branches", str(path)):
             _ = entry["do"], entry["name"] + ""
         try:
             refs = refs.after(entry)
@@ -226,6 +240,10 @@ def creation(
 ) -> dict[str, Any]:
     """The entry that makes a branch. Raises InvalidInputError for a name that is taken or not possible."""
     check_name(name, "branch name")
+    if len(refs.names) >= MOST_BRANCHES:
+        raise InvalidInputError(
+            f"cannot make branch {name!r}: there are {len(refs.names):,} branches, as many as a store may have; delete some"
+        )
     if name in refs.names:
         raise InvalidInputError(f"branch {name!r} exists already; delete it or use another name")
     line = f"{name[:48]}-{refs.entries + 1}"

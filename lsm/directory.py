@@ -18,8 +18,11 @@ Layout (docs/format.md):
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
 import re
+import stat
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -29,7 +32,7 @@ from typing import Any
 import pyarrow as pa
 from blake3 import blake3
 
-from nosync.lsm.env import Env, storage_errors
+from nosync.lsm.env import Env, storage_error, storage_errors
 from nosync.lsm.errors import (
     CompactedError,
     CorruptionError,
@@ -43,10 +46,13 @@ from nosync.lsm.errors import (
 from nosync.lsm.hashing import Hasher, hash32
 from nosync.lsm.history import Part, View
 from nosync.lsm.layer import Description, Digest, LayerId, Shard, TraceId, parse_file_name
+from nosync.lsm.parsing import parsed
 from nosync.lsm.presence import is_there
 from nosync.lsm.reader import LayerReader
+from nosync.lsm.ready_files import MADE, MAKING, READY
 from nosync.lsm.timestamp import Time, pack, show
 from nosync.lsm.trace import Trace, choose_cover, overlaps
+from nosync.lsm.verified import is_verified_here
 from nosync.lsm.writer import TEMPORARY_DIRECTORY, LayerRows, Published, publish_rows
 
 STORE_FORMAT = 1
@@ -55,6 +61,10 @@ LAYERS, MANIFESTS, PINS, QUARANTINE, CATALOG = "layers", "manifests", "pins", "q
 MAX_KEY_GROUPS = 1 << 15
 DEFAULT_KEY_GROUPS = 128
 MAX_OPEN_LAYERS = 2048
+_OWN = (
+    LAYERS, MANIFESTS, PINS, QUARANTINE, CATALOG, TEMPORARY_DIRECTORY, "branches", "jobs", "sinks", READY,
+    f"{READY}/{MADE}", f"{READY}/{MAKING}",
+)  # fmt: skip
 _LOST_FOUND = "lost+found"
 """What mkfs leaves in an empty ext4, which may be mounted as a data directory."""
 _TOKEN = re.compile(r"[0-9a-f]{16}\Z")
@@ -110,12 +120,27 @@ def check_can_be_store(root: Path, env: Env) -> None:
     """Raises NotAStoreError where `root` is neither a store nor a place for a new one."""
     if root.is_file():
         raise NotAStoreError(f"{root} is a file, not a store directory")
-    foreign = [name for name in env.list_dir(root) if not name.startswith(".") and not _is_begun(root, name, env)]
+    foreign = [
+        name for name in env.list_dir(root.resolve()) if not name.startswith(".") and not _is_begun(root, name, env)
+    ]
     if foreign and not (root / MARKER).exists():
         raise NotAStoreError(
             f"{root} is not a nosync store (it has no {MARKER} file) and is not empty ({', '.join(sorted(foreign)[:3])}, "
             "...): give an empty or new directory"
         )
+
+
+def check_own_directories(root: Path) -> None:
+    """Raises NotAStoreError where one of a store's own directories is a link, or a file."""
+    for name in _OWN:
+        path = root / name
+        with contextlib.suppress(OSError):  # what is not there is made, and what cannot be looked at cannot be opened
+            if not stat.S_ISDIR(os.lstat(path).st_mode):
+                raise NotAStoreError(
+                    f"{path} is {'a symbolic link' if path.is_symlink() else 'no directory'}, and a store's own directories are "
+                    "none: what is written or deleted there would be elsewhere. Remove it; to keep a store on another disk, link "
+                    "to the whole store"
+                )
 
 
 def make_subdirectories(root: Path, env: Env) -> None:
@@ -134,7 +159,10 @@ def _is_begun(root: Path, name: str, env: Env) -> bool:
 
 
 def read_marker(root: Path, env: Env) -> Marker:
-    """Raises NotAStoreError where `root` is no store and FormatVersionError where it is a newer one."""
+    """Raises NotAStoreError where `root` is no store, or one whose own directories are links, and FormatVersionError where it
+    is a newer one.
+    """
+    check_own_directories(root)
     try:
         text = env.read(root / MARKER)
     except FileNotFoundError:
@@ -144,14 +172,15 @@ def read_marker(root: Path, env: Env) -> Marker:
         ) from None
     except NotADirectoryError:
         raise NotAStoreError(f"{root} is a file, not a store directory") from None
-    except OSError:
-        with storage_errors("read", root / MARKER):
-            raise
+    except OSError as error:
+        raise storage_error("read", root / MARKER, error) from error
     try:
-        fields = json.loads(text)
-        digest = fields.pop("blake3", None)  # None: of an earlier version
-        version, marker = int(fields["nosync_store"]), Marker(str(fields["store_id"]), int(fields["key_groups"]))
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        with parsed("the marker of a store", str(root / MARKER)):
+            fields = json.loads(text)
+            digest = fields.pop("blake3", None)  # None: of an earlier version
+            version, marker = int(fields["nosync_store"]), Marker(str(fields["store_id"]), int(fields["key_groups"]))
+            check_key_groups(marker.key_groups)
+    except CorruptionError as error:
         raise NotAStoreError(f"{root / MARKER} is damaged ({error}); restore it: see docs/format.md") from error
     if version > STORE_FORMAT and digest in (None, _digest_of(fields)):
         raise FormatVersionError(
@@ -175,6 +204,7 @@ class LayerDirectory:
         self.key_groups = key_groups
         self.env = env or Env()
         self.hasher = hasher
+        self._is_validated = False
         self._open: dict[LayerId, LayerReader] = {}
         self._written: dict[LayerId, Published] = {}
         self._lock = threading.Lock()
@@ -224,13 +254,19 @@ class LayerDirectory:
 
     # --- reading ----------------------------------------------------------------------------------------------------
 
+    @property
+    def is_validated(self) -> bool:
+        """Whether this host's node looked at all that is here; else readers do, block by block (nosync.lsm.verified)."""
+        self._is_validated = self._is_validated or is_verified_here(self.root)
+        return self._is_validated
+
     def reader(self, id: LayerId) -> LayerReader:
         """Raises FileNotFoundError when the layer is gone, CorruptionError when its bytes are not its own."""
         with self._lock:
             reader = self._open.pop(id, None)
         # What was given up, or let go of and recorded anew, has the same name.
         if reader is None or self.env.identity(reader.path) != reader.identity:
-            reader = LayerReader.open(self.path_of(id), self.env, id)
+            reader = LayerReader.open(self.path_of(id), self.env, id, is_validated=self.is_validated)
             if reader.info.key_groups != self.key_groups:
                 raise CorruptionError(
                     f"{self.path_of(id)}: was written with {reader.info.key_groups} key groups, and {self.root / MARKER} says "

@@ -3,6 +3,9 @@
 Everything in `lsm` that touches the disk goes through an `Env`, so that tests can inject a full disk, a failing
 fsync or a power cut (`nosync.testing`), and so that nothing else needs patching. Methods raise plain
 `OSError`; `storage_errors` turns it into a `StorageError` with a reason and an advice.
+
+A data directory may come from somebody else, or others may write to it. So no open follows a symbolic link or waits for a FIFO:
+what is no regular file is a `NotRegularFileError`. The directory itself may be reached through links: that is its owner's choice.
 """
 
 from __future__ import annotations
@@ -11,6 +14,8 @@ import contextlib
 import errno
 import os
 import secrets
+import shutil
+import stat
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -30,7 +35,57 @@ _ADVICE = {
     errno.EPERM: "not permitted: the file system must support hard links, and this user must own the directory",
     errno.EIO: "the device reported an I/O error: check the disk; layers on it are verified before they are used",
     errno.EMFILE: "too many open files: raise `ulimit -n`",
+    errno.ELOOP: "nosync opens regular files only inside a data directory, and follows no links: put the file itself there",
+    errno.EFBIG: "it is no file that nosync wrote: remove it, or put the one that belongs there",
 }
+MOST_SMALL_BYTES = 256 << 20
+"""A file that is read whole (manifests, archives, entries of logs) may have so many bytes at most."""
+
+
+class NotRegularFileError(OSError):
+    """A name in a data directory stands for a link, a directory, a FIFO, a socket or a device."""
+
+    def __init__(self, path: Path, mode: int) -> None:
+        kind = next((word for is_it, word in _KINDS if is_it(mode)), "no regular file")
+        super().__init__(errno.ELOOP, f"it is {kind}, and no regular file", str(path))
+
+
+_KINDS = (
+    (stat.S_ISLNK, "a symbolic link"),
+    (stat.S_ISDIR, "a directory"),
+    (stat.S_ISFIFO, "a FIFO"),
+    (stat.S_ISSOCK, "a socket"),
+    (stat.S_ISCHR, "a device"),
+    (stat.S_ISBLK, "a device"),
+)
+
+
+@contextlib.contextmanager
+def opened_regular(path: Path, flags: int) -> Iterator[tuple[int, os.stat_result]]:
+    """The descriptor of a regular file, and what it is. Raises NotRegularFileError for a link or anything else; never waits."""
+    try:
+        fd = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError as error:
+        # A link says ELOOP, a directory that is written to EISDIR, a socket or a FIFO without a reader ENXIO.
+        if error.errno in (errno.ELOOP, errno.EISDIR, errno.ENXIO):
+            raise NotRegularFileError(path, os.lstat(path).st_mode) from error
+        raise
+    try:
+        found = os.fstat(fd)
+        if not stat.S_ISREG(found.st_mode):
+            raise NotRegularFileError(path, found.st_mode)
+        yield fd, found
+    finally:
+        os.close(fd)
+
+
+def read_regular(path: Path, most_bytes: int = MOST_SMALL_BYTES) -> bytes:
+    """The bytes of a regular file. Raises NotRegularFileError for anything else, and OSError (EFBIG) for a larger one."""
+    with opened_regular(path, os.O_RDONLY) as (fd, found):
+        if found.st_size > most_bytes:
+            raise OSError(errno.EFBIG, f"it has {found.st_size:,} bytes, expected at most {most_bytes:,}", str(path))
+        with open(fd, "rb", closefd=False) as file:
+            return file.read(found.st_size)
 
 
 class Identity(NamedTuple):
@@ -53,26 +108,36 @@ class Env:
         return os.access(path, os.W_OK)
 
     def is_unused(self, path: Path) -> bool:
-        """Whether a file is empty and has no other name. Raises FileNotFoundError."""
-        found = os.stat(path)
-        return found.st_size == 0 and found.st_nlink == 1
+        """Whether a name is that of a regular file which is empty and has no other name. Raises FileNotFoundError."""
+        found = os.lstat(path)
+        return stat.S_ISREG(found.st_mode) and found.st_size == 0 and found.st_nlink == 1
 
     def open_to_write(self, path: Path) -> BinaryIO:
         """Opens a file that is there, and leaves in it what it has; FileNotFoundError where there is none."""
-        return open(os.open(path, os.O_WRONLY | os.O_CLOEXEC), "wb", buffering=_WRITE_BUFFER_BYTES)
+        with opened_regular(path, os.O_WRONLY) as (fd, _):
+            return open(os.dup(fd), "wb", buffering=_WRITE_BUFFER_BYTES)
 
     def map(self, path: Path) -> pa.Buffer:
         """The whole file, memory-mapped and not copied. The mapping lives as long as the buffer.
 
         Small files are read: it is as fast, and a process may have only so many mappings (`vm.max_map_count`).
         """
-        if path.stat().st_size < _SMALLEST_MAPPED_BYTES:
-            return pa.py_buffer(path.read_bytes())
-        with pa.memory_map(str(path)) as file:
-            return file.read_buffer()
+        with opened_regular(path, os.O_RDONLY) as (fd, found):
+            if found.st_size < _SMALLEST_MAPPED_BYTES:
+                with open(fd, "rb", closefd=False) as small:
+                    return pa.py_buffer(small.read())
+            # By its descriptor: the name may stand for something else by now.
+            with pa.memory_map(f"/proc/self/fd/{fd}") as file:
+                return file.read_buffer()
 
     def read(self, path: Path) -> bytes:
-        return path.read_bytes()
+        """A file that is read whole. Raises OSError (EFBIG) for one of more than MOST_SMALL_BYTES."""
+        return read_regular(path)
+
+    def copy(self, path: Path, target: BinaryIO) -> None:
+        """Writes a file's bytes into another one."""
+        with opened_regular(path, os.O_RDONLY) as (fd, _), open(fd, "rb", closefd=False) as source:
+            shutil.copyfileobj(source, target, _WRITE_BUFFER_BYTES)
 
     def link(self, source: Path, target: Path) -> None:
         """Gives `source` a second name; FileExistsError where `target` exists. Never overwrites."""
@@ -90,39 +155,49 @@ class Env:
     def list_dir(self, path: Path) -> list[str]:
         """Names in a directory, in no order; none where it does not exist, or is a file that somebody put there."""
         try:
-            return os.listdir(path)
-        except (FileNotFoundError, NotADirectoryError):
+            fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        except FileNotFoundError:
             return []
+        except OSError as error:  # a link says ENOTDIR as a file does
+            if error.errno not in (errno.ENOTDIR, errno.ELOOP):
+                raise
+            if os.path.islink(path):
+                raise NotRegularFileError(path, os.lstat(path).st_mode) from error
+            return []
+        try:
+            return os.listdir(fd)
+        finally:
+            os.close(fd)
 
     def exists(self, path: Path) -> bool:
-        """Whether a name is there."""
-        return os.path.exists(path)
+        """Whether a name is there, be it that of a link to nowhere."""
+        return os.path.lexists(path)
 
     def changed_ns(self, path: Path) -> int:
         """When a name last came into a directory or went; 0 where it does not exist."""
         try:
-            return os.stat(path).st_mtime_ns
+            return os.lstat(path).st_mtime_ns
         except FileNotFoundError:
             return 0
 
     def identity(self, path: Path) -> Identity:
         """Which file stands under a name. Raises FileNotFoundError."""
-        found = os.stat(path)
+        found = os.lstat(path)
         return Identity(found.st_ino, found.st_mtime_ns, found.st_size)
 
     def size_bytes(self, path: Path) -> int:
-        return path.stat().st_size
+        return os.lstat(path).st_size
 
     def sync_file(self, path: Path) -> None:
         """Makes a file's contents durable (fsync)."""
-        self._sync(path, os.O_RDONLY)
+        self._sync(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
 
     def sync_dir(self, path: Path) -> None:
         """Makes a directory's entries durable."""
         self._sync(path, os.O_RDONLY | os.O_DIRECTORY)
 
     def _sync(self, path: Path, flags: int) -> None:
-        fd = os.open(path, flags)
+        fd = os.open(path, flags | os.O_CLOEXEC)
         try:
             os.fsync(fd)
         finally:
@@ -137,6 +212,11 @@ class Env:
     def token(self) -> str:
         """A random name for a temporary file or an incarnation."""
         return secrets.token_hex(8)
+
+
+def is_foreign(error: OSError) -> bool:
+    """Whether a file was not opened because it is none that a store writes: a link, a FIFO, a directory, or far too large."""
+    return isinstance(error, NotRegularFileError) or error.errno == errno.EFBIG
 
 
 @contextlib.contextmanager

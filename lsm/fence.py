@@ -16,6 +16,7 @@ from nosync.lsm.env import Env, storage_errors
 from nosync.lsm.errors import FencedError
 from nosync.lsm.registers import JOBS
 from nosync.lsm.sealed_json import publish_small
+from nosync.lsm.timestamp import is_number
 
 _KEPT = 2
 
@@ -32,7 +33,7 @@ class Instance(NamedTuple):
 
 def _of_name(name: str) -> Instance | None:
     number, _, token = name.removesuffix(".json").partition("-")
-    return Instance(int(number), token) if number.isdigit() and token else None
+    return Instance(int(number), token) if is_number(number) and token else None
 
 
 def newest_instance(root: Path, line: str, env: Env) -> Instance | None:

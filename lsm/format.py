@@ -23,6 +23,7 @@ from blake3 import blake3
 
 from nosync.lsm.errors import CorruptionError, FormatVersionError
 from nosync.lsm.layer import Description, Digest, LayerId, Shard, TraceId
+from nosync.lsm.parsing import parsed
 from nosync.lsm.timestamp import Time
 
 FORMAT_VERSION = 1
@@ -40,6 +41,7 @@ TIME_COLUMN = "_time"
 TOMBSTONE_COLUMN = "_tombstone"
 KIND_TABLE = "table"
 _PIECES_BYTES = 64 << 10
+_ARROW_MAGIC_BYTES = 8
 
 
 @dataclass(frozen=True)
@@ -94,19 +96,58 @@ class LayerInfo:
 
     @classmethod
     def from_json(cls, text: bytes) -> LayerInfo:
+        """Raises what `parsed` takes for damage where these are not the fields of a layer."""
         f: dict[str, Any] = json.loads(text)
         trace = TraceId(f["stage"], f["fingerprint"], Shard(f["shard"], f["shards"]))
         return cls(
             id=LayerId(trace, Description(f["lower"], f["upper"], f["since"])),
-            rows=f["rows"],
-            tombstones=f["tombstones"],
-            key=tuple(f["key"]),
-            key_groups=f["key_groups"],
-            times=tuple(f["times"]),
-            blocks=tuple(BlockInfo(*block) for block in f["blocks"]),
-            kind=f["kind"],
-            added=f.get("added", {}),
+            rows=_count(f["rows"]),
+            tombstones=_count(f["tombstones"]),
+            key=tuple(map(_text, f["key"])),
+            key_groups=_count(f["key_groups"]),
+            times=tuple(Time(_count(t)) for t in f["times"]),
+            blocks=tuple(_block(*block) for block in f["blocks"]),
+            kind=_text(f["kind"]),
+            added={_text(name): Time(_count(t)) for name, t in f.get("added", {}).items()},
         )
+
+    def check(self, body_bytes: int, offsets: npt.NDArray[np.uint64]) -> None:
+        """Raises ValueError where fields contradict each other, or the sizes of what they describe."""
+        ends = [0, *(block.end for block in self.blocks)]
+        if len(ends) < 2 or ends != sorted(ends) or ends[-1] != body_bytes:
+            raise ValueError(f"its blocks end at {ends[-3:]}, its body at {body_bytes}")
+        if self.blocks[-1].rows or sum(block.rows for block in self.blocks) != self.rows or self.tombstones > self.rows:
+            raise ValueError(f"it says {self.rows} rows and {self.tombstones} tombstones, and its blocks say otherwise")
+        if not self.times or list(self.times) != sorted(set(self.times)):
+            raise ValueError("its times are not in order")
+        d = self.id.description
+        if not d.lower <= self.times[0] or not self.times[-1] < max(d.upper, d.since + 1):
+            raise ValueError(f"its times are not in its range {d}")
+        if len(set(self.key)) != len(self.key):
+            raise ValueError(f"its key {self.key} names a column twice")
+        hashes = [h for block in self.blocks[:-1] for h in (block.first_hash, block.last_hash)]
+        if self.key and hashes != sorted(hashes):
+            raise ValueError("its blocks are not in the order of their hashes")
+        if len(offsets) and (len(offsets) != self.key_groups + 1 or offsets[0] or offsets[-1] != self.rows):
+            raise ValueError(f"it has {len(offsets)} offsets of {self.key_groups} key groups")
+        if len(offsets) and (offsets[1:] < offsets[:-1]).any():
+            raise ValueError("its offsets of key groups are not in order")
+
+
+def _count(value: object) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < 1 << 63:
+        raise ValueError(f"{value!r} is no count")
+    return value
+
+
+def _text(value: object) -> str:
+    if not isinstance(value, str):
+        raise TypeError(f"{value!r} is no text")
+    return value
+
+
+def _block(end: object, rows: object, first_hash: object, last_hash: object, digest: object) -> BlockInfo:
+    return BlockInfo(_count(end), _count(rows), _count(first_hash), _count(last_hash), _text(digest))
 
 
 def _digest(head: bytes, offsets: bytes, description: bytes, trailer: bytes) -> bytes:
@@ -275,12 +316,14 @@ def decode(buffer: pa.Buffer, where: str) -> Opened:
         raise CorruptionError(
             f"{where}: its description does not match its digest {digest.hex()[:16]}…; bits were flipped"
         )
-    opened = Opened(
-        LayerInfo.from_json(description),
-        Digest(digest.hex()),
-        np.frombuffer(offsets, dtype="<u8"),
-        buffer.slice(HEAD_BYTES, body_bytes),
-    )
+    with parsed("a layer, whose description fits it", where):
+        info, group_offsets = LayerInfo.from_json(description), np.frombuffer(offsets, dtype="<u8")
+        if info.kind != KIND_TABLE:
+            raise FormatVersionError(
+                f"{where}: is a layer of kind {info.kind!r}, this nosync reads {KIND_TABLE!r}: upgrade nosync"
+            )
+        info.check(body_bytes, group_offsets)
+    opened = Opened(info, Digest(digest.hex()), group_offsets, buffer.slice(HEAD_BYTES, body_bytes))
     # The footer and the schema are parsed as soon as the body is opened, so they are verified now.
     verify_block(opened, len(opened.info.blocks) - 1, where)
     return opened
@@ -296,3 +339,89 @@ def verify_block(opened: Opened, index: int, where: str) -> None:
         raise CorruptionError(
             f"{where}: {what} does not match its digest; bits were flipped in {opened.info.id} (recover() restores it)"
         )
+
+
+def open_body(opened: Opened, where: str) -> pa.ipc.RecordBatchFileReader:
+    """The Arrow file in a layer. Raises CorruptionError where its footer describes another one."""
+    with parsed("a layer, whose body is an Arrow file", where):
+        file = pa.ipc.open_file(opened.body)
+        if file.num_record_batches != len(opened.info.blocks) - 1:
+            raise ValueError(f"it has {file.num_record_batches} batches, {len(opened.info.blocks) - 1} were expected")
+    return file
+
+
+def read_checked(opened: Opened, file: pa.ipc.RecordBatchFileReader, index: int, where: str) -> pa.RecordBatch:
+    """Block `index`, whose digest was verified, as if a stranger had written it.
+
+    Arrow trusts offsets in a batch, and would read beyond its buffers. So this looks at all of them, at every character, and at
+    what the description says of the block. Raises CorruptionError.
+    """
+    info, block = opened.info, opened.info.blocks[index]
+    start = info.blocks[index - 1].end if index else _ARROW_MAGIC_BYTES
+    with parsed(f"a layer: its block {index} has its digest and is none", where):
+        # Not by the footer, which may say that the batch is elsewhere.
+        messages = pa.ipc.MessageReader.open_stream(opened.body.slice(start, block.end - start))
+        message = messages.read_next_message()
+        if index == 0 and message.type == "schema":
+            message = messages.read_next_message()
+        if message.type != "record batch":
+            raise ValueError(f"it is a message of another type, {message.type}")
+        if _is_compressed(message.metadata):
+            raise ValueError("it is compressed, as no layer is: what it stands for may not fit into memory")
+        batch = pa.ipc.read_record_batch(message, file.schema)
+        if batch.num_rows != block.rows:
+            raise ValueError(f"it has {batch.num_rows} rows, its description says {block.rows}")
+        batch.validate(full=True)
+        _check_columns(batch, info, block)
+    return batch
+
+
+def _is_compressed(metadata: pa.Buffer) -> bool:
+    """Whether an Arrow record batch says that its buffers are compressed, which pyarrow does not tell before it unpacks them.
+
+    Field 2 of the flatbuffer table `Message` is its header, field 3 of `RecordBatch` the compression (Arrow's Message.fbs).
+    """
+    data = metadata.to_pybytes()
+    message = struct.unpack_from("<I", data, 0)[0]
+    header = _field_of(data, message, 2)
+    return header is None or _field_of(data, header + struct.unpack_from("<I", data, header)[0], 3) is not None
+
+
+def _field_of(data: bytes, table: int, index: int) -> int | None:
+    """Where a field of a flatbuffer table lies; None where it is not set."""
+    vtable = table - struct.unpack_from("<i", data, table)[0]
+    if vtable < 0 or 4 + 2 * index + 2 > struct.unpack_from("<H", data, vtable)[0]:
+        return None
+    offset = struct.unpack_from("<H", data, vtable + 4 + 2 * index)[0]
+    return table + offset if offset else None
+
+
+def _check_columns(batch: pa.RecordBatch, info: LayerInfo, block: BlockInfo) -> None:
+    """Raises ValueError or KeyError where a block's columns are not those that the description promises."""
+    names = batch.schema.names
+    if len(set(names)) != len(names):
+        raise ValueError("two columns have one name")
+    for name in (*info.key, *info.added):
+        batch.column(name)
+    if info.key:
+        hashes = _bookkeeping(batch, HASH_COLUMN, pa.uint32())
+        if (hashes[1:] < hashes[:-1]).any() or (hashes[0], hashes[-1]) != (block.first_hash, block.last_hash):
+            raise ValueError("its hashes are not in order, or are not those of its description")
+    if TIME_COLUMN in names:
+        times = batch.column(TIME_COLUMN)
+        if not pa.types.is_unsigned_integer(times.type) or times.null_count:
+            raise ValueError(f"its times are {times.type}")
+        if times.to_numpy().max(initial=0) >= len(info.times):
+            raise ValueError("it has a time that the description does not have")
+    elif len(info.times) > 1:
+        raise ValueError("its rows have no times, and the description has several")
+    if TOMBSTONE_COLUMN in names and batch.column(TOMBSTONE_COLUMN).type != pa.bool_():
+        raise ValueError("its tombstones are no booleans")
+
+
+def _bookkeeping(batch: pa.RecordBatch, name: str, type_: pa.DataType) -> npt.NDArray[Any]:
+    column = batch.column(name)
+    if column.type != type_ or column.null_count:
+        raise ValueError(f"{name} is {column.type} with {column.null_count} nulls")
+    found: npt.NDArray[Any] = column.to_numpy()
+    return found

@@ -17,8 +17,9 @@ from nosync.lsm.env import Env
 from nosync.lsm.errors import CorruptionError
 from nosync.lsm.layer import LayerId
 from nosync.lsm.lines import Lines
-from nosync.lsm.sealed_json import expected_fields, read_small, replace_small
-from nosync.lsm.timestamp import Epoch, pack
+from nosync.lsm.parsing import parsed
+from nosync.lsm.sealed_json import read_small, replace_small
+from nosync.lsm.timestamp import Epoch, is_number, pack
 
 log = logging.getLogger("nosync")
 
@@ -35,7 +36,7 @@ class GivenUp:
         if (root / GIVEN_UP).exists():
             try:
                 fields = read_small(root / GIVEN_UP, env)
-                with expected_fields("what was given up", str(root / GIVEN_UP)):
+                with parsed("what was given up", str(root / GIVEN_UP)):
                     self.digests = {str(name): str(digest) for name, digest in fields["digests"].items()}
             except CorruptionError as error:
                 log.error("%s: what was given up before may be taken from a peer that still holds it", error)
@@ -70,7 +71,7 @@ def built_upon(
     files: set[PurePosixPath] = set()
     for path in given_up:
         if path.parts[0] == BRANCHES:
-            entries = [name for name in directory.env.list_dir(directory.root / BRANCHES) if name[:-5].isdigit()]
+            entries = [name for name in directory.env.list_dir(directory.root / BRANCHES) if is_number(name[:-5])]
             files |= {path.with_name(name) for name in entries if int(name[:-5]) > int(path.stem)}
     layers: set[LayerId] = set()
     for line, t in first.items():

@@ -21,10 +21,12 @@ from nosync.lsm.env import Env, storage_errors
 from nosync.lsm.errors import CorruptionError, StorageError
 from nosync.lsm.layer import Description, LayerId, TraceId, check_name
 from nosync.lsm.lines import Lines
-from nosync.lsm.release import DISK, NOTHING, inputs_to_let_go, let_go_until, policies
+from nosync.lsm.manifest import DISK
+from nosync.lsm.parsing import parsed
+from nosync.lsm.release import NOTHING, inputs_to_let_go, let_go_until, policies
 from nosync.lsm.roles import Listener
 from nosync.lsm.safety import SAFE_META
-from nosync.lsm.sealed_json import expected_fields, read_small, replace_small, whole_number
+from nosync.lsm.sealed_json import read_small, replace_small, whole_number
 from nosync.lsm.timestamp import Epoch, pack
 
 log = logging.getLogger("nosync")
@@ -128,7 +130,7 @@ def told_before(root: Path, env: Env) -> dict[str, str]:
     path = root / LET_GO
     try:
         fields = read_small(path, env)
-        with expected_fields("what inputs were let go of", str(path)):
+        with parsed("what inputs were let go of", str(path)):
             return {SAFE_META + check_name(fields["line"], "line name"): str(whole_number(fields["safe"], "safe"))}
     except (CorruptionError, StorageError) as error:
         if path.exists():

@@ -16,11 +16,16 @@ from nosync.lsm.env import Env, Identity
 from nosync.lsm.errors import DeterminismError
 from nosync.lsm.history import History, Span
 from nosync.lsm.layer import Description, Digest, LayerId, Shard, TraceId, check_name
-from nosync.lsm.sealed_json import expected_fields, publish_text, seal_json, unseal_json, whole_number
+from nosync.lsm.parsing import parsed
+from nosync.lsm.sealed_json import publish_text, read_if_there, seal_json, unseal_json, whole_number
 from nosync.lsm.timestamp import END_OF_TIME, Epoch, Time, end_of, pack, show
 
 MAIN_LINE = "main"
 AT_SAFE_POINT = "at_safe_point"
+KEEP, DISK, DROP = "keep", "disk", "drop"
+LETTING_GO = (DISK, DROP)
+MOST_LAYERS = 1 << 17
+"""Layers that one epoch lists at most: so many stages times shards."""
 """In `meta`: by source, what is done with its layers at the safe point, where they are not kept."""
 
 
@@ -43,6 +48,11 @@ class Entry:
     """Durable copies that the safe point waits for: 0 for a layer that can be computed again from others."""
 
 
+def known_policies(found: object) -> dict[str, str]:
+    """By source, what is done with its layers; a word that this version does not know lets nothing go."""
+    return {s: p for s, p in found.items() if p in LETTING_GO} if isinstance(found, dict) else {}
+
+
 @dataclass(frozen=True)
 class Manifest:
     line: str
@@ -63,8 +73,14 @@ class Manifest:
     @property
     def policies(self) -> Mapping[str, str]:
         """By source, what is done with its layers at the safe point; of those that are not kept (nosync.lsm.release)."""
+        return known_policies(self.meta.get(AT_SAFE_POINT, {}))
+
+    @property
+    def unknown_policies(self) -> Mapping[str, str]:
+        """By source, what this version does not know and so does not do: its layers are kept."""
         found = self.meta.get(AT_SAFE_POINT, {})
-        return found if isinstance(found, dict) else {}
+        known = (KEEP, *LETTING_GO)
+        return {str(s): str(p) for s, p in found.items() if p not in known} if isinstance(found, dict) else {}
 
     @property
     def begin(self) -> Time:
@@ -98,10 +114,12 @@ class Manifest:
     @classmethod
     def from_json(cls, text: bytes, where: str) -> Manifest:
         f, _ = unseal_json(text, where)
-        with expected_fields("a manifest", where):
+        with parsed("a manifest", where):
             pack(f["t"])
             if not isinstance(f["meta"], dict):
                 raise TypeError("meta has no fields")
+            if len(f["layers"]) > MOST_LAYERS:
+                raise ValueError(f"it lists {len(f['layers']):,} layers, expected at most {MOST_LAYERS:,}")
             return cls(check_name(f["line"], "line name"), f["t"], tuple(map(_entry, f["layers"])), f["meta"])
 
 
@@ -133,7 +151,7 @@ def publish_manifest(root: Path, manifest: Manifest, env: Env) -> tuple[Manifest
     final = root / manifest.path
     if (identity := publish_text(root, final, manifest.to_json(), env)) is not None:
         return manifest, identity
-    recorded = Manifest.from_json(env.read(final), str(final))
+    recorded = Manifest.from_json(read_if_there(final, env), str(final))
     check_same(recorded, manifest)
     return recorded, None
 

@@ -11,6 +11,7 @@ from pathlib import Path, PurePosixPath
 from nosync.lsm.branches import Refs
 from nosync.lsm.env import Env, storage_errors
 from nosync.lsm.registers import SINKS, Fact, add_fact, facts, take_back
+from nosync.lsm.timestamp import is_number
 
 _KEPT_EPOCHS = 1000
 _OWED, _FIRST, _OUTPUT = "_owed", "_first", "_output"
@@ -106,7 +107,7 @@ class Marks:
             return [name for name in self._env.list_dir(self._root / self._directory) if name not in _NOT_LINES]
 
     def _of(self, line: str) -> list[Fact]:
-        return [fact for fact in facts(self._root, self._directory / line, self._env) if fact.what.isdigit()]
+        return [fact for fact in facts(self._root, self._directory / line, self._env) if is_number(fact.what)]
 
 
 def old_marks(paths: list[PurePosixPath]) -> list[PurePosixPath]:
@@ -114,7 +115,7 @@ def old_marks(paths: list[PurePosixPath]) -> list[PurePosixPath]:
     newest: dict[PurePosixPath, int] = {}
     of_lines = [path for path in paths if path.parts[0] == SINKS and path.parent.name not in _NOT_LINES]
     numbers = {path: path.name.partition("-")[0] for path in of_lines}
-    epochs = {path: int(number) for path, number in numbers.items() if number.isdigit()}
+    epochs = {path: int(number) for path, number in numbers.items() if is_number(number)}
     for path, t in epochs.items():
         newest[path.parent] = max(t, newest.get(path.parent, t))
     return [path for path, t in epochs.items() if t <= newest[path.parent] - _KEPT_EPOCHS]

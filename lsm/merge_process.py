@@ -77,6 +77,7 @@ class MergeProcess:
             "bottom": merge.bottom,
             "block_rows": merge.block_rows,
             "pause_share": pause_share,
+            "is_validated": all(layer.is_validated for layer in merge.layers),
         }
         was_there = self._child is not None
         answer: bytes | None = b""
@@ -130,7 +131,8 @@ class MergeProcess:
             )  # where the package lies, whatever the caller did to its own path
             path = os.pathsep.join(filter(None, [importable, os.environ.get("PYTHONPATH")]))
             self._child = subprocess.Popen(
-                [sys.executable, "-c", _CHILD.format(nice=self._nice, idle_s=self._idle_s)],
+                # -P: code of the current directory is not ours.
+                [sys.executable, "-P", "-c", _CHILD.format(nice=self._nice, idle_s=self._idle_s)],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 env={**os.environ, **numpy_environment(), "PYTHONPATH": path},
@@ -166,7 +168,10 @@ def _answer(request: dict[str, Any], parent: int) -> dict[str, Any] | None:
     """Merges; None where the parent is gone."""
     rest, root, env = threading.Event(), Path(request["root"]), Env()
     try:
-        layers = [LayerReader.open(root / "layers" / path, env, _id_of(path)) for path in request["layers"]]
+        layers = [
+            LayerReader.open(root / "layers" / path, env, _id_of(path), is_validated=request["is_validated"])
+            for path in request["layers"]
+        ]
         merge = Merge(
             root,
             layers,

@@ -60,7 +60,7 @@ from nosync.lsm.presence import live
 from nosync.lsm.reader import LayerReader
 from nosync.lsm.ready_files import ReadyFiles
 from nosync.lsm.registers import register_files
-from nosync.lsm.release import is_let_go, let_go_until, policies
+from nosync.lsm.release import POLICIES, is_let_go, let_go_until, policies
 from nosync.lsm.roles import Listener, Missing
 from nosync.lsm.safety import Safety
 from nosync.lsm.sealed_json import read_if_there, unseal_json
@@ -68,6 +68,7 @@ from nosync.lsm.settings import StoreSettings
 from nosync.lsm.small_files import SmallFiles
 from nosync.lsm.timestamp import END_OF_TIME, ZERO, Epoch, Time, end_of, epoch_of, pack
 from nosync.lsm.trace import choose_cover, overlaps
+from nosync.lsm.verified import is_verified_here, mark_verified
 from nosync.lsm.writer import TEMPORARY_DIRECTORY
 
 log = logging.getLogger("nosync")
@@ -75,8 +76,10 @@ log = logging.getLogger("nosync")
 _LOOK_FOR_SAFE_S = 0.5
 _SCAN_ALL_EVERY_S = 60.0
 _RECORDED_AT_ONCE = 256
+_VALIDATED_AT_ONCE_BYTES = 64 << 20
 _PINS = "pins"
 _ARCHIVES = "archives of manifests"
+_POLICIES = "policies of inputs"
 
 
 class Node(HasLedger):
@@ -100,6 +103,7 @@ class Node(HasLedger):
         self._next_scan_s = self._env.monotonic_s() + _SCAN_ALL_EVERY_S
         self._look_beside = True  # for manifests that an archive stands for
         self._doubted: dict[LayerId | PurePosixPath, None] = {}
+        self._unvalidated: deque[LayerId] | None = None  # of a directory that came from elsewhere
         self.listener: Listener | None = None
         """Replication, where this node has peers."""
         self.problems: dict[str, str] = {}
@@ -115,7 +119,7 @@ class Node(HasLedger):
             self._env,
             settings,
             self.problems,
-            looking=(self._look, self._note_gaps, self.collect_garbage, self.archive_manifests),
+            looking=(self._validate, self._look, self._note_problems, self.collect_garbage, self.archive_manifests),
             making_durable=(self._drain, self.let_go_of_inputs),
             merge_once=self.merge_once,
             make_ahead=ReadyFiles(directory.root, self._env).fill,
@@ -186,9 +190,26 @@ class Node(HasLedger):
         self.scan()
         self.new.widest_first()
         self._drain()
-        self._note_gaps()
+        self._note_problems()
         self._drop_covered()
         self._prune()  # of a branch that was deleted just before a crash
+        if not is_verified_here(root):
+            self._unvalidated = deque([*sorted(self.durable_ids()), *sorted(self.new.waiting())])
+            self._validate()
+
+    def _validate(self) -> None:
+        """Looks at layers that a catalog lists which came along with them, a part of them each time."""
+        if self._unvalidated is None:
+            return
+        size_bytes = 0
+        while self._unvalidated and size_bytes < _VALIDATED_AT_ONCE_BYTES:
+            id = self._unvalidated.popleft()
+            with suppress(FileNotFoundError):
+                size_bytes += self._env.size_bytes(self.directory.path_of(id))
+            self.recheck([id])
+        if not self._unvalidated:
+            mark_verified(self.directory.root, self._env)
+            self._unvalidated = None
 
     def _drop_covered(self, traces: Iterable[TraceId] | None = None) -> None:
         """What a merged layer stands for, where a crash, or an edit of the catalog that failed, came between its publishing and
@@ -332,6 +353,10 @@ class Node(HasLedger):
             self._next_scan_s = self._env.monotonic_s()  # what was listed and not compared is listed again
             raise
 
+    def _note_problems(self) -> None:
+        self._note_gaps()
+        self._note_unknown_policies()
+
     def _note_gaps(self) -> None:
         """A manifest that is lost in the middle stops the safe point, and no layer is missing for it."""
         for name in list(self.lines.refs.names):
@@ -344,6 +369,20 @@ class Node(HasLedger):
                 self.problems.pop(at, None)
             else:
                 self.problems[at] = gap_text(lost_at)
+
+    def _note_unknown_policies(self) -> None:
+        """A newer version, or a stranger, says what this one does not know: inputs are kept then, and somebody is told."""
+        last = self.last_sealed()
+        manifest = None if last is None else self.lines.manifest(last)
+        unknown = manifest.unknown_policies if manifest is not None else {}
+        if unknown:
+            said = ", ".join(f"{stage}: {policy!r}" for stage, policy in unknown.items())
+            self.problems[_POLICIES] = (
+                f"manifests say at_safe_point= of sources what this nosync does not know ({said}; it knows "
+                f"{', '.join(POLICIES)}): their layers are kept. Upgrade nosync, or see who wrote it"
+            )
+        else:
+            self.problems.pop(_POLICIES, None)
 
     def _learn_all(self) -> None:
         if self.listener is not None:  # alone, nobody else seals epochs here or changes branches

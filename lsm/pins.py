@@ -11,8 +11,8 @@ from nosync.lsm.directory import PINS
 from nosync.lsm.env import Env
 from nosync.lsm.errors import InvalidInputError
 from nosync.lsm.layer import check_name
+from nosync.lsm.parsing import parsed
 from nosync.lsm.registers import Fact, add_fact, facts, read_fact, take_back
-from nosync.lsm.sealed_json import expected_fields
 from nosync.lsm.timestamp import Epoch, pack
 
 
@@ -28,7 +28,7 @@ def _known(root: Path, env: Env) -> list[tuple[Pin, Fact]]:
     found = []
     for fact in facts(root, PurePosixPath(PINS), env):
         fields = read_fact(root, fact, env)
-        with expected_fields("a pin", str(root / fact.path)):
+        with parsed("a pin", str(root / fact.path)):
             found.append((pin_of(fields), fact))
     return found
 

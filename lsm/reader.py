@@ -14,7 +14,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from nosync.lsm.columns import Bools, Indices
-from nosync.lsm.env import Env, Identity, storage_errors
+from nosync.lsm.env import Env, Identity, is_foreign, storage_error
 from nosync.lsm.errors import CorruptionError
 from nosync.lsm.format import (
     HASH_COLUMN,
@@ -23,6 +23,8 @@ from nosync.lsm.format import (
     LayerInfo,
     Opened,
     decode,
+    open_body,
+    read_checked,
     verify_block,
 )
 from nosync.lsm.hash_index import HashIndex
@@ -81,18 +83,23 @@ class Block:
 class LayerReader:
     """An open layer. Safe to share between threads: blocks are immutable once read."""
 
-    def __init__(self, opened: Opened, path: Path, size_bytes: int, identity: Identity) -> None:
-        self._opened = opened
+    def __init__(
+        self, opened: Opened, path: Path, size_bytes: int, identity: Identity, *, is_validated: bool = False
+    ) -> None:
+        self._opened, self.is_validated = opened, is_validated
         self.path = path
         self.identity = identity
         self.size_bytes = size_bytes
         self._times = np.array(opened.info.times, dtype=np.int64)
-        self._file = pa.ipc.open_file(opened.body)
+        self._file = open_body(opened, str(path))
         self._blocks: dict[int, Block] = {}
 
     @classmethod
-    def open(cls, path: Path, env: Env, expected: LayerId | None = None) -> LayerReader:
+    def open(cls, path: Path, env: Env, expected: LayerId | None = None, *, is_validated: bool = False) -> LayerReader:
         """Maps the file and verifies its ends; milliseconds for any size.
+
+        `is_validated`: this host's node looked at all of it. Else each block is looked at in full when it is first touched, for
+        Arrow follows offsets in a forged one to wherever they point.
 
         Raises FileNotFoundError when the file is gone (a merge may have replaced it), CorruptionError when it is
         not the whole layer that its name promises.
@@ -102,10 +109,11 @@ class LayerReader:
             buffer = env.map(path)
         except FileNotFoundError:
             raise
-        except OSError:
-            with storage_errors("map", path):
-                raise
-        reader = cls(decode(buffer, str(path)), path, buffer.size, identity)
+        except OSError as error:
+            if is_foreign(error):
+                raise CorruptionError(f"{path}: {error.strerror}; nosync did not write it") from error
+            raise storage_error("map", path, error) from error
+        reader = cls(decode(buffer, str(path)), path, buffer.size, identity, is_validated=is_validated)
         if expected is not None and reader.info.id != expected:
             raise CorruptionError(f"{path}: holds {reader.info.id} {reader.info.id.description}, expected {expected}")
         return reader
@@ -151,9 +159,14 @@ class LayerReader:
         block = self._blocks.get(index)
         if block is None:
             verify_block(self._opened, index, str(self.path))
-            block = Block(self._file.get_batch(index), self._times, self.info.key)
+            block = Block(self._batch(index), self._times, self.info.key)
             self._blocks[index] = block
         return block
+
+    def _batch(self, index: int) -> pa.RecordBatch:
+        if self.is_validated:
+            return self._file.get_batch(index)
+        return read_checked(self._opened, self._file, index, str(self.path))
 
     def blocks(self) -> Iterator[Block]:
         return (self.block(i) for i in range(self.block_count))
@@ -171,9 +184,4 @@ class LayerReader:
             progress()
         for i in range(self.block_count):
             progress()
-            try:
-                self._file.get_batch(i).validate(full=True)
-            except pa.ArrowInvalid as error:
-                raise CorruptionError(
-                    f"{self.path}: block {i} has its digest but is not valid Arrow: {error}"
-                ) from error
+            read_checked(self._opened, self._file, i, str(self.path))

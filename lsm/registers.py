@@ -16,6 +16,7 @@ from typing import Any
 from nosync.lsm.directory import PINS
 from nosync.lsm.env import Env, storage_errors
 from nosync.lsm.sealed_json import publish_small, read_small, sync_published
+from nosync.lsm.timestamp import is_number
 
 JOBS, SINKS = "jobs", "sinks"
 REGISTERS = (JOBS, PINS, SINKS)
@@ -79,5 +80,5 @@ def register_files(root: Path, env: Env) -> list[PurePosixPath]:
             names = env.list_dir(root / directory)
         found += [directory / name for name in names if name.endswith(_SUFFIX) and "-" in name]
         # Files of earlier versions are numbers; no directory here is.
-        directories += [directory / name for name in names if "." not in name and not name.isdigit()]
+        directories += [directory / name for name in names if "." not in name and not is_number(name)]
     return sorted(found)

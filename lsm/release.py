@@ -12,11 +12,10 @@ from nosync.lsm.branches import MAIN
 from nosync.lsm.directory import LayerDirectory
 from nosync.lsm.layer import LayerId, TraceId
 from nosync.lsm.lines import Lines
-from nosync.lsm.manifest import Entry, Manifest
+from nosync.lsm.manifest import KEEP, LETTING_GO, Entry, Manifest
 from nosync.lsm.timestamp import Epoch, pack
 
-KEEP, DISK, DROP = "keep", "disk", "drop"
-POLICIES = (KEEP, DISK, DROP)
+POLICIES = (KEEP, *LETTING_GO)
 NOTHING = Epoch(-1)
 
 

@@ -9,7 +9,7 @@ from pathlib import PurePosixPath
 from nosync.lsm.branches import missing_entry, read_refs
 from nosync.lsm.directory import LAYERS, MANIFESTS, LayerDirectory, read_marker
 from nosync.lsm.errors import NosyncError
-from nosync.lsm.layer import parse_path
+from nosync.lsm.layer import SUFFIX, parse_path
 from nosync.lsm.reader import LayerReader
 from nosync.lsm.registers import register_files
 from nosync.lsm.sealed import Sealed, read_sealed
@@ -33,7 +33,7 @@ class VerifyReport:
 def verify_directory(directory: LayerDirectory, progress: Callable[[int, int], None] | None = None) -> VerifyReport:
     """`progress(done, of)` is called after each layer."""
     env, root = directory.env, directory.root
-    paths = sorted(path for path in (root / LAYERS).rglob("*") if not path.is_dir())
+    paths = sorted(path for path in (root / LAYERS).rglob("*") if path.suffix == SUFFIX or not path.is_dir())
     errors: list[str] = []
     size, layers = 0, 0
     for done, path in enumerate(paths, 1):

@@ -19,7 +19,7 @@ from nosync.lsm.env import Env
 from nosync.lsm.errors import CorruptionError, StorageError
 from nosync.lsm.manifest import Manifest
 from nosync.lsm.sealed_json import read_if_there
-from nosync.lsm.timestamp import Epoch
+from nosync.lsm.timestamp import MAX_EPOCH, Epoch, is_number
 
 _DETAILS_IN_MEMORY = 4
 _RELISTS = 5
@@ -256,7 +256,9 @@ def list_line(root: Path, line: str, env: Env) -> tuple[set[str], set[Epoch]]:
     """The names of a line's archives, and the epochs that have files of their own."""
     names = env.list_dir(root / MANIFESTS / line)
     archives = {name for name in names if parse_name(name)}
-    return archives, {Epoch(int(stem)) for name in names if (stem := name.removesuffix(".json")).isdigit()}
+    return archives, {
+        Epoch(int(stem)) for name in names if is_number(stem := name.removesuffix(".json")) and int(stem) <= MAX_EPOCH
+    }
 
 
 def read_sealed(sealed: Sealed, root: Path, env: Env) -> list[CorruptionError]:

@@ -7,16 +7,16 @@ A file with an attachment goes on after that line: `body.rest_blake3` is the dig
 
 from __future__ import annotations
 
-import contextlib
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from blake3 import blake3
 
-from nosync.lsm.env import Env, Identity, storage_error, storage_errors
+from nosync.lsm.env import Env, Identity, is_foreign, storage_error, storage_errors
 from nosync.lsm.errors import CorruptionError, StorageError
+from nosync.lsm.parsing import parsed
 from nosync.lsm.ready_files import new_file
 from nosync.lsm.writer import give_name, temporary_path
 
@@ -40,36 +40,22 @@ def seal_json(fields: Mapping[str, Any], rest: bytes = b"") -> bytes:
 def unseal_json(text: bytes, where: str) -> tuple[dict[str, Any], bytes]:
     """The fields and the attachment. Raises CorruptionError where either is not what was written."""
     head, _, rest = text.partition(b"\n")
-    try:
+    with parsed("a whole file; it is torn", where):
         outer = json.loads(head)
         body: dict[str, Any] = outer["body"]
         expected, format_ = outer["blake3"], outer["nosync"]
         if not isinstance(body, dict):
             raise TypeError("it has no fields")
-    except (ValueError, KeyError, TypeError) as error:
-        raise CorruptionError(f"{where}: not a whole file ({type(error).__name__}); it is torn") from error
     if format_ != 1:
         raise CorruptionError(
             f"{where}: is of format {format_}, expected 1: bits were flipped, or a newer nosync wrote it"
         )
     attached = body.get(_REST, blake3(b"").hexdigest())
-    if blake3(canonical(body).encode()).hexdigest() != expected or blake3(rest).hexdigest() != attached:
+    with parsed("a whole file; it is torn", where):
+        found = blake3(canonical(body).encode()).hexdigest()
+    if found != expected or blake3(rest).hexdigest() != attached:
         raise CorruptionError(f"{where}: does not match its digest; bits were flipped")
     return body, rest
-
-
-@contextlib.contextmanager
-def expected_fields(what: str, where: str) -> Iterator[None]:
-    """Fields are taken out of a whole file in here. Raises CorruptionError where they are not those of `what`.
-
-    The digest says that the bytes are what somebody wrote, not that a store did: they may come from another node.
-    """
-    try:
-        yield
-    except CorruptionError:
-        raise
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise CorruptionError(f"{where}: is a whole file, but not {what} ({type(error).__name__}: {error})") from error
 
 
 def whole_number(value: object, what: str) -> int:
@@ -125,17 +111,24 @@ def replace_small(root: Path, final: Path, fields: Mapping[str, Any], env: Env) 
 
 def read_small(path: Path, env: Env) -> dict[str, Any]:
     """What `publish_small` wrote. Raises CorruptionError where it is damaged, its attachment included."""
-    with storage_errors("read", path):
-        return unseal_json(env.read(path), str(path))[0]
+    try:
+        text = read_if_there(path, env)
+    except FileNotFoundError as error:
+        raise storage_error("read", path, error) from error
+    return unseal_json(text, str(path))[0]
 
 
 def read_if_there(path: Path, env: Env) -> bytes:
-    """A file that others may remove. Raises FileNotFoundError where they did, StorageError where it cannot be read."""
+    """A file that others may remove. Raises FileNotFoundError where they did, StorageError where it cannot be read, and
+    CorruptionError where it is a link, a FIFO or anything else that a store does not write.
+    """
     try:
         return env.read(path)
     except FileNotFoundError:
         raise
     except OSError as error:
+        if is_foreign(error):
+            raise CorruptionError(f"{path}: {error.strerror}; nosync did not write it") from error
         raise storage_error("read", path, error) from error
 
 

@@ -13,9 +13,10 @@ from nosync.lsm.branches import BRANCHES, check_entry
 from nosync.lsm.directory import MANIFESTS, PINS
 from nosync.lsm.errors import CorruptionError
 from nosync.lsm.manifest import Manifest
+from nosync.lsm.parsing import parsed
 from nosync.lsm.pins import pin_of
 from nosync.lsm.registers import is_taken_back
-from nosync.lsm.sealed_json import expected_fields, unseal_json
+from nosync.lsm.sealed_json import unseal_json
 
 
 def check_contents(path: PurePosixPath, text: bytes) -> None:
@@ -26,10 +27,10 @@ def check_contents(path: PurePosixPath, text: bytes) -> None:
         return
     fields, _ = unseal_json(text, where)
     if kind == BRANCHES:
-        with expected_fields("an entry of the log of branches", where):
+        with parsed("an entry of the log of branches", where):
             check_entry(fields)
     elif kind == PINS and not is_taken_back(path):
-        with expected_fields("a pin", where):
+        with parsed("a pin", where):
             pin_of(fields)
 
 

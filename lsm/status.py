@@ -11,7 +11,7 @@ from nosync.lsm.html import facts_html, rows_html
 from nosync.lsm.layer import LayerId
 from nosync.lsm.merge import level_of
 from nosync.lsm.reader import LayerReader
-from nosync.lsm.timestamp import Time, show
+from nosync.lsm.timestamp import Time, is_number, show
 
 
 @dataclass(frozen=True)
@@ -102,7 +102,7 @@ class StoreStatus:
 
 def shown(time: Time) -> int | str:
     text = show(time)
-    return int(text) if text.isdigit() else text
+    return int(text) if is_number(text) else text
 
 
 def status_of(reader: LayerReader, *, durable: bool) -> LayerStatus:

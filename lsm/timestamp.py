@@ -19,6 +19,7 @@ Time = NewType("Time", int)
 """A packed `(epoch, round)`."""
 
 ROUND_BITS = 20
+_MOST_DIGITS = 19  # of a number that fits 64 bits
 MAX_ROUND = (1 << ROUND_BITS) - 1
 MAX_EPOCH = (1 << (63 - ROUND_BITS)) - 2
 ZERO = Time(0)
@@ -65,10 +66,15 @@ def show_as_of(time: Time) -> str:
     return str(epoch_of(time)) if round_of(time) == MAX_ROUND else show(time)
 
 
+def is_number(text: str) -> bool:
+    """Whether a text is a number as nosync writes it. `isdigit` alone takes superscripts, which `int` does not."""
+    return text.isascii() and text.isdigit() and len(text) <= _MOST_DIGITS
+
+
 def parse(text: str) -> Time:
     """The inverse of `show`. Raises ValueError for other text."""
     epoch, _, round = text.partition(".")
-    if not (epoch.isascii() and epoch.isdigit() and (not round or (round.isascii() and round.isdigit()))):
+    if not (is_number(epoch) and (not round or is_number(round))):
         raise ValueError(f"not a timestamp: {text!r}")
     time = pack(int(epoch), int(round or 0))
     if show(time) != text:

@@ -230,7 +230,7 @@ def write_again(root: Path, path: Path, env: Env) -> None:
     temporary = temporary_path(root, env)
     try:
         with new_file(root, temporary, env) as file:
-            file.write(env.read(path))
+            env.copy(path, file)
         env.sync_file(temporary)
         env.replace(temporary, path)
     finally:

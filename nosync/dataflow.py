@@ -25,7 +25,8 @@ from nosync.levels import NONE, parse_level
 from nosync.lsm.directory import DEFAULT_KEY_GROUPS, MAX_KEY_GROUPS
 from nosync.lsm.errors import FlowError, UnknownStageError
 from nosync.lsm.layer import check_name
-from nosync.lsm.release import KEEP, POLICIES
+from nosync.lsm.manifest import KEEP
+from nosync.lsm.release import POLICIES
 from nosync.windows import parse_window
 
 SOURCE, MAP, FILTER, UNION = "source", "map", "filter", "union"

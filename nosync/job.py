@@ -41,8 +41,7 @@ from nosync.lsm.fence import check_fence, take_over
 from nosync.lsm.history import History
 from nosync.lsm.html import facts_html, rows_html
 from nosync.lsm.layer import Digest, LayerId, TraceId
-from nosync.lsm.manifest import AT_SAFE_POINT, Content, Manifest
-from nosync.lsm.release import KEEP
+from nosync.lsm.manifest import AT_SAFE_POINT, KEEP, Content, Manifest
 from nosync.lsm.roles import Missing
 from nosync.lsm.status import StoreStatus
 from nosync.lsm.store import BEFORE_FIRST_EPOCH, Store, check_range

@@ -11,8 +11,8 @@ from nosync.lineflow import LineFlow
 from nosync.lsm.directory import LayerDirectory
 from nosync.lsm.errors import FlowError, NotAvailableError
 from nosync.lsm.layer import Description, LayerId, Shard, TraceId
-from nosync.lsm.manifest import Manifest
-from nosync.lsm.release import DROP, policies
+from nosync.lsm.manifest import DROP, Manifest
+from nosync.lsm.release import policies
 from nosync.lsm.roles import StoreNode
 from nosync.lsm.timestamp import Epoch, epoch_of
 from nosync.plan import BoundFlow

@@ -15,8 +15,7 @@ from nosync.bind import Analyze, bind, source_fingerprints
 from nosync.dataflow import Dataflow
 from nosync.levels import DISK, show_level
 from nosync.lsm.errors import FlowError
-from nosync.lsm.manifest import MAIN_LINE, Manifest
-from nosync.lsm.release import KEEP
+from nosync.lsm.manifest import KEEP, MAIN_LINE, Manifest
 from nosync.lsm.roles import StoreNode
 from nosync.lsm.timestamp import Epoch
 from nosync.plan import BoundFlow

@@ -15,7 +15,7 @@ from nosync.dataflow import LOOP, PART_SEPARATOR, UPDATE, WINDOW, Dataflow
 from nosync.lsm.columns import describe, unify_schemas
 from nosync.lsm.errors import FlowError, NosyncError, SchemaError
 from nosync.lsm.html import facts_html, rows_html
-from nosync.lsm.release import DROP
+from nosync.lsm.manifest import DROP
 from nosync.plan import ARRANGE, LATE, WATERMARK, BoundFlow, BoundStage
 
 Progress = Callable[[int, int], None]

@@ -12,7 +12,7 @@ from dataclasses import InitVar, dataclass, field
 
 from nosync.lsm.branches import BRANCHES
 from nosync.lsm.layer import Description
-from nosync.lsm.timestamp import Time, pack
+from nosync.lsm.timestamp import Time, is_number, pack
 from nosync.replication.inventory import epochs_of, layer_of, place_of
 
 
@@ -20,7 +20,7 @@ def entry_of(name: str) -> int | None:
     """The number of an entry in the log of branches. None for another file."""
     directory, _, last = name.rpartition("/")
     number = last.removesuffix(".json")
-    return int(number) if directory == BRANCHES and number.isdigit() else None
+    return int(number) if directory == BRANCHES and is_number(number) else None
 
 
 def is_register(name: str) -> bool:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from blake3 import blake3
 
-from nosync.lsm.env import Env, storage_errors
+from nosync.lsm.env import MOST_SMALL_BYTES, Env, storage_errors
 from nosync.lsm.errors import CorruptionError
 from nosync.lsm.reader import LayerReader
 from nosync.lsm.writer import temporary_path
@@ -20,14 +20,21 @@ from nosync.replication.wire import Chunk, Decoder
 def fetch_files(client: DaemonClient, root: Path, names: Sequence[str], env: Env) -> None:
     """Fetches files by their names relative to the data directory; those that are not there any more are left out.
 
-    Raises CorruptionError for what is not what the daemon says it is, ReplicationError, StorageError.
+    Raises CorruptionError for what is not what the daemon says it is, or was not asked for, ReplicationError, StorageError.
     """
-    decoder = Decoder()
+    decoder, asked = Decoder(), set(names)
     temporary = temporary_path(root, env)
     try:
         for frame in client.fetch_files(names) if names else ():
             chunk = decoder.decode(frame)
             if isinstance(chunk, Chunk):
+                if chunk.held.name not in asked:
+                    raise CorruptionError(f"{client.address} sent {chunk.held.name!r}, which nobody asked for")
+                is_layer = layer_of(chunk.held.name) is not None
+                if not is_layer and chunk.offset + len(chunk.data) > MOST_SMALL_BYTES:
+                    raise CorruptionError(
+                        f"{client.address} sent more of {chunk.held.name} than {MOST_SMALL_BYTES:,} bytes"
+                    )
                 with storage_errors("keep what was fetched", temporary), temporary.open("ab") as file:
                     file.write(chunk.data)
                 if chunk.offset + len(chunk.data) == chunk.held.size_bytes:

@@ -22,7 +22,7 @@ from nosync.lsm import archive
 from nosync.lsm.branches import BRANCHES
 from nosync.lsm.directory import MANIFESTS
 from nosync.lsm.layer import Description, LayerId, parse_path
-from nosync.lsm.timestamp import Time, end_of, pack
+from nosync.lsm.timestamp import Time, end_of, is_number, pack
 
 NodeId = NewType("NodeId", str)
 LAYERS = "layers"
@@ -287,7 +287,7 @@ def _order(name: str) -> tuple[int, int, str]:
     if span is not None:
         return int(end_of(span[2])), 1, name
     number = name.removeprefix(f"{BRANCHES}/").removesuffix(".json")
-    return (-2, int(number), name) if number.isdigit() else (-1, 0, name)
+    return (-2, int(number), name) if is_number(number) else (-1, 0, name)
 
 
 def keepers(trace: str, members: Iterable[NodeId], replicas: int) -> list[NodeId]:

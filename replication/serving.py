@@ -16,6 +16,7 @@ from nosync.lsm.node import Node
 from nosync.lsm.reader import LayerReader
 from nosync.lsm.status import LayerStatus
 from nosync.lsm.store import Store
+from nosync.lsm.timestamp import is_number
 from nosync.proto.v1 import replication_pb2 as pb
 from nosync.replication.inventory import Held, layer_of
 from nosync.replication.messages import NotThere, Wanted
@@ -85,4 +86,4 @@ def layers_of(node: Node) -> Iterator[pb.Layer]:
 def status_of(layer: pb.Layer) -> LayerStatus:
     """What `layers_of` made a message of."""
     fields = {field.name: getattr(layer, field.name) for field in dataclasses.fields(LayerStatus)}
-    return LayerStatus(**fields | {name: int(t) if (t := fields[name]).isdigit() else t for name in TIMES})
+    return LayerStatus(**fields | {name: int(t) if is_number(t := fields[name]) else t for name in TIMES})

@@ -26,6 +26,7 @@ import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
 from nosync.lsm.errors import NosyncError, ReplicationError, described
+from nosync.lsm.timestamp import is_number
 from nosync.proto.v1 import replication_pb2 as pb
 from nosync.proto.v1 import replication_pb2_grpc as rpc
 from nosync.replication.inventory import NodeId
@@ -155,7 +156,7 @@ class Certificates:
 def host_of(address: str) -> str:
     """The host of HOST:PORT. Raises ReplicationError for anything else."""
     host, colon, port = address.rpartition(":")
-    if not colon or not host or not port.isdigit() or int(port) > 65535:
+    if not colon or not host or not is_number(port) or int(port) > 65535:
         raise ReplicationError(f"address {address!r} is not HOST:PORT, with a port up to 65535")
     if ":" in host and not (host.startswith("[") and host.endswith("]")):
         raise ReplicationError(f"address {address!r}: write an IPv6 address as [{host}]:{port}")
