@@ -106,7 +106,7 @@ def _learn(root: Path, epochs: int) -> tuple[float, float]:
     told_s, untold_s = list[float](), list[float]()
     with nosync.open(root, settings=nosync.StoreSettings(background=False)) as store:
         assert isinstance(store.node, Node)
-        of_a_job = Ledger(LayerDirectory(root, store.directory.key_groups))
+        of_a_job = Ledger(LayerDirectory(root, store.directory.key_groups), 1)
         for t in range(epochs, epochs + 2 * LEARNED):
             ids = [LayerId(TraceId("counts", "raw", Shard(shard)), Description.of_epoch(t)) for shard in range(SHARDS)]
             for id in ids:

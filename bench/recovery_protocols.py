@@ -45,7 +45,6 @@ import nosync
 from bench.harness import Result, Samples, timed
 from bench.loopdisk import journaled_disk
 from bench.spark_epochs import MEMORY_DIRECTORY
-from nosync.lsm.layer import Description, LayerId, Shard, TraceId
 from nosync.testing.daemons import Daemons, eventually, running
 
 ROWS = 2_000
@@ -82,8 +81,7 @@ class Work:
 
     def publish(self, rows: pa.Table) -> None:
         self.store.append(STAGE, t=self.t, rows=rows, key=["k"])
-        id = LayerId(TraceId(STAGE, "raw", Shard(0)), Description.of_epoch(self.t))
-        self.store.node.seal(self.t, [id], copies={STAGE: self.store.node.replicas})
+        self.store.seal(self.t)
         self.t += 1
 
     def publish_and_wait(self, rows: pa.Table) -> None:

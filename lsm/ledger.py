@@ -28,10 +28,11 @@ from nosync.lsm.timestamp import Epoch, Time, end_of, epoch_of, round_of
 
 
 class Ledger:
-    """Manifests and lines of one data directory."""
+    """Manifests and lines of one data directory. `copies`: how many an epoch asks for of each stage of which nothing is said."""
 
-    def __init__(self, directory: LayerDirectory) -> None:
+    def __init__(self, directory: LayerDirectory, copies: int) -> None:
         self.directory = directory
+        self.copies = copies
         self.lines = Lines(directory.root, directory.env)
 
     def origin(self, trace: TraceId) -> Time | None:
@@ -50,6 +51,7 @@ class Ledger:
     ) -> tuple[Manifest, bool]:
         """Publishes the manifest of epoch `t` with these layers, which must exist; and whether it is a new one.
 
+        `copies`: by stage, how many durable copies the safe point waits for, where that is not the ledger's own number.
         `contents`: of layers whose writers said what is in them; the files of the others are looked into.
 
         Raises OutOfOrderError unless `t` is the next one to be sealed or sealed already, DeterminismError when it was sealed
@@ -65,7 +67,7 @@ class Ledger:
         known = self._sealed_elsewhere(t, sealed)
         required = copies or {}
         entries = [
-            replace(self._entry(id, known, origins, contents or {}), copies=required.get(id.trace.stage, 1))
+            replace(self._entry(id, known, origins, contents or {}), copies=required.get(id.trace.stage, self.copies))
             for id in sorted(ids)
         ]
         manifest = Manifest(sealed.line if sealed else line.id, Epoch(t), tuple(entries), dict(meta or {}))

@@ -86,12 +86,21 @@ class Node(HasLedger):
     """Owns one data directory. Make with the directory and settings; `close` when done."""
 
     def __init__(
-        self, directory: LayerDirectory, marker: Marker, settings: StoreSettings, *, replicated: bool = False
+        self,
+        directory: LayerDirectory,
+        marker: Marker,
+        settings: StoreSettings,
+        *,
+        replicated: bool = False,
+        copies: int = 1,
     ) -> None:
-        """`replicated`: what is safe depends on peers, so without a listener that knows of them nothing new is."""
+        """`replicated`: what is safe depends on peers, so without a listener that knows of them nothing new is.
+        `copies`: how many an epoch asks for of each stage of which nothing is said.
+        """
         self.directory = directory
         self.is_replicated = replicated
         self.settings = settings
+        self._copies = copies
         self._env = directory.env
         self._lock = threading.RLock()  # the fields below, and the catalog
         self._records: dict[TraceId, dict[Description, Record]] = {}
@@ -178,7 +187,7 @@ class Node(HasLedger):
             for name in self._env.list_dir(root / TEMPORARY_DIRECTORY):
                 with suppress(IsADirectoryError):  # nothing of ours
                     self._env.unlink(root / TEMPORARY_DIRECTORY / name)
-        self.ledger = Ledger(self.directory)
+        self.ledger = Ledger(self.directory, self._copies)
         if self.lines.refs.later and not self.is_replicated:  # with peers they may still be on their way
             raise CorruptionError(missing_entry(root, self.lines.refs))
         for error in self.lines.errors:
@@ -667,7 +676,8 @@ class Node(HasLedger):
     ) -> Manifest:
         """Writes the manifest of epoch `t` with these layers, which must exist. The same again is a success.
 
-        `copies`: by stage, how many durable copies the safe point waits for (default 1; 0: it does not wait).
+        `copies`: by stage, how many durable copies the safe point waits for (default: the number that the node was made
+        with; 0: it does not wait).
         `contents`: what the writers of layers said of them; of the others the files are looked into.
         Raises OutOfOrderError unless `t` is the next one to be sealed or sealed already, DeterminismError when it was
         sealed with other layers.

@@ -84,7 +84,9 @@ class StoreStatus:
     last_sealed: int | None
     since: int
     stages: Mapping[str, Mapping[str, int]]
-    """Per stage: shards, layers, rows (entries, superseded ones included), bytes, upper (first epoch not recorded)."""
+    """Per stage: shards, layers, rows (entries, superseded ones included), bytes, upper (first epoch not recorded), and
+    copies (for how many the newest epoch waits to be safe).
+    """
     pins: Mapping[str, int]
     missing: int
     """Layers that manifests list and no file holds."""

@@ -42,6 +42,7 @@ from nosync.lsm.directory import (
     DEFAULT_KEY_GROUPS,
     MARKER,
     LayerDirectory,
+    Marker,
     create_store,
     read_marker,
 )
@@ -93,18 +94,18 @@ def open_store(
     settings: StoreSettings | None = None,
     env: Env | None = None,
     hasher: Hasher = hash32,
+    copies: int = 1,
 ) -> Store:
     """Opens the store in a directory, making a new one where there is none.
 
     `retain`: epochs of history to keep readable (None: all). `key_groups` (default 128): the most shards a stage can ever
-    have; fixed when the store is made. `read_only`: no node, no lock, no writing; works beside the writer.
+    have; fixed when the store is made. `read_only`: no node, no lock, no writing; works beside the writer. `copies`: how many
+    an epoch asks for of each stage of which nothing is said.
     Raises NotAStoreError for a directory of something else, StoreLockedError where another process is its
     node, FormatVersionError for a newer store, StorageError where the disk refuses.
     """
     root, env = local_path(path), env or Env()
-    settings = settings or StoreSettings()
-    if not isinstance(settings, StoreSettings):
-        raise InvalidInputError(f"settings is {settings!r}, expected nosync.StoreSettings(...)")
+    settings = checked_settings(settings)
     if read_only and retain is not None:
         raise InvalidInputError(
             "retain= is for who writes the store: what is read only is kept as long as its writer says"
@@ -113,13 +114,27 @@ def open_store(
         settings = replace(settings, retain=retain)
     if not read_only and not (root / MARKER).exists() and not root.is_file():
         create_store(root, DEFAULT_KEY_GROUPS if key_groups is None else key_groups, env)
+    marker = checked_marker(root, env, key_groups)
+    directory = LayerDirectory(root, marker.key_groups, env, hasher)
+    return Store(directory, settings, None if read_only else Node(directory, marker, settings, copies=copies))
+
+
+def checked_settings(settings: StoreSettings | None) -> StoreSettings:
+    """Raises InvalidInputError for what are no settings."""
+    settings = settings or StoreSettings()
+    if not isinstance(settings, StoreSettings):
+        raise InvalidInputError(f"settings is {settings!r}, expected nosync.StoreSettings(...)")
+    return settings
+
+
+def checked_marker(root: Path, env: Env, key_groups: int | None) -> Marker:
+    """The marker of a store that is there. Raises InvalidInputError where it was made with other key groups than are given."""
     marker = read_marker(root, env)
     if key_groups is not None and key_groups != marker.key_groups:
         raise InvalidInputError(
             f"{root} was made with key_groups={marker.key_groups}, which never changes; {key_groups} was given"
         )
-    directory = LayerDirectory(root, marker.key_groups, env, hasher)
-    return Store(directory, settings, None if read_only else Node(directory, marker, settings))
+    return marker
 
 
 class Store:
@@ -241,6 +256,7 @@ class Store:
         """Declares epoch `t` complete: every stage and shard known so far has recorded its layer at `t`.
 
         `fill_missing` records empty layers for those that have not. Sealing the same again is a success.
+        With peers the epoch is safe once it is on as many nodes as their daemons keep it on (`replicas`).
         Raises NotAvailableError naming what is missing, OutOfOrderError unless `t` is the next one to be sealed.
         """
         pack(t)
@@ -529,7 +545,10 @@ class Store:
         return self._lines().manifests(branch).first
 
     def safe_point(self, branch: str = MAIN) -> int | None:
-        """The largest epoch up to which everything is complete and durable; None before the first."""
+        """The largest epoch up to which everything is complete and durable, with peers on as many nodes as it asks for.
+
+        None before the first.
+        """
         return self.node.safe_point(branch)
 
     def since(self) -> int:
@@ -542,7 +561,10 @@ class Store:
         return self.node.missing()
 
     def sync(self) -> None:
-        """Returns when everything published so far is durable. Raises StorageError if that cannot be had."""
+        """Returns when everything published so far is durable on this node. Raises StorageError if that cannot be had.
+
+        Peers are not waited for: `safe_point` says up to which epoch there are as many copies as are asked for.
+        """
         self.node.sync()
 
     def pin(self, name: str, t: int) -> None:
@@ -636,13 +658,19 @@ class Store:
         stages: dict[str, dict[str, int]] = {}
         shards: dict[str, set[int]] = {}
         for layer in self.layers():
-            s = stages.setdefault(layer.stage, {"shards": 0, "layers": 0, "rows": 0, "bytes": 0, "upper": 0})
+            s = stages.setdefault(
+                layer.stage, {"shards": 0, "layers": 0, "rows": 0, "bytes": 0, "upper": 0, "copies": 0}
+            )
             shards.setdefault(layer.stage, set()).add(layer.shard)
             s["layers"] += 1
             s["rows"] += layer.rows
             s["bytes"] += layer.bytes
             s["shards"] = len(shards[layer.stage])
             s["upper"] = max(s["upper"], int(str(layer.upper).partition(".")[0]))
+        newest = self._lines().manifest(self.last_sealed() or 0)
+        for entry in newest.entries if newest is not None else ():
+            if entry.id.trace.stage in stages:
+                stages[entry.id.trace.stage]["copies"] = entry.copies
         node = self._node
         safe = self.safe_point() if node else self._read_only_safe_point()
         return StoreStatus(

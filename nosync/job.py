@@ -406,13 +406,14 @@ class Job:
                 self._node.drop_rounds(stage.name, t, at_once=at_once)
 
     def _copies(self) -> dict[str, int]:
-        """By stage, the copies that the safe point waits for; where nothing else is said as many as the store's nodes keep."""
+        """By stage, the copies that the safe point waits for, where the flow says so; the ledger knows how many else."""
         said = {stage.name for stage in self._declared.stages if stage.persist is not None}
-        copies = {}
-        for stage in self.flow.recorded:
-            is_default = self._declared.persist_given is None and stage.name.partition(PART_SEPARATOR)[0] not in said
-            copies[stage.name] = self._node.replicas if is_default and stage.level == DISK else int(stage.level)
-        return copies
+        is_all_said = self._declared.persist_given is not None
+        return {
+            stage.name: int(stage.level)
+            for stage in self.flow.recorded
+            if is_all_said or stage.level != DISK or stage.name.partition(PART_SEPARATOR)[0] in said
+        }
 
     # --- reading --------------------------------------------------------------------------------------------------
 

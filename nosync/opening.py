@@ -6,16 +6,19 @@ import os
 import re
 from pathlib import Path
 
-from nosync.lsm.directory import read_marker
+from nosync.lsm.directory import LayerDirectory
 from nosync.lsm.env import Env
 from nosync.lsm.errors import InvalidInputError, ReplicationError, StoreLockedError
 from nosync.lsm.hashing import Hasher, hash32
 from nosync.lsm.local_path import local_path
 from nosync.lsm.settings import StoreSettings
-from nosync.lsm.store import Store, open_store
-from nosync.replication.places import ADDRESS_FILE
+from nosync.lsm.store import Store, checked_marker, checked_settings, open_store
+from nosync.replication.places import ADDRESS_FILE, PLACE_FILE, keeper_of
 
 _ADDRESS = re.compile(r"[^/]+:[0-9]{1,5}")
+DAEMON_PATIENCE_S = 10.0
+"""How long `open` waits for the daemon of a directory: both may begin at boot."""
+_LOOK_EVERY_S = 0.05
 
 
 def open(
@@ -24,33 +27,42 @@ def open(
     retain: int | None = None,
     key_groups: int | None = None,
     read_only: bool = False,
+    alone: bool = False,
     settings: StoreSettings | None = None,
     env: Env | None = None,
     hasher: Hasher = hash32,
 ) -> Store:
     """Opens the store in a directory, making a new one where there is none.
 
-    Where a daemon owns the directory the store works beside it: writing is the same, and the daemon makes durable,
-    replicates and merges.
+    Where a daemon keeps the directory the store works beside it: writing is the same, and the daemon makes durable,
+    replicates and merges. A daemon that just starts is waited for, for up to 10 s; one that does not run is an error, unless
+    `alone` is set: then this process is the node for so long, without peers, and what asks for several copies waits to be safe.
 
     `path`: a directory of this host. `retain`: epochs of history to keep readable (None: all). `key_groups` (default 128): the
     most shards a stage can ever have; fixed when the store is made. `read_only`: no node, no lock, no writing; works beside the
     writer. Raises InvalidInputError for an address or a URI of another file system, NotAStoreError for a directory of something
-    else, StoreLockedError where another process is its node, FormatVersionError for a newer store, StorageError where the disk
-    refuses.
+    else, StoreLockedError where another process is its node, ReplicationError where its daemon does not answer,
+    FormatVersionError for a newer store, StorageError where the disk refuses.
     """
-    try:
-        return open_store(
-            path, retain=retain, key_groups=key_groups, read_only=read_only, settings=settings, env=env, hasher=hasher
+    root, env = local_path(path), env or Env()
+    keeper = None if read_only else keeper_of(root)
+    if keeper is None or alone:
+        copies = 1 if keeper is None else keeper.replicas
+        try:
+            return open_store(
+                root, retain=retain, key_groups=key_groups, read_only=read_only, settings=settings, env=env,
+                hasher=hasher, copies=copies,
+            )  # fmt: skip
+        except StoreLockedError as locked:
+            if alone:
+                raise StoreLockedError(f"{locked}. Where that is its daemon, leave out alone=True") from None
+            if keeper_of(root) is None:  # a daemon may have begun to keep it just now
+                raise
+    if retain is not None or checked_settings(settings).retain is not None:
+        raise InvalidInputError(
+            f"{path} belongs to a daemon, which decides how much history is kept: set its retain instead"
         )
-    except StoreLockedError as locked:
-        store = _beside_daemon(local_path(path), env or Env(), hasher, locked)
-        if retain is not None or (settings is not None and settings.retain is not None):
-            store.close()
-            raise InvalidInputError(
-                f"{path} belongs to a daemon, which decides how much history is kept: set its retain instead"
-            ) from None
-        return store
+    return _beside_daemon(LayerDirectory(root, checked_marker(root, env, key_groups).key_groups, env, hasher))
 
 
 def connect(
@@ -106,20 +118,34 @@ def open_to_read(path: str) -> Store:
     return store
 
 
-def _beside_daemon(root: Path, env: Env, hasher: Hasher, locked: StoreLockedError) -> Store:
-    """The store beside the daemon that owns a directory. Raises StoreLockedError where the owner is no daemon."""
+def _beside_daemon(found: LayerDirectory) -> Store:
+    """The store beside the daemon that keeps a directory, once it answers. Nobody takes the directory's lock meanwhile, or the
+    daemon could not start.
+    """
+    root, env = found.root, found.env
     try:
         from nosync.replication.attached import AttachedNode  # noqa: PLC0415 - needs the extra `daemon`
         from nosync.replication.daemon import client_of  # noqa: PLC0415
         from nosync.replication.places import FetchingDirectory  # noqa: PLC0415
-    except ImportError:
-        raise locked from None
-    client = client_of(root)
-    if client is None:
-        raise locked
-    directory = FetchingDirectory(root, read_marker(root, env).key_groups, env, hasher)
-    try:
-        return Store(directory, StoreSettings(), AttachedNode(directory, client))
-    except ReplicationError as error:
-        client.close()
-        raise StoreLockedError(f"{locked}. It may be a daemon: {error}") from None
+    except ImportError as error:
+        raise ReplicationError(
+            f"{root} is kept by a daemon, beside which a store needs the extra: pip install 'nosync[daemon]' ({error}); "
+            "or open it without peers: alone=True"
+        ) from None
+    directory = FetchingDirectory(root, found.key_groups, env, found.hasher)
+    end_s, why = env.monotonic_s() + DAEMON_PATIENCE_S, "it does not run"
+    while True:
+        client = client_of(root)
+        if client is not None:
+            try:
+                return Store(directory, StoreSettings(), AttachedNode(directory, client))
+            except ReplicationError as error:
+                client.close()
+                why = str(error)
+        if env.monotonic_s() >= end_s:
+            raise ReplicationError(
+                f"{root} is kept by a daemon, which was waited for {DAEMON_PATIENCE_S:.0f} s: {why}. Start it with nosync "
+                "daemon, or open the store without it and its peers: alone=True (--alone). If no daemon is to keep it any "
+                f"more, remove {root / PLACE_FILE}"
+            )
+        env.wait_s(_LOOK_EVERY_S)

@@ -56,7 +56,7 @@ class AttachedNode(HasLedger):
         self._daemon = address_of(directory.root)
         if not reply.filled:
             log.warning("not everything that peers have is on this node yet; recover() recomputes what does not come")
-        self.ledger = Ledger(directory)
+        self.ledger = Ledger(directory, reply.replicas)
 
     # --- files ------------------------------------------------------------------------------------------------------
 

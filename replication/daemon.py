@@ -28,13 +28,14 @@ from nosync.lsm.directory import (
     MANIFESTS,
     MARKER,
     LayerDirectory,
+    Marker,
     check_can_be_store,
     check_key_groups,
     create_store,
     read_marker,
 )
 from nosync.lsm.env import Env, storage_errors
-from nosync.lsm.errors import InvalidInputError, NosyncError, ReplicationError, described
+from nosync.lsm.errors import InvalidInputError, NosyncError, ReplicationError, StoreLockedError, described
 from nosync.lsm.layer import parse_path
 from nosync.lsm.node import Node
 from nosync.lsm.registers import REGISTERS
@@ -45,7 +46,7 @@ from nosync.proto.v1 import replication_pb2_grpc as rpc
 from nosync.replication.inventory import NodeId, layer_of
 from nosync.replication.lookup import Lookup
 from nosync.replication.peer import AWAY_PATIENCE_S
-from nosync.replication.places import ADDRESS_FILE, address_of
+from nosync.replication.places import ADDRESS_FILE, PLACE_FILE, Kept, address_of, keeper_of
 from nosync.replication.replicator import Replicator
 from nosync.replication.rounds import Rounds
 from nosync.replication.serving import contents_of, layers_of, names_in
@@ -67,7 +68,6 @@ from nosync.replication.wire import check_node_id
 
 log = logging.getLogger("nosync.replication")
 
-PLACE_FILE = "place.json"
 MEMBERS_FILE = "members.json"
 """Peers as operators changed them (nosync peers); it goes before the configuration."""
 JOIN_TIMEOUT_S = 1.0
@@ -191,8 +191,7 @@ class Daemon(rpc.DaemonServicer):
             self._make_store()
         marker = read_marker(config.data, self._env)
         directory = LayerDirectory(config.data, marker.key_groups, self._env)
-        self.node = Node(directory, marker, config.settings, replicated=True)
-        self._place = self._place_token()
+        self._place = self._keep(directory, marker)
         with contextlib.suppress(OSError):
             (
                 config.data / ADDRESS_FILE
@@ -231,17 +230,26 @@ class Daemon(rpc.DaemonServicer):
             client.close()
         create_store(self.config.data, key_groups, self._env, store_id=store_id)
 
-    def _place_token(self) -> str:
-        """What tells this directory from others on the host: daemons come and go, and take each other's ports."""
-        path = self.config.data / PLACE_FILE
-        with storage_errors("write", path):
-            with contextlib.suppress(
-                FileNotFoundError, ValueError
-            ):  # a damaged one told nobody apart who is still there
-                return str(json.loads(path.read_text()))
-            token = self._env.token()
-            self._write_json(PLACE_FILE, token)
-            return token
+    def _keep(self, directory: LayerDirectory, marker: Marker) -> str:
+        """Makes the node. Returns what tells this directory from others on the host: daemons come and go, and take each other's
+        ports.
+
+        Who opens the directory while the node starts has to see that a daemon keeps it, so that is written first.
+        """
+        before = keeper_of(self.config.data)
+        token = before.token if before is not None else None  # a damaged one told nobody apart who is still there
+        keeper = Kept(token or self._env.token(), self.config.replicas)
+        if keeper != before:
+            self._write_json(PLACE_FILE, dataclasses.asdict(keeper))
+        try:
+            self.node = Node(directory, marker, self.config.settings, replicated=True, copies=self.config.replicas)
+        except StoreLockedError:
+            if before is None:
+                with contextlib.suppress(OSError):
+                    self._env.unlink(self.config.data / PLACE_FILE)
+            raise
+        assert keeper.token is not None
+        return keeper.token
 
     def start(self) -> None:
         """Begins to serve; returns at once. Where it cannot, everything is stopped again."""

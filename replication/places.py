@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 from nosync.lsm.directory import LayerDirectory, read_marker
-from nosync.lsm.env import Env
+from nosync.lsm.env import Env, storage_error
 from nosync.lsm.errors import HoleError, NosyncError, NotAvailableError, ReplicationError
 from nosync.lsm.hashing import Hasher, hash32
 from nosync.lsm.history import View
@@ -27,6 +27,8 @@ from nosync.lsm.trace import Trace
 log = logging.getLogger("nosync.replication")
 
 ADDRESS_FILE = "daemon.json"
+PLACE_FILE = "place.json"
+"""Stays where a daemon keeps a directory, also while it does not run."""
 DATA_VARIABLE = "NOSYNC_DATA"
 """In the environment of Spark's executors: the host's data directory, where it is not at the path that the driver's has."""
 FETCH_PATIENCE_S = 3.0
@@ -60,6 +62,31 @@ def address_of(root: Path) -> dict[str, Any] | None:
         return found if isinstance(found, dict) and "address" in found else None
     except (OSError, ValueError):
         return None
+
+
+@dataclass(frozen=True)
+class Kept:
+    """What the daemon that keeps a directory leaves there. `token`: tells the directory from others on the host.
+    `replicas`: on how many nodes it keeps each layer.
+    """
+
+    token: str | None
+    replicas: int = 1
+
+
+def keeper_of(root: Path) -> Kept | None:
+    """Of the daemon that keeps a directory, whether it runs or not; None where none ever did."""
+    try:
+        text = (root / PLACE_FILE).read_bytes()
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except OSError as error:
+        raise storage_error("read", root / PLACE_FILE, error) from error
+    try:
+        found = json.loads(text)
+        return Kept(found) if isinstance(found, str) else Kept(str(found["token"]), int(found["replicas"]))
+    except (KeyError, TypeError, ValueError):  # damaged; a bare token is of an earlier version
+        return Kept(None)
 
 
 _directories: dict[Place, LayerDirectory] = {}

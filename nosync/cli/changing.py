@@ -9,19 +9,20 @@ from rich.markup import escape
 
 import nosync
 from nosync.cli.group import cli
-from nosync.cli.screen import JSON, STORE, check_store, out, print_json, progress, read_only, size_text, table_of
+from nosync.cli.screen import ALONE, JSON, STORE, check_store, out, print_json, progress, read_only, size_text, table_of
 
 
 @cli.command()
 @STORE
 @click.option("--stage", help="Only this stage.")
 @click.option("--retain", type=click.IntRange(min=0), help="First let go of history older than this many epochs.")
+@ALONE
 @JSON
-def compact(path: Path, stage: str | None, retain: int | None, as_json: bool) -> None:
+def compact(path: Path, stage: str | None, retain: int | None, alone: bool, as_json: bool) -> None:
     """Merge every trace into one layer now. No read at a retained epoch changes."""
     check_store(path)
     # No background merges: what is counted below is then what this command did.
-    with nosync.open(path, retain=retain, settings=nosync.StoreSettings(merge=False)) as store:
+    with nosync.open(path, alone=alone, retain=retain, settings=nosync.StoreSettings(merge=False)) as store:
         before = store.status()
         with progress("merging", quiet=as_json) as advance:
             total = sum(s["shards"] for s in before.stages.values())
@@ -45,8 +46,9 @@ def compact(path: Path, stage: str | None, retain: int | None, as_json: bool) ->
     "--keep-as", metavar="NAME", help="Name of the branch that keeps what came after. [default: before-rewind-N]"
 )
 @click.option("--drop", is_flag=True, help="Delete what came after instead of keeping it as a branch.")
+@ALONE
 @JSON
-def rewind(path: Path, epoch: int, keep_as: str | None, drop: bool, as_json: bool) -> None:
+def rewind(path: Path, epoch: int, keep_as: str | None, drop: bool, alone: bool, as_json: bool) -> None:
     """Let the main line go on from EPOCH; what it had after that is kept as a branch.
 
     Sinks take back what they were given for later epochs when the job is started again. With the last sealed epoch, what a
@@ -58,7 +60,7 @@ def rewind(path: Path, epoch: int, keep_as: str | None, drop: bool, as_json: boo
     if drop and keep_as:
         raise click.UsageError("--drop keeps nothing: leave out --keep-as")
     check_store(path)
-    with nosync.open(path) as store:
+    with nosync.open(path, alone=alone) as store:
         last = store.last_sealed()
         kept = store.rewind(epoch, "" if drop else keep_as)
     if as_json:
@@ -76,8 +78,9 @@ def rewind(path: Path, epoch: int, keep_as: str | None, drop: bool, as_json: boo
 @click.argument("name", required=False)
 @click.argument("epoch", type=int, required=False)
 @click.option("--remove", is_flag=True, help="Remove the pin NAME.")
+@ALONE
 @JSON
-def pin(path: Path, name: str | None, epoch: int | None, remove: bool, as_json: bool) -> None:
+def pin(path: Path, name: str | None, epoch: int | None, remove: bool, alone: bool, as_json: bool) -> None:
     """Hold EPOCH readable under NAME, whatever retain= says; or list the pins.
 
     \b
@@ -94,7 +97,7 @@ def pin(path: Path, name: str | None, epoch: int | None, remove: bool, as_json: 
         if remove == (epoch is not None):
             raise click.UsageError("give an EPOCH to hold, or --remove")
         check_store(path)
-        with nosync.open(path) as store:
+        with nosync.open(path, alone=alone) as store:
             if epoch is None:
                 store.unpin(name)
             else:

@@ -19,6 +19,7 @@ from rich.markup import escape
 import nosync
 from nosync.cli.group import cli
 from nosync.cli.screen import (
+    ALONE,
     JSON,
     STORE,
     check_store,
@@ -90,10 +91,10 @@ def _session(cores: int | None) -> Iterator[SparkSession]:
 
 
 @contextmanager
-def _job(path: Path, flow: nosync.Dataflow, branch: str, cores: int | None) -> Iterator[nosync.Job]:
+def _job(path: Path, flow: nosync.Dataflow, branch: str, cores: int | None, *, alone: bool) -> Iterator[nosync.Job]:
     """The job that goes on where the store is; whoever ran it is fenced."""
     check_store(path)
-    with nosync.open(path) as store:
+    with nosync.open(path, alone=alone) as store:
         last = store.last_sealed(branch)
         if last is None:
             raise NosyncError(f"{path} has no epoch yet: run the job first")
@@ -110,9 +111,17 @@ def _job(path: Path, flow: nosync.Dataflow, branch: str, cores: int | None) -> I
 @click.option("--to", type=int, help="The epoch to replay to. [default: all that the parent has]")
 @click.option("--dry-run", is_flag=True, help="Only say what would be computed.")
 @CORES
+@ALONE
 @JSON
 def replay(
-    path: Path, branch: str, flow_name: str, to: int | None, dry_run: bool, cores: int | None, as_json: bool
+    path: Path,
+    branch: str,
+    flow_name: str,
+    to: int | None,
+    dry_run: bool,
+    cores: int | None,
+    alone: bool,
+    as_json: bool,
 ) -> None:
     """Replay BRANCH from the recorded inputs: the stages whose code is another one, and what is computed from them.
 
@@ -125,11 +134,11 @@ def replay(
     flow = _load_flow(flow_name)
     if dry_run:
         check_store(path)
-        with nosync.open(path) as store, _session(cores) as spark:
+        with nosync.open(path, alone=alone) as store, _session(cores) as spark:
             plan = _epochs_of(flow, store, spark, branch).plan_replay(to)
         print_json(dataclasses.asdict(plan)) if as_json else out.print(escape(str(plan)))
         return
-    with _job(path, flow, branch, cores) as job:
+    with _job(path, flow, branch, cores, alone=alone) as job:
         plan = job.plan_replay(to)
         if not as_json:
             out.print(escape(str(plan)))
@@ -214,8 +223,11 @@ def _explained(
 @click.option("--verify", is_flag=True, help="Read every byte first, so that flipped bits count as lost.")
 @click.option("--branch", default="main", show_default=True, help="Which branch.")
 @CORES
+@ALONE
 @JSON
-def recover(path: Path, flow_name: str, verify: bool, branch: str, cores: int | None, as_json: bool) -> None:
+def recover(
+    path: Path, flow_name: str, verify: bool, branch: str, cores: int | None, alone: bool, as_json: bool
+) -> None:
     """Recompute the layers that are lost, and nothing else. Exits 1 where some cannot be had back.
 
     Where something is lost, a job that runs on the branch is stopped (FencedError): start it again afterwards.
@@ -225,7 +237,7 @@ def recover(path: Path, flow_name: str, verify: bool, branch: str, cores: int | 
     """
     flow, began_s = _load_flow(flow_name), time.perf_counter()
     check_store(path)
-    with nosync.open(path) as store:
+    with nosync.open(path, alone=alone) as store:
         if verify:
             store.node.check()
         last, safe, lost = store.last_sealed(branch), store.safe_point(branch), store.node.lost(branch)
@@ -235,7 +247,7 @@ def recover(path: Path, flow_name: str, verify: bool, branch: str, cores: int | 
         took = {"inspect": time.perf_counter() - began_s}
         report = nosync.RecoveryReport(safe, last, len(lost), len(lost), 0, 0, gap, took)
     else:
-        with _job(path, flow, branch, cores) as job, progress("recomputing", quiet=as_json) as advance:
+        with _job(path, flow, branch, cores, alone=alone) as job, progress("recomputing", quiet=as_json) as advance:
             report = job.recover(verify=verify, progress=lambda done, of: advance(done, of, "epochs"))
         came = len(lost) - len(missing)
         report = dataclasses.replace(report, lost=report.lost + came, fetched=report.fetched + came)

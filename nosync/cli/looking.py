@@ -18,6 +18,7 @@ from rich.markup import escape
 import nosync
 from nosync.cli.group import cli
 from nosync.cli.screen import (
+    ALONE,
     JSON,
     MOST_ROWS_SHOWN,
     STORE,
@@ -115,7 +116,7 @@ def _show_daemon(daemon: dict[str, Any]) -> None:
     if "error" in daemon:
         err.print(f"[red]daemon {escape(daemon['node'])}:[/] {escape(daemon['error'])}", soft_wrap=True)
         return
-    out.print(f"daemon {daemon['node']} on {daemon['address']}, {daemon['replicas']} copies of everything")
+    out.print(f"daemon {daemon['node']} on {daemon['address']}, keeps {daemon['replicas']} copies")
     if daemon["lag_s"]:
         out.print(f"an epoch has waited {daemon['lag_s']:.1f} s to be safe")
     if daemon["backlog_bytes"]:
@@ -160,11 +161,11 @@ def _show_status(s: StoreStatus) -> None:
         facts.add_row("pin", f"{name} at {t}")
     out.print(facts)
     out.print()
-    table = table_of("stage", "shards>", "layers>", "entries>", "size>", "recorded up to>")
+    table = table_of("stage", "shards>", "layers>", "entries>", "size>", "copies>", "recorded up to>")
     for name, stage in s.stages.items():
         table.add_row(
             name, str(stage["shards"]), str(stage["layers"]), f"{stage['rows']:,}", size_text(stage["bytes"]),
-            str(stage["upper"] - 1),
+            str(stage["copies"]), str(stage["upper"] - 1),
         )  # fmt: skip
     out.print(table if s.stages else "no stage recorded yet")
     for where, problem in s.problems.items():
@@ -297,8 +298,9 @@ _DIFF_KINDS = {"changed": "keys changed", "only_a": "only in a", "only_b": "only
 @STORE
 @click.argument("name", required=False)
 @click.option("--delete", is_flag=True, help="Delete the branch NAME, with the layers that nothing else needs.")
+@ALONE
 @JSON
-def branch(path: Path, name: str | None, delete: bool, as_json: bool) -> None:
+def branch(path: Path, name: str | None, delete: bool, alone: bool, as_json: bool) -> None:
     """List the branches of a store, describe one, or delete one. Jobs make them: job.branch("name", at=26, replace={...}).
 
     \b
@@ -310,7 +312,7 @@ def branch(path: Path, name: str | None, delete: bool, as_json: bool) -> None:
         if name is None:
             raise click.UsageError("--delete needs the NAME of a branch")
         check_store(path)
-        with nosync.open(path) as store:
+        with nosync.open(path, alone=alone) as store:
             layers = store.delete_branch(name)
         if as_json:
             print_json({"deleted": name, "layers": layers})

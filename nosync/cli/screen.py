@@ -42,6 +42,7 @@ out = Screen(highlight=False, emoji=False, width=None if sys.stdout.isatty() els
 err = Screen(stderr=True, highlight=False, emoji=False)
 
 STORE = click.argument("path", metavar="PATH", type=click.Path(path_type=Path))
+ALONE = click.option("--alone", is_flag=True, help="Without the daemon that keeps the directory, which is stopped.")
 JSON = click.option("--json", "as_json", is_flag=True, help="Print JSON instead of tables.")
 MOST_ROWS_SHOWN = 50
 _CONTROL = {i: repr(chr(i))[1:-1] for i in (*range(32), 127)}

@@ -39,13 +39,12 @@ def rows(t: int, n: int = 50) -> pa.Table:
     return pa.table({"k": list(range(n)), "v": [1000 * t + i for i in range(n)]})
 
 
-def publish(store: nosync.Store, t: int, copies: int = 2, values_of: int | None = None) -> None:
-    """An epoch, as a job publishes one. `values_of`: with the values of another epoch."""
+def publish(store: nosync.Store, t: int, values_of: int | None = None) -> None:
+    """An epoch of two shards. `values_of`: with the values of another epoch."""
     values = rows(t if values_of is None else values_of)
     for shard in (0, 1):
         store.append("counts", shard=shard, t=t, rows=values.slice(25 * shard, 25), key=["k"])
-    ids = [LayerId(TraceId("counts", "raw", Shard(i)), Description.of_epoch(t)) for i in (0, 1)]
-    store.node.seal(t, ids, copies={"counts": copies})
+    store.seal(t)
 
 
 def state(store: nosync.Store, t: int) -> list[tuple[int, int]]:
@@ -249,7 +248,7 @@ def test_a_store_is_read_over_a_connection(tmp_path: Path, capsys: pytest.Captur
     with running(tmp_path / "nodes", ("n1",), replicas=1) as daemons, daemons.open("n1") as store:
         address, cache = f"127.0.0.1:{daemons.ports['n1']}", tmp_path / "cache"
         for t in range(4):
-            publish(store, t, copies=1)
+            publish(store, t)
         store.sync()
         store.pin("two", 2)
         with nosync.connect(address, cache=cache) as there:
@@ -261,7 +260,7 @@ def test_a_store_is_read_over_a_connection(tmp_path: Path, capsys: pytest.Captur
             eventually("safe", lambda: there.safe_point() == 3)
             assert [layer.digest for layer in there.layers()] == [layer.digest for layer in store.layers()]
             assert there.status().stages == store.status().stages
-            publish(store, 4, copies=1)  # seen without connecting again
+            publish(store, 4)  # seen without connecting again
             assert state(there, 4) == expected(4)
             assert there.compact() > 0
             assert state(there, 1) == expected(1), "merged away there meanwhile"
@@ -282,7 +281,7 @@ def test_a_store_is_read_over_a_connection(tmp_path: Path, capsys: pytest.Captur
                 assert [state(mended, t) for t in range(5)] == [expected(t) for t in range(5)]
         with nosync.connect(address) as here:
             assert here.directory.root == daemons.data("n1"), "on the daemon's host it is the store itself"
-            publish(here, 5, copies=1)
+            publish(here, 5)
         main(["get", address, "counts", "--key", "k=7", "--as-of", "3", "--json"])
         assert '"v": 3007' in capsys.readouterr().out
         about = daemons.data("n1") / "daemon.json"
@@ -606,7 +605,7 @@ def test_other_contents_stall_the_safe_point_until_an_operator_decides(
 def test_a_stopped_daemon_leaves_the_directory_to_the_next(tmp_path: Path) -> None:
     with running(tmp_path, ("n1",), replicas=1) as daemons:
         with daemons.open("n1") as store:
-            publish(store, 0, copies=1)
+            publish(store, 0)
             with pytest.raises(nosync.InvalidInputError, match="belongs to a daemon"):
                 nosync.open(daemons.data("n1"), retain=3)
         assert daemons.stop("n1") == 0
@@ -616,7 +615,7 @@ def test_a_stopped_daemon_leaves_the_directory_to_the_next(tmp_path: Path) -> No
             assert not (daemons.data("n1") / "daemon.json").exists()
         said = daemons.log("n1").splitlines()
         assert all(line.startswith("node n1 serves") for line in said), "nothing went wrong"
-        with nosync.open(daemons.data("n1")) as store:  # embedded
+        with nosync.open(daemons.data("n1"), alone=True) as store:  # embedded
             assert store.safe_point() == 0
             assert state(store, 0) == expected(0)
 
@@ -644,7 +643,7 @@ def _publish_with_input(store: nosync.Store, t: int, policy: str) -> None:
         store.append("counts", shard=shard, t=t, rows=rows(t).slice(25 * shard, 25), key=["k"])
     ids = [LayerId(TraceId("counts", "raw", Shard(i)), Description.of_epoch(t)) for i in (0, 1)]
     ids.append(LayerId(TraceId("rows", "raw", Shard(0)), Description.of_epoch(t)))
-    store.node.seal(t, ids, copies={"counts": 2, "rows": 2}, meta={"at_safe_point": {"rows": policy}})
+    store.node.seal(t, ids, meta={"at_safe_point": {"rows": policy}})
 
 
 def _inputs(daemons: Daemons, node: str) -> int:
@@ -709,8 +708,7 @@ def test_the_node_of_a_job_keeps_everything_after_its_daemon_was_restarted(tmp_p
     def seal(store: nosync.Store, t: int) -> None:
         for i in shards:
             store.append("counts", shard=i, t=t, rows=pa.table({"k": [i], "v": [t]}), key=["k"])
-        ids = [LayerId(TraceId("counts", "raw", Shard(i)), Description.of_epoch(t)) for i in shards]
-        store.node.seal(t, ids, copies={"counts": 1})
+        store.seal(t)
 
     def layers(node: str) -> int:
         with nosync.open(daemons.data(node), read_only=True) as store:

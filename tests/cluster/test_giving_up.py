@@ -18,9 +18,15 @@ from nosync.testing.daemons import Daemons, eventually, running
 NODES = ("n1", "n2", "n3")
 
 
-def seal(store: nosync.Store, t: int, value: int, copies: int) -> None:
+def seal(store: nosync.Store, t: int, value: int) -> None:
     store.append("c", t=t, rows=pa.table({"k": [1, 2], "v": [value, t]}), key=["k"])
-    store.node.seal(t, [LayerId(TraceId("c", "raw", Shard(0)), Description.of_epoch(t))], copies={"c": copies})
+    store.seal(t)
+
+
+def seal_two_copies(store: nosync.Store, t: int, value: int) -> None:
+    """Fewer than the daemons keep."""
+    store.append("c", t=t, rows=pa.table({"k": [1, 2], "v": [value, t]}), key=["k"])
+    store.node.seal(t, [LayerId(TraceId("c", "raw", Shard(0)), Description.of_epoch(t))], copies={"c": 2})
 
 
 def conflicts(daemons: Daemons, node: str, *, take_theirs: bool = False) -> list[str]:
@@ -44,18 +50,18 @@ def test_what_two_nodes_give_up_comes_back_from_neither(tmp_path: Path, right: s
     with running(tmp_path, NODES, replicas=3) as daemons:
         with daemons.open(first) as store:
             for t in range(3):
-                seal(store, t, t, 2)
+                seal_two_copies(store, t, t)
             eventually("all have it", lambda: all(daemons.safe_point(node) == 2 for node in NODES))
             daemons.stop(right)
             for t in (3, 4, 5):
-                seal(store, t, 10 * t, 2)
+                seal_two_copies(store, t, 10 * t)
             eventually("it is safe", lambda: daemons.safe_point(first) == daemons.safe_point(second) == 5)
         daemons.stop(first)
         daemons.stop(second)
         daemons.start(right)
         with daemons.open(right) as store:
             for t in (3, 4, 5):
-                seal(store, t, 100 * t, 2)
+                seal_two_copies(store, t, 100 * t)
             store.sync()
         daemons.start(first)
         daemons.start(second)
@@ -82,7 +88,7 @@ def test_what_was_safe_of_the_one_is_not_for_the_other(tmp_path: Path) -> None:
     with running(tmp_path, NODES, replicas=3) as daemons:
         with daemons.open("n1") as store:
             for t in range(4):
-                seal(store, t, t, 3)
+                seal(store, t, t)
         eventually("all is safe", lambda: all(daemons.safe_point(node) == 3 for node in NODES))
         for node in NODES:
             daemons.stop(node)
@@ -93,7 +99,7 @@ def test_what_was_safe_of_the_one_is_not_for_the_other(tmp_path: Path) -> None:
         shutil.rmtree(daemons.data("n3") / "catalog")
         daemons.start("n3")
         with daemons.open("n3") as store:
-            seal(store, 3, 33, 3)
+            seal(store, 3, 33)
             store.sync()
         daemons.start("n1")
         eventually("they disagree", lambda: conflicts(daemons, "n1"))
@@ -113,7 +119,7 @@ def test_the_only_copy_is_not_given_up(tmp_path: Path) -> None:
         for node, value in (("n1", 1), ("n2", 2)):
             daemons.start(node)
             with daemons.open(node) as store:
-                seal(store, 0, value, 2)
+                seal(store, 0, value)
                 store.sync()
             daemons.stop(node)
         for node in ("n1", "n2"):

@@ -38,7 +38,7 @@ def _seal(store: nosync.Store, t: int, value: int) -> None:
     store.append("rows", t=t, rows=rows(value), key=[])
     store.append("counts", t=t, rows=rows(value), key=["k"])
     ids = [LayerId(TraceId(stage, "raw", Shard(0)), Description.of_epoch(t)) for stage in ("counts", "rows")]
-    store.node.seal(t, ids, copies={"counts": 2, "rows": 2}, meta={"at_safe_point": {"rows": "drop"}})
+    store.node.seal(t, ids, meta={"at_safe_point": {"rows": "drop"}})
 
 
 def test_who_sealed_other_contents_takes_nothing_for_safe(tmp_path: Path) -> None:
@@ -74,10 +74,10 @@ def test_a_directory_without_its_daemon_is_one_copy(tmp_path: Path, capsys: pyte
             store.sync()
         assert daemons.safe_point("n1") is None
         daemons.stop("n1")
-        main(["compact", str(daemons.data("n1"))])
+        main(["compact", str(daemons.data("n1")), "--alone"])
         main(["status", str(daemons.data("n1")), "--json"])
         assert '"safe_point": null' in capsys.readouterr().out
-        with nosync.open(daemons.data("n1")) as alone:
+        with nosync.open(daemons.data("n1"), alone=True) as alone:
             alone.sync()
             assert alone.safe_point() is None
         assert _inputs(daemons, "n1") >= 1

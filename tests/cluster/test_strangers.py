@@ -313,7 +313,7 @@ def test_status_metrics_and_health(tmp_path: Path, capsys: pytest.CaptureFixture
         assert [(p["node"], p["state"], p["behind_files"]) for p in found["daemon"]["peers"]] == [("n2", "up", 0)]
         main(["status", str(daemons.data("n1"))])
         shown = capsys.readouterr().out
-        assert "2 copies of everything" in shown
+        assert "keeps 2 copies" in shown
         assert "layers waiting" in shown
         assert "n2" in shown
         text = urllib.request.urlopen(f"http://127.0.0.1:{metrics}/metrics", timeout=5).read().decode()
@@ -388,7 +388,7 @@ def test_the_generated_code_is_that_of_the_proto(tmp_path: Path) -> None:
 
 def test_only_a_stores_own_files_are_served(tmp_path: Path) -> None:
     with running(tmp_path, ("n1",), replicas=1) as daemons, daemons.open("n1") as store:
-        publish(store, 0, copies=1)
+        publish(store, 0)
         client = client_of(daemons.data("n1"))
         assert client is not None
         assert list(client.list_files("manifests/main")) == ["0.json"]

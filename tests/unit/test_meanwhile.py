@@ -236,7 +236,7 @@ def test_pins_are_read_before_history_is_let_go_of_for_epochs_that_others_sealed
         for t in epochs:
             id = LayerId(trace, Description.of_epoch(t))
             beside.publish(id, arrange(pa.table({"k": [1]}), ["k"], whose="c"))
-            Ledger(beside).seal(t, [id], "main", None, None)
+            Ledger(beside, 1).seal(t, [id], "main", None, None)
 
     seal(range(8))
     node.learn()
