@@ -48,11 +48,11 @@ class NewLayers:
         with self._lock:
             return set(self._waiting)
 
-    def due(self) -> list[LayerId]:
-        """Those to be made durable now, in the order in which they came."""
+    def due(self, *, again: bool = False) -> list[LayerId]:
+        """Those to be made durable now, in the order in which they came. `again`: also those that failed just now."""
         now_s = self._env.monotonic_s()
         with self._lock:
-            return [id for id in self._waiting if self._retry_at.get(id, now_s) <= now_s]
+            return [id for id in self._waiting if again or self._retry_at.get(id, now_s) <= now_s]
 
     def widest_first(self) -> None:
         """What a merged layer replaced is recognised by that, and dropped rather than made durable."""

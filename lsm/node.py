@@ -78,6 +78,7 @@ _SCAN_ALL_EVERY_S = 60.0
 _RECORDED_AT_ONCE = 256
 _VALIDATED_AT_ONCE_BYTES = 64 << 20
 _PINS = "pins"
+_PLACE = "the data directory"
 _ARCHIVES = "archives of manifests"
 _POLICIES = "policies of inputs"
 
@@ -124,6 +125,7 @@ class Node(HasLedger):
         self._durability = threading.Lock()  # one thread makes layers durable at a time
         self._forgotten: set[LayerId] = set()  # since it began to
         self._compactor = Compactor(self, self.problems)
+        self._ready_files = ReadyFiles(directory.root, self._env)
         self._background = Background(
             self._env,
             settings,
@@ -131,13 +133,14 @@ class Node(HasLedger):
             looking=(self._validate, self._look, self._note_problems, self.collect_garbage, self.archive_manifests),
             making_durable=(self._drain, self.let_go_of_inputs),
             merge_once=self.merge_once,
-            make_ahead=ReadyFiles(directory.root, self._env).fill,
+            make_ahead=self.make_files_ahead,
             idle_at_most_s=self._idle_at_most_s,
         )
         self._directory_lock = DirectoryLock(directory.root)
         try:
             self._catalog = self._open_catalog(marker)
             try:
+                self._incarnation = self._catalog.meta("incarnation")
                 self.safety = Safety(self, self._catalog, self._lock, self._env, replicated=replicated)
                 self._start()
             except BaseException:
@@ -282,10 +285,19 @@ class Node(HasLedger):
     @property
     def incarnation(self) -> str:
         """Which life of the data directory this is: another one after a catalog was lost, or the disk replaced."""
-        with self._lock:
-            found = self._catalog.meta("incarnation")
-        assert found is not None, "it is written when a catalog is made"
-        return found
+        assert self._incarnation is not None, "it is written when a catalog is made"
+        return self._incarnation
+
+    def check_place(self) -> None:
+        """Raises StorageError where the directory was moved away. Before whatever takes a file that is not at its path for lost,
+        and before whatever writes or deletes by path.
+        """
+        try:
+            self._directory_lock.check()
+        except StorageError as error:
+            self.problems[_PLACE] = str(error)
+            raise
+        self.problems.pop(_PLACE, None)
 
     # --- durability ---------------------------------------------------------------------------------------------------
 
@@ -418,6 +430,7 @@ class Node(HasLedger):
 
         `came`: the files that this is for, if that is known. Manifests of next epochs are read, and nothing else is looked at.
         """
+        self.check_place()
         # `since`, which asks for it, follows what was sealed, so no merge may ask before pins are read.
         with self._lock:
             next_ones = self.lines.follow(came) if came else None
@@ -436,6 +449,7 @@ class Node(HasLedger):
 
     def _learn_registers(self) -> None:
         """Pins, instances of jobs and marks of sinks, as they are now; what is long replaced goes."""
+        self.check_place()
         files = register_files(self.directory.root, self._env)
         old = [*old_instances(files), *old_marks(files)]
         for path in old:
@@ -451,11 +465,12 @@ class Node(HasLedger):
         """Makes everything durable that was published before the call. Raises StorageError when that fails."""
         self.scan()
         layers, files = self.new.waiting(), set(self.small.waiting())
-        self._drain()
+        self._drain(again=True)
         with self._lock:  # others publish meanwhile, and tell again of what is durable by now
             left = sorted((layers & self.new.waiting()) - self._forgotten)
             waiting: list[object] = [id for id in left if not self._is_recorded(id)]
         waiting += files.intersection(self.small.waiting())
+        self.check_place()  # it may have gone meanwhile
         if waiting:
             reasons = "; ".join(dict.fromkeys(self.problems.values())) or "they are still being written"
             raise StorageError(f"{len(waiting)} files are published but not durable ({waiting[0]}, ...): {reasons}")
@@ -463,15 +478,17 @@ class Node(HasLedger):
     def _is_recorded(self, id: LayerId) -> bool:
         return not self.new.is_doubtful(id) and id.description in self._records.get(id.trace, {})
 
-    def _drain(self) -> None:
+    def _drain(self, *, again: bool = False) -> None:
+        """`again`: also what failed just now, and would be tried again later."""
         with self._durability:
+            self.check_place()
             with self._lock:
                 self._forgotten = set()
             self._look_at_doubted()
             # An epoch that is sealed meanwhile waits for the next time, or peers had its manifest before its layers.
             small = self.small.waiting()
             durable = []
-            for id in self.new.due():
+            for id in self.new.due(again=again):
                 try:
                     record = self._make_file_durable(id)
                 except NosyncError as error:  # of the system, or a layer of a newer version
@@ -503,6 +520,7 @@ class Node(HasLedger):
 
     def _record_gone(self, ids: Sequence[LayerId]) -> None:
         """Whoever fetched them waits for nothing more. What was forgotten meanwhile is told of, and may be there again."""
+        self.check_place()
         with self._lock:
             gone = [id for id in ids if id not in self._forgotten]
             for id in gone:
@@ -511,6 +529,11 @@ class Node(HasLedger):
 
     def _sync_small(self, paths: Sequence[PurePosixPath]) -> None:
         durable = self.small.sync(paths)
+        try:
+            self.check_place()
+        except StorageError:
+            self.small.note(paths)  # those that it took for gone
+            raise
         if self.listener is not None and durable:
             self.listener.held_files(durable)
         came = [self._to_learn.popleft() for _ in range(len(self._to_learn))]
@@ -532,6 +555,7 @@ class Node(HasLedger):
         self._background.wake_merger()
 
     def _edit(self, add: Sequence[Record], remove: Sequence[LayerId]) -> None:
+        self.check_place()
         with self._lock:
             self._catalog.apply(add, remove)
             for id in remove:
@@ -578,6 +602,7 @@ class Node(HasLedger):
         ]
 
     def _lose(self, id: LayerId, why: str) -> None:
+        self.check_place()
         log.warning("lost: %s: %s; recover() recomputes it", id, why)
         with self._lock:
             self._catalog.apply(remove=[id])
@@ -682,6 +707,7 @@ class Node(HasLedger):
         Raises OutOfOrderError unless `t` is the next one to be sealed or sealed already, DeterminismError when it was
         sealed with other layers.
         """
+        self.check_place()
         manifest, new = self.ledger.seal(t, ids, branch, meta, copies, contents, lambda found: self._conflict(t, found))
         if new:
             self.small.note([manifest.path])
@@ -689,6 +715,11 @@ class Node(HasLedger):
         self.note(e.id for e in manifest.entries if not self.safety.is_durable(e))
         self._may_merge()
         return manifest
+
+    def check_sealable(self, t: int, branch: str = MAIN) -> None:
+        """See nosync.lsm.ledger.HasLedger; raises StorageError where the directory was moved away."""
+        self.check_place()
+        super().check_sealable(t, branch)
 
     def conflict(self, error: DeterminismError, branch: str = MAIN) -> None:
         """A layer of a sealed epoch was computed again with other rows: the safe point does not pass over it."""
@@ -761,6 +792,7 @@ class Node(HasLedger):
         if size is None:
             return
         try:
+            self.check_place()
             for branch in list(self.lines.refs.names):
                 if len(self.lines.manifests(branch).singles()) > size:
                     safe = self.safe_point(branch)
@@ -917,10 +949,20 @@ class Node(HasLedger):
         return errors
 
     def merge_once(self) -> bool:
-        """Does the next merge that the policy asks for. False: there is none to do."""
+        """Does the next merge that the policy asks for. False: there is none to do, or no directory to do it in."""
+        try:
+            self.check_place()
+        except StorageError:  # which is among the problems
+            return False
         return self._compactor.merge_once(self._background.is_closing)
 
+    def make_files_ahead(self) -> None:
+        """See nosync.lsm.ready_files."""
+        self.check_place()
+        self._ready_files.fill()
+
     def collect_garbage(self) -> None:
+        self.check_place()
         self._compactor.collect_garbage()
 
     def compact(self, stage: str | None = None) -> Iterator[int]:
@@ -1018,6 +1060,7 @@ class Node(HasLedger):
 
     def forget(self, ids: Sequence[LayerId], *, grace: bool = True) -> None:
         """Layers that nothing lists any more: out of the catalog now, off the disk a grace period later."""
+        self.check_place()
         # Before the catalog forgets them, or a scan would take them for new ones.
         self._compactor.discard(ids, grace=grace)
         with self._lock:
@@ -1038,8 +1081,13 @@ class Node(HasLedger):
     def abandon(self) -> None:
         """Gives the directory back without making anything durable: what the death of the process does."""
         self._stop()
-        self._catalog.close()
-        self._directory_lock.release()
+        self._give_back()
+
+    def _give_back(self) -> None:
+        try:
+            self._catalog.close()
+        finally:
+            self._directory_lock.release()
 
     def _stop(self) -> None:
         self._background.stop()
@@ -1051,6 +1099,8 @@ class Node(HasLedger):
         try:
             self.sync()
             self._compactor.collect_garbage(all=True)
-        finally:
-            self._catalog.close()
-            self._directory_lock.release()
+        except BaseException:
+            with suppress(NosyncError):  # what comes second says less
+                self._give_back()
+            raise
+        self._give_back()

@@ -88,8 +88,8 @@ class StoreStatus:
     copies (for how many the newest epoch waits to be safe).
     """
     pins: Mapping[str, int]
-    missing: int
-    """Layers that manifests list and no file holds."""
+    missing: int | None
+    """Layers that manifests list and no file holds; None: the directory cannot be looked at."""
     problems: Mapping[str, str]
 
     def _repr_html_(self) -> str:

@@ -673,6 +673,11 @@ class Store:
                 stages[entry.id.trace.stage]["copies"] = entry.copies
         node = self._node
         safe = self.safe_point() if node else self._read_only_safe_point()
+        problems, missing = {}, None
+        try:
+            missing = len(self.missing() if node else lost(self._lines(), self.directory, safe))
+        except NosyncError as error:
+            problems["what is missing"] = f"cannot be said: {error}"
         return StoreStatus(
             str(self.directory.root),
             self.directory.key_groups,
@@ -681,8 +686,8 @@ class Store:
             self.since(),
             stages,
             self.pins(),
-            len(self.missing() if node else lost(self._lines(), self.directory, safe)),
-            dict(node.problems) if node else self._read_only_problems(safe),
+            missing,
+            problems | (node.problems if node else self._read_only_problems(safe)),
         )
 
     def _read_only_problems(self, safe: int | None) -> dict[str, str]:

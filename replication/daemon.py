@@ -385,8 +385,13 @@ class Daemon(rpc.DaemonServicer):
 
     def status(self, branch: str = MAIN, *, lag: bool = True) -> pb.StatusReply:
         """Node, safe point, problems, peers; and how far these are behind, for which all that they hold is compared."""
-        self.node.learn()
+        problems = {}
+        try:
+            self.node.learn()
+        except NosyncError as error:  # what is known is told all the same
+            problems["looking at what is published"] = str(error)
         peers = self.replicator.peers(lag=lag)
+        safe, stages = self.node.safe_point(branch), self.node.safety.progress(branch) if lag else []
         backlog_bytes, loaded = self.replicator.backlog()
         for peer in peers:
             peer.address = self._peers.get(peer.node, "")
@@ -396,14 +401,12 @@ class Daemon(rpc.DaemonServicer):
             store_id=self._store_id,
             key_groups=self.node.directory.key_groups,
             replicas=self.config.replicas,
-            safe_point=self.node.safe_point(branch),
+            safe_point=safe,
             last_sealed=self.node.last_sealed(branch),
             since=epoch_of(self.node.since()),
             peers=peers,
-            problems=dict(self.node.problems),
-            stages=[pb.StageProgress(**dataclasses.asdict(stage)) for stage in self.node.safety.progress(branch)]
-            if lag
-            else [],
+            problems=problems | self.node.problems,
+            stages=[pb.StageProgress(**dataclasses.asdict(stage)) for stage in stages],
             lag_s=self.node.safety.lag_s(branch),
             backlog_bytes=backlog_bytes,
             loaded=loaded,

@@ -156,7 +156,8 @@ def _show_status(s: StoreStatus) -> None:
     facts.add_row("safe point", "none yet" if s.safe_point is None else f"{s.safe_point}  ({means})")
     facts.add_row("last sealed", "none yet" if s.last_sealed is None else str(s.last_sealed))
     facts.add_row("readable from", str(s.since))
-    facts.add_row("missing layers", str(s.missing) + ("  (recover() recomputes them)" if s.missing else ""))
+    missing = "cannot be said" if s.missing is None else str(s.missing)
+    facts.add_row("missing layers", missing + ("  (recover() recomputes them)" if s.missing else ""))
     for name, t in s.pins.items():
         facts.add_row("pin", f"{name} at {t}")
     out.print(facts)
