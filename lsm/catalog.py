@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import shutil
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -30,15 +31,17 @@ from nosync.lsm.layer import Digest, LayerId, parse_path
 
 _LAYER = b"layer/"
 _META = b"meta/"
-_REFUSED = (
-    "No space left on device",
-    "Disk quota exceeded",
-    "Too many open files",
-    "Permission denied",
-    "Read-only file system",
-    "Cannot allocate memory",
-)
-"""What the operating system says, in RocksDB's errors, of files that are whole."""
+_FULL = "free space, and the node goes on by itself (a MiB is enough for the catalog); what was acknowledged is kept"
+_FREE = "free what is short, and try again"
+_REFUSED = {
+    "No space left on device": f"the disk is full: {_FULL}",
+    "Disk quota exceeded": f"the disk quota is used up: {_FULL}",
+    "Too many open files": _FREE,
+    "Permission denied": "check the owner and mode of the data directory",
+    "Read-only file system": "remount it writable",
+    "Cannot allocate memory": _FREE,
+}
+"""What the operating system says, in RocksDB's errors, of files that are whole; and what to do."""
 
 
 @dataclass(frozen=True)
@@ -55,7 +58,7 @@ class Record:
 def _rocksdb_errors(doing: str, path: Path) -> Iterator[None]:
     try:
         yield
-    except CatalogError:
+    except (CatalogError, StorageError):
         raise
     except Exception as error:
         if doing == "open" and f"{path.name}/LOCK" in str(error):  # it is in use, and not damaged
@@ -63,8 +66,7 @@ def _rocksdb_errors(doing: str, path: Path) -> Iterator[None]:
         refused = next((reason for reason in _REFUSED if reason in str(error)), None)
         if refused is not None:
             raise StorageError(
-                f"cannot {doing} the catalog {path}: {refused.lower()}; it is not damaged: free what is short, and try again "
-                f"({error})"
+                f"cannot {doing} the catalog {path}: {refused.lower()}; it is not damaged: {_REFUSED[refused]} ({error})"
             ) from error
         raise CatalogError(
             f"cannot {doing} the catalog {path}: {error}; it can be rebuilt from the layer files"
@@ -76,15 +78,10 @@ class Catalog:
 
     def __init__(self, path: Path, *, read_only: bool = False) -> None:
         self.path = path
-        options = Options(raw_mode=True)
-        options.create_if_missing(not read_only)
-        options.set_max_total_wal_size(4 << 20)
-        options.set_write_buffer_size(4 << 20)
-        options.set_keep_log_file_num(2)
-        options.set_max_open_files(64)
-        access = AccessType.read_only(error_if_log_file_exist=False) if read_only else AccessType.read_write()
+        self._has_failed = False
         with _rocksdb_errors("open", path):
-            self._db = Rdict(str(path), options=options, access_type=access)
+            self._db = _opened(path, read_only=read_only, create=not read_only)
+            self._identity = _identity(path)
 
     def records(self) -> list[Record]:
         """Every durable layer. Raises CatalogError where RocksDB finds its files damaged."""
@@ -103,11 +100,24 @@ class Catalog:
             value = self._db.get(_META + name.encode())
         return None if value is None else value.decode()
 
+    def metas(self, prefix: str) -> dict[str, str]:
+        """All facts whose names begin with `prefix`."""
+        found, begin = {}, _META + prefix.encode()
+        with _rocksdb_errors("read", self.path):
+            iterator = self._db.iter()
+            iterator.seek(begin)
+            while iterator.valid() and iterator.key().startswith(begin):
+                found[iterator.key()[len(_META) :].decode()] = iterator.value().decode()
+                iterator.next()
+            iterator.status()
+        return found
+
     def apply(
         self, add: Iterable[Record] = (), remove: Iterable[LayerId] = (), meta: dict[str, str] | None = None
     ) -> None:
         """One version edit: all of it or none. What removes anything, or has `meta`, is durable when this returns."""
         with _rocksdb_errors("write", self.path):
+            self._open_after_failure()
             batch = WriteBatch(raw_mode=True)
             removed = [_LAYER + str(id.path).encode() for id in remove]
             for key in removed:
@@ -117,13 +127,50 @@ class Catalog:
                 batch.put(_LAYER + str(record.id.path).encode(), json.dumps(fields).encode())
             for name, value in (meta or {}).items():
                 batch.put(_META + name.encode(), value.encode())
+            self._has_failed = True
             self._db.write(batch)
             if removed or meta:
                 self._db.flush_wal(True)
+            self._has_failed = False
+
+    def _open_after_failure(self) -> None:
+        """Opens it anew where a write failed: RocksDB refuses all others, until there is more room than its buffers could
+        ever need. What was written is in its log. Opening it needs some KiB.
+        """
+        if not self._has_failed:
+            return
+        if _identity(self.path) != self._identity:  # there would be a new one, or another store's
+            raise StorageError(
+                f"cannot write the catalog {self.path}: it was moved away, or another one took its place"
+            )
+        self.close()
+        self._db = _opened(self.path, read_only=False, create=False)
+        self._has_failed = False
 
     def close(self) -> None:
-        with _rocksdb_errors("close", self.path):
+        """Raises CatalogError where RocksDB does; nothing is lost by that, for all that was written is in its log."""
+        with contextlib.suppress(Exception) if self._has_failed else _rocksdb_errors("close", self.path):
             self._db.close()
+
+
+def _opened(path: Path, *, read_only: bool, create: bool) -> Rdict:
+    options = Options(raw_mode=True)
+    options.create_if_missing(create)
+    options.set_max_total_wal_size(4 << 20)
+    options.set_write_buffer_size(4 << 20)
+    options.set_keep_log_file_num(2)
+    options.set_max_open_files(64)
+    access = AccessType.read_only(error_if_log_file_exist=False) if read_only else AccessType.read_write()
+    return Rdict(str(path), options=options, access_type=access)
+
+
+def _identity(path: Path) -> tuple[int, int] | None:
+    """Which directory stands under a name; None: none."""
+    try:
+        found = os.stat(path)
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino
 
 
 def _decode(key: bytes, value: bytes, path: Path) -> Record:

@@ -27,9 +27,13 @@ from nosync.lsm.errors import StorageError
 
 _WRITE_BUFFER_BYTES = 1 << 20
 _SMALLEST_MAPPED_BYTES = 32 << 10
+_FREE_SPACE = (
+    "free space: what the node does by itself then goes on, a call that failed is to be made again, and what was "
+    "acknowledged is kept"
+)
 _ADVICE = {
-    errno.ENOSPC: "the disk is full: free space and try again; what was acknowledged is kept",
-    errno.EDQUOT: "the disk quota is used up: free space and try again; what was acknowledged is kept",
+    errno.ENOSPC: f"the disk is full: {_FREE_SPACE}",
+    errno.EDQUOT: f"the disk quota is used up: {_FREE_SPACE}",
     errno.EROFS: "the file system is read-only: remount it writable, or open the store with read_only=True",
     errno.EACCES: "permission denied: check the owner and mode of the data directory, or open it with read_only=True",
     errno.EPERM: "not permitted: the file system must support hard links, and this user must own the directory",

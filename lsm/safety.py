@@ -16,6 +16,7 @@ from nosync.lsm.archive import Run
 from nosync.lsm.branches import MAIN
 from nosync.lsm.catalog import Catalog, Record
 from nosync.lsm.env import Env
+from nosync.lsm.errors import CatalogError, StorageError
 from nosync.lsm.layer import Description, LayerId, TraceId
 from nosync.lsm.ledger import is_whole, safe_from
 from nosync.lsm.lines import Lines
@@ -29,6 +30,7 @@ from nosync.lsm.timestamp import Epoch
 
 SAFE_META = "safe/"
 """Catalog: by line, the safe point that was told, where there are peers or inputs are let go of."""
+_NOT_WRITTEN = "the safe point"
 
 
 class Holder(Protocol):
@@ -36,6 +38,7 @@ class Holder(Protocol):
 
     listener: Listener | None
     small: SmallFiles
+    problems: dict[str, str]
 
     @property
     def lines(self) -> Lines:
@@ -52,6 +55,8 @@ class Safety:
         self._holder, self._catalog, self._lock, self._env = holder, catalog, lock, env
         self._replicated = replicated
         self._known: dict[str, Epoch] = {}  # by line, what was found last; emptied when something is lost
+        told = catalog.metas(SAFE_META)
+        self._before = {name.removeprefix(SAFE_META): Epoch(int(t)) for name, t in told.items()}  # this process began
         self._written: dict[str, Epoch] = {}
         self._conflicts: set[LayerId] = set()
         self._learned_s: dict[tuple[str, Epoch], float] = {}  # when epochs became known that are not safe yet
@@ -99,9 +104,22 @@ class Safety:
             self._known[line] = safe
             self._learned_s = {at: s for at, s in self._learned_s.items() if at[0] != line or at[1] > safe}
             if (self._holder.listener is not None or policies(manifests[safe])) and safe > self._told(line):
-                self._catalog.apply(meta={SAFE_META + line: str(safe)})
-                self._written[line] = safe
+                return self._tell(line, safe, first)
             return safe
+
+    def _tell(self, line: str, safe: Epoch, first: Epoch) -> Epoch | None:
+        """Writes down a safe point. Returns it, or where nothing can be written the one that was told before."""
+        try:
+            self._catalog.apply(meta={SAFE_META + line: str(safe)})
+        except (CatalogError, StorageError) as error:
+            self._holder.problems[_NOT_WRITTEN] = (
+                f"{safe} is safe, and is not told, for it cannot be written down: {error}"
+            )
+            told = self._told(line)
+            return told if told >= first else None
+        self._holder.problems.pop(_NOT_WRITTEN, None)
+        self._written[line] = safe
+        return safe
 
     def told(self) -> dict[str, Epoch]:
         """By line, the safe points that hold whatever happens."""
@@ -125,7 +143,7 @@ class Safety:
 
     def _told(self, line: str) -> Epoch:
         if line not in self._written:
-            self._written[line] = Epoch(int(self._catalog.meta(SAFE_META + line) or -1))
+            self._written[line] = self._before.get(line, Epoch(-1))
         return self._written[line]
 
     def _is_safe_run(self, run: Run) -> bool:
