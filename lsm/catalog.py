@@ -66,7 +66,8 @@ def _rocksdb_errors(doing: str, path: Path) -> Iterator[None]:
         refused = next((reason for reason in _REFUSED if reason in str(error)), None)
         if refused is not None:
             raise StorageError(
-                f"cannot {doing} the catalog {path}: {refused.lower()}; it is not damaged: {_REFUSED[refused]} ({error})"
+                f"cannot {doing} the catalog {path}: {refused.lower()}; it is not damaged: "
+                f"{_REFUSED[refused]} ({error})"
             ) from error
         raise CatalogError(
             f"cannot {doing} the catalog {path}: {error}; it can be rebuilt from the layer files"
@@ -134,8 +135,9 @@ class Catalog:
             self._has_failed = False
 
     def _open_after_failure(self) -> None:
-        """Opens it anew where a write failed: RocksDB refuses all others, until there is more room than its buffers could
-        ever need. What was written is in its log. Opening it needs some KiB.
+        """Opens it anew where a write failed: RocksDB refuses all others, until there is room for all its buffers.
+
+        What was written is in its log. Opening it needs some KiB.
         """
         if not self._has_failed:
             return

@@ -28,7 +28,10 @@ from nosync.lsm.timestamp import Epoch, Time, end_of, epoch_of, round_of
 
 
 class Ledger:
-    """Manifests and lines of one data directory. `copies`: how many an epoch asks for of each stage of which nothing is said."""
+    """Manifests and lines of one data directory.
+
+    `copies`: how many an epoch asks for of each stage of which nothing is said.
+    """
 
     def __init__(self, directory: LayerDirectory, copies: int) -> None:
         self.directory = directory

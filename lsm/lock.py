@@ -59,8 +59,8 @@ class DirectoryLock:
                 return
             why = "is another directory than the one that was opened"
         raise StorageError(
-            f"{self._root} {why}: it was moved or replaced, or its file system was unmounted. Nothing more is acknowledged: "
-            "put it back, and it goes on; or close the store, and open it where it is now"
+            f"{self._root} {why}: it was moved or replaced, or its file system was unmounted. Nothing more is "
+            "acknowledged: put it back, and it goes on; or close the store, and open it where it is now"
         )
 
     def release(self) -> None:

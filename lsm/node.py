@@ -289,8 +289,9 @@ class Node(HasLedger):
         return self._incarnation
 
     def check_place(self) -> None:
-        """Raises StorageError where the directory was moved away. Before whatever takes a file that is not at its path for lost,
-        and before whatever writes or deletes by path.
+        """Raises StorageError where the directory was moved away.
+
+        It comes before whatever takes a file that is not at its path for lost, and whatever writes or deletes by path.
         """
         try:
             self._directory_lock.check()

@@ -99,8 +99,8 @@ def open_store(
     """Opens the store in a directory, making a new one where there is none.
 
     `retain`: epochs of history to keep readable (None: all). `key_groups` (default 128): the most shards a stage can ever
-    have; fixed when the store is made. `read_only`: no node, no lock, no writing; works beside the writer. `copies`: how many
-    an epoch asks for of each stage of which nothing is said.
+    have; fixed when the store is made. `read_only`: no node, no lock, no writing; works beside the writer.
+    `copies`: how many an epoch asks for of each stage of which nothing is said.
     Raises NotAStoreError for a directory of something else, StoreLockedError where another process is its
     node, FormatVersionError for a newer store, StorageError where the disk refuses.
     """
@@ -128,7 +128,7 @@ def checked_settings(settings: StoreSettings | None) -> StoreSettings:
 
 
 def checked_marker(root: Path, env: Env, key_groups: int | None) -> Marker:
-    """The marker of a store that is there. Raises InvalidInputError where it was made with other key groups than are given."""
+    """The marker of a store that is there. Raises InvalidInputError where other key groups are given than it has."""
     marker = read_marker(root, env)
     if key_groups is not None and key_groups != marker.key_groups:
         raise InvalidInputError(

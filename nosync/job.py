@@ -406,7 +406,7 @@ class Job:
                 self._node.drop_rounds(stage.name, t, at_once=at_once)
 
     def _copies(self) -> dict[str, int]:
-        """By stage, the copies that the safe point waits for, where the flow says so; the ledger knows how many else."""
+        """By stage, the copies that the safe point waits for, where the flow says so; else the ledger knows."""
         said = {stage.name for stage in self._declared.stages if stage.persist is not None}
         is_all_said = self._declared.persist_given is not None
         return {

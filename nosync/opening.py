@@ -35,8 +35,9 @@ def open(
     """Opens the store in a directory, making a new one where there is none.
 
     Where a daemon keeps the directory the store works beside it: writing is the same, and the daemon makes durable,
-    replicates and merges. A daemon that just starts is waited for, for up to 10 s; one that does not run is an error, unless
-    `alone` is set: then this process is the node for so long, without peers, and what asks for several copies waits to be safe.
+    replicates and merges. A daemon that just starts is waited for, for up to 10 s; one that does not run is an error,
+    unless `alone` is set: then this process is the node for so long, without peers, and what asks for several copies
+    waits to be safe.
 
     `path`: a directory of this host. `retain`: epochs of history to keep readable (None: all). `key_groups` (default 128): the
     most shards a stage can ever have; fixed when the store is made. `read_only`: no node, no lock, no writing; works beside the
@@ -119,8 +120,9 @@ def open_to_read(path: str) -> Store:
 
 
 def _beside_daemon(found: LayerDirectory) -> Store:
-    """The store beside the daemon that keeps a directory, once it answers. Nobody takes the directory's lock meanwhile, or the
-    daemon could not start.
+    """The store beside the daemon that keeps a directory, once it answers.
+
+    Nobody takes the directory's lock meanwhile, or the daemon could not start.
     """
     root, env = found.root, found.env
     try:

@@ -231,8 +231,9 @@ class Daemon(rpc.DaemonServicer):
         create_store(self.config.data, key_groups, self._env, store_id=store_id)
 
     def _keep(self, directory: LayerDirectory, marker: Marker) -> str:
-        """Makes the node. Returns what tells this directory from others on the host: daemons come and go, and take each other's
-        ports.
+        """Makes the node. Returns what tells this directory from others on the host.
+
+        Daemons come and go, and take each other's ports.
 
         Who opens the directory while the node starts has to see that a daemon keeps it, so that is written first.
         """
