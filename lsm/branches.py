@@ -195,9 +195,15 @@ def read_refs(root: Path, env: Env) -> Refs:
         if number != refs.entries + 1:
             return replace(refs, later=tuple(n for n in numbers if n >= number))
         path = root / BRANCHES / f"{number}.json"
-        entry = read_small(path, env)
-        with parsed("an entry of the log of branches", str(path)):
-            _ = entry["do"], entry["name"] + ""
+        try:
+            entry = read_small(path, env)
+            with parsed("an entry of the log of branches", str(path)):
+                _ = entry["do"], entry["name"] + ""
+        except CorruptionError as error:
+            raise CorruptionError(
+                f"{error}: put it back, from a backup or another node; or say `nosync verify --repair {root}`, which first says "
+                "what it will do"
+            ) from error
         try:
             refs = refs.after(entry)
         except (KeyError, TypeError, ValueError):  # of a node that changed branches at the same time: not after ours
@@ -215,7 +221,8 @@ def missing_entry(root: Path, refs: Refs) -> str:
         )
     return (
         f"{path}: is missing, and entries after it are there ({', '.join(map(str, refs.later))}): which line is main depends on "
-        "it. Put it back, from a backup or another node"
+        f"it. Put it back, from a backup or another node; or say `nosync verify --repair {root}`, which first says what "
+        "it will do"
     )
 
 

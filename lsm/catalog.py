@@ -20,7 +20,7 @@ import contextlib
 import json
 import os
 import shutil
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
@@ -81,6 +81,7 @@ class Catalog:
         self.path = path
         self._has_failed = False
         with _rocksdb_errors("open", path):
+            _check_files(path)
             self._db = _opened(path, read_only=read_only, create=not read_only)
             self._identity = _identity(path)
 
@@ -101,7 +102,7 @@ class Catalog:
             value = self._db.get(_META + name.encode())
         return None if value is None else value.decode()
 
-    def metas(self, prefix: str) -> dict[str, str]:
+    def metas(self, prefix: str = "") -> dict[str, str]:
         """All facts whose names begin with `prefix`."""
         found, begin = {}, _META + prefix.encode()
         with _rocksdb_errors("read", self.path):
@@ -112,6 +113,17 @@ class Catalog:
                 iterator.next()
             iterator.status()
         return found
+
+    def remember(self, meta: Mapping[str, str]) -> None:
+        """Writes what may be lost by a power cut, which files that are durable say again. Nothing waits for the disk."""
+        with _rocksdb_errors("write", self.path):
+            self._open_after_failure()
+            batch = WriteBatch(raw_mode=True)
+            for name, value in meta.items():
+                batch.put(_META + name.encode(), value.encode())
+            self._has_failed = True
+            self._db.write(batch)
+            self._has_failed = False
 
     def apply(
         self, add: Iterable[Record] = (), remove: Iterable[LayerId] = (), meta: dict[str, str] | None = None
@@ -153,6 +165,16 @@ class Catalog:
         """Raises CatalogError where RocksDB does; nothing is lost by that, for all that was written is in its log."""
         with contextlib.suppress(Exception) if self._has_failed else _rocksdb_errors("close", self.path):
             self._db.close()
+
+
+def _check_files(path: Path) -> None:
+    """Raises CatalogError where something in it is no file of its own: RocksDB would follow a link, and write there."""
+    if not path.exists():
+        return
+    with os.scandir(path) as entries:
+        for entry in entries:
+            if not entry.is_file(follow_symlinks=False):
+                raise CatalogError(f"{entry.path} is no regular file; RocksDB did not write it")
 
 
 def _opened(path: Path, *, read_only: bool, create: bool) -> Rdict:

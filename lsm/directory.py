@@ -58,6 +58,8 @@ from nosync.lsm.writer import TEMPORARY_DIRECTORY, LayerRows, Published, publish
 STORE_FORMAT = 1
 MARKER = "NOSYNC"
 LAYERS, MANIFESTS, PINS, QUARANTINE, CATALOG = "layers", "manifests", "pins", "quarantine", "catalog"
+PLACE_FILE = "place.json"
+"""In a directory that a daemon keeps: a token of it."""
 MAX_KEY_GROUPS = 1 << 15
 DEFAULT_KEY_GROUPS = 128
 MAX_OPEN_LAYERS = 2048
@@ -99,21 +101,32 @@ def create_store(root: Path, key_groups: int, env: Env, *, store_id: str | None 
             return read_marker(root, env)
         make_subdirectories(root, env)
         marker = Marker(store_id or env.token(), key_groups)
-        fields = {"nosync_store": STORE_FORMAT, "store_id": marker.store_id, "key_groups": key_groups}
-        text = json.dumps(fields | {"blake3": _digest_of(fields)})
-        temporary = root / TEMPORARY_DIRECTORY / env.token()
-        with env.create(temporary) as file:
-            file.write(text.encode() + b"\n")
-        env.sync_file(temporary)
-        try:
-            env.link(temporary, root / MARKER)
-        except FileExistsError:  # another process was a moment quicker
-            marker = read_marker(root, env)
-        env.unlink(temporary)
-        env.sync_dir(root)
+        marker = write_marker(root, marker, env)
         for path in new:  # or a power cut takes all of the store
             env.sync_dir(path.parent)
     return marker
+
+
+def write_marker(root: Path, marker: Marker, env: Env) -> Marker:
+    """Writes the file NOSYNC, unless there is one, and returns what it says. Durable when this returns."""
+    fields = {"nosync_store": STORE_FORMAT, "store_id": marker.store_id, "key_groups": marker.key_groups}
+    text = json.dumps(fields | {"blake3": _digest_of(fields)})
+    temporary = root / TEMPORARY_DIRECTORY / env.token()
+    with env.create(temporary) as file:
+        file.write(text.encode() + b"\n")
+    env.sync_file(temporary)
+    try:
+        env.link(temporary, root / MARKER)
+    except FileExistsError:  # another process was a moment quicker
+        marker = read_marker(root, env)
+    env.unlink(temporary)
+    env.sync_dir(root)
+    return marker
+
+
+def looks_like_store(root: Path, env: Env) -> bool:
+    """Whether a directory without a marker was a store: it has layers, or manifests, in the places for them."""
+    return any(env.list_dir(root / kind / name) for kind in (LAYERS, MANIFESTS) for name in env.list_dir(root / kind))
 
 
 def check_can_be_store(root: Path, env: Env) -> None:
@@ -123,6 +136,8 @@ def check_can_be_store(root: Path, env: Env) -> None:
     foreign = [
         name for name in env.list_dir(root.resolve()) if not name.startswith(".") and not _is_begun(root, name, env)
     ]
+    if foreign and not (root / MARKER).exists() and looks_like_store(root, env):
+        raise NotAStoreError(f"{root / MARKER} is lost, and {LAYERS}/ and {MANIFESTS}/ are there: {_repair_hint(root)}")
     if foreign and not (root / MARKER).exists():
         raise NotAStoreError(
             f"{root} is not a nosync store (it has no {MARKER} file) and is not empty ({', '.join(sorted(foreign)[:3])}, "
@@ -166,6 +181,8 @@ def read_marker(root: Path, env: Env) -> Marker:
     try:
         text = env.read(root / MARKER)
     except FileNotFoundError:
+        if looks_like_store(root, env):
+            check_can_be_store(root, env)
         there = "is not a nosync store" if root.exists() else "does not exist"
         raise NotAStoreError(
             f"{root} {there}: expected a directory that nosync.open() made (with a {MARKER} file)"
@@ -181,14 +198,18 @@ def read_marker(root: Path, env: Env) -> Marker:
             version, marker = int(fields["nosync_store"]), Marker(str(fields["store_id"]), int(fields["key_groups"]))
             check_key_groups(marker.key_groups)
     except CorruptionError as error:
-        raise NotAStoreError(f"{root / MARKER} is damaged ({error}); restore it: see docs/format.md") from error
+        raise NotAStoreError(f"{root / MARKER} is damaged ({error}); {_repair_hint(root)}") from error
     if version > STORE_FORMAT and digest in (None, _digest_of(fields)):
         raise FormatVersionError(
             f"{root} is a store of format {version}, this nosync knows up to {STORE_FORMAT}: upgrade nosync"
         )
     if digest not in (None, _digest_of(fields)):
-        raise NotAStoreError(f"{root / MARKER} is damaged (its digest is another one); restore it: see docs/format.md")
+        raise NotAStoreError(f"{root / MARKER} is damaged (its digest is another one); {_repair_hint(root)}")
     return marker
+
+
+def _repair_hint(root: Path) -> str:
+    return f"say `nosync verify --repair {root}`, which first says what it will do"
 
 
 def _digest_of(fields: Mapping[str, Any]) -> str:

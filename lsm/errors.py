@@ -83,6 +83,10 @@ class HoleError(NosyncError):
         self.upper = upper
 
 
+class LostEpochError(NosyncError):
+    """Epochs that were sealed are not there any more: their manifests are lost, and with them which layers they are."""
+
+
 class StorageError(NosyncError):
     """The file system refused (disk full, read-only, I/O error). What was acked is kept."""
 

@@ -19,24 +19,27 @@ from nosync.lsm.errors import CorruptionError, DeterminismError, HoleError, OutO
 from nosync.lsm.history import History
 from nosync.lsm.layer import Description, Digest, LayerId, TraceId
 from nosync.lsm.lines import Lines
+from nosync.lsm.lost_ends import epochs_text, lost_begin, lost_end
 from nosync.lsm.manifest import Content, Entry, Manifest, check_same, publish_manifest
 from nosync.lsm.presence import Presence
 from nosync.lsm.release import is_let_go, let_go_until
+from nosync.lsm.remembered import Recall, recalled
 from nosync.lsm.roles import Missing
 from nosync.lsm.sealed import Sealed
 from nosync.lsm.timestamp import Epoch, Time, end_of, epoch_of, round_of
 
 
 class Ledger:
-    """Manifests and lines of one data directory.
+    """Manifests and lines of one data directory."""
 
-    `copies`: how many an epoch asks for of each stage of which nothing is said.
-    """
+    def __init__(self, directory: LayerDirectory, copies: int, recall: Recall | None = None) -> None:
+        """`copies`: how many an epoch asks for of each stage of which nothing is said.
 
-    def __init__(self, directory: LayerDirectory, copies: int) -> None:
+        `recall`: says what is remembered of the lines (default: the catalog of the directory is looked into).
+        """
         self.directory = directory
         self.copies = copies
-        self.lines = Lines(directory.root, directory.env)
+        self.lines = Lines(directory.root, directory.env, recall or (lambda: recalled(directory.root)))
 
     def origin(self, trace: TraceId) -> Time | None:
         """Where a trace first begins, as far as manifests say."""
@@ -61,11 +64,8 @@ class Ledger:
         with other layers, of which `on_conflict` is told before.
         """
         self.check_sealable(t, branch)
-        line, sealed, before = (
-            self.lines.line(branch),
-            self.lines.manifest(t, branch),
-            self.lines.manifest(t - 1, branch),
-        )
+        sealed, before = self.lines.manifest(t, branch), self.lines.manifest(t - 1, branch)
+        line = self.lines.manifests(branch).line_at(t)  # of what is lost before the fork the parent
         origins = {entry.id.trace: entry.origin for entry in before.entries} if before else {}
         known = self._sealed_elsewhere(t, sealed)
         required = copies or {}
@@ -73,7 +73,7 @@ class Ledger:
             replace(self._entry(id, known, origins, contents or {}), copies=required.get(id.trace.stage, self.copies))
             for id in sorted(ids)
         ]
-        manifest = Manifest(sealed.line if sealed else line.id, Epoch(t), tuple(entries), dict(meta or {}))
+        manifest = Manifest(line, Epoch(t), tuple(entries), dict(meta or {}))
         try:
             if sealed is not None and self.lines.of_line(sealed.line).archive_at(t) is not None:
                 check_same(sealed, manifest)
@@ -88,11 +88,22 @@ class Ledger:
         return manifest, sealed is None
 
     def check_sealable(self, t: int, branch: str = MAIN) -> None:
-        """Raises OutOfOrderError unless epoch `t` is the branch's next one, sealed already, or one whose manifest is lost."""
-        expected, first = self.lines.expected(branch), self.lines.manifests(branch).first
-        is_lost = first is not None and expected is not None and first < t < expected
-        if expected is not None and self.lines.manifest(t, branch) is None and t != expected and not is_lost:
-            raise OutOfOrderError(f"cannot seal {t}: the next timestamp of branch {branch} is {expected}")
+        """Raises OutOfOrderError unless epoch `t` is the branch's next one, sealed already, or one whose manifest is lost.
+
+        What is lost at the end comes first, in order: after a later one it could never be sealed again.
+        """
+        last = self.lines.last_sealed(branch)
+        if last is not None and (t == last + 1 or self.lines.manifest(t, branch) is not None):
+            return
+        expected, begin = self.lines.expected(branch), lost_begin(self.lines, branch)
+        first = self.lines.manifests(branch).first if begin is None else begin
+        if expected is None:
+            expected = begin
+        if expected is None or first is None or first <= t <= expected:
+            return
+        lost = lost_end(self.lines, branch)
+        why = f", for the manifests of {epochs_text(lost)} are lost: seal them again, in order" if lost else ""
+        raise OutOfOrderError(f"cannot seal {t}: the next timestamp of branch {branch} is {expected}{why}")
 
     def check_listed(self, id: LayerId, digest: Digest) -> None:
         """Raises CorruptionError where a sealed epoch lists a layer with another digest than its file has."""
@@ -164,14 +175,6 @@ def lost(lines: Lines, directory: LayerDirectory, safe: int | None, branch: str 
         for entry in manifest.entries
         if not is_let_go(manifest, entry, until) and not presence.has(entry.id)
     ]
-
-
-def gap_text(t: int) -> str:
-    """What to say of an epoch whose manifest is lost, see `Sealed.gap`."""
-    return (
-        f"the manifest of epoch {t} is not there, and later ones are, so the safe point stops before it: put the file back, from "
-        f"a backup or another node; or seal the epoch again (a job: advance({t}) with the same rows, until its layers are merged)"
-    )
 
 
 def safe_from(

@@ -24,8 +24,8 @@ from nosync.lsm.lines import Lines
 from nosync.lsm.manifest import DISK
 from nosync.lsm.parsing import parsed
 from nosync.lsm.release import NOTHING, inputs_to_let_go, let_go_until, policies
+from nosync.lsm.remembered import SAFE_META
 from nosync.lsm.roles import Listener
-from nosync.lsm.safety import SAFE_META
 from nosync.lsm.sealed_json import read_small, replace_small, whole_number
 from nosync.lsm.timestamp import Epoch, pack
 

@@ -21,6 +21,7 @@ from nosync.lsm.errors import CorruptionError, InvalidInputError, StorageError
 from nosync.lsm.history import History
 from nosync.lsm.layer import TraceId, check_name
 from nosync.lsm.manifest import Histories, Manifest, publish_manifest
+from nosync.lsm.remembered import Recall, Remembered, entries_lost
 from nosync.lsm.sealed import Sealed, list_line, read_manifest, read_sealed
 from nosync.lsm.sealed_json import sync_published
 from nosync.lsm.timestamp import END_OF_TIME, Epoch, Time
@@ -37,9 +38,11 @@ class _NewestFile(NamedTuple):
 class Lines:
     """Every line that is needed, with its manifests. `errors`: a CorruptionError for each damaged manifest."""
 
-    def __init__(self, root: Path, env: Env) -> None:
-        self._root, self._env = root, env
+    def __init__(self, root: Path, env: Env, recall: Recall = Remembered) -> None:
+        """`recall`: says what is remembered of these lines; it is asked whenever all is read."""
+        self._root, self._env, self._recall = root, env, recall
         self._lock = threading.RLock()
+        self.remembered = recall()  # before the files are listed, or what comes meanwhile would be taken for lost
         self.refs = read_refs(root, env)
         self.errors: list[CorruptionError] = []
         self._sealed: dict[str, Sealed] = {}
@@ -159,7 +162,7 @@ class Lines:
     def reload(self) -> None:
         """Reads everything again."""
         with self._lock:
-            fresh = Lines(self._root, self._env)
+            fresh = Lines(self._root, self._env, self._recall)
             self.__dict__.update({k: v for k, v in fresh.__dict__.items() if k != "_lock"})
 
     @staticmethod
@@ -319,7 +322,12 @@ class Lines:
             self._learn(manifest.line, manifest)
 
     def _append(self, entry: Mapping[str, Any]) -> None:
-        """An entry of the log of branches."""
+        """An entry of the log of branches. Raises CorruptionError where one before it is lost."""
+        if lost := [*entries_lost(self.refs, self.remembered)]:
+            raise CorruptionError(
+                f"{self._root / BRANCHES}: {lost[0]}.json is missing, so the branches cannot be changed: put it back, "
+                f"or say `nosync verify --repair {self._root}`"
+            )
         self.refs = append(self._root, self.refs, entry, self._env)
         self._next_entry = self._root / BRANCHES / f"{self.refs.entries + 1}.json"
         self._newest = self._stretches = None

@@ -31,7 +31,16 @@ from nosync.lsm.background import Background
 from nosync.lsm.branches import BRANCHES, MAIN, missing_entry
 from nosync.lsm.catalog import Catalog, Record, set_aside
 from nosync.lsm.compactor import Chain, Compactor
-from nosync.lsm.directory import CATALOG, LAYERS, MANIFESTS, QUARANTINE, LayerDirectory, Marker, make_subdirectories
+from nosync.lsm.directory import (
+    CATALOG,
+    LAYERS,
+    MANIFESTS,
+    PLACE_FILE,
+    QUARANTINE,
+    LayerDirectory,
+    Marker,
+    make_subdirectories,
+)
 from nosync.lsm.env import storage_errors
 from nosync.lsm.errors import (
     CatalogError,
@@ -45,10 +54,11 @@ from nosync.lsm.errors import (
 from nosync.lsm.fence import old_instances
 from nosync.lsm.giving_up import GivenUp, built_upon, first_given_up
 from nosync.lsm.layer import Description, Digest, LayerId, TraceId
-from nosync.lsm.ledger import HasLedger, Ledger, gap_text, to_look_at
+from nosync.lsm.ledger import HasLedger, Ledger, to_look_at
 from nosync.lsm.letting_go import LettingGo, told_before
 from nosync.lsm.listing import Listing
 from nosync.lsm.lock import DirectoryLock
+from nosync.lsm.lost_ends import LOST_END, LOST_MANIFEST, check_there, inferred, log_problem, lost_manifests
 from nosync.lsm.manifest import (
     Content,
     Manifest,
@@ -61,12 +71,13 @@ from nosync.lsm.reader import LayerReader
 from nosync.lsm.ready_files import ReadyFiles
 from nosync.lsm.registers import register_files
 from nosync.lsm.release import POLICIES, is_let_go, let_go_until, policies
+from nosync.lsm.remembered import KEY_GROUPS_META, SAFE_META, Remembered
 from nosync.lsm.roles import Listener, Missing
 from nosync.lsm.safety import Safety
 from nosync.lsm.sealed_json import read_if_there, unseal_json
 from nosync.lsm.settings import StoreSettings
 from nosync.lsm.small_files import SmallFiles
-from nosync.lsm.timestamp import END_OF_TIME, ZERO, Epoch, Time, end_of, epoch_of, pack
+from nosync.lsm.timestamp import END_OF_TIME, ZERO, Epoch, Time, end_of, epoch_of, is_number, pack
 from nosync.lsm.trace import choose_cover, overlaps
 from nosync.lsm.verified import is_verified_here, mark_verified
 from nosync.lsm.writer import TEMPORARY_DIRECTORY
@@ -179,7 +190,8 @@ class Node(HasLedger):
     def _begun(self, catalog: Catalog, marker: Marker) -> Catalog:
         """A catalog that is new: another incarnation of the directory, which may have let go of inputs before."""
         told = told_before(self.directory.root, self._env)
-        catalog.apply(meta={"store_id": marker.store_id, "incarnation": self._env.token(), **told})
+        fields = {"store_id": marker.store_id, KEY_GROUPS_META: str(marker.key_groups)}
+        catalog.apply(meta={**fields, "incarnation": self._env.token(), **told})
         return catalog
 
     def _start(self) -> None:
@@ -190,9 +202,15 @@ class Node(HasLedger):
             for name in self._env.list_dir(root / TEMPORARY_DIRECTORY):
                 with suppress(IsADirectoryError):  # nothing of ours
                     self._env.unlink(root / TEMPORARY_DIRECTORY / name)
-        self.ledger = Ledger(self.directory, self._copies)
-        if self.lines.refs.later and not self.is_replicated:  # with peers they may still be on their way
-            raise CorruptionError(missing_entry(root, self.lines.refs))
+        metas = self._catalog.metas()
+        self._remembered = Remembered(metas)
+        if KEY_GROUPS_META not in metas:  # an earlier version wrote it
+            self._catalog.remember({KEY_GROUPS_META: str(self.directory.key_groups)})
+        self.ledger = Ledger(self.directory, self._copies, lambda: self._remembered)
+        if not self.is_replicated:  # with peers they may still be on their way
+            problem = log_problem(self.lines, root, self._env)
+            if problem is not None or self.lines.refs.later:
+                raise CorruptionError(problem or missing_entry(root, self.lines.refs))
         for error in self.lines.errors:
             assert error.path is not None, "of a file that was listed"
             self._quarantine_file(error.path, "manifest", error)
@@ -202,6 +220,7 @@ class Node(HasLedger):
         self.scan()
         self.new.widest_first()
         self._drain()
+        self._recall_more(metas)
         self._note_problems()
         self._drop_covered()
         self._prune()  # of a branch that was deleted just before a crash
@@ -222,6 +241,15 @@ class Node(HasLedger):
         if not self._unvalidated:
             mark_verified(self.directory.root, self._env)
             self._unvalidated = None
+
+    def _recall_more(self, metas: Mapping[str, str]) -> None:
+        """What else shows that epochs were sealed, where the catalog is new or an earlier version kept it."""
+        if self.is_replicated or self._env.exists(self.directory.root / PLACE_FILE):
+            return
+        told = {name.removeprefix(SAFE_META): Epoch(int(t)) for name, t in metas.items() if name.startswith(SAFE_META)}
+        found = inferred(self.lines, self.durable_ids(), [pin.t for pin in self._pins.values()], told)
+        for line, kept in found.items():
+            self._catalog.remember(self._remembered.note_line(line, kept))
 
     def _drop_covered(self, traces: Iterable[TraceId] | None = None) -> None:
         """What a merged layer stands for, where a crash, or an edit of the catalog that failed, came between its publishing and
@@ -380,17 +408,19 @@ class Node(HasLedger):
         self._note_unknown_policies()
 
     def _note_gaps(self) -> None:
-        """A manifest that is lost in the middle stops the safe point, and no layer is missing for it."""
+        """A manifest that is lost stops the safe point, and no layer is missing for it. Nor is one for an entry of the log."""
+        found: dict[str, str] = {}
         for name in list(self.lines.refs.names):
-            at = f"a lost manifest of {name}"
-            try:
-                lost_at = self.lines.manifests(name).gap(self.safe_point(name))
-            except InvalidInputError:
-                lost_at = None  # the branch was deleted meanwhile
-            if lost_at is None:
+            with suppress(InvalidInputError):  # the branch was deleted meanwhile
+                found |= lost_manifests(self.lines, name, self.safe_point(name))
+        problem = None
+        if self.lines.refs.entries < self._remembered.last_entry:
+            problem = log_problem(self.lines, self.directory.root, self._env)
+        found |= {} if problem is None else {BRANCHES: problem}
+        for at in [at for at in self.problems if at.startswith((LOST_MANIFEST, LOST_END)) or at == BRANCHES]:
+            if at not in found:
                 self.problems.pop(at, None)
-            else:
-                self.problems[at] = gap_text(lost_at)
+        self.problems |= found
 
     def _note_unknown_policies(self) -> None:
         """A newer version, or a stranger, says what this one does not know: inputs are kept then, and somebody is told."""
@@ -535,6 +565,7 @@ class Node(HasLedger):
         except StorageError:
             self.small.note(paths)  # those that it took for gone
             raise
+        self._remember(durable)
         if self.listener is not None and durable:
             self.listener.held_files(durable)
         came = [self._to_learn.popleft() for _ in range(len(self._to_learn))]
@@ -542,6 +573,13 @@ class Node(HasLedger):
             self.learn(came)
         if any(path.parts[0] != MANIFESTS for path in came):
             self._learn_registers()
+
+    def _remember(self, durable: Iterable[PurePosixPath]) -> None:
+        """These small files are durable: should the end of them ever be lost, the catalog shows it."""
+        with self._lock:
+            changed = self._remembered.note(self.directory.root, durable, self._env)
+            if changed:
+                self._catalog.remember(changed)
 
     def _record(self, add: Sequence[Record], remove: Sequence[LayerId]) -> None:
         with self._lock:  # listeners are told in the order of the edits, or one that came late would be of what is gone
@@ -676,6 +714,9 @@ class Node(HasLedger):
                 digests[str(PurePosixPath(LAYERS, id.path))] = record.digest
         self.given_up.remember(digests)
         first = first_given_up(files)
+        entries = [int(path.stem) for path in files if path.parts[0] == BRANCHES and is_number(path.stem)]
+        with self._lock:
+            self._catalog.apply(meta=self._remembered.give_up(first, min(entries, default=None)))
         for line, t in first.items():
             self.safety.take_back(line, Epoch(t - 1))
         main = self.lines.line(MAIN).id
@@ -713,6 +754,8 @@ class Node(HasLedger):
         if new:
             self.small.note([manifest.path])
             self.safety.learned([manifest])
+        if any(at.startswith((LOST_MANIFEST, LOST_END)) for at in self.problems):
+            self._note_gaps()  # it may be one that was lost
         self.note(e.id for e in manifest.entries if not self.safety.is_durable(e))
         self._may_merge()
         return manifest
@@ -1002,7 +1045,11 @@ class Node(HasLedger):
         self._main_changed()
 
     def let_go_of_first_attempt(self) -> None:
-        """Forgets all layers of a store that has no sealed epochs, so that its first one can be given other rows."""
+        """Forgets all layers of a store that has no sealed epochs, so that its first one can be given other rows.
+
+        Raises LostEpochError where it had some, and their manifests are lost.
+        """
+        check_there(self.lines, MAIN, None)
         with self._compactor.paused():
             self.forget(self.directory.layer_ids(), grace=False)
         self._compactor.collect_garbage()
@@ -1018,6 +1065,7 @@ class Node(HasLedger):
     def _tell_log(self) -> None:
         entry = PurePosixPath(BRANCHES, f"{self.lines.refs.entries}.json")
         self.small.note_durable(entry)
+        self._remember([entry])
         self._may_merge()
         if self.listener is not None:
             self.listener.held_files([entry])

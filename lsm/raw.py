@@ -14,8 +14,8 @@ from nosync.lsm.directory import LayerDirectory
 from nosync.lsm.errors import HoleError
 from nosync.lsm.history import Part, View
 from nosync.lsm.layer import LayerId, Shard, TraceId
-from nosync.lsm.ledger import gap_text
 from nosync.lsm.lines import Lines
+from nosync.lsm.lost_ends import gap_text
 from nosync.lsm.manifest import MAIN_LINE, Entry, Manifest
 from nosync.lsm.timestamp import END_OF_TIME, Epoch, Time, end_of, epoch_of, pack, show
 
@@ -48,7 +48,7 @@ def raw_trace(lines: Lines, stage: str, index: int, t: int) -> TraceId:
     for trace in _listed(lines.manifest(t)):
         if (trace.stage, trace.shard.index) == (stage, index):
             return trace
-    return TraceId(stage, raw_fingerprint(lines.line()), Shard(index))
+    return TraceId(stage, _fingerprint_at(lines, t), Shard(index))
 
 
 def raw_traces_at(lines: Lines, directory: LayerDirectory, t: int) -> list[TraceId]:
@@ -56,7 +56,7 @@ def raw_traces_at(lines: Lines, directory: LayerDirectory, t: int) -> list[Trace
     sealed, last = lines.manifest(t), lines.last_sealed()
     if sealed is not None:
         return list(_listed(sealed))
-    fingerprint = raw_fingerprint(lines.line())
+    fingerprint = _fingerprint_at(lines, t)
     found = {TraceId(trace.stage, fingerprint, trace.shard) for trace in _listed(_at(lines, last))}
     return sorted(found.union(*(directory.traces_of(stage, fingerprint) for stage in directory.stages())))
 
@@ -103,6 +103,11 @@ def raw_view(lines: Lines, branch: str, id: TraceId, t: int) -> View:
     if origin is None:
         origin = base[-1].upper if base else min(lines.origins(id), default=None)
     return View(id, origin, base=tuple(base))
+
+
+def _fingerprint_at(lines: Lines, t: int) -> str:
+    """Of the main line's raw layers at an epoch that is not sealed or whose manifest is lost: the parent's before the fork."""
+    return raw_fingerprint(lines.refs.lines[lines.manifests().line_at(t)])
 
 
 def _at(lines: Lines, t: int | None) -> Manifest | None:

@@ -20,16 +20,16 @@ from nosync.lsm.errors import CatalogError, StorageError
 from nosync.lsm.layer import Description, LayerId, TraceId
 from nosync.lsm.ledger import is_whole, safe_from
 from nosync.lsm.lines import Lines
+from nosync.lsm.lost_ends import lost_begin
 from nosync.lsm.manifest import Entry, Manifest
 from nosync.lsm.release import NOTHING, policies
+from nosync.lsm.remembered import SAFE_META
 from nosync.lsm.roles import Listener
 from nosync.lsm.sealed import Sealed
 from nosync.lsm.small_files import SmallFiles
 from nosync.lsm.status import StageProgress
 from nosync.lsm.timestamp import Epoch
 
-SAFE_META = "safe/"
-"""Catalog: by line, the safe point that was told, where there are peers or inputs are let go of."""
 _NOT_WRITTEN = "the safe point"
 
 
@@ -94,6 +94,8 @@ class Safety:
         first, last = manifests.first, manifests.last
         with self._lock:
             if first is None or last is None:
+                return None
+            if lost_begin(lines, branch) is not None and self._told(line) < first:
                 return None
             safe = max(self._known.get(line, Epoch(first - 1)), min(self._told(line), last))
             safe = max(safe, self._safe_elsewhere(manifests, line, safe))

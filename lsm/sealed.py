@@ -62,6 +62,10 @@ class Sealed(Mapping[Epoch, Manifest]):
         archives, singles = self._line_at(t)._own
         return t in singles or archive_of(archives, t) is not None
 
+    def line_at(self, t: int) -> str:
+        """The line that an epoch is, or would be, one of its own of."""
+        return self._line_at(t).line
+
     def _line_at(self, t: int) -> Sealed:
         """The line that an epoch is, or would be, one of its own of."""
         at = bisect.bisect_left(self._before, t, key=lambda before: before[1])

@@ -49,6 +49,7 @@ from nosync.lsm.directory import (
 from nosync.lsm.env import Env
 from nosync.lsm.errors import (
     CatalogError,
+    CorruptionError,
     InvalidInputError,
     NosyncError,
     NotAvailableError,
@@ -61,17 +62,18 @@ from nosync.lsm.format import HASH_COLUMN, TOMBSTONE_COLUMN
 from nosync.lsm.hashing import Hasher, hash32
 from nosync.lsm.history import View
 from nosync.lsm.layer import Description, LayerId, TraceId, check_name
-from nosync.lsm.ledger import gap_text, is_whole, lost, safe_from
+from nosync.lsm.ledger import is_whole, lost, safe_from
 from nosync.lsm.lines import Lines
 from nosync.lsm.local_path import local_path
+from nosync.lsm.lost_ends import check_log, check_there, log_problem, lost_begin, lost_manifests
 from nosync.lsm.manifest import Manifest
 from nosync.lsm.merge import RowFilter
 from nosync.lsm.node import Node
 from nosync.lsm.pins import Pin, read_pins
 from nosync.lsm.raw import raw_begin, raw_layers, raw_trace, raw_traces_at
 from nosync.lsm.release import NOTHING
+from nosync.lsm.remembered import SAFE_META, recalled
 from nosync.lsm.roles import Missing, StoreNode
-from nosync.lsm.safety import SAFE_META
 from nosync.lsm.scrub import VerifyReport, verify_directory
 from nosync.lsm.settings import StoreSettings
 from nosync.lsm.status import BranchInfo, LayerStatus, StoreStatus, status_of, status_of_bad
@@ -390,7 +392,7 @@ class Store:
 
     def _as_of(self, as_of: int | None, branch: str) -> int:
         if as_of is None:
-            as_of = self.last_sealed(branch)
+            as_of = self.newest(branch)
             if as_of is None:
                 raise NotAvailableError("no timestamp is sealed yet: seal one, or give as_of= to read what is recorded")
         pack(as_of)
@@ -440,15 +442,26 @@ class Store:
     def _lines(self) -> Lines:
         if self._node is not None:
             self._node.notice_changes()
+            if self._node.lines.refs.entries < self._node.lines.remembered.last_entry:  # with peers it may come yet
+                self._check_log(self._node.lines)
             return self._node.lines
         if self._seen is None:
-            self._seen = Lines(self.directory.root, self.directory.env)
+            root = self.directory.root
+            seen = Lines(root, self.directory.env, lambda: recalled(root))
+            self._check_log(seen)
+            self._seen = seen
         elif not self._held:
             self._seen.refresh()
+            if self._seen.refs.entries < self._seen.remembered.last_entry:
+                self._check_log(self._seen)
         if self._seen.errors:
             error, self._seen = self._seen.errors[0], None  # all is read again, should it be mended
             raise error
         return self._seen
+
+    def _check_log(self, lines: Lines) -> None:
+        """Raises CorruptionError where an entry of the log of branches is lost."""
+        check_log(lines, self.directory.root, self.directory.env)
 
     @contextlib.contextmanager
     def held(self) -> Iterator[None]:
@@ -535,6 +548,12 @@ class Store:
     def last_sealed(self, branch: str = MAIN) -> int | None:
         return self._lines().last_sealed(branch)
 
+    def newest(self, branch: str = MAIN) -> int | None:
+        """As `last_sealed`, for who reads it: raises LostEpochError where later epochs were sealed, and are lost."""
+        lines = self._lines()
+        check_there(lines, branch, None)
+        return lines.last_sealed(branch)
+
     def line_of(self, t: int, branch: str = MAIN) -> str | None:
         """The line that sealed an epoch of a branch; None where it is not sealed. After a rewind it is another one."""
         manifest = self._lines().manifest(t, branch)
@@ -607,15 +626,21 @@ class Store:
 
     def _holes(self) -> list[str]:
         """What manifests list, or what ought to be a manifest, and no file holds."""
+        root, env = self.directory.root, self.directory.env
         try:
-            lines = self._lines()
+            known = None if self._node is None else self._node.lines.remembered.copy()
+            lines = Lines(root, env, lambda: recalled(root) if known is None else known)  # of the files as they are now
         except NosyncError:
             return []  # a file that cannot be read, which has been told of
-        safe = self.safe_point() if self._node else self._read_only_safe_point()
+        problem = log_problem(lines, root, env)
+        if problem is not None:
+            return [] if lines.refs.later else [problem]  # of those after one that is missing it has been told
+        safe = None
+        with contextlib.suppress(CorruptionError):  # of a manifest that cannot be read, which has been told of
+            safe = self.safe_point() if self._node else self._read_only_safe_point()
         found: dict[str, None] = {}
         for name in sorted(lines.refs.names):
-            at = lines.manifests(name).gap(None)
-            found |= {} if at is None else {f"branch {name}: {gap_text(at)}": None}
+            found |= {f"branch {name}: {text}": None for text in lost_manifests(lines, name, None).values()}
             for one in lost(lines, self.directory, safe, name):
                 found[f"{one.entry.id}: is gone; recover() computes it again"] = (
                     None  # what branches share is told of once
@@ -691,8 +716,11 @@ class Store:
         )
 
     def _read_only_problems(self, safe: int | None) -> dict[str, str]:
-        at = self._lines().manifests().gap(safe)
-        return {} if at is None else {"a lost manifest of main": gap_text(at)}
+        lines = self._lines()
+        found: dict[str, str] = {}
+        for name in sorted(lines.refs.names):
+            found |= lost_manifests(lines, name, safe if name == MAIN else None)
+        return found
 
     def _read_only_safe_point(self) -> int | None:
         """As the node computes it, from the catalog as it is on disk now."""
@@ -714,7 +742,10 @@ class Store:
             return is_one_copy_enough and is_whole(run.required(), NOTHING, lambda trace: durable.get(trace, ()))
 
         told = self._told_safe()
-        safe = safe_from(sealed, Epoch(sealed.first - 1 if told is None else told), is_safe_run, is_safe)
+        if lost_begin(self._lines()) is not None and (told is None or told < sealed.first):
+            return None
+        begin = sealed.first - 1 if told is None else min(told, sealed.last or told)
+        safe = safe_from(sealed, Epoch(begin), is_safe_run, is_safe)
         return safe if safe in sealed else None
 
     def _told_safe(self) -> int | None:

@@ -7,6 +7,7 @@ from nosync.lsm.errors import NotAvailableError, UnknownStageError
 from nosync.lsm.history import Span, View, views_of
 from nosync.lsm.layer import TraceId, check_name
 from nosync.lsm.lines import Lines
+from nosync.lsm.lost_ends import check_there
 from nosync.lsm.raw import raw_traces_after, raw_view
 from nosync.lsm.timestamp import epoch_of, pack
 
@@ -15,9 +16,11 @@ def stage_views(directory: LayerDirectory, lines: Lines, stage: str, t: int, bra
     """By shard; of a log whose shards were other ones before, by shard of then and now.
 
     Epochs that are not sealed yet can be asked for, too. Raises UnknownStageError for a stage that the branch does not have,
-    NotAvailableError for an epoch after a fork that only other branches have.
+    NotAvailableError for an epoch after a fork that only other branches have, LostEpochError for one whose manifest is lost at
+    the end of the branch.
     """
     check_name(stage, "stage name")
+    check_there(lines, branch, t)
     sealed, history = lines.manifest(t, branch), lines.histories(branch).get(stage, ())
     ids = sorted({e.id.trace for e in sealed.entries if e.id.trace.stage == stage} if sealed else set())
     ids = ids or raw_traces_after(lines, directory, stage, branch) or _unsealed(directory, lines, stage, t, branch)

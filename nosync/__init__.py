@@ -47,6 +47,7 @@ if TYPE_CHECKING:
         FormatVersionError,
         HoleError,
         InvalidInputError,
+        LostEpochError,
         NosyncError,
         NotAStoreError,
         NotAvailableError,
@@ -78,8 +79,8 @@ _HOMES = {
     "nosync.levels": "replicated",
     "nosync.lsm.errors": (
         "CatalogError CompactedError CorruptionError DeterminismError FencedError FlowError FormatVersionError "
-        "HoleError InvalidInputError NosyncError NotAStoreError NotAvailableError OutOfOrderError ReplicationError "
-        "SchemaError StageError StorageError StoreLockedError UnknownStageError"
+        "HoleError InvalidInputError LostEpochError NosyncError NotAStoreError NotAvailableError OutOfOrderError "
+        "ReplicationError SchemaError StageError StorageError StoreLockedError UnknownStageError"
     ),
     "nosync.lsm.scrub": "VerifyReport",
     "nosync.lsm.settings": "StoreSettings",
@@ -194,6 +195,7 @@ __all__ = [
     "DeterminismError",
     "CorruptionError",
     "HoleError",
+    "LostEpochError",
     "StorageError",
     "StoreLockedError",
     "FormatVersionError",

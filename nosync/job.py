@@ -41,6 +41,7 @@ from nosync.lsm.fence import check_fence, take_over
 from nosync.lsm.history import History
 from nosync.lsm.html import facts_html, rows_html
 from nosync.lsm.layer import Digest, LayerId, TraceId
+from nosync.lsm.lost_ends import check_there, lost_begin
 from nosync.lsm.manifest import AT_SAFE_POINT, KEEP, Content, Manifest
 from nosync.lsm.roles import Missing
 from nosync.lsm.status import StoreStatus
@@ -370,7 +371,12 @@ class Job:
             raise OutOfOrderError(f"epoch {t} cannot run yet: the next one is {last + 1}")
         manifests = self._node.manifests(self.branch_name)
         if last is not None and manifests.first is not None and t < manifests.first:
-            raise OutOfOrderError(f"epoch {t} is before the first one, {manifests.first}; the next one is {last + 1}")
+            begin = lost_begin(self._node.lines, self.branch_name)
+            if begin is None or t < begin:
+                raise OutOfOrderError(
+                    f"epoch {t} is before the first one, {manifests.first}; the next one is {last + 1}"
+                )
+        self._node.check_sealable(t, self.branch_name)  # before anything runs
 
     def _check_inputs(self, inputs: Mapping[str, DataFrame]) -> dict[str, DataFrame]:
         sources = {stage.name: stage for stage in self.flow.sources}
@@ -484,12 +490,14 @@ class Job:
         return self.flow.stages[name]
 
     def _sealed(self, t: int | None) -> int:
+        if t is not None:
+            pack(t)
+        check_there(self._node.lines, self.branch_name, t)
         last = self._node.last_sealed(self.branch_name)
         if last is None:
             raise NotAvailableError("no epoch was run yet: call advance() first")
         if t is None:
             return last
-        pack(t)
         if t > last:
             raise NotAvailableError(f"epoch {t} was not run yet; the newest is {last}")
         return t

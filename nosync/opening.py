@@ -6,14 +6,14 @@ import os
 import re
 from pathlib import Path
 
-from nosync.lsm.directory import LayerDirectory
+from nosync.lsm.directory import PLACE_FILE, LayerDirectory
 from nosync.lsm.env import Env
 from nosync.lsm.errors import InvalidInputError, ReplicationError, StoreLockedError
 from nosync.lsm.hashing import Hasher, hash32
 from nosync.lsm.local_path import local_path
 from nosync.lsm.settings import StoreSettings
 from nosync.lsm.store import Store, checked_marker, checked_settings, open_store
-from nosync.replication.places import ADDRESS_FILE, PLACE_FILE, keeper_of
+from nosync.replication.places import ADDRESS_FILE, keeper_of
 
 _ADDRESS = re.compile(r"[^/]+:[0-9]{1,5}")
 DAEMON_PATIENCE_S = 10.0

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from nosync.dataflow import JOIN, SOURCE
 from nosync.lsm.history import History, Part, Span, span_at, view_at
 from nosync.lsm.layer import Description, TraceId
-from nosync.lsm.ledger import gap_text
+from nosync.lsm.lost_ends import lost_manifests
 from nosync.lsm.presence import live
 from nosync.lsm.roles import StoreNode
 from nosync.lsm.timestamp import ZERO, Time, end_of, epoch_of, pack
@@ -265,6 +265,5 @@ class _Planner:
 
 
 def lost_manifest(node: StoreNode, branch: str) -> dict[str, str]:
-    """What no computation brings back, with what to do: the first manifest of a branch that is lost before later ones."""
-    at = node.manifests(branch).gap(node.safe_point(branch))
-    return {} if at is None else {f"manifest of epoch {at}": gap_text(at)}
+    """What no computation brings back, with what to do: manifests of a branch that are lost."""
+    return lost_manifests(node.lines, branch, node.safe_point(branch))

@@ -63,7 +63,7 @@ def diff_page(
         raise NosyncError(f"the report needs {error.name}: pip install 'nosync[report]'") from error
     with store.held():
         if as_of is None:
-            as_of = min(t for t in (store.last_sealed(a), store.last_sealed(b)) if t is not None)
+            as_of = min(t for t in (store.newest(a), store.newest(b)) if t is not None)
         found = store.diff(stage, a, b, as_of)
         key = found.column_names[: found.column_names.index(CHANGE)]
         fork = _fork(store, a, b)

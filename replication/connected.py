@@ -18,12 +18,14 @@ from typing import BinaryIO
 
 import pyarrow as pa
 
-from nosync.lsm.branches import MAIN
+from nosync.lsm.branches import BRANCHES, MAIN
 from nosync.lsm.directory import LAYERS, MARKER, LayerDirectory, create_store, read_marker
 from nosync.lsm.env import Env, Identity
-from nosync.lsm.errors import CorruptionError, NosyncError, ReplicationError, StorageError
+from nosync.lsm.errors import CorruptionError, LostEpochError, NosyncError, ReplicationError, StorageError
 from nosync.lsm.format import decode
 from nosync.lsm.layer import SUFFIX
+from nosync.lsm.lines import Lines
+from nosync.lsm.lost_ends import LOST_END
 from nosync.lsm.roles import StoreNode
 from nosync.lsm.scrub import VerifyReport
 from nosync.lsm.sealed_json import unseal_json
@@ -145,6 +147,19 @@ class ConnectedStore(Store):
     def node(self) -> StoreNode:
         """Raises StorageError: the node is elsewhere."""
         raise _not_written(self.client.address)
+
+    def _check_log(self, lines: Lines) -> None:
+        """The daemon knows whether an entry of the log of branches is lost, or on its way from a peer."""
+        problem = self.client.status(lag=False).problems.get(BRANCHES)
+        if problem is not None:
+            raise CorruptionError(problem)
+
+    def newest(self, branch: str = MAIN) -> int | None:
+        """Raises LostEpochError where the daemon says that later epochs are lost."""
+        problem = self.client.status(lag=False).problems.get(LOST_END + branch)
+        if problem is not None:
+            raise LostEpochError(problem)
+        return self.last_sealed(branch)
 
     def safe_point(self, branch: str = MAIN) -> int | None:
         """As of the daemon: on as many nodes as asked for."""

@@ -27,6 +27,7 @@ from nosync.lsm.directory import (
     LAYERS,
     MANIFESTS,
     MARKER,
+    PLACE_FILE,
     LayerDirectory,
     Marker,
     check_can_be_store,
@@ -46,7 +47,7 @@ from nosync.proto.v1 import replication_pb2_grpc as rpc
 from nosync.replication.inventory import NodeId, layer_of
 from nosync.replication.lookup import Lookup
 from nosync.replication.peer import AWAY_PATIENCE_S
-from nosync.replication.places import ADDRESS_FILE, PLACE_FILE, Kept, address_of, keeper_of
+from nosync.replication.places import ADDRESS_FILE, Kept, address_of, keeper_of
 from nosync.replication.replicator import Replicator
 from nosync.replication.rounds import Rounds
 from nosync.replication.serving import contents_of, layers_of, names_in

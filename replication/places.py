@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
-from nosync.lsm.directory import LayerDirectory, read_marker
-from nosync.lsm.env import Env, storage_error
+from nosync.lsm.directory import PLACE_FILE, LayerDirectory, read_marker
+from nosync.lsm.env import Env, read_regular, storage_error
 from nosync.lsm.errors import HoleError, NosyncError, NotAvailableError, ReplicationError
 from nosync.lsm.hashing import Hasher, hash32
 from nosync.lsm.history import View
@@ -27,7 +27,8 @@ from nosync.lsm.trace import Trace
 log = logging.getLogger("nosync.replication")
 
 ADDRESS_FILE = "daemon.json"
-PLACE_FILE = "place.json"
+MOST_BYTES = 1 << 20
+"""Of what a daemon writes about itself."""
 """Stays where a daemon keeps a directory, also while it does not run."""
 DATA_VARIABLE = "NOSYNC_DATA"
 """In the environment of Spark's executors: the host's data directory, where it is not at the path that the driver's has."""
@@ -58,7 +59,7 @@ class Place:
 def address_of(root: Path) -> dict[str, Any] | None:
     """What the daemon of a directory wrote about itself; None where none did."""
     try:
-        found = json.loads((root / ADDRESS_FILE).read_text())
+        found = json.loads(read_regular(root / ADDRESS_FILE, MOST_BYTES))
         return found if isinstance(found, dict) and "address" in found else None
     except (OSError, ValueError):
         return None
@@ -77,7 +78,7 @@ class Kept:
 def keeper_of(root: Path) -> Kept | None:
     """Of the daemon that keeps a directory, whether it runs or not; None where none ever did."""
     try:
-        text = (root / PLACE_FILE).read_bytes()
+        text = read_regular(root / PLACE_FILE, MOST_BYTES)
     except (FileNotFoundError, NotADirectoryError):
         return None
     except OSError as error:

@@ -96,8 +96,9 @@ def _job(path: Path, flow: nosync.Dataflow, branch: str, cores: int | None, *, a
     check_store(path)
     with nosync.open(path, alone=alone) as store:
         last = store.last_sealed(branch)
-        if last is None:
+        if last is None and store.newest(branch) is None:
             raise NosyncError(f"{path} has no epoch yet: run the job first")
+        assert last is not None, "newest raises where all epochs are lost"
         manifest = store.node.lines.manifest(last, branch)
         shards = manifest.entries[0].id.trace.shard.count if manifest and manifest.entries else 1
         with _session(cores) as spark:

@@ -191,9 +191,8 @@ class Reader(ds.DataSourceReader):
     def partitions(self) -> Sequence[ds.InputPartition]:
         options = self._options
         with options.open() as store:
-            last = store.last_sealed(options.branch)
-        until = options.ending_epoch if options.change_feed else options.as_of
-        until = last if until is None else until
+            until = options.ending_epoch if options.change_feed else options.as_of
+            until = store.newest(options.branch) if until is None else until
         if until is None:
             raise NotAvailableError(f"{options.path}: no epoch is sealed yet; give asOf or endingEpoch")
         start = options.starting_epoch
@@ -220,7 +219,7 @@ class StreamReader(ds.DataSourceStreamReader):
     def latestOffset(self, start: Offset | None = None, limit: Any = None) -> Offset:
         known = self.initialOffset() if start is None else start
         with self._options.open() as store:
-            last = store.last_sealed(self._options.branch)
+            last = store.newest(self._options.branch)
             self._check_line(store, known)
             if last is None or last <= known["epoch"]:
                 return known

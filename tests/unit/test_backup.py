@@ -1,0 +1,146 @@
+"""`nosync backup`: a copy of a store in use is whole, whatever happens to the store meanwhile."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+import nosync
+from nosync.cli import main
+from nosync.lsm.backup import backup
+from nosync.lsm.env import Env, Identity
+from nosync.lsm.node import Node
+from tests.conftest import OpenStore
+
+SETTINGS = nosync.StoreSettings(background=False, grace_s=0.0, retry_s=0.0, archive_epochs=2)
+
+
+def epochs(store: nosync.Store, numbers: range, mark: str = "a") -> None:
+    for t in numbers:
+        store.append("c", t=t, rows=pa.table({"k": [f"{mark}{t}"]}), key=["k"])
+        store.seal(t)
+    store.sync()
+
+
+def keys_of(store: nosync.Store, **options: str) -> set[str]:
+    return set(store.read("c", **options).column("k").to_pylist())  # type: ignore[arg-type]
+
+
+class Meanwhile(Env):
+    """Does something to the store just before the n-th file is looked at to be copied."""
+
+    def __init__(self, n: int, change: Callable[[], None]) -> None:
+        self._n, self._change, self._seen = n, change, 0
+
+    def identity(self, path: Path) -> Identity:
+        self._seen += 1
+        if self._seen == self._n:
+            self._change()
+        return super().identity(path)
+
+
+def go_on(store: nosync.Store) -> None:
+    epochs(store, range(6, 8))
+
+
+def merge(store: nosync.Store) -> None:
+    epochs(store, range(6, 8))
+    store.compact()
+
+
+def archive(store: nosync.Store) -> None:
+    epochs(store, range(6, 8))
+    assert isinstance(store.node, Node)
+    for _ in range(3):
+        store.node.archive_manifests()
+
+
+def rewind(store: nosync.Store) -> None:
+    store.rewind(3)
+    epochs(store, range(4, 6), "b")
+
+
+def rewind_and_drop(store: nosync.Store) -> None:
+    store.rewind(3, "")
+    epochs(store, range(4, 6), "b")
+
+
+def pin(store: nosync.Store) -> None:
+    epochs(store, range(6, 7))
+    store.pin("p", 6)
+
+
+@pytest.mark.parametrize("change", [go_on, merge, archive, rewind, rewind_and_drop, pin])
+def test_whatever_happens_meanwhile(
+    open_store: OpenStore, tmp_path: Path, change: Callable[[nosync.Store], None]
+) -> None:
+    """At many moments of copying: n is the file before which it does."""
+    for n in itertools.count(1, 4):
+        store = open_store(f"store{n}", settings=SETTINGS)
+        epochs(store, range(6))
+        before = keys_of(store)
+        env = Meanwhile(n, lambda store=store: change(store))  # type: ignore[misc]
+        target = tmp_path / f"copy{n}"
+        backup(store.directory.root, target, env)
+        if env._seen < n:
+            break
+        after = keys_of(store)
+        for read_only in (True, False):
+            with nosync.open(target, **({"read_only": True} if read_only else {"settings": SETTINGS})) as copy:
+                assert copy.verify().ok, copy.verify().errors
+                found = keys_of(copy)
+                assert found == before or before - found < before - after or found <= after, (n, found)
+                assert not copy.status().problems
+                last = copy.last_sealed()
+                assert last is not None
+                if read_only is False:
+                    assert copy.safe_point() == last
+        shutil.rmtree(target)
+        store.close()
+    assert n > 10
+
+
+def test_an_epoch_that_is_being_written_is_left_out(open_store: OpenStore, tmp_path: Path) -> None:
+    """So the copy can be given other rows."""
+    store = open_store(settings=SETTINGS)
+    epochs(store, range(2))
+    store.append("c", t=2, rows=pa.table({"k": ["x"]}))
+    backup(store.directory.root, tmp_path / "copy")
+    with nosync.open(tmp_path / "copy", settings=SETTINGS) as copy:
+        epochs(copy, range(2, 3), "other")
+        assert keys_of(copy) == {"a0", "a1", "other2"}
+
+
+def test_a_store_that_is_not_whole_is_not_copied(open_store: OpenStore, tmp_path: Path) -> None:
+    store = open_store(settings=SETTINGS)
+    epochs(store, range(4))
+    store.close()
+    root = store.directory.root
+    layer = next(root.rglob("*.layer"))
+    whole = layer.read_bytes()
+    for bad in (b"", whole[:200] + b"\x00\xff" + whole[202:], None):
+        layer.unlink() if bad is None else layer.write_bytes(bad)
+        with pytest.raises(nosync.CorruptionError, match="not whole|cannot be copied whole"):
+            backup(root, tmp_path / f"copy{bad and len(bad)}")
+    for copy in tmp_path.glob("copy*"):
+        with pytest.raises(nosync.NotAStoreError):
+            nosync.open(copy)
+
+
+def test_the_command(open_store: OpenStore, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    store = open_store(settings=SETTINGS)
+    epochs(store, range(3))
+    main(["backup", str(store.directory.root), str(tmp_path / "copy"), "--json"])
+    assert json.loads(capsys.readouterr().out)["epoch"] == 2
+    main(["backup", str(store.directory.root), str(tmp_path / "again")])
+    assert "copied up to epoch 2" in capsys.readouterr().out
+    for target, error in ((tmp_path / "copy", "not empty"), (store.directory.root / "inside", "lies in the store")):
+        with pytest.raises(SystemExit, match="1"):
+            main(["backup", str(store.directory.root), str(target)])
+        assert error in capsys.readouterr().err.replace("\n", " ")
