@@ -161,6 +161,10 @@ class Inventory:
     def traces(self) -> list[str]:
         return sorted(self._layers)
 
+    def has_at(self, place: str) -> bool:
+        """Whether anything is held of a trace, or this other file is."""
+        return place in self._layers or place in self._by_name
+
     def layers(self, trace: str) -> dict[Description, str]:
         """By description, the names of the layers of a trace."""
         return self._layers.get(trace, {})
@@ -295,9 +299,10 @@ def keepers(trace: str, members: Iterable[NodeId], replicas: int) -> list[NodeId
 
     (Thaler and Ravishankar, Using name-based mappings to increase hit rates, 1998.)
     """
-    return sorted(members, key=lambda node: _rank(node, trace), reverse=True)[:replicas]
+    return sorted(members, key=lambda node: rank(node, trace), reverse=True)[:replicas]
 
 
 @functools.lru_cache(maxsize=1 << 14)
-def _rank(node: NodeId, trace: str) -> bytes:
+def rank(node: NodeId, trace: str) -> bytes:
+    """The higher, the earlier a node is one of those that keep a trace."""
     return blake3(f"{node}\0{trace}".encode()).digest()

@@ -38,7 +38,7 @@ class Peer:
     unknown: set[str] = field(default_factory=set)
     """Groups of files whose summary came, and whose names were asked for."""
     todo: dict[str, list[Held]] = field(default_factory=dict)
-    """What we are missing of what it holds, by trace (layers) or by itself (other files)."""
+    """What it holds and we should keep, and do not have, by trace (layers) or by itself (other files)."""
     not_safe: dict[str, list[Held]] = field(default_factory=dict)
     """Of that what begins after the safe point, as it was when `todo` was made."""
     todo_files: int = 0
@@ -47,7 +47,7 @@ class Peer:
     """Of many, in which order they are asked for, the next one last; put in order now and then."""
     queued_s: float = float("-inf")
     dirty: set[str] = field(default_factory=set)
-    """Traces and other files that changed here or there since `todo` was made."""
+    """Traces and other files that changed here or there, or in who keeps them, since `todo` was made."""
     arrived_bytes: int = 0
     """Pieces of files since the last beat."""
     rate_bytes_s: float = SMALLEST_WINDOW_BYTES / WINDOW_S

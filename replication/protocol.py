@@ -24,13 +24,14 @@ Invariants
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+import functools
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
 from nosync.lsm.directory import MANIFESTS
 from nosync.lsm.manifest import MAIN_LINE
 from nosync.lsm.timestamp import Time, epoch_of
 from nosync.replication.divergence import is_register
+from nosync.replication.fetches import Fetches
 from nosync.replication.inventory import (
     Held,
     Inventory,
@@ -65,6 +66,7 @@ from nosync.replication.messages import (
     Wanted,
 )
 from nosync.replication.peer import SMALLEST_WINDOW_BYTES, SUSPECT_AFTER_S, WINDOW_S, Peer
+from nosync.replication.placement import Placement
 
 WINDOW_BYTES = 64 << 20
 WINDOW_FILES = 64
@@ -99,13 +101,6 @@ UNWANTED_S = 10.0
 """How long what was dropped here is not taken from those who have not dropped it yet, and get it meanwhile."""
 
 
-@dataclass
-class _Fetch:
-    held: Held
-    session: SessionId
-    since_s: float
-
-
 class Replica:
     """The protocol's state on one node. `members`: all nodes of the store, this one included."""
 
@@ -123,10 +118,11 @@ class Replica:
         self.key_groups = key_groups
         self.mine = Inventory()
         self.peers: dict[NodeId, Peer] = {node: Peer(node) for node in sorted(set(members) - {me})}
-        self.now_s = self._began_s = now_s
+        self._now_s = self._began_s = now_s
+        self._placement = Placement(me, replicas)
         self._sessions: dict[SessionId, NodeId | None] = {}
         self._heard_s: dict[SessionId, float] = {}
-        self._fetching: dict[str, _Fetch] = {}
+        self._fetching = Fetches()
         self._again_s: dict[str, float] = {}
         self._parts: dict[Held, int] = {}
         self._beat_s = now_s
@@ -147,6 +143,17 @@ class Replica:
         self.keep_all = False
         """Keep what others keep as well, see `want_all`."""
 
+    @property
+    def now_s(self) -> float:
+        return self._now_s
+
+    @now_s.setter
+    def now_s(self, now_s: float) -> None:
+        """A peer that was silent for long by then is not counted on any more."""
+        self._now_s = now_s
+        for peer in self.peers.values():
+            self._note_liveness(peer)
+
     # --- events: this node ------------------------------------------------------------------------------------------
 
     def holds(self, added: Iterable[Held], gone: Iterable[str] = ()) -> list[Effect]:
@@ -161,7 +168,7 @@ class Replica:
                 self._retry_later(name)
         for held in added:
             self.mine.add(held)
-            self._fetching.pop(held.name, None)
+            self._fetching.end(held.name)
             self._again_s.pop(held.name, None)
             self._parts.pop(held, None)
             for peer in self.peers.values():
@@ -193,15 +200,15 @@ class Replica:
             is_fresh = epoch_of(id.description.lower) == epoch_of(Time(id.description.upper - 1))
         return is_fresh and held.size_bytes <= PUSH_FILE_BYTES and not self._is_optional(held.name)
 
-    def _push(self, peer: Peer, files: Iterable[Held]) -> list[Effect]:
+    def _push(self, peer: Peer, files: Sequence[Held]) -> list[Effect]:
         """Sends a peer what it would ask for."""
-        if not peer.is_up(self.now_s) or self.now_s < peer.push_again_s:
+        if not files or not peer.is_up(self.now_s) or self.now_s < peer.push_again_s:
             return []
         coming = sum(size for size, _ in peer.pushed.values())
         chosen = []
         for held in files:
-            wanted = held.name not in peer.holds and peer.node in self._keepers(held.name)
-            if wanted and coming + held.size_bytes <= PUSH_BYTES:
+            is_kept = layer_of(held.name) is None or peer.node in self._placement.keepers(place_of(held.name))
+            if is_kept and held.name not in peer.holds and coming + held.size_bytes <= PUSH_BYTES:
                 coming += held.size_bytes
                 peer.pushed[held.name] = held.size_bytes, self.now_s
                 chosen.append(Wanted(held, 0))
@@ -238,7 +245,7 @@ class Replica:
         return self._fetch()
 
     def _retry_later(self, name: str) -> None:
-        self._fetching.pop(name, None)
+        self._fetching.end(name)
         self._again_s[name] = self.now_s + RETRY_AFTER_S
         self._touched([name])
 
@@ -263,6 +270,7 @@ class Replica:
             self._measure_rates(now_s - self._beat_s)
             self._again_s = {name: at_s for name, at_s in self._again_s.items() if at_s > now_s}
             self._beat_s = now_s
+            self._keep_no_longer()
             self._weigh_backlog()
             for peer in self.peers.values():
                 if any(now_s - since_s > PUSH_PATIENCE_S for _, since_s in peer.pushed.values()):
@@ -273,10 +281,11 @@ class Replica:
 
     def _beat(self) -> list[Effect]:
         effects: list[Effect] = []
+        root, safe = self.mine.root, tuple(sorted(self.safe.items()))
         for peer in self._linked():
             assert peer.session is not None, "that is what linked means"
             effects += self._say(peer)
-            effects.append(Send(peer.session, Beat(peer.said, self.mine.root, tuple(sorted(self.safe.items())))))
+            effects.append(Send(peer.session, Beat(peer.said, root, safe)))
         return effects
 
     def _weigh_backlog(self) -> None:
@@ -284,14 +293,7 @@ class Replica:
         if self.now_s - self._weighed_s < BEAT_S * sum(peer.todo_files for peer in self.peers.values()) / MANY_FILES:
             return
         self._weighed_s = self.now_s
-        wanted = {
-            held.name: held.size_bytes
-            for peer in self.peers.values()
-            if peer.session is not None
-            for todo in peer.todo.values()
-            for held in todo
-            if not self._is_unwanted(peer, held.name) and self.keeps(held.name)
-        }
+        wanted = {held.name: held.size_bytes for _, held in self._missing()}
         wanted |= {name: fetch.held.size_bytes for name, fetch in self._fetching.items()}
         self.backlog_bytes = sum(wanted.values())
         required = sum(size for name, size in wanted.items() if not self._is_optional(name))
@@ -310,22 +312,36 @@ class Replica:
 
     def keep_traces(self, traces: Iterable[str]) -> list[Effect]:
         """A task here reads these (directories of traces): this node keeps them for a while, whoever else does."""
-        self._kept_s = {trace: until_s for trace, until_s in self._kept_s.items() if until_s > self.now_s}
-        self._kept_s |= dict.fromkeys(traces, self.now_s + KEEP_S)
+        self._keep_no_longer()
+        until_s = dict.fromkeys(traces, self.now_s + KEEP_S)
+        new = until_s.keys() - self._kept_s.keys()
+        self._kept_s |= until_s
+        self._look_again(new)
         return self._fetch()
+
+    def _keep_no_longer(self) -> None:
+        """The traces go that no task asked for since."""
+        over = [trace for trace, until_s in self._kept_s.items() if until_s <= self.now_s]
+        for trace in over:
+            del self._kept_s[trace]
+        self._look_again(over)
 
     def want_all(self) -> list[Effect]:
         """A job runs here and wants to read all: this node keeps what others keep as well, and asks them what that is by now.
 
         What they came to hold since their last beat they may not have said yet, and who gave it to them may be gone.
         """
-        self.keep_all = True
+        if not self.keep_all:
+            self.keep_all = True
+            for peer in self.peers.values():
+                peer.dirty.update(peer.holds.traces())
         ask = [effect for peer in self._linked() if peer.asked_s is None for effect in self._ask(peer)]
         return [*ask, *self._fetch()]
 
     def gave_up(self, digests: Mapping[str, str], before: Time) -> None:
         """These contents count no more, all that were given up so far; inputs are needed again that end after `before`."""
         self.given_up = dict(digests)
+        self._look_again([trace for trace, until in self._let_go.items() if until > before])
         self._let_go = {trace: min(until, before) for trace, until in self._let_go.items()}
         for peer in self.peers.values():
             self._touched_of(peer, [name for name in digests if name in peer.holds])
@@ -333,6 +349,9 @@ class Replica:
     def let_go(self, trace: str, until: Time) -> None:
         """Inputs that are safe: layers of this trace that end by `until` are fetched no more, unless a task asks for them."""
         self._let_go[trace] = max(until, self._let_go.get(trace, until))
+        for peer in self.peers.values():
+            if trace in peer.todo:
+                peer.dirty.add(trace)
 
     def add_member(self, node: NodeId) -> None:
         """A node joins. It is filled in the background."""
@@ -342,6 +361,7 @@ class Replica:
     def remove_member(self, node: NodeId) -> list[Effect]:
         """An operator took a node out: its copies count no more."""
         peer = self.peers.pop(node, None)
+        self._look_again(self._placement.changed(node, is_up=False))
         if peer is None or peer.session is None:
             return []
         session = peer.session
@@ -364,13 +384,23 @@ class Replica:
     def _end(self, session: SessionId) -> None:
         node = self._sessions.pop(session, None)
         self._heard_s.pop(session, None)
-        for name in [n for n, fetch in self._fetching.items() if fetch.session == session]:
-            del self._fetching[name]
-            self._touched([name])
+        names = list(self._fetching.of_session(session))
+        for name in names:
+            self._fetching.end(name)
+        self._touched(names)
         peer = self.peers.get(node) if node is not None else None
         if peer is not None and peer.session == session:
             peer.session, peer.asked_s, peer.unknown = None, None, set()
             peer.fell_silent = self.now_s - peer.heard_s > SUSPECT_AFTER_S / 2
+            self._note_liveness(peer)
+
+    def _note_liveness(self, peer: Peer) -> bool:
+        """Called whenever a peer may be up that was not, or the other way. Whether that is so: then others keep some traces."""
+        is_up = peer.is_up(self.now_s)
+        if is_up == self._placement.is_up(peer.node):
+            return False
+        self._look_again(self._placement.changed(peer.node, is_up=is_up))
+        return True
 
     def part_came(self, session: SessionId) -> None:
         """A part of a message came that needs several frames: the other side is alive, and still answers what was asked."""
@@ -393,6 +423,7 @@ class Replica:
         peer = self._peer_of(session)
         if peer is not None:
             peer.heard_s = self.now_s
+            self._note_liveness(peer)
         return peer
 
     def _peer_of(self, session: SessionId) -> Peer | None:
@@ -421,6 +452,12 @@ class Replica:
         if peer is None or peer.session != session:
             return []
         peer.heard_s = self.now_s
+        is_back = self._note_liveness(peer)
+        effects = self._heard(peer, session, message)
+        return [*effects, *self._fetch()] if is_back else effects
+
+    def _heard(self, peer: Peer, session: SessionId, message: Message) -> list[Effect]:
+        """Anything but a greeting."""
         if isinstance(message, Beat):
             told = dict(message.safe)
             if self.main_line in told.keys() - peer.safe.keys():
@@ -433,6 +470,7 @@ class Replica:
             return [*self._say(peer), Send(session, self._inventory(peer, message.groups))]
         if isinstance(message, Want):
             return self._wanted(session, message)
+        assert isinstance(message, NotThere), "there are eight messages"
         fetch = self._fetching.get(message.name)
         if fetch is None or fetch.session != session:
             return []
@@ -463,6 +501,7 @@ class Replica:
         peer.incarnation, peer.session, peer.seq = hello.incarnation, session, -1
         peer.heard_s, peer.refused, peer.fell_silent, peer.safe = self.now_s, "", False, {}
         peer.is_known = False
+        self._note_liveness(peer)
         self._sessions[session] = peer.node
         return [*effects, *self._ask(peer)]
 
@@ -536,7 +575,7 @@ class Replica:
             return self._ask(peer)
         else:
             return []
-        return [*effects, *self._fetch()]
+        return [*effects, *self._fetch_from(peer)]
 
     def _summarized(self, peer: Peer, summary: Summary) -> list[Effect]:
         """Groups that hash to what is known stay, or are what this node holds itself; of the others the names are asked for."""
@@ -612,16 +651,12 @@ class Replica:
         if id is None:
             return True
         trace = place_of(name)
-        if self._kept_s.get(trace, 0.0) > self.now_s:
-            return True
-        if id.description.upper <= self._let_go.get(trace, 0):
-            return False
-        return self.keep_all or self.me in self._keepers(name)
+        is_let_go = id.description.upper <= self._let_go.get(trace, 0)
+        return self._keeps_trace(trace) and (not is_let_go or trace in self._kept_s)
 
-    def _keepers(self, name: str) -> list[NodeId]:
-        """Of the nodes that are up, those that keep a file."""
-        up = [self.me, *(peer.node for peer in self.peers.values() if peer.is_up(self.now_s))]
-        return up if layer_of(name) is None else keepers(place_of(name), up, self.replicas)
+    def _keeps_trace(self, trace: str) -> bool:
+        """Whether this node keeps the layers of a trace that were not let go of."""
+        return self.keep_all or trace in self._kept_s or self._placement.is_mine(trace)
 
     def is_filled(self) -> bool:
         """Whether nothing that should be here and that any peer has is missing.
@@ -632,18 +667,23 @@ class Replica:
             is_to_come = peer.session is None and not peer.refused and self.now_s - self._began_s < MEET_S
             if is_to_come or (peer.is_up(self.now_s) and (peer.asked_s is not None or not peer.is_known)):
                 return False
-        return not self._fetching and not any(
-            self.keeps(held.name) and not self._is_unwanted(peer, held.name) and self._is_of_ours(peer, held.name)
-            for peer in self.peers.values()
-            if peer.session is not None
-            for todo in peer.todo.values()
-            for held in todo
-        )
+        return not self._fetching and not any(self._is_of_ours(peer, held.name) for peer, held in self._missing())
+
+    def _missing(self) -> Iterator[tuple[Peer, Held]]:
+        """What this node should keep and a peer holds, but for what was dropped here."""
+        for peer in self._linked():
+            self._look(peer)
+            yield from (
+                (peer, held) for todo in peer.todo.values() for held in todo if not self._is_unwanted(peer, held.name)
+            )
 
     def _touched(self, names: Iterable[str]) -> None:
-        places = {place_of(name) for name in names}
-        for peer in self.peers.values():
-            peer.dirty |= places
+        self._look_again({place_of(name) for name in names})
+
+    def _look_again(self, places: Collection[str]) -> None:
+        """What is to be fetched of these traces and other files may have changed. Of who holds none of them nothing is."""
+        for peer in self.peers.values() if places else ():
+            peer.dirty.update(place for place in places if peer.holds.has_at(place))
 
     @staticmethod
     def _touched_of(peer: Peer, names: Iterable[str]) -> None:
@@ -653,51 +693,70 @@ class Replica:
 
     def _fetch(self) -> list[Effect]:
         """Asks for what is missing, from the peers that hold it, as far as the windows allow."""
-        effects: list[Effect] = []
-        for peer in self.peers.values():
-            if peer.session is None:
-                continue
-            for place in peer.dirty:
-                self._look_at(peer, place)
-            peer.dirty.clear()
-            wanted = self._choose(peer)
-            if wanted:
-                self._touched(held.name for held in wanted)
-                effects.append(
-                    Send(peer.session, Want(tuple(Wanted(held, self._parts.get(held, 0)) for held in wanted)))
-                )
-        return effects
+        return [effect for peer in self._linked() for effect in self._fetch_from(peer)]
+
+    def _fetch_from(self, peer: Peer) -> list[Effect]:
+        """As `_fetch`, of one peer. What that says is no reason to ask others for more."""
+        self._look(peer)
+        wanted = self._choose(peer)
+        if not wanted:
+            return []
+        assert peer.session is not None, "only of a session that lasts"
+        self._touched(held.name for held in wanted)
+        return [Send(peer.session, Want(tuple(Wanted(held, self._parts.get(held, 0)) for held in wanted)))]
+
+    def _look(self, peer: Peer) -> None:
+        """Makes `todo` anew where something changed."""
+        if not peer.dirty:
+            return
+        for place in peer.dirty:
+            self._look_at(peer, place)
+        lacking = {place: todo for place in peer.dirty if (todo := peer.todo.get(place))}
+        peer.dirty.clear()
+        safe = self._safe_told() if lacking else -1
+        for place, todo in lacking.items():
+            not_safe = [held for held in todo if self._is_after(safe, held.name)]
+            if not_safe:
+                peer.not_safe[place] = not_safe
 
     def _look_at(self, peer: Peer, place: str) -> None:
         """Makes `todo` anew for one trace, or one other file; and says where contents differ."""
         layers = peer.holds.layers(place)
+        if (
+            not layers
+            and place in self._placement
+            and not any(other.holds.layers(place) for other in self.peers.values())
+        ):
+            self._placement.forget(place)
         names = [*layers.values(), *([place] if place in peer.holds else [])]
-        peer.conflict_at(place, {name: found for name in names if (found := self._conflict(peer, name)) is not None})
-        todo = []
-        if layers:
-            ours_and_coming = dict(self.mine.layers(place))
-            for fetch in self._fetching.values():
-                if place_of(fetch.held.name) == place and (id := layer_of(fetch.held.name)) is not None:
-                    ours_and_coming[id.description] = fetch.held.name
-            todo = missing_of_trace(ours_and_coming, peer.holds, place)
-        else:
-            todo = [held for name in names if (held := peer.holds.get(name)) and not self._has_or_fetches(name)]
-        todo = [held for held in todo if not self._is_given_up(held)] if self.given_up else todo
+        may_differ = bool(self.given_up) or self.mine.has_at(place)
+        found = {name: self._conflict(peer, name) for name in names} if may_differ else {}
+        peer.conflict_at(place, {name: digests for name, digests in found.items() if digests is not None})
+        todo = self._lacking(peer, place, names)
         peer.todo_files += len(todo) - len(peer.todo.pop(place, ()))
         peer.not_safe.pop(place, None)
         if todo:
             peer.todo[place] = todo
-            not_safe = self._not_safe(todo)
-            if not_safe:
-                peer.not_safe[place] = not_safe
 
-    def _not_safe(self, todo: Iterable[Held]) -> list[Held]:
-        """Of these files what begins after the safe point of the main line, if there is one."""
-        told = (peer.safe for peer in self._linked())
-        safe = max(of.get(self.main_line, -1) for of in (self.safe, *told))
-        if safe < 0:
-            return []
-        return [held for held in todo if (t := _first_epoch(held.name, self.main_line)) is not None and t > safe]
+    def _lacking(self, peer: Peer, place: str, names: Iterable[str]) -> list[Held]:
+        """What of a trace, or one other file, a peer holds and this node should keep, and neither has nor fetches."""
+        if not peer.holds.layers(place):
+            todo = [held for name in names if (held := peer.holds.get(name)) and not self._has_or_fetches(name)]
+        elif self._keeps_trace(place):
+            ours_and_coming = {**self.mine.layers(place), **self._fetching.layers(place)}
+            todo = [held for held in missing_of_trace(ours_and_coming, peer.holds, place) if self.keeps(held.name)]
+        else:
+            todo = []
+        return [held for held in todo if not self._is_given_up(held)]
+
+    def _safe_told(self) -> int:
+        """The safe point of the main line, -1 where there is none."""
+        return max(of.get(self.main_line, -1) for of in (self.safe, *(peer.safe for peer in self._linked())))
+
+    def _is_after(self, safe: int, name: str) -> bool:
+        """Whether a file begins after the safe point of the main line, if there is one."""
+        first = _first_epoch(name, self.main_line)
+        return safe >= 0 and first is not None and first > safe
 
     def _conflict(self, peer: Peer, name: str) -> tuple[str, str] | None:
         """Our digest and a peer's, where they differ; ours is empty where the peer holds what was given up here."""
@@ -716,11 +775,13 @@ class Replica:
 
     def _choose(self, peer: Peer) -> tuple[Held, ...]:
         """The next files to ask a peer for, and notes that they are."""
+        if not peer.todo:
+            return ()
         assert peer.session is not None, "only of a session that lasts"
-        running = [f.held.size_bytes for f in self._fetching.values() if f.session == peer.session]
+        running = self._fetching.of_session(peer.session).values()
         window_bytes = min(WINDOW_BYTES, max(SMALLEST_WINDOW_BYTES, int(WINDOW_S * peer.rate_bytes_s)))
         room, room_bytes = WINDOW_FILES - len(running), window_bytes - sum(running)
-        if not peer.todo or room <= 0 or (room_bytes <= 0 and running):
+        if room <= 0 or (room_bytes <= 0 and running):
             return ()
         chosen: list[Held] = []
         for held in self._candidates(peer):
@@ -728,7 +789,7 @@ class Replica:
                 continue
             chosen.append(held)
             room, room_bytes = room - 1, room_bytes - held.size_bytes
-            self._fetching[held.name] = _Fetch(held, peer.session, self.now_s)
+            self._fetching.begin(held, peer.session, self.now_s)
             if room <= 0 or room_bytes <= 0:
                 break
         return tuple(chosen)
@@ -768,16 +829,14 @@ class Replica:
         return until_s - KEEP_S >= self.now_s - ASKED_S
 
     def _wants(self, peer: Peer, held: Held) -> bool:
-        """Whether a file is to be taken from a peer now, if nothing here stands for it."""
+        """Whether a file that this node should keep is to be taken from a peer now, if nothing here stands for it."""
         waiting = self._again_s.get(held.name, self.now_s) > self.now_s
         known = self._is_unwanted(peer, held.name) or self._has_or_fetches(held.name) or self._is_given_up(held)
-        return (
-            not (waiting or known or self._waits(held)) and self.keeps(held.name) and self._is_of_ours(peer, held.name)
-        )
+        return not (waiting or known or self._waits(held)) and self._is_of_ours(peer, held.name)
 
     def _is_unwanted(self, peer: Peer, name: str) -> bool:
         """Whether it was dropped here, and no task has asked for it since."""
-        return name in peer.unwanted and self._kept_s.get(place_of(name), 0.0) <= self.now_s
+        return name in peer.unwanted and place_of(name) not in self._kept_s
 
     @staticmethod
     def _is_of_ours(peer: Peer, name: str) -> bool:
@@ -802,12 +861,14 @@ class Replica:
         if fetch is not None:
             return (fetch.session, fetch.held) == (session, held)
         peer = self._peer_of(session)
-        if peer is None or held.size_bytes > PUSH_FILE_BYTES or not self._wants(peer, held):
+        if peer is None or held.size_bytes > PUSH_FILE_BYTES or not self.keeps(held.name):
+            return False
+        if not self._wants(peer, held):
             return False
         id = layer_of(held.name)
         if id is not None and covers(self.mine.layers(place_of(held.name)), id.description):
             return False
-        self._fetching[held.name] = _Fetch(held, session, self.now_s)
+        self._fetching.begin(held, session, self.now_s)
         self._touched([held.name])
         return True
 
@@ -858,11 +919,12 @@ class Replica:
         """By peer: how many files, and bytes, of ours it is missing and should hold."""
         found = {}
         members = [self.me, *self.peers]
+        keepers_of = functools.cache(lambda trace: frozenset(keepers(trace, members, self.replicas)))
         for peer in self.peers.values():
             behind = [
                 held
                 for held in missing(peer.holds, self.mine)
-                if layer_of(held.name) is None or peer.node in keepers(place_of(held.name), members, self.replicas)
+                if layer_of(held.name) is None or peer.node in keepers_of(place_of(held.name))
             ]
             found[peer.node] = (len(behind), sum(held.size_bytes for held in behind))
         return found

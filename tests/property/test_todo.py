@@ -1,0 +1,230 @@
+"""What a node is to fetch from each peer, after any course of events, against its definition: all nodes ranked for each file."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+
+import pytest
+
+from nosync.lsm.layer import Description, LayerId, Shard, TraceId
+from nosync.lsm.timestamp import pack
+from nosync.replication.inventory import Held, Inventory, NodeId, keepers, layer_of, missing, name_of, place_of
+from nosync.replication.messages import Change, Effect, Hello, InventoryIs, Send, SessionId, Summary, Want
+from nosync.replication.peer import SMALLEST_WINDOW_BYTES
+from nosync.replication.protocol import KEEP_S, Replica
+
+ME, *OTHERS = (NodeId(f"n{i}") for i in range(5))
+REPLICAS = 2
+TRACES = [TraceId(stage, "f", Shard(0)) for stage in "abcdef"]
+DIRECTORIES = [str(trace.directory) for trace in TRACES]
+
+
+def layer(trace: TraceId, first: int, epochs: int) -> str:
+    lower, end = pack(first), pack(first + epochs)
+    d = Description.of_epoch(first) if epochs == 1 else Description(lower, end, lower)
+    return name_of(LayerId(trace, d))
+
+
+class OneNode:
+    """One node of the real protocol. What its peers say is made up here, and so is all that happens to it, from a seed."""
+
+    def __init__(self, seed: int) -> None:
+        self.random = random.Random(seed)
+        self.one = Replica(ME, "life", "s", [ME, *OTHERS], REPLICAS)
+        self.theirs: dict[NodeId, Inventory] = {node: Inventory() for node in OTHERS}
+        self.lives = dict.fromkeys(OTHERS, 0)
+        self.sessions = 0
+        for node in OTHERS:
+            self.comes(node)
+            self.has_more(node)
+
+    def some_files(self) -> list[Held]:
+        found = {}
+        for _ in range(self.random.randint(1, 6)):
+            first, epochs = self.random.randint(0, 6), self.random.randint(1, 3)
+            is_layer = self.random.random() < 0.85
+            name = layer(self.random.choice(TRACES), first, epochs) if is_layer else f"manifests/main/{first}.json"
+            found[name] = Held(name, f"{self.random.choice('dddddx')} {name}", SMALLEST_WINDOW_BYTES)
+        return list(found.values())
+
+    def some_of(self, inventory: Inventory) -> list[str]:
+        there = [held.name for held in inventory]
+        return self.random.sample(there, min(len(there), self.random.randint(0, 3)))
+
+    def tell(self, node: NodeId, added: tuple[Held, ...], gone: tuple[str, ...]) -> None:
+        """The next statement of a peer, if it is linked and its inventory is known."""
+        peer = self.one.peers.get(node)
+        if peer is not None and peer.session is not None and peer.asked_s is None:
+            self.one.received(peer.session, Change(peer.seq + 1, added, gone))
+
+    # --- what peers do ----------------------------------------------------------------------------------------------
+
+    def greets(self, node: NodeId) -> SessionId:
+        self.sessions += 1
+        session = SessionId(self.sessions)
+        self.one.connected(session)
+        self.one.received(session, Hello(node, f"life-{self.lives[node]} of {node}", "s", REPLICAS))
+        return session
+
+    def comes(self, node: NodeId) -> None:
+        session, theirs = self.greets(node), self.theirs[node]
+        self.one.received(session, Summary(0, tuple(theirs.groups().items())))
+        peer = self.one.peers.get(node)
+        if peer is not None and peer.session == session and peer.unknown:
+            groups = tuple(sorted(peer.unknown))
+            files = tuple(held for group in groups for held in theirs.of_group(group))
+            self.one.received(session, InventoryIs(0, groups, files))
+
+    def comes_empty(self, node: NodeId) -> None:
+        self.lives[node] += 1
+        self.theirs[node] = Inventory()
+        self.comes(node)
+
+    def goes(self, node: NodeId) -> None:
+        peer = self.one.peers.get(node)
+        if peer is not None and peer.session is not None:
+            self.one.disconnected(peer.session)
+
+    def has_more(self, node: NodeId) -> None:
+        files = self.some_files()
+        for held in files:
+            self.theirs[node].add(held)
+        self.tell(node, tuple(files), ())
+
+    def has_less(self, node: NodeId) -> None:
+        gone = self.some_of(self.theirs[node])
+        for name in gone:
+            self.theirs[node].discard(name)
+        self.tell(node, (), tuple(gone))
+
+    def is_heard(self, node: NodeId) -> None:
+        peer = self.one.peers.get(node)
+        if peer is not None and peer.session is not None:
+            self.one.heard_from(peer.session, 0)
+
+    def joins(self, node: NodeId) -> None:
+        self.one.add_member(node)
+
+    def is_taken_out(self, node: NodeId) -> None:
+        self.one.remove_member(node)
+
+    def sends_a_file_unasked(self, node: NodeId) -> None:
+        peer = self.one.peers.get(node)
+        if peer is not None and peer.session is not None:
+            self.one.accepts(peer.session, replace(self.some_files()[0], size_bytes=1))
+
+    # --- what this node does ----------------------------------------------------------------------------------------
+
+    def time_passes(self) -> None:
+        self.one.tick(self.one.now_s + self.random.choice([0.2, 0.7, 1.0]))
+
+    def all_wait_for_long(self) -> None:
+        self.one.tick(self.one.now_s + self.random.choice([2.0, KEEP_S + 1]))
+
+    def a_while_passes_in_which_all_are_heard(self) -> None:
+        """What tasks asked for is not kept any more after it."""
+        for _ in range(int(KEEP_S) + 2):
+            self.one.tick(self.one.now_s + 1.0)
+            for node in OTHERS:
+                self.is_heard(node)
+
+    def an_event_finds_that_time_has_passed(self) -> None:
+        self.one.now_s += self.random.choice([0.2, 1.0, 2.0])
+
+    def files_are_written(self) -> None:
+        self.one.holds(self.some_files()[:2])
+
+    def files_go(self) -> None:
+        self.one.holds([], self.some_of(self.one.mine))
+
+    def a_file_comes(self) -> None:
+        if fetching := sorted(self.one._fetching):
+            self.one.holds([self.one._fetching[self.random.choice(fetching)].held])
+
+    def a_file_is_no_good(self) -> None:
+        if fetching := sorted(self.one._fetching):
+            self.one.fetch_failed(self.random.choice(fetching))
+
+    def a_task_reads(self) -> None:
+        self.one.keep_traces([self.random.choice(DIRECTORIES)])
+
+    def inputs_are_let_go(self) -> None:
+        self.one.let_go(self.random.choice(DIRECTORIES), pack(self.random.randint(0, 8)))
+
+    def an_operator_takes_files_back(self) -> None:
+        conflicts = sorted(self.one.conflicts().items())[:2]
+        given_up = {name: ours for name, (_, ours, _) in conflicts}
+        self.one.gave_up({**self.one.given_up, **given_up}, pack(self.random.randint(0, 8)))
+        self.one.holds([], list(given_up))
+
+    def a_job_wants_all(self) -> None:
+        self.one.want_all()
+
+    # --- what has to hold -------------------------------------------------------------------------------------------
+
+    def step(self) -> str:
+        """Something happens. Says what."""
+        of_peers = [
+            self.greets, self.comes, self.comes_empty, self.goes, self.has_more, self.has_more, self.has_less,
+            self.is_heard, self.is_heard, self.joins, self.is_taken_out, self.sends_a_file_unasked,
+        ]  # fmt: skip
+        of_ours = [
+            self.time_passes, self.time_passes, self.all_wait_for_long,
+            self.a_while_passes_in_which_all_are_heard, self.an_event_finds_that_time_has_passed,
+            self.files_are_written, self.files_go, self.a_file_comes, self.a_file_comes, self.a_file_is_no_good,
+            self.a_task_reads, self.inputs_are_let_go, self.an_operator_takes_files_back,
+        ]  # fmt: skip
+        if self.random.random() < 0.02:
+            self.a_job_wants_all()
+            return "a job wants all"
+        if self.random.random() < 0.5:
+            do, node = self.random.choice(of_peers), self.random.choice(OTHERS)
+            do(node)
+            return f"{do.__name__} {node}"
+        ours = self.random.choice(of_ours)
+        ours()
+        return ours.__name__
+
+    def keeps(self, name: str, up: list[NodeId]) -> bool:
+        id = layer_of(name)
+        if id is None or place_of(name) in self.one._kept_s:
+            return True
+        is_let_go = id.description.upper <= self.one._let_go.get(place_of(name), 0)
+        return not is_let_go and (self.one.keep_all or ME in keepers(place_of(name), up, REPLICAS))
+
+    def check(self) -> None:
+        """What is to be fetched of each peer, by its definition."""
+        one = self.one
+        up = [ME, *(peer.node for peer in one.peers.values() if peer.is_up(one.now_s))]
+        for directory, trace in zip(DIRECTORIES, TRACES, strict=True):
+            assert one.keeps(layer(trace, 99, 1)) == self.keeps(layer(trace, 99, 1), up), directory
+        while _asks(one._fetch()):
+            pass
+        have = Inventory([*one.mine, *(fetch.held for fetch in one._fetching.values())])
+        for peer in one.peers.values():
+            if peer.session is None:
+                continue
+            wanted = [
+                held
+                for held in missing(have, peer.holds)
+                if self.keeps(held.name, up) and one.given_up.get(held.name) != held.digest
+            ]
+            assert sorted(held for todo in peer.todo.values() for held in todo) == sorted(wanted), peer.node
+            assert peer.todo_files == len(wanted)
+
+
+@pytest.mark.parametrize("first", range(0, 150, 30))
+def test_what_is_to_be_fetched_is_what_it_is_by_definition(first: int) -> None:
+    for seed in range(first, first + 30):
+        node, course = OneNode(seed), []
+        for _ in range(60):
+            course.append(node.step())
+            try:
+                node.check()
+            except AssertionError as error:
+                raise AssertionError(f"seed {seed}, after {'; '.join(course[-8:])}") from error
+
+
+def _asks(effects: list[Effect]) -> bool:
+    return any(isinstance(effect, Send) and isinstance(effect.message, Want) for effect in effects)

@@ -1,0 +1,158 @@
+"""What a node of many does for each statement does not grow with their number: counted in calls, not in seconds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from nosync.lsm.layer import Description, LayerId, Shard, TraceId
+from nosync.replication import inventory, placement
+from nosync.replication.inventory import Held, Inventory, NodeId, keepers, name_of
+from nosync.replication.messages import Beat, Change, Effect, Hello, Send, SessionId, Summary, Want
+from nosync.replication.placement import Placement
+from nosync.replication.protocol import BEAT_S, Replica
+
+IDS = [NodeId(f"n{i:02}") for i in range(12)]
+ME, *OTHERS = IDS
+TRACES = 30
+
+
+def held(trace: int, t: int) -> Held:
+    return Held(name_of(LayerId(TraceId(f"s{trace}", "f", Shard(0)), Description.of_epoch(t))), f"{trace} {t}", 1)
+
+
+class Linked:
+    """One node that all others of twelve are linked with. They hold nothing yet."""
+
+    def __init__(self) -> None:
+        self.one = Replica(ME, "life", "s", IDS, replicas=2)
+        for node in OTHERS:
+            self.comes(node)
+
+    def comes(self, node: NodeId) -> None:
+        session = SessionId(OTHERS.index(node))
+        self.one.connected(session)
+        self.one.received(session, Hello(node, f"life-of-{node}", "s", 2))
+        self.one.received(session, Summary(0, tuple(self.one.peers[node].holds.groups().items())))
+
+    def tells(self, node: NodeId, *files: Held) -> list[Effect]:
+        peer = self.one.peers[node]
+        return self.one.received(SessionId(OTHERS.index(node)), Change(peer.seq + 1, files))
+
+    def all_tell(self, t: int) -> None:
+        """Each layer of an epoch is on three nodes."""
+        for trace in range(TRACES):
+            for i in range(3):
+                self.tells(OTHERS[(trace + i) % len(OTHERS)], held(trace, t))
+
+
+def counted(monkeypatch: pytest.MonkeyPatch, of: Any, name: str) -> Callable[[], int]:
+    """Calls of a function since it was asked last."""
+    calls, real = [0], getattr(of, name)
+
+    def count(*arguments: Any) -> Any:
+        calls[0] += 1
+        return real(*arguments)
+
+    def since() -> int:
+        found, calls[0] = calls[0], 0
+        return found
+
+    monkeypatch.setattr(of, name, count)
+    return since
+
+
+def test_each_trace_is_ranked_once_however_much_is_said_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    cluster = Linked()
+    ours, all_nodes = counted(monkeypatch, placement, "rank"), counted(monkeypatch, inventory, "rank")
+    cluster.all_tell(0)
+    assert ours() == TRACES * len(IDS), "each node for each trace"
+    for t in range(1, 6):
+        cluster.all_tell(t)
+        cluster.one.tick(t * BEAT_S)
+        for node in OTHERS:
+            cluster.one.heard_from(SessionId(OTHERS.index(node)), 0)
+    assert ours() == 0
+    assert cluster.one.peers.keys() == set(OTHERS)
+    cluster.one.disconnected(SessionId(0))
+    assert ours() == 2 * TRACES, "the one that went, against this one"
+    cluster.comes(OTHERS[0])
+    assert ours() == 2 * TRACES
+    assert all_nodes() == 0
+    for t in range(10):
+        cluster.one.holds([held(99, t)])
+    assert all_nodes() == len(IDS), "who is sent what is written here, too"
+
+
+def test_a_statement_has_its_sender_looked_at_and_nobody_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    cluster = Linked()
+    cluster.all_tell(0)
+    cluster.one.tick(0.0)
+    looked = counted(monkeypatch, Replica, "_look_at")
+    chosen = counted(monkeypatch, Replica, "_choose")
+    kept = [trace for trace in range(TRACES) if cluster.one.keeps(held(trace, 1).name)]
+    assert 0 < len(kept) < TRACES
+    other = next(trace for trace in range(TRACES) if trace not in kept)
+    assert cluster.tells(OTHERS[0], held(other, 1)) == []
+    assert (looked(), chosen()) == (1, 1)
+    [effect] = cluster.tells(OTHERS[0], held(kept[0], 1))
+    assert isinstance(effect, Send)
+    assert isinstance(effect.message, Want)
+    assert (looked(), chosen()) == (1, 1)
+
+
+def test_what_others_are_to_keep_is_not_weighed_and_not_looked_through(monkeypatch: pytest.MonkeyPatch) -> None:
+    cluster = Linked()
+    cluster.all_tell(0)
+    missing = {held.name for peer in cluster.one.peers.values() for todo in peer.todo.values() for held in todo}
+    assert all(cluster.one.keeps(name) for name in missing)
+    cluster.one.holds([fetch.held for fetch in cluster.one._fetching.values()])
+    wants = counted(monkeypatch, Replica, "_wants")
+    cluster.one.tick(BEAT_S)
+    cluster.all_tell(1)
+    fetched = sum(cluster.one.keeps(held(trace, 0).name) for trace in range(TRACES))
+    assert 0 < wants() <= 3 * fetched, "each layer that is to be kept, for each peer that holds it"
+
+
+def test_a_beat_hashes_the_inventory_once_for_all_peers(monkeypatch: pytest.MonkeyPatch) -> None:
+    cluster = Linked()
+    asked: list[int] = []
+    root = Inventory.root.fget
+    assert root is not None
+    monkeypatch.setattr(Inventory, "root", property(lambda self: asked.append(1) or root(self)))
+    effects = cluster.one.tick(BEAT_S + 0.01)
+    assert sum(isinstance(e, Send) and isinstance(e.message, Beat) for e in effects) == len(OTHERS)
+    assert len(asked) == 1
+
+
+def test_who_keeps_a_trace_is_as_if_all_were_ranked_again() -> None:
+    for me in IDS[:4]:
+        others = [node for node in IDS if node != me]
+        found = Placement(me, 3)
+        up = [me]
+        directories = [f"s{i}/f/0" for i in range(40)]
+        before: dict[str, bool] = {}
+        for node, is_up in [*((n, True) for n in others), *((n, False) for n in others[::2]), (others[0], True)]:
+            up = [*up, node] if is_up else [n for n in up if n != node]
+            changed = found.changed(node, is_up=is_up)
+            expected = {d: me in keepers(d, up, 3) for d in directories}
+            assert {d: found.is_mine(d) for d in directories} == expected
+            assert {d: found.keepers(d) for d in directories} == {d: frozenset(keepers(d, up, 3)) for d in directories}
+            if before:
+                assert sorted(changed) == sorted(d for d in directories if before[d] != expected[d])
+            assert found.changed(node, is_up=is_up) == []
+            before = expected
+
+
+def test_a_trace_that_nobody_holds_any_more_is_forgotten() -> None:
+    cluster = Linked()
+    cluster.all_tell(0)
+    assert len(cluster.one._placement._before_me) == TRACES
+    for trace in range(TRACES):
+        for i in range(3):
+            node = OTHERS[(trace + i) % len(OTHERS)]
+            peer = cluster.one.peers[node]
+            cluster.one.received(SessionId(OTHERS.index(node)), Change(peer.seq + 1, (), (held(trace, 0).name,)))
+    assert cluster.one._placement._before_me == {}
