@@ -16,7 +16,7 @@ import pyarrow as pa
 from pyspark.errors import PySparkException
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
-from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
+from pyspark.sql.pandas.types import from_arrow_schema
 
 from nosync.bind import Analysis
 from nosync.columns_between import MATCHED_COLUMN
@@ -28,6 +28,7 @@ from nosync.lsm.errors import FlowError, SchemaError
 from nosync.plan import BoundStage
 from nosync.spark.session import conf_set, contains, session_settings, turn_of, unusual
 from nosync.spark.translate import step_of
+from nosync.spark.versions import arrow_schema
 
 _NOT_PLAIN = ("PYTHON_UDF", "SCALA_UDF", "CURRENT_LIKE")
 """What users' functions, and those that depend on when they are asked, are to Spark."""
@@ -175,7 +176,7 @@ class Analyzer:
             else:
                 self._check_stars(stage)
             rows = _apply(stage.kind, stage.options, empty, keep, report=None)
-            schema = to_arrow_schema(rows.schema, timezone="UTC")
+            schema = arrow_schema(rows.schema)
             self._check_plan(stage, rows)
         except PySparkException as error:
             reason = str(error).strip().splitlines()[0]

@@ -8,7 +8,7 @@ from typing import Any
 import pyarrow as pa
 from pyspark.errors import ParseException, PySparkTypeError
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql.pandas.types import from_arrow_type, to_arrow_schema
+from pyspark.sql.pandas.types import from_arrow_type
 from pyspark.sql.types import (
     ArrayType,
     CharType,
@@ -25,6 +25,7 @@ from nosync.dataflow import Dataflow
 from nosync.lsm.columns import describe, nullable, plain
 from nosync.lsm.errors import SchemaError
 from nosync.plan import BoundFlow, BoundStage
+from nosync.spark.versions import arrow_schema
 
 log = logging.getLogger("nosync")
 
@@ -42,7 +43,7 @@ def parse_ddl(text: str) -> pa.Schema:
         raise SchemaError("no columns are declared, expected some such as 'name string, n bigint'")
     for column in schema:
         _check_type(column.dataType, f"column {column.name!r} of {text!r}")
-    return to_arrow_schema(schema, timezone="UTC")
+    return arrow_schema(schema)
 
 
 def check_readable(stage: BoundStage) -> None:
@@ -123,7 +124,7 @@ def check_input(stage: BoundStage, frame: Any) -> DataFrame:
     mine = [f for f in frame.schema if f.name in stage.schema.names]  # others may be of any type, or for epoch= only
     for column in mine:
         _check_type(column.dataType, f"source {stage.name}: column {column.name!r}")
-    found = plain(to_arrow_schema(StructType(mine), timezone="UTC").empty_table()).schema
+    found = plain(arrow_schema(StructType(mine)).empty_table()).schema
     for expected in stage.schema:
         index = found.get_field_index(expected.name)
         if index < 0:

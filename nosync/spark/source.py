@@ -27,7 +27,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql import SparkSession
 from pyspark.sql import datasource as ds
-from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
+from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import StructType
 
 from nosync.lsm.branches import MAIN
@@ -35,6 +35,7 @@ from nosync.lsm.columns import CHANGE_TYPE_COLUMN, EPOCH_COLUMN
 from nosync.lsm.errors import InvalidInputError, NotAvailableError
 from nosync.lsm.store import BEFORE_FIRST_EPOCH, Store
 from nosync.opening import open_to_read
+from nosync.spark.versions import arrow_schema
 
 FORMAT = "nosync"
 OPTIONS = {
@@ -163,7 +164,7 @@ def _read(
         column = table.column(name)
         table = table.filter(_COMPARISONS[type(wanted)](column, pa.scalar(value, column.type)))
     # Spark has one unit for timestamps and one size of lists; a store without Spark may have others.
-    yield from table.select(schema.names).cast(to_arrow_schema(schema, timezone="UTC")).to_batches()
+    yield from table.select(schema.names).cast(arrow_schema(schema)).to_batches()
 
 
 def _column_and_value(comparison: Any) -> tuple[str, Any]:

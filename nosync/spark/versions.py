@@ -1,0 +1,20 @@
+"""What differs between the versions of PySpark that nosync runs on: 4.1 to 4.3."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping
+from typing import Any
+
+import pyarrow as pa
+from pyspark.sql.pandas.types import to_arrow_schema
+from pyspark.sql.types import StructType
+
+_PARAMETERS = inspect.signature(to_arrow_schema).parameters
+_IN_UTC: Mapping[str, Any] = {"timezone": "UTC"} if "timezone" in _PARAMETERS else {"timestamp_utc": True}
+"""4.1 knows UTC or none, later ones any zone."""
+
+
+def arrow_schema(schema: StructType) -> pa.Schema:
+    """Spark's columns as Arrow's; timestamps in UTC."""
+    return to_arrow_schema(schema, **_IN_UTC)
