@@ -13,7 +13,7 @@ WORKERS ?= 3
 IN_PARALLEL := tests/unit tests/property tests/model tests/format tests/simulation tests/crash tests/cluster
 ON_HOSTS := tests/cluster/test_hosts.py
 
-.PHONY: help setup java demo test check format crash kills sim cluster model bench bench-full bench-compare clean
+.PHONY: help setup java demo test compat check format crash kills sim cluster model bench bench-full bench-compare clean
 
 help:  ## Show the targets.
 	@grep -hE '^[a-z-]+:.*## ' Makefile | awk -F ':.*## ' '{printf "  make %-13s %s\n", $$1, $$2}'
@@ -37,6 +37,9 @@ demo: setup  ## Run a year of real flights through Spark, damage the store, reco
 test: setup  ## Run the tests (12 to 15 minutes on 2 cores).
 	$(BIN)/python -m pytest -n $(WORKERS) $(IN_PARALLEL) --ignore=$(ON_HOSTS) --durations=10
 	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile tests/spark $(ON_HOSTS) --durations=10
+
+compat: setup  ## A short suite on the oldest and the newest Python and packages that pyproject.toml allows.
+	$(BIN)/python -m tests.compat.run .venv-compat
 
 check: setup  ## Format, lint, types, dependency direction.
 	$(BIN)/ruff format --check .
@@ -75,4 +78,4 @@ bench-compare: setup  ## Flag ratios in bench/results that are worse than the co
 	$(BIN)/python -m bench.compare
 
 clean:  ## Remove what the targets above made.
-	rm -rf $(VENV) $(OUT) build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) .venv-compat $(OUT) build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
