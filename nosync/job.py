@@ -97,7 +97,7 @@ class Job:
     Making a job fences the one before: it can neither publish nor seal any more (FencedError).
 
     Raises FlowError where flow, store and settings do not fit together: another number of key groups than
-    the store was made with, or stages whose code changed since.
+    the store was made with, or stages whose code changed since; or where Spark's executors run a Python without nosync.
     """
 
     def __init__(
@@ -119,6 +119,7 @@ class Job:
                 f"Job({type(flow).__name__}, {type(store).__name__}): expected a nosync.Dataflow and a store, as "
                 "nosync.open(path) returns it"
             )
+        from nosync.spark.executors import check_workers  # noqa: PLC0415
         from nosync.spark.expressions import Analyzer  # noqa: PLC0415
         from nosync.spark.freeze import frozen  # noqa: PLC0415
         from nosync.spark.runner import Runner  # noqa: PLC0415
@@ -131,6 +132,7 @@ class Job:
         """The branch that this job runs on."""
         self._check_shape(flow)
         schemas.check_names(flow, spark)
+        check_workers(spark)
         self._expression_settings = expression_settings(spark)
         self._declared, self._analyze = frozen(flow, spark), Analyzer(spark, self._expression_settings)
         self._sinks = dict(sinks or {})

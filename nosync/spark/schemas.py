@@ -25,6 +25,7 @@ from nosync.dataflow import Dataflow
 from nosync.lsm.columns import describe, nullable, plain
 from nosync.lsm.errors import SchemaError
 from nosync.plan import BoundFlow, BoundStage
+from nosync.spark.session import is_of_connect
 from nosync.spark.versions import arrow_schema
 
 log = logging.getLogger("nosync")
@@ -121,6 +122,10 @@ def check_input(stage: BoundStage, frame: Any) -> DataFrame:
     """The DataFrame, if it has the source's columns with its types. Raises SchemaError naming what differs."""
     if not hasattr(frame, "mapInArrow") or not hasattr(frame, "schema"):
         raise SchemaError(f"source {stage.name}: {type(frame).__name__} was given, expected a Spark DataFrame")
+    if is_of_connect(frame):
+        raise SchemaError(
+            f"source {stage.name}: the DataFrame is one of Spark Connect, expected one of the session that the job was made with"
+        )
     mine = [f for f in frame.schema if f.name in stage.schema.names]  # others may be of any type, or for epoch= only
     for column in mine:
         _check_type(column.dataType, f"source {stage.name}: column {column.name!r}")

@@ -222,8 +222,18 @@ def turn_of(spark: SparkSession) -> Iterator[None]:
         yield
 
 
+def is_of_connect(thing: object) -> bool:
+    """Whether a session or a DataFrame is one of Spark Connect, which has no JVM in this process."""
+    return type(thing).__module__.startswith("pyspark.sql.connect.")
+
+
 def check_session(spark: object) -> None:
-    """Raises FlowError for something that is not an active SparkSession, or is older than 4.1."""
+    """Raises FlowError for something that is not an active SparkSession, is one of Spark Connect, or is older than 4.1."""
+    if is_of_connect(spark):
+        raise FlowError(
+            "spark= is a session of Spark Connect, whose JVM is elsewhere, and a job plans epochs in the JVM of its own process: "
+            "pass one of SparkSession.builder.master(...), without remote() and SPARK_REMOTE"
+        )
     version = getattr(spark, "version", None)
     if not isinstance(version, str):
         raise FlowError(f"spark={spark!r} is not a SparkSession: pass spark=SparkSession.builder.getOrCreate()")

@@ -14,17 +14,37 @@ from nosync.lsm.failures import decode_failure
 
 _CALL, _CLASS = re.compile(r"An error occurred while calling \S+$"), re.compile(r"^:\s*([\w.$]+: )?")
 """What Py4J has before the message of an exception of Java's."""
+_FRAME = re.compile(r"\s+at \S+\(")
+"""Where Java's code was."""
 
 
 def reason_of(text: str) -> str:
-    """What went wrong, of all that Spark says: where Python failed its exception, else the first line."""
+    """What went wrong, of all that Spark says: where Python failed its exception, else the first line.
+
+    A line that only announces, such as `SparkException:`, goes on with those below it.
+    """
     lines = [line for line in text.strip().splitlines() if line.strip()]
     for i, line in enumerate(lines):
-        if line.startswith("Traceback"):
-            return next((x.strip() for x in lines[i + 1 :] if not x.startswith((" ", "\t"))), lines[0])
+        if line.lstrip().startswith("Traceback"):  # indented where it is what a worker that did not start has printed
+            ends = (j for j in range(i + 1, len(lines)) if _indent(lines[j]) <= _indent(line))
+            return _statement(lines[next(ends, 0) :])
     if len(lines) > 1 and _CALL.match(lines[0]):
-        return _CLASS.sub("", lines[1])
-    return lines[0] if lines else "it gave no reason"
+        return _statement([_CLASS.sub("", lines[1]) or lines[1].lstrip(": "), *lines[2:]])
+    return _statement(lines) or "it gave no reason"
+
+
+def _indent(line: str) -> int:
+    return len(line) - len(line.lstrip())
+
+
+def _statement(lines: list[str]) -> str:
+    """The first line, and below it those that it and they announce; not where Java's code was."""
+    said: list[str] = []
+    for line in lines:
+        if said and (not said[-1].endswith(":") or _FRAME.match(line)):
+            break
+        said.append(line.strip())
+    return " ".join(said)
 
 
 @contextmanager
