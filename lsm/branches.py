@@ -20,6 +20,7 @@ from nosync.lsm.env import Env, storage_errors
 from nosync.lsm.errors import CorruptionError, InvalidInputError
 from nosync.lsm.layer import check_name
 from nosync.lsm.manifest import MAIN_LINE
+from nosync.lsm.nearest import did_you_mean
 from nosync.lsm.parsing import parsed
 from nosync.lsm.sealed_json import publish_small, read_small, sync_published
 from nosync.lsm.timestamp import Epoch, is_number, pack
@@ -60,7 +61,9 @@ class Refs:
     def line_of(self, branch: str) -> Line:
         """Raises InvalidInputError naming the branches that there are."""
         if branch not in self.names:
-            raise InvalidInputError(f"no branch {branch!r}; branches: {', '.join(sorted(self.names))}")
+            raise InvalidInputError(
+                f"no branch {branch!r}; branches: {', '.join(sorted(self.names))}{did_you_mean(branch, self.names)}"
+            )
         return self.lines[self.names[branch]]
 
     def lineage(self, line: str) -> list[Line]:

@@ -46,6 +46,7 @@ from nosync.lsm.errors import (
 from nosync.lsm.hashing import Hasher, hash32
 from nosync.lsm.history import Part, View
 from nosync.lsm.layer import Description, Digest, LayerId, Shard, TraceId, parse_file_name
+from nosync.lsm.nearest import did_you_mean
 from nosync.lsm.parsing import parsed
 from nosync.lsm.presence import is_there
 from nosync.lsm.reader import LayerReader
@@ -425,6 +426,7 @@ class LayerDirectory:
         if not self.traces(stage):
             raise UnknownStageError(
                 f"no stage {stage!r} in {self.root}; recorded stages: {', '.join(self.stages()) or 'none'}"
+                f"{did_you_mean(stage, self.stages())}"
             )
 
     def fingerprint_of(self, stage: str) -> str:

@@ -142,3 +142,7 @@ class ScanError(NosyncError):
 
 class FlowError(NosyncError, ValueError):
     """A dataflow is put together wrongly, or is not the one this store was written with."""
+
+
+class UnknownOperatorError(FlowError, AttributeError):
+    """A stage or a dataflow has no operator of that name. It is an AttributeError too, which `hasattr` asks for."""

@@ -12,8 +12,14 @@ _URI = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):/+")
 _ADDRESS = re.compile(r"[A-Za-z0-9_.-]+:[0-9]{1,5}\Z")
 
 
-def local_path(path: str | Path) -> Path:
+_WHY = "what is there must appear under its name whole or not at all, which an object store has no rename or link for"
+_STORE_INSTEAD = "Give a local directory, of which daemons keep copies on other hosts (docs/operations.md)"
+
+
+def local_path(path: str | Path, what: str = "a store", instead: str = _STORE_INSTEAD) -> Path:
     """A directory of this host, absolute, for the process may go to another one. `file:` and `~` are understood.
+
+    `what` the path is of, and what to do `instead` of another file system, are said where it is refused.
 
     Raises InvalidInputError for what another file system or a daemon keeps, of which Path would make a directory here.
     """
@@ -25,7 +31,8 @@ def local_path(path: str | Path) -> Path:
         text = f"/{text[uri.end() :]}"
     elif uri is not None:
         raise InvalidInputError(
-            f"{text} is not on this host: give a local directory, of which daemons keep copies on others (docs/operations.md)"
+            f"{text} is not on this host: {what} is a directory of a file system that this host has or mounts, for "
+            f"{_WHY}. {instead}"
         )
     elif _ADDRESS.match(text) and not os.path.exists(text):
         raise InvalidInputError(f"{text} looks like a daemon's address: nosync.connect({text!r}) reads its store")

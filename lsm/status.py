@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
+from nosync.lsm.branches import MAIN
 from nosync.lsm.errors import NosyncError
 from nosync.lsm.html import facts_html, rows_html
 from nosync.lsm.layer import LayerId
@@ -91,10 +92,16 @@ class StoreStatus:
     missing: int | None
     """Layers that manifests list and no file holds; None: the directory cannot be looked at."""
     problems: Mapping[str, str]
+    branches: Mapping[str, int | None] = field(default_factory=dict)
+    """By name, main included, the newest epoch of each branch."""
+    sealed_at: str | None = None
+    """When the last epoch was sealed, or came to this node, by the clock of its file (ISO 8601, UTC). Nothing depends on it."""
 
     def _repr_html_(self) -> str:
         names = ("safe_point", "last_sealed", "since", "missing", "key_groups")
         facts = {name.replace("_", " "): getattr(self, name) for name in names}
+        facts |= {"last sealed at": self.sealed_at} if self.sealed_at else {}
+        facts |= {f"branch {name}": t for name, t in self.branches.items() if name != MAIN}
         facts |= {f"pin {name}": t for name, t in self.pins.items()}
         facts |= {f"problem: {where}": what for where, what in self.problems.items()}
         rows = [(n, s["shards"], s["layers"], s["rows"], s["bytes"], s["upper"] - 1) for n, s in self.stages.items()]

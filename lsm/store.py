@@ -14,6 +14,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from datetime import UTC, datetime
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -68,6 +69,7 @@ from nosync.lsm.local_path import local_path
 from nosync.lsm.lost_ends import check_log, check_there, log_problem, lost_begin, lost_manifests
 from nosync.lsm.manifest import Manifest
 from nosync.lsm.merge import RowFilter
+from nosync.lsm.nearest import did_you_mean
 from nosync.lsm.node import Node
 from nosync.lsm.pins import Pin, read_pins
 from nosync.lsm.raw import raw_begin, raw_layers, raw_trace, raw_traces_at
@@ -76,7 +78,7 @@ from nosync.lsm.remembered import SAFE_META, recalled
 from nosync.lsm.roles import Missing, StoreNode
 from nosync.lsm.scrub import VerifyReport, verify_directory
 from nosync.lsm.settings import StoreSettings
-from nosync.lsm.status import BranchInfo, LayerStatus, StoreStatus, status_of, status_of_bad
+from nosync.lsm.status import BranchInfo, LayerStatus, StoreStatus, shown, status_of, status_of_bad
 from nosync.lsm.timestamp import ZERO, Epoch, Time, end_of, epoch_of, last_of, pack
 from nosync.lsm.trace import Trace, lost_tail
 from nosync.lsm.views import stage_views
@@ -376,7 +378,7 @@ class Store:
         """
         if as_of is None:
             as_of = min(self._as_of(None, a), self._as_of(None, b))
-        key = self._trace(self._views(stage, as_of, None, a)[0], as_of).key
+        key = self.key(stage, as_of, branch=a)
         tables = [self.read(stage, as_of, branch=branch) for branch in (a, b)]
         return compare(tables[0], tables[1], key, f"stage {stage}")
 
@@ -667,6 +669,18 @@ class Store:
             found.append(status_of(reader, durable=id in durable))
         return found
 
+    def branches_of(self, layers: Sequence[LayerStatus]) -> list[tuple[str, ...]]:
+        """For each of these layers the branches whose epochs it holds; none for what no sealed epoch lists."""
+        lines = self._lines()
+        holds = {name: {*map(_place, self._files_of(lines, name))} for name in sorted(lines.refs.names)}
+        places = [(x.stage, x.fingerprint, x.shard, x.shards, x.lower, x.upper) for x in layers]
+        return [tuple(name for name, files in holds.items() if place in files) for place in places]
+
+    def key(self, stage: str, as_of: int | None = None, *, branch: str = MAIN) -> tuple[str, ...]:
+        """The key columns of a stage at an epoch (default: the last sealed one); none of a log."""
+        as_of = self._as_of(as_of, branch)
+        return self._trace(self._views(stage, as_of, None, branch)[0], as_of).key
+
     def _durable_ids(self) -> set[LayerId]:
         if self._node is not None:
             return self._node.durable_ids()
@@ -713,7 +727,21 @@ class Store:
             self.pins(),
             missing,
             problems | (node.problems if node else self._read_only_problems(safe)),
+            {name: self.last_sealed(name) for name in sorted(self._lines().refs.names)},
+            self._sealed_at(),
         )
+
+    def _sealed_at(self) -> str | None:
+        """When the last manifest of the main line got its file; None where there is none, or an archive has it."""
+        last = self.last_sealed()
+        manifest = None if last is None else self._lines().manifest(last)
+        if manifest is None:
+            return None
+        try:
+            written_ns = self.directory.env.identity(self.directory.root / manifest.path).written_ns
+        except FileNotFoundError:
+            return None
+        return datetime.fromtimestamp(written_ns // 10**9, UTC).isoformat()
 
     def _read_only_problems(self, safe: int | None) -> dict[str, str]:
         lines = self._lines()
@@ -782,6 +810,12 @@ class Store:
         return f"<nosync.Store {self.directory.root} ({state})>"
 
 
+def _place(id: LayerId) -> tuple[str, str, int, int, int | str, int | str]:
+    """What tells a layer file from others in its `LayerStatus`."""
+    trace, d = id.trace, id.description
+    return trace.stage, trace.fingerprint, trace.shard.index, trace.shard.count, shown(d.lower), shown(d.upper)
+
+
 def check_range(after: int, until: int) -> None:
     """Raises InvalidInputError unless both are epochs (or `after` is -1: before the first) and in order."""
     if after != BEFORE_FIRST_EPOCH:
@@ -798,8 +832,10 @@ def _select(table: pa.Table, columns: Sequence[str] | None, stage: str) -> pa.Ta
         raise InvalidInputError(f"columns={columns!r} is one name, expected a list of names: columns=[{columns!r}]")
     for name in columns:
         if name not in table.column_names:
-            shown = pa.schema([field for field in table.schema if not field.name.startswith(INTERNAL_PREFIX)])
-            raise SchemaError(f"stage {stage} has no column {name!r}; it has {describe(shown)}")
+            offered = pa.schema([field for field in table.schema if not field.name.startswith(INTERNAL_PREFIX)])
+            raise SchemaError(
+                f"stage {stage} has no column {name!r}; it has {describe(offered)}{did_you_mean(name, offered.names)}"
+            )
     return table.select(list(columns))
 
 

@@ -100,9 +100,20 @@ if not TYPE_CHECKING:  # type checkers see the imports above, and find what is m
 
     def __getattr__(name: str) -> Any:
         if name not in _HOME_OF:
-            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}{_meant(name)}")
         value = globals()[name] = getattr(importlib.import_module(_HOME_OF[name]), name)
         return value
+
+
+def _meant(name: str) -> str:
+    """What an error adds about a name that this module does not have."""
+    if name.startswith("_"):  # Python and notebooks ask for such
+        return ""
+    from nosync.foreign_words import FUNCTIONS_ELSEWHERE  # noqa: PLC0415
+    from nosync.lsm.nearest import did_you_mean  # noqa: PLC0415
+
+    here = FUNCTIONS_ELSEWHERE.get(name.lower())
+    return did_you_mean(name, __all__) if here is None else f": it is called nosync.{here} here"
 
 
 def __dir__() -> list[str]:

@@ -28,6 +28,7 @@ from nosync.groups import SUM, Groups
 from nosync.lsm.columns import Indices, as_array, take
 from nosync.lsm.errors import FlowError, SchemaError
 from nosync.lsm.hashing import U32
+from nosync.lsm.nearest import did_you_mean
 
 MAX_LIST = 100_000
 _NOISE = 32 * np.finfo(np.float64).eps
@@ -46,6 +47,11 @@ class Aggregate:
     """The column that orders the rows, of first and last."""
     limit: int | None = None
     """How many values at most, of top_k and collect."""
+
+    def __post_init__(self) -> None:
+        for what, name in (("column", self.column), ("by", self.by)):
+            if name is not None and not isinstance(name, str):
+                raise FlowError(f"{self.function}: {what} is {name!r}, expected the name of a column, such as 'x'")
 
     def __str__(self) -> str:
         return f"{self.function}({self.column or ''})"
@@ -192,18 +198,13 @@ class Plan:
         return plan
 
     def _add(self, stage: str, output: str, aggregate: Aggregate, schema: pa.Schema) -> None:
-        if not isinstance(aggregate, Aggregate):
-            raise FlowError(
-                f"stage {stage}: {output}={aggregate!r} is not an aggregate: use nosync.count(), nosync.sum(...)"
-            )
-        if output in self.key or output.startswith("_"):
-            raise FlowError(f"stage {stage}: {output!r} cannot name an aggregate: it is a key column or begins with _")
         if aggregate.column is None:
             self._keep(output, Accumulator(output, pa.int64(), None, "rows"), aggregate)
             return
         if aggregate.column not in schema.names:
             raise SchemaError(
                 f"stage {stage}: {aggregate}: the input has no column {aggregate.column!r}; it has {', '.join(schema.names)}"
+                f"{did_you_mean(aggregate.column, schema.names)}"
             )
         type_ = schema.field(aggregate.column).type
         if aggregate.function == "count":
@@ -240,6 +241,7 @@ class Plan:
             if name not in schema.names:
                 raise SchemaError(
                     f"stage {stage}: {aggregate}: the input has no column {name!r}; it has {', '.join(schema.names)}"
+                    f"{did_you_mean(name, schema.names)}"
                 )
             _check_ordered(stage, aggregate, schema.field(name).type)
         type_ = values_type([schema.field(name).type for name in fields])

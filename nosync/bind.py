@@ -14,7 +14,7 @@ import pyarrow as pa
 
 from nosync.aggregates import Aggregate, Plan
 from nosync.arrow_expressions import Step
-from nosync.columns_between import COLUMNS_BETWEEN
+from nosync.columns_between import is_ours
 from nosync.dataflow import (
     AGGREGATE,
     DEDUPE,
@@ -39,6 +39,7 @@ from nosync.loops import loop_schema
 from nosync.lsm.columns import CHANGE_TYPE_COLUMN, INTERNAL_PREFIX, RESERVED, describe, nullable, plain
 from nosync.lsm.errors import FlowError, NosyncError, SchemaError
 from nosync.lsm.hashing import check_key_type
+from nosync.lsm.nearest import did_you_mean
 from nosync.operators import TOUCHED_COLUMN
 from nosync.plan import ARRANGE, DISTINCT, LATE, WATERMARK, BoundFlow, BoundStage, Emission, Feed, Loop, Segment
 from nosync.windows import END, START, Window, is_time, window_type
@@ -277,7 +278,7 @@ class _Binder:
         if window.time not in upstream.output.names:
             raise SchemaError(
                 f"stage {stage.name}: time column {window.time!r} is not in its input {upstream.name} "
-                f"({describe(upstream.output)})"
+                f"({describe(upstream.output)}){did_you_mean(window.time, upstream.output.names)}"
             )
         time_type = upstream.output.field(window.time).type
         if not is_time(time_type):
@@ -518,6 +519,7 @@ class _Binder:
             if name not in upstream.output.names:
                 raise SchemaError(
                     f"stage {stage.name}: key column {name!r} is not in its input {upstream.name} ({describe(upstream.output)})"
+                    f"{did_you_mean(name, upstream.output.names)}"
                 )
             check_key_type(name, upstream.output.field(name).type)
 
@@ -571,11 +573,6 @@ class _Binder:
                 'has, as in pa.array(values, pa.float64()), or state schema="..."'
             )
         return pa.schema([*plain(result.select(kept)).schema, *kept_change])
-
-
-def is_ours(name: str) -> bool:
-    """Whether columns of users cannot have a name, which Spark may take for another one in upper case."""
-    return name.lower() in RESERVED | COLUMNS_BETWEEN or name.startswith(INTERNAL_PREFIX)
 
 
 def visible(schema: pa.Schema) -> pa.Schema:

@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
+from nosync.lsm.columns import INTERNAL_PREFIX, RESERVED
+
 TAG_COLUMN = "_tag"
 REPORT_COLUMN = "_report"
 SIDE_COLUMN = "_side"
 HASH64_COLUMN = "_hash64"
 MATCHED_COLUMN = "_matched"
 COLUMNS_BETWEEN = frozenset({TAG_COLUMN, REPORT_COLUMN, SIDE_COLUMN, HASH64_COLUMN, MATCHED_COLUMN})
+
+
+def is_ours(name: str) -> bool:
+    """Whether columns of users cannot have a name, which Spark may take for another one in upper case."""
+    return name.lower() in RESERVED | COLUMNS_BETWEEN or name.startswith(INTERNAL_PREFIX)

@@ -19,13 +19,17 @@ from typing import Any
 
 import pyarrow as pa
 
+from nosync import declared
 from nosync.aggregates import Aggregate
+from nosync.declared import Known
+from nosync.foreign_words import unknown_operator
 from nosync.frozen import Frozen
 from nosync.levels import NONE, parse_level
 from nosync.lsm.directory import DEFAULT_KEY_GROUPS, MAX_KEY_GROUPS
 from nosync.lsm.errors import FlowError, UnknownStageError
 from nosync.lsm.layer import check_name
 from nosync.lsm.manifest import KEEP
+from nosync.lsm.nearest import did_you_mean
 from nosync.lsm.release import POLICIES
 from nosync.windows import parse_window
 
@@ -155,7 +159,6 @@ class Stage:
 
         Output: one row per key, key columns then one column per aggregate.
         """
-        _check_aggregates(name, aggregates)
         return self._then(name, AGGREGATE, key=_check_key(name, key), aggregates=aggregates, persist=persist)
 
     def dedupe(self, name: str, *, key: Sequence[str] | None = None, persist: str | None = None) -> Stage:
@@ -230,7 +233,6 @@ class Stage:
         `slide` since 1970-01-01 UTC. For windows of processing time add the tick to the rows as a column, so that replay
         sees the same.
         """
-        _check_aggregates(name, aggregates)
         keys = _check_key(name, key) if key else ()
         window = parse_window(name, time=time, size=size, slide=slide, gap=gap, watermark=watermark, keep=keep)
         return self._then(name, WINDOW, key=keys, aggregates=aggregates, persist=persist, options={"window": window})
@@ -290,6 +292,11 @@ class Stage:
 
     # ----------------------------------------------------------------------------------------------------------------
 
+    def __getattr__(self, word: str) -> Any:
+        if word.startswith("_"):  # what Python and notebooks ask of any object
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {word!r}")
+        raise unknown_operator(f"stage {self.name}", word, _own(Stage))
+
     def _then(self, name: str, kind: str, **fields: Any) -> Stage:
         return self.flow._add(Stage(self.flow, name, kind, (self.name,), **fields))
 
@@ -299,17 +306,17 @@ class Stage:
                 raise FlowError(f"stage {name}: {other!r} is not a stage of dataflow {self.flow.name}")
 
 
+def _own(kind: type) -> list[str]:
+    """What users call on an object of a class."""
+    return [name for name, what in vars(kind).items() if callable(what) and not name.startswith("_")]
+
+
 def _check_key(stage: str, key: Sequence[str]) -> tuple[str, ...]:
     if isinstance(key, str):
         raise FlowError(f"stage {stage}: key is {key!r}, expected a list of column names: [{key!r}]")
-    if not key or len(set(key)) != len(key):
+    if not key or not all(isinstance(name, str) for name in key) or len(set(key)) != len(key):
         raise FlowError(f"stage {stage}: key is {list(key)}, expected one or more different column names")
     return tuple(key)
-
-
-def _check_aggregates(stage: str, aggregates: Mapping[str, Aggregate]) -> None:
-    if not aggregates:
-        raise FlowError(f"stage {stage}: give at least one aggregate, such as n=nosync.count()")
 
 
 def _with_other_code(stage: Stage, code: Any) -> Stage:
@@ -322,7 +329,6 @@ def _with_other_code(stage: Stage, code: Any) -> Stage:
         expressions = tuple(code) if isinstance(code, list | tuple) else (code,)
         return replace(stage, options={**stage.options, "expressions": expressions})
     if stage.kind in (AGGREGATE, WINDOW) and isinstance(code, Mapping):
-        _check_aggregates(stage.name, code)
         return replace(stage, aggregates=dict(code))
     raise FlowError(
         f"stage {stage.name}: a {stage.kind} cannot be replaced by {code!r}: give a function for map, filter and update, "
@@ -391,6 +397,7 @@ class Dataflow:
         self.persist_given = persist
         """None: on as many nodes as the store keeps, which alone is this disk."""
         self._stages: dict[str, Stage] = {}
+        self._known: dict[str, Known] = {}
         self._loop: str | None = None  # the loop whose body is being built
 
     def source(self, name: str, schema: str, *, persist: str | None = None, at_safe_point: str = KEEP) -> Stage:
@@ -418,7 +425,9 @@ class Dataflow:
     def __getitem__(self, name: str) -> Stage:
         """The stage of a name, to build on."""
         if name not in self._stages:
-            raise UnknownStageError(f"no stage {name!r} in {self.name}; stages: {', '.join(self._stages)}")
+            raise UnknownStageError(
+                f"no stage {name!r} in {self.name}; stages: {', '.join(self._stages)}{did_you_mean(name, self._stages)}"
+            )
         return self._stages[name]
 
     def changed(
@@ -453,6 +462,7 @@ class Dataflow:
                 new = replace(stage, flow=copy)
                 if replaced and stage.name in replaced:
                     new = _with_other_code(new, replaced[stage.name])
+                copy._known |= copy._learned(new)
                 copy._stages[stage.name] = new
         if add is not None:
             add(copy)
@@ -496,8 +506,47 @@ class Dataflow:
                     f"stage {stage.name}: its input {inside} is inside the loop {self._stages[inside].loop}; "
                     f"build on {self._stages[inside].loop} itself, or inside its body"
                 )
+        self._known |= self._learned(stage)
         self._stages[stage.name] = stage
         return stage
 
+    def _learned(self, stage: Stage) -> dict[str, Known]:
+        """What is known of a stage's columns now, and of its parts'. Raises SchemaError or FlowError where it cannot be right."""
+        if stage.kind == SOURCE:
+            return {stage.name: declared.of_source(stage.name, stage.schema)}
+        given = stage.inputs[0]
+        known = self._known[given]
+        if stage.kind == WINDOW:
+            window = stage.options["window"]
+            found = declared.of_window(stage.name, window, stage.key, stage.aggregates, given, known)
+            return {stage.name: found, f"{stage.name}{PART_SEPARATOR}late": declared.expanded(window, known)}
+        if stage.kind == JOIN:
+            inputs = [(name, self._known[name]) for name in stage.inputs]
+            return {stage.name: declared.of_join(stage.name, stage.options["on"], stage.options["how"], inputs)}
+        if stage.kind == UNION:
+            return {stage.name: declared.of_union(stage.name, {name: self._known[name] for name in stage.inputs})}
+        return {stage.name: _LEARN_OF_ONE[stage.kind](stage, given, known)}
+
+    def __getattr__(self, word: str) -> Any:
+        if word.startswith("_"):
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {word!r}")
+        raise unknown_operator(f"dataflow {self.name}", word, _own(Dataflow), in_flow=True)
+
     def __repr__(self) -> str:
         return f"<nosync.Dataflow {self.name}: {' '.join(self._stages)}>"
+
+
+_LEARN_OF_ONE: Mapping[str, Callable[[Stage, str, Known], Known]] = {
+    MAP: lambda s, given, known: declared.of_map(s.name, s.schema, known),
+    FILTER: lambda s, given, known: known,
+    WHERE: lambda s, given, known: known,
+    SELECT: lambda s, given, known: declared.of_select(s.name, s.options["expressions"], given, known),
+    STATIC_JOIN: lambda s, given, known: declared.of_static_join(
+        s.name, s.options["on"], s.options["table"], given, known
+    ),
+    AGGREGATE: lambda s, given, known: declared.of_aggregate(s.name, s.key, s.aggregates, given, known),
+    DEDUPE: lambda s, given, known: declared.of_dedupe(s.name, s.key, given, known),
+    UPDATE: lambda s, given, known: declared.of_update(s.name, s.key, s.schema, given, known),
+    LOOP: lambda s, given, known: Known(known.columns),
+}
+"""By kind, how the columns of a stage with one input follow from that input's."""

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from nosync.dataflow import Dataflow
 from nosync.lsm.errors import CompactedError, FlowError, InvalidInputError, UnknownStageError
 from nosync.lsm.marks import Marks
+from nosync.lsm.nearest import did_you_mean
 from nosync.lsm.registers import Fact
 from nosync.lsm.store import Store
 from nosync.sinks import GAP, PRECISE, Sink, last_given
@@ -31,6 +32,7 @@ def check_sinks(sinks: Mapping[str, Sink], flow: Dataflow) -> None:
         if stage not in names:
             raise UnknownStageError(
                 f"a sink is for stage {stage!r}, which the flow does not have; stages: {', '.join(names)}"
+                f"{did_you_mean(stage, names)}"
             )
         if next(s for s in flow.stages if s.name == stage).persist == "none":
             raise FlowError(f"stage {stage}: persist='none', so it has nothing that a sink could be given: persist it")

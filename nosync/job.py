@@ -28,6 +28,7 @@ from nosync.lsm.branches import MAIN
 from nosync.lsm.columns import describe
 from nosync.lsm.errors import (
     CompactedError,
+    DeterminismError,
     FencedError,
     FlowError,
     InvalidInputError,
@@ -43,6 +44,7 @@ from nosync.lsm.html import facts_html, rows_html
 from nosync.lsm.layer import Digest, LayerId, TraceId
 from nosync.lsm.lost_ends import check_there, lost_begin
 from nosync.lsm.manifest import AT_SAFE_POINT, KEEP, Content, Manifest
+from nosync.lsm.nearest import did_you_mean
 from nosync.lsm.roles import Missing
 from nosync.lsm.status import StoreStatus
 from nosync.lsm.store import BEFORE_FIRST_EPOCH, Store, check_range
@@ -69,6 +71,7 @@ if TYPE_CHECKING:
     from pyspark.sql.streaming.query import StreamingQuery
 
     from nosync.segment import Report
+    from nosync.spark.derived import DerivedReader
     from nosync.spark.given import EpochOf, GivenEpochs
     from nosync.spark.read import StageReader
 
@@ -88,6 +91,19 @@ def _contents(ids: Sequence[LayerId], reports: Reports) -> dict[LayerId, Content
     """What tasks said is in the layers that they wrote or found."""
     reported = {id: reports.get((id.trace.stage, id.trace.shard.index)) for id in ids}
     return {id: Content(Digest(r.digest), r.rows) for id, r in reported.items() if r is not None and r.digest}
+
+
+def _why_not_recorded(stage: str, below: BoundStage) -> str:
+    """Why a stage cannot be read. `below`: what it would be computed from by expressions alone, which may be itself."""
+    if below.loop is not None:
+        return (
+            f"stage {stage} is computed in the rounds of the loop {below.loop}, which are not kept: read {below.loop}"
+        )
+    of = "" if below.name == stage else f" is computed from {below.name}, which"
+    return (
+        f"stage {stage}{of} is not recorded (persist='none'), and a {below.kind} is not an expression over what is: read what "
+        "it is computed from, or persist it"
+    )
 
 
 class Job:
@@ -301,6 +317,8 @@ class Job:
                         raise hole
                 one = Again(Step(t, {}, frozenset()), flow, self._epochs.shards_at(flow, t), 0)
                 return self._runner.run([one], inputs, self.branch_name, self.instance, everything=True)[t]
+            except DeterminismError as error:
+                raise self._other_rows(t, error) from None
             except NodeLostError as error:
                 if attempt + 1 == _ATTEMPTS:
                     raise
@@ -311,6 +329,23 @@ class Job:
                 log.warning("epoch %d needs what a lost node had, which is computed again: %s", t, error)
                 hole = error
         raise AssertionError("the last attempt returns or raises")
+
+    def _other_rows(self, t: int, error: DeterminismError) -> DeterminismError:
+        """The error of an epoch whose rows are others than an attempt before recorded, with what to do about it first."""
+        last = self._node.last_sealed(self.branch_name)
+        is_of_rows = error.stage in {stage.name for stage in self.flow.sources}
+        if not is_of_rows or self.branch_name != MAIN or (last is not None and t <= last):
+            return error
+        before = BEFORE_FIRST_EPOCH if last is None else last
+        return DeterminismError(
+            f"job.rewind({before}) first, then epoch {t} can be given these rows: an attempt that failed has recorded other ones "
+            f"for it. {error}",
+            stage=error.stage,
+            shard=error.shard,
+            t=error.t,
+            recorded_digest=error.recorded_digest,
+            rejected_digest=error.rejected_digest,
+        )
 
     def _seal(self, flow: BoundFlow, t: int, reports: Reports, streams_from: int | None = None) -> None:
         self._check_open()
@@ -389,7 +424,9 @@ class Job:
             )
         for name in inputs:
             if name not in sources:
-                raise InvalidInputError(f"{name!r} is not a source of {self.flow.name}; sources: {', '.join(sources)}")
+                raise InvalidInputError(
+                    f"{name!r} is not a source of {self.flow.name}; sources: {', '.join(sources)}{did_you_mean(name, sources)}"
+                )
         for name in sources:
             if name not in inputs:
                 raise InvalidInputError(
@@ -426,7 +463,10 @@ class Job:
     # --- reading --------------------------------------------------------------------------------------------------
 
     def read(self, stage: str, as_of: int | None = None) -> DataFrame:
-        """The state of a stage as of an epoch (default: the last sealed one) as a DataFrame."""
+        """The state of a stage as of an epoch (default: the last sealed one) as a DataFrame.
+
+        A select, where or join_static that is not recorded is this job's expressions over what is recorded below it.
+        """
         t = self._sealed(as_of)
         return self._reader(stage).state(self._spark, t)
 
@@ -440,17 +480,21 @@ class Job:
         until = self._sealed(until)
         return self._reader(stage).changes(self._spark, after, until)
 
-    def _reader(self, stage: str) -> StageReader:
+    def _reader(self, stage: str) -> StageReader | DerivedReader:
+        from nosync.spark.derived import DerivedReader  # noqa: PLC0415
         from nosync.spark.expressions import for_tasks  # noqa: PLC0415
         from nosync.spark.read import StageReader  # noqa: PLC0415 - the store works without pyspark
 
-        bound = self._stage(stage)
-        if not bound.recorded:
-            raise NotAvailableError(
-                f"stage {stage} is not recorded (persist='none'): read what it is computed from, or persist it"
-            )
-        self._schemas.check_readable(bound)
-        return StageReader(self._place, for_tasks(bound), self._history(stage))
+        below = self._stage(stage)
+        expressions: list[BoundStage] = []
+        while not below.recorded and below.in_jvm and below.loop is None:
+            expressions.insert(0, below)
+            below = self.flow.stages[below.inputs[0]]
+        if not below.recorded or below.of_rounds:
+            raise NotAvailableError(_why_not_recorded(stage, below))
+        self._schemas.check_readable(below)
+        reader = StageReader(self._place, for_tasks(below), self._history(below.name))
+        return DerivedReader(reader, tuple(expressions), self._expression_settings) if expressions else reader
 
     def _history(self, stage: str) -> History:
         return self._node.histories(self.branch_name).get(stage, ())
@@ -488,7 +532,10 @@ class Job:
 
     def _stage(self, name: str) -> BoundStage:
         if name not in self.flow.stages:
-            raise UnknownStageError(f"no stage {name!r} in {self.flow.name}; stages: {', '.join(self.flow.stages)}")
+            raise UnknownStageError(
+                f"no stage {name!r} in {self.flow.name}; stages: {', '.join(self.flow.stages)}"
+                f"{did_you_mean(name, self.flow.stages)}"
+            )
         return self.flow.stages[name]
 
     def _sealed(self, t: int | None) -> int:

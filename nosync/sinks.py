@@ -33,6 +33,7 @@ _ENV = Env()
 _NAME = "_nosync"
 """In a directory of output: a number that only its store and stage know. Spark leaves out what begins with an underscore."""
 _NAME_DIGITS = 12
+_INSTEAD = "Object stores take a CallbackSink that writes by t, as in docs/streaming.md"
 
 
 def _sync(directory: Path) -> None:
@@ -75,7 +76,7 @@ class ParquetSink:
     path: str | Path
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "path", local_path(self.path))
+        object.__setattr__(self, "path", local_path(self.path, "the output of a ParquetSink", _INSTEAD))
 
     def deliver(self, changes: Callable[[], DataFrame], t: int, marks: Marks) -> bool:
         target = Path(self.path) / f"epoch={t}"

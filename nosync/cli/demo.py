@@ -81,7 +81,7 @@ def _show_demo_part(part: str, what: Any) -> None:
         out.print(f"\nsafe point: {what} (all layers of all epochs up to it are on disk)")
     elif part == "damage":
         out.print(f"\n[bold]Deleting {len(what)} layer files behind the store's back[/]")
-        show_layers(what)
+        show_layers(what, [("main",)] * len(what))
     elif part == "recovery":
         out.print("\n[bold]Recovering[/]")
         out.print(escape(str(what)))

@@ -2,10 +2,38 @@
 
 from __future__ import annotations
 
+import re
+
 import click
 
+_NEGATIVE = re.compile(r"-\d+\Z")
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+
+class Command(click.Command):
+    """A command whose arguments may be negative numbers, such as the epoch -1, which Click takes for options.
+
+    They are put last, behind `--`: a number is the last argument of each command that takes one.
+    """
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        takes_value = {
+            name for p in self.params if isinstance(p, click.Option) and not (p.is_flag or p.count) for name in p.opts
+        }
+        found = [
+            i for i, text in enumerate(args) if _NEGATIVE.match(text) and (i == 0 or args[i - 1] not in takes_value)
+        ]
+        if found and "--" not in args:
+            args = [*(text for i, text in enumerate(args) if i not in found), "--", *(args[i] for i in found)]
+        return super().parse_args(ctx, args)
+
+
+class Group(click.Group):
+    """The commands of `nosync`."""
+
+    command_class = Command
+
+
+@click.group(cls=Group, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
 @click.version_option(package_name="nosync")
 def cli() -> None:
     """nosync: a coordination-free state store for streaming computations on Spark.

@@ -22,6 +22,7 @@ from nosync.cli.screen import (
     JSON,
     MOST_ROWS_SHOWN,
     STORE,
+    by_key,
     check_store,
     err,
     head,
@@ -31,12 +32,14 @@ from nosync.cli.screen import (
     print_json,
     progress,
     read_only,
+    rows_of,
     show_layers,
     show_rows,
     size_text,
     table_of,
 )
 from nosync.lsm.backup import backup as copy_store
+from nosync.lsm.branches import MAIN
 from nosync.lsm.errors import InvalidInputError, NosyncError, StorageError
 from nosync.lsm.local_path import local_path
 from nosync.lsm.repair import Repair
@@ -49,7 +52,7 @@ from nosync.lsm.store import Store
 @click.option("--watch", is_flag=True, help="Show it again every second, until Ctrl-C.")
 @JSON
 def status(path: Path, watch: bool, as_json: bool) -> None:
-    """Show what a store holds: safe point, history, stages, pins, what is missing, and the peers of its daemon."""
+    """Show what a store holds: safe point, history, stages, pins, branches, what is missing, and the peers of its daemon."""
     if watch and as_json:
         raise click.UsageError("--watch is for people: leave out --json")
     _show_now(path, as_json=as_json)
@@ -157,12 +160,16 @@ def _show_status(s: StoreStatus) -> None:
     facts.add_row("store", escape(s.path))
     means = "everything up to it was made durable" if s.missing else "everything up to it is durable"
     facts.add_row("safe point", "none yet" if s.safe_point is None else f"{s.safe_point}  ({means})")
-    facts.add_row("last sealed", "none yet" if s.last_sealed is None else str(s.last_sealed))
+    when = "" if s.sealed_at is None else f"  ({s.sealed_at.replace('T', ' ').replace('+00:00', ' UTC')})"
+    facts.add_row("last sealed", "none yet" if s.last_sealed is None else f"{s.last_sealed}{when}")
     facts.add_row("readable from", str(s.since))
     missing = "cannot be said" if s.missing is None else str(s.missing)
     facts.add_row("missing layers", missing + ("  (recover() recomputes them)" if s.missing else ""))
     for name, t in s.pins.items():
         facts.add_row("pin", f"{name} at {t}")
+    for name, last in s.branches.items():
+        if name != MAIN:
+            facts.add_row("branch", f"{escape(name)} at {last}")
     out.print(facts)
     out.print()
     table = table_of("stage", "shards>", "layers>", "entries>", "size>", "copies>", "recorded up to>")
@@ -181,15 +188,18 @@ def _show_status(s: StoreStatus) -> None:
 @click.option("--stage", help="Only this stage.")
 @JSON
 def layers(path: Path, stage: str | None, as_json: bool) -> None:
-    """List the layer files: which stage, shard and epochs each covers, its size, level and digest."""
+    """List the layer files: which stage, shard, epochs and branches each is of, its size, level and digest."""
     with read_only(path) as store:
         if stage is not None:
             store.directory.check_stage(stage)
         found = [layer for layer in store.layers() if stage is None or layer.stage == stage]
+        branches = store.branches_of(found)
     if as_json:
-        print_json([dataclasses.asdict(layer) for layer in found])
+        print_json(
+            [dataclasses.asdict(layer) | {"branches": names} for layer, names in zip(found, branches, strict=True)]
+        )
     else:
-        show_layers(found)
+        show_layers(found, branches)
 
 
 @cli.command()
@@ -209,7 +219,7 @@ def get(
     path: Path, stage: str, as_of: int | None, keys: Sequence[str], columns: str | None, limit: int | None,
     as_csv: bool, branch: str, as_json: bool,
 ) -> None:  # fmt: skip
-    """Read the state of STAGE as of any epoch, or a single key of it.
+    """Read the state of STAGE as of any epoch, or a single key of it. Rows come in order of their key.
 
     \b
       nosync get state/ delays --as-of 26
@@ -222,10 +232,13 @@ def get(
         if wanted is not None and len(set(wanted)) < len(wanted):
             raise InvalidInputError(f"--columns {columns}: a column is given twice")
         prefix = parse_keys(store, stage, as_of, keys, branch)
-        table = store.read(stage, as_of, columns=wanted, prefix=prefix, branch=branch)
+        key = store.key(stage, as_of, branch=branch)
+        asked = wanted if wanted is None else [*wanted, *(name for name in key if name not in wanted)]
+        table = by_key(store.read(stage, as_of, columns=asked, prefix=prefix, branch=branch), key)
+        table = table if wanted is None else table.select(wanted)
     shown = table if limit is None else head(table, limit)
     if as_json:
-        print_json(shown.to_pylist())
+        print_json(rows_of(shown))
     elif as_csv:
         pyarrow.csv.write_csv(_flat(shown), sys.stdout.buffer)
     else:
@@ -270,8 +283,9 @@ def diff(
         return
     with read_only(path) as store:
         table = store.diff(stage, a, b, as_of)
+    table = by_key(table, table.column_names[: table.column_names.index("_diff")])
     if as_json:
-        print_json(table.to_pylist())
+        print_json(rows_of(table))
         return
     kinds = table.column("_diff").to_pylist()
     found = ", ".join(f"{kinds.count(kind):,} {text}" for kind, text in _DIFF_KINDS.items())

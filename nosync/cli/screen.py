@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import decimal
 import json
 import math
 import re
@@ -13,7 +14,9 @@ from pathlib import Path
 from typing import Any
 
 import click
+import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.csv
 from rich.console import Console
 from rich.markup import escape
@@ -45,6 +48,8 @@ STORE = click.argument("path", metavar="PATH", type=click.Path(path_type=Path))
 ALONE = click.option("--alone", is_flag=True, help="Without the daemon that keeps the directory, which is stopped.")
 JSON = click.option("--json", "as_json", is_flag=True, help="Print JSON instead of tables.")
 MOST_ROWS_SHOWN = 50
+_LEAST_SHOWN, _FIRST_SHORTENED = 1e-6, 1e21
+"""Between them a number is written out, as in JavaScript; others have an exponent."""
 _CONTROL = {i: repr(chr(i))[1:-1] for i in (*range(32), 127)}
 _ADDRESS = re.compile(r"[^/]+:[0-9]{1,5}\Z")
 
@@ -155,13 +160,15 @@ def _parsed(value: str, type_: pa.DataType, text: str) -> Any:
         raise InvalidInputError(f"--key {text!r}: {value!r} is not {what}: {error}") from error
 
 
-def show_layers(found: Sequence[LayerStatus]) -> None:
-    table = table_of("stage", "shard", "epochs>", "since>", "entries>", "size>", "level", "tree level>", "digest")
-    for layer in found:
+def show_layers(found: Sequence[LayerStatus], branches: Sequence[tuple[str, ...]]) -> None:
+    """`branches`: for each layer those whose epochs it holds."""
+    columns = ("stage", "shard", "epochs>", "since>", "entries>", "size>", "level", "tree level>", "branch", "digest")
+    table = table_of(*columns)
+    for layer, names in zip(found, branches, strict=True):
         shard, epochs = str(Shard(layer.shard, layer.shards)), escape(f"[{layer.lower}, {layer.upper})")
         table.add_row(
             layer.stage, shard, epochs, str(layer.since), f"{layer.rows:,}", size_text(layer.bytes), layer.level,
-            str(layer.tree_level), layer.digest[:12],
+            str(layer.tree_level), ", ".join(names) or "not sealed", layer.digest[:12],
         )  # fmt: skip
     out.print(table if found else "no layers")
 
@@ -171,11 +178,62 @@ def show_rows(rows: pa.Table, of: int) -> None:
         pa.types.is_integer(f.type) or pa.types.is_floating(f.type) or pa.types.is_decimal(f.type) for f in rows.schema
     ]
     table = _table(zip(rows.column_names, numeric, strict=True))
-    for row in zip(*(column.to_pylist() for column in rows.columns), strict=True):
+    for row in zip(*map(values_of, rows.columns), strict=True):
         table.add_row(*(escape(_cell(value)) for value in row))
     out.print(table)
     if rows.num_rows < of:
         out.print(f"... {of - rows.num_rows:,} more of {of:,} rows")
+
+
+def by_key(rows: pa.Table, key: Sequence[str]) -> pa.Table:
+    """The rows in order of their key, nulls first; as they are where there is no key, or no order of such keys."""
+    ordered = [
+        name
+        for name in key
+        if not (pa.types.is_nested(type_ := rows.schema.field(name).type) or pa.types.is_null(type_))
+    ]
+    if not ordered:
+        return rows
+    order = pc.SortOptions([(name, "ascending") for name in ordered], null_placement="at_start")
+    return rows.take(pc.sort_indices(rows.select(ordered), options=order))
+
+
+def values_of(column: pa.ChunkedArray) -> list[Any]:
+    """Its values as Python has them; those of 32 bits with the digits that they need, 0.1 and not 0.10000000149011612."""
+    values: list[Any] = column.to_pylist()
+    return [_short(value, column.type) for value in values] if _has_short(column.type) else values
+
+
+def rows_of(rows: pa.Table) -> list[dict[str, Any]]:
+    """The rows for `print_json`."""
+    columns = [values_of(column) for column in rows.columns]
+    return [dict(zip(rows.column_names, row, strict=True)) for row in zip(*columns, strict=True)]
+
+
+def _has_short(type_: pa.DataType) -> bool:
+    if pa.types.is_float32(type_) or pa.types.is_float16(type_):
+        return True
+    return any(_has_short(type_.field(i).type) for i in range(type_.num_fields))
+
+
+def _short(value: Any, type_: pa.DataType) -> Any:
+    if value is None:
+        return None
+    if pa.types.is_float32(type_) or pa.types.is_float16(type_):
+        return float(str(type_.to_pandas_dtype()(value)))
+    if pa.types.is_struct(type_):
+        return {name: _short(part, type_.field(name).type) for name, part in value.items()}
+    if pa.types.is_list(type_) or pa.types.is_large_list(type_):
+        return [_short(part, type_.value_type) for part in value]
+    return value
+
+
+def _number(value: float) -> str:
+    """As people write it, with all digits that it takes to have the same value again, so that --key takes what is shown."""
+    if not math.isfinite(value):
+        return str(_for_json(value))
+    is_near = value == 0 or _LEAST_SHOWN <= abs(value) < _FIRST_SHORTENED
+    return np.format_float_positional(value, trim="0") if is_near else repr(value)
 
 
 def _cell(value: Any) -> str:
@@ -183,5 +241,7 @@ def _cell(value: Any) -> str:
         return "null"
     if isinstance(value, bytes):
         return base64.b64encode(value).decode()
-    text = repr(value) if isinstance(value, float) else str(value)  # so that --key takes it as it is shown
+    if isinstance(value, decimal.Decimal):
+        return f"{value:f}"
+    text = _number(value) if isinstance(value, float) else str(value)
     return text if text.isprintable() else text.translate(_CONTROL)  # a line break would look like another row

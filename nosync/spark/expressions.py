@@ -86,6 +86,11 @@ def jvm_rows(stage: BoundStage, rows: DataFrame, keep: Sequence[str]) -> DataFra
     return _apply(stage.kind, stage.options, rows, keep, report=keep[-1] if len(keep) > 1 else None, made=made)
 
 
+def expressions_over(stage: BoundStage, rows: DataFrame, keep: Sequence[str]) -> DataFrame:
+    """The stage's expressions over rows without reports, which keep these columns beside those that it makes."""
+    return _apply(stage.kind, stage.options, rows, keep, report=None)
+
+
 def _apply(
     kind: str, options: Any, rows: DataFrame, keep: Sequence[str], report: str | None, made: Sequence[str] = ()
 ) -> DataFrame:

@@ -10,11 +10,13 @@ import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.pandas.types import from_arrow_schema
 
+from nosync.columns_between import TAG_COLUMN
 from nosync.lsm.columns import CHANGE_TYPE_COLUMN, EPOCH_COLUMN
 from nosync.lsm.errors import CorruptionError, HoleError, NosyncError, NotAvailableError, StorageError
 from nosync.lsm.failures import encode_failure
@@ -25,7 +27,9 @@ from nosync.plan import BoundStage
 from nosync.replication.places import Place, directory_of
 
 _COUNT = "__n"
-ReadView = Callable[[View], Iterator[pa.RecordBatch]]
+_MOST_ROWS_OF_A_VIEW = 1 << 40
+ReadView = Callable[[View, int], Iterator[pa.RecordBatch]]
+"""Reads a view, of which it is told the number as well."""
 
 
 @dataclass(frozen=True)
@@ -41,7 +45,7 @@ class StageReader:
         if not self.stage.keyed and self.stage.changing:
             return self._rows_that_are_left(spark, as_of)
 
-        def read(view: View) -> Iterator[pa.RecordBatch]:
+        def read(view: View, number: int) -> Iterator[pa.RecordBatch]:
             for batch in self._open(view, as_of, as_of).scan(last_of(as_of)):
                 yield batch.select(self.stage.output.names)
 
@@ -57,13 +61,19 @@ class StageReader:
         repeated = summed.withColumn(_COUNT, F.explode(F.sequence(F.lit(1), F.col(_COUNT))))
         return repeated.drop(_COUNT)
 
-    def changes(self, spark: SparkSession, after: int, until: int) -> DataFrame:
-        """The change feed: the stage's columns, `_change_type` and `_epoch`."""
-        fields = [*self.stage.output, pa.field(CHANGE_TYPE_COLUMN, pa.string()), pa.field(EPOCH_COLUMN, pa.int64())]
-        schema = pa.schema(fields)
+    def changes(self, spark: SparkSession, after: int, until: int, *, places: bool = False) -> DataFrame:
+        """The change feed: the stage's columns, `_change_type` and `_epoch`.
 
-        def read(view: View) -> Iterator[pa.RecordBatch]:
+        `places`: also `_tag`, which numbers the rows, so that a preimage comes right before its postimage.
+        """
+        fields = [*self.stage.output, pa.field(CHANGE_TYPE_COLUMN, pa.string()), pa.field(EPOCH_COLUMN, pa.int64())]
+        schema = pa.schema([*fields, pa.field(TAG_COLUMN, pa.int64())] if places else fields)
+
+        def read(view: View, number: int) -> Iterator[pa.RecordBatch]:
             feed = self._open(view, after, until).changes(last_of(after), last_of(until))
+            if places:
+                first = number * _MOST_ROWS_OF_A_VIEW
+                feed = feed.append_column(TAG_COLUMN, pa.array(np.arange(first, first + feed.num_rows)))
             yield from feed.select(schema.names).to_batches()
 
         return self._per_view(spark, read, schema, after, until)
@@ -91,7 +101,7 @@ class StageReader:
             try:
                 for batch in batches:
                     for number in batch.column(0).to_pylist():
-                        yield from read(views[number])
+                        yield from read(views[number], number)
             except NosyncError as error:
                 raise RuntimeError(encode_failure(error)) from None
 

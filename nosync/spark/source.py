@@ -33,6 +33,7 @@ from pyspark.sql.types import StructType
 from nosync.lsm.branches import MAIN
 from nosync.lsm.columns import CHANGE_TYPE_COLUMN, EPOCH_COLUMN
 from nosync.lsm.errors import InvalidInputError, NotAvailableError
+from nosync.lsm.nearest import did_you_mean
 from nosync.lsm.store import BEFORE_FIRST_EPOCH, Store
 from nosync.opening import open_to_read
 from nosync.spark.versions import arrow_schema
@@ -43,6 +44,10 @@ OPTIONS = {
 }
 """As they are written, by what Spark makes of them."""
 
+_ONLY_READ = (
+    f"format {FORMAT!r} is for reading: a store gets its rows as epochs of a job, from job.advance(t, {{...}}), "
+    "job.backfill(...) or job.stream(...)"
+)
 _COMPARISONS: dict[type[ds.Filter], Callable[[pa.Array, Any], pa.Array]] = {
     ds.EqualTo: pc.equal,
     ds.GreaterThan: pc.greater,
@@ -67,7 +72,7 @@ class Options:
         if unknown:
             as_delta = (
                 ": epochs are versions here, so startingEpoch, endingEpoch or asOf" if "version" in unknown[0] else ""
-            )
+            ) or did_you_mean(unknown[0], OPTIONS.values())
             raise InvalidInputError(
                 f"format {FORMAT!r} has no option {unknown[0]!r}{as_delta}; options: {', '.join(OPTIONS.values())}"
             )
@@ -129,6 +134,12 @@ class NosyncDataSource(ds.DataSource):
 
     def reader(self, schema: StructType) -> ds.DataSourceReader:
         return Reader(Options(self.options), schema)
+
+    def writer(self, schema: StructType, overwrite: bool) -> ds.DataSourceWriter:
+        raise InvalidInputError(_ONLY_READ)
+
+    def streamWriter(self, schema: StructType, overwrite: bool) -> ds.DataSourceStreamWriter:
+        raise InvalidInputError(_ONLY_READ)
 
     def streamReader(self, schema: StructType) -> ds.DataSourceStreamReader:
         options = Options(self.options)

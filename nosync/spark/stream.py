@@ -6,23 +6,57 @@ batch again, with the same id and rows; layers that were recorded are used, and 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from functools import reduce
 from pathlib import Path
 from typing import Any
 
 from py4j.protocol import Py4JJavaError
-from pyspark.errors import PySparkException
+from pyspark.errors import PySparkException, StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.streaming.query import StreamingQuery
 
-from nosync.lsm.errors import InvalidInputError
+from nosync.lsm.errors import InvalidInputError, NosyncError
 from nosync.spark.expressions import quoted
 
 _SOURCE = "the source"
 """No source can have a name with a blank."""
 Advance = Callable[[int, Mapping[str, DataFrame]], object]
+
+
+class EpochsQuery(StreamingQuery):
+    """Spark's query, of which a failed epoch is an error of nosync: Spark has it inside of its own, after thirty lines."""
+
+    def __init__(self, query: StreamingQuery, failures: list[NosyncError]) -> None:
+        """`failures`: what batches raised, which the caller adds to."""
+        super().__init__(query._jsq)
+        self._failures = failures
+
+    def awaitTermination(self, timeout: int | None = None) -> bool | None:
+        with self._own_error():
+            return super().awaitTermination(timeout)
+
+    def processAllAvailable(self) -> None:
+        with self._own_error():
+            super().processAllAvailable()
+
+    def exception(self) -> StreamingQueryException | None:
+        found = super().exception()
+        if found is None or not self._failures:
+            return found
+        error = self._failures[-1]
+        return StreamingQueryException(f"{type(error).__name__}: {error}\n\n{found}")
+
+    @contextmanager
+    def _own_error(self) -> Iterator[None]:
+        try:
+            yield
+        except StreamingQueryException:
+            if not self._failures:
+                raise
+            raise self._failures[-1] from None
 
 
 def last_batch(spark: SparkSession, checkpoint: str | Path) -> int | None:
@@ -55,8 +89,14 @@ def start_stream(
                 f"source {source}: the DataFrame is not a streaming one: use spark.readStream, or advance()"
             )
 
+    failures: list[NosyncError] = []
+
     def run_batch(batch: DataFrame, batch_id: int) -> None:
-        advance(batch_id, _split(batch, inputs))
+        try:
+            advance(batch_id, _split(batch, inputs))
+        except NosyncError as error:
+            failures.append(error)
+            raise
 
     writer = _combined(inputs).writeStream.queryName(name).option("checkpointLocation", str(checkpoint))
     if trigger:
@@ -66,7 +106,7 @@ def start_stream(
             raise InvalidInputError(
                 f"trigger {dict(trigger)!r} is none that writeStream.trigger() knows: {error}"
             ) from None
-    return writer.foreachBatch(run_batch).start()
+    return EpochsQuery(writer.foreachBatch(run_batch).start(), failures)
 
 
 def _combined(inputs: Mapping[str, DataFrame]) -> DataFrame:

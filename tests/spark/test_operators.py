@@ -146,11 +146,12 @@ def test_every_operator_under_rescaling_and_loss(spark: SparkSession, open_store
     ("build", "message"),
     [
         (lambda s: s.select("x", "rand() AS r"), "stage x: its expression is not deterministic"),
-        (lambda s: s.select("x", "nothing"), "stage x: Spark cannot evaluate it over its input: .*nothing"),
+        (lambda s: s.select("x", "nothing"), "stage x: column 'nothing' is not in its input"),
         (lambda s: s.select("x", "sum(n)"), "stage x: aggregates, generators"),
         (lambda s: s.select("x", "explode(array(n))"), "stage x: aggregates, generators"),
         (lambda s: s.select("x", "n", "n"), "stage x: two of its columns have the same name"),
         (lambda s: s.select("x", "n AS _n"), "names that begin with _"),
+        (lambda s: s.select("x", "nothing + 1 AS n"), "stage x: Spark cannot evaluate it over its input: .*nothing"),
         (lambda s: s.where("x", "n + 1"), "stage x: Spark cannot evaluate it"),
         (lambda s: s.select("x", "n", persist="none"), "persist='none', and no stage takes its rows"),
         (lambda s: s.map("x", lambda t: t, persist="replicated(2)"), "needs 2 nodes, and this store is embedded"),
@@ -159,7 +160,7 @@ def test_every_operator_under_rescaling_and_loss(spark: SparkSession, open_store
         (lambda s: s.join("x", s.flow.source("o", "customer bigint"), on=["customer"]), "cast one"),
         (lambda s: s.join("x", s.select("y", "customer", "n"), on=["customer"]), "both have a column 'n'"),
         (lambda s: s.union("x", s.select("y", "n")), "its inputs have different columns"),
-        (lambda s: s.aggregate("x", key=["item"], f=nosync.first("n", by="gone")), "no column 'gone'"),
+        (lambda s: s.aggregate("x", key=["item"], f=nosync.first("n", by="gone")), "column 'gone' is not in its input"),
     ],
 )
 def test_flows_that_cannot_run(spark: SparkSession, open_store: OpenStore, build: Any, message: str) -> None:

@@ -65,13 +65,12 @@ def test_names_of_ours_are_refused_wherever_a_column_comes_from(
     spark: SparkSession, open_store: OpenStore, name: str
 ) -> None:
     flow = nosync.Dataflow("f")
-    flow.source("rows", f"k string, {name} bigint")
     with pytest.raises(nosync.SchemaError, match=f"column '{name}'"):
-        nosync.Job(flow, open_store("one"), spark=spark)
+        flow.source("rows", f"k string, {name} bigint")
     flow = nosync.Dataflow("f")
     flow.source("rows", SCHEMA).map("out", lambda rows: rows.rename_columns(["k", name]))
     with pytest.raises(nosync.SchemaError, match=f"column '{name}'"):
-        nosync.Job(flow, open_store("two"), spark=spark)
+        nosync.Job(flow, open_store(), spark=spark)
 
 
 def test_late_rows_of_an_input_that_changes_are_only_read(spark: SparkSession, open_store: OpenStore) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import decimal
 import json
 import os
 import subprocess
@@ -145,6 +146,9 @@ def test_verify(capsys: pytest.CaptureFixture[str], path: str) -> None:
         (["get", "PATH", "delays", "--key", "origin"], 1, "is not COLUMN=VALUE"),
         (["get", "PATH", "delays", "--key", "foo=1"], 1, "no column 'foo'"),
         (["get", "PATH", "delays", "--key", "carrier=AA"], 1, "not the first of the key"),
+        (["get", "PATH", "delay"], 1, "did you mean 'delays'"),
+        (["get", "PATH", "delays", "--columns", "origins"], 1, "did you mean 'origin'"),
+        (["get", "PATH", "delays", "--branch", "mian"], 1, "did you mean 'main'"),
         (["get", "PATH", "delays", "--columns", "zzz"], 1, "no column 'zzz'"),
         (["layers", "PATH", "--stage", "nope"], 1, "recorded stages: delays"),
         (["pin", "PATH", "a"], 2, "give an EPOCH to hold, or --remove"),
@@ -154,6 +158,11 @@ def test_verify(capsys: pytest.CaptureFixture[str], path: str) -> None:
         (["compact", "/nothing/there"], 1, "does not exist"),
         (["compact", "PATH", "--retain", "-1"], 2, "Invalid value"),
         (["compact", "127.0.0.1:7501"], 1, "is a daemon's address; this command needs the store's directory"),
+        (
+            ["status", "s3://bucket/state"],
+            1,
+            "is not on this host: a store is a directory of a file system that this host has",
+        ),
         (["rewind", "127.0.0.1:7501", "3"], 1, "is a daemon's address"),
         (["pin", "127.0.0.1:7501", "a", "1"], 1, "is a daemon's address"),
         (["branch", "127.0.0.1:7501", "a", "--delete"], 1, "is a daemon's address"),
@@ -262,6 +271,110 @@ def test_rewind(capsys: pytest.CaptureFixture[str], path: str) -> None:
     assert found[0]["lineage"] == ["(deleted) at 1", "old at 2", "(deleted) at 4"], "branches as they are called now"
     assert run(capsys, "rewind", path, "0", "--drop", "--keep-as", "x")[0] == 2
     assert run(capsys, "branch", path, "--delete")[0] == 2
+
+
+def test_rows_come_by_key_and_numbers_as_people_write_them(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    path = str(tmp_path / "s")
+    small = [0.1, 1e-5, 1e16, 1e300, -0.0, float("nan"), float("inf"), 1e-7, 100.0]
+    written = ["0.1", "0.00001", "10000000000000000.0", "1e+300", "-0.0", "NaN", "Infinity", "1e-07", "100.0"]
+    rows = {
+        "k": [9, 3, 7, None, 5, 1, 8, 2, 6],
+        "v": pa.array(small),
+        "f": pa.array([0.1] * 9, pa.float32()),
+        "l": pa.array([[0.7]] * 9, pa.list_(pa.float32())),
+        "d": pa.array([decimal.Decimal(0)] * 9, pa.decimal128(20, 8)),
+    }
+    with nosync.open(path) as store:
+        store.append("s", t=0, rows=pa.table(rows), key=["k"])
+        store.append("pairs", t=0, rows=pa.table({"a": ["y", "x", "y"], "b": [1, 2, 0]}), key=["a", "b"])
+        store.append("log", t=0, rows=pa.table({"k": [3, 1, 2]}), key=[])
+        store.seal(0)
+    found = answer(capsys, "get", path, "s")
+    assert [row["k"] for row in found] == [None, 1, 2, 3, 5, 6, 7, 8, 9]
+    assert {(row["f"], tuple(row["l"])) for row in found} == {(0.1, (0.7,))}
+    lines = [line.split() for line in run(capsys, "get", path, "s")[1].splitlines()[1:]]
+    assert {line[0]: line[1] for line in lines} == dict(
+        zip(["null" if k is None else str(k) for k in rows["k"]], written, strict=True)
+    )
+    assert {tuple(line[2:]) for line in lines} == {("0.1", "[0.7]", "0.00000000")}
+    assert [row["k"] for row in answer(capsys, "get", path, "s", "--limit", "2")] == [None, 1]
+    assert [row["v"] for row in answer(capsys, "get", path, "s", "--columns", "v", "--limit", "2")] == [1e300, "NaN"]
+    assert answer(capsys, "get", path, "pairs") == [{"a": "x", "b": 2}, {"a": "y", "b": 0}, {"a": "y", "b": 1}]
+    assert [row["k"] for row in answer(capsys, "get", path, "log")] == [3, 1, 2], "a log is in the order of its epochs"
+
+
+def test_layers_name_their_branches(capsys: pytest.CaptureFixture[str], path: str) -> None:
+    with nosync.open(path, settings=nosync.StoreSettings(background=False)) as store:
+        store.rewind(2, keep_as="old")
+        rows = pa.table({"origin": ["JFK"], "carrier": ["AA"], "n": [7], "tags": [[1]]})
+        for t in (3, 4):
+            store.append("delays", t=t, rows=rows)
+        store.seal(3)
+    found = {(layer["lower"], *layer["branches"]) for layer in answer(capsys, "layers", path)}
+    assert found == {*((t, "main", "old") for t in range(3)), (3, "old"), (4, "old"), (3, "main"), (4,)}
+    code, out, _ = run(capsys, "layers", path)
+    assert code == 0
+    assert "branch" in out.splitlines()[0].split()
+    assert sum("main, old" in line for line in out.splitlines()) == 3
+    assert sum("not sealed" in line for line in out.splitlines()) == 1
+
+
+def test_status_has_pins_branches_and_when_the_last_epoch_was_sealed(
+    capsys: pytest.CaptureFixture[str], path: str
+) -> None:
+    with nosync.open(path, settings=nosync.StoreSettings(background=False)) as store:
+        store.pin("kept", 1)
+        store.node.lines.create("other", "main", 2, ["delays"])
+        (manifest,) = Path(path).glob("manifests/main/4.json")
+        os.utime(manifest, (1_700_000_000, 1_700_000_000))
+        assert store.status().sealed_at == "2023-11-14T22:13:20+00:00"
+    found = answer(capsys, "status", path)
+    assert (found["pins"], found["branches"]) == ({"kept": 1}, {"main": 4, "other": 2})
+    assert found["sealed_at"] == "2023-11-14T22:13:20+00:00"
+    lines = [line.split() for line in run(capsys, "status", path)[1].splitlines()]
+    assert ["last", "sealed", "4", "(2023-11-14", "22:13:20", "UTC)"] in lines
+    assert ["pin", "kept", "at", "1"] in lines
+    assert ["branch", "other", "at", "2"] in lines
+    manifest.touch()
+    assert answer(capsys, "get", path, "delays")[0]["n"] == 4, "nothing depends on it"
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_shells_complete_commands_as_documented(shell: str, tmp_path: Path) -> None:
+    variable = f"{shell}_source"
+    docs = (Path(__file__).parents[2] / "docs" / "operations.md").read_text()
+    assert f"_NOSYNC_COMPLETE={variable} nosync" in docs
+    command = [sys.executable, "-m", "nosync.cli"]
+    env = {**os.environ, "_NOSYNC_COMPLETE": variable}
+    script = subprocess.run(command, env=env, capture_output=True, text=True, check=False).stdout
+    assert "_NOSYNC_COMPLETE" in script
+    words = {"COMP_WORDS": "nosync rew", "COMP_CWORD": "rew" if shell == "fish" else "1"}
+    env = {**os.environ, "_NOSYNC_COMPLETE": f"{shell}_complete", **words}
+    offered = subprocess.run(command, env=env, capture_output=True, text=True, check=False).stdout
+    assert "rewind" in offered
+
+
+def test_a_negative_epoch_is_an_argument(capsys: pytest.CaptureFixture[str], tmp_path: Path, path: str) -> None:
+    begun = str(tmp_path / "begun")
+    with nosync.open(begun, settings=nosync.StoreSettings(background=False)) as store:
+        store.append("s", t=0, rows=pa.table({"k": [1]}), key=["k"])
+    for words in (["rewind", begun, "-1"], ["rewind", "--json", begun, "-1"], ["rewind", begun, "-1", "--drop"]):
+        code, _, err = run(capsys, *words)
+        assert (code, err) == (0, ""), words
+    assert "the main line is at epoch -1" in run(capsys, "rewind", begun, "-1")[1]
+    assert "the main line is at epoch -1" in run(capsys, "rewind", begun, "--", "-1")[1]
+    with nosync.open(begun, read_only=True) as store:
+        assert store.layers() == []
+    for words, message in (
+        (["rewind", path, "-1"], "-1 is not an epoch number"),
+        (["pin", path, "name", "-1"], "-1 is not an epoch number"),
+        (["get", path, "delays", "--as-of", "-1"], "-1 is not an epoch number"),
+        (["rewind", path, "-x"], "No such option"),
+        (["get", path, "delays", "--limit", "-1"], "Invalid value for '--limit'"),
+    ):
+        code, _, err = run(capsys, *words)
+        assert code in (1, 2), words
+        assert message in " ".join(err.split())
 
 
 def test_names_and_values_are_shown_as_they_are(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

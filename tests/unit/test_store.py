@@ -397,6 +397,14 @@ def test_paths_as_users_give_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         for call in (nosync.open, nosync.ParquetSink):
             with pytest.raises(nosync.InvalidInputError, match=message):
                 call(path)  # type: ignore[arg-type]
+    for call, what in (
+        (nosync.open, "a store is a directory of a file system that this host has or mounts.*daemons keep copies"),
+        (nosync.ParquetSink, "the output of a ParquetSink is a directory.*Object stores take a CallbackSink"),
+    ):
+        for path in ("s3a://bucket/x", "abfss://c@account.dfs.core.windows.net/x", "gs://b/x", "hdfs://host:8020/x"):
+            with pytest.raises(nosync.InvalidInputError, match=f"^{path} is not on this host: {what}") as raised:
+                call(path)
+            assert "\n" not in str(raised.value)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["home", "s"]
 
 

@@ -1,0 +1,65 @@
+"""Stages of expressions that are not recorded, as DataFrames: the expressions over the recorded stage below.
+
+Expressions treat each row by itself, so what a recorded stage would hold is what they make of the rows, and of the changes,
+below it. They mean what they mean in epochs, whatever the session says now.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+from pyspark.sql import DataFrame, SparkSession
+
+from nosync.columns_between import TAG_COLUMN
+from nosync.dataflow import SELECT
+from nosync.lsm.columns import CHANGE_TYPE_COLUMN, EPOCH_COLUMN
+from nosync.operators import lone_updates_named
+from nosync.plan import BoundStage
+from nosync.spark.expressions import expressions_over
+from nosync.spark.read import StageReader
+from nosync.spark.session import conf_set, session_settings, turn_of
+
+
+@dataclass(frozen=True)
+class DerivedReader:
+    """Expressions over a recorded stage. `settings`: what they mean, by `expression_settings`."""
+
+    below: StageReader
+    stages: tuple[BoundStage, ...]
+    settings: Mapping[str, str]
+
+    def state(self, spark: SparkSession, as_of: int) -> DataFrame:
+        """As `StageReader.state`."""
+        return self._applied(spark, self.below.state(spark, as_of), ())
+
+    def changes(self, spark: SparkSession, after: int, until: int) -> DataFrame:
+        """As `StageReader.changes`."""
+        # A stage that drops rows may drop half of an update.
+        in_halves = self.below.stage.changing and any(stage.kind != SELECT for stage in self.stages)
+        rows = self.below.changes(spark, after, until, places=in_halves)
+        return self._applied(spark, rows, (CHANGE_TYPE_COLUMN, EPOCH_COLUMN), in_halves=in_halves)
+
+    def _applied(
+        self, spark: SparkSession, rows: DataFrame, keep: Sequence[str], *, in_halves: bool = False
+    ) -> DataFrame:
+        # Spark takes zone and ANSI mode into the plan when it analyzes it, which is here.
+        with turn_of(spark), conf_set(spark, {**session_settings(), **self.settings}):
+            for stage in self.stages:
+                rows = expressions_over(stage, rows, (*keep, TAG_COLUMN) if in_halves else keep)
+            if in_halves:
+                rows = rows.mapInArrow(_halves_named, rows.drop(TAG_COLUMN).schema)
+            # Functions of users look for the zone when they run.
+            return rows if all(stage.options["plain"] for stage in self.stages) else rows.localCheckpoint()
+
+
+def _halves_named(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """The changes of a task, where half of an update is an insertion or a deletion, as in a recorded stage."""
+    given = list(batches)
+    if given:
+        rows = pa.Table.from_batches(given)
+        places = rows.column(TAG_COLUMN).to_numpy()
+        order = np.argsort(places, kind="stable")
+        yield from lone_updates_named(rows.take(pa.array(order)).drop_columns([TAG_COLUMN]), places[order]).to_batches()
