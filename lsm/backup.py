@@ -34,7 +34,7 @@ from nosync.lsm.ledger import lost
 from nosync.lsm.letting_go import LET_GO
 from nosync.lsm.lines import Lines
 from nosync.lsm.lost_ends import inferred, log_problem, lost_manifests
-from nosync.lsm.pins import read_pins
+from nosync.lsm.pins import Pins
 from nosync.lsm.registers import register_files
 from nosync.lsm.scrub import VerifyReport, verify_directory
 from nosync.lsm.sealed_json import read_small, replace_small, whole_number
@@ -155,7 +155,7 @@ class _Copy:
                 return text
             for one in lost(lines, self.target, safe, name):
                 return f"{one.entry.id} is missing"
-        pins = [pin.t for pin in read_pins(root, self._env).values()]
+        pins = [pin.t for pin in Pins(root, self._env).by_name().values()]
         later = inferred(lines, self.target.layer_ids(), pins, {})
         return f"line {next(iter(later))} goes on" if later else None
 

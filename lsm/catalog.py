@@ -17,31 +17,38 @@ CatalogError here; `write` keeps the interpreter's lock, so with `sync` no other
 from __future__ import annotations
 
 import contextlib
+import ctypes
+import errno
 import json
 import os
+import re
 import shutil
+import weakref
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 from rocksdict import AccessType, Options, Rdict, WriteBatch
 
+from nosync.lsm.env import advice
 from nosync.lsm.errors import CatalogError, StorageError, StoreLockedError
 from nosync.lsm.layer import Digest, LayerId, parse_path
 
 _LAYER = b"layer/"
 _META = b"meta/"
+_HELD = re.compile(
+    r"lock hold by current process|While lock file: .*(Resource temporarily unavailable|Permission denied)"
+)
+"""What RocksDB says where its lock is another's; whatever else keeps the lock from being had is said otherwise."""
 _FULL = "free space, and the node goes on by itself (a MiB is enough for the catalog); what was acknowledged is kept"
-_FREE = "free what is short, and try again"
 _REFUSED = {
-    "No space left on device": f"the disk is full: {_FULL}",
-    "Disk quota exceeded": f"the disk quota is used up: {_FULL}",
-    "Too many open files": _FREE,
-    "Permission denied": "check the owner and mode of the data directory",
-    "Read-only file system": "remount it writable",
-    "Cannot allocate memory": _FREE,
-}
-"""What the operating system says, in RocksDB's errors, of files that are whole; and what to do."""
+    os.strerror(number): number
+    for number in (
+        errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EMFILE, errno.ENFILE, errno.EACCES, errno.EROFS, errno.ENOMEM,
+        errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS,
+    )
+}  # fmt: skip
+"""What the operating system says, in RocksDB's errors, of files that are whole."""
 
 
 @dataclass(frozen=True)
@@ -61,13 +68,12 @@ def _rocksdb_errors(doing: str, path: Path) -> Iterator[None]:
     except (CatalogError, StorageError):
         raise
     except Exception as error:
-        if doing == "open" and f"{path.name}/LOCK" in str(error):  # it is in use, and not damaged
+        if doing == "open" and _HELD.search(str(error)):  # it is in use, and not damaged
             raise StoreLockedError(f"the catalog {path} is open already: close the store there ({error})") from error
         refused = next((reason for reason in _REFUSED if reason in str(error)), None)
         if refused is not None:
             raise StorageError(
-                f"cannot {doing} the catalog {path}: {refused.lower()}; it is not damaged: "
-                f"{_REFUSED[refused]} ({error})"
+                f"cannot {doing} the catalog {path}: {refused}; it is not damaged; {_advice(_REFUSED[refused])} ({error})"
             ) from error
         raise CatalogError(
             f"cannot {doing} the catalog {path}: {error}; it can be rebuilt from the layer files"
@@ -84,6 +90,7 @@ class Catalog:
             _check_files(path)
             self._db = _opened(path, read_only=read_only, create=not read_only)
             self._identity = _identity(path)
+        _catalogs.add(self)
 
     def records(self) -> list[Record]:
         """Every durable layer. Raises CatalogError where RocksDB finds its files damaged."""
@@ -159,12 +166,33 @@ class Catalog:
             )
         self.close()
         self._db = _opened(self.path, read_only=False, create=False)
+        _catalogs.add(self)
         self._has_failed = False
 
     def close(self) -> None:
         """Raises CatalogError where RocksDB does; nothing is lost by that, for all that was written is in its log."""
+        _catalogs.discard(self)
         with contextlib.suppress(Exception) if self._has_failed else _rocksdb_errors("close", self.path):
             self._db.close()
+
+    def leave_to_parent(self) -> None:
+        """In a forked child: RocksDB's threads are not here, and its end would wait for them, so it never ends."""
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(self._db))
+
+
+_catalogs: weakref.WeakSet[Catalog] = weakref.WeakSet()
+
+
+def _leave_to_parent() -> None:
+    for catalog in list(_catalogs):
+        catalog.leave_to_parent()
+
+
+os.register_at_fork(after_in_child=_leave_to_parent)
+
+
+def _advice(number: int) -> str:
+    return f"the disk is full: {_FULL}" if number in (errno.ENOSPC, errno.EDQUOT) else advice(number)
 
 
 def _check_files(path: Path) -> None:

@@ -168,10 +168,9 @@ def make_subdirectories(root: Path, env: Env) -> None:
 
 def _is_begun(root: Path, name: str, env: Env) -> bool:
     """Whether a directory is one that making a store left, which was interrupted or is going on in another process."""
-    inside = env.list_dir(root / name)
     if name == TEMPORARY_DIRECTORY:
-        return all(_TOKEN.match(one) for one in inside)
-    return name in (LAYERS, MANIFESTS, PINS, QUARANTINE, _LOST_FOUND) and not inside
+        return all(_TOKEN.match(one) for one in env.list_dir(root / name))
+    return name in (LAYERS, MANIFESTS, PINS, QUARANTINE, _LOST_FOUND) and not env.list_dir(root / name)
 
 
 def read_marker(root: Path, env: Env) -> Marker:

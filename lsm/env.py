@@ -31,16 +31,32 @@ _FREE_SPACE = (
     "free space: what the node does by itself then goes on, a call that failed is to be made again, and what was "
     "acknowledged is kept"
 )
+_SUCH_A_FILE_SYSTEM = (
+    "a store needs a local or mounted file system with hard links and locks (flock), such as ext4, XFS or NFS 4: put the data "
+    "directory on one"
+)
 _ADVICE = {
     errno.ENOSPC: f"the disk is full: {_FREE_SPACE}",
     errno.EDQUOT: f"the disk quota is used up: {_FREE_SPACE}",
+    errno.EFBIG: "files may not be so large here: raise `ulimit -f`, or the file system's limit",
     errno.EROFS: "the file system is read-only: remount it writable, or open the store with read_only=True",
     errno.EACCES: "permission denied: check the owner and mode of the data directory, or open it with read_only=True",
     errno.EPERM: "not permitted: the file system must support hard links, and this user must own the directory",
+    errno.EOPNOTSUPP: _SUCH_A_FILE_SYSTEM,
+    errno.ENOSYS: _SUCH_A_FILE_SYSTEM,
+    errno.ENOLCK: f"a network file system has to be mounted with its lock service: {_SUCH_A_FILE_SYSTEM}",
+    errno.EMLINK: f"a file gets no second name, or a directory no more entries: {_SUCH_A_FILE_SYSTEM}",
+    errno.EXDEV: (
+        "all of a data directory is on one file system, and no directory in it is a mount, a symlink to elsewhere or of another "
+        "quota project: mount the directory as a whole"
+    ),
     errno.EIO: "the device reported an I/O error: check the disk; layers on it are verified before they are used",
+    errno.ESTALE: "the network file system lost it: mount it again",
     errno.EMFILE: "too many open files: raise `ulimit -n`",
-    errno.ELOOP: "nosync opens regular files only inside a data directory, and follows no links: put the file itself there",
-    errno.EFBIG: "it is no file that nosync wrote: remove it, or put the one that belongs there",
+    errno.ENFILE: "too many open files on this machine: raise fs.file-max",
+    errno.ENOMEM: "free memory, or raise vm.max_map_count",
+    errno.ENAMETOOLONG: "a name has at most 255 bytes and a path 4095: give the data directory a shorter path",
+    errno.ELOOP: "its symlinks lead to each other: give the directory itself",
 }
 MOST_SMALL_BYTES = 256 << 20
 """A file that is read whole (manifests, archives, entries of logs) may have so many bytes at most."""
@@ -51,7 +67,11 @@ class NotRegularFileError(OSError):
 
     def __init__(self, path: Path, mode: int) -> None:
         kind = next((word for is_it, word in _KINDS if is_it(mode)), "no regular file")
-        super().__init__(errno.ELOOP, f"it is {kind}, and no regular file", str(path))
+        super().__init__(errno.EBADF, f"it is {kind}, and no regular file: put the file itself there", str(path))
+
+
+class TooLargeError(OSError):
+    """A file that is read whole is larger than any that nosync writes."""
 
 
 _KINDS = (
@@ -74,20 +94,29 @@ def opened_regular(path: Path, flags: int) -> Iterator[tuple[int, os.stat_result
         if error.errno in (errno.ELOOP, errno.EISDIR, errno.ENXIO):
             raise NotRegularFileError(path, os.lstat(path).st_mode) from error
         raise
+    checked_regular(fd, path)
     try:
-        found = os.fstat(fd)
-        if not stat.S_ISREG(found.st_mode):
-            raise NotRegularFileError(path, found.st_mode)
-        yield fd, found
+        yield fd, os.fstat(fd)
     finally:
         os.close(fd)
 
 
+def checked_regular(fd: int, path: Path) -> int:
+    """The descriptor, where it is of a regular file; else it is closed. Raises NotRegularFileError."""
+    mode = os.fstat(fd).st_mode
+    if not stat.S_ISREG(mode):
+        os.close(fd)
+        raise NotRegularFileError(path, mode)
+    return fd
+
+
 def read_regular(path: Path, most_bytes: int = MOST_SMALL_BYTES) -> bytes:
-    """The bytes of a regular file. Raises NotRegularFileError for anything else, and OSError (EFBIG) for a larger one."""
+    """The bytes of a regular file. Raises NotRegularFileError for anything else, TooLargeError for a larger one."""
     with opened_regular(path, os.O_RDONLY) as (fd, found):
         if found.st_size > most_bytes:
-            raise OSError(errno.EFBIG, f"it has {found.st_size:,} bytes, expected at most {most_bytes:,}", str(path))
+            raise TooLargeError(
+                errno.EFBIG, f"it has {found.st_size:,} bytes, expected at most {most_bytes:,}", str(path)
+            )
         with open(fd, "rb", closefd=False) as file:
             return file.read(found.st_size)
 
@@ -135,7 +164,7 @@ class Env:
                 return file.read_buffer()
 
     def read(self, path: Path) -> bytes:
-        """A file that is read whole. Raises OSError (EFBIG) for one of more than MOST_SMALL_BYTES."""
+        """A file that is read whole. Raises TooLargeError for one of more than MOST_SMALL_BYTES."""
         return read_regular(path)
 
     def copy(self, path: Path, target: BinaryIO) -> None:
@@ -155,6 +184,10 @@ class Env:
 
     def make_dirs(self, path: Path) -> None:
         path.mkdir(parents=True, exist_ok=True)
+
+    def make_dir(self, path: Path) -> None:
+        """As `make_dirs`, but FileNotFoundError where it would have to make what the directory is in."""
+        path.mkdir(exist_ok=True)
 
     def list_dir(self, path: Path) -> list[str]:
         """Names in a directory, in no order; none where it does not exist, or is a file that somebody put there."""
@@ -220,7 +253,7 @@ class Env:
 
 def is_foreign(error: OSError) -> bool:
     """Whether a file was not opened because it is none that a store writes: a link, a FIFO, a directory, or far too large."""
-    return isinstance(error, NotRegularFileError) or error.errno == errno.EFBIG
+    return isinstance(error, NotRegularFileError | TooLargeError)
 
 
 @contextlib.contextmanager
@@ -234,5 +267,9 @@ def storage_errors(doing: str, path: Path) -> Iterator[None]:
 
 def storage_error(doing: str, path: Path, error: OSError) -> StorageError:
     """What was being done, to which path, and what to do."""
-    advice = _ADVICE.get(error.errno or 0, "check the data directory and its disk")
-    return StorageError(f"cannot {doing} {path}: {error.strerror or error}; {advice}")
+    return StorageError(f"cannot {doing} {path}: {error.strerror or error}; {advice(error.errno)}")
+
+
+def advice(number: int | None) -> str:
+    """What to do about an error of the operating system."""
+    return _ADVICE.get(number or 0, "check the data directory and its disk")

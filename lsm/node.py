@@ -65,7 +65,7 @@ from nosync.lsm.manifest import (
 )
 from nosync.lsm.marks import old_marks
 from nosync.lsm.new_layers import NewLayers
-from nosync.lsm.pins import Pin, delete_pin, publish_pin, read_pins
+from nosync.lsm.pins import Pin, Pins
 from nosync.lsm.presence import live
 from nosync.lsm.reader import LayerReader
 from nosync.lsm.ready_files import ReadyFiles
@@ -116,6 +116,7 @@ class Node(HasLedger):
         self._env = directory.env
         self._lock = threading.RLock()  # the fields below, and the catalog
         self._records: dict[TraceId, dict[Description, Record]] = {}
+        self._pin_files = Pins(directory.root, directory.env)
         self._pins: dict[str, Pin] = {}
         self._pins_known = True
         self._to_learn: deque[PurePosixPath] = deque()  # small files that came from elsewhere
@@ -272,7 +273,7 @@ class Node(HasLedger):
     def _read_pins(self) -> None:
         """A pin that cannot be read may hold any epoch: then nothing of history is let go of."""
         try:
-            self._pins = read_pins(self.directory.root, self._env)
+            self._pins = self._pin_files.by_name()
             self._pins_known = True
             self.problems.pop(_PINS, None)
         except CorruptionError as error:
@@ -884,13 +885,16 @@ class Node(HasLedger):
 
     def pin(self, pin: Pin) -> None:
         with self._lock:
-            publish_pin(self.directory.root, pin, self._env)
-            self._learn_registers()
+            self._learn_pins(self._pin_files.publish(pin))
 
     def unpin(self, name: str) -> None:
         with self._lock:
-            delete_pin(self.directory.root, name, self._env)
-            self._learn_registers()
+            self._learn_pins(self._pin_files.delete(name))
+
+    def _learn_pins(self, came: Sequence[PurePosixPath]) -> None:
+        self.small.note(came)
+        self._read_pins()
+        self._compactor.touch()
 
     # --- what merging needs ---------------------------------------------------------------------------------------
 
@@ -1129,23 +1133,26 @@ class Node(HasLedger):
 
     def abandon(self) -> None:
         """Gives the directory back without making anything durable: what the death of the process does."""
-        self._stop()
-        self._give_back()
-
-    def _give_back(self) -> None:
         try:
-            self._catalog.close()
+            self._stop()
         finally:
-            self._directory_lock.release()
+            self._give_back()
 
     def _stop(self) -> None:
         self._background.stop()
         self._compactor.close()
 
+    def _give_back(self) -> None:
+        """The directory is free for the next one, also where a full disk keeps the catalog from closing."""
+        try:
+            self._catalog.close()
+        finally:
+            self._directory_lock.release()
+
     def close(self) -> None:
         """Makes everything published durable and gives the directory back. Raises StorageError if something is not durable."""
-        self._stop()
         try:
+            self._stop()
             self.sync()
             self._compactor.collect_garbage(all=True)
         except BaseException:

@@ -24,42 +24,53 @@ class Pin:
     name: str
 
 
-def _known(root: Path, env: Env) -> list[tuple[Pin, Fact]]:
-    found = []
-    for fact in facts(root, PurePosixPath(PINS), env):
-        fields = read_fact(root, fact, env)
-        with parsed("a pin", str(root / fact.path)):
-            found.append((pin_of(fields), fact))
-    return found
-
-
 def pin_of(fields: Mapping[str, Any]) -> Pin:
     """Raises KeyError, TypeError or ValueError where they are not those of a pin."""
     pack(fields["t"])
     return Pin(Epoch(fields["t"]), check_name(fields["name"], "pin name"))
 
 
-def publish_pin(root: Path, pin: Pin, env: Env) -> None:
-    """Durable when this returns. Raises InvalidInputError where the name already holds another epoch."""
-    check_name(pin.name, "pin name")
-    recorded = read_pins(root, env).get(pin.name)
-    if recorded is None:
-        add_fact(root, PurePosixPath(PINS), pin.name, {"name": pin.name, "t": pin.t}, env)
-    elif recorded != pin:
-        raise InvalidInputError(
-            f"pin {pin.name!r} already holds timestamp {recorded.t}: unpin it first or use another name"
-        )
+class Pins:
+    """Those of a data directory. What a file says never changes, so each is read once, however many there are."""
 
+    def __init__(self, root: Path, env: Env) -> None:
+        self._root, self._env = root, env
+        self._read: dict[PurePosixPath, Pin] = {}
 
-def read_pins(root: Path, env: Env) -> dict[str, Pin]:
-    """By name. Where two nodes gave a name to two epochs at once, the earlier one counts: it keeps what both need."""
-    pins: dict[str, Pin] = {}
-    for pin, _ in _known(root, env):
-        pins[pin.name] = min(pin, pins.get(pin.name, pin))
-    return pins
+    def by_name(self) -> dict[str, Pin]:
+        """Where two nodes gave a name to two epochs at once, the earlier one counts: it keeps what both need.
 
+        Raises CorruptionError for a file that is damaged when it is first read.
+        """
+        pins: dict[str, Pin] = {}
+        for pin, _ in self._known():
+            pins[pin.name] = min(pin, pins.get(pin.name, pin))
+        return pins
 
-def delete_pin(root: Path, name: str, env: Env) -> None:
-    for pin, fact in _known(root, env):
-        if pin.name == name:
-            take_back(root, fact, env)
+    def publish(self, pin: Pin) -> list[PurePosixPath]:
+        """Durable when this returns; the files that came. Raises InvalidInputError where the name holds another epoch."""
+        check_name(pin.name, "pin name")
+        recorded = self.by_name().get(pin.name)
+        if recorded is None:
+            fact = add_fact(self._root, PurePosixPath(PINS), pin.name, {"name": pin.name, "t": pin.t}, self._env)
+            return [fact.path]
+        if recorded != pin:
+            raise InvalidInputError(
+                f"pin {pin.name!r} already holds timestamp {recorded.t}: unpin it first or use another name"
+            )
+        return []
+
+    def delete(self, name: str) -> list[PurePosixPath]:
+        """Durable when this returns; the files that came."""
+        return [take_back(self._root, fact, self._env) for pin, fact in self._known() if pin.name == name]
+
+    def _known(self) -> list[tuple[Pin, Fact]]:
+        listed = facts(self._root, PurePosixPath(PINS), self._env)
+        read = {fact.path: self._read.get(fact.path) or self._pin_of(fact) for fact in listed}
+        self._read = read
+        return [(read[fact.path], fact) for fact in listed]
+
+    def _pin_of(self, fact: Fact) -> Pin:
+        fields = read_fact(self._root, fact, self._env)
+        with parsed("a pin", str(self._root / fact.path)):
+            return pin_of(fields)

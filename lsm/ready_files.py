@@ -37,7 +37,13 @@ def new_file(root: Path, path: Path, env: Env) -> BinaryIO:
     except OSError:  # what is wrong here is wrong with making one, too, which tells
         with suppress(OSError):
             env.unlink(path)
-    return env.create(path)
+    try:
+        return env.create(path)
+    except (
+        FileNotFoundError
+    ):  # somebody cleaned up: the directory is made again, but never the store's own, which may be away
+        env.make_dir(path.parent)
+        return env.create(path)
 
 
 def _is_taken(ready: Path, path: Path, env: Env) -> bool:

@@ -63,11 +63,12 @@ def read_fact(root: Path, fact: Fact, env: Env) -> dict[str, Any]:
     return read_small(root / fact.path, env)
 
 
-def take_back(root: Path, fact: Fact, env: Env) -> None:
-    """Durable when this returns. Taking back twice is fine."""
-    final = root / fact.path.with_name(fact.path.name.removesuffix(_SUFFIX) + _GONE)
-    if publish_small(root, final, {"gone": fact.path.name}, env):
-        sync_published(root, final, env)
+def take_back(root: Path, fact: Fact, env: Env) -> PurePosixPath:
+    """Durable when this returns; the file that says so. Taking back twice is fine."""
+    path = fact.path.with_name(fact.path.name.removesuffix(_SUFFIX) + _GONE)
+    if publish_small(root, root / path, {"gone": fact.path.name}, env):
+        sync_published(root, root / path, env)
+    return path
 
 
 def register_files(root: Path, env: Env) -> list[PurePosixPath]:

@@ -47,7 +47,7 @@ from nosync.lsm.directory import (
     create_store,
     read_marker,
 )
-from nosync.lsm.env import Env
+from nosync.lsm.env import Env, storage_errors
 from nosync.lsm.errors import (
     CatalogError,
     CorruptionError,
@@ -57,6 +57,7 @@ from nosync.lsm.errors import (
     OutOfOrderError,
     SchemaError,
     StorageError,
+    StoreLockedError,
     UnknownStageError,
 )
 from nosync.lsm.format import HASH_COLUMN, TOMBSTONE_COLUMN
@@ -71,7 +72,8 @@ from nosync.lsm.manifest import Manifest
 from nosync.lsm.merge import RowFilter
 from nosync.lsm.nearest import did_you_mean
 from nosync.lsm.node import Node
-from nosync.lsm.pins import Pin, read_pins
+from nosync.lsm.opened import close_lost, note_closed, note_opened
+from nosync.lsm.pins import Pin, Pins
 from nosync.lsm.raw import raw_begin, raw_layers, raw_trace, raw_traces_at
 from nosync.lsm.release import NOTHING
 from nosync.lsm.remembered import SAFE_META, recalled
@@ -116,11 +118,15 @@ def open_store(
         )
     if retain is not None:
         settings = replace(settings, retain=retain)
-    if not read_only and not (root / MARKER).exists() and not root.is_file():
+    with storage_errors("open", root):
+        is_new = not (root / MARKER).exists() and not root.is_file()
+    if not read_only and is_new:
         create_store(root, DEFAULT_KEY_GROUPS if key_groups is None else key_groups, env)
     marker = checked_marker(root, env, key_groups)
     directory = LayerDirectory(root, marker.key_groups, env, hasher)
-    return Store(directory, settings, None if read_only else Node(directory, marker, settings, copies=copies))
+    if read_only:
+        return Store(directory, settings, None)
+    return note_opened(Store(directory, settings, _node(directory, marker, settings, copies)))
 
 
 def checked_settings(settings: StoreSettings | None) -> StoreSettings:
@@ -141,6 +147,15 @@ def checked_marker(root: Path, env: Env, key_groups: int | None) -> Marker:
     return marker
 
 
+def _node(directory: LayerDirectory, marker: Marker, settings: StoreSettings, copies: int) -> Node:
+    try:
+        return Node(directory, marker, settings, copies=copies)
+    except StoreLockedError:
+        if not close_lost(directory.root):
+            raise
+    return Node(directory, marker, settings, copies=copies)
+
+
 class Store:
     """An open store; made by `nosync.open`. Use as a context manager, or call `close`."""
 
@@ -151,8 +166,10 @@ class Store:
         self._next: dict[TraceId, int] = {}
         self._schemas: dict[tuple[str, str], tuple[tuple[str, ...], pa.Schema]] = {}  # by line and stage
         self._seen: Lines | None = None  # of a read-only store; read once, and then what is new
+        self._pins = Pins(directory.root, directory.env)  # of a read-only store
         self._held = False  # what is new is left for later
         self._closed = False
+        self._parent: int | None = None  # of a forked process: the one that has the store
 
     # --- writing --------------------------------------------------------------------------------------------------
 
@@ -161,6 +178,11 @@ class Store:
         """The node behind this store. Raises StorageError where it was opened read-only or is closed."""
         if self._closed:
             raise StorageError(f"the store {self.directory.root} is closed")
+        if self._parent is not None:
+            raise StorageError(
+                f"the store {self.directory.root} is open in process {self._parent}, of which this one is a fork: here it can "
+                "only be read. Write there, or close it there and write in a process that is spawned, not forked"
+            )
         if self._node is None:
             raise StorageError(f"the store {self.directory.root} was opened read_only=True: open it for writing")
         return self._node
@@ -608,7 +630,7 @@ class Store:
         self.node.unpin(name)
 
     def pins(self) -> dict[str, int]:
-        pins = self._node.pins() if self._node else read_pins(self.directory.root, self.directory.env)
+        pins = self._node.pins() if self._node else self._pins.by_name()
         return {name: pin.t for name, pin in sorted(pins.items())}
 
     def compact(self, stage: str | None = None, progress: Callable[[int], None] | None = None) -> int:
@@ -795,7 +817,12 @@ class Store:
         if not self._closed:
             self._closed = True
             if self._node is not None:
+                note_closed(self._node)
                 self._node.close()
+
+    def only_read(self, parent: int) -> None:
+        """In a process that was forked from the one that has the store: closing this copy leaves it open there."""
+        self._parent, self._node = parent, None
 
     def __enter__(self) -> Self:
         return self

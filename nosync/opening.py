@@ -11,6 +11,7 @@ from nosync.lsm.env import Env
 from nosync.lsm.errors import InvalidInputError, ReplicationError, StoreLockedError
 from nosync.lsm.hashing import Hasher, hash32
 from nosync.lsm.local_path import local_path
+from nosync.lsm.opened import note_opened
 from nosync.lsm.settings import StoreSettings
 from nosync.lsm.store import Store, checked_marker, checked_settings, open_store
 from nosync.replication.places import ADDRESS_FILE, keeper_of
@@ -41,9 +42,15 @@ def open(
 
     `path`: a directory of this host. `retain`: epochs of history to keep readable (None: all). `key_groups` (default 128): the
     most shards a stage can ever have; fixed when the store is made. `read_only`: no node, no lock, no writing; works beside the
-    writer. Raises InvalidInputError for an address or a URI of another file system, NotAStoreError for a directory of something
-    else, StoreLockedError where another process is its node, ReplicationError where its daemon does not answer,
-    FormatVersionError for a newer store, StorageError where the disk refuses.
+    writer.
+
+    A process opens a store once: the error of a second call names the line of the first, for were it the same store, closing
+    one would close both. A store that nothing refers to any more is closed first. A process that is forked reads what its
+    parent has open.
+
+    Raises InvalidInputError for an address or a URI of another file system, NotAStoreError for a directory of something else,
+    StoreLockedError where a process is its node already, ReplicationError where its daemon does not answer, FormatVersionError
+    for a newer store, StorageError where the disk refuses.
     """
     root, env = local_path(path), env or Env()
     keeper = None if read_only else keeper_of(root)
@@ -89,13 +96,13 @@ def connect(
         raise ReplicationError(f"connecting needs the extra: pip install 'nosync[daemon]' ({error})") from None
     if (tls is None) != (identity is None):
         raise InvalidInputError("tls= and identity= belong together: a directory of certificates, and whose to show")
-    certificates = None if tls is None or identity is None else Certificates.of_directory(Path(tls), identity)
+    certificates = None if tls is None or identity is None else Certificates.of_directory(local_path(tls), identity)
     host_of(address)
     client = DaemonClient(address, certificates, node)
     try:
         about = client.status(lag=False)
         if cache is not None or not is_here(about):
-            return connected_store(client, about, None if cache is None else Path(cache))
+            return connected_store(client, about, None if cache is None else local_path(cache))
     except BaseException:
         client.close()
         raise
@@ -140,7 +147,7 @@ def _beside_daemon(found: LayerDirectory) -> Store:
         client = client_of(root)
         if client is not None:
             try:
-                return Store(directory, StoreSettings(), AttachedNode(directory, client))
+                return note_opened(Store(directory, StoreSettings(), AttachedNode(directory, client)))
             except ReplicationError as error:
                 client.close()
                 why = str(error)

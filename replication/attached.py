@@ -26,7 +26,7 @@ from nosync.lsm.errors import (
 from nosync.lsm.layer import LayerId
 from nosync.lsm.ledger import HasLedger, Ledger, lost
 from nosync.lsm.manifest import Content, Manifest
-from nosync.lsm.pins import Pin, delete_pin, publish_pin, read_pins
+from nosync.lsm.pins import Pin, Pins
 from nosync.lsm.presence import Presence
 from nosync.lsm.roles import Missing
 from nosync.lsm.timestamp import Epoch, Time, pack
@@ -57,6 +57,7 @@ class AttachedNode(HasLedger):
         if not reply.filled:
             log.warning("not everything that peers have is on this node yet; recover() recomputes what does not come")
         self.ledger = Ledger(directory, reply.replicas)
+        self._pins = Pins(directory.root, directory.env)
 
     # --- files ------------------------------------------------------------------------------------------------------
 
@@ -100,13 +101,13 @@ class AttachedNode(HasLedger):
         return None
 
     def pins(self) -> dict[str, Pin]:
-        return read_pins(self.directory.root, self.directory.env)
+        return self._pins.by_name()
 
     def pin(self, pin: Pin) -> None:
-        publish_pin(self.directory.root, pin, self.directory.env)
+        self._pins.publish(pin)
 
     def unpin(self, name: str) -> None:
-        delete_pin(self.directory.root, name, self.directory.env)
+        self._pins.delete(name)
 
     def durable_ids(self) -> set[LayerId]:
         try:
@@ -152,7 +153,8 @@ class AttachedNode(HasLedger):
         lost = [
             peer
             for peer in peers
-            if peer.state in ("suspect", "silent") or (peer.state == "away" and peer.silent_s > AWAY_PATIENCE_S)
+            if peer.state in ("suspect", "silent")
+            or (peer.state in ("away", "refused") and peer.silent_s > AWAY_PATIENCE_S)
         ]
         return frozenset(host_of(peer.address) for peer in lost)
 

@@ -35,6 +35,8 @@ def read_config(path: Path) -> dict[str, Any]:
             raise ReplicationError(f"{path}: peers.{node} is {address!r}, expected HOST:PORT")
     for name in ("data", "tls"):
         if name in fields:
+            if not fields[name]:
+                raise ReplicationError(f"{path}: {name} is empty, expected the path of a directory")
             fields[name] = path.parent / fields[name]
     return fields
 

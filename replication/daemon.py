@@ -38,8 +38,10 @@ from nosync.lsm.directory import (
 from nosync.lsm.env import Env, storage_errors
 from nosync.lsm.errors import InvalidInputError, NosyncError, ReplicationError, StoreLockedError, described
 from nosync.lsm.layer import parse_path
+from nosync.lsm.local_path import local_path
 from nosync.lsm.node import Node
 from nosync.lsm.registers import REGISTERS
+from nosync.lsm.sealed_json import replace_small, unseal_json
 from nosync.lsm.settings import ARCHIVE_EPOCHS, StoreSettings
 from nosync.lsm.timestamp import epoch_of
 from nosync.proto.v1 import replication_pb2 as pb
@@ -136,6 +138,7 @@ def check_config(config: DaemonConfig) -> None:
     """All that a start would refuse, but for a port that is taken. Raises ReplicationError, and for the directory what opening a
     store raises.
     """
+    local_path(config.data)
     with storage_errors("look into", config.data):
         check_can_be_store(config.data, Env())
         if (config.data / MARKER).exists():
@@ -152,13 +155,8 @@ def peers_of(config: DaemonConfig) -> dict[str, str]:
     Raises ReplicationError where they are too few for the copies that are asked for.
     """
     path = config.data / MEMBERS_FILE
-    peers = dict(config.peers)
-    if path.exists():
-        try:
-            found = json.loads(path.read_text())
-            peers = {str(check_node_id(node)): str(address) for node, address in found.items() if node != config.node}
-        except (OSError, ValueError, AttributeError) as error:
-            raise ReplicationError(f"{path} is damaged ({error}): remove it, and the configured peers count") from error
+    told = read_members(path)
+    peers = dict(config.peers) if told is None else {node: at for node, at in told.items() if node != config.node}
     members = 1 + len(peers)
     if not 1 <= config.replicas <= members:
         changed = f" (as nosync peers left them in {path})" if peers != config.peers else ""
@@ -167,6 +165,30 @@ def peers_of(config: DaemonConfig) -> dict[str, str]:
             f"add a peer, or set replicas to at most {members}"
         )
     return peers
+
+
+def read_members(path: Path) -> dict[str, str] | None:
+    """The peers that operators told a daemon of; None where they told it of none. Raises ReplicationError where the file is
+    damaged: a peer that is lost from it would be one that no copies are counted of.
+    """
+    try:
+        with storage_errors("read", path):
+            text = path.read_bytes()
+        found = json.loads(text)
+        # Of an earlier version, without a digest, it is nothing but the peers: no address is an object.
+        if not isinstance(found, dict) or isinstance(found.get("body"), dict):
+            body, _ = unseal_json(text, str(path))
+            found = body["peers"]
+        for node, address in found.items():
+            check_node_id(node)
+            host_of(address)
+    except (NosyncError, ValueError, KeyError, AttributeError) as error:
+        if isinstance(error.__cause__, FileNotFoundError):
+            return None
+        raise ReplicationError(
+            f"{path} is damaged ({error}): remove it, and the configured peers count, which nosync peers changes again"
+        ) from error
+    return dict(found)
 
 
 def client_of(root: Path) -> DaemonClient | None:
@@ -193,10 +215,6 @@ class Daemon(rpc.DaemonServicer):
         marker = read_marker(config.data, self._env)
         directory = LayerDirectory(config.data, marker.key_groups, self._env)
         self._place = self._keep(directory, marker)
-        with contextlib.suppress(OSError):
-            (
-                config.data / ADDRESS_FILE
-            ).unlink()  # of a daemon that was killed; its address may be another one's by now
         self._reading, self._working = (
             threading.BoundedSemaphore(MOST_READING),
             threading.BoundedSemaphore(MOST_WORKING),
@@ -205,6 +223,8 @@ class Daemon(rpc.DaemonServicer):
         self._changing_members = threading.Lock()
         members = [NodeId(name) for name in (config.node, *self._peers)]
         try:
+            with contextlib.suppress(OSError):  # of a daemon that was killed; its address may be another one's by now
+                (config.data / ADDRESS_FILE).unlink()
             self.replicator = Replicator(self.node, members[0], marker.store_id, members, config.replicas)
             peers = {NodeId(name): address for name, address in self._peers.items()}
             self.transport = Transport(self.replicator, self, members[0], config.listen, peers, self._certificates)
@@ -242,7 +262,8 @@ class Daemon(rpc.DaemonServicer):
         token = before.token if before is not None else None  # a damaged one told nobody apart who is still there
         keeper = Kept(token or self._env.token(), self.config.replicas)
         if keeper != before:
-            self._write_json(PLACE_FILE, dataclasses.asdict(keeper))
+            with storage_errors("write", self.config.data / PLACE_FILE):
+                self._write_json(PLACE_FILE, dataclasses.asdict(keeper))
         try:
             self.node = Node(directory, marker, self.config.settings, replicated=True, copies=self.config.replicas)
         except StoreLockedError:
@@ -294,16 +315,20 @@ class Daemon(rpc.DaemonServicer):
         _notify_systemd("STOPPING=1")
         with contextlib.suppress(OSError):
             (self.config.data / ADDRESS_FILE).unlink()
-        if self._stop_metrics is not None:
-            self._stop_metrics()
-        self.replicator.stop()
-        self.transport.stop()
+        with contextlib.ExitStack() as ending:  # the last one first, and each whatever becomes of the others
+            ending.callback(self.node.close)
+            ending.callback(self._stop_watching)
+            ending.callback(self.transport.stop)
+            ending.callback(self.replicator.stop)
+            if self._stop_metrics is not None:
+                ending.callback(self._stop_metrics)
+
+    def _stop_watching(self) -> None:
         if self._watch is not None and self._watcher is not None:
             self._watch.stop()
             self._watcher.join()
             self._watch.close()
             self._watch = None
-        self.node.close()
 
     def run(self, ready: Callable[[], object] = lambda: None) -> None:
         """Serves until SIGTERM or SIGINT. `ready` is called once it does."""
@@ -397,6 +422,10 @@ class Daemon(rpc.DaemonServicer):
         backlog_bytes, loaded = self.replicator.backlog()
         for peer in peers:
             peer.address = self._peers.get(peer.node, "")
+            finding = self.transport.finding(peer.node)
+            if peer.state in ("away", "silent") and finding is not None:
+                peer.why = f"{peer.address} takes connections, and {finding.text}"
+                peer.state = "refused" if finding.is_refusal else peer.state
         return pb.StatusReply(
             node=self.config.node,
             incarnation=self.node.incarnation,
@@ -509,7 +538,7 @@ class Daemon(rpc.DaemonServicer):
         with self._answering(context, OWNER):
             with self._changing_members:
                 members = self._changed_members(dict(request.add), list(request.remove))
-                self._write_json(MEMBERS_FILE, members)
+                replace_small(self.config.data, self.config.data / MEMBERS_FILE, {"peers": members}, self._env)
                 for node, address in members.items():  # before others go: there must be enough at any time
                     self.transport.add_peer(NodeId(node), address)
                     self.replicator.add_member(NodeId(node))

@@ -24,6 +24,8 @@ def fetch_files(client: DaemonClient, root: Path, names: Sequence[str], env: Env
     """
     decoder, asked = Decoder(), set(names)
     temporary = temporary_path(root, env)
+    with storage_errors("keep what was fetched", temporary):
+        env.make_dir(temporary.parent)  # somebody may have cleaned up
     try:
         for frame in client.fetch_files(names) if names else ():
             chunk = decoder.decode(frame)

@@ -57,10 +57,16 @@ class Place:
 
 
 def address_of(root: Path) -> dict[str, Any] | None:
-    """What the daemon of a directory wrote about itself; None where none did."""
+    """What the daemon of a directory wrote about itself; None where none did.
+
+    Raises StorageError where this user may not read it: there is a daemon, and nothing else would say why it cannot be asked.
+    """
+    path = root / ADDRESS_FILE
     try:
-        found = json.loads(read_regular(root / ADDRESS_FILE, MOST_BYTES))
+        found = json.loads(read_regular(path, MOST_BYTES))
         return found if isinstance(found, dict) and "address" in found else None
+    except PermissionError as error:
+        raise storage_error("read", path, error) from error
     except (OSError, ValueError):
         return None
 
@@ -114,7 +120,7 @@ def directory_of(place: Place) -> LayerDirectory:
 def _open(place: Place) -> LayerDirectory:
     if not place.store_id:
         return LayerDirectory(Path(place.root), place.key_groups)
-    root = Path(os.environ.get(DATA_VARIABLE, place.root))
+    root = Path(os.environ.get(DATA_VARIABLE) or place.root)  # set to nothing is not set
     try:
         found = read_marker(root, Env()).store_id
     except NosyncError as error:

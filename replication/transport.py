@@ -29,6 +29,7 @@ from nosync.lsm.errors import NosyncError, ReplicationError, described
 from nosync.lsm.timestamp import is_number
 from nosync.proto.v1 import replication_pb2 as pb
 from nosync.proto.v1 import replication_pb2_grpc as rpc
+from nosync.replication.handshake import Finding, look
 from nosync.replication.inventory import NodeId
 from nosync.replication.replicator import Replicator, Session
 from nosync.replication.wire import MAX_FRAME_BYTES
@@ -69,6 +70,9 @@ OPTIONS = [
 ]
 
 
+_GIVE_YOURS = ": if it is a daemon with --tls, give yours: NOSYNC_TLS and NOSYNC_IDENTITY, or tls= and identity="
+LOOK_S = 2.0
+"""How often peers that no session comes about with are looked at, for why."""
 _FLIGHTS = 3
 """Of messages each way, until both sides of a TLS connection have seen the other's certificate."""
 
@@ -144,6 +148,10 @@ class Certificates:
             ) from None
         return context
 
+    def as_client(self) -> ssl.SSLContext:
+        """For a handshake beside gRPC's. Raises ReplicationError as `of_directory` does."""
+        return self._context(ssl.PROTOCOL_TLS_CLIENT)
+
     def of_server(self) -> grpc.ServerCredentials:
         return grpc.ssl_server_credentials(
             [(self.key.read_bytes(), self.certificate.read_bytes())], self.ca.read_bytes(), require_client_auth=True
@@ -151,6 +159,10 @@ class Certificates:
 
     def of_channel(self) -> grpc.ChannelCredentials:
         return grpc.ssl_channel_credentials(self.ca.read_bytes(), self.key.read_bytes(), self.certificate.read_bytes())
+
+
+def _context_of(certificates: Certificates | None) -> ssl.SSLContext | None:
+    return None if certificates is None else certificates.as_client()
 
 
 def host_of(address: str) -> str:
@@ -266,6 +278,7 @@ class Transport:
         check_free(listen)
         self._replicator, self._me, self._peers, self._certificates = replicator, me, dict(peers), certificates
         self._closing = threading.Event()
+        self._findings: dict[str, Finding | None] = {}
         self._server = grpc.server(futures.ThreadPoolExecutor(max_workers=MAX_STREAMS), options=OPTIONS)
         rpc.add_ReplicationServicer_to_server(_Links(replicator), self._server)
         rpc.add_DaemonServicer_to_server(daemon, self._server)
@@ -285,6 +298,21 @@ class Transport:
         self._health.set("", health_pb2.HealthCheckResponse.SERVING)
         for node in list(self._peers):
             self._begin_to_dial(node)
+        threading.Thread(target=self._look_at_peers, name="nosync-look", daemon=True).start()
+
+    def _look_at_peers(self) -> None:
+        """Whoever dials: a server does not learn whose certificate gRPC refused."""
+        while not self._closing.wait(LOOK_S):
+            for node, address in list(self._peers.items()):
+                found = None
+                if not self._replicator.is_linked(node):
+                    with contextlib.suppress(ReplicationError, OSError):  # certificates that are being replaced
+                        found = look(address, _context_of(self._certificates), node)
+                self._findings[node] = found
+
+    def finding(self, node: str) -> Finding | None:
+        """Why no session comes about with a peer, as far as that can be seen from here."""
+        return self._findings.get(node)
 
     def stop(self) -> None:
         self._closing.set()
@@ -340,7 +368,7 @@ class DaemonClient:
     ) -> None:
         """`place`: the token of the directory whose daemon is meant; another one at the address refuses."""
         self.address, self.node = address, node or ""
-        self._is_secure = certificates is not None
+        self._certificates = certificates
         self._asked = [(PLACE_KEY, place)] if place else []
         self._channel = channel_to(address, certificates, node)
         self._stub = rpc.DaemonStub(self._channel)
@@ -456,16 +484,13 @@ class DaemonClient:
             code, details = error.code(), error.details()
             if code in (grpc.StatusCode.FAILED_PRECONDITION, grpc.StatusCode.RESOURCE_EXHAUSTED):
                 raise ReplicationError(str(details)) from None
-            if code == grpc.StatusCode.UNAVAILABLE and self._is_secure and _takes_connections(self.address):
-                raise ReplicationError(
-                    f"something takes connections at {self.address}, and no session comes about ({what}): the certificates "
-                    f"are not of one authority, have expired, or the daemon there is not node {self.node or 'that is meant'}"
-                ) from None
-            if code == grpc.StatusCode.UNAVAILABLE and not self._is_secure and _takes_connections(self.address):
-                raise ReplicationError(
-                    f"something takes connections at {self.address}, and does not answer without certificates ({what}): "
-                    "if it is a daemon with --tls, give yours: NOSYNC_TLS and NOSYNC_IDENTITY, or tls= and identity="
-                ) from None
+            if code in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED):
+                found = look(self.address, _context_of(self._certificates), self.node)
+                if found is not None:
+                    advice = "" if self._certificates is not None or not found.is_refusal else _GIVE_YOURS
+                    raise ReplicationError(
+                        f"something takes connections at {self.address}, and {found.text} ({what}){advice}"
+                    ) from None
             raise ReplicationError(
                 f"the daemon at {self.address} does not answer ({what}: {code.name.lower()}): start it again with "
                 "nosync daemon; what jobs publish meanwhile is kept"
@@ -498,15 +523,6 @@ def check_free(listen: str) -> None:
         raise ReplicationError(
             f"cannot listen on {listen}: {(error.strerror or str(error)).lower()}; {advice}"
         ) from None
-
-
-def _takes_connections(address: str) -> bool:
-    host, _, port = address.rpartition(":")
-    try:
-        with socket.create_connection((host.strip("[]"), int(port)), timeout=1.0):
-            return True
-    except (OSError, ValueError):
-        return False
 
 
 def fail(context: grpc.ServicerContext, error: NosyncError) -> None:

@@ -14,7 +14,7 @@ import click
 from rich.markup import escape
 
 from nosync.cli.group import cli
-from nosync.cli.screen import JSON, STORE, check_store, err, out, print_json, table_of
+from nosync.cli.screen import JSON, STORE, GivenPath, check_store, err, out, print_json, table_of
 from nosync.lsm.errors import NosyncError, ReplicationError
 from nosync.lsm.no_pandas import leave_out_pandas
 
@@ -23,9 +23,9 @@ if TYPE_CHECKING:
 
 
 @cli.command()
-@click.option("--config", type=click.Path(path_type=Path, dir_okay=False), help="A TOML file with the fields below.")
+@click.option("--config", type=GivenPath(dir_okay=False), help="A TOML file with the fields below.")
 @click.option("--node", help="This node's id, unlike any other's (a-z, 0-9, _ and -).")
-@click.option("--data", type=click.Path(path_type=Path), help="The data directory; made where there is none.")
+@click.option("--data", type=GivenPath(), help="The data directory; made where there is none.")
 @click.option(
     "--listen", metavar="HOST:PORT", help="Where jobs and other nodes reach this one. [default: 127.0.0.1:7500]"
 )
@@ -33,9 +33,7 @@ if TYPE_CHECKING:
     "--peer", "peers", multiple=True, metavar="NODE=HOST:PORT", help="Another node of the store; once for each."
 )
 @click.option("--replicas", type=int, help="On how many nodes every layer is kept, this one included. [default: 2]")
-@click.option(
-    "--tls", type=click.Path(path_type=Path), help="Directory of certificates (nosync certs); needed off loopback."
-)
+@click.option("--tls", type=GivenPath(), help="Directory of certificates (nosync certs); needed off loopback.")
 @click.option("--metrics", metavar="HOST:PORT", help="Where Prometheus fetches metrics.")
 @click.option("--retain", type=click.IntRange(min=0), help="Epochs of history that stay readable. [default: all]")
 @click.option(
@@ -192,7 +190,7 @@ def conflicts(path: Path, take_theirs: bool, as_json: bool) -> None:
 
 
 @cli.command()
-@click.argument("directory", type=click.Path(path_type=Path, file_okay=False))
+@click.argument("directory", type=GivenPath(file_okay=False))
 @click.argument("nodes", nargs=-1, required=True)
 def certs(directory: Path, nodes: tuple[str, ...]) -> None:
     """Make certificates for NODES in DIRECTORY: an authority of their own, and a certificate and key for each.

@@ -12,7 +12,18 @@ import click
 from rich.markup import escape
 
 from nosync.cli.group import cli
-from nosync.cli.screen import JSON, fail, out, print_json, progress, show_layers, show_rows, size_text, table_of
+from nosync.cli.screen import (
+    JSON,
+    GivenPath,
+    fail,
+    out,
+    print_json,
+    progress,
+    show_layers,
+    show_rows,
+    size_text,
+    table_of,
+)
 from nosync.lsm.errors import InvalidInputError, NosyncError
 from nosync.lsm.store import Store
 
@@ -24,7 +35,7 @@ if TYPE_CHECKING:
 @click.option(
     "--by", type=click.Choice(["month", "week", "day"]), default="week", show_default=True, help="How long an epoch is."
 )
-@click.option("--out", "directory", type=click.Path(path_type=Path), default=Path("nosync-demo"), show_default=True,
+@click.option("--out", "directory", type=GivenPath(), default=Path("nosync-demo"), show_default=True,
               help="Where to keep the store, delays.csv and trend.png.")  # fmt: skip
 @click.option("--cores", type=click.IntRange(min=1), help="Cores for Spark. [default: all]")
 @click.option("--what-if", is_flag=True, help="Then branch off at 1 July without flights in bad weather, and compare.")

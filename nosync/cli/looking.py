@@ -22,6 +22,7 @@ from nosync.cli.screen import (
     JSON,
     MOST_ROWS_SHOWN,
     STORE,
+    GivenPath,
     by_key,
     check_store,
     err,
@@ -67,7 +68,8 @@ def _show_now(path: Path, *, as_json: bool) -> None:
         found = store.status()
         daemon = _daemon_of(store)
     if daemon is not None and "peers" in daemon:  # it knows on how many nodes everything is, and this process does not
-        found = dataclasses.replace(found, safe_point=daemon["safe_point"])
+        problems = found.problems | daemon.pop("problems")  # what is wrong with a store stands in one place
+        found = dataclasses.replace(found, safe_point=daemon["safe_point"], problems=problems)
     if as_json:
         print_json(dataclasses.asdict(found) | ({} if daemon is None else {"daemon": daemon}))
         return
@@ -150,8 +152,6 @@ def _show_daemon(daemon: dict[str, Any]) -> None:
     for peer in daemon["peers"]:
         if peer["why"]:
             err.print(f"[red]peer {escape(peer['node'])}:[/] {escape(peer['why'])}", soft_wrap=True)
-    for where, problem in daemon["problems"].items():
-        err.print(f"[red]problem:[/] {escape(where)}: {escape(problem)}", soft_wrap=True)
 
 
 def _show_status(s: StoreStatus) -> None:
@@ -266,7 +266,7 @@ def _flat(table: pa.Table) -> pa.Table:
 @click.argument("b")
 @click.option("--as-of", type=int, help="The epoch to compare at. [default: the newest that both branches have]")
 @click.option("--limit", type=click.IntRange(min=0), default=MOST_ROWS_SHOWN, show_default=True, help="Rows to show.")
-@click.option("--html", type=click.Path(path_type=Path, dir_okay=False),
+@click.option("--html", type=GivenPath(dir_okay=False),
               help="Write a page with plots and tables to this file instead.")  # fmt: skip
 @JSON
 def diff(

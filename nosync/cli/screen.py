@@ -44,7 +44,20 @@ class Screen(Console):
 out = Screen(highlight=False, emoji=False, width=None if sys.stdout.isatty() else PLAIN_WIDTH)
 err = Screen(stderr=True, highlight=False, emoji=False)
 
-STORE = click.argument("path", metavar="PATH", type=click.Path(path_type=Path))
+
+class GivenPath(click.Path):
+    """A path as a `Path`. What is empty, as where a variable of the shell is not set, would be the working directory."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(path_type=Path, **options)
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        if value == "":
+            self.fail("it is empty: give the path of a directory or file; '.' is the working directory", param, ctx)
+        return super().convert(value, param, ctx)
+
+
+STORE = click.argument("path", metavar="PATH", type=GivenPath())
 ALONE = click.option("--alone", is_flag=True, help="Without the daemon that keeps the directory, which is stopped.")
 JSON = click.option("--json", "as_json", is_flag=True, help="Print JSON instead of tables.")
 MOST_ROWS_SHOWN = 50

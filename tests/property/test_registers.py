@@ -18,7 +18,7 @@ from nosync.lsm.env import Env
 from nosync.lsm.errors import FencedError, InvalidInputError
 from nosync.lsm.fence import Instance, check_fence, newest_instance, old_instances, take_over
 from nosync.lsm.marks import Marks, old_marks
-from nosync.lsm.pins import Pin, delete_pin, publish_pin, read_pins
+from nosync.lsm.pins import Pin, Pins
 from nosync.lsm.registers import register_files
 from nosync.lsm.timestamp import Epoch
 from nosync.replication.wire import check_name
@@ -71,12 +71,12 @@ def test_pins_of_several_nodes_agree_in_the_end(steps: list[tuple[str, int, obje
                 pin = Pin(Epoch(n), str(of))
                 if held is not None and held != n:
                     with pytest.raises(InvalidInputError, match=f"already holds timestamp {held}"):
-                        publish_pin(root, pin, ENV)
+                        Pins(root, ENV).publish(pin)
                     continue
-                publish_pin(root, pin, ENV)
+                Pins(root, ENV).publish(pin)
                 said |= {str(p): (pin.name, n) for p in register_files(root, ENV) if str(p) not in here}
             elif kind == "unpin":
-                delete_pin(root, str(of), ENV)
+                Pins(root, ENV).delete(str(of))
                 taken_back |= {f for f, (name, _) in standing.items() if name == of}
             elif files := register_files(root, ENV):
                 assert isinstance(of, int)
@@ -90,7 +90,7 @@ def test_pins_of_several_nodes_agree_in_the_end(steps: list[tuple[str, int, obje
             if file not in taken_back:
                 expected[name] = min(t, expected.get(name, t))
         for root in roots:
-            assert {name: pin.t for name, pin in read_pins(root, ENV).items()} == expected
+            assert {name: pin.t for name, pin in Pins(root, ENV).by_name().items()} == expected
 
 
 def test_of_two_jobs_that_began_at_once_on_two_nodes_one_goes_on() -> None:
@@ -159,7 +159,7 @@ def test_only_what_is_long_replaced_is_old() -> None:
         marks = Marks(root, "counts", "main", Refs(), ENV)
         for t in (0, 5, 1004, 1005):
             marks.mark(t)
-        publish_pin(root, Pin(Epoch(0), "first"), ENV)
+        Pins(root, ENV).publish(Pin(Epoch(0), "first"))
         files = register_files(root, ENV)
         assert [path.name.partition("-")[0] for path in old_instances(files)] == ["1", "2"]
         assert sorted(path.name.partition("-")[0] for path in old_marks(files)) == ["0", "5"]

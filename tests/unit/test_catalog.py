@@ -78,5 +78,5 @@ def test_an_edit_that_must_last_is_synced_while_other_threads_run(
 def test_a_disk_that_refuses_to_sync_is_told_of(catalog: Catalog, asked: Recording) -> None:
     catalog.apply(add=[record(0)])
     asked.fails = Exception("IO error: No space left on device: While fdatasync")
-    with pytest.raises(StorageError, match="cannot write the catalog .*no space left on device.*free space"):
+    with pytest.raises(StorageError, match="cannot write the catalog .*No space left on device.*free space"):
         catalog.apply(remove=[record(0).id])

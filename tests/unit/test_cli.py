@@ -222,6 +222,22 @@ def test_a_store_in_use_can_be_looked_at_but_not_changed(capsys: pytest.CaptureF
         assert "is open in process" in err
 
 
+@pytest.mark.parametrize(
+    "arguments",
+    [["status", ""], ["verify", ""], ["pin", "", "p", "1"], ["daemon", "--node", "n1", "--data", ""], ["certs", "", "n1"],
+     ["demo", "--out", ""]],
+)  # fmt: skip
+def test_an_empty_path_is_not_the_working_directory(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: list[str]
+) -> None:
+    """As where a variable of the shell is not set."""
+    monkeypatch.chdir(tmp_path)
+    code, _, err = run(capsys, *arguments)
+    assert code == 2
+    assert "it is empty: give the path" in " ".join(err.split())
+    assert not list(tmp_path.iterdir())
+
+
 def test_help_teaches(capsys: pytest.CaptureFixture[str]) -> None:
     code, out, _ = run(capsys, "--help")
     assert code == 0

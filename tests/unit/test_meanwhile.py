@@ -19,7 +19,7 @@ from nosync.lsm.layer import Description, LayerId, Shard, TraceId
 from nosync.lsm.ledger import Ledger
 from nosync.lsm.merge import Merge
 from nosync.lsm.node import Node
-from nosync.lsm.pins import Pin, publish_pin
+from nosync.lsm.pins import Pin, Pins
 from nosync.lsm.settings import StoreSettings
 from nosync.lsm.timestamp import Time, pack
 from nosync.lsm.writer import arrange
@@ -240,7 +240,7 @@ def test_pins_are_read_before_history_is_let_go_of_for_epochs_that_others_sealed
 
     seal(range(8))
     node.learn()
-    publish_pin(directory.root, Pin(4, "p"), Env())
+    Pins(directory.root, Env()).publish(Pin(4, "p"))
     seal(range(8, 14))
     is_asked.append(True)
     node.learn()

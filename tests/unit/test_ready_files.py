@@ -8,6 +8,7 @@ import shutil
 import threading
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 
 import nosync
@@ -203,3 +204,32 @@ def test_a_disk_that_has_no_room_for_more_is_told_of(open_store: OpenStore) -> N
     env.faults.clear()
     eventually("all is well by itself", lambda: not store.status().problems)
     assert len(made_in(store.directory.root)) == FEWEST
+
+
+@pytest.mark.parametrize("are_ready", [False, True])
+def test_a_directory_for_what_is_being_written_may_be_cleaned_away(open_store: OpenStore, are_ready: bool) -> None:
+    """As a cleaner of old files does: who writes makes it again, and makes no store where one was moved away."""
+    store = open_store(env=Env())
+    root = store.directory.root
+
+    def gone() -> None:
+        shutil.rmtree(root / "tmp", ignore_errors=True)
+        if are_ready:
+            ReadyFiles(root, Env()).fill()
+
+    for t in range(3):
+        gone()
+        store.append("counts", t=t, rows=pa.table({"k": [t]}), key=["k"])
+        gone()
+        store.seal(t)
+    gone()
+    store.pin("p", 1)
+    gone()
+    assert store.compact() == 1
+    assert store.read("counts").num_rows == 3
+    assert store.verify().errors == ()
+    root.rename(root.with_name("away"))
+    with pytest.raises(nosync.StorageError, match="No such file"):
+        store.append("counts", t=3, rows=pa.table({"k": [3]}))
+    assert not root.exists()
+    root.with_name("away").rename(root)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import errno
 import json
 import os
 import secrets
@@ -30,6 +31,7 @@ from nosync.lsm.node import Node
 from nosync.lsm.timestamp import ZERO
 from nosync.lsm.writer import Published
 from nosync.testing.daemons import eventually
+from nosync.testing.env import FaultyEnv
 from tests.conftest import OpenStore
 from tests.helpers import state_of
 
@@ -406,6 +408,78 @@ def test_paths_as_users_give_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
                 call(path)
             assert "\n" not in str(raised.value)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["home", "s"]
+
+
+@pytest.mark.parametrize("read_only", [False, True])
+@pytest.mark.parametrize(
+    ("path", "message"),
+    [
+        ("", r"the path is empty: give that of a directory; '\.' is"),
+        (b"s", "b's' is a bytes, expected the path"),
+        ("s\0", "has a character of number 0"),
+        (os.fsdecode(b"caf\xe9"), r"'caf\\udce9' is not UTF-8"),
+        ("n" * 256, "File name too long; a name has at most 255 bytes and a path 4095"),
+        ("deep/" * 820, "File name too long; a name has at most 255 bytes and a path 4095"),
+        ("dangling", "dangling is a symlink to nowhere, which does not exist: make that first"),
+        ("dangling/s", "dangling is a symlink to nowhere, which does not exist: make that first"),
+        ("loop", "its symlinks lead to each other"),
+        ("file/s", "file is a file, so .*s cannot be a directory in it"),
+        ("~of nobody/s", "give an absolute path"),
+    ],
+)  # fmt: skip
+def test_paths_that_no_directory_can_have(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, path: str, message: str, read_only: bool
+) -> None:
+    (tmp_path / "dangling").symlink_to("nowhere")
+    (tmp_path / "loop").symlink_to("loop")
+    (tmp_path / "file").touch()
+    monkeypatch.chdir(tmp_path)
+    for call in (lambda: nosync.open(path, read_only=read_only), lambda: nosync.ParquetSink(path)):
+        with pytest.raises(nosync.InvalidInputError, match=message):
+            call()
+    assert sorted(one.name for one in tmp_path.iterdir()) == ["dangling", "file", "loop"]
+
+
+def test_a_symlink_that_leads_somewhere_is_a_path(tmp_path: Path) -> None:
+    (tmp_path / "there").mkdir()
+    (tmp_path / "link").symlink_to("there")
+    nosync.open(tmp_path / "link" / "s").close()
+    assert (tmp_path / "there" / "s" / "NOSYNC").exists()
+
+
+def test_the_working_directory_may_be_gone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "gone").mkdir()
+    monkeypatch.chdir(tmp_path / "gone")
+    (tmp_path / "gone").rmdir()
+    with pytest.raises(nosync.InvalidInputError, match="give an absolute path"):
+        nosync.open("s")
+
+
+@pytest.mark.parametrize(
+    ("number", "message"),
+    [
+        (errno.EOPNOTSUPP, "with hard links and locks"), (errno.ENOSYS, "with hard links and locks"),
+        (errno.EPERM, "must support hard links"), (errno.EMLINK, "a file gets no second name"),
+        (errno.EXDEV, "all of a data directory is on one file system"), (errno.ESTALE, "mount it again"),
+        (errno.ENAMETOOLONG, "a shorter path"), (errno.ENOSPC, "the disk is full"),
+    ],
+)  # fmt: skip
+def test_a_link_that_is_refused_says_what_to_do(tmp_path: Path, number: int, message: str) -> None:
+    """Whoever makes a store, publishes a layer, seals or pins learns what its file system lacks, in that call."""
+    env = FaultyEnv()
+    env.fail("link", number, times=1)
+    with pytest.raises(nosync.StorageError, match=f"{os.strerror(number)}; .*{message}"):
+        nosync.open(tmp_path / "s", env=env)
+    with nosync.open(tmp_path / "s", env=env, settings=nosync.StoreSettings(background=False)) as store:
+        store.append("counts", t=0, rows=words(a=1), key=["word"])
+        store.seal(0)
+        for call in (
+            lambda: store.append("counts", t=1, rows=words(a=2)), lambda: store.seal(1), lambda: store.pin("p", 0)
+        ):  # fmt: skip
+            env.fail("link", number, times=1)
+            with pytest.raises(nosync.StorageError, match=f"cannot .*{os.strerror(number)}; .*{message}"):
+                call()
+            call()
 
 
 def test_a_newer_store_format(tmp_path: Path) -> None:
