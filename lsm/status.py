@@ -76,6 +76,34 @@ class BranchInfo:
 
 
 @dataclass(frozen=True)
+class InputStatus:
+    """How far one of several inputs of a window has come in event time."""
+
+    watermark: str | None
+    """In UTC, as ISO 8601 has it; None: it has had no row with a time."""
+    epochs_without_rows: int
+    idle: bool
+    """Whether the window does not wait for it (`idle_after=`)."""
+
+
+@dataclass(frozen=True)
+class WindowStatus:
+    """Where the watermark of a window is after the newest epoch."""
+
+    watermark: str | None
+    """In UTC, as ISO 8601 has it; None: there is none yet, so nothing is late."""
+    inputs: Mapping[str, InputStatus]
+    """Empty where there is one, or where the fastest of all counts (`policy="max"`)."""
+    held_back_by: tuple[str, ...]
+    """The inputs that others are ahead of, and that the window waits for."""
+
+    def text(self) -> str:
+        """In one line, for people."""
+        held = f", held back by {', '.join(self.held_back_by)}" if self.held_back_by else ""
+        return (self.watermark or "none yet") + held
+
+
+@dataclass(frozen=True)
 class StoreStatus:
     """A summary of the store. Timestamps are epochs, None where there is none yet."""
 
@@ -96,6 +124,8 @@ class StoreStatus:
     """By name, main included, the newest epoch of each branch."""
     sealed_at: str | None = None
     """When the last epoch was sealed, or came to this node, by the clock of its file (ISO 8601, UTC). Nothing depends on it."""
+    windows: Mapping[str, WindowStatus] = field(default_factory=dict)
+    """By window with a watermark; filled in by `Job.status()` and `nosync status`."""
 
     def _repr_html_(self) -> str:
         names = ("safe_point", "last_sealed", "since", "missing", "key_groups")
@@ -103,6 +133,7 @@ class StoreStatus:
         facts |= {"last sealed at": self.sealed_at} if self.sealed_at else {}
         facts |= {f"branch {name}": t for name, t in self.branches.items() if name != MAIN}
         facts |= {f"pin {name}": t for name, t in self.pins.items()}
+        facts |= {f"watermark of {name}": one.text() for name, one in self.windows.items()}
         facts |= {f"problem: {where}": what for where, what in self.problems.items()}
         rows = [(n, s["shards"], s["layers"], s["rows"], s["bytes"], s["upper"] - 1) for n, s in self.stages.items()]
         columns = ["stage", "shards", "layers", "entries", "bytes", "recorded up to"]

@@ -583,6 +583,10 @@ class Store:
         manifest = self._lines().manifest(t, branch)
         return None if manifest is None else manifest.line
 
+    def manifest(self, t: int, branch: str = MAIN) -> Manifest | None:
+        """What an epoch lists; None: it is not sealed."""
+        return self._lines().manifest(t, branch)
+
     def first_sealed(self, branch: str = MAIN) -> int | None:
         """The oldest epoch that was sealed; None before the first."""
         return self._lines().manifests(branch).first

@@ -32,6 +32,7 @@ from nosync.dataflow import (
     Dataflow,
     Stage,
 )
+from nosync.event_time import INPUT_FIELD, LATE_ROWS, WATERMARK_AFTER, WATERMARK_BEFORE, inputs_field
 from nosync.fingerprint import fingerprint
 from nosync.joins import JoinSpec, arranged_schema, joined_schema
 from nosync.levels import MEMORY, NONE, Level, parse_level
@@ -42,7 +43,8 @@ from nosync.lsm.hashing import check_key_type
 from nosync.lsm.nearest import did_you_mean
 from nosync.operators import TOUCHED_COLUMN
 from nosync.plan import ARRANGE, DISTINCT, LATE, WATERMARK, BoundFlow, BoundStage, Emission, Feed, Loop, Segment
-from nosync.windows import END, START, Window, is_time, window_type
+from nosync.window_inputs import WindowInputs
+from nosync.windows import END, MIN, START, Window, is_time, window_type
 
 _CHANGE_FIELD = pa.field(CHANGE_TYPE_COLUMN, pa.string())
 ParseDdl = Callable[[str], pa.Schema]
@@ -86,17 +88,21 @@ def bind(
     placements: Mapping[str, Sequence[str]] | None = None,
     begins: Mapping[str, str] | None = None,
     anew: Mapping[str, int] | None = None,
+    policies: Mapping[str, str] | None = None,
 ) -> BoundFlow:
     """Resolves schemas, fingerprints and segments. Raises FlowError or SchemaError naming the stage.
 
     `salt` enters the fingerprints of sources, for a branch with inputs of its own; `sources` states them, for one that
     shares the recorded inputs of another. `placements` says by which columns the rows of sources are in their shards, where
     they were recorded (default: by the first key that the flow asks of them). `begins`: of stages that go on from another line's
-    state, from which; it enters their fingerprints. `anew`: see `BoundStage.anew_at`.
+    state, from which; it enters their fingerprints. `anew`: see `BoundStage.anew_at`. `policies`: by window, the
+    one that the store was written with, which counts where the window does not say which it wants (default: MIN).
     """
     if not flow.sources:
         raise FlowError(f"dataflow {flow.name} has no source")
-    binder = _Binder(flow, parse_ddl, analyze, salt, sources or {}, placements, begins or {}, anew or {})
+    binder = _Binder(
+        flow, parse_ddl, analyze, salt, sources or {}, placements, begins or {}, anew or {}, policies or {}
+    )
     for stage in flow.stages:
         for name in stage.inputs:
             if name not in binder.bound:
@@ -113,7 +119,7 @@ def bind(
 
 def source_fingerprints(flow: Dataflow, parse_ddl: ParseDdl, *, salt: str = "") -> dict[str, str]:
     """By source, the fingerprint that `bind` gives it, without binding the rest."""
-    binder = _Binder(flow, parse_ddl, _no_jvm, salt, {}, {}, {}, {})
+    binder = _Binder(flow, parse_ddl, _no_jvm, salt, {}, {}, {}, {}, {})
     for stage in flow.sources:
         binder.add(stage)
     return {name: bound.fingerprint for name, bound in binder.bound.items()}
@@ -130,6 +136,7 @@ class _Binder:
         placements: Mapping[str, Sequence[str]] | None,
         begins: Mapping[str, str],
         anew: Mapping[str, int],
+        policies: Mapping[str, str],
     ) -> None:
         self._salt, self._sources, self._placements = salt, sources, placements
         self._begins, self._anew = begins, anew
@@ -138,6 +145,7 @@ class _Binder:
         self.segments: dict[str, Segment] = {}
         self.loops: dict[str, Loop] = {}
         self._segment_of: dict[str, str] = {}
+        self._inputs = WindowInputs(flow, policies, self.bound)
 
     def taken(self, name: str) -> bool:
         """Whether any stage takes the rows of this one."""
@@ -194,7 +202,7 @@ class _Binder:
     def _stateless(self, stage: Stage) -> None:
         upstream = self.bound[stage.inputs[0]]
         schema = upstream.rows_schema if stage.kind == FILTER else self._map_schema(stage, upstream)
-        bound = self._stage(stage, schema, changing=upstream.changing)
+        bound = self._stage(stage, schema, changing=upstream.changing, origins=self._inputs.origins(stage))
         if stage.kind == FILTER:
             bound = replace(bound, placed_by=upstream.placed_by)
         if upstream.name in self._segment_of and upstream.loop == stage.loop:
@@ -207,7 +215,8 @@ class _Binder:
         found = self._analyze(stage, upstream.rows_schema)
         _check_names(stage, found.schema, upstream.rows_schema)
         schema = plain(found.schema.empty_table(), allow=frozenset({CHANGE_TYPE_COLUMN})).schema
-        bound = self._stage(stage, schema, changing=upstream.changing, described=found.described)
+        origins = self._inputs.origins(stage)
+        bound = self._stage(stage, schema, changing=upstream.changing, described=found.described, origins=origins)
         options = {"kept": found.kept, "computed": found.computed, "plain": found.plain, "step": found.step}
         bound = replace(bound, options={**bound.options, **options})
         if bound.recorded:
@@ -233,7 +242,10 @@ class _Binder:
         alike = [all(other.output.field(f.name).type == f.type for other in inputs) for f in first]
         together = [f if same else f.with_type(nullable(f.type)) for f, same in zip(first, alike, strict=True)]
         fields = [*together, *([pa.field(CHANGE_TYPE_COLUMN, pa.string())] if changing else [])]
-        bound = self._stage(stage, pa.schema(fields), changing=changing)
+        origins = self._inputs.origins(stage)
+        numbers = [tuple(map(origins.index, self._inputs.of(name))) for name in stage.inputs] if origins else []
+        options = {"numbers": tuple(numbers)} if origins else {}
+        bound = self._stage(stage, pa.schema(fields), changing=changing, options=options, origins=origins)
         homes = {self._segment_of.get(name) for name in stage.inputs}
         same_loop = {self.bound[name].loop for name in stage.inputs} == {stage.loop}
         if len(homes) == 1 and None not in homes and same_loop:
@@ -263,7 +275,9 @@ class _Binder:
             if stage.options.get("ttl") is not None:
                 fields.append(pa.field(TOUCHED_COLUMN, pa.int64()))
             schema = pa.schema(fields)
-        bound = self._stage(stage, schema, changing=changing, key=key, plan=plan, options={**options, "feed_key": key})
+        options["feed_key"] = key
+        origins = () if changing else self._inputs.origins(stage)
+        bound = self._stage(stage, schema, changing=changing, key=key, plan=plan, options=options, origins=origins)
         kind = DISTINCT if stage.kind == DEDUPE and plan is None else AGGREGATE if stage.kind == DEDUPE else stage.kind
         bound = replace(bound, kind=kind, placed_by=key)
         if upstream.placed_by == key and upstream.name in self._segment_of and upstream.loop is None:
@@ -296,18 +310,23 @@ class _Binder:
         plan = Plan(stage.name, key, stage.aggregates, expanded, retracts=upstream.changing)
         schema = pa.schema([*plan.schema, bounds[1]]) if window.session else plan.schema
         feed_key = stage.key if window.session else key
-        options = {"feed_key": feed_key}
+        options: dict[str, Any] = {"feed_key": feed_key}
+        window = replace(window, policy=self._inputs.policy(stage))
+        if window.policy == MIN and upstream.origins:
+            options |= {"of_inputs": upstream.origins, "idle_after": window.idle_after}
         logs = []
         if window.delay_us is not None:
-            fields = [pa.field("watermark_before", bounds[0].type), pa.field("watermark", bounds[0].type)]
-            schema_of = pa.schema([*fields, pa.field("late_rows", pa.int64())])
+            stamps = [pa.field(name, bounds[0].type) for name in (WATERMARK_BEFORE, WATERMARK_AFTER)]
+            fields = [*stamps, pa.field(LATE_ROWS, pa.int64())]
+            schema_of = pa.schema([*fields, inputs_field(bounds[0].type)] if "of_inputs" in options else fields)
             logs.append(self._part(stage, "watermark", WATERMARK, schema_of, (upstream.name,), options, window))
         late = pa.schema([*expanded, *(f for f in upstream.rows_schema if f.name == CHANGE_TYPE_COLUMN)])
         logs.append(
             self._part(stage, "late", LATE, late, (upstream.name,), options, window, changing=upstream.changing)
         )
+        described = f"{window} {options}" if "of_inputs" in options else repr(window)
         bound = self._stage(
-            stage, schema, changing=True, key=key, plan=plan, window=window, options=options, described=repr(window)
+            stage, schema, changing=True, key=key, plan=plan, window=window, options=options, described=described
         )
         feed = replace(self._feed(upstream.name, feed_key), emission=Emission(upstream.name, window))
         self._new_segment(logs[0], [feed])
@@ -424,11 +443,15 @@ class _Binder:
         window: Window | None = None,
         options: Mapping[str, Any] | None = None,
         described: str = "",
+        origins: tuple[str, ...] = (),
     ) -> BoundStage:
         code = stage.version if stage.version is not None else stage.function
         keeps_state = bool(key) or stage.kind in (WATERMARK, LATE) or stage.name in self._anew
         if stage.name in self._begins and keeps_state:
             described += f" from {self._begins[stage.name]}"
+        if origins:
+            schema = pa.schema([*schema, INPUT_FIELD])
+            described += f" by {origins}"
         fp = fingerprint(
             stage.kind,
             key or stage.key,
@@ -456,6 +479,7 @@ class _Binder:
             self._anew.get(stage.name),
             stage.name if stage.kind == LOOP else stage.loop,
             tuple((options or {}).get("feed_key", ())),
+            origins,
         )  # fmt: skip
 
     def _part(

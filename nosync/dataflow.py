@@ -221,6 +221,8 @@ class Stage:
         key: Sequence[str] = (),
         watermark: str | None = None,
         keep: str | None = None,
+        policy: str | None = None,
+        idle_after: int | None = None,
         persist: str | None = None,
         **aggregates: Aggregate,
     ) -> Stage:
@@ -229,12 +231,17 @@ class Stage:
         Durations are text such as `"10 minutes"`. Output: key, `window_start`, `window_end`, the aggregates (of sessions
         `window_end` comes last); results are updated while rows come. `watermark`: how far behind the newest event time of
         all earlier epochs a window stays open; a row for a closed window is late: not counted, but recorded in the stage
-        `.late`. `keep`: how long after closing a window stays in the state (default: for ever). Windows begin at multiples of
-        `slide` since 1970-01-01 UTC. For windows of processing time add the tick to the rows as a column, so that replay
-        sees the same.
+        `.late`. Where rows come by several inputs (a union), each has a watermark, and that of the slowest counts; with
+        `policy="max"` that of the fastest. `idle_after`: an input that had no row with a time for so many epochs is not waited
+        for until it has one again (default: it always is). `keep`: how long after closing a window stays in the state (default:
+        for ever). Windows begin at multiples of `slide` since 1970-01-01 UTC. For windows of processing time add the tick to the
+        rows as a column, so that replay sees the same.
         """
         keys = _check_key(name, key) if key else ()
-        window = parse_window(name, time=time, size=size, slide=slide, gap=gap, watermark=watermark, keep=keep)
+        window = parse_window(
+            name, time=time, size=size, slide=slide, gap=gap, watermark=watermark, keep=keep, policy=policy,
+            idle_after=idle_after,
+        )  # fmt: skip
         return self._then(name, WINDOW, key=keys, aggregates=aggregates, persist=persist, options={"window": window})
 
     @property

@@ -380,7 +380,7 @@ class _Walk:
         names = stage.output.names
 
         def run(rows: pa.Table) -> pa.Table:
-            return conform(call(stage, id, rows), stage.schema, id)
+            return conform(call(stage, id, rows), stage.rows_schema, id)
 
         whole = run(fed)
         hits = _matching(whole, wanted, names)[0]
@@ -388,7 +388,7 @@ class _Walk:
             return np.zeros(0, dtype=np.int64)
         tagged = _try(lambda: call(stage, id, fed.append_column(TAG, pa.array(np.arange(len(fed))))))
         if isinstance(tagged, pa.Table) and tagged.column_names.count(TAG) == 1:
-            without = _try(lambda: conform(tagged.drop_columns([TAG]), stage.schema, id))
+            without = _try(lambda: conform(tagged.drop_columns([TAG]), stage.rows_schema, id))
             if without is not None and without.equals(whole):
                 return np.unique(tagged.column(TAG).to_numpy()[hits])
         half = len(fed) // 2
@@ -447,7 +447,7 @@ class _Walk:
             return fed.filter(as_array(call(stage, id, fed)))
         if stage.kind == UNION:
             return (as_changes(fed) if stage.changing else fed).select(stage.rows_schema.names)
-        return conform(call(stage, id, fed), stage.schema, id)
+        return conform(call(stage, id, fed), stage.rows_schema, id)
 
     def _changes(self, name: str, t: int, *, shard: int | None = None) -> pa.Table:
         """The changes at an epoch. Where they were merged away, the state as of `since` stands for all before it."""

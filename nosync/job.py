@@ -8,6 +8,7 @@ job.recover()
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -65,6 +66,7 @@ from nosync.replication.places import LACKING, Place
 from nosync.reports import EpochReport, Recovered, RecoveryReport, Stopwatch, epoch_report
 from nosync.sinks import Sink
 from nosync.streaming import STREAMS_FROM, check_batch, check_stream, streamed_from
+from nosync.watermarks import WATERMARK_POLICIES, policies_to_record, window_status
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -355,6 +357,8 @@ class Job:
             "shards": self._epochs.shards_at(flow, t),
             PLACED: {name: list(columns) for name, columns in flow.placements.items()},
         }
+        if policies := policies_to_record(flow):
+            meta[WATERMARK_POLICIES] = policies
         if streams_from is not None:
             meta[STREAMS_FROM] = streams_from
         let_go = {stage.name: stage.at_safe_point for stage in self._declared.sources if stage.at_safe_point != KEEP}
@@ -556,7 +560,8 @@ class Job:
         return self._store.safe_point(self.branch_name)
 
     def status(self) -> StoreStatus:
-        return self._store.status()
+        """As `Store.status()`, with the watermarks of the branch's windows, and which inputs hold them back."""
+        return dataclasses.replace(self._store.status(), windows=window_status(self._store, self.branch_name))
 
     def __repr__(self) -> str:
         return f"<nosync.Job {self.flow.name} on {self._directory.root}, branch {self.branch_name}, epoch {self.last_sealed()}>"

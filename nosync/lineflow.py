@@ -19,6 +19,7 @@ from nosync.lsm.manifest import KEEP, MAIN_LINE, Manifest
 from nosync.lsm.roles import StoreNode
 from nosync.lsm.timestamp import Epoch
 from nosync.plan import BoundFlow
+from nosync.watermarks import recorded_policies
 
 PLACED = "placed"
 """In a manifest: by source, the columns that say to which shard its rows went."""
@@ -41,6 +42,7 @@ class LineFlow:
         self._bound: dict[tuple[object, ...], BoundFlow] = {}
         line = node.lines.line(self._branch())
         salt = "" if line.id == MAIN_LINE else line.id
+        self._policies = self._recorded_policies()
         self._begins, self._anew = node.lines.refs.begins(line.id), node.lines.refs.anew(line.id)
         self.flow: BoundFlow = self._bind(declared, salt=salt).placed
         """With the fingerprints of epochs that bring inputs of their own; `at` has those of others."""
@@ -65,7 +67,14 @@ class LineFlow:
         return self._bind(other, sources=sources)
 
     def _bind(self, flow: Dataflow, **how: Any) -> BoundFlow:
-        return bind(flow, self._parse_ddl, self._analyze, begins=self._begins, anew=self._anew, **how)
+        return bind(
+            flow, self._parse_ddl, self._analyze, begins=self._begins, anew=self._anew, policies=self._policies, **how
+        )
+
+    def _recorded_policies(self) -> dict[str, str]:
+        """Those of windows that the line has; new ones go by the minimum."""
+        last = self._node.last_sealed(self._branch())
+        return recorded_policies(None if last is None else self._node.lines.manifest(last, self._branch()))
 
     def parents_manifest(self, t: int) -> Manifest | None:
         """What the line that this one came from sealed at an epoch after the fork; None once this one has its own inputs."""

@@ -6,9 +6,10 @@ Pure functions over whole Arrow tables; no Spark, no files but through `Trace`. 
 
 from __future__ import annotations
 
+import dataclasses
 import sys
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,6 +19,7 @@ import pyarrow.compute as pc
 
 from nosync.aggregates import ROWS
 from nosync.columns_between import HASH64_COLUMN
+from nosync.event_time import INPUT_COLUMN, Watermarks, told_apart, with_input, without_input
 from nosync.groups import Groups
 from nosync.joins import NeverThereError, arrange_changing, arrange_growing, content_hash, join_changes
 from nosync.lsm.columns import (
@@ -48,9 +50,9 @@ from nosync.lsm.timestamp import Time, epoch_of, pack
 from nosync.lsm.trace import DELETE, INSERT, UPDATE_AFTER, UPDATE_BEFORE, Lookup, Trace, change_rows
 from nosync.lsm.writer import LayerRows, arrange
 from nosync.plan import BoundStage
-from nosync.windows import NO_WATERMARK
 
 """Spark's hash of a row's key; of a source's rows that of all columns."""
+NO_WATERMARKS = Watermarks()
 TOUCHED_COLUMN = "__touched"
 """Of an update with a time to live: the epoch of each key's last change."""
 _WENT = pa.array([DELETE, UPDATE_BEFORE])
@@ -76,8 +78,10 @@ class Work:
     """The state of a stage of the same segment and shard before the epoch."""
     newest_us: int | None = None
     """Of a window: the newest event time among the epoch's rows of all shards."""
-    watermarks: tuple[int, int] = (NO_WATERMARK, NO_WATERMARK)
-    """Of a window: the watermark in force at the epoch before, and at this one; microseconds."""
+    newest_of: Mapping[str, int] = dataclasses.field(default_factory=dict)
+    """The same by input, where the window goes by the minimum over several."""
+    watermarks: Watermarks = NO_WATERMARKS
+    """Of a window: those that the epoch before recorded."""
     phase: str = ""
     """Of a loop: the phase of the round."""
 
@@ -234,13 +238,24 @@ def _runs(ordered: Indices) -> Iterator[tuple[int, int]]:
 
 
 def apply_map(work: Work) -> Produced:
-    rows = conform(call(work.stage, work.id, work.rows), work.stage.schema, work.id)
-    return Produced(arrange(rows, (), whose=str(work.id)))
+    """The function's result; where rows say by which input they came, it is called once for each input."""
+    stage, id = work.stage, work.id
+    if not (stage.origins and work.rows.num_rows):
+        mapped = conform(call(stage, id, without_input(work.rows)), stage.rows_schema, id)
+        return _kept(with_input(mapped, 0) if stage.origins else mapped, id)
+    parts = told_apart(work.rows, len(stage.origins))
+    tables = [with_input(conform(call(stage, id, part), stage.rows_schema, id), i) for i, part in parts]
+    return _kept(pa.concat_tables(tables), id)
+
+
+def _kept(rows: pa.Table, id: LayerId) -> Produced:
+    """The layer of a log."""
+    return Produced(arrange(rows, (), whose=str(id)))
 
 
 def apply_filter(work: Work) -> Produced:
     rows, id = work.rows, work.id
-    mask = call(work.stage, id, rows)
+    mask = call(work.stage, id, without_input(rows))
     mask = as_array(mask) if isinstance(mask, pa.Array | pa.ChunkedArray) else mask
     if isinstance(mask, np.ndarray):
         mask = pa.array(mask)
@@ -249,7 +264,7 @@ def apply_filter(work: Work) -> Produced:
         raise stage_error(id, f"its predicate returned {what}, expected {rows.num_rows} booleans, one for each row")
     kept = np.flatnonzero(mask.fill_null(False).to_numpy(zero_copy_only=False))
     filtered = lone_updates_named(rows.take(pa.array(kept)), kept)
-    return Produced(arrange(conform(filtered, work.stage.schema, id), (), whose=str(id)))
+    return _kept(conform(filtered, work.stage.schema, id), id)
 
 
 def lone_updates_named(rows: pa.Table, places: Indices) -> pa.Table:
@@ -271,14 +286,24 @@ def lone_updates_named(rows: pa.Table, places: Indices) -> pa.Table:
 
 def keep_rows(work: Work) -> Produced:
     """What the JVM computed, recorded."""
-    return Produced(arrange(conform(work.rows, work.stage.schema, work.id), (), whose=str(work.id)))
+    return _kept(conform(work.rows, work.stage.schema, work.id), work.id)
 
 
 def apply_union(work: Work) -> Produced:
     """All inputs' rows one after the other; rows of an input that only grows are insertions."""
-    tables = [as_changes(rows) if work.stage.changing else rows for rows in work.inputs]
-    tables = [rows.select(work.stage.schema.names).cast(work.stage.schema) for rows in tables]
-    return Produced(arrange(pa.concat_tables(tables), (), whose=str(work.id)))
+    stage = work.stage
+    tables = [as_changes(rows) if stage.changing else rows for rows in work.inputs]
+    if stage.origins:
+        tables = [_numbered(rows, numbers) for rows, numbers in zip(tables, stage.options["numbers"], strict=True)]
+    tables = [rows.select(stage.schema.names).cast(stage.schema) for rows in tables]
+    return _kept(pa.concat_tables(tables), work.id)
+
+
+def _numbered(rows: pa.Table, numbers: Sequence[int]) -> pa.Table:
+    """The rows of one input of a union with the numbers that its own inputs have in the union."""
+    if INPUT_COLUMN not in rows.column_names:
+        return with_input(rows, numbers[0])
+    return with_input(without_input(rows), np.take(numbers, rows.column(INPUT_COLUMN).to_numpy()))
 
 
 # --- keyed stages ----------------------------------------------------------------------------------------------------
@@ -386,7 +411,7 @@ def apply_distinct(work: Work) -> Produced:
     stage, rows = work.stage, work.rows
     hashes = hash32_of(rows)
     rows = rows.select(stage.schema.names)
-    order = order_of(content_hash(rows))
+    order = order_of(content_hash(without_input(rows)))
     rows, hashes = rows.take(pa.array(order)), hashes[order]
     by_key, next_is_same_key = order_by_key(hashes, [as_array(rows.column(name)) for name in stage.key])
     first = by_key[np.concatenate([[True], ~next_is_same_key])] if len(by_key) else by_key
@@ -526,7 +551,7 @@ def produce_from(
 def changes_of(produced: Produced, stage: BoundStage, t: int) -> pa.Table:
     """The rows that a stage's consumers get: its output columns, and `_change_type` where its rows can change."""
     batch = produced.layer.batch
-    names = [*stage.output.names, *([CHANGE_TYPE_COLUMN] if stage.changing else [])]
+    names = stage.carried.names
     if produced.before is None:
         return pa.Table.from_batches([batch]).select(names)
     rows = rows_of_layer(produced.layer, pack(t))

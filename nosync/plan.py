@@ -19,6 +19,7 @@ import pyarrow as pa
 
 from nosync.aggregates import Plan
 from nosync.dataflow import IN_JVM, LOOP, PART_SEPARATOR, SELECT, SOURCE, WHERE
+from nosync.event_time import INPUT_FIELD
 from nosync.levels import NONE, Level
 from nosync.lsm.columns import CHANGE_TYPE_COLUMN
 from nosync.windows import Window
@@ -67,6 +68,9 @@ class BoundStage:
     """By the hash of what its rows are in their shards: names of columns, and of a source also `=` and an expression over its
     columns; with `?` and a condition at the end only rows that fulfil it, others by all of their columns. Empty: by something
     else."""
+    origins: tuple[str, ...] = ()
+    """The inputs, each with a watermark of its own, that its rows came by; each row says which (nosync.event_time). Empty: there
+    is only one, or no window after it wants to know."""
 
     @property
     def is_placed_by_columns(self) -> bool:
@@ -96,6 +100,11 @@ class BoundStage:
         if self.changing:
             return pa.schema([*self.output, pa.field(CHANGE_TYPE_COLUMN, pa.string())])
         return self.output
+
+    @property
+    def carried(self) -> pa.Schema:
+        """What goes from stage to stage: as `rows_schema`, and by which input each row came where that is known."""
+        return pa.schema([*self.rows_schema, INPUT_FIELD]) if self.origins else self.rows_schema
 
 
 @dataclass(frozen=True)

@@ -22,6 +22,7 @@ import json
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -30,6 +31,7 @@ import pyarrow.compute as pc
 from nosync.anew import net_changes, rows_of_shard, turned
 from nosync.columns_between import HASH64_COLUMN, REPORT_COLUMN, SIDE_COLUMN, TAG_COLUMN
 from nosync.dataflow import AGGREGATE, FILTER, IN_JVM, JOIN, LOOP, MAP, SOURCE, UNION, UPDATE, WINDOW
+from nosync.event_time import INPUT_COLUMN, MOST_INPUTS, Watermarks, read_watermarks, with_input, without_input
 from nosync.fusing import no_rows, renamed, split
 from nosync.joins import content_hash
 from nosync.loops import apply_loop, changes_of_round, consolidate, recorded_changes
@@ -43,6 +45,7 @@ from nosync.lsm.layer import Description, Digest, LayerId, Shard, TraceId, of_ro
 from nosync.lsm.timestamp import Time, end_of, pack
 from nosync.lsm.trace import Trace, lost_tail
 from nosync.operators import (
+    NO_WATERMARKS,
     Produced,
     Work,
     apply_aggregate,
@@ -67,9 +70,11 @@ from nosync.plan import ARRANGE, DISTINCT, LATE, WATERMARK, BoundStage, Emission
 from nosync.replication.places import FetchingDirectory, Place, directory_of
 from nosync.scan import Scan
 from nosync.windowing import apply_late, apply_watermark, apply_window
-from nosync.windows import END, NO_WATERMARK, START, newest_us, times_us, window_type, with_windows
+from nosync.windows import END, NO_WATERMARK, START, newest_us, newest_us_by, window_type, with_windows
 
 TAG_SHARD_BITS = 40
+_TAG_INPUT_BITS = 33
+"""Below the shard, where rows say by which input they came, that one's number; below it the position."""
 _WHOLE_ROWS = 250_000
 """A shard's whole state goes to other tasks in batches of so many rows."""
 _MARK = b"all-from:"
@@ -222,6 +227,16 @@ class _Fed:
     rows: pa.Table
     heard_from: set[int] = field(default_factory=set)
     newest_us: int | None = None
+    newest_of: dict[str, int] = field(default_factory=dict)
+    """By the input that the rows came by, where they say it."""
+
+    def hear(self, mark: Mapping[str, Any]) -> None:
+        """A shard has sent all of its rows."""
+        self.heard_from.add(mark["from"])
+        if "newest_us" in mark:
+            self.newest_us = max(mark["newest_us"], NO_WATERMARK if self.newest_us is None else self.newest_us)
+        for name, newest in mark.get("newest_of", {}).items():
+            self.newest_of[name] = max(newest, self.newest_of.get(name, NO_WATERMARK))
 
 
 class _ShardRun:
@@ -263,21 +278,34 @@ class _ShardRun:
         targets = [0] * len(reports)
         if self._task.emits and self._available(emission.stage):
             rows = (self._whole_of if emission.whole else self._changes_of)(emission.stage)
-            mark = {"from": self._shard.index}
+            mark: dict[str, Any] = {"from": self._shard.index}
+            first_tag: Any = self._shard.index << TAG_SHARD_BITS
             if emission.window is not None:
-                newest = newest_us(rows, emission.window)
-                mark |= {} if newest is None else {"newest_us": newest}
-                rows = with_windows(rows, emission.window).select(schema.names[:-2])
+                mark |= self._newest(emission, rows)
+                rows = with_windows(rows, emission.window)
+            elif self._task.stages[emission.stage].origins:
+                first_tag = first_tag + (rows.column(INPUT_COLUMN).to_numpy().astype(np.int64) << _TAG_INPUT_BITS)
+            rows = rows.select(schema.names[:-2])
             marks = pa.array([_MARK + json.dumps(mark).encode()] * self._task.shards, pa.binary())
             reports = pa.concat_arrays([reports, marks])
             targets += range(self._task.shards)
             if rows.num_rows:
-                tags = np.arange(rows.num_rows, dtype=np.int64) + (self._shard.index << TAG_SHARD_BITS)
+                tags = np.arange(rows.num_rows, dtype=np.int64) + first_tag
                 columns = [*rows.columns, pa.array(tags), pa.nulls(rows.num_rows, pa.binary())]
                 sent = pa.Table.from_arrays(columns, schema=schema).combine_chunks()
                 yield from sent.to_batches(max_chunksize=_WHOLE_ROWS if emission.whole else None)
         blank = [pa.nulls(len(reports), f.type) for f in list(schema)[:-2]]
         yield pa.RecordBatch.from_arrays([*blank, pa.array(targets, pa.int64()), reports], schema=schema)
+
+    def _newest(self, emission: Emission, rows: pa.Table) -> dict[str, Any]:
+        """What a mark says of event time to a window: the newest, and that of each input where rows say by which they came."""
+        window, origins = emission.window, self._task.stages[emission.stage].origins
+        assert window is not None, "it goes to a window"
+        newest = newest_us(rows, window)
+        if newest is None or not origins:
+            return {} if newest is None else {"newest_us": newest}
+        of_input = newest_us_by(rows.column(INPUT_COLUMN).to_numpy(), rows, window)
+        return {"newest_us": newest, "newest_of": {origins[i]: us for i, us in of_input.items()}}
 
     # --- step 1 -----------------------------------------------------------------------------------------------------
 
@@ -315,7 +343,7 @@ class _ShardRun:
 
     def _fed(self, index: int, feed: Feed, rows: pa.Table | None, *, several: bool) -> _Fed:
         schema = fed_schema(self._task.stages, feed)
-        fed = _Fed(no_rows(schema) if feed.key else schema.empty_table())
+        fed = _Fed(self._with_input(feed, no_rows(schema) if feed.key else schema.empty_table(), 0))
         if index in self._task.absent:
             fed.heard_from.update(range(self._task.shards))
         if rows is None:
@@ -323,10 +351,7 @@ class _ShardRun:
         reports = rows.column(REPORT_COLUMN)
         for report in reports.drop_null().to_pylist():
             if report.startswith(_MARK):
-                mark = json.loads(report[len(_MARK) :])
-                fed.heard_from.add(mark["from"])
-                if "newest_us" in mark:
-                    fed.newest_us = max(mark["newest_us"], NO_WATERMARK if fed.newest_us is None else fed.newest_us)
+                fed.hear(json.loads(report[len(_MARK) :]))
             else:
                 self._reports.append(report)
         rows = rows.filter(pc.is_null(reports))
@@ -340,10 +365,16 @@ class _ShardRun:
             order = np.lexsort((content_hash(table), tags))
         if feed.key:
             table = hashed(table, feed.key, sent=rows)
+        table = self._with_input(feed, table, (tags >> _TAG_INPUT_BITS) & (MOST_INPUTS - 1))
         fed.rows = table.take(pa.array(order))
         if feed.jvm:
             fed.rows = lone_updates_named(fed.rows, tags[order])
         return fed
+
+    def _with_input(self, feed: Feed, rows: pa.Table, came_by: Any) -> pa.Table:
+        """A feed's rows, with the input that each came by where the stage says it, in tags."""
+        stage = self._task.stages[feed.jvm[-1] if feed.jvm else feed.emission.stage]
+        return with_input(rows, came_by) if stage.origins and feed.emission.window is None else rows
 
     # --- step 2 -----------------------------------------------------------------------------------------------------
 
@@ -458,7 +489,7 @@ class _ShardRun:
             return recorded_changes(trace, stage, before, last)
         if stage.keyed:
             trace = trace.read_as(stage.schema)
-        return trace.changes(before, last).select(stage.rows_schema.names)
+        return trace.changes(before, last).select(stage.carried.names)
 
     def _whole_of(self, name: str) -> pa.Table:
         """The rows of a stage that are there after this epoch, for those that begin anew with it."""
@@ -468,10 +499,10 @@ class _ShardRun:
             return self._derived(whole, self._compute(whole, self._layer_id(whole)))
         time = Time(end_of(self._task.t) - 1)
         if not stage.keyed:
-            return self._log_rows(stage, time).select(stage.rows_schema.names)
+            return self._log_rows(stage, time).select(stage.carried.names)
         trace = self._directory.open_view(self._view(stage), until=end_of(self._task.t), as_of=time)
         rows = self._scanned(trace.read_as(stage.schema), time)
-        return (as_changes(rows) if stage.changing else rows).select(stage.rows_schema.names)
+        return (as_changes(rows) if stage.changing else rows).select(stage.carried.names)
 
     def _log_rows(self, stage: BoundStage, as_of: Time) -> pa.Table:
         """This shard's part of a log's rows; of one that takes rows back, what is left of them."""
@@ -546,17 +577,22 @@ class _ShardRun:
         idle = stage.kind in _IDLE_WITHOUT_ROWS and stage.options.get("ttl") is None
         if idle and not any(rows.num_rows for rows in inputs):
             return nothing_happened(stage, id)
-        watermarks, newest = (NO_WATERMARK, NO_WATERMARK), None
-        if stage.window is not None:
-            watermarks, newest = self._watermarks(stage), self._feeds[0].newest_us
         state = self._nothing_before if self._is_anew(stage) else self._state_before
-        work = Work(stage, id, tuple(inputs), state, newest, watermarks, self._task.phase)
+        work = Work(stage, id, tuple(inputs), state, phase=self._task.phase)
+        if stage.window is not None:
+            fed = self._feeds[0]
+            watermarks = self._watermarks(stage)
+            work = replace(work, newest_us=fed.newest_us, newest_of=fed.newest_of, watermarks=watermarks)
         try:
             return OPERATORS[stage.kind](work)
         except (pa.ArrowException, ArithmeticError) as error:  # of values that Arrow cannot compute with
             raise stage_error(id, f"its {stage.kind} failed: {type(error).__name__}: {error}") from error
 
     def _input(self, stage: BoundStage, name: str, id: LayerId) -> pa.Table:
+        rows = self._carried_input(stage, name, id)
+        return rows if stage.origins else without_input(rows)
+
+    def _carried_input(self, stage: BoundStage, name: str, id: LayerId) -> pa.Table:
         feed = self._task.feed_of(stage.name, name)
         if feed is None:
             rows = (self._whole_of if self._is_anew(stage) else self._changes_of)(name)
@@ -578,23 +614,21 @@ class _ShardRun:
         expected = set(range(self._task.shards)) if self._task.feeds[feed].key else {self._shard.index}
         return expected - self._feeds[feed].heard_from
 
-    def _watermarks(self, stage: BoundStage) -> tuple[int, int]:
-        """The watermark in force at the epoch before and at this one, as the epoch before recorded them."""
+    def _watermarks(self, stage: BoundStage) -> Watermarks:
+        """Those in force at the epoch before and at this one, and of each input, as the epoch before recorded them."""
         name = part_of(stage.name, WATERMARK)
         if name not in self._task.stages:
-            return NO_WATERMARK, NO_WATERMARK
+            return NO_WATERMARKS
         before = Time(pack(self._task.t) - 1)
         span = span_at(self._task.histories.get(name, ()), before)
         if span is None:
-            return NO_WATERMARK, NO_WATERMARK
+            return NO_WATERMARKS
         # Every shard recorded the same watermark: its own is read, which no other task writes.
         index = self._shard.index if span.shard_count == self._task.shards else 0
         row = self._directory.layer_at(span.trace(name, index), before).changes(
             Time(pack(self._task.t - 1) - 1), before
         )
-        stamps = [times_us(row.column(c)) for c in ("watermark_before", "watermark")]
-        previous, current = (int(us[0]) if valid[0] else NO_WATERMARK for us, valid in stamps)
-        return previous, current
+        return read_watermarks(row)
 
     def _publish(self, stage: BoundStage, id: LayerId, produced: Produced) -> tuple[Report, bool]:
         """False where another computation of a nondeterministic stage was recorded first: that one counts."""

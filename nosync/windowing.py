@@ -13,6 +13,7 @@ import pyarrow as pa
 
 from nosync.aggregates import Plan
 from nosync.columns_between import HASH64_COLUMN
+from nosync.event_time import OF_INPUTS, WATERMARK_AFTER, InputTime, minimum, recorded_inputs, stamp
 from nosync.groups import Groups
 from nosync.lsm.columns import as_array, as_batch, key_columns, take, take_batch
 from nosync.lsm.hashing import U32, hash32
@@ -34,23 +35,30 @@ def apply_watermark(work: Work) -> Produced:
     """One row a shard and epoch: the watermark in force, the one from the next epoch on, and this shard's late rows."""
     window = _window(work)
     assert window.delay_us is not None, "a stage without a watermark has no such part"
-    in_force = work.watermarks[1]
-    following = in_force if work.newest_us is None else max(in_force, work.newest_us - window.delay_us)
+    in_force, schema = work.watermarks.current_us, work.stage.schema
+    inputs: Sequence[str] = work.stage.options.get("of_inputs", ())
+    if inputs:
+        known = work.watermarks.inputs
+        times = {name: known.get(name, InputTime()).after(work.newest_of.get(name), window) for name in inputs}
+        following = minimum(times.values(), in_force)
+        more = [recorded_inputs(times, schema.field(OF_INPUTS))]
+    else:
+        following = in_force if work.newest_us is None else max(in_force, work.newest_us - window.delay_us)
+        more = []
     late = int(closed(work.rows, in_force).sum())
-    type_ = work.stage.schema.field("watermark").type
-    stamps = [to_time(np.array([w]), type_) if w != NO_WATERMARK else pa.nulls(1, type_) for w in (in_force, following)]
-    row = pa.Table.from_arrays([*stamps, pa.array([late], pa.int64())], schema=work.stage.schema)
+    stamps = [stamp(time, schema.field(WATERMARK_AFTER).type) for time in (in_force, following)]
+    row = pa.Table.from_arrays([*stamps, pa.array([late], pa.int64()), *more], schema=schema)
     return Produced(arrange(row, (), whose=str(work.id)))
 
 
 def apply_late(work: Work) -> Produced:
-    late = work.rows.filter(pa.array(closed(work.rows, work.watermarks[1]))).drop_columns([HASH64_COLUMN])
+    late = work.rows.filter(pa.array(closed(work.rows, work.watermarks.current_us))).drop_columns([HASH64_COLUMN])
     return Produced(arrange(conform(late, work.stage.schema, work.id), (), whose=str(work.id)))
 
 
 def apply_window(work: Work) -> Produced:
     """The aggregates of open windows; windows that were kept long enough are deleted."""
-    in_time = work.rows.filter(pa.array(~closed(work.rows, work.watermarks[1])))
+    in_time = work.rows.filter(pa.array(~closed(work.rows, work.watermarks.current_us)))
     new, new_hashes, old, old_hashes = (_sessions if _window(work).session else _aligned)(work, in_time)
     expired, expired_hashes = _expired(work)
     if len(expired):
@@ -113,7 +121,7 @@ def _sessions(work: Work, rows: pa.Table) -> Rows:
     old_group = np.empty(0, dtype=np.int64)
     if trace.layers:
         old = trace.lookup_prefix(keys, key_hashes, work.before)
-        is_open = ~closed(pa.Table.from_batches([old]), work.watermarks[1])
+        is_open = ~closed(pa.Table.from_batches([old]), work.watermarks.current_us)
         old = take_batch(old, np.flatnonzero(is_open))
         old_keys = [old.column(name) for name in key]
         old_group = _group_of(old_keys, hash32(old_keys), keys, key_hashes)
@@ -186,7 +194,7 @@ def _one_each(
 def _expired(work: Work) -> tuple[pa.RecordBatch, U32]:
     """The windows that were kept for long enough since they closed; those of earlier epochs are gone already."""
     window, trace = _window(work), work.trace(work.stage.name)
-    previous, current = work.watermarks
+    previous, current = work.watermarks.previous_us, work.watermarks.current_us
     none = as_batch(work.stage.schema.empty_table()), np.empty(0, dtype=np.uint32)
     if window.keep_us is None or not trace.layers or current in (NO_WATERMARK, previous):
         return none

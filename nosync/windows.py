@@ -3,12 +3,14 @@
 Times are int64 microseconds since 1970-01-01 UTC inside this module. A window is `[start, end)`.
 The watermark of an epoch is the newest event time of all earlier epochs less the delay; it is the same in every shard,
 because each shard that sends rows also says the newest time among them. It depends on the input only, never on a clock.
+Where rows come by several inputs, each has its own (nosync.event_time).
 """
 
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -19,6 +21,7 @@ from nosync.lsm.columns import as_array
 from nosync.lsm.errors import FlowError
 
 START, END = "window_start", "window_end"
+MIN, MAX = "min", "max"
 MAX_WINDOWS_OF_A_ROW = 1000
 _UNITS_US = {
     "microsecond": 1,
@@ -50,6 +53,12 @@ class Window:
     """How far the watermark is behind the newest time; None: windows never close."""
     keep_us: int | None
     """How long after closing a window stays in the state; None: for ever."""
+    # What follows is not in the text of a window, which enters fingerprints: versions before did not have it.
+    policy: str | None = field(default=None, repr=False)
+    """Which watermark counts where rows come by several inputs: that of the slowest (MIN) or of the fastest (MAX). None: as the
+    store was written, and MIN in a new one."""
+    idle_after: int | None = field(default=None, repr=False)
+    """After how many epochs without rows the window does not wait for an input; None: it always waits."""
 
 
 def parse_window(
@@ -61,6 +70,8 @@ def parse_window(
     gap: str | None,
     watermark: str | None,
     keep: str | None,
+    policy: str | None = None,
+    idle_after: int | None = None,
 ) -> Window:
     """Raises FlowError for durations that cannot be read or do not fit together."""
     if (size is None) == (gap is None):
@@ -69,6 +80,7 @@ def parse_window(
         raise FlowError(f"stage {stage}: slide= goes with size=, not with gap=")
     if keep is not None and watermark is None:
         raise FlowError(f"stage {stage}: keep= counts from when a window closes, which takes watermark=")
+    _check_policy(stage, watermark, policy, idle_after)
     size_us = duration_us(stage, size or gap or "")
     slide_us = duration_us(stage, slide) if slide is not None else size_us
     if slide_us > size_us or -(-size_us // slide_us) > MAX_WINDOWS_OF_A_ROW:
@@ -82,7 +94,26 @@ def parse_window(
         gap is not None,
         None if watermark is None else duration_us(stage, watermark, least=0),
         None if keep is None else duration_us(stage, keep, least=0),
+        MIN if policy is None and idle_after is not None else policy,
+        idle_after,
     )
+
+
+def _check_policy(stage: str, watermark: str | None, policy: str | None, idle_after: int | None) -> None:
+    if policy not in (None, MIN, MAX):
+        raise FlowError(
+            f"stage {stage}: policy={policy!r}, expected {MIN!r} (the watermark of the slowest input) or {MAX!r} (of the fastest)"
+        )
+    if idle_after is not None:
+        if isinstance(idle_after, bool) or not isinstance(idle_after, int) or idle_after < 1:
+            raise FlowError(f"stage {stage}: idle_after={idle_after!r}, expected a number of epochs, 1 or more")
+        if policy == MAX:
+            raise FlowError(
+                f"stage {stage}: policy={MAX!r} waits for no input: leave idle_after= out, or use policy={MIN!r}"
+            )
+    given = [name for name, value in (("policy", policy), ("idle_after", idle_after)) if value is not None]
+    if given and watermark is None:
+        raise FlowError(f"stage {stage}: {given[0]}= says how inputs move the watermark, which takes watermark=")
 
 
 def duration_us(stage: str, text: str, *, least: int = 1) -> int:
@@ -152,6 +183,15 @@ def newest_us(rows: pa.Table, window: Window) -> int | None:
     """The newest event time among the rows."""
     time, valid = _event_times(rows, window)
     return int(time[valid].max()) if valid.any() else None
+
+
+def newest_us_by(groups: npt.NDArray[np.integer[Any]], rows: pa.Table, window: Window) -> dict[int, int]:
+    """The newest event time of each group of rows that has any. `groups`: of each row, a small number."""
+    time, valid = _event_times(rows, window)
+    groups, time = groups[valid], time[valid]
+    newest = np.full(groups.max(initial=-1) + 1, NO_WATERMARK, dtype=np.int64)
+    np.maximum.at(newest, groups, time)
+    return {int(group): int(newest[group]) for group in np.unique(groups)}
 
 
 def closed(rows: pa.Table, watermark_us: int) -> npt.NDArray[np.bool_]:

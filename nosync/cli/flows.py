@@ -35,6 +35,7 @@ from nosync.lsm.errors import InvalidInputError, NosyncError
 from nosync.lsm.store import Store
 from nosync.recovery import lost_manifest
 from nosync.spark.java import launch_settings
+from nosync.watermarks import recorded_policies
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -210,7 +211,10 @@ def _explained(
     from nosync.spark.schemas import parse_ddl  # noqa: PLC0415 - needs pyspark
     from nosync.spark.session import expression_settings  # noqa: PLC0415
 
-    bound = bind(flow, parse_ddl, Analyzer(spark, expression_settings(spark)), anew=store.begun_anew(branch))
+    last = store.last_sealed(branch)
+    policies = recorded_policies(None if last is None else store.manifest(last, branch))
+    analyze = Analyzer(spark, expression_settings(spark))
+    bound = bind(flow, parse_ddl, analyze, anew=store.begun_anew(branch), policies=policies)
     with progress("tracing back", quiet=quiet) as advance:
         return trace_back(
             bound, store, stage, key, as_of, evaluate=evaluator(spark, expression_settings(spark)), branch=branch,

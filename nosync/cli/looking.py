@@ -6,7 +6,7 @@ import base64
 import dataclasses
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ import click
 import pyarrow as pa
 import pyarrow.csv
 from rich.markup import escape
+from rich.table import Table
 
 import nosync
 from nosync.cli.group import cli
@@ -44,8 +45,9 @@ from nosync.lsm.branches import MAIN
 from nosync.lsm.errors import InvalidInputError, NosyncError, StorageError
 from nosync.lsm.local_path import local_path
 from nosync.lsm.repair import Repair
-from nosync.lsm.status import StoreStatus
+from nosync.lsm.status import StoreStatus, WindowStatus
 from nosync.lsm.store import Store
+from nosync.watermarks import window_status
 
 
 @cli.command()
@@ -65,7 +67,7 @@ def status(path: Path, watch: bool, as_json: bool) -> None:
 
 def _show_now(path: Path, *, as_json: bool) -> None:
     with read_only(path) as store:
-        found = store.status()
+        found = dataclasses.replace(store.status(), windows=window_status(store))
         daemon = _daemon_of(store)
     if daemon is not None and "peers" in daemon:  # it knows on how many nodes everything is, and this process does not
         problems = found.problems | daemon.pop("problems")  # what is wrong with a store stands in one place
@@ -179,8 +181,23 @@ def _show_status(s: StoreStatus) -> None:
             str(stage["copies"]), str(stage["upper"] - 1),
         )  # fmt: skip
     out.print(table if s.stages else "no stage recorded yet")
+    if s.windows:
+        out.print()
+        out.print(_table_of_windows(s.windows))
     for where, problem in s.problems.items():
         err.print(f"[red]problem:[/] {escape(where)}: {escape(problem)}", soft_wrap=True)
+
+
+def _table_of_windows(windows: Mapping[str, WindowStatus]) -> Table:
+    """A line for each window, and below it one for each of its inputs where there are several."""
+    table = table_of("window", "input", "watermark", "epochs without rows>", "")
+    for name, window in windows.items():
+        held = f"held back by {', '.join(window.held_back_by)}" if window.held_back_by else ""
+        table.add_row(name, "", window.watermark or "none yet", "", held)
+        for input, one in window.inputs.items():
+            state = "holds it back" if input in window.held_back_by else "idle" if one.idle else ""
+            table.add_row("", input, one.watermark or "none yet", str(one.epochs_without_rows), state)
+    return table
 
 
 @cli.command()

@@ -54,7 +54,7 @@ def in_child(work: Callable[[], object]) -> str:
 
 def opened_elsewhere(root: Path) -> str:
     """What another process gets that opens the directory: its error, or nothing."""
-    code = "import sys, nosync\ntry: nosync.open(sys.argv[1]).close()\nexcept nosync.NosyncError as e: print(e)"
+    code = "import sys, nosync\ntry: nosync.open(sys.argv[1], alone=True).close()\nexcept nosync.NosyncError as e: print(e)"
     done = subprocess.run([sys.executable, "-c", code, str(root)], check=True, capture_output=True, text=True)
     return done.stdout
 
