@@ -1,6 +1,7 @@
 """Whole-column work on keys and rows: equality, order within equal hashes, and schemas.
 
-Keys are compared null-safely: null equals null, as in Spark's GROUP BY.
+Keys are compared as in Spark's GROUP BY: null equals null, NaN equals NaN, 0.0 equals -0.0, and nested values are equal where all
+of their parts are.
 """
 
 from __future__ import annotations
@@ -12,9 +13,9 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from nosync.lsm.errors import InvalidInputError, SchemaError
+from nosync.lsm.errors import SchemaError
 from nosync.lsm.format import HASH_COLUMN, TIME_COLUMN, TOMBSTONE_COLUMN
-from nosync.lsm.hashing import U32, check_key_type
+from nosync.lsm.hashing import U32, check_key_type, is_list, list_parts
 
 Bools = npt.NDArray[np.bool_]
 Indices = npt.NDArray[np.int64]
@@ -145,6 +146,8 @@ def rows_equal(left: Sequence[pa.Array], left_at: Indices, right: Sequence[pa.Ar
     """
     equal: Bools = np.ones(len(left_at), dtype=np.bool_)
     for a, b in zip(left, right, strict=True):
+        if a.null_count == len(a) and b.null_count == len(b) and not pa.types.is_nested(a.type):
+            continue
         va, vb = fixed_view(a), fixed_view(b)
         if va is not None and vb is not None:
             equal &= np.take(va, left_at) == np.take(vb, right_at)
@@ -163,6 +166,50 @@ def _null_safe_equal(a: pa.Array, b: pa.Array) -> Bools:
         equal = pc.or_(equal, pc.and_(pc.is_null(a), pc.is_null(b)))
     result: Bools = equal.to_numpy(zero_copy_only=False)
     return result
+
+
+def keys_equal(left: Sequence[pa.Array], left_at: Indices, right: Sequence[pa.Array], right_at: Indices) -> Bools:
+    """As `rows_equal`, for keys: see the module's first lines."""
+    equal: Bools = np.ones(len(left_at), dtype=np.bool_)
+    for a, b in zip(left, right, strict=True):
+        equal &= _keys_equal(a, left_at, b, right_at)
+    return equal
+
+
+def _keys_equal(a: pa.Array, a_at: Indices, b: pa.Array, b_at: Indices) -> Bools:
+    if not (pa.types.is_nested(a.type) or pa.types.is_floating(a.type)):
+        return rows_equal([a], a_at, [b], b_at)
+    valid_a, valid_b = (
+        np.take(column.is_valid().to_numpy(zero_copy_only=False), at) for column, at in ((a, a_at), (b, b_at))
+    )
+    both = np.flatnonzero(valid_a & valid_b)
+    a_at, b_at = a_at[both], b_at[both]
+    if pa.types.is_floating(a.type):
+        x, y = (np.take(c.fill_null(0).to_numpy(), at) for c, at in ((a, a_at), (b, b_at)))
+        same = (x == y) | (np.isnan(x) & np.isnan(y))
+    elif is_list(a.type):
+        same = _lists_equal(a, a_at, b, b_at)
+    else:
+        fields = [[column.field(i) for i in range(a.type.num_fields)] for column in (a, b)]
+        same = keys_equal(fields[0], a_at, fields[1], b_at)
+    equal: Bools = ~(valid_a | valid_b)
+    equal[both] = same
+    return equal
+
+
+def _lists_equal(a: pa.Array, a_at: Indices, b: pa.Array, b_at: Indices) -> Bools:
+    """For lists that are not null."""
+    (a_starts, a_lengths, a_elements), (b_starts, b_lengths, b_elements) = list_parts(a), list_parts(b)
+    lengths = a_lengths[a_at]
+    equal: Bools = lengths == b_lengths[b_at]
+    rows = np.flatnonzero(equal & (lengths > 0))
+    if len(rows):
+        counts = lengths[rows]
+        begins = np.cumsum(counts) - counts
+        place = np.arange(counts.sum()) - np.repeat(begins, counts)
+        at = (np.repeat(starts[of[rows]], counts) + place for starts, of in ((a_starts, a_at), (b_starts, b_at)))
+        equal[rows] = np.logical_and.reduceat(_keys_equal(a_elements, next(at), b_elements, next(at)), begins)
+    return equal
 
 
 def comparable(column: pa.Array) -> pa.Array:
@@ -214,9 +261,9 @@ def order_by_key(hashes: U32, keys: Sequence[pa.Array]) -> tuple[Indices, Bools]
     if len(at):
         if _OFTEN * len(at) > len(hashes):  # taken once and compared side by side
             ordered_keys = [take(key, order) for key in keys]
-            same_key[at] = rows_equal(ordered_keys, at, ordered_keys, at + 1)
+            same_key[at] = keys_equal(ordered_keys, at, ordered_keys, at + 1)
         else:
-            same_key[at] = rows_equal(keys, order[at], keys, order[at + 1])
+            same_key[at] = keys_equal(keys, order[at], keys, order[at + 1])
         if not np.array_equal(same_key, same_hash):
             _order_collisions(order, same_hash, same_key, keys)
     return order, same_key
@@ -242,14 +289,36 @@ def _order_collisions(order: Indices, same_hash: Bools, same_key: Bools, keys: S
     order[positions] = rows[moved]
     at = positions[:-1][np.diff(positions) == 1]
     at = at[same_hash[at]]
-    same_key[at] = rows_equal(keys, order[at], keys, order[at + 1])
+    same_key[at] = keys_equal(keys, order[at], keys, order[at + 1])
 
 
 def _sortable(column: pa.Array) -> pa.Array:
-    """Arrow sorts neither nulls-only nor boolean columns in every version; their order here only has to be fixed."""
+    """Arrow sorts neither nulls-only, boolean nor nested columns in every version; their order here only has to be fixed."""
     if pa.types.is_null(column.type):
         return pa.nulls(len(column), pa.int8())
+    if pa.types.is_nested(column.type):
+        return pa.array([repr(value) for value in _of_numbers(column).to_pylist()], pa.string())
     return column.cast(pa.int8()) if pa.types.is_boolean(column.type) else column
+
+
+def _of_numbers(column: pa.Array) -> pa.Array:
+    """The same values with numbers for floats and times, so that equal keys have equal texts."""
+    type_, missing = column.type, column.is_null()
+    if pa.types.is_struct(type_):
+        fields = [_of_numbers(column.field(i)) for i in range(type_.num_fields)]
+        return pa.StructArray.from_arrays(fields, names=[str(i) for i in range(len(fields))], mask=missing)
+    if is_list(type_):
+        starts, lengths, elements = list_parts(column)
+        ends = np.cumsum(lengths)
+        place = np.arange(lengths.sum()) - np.repeat(ends - lengths, lengths)
+        mine = elements.take(pa.array(np.repeat(starts, lengths) + place))
+        offsets = pa.array(np.concatenate([[0], ends]))
+        return pa.LargeListArray.from_arrays(offsets, _of_numbers(mine), mask=missing)
+    if pa.types.is_floating(type_):
+        return comparable(column)
+    if pa.types.is_temporal(type_):
+        return column.view(pa.int32() if pa.types.is_date32(type_) else pa.int64())
+    return column
 
 
 def plain_type(type_: pa.DataType, name: str) -> pa.DataType:
@@ -313,13 +382,7 @@ def key_columns(table: pa.Table, key: Sequence[str], whose: str) -> list[pa.Arra
                 f"{whose}: key column {name!r} is missing; the table has {', '.join(table.column_names) or 'no columns'}"
             )
         check_key_type(name, table.schema.field(name).type)
-    columns = [as_array(table.column(name)) for name in key]
-    for name, column in zip(key, columns, strict=True):
-        if pa.types.is_floating(column.type) and pc.any(pc.is_nan(column)).as_py():
-            raise InvalidInputError(
-                f"{whose}: key column {name!r} holds NaN, which is not equal to itself: replace or drop those rows"
-            )
-    return columns
+    return [as_array(table.column(name)) for name in key]
 
 
 def nullable(type_: pa.DataType) -> pa.DataType:
@@ -334,10 +397,10 @@ def nullable(type_: pa.DataType) -> pa.DataType:
 def unify_schemas(older: pa.Schema, newer: pa.Schema, whose: str) -> pa.Schema:
     """The schema that reads both: `newer` may add columns (null in older rows); it may not drop or retype any.
 
-    Raises SchemaError naming the columns.
+    A stage's internal columns may be missing where all rows are null in them. Raises SchemaError naming the columns.
     """
     for field in older:
-        if newer.get_field_index(field.name) < 0:
+        if newer.get_field_index(field.name) < 0 and not field.name.startswith(INTERNAL_PREFIX):
             raise SchemaError(
                 f"{whose}: column {field.name!r} ({field.type}) is missing; columns may be added, not dropped. "
                 f"Expected {describe(older)}, found {describe(newer)}"

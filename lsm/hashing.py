@@ -8,11 +8,14 @@ upper 32 bits, `hash32`, are stored: they order rows inside a layer and give the
 
 Algorithm: XXH64 (Yann Collet), as `org.apache.spark.sql.catalyst.expressions.XXH64` applies it: the
 seed is 42, each column is hashed with the previous column's result as its seed, nulls are passed over,
-8- to 32-bit integers and dates are hashed as 4 bytes, 64-bit ones and timestamps as 8.
+8- to 32-bit integers and dates are hashed as 4 bytes, 64-bit ones, timestamps and intervals as 8; a struct is hashed field by
+field, an array element by element. NaN has one hash, and so have the two zeros.
 """
 
 from __future__ import annotations
 
+import functools
+import itertools
 from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
@@ -43,8 +46,27 @@ _PIECE_ROWS = 8192
 
 def check_key_type(name: str, type_: pa.DataType) -> None:
     """Raises SchemaError for a type that cannot be a key."""
+    if _has_map(type_):
+        raise SchemaError(
+            f"key column {name!r} has type {type_}: maps cannot be compared, in Spark neither. Make it "
+            f"array<struct<key, value>> before, as array_sort(map_entries({name})) does"
+        )
+    if not _can_be_key(type_):
+        raise SchemaError(
+            f"key column {name!r} has type {type_}, which cannot be a key: use integers, strings, binary, dates, timestamps, "
+            "intervals, decimals, booleans, floats, or structs and arrays of these"
+        )
+
+
+def _has_map(type_: pa.DataType) -> bool:
+    return pa.types.is_map(type_) or any(_has_map(type_.field(i).type) for i in range(type_.num_fields))
+
+
+def _can_be_key(type_: pa.DataType) -> bool:
     t = pa.types
-    allowed = (
+    if is_list(type_) or t.is_struct(type_):
+        return all(_can_be_key(type_.field(i).type) for i in range(type_.num_fields))
+    return bool(
         t.is_integer(type_)
         or t.is_string(type_)
         or t.is_large_string(type_)
@@ -53,21 +75,22 @@ def check_key_type(name: str, type_: pa.DataType) -> None:
         or t.is_boolean(type_)
         or t.is_date(type_)
         or t.is_timestamp(type_)
+        or t.is_duration(type_)
         or t.is_decimal128(type_)
         or t.is_float32(type_)
         or t.is_float64(type_)
         or t.is_null(type_)
     )
-    if not allowed:
-        raise SchemaError(
-            f"key column {name!r} has type {type_}, which cannot be a key: "
-            "use integers, strings, binary, dates, timestamps, decimals, booleans or floats without NaN"
-        )
 
 
-def hash32(columns: Sequence[pa.Array], *, allow_nan: bool = False) -> U32:
+def is_list(type_: pa.DataType) -> bool:
+    """Whether it is a list, of any kind but a map."""
+    return bool(pa.types.is_list(type_) or pa.types.is_large_list(type_) or pa.types.is_fixed_size_list(type_))
+
+
+def hash32(columns: Sequence[pa.Array]) -> U32:
     """The upper half of `hash64`, the form that layers store."""
-    return (hash64(columns, allow_nan=allow_nan) >> np.uint64(HASH_BITS)).astype(np.uint32)
+    return (hash64(columns) >> np.uint64(HASH_BITS)).astype(np.uint32)
 
 
 def is_quick(types: Iterable[pa.DataType]) -> bool:
@@ -84,11 +107,8 @@ def is_quick(types: Iterable[pa.DataType]) -> bool:
     )
 
 
-def hash64(columns: Sequence[pa.Array], *, allow_nan: bool = False) -> U64:
-    """Spark's `xxhash64` of every row of `columns` (equal lengths), as unsigned 64-bit integers.
-
-    Raises InvalidInputError for a NaN unless `allow_nan`: it is not equal to itself and so could never be found again.
-    """
+def hash64(columns: Sequence[pa.Array]) -> U64:
+    """Spark's `xxhash64` of every row of `columns` (equal lengths), as unsigned 64-bit integers."""
     if not columns:
         raise InvalidInputError("a key needs at least one column")
     n = len(columns[0])
@@ -97,9 +117,7 @@ def hash64(columns: Sequence[pa.Array], *, allow_nan: bool = False) -> U64:
     for start in range(0, n, _PIECE_ROWS):
         state: U64 = np.full(min(_PIECE_ROWS, n - start), SEED, dtype=np.uint64)
         for column in columns:
-            piece = column.slice(start, _PIECE_ROWS)
-            hashed = _hash_column(piece, state, allow_nan=allow_nan)
-            state = np.where(_validity(piece), hashed, state) if piece.null_count else hashed
+            state = _hashed(column.slice(start, _PIECE_ROWS), state)
         out[start : start + len(state)] = state
     return out
 
@@ -121,23 +139,56 @@ def _validity(column: pa.Array) -> npt.NDArray[np.bool_]:
     return valid
 
 
-def _hash_column(column: pa.Array, seed: U64, *, allow_nan: bool) -> U64:
+def _hashed(column: pa.Array, seed: U64) -> U64:
+    """The column's hash on top of those before it; nulls leave these as they are."""
+    hashed = _hash_column(column, seed)
+    return np.where(_validity(column), hashed, seed) if column.null_count else hashed
+
+
+def _hash_column(column: pa.Array, seed: U64) -> U64:
     type_ = column.type
     t = pa.types
     with np.errstate(over="ignore"):
         if t.is_null(type_):
             return seed
+        if t.is_struct(type_):
+            return functools.reduce(lambda state, i: _hashed(column.field(i), state), range(type_.num_fields), seed)
+        if is_list(type_):
+            return _hash_lists(column, seed)
         if t.is_string(type_) or t.is_large_string(type_) or t.is_binary(type_) or t.is_large_binary(type_):
             return _hash_bytes_column(column, seed)
         if t.is_decimal128(type_):
             if type_.precision <= _LARGEST_LONG_DECIMAL:
                 return _hash_long(_decimal_low_words(column), seed)
             return _hash_bytes_column(_decimal_bytes(column), seed)
-        words, is_int = _fixed_width_words(column, allow_nan=allow_nan)
+        words, is_int = _fixed_width_words(column)
         return _hash_int(words, seed) if is_int else _hash_long(words, seed)
 
 
-def _fixed_width_words(column: pa.Array, *, allow_nan: bool) -> tuple[U64, bool]:
+def _hash_lists(column: pa.Array, seed: U64) -> U64:
+    """Hashes element after element, all rows in step."""
+    starts, lengths, elements = list_parts(column)
+    state = seed.copy()
+    rows = np.flatnonzero(lengths)
+    for at in itertools.count():
+        rows = rows[lengths[rows] > at]
+        if not len(rows):
+            return state
+        state[rows] = _hashed(elements.take(pa.array(starts[rows] + at)), state[rows])
+    raise AssertionError("lists end")
+
+
+def list_parts(column: pa.Array) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], pa.Array]:
+    """Where the elements of each list begin, how many there are (of null none), and all elements."""
+    n, valid = len(column), _validity(column)
+    if pa.types.is_fixed_size_list(column.type):
+        size = column.type.list_size
+        return (column.offset + np.arange(n)) * size, np.where(valid, size, 0), column.values
+    offsets = column.offsets.to_numpy().astype(np.int64)
+    return offsets[:-1], np.where(valid, np.diff(offsets), 0), column.values
+
+
+def _fixed_width_words(column: pa.Array) -> tuple[U64, bool]:
     """The value of each row as raw bits, and whether Spark hashes this type as 4 bytes."""
     type_ = column.type
     t = pa.types
@@ -146,10 +197,6 @@ def _fixed_width_words(column: pa.Array, *, allow_nan: bool) -> tuple[U64, bool]
         values = column.fill_null(0).to_numpy(zero_copy_only=False) + 0.0  # -0.0 becomes 0.0, as in Spark's GROUP BY
         is_nan = np.isnan(values)
         if is_nan.any():
-            if not allow_nan:
-                raise InvalidInputError(
-                    "a key column holds NaN, which is not equal to itself: replace or drop those rows"
-                )
             values[is_nan] = np.nan  # which has many forms; the JVM makes them one
         return values.astype(column.type.to_pandas_dtype()).view(bits).astype(np.uint64), t.is_float32(type_)
     if t.is_boolean(type_):
@@ -158,6 +205,8 @@ def _fixed_width_words(column: pa.Array, *, allow_nan: bool) -> tuple[U64, bool]
         column = column.cast(pa.date32()).view(pa.int32())
     elif t.is_timestamp(type_):
         column = column.cast(pa.timestamp("us", type_.tz), safe=False).view(pa.int64())
+    elif t.is_duration(type_):
+        column = column.cast(pa.duration("us"), safe=False).view(pa.int64())
     is_int = t.is_integer(column.type) and (column.type.bit_width < 32 or t.is_int32(column.type))
     values = (column.fill_null(0) if column.null_count else column).to_numpy(zero_copy_only=False)
     if not t.is_uint64(column.type):

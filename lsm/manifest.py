@@ -27,6 +27,8 @@ LETTING_GO = (DISK, DROP)
 MOST_LAYERS = 1 << 17
 """Layers that one epoch lists at most: so many stages times shards."""
 """In `meta`: by source, what is done with its layers at the safe point, where they are not kept."""
+SUMS = "sums"
+"""In `meta`: by stage, the columns whose values may be added up over its rows: counts and sums."""
 
 
 class Content(NamedTuple):
@@ -81,6 +83,11 @@ class Manifest:
         found = self.meta.get(AT_SAFE_POINT, {})
         known = (KEEP, *LETTING_GO)
         return {str(s): str(p) for s, p in found.items() if p not in known} if isinstance(found, dict) else {}
+
+    def sums(self, stage: str) -> list[str]:
+        """The columns of a stage that may be added up; of versions that did not say so none."""
+        found = self.meta.get(SUMS, {})
+        return list(found.get(stage, [])) if isinstance(found, dict) else []
 
     @property
     def begin(self) -> Time:

@@ -34,6 +34,7 @@ from nosync.lsm.columns import (
     describe,
     joined_schema,
     key_columns,
+    keys_equal,
     plain,
     unify_schemas,
 )
@@ -401,8 +402,13 @@ class Store:
         if as_of is None:
             as_of = min(self._as_of(None, a), self._as_of(None, b))
         key = self.key(stage, as_of, branch=a)
-        tables = [self.read(stage, as_of, branch=branch) for branch in (a, b)]
-        return compare(tables[0], tables[1], key, f"stage {stage}")
+        schemas = [self.schema(stage, as_of, branch=branch) for branch in (a, b)]
+        hidden = [name for name in key if name.startswith(INTERNAL_PREFIX)]  # rows are matched by these, too
+        tables = [
+            self.read(stage, as_of, columns=[*schema.names, *hidden], branch=branch)
+            for schema, branch in zip(schemas, (a, b), strict=True)
+        ]
+        return compare(tables[0], tables[1], key, f"stage {stage}").drop_columns(hidden)
 
     def schema(self, stage: str, as_of: int | None = None, *, branch: str = MAIN) -> pa.Schema:
         """The columns of a stage at an epoch (default: the last sealed one), without reading its rows."""
@@ -586,6 +592,11 @@ class Store:
     def manifest(self, t: int, branch: str = MAIN) -> Manifest | None:
         """What an epoch lists; None: it is not sealed."""
         return self._lines().manifest(t, branch)
+
+    def sums_of(self, stage: str, t: int, branch: str = MAIN) -> list[str]:
+        """The columns of a stage whose values may be added up over its rows, as the job said that sealed the epoch."""
+        manifest = self._lines().manifest(t, branch)
+        return [] if manifest is None else manifest.sums(stage)
 
     def first_sealed(self, branch: str = MAIN) -> int | None:
         """The oldest epoch that was sealed; None before the first."""
@@ -881,16 +892,12 @@ def _prefix_filter(prefix: Mapping[str, Any], trace: Trace, stage: str) -> RowFi
         try:
             if pa.types.is_integer(type_) and isinstance(value, float) and not value.is_integer():
                 raise pa.ArrowInvalid("it is no whole number")  # Arrow would cut it
-            wanted[name] = pa.scalar(value, type_)
+            wanted[name] = pa.array([value], type_)
         except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError) as error:
             raise SchemaError(f"stage {stage}: prefix {name}={value!r} does not fit {type_}: {error}") from error
 
     def keep(batch: pa.RecordBatch) -> Bools:
-        selected = np.ones(len(batch), dtype=np.bool_)
-        for name, scalar in wanted.items():
-            column = batch.column(name)
-            equal = pc.is_null(column) if not scalar.is_valid else pc.fill_null(pc.equal(column, scalar), False)
-            selected &= equal.to_numpy(zero_copy_only=False)
-        return selected
+        columns = [batch.column(name) for name in wanted]
+        return keys_equal(columns, np.arange(len(batch)), list(wanted.values()), np.zeros(len(batch), dtype=np.int64))
 
     return keep

@@ -27,8 +27,8 @@ from nosync.lsm.columns import (
     Indices,
     conform,
     gather,
+    keys_equal,
     order_by_key,
-    rows_equal,
     sort_hashes,
     take,
     take_batch,
@@ -208,6 +208,10 @@ class Trace:
         self._first_hash = first_hash_of_group(groups.start, key_groups)
         self._end_hash = first_hash_of_group(groups.stop, key_groups)
 
+    def has_hash(self, hash32: int) -> bool:
+        """Whether keys of a hash belong to the trace's shard."""
+        return self._first_hash <= hash32 < self._end_hash
+
     def read_as(self, schema: pa.Schema) -> Trace:
         """The same, with columns that its layers may lack: these are null. Columns of its own that `schema` lacks come last."""
         if self.schema.equals(schema):
@@ -325,7 +329,7 @@ class Trace:
                 )
                 counts = high - low
                 rows = np.repeat(low - np.cumsum(counts) + counts, counts) + np.arange(counts.sum())
-                same = rows_equal(block.keys[: len(prefix)], rows, prefix, np.repeat(order, counts))
+                same = keys_equal(block.keys[: len(prefix)], rows, prefix, np.repeat(order, counts))
                 if layer.last_time > self._until(layer, as_of):
                     same &= block.row_times()[rows] <= self._until(layer, as_of)
                 rows = rows[same]
@@ -460,7 +464,7 @@ def _probe(
     while len(probes):
         same = np.flatnonzero((at >= 0) & (np.take(block.hashes, at, mode="clip") == np.take(hashes, probes)))
         probes, at = np.take(probes, same), np.take(at, same)
-        match = rows_equal(block.keys, at, keys, probes)
+        match = keys_equal(block.keys, at, keys, probes)
         if as_of is not None:
             match &= block.row_times()[at] <= as_of
         hit, miss = np.flatnonzero(match), np.flatnonzero(~match)
@@ -476,7 +480,7 @@ def first_of_keys(rows: Rows, key_columns: int) -> Bools:
     keys = rows.data.columns[:key_columns]
     if len(rows.hashes) > 1:
         at = np.arange(len(rows.hashes) - 1)
-        first[1:] = (rows.hashes[1:] != rows.hashes[:-1]) | ~rows_equal(keys, at, keys, at + 1)
+        first[1:] = (rows.hashes[1:] != rows.hashes[:-1]) | ~keys_equal(keys, at, keys, at + 1)
     return first
 
 

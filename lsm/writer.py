@@ -17,8 +17,8 @@ Steps of `publish_rows`
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
@@ -118,6 +118,15 @@ def arrange(
         fields.append(pa.field(TOMBSTONE_COLUMN, pa.bool_()))
     batch = as_batch(pa.Table.from_arrays(arrays, schema=pa.schema(fields)))
     return LayerRows(take_batch(batch, order), tuple(key))
+
+
+def without_empty(rows: LayerRows, rare: Collection[str]) -> LayerRows:
+    """The layer without those of the columns `rare` that are null in all of its rows."""
+    names = rows.batch.schema.names
+    kept = [
+        name for i, name in enumerate(names) if name not in rare or rows.batch.column(i).null_count < len(rows.batch)
+    ]
+    return rows if len(kept) == len(names) else replace(rows, batch=rows.batch.select(kept))
 
 
 def _with_deletes(rows: pa.Table, deletes: pa.Table, key: Sequence[str], whose: str) -> pa.Table:

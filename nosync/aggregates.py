@@ -9,7 +9,8 @@ An accumulator that rows can be taken out of again follows an input that changes
 different values. Over an input that only grows, no more is kept than the answer needs.
 
 `variance` and `stddev` keep (count, mean, sum of squared differences from the mean), combined by the formula of Chan, Golub
-and LeVeque (1979), which does not lose digits when the mean is large.
+and LeVeque (1979), which does not lose digits when the mean is large. Over rows that change they are of the finite values, and
+beside them is how many are not. `nosync.sums` says how sums are kept.
 
 Nulls as in SQL: `count("x")`, sum, min, max and mean pass over nulls, and are null (count: 0) where there is nothing else.
 """
@@ -29,12 +30,15 @@ from nosync.lsm.columns import Indices, as_array, take
 from nosync.lsm.errors import FlowError, SchemaError
 from nosync.lsm.hashing import U32
 from nosync.lsm.nearest import did_you_mean
+from nosync.sums import DoesNotFitError, Sum, count_not_finite, counts_added, sum_of
 
 MAX_LIST = 100_000
 _NOISE = 32 * np.finfo(np.float64).eps
 """Of a spread that others were taken out of: less than this share is rounding, as where all that is left is equal."""
 ROWS = "__rows"
 """Accumulator of every aggregate over a changing input: input rows of the key, which goes when it reaches 0."""
+ALL_ROWS, ALL_ROWS_TYPE = "__all", pa.int8()
+"""The key of an aggregate over all rows: the same in each of them."""
 
 
 @dataclass(frozen=True)
@@ -137,7 +141,8 @@ class Accumulator:
     type: pa.DataType
     source: str | None
     how: str
-    """`rows` (number of rows), `count` (non-null values), `sum`, `min`, `max`, `values` (the multiset), or `mean` and `m2`."""
+    """`rows` (number of rows), `count` (non-null values), `sum`, `min`, `max`, `values` (the multiset), `mean` and `m2`, or
+    `strange` (values that are not finite)."""
     fields: tuple[str, ...] = ()
     """Of `values`: the input columns that an entry holds, in the order that sorts them."""
     nulls: bool = False
@@ -162,6 +167,7 @@ class Plan:
         self.retracts = retracts
         self._outputs: dict[str, tuple[Aggregate, str, str]] = {}  # output -> function, accumulator, count accumulator
         self.accumulators: dict[str, Accumulator] = {}
+        self._sums: dict[str, Sum] = {}
         if retracts:
             self.accumulators[ROWS] = Accumulator(ROWS, pa.int64(), None, "rows")
         for output, aggregate in aggregates.items():
@@ -172,8 +178,22 @@ class Plan:
             for output, (agg, acc, _) in self._outputs.items()
         ]
         hidden = [pa.field(a.name, a.type) for a in self.accumulators.values() if a.name not in self._outputs]
+        hidden += [pa.field(name, type_) for sum_ in self._sums.values() for name, type_ in sum_.beside.items()]
         self.schema = pa.schema([*fields, *hidden])
         """What the stage's layers hold: key, outputs, then internal accumulators."""
+        of_sums = [name for sum_ in self._sums.values() for name in sum_.beside]
+        self.rare = frozenset([*of_sums, *(a.name for a in self.accumulators.values() if a.how == "strange")])
+        """Columns that a layer has only where one of its rows has a value there, as versions before had none of them."""
+
+    @property
+    def sums(self) -> tuple[str, ...]:
+        """The outputs that may be added up over keys."""
+        return tuple(output for output, (a, _, _) in self._outputs.items() if a.function in ("count", "sum"))
+
+    @property
+    def is_over_all_rows(self) -> bool:
+        """Whether there is one row, with or without rows in the input."""
+        return self.key == (ALL_ROWS,)
 
     @classmethod
     def of_rows(cls, stage: str, key: Sequence[str], columns: Sequence[str], schema: pa.Schema) -> Plan:
@@ -222,11 +242,13 @@ class Plan:
             self.accumulators[mean] = Accumulator(mean, pa.float64(), aggregate.column, "mean")
             m2 = Accumulator(f"__{output}_m2", pa.float64(), aggregate.column, "m2")
             self._keep(output, m2, aggregate, counted)
+            if self.retracts and pa.types.is_floating(type_):
+                strange = _strange_of(m2)
+                self.accumulators[strange] = Accumulator(strange, pa.int64(), aggregate.column, "strange")
         else:
-            total = Accumulator(
-                output if aggregate.function == "sum" else f"__{output}_sum", _sum_type(stage, aggregate, type_),
-                aggregate.column, "sum",
-            )  # fmt: skip
+            is_answer, sum_type = aggregate.function == "sum", _sum_type(stage, aggregate, type_)
+            total = Accumulator(output if is_answer else f"__{output}_sum", sum_type, aggregate.column, "sum")
+            self._sums[total.name] = sum_of(output, total.name, sum_type, retracts=self.retracts, is_answer=is_answer)
             counted = ""
             if self.retracts or aggregate.function == "mean":
                 counted = f"__{output}_count"
@@ -275,35 +297,39 @@ class Plan:
                 )
             elif accumulator.how == "m2":
                 found |= _moments(rows, weights, groups, accumulator)
+            elif accumulator.how == "sum":
+                found |= self._sums[accumulator.name].of_groups(_source_of(rows, accumulator), weights, groups)
+            elif accumulator.how == "strange":
+                found[accumulator.name] = count_not_finite(_source_of(rows, accumulator), weights, groups)
             elif accumulator.how != "mean":
                 found[accumulator.name] = _contributed(rows, weights, groups, accumulator)
-        keys = [take(as_array(rows.column(name)), groups.first) for name in self.key]
-        arrays = [*keys, *(found[name] for name in self.accumulators)]
-        return pa.Table.from_arrays(arrays, names=[*self.key, *self.accumulators]), groups.first
+        keys = {name: take(as_array(rows.column(name)), groups.first) for name in self.key}
+        return pa.table(keys | found), groups.first
 
     def combine(self, partial: pa.Table, before: pa.Table) -> pa.Table:
-        """New accumulators: `partial` with `before` (same keys in the same rows; null where a key is new)."""
-        columns = [partial.column(name) for name in self.key]
-        moments = {
-            _mean_of(a): _combined_moments(partial, before, a) for a in self.accumulators.values() if a.how == "m2"
-        }
+        """New accumulators: `partial` with `before` (same keys in the same rows; null where a key is new).
+
+        `before` is as layers have it, and what this returns, as `partial`, in the wide form of sums (nosync.sums).
+        """
+        columns = {name: partial.column(name) for name in self.key}
         for accumulator in self.accumulators.values():
-            new, old = partial.column(accumulator.name), before.column(accumulator.name)
-            if accumulator.how == "values":
-                columns.append(_merge_values(new, old, accumulator))
-            elif accumulator.how == "mean":
-                columns.append(moments[accumulator.name][0])
+            if accumulator.how == "sum":
+                sum_ = self._sums[accumulator.name]
+                columns |= sum_.added(_wide(sum_, partial), sum_.widened(before))
             elif accumulator.how == "m2":
-                columns.append(moments[_mean_of(accumulator)][1])
-            elif accumulator.how in ("min", "max"):
-                columns.append(_extreme(new, old, accumulator.how))
-            else:
-                # A side that is null adds nothing; both null stay null, as a SQL sum of no values.
-                columns.append(pc.coalesce(_added(new, old), new, old))
-        return pa.Table.from_arrays(columns, names=partial.column_names)
+                columns[_mean_of(accumulator)], columns[accumulator.name] = _combined_moments(
+                    partial, before, accumulator
+                )
+            elif accumulator.how != "mean":
+                new, old = partial.column(accumulator.name), before.column(accumulator.name)
+                columns[accumulator.name] = _combined(new, old, accumulator)
+        return pa.table(columns)
 
     def finish(self, accumulators: pa.Table) -> pa.Table:
-        """The rows that the layer stores: key, outputs, internal accumulators (`schema`)."""
+        """The rows that the layer stores: key, outputs, internal accumulators (`schema`).
+
+        Raises OverflowError where a sum is beyond the type that it has in the output.
+        """
         columns = {name: accumulators.column(name) for name in accumulators.column_names}
         for output, (aggregate, total, counted) in self._outputs.items():
             if self.accumulators[total].how == "values":
@@ -312,15 +338,55 @@ class Plan:
                 # Null where nothing was counted: dividing by zero would give NaN.
                 n = columns[counted]
                 n = pc.if_else(pc.greater(n, 0), n, None)
-                columns[output] = pc.divide(_as_doubles(columns[total]), _as_doubles(n))
+                sum_ = self._sums[total]
+                columns[output] = pc.divide(sum_.doubles(_wide(sum_, accumulators)), _as_doubles(as_array(n)))
+                columns |= sum_.recorded(_wide(sum_, accumulators))
             elif aggregate.function in ("variance", "stddev"):
-                # Null for fewer than two values.
-                n = pc.if_else(pc.greater(columns[counted], 1), pc.subtract(columns[counted], 1), None)
-                found = pc.divide(columns[total], n.cast(pa.float64()))
-                columns[output] = pc.sqrt(found) if aggregate.function == "stddev" else found
-            elif counted:
-                columns[output] = pc.if_else(pc.greater(columns[counted], 0), columns[total], None)
+                columns[output] = self._spread(aggregate, accumulators, total, counted)
+            elif aggregate.function == "sum":
+                columns |= self._sum(output, aggregate, accumulators)
+                if counted:
+                    columns[output] = pc.if_else(pc.greater(columns[counted], 0), columns[total], None)
         return pa.Table.from_arrays([columns[f.name].cast(f.type) for f in self.schema], schema=self.schema)
+
+    def _spread(self, aggregate: Aggregate, accumulators: pa.Table, total: str, counted: str) -> pa.Array:
+        """Null for fewer than two values, and NaN where one of them is not finite."""
+        n = as_array(accumulators.column(counted))
+        n = pc.if_else(pc.greater(n, 1), pc.subtract(n, 1), None)
+        found = pc.divide(as_array(accumulators.column(total)), n.cast(pa.float64()))
+        strange = _strange_of(self.accumulators[total])
+        if strange in self.accumulators:
+            is_strange = accumulators.column(strange).is_valid()
+            found = pc.if_else(pc.and_(as_array(is_strange), n.is_valid()), pa.scalar(np.nan), found)
+        return pc.sqrt(found) if aggregate.function == "stddev" else found
+
+    def _sum(self, output: str, aggregate: Aggregate, accumulators: pa.Table) -> dict[str, pa.Array]:
+        sum_ = self._sums[output]
+        try:
+            return sum_.recorded(_wide(sum_, accumulators))
+        except DoesNotFitError as error:
+            key = accumulators.select(list(self.key)).slice(error.row, 1).to_pylist()[0]
+            whose = "all rows" if self.is_over_all_rows else f"key {key}"
+            column = aggregate.column
+            raise OverflowError(
+                f"{output}, {aggregate}, of {whose} is {error.value}, beyond {error.beyond}: cast {column!r} before, as "
+                f'select(..., "CAST({column} AS {error.cast}) AS {column}") does'
+            ) from None
+
+
+def _wide(sum_: Sum, accumulators: pa.Table) -> dict[str, pa.Array]:
+    return {name: as_array(accumulators.column(name)) for name in sum_.memory}
+
+
+def _combined(new: pa.ChunkedArray, old: pa.ChunkedArray, accumulator: Accumulator) -> pa.Array | pa.ChunkedArray:
+    if accumulator.how == "values":
+        return _merge_values(new, old, accumulator)
+    if accumulator.how in ("min", "max"):
+        return _extreme(new, old, accumulator.how)
+    if accumulator.how == "strange":
+        return counts_added(as_array(new), as_array(old))
+    # A side that is null adds nothing; both null stay null, as a SQL sum of no values.
+    return pc.coalesce(pc.add_checked(new, old), new, old)
 
 
 def _sum_type(stage: str, aggregate: Aggregate, type_: pa.DataType) -> pa.DataType:
@@ -338,29 +404,17 @@ def _contributed(rows: pa.Table, weights: pa.Array | None, groups: Groups, accum
     column = None if accumulator.source is None else as_array(rows.column(accumulator.source))
     if accumulator.how in ("min", "max"):
         return groups.reduce(column, accumulator.how)
-    if accumulator.how in ("rows", "count"):
-        if weights is None and (column is None or not column.null_count):
-            return pa.array(groups.sizes)
-        counted = (
-            pa.repeat(pa.scalar(1, pa.int64()), rows.num_rows)
-            if column is None
-            else pc.is_valid(column).cast(pa.int64())
-        )
-        return groups.reduce(counted if weights is None else pc.multiply(counted, weights), SUM)
-    assert column is not None, "a sum is of a column"
-    values = column.cast(accumulator.type)
-    if weights is not None:
-        values = pc.if_else(pc.greater(weights, 0), values, pc.negate(values))
-    return groups.reduce(values, SUM).cast(accumulator.type)
+    if weights is None and (column is None or not column.null_count):
+        return pa.array(groups.sizes)
+    counted = (
+        pa.repeat(pa.scalar(1, pa.int64()), rows.num_rows) if column is None else pc.is_valid(column).cast(pa.int64())
+    )
+    return groups.reduce(counted if weights is None else pc.multiply(counted, weights), SUM)
 
 
-def _added(a: pa.ChunkedArray, b: pa.ChunkedArray) -> pa.ChunkedArray:
-    """Null where either is. Arrow gives the sum of decimals one digit more, which of 38 digits there is not."""
-    type_ = a.type
-    if not pa.types.is_decimal(type_):
-        return pc.add_checked(a, b)
-    wide = pa.decimal256(type_.precision, type_.scale)
-    return pc.add(a.cast(wide), b.cast(wide)).cast(type_)
+def _source_of(rows: pa.Table, accumulator: Accumulator) -> pa.Array:
+    assert accumulator.source is not None, f"{accumulator.how} is of a column"
+    return as_array(rows.column(accumulator.source))
 
 
 def _extreme(a: pa.ChunkedArray, b: pa.ChunkedArray, how: str) -> pa.ChunkedArray:
@@ -509,6 +563,8 @@ def _moments(rows: pa.Table, weights: pa.Array | None, groups: Groups, m2: Accum
     valid = x.is_valid().to_numpy(zero_copy_only=False)
     went = np.zeros(len(valid), np.bool_) if weights is None else np.take(weights.to_numpy(), groups.order) < 0
     values = x.fill_null(0.0).to_numpy(zero_copy_only=False)
+    if weights is not None:
+        valid &= np.isfinite(values)  # the others are counted: they could not be taken back
     found = []
     for chosen in (valid & ~went, valid & went):
         group = groups.numbers[chosen]
@@ -525,17 +581,20 @@ def _mean_of(m2: Accumulator) -> str:
     return m2.name.removesuffix("_m2") + "_mean"
 
 
+def _strange_of(m2: Accumulator) -> str:
+    return m2.name.removesuffix("_m2") + "_strange"
+
+
 @np.errstate(invalid="ignore")
 def _combined_moments(partial: pa.Table, before: pa.Table, m2: Accumulator) -> tuple[pa.Array, pa.Array]:
     """Mean and m2 of the rows before, with those that came and without those that went."""
-    kept = (m2.name.removesuffix("_m2") + "_count", _mean_of(m2), m2.name)
-    n, mean, spread = (_doubles(before.column(name)) for name in kept)
+    n, mean, spread = _kept_moments(before, m2)
     lists = as_array(partial.column(m2.name))
     if pa.types.is_fixed_size_list(lists.type):
         parts = lists.flatten().to_numpy().reshape(-1, 6)
         steps = [(1, parts[:, :3].T), (-1, parts[:, 3:].T)]
     else:  # combined before
-        steps = [(1, np.stack([_doubles(partial.column(name)) for name in kept]))]
+        steps = [(1, np.stack(_kept_moments(partial, m2)))]
     for sign, (n1, mean1, spread1) in steps:
         total = n + sign * n1
         safe = np.maximum(total, 1)
@@ -550,6 +609,13 @@ def _combined_moments(partial: pa.Table, before: pa.Table, m2: Accumulator) -> t
         spread = np.where(total > 1, np.maximum(spread, 0.0), 0.0)
         n, mean = total, new_mean
     return pa.array(mean), pa.array(spread)
+
+
+def _kept_moments(rows: pa.Table, m2: Accumulator) -> list[npt.NDArray[np.float64]]:
+    """Number, mean and m2 of the values; where others are counted, of those that are finite."""
+    counted, strange = m2.name.removesuffix("_m2") + "_count", _strange_of(m2)
+    n, mean, spread = (_doubles(rows.column(name)) for name in (counted, _mean_of(m2), m2.name))
+    return [n - _doubles(rows.column(strange)) if strange in rows.column_names else n, mean, spread]
 
 
 def _as_doubles(column: pa.Array | pa.ChunkedArray) -> pa.Array | pa.ChunkedArray:

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 import pyarrow as pa
 
-from nosync.aggregates import Aggregate, Plan
+from nosync.aggregates import ALL_ROWS, ALL_ROWS_TYPE, Aggregate, Plan
 from nosync.arrow_expressions import Step
 from nosync.columns_between import is_ours
 from nosync.dataflow import (
@@ -41,7 +41,7 @@ from nosync.lsm.columns import CHANGE_TYPE_COLUMN, INTERNAL_PREFIX, RESERVED, de
 from nosync.lsm.errors import FlowError, NosyncError, SchemaError
 from nosync.lsm.hashing import check_key_type
 from nosync.lsm.nearest import did_you_mean
-from nosync.operators import TOUCHED_COLUMN
+from nosync.operators import TOUCHED_COLUMN, with_one_key
 from nosync.plan import ARRANGE, DISTINCT, LATE, WATERMARK, BoundFlow, BoundStage, Emission, Feed, Loop, Segment
 from nosync.window_inputs import WindowInputs
 from nosync.windows import END, MIN, START, Window, is_time, window_type
@@ -191,7 +191,9 @@ class _Binder:
         """The key of the first stage that takes a source's rows by key: its rows go to their shards at once."""
         for stage in self._flow.consumers(name):
             key: tuple[str, ...] = ()
-            if stage.kind in (AGGREGATE, UPDATE, DEDUPE):
+            if stage.kind in (AGGREGATE, UPDATE):
+                key = stage.key
+            elif stage.kind == DEDUPE:
                 key = stage.key or tuple(schema.names)
             elif stage.kind == FILTER:
                 key = self._first_key(stage.name, schema)
@@ -254,6 +256,8 @@ class _Binder:
             self._new_segment(bound, [self._feed(name) for name in dict.fromkeys(stage.inputs)])
 
     def _keyed(self, stage: Stage) -> None:
+        if stage.kind == AGGREGATE and not stage.key:
+            stage = self._over_all_rows(stage)
         upstream = self.bound[stage.inputs[0]]
         key = stage.key or tuple(upstream.output.names)  # a dedupe without a key is one by whole rows
         self._check_key(stage, key, upstream)
@@ -284,6 +288,19 @@ class _Binder:
             self._join_segment(bound, upstream.name)  # the rows of each key are in its shard already
         else:
             self._new_segment(bound, [self._feed(upstream.name, key)])
+
+    def _over_all_rows(self, stage: Stage) -> Stage:
+        """The aggregate by a key that is the same in all rows, which a stage before it adds to them."""
+        upstream = self.bound[stage.inputs[0]]
+        output = pa.schema([*upstream.output, pa.field(ALL_ROWS, ALL_ROWS_TYPE)])
+        schema = pa.schema([*output, *(f for f in upstream.rows_schema if f.name == CHANGE_TYPE_COLUMN)])
+        part = self._part(stage, "all", MAP, schema, (upstream.name,), {}, None, changing=upstream.changing)
+        part = replace(part, function=with_one_key, output=output, level=NONE)
+        if upstream.name in self._segment_of:
+            self._join_segment(part, upstream.name)
+        else:
+            self._new_segment(part, [self._feed(upstream.name)])
+        return replace(stage, key=(ALL_ROWS,), inputs=(part.name,))
 
     def _window(self, stage: Stage) -> None:
         """Three stages on the same rows: the watermark, the late rows, and the aggregates."""
@@ -545,7 +562,10 @@ class _Binder:
                     f"stage {stage.name}: key column {name!r} is not in its input {upstream.name} ({describe(upstream.output)})"
                     f"{did_you_mean(name, upstream.output.names)}"
                 )
-            check_key_type(name, upstream.output.field(name).type)
+            try:
+                check_key_type(name, upstream.output.field(name).type)
+            except SchemaError as error:
+                raise SchemaError(f"stage {stage.name}: {error}") from None
 
     def _parse(self, stage: Stage) -> pa.Schema:
         try:

@@ -157,9 +157,11 @@ class Stage:
     def aggregate(self, name: str, *, key: Sequence[str], persist: str | None = None, **aggregates: Aggregate) -> Stage:
         """Keeps aggregates per key, up to date with all epochs: `n=nosync.count(), total=nosync.sum("x")`.
 
-        Output: one row per key, key columns then one column per aggregate.
+        Output: one row per key, key columns then one column per aggregate. With `key=[]` one row over all rows, which is there
+        also where there are none; one shard makes it.
         """
-        return self._then(name, AGGREGATE, key=_check_key(name, key), aggregates=aggregates, persist=persist)
+        keys = () if isinstance(key, list | tuple) and not key else _check_key(name, key)
+        return self._then(name, AGGREGATE, key=keys, aggregates=aggregates, persist=persist)
 
     def dedupe(self, name: str, *, key: Sequence[str] | None = None, persist: str | None = None) -> Stage:
         """Keeps one row per key, the first that came (default: per whole row). Where it is taken back, the next one."""

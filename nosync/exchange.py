@@ -52,7 +52,7 @@ class Placement:
             *columns, shard = rows.columns
             schema = pa.schema(list(rows.schema)[:-1])
             return pa.RecordBatch.from_arrays(columns, schema=schema), shard.to_numpy().astype(np.uint16)
-        hashes = hash32([rows.column(name) for name in self.names], allow_nan=True)
+        hashes = hash32([rows.column(name) for name in self.names])
         shard = key_groups_of(hashes, self.key_groups) * self.shards // self.key_groups
         return rows, shard.astype(np.uint16)
 

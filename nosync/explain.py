@@ -22,6 +22,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from nosync.aggregates import ALL_ROWS, ALL_ROWS_TYPE
 from nosync.dataflow import FILTER, IN_JVM, JOIN, LOOP, MAP, SOURCE, UNION
 from nosync.lsm.branches import MAIN
 from nosync.lsm.columns import CHANGE_TYPE_COLUMN, EPOCH_COLUMN, Bools, Indices, as_array, comparable
@@ -148,9 +149,9 @@ def explain(
 ) -> Explanation:
     """Which input rows led to the value of a key of a stage as of an epoch (default: the last sealed one).
 
-    `key`: the key's columns and values; of a stage without a key any columns. `progress(stages done, of)`. Time and reads
-    are proportional to the recorded history of the stages that lead to this one. Raises UnknownStageError,
-    SchemaError for columns that are not there, NotAvailableError for an epoch that was not run.
+    `key`: the key's columns and values; of a stage without a key any columns, and of an aggregate over all rows none.
+    `progress(stages done, of)`. Time and reads are proportional to the recorded history of the stages that lead to this one.
+    Raises UnknownStageError, SchemaError for columns that are not there, NotAvailableError for an epoch that was not run.
     """
     bound = flow.stages.get(stage)
     if bound is None:
@@ -170,6 +171,8 @@ def explain(
 
 
 def _check_key(stage: BoundStage, key: Mapping[str, Any]) -> pa.Table:
+    if not key and stage.key == (ALL_ROWS,):
+        return pa.table({ALL_ROWS: pa.array([0], ALL_ROWS_TYPE)})
     if not key:
         raise InvalidInputError(
             f"explain needs a key of stage {stage.name}: {', '.join(stage.key or stage.output.names)}"
@@ -237,7 +240,7 @@ class _Walk:
         stages = self._leading_to(start)
         mine = self._of(start.name)
         for t, shard, rows in self._feeds(start.name):
-            mine.add(t, shard, rows, _matching(rows, key, key.column_names)[0])
+            mine.add(t, shard, rows, _matching(rows, key, [n for n in key.column_names if n in rows.column_names])[0])
         steps = []
         for done, stage in enumerate(stages):
             if stage.kind == ARRANGE or stage.name not in self._wanted:
@@ -295,7 +298,7 @@ class _Walk:
         elif stage.kind in IN_JVM:
             self._through(stage, name, rows, self._sources_in_jvm)
         else:
-            self._by_key(name, rows, stage.key)
+            self._by_key(name, rows, [n for n in stage.key if n in rows.column_names])
 
     def _keep(self, name: str, mask: Callable[[int, pa.Table], Bools], *, until: int) -> None:
         of = self._of(name)

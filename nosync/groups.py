@@ -42,7 +42,7 @@ class Groups:
     @classmethod
     def of(cls, keys: Sequence[pa.Array], hashes: U32) -> Groups:
         """`hashes`: of each row, equal where keys are. Any do, but different keys should nearly always have different ones."""
-        if not any(pa.types.is_floating(key.type) for key in keys) and _are_few(hashes):  # to Arrow 0.0 is not -0.0
+        if not any(map(_is_beyond_arrow, keys)) and _are_few(hashes):
             return cls._of_few(keys, hashes)
         return cls._of_many(keys, hashes)
 
@@ -139,6 +139,12 @@ def _check_sums(values: npt.NDArray[Any], starts: Indices) -> None:
     for group in np.flatnonzero(np.abs(sums) > 0.999 * _TOO_LARGE):  # doubles are not exact: these are summed once more
         if not -_TOO_LARGE <= sum(values[starts[group] : ends[group]].tolist()) < _TOO_LARGE:
             raise OverflowError("a sum is beyond 64 bits: cast the column to double or decimal before")
+
+
+def _is_beyond_arrow(key: pa.Array) -> bool:
+    """Whether Arrow's hash table does not take a key, or tells apart what is equal: 0.0 and -0.0."""
+    types = pa.types
+    return bool(types.is_floating(key.type) or types.is_nested(key.type) or types.is_duration(key.type))
 
 
 def _are_few(hashes: U32) -> bool:

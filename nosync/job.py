@@ -44,7 +44,7 @@ from nosync.lsm.history import History
 from nosync.lsm.html import facts_html, rows_html
 from nosync.lsm.layer import Digest, LayerId, TraceId
 from nosync.lsm.lost_ends import check_there, lost_begin
-from nosync.lsm.manifest import AT_SAFE_POINT, KEEP, Content, Manifest
+from nosync.lsm.manifest import AT_SAFE_POINT, KEEP, SUMS, Content, Manifest
 from nosync.lsm.nearest import did_you_mean
 from nosync.lsm.roles import Missing
 from nosync.lsm.status import StoreStatus
@@ -356,6 +356,7 @@ class Job:
             "flow": flow.name,
             "shards": self._epochs.shards_at(flow, t),
             PLACED: {name: list(columns) for name, columns in flow.placements.items()},
+            SUMS: {name: list(columns) for name, columns in flow.sums.items()},
         }
         if policies := policies_to_record(flow):
             meta[WATERMARK_POLICIES] = policies
@@ -517,6 +518,10 @@ class Job:
     def last_sealed(self) -> int | None:
         """The newest epoch of this job's branch."""
         return self._node.last_sealed(self.branch_name)
+
+    def sums_of(self, stage: str) -> tuple[str, ...]:
+        """The columns of a stage whose values may be added up over its rows: counts and sums."""
+        return self.flow.sums.get(self.stage(stage).name, ())
 
     def shared_until(self, other: Job, stage: str) -> int:
         """The last epoch up to which a stage's layers are the same files here and on another branch; -1: none are."""

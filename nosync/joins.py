@@ -142,7 +142,7 @@ def content_hash(rows: pa.Table) -> Indices:
         nothing = pa.scalar(None, pa.int64())
         # Numbers that no column is likely to have, or a null before a 0 would be hashed as a 0 after it.
         columns += [pc.if_else(pc.is_null(array), pa.scalar(_NULL + i), nothing) for i, array in enumerate(columns)]
-    hashes: Indices = hash64(columns, allow_nan=True).view(np.int64)  # contents are no keys
+    hashes: Indices = hash64(columns).view(np.int64)  # contents are no keys
     return hashes
 
 

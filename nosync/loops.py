@@ -169,7 +169,8 @@ def consolidate(trace: Trace, stage: BoundStage, id: LayerId) -> Produced:
     both = np.flatnonzero(~rows.tombstones & has_before)
     names = stage.schema.names
     data, old = rows.data.select(names), before.data.select(names)
-    changed[both[rows_equal(data.columns, both, old.columns, row_before[both])]] = False
+    values, old_values = (rows.columns[len(stage.key) :] for rows in (data, old))
+    changed[both[rows_equal(values, both, old_values, row_before[both])]] = False
     live, dead = np.flatnonzero(changed & ~rows.tombstones), np.flatnonzero(changed & rows.tombstones)
     layer = arrange(
         pa.Table.from_batches([take_batch(data, live)]),

@@ -17,7 +17,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from nosync.aggregates import ROWS
+from nosync.aggregates import ALL_ROWS, ALL_ROWS_TYPE, ROWS
 from nosync.columns_between import HASH64_COLUMN
 from nosync.event_time import INPUT_COLUMN, Watermarks, told_apart, with_input, without_input
 from nosync.groups import Groups
@@ -181,7 +181,7 @@ def hashed(rows: pa.Table, names: Sequence[str], *, sent: pa.Table, under: str =
     """`rows` with `_hash64` of some of their columns. `sent`: as they came, with that hash if tasks do not compute it."""
     if under in sent.column_names and not is_hashed_in_tasks(rows.schema, names):
         return rows.append_column(HASH64_COLUMN, sent.column(under))
-    hashes = hash64([as_array(rows.column(name)) for name in names], allow_nan=True)
+    hashes = hash64([as_array(rows.column(name)) for name in names])
     return rows.append_column(HASH64_COLUMN, pa.array(hashes.view(np.int64)))
 
 
@@ -322,6 +322,11 @@ class State:
             return Lookup(np.zeros(len(hashes), dtype=np.bool_), as_batch(self.stage.schema.empty_table()))
         return self.trace.lookup([as_array(keys.column(name)) for name in self.stage.key], hashes, self.as_of)
 
+    def lacks(self, keys: pa.Table) -> bool:
+        """Whether a key, the only row of `keys`, belongs to this shard and has no row there."""
+        hashes = hash32_of(keys)
+        return self.trace.has_hash(int(hashes[0])) and not self.find(keys, hashes).found.any()
+
 
 def as_changes(rows: pa.Table) -> pa.Table:
     """Rows of an input that only grows are insertions."""
@@ -341,15 +346,31 @@ def apply_aggregate(work: Work) -> Produced:
     stage, id, rows, plan = work.stage, work.id, work.rows, work.stage.plan
     assert plan is not None, f"stage {stage.name} is an aggregate"
     weights = weights_of(rows) if plan.retracts else None
+    if plan.is_over_all_rows and not rows.num_rows:
+        rows, weights = _one_that_does_not_count(rows), pa.array([0])
+        if not work.state.lacks(rows):
+            return nothing_happened(stage, id)
     hashes = hash32_of(rows)
     partial, first = plan.partial(rows, hashes, weights)
     hashes = hashes[first]
     found = work.state.find(partial, hashes)
     after = plan.combine(partial, one_row_per_key(found))
     gone = np.zeros(after.num_rows, dtype=np.bool_)
-    if plan.retracts:
+    if plan.retracts and not plan.is_over_all_rows:
         gone = ~rows_that_are_there(after, id)
     return produce(stage, id, plan.finish(after), hashes, found, gone)
+
+
+def with_one_key(rows: pa.Table) -> pa.Table:
+    """Rows with the key that all of them have."""
+    return rows.append_column(ALL_ROWS, pa.repeat(pa.scalar(0, ALL_ROWS_TYPE), rows.num_rows))
+
+
+def _one_that_does_not_count(rows: pa.Table) -> pa.Table:
+    """A row of nulls with the key of all rows."""
+    key = pa.array([0], ALL_ROWS_TYPE)
+    known = {ALL_ROWS: key, HASH64_COLUMN: pa.array(hash64([key]).view(np.int64))}
+    return pa.table([known.get(f.name, pa.nulls(1, f.type)) for f in rows.schema], schema=rows.schema)
 
 
 def rows_that_are_there(after: pa.Table, id: LayerId) -> Bools:
@@ -487,7 +508,8 @@ def produce(stage: BoundStage, id: LayerId, after: pa.Table, hashes: U32, found:
     batch = as_batch(after)
     existing = np.flatnonzero(found.found)
     upsert = ~gone
-    same = rows_equal(batch.columns, existing, found.data.columns, np.arange(len(existing)))
+    values, old = (rows.columns[len(stage.key) :] for rows in (batch, found.data))  # their keys are the same
+    same = rows_equal(values, existing, old, np.arange(len(existing)))
     upsert[existing[same]] = False
     removed = gone & found.found
     live, dead = np.flatnonzero(upsert), np.flatnonzero(removed)
@@ -519,7 +541,8 @@ def produce_from(
     left out as well, which takes longer.
     """
     batch = as_batch(new)
-    compared = [[comparable(c) if nested_too else c for c in rows.columns] for rows in (batch, old)]
+    values = (rows.columns[len(stage.key) :] for rows in (batch, old))
+    compared = [[comparable(c) if nested_too else c for c in columns] for columns in values]
     at = match_keys(old_hashes, key_arrays(old, stage), new_hashes, key_arrays(batch, stage))
     both = np.flatnonzero(at >= 0)
     changed = np.ones(len(batch), dtype=np.bool_)

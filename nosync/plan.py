@@ -177,6 +177,13 @@ class BoundFlow:
         """The stages that have a layer at every epoch."""
         return [stage for stage in self.stages.values() if stage.recorded and not stage.of_rounds]
 
+    @property
+    def sums(self) -> dict[str, tuple[str, ...]]:
+        """By stage, the columns whose values may be added up over its keys: counts and sums."""
+        return {
+            stage.name: stage.plan.sums for stage in self.stages.values() if stage.plan is not None and stage.plan.sums
+        }
+
     def ancestors(self, name: str) -> set[str]:
         """All that a stage is computed from."""
         found: set[str] = set()

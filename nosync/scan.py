@@ -131,4 +131,4 @@ class _Placed:
 
 
 def _hashes_of(rows: pa.Table, names: Sequence[str]) -> U32:
-    return hash32([as_array(rows.column(name)) for name in names], allow_nan=True)
+    return hash32([as_array(rows.column(name)) for name in names])

@@ -44,6 +44,7 @@ from nosync.lsm.history import History, View, continued, span_at, view_at, views
 from nosync.lsm.layer import Description, Digest, LayerId, Shard, TraceId, of_round
 from nosync.lsm.timestamp import Time, end_of, pack
 from nosync.lsm.trace import Trace, lost_tail
+from nosync.lsm.writer import without_empty
 from nosync.operators import (
     NO_WATERMARKS,
     Produced,
@@ -575,6 +576,8 @@ class _ShardRun:
         else:
             inputs = [self._input(stage, name, id) for name in stage.inputs]
         idle = stage.kind in _IDLE_WITHOUT_ROWS and stage.options.get("ttl") is None
+        if stage.plan is not None and stage.plan.is_over_all_rows:
+            idle = False
         if idle and not any(rows.num_rows for rows in inputs):
             return nothing_happened(stage, id)
         state = self._nothing_before if self._is_anew(stage) else self._state_before
@@ -635,8 +638,9 @@ class _ShardRun:
         started = time.perf_counter()
         check_fence(self._directory.root, self._task.line, self._task.instance, self._directory.env)
         ours = True
+        layer = produced.layer if stage.plan is None else without_empty(produced.layer, stage.plan.rare)
         try:
-            published = self._directory.publish(id, produced.layer, self._expected(id) if stage.deterministic else None)
+            published = self._directory.publish(id, layer, self._expected(id) if stage.deterministic else None)
         except DeterminismError:
             if stage.deterministic:
                 raise

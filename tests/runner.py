@@ -19,6 +19,7 @@ from nosync.lsm.branches import MAIN
 from nosync.lsm.hashing import hash64
 from nosync.lsm.history import Span, views_of
 from nosync.lsm.layer import Description, LayerId, Shard, TraceId
+from nosync.lsm.manifest import SUMS
 from nosync.lsm.timestamp import end_of, last_of, pack
 from nosync.plan import BoundFlow, Emission, Feed, Loop, Segment
 from nosync.replay import begin_anew, changed_stages
@@ -38,9 +39,13 @@ _TYPES = {
     "double": pa.float64(),
     "timestamp": pa.timestamp("us", "UTC"),
     "decimal(10,2)": pa.decimal128(10, 2),
+    "decimal(38,0)": pa.decimal128(38, 0),
     "boolean": pa.bool_(),
     "date": pa.date32(),
     "float": pa.float32(),
+    "interval": pa.duration("us"),
+    "array<double>": pa.list_(pa.float64()),
+    "struct<x:double,w:array<string>>": pa.struct([("x", pa.float64()), ("w", pa.list_(pa.string()))]),
 }
 
 
@@ -192,7 +197,7 @@ class Runner:
         return [p.rename_columns(names).append_column(SIDE_COLUMN, s) for p, s in zip(parts, sides, strict=True)]
 
     def _hashed(self, rows: pa.Table, key: Any) -> pa.Table:
-        hashes = hash64([rows.column(name).combine_chunks() for name in key], allow_nan=True)  # as the JVM
+        hashes = hash64([rows.column(name).combine_chunks() for name in key])  # as the JVM
         return rows.append_column(HASH64_COLUMN, pa.array(hashes.view(np.int64)))
 
     def _by_shard(self, rows: pa.Table) -> list[pa.Table]:
@@ -243,7 +248,7 @@ class StoreRunner(Runner):
             for stage in self.flow.recorded
             for i in range(self.shards)
         ]
-        self.store.node.seal(t, ids, self.branch)
+        self.store.node.seal(t, ids, self.branch, meta={SUMS: {n: list(c) for n, c in self.flow.sums.items()}})
 
     def replay(self, t: int) -> None:
         """An epoch of a branch, from the inputs that its parent recorded."""

@@ -34,6 +34,9 @@ class Side(Protocol):
     def stage(self, name: str) -> BoundStage:
         """A stage with its schemas."""
 
+    def sums_of(self, stage: str) -> tuple[str, ...]:
+        """The columns of a stage that may be added up."""
+
     def last_sealed(self) -> int | None:
         """The newest epoch."""
 
@@ -43,12 +46,27 @@ class Side(Protocol):
 
 @dataclass(frozen=True)
 class ColumnDiff:
-    """A numeric column on both sides: totals over all rows, and the differences (b - a) of the keys that changed."""
+    """A numeric column on both sides, and the differences (b - a) of the keys that changed.
 
-    total_a: float
-    total_b: float
-    mean_difference: float
-    largest_difference: float
+    Of counts and sums the totals over all rows, where a key that one side lacks counts as 0. Other values, such as means and
+    minima, cannot be added up: of these the medians, and the differences of keys that both sides have.
+    """
+
+    total_a: float | None
+    total_b: float | None
+    median_a: float | None
+    median_b: float | None
+    median_difference: float | None
+    largest_difference: float | None
+
+    @property
+    def adds_up(self) -> bool:
+        return self.total_a is not None
+
+    @property
+    def both(self) -> tuple[float | None, float | None]:
+        """The two totals, or the two medians."""
+        return (self.total_a, self.total_b) if self.adds_up else (self.median_a, self.median_b)
 
 
 @dataclass(frozen=True)
@@ -68,8 +86,11 @@ class DiffSummary:
 
     def _repr_html_(self) -> str:
         facts = {"changed": self.changed, "only in a": self.only_a, "only in b": self.only_b}
-        rows = [(n, c.total_a, c.total_b, c.mean_difference, c.largest_difference) for n, c in self.columns.items()]
-        table = rows_html(["column", "total a", "total b", "mean difference", "largest difference"], rows)
+        rows = [
+            (n, "total" if c.adds_up else "median", *c.both, c.median_difference, c.largest_difference)
+            for n, c in self.columns.items()
+        ]
+        table = rows_html(["column", "", "a", "b", "median difference", "largest difference"], rows)
         return facts_html(f"stage {self.stage} as of {self.as_of}", facts, table)
 
     def __str__(self) -> str:
@@ -78,11 +99,18 @@ class DiffSummary:
             f"{self.only_b} only in b"
         ]
         for name, c in self.columns.items():
-            lines.append(
-                f"  {name:<16} a {c.total_a:,.6g}   b {c.total_b:,.6g}   mean difference {c.mean_difference:,.4g}   "
-                f"largest {c.largest_difference:,.4g}"
-            )
+            kind = "total" if c.adds_up else "median"
+            (of_a, of_b), differences = c.both, (c.median_difference, c.largest_difference)
+            shown = [f"{kind} a {_text(of_a)}", f"{kind} b {_text(of_b)}"]
+            shown += [
+                f"{which} difference {_text(d)}" for which, d in zip(("median", "largest"), differences, strict=True)
+            ]
+            lines.append(f"  {name:<16} " + "   ".join(shown))
         return "\n".join(lines)
+
+
+def _text(value: float | None) -> str:
+    return "-" if value is None else f"{value:,.6g}"
 
 
 def diff(a: Side, b: Side, stage: str, as_of: int | None = None) -> DataFrame:
@@ -116,7 +144,9 @@ def _differences(a: Side, b: Side, stage: str, as_of: int) -> DataFrame:
         named += [F.col(quoted(v)).alias(f"{side};{v}") for v in values]
         named += [F.col(quoted(_COUNTED)).alias(f"{side};{_COUNT}") for _ in _counts(a, stage) if not values]
         sides.append(rows.select(*named, F.lit(True).alias(f"{side}?")))
-    same_key = reduce(lambda x, y: x & y, [F.col(quoted(f"a:{k}")).eqNullSafe(F.col(quoted(f"b:{k}"))) for k in key])
+    same_key = reduce(
+        lambda x, y: x & y, [F.col(quoted(f"a:{k}")).eqNullSafe(F.col(quoted(f"b:{k}"))) for k in key], F.lit(True)
+    )
     joined = sides[0].join(sides[1], same_key, "full")
     in_a, in_b = F.col("`a?`").isNotNull(), F.col("`b?`").isNotNull()
     compared = values or _counts(a, stage)
@@ -149,27 +179,34 @@ def diff_changes(a: Side, b: Side, stage: str, after: int, until: int) -> DataFr
 
 
 def summarize(a: Side, b: Side, stage: str, as_of: int | None = None) -> DiffSummary:
-    """How many keys differ and how, and for each numeric column the totals and the differences."""
+    """How many keys differ and how, and for each numeric column the totals or medians, and the differences."""
     _, values = _columns(a, b, stage)
     as_of = _newest_of_both(a, b) if as_of is None else as_of
     found = _differences(a, b, stage, as_of).cache()
     counts = {row[CHANGE]: row["count"] for row in found.groupBy(CHANGE).count().collect()}
     schema = a.stage(stage).output
     numeric = [v for v in values if _is_number(schema.field(v).type)]
-    columns = {}
-    for name in numeric:
-        # As doubles, which is what is said of them: sums of large whole numbers would overflow.
-        column = F.col(quoted(name)).cast("double")
-        totals = [job.read(stage, as_of=as_of).agg(F.sum(column)).collect()[0][0] for job in (a, b)]
-        of_a, of_b = (F.coalesce(F.col(quoted(f"{side};{name}")).cast("double"), F.lit(0.0)) for side in "ab")
-        change = of_b - of_a
-        mean, low, high = found.agg(F.mean(change), F.min(change), F.max(change)).collect()[0]
-        largest = max((float(low or 0), float(high or 0)), key=abs)
-        columns[name] = ColumnDiff(float(totals[0] or 0), float(totals[1] or 0), float(mean or 0), largest)
+    sums = set(a.sums_of(stage)) & set(b.sums_of(stage))
+    columns = {name: _column_diff(a, b, stage, as_of, found, name, adds_up=name in sums) for name in numeric}
     found.unpersist()
     return DiffSummary(
         stage, as_of, counts.get(ONLY_A, 0), counts.get(ONLY_B, 0), counts.get(CHANGED, 0), columns
     )  # fmt: skip
+
+
+def _column_diff(a: Side, b: Side, stage: str, as_of: int, found: DataFrame, name: str, *, adds_up: bool) -> ColumnDiff:
+    # As doubles, which is what is said of them: sums of large whole numbers would overflow.
+    column = F.col(quoted(name)).cast("double")
+    statistic = F.coalesce(F.sum(column), F.lit(0.0)) if adds_up else F.median(column)
+    both = [job.read(stage, as_of=as_of).agg(statistic).collect()[0][0] for job in (a, b)]
+    sides = [F.col(quoted(f"{side};{name}")).cast("double") for side in "ab"]
+    change = reduce(lambda x, y: y - x, [F.coalesce(side, F.lit(0.0)) if adds_up else side for side in sides])
+    median, low, high = found.agg(F.median(change), F.min(change), F.max(change)).collect()[0]
+    largest = max((d for d in (low, high) if d is not None), key=abs, default=None)
+    of_a, of_b = both
+    if adds_up:
+        return ColumnDiff(of_a, of_b, None, None, median, largest)
+    return ColumnDiff(None, None, of_a, of_b, median, largest)
 
 
 def diverges_at(a: Side, b: Side, stage: str) -> int | None:

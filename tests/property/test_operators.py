@@ -228,7 +228,7 @@ def keyed(rows: pa.Table) -> pa.Table:
 
 
 def test_nan_is_a_value_as_others_are(tmp_path: Path) -> None:
-    """It cannot be a key, for it is not equal to itself; what has it in another column is kept, and taken back."""
+    """What has it in a column that is no key is kept, and taken back."""
     flow = nosync.Dataflow("f")
     rows = flow.source("rows", "id bigint, x double")
     rows.dedupe("once", key=["id"])

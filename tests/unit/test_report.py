@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import re
 import shutil
+import statistics
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from html.parser import HTMLParser
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.compute as pc
 import pytest
 
 import nosync
 from nosync.cli import main
+from nosync.report import diff_page
 from tests.pipelines import Op, build, change, table
 from tests.runner import StoreRunner
 
@@ -39,9 +43,11 @@ class Page(HTMLParser):
     def __init__(self, text: str) -> None:
         super().__init__()
         self.rows: list[list[str]] = []
+        self.labels: list[list[str | None]] = []
+        self.headings: list[str] = []
         self.addresses: list[str] = []
         self.scripts = 0
-        self._in_cell = False
+        self._in_cell = self._in_heading = False
         self.feed(text)
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
@@ -49,14 +55,19 @@ class Page(HTMLParser):
         self.addresses += [v for n, v in attrs if n in ("src", "href", "xlink:href") and v and not v.startswith("#")]
         if tag == "tr":
             self.rows.append([])
-        self._in_cell = tag == "td"
+            self.labels.append([])
+        if tag == "td":
+            self.labels[-1].append(dict(attrs).get("data-label"))
+        self._in_cell, self._in_heading = tag == "td", tag == "th"
 
     def handle_endtag(self, tag: str) -> None:
-        self._in_cell = False
+        self._in_cell = self._in_heading = False
 
     def handle_data(self, data: str) -> None:
         if self._in_cell:
             self.rows[-1].append(data)
+        elif self._in_heading:
+            self.headings.append(data)
 
 
 def write(store: nosync.Store, path: Path, *options: str) -> str:
@@ -80,6 +91,87 @@ def test_it_says_what_the_states_are(store: nosync.Store, tmp_path: Path) -> Non
     assert f"{sum(a.values()):,}" in text
     assert f"{sum(b.values()):,}" in text
     assert "<strong>20</strong>keys changed" in text
+
+
+def test_on_a_phone_each_cell_says_what_it_is(store: nosync.Store, tmp_path: Path) -> None:
+    """A row is a card there, so that nothing is beyond the edge; the difference was, as the last column."""
+    text = write(store, tmp_path / "page.html")
+    page = Page(text)
+    (narrow,) = re.findall(r"@media \(max-width: 40rem\) \{(.*?)\n\}", text, re.DOTALL)
+    for rule in (
+        "thead { display: none; }",
+        "tr { display: block;",
+        "content: attr(data-label)",
+        "white-space: normal",
+    ):
+        assert rule in narrow
+    assert page.headings == ["k", "main", "other", "difference"]
+    assert [labels for labels in page.labels if labels] == [page.headings] * 12
+
+
+HOUR_US = 3_600_000_000
+
+
+def scaled(by: int) -> Callable[[pa.Table], pa.Table]:
+    return lambda rows: rows.set_column(1, "v", pc.multiply(rows["v"], by))
+
+
+def windows(by: int) -> nosync.Dataflow:
+    flow = nosync.Dataflow("f")
+    rows = flow.source("rows", "k bigint, v bigint, at timestamp").map("scaled", scaled(by))
+    rows.window(
+        "hours", key=["k"], time="at", size="1 hour", watermark="0 seconds",
+        n=nosync.count(), total=nosync.sum("v"), mean=nosync.mean("v"), least=nosync.min("v"),
+    )  # fmt: skip
+    return flow
+
+
+@pytest.fixture
+def hours(tmp_path: Path) -> Iterator[nosync.Store]:
+    with nosync.open(tmp_path / "hours", settings=nosync.StoreSettings(background=False)) as store:
+        runner = StoreRunner(windows(1), store, 1)
+        for t in range(4):
+            at = pa.array([t * HOUR_US] * 6).cast(pa.timestamp("us", "UTC"))
+            runner.advance(t, pa.table({"k": [0, 0, 1, 1, 2, 2], "v": [t, 2, 3, 8, 13, 21], "at": at}))
+        branch = runner.make_branch("other", 0, windows(10), own=["scaled"])
+        for t in range(1, 4):
+            branch.replay(t)
+        store.sync()
+        yield store
+
+
+def test_only_what_can_be_added_is_added(hours: nosync.Store) -> None:
+    text = diff_page(hours, "hours", "main", "other")
+    a, b = (hours.read("hours", branch=name).to_pylist() for name in ("main", "other"))
+    total = [sum(row["total"] for row in rows) for rows in (a, b)]
+    assert f'Sum over all keys: <span class="a">{total[0]:,}</span> and <span class="b">{total[1]:,}</span>' in text
+    for column in ("mean", "least"):
+        medians = [statistics.median(row[column] for row in rows) for rows in (a, b)]
+        shown = [f"{int(m) if m.is_integer() else m:,}" for m in map(float, medians)]
+        assert f'Median over all keys: <span class="a">{shown[0]}</span> and <span class="b">{shown[1]}</span>' in text
+        by_key = [{(row["k"], row["window_start"]): row[column] for row in rows} for rows in (a, b)]
+        largest = max(by_key[1][k] - by_key[0][k] for k in by_key[0])
+        assert f"largest difference of a key {largest:,.0f}." in text
+        assert f"sum of {column}" not in text
+    assert text.count("Sum over all keys") == 1, "counts are the same on both sides"
+
+
+def test_axes_show_the_times_that_epochs_came_to(hours: nosync.Store, store: nosync.Store) -> None:
+    text = diff_page(hours, "hours", "main", "other")
+    assert "1970-01-01 02:00" in text
+    assert "epoch, and the event time it came to" in text
+    assert "event time" not in diff_page(store, "s1", "main", "other")
+
+
+def test_sums_beyond_64_bits_are_shown_as_they_are(tmp_path: Path) -> None:
+    with nosync.open(tmp_path / "s", settings=nosync.StoreSettings(background=False)) as store:
+        runner = StoreRunner(windows(1), store, 1)
+        at = pa.array([0, 0, 0]).cast(pa.timestamp("us", "UTC"))
+        for t in range(2):
+            runner.advance(t, pa.table({"k": [0, 1, 2], "v": [t * 2**62] * 3, "at": at}))
+        runner.make_branch("other", 0, windows(0), own=["scaled"]).replay(1)
+        text = diff_page(store, "hours", "main", "other")
+        assert f"{3 * 2**62:,}" in text
 
 
 def test_it_needs_nothing_else(store: nosync.Store, tmp_path: Path) -> None:

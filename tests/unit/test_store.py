@@ -258,11 +258,23 @@ def test_what_append_refuses(
     store.seal(4)
 
 
-def test_a_nan_key_is_refused(open_store: OpenStore) -> None:
-    store = open_store()
-    with pytest.raises(nosync.InvalidInputError, match="NaN"):
-        store.append("s", t=0, rows=pa.table({"x": [1.0, float("nan")], "v": [1, 2]}), key=["x"])
+def test_a_nan_is_a_key_and_a_map_is_none(open_store: OpenStore) -> None:
+    store, nan = open_store(), float("nan")
+    with pytest.raises(nosync.InvalidInputError, match="occurs twice"):
+        store.append("s", t=0, rows=pa.table({"x": [nan, nan], "v": [1, 2]}), key=["x"])
+    maps = pa.table({"m": pa.array([[("a", 1)]], pa.map_(pa.string(), pa.int64()))})
+    with pytest.raises(nosync.SchemaError, match=r"'m' has type map.*array_sort\(map_entries\(m\)\)"):
+        store.append("s", t=0, rows=maps, key=["m"])
     assert store.layers() == []
+    for t, x in enumerate((nan, 0.0, nan, -0.0)):
+        store.append("s", t=t, rows=pa.table({"x": [x], "v": [t]}), key=["x"])
+        store.seal(t)
+    store.sync()
+    assert store.lookup("s", pa.table({"x": [nan, 0.0, 1.0]}))["v"].to_pylist() == [2, 3]
+    assert store.read("s", prefix={"x": nan})["v"].to_pylist() == [2]
+    store.append("s", t=4, deletes=pa.table({"x": [nan]}), key=["x"])
+    store.seal(4)
+    assert store.read("s")["v"].to_pylist() == [3]
 
 
 def test_the_same_layer_again_is_a_success(open_store: OpenStore) -> None:
