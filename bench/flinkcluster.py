@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from bench.flink import flink_home, flink_python, variables
-from nosync.testing.daemons import eventually
+from nosync.testing.daemon_cluster import eventually
 from nosync.testing.driver import PAD_BYTES
-from nosync.testing.hosts import Hosts, hosts
+from nosync.testing.namespaces import Hosts, hosts
 
 NAMES = ("n1", "n2", "n3")
 SPARE = "n2"

@@ -17,13 +17,13 @@ import pyarrow as pa
 
 import nosync
 from bench.harness import Result, timed
-from nosync.lsm.branches import MAIN
-from nosync.lsm.directory import LayerDirectory
-from nosync.lsm.layer import Description, LayerId, Shard, TraceId
-from nosync.lsm.ledger import Ledger
-from nosync.lsm.node import Node
+from nosync.lsm.layers.writer import arrange
+from nosync.lsm.manifests.branches import MAIN
+from nosync.lsm.manifests.sealing import Ledger
+from nosync.lsm.model.layer import Description, LayerId, Shard, TraceId
+from nosync.lsm.node.node import Node
 from nosync.lsm.settings import ARCHIVE_EPOCHS
-from nosync.lsm.writer import arrange
+from nosync.lsm.trace.directory import LayerDirectory
 
 SHARDS, ROWS, KEYS = 4, 50, 1000
 RETAIN = 100

@@ -19,13 +19,13 @@ from rocksdict import Options, Rdict, WriteBatch
 import nosync
 from bench.footprint import alone
 from bench.harness import Result, Samples, paired, timed
-from nosync.lsm.directory import LayerDirectory
-from nosync.lsm.layer import Description, LayerId, Shard, TraceId
-from nosync.lsm.merge import Merge
-from nosync.lsm.merge_process import MergeProcess
+from nosync.lsm.compaction.merge import Merge
+from nosync.lsm.compaction.worker import MergeProcess
+from nosync.lsm.layers.writer import arrange
+from nosync.lsm.model.layer import Description, LayerId, Shard, TraceId
+from nosync.lsm.model.timestamp import pack
 from nosync.lsm.processor import numpy_environment
-from nosync.lsm.timestamp import pack
-from nosync.lsm.writer import arrange
+from nosync.lsm.trace.directory import LayerDirectory
 
 LAYERS = 8
 ROWS = 1_000_000

@@ -18,14 +18,14 @@ import pyarrow as pa
 
 from bench.harness import Result, Samples, timed
 from bench.states import build_state
-from nosync.lsm.compactor import BACKGROUND_PAUSE_SHARE
-from nosync.lsm.directory import LayerDirectory
-from nosync.lsm.layer import Description, LayerId, Shard, TraceId
-from nosync.lsm.merge import Merge
-from nosync.lsm.merge_process import OUT_OF_THE_WAY, MergeProcess
-from nosync.lsm.ready_files import ReadyFiles
-from nosync.lsm.timestamp import Time, epoch_of
-from nosync.lsm.writer import arrange
+from nosync.lsm.compaction.compactor import BACKGROUND_PAUSE_SHARE
+from nosync.lsm.compaction.merge import Merge
+from nosync.lsm.compaction.worker import OUT_OF_THE_WAY, MergeProcess
+from nosync.lsm.layers.writer import arrange
+from nosync.lsm.model.layer import Description, LayerId, Shard, TraceId
+from nosync.lsm.model.timestamp import Time, epoch_of
+from nosync.lsm.platform.file_pool import ReadyFiles
+from nosync.lsm.trace.directory import LayerDirectory
 
 ROWS = 10_000
 STATES = {

@@ -12,10 +12,10 @@ from rocksdict import Options, Rdict, WriteBatch
 
 from bench.harness import Result, sample
 from bench.states import build_state
-from nosync.lsm.directory import LayerDirectory
-from nosync.lsm.hashing import hash32
-from nosync.lsm.layer import Shard, TraceId
-from nosync.lsm.timestamp import Time, epoch_of, last_of, pack
+from nosync.lsm.columnar.hashing import hash32
+from nosync.lsm.model.layer import Shard, TraceId
+from nosync.lsm.model.timestamp import Time, epoch_of, last_of, pack
+from nosync.lsm.trace.directory import LayerDirectory
 
 KEYS = 100_000
 STATE = 10_000_000

@@ -18,14 +18,14 @@ from pyspark.sql import SparkSession
 from bench.engines_sums import KEYS, batch, moved
 from bench.footprint import alone, cpu_by_process
 from bench.spark_epochs import CORES, SHARDS, aggregation, start
-from nosync.bind import bind
-from nosync.columns_between import HASH64_COLUMN
-from nosync.lsm.hashing import hash64
-from nosync.lsm.history import Span
+from nosync.flow.binder import bind
+from nosync.flow.internal_columns import HASH64_COLUMN
+from nosync.lsm.columnar.hashing import hash64
+from nosync.lsm.model.history import Span
+from nosync.lsm.model.timestamp import pack
 from nosync.lsm.processor import numpy_environment
-from nosync.lsm.timestamp import pack
-from nosync.replication.places import Place
-from nosync.segment import SegmentTask
+from nosync.replication.client.fetching_directory import Place
+from nosync.runtime.segment_task import SegmentTask
 from nosync.spark.schemas import parse_ddl
 from nosync.spark.session import local_session
 

@@ -45,7 +45,7 @@ import nosync
 from bench.harness import Result, Samples, timed
 from bench.loopdisk import journaled_disk
 from bench.spark_epochs import MEMORY_DIRECTORY
-from nosync.testing.daemons import Daemons, eventually, running
+from nosync.testing.daemon_cluster import Daemons, eventually, running
 
 ROWS = 2_000
 LOAD_ROWS = 1_000_000

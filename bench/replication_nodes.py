@@ -27,14 +27,14 @@ import pyarrow as pa
 import nosync
 from bench.harness import Result, Samples, timed
 from bench.spark_epochs import MEMORY_DIRECTORY
-from nosync.lsm.directory import LayerDirectory
-from nosync.lsm.layer import Description, LayerId, Shard, TraceId
-from nosync.lsm.writer import LayerRows, arrange
-from nosync.replication.daemon import Daemon, DaemonConfig
-from nosync.replication.inventory import name_of
-from nosync.replication.transport import OPTIONS
-from nosync.replication.wire import CHUNK_BYTES
-from nosync.testing.daemons import Daemons, eventually, free_ports
+from nosync.lsm.layers.writer import LayerRows, arrange
+from nosync.lsm.model.layer import Description, LayerId, Shard, TraceId
+from nosync.lsm.trace.directory import LayerDirectory
+from nosync.replication.daemon.daemon import Daemon, DaemonConfig
+from nosync.replication.daemon.server import OPTIONS
+from nosync.replication.protocol.inventory import name_of
+from nosync.replication.transport.codec import CHUNK_BYTES
+from nosync.testing.daemon_cluster import Daemons, eventually, free_ports
 
 REST_S = {"short": 20, "normal": 60, "full": 60}
 """Processor time is counted in hundredths of a second, of which there are few."""

@@ -18,12 +18,12 @@ from dataclasses import dataclass, field
 from blake3 import blake3
 
 from bench.harness import Result
-from nosync.lsm.layer import Description, LayerId, Shard, TraceId
-from nosync.lsm.timestamp import pack
-from nosync.replication.inventory import Held, NodeId, layer_of, name_of
-from nosync.replication.messages import Effect, Message, Send, SendFiles, SessionId
-from nosync.replication.protocol import Replica
-from nosync.replication.wire import Encoder
+from nosync.lsm.model.layer import Description, LayerId, Shard, TraceId
+from nosync.lsm.model.timestamp import pack
+from nosync.replication.protocol.inventory import Held, NodeId, layer_of, name_of
+from nosync.replication.protocol.messages import Effect, Message, Send, SendFiles, SessionId
+from nosync.replication.protocol.replica import Replica
+from nosync.replication.transport.codec import Encoder
 
 NODES = (3, 6, 12, 24, 48)
 REPLICAS = 2

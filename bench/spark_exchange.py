@@ -13,7 +13,7 @@ from pyspark.sql import SparkSession
 import nosync
 from bench.harness import Result, paired
 from bench.spark_epochs import CORES, SHARDS
-from nosync.spark import exchanges
+from nosync.spark import file_shuffle as exchanges
 from nosync.spark.session import local_session
 
 NEVER = 1 << 62

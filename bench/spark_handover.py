@@ -17,8 +17,8 @@ from bench.engines_sums import KEYS, LARGE, SMALL, Task, batch, counted, handed
 from bench.footprint import alone, cpu_by_process
 from bench.harness import Result, Samples, paired, timed
 from bench.spark_epochs import CORES, SHARDS
-from nosync.lsm.hashing import hash64
-from nosync.spark.handover import MOST_TEXT_BYTES, Handover
+from nosync.lsm.columnar.hashing import hash64
+from nosync.spark.arrow_transfer import MOST_TEXT_BYTES, Handover
 from nosync.spark.session import arrow_settings, conf_set, local_session, session_settings
 from nosync.spark.worker import lasting_objects_frozen
 

@@ -16,7 +16,7 @@ from pyspark.sql import DataFrame, SparkSession
 import nosync
 from bench.harness import Result, paired
 from bench.spark_epochs import CORES, SHARDS
-from nosync.spark.files import MOST_SHARDS
+from nosync.spark.parquet_inputs import MOST_SHARDS
 from nosync.spark.session import local_session
 
 COLUMNS = "k bigint, state string, a bigint, b bigint"

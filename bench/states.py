@@ -7,11 +7,11 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
-from nosync.lsm.directory import LayerDirectory
-from nosync.lsm.layer import Description, LayerId, TraceId
-from nosync.lsm.merge import Merge
-from nosync.lsm.timestamp import pack
-from nosync.lsm.writer import arrange
+from nosync.lsm.compaction.merge import Merge
+from nosync.lsm.layers.writer import arrange
+from nosync.lsm.model.layer import Description, LayerId, TraceId
+from nosync.lsm.model.timestamp import pack
+from nosync.lsm.trace.directory import LayerDirectory
 
 LAYER_ROWS = 1_000_000
 

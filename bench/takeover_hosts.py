@@ -25,9 +25,9 @@ from typing import Any
 
 from bench.flinkcluster import flink_cluster
 from bench.harness import Result, Samples
-from nosync.replication.peer import SUSPECT_AFTER_S
+from nosync.replication.protocol.peer import SUSPECT_AFTER_S
 from nosync.testing.driver import ROWS_PER_EPOCH, loading_epochs
-from nosync.testing.hosts import Hosts
+from nosync.testing.namespaces import Hosts
 from nosync.testing.spark_hosts import SparkHosts, cluster
 
 HARM_AFTER, BEFORE, EPOCHS = 12, 6, 16

@@ -13,16 +13,16 @@ import pyarrow as pa
 
 from bench.footprint import alone
 from bench.harness import Result, Samples, paired
-from nosync.groups import SUM, Groups
-from nosync.lsm import reader
-from nosync.lsm.directory import LayerDirectory
-from nosync.lsm.hashing import hash32
-from nosync.lsm.layer import Description, LayerId, Shard, TraceId
-from nosync.lsm.memory import keep_freed_memory
+from nosync.kernels.groups import SUM, Groups
+from nosync.lsm.columnar.hashing import hash32
+from nosync.lsm.layers import reader
+from nosync.lsm.layers.writer import arrange
+from nosync.lsm.model.layer import Description, LayerId, Shard, TraceId
+from nosync.lsm.model.timestamp import Time, last_of, pack
+from nosync.lsm.platform.process import keep_freed_memory
 from nosync.lsm.processor import numpy_environment
-from nosync.lsm.timestamp import Time, last_of, pack
-from nosync.lsm.trace import Trace
-from nosync.lsm.writer import arrange
+from nosync.lsm.trace.directory import LayerDirectory
+from nosync.lsm.trace.trace import Trace
 
 ROWS, KEYS, LAYERS = 250_000, 1_000_000, 8
 """What a shard of two gets of an epoch of 500,000 rows over 2,000,000 keys."""

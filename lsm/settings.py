@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from nosync.lsm.errors import InvalidInputError
-from nosync.lsm.merge import BLOCK_ROWS
+from nosync.lsm.layers.merging import BLOCK_ROWS
 
 ARCHIVE_EPOCHS = 1000
 

@@ -6,13 +6,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from nosync.lsm.branches import MAIN
+from nosync.lsm.compaction.policy import level_of
 from nosync.lsm.errors import NosyncError
-from nosync.lsm.html import facts_html, rows_html
-from nosync.lsm.layer import LayerId
-from nosync.lsm.merge import level_of
-from nosync.lsm.reader import LayerReader
-from nosync.lsm.timestamp import Time, is_number, show
+from nosync.lsm.layers.reader import LayerReader
+from nosync.lsm.manifests.branches import MAIN
+from nosync.lsm.model.layer import LayerId
+from nosync.lsm.model.timestamp import Time, is_number, show
+from nosync.lsm.platform.notebook import facts_html, rows_html
 
 
 @dataclass(frozen=True)

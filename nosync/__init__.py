@@ -18,7 +18,15 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-    from nosync.aggregates import (
+    from nosync.flow.dataflow import Dataflow, Stage
+    from nosync.flow.persistence import replicated
+    from nosync.job.backfill import BackfillReport
+    from nosync.job.explain import Explanation
+    from nosync.job.job import Job
+    from nosync.job.replay import ReplayPlan, ReplayReport
+    from nosync.job.reports import EpochReport, RecoveryReport
+    from nosync.job.sinks import CallbackSink, ParquetSink
+    from nosync.kernels.aggregates import (
         collect,
         count,
         count_distinct,
@@ -32,11 +40,6 @@ if TYPE_CHECKING:
         top_k,
         variance,
     )
-    from nosync.backfill import BackfillReport
-    from nosync.dataflow import Dataflow, Stage
-    from nosync.explain import Explanation
-    from nosync.job import Job
-    from nosync.levels import replicated
     from nosync.lsm.errors import (
         CatalogError,
         CompactedError,
@@ -59,37 +62,34 @@ if TYPE_CHECKING:
         StoreLockedError,
         UnknownStageError,
     )
-    from nosync.lsm.scrub import VerifyReport
     from nosync.lsm.settings import StoreSettings
     from nosync.lsm.status import LayerStatus, StoreStatus
-    from nosync.lsm.store import Store
-    from nosync.opening import connect, open
-    from nosync.replay import ReplayPlan, ReplayReport
-    from nosync.reports import EpochReport, RecoveryReport
-    from nosync.sinks import CallbackSink, ParquetSink
+    from nosync.lsm.store.store import Store
+    from nosync.lsm.store.verify import VerifyReport
     from nosync.spark.diff import DiffSummary
     from nosync.spark.session import configure_spark
+    from nosync.stores import connect, open
 
 _HOMES = {
-    "nosync.aggregates": "collect count count_distinct first last max mean min stddev sum top_k variance",
-    "nosync.backfill": "BackfillReport",
-    "nosync.dataflow": "Dataflow Stage",
-    "nosync.explain": "Explanation",
-    "nosync.job": "Job",
-    "nosync.levels": "replicated",
+    "nosync.kernels.aggregates": "collect count count_distinct first last max mean min stddev sum top_k variance",
+    "nosync.job.backfill": "BackfillReport",
+    "nosync.flow.dataflow": "Dataflow Stage",
+    "nosync.job.explain": "Explanation",
+    "nosync.job.job": "Job",
+    "nosync.flow.persistence": "replicated",
     "nosync.lsm.errors": (
         "CatalogError CompactedError CorruptionError DeterminismError FencedError FlowError FormatVersionError "
         "HoleError InvalidInputError LostEpochError NosyncError NotAStoreError NotAvailableError OutOfOrderError "
         "ReplicationError SchemaError StageError StorageError StoreLockedError UnknownStageError"
     ),
-    "nosync.lsm.scrub": "VerifyReport",
+    "nosync.lsm.store.verify": "VerifyReport",
     "nosync.lsm.settings": "StoreSettings",
     "nosync.lsm.status": "LayerStatus StoreStatus",
-    "nosync.lsm.store": "Store",
-    "nosync.opening": "connect open",
-    "nosync.replay": "ReplayPlan ReplayReport",
-    "nosync.reports": "EpochReport RecoveryReport",
-    "nosync.sinks": "CallbackSink ParquetSink",
+    "nosync.lsm.store.store": "Store",
+    "nosync.stores": "connect open",
+    "nosync.job.replay": "ReplayPlan ReplayReport",
+    "nosync.job.reports": "EpochReport RecoveryReport",
+    "nosync.job.sinks": "CallbackSink ParquetSink",
     "nosync.spark.session": "configure_spark",
 }
 """By module, what it has of the names below. Each is imported when somebody asks for it: the processes that merge, daemons and
@@ -109,8 +109,8 @@ def _meant(name: str) -> str:
     """What an error adds about a name that this module does not have."""
     if name.startswith("_"):  # Python and notebooks ask for such
         return ""
-    from nosync.foreign_words import FUNCTIONS_ELSEWHERE  # noqa: PLC0415
-    from nosync.lsm.nearest import did_you_mean  # noqa: PLC0415
+    from nosync.flow.foreign_words import FUNCTIONS_ELSEWHERE  # noqa: PLC0415
+    from nosync.lsm.platform.nearest import did_you_mean  # noqa: PLC0415
 
     here = FUNCTIONS_ELSEWHERE.get(name.lower())
     return did_you_mean(name, __all__) if here is None else f": it is called nosync.{here} here"
@@ -122,7 +122,7 @@ def __dir__() -> list[str]:
 
 def register(spark: SparkSession) -> None:
     """Makes `spark.read.format("nosync")` and `spark.readStream.format("nosync")` known to the session."""
-    from nosync.spark.source import register as register_source  # noqa: PLC0415 - the store works without pyspark
+    from nosync.spark.data_source import register as register_source  # noqa: PLC0415 - the store works without pyspark
 
     register_source(spark)
 

@@ -22,7 +22,7 @@ import pyarrow.csv
 import nosync
 from nosync.lsm.errors import InvalidInputError, NosyncError
 from nosync.lsm.status import LayerStatus
-from nosync.lsm.store import Store
+from nosync.lsm.store.store import Store
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -275,7 +275,7 @@ class Demo:
         return path
 
     def write_plot(self) -> Path:
-        from nosync.plot import plot_trend  # noqa: PLC0415 - matplotlib takes a second to import
+        from nosync.html_diff.plot import plot_trend  # noqa: PLC0415 - matplotlib takes a second to import
 
         path = self.out / "trend.png"
         plot_trend(self.daily_trend(), path, marks={FOURTH_OF_JULY: "4 July"})

@@ -47,8 +47,8 @@ def open_store(tmp_path: Path) -> Iterator[OpenStore]:
 
 @pytest.fixture(scope="session")
 def spark() -> Iterator[SparkSession]:
+    from nosync.spark.data_source import register
     from nosync.spark.session import local_session
-    from nosync.spark.source import register
 
     os.environ["SPARK_LOCAL_IP"] = "127.0.0.1"
     session = local_session(2, "nosync-tests")

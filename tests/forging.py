@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 from blake3 import blake3
 
-from nosync.lsm.format import _TRAILER, HEAD_BYTES, MAGIC, TRAILER_BYTES, _digest
+from nosync.lsm.layers.format import _TRAILER, HEAD_BYTES, MAGIC, TRAILER_BYTES, _digest
 
 Fields = dict[str, Any]
 

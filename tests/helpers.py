@@ -13,7 +13,7 @@ import numpy.typing as npt
 import pyarrow as pa
 from hypothesis import strategies as st
 
-from nosync.lsm.hashing import hash32
+from nosync.lsm.columnar.hashing import hash32
 
 State = dict[tuple[Any, ...], tuple[Any, ...]]
 

@@ -11,20 +11,20 @@ import numpy as np
 import pyarrow as pa
 
 import nosync
-from nosync.bind import bind
-from nosync.columns_between import HASH64_COLUMN, REPORT_COLUMN, SIDE_COLUMN, TAG_COLUMN
-from nosync.dataflow import Dataflow
-from nosync.loops import first_phase, next_phase
-from nosync.lsm.branches import MAIN
-from nosync.lsm.hashing import hash64
-from nosync.lsm.history import Span, views_of
-from nosync.lsm.layer import Description, LayerId, Shard, TraceId
-from nosync.lsm.manifest import SUMS
-from nosync.lsm.timestamp import end_of, last_of, pack
-from nosync.plan import BoundFlow, Emission, Feed, Loop, Segment
-from nosync.replay import begin_anew, changed_stages
-from nosync.replication.places import Place, directory_of
-from nosync.segment import (
+from nosync.flow.binder import bind
+from nosync.flow.bound_flow import BoundFlow, Emission, Feed, Loop, Segment
+from nosync.flow.dataflow import Dataflow
+from nosync.flow.internal_columns import HASH64_COLUMN, REPORT_COLUMN, SIDE_COLUMN, TAG_COLUMN
+from nosync.job.replay import begin_anew, changed_stages
+from nosync.lsm.columnar.hashing import hash64
+from nosync.lsm.manifests.branches import MAIN
+from nosync.lsm.manifests.manifest import SUMS
+from nosync.lsm.model.history import Span, views_of
+from nosync.lsm.model.layer import Description, LayerId, Shard, TraceId
+from nosync.lsm.model.timestamp import end_of, last_of, pack
+from nosync.operators.loops import first_phase, next_phase
+from nosync.replication.client.fetching_directory import Place, directory_of
+from nosync.runtime.segment_task import (
     TAG_SHARD_BITS,
     Report,
     SegmentTask,

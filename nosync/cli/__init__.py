@@ -10,9 +10,13 @@ from collections.abc import Sequence
 
 import click
 
-from nosync.cli import changing, daemons, demo, flows, looking
-from nosync.cli.group import cli
-from nosync.cli.screen import fail
+from nosync.cli import daemon as daemons
+from nosync.cli import demo
+from nosync.cli import inspect as looking
+from nosync.cli import jobs as flows
+from nosync.cli import maintain as changing
+from nosync.cli.app import cli
+from nosync.cli.console import fail
 from nosync.lsm.errors import NosyncError
 
 __all__ = ["changing", "cli", "daemons", "demo", "flows", "looking", "main"]

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 import click
 from rich.markup import escape
 
-from nosync.cli.group import cli
-from nosync.cli.screen import (
+from nosync.cli.app import cli
+from nosync.cli.console import (
     JSON,
     GivenPath,
     fail,
@@ -25,7 +25,7 @@ from nosync.cli.screen import (
     table_of,
 )
 from nosync.lsm.errors import InvalidInputError, NosyncError
-from nosync.lsm.store import Store
+from nosync.lsm.store.store import Store
 
 if TYPE_CHECKING:
     from nosync.demo import Demo, WhatIf

@@ -13,14 +13,14 @@ import numpy as np
 import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 
-from nosync.columns_between import TAG_COLUMN
-from nosync.dataflow import SELECT
-from nosync.lsm.columns import CHANGE_TYPE_COLUMN, EPOCH_COLUMN
-from nosync.operators import lone_updates_named
-from nosync.plan import BoundStage
+from nosync.flow.bound_flow import BoundStage
+from nosync.flow.dataflow import SELECT
+from nosync.flow.internal_columns import TAG_COLUMN
+from nosync.lsm.columnar.columns import CHANGE_TYPE_COLUMN, EPOCH_COLUMN
+from nosync.operators.operators import lone_updates_named
 from nosync.spark.expressions import expressions_over
-from nosync.spark.read import StageReader
 from nosync.spark.session import conf_set, session_settings, turn_of
+from nosync.spark.stage_reader import StageReader
 
 
 @dataclass(frozen=True)

@@ -12,10 +12,10 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql.types import MapType
 
-from nosync.lsm.compare import CHANGE, CHANGED, ONLY_A, ONLY_B
+from nosync.flow.bound_flow import BoundStage
+from nosync.lsm.columnar.table_diff import CHANGE, CHANGED, ONLY_A, ONLY_B
 from nosync.lsm.errors import FlowError
-from nosync.lsm.html import facts_html, rows_html
-from nosync.plan import BoundStage
+from nosync.lsm.platform.notebook import facts_html, rows_html
 from nosync.spark.expressions import quoted
 
 _COUNT, _COUNTED = "n", "n?"

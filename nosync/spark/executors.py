@@ -17,8 +17,8 @@ from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
 from nosync.lsm.errors import FlowError
+from nosync.spark.errors import reason_of
 from nosync.spark.session import in_workers_of_queries
-from nosync.spark.task_errors import reason_of
 
 _MOST_TASKS = 64
 """Of one question. They say that an environment was not given, which is nearly always so of all hosts or of none."""
@@ -66,7 +66,7 @@ def _ask(spark: SparkSession) -> list[Worker]:
 
         lack = ""
         try:
-            importlib.import_module("nosync.spark.epoch")  # what tasks begin with
+            importlib.import_module("nosync.spark.epoch_job")  # what tasks begin with
         except Exception as error:  # noqa: BLE001 - libraries that do not fit raise whatever
             lack = f"{type(error).__name__}: {error}"
         yield sys.executable, platform.python_version(), socket.gethostname(), lack

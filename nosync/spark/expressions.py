@@ -18,16 +18,15 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.pandas.types import from_arrow_schema
 
-from nosync.bind import Analysis
-from nosync.columns_between import MATCHED_COLUMN
-from nosync.dataflow import SELECT, STATIC_JOIN, WHERE, Stage
-from nosync.explain import Evaluate
-from nosync.fingerprint import fingerprint
-from nosync.lsm.columns import CHANGE_TYPE_COLUMN
+from nosync.flow.binder import Analysis
+from nosync.flow.bound_flow import BoundStage, Evaluate
+from nosync.flow.dataflow import SELECT, STATIC_JOIN, WHERE, Stage
+from nosync.flow.fingerprint import fingerprint
+from nosync.flow.internal_columns import MATCHED_COLUMN
+from nosync.lsm.columnar.columns import CHANGE_TYPE_COLUMN
 from nosync.lsm.errors import FlowError, SchemaError
-from nosync.plan import BoundStage
+from nosync.spark.expression_translation import step_of
 from nosync.spark.session import conf_set, contains, session_settings, turn_of, unusual
-from nosync.spark.translate import step_of
 from nosync.spark.versions import arrow_schema
 
 _NOT_PLAIN = ("PYTHON_UDF", "SCALA_UDF", "CURRENT_LIKE")
@@ -53,7 +52,7 @@ def quoted(name: str) -> str:
 
 
 def hash_of(names: Sequence[str]) -> str:
-    """The hash of columns, as nosync.lsm.hashing.hash64 computes it."""
+    """The hash of columns, as nosync.lsm.columnar.hashing.hash64 computes it."""
     return f"xxhash64({', '.join(map(quoted, names))})"
 
 
@@ -165,7 +164,7 @@ class Analyzer:
         self._known: dict[tuple[int, pa.Schema], tuple[Stage, Analysis]] = {}
 
     def __call__(self, stage: Stage, given: pa.Schema) -> Analysis:
-        """See nosync.bind.Analyze. Raises FlowError or SchemaError naming the stage."""
+        """See nosync.flow.binder.Analyze. Raises FlowError or SchemaError naming the stage."""
         at = (id(stage), given)
         if at not in self._known:
             with conf_set(self._spark, self._settings):

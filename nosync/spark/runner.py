@@ -8,22 +8,20 @@ from dataclasses import replace
 
 from pyspark.sql import DataFrame, SparkSession
 
-from nosync.batches import Again, batches
+from nosync.flow.bound_flow import BoundFlow
 from nosync.lsm.errors import DeterminismError, NosyncError, ScanError, StageError, WideRowError
-from nosync.lsm.fence import Instance
-from nosync.lsm.history import continued
-from nosync.lsm.layer import Digest
-from nosync.lsm.manifest import Manifest
-from nosync.lsm.roles import StoreNode
-from nosync.lsm.timestamp import pack
-from nosync.plan import BoundFlow
-from nosync.recovery import Step
-from nosync.replication.places import Place
-from nosync.reports import rows_in
-from nosync.segment import Report
-from nosync.spark.epoch import EpochPlan, Reports, run_epochs
-from nosync.spark.exchanges import Exchanges
-from nosync.spark.hosts import HostWatch
+from nosync.lsm.facts.fencing import Instance
+from nosync.lsm.manifests.manifest import Manifest
+from nosync.lsm.model.history import continued
+from nosync.lsm.model.layer import Digest
+from nosync.lsm.model.timestamp import pack
+from nosync.lsm.node.api import StoreNode
+from nosync.replication.client.fetching_directory import Place
+from nosync.runtime.epoch_batches import Again, Step, batches
+from nosync.runtime.segment_task import Report, rows_in
+from nosync.spark.epoch_job import EpochPlan, Reports, run_epochs
+from nosync.spark.file_shuffle import Exchanges
+from nosync.spark.host_watch import HostWatch
 
 log = logging.getLogger("nosync")
 
@@ -46,7 +44,7 @@ class Runner:
         *,
         everything: bool = False,
     ) -> dict[int, Reports]:
-        """Runs epochs that `nosync.batches` put together, in one Spark job. Raises what tasks raised, and NodeLostError."""
+        """Runs epochs that go together, in one Spark job. Raises what tasks raised, and NodeLostError."""
         flow, shards, first = batch[0].flow, batch[0].shards, pack(batch[0].step.t)
         histories, line = self._node.histories(branch), self._node.lines.line(branch).id
         if everything and len(batch) > 1:  # the later ones read what the earlier ones write, before it is sealed

@@ -21,10 +21,10 @@ from pyspark.sql.types import (
     YearMonthIntervalType,
 )
 
-from nosync.dataflow import Dataflow
-from nosync.lsm.columns import describe, nullable, plain
+from nosync.flow.bound_flow import BoundFlow, BoundStage
+from nosync.flow.dataflow import Dataflow
+from nosync.lsm.columnar.columns import describe, nullable, plain
 from nosync.lsm.errors import SchemaError
-from nosync.plan import BoundFlow, BoundStage
 from nosync.spark.session import is_of_connect
 from nosync.spark.versions import arrow_schema
 

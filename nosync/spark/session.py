@@ -24,9 +24,9 @@ ARROW_BATCH_BYTES = 64 << 20
 _NO_LIMIT = str(2**31 - 1)
 _ZONE = "spark.sql.session.timeZone"
 SCAN_ENABLED = "spark.nosync.scan.enabled"
-"""Setting of a session: whether tasks may read an epoch's files themselves (nosync.scan)."""
+"""Setting of a session: whether tasks may read an epoch's files themselves (nosync.runtime.scan)."""
 EXCHANGE_ENABLED = "spark.nosync.exchange.enabled"
-"""Setting of a session: whether rows may go to their shards by files in the place of Spark's shuffle (nosync.exchange)."""
+"""Setting of a session: whether rows may go to their shards by files in the place of Spark's shuffle (`runtime.file_shuffle`)."""
 _ENVIRONMENT_OF_QUERIES = {
     "SPARK_SIMPLIFIED_TRACEBACK": "spark.sql.execution.pyspark.udf.simplifiedTraceback.enabled",
     "SPARK_HIDE_TRACEBACK": "spark.sql.execution.pyspark.udf.hideTraceback.enabled",

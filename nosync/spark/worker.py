@@ -7,7 +7,7 @@ import gc
 import itertools
 from collections.abc import Iterator
 
-from nosync.lsm.memory import keep_freed_memory
+from nosync.lsm.platform.process import keep_freed_memory
 
 ALL_EVERY = 100
 """Tasks, after which cycles among what was kept from earlier ones are looked for."""

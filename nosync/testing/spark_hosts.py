@@ -16,9 +16,9 @@ import pyspark
 
 import nosync
 from nosync.proto.v1 import replication_pb2 as pb
-from nosync.replication.certs import make_certificates
-from nosync.testing.daemons import eventually
-from nosync.testing.hosts import Hosts, hosts
+from nosync.replication.transport.certs import make_certificates
+from nosync.testing.daemon_cluster import eventually
+from nosync.testing.namespaces import Hosts, hosts
 
 CHECKOUT = Path(nosync.__file__).parents[1]
 SPARK_HOME = Path(pyspark.__file__).parent
@@ -146,7 +146,7 @@ class SparkHosts:
     def status(self, host: str) -> pb.StatusReply:
         """Asked on the host itself, as an operator there would."""
         program = (
-            "import sys, pathlib; from nosync.replication.daemon import client_of; "
+            "import sys, pathlib; from nosync.replication.daemon.daemon import client_of; "
             "sys.stdout.buffer.write(client_of(pathlib.Path(sys.argv[1])).status().SerializeToString())"
         )
         out = self.root / host / "status"

@@ -10,10 +10,10 @@ import pytest
 
 import nosync
 from nosync.cli import main
-from nosync.replication import daemon as daemon_module
-from nosync.replication.daemon import Daemon, DaemonConfig
+from nosync.replication.daemon import daemon as daemon_module
+from nosync.replication.daemon.daemon import Daemon, DaemonConfig
 from nosync.testing import FaultyEnv
-from nosync.testing.daemons import eventually, running
+from nosync.testing.daemon_cluster import eventually, running
 
 
 def append(store: nosync.Store, t: int) -> None:

@@ -19,17 +19,17 @@ import pytest
 
 import nosync
 from nosync.cli import main
-from nosync.lsm.branches import Refs
-from nosync.lsm.catalog import Catalog
-from nosync.lsm.directory import LayerDirectory
-from nosync.lsm.env import Env
-from nosync.lsm.fence import Instance, check_fence, take_over
-from nosync.lsm.layer import Description, LayerId, Shard, TraceId, of_round
-from nosync.lsm.marks import Marks
-from nosync.lsm.writer import arrange
-from nosync.replication.daemon import client_of
-from nosync.replication.places import FetchingDirectory, wait_for_peers
-from nosync.testing.daemons import Daemons, eventually, free_ports, running
+from nosync.lsm.facts.deliveries import Marks
+from nosync.lsm.facts.fencing import Instance, check_fence, take_over
+from nosync.lsm.layers.writer import arrange
+from nosync.lsm.manifests.branches import Refs
+from nosync.lsm.manifests.catalog import Catalog
+from nosync.lsm.model.layer import Description, LayerId, Shard, TraceId, of_round
+from nosync.lsm.platform.env import Env
+from nosync.lsm.trace.directory import LayerDirectory
+from nosync.replication.client.fetching_directory import FetchingDirectory, wait_for_peers
+from nosync.replication.daemon.daemon import client_of
+from nosync.testing.daemon_cluster import Daemons, eventually, free_ports, running
 
 CYCLES = int(os.environ.get("NOSYNC_DAEMON_CYCLES", "6"))
 """Cycles of the kill loop; the long suite (`make cluster`) does 1,000."""

@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import nosync
-from nosync.lsm.layer import parse_file_name
-from nosync.lsm.timestamp import epoch_of, round_of
-from nosync.testing.daemons import eventually
+from nosync.lsm.model.layer import parse_file_name
+from nosync.lsm.model.timestamp import epoch_of, round_of
+from nosync.testing.daemon_cluster import eventually
 from nosync.testing.driver import SHARDS, STAGES, link_rows, make_flow, make_loop, outcome, rows
-from nosync.testing.hosts import can_make_namespaces, hosts
+from nosync.testing.namespaces import can_make_namespaces, hosts
 from nosync.testing.spark_hosts import Driver, SparkHosts, cluster
 
 if TYPE_CHECKING:
@@ -173,7 +173,7 @@ def test_a_loop_over_several_hosts_one_of_which_goes_away(spark: SparkSession, t
 PUBLISH = """
 import json, sys, time
 import numpy as np, pyarrow as pa, nosync
-from nosync.lsm.layer import Description, LayerId, Shard, TraceId
+from nosync.lsm.model.layer import Description, LayerId, Shard, TraceId
 
 random = np.random.default_rng(1)
 seconds = []

@@ -8,7 +8,7 @@ import pyarrow as pa
 import pytest
 
 import nosync
-from nosync.testing.daemons import Daemons, eventually, running
+from nosync.testing.daemon_cluster import Daemons, eventually, running
 
 NODES = ("n1", "n2")
 

@@ -8,9 +8,9 @@ import pytest
 
 import nosync
 from nosync.cli import main
-from nosync.lsm.layer import Description, LayerId, Shard, TraceId
-from nosync.replication.inventory import NodeId, keepers
-from nosync.testing.daemons import Daemons, eventually, free_ports, running
+from nosync.lsm.model.layer import Description, LayerId, Shard, TraceId
+from nosync.replication.protocol.inventory import NodeId, keepers
+from nosync.testing.daemon_cluster import Daemons, eventually, free_ports, running
 from tests.cluster.test_daemons import _inputs, _publish_with_input, expected, publish, rows, state
 
 NODES = ("n1", "n2", "n3")

@@ -31,13 +31,13 @@ from nosync.cli import main
 from nosync.lsm.errors import ReplicationError
 from nosync.proto.v1 import replication_pb2 as pb
 from nosync.proto.v1 import replication_pb2_grpc as rpc
-from nosync.replication.certs import make_certificates
-from nosync.replication.daemon import client_of
-from nosync.replication.inventory import Held, Inventory, in_order
-from nosync.replication.messages import PROTOCOL_VERSION, Message
-from nosync.replication.transport import MOST_READING, OPTIONS, Certificates, DaemonClient, channel_to, is_loopback
-from nosync.replication.wire import CHUNK_BYTES, Chunk, Decoder, Encoder
-from nosync.testing.daemons import Daemons, eventually, free_ports, running
+from nosync.replication.daemon.daemon import client_of
+from nosync.replication.daemon.server import MOST_READING, OPTIONS, Certificates, DaemonClient, channel_to, is_loopback
+from nosync.replication.protocol.inventory import Held, Inventory, in_order
+from nosync.replication.protocol.messages import PROTOCOL_VERSION, Message
+from nosync.replication.transport.certs import make_certificates
+from nosync.replication.transport.codec import CHUNK_BYTES, Chunk, Decoder, Encoder
+from nosync.testing.daemon_cluster import Daemons, eventually, free_ports, running
 from tests.cluster.test_daemons import expected, publish, rows, state
 
 DIGEST = "ab" * 32
@@ -404,7 +404,7 @@ def test_only_a_stores_own_files_are_served(tmp_path: Path) -> None:
 
 
 def test_a_large_inventory_comes_in_parts() -> None:
-    from nosync.replication.messages import InventoryIs, Summary
+    from nosync.replication.protocol.messages import InventoryIs, Summary
 
     held = tuple(Held(f"manifests/main/{i}.json", DIGEST, i) for i in range(12_345))
     groups = tuple((f"manifests/main/{i}", f"1000:{i:x}") for i in range(12_345))
@@ -487,7 +487,8 @@ def test_readers_that_take_nothing_keep_nobody_out(tmp_path: Path) -> None:
             assert refused == 80 - MOST_READING
             assert daemons.status("n1").node == "n1"
             with daemons.open("n1") as store:
-                publish(store, 1)
+                store.append("large", t=1, rows=large.slice(0, 1), key=["k"])
+                store.seal(1)
                 store.sync()
 
 

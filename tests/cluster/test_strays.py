@@ -15,15 +15,15 @@ import pyarrow as pa
 import pytest
 
 import nosync
-from nosync.lsm.env import Env
-from nosync.lsm.layer import parse_path
-from nosync.lsm.reader import LayerReader
-from nosync.replication import wire
-from nosync.replication.daemon import Daemon, DaemonConfig
-from nosync.replication.inventory import Held, NodeId, name_of
-from nosync.replication.messages import Hello, InventoryIs, Summary, Wanted
-from nosync.replication.transport import check_free, host_of
-from nosync.testing.daemons import eventually, free_ports, running
+from nosync.lsm.layers.reader import LayerReader
+from nosync.lsm.model.layer import parse_path
+from nosync.lsm.platform.env import Env
+from nosync.replication.daemon.daemon import Daemon, DaemonConfig
+from nosync.replication.daemon.server import check_free, host_of
+from nosync.replication.protocol.inventory import Held, NodeId, name_of
+from nosync.replication.protocol.messages import Hello, InventoryIs, Summary, Wanted
+from nosync.replication.transport import codec as wire
+from nosync.testing.daemon_cluster import eventually, free_ports, running
 from tests.cluster.test_daemons import publish
 
 

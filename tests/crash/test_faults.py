@@ -16,13 +16,13 @@ import pyarrow as pa
 import pytest
 
 import nosync
-from nosync.lsm.catalog import Catalog, Record
-from nosync.lsm.compactor import RETRY_S
-from nosync.lsm.directory import LayerDirectory
-from nosync.lsm.env import Env
-from nosync.lsm.layer import Description, LayerId, Shard, TraceId
-from nosync.lsm.node import Node
-from nosync.lsm.writer import arrange
+from nosync.lsm.compaction.compactor import RETRY_S
+from nosync.lsm.layers.writer import arrange
+from nosync.lsm.manifests.catalog import Catalog
+from nosync.lsm.model.layer import Description, LayerId, Record, Shard, TraceId
+from nosync.lsm.node.node import Node
+from nosync.lsm.platform.env import Env
+from nosync.lsm.trace.directory import LayerDirectory
 from nosync.testing import FaultyEnv, crash
 from tests.conftest import OpenStore
 from tests.unit.test_store import filled, snapshot, words

@@ -14,10 +14,10 @@ import pyarrow as pa
 import pytest
 
 import nosync
-from nosync.lsm.catalog import Catalog
-from nosync.lsm.node import Node
-from nosync.replication.daemon import Daemon, DaemonConfig
-from nosync.testing.daemons import eventually, free_ports
+from nosync.lsm.manifests.catalog import Catalog
+from nosync.lsm.node.node import Node
+from nosync.replication.daemon.daemon import Daemon, DaemonConfig
+from nosync.testing.daemon_cluster import eventually, free_ports
 
 ROOM_BYTES = 192 << 10
 """Far less than RocksDB's buffers, and enough for what has to be written."""
@@ -54,7 +54,7 @@ def full(catalog: Catalog, kind: Callable[[Any], Full] = lambda right: Full()) -
     right = catalog._db
     catalog._db = kind(right)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("nosync.lsm.catalog._opened", lambda *_, **__: kind(right))
+        patch.setattr("nosync.lsm.manifests.catalog._opened", lambda *_, **__: kind(right))
         yield
     catalog._db = right
 

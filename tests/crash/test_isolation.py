@@ -9,11 +9,11 @@ import pyarrow as pa
 import pytest
 
 import nosync
-from nosync.lsm.layer import Description, LayerId, Shard, TraceId
-from nosync.lsm.node import Node
-from nosync.lsm.timestamp import pack
+from nosync.lsm.model.layer import Description, LayerId, Shard, TraceId
+from nosync.lsm.model.timestamp import pack
+from nosync.lsm.node.node import Node
 from nosync.testing import FaultyEnv, crash
-from nosync.testing.daemons import eventually
+from nosync.testing.daemon_cluster import eventually
 from tests.conftest import OpenStore
 
 
@@ -107,7 +107,7 @@ def test_a_catalog_that_cannot_be_opened_now_is_not_damaged(
         raise Exception("IO error: No space left on device: While appending to file: x/LOG")
 
     with monkeypatch.context() as patched:
-        patched.setattr("nosync.lsm.catalog.Rdict", refuse)
+        patched.setattr("nosync.lsm.manifests.catalog.Rdict", refuse)
         for _ in range(2 if again else 1):
             with pytest.raises(nosync.StorageError, match="not damaged"):
                 open_store(settings=nosync.StoreSettings(background=False))

@@ -13,8 +13,8 @@ import pyarrow as pa
 import pytest
 
 import nosync
-from nosync.lsm.layer import Description, LayerId, Shard, TraceId
-from nosync.lsm.writer import arrange
+from nosync.lsm.layers.writer import arrange
+from nosync.lsm.model.layer import Description, LayerId, Shard, TraceId
 from tests.helpers import state_of
 
 CYCLES = int(os.environ.get("NOSYNC_CRASH_CYCLES", "6"))
@@ -26,7 +26,7 @@ import sys
 import threading
 from pathlib import Path
 from tests.crash.test_kill import layer_rows, publish
-from nosync.lsm.directory import LayerDirectory
+from nosync.lsm.trace.directory import LayerDirectory
 directory = LayerDirectory(Path(sys.argv[1]), 128)
 shard, t = int(sys.argv[2]), int(sys.argv[3])
 pause = threading.Event()

@@ -12,8 +12,8 @@ import pyarrow as pa
 import pytest
 
 import nosync
-from nosync.lsm.node import Node
-from nosync.testing.daemons import eventually, running
+from nosync.lsm.node.node import Node
+from nosync.testing.daemon_cluster import eventually, running
 
 REFUSED = "was moved or replaced, or its file system was unmounted"
 

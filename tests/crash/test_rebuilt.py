@@ -12,12 +12,12 @@ import pyarrow.compute as pc
 import pytest
 
 import nosync
-from nosync.lsm.compare import compare
-from nosync.lsm.directory import read_marker
-from nosync.lsm.env import Env
-from nosync.lsm.fence import take_over
-from nosync.lsm.layer import Description, LayerId, Shard, TraceId
-from nosync.lsm.writer import arrange
+from nosync.lsm.columnar.table_diff import compare
+from nosync.lsm.facts.fencing import take_over
+from nosync.lsm.layers.writer import arrange
+from nosync.lsm.model.layer import Description, LayerId, Shard, TraceId
+from nosync.lsm.platform.env import Env
+from nosync.lsm.trace.directory import read_marker
 from tests.conftest import OpenStore
 
 SETTINGS = nosync.StoreSettings(background=False, retain=2, grace_s=10.0)

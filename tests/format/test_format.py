@@ -7,15 +7,15 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from nosync.lsm.archive import Archive, Details, publish_archive
-from nosync.lsm.env import Env
 from nosync.lsm.errors import CorruptionError, DeterminismError, FormatVersionError, NosyncError
-from nosync.lsm.format import MAGIC, TRAILER_BYTES
-from nosync.lsm.layer import Description, Digest, LayerId, Shard, TraceId
-from nosync.lsm.manifest import Entry, Manifest
-from nosync.lsm.reader import LayerReader
-from nosync.lsm.timestamp import Epoch, pack
-from nosync.lsm.writer import arrange, publish_rows
+from nosync.lsm.layers.format import MAGIC, TRAILER_BYTES
+from nosync.lsm.layers.reader import LayerReader
+from nosync.lsm.layers.writer import arrange, publish_rows
+from nosync.lsm.manifests.archive import Archive, Details, publish_archive
+from nosync.lsm.manifests.manifest import Entry, Manifest
+from nosync.lsm.model.layer import Description, Digest, LayerId, Shard, TraceId
+from nosync.lsm.model.timestamp import Epoch, pack
+from nosync.lsm.platform.env import Env
 
 ENV = Env()
 ID = LayerId(TraceId("counts", "raw", Shard(0)), Description.of_epoch(7))

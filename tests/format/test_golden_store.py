@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import sys
 import tarfile
 from pathlib import Path
 from typing import Any
@@ -14,9 +15,10 @@ from typing import Any
 import pytest
 
 import nosync
-from nosync.bind import bind
-from nosync.lsm.layer import parse_path
+from nosync.flow.binder import bind
+from nosync.lsm.model.layer import parse_path
 from tests.format.golden_flow import EPOCHS, inputs, make_flow, triple
+from tests.format.golden_functions import make_flow as make_functions
 from tests.format.make_golden import state_of
 from tests.runner import StoreRunner, parse_ddl
 
@@ -64,6 +66,15 @@ def runner_of(store: nosync.Store, branch: str) -> StoreRunner:
 def test_the_fingerprint_of_every_kind_of_stage(version: str) -> None:
     bound = bind(make_flow(), parse_ddl)
     assert {name: stage.fingerprint for name, stage in bound.stages.items()} == expected_of(version)["fingerprints"]
+
+
+def test_the_fingerprints_of_functions_without_a_version(version: str) -> None:
+    """Two versions of Python compile to different bytecode, so they are those of one."""
+    expected = json.loads((GOLDEN / f"{version}-functions.json").read_text())
+    if expected["python"] != f"{sys.version_info[0]}.{sys.version_info[1]}":
+        pytest.skip(f"fingerprints of Python {expected['python']}")
+    bound = bind(make_functions(), parse_ddl)
+    assert {name: stage.fingerprint for name, stage in bound.stages.items()} == expected["fingerprints"]
 
 
 def test_it_is_whole(root: Path) -> None:

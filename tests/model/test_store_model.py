@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 import nosync
-from nosync.lsm.ready_files import ReadyFiles
+from nosync.lsm.platform.file_pool import ReadyFiles
 from nosync.testing import FaultyEnv, crash
 from tests.helpers import State, colliding, state_of
 

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import nosync
-from nosync.explain import explain
+from nosync.job.explain import explain
 from tests.runner import Runner, StoreRunner
 
 FUNCTIONS: dict[str, nosync.Aggregate] = {

@@ -12,15 +12,15 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 import nosync
-from nosync.lsm.archive import Listed, Run
-from nosync.lsm.history import History
-from nosync.lsm.layer import Description, LayerId, Shard, TraceId
-from nosync.lsm.ledger import is_whole
-from nosync.lsm.lines import Lines
-from nosync.lsm.manifest import Histories, Manifest
-from nosync.lsm.node import Node
-from nosync.lsm.timestamp import ZERO, Epoch, epoch_of, pack, round_of
-from nosync.lsm.writer import arrange
+from nosync.lsm.layers.writer import arrange
+from nosync.lsm.manifests.archive import Listed, Run
+from nosync.lsm.manifests.completeness import is_whole
+from nosync.lsm.manifests.manifest import Histories, Manifest
+from nosync.lsm.manifests.timelines import Lines
+from nosync.lsm.model.history import History
+from nosync.lsm.model.layer import Description, LayerId, Shard, TraceId
+from nosync.lsm.model.timestamp import ZERO, Epoch, epoch_of, pack, round_of
+from nosync.lsm.node.node import Node
 
 SETTINGS = nosync.StoreSettings(background=False, grace_s=0.0, archive_epochs=4)
 

@@ -15,10 +15,10 @@ from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
 import nosync
-from nosync.bind import bind
-from nosync.explain import explain
-from nosync.plan import BoundStage
-from nosync.replay import begin_anew
+from nosync.flow.binder import bind
+from nosync.flow.bound_flow import BoundStage
+from nosync.job.explain import explain
+from nosync.job.replay import begin_anew
 from tests import pipelines
 from tests.helpers import weights
 from tests.pipelines import CHANGEABLE, Op, build, change, table

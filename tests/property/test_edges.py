@@ -15,7 +15,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 import nosync
-from nosync.bind import bind
+from nosync.flow.binder import bind
 from tests.conftest import OpenStore
 from tests.runner import Runner, StoreRunner, parse_ddl
 

@@ -18,8 +18,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import nosync
-from nosync.lsm.env import Env
-from nosync.recovery import Cell, Inventory, plan
+from nosync.job.recovery_planner import Cell, Inventory, plan
+from nosync.lsm.platform.env import Env
 from tests import pipelines
 from tests.pipelines import Op, build, table
 from tests.runner import StoreRunner

@@ -16,10 +16,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nosync.groups import MAX, MIN, SUM, Groups
-from nosync.lsm.columns import gather
-from nosync.lsm.hash_index import HashIndex
-from nosync.lsm.hashing import hash32
+from nosync.kernels.groups import MAX, MIN, SUM, Groups
+from nosync.lsm.columnar.columns import gather
+from nosync.lsm.columnar.hashing import hash32
+from nosync.lsm.layers.hash_index import HashIndex
 
 KEYS = st.lists(st.sampled_from(["a", "b", "c", "d", None]), max_size=30)
 FLOATS = st.sampled_from([0.1, -0.0, 1e300, -1e300, math.inf, math.nan, 3.0])

@@ -8,9 +8,9 @@ from pathlib import PurePosixPath
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nosync.lsm.layer import Description, LayerId, Shard, TraceId
-from nosync.lsm.timestamp import Time, epoch_of, pack
-from nosync.replication.inventory import Held, Inventory, NodeId, covers, in_order, keepers, missing, name_of
+from nosync.lsm.model.layer import Description, LayerId, Shard, TraceId
+from nosync.lsm.model.timestamp import Time, epoch_of, pack
+from nosync.replication.protocol.inventory import Held, Inventory, NodeId, covers, in_order, keepers, missing, name_of
 
 TRACE = TraceId("s", "f", Shard(0))
 ranges = st.tuples(st.integers(0, 9), st.integers(1, 5)).map(lambda r: Description(pack(r[0]), pack(r[0] + r[1])))

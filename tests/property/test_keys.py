@@ -17,9 +17,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import nosync
-from nosync.groups import Groups
-from nosync.lsm.columns import keys_equal, match_keys, order_by_key
-from nosync.lsm.hashing import U32, hash32
+from nosync.kernels.groups import Groups
+from nosync.lsm.columnar.columns import keys_equal, match_keys, order_by_key
+from nosync.lsm.columnar.hashing import U32, hash32
 from tests.runner import Runner
 
 NAN = math.nan

@@ -13,10 +13,10 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 import nosync
-from nosync.dataflow import Stage
-from nosync.loops import Phase, next_phase, rounds_done
-from nosync.lsm.node import Node
-from nosync.lsm.timestamp import round_of
+from nosync.flow.dataflow import Stage
+from nosync.lsm.model.timestamp import round_of
+from nosync.lsm.node.node import Node
+from nosync.operators.loops import Phase, next_phase, rounds_done
 from nosync.testing import FaultyEnv
 from tests.runner import Runner, StoreRunner
 

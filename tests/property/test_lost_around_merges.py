@@ -13,12 +13,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import nosync
-from nosync.lsm.env import Env
-from nosync.lsm.layer import Description, LayerId, Shard, TraceId
-from nosync.lsm.presence import live
-from nosync.lsm.store import arrange
-from nosync.lsm.timestamp import ZERO, pack
-from nosync.recovery import Inventory
+from nosync.job.recovery_planner import Inventory
+from nosync.lsm.model.layer import Description, LayerId, Shard, TraceId
+from nosync.lsm.model.timestamp import ZERO, pack
+from nosync.lsm.platform.env import Env
+from nosync.lsm.store.store import arrange
+from nosync.lsm.trace.presence import live
 
 GRACE_S = 100.0
 STAGES = ("one", "two")

@@ -17,10 +17,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import nosync
-from nosync.aggregates import Aggregate
-from nosync.columns_between import HASH64_COLUMN, REPORT_COLUMN
-from nosync.replication.places import Place, directory_of
-from nosync.windows import times_us
+from nosync.flow.internal_columns import HASH64_COLUMN, REPORT_COLUMN
+from nosync.kernels.aggregates import Aggregate
+from nosync.kernels.windows import times_us
+from nosync.replication.client.fetching_directory import Place, directory_of
 from tests.helpers import state_of
 from tests.runner import SHARDS, Runner
 

@@ -12,16 +12,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nosync.lsm.branches import Refs
-from nosync.lsm.directory import create_store
-from nosync.lsm.env import Env
 from nosync.lsm.errors import FencedError, InvalidInputError
-from nosync.lsm.fence import Instance, check_fence, newest_instance, old_instances, take_over
-from nosync.lsm.marks import Marks, old_marks
-from nosync.lsm.pins import Pin, Pins
-from nosync.lsm.registers import register_files
-from nosync.lsm.timestamp import Epoch
-from nosync.replication.wire import check_name
+from nosync.lsm.facts.deliveries import Marks, old_marks
+from nosync.lsm.facts.fencing import Instance, check_fence, newest_instance, old_instances, take_over
+from nosync.lsm.facts.or_set import register_files
+from nosync.lsm.facts.pins import Pin, Pins
+from nosync.lsm.manifests.branches import Refs
+from nosync.lsm.model.timestamp import Epoch
+from nosync.lsm.platform.env import Env
+from nosync.lsm.trace.directory import create_store
+from nosync.replication.transport.codec import check_name
 
 ENV = Env()
 NODES = 3

@@ -19,7 +19,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 import nosync
-from nosync.dataflow import Dataflow
+from nosync.flow.dataflow import Dataflow
 from tests.helpers import state_of
 from tests.runner import Runner
 

@@ -19,9 +19,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import nosync
-from nosync.groups import Groups
-from nosync.lsm.hashing import hash32
-from nosync.sums import DoesNotFitError, sum_of
+from nosync.kernels.groups import Groups
+from nosync.kernels.sums import DoesNotFitError, sum_of
+from nosync.lsm.columnar.hashing import hash32
 from tests.helpers import state_of
 from tests.runner import Runner
 

@@ -7,12 +7,12 @@ from dataclasses import replace
 
 import pytest
 
-from nosync.lsm.layer import Description, LayerId, Shard, TraceId
-from nosync.lsm.timestamp import pack
-from nosync.replication.inventory import Held, Inventory, NodeId, keepers, layer_of, missing, name_of, place_of
-from nosync.replication.messages import Change, Effect, Hello, InventoryIs, Send, SessionId, Summary, Want
-from nosync.replication.peer import SMALLEST_WINDOW_BYTES
-from nosync.replication.protocol import KEEP_S, Replica
+from nosync.lsm.model.layer import Description, LayerId, Shard, TraceId
+from nosync.lsm.model.timestamp import pack
+from nosync.replication.protocol.inventory import Held, Inventory, NodeId, keepers, layer_of, missing, name_of, place_of
+from nosync.replication.protocol.messages import Change, Effect, Hello, InventoryIs, Send, SessionId, Summary, Want
+from nosync.replication.protocol.peer import SMALLEST_WINDOW_BYTES
+from nosync.replication.protocol.replica import KEEP_S, Replica
 
 ME, *OTHERS = (NodeId(f"n{i}") for i in range(5))
 REPLICAS = 2

@@ -12,15 +12,16 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from nosync.lsm.columns import order_by_key
-from nosync.lsm.directory import LayerDirectory
+from nosync.lsm.columnar.columns import order_by_key
+from nosync.lsm.columnar.hashing import Hasher, hash32
+from nosync.lsm.compaction.merge import Merge
+from nosync.lsm.compaction.policy import FANOUT, LOG_FANOUT, Candidate, choose_merge, level_of
 from nosync.lsm.errors import CompactedError, HoleError, NotAvailableError
-from nosync.lsm.hashing import Hasher, hash32
-from nosync.lsm.layer import Description, LayerId, Shard, TraceId
-from nosync.lsm.merge import FANOUT, LOG_FANOUT, Candidate, Merge, choose_merge, level_of
-from nosync.lsm.timestamp import Time, end_of, last_of, pack
-from nosync.lsm.trace import Trace, choose_cover
-from nosync.lsm.writer import arrange
+from nosync.lsm.layers.writer import arrange
+from nosync.lsm.model.layer import Description, LayerId, Shard, TraceId
+from nosync.lsm.model.timestamp import Time, end_of, last_of, pack
+from nosync.lsm.trace.directory import LayerDirectory
+from nosync.lsm.trace.trace import Trace, choose_cover
 from tests.helpers import KEY_VALUES, State, colliding, state_of
 
 TRACE = TraceId("s", "raw", Shard(0))

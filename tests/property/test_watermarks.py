@@ -21,11 +21,11 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 import nosync
-from nosync.bind import bind
-from nosync.dataflow import Dataflow, Stage
-from nosync.lsm.layer import Shard, TraceId
-from nosync.lsm.timestamp import Time, last_of, pack
-from nosync.replication.places import Place, directory_of
+from nosync.flow.binder import bind
+from nosync.flow.dataflow import Dataflow, Stage
+from nosync.lsm.model.layer import Shard, TraceId
+from nosync.lsm.model.timestamp import Time, last_of, pack
+from nosync.replication.client.fetching_directory import Place, directory_of
 from tests.runner import Runner, parse_ddl
 
 START = datetime.datetime(2026, 1, 1, tzinfo=datetime.UTC)

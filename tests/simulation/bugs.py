@@ -6,13 +6,14 @@ from collections.abc import Iterable
 from dataclasses import replace
 from unittest import mock
 
-from nosync.lsm.layer import Description
-from nosync.replication import inventory, protocol
-from nosync.replication.inventory import Held, Inventory
-from nosync.replication.messages import Beat, Change, Effect, Hello, InventoryIs, Message, SessionId, Summary
-from nosync.replication.peer import Peer
-from nosync.replication.protocol import Replica
-from nosync.testing.cluster import Cluster, Data, SimNode, digest_of, layers_at
+from nosync.lsm.model.layer import Description
+from nosync.replication.protocol import inventory
+from nosync.replication.protocol import replica as protocol
+from nosync.replication.protocol.inventory import Held, Inventory
+from nosync.replication.protocol.messages import Beat, Change, Effect, Hello, InventoryIs, Message, SessionId, Summary
+from nosync.replication.protocol.peer import Peer
+from nosync.replication.protocol.replica import Replica
+from nosync.testing.simulation import Cluster, Data, SimNode, digest_of, layers_at
 
 
 class _AckBeforeDurable(SimNode):

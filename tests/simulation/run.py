@@ -7,7 +7,7 @@ import multiprocessing
 import sys
 import time
 
-from nosync.testing.cluster import Cluster, SimulationError
+from nosync.testing.simulation import Cluster, SimulationError
 
 
 def failure_of(seed: int) -> str:

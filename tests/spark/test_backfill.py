@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 import pytest
 
 import nosync
-from nosync.aggregates import count
+from nosync.kernels.aggregates import count
 from tests.conftest import OpenStore
 from tests.spark.test_batches import ITEMS, ORDERS, SHARDS, counted, digests, make_flow, rows
 
@@ -100,7 +100,7 @@ def test_in_parts_with_gaps_on_other_shards_and_on(
     spark: SparkSession, open_store: OpenStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What is done already is not done again; epochs without rows are there; what comes after goes on from it."""
-    monkeypatch.setattr("nosync.batches.MOST_EPOCHS", 3)
+    monkeypatch.setattr("nosync.runtime.epoch_batches.MOST_EPOCHS", 3)
     store, other = open_store("all"), open_store("one")
     job = nosync.Job(by_hour(), store, spark=spark, shards=SHARDS)
     assert job.backfill(all_rows(spark, range(2)), epoch="number + 3").first == 3
@@ -248,7 +248,7 @@ def test_epochs_that_do_not_do(
 
 
 def test_too_many_epochs_and_none(spark: SparkSession, open_store: OpenStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("nosync.spark.given.MOST_EPOCHS", 10)
+    monkeypatch.setattr("nosync.spark.epoch_inputs.MOST_EPOCHS", 10)
     job = one_source(spark, open_store)
     rows = spark.range(11).selectExpr("id AS x")
     with pytest.raises(nosync.InvalidInputError, match="more than 10 epochs; an epoch is a batch of rows"):

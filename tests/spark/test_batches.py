@@ -165,7 +165,7 @@ def test_replayed_together(
     report = what_if.replay(progress=lambda done, of: steps.append((done, of)))
     assert runs == [list(range(2, EPOCHS))]
     assert steps == [(i + 1, EPOCHS - 2) for i in range(EPOCHS - 2)]
-    monkeypatch.setattr("nosync.batches.MOST_EPOCHS", 1)
+    monkeypatch.setattr("nosync.runtime.epoch_batches.MOST_EPOCHS", 1)
     runs.clear()
     alone = job.branch("alone", at=1, replace={"kept": some})
     assert alone.replay().layers_computed == 0, "the same code over the same rows: the layers are shared"
@@ -190,7 +190,7 @@ def test_what_came_before_a_failure_is_sealed(job: nosync.Job) -> None:
 
 def test_what_nothing_is_computed_from_is_not_read(job: nosync.Job, monkeypatch: pytest.MonkeyPatch) -> None:
     """A stage that is lost needs the segment before it, not those before that one."""
-    from nosync.spark.epoch import _EpochJob
+    from nosync.spark.epoch_job import _EpochJob
 
     store, ran, segment_of = job._store, list[str](), _EpochJob._segment
     before = digests(store)

@@ -8,8 +8,8 @@ from pyspark.sql import SparkSession
 from pyspark.sql.types import StructType
 
 import nosync
-from nosync.ddl import TYPE_NAMES, columns_of
-from nosync.lsm.columns import nullable
+from nosync.flow.ddl import TYPE_NAMES, columns_of
+from nosync.lsm.columnar.columns import nullable
 from nosync.spark.schemas import parse_ddl
 
 pytestmark = pytest.mark.spark

@@ -25,7 +25,7 @@ pytestmark = pytest.mark.spark
 @pytest.fixture
 def exchanges(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """How many files each exchange wrote. Every epoch after a job's first one is large enough for one."""
-    from nosync.spark import exchanges
+    from nosync.spark import file_shuffle as exchanges
 
     monkeypatch.setattr(exchanges, "LEAST_ROWS", 1)
     monkeypatch.setattr(exchanges, "LEAST_ROWS_A_TASK", 0)
@@ -47,7 +47,7 @@ def left_over(spark: SparkSession) -> Callable[[], list[str]]:
 
 
 def never(monkeypatch: pytest.MonkeyPatch) -> None:
-    from nosync.spark import exchanges
+    from nosync.spark import file_shuffle as exchanges
 
     monkeypatch.setattr(exchanges, "LEAST_ROWS", 1 << 62)
 
@@ -206,7 +206,7 @@ def test_rows_that_come_by_many_small_tasks_are_shuffled_from_then_on(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    monkeypatch.setattr("nosync.spark.exchanges.LEAST_ROWS_A_TASK", 100)
+    monkeypatch.setattr("nosync.spark.file_shuffle.LEAST_ROWS_A_TASK", 100)
     job = job_of(by_id, spark, open_store())
     with caplog.at_level(logging.INFO, "nosync"):
         for t in range(4):
@@ -225,7 +225,7 @@ def test_rows_that_come_by_many_small_tasks_are_shuffled_from_then_on(
     ],
 )  # fmt: skip
 def test_files_are_for_tasks_of_one_machine(master: str, is_local: bool) -> None:
-    from nosync.spark.exchanges import LEAST_ROWS, Exchanges
+    from nosync.spark.file_shuffle import LEAST_ROWS, Exchanges
 
     class Session:
         class sparkContext:
@@ -304,7 +304,7 @@ def test_files_that_are_lost_on_the_way_are_an_error_and_the_epoch_can_be_run_ag
     monkeypatch: pytest.MonkeyPatch,
     left_over: Callable[[], list[str]],
 ) -> None:
-    from nosync.spark.exchanges import Exchanging
+    from nosync.spark.file_shuffle import Exchanging
 
     store = open_store()
     job = job_of(by_id, spark, store)

@@ -11,7 +11,7 @@ import pyarrow.compute as pc
 import pytest
 
 import nosync
-from nosync.plan import BoundFlow
+from nosync.flow.bound_flow import BoundFlow
 from tests.conftest import OpenStore
 
 if TYPE_CHECKING:

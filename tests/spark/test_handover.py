@@ -114,8 +114,8 @@ def test_epochs_of_a_backfill_run_together_in_spite_of_a_long_row(
 
 
 def test_whose_rows_may_be_long_has_its_bytes_counted(spark: SparkSession) -> None:
-    from nosync.bind import bind
-    from nosync.spark.handover import handover
+    from nosync.flow.binder import bind
+    from nosync.spark.arrow_transfer import handover
     from nosync.spark.schemas import parse_ddl
     from nosync.spark.session import arrow_settings
 
@@ -149,9 +149,9 @@ def test_functions_in_expressions_have_their_bytes_counted(spark: SparkSession) 
     """They get what tasks make, which may be long, and what they return may be short."""
     from pyspark.sql import functions as F
 
-    from nosync.bind import bind
+    from nosync.flow.binder import bind
+    from nosync.spark.arrow_transfer import Handover, handover
     from nosync.spark.expressions import Analyzer
-    from nosync.spark.handover import Handover, handover
     from nosync.spark.schemas import parse_ddl
 
     flow = nosync.Dataflow("f")
@@ -179,8 +179,8 @@ def test_rows_that_are_others_each_time_run_once(
 
 def test_rows_are_limited_by_all_of_their_text(spark: SparkSession) -> None:
     """Bytes, not characters; of strings and binary values together; nulls have none."""
-    from nosync.spark.handover import MOST_TEXT_BYTES, Handover
-    from nosync.spark.task_errors import task_errors
+    from nosync.spark.arrow_transfer import MOST_TEXT_BYTES, Handover
+    from nosync.spark.errors import task_errors
 
     def passed(a: str | None, b: bytes | None) -> int:
         def ids(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -201,7 +201,7 @@ def test_rows_are_limited_by_all_of_their_text(spark: SparkSession) -> None:
 
 
 def test_expressions_reach_spark_as_they_are(spark: SparkSession) -> None:
-    from nosync.spark.handover import selected
+    from nosync.spark.arrow_transfer import selected
 
     texts = ["id + 1 AS a", "'\n\\\\,;' AS `b.c`", "concat('\u2192', id) AS d", "-- nothing\n id"]
     for these in (texts, texts[:1], [*texts, "'\x01' AS e"]):

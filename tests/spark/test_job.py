@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 import pytest
 
 import nosync
-from nosync.lsm.hashing import hash64
+from nosync.lsm.columnar.hashing import hash64
 from nosync.lsm.processor import numpy_environment
 from nosync.spark import java, session
 from nosync.spark.java import collector_settings

@@ -10,7 +10,7 @@ import pytest
 from pyspark.sql import functions as F
 
 import nosync
-from nosync.lsm.hashing import hash64
+from nosync.lsm.columnar.hashing import hash64
 from tests.conftest import OpenStore
 
 if TYPE_CHECKING:

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from nosync.replication.daemon import client_of
-from nosync.testing.daemons import eventually, free_ports
+from nosync.replication.daemon.daemon import client_of
+from nosync.testing.daemon_cluster import eventually, free_ports
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -17,7 +17,7 @@ from pyspark.sql import functions as F
 
 import nosync
 from nosync.cli import main
-from nosync.testing.daemons import running
+from nosync.testing.daemon_cluster import running
 from tests.conftest import OpenStore
 
 pytestmark = pytest.mark.spark

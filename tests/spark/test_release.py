@@ -8,7 +8,7 @@ import pyarrow.compute as pc
 import pytest
 
 import nosync
-from nosync.lsm.node import Node
+from nosync.lsm.node.node import Node
 from tests.conftest import OpenStore
 
 if TYPE_CHECKING:

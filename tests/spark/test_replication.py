@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import nosync
-from nosync.replication.transport import CALL_TIMEOUT_S
-from nosync.testing.daemons import eventually, running
+from nosync.replication.daemon.server import CALL_TIMEOUT_S
+from nosync.testing.daemon_cluster import eventually, running
 from nosync.testing.driver import make_flow, outcome
 
 if TYPE_CHECKING:

@@ -39,7 +39,7 @@ pytestmark = pytest.mark.spark
 @pytest.fixture
 def scans(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
     """Of each run of an epoch that may scan, whether its tasks were to read the files."""
-    from nosync.spark import epoch
+    from nosync.spark import epoch_job as epoch
 
     found: list[bool] = []
     decide = epoch.files_to_scan
@@ -178,9 +178,9 @@ EXPRESSIONS = [
 
 @pytest.mark.parametrize("expression", EXPRESSIONS)
 def test_tasks_evaluate_an_expression_as_spark_does(expression: str, spark: SparkSession, tmp_path: Path) -> None:
-    from nosync.arrow_expressions import applied
+    from nosync.kernels.expressions import applied
+    from nosync.spark.expression_translation import step_of
     from nosync.spark.expressions import analyzed
-    from nosync.spark.translate import step_of
 
     rows = rows_of(0)
     frame = spark.createDataFrame([], ROWS)
@@ -220,8 +220,8 @@ def test_a_long_expression_costs_nothing_and_fails_nowhere(
 
 @pytest.mark.parametrize("expression", OTHERS)
 def test_other_expressions_are_left_to_spark(expression: str, spark: SparkSession) -> None:
+    from nosync.spark.expression_translation import step_of
     from nosync.spark.expressions import analyzed
-    from nosync.spark.translate import step_of
 
     frame = spark.createDataFrame([], f"{ROWS}, d double, day date")
     assert step_of(analyzed(frame.where(expression))) is None
@@ -245,8 +245,8 @@ def test_columns_are_found_by_whatever_case_they_are_asked_for(
 
 
 def test_columns_that_others_of_the_same_select_make_are_left_to_spark(spark: SparkSession) -> None:
+    from nosync.spark.expression_translation import step_of
     from nosync.spark.expressions import analyzed
-    from nosync.spark.translate import step_of
 
     assert step_of(analyzed(spark.createDataFrame([], ROWS).selectExpr("id + 1 AS more", "more + 1 AS most"))) is None
 
@@ -364,7 +364,7 @@ def test_tables_whose_files_are_parquet_are_read_by_the_jvm(
     tmp_path: Path,
 ) -> None:
     """Those of Delta show as Parquet in a plan, and know which rows of their files count. Here Spark's own stand for them."""
-    from nosync.spark import files
+    from nosync.spark import parquet_inputs as files
 
     monkeypatch.setattr(files, what, "another")
     advanced(job_of(by_id, spark, open_store()), spark, tmp_path, ["rows"], 0, by_jvm=False)
@@ -386,7 +386,7 @@ def test_what_would_be_too_much_for_each_task_is_read_by_the_jvm(
     caplog: pytest.LogCaptureFixture,
     tmp_path: Path,
 ) -> None:
-    from nosync.spark import files
+    from nosync.spark import parquet_inputs as files
 
     caplog.set_level("DEBUG", "nosync")
     monkeypatch.setattr(files, limit, value)
@@ -496,7 +496,7 @@ def test_a_file_that_changes_meanwhile_is_not_read_in_two_versions(
     caplog: pytest.LogCaptureFixture,
     tmp_path: Path,
 ) -> None:
-    from nosync.spark import files
+    from nosync.spark import parquet_inputs as files
 
     caplog.set_level("INFO", "nosync")
 

@@ -9,7 +9,7 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 
 import nosync
-from nosync.delivery import Delivery
+from nosync.job.delivery import Delivery
 from tests.conftest import OpenStore
 
 pytestmark = pytest.mark.spark

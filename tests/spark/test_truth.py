@@ -18,7 +18,7 @@ from pyspark.sql import functions as F
 
 import nosync
 from nosync.spark.session import turn_of
-from nosync.testing.daemons import eventually, running
+from nosync.testing.daemon_cluster import eventually, running
 from tests.conftest import OpenStore
 
 pytestmark = pytest.mark.spark
@@ -83,7 +83,7 @@ def test_a_file_that_is_not_what_was_sealed_is_set_aside(spark: SparkSession, st
     entry = next(e for e in store.node.manifests()[2].entries if e.id.trace.stage == "sums")
     path.unlink()
     store.node.settle()
-    from nosync.lsm.writer import arrange
+    from nosync.lsm.layers.writer import arrange
 
     store.directory.publish(entry.id, arrange(pa.table({"k": ["a"], "total": [77]}), ["k"], whose="test"))
     store.sync()
@@ -223,7 +223,7 @@ def test_jobs_of_one_session_take_turns(
 
     with nosync.open(tmp_path / "a") as a, nosync.open(tmp_path / "b") as b:
         first, second = job_on(a, waits=True), job_on(b, waits=False)
-        monkeypatch.setattr("nosync.spark.epoch.turn_of", turn)
+        monkeypatch.setattr("nosync.spark.epoch_job.turn_of", turn)
         with ThreadPoolExecutor(2) as threads:
             runs = [threads.submit(first.advance, 0, {"rows": frame})]
             eventually("it runs", begun.exists)

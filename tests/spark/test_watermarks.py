@@ -14,8 +14,8 @@ from pyspark.sql import functions as F
 
 import nosync
 from nosync.cli import main
+from nosync.job.watermarks import WATERMARK_POLICIES
 from nosync.lsm.status import WindowStatus
-from nosync.watermarks import WATERMARK_POLICIES
 from tests.conftest import OpenStore
 
 if TYPE_CHECKING:

@@ -56,7 +56,7 @@ def with_daemon(rows: pa.Table) -> pa.Table:
 def test_an_epoch_whose_rows_go_by_files_has_both_its_jobs_in_the_same_workers(
     spark: SparkSession, open_store: OpenStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from nosync.spark import exchanges
+    from nosync.spark import file_shuffle as exchanges
 
     monkeypatch.setattr(exchanges, "LEAST_ROWS", 1)
     monkeypatch.setattr(exchanges, "LEAST_ROWS_A_TASK", 0)

@@ -13,15 +13,15 @@ import pyarrow as pa
 import pytest
 
 import nosync
-from nosync.lsm.archive import Archive, Run, group_to_archive, publish_archive
-from nosync.lsm.env import Env
 from nosync.lsm.errors import CorruptionError
-from nosync.lsm.layer import Digest
-from nosync.lsm.ledger import is_whole
-from nosync.lsm.manifest import Content, Manifest
-from nosync.lsm.node import Node
-from nosync.lsm.sealed import Sealed, read_sealed
-from nosync.lsm.timestamp import Epoch
+from nosync.lsm.manifests.archive import Archive, Run, group_to_archive, publish_archive
+from nosync.lsm.manifests.completeness import is_whole
+from nosync.lsm.manifests.manifest import Content, Manifest
+from nosync.lsm.manifests.manifest_log import Sealed, read_sealed
+from nosync.lsm.model.layer import Digest
+from nosync.lsm.model.timestamp import Epoch
+from nosync.lsm.node.node import Node
+from nosync.lsm.platform.env import Env
 from nosync.testing import FaultyEnv, crash
 from tests.conftest import OpenStore
 from tests.unit.test_store import snapshot, words
@@ -251,7 +251,7 @@ def test_a_run_that_was_not_merged_is_asked_about_once(open_store: OpenStore, mo
         asked.append(run)
         return is_whole(run, *rest)
 
-    monkeypatch.setattr("nosync.lsm.safety.is_whole", asking)
+    monkeypatch.setattr("nosync.lsm.node.safe_point.is_whole", asking)
     again = open_store(settings=settings())
     assert again.safe_point() == 12
     assert [run.first for run in asked] == [0, 4]

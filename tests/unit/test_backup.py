@@ -13,9 +13,9 @@ import pytest
 
 import nosync
 from nosync.cli import main
-from nosync.lsm.backup import backup
-from nosync.lsm.env import Env, Identity
-from nosync.lsm.node import Node
+from nosync.lsm.node.node import Node
+from nosync.lsm.platform.env import Env, Identity
+from nosync.lsm.store.backup import backup
 from tests.conftest import OpenStore
 
 SETTINGS = nosync.StoreSettings(background=False, grace_s=0.0, retry_s=0.0, archive_epochs=2)

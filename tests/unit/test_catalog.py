@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from nosync.lsm.catalog import Catalog, Record
 from nosync.lsm.errors import StorageError
-from nosync.lsm.layer import Description, Digest, LayerId, Shard, TraceId
+from nosync.lsm.manifests.catalog import Catalog
+from nosync.lsm.model.layer import Description, Digest, LayerId, Record, Shard, TraceId
 
 
 class Recording:

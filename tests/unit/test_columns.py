@@ -13,11 +13,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nosync.lsm.columns import order_of, sort_hashes
-from nosync.lsm.directory import LayerDirectory
+from nosync.lsm.columnar.columns import order_of, sort_hashes
 from nosync.lsm.errors import SchemaError
-from nosync.lsm.layer import Description, LayerId, Shard, TraceId
-from nosync.lsm.writer import arrange
+from nosync.lsm.layers.writer import arrange
+from nosync.lsm.model.layer import Description, LayerId, Shard, TraceId
+from nosync.lsm.trace.directory import LayerDirectory
 
 ROWS = 8
 COLUMNS: dict[str, pa.Array] = {

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import nosync
-from nosync.lsm.compare import compare
+from nosync.lsm.columnar.table_diff import compare
 
 STATE = st.dictionaries(st.sampled_from(["a", "b", "c", None]), st.none() | st.integers(0, 2))
 

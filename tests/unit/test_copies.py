@@ -12,11 +12,10 @@ import pyarrow as pa
 import pytest
 
 import nosync
-from nosync.lsm.catalog import Record
-from nosync.lsm.layer import Description, LayerId, Shard, TraceId
-from nosync.lsm.manifest import Entry
-from nosync.lsm.node import Node
-from nosync.lsm.timestamp import Epoch, Time
+from nosync.lsm.manifests.manifest import Entry
+from nosync.lsm.model.layer import Description, LayerId, Record, Shard, TraceId
+from nosync.lsm.model.timestamp import Epoch, Time
+from nosync.lsm.node.node import Node
 from nosync.testing import FaultyEnv
 from tests.conftest import OpenStore
 

@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nosync.exchange import Exchange, Placement, write_by_shard
+from nosync.lsm.columnar.hashing import hash32, key_groups_of
 from nosync.lsm.errors import StorageError
-from nosync.lsm.hashing import hash32, key_groups_of
-from nosync.lsm.layer import Shard
+from nosync.lsm.model.layer import Shard
+from nosync.runtime.file_shuffle import Exchange, Placement, write_by_shard
 
 SCHEMA = pa.schema([pa.field("k", pa.int64()), pa.field("name", pa.string()), pa.field("parts", pa.list_(pa.int32()))])
 VALUES = st.tuples(

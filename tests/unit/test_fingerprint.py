@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from nosync.dataflow import PerKey
-from nosync.fingerprint import fingerprint, hashed_of
-from nosync.frozen import Frozen
+from nosync.flow.dataflow import PerKey
+from nosync.flow.fingerprint import fingerprint, hashed_of
+from nosync.flow.pickled_function import Frozen
 from nosync.lsm.errors import FlowError
 
 PAIRS = {
@@ -108,7 +108,7 @@ STABLE = """
 import abc, dataclasses, functools, json, logging, pickle, re, threading
 from json import dumps
 import pyarrow as pa
-from nosync.fingerprint import fingerprint
+from nosync.flow.fingerprint import fingerprint
 BLOCKED, LOCK, LOG, SETS = pa.array(["a", "b"]), threading.Lock(), logging.getLogger("x"), {"a", "b", "c"}
 class Config(abc.ABC):
     def __init__(self): self.limit = 3

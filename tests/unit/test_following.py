@@ -9,9 +9,9 @@ import pyarrow as pa
 import pytest
 
 import nosync
-from nosync.lsm.env import Env
-from nosync.lsm.lines import Lines
-from nosync.lsm.manifest import Manifest, publish_manifest
+from nosync.lsm.manifests.manifest import Manifest, publish_manifest
+from nosync.lsm.manifests.timelines import Lines
+from nosync.lsm.platform.env import Env
 from tests.conftest import OpenStore
 
 EPOCHS = 6

@@ -15,14 +15,14 @@ import pyarrow as pa
 import pytest
 
 import nosync
-from nosync.lsm.branches import BRANCHES, MOST_BRANCHES, read_refs
-from nosync.lsm.env import Env
+from nosync.lsm.compaction.worker import MergeProcess
 from nosync.lsm.errors import CorruptionError, FormatVersionError, NosyncError, NotAStoreError
-from nosync.lsm.manifest import MOST_LAYERS, Manifest
-from nosync.lsm.merge_process import MergeProcess
-from nosync.lsm.reader import LayerReader
-from nosync.lsm.sealed_json import seal_json, unseal_json
-from nosync.lsm.verified import VERIFIED
+from nosync.lsm.layers.reader import LayerReader
+from nosync.lsm.manifests.branches import BRANCHES, MOST_BRANCHES, read_refs
+from nosync.lsm.manifests.manifest import MOST_LAYERS, Manifest
+from nosync.lsm.platform.env import Env
+from nosync.lsm.platform.json_file import seal_json, unseal_json
+from nosync.lsm.platform.verified import VERIFIED
 from tests.conftest import OpenStore
 from tests.forging import Fields, forge_body, forge_layer
 
@@ -172,7 +172,7 @@ def test_offsets_beyond_the_buffer_are_not_followed(open_store: OpenStore) -> No
 
 
 def test_a_store_of_ones_own_is_not_looked_at_twice(open_store: OpenStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    from nosync.lsm import reader as module
+    from nosync.lsm.layers import reader as module
 
     looked: list[int] = []
     checked = module.read_checked

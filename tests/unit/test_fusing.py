@@ -9,9 +9,9 @@ import pyarrow as pa
 import pytest
 
 import nosync
-from nosync.bind import Analysis, bind
-from nosync.dataflow import WHERE, Dataflow, Stage
-from nosync.plan import BoundFlow
+from nosync.flow.binder import Analysis, bind
+from nosync.flow.bound_flow import BoundFlow
+from nosync.flow.dataflow import WHERE, Dataflow, Stage
 from tests.runner import parse_ddl
 
 ROWS = "a bigint, b bigint, v bigint"

@@ -8,18 +8,18 @@ from pathlib import Path, PurePosixPath
 import pyarrow as pa
 
 import nosync
-from nosync.lsm.branches import MAIN
-from nosync.lsm.directory import LayerDirectory
-from nosync.lsm.env import Env
-from nosync.lsm.giving_up import GIVEN_UP, GivenUp
-from nosync.lsm.layer import Description, LayerId
-from nosync.lsm.ledger import Ledger
-from nosync.lsm.lines import Lines
-from nosync.lsm.manifest import Manifest
-from nosync.lsm.timestamp import END_OF_TIME
-from nosync.replication.inventory import Held, NodeId, place_of
-from nosync.replication.messages import Hello, Send, SessionId, Want
-from nosync.replication.protocol import Replica
+from nosync.lsm.manifests.branches import MAIN
+from nosync.lsm.manifests.manifest import Manifest
+from nosync.lsm.manifests.sealing import Ledger
+from nosync.lsm.manifests.timelines import Lines
+from nosync.lsm.model.layer import Description, LayerId
+from nosync.lsm.model.timestamp import END_OF_TIME
+from nosync.lsm.node.discards import GIVEN_UP, GivenUp
+from nosync.lsm.platform.env import Env
+from nosync.lsm.trace.directory import LayerDirectory
+from nosync.replication.protocol.inventory import Held, NodeId, place_of
+from nosync.replication.protocol.messages import Hello, Send, SessionId, Want
+from nosync.replication.protocol.replica import Replica
 from nosync.testing import FaultyEnv
 from tests.conftest import OpenStore
 from tests.unit.test_copies import Peers

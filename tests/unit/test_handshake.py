@@ -12,12 +12,12 @@ from pathlib import Path
 import pytest
 
 import nosync
-from nosync.cli.looking import _show_now
-from nosync.replication.certs import make_certificates
-from nosync.replication.daemon import Daemon, DaemonConfig
-from nosync.replication.handshake import look
-from nosync.replication.transport import Certificates, DaemonClient
-from nosync.testing.daemons import eventually, free_ports
+from nosync.cli.inspect import _show_now
+from nosync.replication.daemon.daemon import Daemon, DaemonConfig
+from nosync.replication.daemon.server import Certificates, DaemonClient
+from nosync.replication.transport.certs import make_certificates
+from nosync.replication.transport.handshake import look
+from nosync.testing.daemon_cluster import eventually, free_ports
 
 
 @contextmanager

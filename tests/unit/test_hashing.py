@@ -4,8 +4,8 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from nosync.lsm.columnar.hashing import check_key_type, hash32, hash64, key_groups_of
 from nosync.lsm.errors import SchemaError
-from nosync.lsm.hashing import check_key_type, hash32, hash64, key_groups_of
 
 # Computed by Spark 4.3 with `SELECT xxhash64(...)`.
 FROM_SPARK = [

@@ -10,15 +10,15 @@ import pytest
 
 import nosync
 
-HEAVY = ("pandas", "pyspark", "grpc", "rocksdict", "nosync.job", "nosync.spark.session")
+HEAVY = ("pandas", "pyspark", "grpc", "rocksdict", "nosync.job.job", "nosync.spark.session")
 
 
 @pytest.mark.parametrize(
     ("statement", "loaded"),
     [
         ("import nosync", ()),
-        ("from nosync.lsm.merge_process import main", ()),
-        ("import nosync; nosync.Job", ("nosync.job",)),
+        ("from nosync.lsm.compaction.worker import main", ()),
+        ("import nosync; nosync.Job", ("nosync.job.job",)),
         (
             "from nosync.lsm.no_pandas import leave_out_pandas as do; do(); "
             "import numpy, pyarrow as pa; pa.array(numpy.ones(2))",

@@ -103,7 +103,7 @@ def test_what_a_builder_was_told_is_kept(monkeypatch: pytest.MonkeyPatch, tmp_pa
 
 def test_what_spark_submit_is_told(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     """Words that a shell may take apart at spaces."""
-    monkeypatch.setattr("nosync.cli.flows.launch_settings", lambda options: {"spark.a": "-XX:+Use", "spark.b": "A,B"})
+    monkeypatch.setattr("nosync.cli.jobs.launch_settings", lambda options: {"spark.a": "-XX:+Use", "spark.b": "A,B"})
     main(["spark-conf"])
     assert capsys.readouterr().out.split() == ["--conf", "spark.a=-XX:+Use", "--conf", "spark.b=A,B"]
     main(["spark-conf", "--json"])

@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from nosync.lsm.columnar.hashing import first_hash_of_group
 from nosync.lsm.errors import InvalidInputError
-from nosync.lsm.hashing import first_hash_of_group
-from nosync.lsm.layer import Description, LayerId, Shard, TraceId, check_name, parse_path
-from nosync.lsm.timestamp import MAX_EPOCH, MAX_ROUND, end_of, epoch_of, last_of, pack, parse, round_of, show
+from nosync.lsm.model.layer import Description, LayerId, Shard, TraceId, check_name, parse_path
+from nosync.lsm.model.timestamp import MAX_EPOCH, MAX_ROUND, end_of, epoch_of, last_of, pack, parse, round_of, show
 
 EPOCHS = st.integers(0, MAX_EPOCH)
 ROUNDS = st.integers(0, MAX_ROUND)

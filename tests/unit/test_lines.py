@@ -12,17 +12,17 @@ import pyarrow as pa
 import pytest
 
 import nosync
-from nosync.lsm.branches import read_refs
-from nosync.lsm.directory import LayerDirectory
-from nosync.lsm.env import Env
-from nosync.lsm.history import Part, View
-from nosync.lsm.layer import Description, LayerId, Shard, TraceId
-from nosync.lsm.merge import Merge
-from nosync.lsm.node import Node
-from nosync.lsm.release import let_go_until
-from nosync.lsm.sealed_json import seal_json
-from nosync.lsm.timestamp import Time, pack
-from nosync.lsm.writer import arrange
+from nosync.lsm.compaction.merge import Merge
+from nosync.lsm.layers.writer import arrange
+from nosync.lsm.manifests.branches import read_refs
+from nosync.lsm.manifests.input_policy import let_go_until
+from nosync.lsm.model.history import Part, View
+from nosync.lsm.model.layer import Description, LayerId, Shard, TraceId
+from nosync.lsm.model.timestamp import Time, pack
+from nosync.lsm.node.node import Node
+from nosync.lsm.platform.env import Env
+from nosync.lsm.platform.json_file import seal_json
+from nosync.lsm.trace.directory import LayerDirectory
 from tests.conftest import OpenStore
 
 ALONE = nosync.StoreSettings(background=False, grace_s=0.0)
@@ -272,7 +272,7 @@ def test_a_merge_process_that_is_stopped_leaves_nothing(open_store: OpenStore) -
 def test_rows_of_logs_are_merged_in_blocks_that_arrow_can_hold(
     open_store: OpenStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("nosync.lsm.merge._BLOCK_BYTES", 10_000)
+    monkeypatch.setattr("nosync.lsm.layers.merging._BLOCK_BYTES", 10_000)
     store = open_store(settings=ALONE)
     for t in range(20):
         store.append("log", t=t, rows=pa.table({"text": ["x" * 1500, "y" * 1500]}), key=[])

@@ -12,12 +12,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import nosync
-from nosync.lsm.directory import LAYERS, LayerDirectory
-from nosync.lsm.env import Env
-from nosync.lsm.layer import Description, LayerId, Shard, TraceId
-from nosync.lsm.listing import Listing
-from nosync.lsm.writer import arrange
-from nosync.testing.daemons import eventually
+from nosync.lsm.layers.writer import arrange
+from nosync.lsm.model.layer import Description, LayerId, Shard, TraceId
+from nosync.lsm.platform.env import Env
+from nosync.lsm.trace.directory import LAYERS, LayerDirectory
+from nosync.lsm.trace.listing import Listing
+from nosync.testing.daemon_cluster import eventually
 
 OpenStore = Callable[..., nosync.Store]
 

@@ -17,11 +17,11 @@ import pyarrow as pa
 import pytest
 
 import nosync
-from nosync.lsm import lock
-from nosync.lsm.catalog import Catalog
-from nosync.lsm.lock import DirectoryLock
-from nosync.lsm.node import Node
-from nosync.replication.daemon import Daemon, DaemonConfig
+from nosync.lsm.manifests.catalog import Catalog
+from nosync.lsm.node.node import Node
+from nosync.lsm.platform import lock
+from nosync.lsm.platform.lock import DirectoryLock
+from nosync.replication.daemon.daemon import Daemon, DaemonConfig
 
 FORK = multiprocessing.get_context("fork")
 ROWS = pa.table({"word": ["a"], "n": [1]})
@@ -254,7 +254,7 @@ def test_what_rocksdb_says_of_its_lock(tmp_path: Path, monkeypatch: pytest.Monke
     def refuse(*_: object, **__: object) -> None:
         raise Exception(said)
 
-    monkeypatch.setattr("nosync.lsm.catalog.Rdict", refuse)
+    monkeypatch.setattr("nosync.lsm.manifests.catalog.Rdict", refuse)
     expected = {"Locked": nosync.StoreLockedError, "Storage": nosync.StorageError, "Catalog": nosync.CatalogError}[
         error
     ]

@@ -13,9 +13,9 @@ import pytest
 
 import nosync
 from nosync.cli import main
-from nosync.lsm.catalog import Catalog
-from nosync.lsm.node import Node
-from nosync.lsm.remembered import SEALED_META
+from nosync.lsm.manifests.catalog import Catalog
+from nosync.lsm.manifests.remembered import SEALED_META
+from nosync.lsm.node.node import Node
 from tests.conftest import OpenStore
 
 SETTINGS = nosync.StoreSettings(background=False, grace_s=0.0, retry_s=0.0, merge=False)

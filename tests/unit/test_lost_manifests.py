@@ -10,9 +10,9 @@ import pytest
 
 import nosync
 from nosync.cli import main
-from nosync.lsm.layer import Description, LayerId, Shard, TraceId
-from nosync.lsm.node import Node
-from nosync.lsm.writer import arrange
+from nosync.lsm.layers.writer import arrange
+from nosync.lsm.model.layer import Description, LayerId, Shard, TraceId
+from nosync.lsm.node.node import Node
 from tests.conftest import OpenStore
 
 
@@ -163,8 +163,8 @@ def test_a_manifest_is_durable_after_its_layers(open_store: OpenStore, monkeypat
     assert isinstance(node, Node)
     due = node.new.due
 
-    def meanwhile() -> list[LayerId]:
-        found = list(due())
+    def meanwhile(**options: bool) -> list[LayerId]:
+        found = list(due(**options))
         monkeypatch.setattr(node.new, "due", due)
         store.append("c", t=2, rows=rows(a2=2))
         store.seal(2)

@@ -11,12 +11,12 @@ import pyarrow as pa
 import pytest
 
 import nosync
-from nosync.lsm.branches import Line, Refs
-from nosync.lsm.env import Env
-from nosync.lsm.lines import Lines
-from nosync.lsm.manifest import MAIN_LINE, Manifest, publish_manifest
-from nosync.lsm.sealed_json import publish_small
-from nosync.lsm.timestamp import Epoch
+from nosync.lsm.manifests.branches import Line, Refs
+from nosync.lsm.manifests.manifest import MAIN_LINE, Manifest, publish_manifest
+from nosync.lsm.manifests.timelines import Lines
+from nosync.lsm.model.timestamp import Epoch
+from nosync.lsm.platform.env import Env
+from nosync.lsm.platform.json_file import publish_small
 from tests.conftest import OpenStore
 
 

@@ -12,17 +12,17 @@ import pyarrow as pa
 import pytest
 
 import nosync
-from nosync.lsm.directory import LayerDirectory, create_store
-from nosync.lsm.env import Env
+from nosync.lsm.compaction.merge import Merge
 from nosync.lsm.errors import StorageError
-from nosync.lsm.layer import Description, LayerId, Shard, TraceId
-from nosync.lsm.ledger import Ledger
-from nosync.lsm.merge import Merge
-from nosync.lsm.node import Node
-from nosync.lsm.pins import Pin, Pins
+from nosync.lsm.facts.pins import Pin, Pins
+from nosync.lsm.layers.writer import arrange
+from nosync.lsm.manifests.sealing import Ledger
+from nosync.lsm.model.layer import Description, LayerId, Shard, TraceId
+from nosync.lsm.model.timestamp import Time, pack
+from nosync.lsm.node.node import Node
+from nosync.lsm.platform.env import Env
 from nosync.lsm.settings import StoreSettings
-from nosync.lsm.timestamp import Time, pack
-from nosync.lsm.writer import arrange
+from nosync.lsm.trace.directory import LayerDirectory, create_store
 from nosync.testing import FaultyEnv
 from tests.conftest import OpenStore
 

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 import nosync
-from nosync.lsm.sealed_json import unseal_json
-from nosync.replication.daemon import MEMBERS_FILE, Daemon, DaemonConfig, client_of, peers_of, read_members
-from nosync.testing.daemons import free_ports
+from nosync.lsm.platform.json_file import unseal_json
+from nosync.replication.daemon.daemon import MEMBERS_FILE, Daemon, DaemonConfig, client_of, peers_of, read_members
+from nosync.testing.daemon_cluster import free_ports
 
 TOLD = {"n2": "127.0.0.1:7502", "body": "127.0.0.1:7503", "nosync": "127.0.0.1:7504"}
 CONFIGURED = {"n2": "127.0.0.1:9999"}

@@ -11,11 +11,11 @@ import pyarrow as pa
 import pytest
 
 import nosync
-from nosync.lsm import compactor
-from nosync.lsm.merge import Merge
-from nosync.lsm.merge_process import OUT_OF_THE_WAY, MergeProcess
-from nosync.lsm.writer import Published
-from nosync.testing.daemons import eventually
+from nosync.lsm.compaction import compactor
+from nosync.lsm.compaction.merge import Merge
+from nosync.lsm.compaction.worker import OUT_OF_THE_WAY, MergeProcess
+from nosync.lsm.layers.writer import Published
+from nosync.testing.daemon_cluster import eventually
 from tests.conftest import OpenStore
 
 LARGE_ROWS, KEYS = 600, 200

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 import nosync
-from nosync.lsm.html import rows_html
-from nosync.replay import ReplayPlan, ReplayReport
-from nosync.reports import EpochReport, RecoveryReport
+from nosync.job.replay import ReplayPlan, ReplayReport
+from nosync.job.reports import EpochReport, RecoveryReport
+from nosync.lsm.platform.notebook import rows_html
 
 
 class Cells(HTMLParser):

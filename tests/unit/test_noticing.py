@@ -12,10 +12,10 @@ import pytest
 
 import nosync
 from nosync.proto.v1 import replication_pb2 as pb
-from nosync.replication import daemon
-from nosync.replication.daemon import Daemon, DaemonConfig
-from nosync.replication.transport import DaemonClient
-from nosync.testing.daemons import eventually, free_ports
+from nosync.replication.daemon import daemon
+from nosync.replication.daemon.daemon import Daemon, DaemonConfig
+from nosync.replication.daemon.server import DaemonClient
+from nosync.testing.daemon_cluster import eventually, free_ports
 
 
 def no_watch(roots: Iterable[Path]) -> NoReturn:

@@ -24,11 +24,12 @@ import os, sys
 from pathlib import Path
 import pandas, pyarrow as pa
 import nosync
-from nosync.lsm.directory import LayerDirectory, read_marker
-from nosync.lsm.env import Env
-from nosync.lsm.layer import Description, LayerId, Shard, TraceId
-from nosync.lsm.writer import arrange
-from nosync.replication import attached, daemon
+from nosync.lsm.trace.directory import LayerDirectory, read_marker
+from nosync.lsm.platform.env import Env
+from nosync.lsm.model.layer import Description, LayerId, Shard, TraceId
+from nosync.lsm.layers.writer import arrange
+from nosync.replication.client import remote_node as attached
+from nosync.replication.daemon import daemon
 
 def record(t):  # what the daemon's user does: seals what is there, makes it durable, merges it
     with nosync.open(root) as store:

@@ -8,9 +8,9 @@ import pyarrow as pa
 import pytest
 
 import nosync
-from nosync.lsm.env import Env
-from nosync.lsm.pins import Pin, Pins
-from nosync.lsm.timestamp import Epoch
+from nosync.lsm.facts.pins import Pin, Pins
+from nosync.lsm.model.timestamp import Epoch
+from nosync.lsm.platform.env import Env
 
 
 class Counting(Env):

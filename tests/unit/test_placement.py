@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from nosync.lsm.layer import Description, LayerId, Shard, TraceId
-from nosync.replication import inventory, placement
-from nosync.replication.inventory import Held, Inventory, NodeId, keepers, name_of
-from nosync.replication.messages import Beat, Change, Effect, Hello, Send, SessionId, Summary, Want
-from nosync.replication.placement import Placement
-from nosync.replication.protocol import BEAT_S, Replica
+from nosync.lsm.model.layer import Description, LayerId, Shard, TraceId
+from nosync.replication.protocol import inventory, placement
+from nosync.replication.protocol.inventory import Held, Inventory, NodeId, keepers, name_of
+from nosync.replication.protocol.messages import Beat, Change, Effect, Hello, Send, SessionId, Summary, Want
+from nosync.replication.protocol.placement import Placement
+from nosync.replication.protocol.replica import BEAT_S, Replica
 
 IDS = [NodeId(f"n{i:02}") for i in range(12)]
 ME, *OTHERS = IDS

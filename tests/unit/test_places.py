@@ -11,13 +11,14 @@ import pyarrow as pa
 import pytest
 
 import nosync
-from nosync.lsm.directory import LayerDirectory, create_store
-from nosync.lsm.env import Env
-from nosync.lsm.history import View
-from nosync.lsm.layer import Description, LayerId, Shard, TraceId
-from nosync.lsm.timestamp import Time, pack
-from nosync.replication import daemon, places
-from nosync.replication.places import DATA_VARIABLE, FetchingDirectory, Place
+from nosync.lsm.model.history import View
+from nosync.lsm.model.layer import Description, LayerId, Shard, TraceId
+from nosync.lsm.model.timestamp import Time, pack
+from nosync.lsm.platform.env import Env
+from nosync.lsm.trace.directory import LayerDirectory, create_store
+from nosync.replication.client import fetching_directory as places
+from nosync.replication.client.fetching_directory import DATA_VARIABLE, FetchingDirectory, Place
+from nosync.replication.daemon import daemon
 
 TRACE = TraceId("counts", "raw", Shard(0))
 STATE = View(TRACE, pack(0))

@@ -6,10 +6,10 @@ from collections import deque
 
 import pytest
 
-from nosync.lsm.layer import Description, LayerId, Shard, TraceId
-from nosync.lsm.timestamp import Time, pack
-from nosync.replication.inventory import Held, NodeId, keepers, layer_of, name_of, place_of
-from nosync.replication.messages import (
+from nosync.lsm.model.layer import Description, LayerId, Shard, TraceId
+from nosync.lsm.model.timestamp import Time, pack
+from nosync.replication.protocol.inventory import Held, NodeId, keepers, layer_of, name_of, place_of
+from nosync.replication.protocol.messages import (
     AskInventory,
     Beat,
     Change,
@@ -24,8 +24,8 @@ from nosync.replication.messages import (
     Summary,
     Want,
 )
-from nosync.replication.peer import SMALLEST_WINDOW_BYTES
-from nosync.replication.protocol import (
+from nosync.replication.protocol.peer import SMALLEST_WINDOW_BYTES
+from nosync.replication.protocol.replica import (
     ASKED_S,
     BEAT_S,
     FETCH_TIMEOUT_S,
@@ -585,7 +585,7 @@ def test_what_a_task_asks_for_comes_also_where_it_was_let_go_of() -> None:
 
 def test_after_a_partition_what_differs_is_put_together_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """And not once for each of thousands of epochs that two nodes sealed otherwise."""
-    from nosync.replication import peer
+    from nosync.replication.protocol import peer
 
     made: list[int] = []
     real = peer.Divergence

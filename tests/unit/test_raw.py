@@ -6,7 +6,7 @@ import pyarrow as pa
 import pytest
 
 import nosync
-from nosync.lsm.node import Node
+from nosync.lsm.node.node import Node
 from tests.conftest import OpenStore
 from tests.helpers import State, state_of
 

@@ -12,10 +12,10 @@ import pyarrow as pa
 import pytest
 
 import nosync
-from nosync.lsm.env import Env
-from nosync.lsm.ready_files import FEWEST, MADE, MAKING, READY, ReadyFiles, new_file
+from nosync.lsm.platform.env import Env
+from nosync.lsm.platform.file_pool import FEWEST, MADE, MAKING, READY, ReadyFiles, new_file
 from nosync.testing import FaultyEnv, crash
-from nosync.testing.daemons import eventually
+from nosync.testing.daemon_cluster import eventually
 from tests.conftest import OpenStore
 from tests.unit.test_store import filled, snapshot, words
 

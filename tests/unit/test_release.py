@@ -10,8 +10,8 @@ import pyarrow as pa
 import pytest
 
 import nosync
-from nosync.lsm.layer import Description, LayerId, Shard, TraceId
-from nosync.lsm.node import Node
+from nosync.lsm.model.layer import Description, LayerId, Shard, TraceId
+from nosync.lsm.node.node import Node
 from nosync.testing import FaultyEnv
 from tests.conftest import OpenStore
 

@@ -15,16 +15,16 @@ import pyarrow as pa
 import pytest
 
 import nosync
-from nosync.lsm.directory import LayerDirectory, create_store, read_marker
-from nosync.lsm.node import Node
+from nosync.lsm.node.node import Node
 from nosync.lsm.settings import StoreSettings
+from nosync.lsm.trace.directory import LayerDirectory, create_store, read_marker
 from nosync.proto.v1 import replication_pb2 as pb
-from nosync.replication.inventory import Held, Inventory, NodeId
-from nosync.replication.messages import PROTOCOL_VERSION, AskInventory, NotThere, Want, Wanted
-from nosync.replication.protocol import SILENT_S
-from nosync.replication.replicator import LOG_AGAIN_S, PART_KEPT_S, Replicator, Session
-from nosync.replication.transport import cancel_when_closed
-from nosync.replication.wire import CHUNK_BYTES, Chunk, Decoder, Encoder
+from nosync.replication.daemon.replicator import LOG_AGAIN_S, PART_KEPT_S, Replicator, Session
+from nosync.replication.daemon.server import cancel_when_closed
+from nosync.replication.protocol.inventory import Held, Inventory, NodeId
+from nosync.replication.protocol.messages import PROTOCOL_VERSION, AskInventory, NotThere, Want, Wanted
+from nosync.replication.protocol.replica import SILENT_S
+from nosync.replication.transport.codec import CHUNK_BYTES, Chunk, Decoder, Encoder
 from nosync.testing import FaultyEnv
 
 N1, N2 = NodeId("n1"), NodeId("n2")
@@ -372,7 +372,7 @@ def test_the_rest_of_what_is_gone_is_no_use(receiver: Receiver, large: tuple[Hel
 
 
 def test_an_inventory_without_an_end_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("nosync.replication.wire.MOST_NAMES", 10)
+    monkeypatch.setattr("nosync.replication.transport.codec.MOST_NAMES", 10)
     decoder, roots = Decoder(), [pb.Group(name=f"layers/s/raw/{n}", root="1:0") for n in range(4)]
     for _ in range(3):
         assert decoder.decode(pb.Frame(summary=pb.Summary(groups=roots))) is None
@@ -381,7 +381,7 @@ def test_an_inventory_without_an_end_is_refused(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_who_asks_and_does_not_listen_is_let_go(receiver: Receiver, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("nosync.replication.replicator.MOST_WAITING", 50)
+    monkeypatch.setattr("nosync.replication.daemon.replicator.MOST_WAITING", 50)
     for n in range(60):
         receiver.receive(pb.Frame(want=pb.Want(files=[pb.Held(name=f"branches/{n}.json", digest="0" * 64)])))
     assert not receiver.session.is_open

@@ -16,7 +16,7 @@ import pytest
 
 import nosync
 from nosync.cli import main
-from nosync.report import diff_page
+from nosync.html_diff.page import diff_page
 from tests.pipelines import Op, build, change, table
 from tests.runner import StoreRunner
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pyarrow as pa
 
-from nosync.lsm.hashing import hash32, key_groups_of
-from nosync.lsm.layer import Description, LayerId, Shard, TraceId
+from nosync.lsm.columnar.hashing import hash32, key_groups_of
+from nosync.lsm.layers.writer import arrange
+from nosync.lsm.model.layer import Description, LayerId, Shard, TraceId
 from nosync.lsm.settings import StoreSettings
-from nosync.lsm.writer import arrange
 from tests.conftest import OpenStore
 
 

@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 
 import nosync
 from nosync.lsm.errors import CorruptionError, NosyncError
-from nosync.lsm.sealed_json import seal_json
-from nosync.lsm.small_contents import check_contents
-from nosync.replication.inventory import Held
+from nosync.lsm.node.metadata_checks import check_contents
+from nosync.lsm.platform.json_file import seal_json
+from nosync.replication.protocol.inventory import Held
 from tests.unit.test_replicator import Receiver
 
 LAYERS = [

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from nosync.lsm.errors import FlowError
+from nosync.spark.errors import reason_of
 from nosync.spark.session import check_session
-from nosync.spark.task_errors import reason_of
 
 LOST = (
     "Job aborted due to stage failure: Task 0 in stage 1.0 failed 1 times, most recent failure: Lost task 0.0 in stage 1.0 "

@@ -19,19 +19,19 @@ import pyarrow as pa
 import pytest
 
 import nosync
-from nosync.lsm.compactor import Chain
-from nosync.lsm.compare import compare
-from nosync.lsm.directory import create_store
-from nosync.lsm.env import Env
-from nosync.lsm.hashing import hash32
-from nosync.lsm.layer import Description, LayerId, Shard, TraceId
-from nosync.lsm.merge import Merge
-from nosync.lsm.merge_process import OUT_OF_THE_WAY, MergeProcess
-from nosync.lsm.node import Node
-from nosync.lsm.timestamp import ZERO
-from nosync.lsm.writer import Published
-from nosync.testing.daemons import eventually
-from nosync.testing.env import FaultyEnv
+from nosync.lsm.columnar.hashing import hash32
+from nosync.lsm.columnar.table_diff import compare
+from nosync.lsm.compaction.merge import Merge
+from nosync.lsm.compaction.policy import Chain
+from nosync.lsm.compaction.worker import OUT_OF_THE_WAY, MergeProcess
+from nosync.lsm.layers.writer import Published
+from nosync.lsm.model.layer import Description, LayerId, Shard, TraceId
+from nosync.lsm.model.timestamp import ZERO
+from nosync.lsm.node.node import Node
+from nosync.lsm.platform.env import Env
+from nosync.lsm.trace.directory import create_store
+from nosync.testing.daemon_cluster import eventually
+from nosync.testing.faulty_env import FaultyEnv
 from tests.conftest import OpenStore
 from tests.helpers import state_of
 
@@ -188,9 +188,9 @@ def test_any_process_publishes_without_the_catalog(open_store: OpenStore, tmp_pa
 import sys
 from pathlib import Path
 import pyarrow as pa
-from nosync.lsm.directory import LayerDirectory
-from nosync.lsm.layer import Description, LayerId, Shard, TraceId
-from nosync.lsm.writer import arrange
+from nosync.lsm.trace.directory import LayerDirectory
+from nosync.lsm.model.layer import Description, LayerId, Shard, TraceId
+from nosync.lsm.layers.writer import arrange
 shard = int(sys.argv[2])
 id = LayerId(TraceId("other", "raw", Shard(shard)), Description.of_epoch(0))
 rows = arrange(pa.table({"k": range(100), "shard": [shard] * 100}), ["k"], whose="test")
@@ -682,7 +682,7 @@ def test_a_merge_process_ends_with_its_store(in_process: nosync.Store) -> None:
 
 
 def test_a_merge_process_is_told_of_the_processor(in_process: nosync.Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    from nosync.lsm import merge_process
+    from nosync.lsm.compaction import worker as merge_process
 
     monkeypatch.setattr(
         merge_process, "numpy_environment", lambda: {"PYTHONHOME": "/nowhere"}
@@ -695,7 +695,7 @@ def test_a_merge_that_gets_no_processor_begins_again_when_layers_pile_up(
     open_store: OpenStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """On a machine that is busy all the time a process that is out of the way gets nowhere."""
-    from nosync.lsm import compactor
+    from nosync.lsm.compaction import compactor
 
     began, nices, run_it = threading.Event(), [], MergeProcess.run
 

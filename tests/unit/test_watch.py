@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from nosync.replication import watch as module
-from nosync.replication.watch import Watch
+from nosync.replication.daemon import directory_watch as module
+from nosync.replication.daemon.directory_watch import Watch
 
 PATIENCE_S = 10.0
 

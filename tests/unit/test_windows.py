@@ -5,7 +5,7 @@ from __future__ import annotations
 import pyarrow as pa
 import pytest
 
-from nosync.windows import END, START, newest_us, parse_window, with_windows
+from nosync.kernels.windows import END, START, newest_us, parse_window, with_windows
 
 HOUR_US, SLIDE_US = 3_600_000_000, 1_200_000_000
 

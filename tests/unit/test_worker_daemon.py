@@ -12,7 +12,7 @@ import tempfile
 import psutil
 import pytest
 
-from nosync.testing.daemons import eventually
+from nosync.testing.daemon_cluster import eventually
 
 
 def said_of_a_worker_that_is_let_go_of(module: str, sockets: str) -> str:

@@ -1,0 +1,76 @@
+"""Pins: a named epoch that holds `since` at or below it, on every node (a savepoint, in Flink's words)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from nosync.lsm.errors import InvalidInputError
+from nosync.lsm.facts.or_set import Fact, add_fact, facts, read_fact, take_back
+from nosync.lsm.model.layer import check_name
+from nosync.lsm.model.timestamp import Epoch, pack
+from nosync.lsm.platform.env import Env
+from nosync.lsm.platform.parsing import parsed
+from nosync.lsm.trace.directory import PINS
+
+
+@dataclass(frozen=True, order=True)
+class Pin:
+    """A named epoch whose state stays readable: `since` does not pass it."""
+
+    t: Epoch
+    name: str
+
+
+def pin_of(fields: Mapping[str, Any]) -> Pin:
+    """Raises KeyError, TypeError or ValueError where they are not those of a pin."""
+    pack(fields["t"])
+    return Pin(Epoch(fields["t"]), check_name(fields["name"], "pin name"))
+
+
+class Pins:
+    """Those of a data directory. What a file says never changes, so each is read once, however many there are."""
+
+    def __init__(self, root: Path, env: Env) -> None:
+        self._root, self._env = root, env
+        self._read: dict[PurePosixPath, Pin] = {}
+
+    def by_name(self) -> dict[str, Pin]:
+        """Where two nodes gave a name to two epochs at once, the earlier one counts: it keeps what both need.
+
+        Raises CorruptionError for a file that is damaged when it is first read.
+        """
+        pins: dict[str, Pin] = {}
+        for pin, _ in self._known():
+            pins[pin.name] = min(pin, pins.get(pin.name, pin))
+        return pins
+
+    def publish(self, pin: Pin) -> list[PurePosixPath]:
+        """Durable when this returns; the files that came. Raises InvalidInputError where the name holds another epoch."""
+        check_name(pin.name, "pin name")
+        recorded = self.by_name().get(pin.name)
+        if recorded is None:
+            fact = add_fact(self._root, PurePosixPath(PINS), pin.name, {"name": pin.name, "t": pin.t}, self._env)
+            return [fact.path]
+        if recorded != pin:
+            raise InvalidInputError(
+                f"pin {pin.name!r} already holds timestamp {recorded.t}: unpin it first or use another name"
+            )
+        return []
+
+    def delete(self, name: str) -> list[PurePosixPath]:
+        """Durable when this returns; the files that came."""
+        return [take_back(self._root, fact, self._env) for pin, fact in self._known() if pin.name == name]
+
+    def _known(self) -> list[tuple[Pin, Fact]]:
+        listed = facts(self._root, PurePosixPath(PINS), self._env)
+        read = {fact.path: self._read.get(fact.path) or self._pin_of(fact) for fact in listed}
+        self._read = read
+        return [(read[fact.path], fact) for fact in listed]
+
+    def _pin_of(self, fact: Fact) -> Pin:
+        fields = read_fact(self._root, fact, self._env)
+        with parsed("a pin", str(self._root / fact.path)):
+            return pin_of(fields)

@@ -1,0 +1,177 @@
+"""Reads one layer file through a memory map.
+
+A block is verified against its digest when it is first touched, then kept as Arrow arrays that point into the map.
+Nothing is copied until rows are taken out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from nosync.lsm.columnar.columns import HASH_COLUMN, TIME_COLUMN, TOMBSTONE_COLUMN, Bools, Indices
+from nosync.lsm.columnar.hashing import U32
+from nosync.lsm.errors import CorruptionError
+from nosync.lsm.layers.format import LayerInfo, Opened, decode, open_body, read_checked, verify_block
+from nosync.lsm.layers.hash_index import HashIndex
+from nosync.lsm.model.layer import Digest, LayerId
+from nosync.lsm.model.timestamp import Time
+from nosync.lsm.platform.env import Env, Identity, is_foreign, storage_error
+
+ROWS_OF_A_LOOKUP = 4
+"""An index is made when one lookup is for a hash in so many rows: making it takes less than it saves."""
+_BOOKKEEPING = (HASH_COLUMN, TIME_COLUMN, TOMBSTONE_COLUMN)
+
+
+class Block:
+    """One verified record batch of a layer: `data` has the user's columns; the rest is bookkeeping.
+
+    `hashes` is sorted; `time_index` points into `times` and is None where the layer has a single time;
+    `tombstones` is None where the block has none.
+    """
+
+    def __init__(self, batch: pa.RecordBatch, times: npt.NDArray[np.int64], key: tuple[str, ...]) -> None:
+        names = batch.schema.names
+        self.batch = batch
+        self._times = times
+        self.data = batch.select([name for name in names if name not in _BOOKKEEPING])
+        self.keys = [batch.column(name) for name in key]
+        self.hashes: U32 = batch.column(HASH_COLUMN).to_numpy() if key else np.empty(0, dtype=np.uint32)
+        self._index: HashIndex | None = None
+        self.time_index = batch.column(TIME_COLUMN).to_numpy() if TIME_COLUMN in names else None
+        self.tombstones: Bools | None = None
+        if TOMBSTONE_COLUMN in names and batch.column(TOMBSTONE_COLUMN).true_count:
+            self.tombstones = batch.column(TOMBSTONE_COLUMN).to_numpy(zero_copy_only=False)
+
+    @property
+    def rows(self) -> int:
+        return int(self.batch.num_rows)
+
+    def last_at_most(self, wanted: U32) -> Indices:
+        """For each hash the last row whose hash is at most that, or -1. Of a block with rows."""
+        if self._index is None:
+            if len(wanted) * ROWS_OF_A_LOOKUP < self.rows:
+                return np.searchsorted(self.hashes, wanted, side="right").astype(np.int64) - 1
+            self._index = HashIndex(self.hashes)
+        return self._index.last_at_most(wanted)
+
+    def row_times(self) -> npt.NDArray[np.int64]:
+        """The packed time of every row."""
+        if self.time_index is None:
+            return np.full(self.rows, self._times[0], dtype=np.int64)
+        times: npt.NDArray[np.int64] = self._times[self.time_index]
+        return times
+
+    def row_tombstones(self) -> Bools:
+        return np.zeros(self.rows, dtype=np.bool_) if self.tombstones is None else self.tombstones
+
+
+class LayerReader:
+    """An open layer. Safe to share between threads: blocks are immutable once read."""
+
+    def __init__(
+        self, opened: Opened, path: Path, size_bytes: int, identity: Identity, *, is_validated: bool = False
+    ) -> None:
+        self._opened, self.is_validated = opened, is_validated
+        self.path = path
+        self.identity = identity
+        self.size_bytes = size_bytes
+        self._times = np.array(opened.info.times, dtype=np.int64)
+        self._file = open_body(opened, str(path))
+        self._blocks: dict[int, Block] = {}
+
+    @classmethod
+    def open(cls, path: Path, env: Env, expected: LayerId | None = None, *, is_validated: bool = False) -> LayerReader:
+        """Maps the file and verifies its ends; milliseconds for any size.
+
+        `is_validated`: this host's node looked at all of it. Else each block is looked at in full when it is first touched, for
+        Arrow follows offsets in a forged one to wherever they point.
+
+        Raises FileNotFoundError when the file is gone (a merge may have replaced it), CorruptionError when it is
+        not the whole layer that its name promises.
+        """
+        try:
+            identity = env.identity(path)  # before: a file that takes its place meanwhile is then another one
+            buffer = env.map(path)
+        except FileNotFoundError:
+            raise
+        except OSError as error:
+            if is_foreign(error):
+                raise CorruptionError(f"{path}: {error.strerror}; nosync did not write it") from error
+            raise storage_error("map", path, error) from error
+        reader = cls(decode(buffer, str(path)), path, buffer.size, identity, is_validated=is_validated)
+        if expected is not None and reader.info.id != expected:
+            raise CorruptionError(f"{path}: holds {reader.info.id} {reader.info.id.description}, expected {expected}")
+        return reader
+
+    @property
+    def info(self) -> LayerInfo:
+        return self._opened.info
+
+    @property
+    def id(self) -> LayerId:
+        return self._opened.info.id
+
+    @property
+    def digest(self) -> Digest:
+        return self._opened.digest
+
+    @property
+    def group_offsets(self) -> npt.NDArray[np.uint64]:
+        """Where each key group's rows begin: `key_groups + 1` row numbers; empty for a layer without a key."""
+        return self._opened.group_offsets
+
+    @property
+    def last_time(self) -> Time:
+        """The newest time of any row (the layer's lower bound where it has no rows)."""
+        return self.info.times[-1]
+
+    @property
+    def schema(self) -> pa.Schema:
+        """The user's columns: the key's first, then the values."""
+        return pa.schema([field for field in self._file.schema if field.name not in _BOOKKEEPING])
+
+    def schema_until(self, until: Time) -> pa.Schema:
+        """The columns that there are before a time: a merged layer may have some that came later."""
+        added = self.info.added
+        return pa.schema([field for field in self.schema if field.name not in added or added[field.name] < until])
+
+    @property
+    def block_count(self) -> int:
+        return len(self.info.blocks) - 1
+
+    def block(self, index: int) -> Block:
+        """Raises CorruptionError where the block's bytes were changed."""
+        block = self._blocks.get(index)
+        if block is None:
+            verify_block(self._opened, index, str(self.path))
+            block = Block(self._batch(index), self._times, self.info.key)
+            self._blocks[index] = block
+        return block
+
+    def _batch(self, index: int) -> pa.RecordBatch:
+        if self.is_validated:
+            return self._file.get_batch(index)
+        return read_checked(self._opened, self._file, index, str(self.path))
+
+    def blocks(self) -> Iterator[Block]:
+        return (self.block(i) for i in range(self.block_count))
+
+    def blocks_between(self, first_hash: int, last_hash: int) -> Iterator[Block]:
+        """The blocks that may hold hashes in `[first_hash, last_hash]`."""
+        for i, block in enumerate(self.info.blocks[:-1]):
+            if block.first_hash <= last_hash and block.last_hash >= first_hash:
+                yield self.block(i)
+
+    def verify(self, progress: Callable[[], object] = lambda: None) -> None:
+        """Reads every byte. Raises CorruptionError for the first block that does not match, or is not valid Arrow."""
+        for i in range(len(self.info.blocks)):
+            verify_block(self._opened, i, str(self.path))
+            progress()
+        for i in range(self.block_count):
+            progress()
+            read_checked(self._opened, self._file, i, str(self.path))

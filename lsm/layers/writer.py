@@ -1,0 +1,281 @@
+"""Builds layer files and publishes them.
+
+Invariants
+- Whole or absent: a file gets its final name by `link(2)` only after all of it was written, so a name that can be
+  seen is a whole layer (until the machine loses power before the node has synced it; the node verifies).
+- Nothing is ever overwritten: a second layer of the same name is either the same layer, which is success, or a
+  DeterminismError, and the first one stays.
+- The critical path is build, write, link: no fsync, no lock, no RPC (design: the task's commit).
+
+Steps of `publish_rows`
+1. Check and normalise the rows; add a tombstone for each deleted key.
+2. Sort by (key group, hash, key): with hash32 as the first sort key that is one argsort.
+3. Write head, one Arrow batch, key-group offsets, description, trailer to a temporary file.
+4. Link it to its final name and drop the temporary name.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from nosync.lsm.columnar.columns import (
+    CHANGE_TYPE_COLUMN,
+    HASH_COLUMN,
+    TOMBSTONE_COLUMN,
+    as_batch,
+    key_columns,
+    order_by_key,
+    packed,
+    plain,
+    take_batch,
+)
+from nosync.lsm.columnar.hashing import U32, Hasher, first_hash_of_group, hash32, key_groups_of
+from nosync.lsm.errors import CorruptionError, DeterminismError, InvalidInputError, SchemaError, StorageError
+from nosync.lsm.layers.format import LayerFileWriter, LayerInfo
+from nosync.lsm.layers.reader import LayerReader
+from nosync.lsm.model.layer import Digest, LayerId, Shard
+from nosync.lsm.model.timestamp import show
+from nosync.lsm.platform.env import Env, Identity, storage_errors
+from nosync.lsm.platform.file_pool import new_file
+from nosync.lsm.platform.publish import give_name, temporary_path
+
+_ATTEMPTS = 3
+_LOG_COLUMNS = frozenset({CHANGE_TYPE_COLUMN})
+"""A log of changes, as a stateless stage over a changing input writes it, says of each row what it does."""
+
+
+@dataclass(frozen=True)
+class Published:
+    """A layer that stands under its final name. `existed`: it was there before, with the same contents."""
+
+    id: LayerId
+    digest: Digest
+    rows: int
+    size_bytes: int
+    existed: bool
+    identity: Identity | None = field(default=None, compare=False, repr=False)
+    """Of its file, where this call wrote it."""
+
+
+@dataclass(frozen=True)
+class LayerRows:
+    """The rows of a layer in stored order: `batch` begins with the hash column and may end with the tombstone column.
+
+    A layer without a key (a log: sources and stateless stages) keeps the order it was given.
+    """
+
+    batch: pa.RecordBatch
+    key: tuple[str, ...]
+
+    @property
+    def hashes(self) -> U32:
+        hashes: U32 = self.batch.column(0).to_numpy()
+        return hashes
+
+
+def arrange(
+    rows: pa.Table | None,
+    key: Sequence[str],
+    *,
+    whose: str,
+    deletes: pa.Table | None = None,
+    hasher: Hasher = hash32,
+    hashes: U32 | None = None,
+) -> LayerRows:
+    """Steps 1 and 2: the rows of one layer, checked, with tombstones for `deletes`, in stored order.
+
+    `rows` has the key's columns and any value columns, in any order; `deletes` the key's columns. `hashes` are
+    the hash32 of the rows and then of the deletes, where the caller has them already (Spark computed them).
+    Raises SchemaError for missing or unusable columns and InvalidInputError for a key that occurs twice.
+    """
+    if rows is None:
+        if deletes is None:
+            raise InvalidInputError(
+                f"{whose}: give rows, deletes or both (an empty table records that nothing changed)"
+            )
+        rows = deletes.slice(0, 0)
+    if not key:
+        if deletes is not None:
+            raise InvalidInputError(f"{whose}: a layer without a key cannot delete")
+        return LayerRows(packed(as_batch(plain(rows, allow=_LOG_COLUMNS))), ())
+    rows = plain(rows)
+    names = [*key, *(name for name in rows.column_names if name not in key)]
+    key_columns(rows, key, whose)
+    rows = rows.select(names)
+    live_rows = rows.num_rows
+    if deletes is not None and deletes.num_rows:
+        rows = _with_deletes(rows, deletes, key, whose)
+    keys = key_columns(rows, key, whose)
+    if hashes is None:
+        hashes = hasher(keys)
+    order, same_key = order_by_key(hashes, keys)
+    if same_key.any():
+        at = order[np.flatnonzero(same_key)[:1]]
+        example = {name: column.take(pa.array(at))[0].as_py() for name, column in zip(key, keys, strict=True)}
+        raise InvalidInputError(
+            f"{whose}: key {example} occurs twice; a layer holds one entry per key: aggregate or deduplicate first"
+        )
+    arrays, fields = [pa.array(hashes), *rows.columns], [pa.field(HASH_COLUMN, pa.uint32()), *rows.schema]
+    if live_rows < rows.num_rows:
+        arrays.append(pa.array(np.arange(rows.num_rows) >= live_rows))
+        fields.append(pa.field(TOMBSTONE_COLUMN, pa.bool_()))
+    batch = as_batch(pa.Table.from_arrays(arrays, schema=pa.schema(fields)))
+    return LayerRows(take_batch(batch, order), tuple(key))
+
+
+def without_empty(rows: LayerRows, rare: Collection[str]) -> LayerRows:
+    """The layer without those of the columns `rare` that are null in all of its rows."""
+    names = rows.batch.schema.names
+    kept = [
+        name for i, name in enumerate(names) if name not in rare or rows.batch.column(i).null_count < len(rows.batch)
+    ]
+    return rows if len(kept) == len(names) else replace(rows, batch=rows.batch.select(kept))
+
+
+def _with_deletes(rows: pa.Table, deletes: pa.Table, key: Sequence[str], whose: str) -> pa.Table:
+    deletes = plain(deletes)
+    key_columns(deletes, key, f"{whose}, deletes")
+    for name in key:
+        if deletes.schema.field(name).type != rows.schema.field(name).type:
+            raise SchemaError(
+                f"{whose}: key column {name!r} is {rows.schema.field(name).type} in the rows "
+                f"and {deletes.schema.field(name).type} in the deletes"
+            )
+    columns = [deletes.column(f.name) if f.name in key else pa.nulls(deletes.num_rows, f.type) for f in rows.schema]
+    return plain(pa.concat_tables([rows, pa.Table.from_arrays(columns, schema=rows.schema)]))
+
+
+def group_offsets(hashes: U32, key_groups: int) -> npt.NDArray[np.uint64]:
+    """Where each key group's rows begin in sorted `hashes`: `key_groups + 1` row numbers."""
+    starts: npt.NDArray[np.uint64] = np.searchsorted(hashes, _group_bounds(key_groups)).astype(np.uint64)
+    return np.append(starts, np.uint64(len(hashes)))
+
+
+@functools.cache
+def _group_bounds(key_groups: int) -> U32:
+    return np.array([first_hash_of_group(g, key_groups) for g in range(key_groups)], dtype=np.uint32)
+
+
+def check_shard(hashes: U32, shard: Shard, key_groups: int, whose: str) -> None:
+    """Raises InvalidInputError where a row of sorted `hashes` does not belong to the shard."""
+    groups = shard.groups(key_groups)
+    if not shard.count or not len(hashes):
+        return
+    ends = key_groups_of(hashes[[0, -1]], key_groups)
+    if ends[0] not in groups or ends[1] not in groups:
+        raise InvalidInputError(
+            f"{whose}: rows belong to key groups {ends[0]} to {ends[1]}, but shard {shard} holds "
+            f"{groups.start} to {groups.stop - 1}: partition by key first"
+        )
+
+
+def link_layer(root: Path, id: LayerId, temporary: Path, info: LayerInfo, digest: Digest, env: Env) -> Published:
+    """Step 4: gives the finished temporary file its final name under `root/layers`. See the module's invariants."""
+    final = root / "layers" / id.path
+    try:
+        with storage_errors("publish", final):
+            identity = give_name(temporary, final, env)
+        return Published(id, digest, info.rows, identity.size_bytes, existed=False, identity=identity)
+    except StorageError as error:
+        if not isinstance(error.__cause__, FileExistsError):
+            raise
+        recorded = _reconcile(final, id, temporary, digest, env)
+        return Published(id, recorded.digest, recorded.info.rows, recorded.size_bytes, existed=True)
+    finally:
+        with storage_errors("remove", temporary):
+            env.unlink(temporary)
+
+
+def _reconcile(final: Path, id: LayerId, temporary: Path, digest: Digest, env: Env) -> LayerReader:
+    """The layer that stands; DeterminismError if it is not the one that was to be published."""
+    try:
+        recorded = LayerReader.open(final, env, id)
+        if recorded.digest == digest or _same_rows(recorded, LayerReader.open(temporary, env)):
+            return recorded
+    except CorruptionError as error:
+        raise CorruptionError(f"{error}. What stands is never overwritten: recover() moves it aside first") from error
+    raise _other_contents(id, recorded.digest, f"recorded are {recorded.info.rows} rows,", digest)
+
+
+def _other_contents(
+    id: LayerId, recorded: Digest, how: str, digest: Digest, rows: int | None = None
+) -> DeterminismError:
+    trace = id.trace
+    return DeterminismError(
+        f"stage {trace.stage} shard {trace.shard} timestamp {show(id.description.lower)}: computed twice with different "
+        f"results ({how} digest {recorded[:16]}; now {'' if rows is None else f'{rows} rows, '}digest {digest[:16]}). "
+        "What was recorded counts. Remove randomness and order dependence from the stage, or declare it "
+        "deterministic=False. For other input than that of an attempt which failed, rewind() to the last sealed epoch first "
+        "(-1: there is none); for changed logic, use a branch",
+        stage=trace.stage,
+        shard=str(trace.shard),
+        t=show(id.description.lower),
+        recorded_digest=recorded,
+        rejected_digest=digest,
+    )
+
+
+def _same_rows(recorded: LayerReader, rejected: LayerReader) -> bool:
+    """Whether two files of different bytes hold equal rows, as when another version of Arrow laid them out."""
+    if not recorded.schema.equals(rejected.schema) or recorded.block_count != rejected.block_count:
+        return False
+    return all(a.batch.equals(b.batch) for a, b in zip(recorded.blocks(), rejected.blocks(), strict=True))
+
+
+def publish_rows(
+    root: Path, id: LayerId, rows: LayerRows, key_groups: int, env: Env, expected: Digest | None = None
+) -> Published:
+    """Steps 3 and 4: publishes one fresh layer under the data directory `root`.
+
+    `expected`: what the manifest of its epoch lists; a layer that is another one is not published at all.
+    Raises DeterminismError for that, and where the name is taken by other contents, StorageError where the disk refuses; in both
+    cases what was there before is untouched.
+    """
+    offsets = np.empty(0, dtype=np.uint64)
+    if rows.key:
+        check_shard(rows.hashes, id.trace.shard, key_groups, str(id))
+        offsets = group_offsets(rows.hashes, key_groups)
+    for _ in range(_ATTEMPTS - 1):
+        try:
+            return _write_and_link(root, id, rows, key_groups, offsets, env, expected)
+        except StorageError as error:
+            # A node that starts just now empties tmp/, also of files that are being written.
+            if not isinstance(error.__cause__, FileNotFoundError):
+                raise
+    return _write_and_link(root, id, rows, key_groups, offsets, env, expected)
+
+
+def _write_and_link(
+    root: Path,
+    id: LayerId,
+    rows: LayerRows,
+    key_groups: int,
+    offsets: npt.NDArray[np.uint64],
+    env: Env,
+    expected: Digest | None,
+) -> Published:
+    batch = rows.batch
+    temporary = temporary_path(root, env)
+    with storage_errors("write", temporary):
+        try:
+            with new_file(root, temporary, env) as file:
+                writer = LayerFileWriter(file, batch.schema)
+                writer.write_block(batch)
+                info, digest = writer.finish(
+                    id, key=rows.key, key_groups=key_groups, times=[id.description.lower], group_offsets=offsets
+                )
+        except OSError:
+            env.unlink(temporary)
+            raise
+    if expected is not None and digest != expected:
+        with storage_errors("remove", temporary):
+            env.unlink(temporary)
+        raise _other_contents(id, expected, "the sealed epoch lists", digest, rows.batch.num_rows)
+    return link_layer(root, id, temporary, info, digest, env)

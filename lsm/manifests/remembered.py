@@ -1,0 +1,157 @@
+"""What a directory held durably once, as its catalog says: from which to which epoch the manifests of each line, and the log of
+branches. Files show what is there; that the end of a log is not there any more only something beside it can show.
+
+Invariants
+- A file is remembered after it is durable, by the node, in the background: neither publishing nor sealing waits for it. So
+  layers of an epoch that is being written are remembered by nobody, and are not called lost.
+- What is remembered is not synced. A power cut may take the last of it, as if less had been; the next start adds it again.
+- What is given up on purpose is forgotten before its files go. What branches need no more is not asked for.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
+from pathlib import Path, PurePosixPath
+from typing import NamedTuple
+
+from nosync.lsm.errors import CatalogError, CorruptionError, StorageError
+from nosync.lsm.manifests.archive import epochs_of
+from nosync.lsm.manifests.branches import BRANCHES, Refs
+from nosync.lsm.manifests.catalog import Catalog
+from nosync.lsm.model.timestamp import MAX_EPOCH, Epoch, is_number
+from nosync.lsm.platform.env import Env
+from nosync.lsm.platform.json_file import canonical, read_small
+from nosync.lsm.trace.directory import CATALOG, MANIFESTS
+
+SEALED_META, ENTRY_META, SAFE_META = "sealed/", "branches/", "safe/"
+"""Catalog: by line, the first and the last epoch that was durable; by number, an entry of the log of branches; by line, the safe
+point that was told, where there are peers or inputs are let go of.
+"""
+KEY_GROUPS_META, STORE_ID_META = "key_groups", "store_id"
+"""Catalog: what the file NOSYNC says, should it be lost."""
+END = Epoch(MAX_EPOCH + 1)
+_FORGOTTEN = ""
+
+
+class Kept(NamedTuple):
+    """The first and the last epoch of a line whose manifests were durable."""
+
+    first: Epoch
+    last: Epoch
+
+    def joined(self, other: Kept | None) -> Kept:
+        return self if other is None else Kept(min(self.first, other.first), max(self.last, other.last))
+
+
+class Remembered:
+    """`meta`: what the catalog says. Each method that changes it returns what the catalog has to say from then on."""
+
+    def __init__(self, meta: Mapping[str, str] | None = None) -> None:
+        self._kept: dict[str, Kept] = {}
+        self.earliest = END
+        """The first epoch of any line; it is asked for often, and the lines are many."""
+        self.entries: dict[int, str] = {}
+        """The log of branches, each entry as canonical JSON."""
+        self.last_entry = 0
+        """The number of the last one; 0 where there is none."""
+        for name, value in (meta or {}).items():
+            if name.startswith(SEALED_META) and value != _FORGOTTEN:
+                first, last = json.loads(value)
+                self._kept[name.removeprefix(SEALED_META)] = Kept(Epoch(first), Epoch(last))
+            elif name.startswith(ENTRY_META) and value != _FORGOTTEN:
+                self.entries[int(name.removeprefix(ENTRY_META))] = value
+        for name, value in (meta or {}).items():  # of a catalog that an earlier version wrote there is this alone
+            line, told = name.removeprefix(SAFE_META), int(value) if name.startswith(SAFE_META) else -1
+            if told >= 0 and line not in self._kept:
+                self._kept[line] = Kept(Epoch(told), Epoch(told))
+        self._find_ends()
+
+    def _find_ends(self) -> None:
+        self.last_entry = max(self.entries, default=0)
+        self.earliest = min((kept.first for kept in self._kept.values()), default=END)
+
+    def copy(self) -> Remembered:
+        """As it is now."""
+        found = Remembered()
+        found._kept, found.entries = dict(self._kept), dict(self.entries)
+        found._find_ends()
+        return found
+
+    def of_line(self, line: str) -> Kept | None:
+        """None where nothing is remembered."""
+        return self._kept.get(line)
+
+    def note_line(self, line: str, kept: Kept) -> dict[str, str]:
+        """These manifests of a line were durable."""
+        joined = kept.joined(self._kept.get(line))
+        if joined == self._kept.get(line):
+            return {}
+        self._kept[line] = joined
+        self.earliest = min(self.earliest, joined.first)
+        return {SEALED_META + line: json.dumps(joined)}
+
+    def note(self, root: Path, paths: Iterable[PurePosixPath], env: Env) -> dict[str, str]:
+        """These small files are durable."""
+        changed: dict[str, str] = {}
+        found: dict[str, Kept] = {}
+        for path in paths:
+            if path.parts[0] == MANIFESTS and (span := epochs_of(path.name)) is not None:
+                found[path.parts[1]] = Kept(*span).joined(found.get(path.parts[1]))
+            elif path.parts[0] == BRANCHES and is_number(path.stem) and int(path.stem) not in self.entries:
+                with suppress(CorruptionError, StorageError):  # whoever reads the log says so
+                    text = canonical(read_small(root / path, env))
+                    self.entries[int(path.stem)] = changed[ENTRY_META + path.stem] = text
+                    self.last_entry = max(self.last_entry, int(path.stem))
+        for line, kept in found.items():
+            changed |= self.note_line(line, kept)
+        return changed
+
+    def give_up(self, first: Mapping[str, Epoch], entry: int | None) -> dict[str, str]:
+        """By line, the epoch from which on manifests are given up; and the entry from which on the log of branches is."""
+        changed = {}
+        for line, t in first.items():
+            kept = self._kept.pop(line, None)
+            if kept is not None and kept.first < t:
+                self._kept[line] = Kept(kept.first, min(kept.last, Epoch(t - 1)))
+            left = self._kept.get(line)
+            changed[SEALED_META + line] = _FORGOTTEN if left is None else json.dumps(left)
+        for n in [n for n in self.entries if entry is not None and n >= entry]:
+            del self.entries[n]
+            changed[f"{ENTRY_META}{n}"] = _FORGOTTEN
+        self._find_ends()
+        return changed
+
+
+Recall = Callable[[], Remembered]
+
+
+def catalog_metas(root: Path) -> dict[str, str]:
+    """What the catalog of a directory says beside its records; nothing where none is there and whole."""
+    if not (root / CATALOG).is_dir():
+        return {}
+    try:
+        catalog = Catalog(root / CATALOG, read_only=True)
+        try:
+            return catalog.metas()
+        finally:
+            catalog.close()
+    except (CatalogError, StorageError):
+        return {}
+
+
+def recalled(root: Path) -> Remembered:
+    """What is remembered of a directory, for a process that does not keep it."""
+    return Remembered(catalog_metas(root))
+
+
+def lines_without_entry(root: Path, refs: Refs, env: Env) -> list[str]:
+    """The lines of which there are manifests, and that no entry of the log of branches names."""
+    found = [line for line in env.list_dir(root / MANIFESTS) if line not in refs.lines]
+    return sorted(line for line in found if any(epochs_of(name) for name in env.list_dir(root / MANIFESTS / line)))
+
+
+def entries_lost(refs: Refs, remembered: Remembered) -> Iterator[int]:
+    """The entries of the log of branches that were durable once, and are not there: those in the middle, and at the end."""
+    yield from (n for n in sorted(remembered.entries) if n > refs.entries and n not in refs.later)

@@ -1,0 +1,47 @@
+"""What small files hold, checked before a file that came from another node gets its name here.
+
+A digest says that a file is what somebody wrote. What is published is read by every process of the store, names in it become
+directories, and it is told to other nodes as durable: so it has to be what a store writes under such a name.
+"""
+
+from __future__ import annotations
+
+from pathlib import PurePosixPath
+
+from nosync.lsm.errors import CorruptionError
+from nosync.lsm.facts.or_set import is_taken_back
+from nosync.lsm.facts.pins import pin_of
+from nosync.lsm.manifests.archive import Archive, Details, parse_name
+from nosync.lsm.manifests.branches import BRANCHES, check_entry
+from nosync.lsm.manifests.manifest import Manifest
+from nosync.lsm.platform.json_file import unseal_json
+from nosync.lsm.platform.parsing import parsed
+from nosync.lsm.trace.directory import MANIFESTS, PINS
+
+
+def check_contents(path: PurePosixPath, text: bytes) -> None:
+    """`path`: relative to the data directory. Raises CorruptionError for what no store writes there."""
+    kind, where = path.parts[0], str(path)
+    if kind == MANIFESTS:
+        _check_manifests(path, text)
+        return
+    fields, _ = unseal_json(text, where)
+    if kind == BRANCHES:
+        with parsed("an entry of the log of branches", where):
+            check_entry(fields)
+    elif kind == PINS and not is_taken_back(path):
+        with parsed("a pin", where):
+            pin_of(fields)
+
+
+def _check_manifests(path: PurePosixPath, text: bytes) -> None:
+    line, where = path.parent.name, str(path)
+    if parse_name(path.name):
+        archive = Archive.parse(text, line, path.name, where)
+        details = Details.parse(archive, text, where)
+        for t in archive.epochs:
+            details.manifest(t)
+        return
+    found = Manifest.from_json(text, where)
+    if found.path != path:
+        raise CorruptionError(f"{where}: holds the manifest of {found.line} {found.t}")

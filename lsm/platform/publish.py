@@ -1,0 +1,37 @@
+"""Files get their names whole: written under `tmp/`, then linked. Never overwritten, but after a failed fsync."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from nosync.lsm.platform.env import Env, Identity
+from nosync.lsm.platform.file_pool import new_file
+
+TEMPORARY_DIRECTORY = "tmp"
+
+
+def give_name(temporary: Path, final: Path, env: Env) -> Identity:
+    """Links a finished file to its name, and says which file it is. The directory is made if need be. Raises FileExistsError."""
+    identity = env.identity(temporary)
+    try:
+        env.link(temporary, final)
+    except FileNotFoundError:
+        env.make_dirs(final.parent)
+        env.link(temporary, final)
+    return identity
+
+
+def temporary_path(root: Path, env: Env) -> Path:
+    return root / TEMPORARY_DIRECTORY / env.token()
+
+
+def write_again(root: Path, path: Path, env: Env) -> None:
+    """After a failed fsync: what was published goes to a new inode, which takes the name once it is durable."""
+    temporary = temporary_path(root, env)
+    try:
+        with new_file(root, temporary, env) as file:
+            env.copy(path, file)
+        env.sync_file(temporary)
+        env.replace(temporary, path)
+    finally:
+        env.unlink(temporary)

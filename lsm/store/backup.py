@@ -1,0 +1,183 @@
+"""A copy of a store that may be in use: whole, and as it was at some epoch.
+
+Invariants
+- Whoever reads the copy sees no epoch without its layers, no line without the entry that made it, and no file half.
+- The copy becomes a store with its last file, the marker. Before that all that it lists was found, and every byte checked.
+- Nothing of the original is changed, locked or waited for. What changes meanwhile is copied again, in passes that grow shorter.
+
+Small files come in an order: registers, manifests, then the log of branches, so that no pin is of an epoch, and no line of an
+entry, that is not there; layers come last, because a manifest is published after those that it lists.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path, PurePosixPath
+
+from nosync.lsm.errors import CorruptionError, InvalidInputError, NosyncError
+from nosync.lsm.facts.or_set import register_files
+from nosync.lsm.facts.pins import Pins
+from nosync.lsm.manifests.branches import BRANCHES, MAIN
+from nosync.lsm.manifests.completeness import lost
+from nosync.lsm.manifests.lost_ends import inferred, log_problem, lost_manifests
+from nosync.lsm.manifests.timelines import Lines
+from nosync.lsm.model.layer import LayerId
+from nosync.lsm.model.timestamp import Epoch
+from nosync.lsm.node.discards import GIVEN_UP
+from nosync.lsm.node.input_release import LET_GO
+from nosync.lsm.platform.env import Env, storage_error
+from nosync.lsm.platform.json_file import read_small, replace_small, whole_number
+from nosync.lsm.store.verify import VerifyReport, verify_directory
+from nosync.lsm.trace.directory import (
+    LAYERS,
+    MANIFESTS,
+    MARKER,
+    LayerDirectory,
+    make_subdirectories,
+    read_marker,
+    write_marker,
+)
+
+_MOST_PASSES = 20
+_STANDING_STILL = 2
+"""Passes that may end with the same thing missing: then it is missing in the original."""
+
+
+def backup(
+    root: Path, target: Path, env: Env | None = None, progress: Callable[[int], None] | None = None
+) -> VerifyReport:
+    """Copies the store in `root` to `target`, which must not exist or be empty. Durable when this returns.
+
+    `progress(files)` is called after each file. Raises InvalidInputError where `target` has something in it, CorruptionError
+    where the original is not whole, StorageError.
+    """
+    env = env or Env()
+    marker = read_marker(root, env)
+    if target.resolve().is_relative_to(root.resolve()):
+        raise InvalidInputError(f"{target} lies in the store that is to be copied: give another directory")
+    if target.is_file() or env.list_dir(target):
+        raise InvalidInputError(f"{target} is there, and not empty: give a new directory for the copy")
+    copy = _Copy(LayerDirectory(root, marker.key_groups, env), LayerDirectory(target, marker.key_groups, env), progress)
+    make_subdirectories(target, env)
+    missing: list[str] = []
+    for _ in range(_MOST_PASSES):
+        copy.run_pass()
+        missing.append(copy.missing() or "")
+        if not missing[-1]:
+            break
+        if len(missing) > _STANDING_STILL and len(set(missing[-_STANDING_STILL - 1 :])) == 1:
+            break
+    if missing[-1]:
+        raise CorruptionError(
+            f"{root} cannot be copied whole: {missing[-1]}. `nosync verify {root}` says what is wrong there"
+        )
+    copy.write_let_go()
+    copy.sync()
+    report = verify_directory(copy.target)  # but for the marker
+    errors = tuple(error for error in report.errors if MARKER not in error)
+    if errors:
+        raise CorruptionError(f"{target}: the copy is not whole: {'; '.join(errors[:3])}")
+    write_marker(target, marker, env)
+    return VerifyReport(report.layers, report.manifests, report.bytes, ())
+
+
+class _Copy:
+    def __init__(self, source: LayerDirectory, target: LayerDirectory, progress: Callable[[int], None] | None) -> None:
+        self._source, self.target, self._progress = source, target, progress
+        self._env = source.env
+        self._copied: dict[PurePosixPath, int] = {}  # when its original was written
+        self._vanished: PurePosixPath | None = None
+
+    def run_pass(self) -> None:
+        """Copies what is there now and was not before, or is another file."""
+        self._vanished = None
+        for path in [*self._small_files(), *self._log()]:
+            self._copy(path)
+        lines = Lines(self.target.root, self._env)
+        for trace in self._source.traces():
+            until = lines.sealed_until(trace)
+            for d in self._source.descriptions(trace):
+                if d.lower < until and not d.is_of_rounds:  # what is not sealed is another attempt's
+                    self._copy(PurePosixPath(LAYERS, LayerId(trace, d).path))
+
+    def _small_files(self) -> Iterator[PurePosixPath]:
+        root = self._source.root
+        yield from (PurePosixPath(name) for name in (GIVEN_UP, "members.json") if (root / name).exists())
+        yield from register_files(root, self._env)
+        for line in sorted(self._env.list_dir(root / MANIFESTS)):
+            names = sorted(self._env.list_dir(root / MANIFESTS / line))
+            yield from (PurePosixPath(MANIFESTS, line, name) for name in names if name.endswith(".json"))
+
+    def _log(self) -> Iterator[PurePosixPath]:
+        for name in sorted(self._env.list_dir(self._source.root / BRANCHES)):
+            yield PurePosixPath(BRANCHES, name)
+
+    def _copy(self, path: PurePosixPath) -> None:
+        source, target = self._source.root / path, self.target.root / path
+        try:
+            written_ns = self._env.identity(source).written_ns
+            if self._copied.get(path) == written_ns:
+                return
+            target.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(source, target)
+        except FileNotFoundError:
+            if source.exists():
+                raise
+            self._vanished = path  # merged, archived or dropped meanwhile: the next pass finds what stands for it
+            return
+        except OSError as error:
+            raise storage_error("copy", source, error) from error
+        self._copied[path] = written_ns
+        if self._progress is not None:
+            self._progress(len(self._copied))
+
+    def missing(self) -> str | None:
+        """What the copy lacks to be whole; None where it lacks nothing."""
+        root = self.target.root
+        if self._vanished is not None:
+            return f"{self._vanished} was listed, and vanished"
+        try:
+            lines = Lines(root, self._env)
+        except NosyncError as error:
+            return str(error)
+        if lines.errors:
+            return str(lines.errors[0])
+        if len(self._env.list_dir(self._source.root / BRANCHES)) > lines.refs.entries:
+            return "branches change"
+        problem = log_problem(lines, root, self._env)
+        if problem is not None:
+            return problem
+        safe = self._let_go()
+        for name in lines.refs.names:
+            for text in lost_manifests(lines, name, None).values():
+                return text
+            for one in lost(lines, self.target, safe, name):
+                return f"{one.entry.id} is missing"
+        pins = [pin.t for pin in Pins(root, self._env).by_name().values()]
+        later = inferred(lines, self.target.layer_ids(), pins, {})
+        return f"line {next(iter(later))} goes on" if later else None
+
+    def _let_go(self) -> Epoch | None:
+        """Up to which epoch inputs may have been let go of."""
+        lines = Lines(self.target.root, self._env)
+        last = lines.last_sealed()
+        path = self._source.root / LET_GO
+        if last is None or not path.exists():
+            return None
+        fields = read_small(path, self._env)
+        return min(last, Epoch(whole_number(fields["safe"], "safe"))) if fields["line"] == lines.line(MAIN).id else None
+
+    def write_let_go(self) -> None:
+        """It is not copied: the original may have gone on since its manifests were."""
+        until = self._let_go()
+        if until is not None:
+            line = Lines(self.target.root, self._env).line(MAIN).id
+            replace_small(self.target.root, self.target.root / LET_GO, {"line": line, "safe": until}, self._env)
+
+    def sync(self) -> None:
+        for path in self._copied:
+            self._env.sync_file(self.target.root / path)
+        for directory, _, _ in os.walk(self.target.root):
+            self._env.sync_dir(Path(directory))

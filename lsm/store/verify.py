@@ -1,0 +1,72 @@
+"""Scrubbing: every byte of a data directory against its digests, without changing anything."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import PurePosixPath
+
+from nosync.lsm.errors import NosyncError
+from nosync.lsm.facts.or_set import register_files
+from nosync.lsm.layers.reader import LayerReader
+from nosync.lsm.manifests.branches import missing_entry, read_refs
+from nosync.lsm.manifests.manifest_log import Sealed, read_sealed
+from nosync.lsm.model.layer import SUFFIX, parse_path
+from nosync.lsm.platform.json_file import read_small
+from nosync.lsm.trace.directory import LAYERS, MANIFESTS, LayerDirectory, read_marker
+
+
+@dataclass(frozen=True)
+class VerifyReport:
+    """What a scrub read, and one message for each file that is not what it should be."""
+
+    layers: int
+    manifests: int
+    bytes: int
+    errors: tuple[str, ...]
+
+    @property
+    def ok(self) -> bool:
+        return not self.errors
+
+
+def verify_directory(directory: LayerDirectory, progress: Callable[[int, int], None] | None = None) -> VerifyReport:
+    """`progress(done, of)` is called after each layer."""
+    env, root = directory.env, directory.root
+    paths = sorted(path for path in (root / LAYERS).rglob("*") if path.suffix == SUFFIX or not path.is_dir())
+    errors: list[str] = []
+    size, layers = 0, 0
+    for done, path in enumerate(paths, 1):
+        id = parse_path(PurePosixPath(path.relative_to(root / LAYERS)))
+        if id is None:
+            errors.append(f"{path}: not a layer's name; a store writes nothing like it: move it away")
+            continue
+        try:
+            reader = LayerReader.open(path, env, id)
+            reader.verify()
+            layers, size = layers + 1, size + reader.size_bytes
+        except FileNotFoundError:
+            continue  # merged away while we looked
+        except NosyncError as error:
+            errors.append(str(error))
+        if progress:
+            progress(done, len(paths))
+    manifests = 0
+    for line in env.list_dir(root / MANIFESTS):
+        sealed = Sealed(line, root, env)
+        errors += [str(error) for error in read_sealed(sealed, root, env)]
+        manifests += len(sealed)
+    for register in register_files(root, env):
+        try:
+            read_small(root / register, env)
+        except FileNotFoundError:
+            continue  # replaced meanwhile
+        except NosyncError as error:
+            errors.append(str(error))
+    try:
+        read_marker(root, env)
+        refs = read_refs(root, env)
+        errors += [missing_entry(root, refs)] if refs.later else []
+    except NosyncError as error:
+        errors.append(str(error))
+    return VerifyReport(layers, manifests, size, tuple(errors))

@@ -1,0 +1,468 @@
+"""A data directory as any process may see it: list layers, open traces, publish. No catalog, no lock.
+
+Layout (docs/format.md):
+
+    NOSYNC                                        what this is: format, store id, key groups
+    LOCK                                          held by the node of this directory
+    layers/<stage>/<fingerprint>/<shard>/<lower>-<upper>-<since>.layer
+    manifests/<line>/<epoch>.json                 or, of many old epochs, <first>-<last>.json
+    branches/<n>.json                             the log of what branches there are
+    jobs/<line>/<n>-<token>.json                  instances of a job; the newest one may write
+    pins/<name>-<token>.json
+    sinks/<stage>/<line>/<epoch>-<token>.json     what was delivered
+    quarantine/                                   what was torn or flipped, kept for inspection
+    tmp/                                          being written; emptied at the node's start
+    ready/                                        empty files that the node made ahead, to be written
+    catalog/                                      RocksDB, the node's rebuildable index
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import stat
+import threading
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+import pyarrow as pa
+from blake3 import blake3
+
+from nosync.lsm.columnar.hashing import Hasher, hash32
+from nosync.lsm.errors import (
+    CompactedError,
+    CorruptionError,
+    FormatVersionError,
+    HoleError,
+    InvalidInputError,
+    NotAStoreError,
+    NotAvailableError,
+    UnknownStageError,
+)
+from nosync.lsm.layers.reader import LayerReader
+from nosync.lsm.layers.writer import LayerRows, Published, publish_rows
+from nosync.lsm.model.history import Part, View
+from nosync.lsm.model.layer import Description, Digest, LayerId, Shard, TraceId, parse_file_name
+from nosync.lsm.model.timestamp import Time, pack, show
+from nosync.lsm.platform.env import Env, storage_error, storage_errors
+from nosync.lsm.platform.file_pool import MADE, MAKING, READY
+from nosync.lsm.platform.nearest import did_you_mean
+from nosync.lsm.platform.parsing import parsed
+from nosync.lsm.platform.publish import TEMPORARY_DIRECTORY
+from nosync.lsm.platform.verified import is_verified_here
+from nosync.lsm.trace.presence import is_there
+from nosync.lsm.trace.trace import Trace, choose_cover, overlaps
+
+STORE_FORMAT = 1
+MARKER = "NOSYNC"
+LAYERS, MANIFESTS, PINS, QUARANTINE, CATALOG = "layers", "manifests", "pins", "quarantine", "catalog"
+PLACE_FILE = "place.json"
+"""In a directory that a daemon keeps: a token of it."""
+MAX_KEY_GROUPS = 1 << 15
+DEFAULT_KEY_GROUPS = 128
+MAX_OPEN_LAYERS = 2048
+_OWN = (
+    LAYERS, MANIFESTS, PINS, QUARANTINE, CATALOG, TEMPORARY_DIRECTORY, "branches", "jobs", "sinks", READY,
+    f"{READY}/{MADE}", f"{READY}/{MAKING}",
+)  # fmt: skip
+_LOST_FOUND = "lost+found"
+"""What mkfs leaves in an empty ext4, which may be mounted as a data directory."""
+_TOKEN = re.compile(r"[0-9a-f]{16}\Z")
+_RELISTS = 5
+
+
+@dataclass(frozen=True)
+class Marker:
+    """The contents of the file NOSYNC."""
+
+    store_id: str
+    key_groups: int
+
+
+def check_key_groups(key_groups: int) -> None:
+    """Raises InvalidInputError for a number of key groups that no store has."""
+    if not 1 <= key_groups <= MAX_KEY_GROUPS:
+        raise InvalidInputError(f"key_groups is {key_groups}, expected 1 to {MAX_KEY_GROUPS}")
+
+
+def create_store(root: Path, key_groups: int, env: Env, *, store_id: str | None = None) -> Marker:
+    """Makes an empty store in `root`, which must not exist or be empty. Raises NotAStoreError otherwise.
+
+    `store_id`: that of the store which other nodes have (default: a new one).
+    """
+    check_key_groups(key_groups)
+    with storage_errors("create the store", root):
+        new = [path for path in (root, *root.parents) if not path.exists()]
+        env.make_dirs(root)
+        check_can_be_store(root, env)
+        if (root / MARKER).exists():  # another process was quicker
+            return read_marker(root, env)
+        make_subdirectories(root, env)
+        marker = Marker(store_id or env.token(), key_groups)
+        marker = write_marker(root, marker, env)
+        for path in new:  # or a power cut takes all of the store
+            env.sync_dir(path.parent)
+    return marker
+
+
+def write_marker(root: Path, marker: Marker, env: Env) -> Marker:
+    """Writes the file NOSYNC, unless there is one, and returns what it says. Durable when this returns."""
+    fields = {"nosync_store": STORE_FORMAT, "store_id": marker.store_id, "key_groups": marker.key_groups}
+    text = json.dumps(fields | {"blake3": _digest_of(fields)})
+    temporary = root / TEMPORARY_DIRECTORY / env.token()
+    with env.create(temporary) as file:
+        file.write(text.encode() + b"\n")
+    env.sync_file(temporary)
+    try:
+        env.link(temporary, root / MARKER)
+    except FileExistsError:  # another process was a moment quicker
+        marker = read_marker(root, env)
+    env.unlink(temporary)
+    env.sync_dir(root)
+    return marker
+
+
+def looks_like_store(root: Path, env: Env) -> bool:
+    """Whether a directory without a marker was a store: it has layers, or manifests, in the places for them."""
+    return any(env.list_dir(root / kind / name) for kind in (LAYERS, MANIFESTS) for name in env.list_dir(root / kind))
+
+
+def check_can_be_store(root: Path, env: Env) -> None:
+    """Raises NotAStoreError where `root` is neither a store nor a place for a new one."""
+    if root.is_file():
+        raise NotAStoreError(f"{root} is a file, not a store directory")
+    foreign = [
+        name for name in env.list_dir(root.resolve()) if not name.startswith(".") and not _is_begun(root, name, env)
+    ]
+    if foreign and not (root / MARKER).exists() and looks_like_store(root, env):
+        raise NotAStoreError(f"{root / MARKER} is lost, and {LAYERS}/ and {MANIFESTS}/ are there: {_repair_hint(root)}")
+    if foreign and not (root / MARKER).exists():
+        raise NotAStoreError(
+            f"{root} is not a nosync store (it has no {MARKER} file) and is not empty ({', '.join(sorted(foreign)[:3])}, "
+            "...): give an empty or new directory"
+        )
+
+
+def check_own_directories(root: Path) -> None:
+    """Raises NotAStoreError where one of a store's own directories is a link, or a file."""
+    for name in _OWN:
+        path = root / name
+        with contextlib.suppress(OSError):  # what is not there is made, and what cannot be looked at cannot be opened
+            if not stat.S_ISDIR(os.lstat(path).st_mode):
+                raise NotAStoreError(
+                    f"{path} is {'a symbolic link' if path.is_symlink() else 'no directory'}, and a store's own directories are "
+                    "none: what is written or deleted there would be elsewhere. Remove it; to keep a store on another disk, link "
+                    "to the whole store"
+                )
+
+
+def make_subdirectories(root: Path, env: Env) -> None:
+    """Those that every store has and this one has not, such as a copy that left out `tmp/`."""
+    for name in (LAYERS, MANIFESTS, PINS, QUARANTINE, TEMPORARY_DIRECTORY):
+        if not (root / name).is_dir():
+            env.make_dirs(root / name)
+
+
+def _is_begun(root: Path, name: str, env: Env) -> bool:
+    """Whether a directory is one that making a store left, which was interrupted or is going on in another process."""
+    if name == TEMPORARY_DIRECTORY:
+        return all(_TOKEN.match(one) for one in env.list_dir(root / name))
+    return name in (LAYERS, MANIFESTS, PINS, QUARANTINE, _LOST_FOUND) and not env.list_dir(root / name)
+
+
+def read_marker(root: Path, env: Env) -> Marker:
+    """Raises NotAStoreError where `root` is no store, or one whose own directories are links, and FormatVersionError where it
+    is a newer one.
+    """
+    check_own_directories(root)
+    try:
+        text = env.read(root / MARKER)
+    except FileNotFoundError:
+        if looks_like_store(root, env):
+            check_can_be_store(root, env)
+        there = "is not a nosync store" if root.exists() else "does not exist"
+        raise NotAStoreError(
+            f"{root} {there}: expected a directory that nosync.open() made (with a {MARKER} file)"
+        ) from None
+    except NotADirectoryError:
+        raise NotAStoreError(f"{root} is a file, not a store directory") from None
+    except OSError as error:
+        raise storage_error("read", root / MARKER, error) from error
+    try:
+        with parsed("the marker of a store", str(root / MARKER)):
+            fields = json.loads(text)
+            digest = fields.pop("blake3", None)  # None: of an earlier version
+            version, marker = int(fields["nosync_store"]), Marker(str(fields["store_id"]), int(fields["key_groups"]))
+            check_key_groups(marker.key_groups)
+    except CorruptionError as error:
+        raise NotAStoreError(f"{root / MARKER} is damaged ({error}); {_repair_hint(root)}") from error
+    if version > STORE_FORMAT and digest in (None, _digest_of(fields)):
+        raise FormatVersionError(
+            f"{root} is a store of format {version}, this nosync knows up to {STORE_FORMAT}: upgrade nosync"
+        )
+    if digest not in (None, _digest_of(fields)):
+        raise NotAStoreError(f"{root / MARKER} is damaged (its digest is another one); {_repair_hint(root)}")
+    return marker
+
+
+def _repair_hint(root: Path) -> str:
+    return f"say `nosync verify --repair {root}`, which first says what it will do"
+
+
+def _digest_of(fields: Mapping[str, Any]) -> str:
+    return str(blake3(json.dumps(fields, sort_keys=True).encode()).hexdigest())
+
+
+class LayerDirectory:
+    """The layers of one data directory. Cheap to make; keeps the layers it opened, which are immutable."""
+
+    def __init__(self, root: Path, key_groups: int, env: Env | None = None, hasher: Hasher = hash32) -> None:
+        self.root = root
+        self._layers = root / LAYERS
+        self.key_groups = key_groups
+        self.env = env or Env()
+        self.hasher = hasher
+        self._is_validated = False
+        self._open: dict[LayerId, LayerReader] = {}
+        self._written: dict[LayerId, Published] = {}
+        self._lock = threading.Lock()
+
+    # --- what is there ---------------------------------------------------------------------------------------------
+
+    def stages(self) -> list[str]:
+        return sorted(self._list(PurePosixPath()))
+
+    def traces(self, stage: str | None = None) -> list[TraceId]:
+        """Every trace that has a directory, in order."""
+        found = []
+        for name in self.stages() if stage is None else [stage]:
+            for fingerprint in self._list(PurePosixPath(name)):
+                found += self.traces_of(name, fingerprint)
+        return sorted(found)
+
+    def traces_of(self, stage: str, fingerprint: str) -> list[TraceId]:
+        """Those of a stage that have a fingerprint."""
+        found = []
+        for shard in self._list(PurePosixPath(stage, fingerprint)):
+            try:
+                found.append(TraceId(stage, fingerprint, Shard.parse(shard)))
+            except ValueError:
+                continue  # not a name that a store writes: scrub reports it
+        return sorted(found)
+
+    def descriptions(self, trace: TraceId) -> list[Description]:
+        """What the names in a trace's directory say, in no order."""
+        names = self._list(trace.directory)
+        return [d for name in names if (d := parse_file_name(name)) is not None]
+
+    def holds(self, id: LayerId) -> bool:
+        """Whether a layer is there, or a merged one that stands for it."""
+        return is_there(id, self.descriptions(id.trace))
+
+    def layer_ids(self) -> list[LayerId]:
+        return [LayerId(trace, d) for trace in self.traces() for d in sorted(self.descriptions(trace))]
+
+    def path_of(self, id: LayerId) -> Path:
+        return self._layers / id.path
+
+    def _list(self, relative: PurePosixPath) -> list[str]:
+        directory = self._layers / relative
+        with storage_errors("list", directory):
+            return self.env.list_dir(directory)
+
+    # --- reading ----------------------------------------------------------------------------------------------------
+
+    @property
+    def is_validated(self) -> bool:
+        """Whether this host's node looked at all that is here; else readers do, block by block (nosync.lsm.platform.verified)."""
+        self._is_validated = self._is_validated or is_verified_here(self.root)
+        return self._is_validated
+
+    def reader(self, id: LayerId) -> LayerReader:
+        """Raises FileNotFoundError when the layer is gone, CorruptionError when its bytes are not its own."""
+        with self._lock:
+            reader = self._open.pop(id, None)
+        # What was given up, or let go of and recorded anew, has the same name.
+        if reader is None or self.env.identity(reader.path) != reader.identity:
+            reader = LayerReader.open(self.path_of(id), self.env, id, is_validated=self.is_validated)
+            if reader.info.key_groups != self.key_groups:
+                raise CorruptionError(
+                    f"{self.path_of(id)}: was written with {reader.info.key_groups} key groups, and {self.root / MARKER} says "
+                    f"{self.key_groups}: one of the two files is damaged, or of another store"
+                )
+        with self._lock:
+            self._open[id] = reader  # the most recently used come last
+            while len(self._open) > MAX_OPEN_LAYERS:
+                del self._open[next(iter(self._open))]
+        return reader
+
+    def reader_of_any(self, trace: TraceId) -> LayerReader:
+        """Any layer of the trace, for what all of them say. Raises HoleError where none is left."""
+        for d in self.descriptions(trace):
+            try:
+                return self.reader(LayerId(trace, d))
+            except FileNotFoundError:
+                continue
+        raise HoleError(
+            f"{trace}: no layer of it is left; recover() recomputes them",
+            stage=trace.stage, shard=str(trace.shard), lower="?", upper="?",
+        )  # fmt: skip
+
+    def forget(self, id: LayerId) -> None:
+        """Drops an open layer, whose file was deleted or moved. Arrays taken from it stay valid."""
+        with self._lock:
+            self._open.pop(id, None)
+
+    def trace(self, id: TraceId, *, until: Time, as_of: Time, origin: Time | None = None) -> Trace:
+        """The trace's layers from its beginning to `until`, usable for reads as of `as_of` and later.
+
+        Raises HoleError, CompactedError or NotAvailableError as `choose_cover`.
+        """
+        return self.open_view(View(id, origin), until=until, as_of=as_of)
+
+    def open_view(self, view: View, *, until: Time, as_of: Time) -> Trace:
+        """As `trace`, for a shard whose state begins in older traces.
+
+        A merge may delete files between listing and opening; then the directory is listed again, and the merged
+        layer that replaced them is found.
+        """
+        until = min(until, view.upper)
+        seen: list[list[Description]] = []
+        for _ in range(_RELISTS):
+            try:
+                readers: list[LayerReader] = []
+                ends: dict[LayerId, Time] = {}
+                begins: dict[LayerId, Time] = {}
+                available = self.descriptions(view.id)
+                for part in [*view.base, Part(view.id, view.origin, view.upper)]:
+                    exact = Time(min(as_of, part.upper - 1))
+                    listed = available if part.trace == view.id else None
+                    opened = self._open_part(part.trace, part.lower, min(part.upper, until), exact, listed)
+                    readers += opened
+                    # A merge may have joined what belongs to the state with what came after, on another branch.
+                    ends |= {r.id: part.upper for r in opened if r.id.description.upper > part.upper}
+                    begins |= overlaps([r.id for r in opened])
+                schema, key = (None, ()) if readers else self._shape_of_first(view.id, available)
+                trace = Trace(view.id, readers, self.key_groups, schema, ends, begins, until, key)
+            except FileNotFoundError:
+                continue
+            except (HoleError, CompactedError, NotAvailableError):
+                # A long listing is read in parts, between which a merged layer may come and its inputs go.
+                if sorted(available) in seen:
+                    raise
+                seen.append(sorted(available))
+                continue
+            there = set(available)
+            for gone in [o for o in list(self._open) if o.trace == view.id and o.description not in there]:
+                self.forget(gone)
+            return trace
+        raise NotAStoreError(
+            f"{self.root}: the files of {view.id} vanish while they are listed; is something else deleting them?"
+        )
+
+    def open_rounds(self, view: View, epoch: int, rounds: int) -> Trace:
+        """A shard's state in the middle of an epoch: as of the one before, and the first `rounds` rounds of this one.
+
+        Raises HoleError for a round that is not there.
+        """
+        begin = pack(epoch)
+        before = self.open_view(view, until=begin, as_of=Time(begin - 1))
+        of_rounds = [Description(pack(epoch, i), pack(epoch, i + 1)) for i in range(rounds)]
+        try:
+            readers = [self.reader(LayerId(view.id, d)) for d in of_rounds]
+        except FileNotFoundError as error:
+            raise HoleError(
+                f"{view.id}: a round of the loop at {epoch} is missing: {error.filename}; run the epoch again",
+                stage=view.id.stage, shard=str(view.id.shard), lower=show(begin), upper=show(pack(epoch, rounds)),
+            ) from error  # fmt: skip
+        ends = {layer.id: min(begin, before.ends.get(layer.id, begin)) for layer in before.layers}
+        return Trace(view.id, [*before.layers, *readers], self.key_groups, before.schema, ends, before.begins)
+
+    def layer_at(self, id: TraceId, time: Time) -> Trace:
+        """The one layer of a trace that holds a time, as a trace: all that is needed of a log. Raises HoleError."""
+        for _ in range(_RELISTS):
+            covering = [d for d in self.descriptions(id) if d.lower <= time < d.upper]
+            if not covering:
+                raise HoleError(
+                    f"{id}: its layer at {show(time)} is missing; recover() recomputes it",
+                    stage=id.stage, shard=str(id.shard), lower=show(time), upper=show(Time(time + 1)),
+                )  # fmt: skip
+            try:
+                return Trace(
+                    id, [self.reader(LayerId(id, min(covering, key=lambda d: d.upper - d.lower)))], self.key_groups
+                )
+            except FileNotFoundError:
+                continue
+        raise NotAStoreError(f"{self.root}: the files of {id} vanish while they are listed")
+
+    def _open_part(
+        self,
+        id: TraceId,
+        origin: Time | None,
+        until: Time,
+        as_of: Time,
+        available: Sequence[Description] | None = None,
+    ) -> list[LayerReader]:
+        if available is None:
+            available = self.descriptions(id)
+        return [self.reader(LayerId(id, d)) for d in choose_cover(id, available, until, as_of, origin)]
+
+    def _shape_of_first(
+        self, id: TraceId, available: Sequence[Description]
+    ) -> tuple[pa.Schema | None, tuple[str, ...]]:
+        """The schema and key that a trace begins with: what it has before, when it is empty."""
+        if not available:
+            return None, ()
+        first = min(available)
+        reader = self.reader(LayerId(id, first))
+        return reader.schema_until(Time(first.lower + 1)), reader.info.key
+
+    def check_stage(self, stage: str) -> None:
+        """Raises UnknownStageError for a stage of which nothing was recorded."""
+        if not self.traces(stage):
+            raise UnknownStageError(
+                f"no stage {stage!r} in {self.root}; recorded stages: {', '.join(self.stages()) or 'none'}"
+                f"{did_you_mean(stage, self.stages())}"
+            )
+
+    def fingerprint_of(self, stage: str) -> str:
+        """The only fingerprint that a stage was recorded with. Raises UnknownStageError for none or several."""
+        self.check_stage(stage)
+        fingerprints = sorted({trace.fingerprint for trace in self.traces(stage)})
+        if len(fingerprints) == 1:
+            return fingerprints[0]
+        raise UnknownStageError(
+            f"stage {stage!r} was recorded with several fingerprints ({', '.join(fingerprints)}): read a sealed timestamp"
+        )
+
+    # --- writing ----------------------------------------------------------------------------------------------------
+
+    def recorded(self, id: LayerId) -> Published:
+        """What stands under the name of a layer."""
+        reader = self.reader(id)
+        return Published(id, reader.digest, reader.info.rows, reader.size_bytes, existed=True)
+
+    def publish(self, id: LayerId, rows: LayerRows, expected: Digest | None = None) -> Published:
+        """See nosync.lsm.layers.writer.publish_rows."""
+        published = publish_rows(self.root, id, rows, self.key_groups, self.env, expected)
+        with self._lock:
+            self._written[id] = published
+            while len(self._written) > MAX_OPEN_LAYERS:
+                del self._written[next(iter(self._written))]
+        return published
+
+    def contents_of(self, id: LayerId) -> tuple[Digest, int]:
+        """The digest of a layer and how many rows it has: what was written here a moment ago is not opened for that.
+
+        Raises as `reader` does.
+        """
+        with self._lock:
+            written = self._written.pop(id, None)
+        if written is not None and self.env.identity(self.path_of(id)) == written.identity:
+            return written.digest, written.rows
+        reader = self.reader(id)
+        return reader.digest, reader.info.rows

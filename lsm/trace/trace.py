@@ -1,0 +1,515 @@
+"""Reading one trace: the state of one (stage, shard) as of any timestamp, and what changed between two.
+
+Invariants
+- The layers of a trace are contiguous: each `lower` equals the previous `upper`. A missing one is a HoleError that
+  names it, never a silently different answer.
+- State as of `t` = the newest entry of each key with time <= t, for any `t` with `since <= t < upper`.
+- `changes(t0, t1)` applied to the state as of `t0` gives the state as of `t1`.
+
+Lookups go from the newest layer to the oldest with the keys that are still open, one search of a block for all of them.
+"""
+
+from __future__ import annotations
+
+import copy
+import itertools
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from nosync.lsm.columnar.columns import (
+    CHANGE_TYPE_COLUMN,
+    EPOCH_COLUMN,
+    Bools,
+    Indices,
+    conform,
+    gather,
+    keys_equal,
+    order_by_key,
+    sort_hashes,
+    take,
+    take_batch,
+)
+from nosync.lsm.columnar.hashing import U32, first_hash_of_group
+from nosync.lsm.errors import CompactedError, HoleError, NotAvailableError
+from nosync.lsm.layers.merging import RowFilter, Rows, concat_batches, merged_blocks, unified_schema
+from nosync.lsm.layers.reader import Block, LayerReader
+from nosync.lsm.model.layer import Description, LayerId, TraceId
+from nosync.lsm.model.timestamp import END_OF_TIME, ROUND_BITS, Time, epoch_of, show, show_as_of
+
+INSERT, UPDATE_BEFORE, UPDATE_AFTER, DELETE = "insert", "update_preimage", "update_postimage", "delete"
+CHANGE_TYPES = (INSERT, UPDATE_BEFORE, UPDATE_AFTER, DELETE)
+
+
+def choose_cover(
+    trace: TraceId, available: Sequence[Description], until: Time, as_of: Time, origin: Time | None = None
+) -> list[Description]:
+    """The fewest contiguous layers, oldest first, that cover the trace from its beginning to `until` (exclusive).
+
+    Only layers whose `since` is at most `as_of` can serve. Merged layers may overlap the layers they were made of; any
+    contiguous choice gives the same state. Where none is contiguous, as after nodes that merged differently filled each other's
+    gaps, layers that overlap in part serve too: each adds what comes after the end of the one before (`overlaps`).
+    The trace begins at `origin`; None: at the smallest `lower` available.
+    Raises HoleError naming the first gap, CompactedError if only too far compacted layers bridge it, and
+    NotAvailableError if nothing reaches `until` yet.
+    """
+    if origin is None:
+        origin = min((d.lower for d in available), default=Time(0))
+    if until <= origin:
+        return []
+    steps_to_end: dict[Time, int] = {}
+    choice: dict[Time, Description] = {}
+    usable = sorted((d for d in available if d.since <= max(as_of, 0)), key=lambda d: (d.lower, d.since), reverse=True)
+    for d in usable:
+        steps = 0 if d.upper >= until else steps_to_end.get(d.upper)
+        if steps is not None and (d.lower not in choice or steps + 1 < steps_to_end[d.lower]):
+            steps_to_end[d.lower], choice[d.lower] = steps + 1, d
+    if origin not in choice:
+        overlapping = _overlapping_cover(usable, until, origin)
+        if not overlapping:
+            _raise_gap(trace, available, usable, origin, until, as_of)
+        return overlapping
+    cover = [choice[origin]]
+    while cover[-1].upper < until:
+        cover.append(choice[cover[-1].upper])
+    return cover
+
+
+def _overlapping_cover(usable: Sequence[Description], until: Time, origin: Time) -> list[Description]:
+    """Layers of which each begins in or right after the one before; none where there is a hole."""
+    cover: list[Description] = []
+    reached = origin
+    while reached < until:
+        following = [
+            d
+            for d in usable
+            if d.lower <= reached < d.upper and (d.lower > cover[-1].lower if cover else d.lower == origin)
+        ]
+        if not following:
+            return []
+        cover.append(max(following, key=lambda d: (d.upper, d.lower)))
+        reached = cover[-1].upper
+    return cover
+
+
+def overlaps(cover: Sequence[LayerId]) -> dict[LayerId, Time]:
+    """Of layers of one trace, oldest first, those that begin inside the one before, and where that one ends.
+
+    What such a layer holds of that stretch the one before holds as well. For the state that does not matter: the newest entry
+    of a key is the same in both. In a change feed, or a log, each entry must count once.
+    """
+    return {
+        b: a.description.upper
+        for a, b in itertools.pairwise(cover)
+        if a.trace == b.trace and a.description.upper > b.description.lower
+    }
+
+
+def lost_tail(id: TraceId, until: Time, error: NotAvailableError) -> HoleError:
+    """What opening a trace raised, where it was recorded up to `until`: the rest is lost, and not still to come."""
+    return HoleError(
+        f"{id}: its last layers, up to {epoch_of(Time(until - 1))}, are missing ({error}); recover() recomputes them",
+        stage=id.stage,
+        shard=str(id.shard),
+        lower="?",
+        upper=show(until),
+    )
+
+
+def _raise_gap(
+    trace: TraceId,
+    available: Sequence[Description],
+    usable: Sequence[Description],
+    origin: Time,
+    until: Time,
+    as_of: Time,
+) -> None:
+    reached = _reach(usable, origin)
+    if _reach(available, origin) > reached:
+        raise CompactedError(
+            f"{trace}: the state as of {show_as_of(as_of)} was merged away; the oldest exact timestamp is "
+            f"{show(max(d.since for d in available))}. Keep more history with retain=, or hold a point with pin()"
+        )
+    later = [d.lower for d in available if d.lower > reached]
+    if not later:
+        raise NotAvailableError(
+            f"{trace}: recorded up to {epoch_of(Time(reached - 1))}, not up to {epoch_of(Time(until - 1))}"
+        )
+    raise HoleError(
+        f"{trace}: the layers [{show(reached)}, {show(min(later))}) are missing; recover() recomputes them",
+        stage=trace.stage,
+        shard=str(trace.shard),
+        lower=show(reached),
+        upper=show(min(later)),
+    )
+
+
+def _reach(descriptions: Sequence[Description], origin: Time) -> Time:
+    reached = origin
+    for d in sorted(descriptions):
+        if d.lower <= reached < d.upper:
+            reached = d.upper
+    return reached
+
+
+@dataclass(frozen=True)
+class Lookup:
+    """The answer to a lookup of n keys: `found` (n booleans), and a row of `data` for each key found, in key order."""
+
+    found: Bools
+    data: pa.RecordBatch
+
+
+class Trace:
+    """A contiguous sequence of open layers, oldest first. Immutable; cheap to make from open layers.
+
+    After rescaling it begins with layers of older traces, whose other keys are passed over.
+    """
+
+    def __init__(
+        self,
+        id: TraceId,
+        layers: Sequence[LayerReader],
+        key_groups: int,
+        schema: pa.Schema | None = None,
+        ends: Mapping[LayerId, Time] | None = None,
+        begins: Mapping[LayerId, Time] | None = None,
+        until: Time | None = None,
+        key: tuple[str, ...] = (),
+    ) -> None:
+        """`schema`, `key`: of a trace without layers. `ends`: of layers that count only up to a time (exclusive), because the
+        state goes on elsewhere from there.
+        `begins`: of layers whose entries before a time are in the layer before as well. `until`: nothing is asked for at this
+        time or later, so columns that came with it are not there.
+        """
+        self.ends, self.begins = ends or {}, begins or {}
+        for previous, layer in itertools.pairwise(layers):
+            if layer.id.trace != previous.id.trace or previous.id in self.ends or layer.id in self.begins:
+                continue  # older traces that the state begins in; whoever opened them knows where they end
+            if layer.id.description.lower != previous.id.description.upper:
+                lower, upper = previous.id.description.upper, layer.id.description.lower
+                raise HoleError(
+                    f"{id}: [{show(lower)}, {show(upper)}) is missing between its layers",
+                    stage=id.stage,
+                    shard=str(id.shard),
+                    lower=show(lower),
+                    upper=show(upper),
+                )
+        self.id = id
+        self.layers = tuple(layers)
+        self.key: tuple[str, ...] = layers[0].info.key if layers else key
+        upper = END_OF_TIME if until is None else until
+        limits = [min(upper, self.ends.get(layer.id, upper)) for layer in layers]
+        self.schema: pa.Schema = unified_schema(layers, limits) if layers else (schema or pa.schema([]))
+        groups = id.shard.groups(key_groups)
+        self._first_hash = first_hash_of_group(groups.start, key_groups)
+        self._end_hash = first_hash_of_group(groups.stop, key_groups)
+
+    def has_hash(self, hash32: int) -> bool:
+        """Whether keys of a hash belong to the trace's shard."""
+        return self._first_hash <= hash32 < self._end_hash
+
+    def read_as(self, schema: pa.Schema) -> Trace:
+        """The same, with columns that its layers may lack: these are null. Columns of its own that `schema` lacks come last."""
+        if self.schema.equals(schema):
+            return self
+        more = [field for field in self.schema if schema.get_field_index(field.name) < 0]
+        other = copy.copy(self)
+        other.schema = pa.schema([*schema, *more])
+        return other
+
+    @property
+    def since(self) -> Time:
+        return max((layer.id.description.since for layer in self.layers), default=Time(0))
+
+    @property
+    def upper(self) -> Time:
+        return self.layers[-1].id.description.upper if self.layers else Time(0)
+
+    def _until(self, layer: LayerReader, as_of: Time) -> Time:
+        """Up to which time a layer counts in a read as of `as_of`."""
+        end = self.ends.get(layer.id)
+        return as_of if end is None else Time(min(as_of, end - 1))
+
+    def _after(self, layer: LayerReader, after: Time) -> Time:
+        """After which time a layer's entries count that no layer before has."""
+        begin = self.begins.get(layer.id)
+        return after if begin is None else Time(max(after, begin - 1))
+
+    def _check_exact(self, as_of: Time) -> None:
+        # `as_of` is -1 for the state before epoch 0, which is empty and was never merged away.
+        if max(as_of, 0) < self.since:
+            raise CompactedError(
+                f"{self.id}: the history before {show(self.since)} was merged away, {show_as_of(as_of)} was asked for. "
+                "Keep more with retain=, or hold a point with pin()"
+            )
+
+    # --- whole state ---------------------------------------------------------------------------------------------
+
+    def scan(self, as_of: Time, keep: RowFilter | None = None) -> list[pa.RecordBatch]:
+        """The live rows as of `as_of` in stored order; of a log, all rows up to it.
+
+        `keep` selects rows by key columns (it must select all or none of a key's versions).
+        """
+        self._check_exact(as_of)
+        if not self.layers:
+            return []
+        if not self.key:
+            return self._log_rows(Time(-1), as_of)
+        blocks = merged_blocks(
+            self.layers,
+            since=as_of,
+            bottom=True,
+            until=[self._until(layer, as_of) for layer in self.layers],
+            keep=keep,
+            first_hash=self._first_hash,
+            end_hash=self._end_hash,
+        )
+        return [conform(rows.data, self.schema) for rows in blocks]
+
+    def _log_rows(self, after: Time, until: Time) -> list[pa.RecordBatch]:
+        """Rows with `after < time <= until` in recorded order."""
+        batches = []
+        for layer in self.layers:
+            if layer.last_time <= after or layer.id.description.lower > until:
+                continue
+            for block in layer.blocks():
+                times = block.row_times()
+                # A log's rows are in order of time, so the selected ones are one slice.
+                low = self._after(layer, after)
+                start, stop = np.searchsorted(times, [low, max(low, self._until(layer, until))], side="right")
+                batches.append(conform(block.data.slice(int(start), int(stop - start)), self.schema))
+        return batches
+
+    # --- by key --------------------------------------------------------------------------------------------------
+
+    def lookup(self, keys: Sequence[pa.Array], hashes: U32, as_of: Time) -> Lookup:
+        """The state of the given keys (columns in the key's order; any row order) as of `as_of`."""
+        self._check_exact(as_of)
+        n = len(hashes)
+        order, sorted_hashes = sort_hashes(hashes)
+        sorted_keys = [take(key, order) for key in keys]
+        open_ = np.ones(n, dtype=np.bool_)
+        hits: list[tuple[Block, Indices, Indices]] = []  # block, its rows, positions in sorted order
+        for layer in reversed(self.layers):
+            if not open_.any() or layer.id.description.lower > as_of or not layer.info.rows:
+                continue
+            latest = self._until(layer, as_of)
+            check_time = layer.last_time > latest
+            for block in layer.blocks_between(int(sorted_hashes[0]), int(sorted_hashes[-1])):
+                low = int(np.searchsorted(sorted_hashes, block.hashes[0], side="left"))
+                high = int(np.searchsorted(sorted_hashes, block.hashes[-1], side="right"))
+                probes = np.flatnonzero(open_[low:high]) + low
+                rows, probes = _probe(block, sorted_hashes, probes, sorted_keys, latest if check_time else None)
+                open_[probes] = False
+                if block.tombstones is not None:
+                    alive = ~block.tombstones[rows]
+                    rows, probes = rows[alive], probes[alive]
+                if len(rows):
+                    hits.append((block, rows, probes))
+        return self._gather(hits, order, n)
+
+    def lookup_prefix(self, prefix: Sequence[pa.Array], hashes: U32, as_of: Time) -> pa.RecordBatch:
+        """The live rows as of `as_of` whose first key columns are one of the given ones; for stages whose rows are hashed
+        by those columns alone (the sides of a join). `prefix` holds each combination once; rows come in stored order.
+        """
+        self._check_exact(as_of)
+        order, wanted = sort_hashes(hashes)
+        batches, row_hashes, dead = [], [], []
+        for layer in self.layers:
+            if not len(wanted) or layer.id.description.lower > as_of or not layer.info.rows:
+                continue
+            for block in layer.blocks_between(int(wanted[0]), int(wanted[-1])):
+                low, high = (
+                    np.searchsorted(block.hashes, wanted, "left"),
+                    np.searchsorted(block.hashes, wanted, "right"),
+                )
+                counts = high - low
+                rows = np.repeat(low - np.cumsum(counts) + counts, counts) + np.arange(counts.sum())
+                same = keys_equal(block.keys[: len(prefix)], rows, prefix, np.repeat(order, counts))
+                if layer.last_time > self._until(layer, as_of):
+                    same &= block.row_times()[rows] <= self._until(layer, as_of)
+                rows = rows[same]
+                if len(rows):
+                    batches.append(conform(take_batch(block.data, rows), self.schema))
+                    row_hashes.append(block.hashes[rows])
+                    dead.append(block.row_tombstones()[rows])
+        data = concat_batches(batches, self.schema)
+        if not batches:
+            return data
+        by_key, next_is_same_key = order_by_key(np.concatenate(row_hashes), data.columns[: len(self.key)])
+        newest = by_key[np.append(~next_is_same_key, True)]
+        return take_batch(data, newest[~np.concatenate(dead)[newest]])
+
+    def rows_where(self, column: str, low: int, high: int, as_of: Time) -> tuple[pa.RecordBatch, U32]:
+        """The live rows as of `as_of` with `low <= column <= high` (an integer or timestamp column), and their hashes.
+
+        Reads that one column of every layer, and nothing else of the rows that it leaves out.
+        """
+        nothing = concat_batches([], self.schema)
+        found, hashes = [], []
+        for layer in self.layers:
+            if layer.id.description.lower > as_of or not layer.info.rows or column not in layer.schema.names:
+                continue
+            for block in layer.blocks():
+                selected = _between(block.data.column(column), low, high)
+                selected &= (block.hashes >= self._first_hash) & (block.hashes.astype(np.int64) < self._end_hash)
+                at = np.flatnonzero(selected)
+                if len(at):
+                    found.append(take_batch(block.data.select(list(self.key)), at))
+                    hashes.append(block.hashes[at])
+        if not found:
+            return nothing, np.empty(0, dtype=np.uint32)
+        keys, all_hashes = concat_batches(found, found[0].schema), np.concatenate(hashes)
+        order, next_is_same_key = order_by_key(all_hashes, keys.columns)
+        once = order[np.append(~next_is_same_key, True)]
+        answer = self.lookup([take(key, once) for key in keys.columns], all_hashes[once], as_of)
+        still = np.flatnonzero(_between(answer.data.column(column), low, high))
+        return take_batch(answer.data, still), all_hashes[once][answer.found][still]
+
+    def _gather(self, hits: Sequence[tuple[Block, Indices, Indices]], order: Indices, n: int) -> Lookup:
+        found: Bools = np.zeros(n, dtype=np.bool_)
+        asked = [np.take(order, probes) for _, _, probes in hits]
+        for at in asked:
+            found[at] = True
+        place = np.cumsum(found) - 1
+        pieces = [
+            (conform(block.data, self.schema), rows, np.take(place, at))
+            for (block, rows, _), at in zip(hits, asked, strict=True)
+        ]
+        return Lookup(found, gather(pieces, self.schema))
+
+    # --- change feed ---------------------------------------------------------------------------------------------
+
+    def rows_between(self, after: Time, until: Time) -> Rows:
+        """Every recorded entry with `after < time <= until`, tombstones included, by (hash, key, time)."""
+        self._check_exact(after)
+        batches, hashes, times, dead = [], [], [], []
+        for layer in self.layers:
+            if layer.last_time <= after or layer.id.description.lower > until or not layer.info.rows:
+                continue
+            for block in layer.blocks():
+                row_times = block.row_times()
+                selected = (row_times > self._after(layer, after)) & (row_times <= self._until(layer, until))
+                selected &= (block.hashes >= self._first_hash) & (block.hashes.astype(np.int64) < self._end_hash)
+                at = np.flatnonzero(selected)
+                data = block.data if len(at) == block.rows else take_batch(block.data, at)
+                batches.append(conform(data, self.schema))
+                hashes.append(block.hashes[at])
+                times.append(row_times[at])
+                dead.append(block.row_tombstones()[at])
+        if not batches:
+            nothing = np.empty(0, dtype=np.int64)
+            empty = concat_batches([], self.schema)
+            return Rows(empty, nothing.astype(np.uint32), nothing, nothing.astype(np.bool_))
+        data = concat_batches(batches, self.schema)
+        joined = np.concatenate(hashes)
+        order, _ = order_by_key(joined, data.columns[: len(self.key)])
+        return Rows(take_batch(data, order), joined[order], np.concatenate(times)[order], np.concatenate(dead)[order])
+
+    def changes(self, after: Time, until: Time) -> pa.Table:
+        """The change feed: what turns the state as of `after` into the state as of `until`.
+
+        Columns: the stage's, then `_change_type` (insert, update_preimage, update_postimage, delete, as in Delta's
+        change feed) and `_epoch`. In order of epoch, then of (key group, hash, key); a preimage comes right
+        before its postimage, and a delete carries the values that were deleted.
+        """
+        if not self.key:
+            return self._log_changes(after, until)
+        rows = self.rows_between(after, until)
+        first_of_key = first_of_keys(rows, len(self.key))
+        first = np.flatnonzero(first_of_key)
+        keys = rows.data.columns[: len(self.key)]
+        before = self.lookup([take(key, first) for key in keys], rows.hashes[first], after)
+        return change_rows(rows, first_of_key, before)
+
+    def _log_changes(self, after: Time, until: Time) -> pa.Table:
+        self._check_exact(after)
+        batches, epochs = [], []
+        for layer in self.layers:
+            for block in layer.blocks():
+                times = block.row_times()
+                low = self._after(layer, after)
+                limit = max(low, self._until(layer, until))
+                start, stop = (int(i) for i in np.searchsorted(times, [low, limit], side="right"))
+                batches.append(conform(block.data.slice(start, stop - start), self.schema))
+                epochs.append(times[start:stop] >> ROUND_BITS)
+        data = concat_batches(batches, self.schema)
+        row_epochs = np.concatenate([*epochs, np.empty(0, dtype=np.int64)])
+        if CHANGE_TYPE_COLUMN in self.schema.names:  # a log of changes says itself what each row does
+            return pa.Table.from_batches([data]).append_column(EPOCH_COLUMN, pa.array(row_epochs))
+        return _with_change_columns(data, np.zeros(len(data), dtype=np.int8), row_epochs)
+
+
+def _between(column: pa.Array, low: int, high: int) -> Bools:
+    valid: Bools = column.is_valid().to_numpy(zero_copy_only=False)
+    values = column.view(pa.int64()).fill_null(0).to_numpy(zero_copy_only=False)
+    selected: Bools = valid & (values >= low) & (values <= high)
+    return selected
+
+
+def _probe(
+    block: Block, hashes: U32, probes: Indices, keys: Sequence[pa.Array], as_of: Time | None
+) -> tuple[Indices, Indices]:
+    """For each of the keys and hashes at `probes`: the newest row of it in the block (not after `as_of`), and the probe.
+
+    Starts at the last row of each hash and steps down while hashes are equal; one step is enough unless hashes
+    collide or the row is too new.
+    """
+    at = block.last_at_most(np.take(hashes, probes))
+    found_rows, found_probes = [np.empty(0, dtype=np.int64)], [np.empty(0, dtype=np.int64)]
+    while len(probes):
+        same = np.flatnonzero((at >= 0) & (np.take(block.hashes, at, mode="clip") == np.take(hashes, probes)))
+        probes, at = np.take(probes, same), np.take(at, same)
+        match = keys_equal(block.keys, at, keys, probes)
+        if as_of is not None:
+            match &= block.row_times()[at] <= as_of
+        hit, miss = np.flatnonzero(match), np.flatnonzero(~match)
+        found_rows.append(np.take(at, hit))
+        found_probes.append(np.take(probes, hit))
+        probes, at = np.take(probes, miss), np.take(at, miss) - 1
+    return np.concatenate(found_rows), np.concatenate(found_probes)
+
+
+def first_of_keys(rows: Rows, key_columns: int) -> Bools:
+    """Which of the rows, in order of (hash, key, time), is the first of its key."""
+    first: Bools = np.ones(len(rows.hashes), dtype=np.bool_)
+    keys = rows.data.columns[:key_columns]
+    if len(rows.hashes) > 1:
+        at = np.arange(len(rows.hashes) - 1)
+        first[1:] = (rows.hashes[1:] != rows.hashes[:-1]) | ~keys_equal(keys, at, keys, at + 1)
+    return first
+
+
+def change_rows(rows: Rows, first_of_key: Bools, before: Lookup) -> pa.Table:
+    """Entries in (hash, key, time) order, and the state before each key's first, as change rows."""
+    n = len(rows.hashes)
+    # Each entry's predecessor: the entry before it, or for a key's first entry a row of `before`, or none (-1).
+    predecessor: npt.NDArray[np.int64] = np.arange(-1, n - 1, dtype=np.int64)
+    first = np.flatnonzero(first_of_key)
+    of_first = np.full(len(first), -1, dtype=np.int64)
+    of_first[before.found] = n + np.arange(len(before.data))
+    predecessor[first] = of_first
+    inner = ~first_of_key
+    predecessor[inner] = np.where(rows.tombstones[predecessor[inner]], -1, predecessor[inner])
+
+    has_before, alive = predecessor >= 0, ~rows.tombstones
+    entry = np.arange(n)
+    # Two output slots an entry: its preimage (or the deleted row), then its postimage (or the inserted row).
+    slot_rows = np.stack([predecessor, entry], axis=1).ravel()
+    slot_types = np.stack([np.where(alive, 1, 3), np.where(has_before, 2, 0)], axis=1).ravel().astype(np.int8)
+    slot_used = np.stack([has_before, alive], axis=1).ravel()
+    epochs = np.repeat(rows.times >> ROUND_BITS, 2)
+    used = np.flatnonzero(slot_used)
+    used = used[np.argsort(epochs[used], kind="stable")]
+    values = concat_batches([rows.data, before.data], rows.data.schema) if n else rows.data
+    return _with_change_columns(take_batch(values, slot_rows[used]), slot_types[used], epochs[used])
+
+
+def _with_change_columns(data: pa.RecordBatch, types: npt.NDArray[np.int8], epochs: npt.NDArray[np.int64]) -> pa.Table:
+    names = pa.array(CHANGE_TYPES).take(pa.array(types))
+    table = pa.Table.from_batches([data])
+    return table.append_column(CHANGE_TYPE_COLUMN, names).append_column(EPOCH_COLUMN, pa.array(epochs))

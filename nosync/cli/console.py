@@ -1,0 +1,260 @@
+"""What commands share: the screen, tables, progress, and options that they all have."""
+
+from __future__ import annotations
+
+import base64
+import decimal
+import json
+import math
+import re
+import sys
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import click
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.csv
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.table import Table
+
+import nosync
+from nosync.lsm.errors import InvalidInputError
+from nosync.lsm.model.layer import Shard
+from nosync.lsm.status import LayerStatus
+from nosync.lsm.store.store import Store
+from nosync.stores import open_to_read
+
+PLAIN_WIDTH = 140
+"""Columns of output that goes to a file or a pipe, where there is no terminal to fit into."""
+
+
+class Screen(Console):
+    """Where a reader such as `head` has seen enough, that is no failure: `main` ends with 0."""
+
+    def on_broken_pipe(self) -> None:
+        raise BrokenPipeError
+
+
+out = Screen(highlight=False, emoji=False, width=None if sys.stdout.isatty() else PLAIN_WIDTH)
+err = Screen(stderr=True, highlight=False, emoji=False)
+
+
+class GivenPath(click.Path):
+    """A path as a `Path`. What is empty, as where a variable of the shell is not set, would be the working directory."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(path_type=Path, **options)
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        if value == "":
+            self.fail("it is empty: give the path of a directory or file; '.' is the working directory", param, ctx)
+        return super().convert(value, param, ctx)
+
+
+STORE = click.argument("path", metavar="PATH", type=GivenPath())
+ALONE = click.option("--alone", is_flag=True, help="Without the daemon that keeps the directory, which is stopped.")
+JSON = click.option("--json", "as_json", is_flag=True, help="Print JSON instead of tables.")
+MOST_ROWS_SHOWN = 50
+_LEAST_SHOWN, _FIRST_SHORTENED = 1e-6, 1e21
+"""Between them a number is written out, as in JavaScript; others have an exponent."""
+_CONTROL = {i: repr(chr(i))[1:-1] for i in (*range(32), 127)}
+_ADDRESS = re.compile(r"[^/]+:[0-9]{1,5}\Z")
+
+
+def fail(message: str, code: int) -> None:
+    err.print(f"[bold red]error:[/] {escape(message)}", soft_wrap=True)
+    sys.exit(code)
+
+
+def print_json(value: Any) -> None:
+    click.echo(json.dumps(_for_json(value), indent=2, default=str, allow_nan=False))
+
+
+def json_text(value: Any) -> str:
+    """One value as `print_json` has it."""
+    return json.dumps(_for_json(value), default=str, allow_nan=False)
+
+
+def head(rows: pa.Table, limit: int) -> pa.Table:
+    return rows.slice(0, min(limit, rows.num_rows))
+
+
+def _for_json(value: Any) -> Any:
+    """JSON has no NaN, no infinities and no bytes: they become texts, bytes as Spark's to_json has them."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
+    if isinstance(value, bytes):
+        return base64.b64encode(value).decode()
+    if isinstance(value, dict):
+        return {key: _for_json(one) for key, one in value.items()}
+    return [_for_json(one) for one in value] if isinstance(value, list | tuple) else value
+
+
+def read_only(path: Path) -> Store:
+    """A store to look at: in a directory, or of the daemon at HOST:PORT."""
+    return open_to_read(str(path)) if _ADDRESS.match(str(path)) else nosync.open(path, read_only=True)
+
+
+def check_store(path: Path) -> None:
+    """Before a command that changes a store: a missing one is an error, not a new store, and so is one that is elsewhere."""
+    if _ADDRESS.match(str(path)) and not path.exists():
+        raise InvalidInputError(
+            f"{path} is a daemon's address; this command needs the store's directory: run it on the daemon's host, with the "
+            "directory that the daemon was started with (nosync status shows it)"
+        )
+    read_only(path).close()
+
+
+@contextmanager
+def progress(text: str, *, quiet: bool = False) -> Iterator[Callable[[int, int, str], None]]:
+    """A bar on standard error: `advance(done, of, note)`."""
+    columns = (
+        TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(),
+        TimeRemainingColumn(), TextColumn("{task.fields[note]}"),
+    )  # fmt: skip
+    with Progress(*columns, console=err, transient=True, disable=quiet or not err.is_terminal) as bar:
+        task = bar.add_task(text, total=None, note="")
+        yield lambda done, of, note: bar.update(task, completed=done, total=of, note=note)
+
+
+def table_of(*columns: str) -> Table:
+    """Columns whose name ends in > are right-aligned."""
+    return _table([(column.removesuffix(">"), column.endswith(">")) for column in columns])
+
+
+def _table(columns: Iterable[tuple[str, bool]]) -> Table:
+    """`columns`: their names, as they are, and whether they are right-aligned."""
+    table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
+    for name, is_right in columns:
+        table.add_column(escape(name), justify="right" if is_right else "left", overflow="fold")
+    return table
+
+
+def size_text(count: int) -> str:
+    size = float(count)
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if size < 1024:
+            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
+        size /= 1024
+    return f"{size:.1f} TiB"
+
+
+def parse_keys(store: Store, stage: str, as_of: int | None, keys: Sequence[str], branch: str) -> dict[str, Any] | None:
+    if not keys:
+        return None
+    schema = store.schema(stage, as_of, branch=branch)
+    prefix = {}
+    for text in keys:
+        name, equals, value = text.partition("=")
+        if not equals:
+            raise InvalidInputError(f"--key {text!r} is not COLUMN=VALUE")
+        if name not in schema.names:
+            raise InvalidInputError(f"--key: stage {stage} has no column {name!r}; it has {', '.join(schema.names)}")
+        if name in prefix:
+            raise InvalidInputError(f"--key: column {name!r} is given twice")
+        prefix[name] = _parsed(value, schema.field(name).type, text)
+    return prefix
+
+
+def _parsed(value: str, type_: pa.DataType, text: str) -> Any:
+    """What a table shows, as a value of that type."""
+    try:
+        if pa.types.is_binary(type_):
+            return base64.b64decode(value, validate=True)
+        return pa.array([value]).cast(type_)[0].as_py()
+    except (pa.ArrowException, ValueError) as error:
+        what = "text in base64" if pa.types.is_binary(type_) else f"a {type_}"
+        raise InvalidInputError(f"--key {text!r}: {value!r} is not {what}: {error}") from error
+
+
+def show_layers(found: Sequence[LayerStatus], branches: Sequence[tuple[str, ...]]) -> None:
+    """`branches`: for each layer those whose epochs it holds."""
+    columns = ("stage", "shard", "epochs>", "since>", "entries>", "size>", "level", "tree level>", "branch", "digest")
+    table = table_of(*columns)
+    for layer, names in zip(found, branches, strict=True):
+        shard, epochs = str(Shard(layer.shard, layer.shards)), escape(f"[{layer.lower}, {layer.upper})")
+        table.add_row(
+            layer.stage, shard, epochs, str(layer.since), f"{layer.rows:,}", size_text(layer.bytes), layer.level,
+            str(layer.tree_level), ", ".join(names) or "not sealed", layer.digest[:12],
+        )  # fmt: skip
+    out.print(table if found else "no layers")
+
+
+def show_rows(rows: pa.Table, of: int) -> None:
+    numeric = [
+        pa.types.is_integer(f.type) or pa.types.is_floating(f.type) or pa.types.is_decimal(f.type) for f in rows.schema
+    ]
+    table = _table(zip(rows.column_names, numeric, strict=True))
+    for row in zip(*map(values_of, rows.columns), strict=True):
+        table.add_row(*(escape(_cell(value)) for value in row))
+    out.print(table)
+    if rows.num_rows < of:
+        out.print(f"... {of - rows.num_rows:,} more of {of:,} rows")
+
+
+def by_key(rows: pa.Table, key: Sequence[str]) -> pa.Table:
+    """The rows in order of their key, nulls first; as they are where there is no key, or no order of such keys."""
+    ordered = [
+        name
+        for name in key
+        if not (pa.types.is_nested(type_ := rows.schema.field(name).type) or pa.types.is_null(type_))
+    ]
+    if not ordered:
+        return rows
+    order = pc.SortOptions([(name, "ascending") for name in ordered], null_placement="at_start")
+    return rows.take(pc.sort_indices(rows.select(ordered), options=order))
+
+
+def values_of(column: pa.ChunkedArray) -> list[Any]:
+    """Its values as Python has them; those of 32 bits with the digits that they need, 0.1 and not 0.10000000149011612."""
+    values: list[Any] = column.to_pylist()
+    return [_short(value, column.type) for value in values] if _has_short(column.type) else values
+
+
+def rows_of(rows: pa.Table) -> list[dict[str, Any]]:
+    """The rows for `print_json`."""
+    columns = [values_of(column) for column in rows.columns]
+    return [dict(zip(rows.column_names, row, strict=True)) for row in zip(*columns, strict=True)]
+
+
+def _has_short(type_: pa.DataType) -> bool:
+    if pa.types.is_float32(type_) or pa.types.is_float16(type_):
+        return True
+    return any(_has_short(type_.field(i).type) for i in range(type_.num_fields))
+
+
+def _short(value: Any, type_: pa.DataType) -> Any:
+    if value is None:
+        return None
+    if pa.types.is_float32(type_) or pa.types.is_float16(type_):
+        return float(str(type_.to_pandas_dtype()(value)))
+    if pa.types.is_struct(type_):
+        return {name: _short(part, type_.field(name).type) for name, part in value.items()}
+    if pa.types.is_list(type_) or pa.types.is_large_list(type_):
+        return [_short(part, type_.value_type) for part in value]
+    return value
+
+
+def _number(value: float) -> str:
+    """As people write it, with all digits that it takes to have the same value again, so that --key takes what is shown."""
+    if not math.isfinite(value):
+        return str(_for_json(value))
+    is_near = value == 0 or _LEAST_SHOWN <= abs(value) < _FIRST_SHORTENED
+    return np.format_float_positional(value, trim="0") if is_near else repr(value)
+
+
+def _cell(value: Any) -> str:
+    if value is None:
+        return "null"
+    if isinstance(value, bytes):
+        return base64.b64encode(value).decode()
+    if isinstance(value, decimal.Decimal):
+        return f"{value:f}"
+    text = _number(value) if isinstance(value, float) else str(value)
+    return text if text.isprintable() else text.translate(_CONTROL)  # a line break would look like another row

@@ -1,0 +1,209 @@
+"""Commands for daemons: running one, and certificates for several."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import logging
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+from rich.markup import escape
+
+from nosync.cli.app import cli
+from nosync.cli.console import JSON, STORE, GivenPath, check_store, err, out, print_json, table_of
+from nosync.lsm.errors import NosyncError, ReplicationError
+from nosync.lsm.no_pandas import leave_out_pandas
+
+if TYPE_CHECKING:
+    from nosync.replication.daemon.server import DaemonClient
+
+
+@cli.command()
+@click.option("--config", type=GivenPath(dir_okay=False), help="A TOML file with the fields below.")
+@click.option("--node", help="This node's id, unlike any other's (a-z, 0-9, _ and -).")
+@click.option("--data", type=GivenPath(), help="The data directory; made where there is none.")
+@click.option(
+    "--listen", metavar="HOST:PORT", help="Where jobs and other nodes reach this one. [default: 127.0.0.1:7500]"
+)
+@click.option(
+    "--peer", "peers", multiple=True, metavar="NODE=HOST:PORT", help="Another node of the store; once for each."
+)
+@click.option("--replicas", type=int, help="On how many nodes every layer is kept, this one included. [default: 2]")
+@click.option("--tls", type=GivenPath(), help="Directory of certificates (nosync certs); needed off loopback.")
+@click.option("--metrics", metavar="HOST:PORT", help="Where Prometheus fetches metrics.")
+@click.option("--retain", type=click.IntRange(min=0), help="Epochs of history that stay readable. [default: all]")
+@click.option(
+    "--archive-epochs", type=click.IntRange(min=2), help="Manifests of so many old epochs share a file. [default: 1000]"
+)
+@click.option(
+    "--nice", type=click.IntRange(0, 19), help="How much smaller a share of the processors it gets. [default: 0]"
+)
+@click.option("--check", is_flag=True, help="Only check the configuration and explain it.")
+@click.option("--verbose", is_flag=True, help="Log what happens, not only what goes wrong.")
+def daemon(config: Path | None, peers: tuple[str, ...], check: bool, verbose: bool, **given: Any) -> None:
+    """Keep a data directory: make durable what jobs publish in it, merge it, and replicate it to peers.
+
+    Jobs open the directory as ever and find the daemon by themselves. Stops on SIGTERM, with everything durable.
+
+    \b
+      nosync daemon --node n1 --data d1 --listen 127.0.0.1:7501 --peer n2=127.0.0.1:7502 --replicas 2
+      nosync daemon --node n2 --data d2 --listen 127.0.0.1:7502 --peer n1=127.0.0.1:7501 --replicas 2
+    """
+    try:
+        from nosync.replication.daemon.config import explain_config, make_config, read_config  # noqa: PLC0415
+        from nosync.replication.daemon.daemon import MEMBERS_FILE, Daemon, check_config, peers_of  # noqa: PLC0415 - gRPC takes a moment to import
+    except ImportError as error:
+        raise NosyncError(f"the daemon needs {error.name}: pip install 'nosync[daemon]'") from error
+    fields = read_config(config) if config is not None else {}
+    fields |= {name: value for name, value in given.items() if value is not None}
+    if peers:
+        named = [_peer(text) for text in peers]
+        twice = [node for i, (node, _) in enumerate(named) if node in dict(named[:i])]
+        if twice:
+            raise click.UsageError(f"--peer names node {twice[0]} twice")
+        fields["peers"] = dict(named)
+    found = make_config(fields, str(config or "the command line"))
+    if check:
+        check_config(found)
+        table = table_of("field", "value", "meaning")
+        members = peers_of(found)
+        if members != found.peers:
+            err.print(
+                f"peers are those of {escape(str(found.data / MEMBERS_FILE))}, as nosync peers left them: "
+                f"{escape(', '.join(f'{node}={address}' for node, address in members.items()) or 'none')}",
+                soft_wrap=True,
+            )
+            found = dataclasses.replace(found, peers=members)
+        for name, value, meaning in explain_config(found):
+            table.add_row(name, escape(value), escape(meaning))
+        out.print(table)
+        return
+    level = logging.INFO if verbose else logging.WARNING
+    logging.basicConfig(
+        level=level, format="%(asctime)s %(levelname)s %(name)s: %(message)s", stream=sys.stderr, force=True
+    )
+    leave_out_pandas()
+    _give_way(found.nice)
+    one = Daemon(found)
+    one.run(
+        ready=lambda: err.print(
+            f"node {found.node} serves {escape(str(found.data))} on {one.transport.address}", soft_wrap=True
+        )
+    )
+
+
+def _give_way(nice: int) -> None:
+    """Of this process: the threads that libraries have started by now, and all that are started from now on. They take the
+    processor from nobody in the middle of a turn (each link() of a task wakes one, and the task would wait until its file was
+    looked at), and get a smaller share if that is wanted.
+    """
+    priority = os.getpriority(os.PRIO_PROCESS, 0) + nice
+    for thread in map(int, os.listdir("/proc/self/task")):
+        # A sandbox may forbid it, and a thread may have ended.
+        with contextlib.suppress(OSError):
+            os.sched_setscheduler(thread, os.SCHED_BATCH, os.sched_param(0))
+        with contextlib.suppress(OSError):
+            os.setpriority(os.PRIO_PROCESS, thread, priority)
+
+
+def _peer(text: str, option: str = "--peer") -> tuple[str, str]:
+    node, equals, address = text.partition("=")
+    if not equals or not node or not address:
+        raise click.UsageError(f"{option} {text!r} is not NODE=HOST:PORT")
+    return node, address
+
+
+def _client(path: Path) -> DaemonClient:
+    try:
+        from nosync.replication.daemon.daemon import client_of  # noqa: PLC0415
+    except ImportError as error:
+        raise NosyncError(f"daemons need {error.name}: pip install 'nosync[daemon]'") from error
+    check_store(path)
+    client = client_of(path)
+    if client is None:
+        raise ReplicationError(
+            f"{path} has no daemon: start one with nosync daemon --node NAME --data {path}, and --peer NAME=HOST:PORT for each "
+            "other node, or --replicas 1 where there is none"
+        )
+    return client
+
+
+@cli.command()
+@STORE
+@click.option("--add", "added", multiple=True, metavar="NODE=HOST:PORT", help="A node that joins the store.")
+@click.option(
+    "--remove", "removed", multiple=True, metavar="NODE", help="A node that is gone for good: its copies count no more."
+)
+@JSON
+def peers(path: Path, added: tuple[str, ...], removed: tuple[str, ...], as_json: bool) -> None:
+    """List the peers of the daemon of PATH, or change them while it runs.
+
+    Tell every node of the store. A new node's own daemon is started with all others as --peer; it is filled in the
+    background. A dead node is never removed by itself: that is for you to decide.
+
+    \b
+      nosync peers d1 --add n4=127.0.0.1:7504
+      nosync peers d1 --remove n2
+    """
+    client = _client(path)
+    if added or removed:
+        client.change_members(dict(_peer(text, "--add") for text in added), removed)
+    found = [(p.node, p.address, p.state) for p in client.status().peers]
+    client.close()
+    if as_json:
+        print_json([{"node": node, "address": address, "state": state} for node, address, state in found])
+        return
+    table = table_of("peer", "address", "state")
+    for row in found:
+        table.add_row(*row)
+    out.print(table if found else "no peers")
+
+
+@cli.command()
+@STORE
+@click.option("--take-theirs", is_flag=True, help="This node is wrong: what its peers hold counts, and is fetched.")
+@JSON
+def conflicts(path: Path, take_theirs: bool, as_json: bool) -> None:
+    """List the files of which peers hold other contents than the node of PATH, or decide that theirs count.
+
+    One layer was computed twice with different results: a stage is not deterministic, or two jobs ran on two nodes. The
+    safe point waits until you decide which node is wrong, and say so there. What it gives up goes to its quarantine/.
+
+    \b
+      nosync conflicts d2
+      nosync conflicts d2 --take-theirs
+    """
+    client = _client(path)
+    names = client.conflicts(take_theirs=take_theirs)
+    client.close()
+    if as_json:
+        print_json(names)
+        return
+    for name in names:
+        out.print(f"{'gave up' if take_theirs else 'conflict'}  {escape(name)}")
+    if not names:
+        out.print("no conflicts")
+
+
+@cli.command()
+@click.argument("directory", type=GivenPath(file_okay=False))
+@click.argument("nodes", nargs=-1, required=True)
+def certs(directory: Path, nodes: tuple[str, ...]) -> None:
+    """Make certificates for NODES in DIRECTORY: an authority of their own, and a certificate and key for each.
+
+    An authority that is there already is used again, so nodes can be added later. Give each node ca.pem and its own two
+    files, and keep ca.key to yourself.
+
+    \b
+      nosync certs tls n1 n2 n3
+    """
+    try:
+        from nosync.replication.transport.certs import make_certificates  # noqa: PLC0415
+    except ImportError as error:
+        raise NosyncError(f"certificates need {error.name}: pip install 'nosync[daemon]'") from error
+    for path in make_certificates(directory, list(nodes)):
+        out.print(f"wrote {escape(str(path))}")

@@ -1,0 +1,279 @@
+"""Commands that need the code of a dataflow, and Spark."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import os
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+from rich.markup import escape
+
+import nosync
+from nosync.cli.app import cli
+from nosync.cli.console import (
+    ALONE,
+    JSON,
+    STORE,
+    check_store,
+    head,
+    out,
+    parse_keys,
+    print_json,
+    progress,
+    read_only,
+    show_rows,
+)
+from nosync.job.recovery_planner import lost_manifest
+from nosync.job.watermarks import recorded_policies
+from nosync.lsm.errors import InvalidInputError, NosyncError
+from nosync.lsm.store.store import Store
+from nosync.spark.java import launch_settings
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from nosync.job.epoch_layout import LineEpochs
+
+
+FLOW = click.option(
+    "--flow", "flow_name", metavar="MODULE:FUNCTION", required=True,
+    help="The function that builds the dataflow; its module is looked for here first.",
+)  # fmt: skip
+CORES = click.option("--cores", type=click.IntRange(min=1), help="Cores for Spark. [default: all]")
+
+
+def _load_flow(text: str) -> nosync.Dataflow:
+    module_name, colon, function_name = text.partition(":")
+    if not colon or not module_name or not function_name:
+        raise InvalidInputError(f"--flow {text!r} is not MODULE:FUNCTION, such as my_job:make_flow")
+    sys.path.insert(0, str(Path.cwd()))
+    # Spark's workers unpickle the flow's functions from the same module.
+    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(Path.cwd()), os.environ.get("PYTHONPATH")]))
+    try:
+        module = importlib.import_module(module_name)
+    except Exception as error:  # whatever the module does, or a path in the place of its name
+        why = error if isinstance(error, ImportError) else f"{type(error).__name__}: {error}"
+        hint = f"; write --flow {Path(module_name).stem}:{function_name}" if module_name.endswith(".py") else ""
+        raise InvalidInputError(f"--flow {text}: cannot import {module_name}: {why}{hint}") from error
+    make = getattr(module, function_name, None)
+    if make is None:
+        raise InvalidInputError(f"--flow {text}: {module_name} has no {function_name}")
+    try:
+        flow = make() if callable(make) else make
+    except NosyncError:
+        raise
+    except Exception as error:
+        raise InvalidInputError(f"--flow {text}: {function_name}() raised {type(error).__name__}: {error}") from error
+    if not isinstance(flow, nosync.Dataflow):
+        raise InvalidInputError(f"--flow {text}: it gives a {type(flow).__name__}, expected a nosync.Dataflow")
+    return flow
+
+
+@contextmanager
+def _session(cores: int | None) -> Iterator[SparkSession]:
+    try:
+        from nosync.spark.session import local_session  # noqa: PLC0415 - only these commands need Spark
+    except ImportError as error:
+        raise NosyncError(f"this needs {error.name}: pip install 'nosync[spark]'") from error
+    with tempfile.NamedTemporaryFile(prefix="nosync-spark-", suffix=".log") as log:
+        spark = local_session(cores, "nosync", log=Path(log.name))
+        try:
+            yield spark
+        finally:
+            spark.stop()
+
+
+@contextmanager
+def _job(path: Path, flow: nosync.Dataflow, branch: str, cores: int | None, *, alone: bool) -> Iterator[nosync.Job]:
+    """The job that goes on where the store is; whoever ran it is fenced."""
+    check_store(path)
+    with nosync.open(path, alone=alone) as store:
+        last = store.last_sealed(branch)
+        if last is None and store.newest(branch) is None:
+            raise NosyncError(f"{path} has no epoch yet: run the job first")
+        assert last is not None, "newest raises where all epochs are lost"
+        manifest = store.node.lines.manifest(last, branch)
+        shards = manifest.entries[0].id.trace.shard.count if manifest and manifest.entries else 1
+        with _session(cores) as spark:
+            yield nosync.Job(flow, store, spark=spark, shards=shards or 1, branch=branch)
+
+
+@cli.command()
+@STORE
+@click.argument("branch")
+@FLOW
+@click.option("--to", type=int, help="The epoch to replay to. [default: all that the parent has]")
+@click.option("--dry-run", is_flag=True, help="Only say what would be computed.")
+@CORES
+@ALONE
+@JSON
+def replay(
+    path: Path,
+    branch: str,
+    flow_name: str,
+    to: int | None,
+    dry_run: bool,
+    cores: int | None,
+    alone: bool,
+    as_json: bool,
+) -> None:
+    """Replay BRANCH from the recorded inputs: the stages whose code is another one, and what is computed from them.
+
+    The flow is the branch's, with the changed code. Interrupted, the same command goes on where it was. A job that runs on
+    BRANCH is stopped (FencedError), except by --dry-run, which changes nothing.
+
+    \b
+      nosync replay state/ no-weather --flow my_job:without_weather
+    """
+    flow = _load_flow(flow_name)
+    if dry_run:
+        check_store(path)
+        with nosync.open(path, alone=alone) as store, _session(cores) as spark:
+            plan = _epochs_of(flow, store, spark, branch).plan_replay(to)
+        print_json(dataclasses.asdict(plan)) if as_json else out.print(escape(str(plan)))
+        return
+    with _job(path, flow, branch, cores, alone=alone) as job:
+        plan = job.plan_replay(to)
+        if not as_json:
+            out.print(escape(str(plan)))
+        with progress(f"replaying {branch}", quiet=as_json) as advance:
+            report = job.replay(to, progress=lambda done, of: advance(done, of, "epochs"))
+        print_json(dataclasses.asdict(report)) if as_json else out.print(escape(str(report)))
+
+
+def _epochs_of(flow: nosync.Dataflow, store: Store, spark: SparkSession, branch: str) -> LineEpochs:
+    """As a job has them, without being one, which would stop the one that runs."""
+    from nosync.job.epoch_layout import LineEpochs  # noqa: PLC0415
+    from nosync.job.flow_versions import LineFlow  # noqa: PLC0415
+    from nosync.spark.expressions import Analyzer  # noqa: PLC0415
+    from nosync.spark.schemas import parse_ddl  # noqa: PLC0415 - needs pyspark
+    from nosync.spark.session import expression_settings  # noqa: PLC0415
+
+    on_line = LineFlow(flow, store.node, lambda: branch, parse_ddl, Analyzer(spark, expression_settings(spark)))
+    return LineEpochs(store.node, store.directory, on_line, lambda: branch, shards=1)  # those of epochs that are sealed
+
+
+@cli.command()
+@STORE
+@click.argument("stage")
+@click.option(
+    "--key", "keys", multiple=True, required=True, metavar="COLUMN=VALUE", help="The key; once for each column."
+)
+@FLOW
+@click.option("--as-of", type=int, help="The epoch of the value. [default: the last sealed one]")
+@click.option("--branch", default="main", show_default=True, help="Which branch.")
+@click.option("--limit", type=click.IntRange(min=0), default=10, show_default=True, help="Rows to show of each source.")
+@CORES
+@JSON
+def explain(
+    path: Path, stage: str, keys: Sequence[str], flow_name: str, as_of: int | None, branch: str, limit: int,
+    cores: int | None, as_json: bool,
+) -> None:  # fmt: skip
+    """Say why a key of STAGE has its value: which input rows, at which epochs, led to it. Changes nothing.
+
+    \b
+      nosync explain state/ delays --key origin=JFK --key carrier=B6 --as-of 26 --flow my_job:make_flow
+    """
+    flow = _load_flow(flow_name)
+    with read_only(path) as store, store.held():
+        key = parse_keys(store, stage, as_of, keys, branch) or {}
+        with _session(cores) as spark:
+            found = _explained(flow, store, spark, stage, key, as_of, branch, quiet=as_json)
+    if as_json:
+        print_json({
+            "stage": stage, "key": key, "as_of": found.as_of, "value": found.value.to_pylist(), "exact": found.exact,
+            "steps": [{"stage": s.stage, "kind": s.kind, "rows": s.rows.num_rows, "exact": s.exact, "notes": s.notes}
+                      for s in found.steps],
+            "inputs": {name: rows.to_pylist() for name, rows in found.inputs.items()},
+        })  # fmt: skip
+        return
+    out.print(escape(str(found)))
+    for name, rows in found.inputs.items():
+        out.print(f"\n[bold]{escape(name)}[/]")
+        show_rows(head(rows, limit), rows.num_rows)
+
+
+def _explained(
+    flow: nosync.Dataflow, store: Store, spark: SparkSession, stage: str, key: Mapping[str, Any], as_of: int | None,
+    branch: str, *, quiet: bool,
+) -> nosync.Explanation:  # fmt: skip
+    from nosync.flow.binder import bind  # noqa: PLC0415
+    from nosync.job.explain import explain as trace_back  # noqa: PLC0415
+    from nosync.spark.expressions import Analyzer, evaluator  # noqa: PLC0415
+    from nosync.spark.schemas import parse_ddl  # noqa: PLC0415 - needs pyspark
+    from nosync.spark.session import expression_settings  # noqa: PLC0415
+
+    last = store.last_sealed(branch)
+    policies = recorded_policies(None if last is None else store.manifest(last, branch))
+    analyze = Analyzer(spark, expression_settings(spark))
+    bound = bind(flow, parse_ddl, analyze, anew=store.begun_anew(branch), policies=policies)
+    with progress("tracing back", quiet=quiet) as advance:
+        return trace_back(
+            bound, store, stage, key, as_of, evaluate=evaluator(spark, expression_settings(spark)), branch=branch,
+            progress=lambda done, of: advance(done, of, "stages"),
+        )  # fmt: skip
+
+
+@cli.command()
+@STORE
+@FLOW
+@click.option("--verify", is_flag=True, help="Read every byte first, so that flipped bits count as lost.")
+@click.option("--branch", default="main", show_default=True, help="Which branch.")
+@CORES
+@ALONE
+@JSON
+def recover(
+    path: Path, flow_name: str, verify: bool, branch: str, cores: int | None, alone: bool, as_json: bool
+) -> None:
+    """Recompute the layers that are lost, and nothing else. Exits 1 where some cannot be had back.
+
+    Where something is lost, a job that runs on the branch is stopped (FencedError): start it again afterwards.
+
+    \b
+      nosync recover state/ --flow my_job:make_flow --verify
+    """
+    flow, began_s = _load_flow(flow_name), time.perf_counter()
+    check_store(path)
+    with nosync.open(path, alone=alone) as store:
+        if verify:
+            store.node.check()
+        last, safe, lost = store.last_sealed(branch), store.safe_point(branch), store.node.lost(branch)
+        missing = store.node.fetch(lost)
+        gap = lost_manifest(store.node, branch)
+    if last is not None and not missing:  # without a job, which would stop the one that runs
+        took = {"inspect": time.perf_counter() - began_s}
+        report = nosync.RecoveryReport(safe, last, len(lost), len(lost), 0, 0, gap, took)
+    else:
+        with _job(path, flow, branch, cores, alone=alone) as job, progress("recomputing", quiet=as_json) as advance:
+            report = job.recover(verify=verify, progress=lambda done, of: advance(done, of, "epochs"))
+        came = len(lost) - len(missing)
+        report = dataclasses.replace(report, lost=report.lost + came, fetched=report.fetched + came)
+    print_json(dataclasses.asdict(report)) if as_json else out.print(escape(str(report)))
+    if report.unrecoverable:
+        sys.exit(1)
+
+
+@cli.command("spark-conf")
+@JSON
+def spark_conf(as_json: bool) -> None:
+    """Print what spark-submit should be told, as options: how JVM and Python workers talk, how garbage is collected.
+
+    \b
+      spark-submit $(nosync spark-conf) my_job.py
+
+    In a program nosync.configure_spark(SparkSession.builder) does the same. What spark-defaults.conf sets is left out,
+    and so is what this machine's processor does not need: run it on one like your workers.
+    """
+    settings = launch_settings({})
+    if as_json:
+        print_json(settings)
+    for name, value in () if as_json else settings.items():
+        click.echo(f"--conf {name}={value}")

@@ -1,0 +1,4 @@
+"""Declaring a dataflow and resolving it: stages, what is known of their columns, fingerprints, segments and feeds.
+
+Without Spark. Above `kernels`, below `operators`.
+"""

@@ -1,0 +1,417 @@
+"""A dataflow resolved against schemas: what every task needs to know of each stage. Pure; no Spark, no data.
+
+A *segment* is a set of stages that work on the same shard of the same rows, so they run in one task: a source, or the
+stages of a keyed operator, and the stateless stages after it. Between segments rows move along *feeds*: to the
+shard of a key, or, after expressions that the JVM evaluates, within their shard.
+"""
+
+from __future__ import annotations
+
+import functools
+import graphlib
+import itertools
+import re
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import pyarrow as pa
+
+from nosync.flow.dataflow import IN_JVM, LOOP, PART_SEPARATOR, SELECT, SOURCE, WHERE
+from nosync.flow.event_time import INPUT_FIELD
+from nosync.flow.persistence import NONE, Level
+from nosync.kernels.aggregates import Plan
+from nosync.kernels.windows import Window
+from nosync.lsm.columnar.columns import CHANGE_TYPE_COLUMN
+
+ARRANGE, WATERMARK, LATE, DISTINCT = "arrange", "watermark", "late", "distinct"
+"""Kinds of the stages that joins, windows and dedupe are made of; the others are those of nosync.flow.dataflow."""
+
+_SUBQUERY = re.compile(r"\bselect\b", re.IGNORECASE)
+
+
+def part_of(stage: str, part: str) -> str:
+    """A part of an operator, such as the watermark of a window, given the operator or any of its parts."""
+    return stage.partition(PART_SEPARATOR)[0] + PART_SEPARATOR + part
+
+
+@dataclass(frozen=True)
+class BoundStage:
+    """A stage with its schemas and fingerprint."""
+
+    name: str
+    kind: str
+    fingerprint: str
+    inputs: tuple[str, ...]
+    key: tuple[str, ...]
+    """What its layers are sorted and looked up by; empty: a log."""
+    function: Callable[..., object] | None = field(repr=False)
+    schema: pa.Schema
+    """The columns that its layers hold."""
+    output: pa.Schema
+    """The columns that consumers and readers see: without internal ones."""
+    changing: bool
+    """Whether its output rows can be updated or deleted later (then they carry `_change_type`)."""
+    level: Level
+    plan: Plan | None = None
+    window: Window | None = None
+    deterministic: bool = True
+    options: Mapping[str, Any] = field(default_factory=dict, repr=False)
+    anew_at: int | None = None
+    """The first epoch of the branch on which its code changed, if it then takes all rows of its inputs that are there, because
+    such as came before may be taken back. What it holds from then on is what this code makes of them. Its layer of that
+    epoch leads there from what the stage held before."""
+
+    loop: str | None = None
+    """The loop that it is a part of; of the loop's variable its own name."""
+    placed_by: tuple[str, ...] = ()
+    """By the hash of what its rows are in their shards: names of columns, and of a source also `=` and an expression over its
+    columns; with `?` and a condition at the end only rows that fulfil it, others by all of their columns. Empty: by something
+    else."""
+    origins: tuple[str, ...] = ()
+    """The inputs, each with a watermark of its own, that its rows came by; each row says which (see `event_time`). Empty: there
+    is only one, or no window after it wants to know."""
+
+    @property
+    def is_placed_by_columns(self) -> bool:
+        """Of a source: by columns that it has, by all where `placed_by` is empty, and not by an expression."""
+        return {*self.placed_by} <= {*self.schema.names}
+
+    @property
+    def of_rounds(self) -> bool:
+        """Recorded in rounds only: derived from the loop's variable, and dropped with the rounds."""
+        return self.loop is not None and not self.keyed
+
+    @property
+    def keyed(self) -> bool:
+        return bool(self.key)
+
+    @property
+    def recorded(self) -> bool:
+        return self.level != NONE
+
+    @property
+    def in_jvm(self) -> bool:
+        return self.kind in IN_JVM
+
+    @property
+    def rows_schema(self) -> pa.Schema:
+        """What its consumers are given: its output, and the change type where its rows can change."""
+        if self.changing:
+            return pa.schema([*self.output, pa.field(CHANGE_TYPE_COLUMN, pa.string())])
+        return self.output
+
+    @property
+    def carried(self) -> pa.Schema:
+        """What goes from stage to stage: as `rows_schema`, and by which input each row came where that is known."""
+        return pa.schema([*self.rows_schema, INPUT_FIELD]) if self.origins else self.rows_schema
+
+
+@dataclass(frozen=True)
+class Emission:
+    """Rows that leave a segment: those of a stage, expanded to windows where the consumer is a window."""
+
+    stage: str
+    window: Window | None = None
+    whole: bool = False
+    """All rows that are there after the epoch, as insertions, and not what changed in it."""
+
+
+@dataclass(frozen=True)
+class Feed:
+    """Rows that enter a segment."""
+
+    input: str
+    """The stage whose rows these are."""
+    emission: Emission
+    """What leaves the segment that they come from."""
+    jvm: tuple[str, ...] = ()
+    """Stages whose expressions the JVM evaluates on the way, in order."""
+    key: tuple[str, ...] = ()
+    """The columns whose hash says to which shard each row goes; empty: it stays in its shard."""
+
+
+@dataclass(frozen=True)
+class Segment:
+    """Stages that run in one task, in topological order, and the feeds that their input comes by."""
+
+    name: str
+    stages: tuple[str, ...]
+    feeds: tuple[Feed, ...] = ()
+    fused: bool = False
+    """All that feeds it is from sources in it: the JVM sends their rows, and beside them what it makes of them for the feeds."""
+
+
+@dataclass(frozen=True)
+class Loop:
+    """A loop: its variable, the stage whose rows go back to it, and how long it may take."""
+
+    name: str
+    result: str
+    growing: bool
+    """Nothing that enters the loop can be taken back."""
+    max_rounds: int
+
+
+@dataclass(frozen=True)
+class BoundFlow:
+    """A dataflow that is ready to run."""
+
+    name: str
+    key_groups: int
+    stages: dict[str, BoundStage]
+    segments: dict[str, Segment]
+    loops: dict[str, Loop] = field(default_factory=dict)
+
+    @property
+    def sources(self) -> list[BoundStage]:
+        return [stage for stage in self.stages.values() if not stage.inputs]
+
+    @property
+    def placements(self) -> dict[str, tuple[str, ...]]:
+        """By source, the columns that say to which shard its rows go."""
+        return {stage.name: stage.placed_by for stage in self.sources}
+
+    @property
+    def recorded(self) -> list[BoundStage]:
+        """The stages that have a layer at every epoch."""
+        return [stage for stage in self.stages.values() if stage.recorded and not stage.of_rounds]
+
+    @property
+    def sums(self) -> dict[str, tuple[str, ...]]:
+        """By stage, the columns whose values may be added up over its keys: counts and sums."""
+        return {
+            stage.name: stage.plan.sums for stage in self.stages.values() if stage.plan is not None and stage.plan.sums
+        }
+
+    def ancestors(self, name: str) -> set[str]:
+        """All that a stage is computed from."""
+        found: set[str] = set()
+        left = [name]
+        while left:
+            fresh = set(self.stages[left.pop()].inputs) - found
+            found |= fresh
+            left += fresh
+        return found
+
+    def in_loop(self, name: str) -> list[BoundStage]:
+        """The variable and the stages of a loop that are recorded in its rounds, in order."""
+        return [stage for stage in self.stages.values() if stage.loop == name and stage.recorded]
+
+    def begins_anew_at(self, t: int) -> bool:
+        """Whether stages begin anew with an epoch."""
+        return any(stage.anew_at == t for stage in self.stages.values())
+
+    def at_epoch(self, t: int) -> BoundFlow:
+        """The flow as it runs at an epoch: stages that begin anew with it are fed all rows that are there."""
+        if not self.begins_anew_at(t):
+            return self
+        return replace(self, segments={name: self._fed_anew(s, t) for name, s in self.segments.items()})
+
+    def _fed_anew(self, segment: Segment, t: int) -> Segment:
+        anew = {stage.name for stage in self.stages.values() if stage.anew_at == t}
+        feeds = []
+        for feed in segment.feeds:
+            whole = self.takes_whole(segment, feed, anew)
+            assert len(whole) == 1, f"what takes {feed.input} in {segment.name} begins anew together"
+            feeds.append(replace(feed, emission=replace(feed.emission, whole=whole == {True})))
+        return replace(segment, feeds=tuple(feeds))
+
+    def takes_whole(self, segment: Segment, feed: Feed, anew: Collection[str]) -> set[bool]:
+        """Whether what takes a feed is to have all rows that are there, if the stages `anew` begin anew; both, if a part is."""
+        takers = [name for name in segment.stages if feed.input in self.stages[name].inputs]
+        return {whole for name in takers for whole in self._is_whole(name, anew)}
+
+    def _is_whole(self, name: str, anew: Collection[str]) -> set[bool]:
+        """Of a stage that is not recorded: whether what takes its rows is to have all of them."""
+        if self.stages[name].recorded:
+            return {name in anew}
+        takers = [stage.name for stage in self.stages.values() if name in stage.inputs]
+        return {whole for taker in takers for whole in self._is_whole(taker, anew)}
+
+    def loop_of(self, segment: Segment) -> str | None:
+        return self.stages[segment.name].loop
+
+    def feeds_back(self, segment: Segment, feed: Feed) -> bool:
+        """Whether the feed brings the rows of the round before to the loop's variable."""
+        loop = self.loop_of(segment)
+        return loop == segment.name and feed.emission.stage == self.loops[loop].result
+
+    def segment_of(self, stage: str) -> Segment:
+        """The segment that computes a stage; KeyError for one that only the JVM computes."""
+        return next(s for s in self.segments.values() if stage in s.stages)
+
+    def emissions(self, segment: Segment, loop: str | None = None) -> list[Emission]:
+        """What other segments take from this one, in a fixed order: those of a loop, or those outside of all loops."""
+        takers = [s for s in self.segments.values() if self.loop_of(s) == loop and not s.fused]
+        wanted = [feed.emission for s in takers for feed in s.feeds if not self.feeds_back(s, feed)]
+        return list(dict.fromkeys(e for e in wanted if e.stage in segment.stages))
+
+    def needed_for(self, segment: Segment, stage: str) -> tuple[str, ...]:
+        """The stages of the segment that a stage is computed from, and itself, in order."""
+        needed = {stage}
+        for name in reversed(segment.stages):
+            if name in needed and self.stages[name].kind != LOOP:
+                needed.update(self.stages[name].inputs)
+            if name in needed and self.stages[name].window is not None:
+                needed.add(part_of(name, WATERMARK))  # of the epoch before, which may run in the same task
+        return tuple(name for name in segment.stages if name in needed)
+
+    def changes_from(self, stage: str) -> list[BoundStage]:
+        """The recorded stages whose changes at an epoch give those of `stage`: itself, or what it is computed from."""
+        bound = self.stages[stage]
+        if bound.recorded:
+            return [bound]
+        return [found for name in bound.inputs for found in self.changes_from(name)]
+
+    # --- fusing ---------------------------------------------------------------------------------------------------------
+
+    @property
+    def placed(self) -> BoundFlow:
+        """The same flow, in which sources of which no stage takes rows by key as they are go where that lets them be fused.
+
+        Only for epochs to come: what is recorded stays where it is.
+        """
+        flow = self
+        for taker in self.segments.values():
+            from_sources = [feed for feed in taker.feeds if not self._stays_in_shard(feed)]
+            keys = {feed.emission.stage: self._key_at_source(feed) for feed in from_sources}
+            if keys and all(key and flow.stages[name].placed_by in ((), key) for name, key in keys.items()):
+                there = {name: replace(flow.stages[name], placed_by=key) for name, key in keys.items()}
+                candidate = replace(flow, stages={**flow.stages, **there})
+                if any(segment.fused and taker.name in segment.stages for segment in candidate.fused.segments.values()):
+                    flow = candidate
+        return flow
+
+    @functools.cached_property
+    def fused(self) -> BoundFlow:
+        """The same stages in fewer tasks, for epochs whose inputs are given.
+
+        What expressions make of a source's rows can be sent to the task of a keyed stage together with the rows themselves, where
+        both are in the shards of the same key. Then one task records the source and computes the keyed stage, and rows are
+        shuffled once; and so does the next keyed stage in it, if its rows are in those shards too. Recorded inputs, which the JVM
+        does not see before a task has read them, take the longer way.
+        """
+        if self.loops:
+            return self
+        eager = self._fused(eager=True)
+        # A segment runs once for each of its exits.
+        if all(len(eager.emissions(segment)) <= 1 for segment in eager.segments.values() if segment.fused):
+            return eager
+        return self._fused(eager=False)
+
+    def _fused(self, *, eager: bool) -> BoundFlow:
+        """`eager`: with segments of several exits, on the chance that what takes those rows becomes part of them."""
+        segments = dict(self.segments)
+        for taker in self.segments.values():
+            homes = self._homes_of(taker, segments)
+            if homes and (eager or self._exits([*homes, taker], segments) <= 1):
+                for segment in (*homes, taker):
+                    del segments[segment.name]
+                stages = tuple(name for home in homes for name in home.stages) + taker.stages
+                brought = (feed for home in homes for feed in home.feeds)
+                feeds = (*brought, *(feed for feed in taker.feeds if not self._stays_in_shard(feed)))
+                segments[homes[0].name] = Segment(homes[0].name, stages, feeds, fused=True)
+        return replace(self, segments=_in_order(segments))
+
+    def _homes_of(self, taker: Segment, segments: Mapping[str, Segment]) -> list[Segment]:
+        """The segments from which alone a segment is fed, if it can be one with them: those of sources, and fused ones."""
+        if any(feed.emission.whole for feed in taker.feeds):
+            return []  # what is there is not among the rows that are given
+        homes: dict[str, Segment] = {}
+        expressed = set[str]()
+        for feed in taker.feeds:
+            name = feed.emission.stage
+            home = next(segment for segment in segments.values() if name in segment.stages)
+            if home.feeds and not home.fused:
+                return []
+            if not self._stays_in_shard(feed):
+                key = self._key_at_source(feed)
+                # What expressions make of a source's rows is sent for one feed only.
+                if not key or key != self.stages[name].placed_by or name in expressed:
+                    return []
+                expressed.add(name)
+            homes[home.name] = home
+        if expressed.intersection(feed.emission.stage for home in homes.values() for feed in home.feeds):
+            return []
+        return list(homes.values())
+
+    @staticmethod
+    def _exits(together: Sequence[Segment], segments: Mapping[str, Segment]) -> int:
+        """How many emissions others would take from these segments, were they one."""
+        inside = {name for segment in together for name in segment.stages}
+        others = [s for s in segments.values() if s not in together and not s.fused]
+        return len({feed.emission for s in others for feed in s.feeds if feed.emission.stage in inside})
+
+    def _stays_in_shard(self, feed: Feed) -> bool:
+        """Whether the rows of a keyed feed are in the shards of its key already, and no expression comes in between."""
+        home = self.stages[feed.emission.stage]
+        return not feed.jvm and feed.emission.window is None and bool(feed.key) and home.placed_by == feed.key
+
+    def _key_at_source(self, feed: Feed) -> tuple[str, ...]:
+        """The columns of a source that a feed's key is, where expressions that can be put together as one text pass them on."""
+        if self.stages[feed.emission.stage].kind != SOURCE or feed.emission.window is not None:
+            return ()
+        expressions = [e for name in feed.jvm for e in self.stages[name].options.get("expressions", [None])]
+        if not all(isinstance(expression, str) and not _SUBQUERY.search(expression) for expression in expressions):
+            return ()  # a join with a table, Column objects, subqueries
+        kept = kept_through(self.stages, feed)
+        if kept.keys() >= {*feed.key}:
+            return tuple(kept[column] for column in feed.key)
+        computed = computed_through(self.stages, feed)
+        if not {*kept, *computed} >= {*feed.key}:
+            return ()
+        conditions = conditions_of(self.stages, feed)
+        key = (kept[column] if column in kept else f"={computed[column]}" for column in feed.key)
+        return (*key, f"?{all_hold(conditions)}") if conditions else tuple(key)
+
+
+def _in_order(segments: Mapping[str, Segment]) -> dict[str, Segment]:
+    """Each after those that feed it."""
+    home_of = {name: segment.name for segment in segments.values() for name in segment.stages}
+    before = {
+        s.name: [home_of[f.emission.stage] for f in s.feeds if home_of[f.emission.stage] != s.name]
+        for s in segments.values()
+    }
+    return {name: segments[name] for name in graphlib.TopologicalSorter(before).static_order()}
+
+
+def computed_through(stages: Mapping[str, BoundStage], feed: Feed) -> dict[str, str]:
+    """By column of a feed that one expression over the columns of its source makes, that expression.
+
+    Not where a condition comes after it: it might fail on rows of which, the longer way, Spark would ask the condition first.
+    """
+    *before, last = (stages[name] for name in feed.jvm)
+    if last.kind != SELECT or any(stage.kind == SELECT or not stage.options["plain"] for stage in before):
+        return {}
+    return dict(last.options["computed"])
+
+
+def conditions_of(stages: Mapping[str, BoundStage], feed: Feed) -> list[str] | None:
+    """What a feed's rows must fulfil, said of columns of the source. None where that is said of columns that a select returns."""
+    of_jvm = [stages[name] for name in feed.jvm]
+    at_source = list(itertools.takewhile(lambda stage: stage.kind == WHERE, of_jvm))
+    if any(stage.kind == WHERE for stage in of_jvm[len(at_source) :]):
+        return None
+    return [stage.options["expressions"][0] for stage in at_source]
+
+
+def all_hold(conditions: Sequence[str]) -> str:
+    """A later condition is not asked of rows that an earlier one does not let pass: it may fail on them."""
+    if not conditions:
+        return "TRUE"
+    first = f"coalesce(({conditions[0]}\n), FALSE)"
+    return f"IF({first}, {all_hold(conditions[1:])}, FALSE)" if len(conditions) > 1 else first
+
+
+def kept_through(stages: Mapping[str, BoundStage], feed: Feed) -> dict[str, str]:
+    """By column of a feed, the column that it is of the stage that the feed comes from, if no expression made it."""
+    names = {name: name for name in stages[feed.emission.stage].output.names}
+    for stage in feed.jvm:
+        kept: Mapping[str, str] = stages[stage].options["kept"]
+        names = {name: names[of] for name, of in kept.items() if of in names}
+    return names
+
+
+Evaluate = Callable[[BoundStage, pa.Table, Sequence[str]], pa.Table]
+"""Evaluates a stage of expressions over rows; the named columns are kept beside its output."""

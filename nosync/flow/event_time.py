@@ -1,0 +1,131 @@
+"""Watermarks of windows that get rows by several inputs: each input has its own, and the window goes by one of them. Pure.
+
+An input is a source, or a stage that keeps state, from which rows come to the window through stateless stages and the dedupe of
+rows that are only added. From where the rows of several inputs come together up to the window, each row says in `__input` by
+which it came (the number in the stage's `origins`). What an input had in an epoch counts from the next epoch on; how long it has
+been silent is counted in epochs. So nothing here depends on a clock, on the number of shards, or on how often an epoch is run.
+
+Times are int64 microseconds, as in nosync.kernels.windows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from nosync.kernels.windows import NO_WATERMARK, Window, times_us, to_time
+from nosync.lsm.columnar.columns import INTERNAL_PREFIX
+
+INPUT_COLUMN = INTERNAL_PREFIX + "input"
+"""In rows of a stage with `origins`: the number of the input that each came by."""
+INPUT_FIELD = pa.field(INPUT_COLUMN, pa.int8())
+MOST_INPUTS = 128
+WATERMARK_BEFORE, WATERMARK_AFTER, LATE_ROWS, OF_INPUTS = "watermark_before", "watermark", "late_rows", "inputs"
+"""What a window records of each shard and epoch; the last one only where it goes by the minimum over several inputs."""
+
+
+@dataclass(frozen=True)
+class InputTime:
+    """How far an input has come."""
+
+    watermark_us: int = NO_WATERMARK
+    silent_epochs: int = 0
+    """How many epochs in a row, up to the last one, it had no row with a time."""
+    idle: bool = False
+    """Whether these are so many that the window does not wait for it."""
+
+    def after(self, newest_us: int | None, window: Window) -> InputTime:
+        """After one more epoch, in which its newest time was that one; None: it had none."""
+        if newest_us is None:
+            silent = self.silent_epochs + 1
+            return InputTime(self.watermark_us, silent, window.idle_after is not None and silent >= window.idle_after)
+        assert window.delay_us is not None, "it has a watermark"
+        return InputTime(max(self.watermark_us, newest_us - window.delay_us))
+
+
+@dataclass(frozen=True)
+class Watermarks:
+    """What the epoch before recorded."""
+
+    previous_us: int = NO_WATERMARK
+    """In force at the epoch before."""
+    current_us: int = NO_WATERMARK
+    """In force at this one."""
+    inputs: Mapping[str, InputTime] = field(default_factory=dict)
+    """By input, where there are several; one that is not in it has had no epoch yet."""
+
+
+def minimum(inputs: Iterable[InputTime], in_force_us: int) -> int:
+    """The watermark from the next epoch on: that of the slowest input that is not idle, and never less than it was.
+
+    Where all are idle it stays.
+    """
+    awake = [one.watermark_us for one in inputs if not one.idle]
+    return max(in_force_us, min(awake, default=in_force_us))
+
+
+def inputs_field(time: pa.DataType) -> pa.Field:
+    """The column that says of each input how far it has come."""
+    fields = [("input", pa.string()), ("watermark", time), ("epochs_without_rows", pa.int64()), ("idle", pa.bool_())]
+    return pa.field(OF_INPUTS, pa.list_(pa.struct(fields)))
+
+
+def recorded_inputs(inputs: Mapping[str, InputTime], column: pa.Field) -> pa.Array:
+    """One row of `inputs_field`."""
+    struct = column.type.value_type
+    times = np.array([one.watermark_us for one in inputs.values()], dtype=np.int64)
+    stamps = pa.array(times, mask=times == NO_WATERMARK).cast(pa.timestamp("us")).cast(struct.field("watermark").type)
+    silent = pa.array([one.silent_epochs for one in inputs.values()], pa.int64())
+    idle = pa.array([one.idle for one in inputs.values()], pa.bool_())
+    rows = pa.StructArray.from_arrays([pa.array(list(inputs), pa.string()), stamps, silent, idle], fields=list(struct))
+    return pa.ListArray.from_arrays(pa.array([0, len(inputs)], pa.int32()), rows, type=column.type)
+
+
+def read_watermarks(row: pa.Table) -> Watermarks:
+    """What a window recorded at an epoch, back from its one row."""
+    previous, current = (_time_of(row.column(name)) for name in (WATERMARK_BEFORE, WATERMARK_AFTER))
+    return Watermarks(previous, current, _inputs_of(row))
+
+
+def _inputs_of(row: pa.Table) -> dict[str, InputTime]:
+    if OF_INPUTS not in row.column_names:  # one input, or a line that this one comes from had one
+        return {}
+    inputs = row.column(OF_INPUTS).combine_chunks().flatten()
+    us, valid = times_us(inputs.field("watermark"))
+    times: list[int] = np.where(valid, us, NO_WATERMARK).tolist()
+    names, silent, idle = (inputs.field(name).to_pylist() for name in ("input", "epochs_without_rows", "idle"))
+    return dict(zip(names, map(InputTime, times, silent, idle), strict=True))
+
+
+def _time_of(column: pa.ChunkedArray) -> int:
+    us, valid = times_us(column)
+    return int(us[0]) if valid[0] else NO_WATERMARK
+
+
+def stamp(time_us: int, type_: pa.DataType) -> pa.Array:
+    """A watermark as a column of one row."""
+    return to_time(np.array([time_us]), type_) if time_us != NO_WATERMARK else pa.nulls(1, type_)
+
+
+def told_apart(rows: pa.Table, inputs: int) -> list[tuple[int, pa.Table]]:
+    """The rows of each input that has any, without the column that says which."""
+    came_by = rows.column(INPUT_COLUMN).to_numpy()
+    rest = rows.drop_columns([INPUT_COLUMN])
+    present = np.flatnonzero(np.bincount(came_by, minlength=inputs))
+    if len(present) == 1:
+        return [(int(present[0]), rest)]
+    return [(int(i), rest.filter(pa.array(came_by == i))) for i in present]
+
+
+def with_input(rows: pa.Table, came_by: Any) -> pa.Table:
+    """`came_by`: of each row, or one number for all."""
+    numbers = np.broadcast_to(np.asarray(came_by, dtype=np.int8), rows.num_rows)
+    return rows.append_column(INPUT_FIELD, pa.array(np.ascontiguousarray(numbers), pa.int8()))
+
+
+def without_input(rows: pa.Table) -> pa.Table:
+    return rows.drop_columns([INPUT_COLUMN]) if INPUT_COLUMN in rows.column_names else rows

@@ -1,0 +1,293 @@
+"""Fingerprints: what a stage computes, as a short hash that is the same in every process.
+
+A function's fingerprint covers its bytecode, constants, names, defaults, what it closes over, and, in the same way, the
+functions, classes and data that it refers to by global name, also by the name of a module of yours (`helpers.clean`). Of what is
+installed (Python's own modules, and those in site-packages) the name counts, and not the code. Line numbers, comments and
+docstrings do not count. Two versions of Python compile to different bytecode: pass `version=` to a stage to vouch for its code
+yourself.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import re
+import sys
+import sysconfig
+import types
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from blake3 import blake3
+
+from nosync.flow.module_names import name_in_fingerprints
+from nosync.flow.pickled_function import Frozen
+from nosync.lsm.errors import FlowError
+
+FINGERPRINT_HEX_DIGITS = 16
+_SIMPLE = (str, bytes, int, float, complex, bool, type(None))
+_ARROW = (pa.Array, pa.ChunkedArray, pa.RecordBatch, pa.Table)
+_ADDRESS = re.compile(r"(\bat 0x|@)[0-9a-f]{3,}")
+_HAS_DOCSTRING = 0x4000000
+"""In the flags of code, from Python 3.13 on."""
+_IS_OPTIMIZED = 0x1
+"""In the flags of code: it is a function's, not a class's."""
+_INSTALLED = tuple(
+    {
+        str(Path(found).resolve())
+        for name in ("stdlib", "platstdlib", "purelib", "platlib")
+        if (found := sysconfig.get_path(name))
+    }
+)
+
+
+def fingerprint(*parts: Any) -> str:
+    """A stable hash of nested tuples, lists, mappings, simple values, functions, and data of Arrow, NumPy and Pandas.
+
+    Raises FlowError for what cannot be told from another one, such as an object that only has an address.
+    """
+    digest: str = _Hashing(blake3()).of(parts).hexdigest(length=FINGERPRINT_HEX_DIGITS // 2)
+    return digest
+
+
+def hashed_of(function: Any) -> bytes:
+    """What `fingerprint` sees of a function, to be given to it later as a Frozen. Raises FlowError as `fingerprint` does."""
+    seen = bytearray()
+    _Hashing(_Kept(seen)).of(function)
+    return bytes(seen)
+
+
+class _Kept:
+    """In the place of a hasher."""
+
+    def __init__(self, seen: bytearray) -> None:
+        self.update = seen.extend
+
+
+class _Hashing:
+    """Of one fingerprint. Functions, classes and objects are hashed once, and then by when they came first."""
+
+    def __init__(self, hasher: Any) -> None:
+        self._hasher = hasher
+        self._numbers: dict[int, int] = {}
+        self._kept: list[Any] = []  # so that no id is used again
+        self._open: set[int] = set()  # containers that are being hashed
+
+    def of(self, value: Any) -> Any:
+        self._feed(value)
+        return self._hasher
+
+    def _feed(self, value: Any) -> None:
+        if isinstance(value, _SIMPLE):
+            self._hasher.update(f"{type(value).__name__}:{value!r};".encode())
+            return
+        if isinstance(value, Frozen):  # the only object of its fingerprint, so that nothing in it can have come before
+            assert value.hashed, "a copy that went to a task has no fingerprint"
+            self._hasher.update(value.hashed)
+            return
+        is_container = isinstance(value, tuple | list | set | frozenset | Mapping)
+        if id(value) in (self._open if is_container else self._numbers):
+            self._hasher.update(f"again {self._numbers.get(id(value), '')};".encode())
+            return
+        if is_container:
+            self._open.add(id(value))
+        else:
+            self._numbers[id(value)] = len(self._numbers)
+            self._kept.append(value)
+        self._hasher.update(f"{type(value).__name__}(".encode())
+        for part in _parts(value):
+            self._kept.append(part)
+            self._feed(part)
+        self._hasher.update(b");")
+        self._open.discard(id(value))
+
+
+def _parts(value: Any) -> list[Any]:  # noqa: PLR0912 - one line for each kind
+    if isinstance(value, tuple | list):
+        return list(value)
+    if isinstance(value, set | frozenset):
+        return sorted(value, key=repr)
+    if isinstance(value, Mapping):
+        return [item for pair in value.items() for item in pair]
+    if isinstance(value, functools.partial):
+        return [value.func, value.args, value.keywords]
+    if isinstance(value, types.MethodType):
+        return [value.__func__, value.__self__]
+    if isinstance(value, types.FunctionType):
+        return _function_parts(value)
+    if isinstance(value, types.CodeType):
+        return _code_parts(value)
+    if isinstance(value, types.ModuleType):
+        return [name_in_fingerprints(value.__name__)]
+    if isinstance(value, re.Pattern):
+        return [value.pattern, value.flags]
+    if isinstance(value, _ARROW):
+        return [str(value.schema if hasattr(value, "schema") else value.type), value.to_pylist()]
+    if isinstance(value, np.ndarray):
+        return [str(value.dtype), value.shape, value.tolist() if value.dtype.hasobject else value.tobytes()]
+    if hasattr(type(value), "__arrow_c_stream__"):  # a frame of Pandas, Polars, ...
+        return [pa.table(value)]
+    if isinstance(value, types.BuiltinFunctionType):
+        return [value.__qualname__, None if isinstance(value.__self__, types.ModuleType) else value.__self__]
+    if hasattr(value, "__wrapped__"):  # a cache, say, around a function
+        return [type(value).__qualname__, value.__wrapped__]
+    if isinstance(value, type):
+        return _class_parts(value)
+    if isinstance(value, logging.Logger):
+        return [value.name]
+    if type(value).__module__ == "_thread":  # a lock
+        return []
+    return _object_parts(value)
+
+
+def _is_installed(module: str | None) -> bool:
+    """Whether a module is Python's, or in site-packages: its name says what it is."""
+    if module is None or module.partition(".")[0] in (*sys.builtin_module_names, "nosync"):
+        return True
+    file = getattr(sys.modules.get(module), "__file__", None)
+    if file is None:
+        return module != "__main__" and module in sys.modules
+    return str(Path(file).resolve()).startswith(_INSTALLED)
+
+
+def _function_parts(function: types.FunctionType) -> list[Any]:
+    closure = [cell.cell_contents for cell in function.__closure__ or () if _is_set(cell)]
+    defaults = [function.__defaults__, function.__kwdefaults__ or {}]
+    if _is_installed(
+        function.__globals__.get("__name__")
+    ):  # a decorator's, say, which closes over a function of the user's
+        own = [one for one in closure if callable(one)]
+        chosen = [
+            [cls.__qualname__, one] for cls, one in getattr(function, "registry", {}).items()
+        ]  # of singledispatch
+        wrapped = getattr(function, "__wrapped__", None)
+        return [
+            name_in_fingerprints(function.__globals__.get("__name__")),
+            function.__code__.co_qualname,
+            own,
+            wrapped,
+            chosen,
+        ]
+    names = _names(function.__code__)
+    used = {name: function.__globals__[name] for name in names if name in function.__globals__}
+    return [_code_parts(function.__code__, function.__doc__), *defaults, closure, used, _of_modules(used, names)]
+
+
+def _of_modules(used: Mapping[str, Any], names: list[str]) -> dict[str, Any]:
+    """What a function may take of the user's own modules that it names: `helpers.clean`, `settings.LIMIT`."""
+    found: dict[str, Any] = {}
+    waiting = [value for value in used.values() if isinstance(value, types.ModuleType)]
+    seen: set[str] = set()
+    while waiting:
+        module = waiting.pop()
+        if module.__name__ in seen or _is_installed(module.__name__):
+            continue
+        seen.add(module.__name__)
+        for name in names:
+            if name in vars(module):
+                found[f"{module.__name__}.{name}"] = vars(module)[name]
+        waiting += [value for value in found.values() if isinstance(value, types.ModuleType)]
+    return dict(sorted(found.items()))
+
+
+def _class_parts(cls: type) -> list[Any]:
+    name = [name_in_fingerprints(cls.__module__), cls.__qualname__]
+    if _is_installed(cls.__module__):
+        return name
+    members = {key: _member(value) for key, value in vars(cls).items() if not _is_bookkeeping(key, value)}
+    return [*name, list(cls.__bases__), dict(sorted(members.items()))]
+
+
+def _is_bookkeeping(name: str, value: Any) -> bool:
+    """What Python keeps in a class, and adds to it when it is used: nothing that its author wrote."""
+    is_special = name.startswith("__") and name.endswith("__")
+    is_slot = isinstance(value, types.MemberDescriptorType | types.GetSetDescriptorType)
+    return is_slot or name == "_abc_impl" or (is_special and not callable(_member(value)))
+
+
+def _member(value: Any) -> Any:
+    """The functions that are behind a member of a class."""
+    if isinstance(value, property):
+        return [value.fget, value.fset, value.fdel]
+    if isinstance(value, staticmethod | classmethod):
+        return value.__func__
+    if isinstance(value, functools.cached_property):
+        return value.func
+    return value
+
+
+def _object_parts(value: Any) -> list[Any]:
+    cls = type(value)
+    if not _is_installed(cls.__module__):
+        state = {name: getattr(value, name) for base in cls.__mro__ for name in _slots(base) if hasattr(value, name)}
+        own = {**state, **getattr(value, "__dict__", {})}
+        return [cls, dict(sorted(own.items()))] if own else [cls, *([] if callable(value) else [_text(value)])]
+    text = repr(value)
+    if not _ADDRESS.search(text):
+        return [cls, text]
+    try:  # what a copy would be made of
+        _, arguments, *rest = value.__reduce_ex__(2)
+    except Exception as error:
+        raise FlowError(_unknown(value)) from error
+    return [cls, arguments, rest[:1]]
+
+
+def _slots(cls: type) -> list[str]:
+    slots = cls.__dict__.get("__slots__", ())
+    return [slots] if isinstance(slots, str) else [name for name in slots if not name.startswith("__")]
+
+
+def _text(value: Any) -> str:
+    """What an object without fields says of itself, where its class has it say anything."""
+    if getattr(type(value), "__repr__") == getattr(object, "__repr__"):  # noqa: B009 - as text, or mypy compares their types
+        return ""
+    text = repr(value)
+    if _ADDRESS.search(text):
+        raise FlowError(_unknown(value))
+    return text
+
+
+def _unknown(value: Any) -> str:
+    return (
+        f"what its function uses has {repr(value)[:80]} in it, which cannot be told from another one of its kind: give the "
+        "stage a version=, and another one whenever what it computes changes"
+    )
+
+
+def _is_set(cell: types.CellType) -> bool:
+    try:
+        _ = cell.cell_contents
+    except ValueError:
+        return False
+    return True
+
+
+def _names(code: types.CodeType) -> list[str]:
+    """The global names that a function and the functions inside it refer to."""
+    names = set(code.co_names)
+    for constant in code.co_consts:
+        if isinstance(constant, types.CodeType):
+            names |= set(_names(constant))
+    return sorted(names)
+
+
+def _code_parts(code: types.CodeType, doc: str | None = None) -> list[Any]:
+    constants = list(code.co_consts)
+    if constants and isinstance(constants[0], str) and _is_docstring(code, constants[0], doc):
+        constants[0] = None
+    return [
+        code.co_code, constants, code.co_names, code.co_varnames, code.co_argcount, code.co_flags & ~_HAS_DOCSTRING,
+        code.co_exceptiontable,
+    ]  # fmt: skip
+
+
+def _is_docstring(code: types.CodeType, constant: str, doc: str | None) -> bool:
+    """Whether the first constant of code is its docstring; of comprehensions, lambdas and classes it never is."""
+    if code.co_name.startswith("<") or not code.co_flags & _IS_OPTIMIZED:
+        return False
+    if sys.version_info >= (3, 13):
+        return bool(code.co_flags & _HAS_DOCSTRING)
+    return doc is None or constant == doc

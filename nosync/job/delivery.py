@@ -1,0 +1,158 @@
+"""Giving sinks what is sealed: each epoch's changes in order, also those that a job which died left out.
+
+What was given is in marks (nosync.lsm.facts.deliveries), by line: a line that was rewound or replaced takes back what it gave.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING
+
+from nosync.flow.dataflow import Dataflow
+from nosync.job.sinks import GAP, PRECISE, Sink, last_given
+from nosync.lsm.errors import CompactedError, FlowError, InvalidInputError, UnknownStageError
+from nosync.lsm.facts.deliveries import Marks
+from nosync.lsm.facts.or_set import Fact
+from nosync.lsm.platform.nearest import did_you_mean
+from nosync.lsm.store.store import Store
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+log = logging.getLogger("nosync")
+
+Owed = list[tuple[Marks, Fact]]
+
+
+def check_sinks(sinks: Mapping[str, Sink], flow: Dataflow) -> None:
+    """Before anything is given to them. Raises UnknownStageError, FlowError, InvalidInputError."""
+    names = [stage.name for stage in flow.stages]
+    for stage, sink in sinks.items():
+        if stage not in names:
+            raise UnknownStageError(
+                f"a sink is for stage {stage!r}, which the flow does not have; stages: {', '.join(names)}"
+                f"{did_you_mean(stage, names)}"
+            )
+        if next(s for s in flow.stages if s.name == stage).persist == "none":
+            raise FlowError(f"stage {stage}: persist='none', so it has nothing that a sink could be given: persist it")
+        if not callable(getattr(sink, "deliver", None)):
+            raise InvalidInputError(
+                f"stage {stage}: {sink!r} is no sink: give nosync.ParquetSink(path), nosync.CallbackSink(function) or an "
+                "object with their methods"
+            )
+
+
+class Delivery:
+    """The sinks of a job on one line."""
+
+    def __init__(
+        self,
+        sinks: Mapping[str, Sink],
+        store: Store,
+        line: str,
+        branch: Callable[[], str],
+        changes: Callable[[str, int, int], DataFrame],
+    ) -> None:
+        """`branch`: its name, which may become another one. `changes(stage, after, until)`: the change feed."""
+        self._sinks, self._store, self._line = sinks, store, line
+        self._branch, self._changes = branch, changes
+
+    def marks(self, stage: str) -> Marks:
+        directory = self._store.directory
+        return Marks(directory.root, stage, self._line, self._store.node.lines.refs, directory.env)
+
+    def note_new(self, last: int | None) -> None:
+        """What is new gets the epochs from here on, also where the job dies before it is given the first of them.
+
+        `last`: the last sealed epoch.
+        """
+        for stage, sink in self._sinks.items():
+            if not hasattr(sink, "last_given"):
+                continue
+            marks = self.marks(stage)
+            first, marked, given = marks.first(), marks.last(), last_given(sink, marks)
+            next_epoch = 0 if last is None else last + 1
+            is_new_output = given is None and first is not None and marked is not None and first <= marked
+            if first is None or is_new_output or first > next_epoch:
+                marks.begin(next_epoch if given is None else self._first_epoch())
+
+    def catch_up(self, last: int) -> None:
+        """At a job's start, on the main line: takes back what is of a line that main has left, and gives what is lacking."""
+        self._withdraw(last)
+        self._deliver_owed(last)
+        self.deliver(last)
+
+    def deliver(self, t: int) -> None:
+        """Gives sinks an epoch, and before it those that a job which died, or a sink that failed, left out."""
+        for stage, sink in self._sinks.items():
+            marks = self.marks(stage)
+            begins = self._begins(stage, marks)
+            given = last_given(sink, marks)
+            first = given + 1 if given is not None else t if begins is None else begins
+            self._give(stage, sink, range(first, t + 1), marks)
+
+    def owe(self, branch: str, common: int) -> Owed:
+        """Notes, before a branch is promoted, that sinks are to be given the epochs after `common` again.
+
+        Raises CompactedError where their changes were merged away.
+        """
+        if self._sinks and common < self._store.since():
+            raise CompactedError(
+                f"cannot promote {branch}: its sinks would be given the epochs after {common} again, and history "
+                f"before {self._store.since()} was merged away. Promote without sinks=, and give them a new output; hold a fork "
+                "with pin(), or keep more with retain="
+            )
+        return [(marks := self.marks(stage), marks.owe(common)) for stage in self._sinks]
+
+    def _give(self, stage: str, sink: Sink, epochs: range, marks: Marks) -> None:
+        """Raises CompactedError, unless the sink may miss some, where the changes of an epoch were merged away."""
+        oldest = self._store.since() + 1
+        lost = epochs[: max(0, oldest - epochs.start)] if oldest > self._first_epoch() + 1 else range(0)
+        if lost and getattr(sink, "guarantee", PRECISE) != GAP:
+            raise CompactedError(
+                f"stage {stage}: its sink was not given the epochs {lost.start} to {lost.stop - 1}, whose changes were merged "
+                f"away: the oldest that can be given is {oldest}. Give it a new output, which begins with the next epoch; "
+                "or for a CallbackSink that may miss some, make the job once with guarantee='gap'; a larger retain= keeps more"
+            )
+        if lost:
+            log.warning("stage %s: its sink misses epochs that were merged away: %d to %d", stage, lost[0], lost[-1])
+        for t in epochs[len(lost) :]:
+            try:
+                sink.deliver(lambda t=t: self._changes(stage, t - 1, t), t, marks)  # type: ignore[misc]
+            except Exception as error:
+                error.add_note(
+                    f"the sink of stage {stage} failed at epoch {t}, which is sealed: nothing of it is lost, and the sink is "
+                    "given it again before the next epoch, or when a Job is made anew"
+                )
+                raise
+
+    def _first_epoch(self) -> int:
+        first = self._store.node.manifests(self._branch()).first
+        return 0 if first is None else first
+
+    def _begins(self, stage: str, marks: Marks) -> int | None:
+        """The first epoch that a sink is given, kept from when it was new; None of a sink that does not say what it has."""
+        sink = self._sinks[stage]
+        if not hasattr(sink, "last_given"):
+            return None
+        begins = marks.first()
+        return self._first_epoch() if begins is None else max(begins, self._first_epoch())
+
+    def _withdraw(self, last: int) -> None:
+        """The epochs of a line that main has left since, maybe by a job without this sink."""
+        for stage, sink in self._sinks.items():
+            marks = self.marks(stage)
+            left = marks.left_after()
+            sink.withdraw(last if left is None else min(left, last), marks)
+
+    def _deliver_owed(self, last: int) -> None:
+        """Gives sinks the epochs that a promoted branch has in the place of others, also after a job that died meanwhile."""
+        for stage, sink in self._sinks.items():
+            marks = self.marks(stage)
+            owed = marks.owed()
+            if owed:
+                after = min(int(fact.what) for fact in owed)
+                sink.withdraw(after, marks)
+                self._give(stage, sink, range(after + 1, last + 1), marks)
+                marks.take_back(owed)

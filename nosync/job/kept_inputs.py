@@ -1,0 +1,60 @@
+"""Inputs that epochs may have to be computed from again: those that the safe point has not passed yet.
+
+Where one directory is the store, what it holds is what there is, and nothing is kept. Where daemons keep the store, a host may
+be lost together with layers that nobody else has yet.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from typing import TYPE_CHECKING
+
+from nosync.lsm.errors import ReplicationError
+from nosync.lsm.node.api import StoreNode
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+MOST_EPOCHS = 100
+"""Whose inputs are kept, should the safe point stay behind."""
+
+
+class KeptInputs(Mapping[int, "Mapping[str, DataFrame]"]):
+    """By epoch the rows of each source. `branch`: the one whose safe point counts, which a job may change."""
+
+    def __init__(self, node: StoreNode, branch: Callable[[], str]) -> None:
+        self._node, self._branch = node, branch
+        self._kept: dict[int, Mapping[str, DataFrame]] = {}
+        self._asking: threading.Thread | None = None
+
+    def __getitem__(self, t: int) -> Mapping[str, DataFrame]:
+        return self._kept[t]
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self._kept)
+
+    def __len__(self) -> int:
+        return len(self._kept)
+
+    def keep(self, t: int, inputs: Callable[[], Mapping[str, DataFrame]]) -> None:
+        """`inputs()` is asked for only where they are kept: to make a DataFrame takes its time."""
+        if self._node.store_id:
+            self._kept[t] = inputs()
+
+    def let_go(self) -> None:
+        """Of what is safe by now, and of the oldest where there are too many. Waits for nobody."""
+        if not self._node.store_id:
+            return
+        for t in sorted(self._kept)[:-MOST_EPOCHS]:
+            self._kept.pop(t, None)
+        if self._asking is None or not self._asking.is_alive():  # the daemon may take its time; an epoch does not
+            self._asking = threading.Thread(target=self._forget_what_is_safe, name="nosync-inputs", daemon=True)
+            self._asking.start()
+
+    def _forget_what_is_safe(self) -> None:
+        with contextlib.suppress(ReplicationError):
+            safe = self._node.safe_point(self._branch())
+            for t in [t for t in list(self._kept) if safe is not None and t <= safe]:
+                self._kept.pop(t, None)

@@ -1,0 +1,69 @@
+"""Whether the batches of a stream's checkpoint are the epochs that follow those of the store."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from nosync.lsm.errors import FlowError
+from nosync.lsm.manifests.manifest import Manifest
+
+STREAMS_FROM = "streams_from"
+"""In a manifest of a stream: the epoch of its checkpoint's first batch."""
+
+
+def streamed_from(manifest: Manifest | None) -> int | None:
+    """The epoch of the first batch of the stream that an epoch came by; None where it came by none."""
+    return manifest.meta.get(STREAMS_FROM) if manifest is not None else None
+
+
+def check_stream(
+    checkpoint: str | Path, first: int, last: int | None, before: int | None, last_batch: Callable[[], int | None]
+) -> None:
+    """Raises FlowError where the batches of a checkpoint would not follow the epochs that there are.
+
+    `first`: the epoch of its first batch. `last`: the last sealed epoch, and `before` what `streamed_from` says of it.
+    `last_batch`: the last batch of the checkpoint that was committed, if any was; it may be on a file system that only Spark
+    reaches.
+    """
+    batch = last_batch()
+    if last is None:
+        if batch is not None:
+            raise FlowError(
+                f"the store has no epoch yet, and {checkpoint} has batches of a stream, whose rows it would never get: open the "
+                "store that this checkpoint belongs to, or begin again with a new checkpoint"
+            )
+    elif batch is None:
+        is_sealed_only = first == last == before  # its first batch died before it was committed
+        if first != last + 1 and not is_sealed_only:
+            raise FlowError(
+                f"the store is at epoch {last}, but {checkpoint} is a new checkpoint, whose first batch would be epoch "
+                f"{first}: use the checkpoint that this store was streamed with; or first={last + 1}, for rows that it does "
+                "not have yet"
+            )
+    elif before is None and first != last + 1:
+        raise FlowError(
+            f"epoch {last} of the store was not streamed, and {checkpoint} has batches of a stream: use a new checkpoint "
+            f"and first={last + 1}, for rows that the store does not have yet"
+        )
+    elif before not in (None, first):
+        raise FlowError(
+            f"the store was streamed with first={before}, and now with first={first}: the numbers of its epochs would "
+            "shift. It is the same number at each start"
+        )
+    elif before == first and first + batch > last:
+        raise FlowError(
+            f"{checkpoint} has batches up to {batch}, which is epoch {first + batch}, and the store is at {last}: it was "
+            "rewound, or put back from a backup, and Spark gives a stream no batch again that was committed. Use the "
+            f"checkpoint as it was at that epoch; or a new one and first={last + 1}, with sources that begin after what the "
+            "store has"
+        )
+
+
+def check_batch(batch: int, t: int, newest: int | None) -> None:
+    """Raises FlowError for a batch whose epoch came by other rows since the stream began."""
+    if newest is not None and t < newest:  # Spark runs only its last batch again
+        raise FlowError(
+            f"batch {batch} of the stream would be epoch {t}, and the store is at {newest} by other rows than the "
+            f"stream's: go on with a new checkpoint and first={newest + 1}"
+        )

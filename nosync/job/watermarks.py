@@ -1,0 +1,85 @@
+"""Where the watermarks of a store's windows are, and which inputs hold them back; as any process finds it recorded."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+import numpy as np
+
+from nosync.flow.bound_flow import WATERMARK, BoundFlow, part_of
+from nosync.flow.dataflow import WINDOW
+from nosync.flow.event_time import InputTime, Watermarks, read_watermarks
+from nosync.kernels.windows import MAX, MIN, NO_WATERMARK
+from nosync.lsm.errors import NosyncError
+from nosync.lsm.manifests.branches import MAIN
+from nosync.lsm.manifests.manifest import Manifest
+from nosync.lsm.model.layer import TraceId
+from nosync.lsm.model.timestamp import Time, last_of, pack
+from nosync.lsm.status import InputStatus, WindowStatus
+from nosync.lsm.store.store import Store
+from nosync.lsm.trace.directory import LayerDirectory
+
+WATERMARK_POLICIES = "watermark_policies"
+"""In a manifest: by window, which watermark of several inputs it goes by, where that is not the fastest."""
+_PART = part_of("", WATERMARK)
+
+
+def recorded_policies(manifest: Manifest | None) -> dict[str, str]:
+    """By window that an epoch lists, which watermark of several inputs it goes by.
+
+    Versions before did not say it: the fastest.
+    """
+    if manifest is None:
+        return {}
+    said = manifest.meta.get(WATERMARK_POLICIES)
+    said = said if isinstance(said, Mapping) else {}
+    windows = {e.id.trace.stage.removesuffix(_PART) for e in manifest.entries if e.id.trace.stage.endswith(_PART)}
+    return {name: MIN if said.get(name) == MIN else MAX for name in windows}
+
+
+def policies_to_record(flow: BoundFlow) -> dict[str, str]:
+    """What an epoch's manifest says of its windows, for `recorded_policies`."""
+    windows = {name: stage.window for name, stage in flow.stages.items() if stage.kind == WINDOW}
+    return {name: MIN for name, window in windows.items() if window is not None and window.policy == MIN}
+
+
+def window_status(store: Store, branch: str = MAIN) -> dict[str, WindowStatus]:
+    """What was recorded with the newest epoch of each window that has a watermark, but for those of which nothing is here."""
+    last = store.last_sealed(branch)
+    manifest = None if last is None else store.manifest(last, branch)
+    traces: dict[str, list[TraceId]] = {}
+    for entry in manifest.entries if manifest is not None else ():
+        if entry.id.trace.stage.endswith(_PART):
+            traces.setdefault(entry.id.trace.stage, []).append(entry.id.trace)
+    found = {stage: _recorded(store.directory, of, last or 0) for stage, of in sorted(traces.items())}
+    return {stage.removesuffix(_PART): _status(one) for stage, one in found.items() if one is not None}
+
+
+def _recorded(directory: LayerDirectory, traces: Iterable[TraceId], t: int) -> Watermarks | None:
+    """Every shard recorded the same, so that of one will do; other hosts may have those of others."""
+    for trace in traces:
+        try:
+            row = directory.layer_at(trace, last_of(t)).changes(Time(pack(t) - 1), last_of(t))
+        except NosyncError:
+            continue  # it is among what is missing, if it is nowhere
+        if row.num_rows:
+            return read_watermarks(row)
+    return None
+
+
+def _status(recorded: Watermarks) -> WindowStatus:
+    of = recorded.inputs
+    awake = {name: one.watermark_us for name, one in of.items() if not one.idle}
+    slowest, fastest = min(awake.values(), default=NO_WATERMARK), max(awake.values(), default=NO_WATERMARK)
+    behind = tuple(name for name, us in awake.items() if us == slowest) if slowest < fastest else ()
+    return WindowStatus(_shown(recorded.current_us), {name: _input(one) for name, one in of.items()}, behind)
+
+
+def _input(one: InputTime) -> InputStatus:
+    return InputStatus(_shown(one.watermark_us), one.silent_epochs, one.idle)
+
+
+def _shown(us: int) -> str | None:
+    if us == NO_WATERMARK:
+        return None
+    return str(np.datetime_as_string(np.datetime64(us, "us"), unit="us" if us % 1_000_000 else "s"))

@@ -1,0 +1,156 @@
+"""Rows of equal keys put side by side, and what becomes of the values of each group.
+
+The hash of a key is there already, so groups come of one sort of (hash, position): where keys are many, as in a batch over a
+large state, that takes a fraction of the time of a hash table, and the order is the one that layers are stored in. Where they are
+few, Arrow's hash table is the faster one (`python -m bench task_parts`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from nosync.lsm.columnar.columns import Indices, as_array, fixed_view, order_by_key, take
+from nosync.lsm.columnar.hashing import U32
+
+_SAMPLE_ROWS = 1024
+_FEW_SHARE = 0.85
+_STRIDE = 2654435761
+"""A prime, so that no pattern of rows follows it."""
+_DIGITS = 76
+"""Of the widest decimal."""
+_TOO_LARGE = 2.0**63
+SUM, MIN, MAX = "sum", "min", "max"
+
+
+@dataclass(frozen=True)
+class Groups:
+    """The rows of each key, in order of (hash, key)."""
+
+    order: Indices
+    """Row numbers; those of one group stand together, in the order that they came in."""
+    starts: Indices
+    """Where in `order` each group begins."""
+
+    @classmethod
+    def of(cls, keys: Sequence[pa.Array], hashes: U32) -> Groups:
+        """`hashes`: of each row, equal where keys are. Any do, but different keys should nearly always have different ones."""
+        if not any(map(_is_beyond_arrow, keys)) and _are_few(hashes):
+            return cls._of_few(keys, hashes)
+        return cls._of_many(keys, hashes)
+
+    @classmethod
+    def _of_many(cls, keys: Sequence[pa.Array], hashes: U32) -> Groups:
+        order, next_is_same_key = order_by_key(hashes, keys)
+        begins = np.ones(len(order), dtype=np.bool_)
+        begins[1:] = ~next_is_same_key
+        return cls(order, np.flatnonzero(begins))
+
+    @classmethod
+    def _of_few(cls, keys: Sequence[pa.Array], hashes: U32) -> Groups:
+        columns = {f"key{i}": key for i, key in enumerate(keys)}
+        rows = pa.table({**columns, "row": pa.array(np.arange(len(hashes)))})
+        listed = rows.group_by(list(columns), use_threads=False).aggregate([("row", "list")])
+        members = as_array(listed.column("row_list"))
+        first = members.flatten().to_numpy()[members.offsets.to_numpy()[:-1]]
+        by_key, _ = order_by_key(np.take(hashes, first), [as_array(listed.column(name)) for name in columns])
+        members = members.take(pa.array(by_key))
+        return cls(members.flatten().to_numpy(), members.offsets.to_numpy()[:-1].astype(np.int64))
+
+    def __len__(self) -> int:
+        return len(self.starts)
+
+    @property
+    def first(self) -> Indices:
+        """Of each group, the row that came first."""
+        return self.order[self.starts]
+
+    @cached_property
+    def sizes(self) -> Indices:
+        return np.diff(self.starts, append=len(self.order))
+
+    @cached_property
+    def numbers(self) -> Indices:
+        """The group of each row of `order`."""
+        return np.repeat(np.arange(len(self)), self.sizes)
+
+    def number_of_rows(self) -> Indices:
+        """The group of each row as it came."""
+        numbers = np.empty(len(self.order), dtype=np.int64)
+        numbers[self.order] = self.numbers
+        return numbers
+
+    def reduce(self, column: pa.Array, how: str) -> pa.Array:
+        """SUM, MIN or MAX of each group's values. Nulls are passed over, and null is what is left of nulls alone.
+
+        Sums of floats add one row after the other, in the order they came in, so that equal rows give equal bits.
+        """
+        if not len(self):
+            return column.slice(0, 0)
+        if how == SUM and pa.types.is_decimal(column.type):
+            return self._sum_of_decimals(column)
+        if how == SUM and column.null_count and pa.types.is_integer(column.type):
+            # Arrow's own sum of a column with nulls would pass 64 bits without a word.
+            counted = self.reduce(column.is_valid().cast(pa.int64()), SUM)
+            return pc.if_else(
+                pc.greater(counted, 0), self.reduce(column.fill_null(0), SUM), pa.scalar(None, column.type)
+            )
+        values = fixed_view(column)
+        if values is None or (values.dtype.kind == "f" and how != SUM):  # of NaN and others Arrow takes the others
+            return self._reduce_by_arrow(column, how)
+        values = np.take(values, self.order)
+        if values.dtype.kind == "f":
+            return pa.array(np.bincount(self.numbers, values, minlength=len(self)), column.type)
+        if how == SUM:
+            _check_sums(values, self.starts)
+        reduced = {SUM: np.add, MIN: np.minimum, MAX: np.maximum}[how].reduceat(values, self.starts)
+        return pa.array(reduced).view(column.type)
+
+    def _sum_of_decimals(self, column: pa.Array) -> pa.Array:
+        """With room for the sum, which Arrow does not check."""
+        type_ = column.type
+        total = self._reduce_by_arrow(column.cast(pa.decimal256(_DIGITS, type_.scale)), SUM)
+        try:
+            return total.cast(type_)
+        except pa.ArrowInvalid:
+            raise OverflowError(f"a sum has more digits than {type_}: cast the column to double before") from None
+
+    def _reduce_by_arrow(self, column: pa.Array, how: str) -> pa.Array:
+        rows = pa.table({"group": pa.array(self.numbers), "value": take(column, self.order)})
+        # One thread: the order in which floats are added must not depend on scheduling.
+        reduced = rows.group_by("group", use_threads=False).aggregate([("value", how)])
+        return as_array(reduced.column(f"value_{how}"))
+
+
+def _check_sums(values: npt.NDArray[Any], starts: Indices) -> None:
+    """Raises OverflowError where a sum is beyond 64 bits, and would come out as another number."""
+    largest = max(abs(int(values.max())), abs(int(values.min())))
+    if largest * len(values) < _TOO_LARGE:
+        return
+    sums = np.add.reduceat(values.astype(np.float64), starts)
+    ends = np.append(starts[1:], len(values))
+    for group in np.flatnonzero(np.abs(sums) > 0.999 * _TOO_LARGE):  # doubles are not exact: these are summed once more
+        if not -_TOO_LARGE <= sum(values[starts[group] : ends[group]].tolist()) < _TOO_LARGE:
+            raise OverflowError("a sum is beyond 64 bits: cast the column to double or decimal before")
+
+
+def _is_beyond_arrow(key: pa.Array) -> bool:
+    """Whether Arrow's hash table does not take a key, or tells apart what is equal: 0.0 and -0.0."""
+    types = pa.types
+    return bool(types.is_floating(key.type) or types.is_nested(key.type) or types.is_duration(key.type))
+
+
+def _are_few(hashes: U32) -> bool:
+    """Whether the keys are some thousands, to go by how many different ones are in a sample of the rows."""
+    if len(hashes) < _SAMPLE_ROWS:
+        return False
+    # Here and there: rows that came from another stage stand in order of its key.
+    sample = np.take(hashes, np.arange(_SAMPLE_ROWS) * _STRIDE % len(hashes))
+    return len(np.unique(sample)) < _FEW_SHARE * _SAMPLE_ROWS

@@ -1,0 +1,227 @@
+"""Windows of event time: which windows a row belongs to, when they close, and how sessions grow together.
+
+Times are int64 microseconds since 1970-01-01 UTC inside this module. A window is `[start, end)`.
+The watermark of an epoch is the newest event time of all earlier epochs less the delay; it is the same in every shard,
+because each shard that sends rows also says the newest time among them. It depends on the input only, never on a clock.
+Where rows come by several inputs, each has its own (nosync.flow.event_time).
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from nosync.lsm.columnar.columns import as_array
+from nosync.lsm.errors import FlowError
+
+START, END = "window_start", "window_end"
+MIN, MAX = "min", "max"
+MAX_WINDOWS_OF_A_ROW = 1000
+_UNITS_US = {
+    "microsecond": 1,
+    "millisecond": 1_000,
+    "second": 1_000_000,
+    "minute": 60_000_000,
+    "hour": 3_600_000_000,
+    "day": 86_400_000_000,
+    "week": 604_800_000_000,
+}
+_DURATION = re.compile(r"\s*(\d+)\s*([a-z]+?)s?\s*\Z")
+Times = npt.NDArray[np.int64]
+NO_WATERMARK = -(1 << 62)
+_FARTHEST_US = float(1 << 62)
+"""Some 146,000 years from 1970: what is beyond cannot be told from no watermark, and its windows may not fit into 64 bits."""
+
+
+@dataclass(frozen=True)
+class Window:
+    """The windows of a stage; durations in microseconds."""
+
+    time: str
+    """The column of event time."""
+    size_us: int
+    """Of a session: what comes longer than this gap after its last row begins another one."""
+    slide_us: int
+    session: bool
+    delay_us: int | None
+    """How far the watermark is behind the newest time; None: windows never close."""
+    keep_us: int | None
+    """How long after closing a window stays in the state; None: for ever."""
+    # What follows is not in the text of a window, which enters fingerprints: versions before did not have it.
+    policy: str | None = field(default=None, repr=False)
+    """Which watermark counts where rows come by several inputs: that of the slowest (MIN) or of the fastest (MAX). None: as the
+    store was written, and MIN in a new one."""
+    idle_after: int | None = field(default=None, repr=False)
+    """After how many epochs without rows the window does not wait for an input; None: it always waits."""
+
+
+def parse_window(
+    stage: str,
+    *,
+    time: str,
+    size: str | None,
+    slide: str | None,
+    gap: str | None,
+    watermark: str | None,
+    keep: str | None,
+    policy: str | None = None,
+    idle_after: int | None = None,
+) -> Window:
+    """Raises FlowError for durations that cannot be read or do not fit together."""
+    if (size is None) == (gap is None):
+        raise FlowError(f"stage {stage}: give size= for windows of a fixed size, or gap= for sessions")
+    if slide is not None and size is None:
+        raise FlowError(f"stage {stage}: slide= goes with size=, not with gap=")
+    if keep is not None and watermark is None:
+        raise FlowError(f"stage {stage}: keep= counts from when a window closes, which takes watermark=")
+    _check_policy(stage, watermark, policy, idle_after)
+    size_us = duration_us(stage, size or gap or "")
+    slide_us = duration_us(stage, slide) if slide is not None else size_us
+    if slide_us > size_us or -(-size_us // slide_us) > MAX_WINDOWS_OF_A_ROW:
+        raise FlowError(
+            f"stage {stage}: slide={slide!r} must be at most size={size!r}, and at least 1/{MAX_WINDOWS_OF_A_ROW} of it"
+        )
+    return Window(
+        time,
+        size_us,
+        slide_us,
+        gap is not None,
+        None if watermark is None else duration_us(stage, watermark, least=0),
+        None if keep is None else duration_us(stage, keep, least=0),
+        MIN if policy is None and idle_after is not None else policy,
+        idle_after,
+    )
+
+
+def _check_policy(stage: str, watermark: str | None, policy: str | None, idle_after: int | None) -> None:
+    if policy not in (None, MIN, MAX):
+        raise FlowError(
+            f"stage {stage}: policy={policy!r}, expected {MIN!r} (the watermark of the slowest input) or {MAX!r} (of the fastest)"
+        )
+    if idle_after is not None:
+        if isinstance(idle_after, bool) or not isinstance(idle_after, int) or idle_after < 1:
+            raise FlowError(f"stage {stage}: idle_after={idle_after!r}, expected a number of epochs, 1 or more")
+        if policy == MAX:
+            raise FlowError(
+                f"stage {stage}: policy={MAX!r} waits for no input: leave idle_after= out, or use policy={MIN!r}"
+            )
+    given = [name for name, value in (("policy", policy), ("idle_after", idle_after)) if value is not None]
+    if given and watermark is None:
+        raise FlowError(f"stage {stage}: {given[0]}= says how inputs move the watermark, which takes watermark=")
+
+
+def duration_us(stage: str, text: str, *, least: int = 1) -> int:
+    """`"10 minutes"` in microseconds."""
+    match = _DURATION.match(text.lower()) if isinstance(text, str) else None
+    if match is None or match[2] not in _UNITS_US or int(match[1]) < least:
+        raise FlowError(
+            f"stage {stage}: {text!r} is not a duration: expected a number and a unit, such as '10 minutes' "
+            f"(units: {', '.join(_UNITS_US)})"
+        )
+    return int(match[1]) * _UNITS_US[match[2]]
+
+
+def times_us(column: pa.ChunkedArray | pa.Array) -> tuple[Times, npt.NDArray[np.bool_]]:
+    """A timestamp or date column in microseconds (of nanoseconds: rounded down), and which rows have one."""
+    array = as_array(column)
+    valid = array.is_valid().to_numpy(zero_copy_only=False)
+    if pa.types.is_timestamp(array.type) and array.type.unit == "ns":
+        array = pc.floor_temporal(array, unit="microsecond")
+    stamps = array.cast(pa.timestamp("us", getattr(array.type, "tz", None)))
+    micros: Times = stamps.view(pa.int64()).fill_null(0).to_numpy(zero_copy_only=False)
+    return micros, valid
+
+
+def window_type(type_: pa.DataType) -> pa.DataType:
+    """The type of window_start and window_end over a time column of this type."""
+    return pa.timestamp("us", type_.tz if pa.types.is_timestamp(type_) else "UTC")
+
+
+def is_time(type_: pa.DataType) -> bool:
+    return bool(pa.types.is_timestamp(type_) or pa.types.is_date(type_))
+
+
+def _event_times(rows: pa.Table, window: Window) -> tuple[Times, npt.NDArray[np.bool_]]:
+    """As `times_us`. A time whose windows would begin or end beyond 64 bits counts as none, so that its row is late."""
+    time, valid = times_us(rows.column(window.time))
+    fits = np.abs(time.astype(np.float64)) < _FARTHEST_US - window.size_us - window.slide_us
+    return np.where(fits, time, 0), valid & fits
+
+
+def with_windows(rows: pa.Table, window: Window) -> pa.Table:
+    """The rows, once for each window that they belong to, with window_start and window_end.
+
+    Of sessions: the window of the row alone. A row without a time comes once, with null windows.
+    """
+    time, valid = _event_times(rows, window)
+    if window.session:
+        starts, at = time, np.arange(len(time))
+    else:
+        newest = (time // window.slide_us) * window.slide_us
+        n = -(-window.size_us // window.slide_us)
+        candidates = newest[:, None] - np.arange(n - 1, -1, -1) * window.slide_us
+        holds = candidates + window.size_us > time[:, None]
+        holds[~valid] = False
+        holds[~valid, 0] = True
+        at, _ = np.nonzero(holds)
+        starts = candidates[holds]
+    type_ = window_type(rows.schema.field(window.time).type)
+    missing = ~valid[at]
+    expanded = rows if window.session or window.slide_us == window.size_us else rows.take(pa.array(at))
+    for name, values in ((START, starts), (END, starts + window.size_us)):
+        expanded = expanded.append_column(name, pa.array(values, mask=missing).cast(pa.timestamp("us")).cast(type_))
+    return expanded
+
+
+def newest_us(rows: pa.Table, window: Window) -> int | None:
+    """The newest event time among the rows."""
+    time, valid = _event_times(rows, window)
+    return int(time[valid].max()) if valid.any() else None
+
+
+def newest_us_by(groups: npt.NDArray[np.integer[Any]], rows: pa.Table, window: Window) -> dict[int, int]:
+    """The newest event time of each group of rows that has any. `groups`: of each row, a small number."""
+    time, valid = _event_times(rows, window)
+    groups, time = groups[valid], time[valid]
+    newest = np.full(groups.max(initial=-1) + 1, NO_WATERMARK, dtype=np.int64)
+    np.maximum.at(newest, groups, time)
+    return {int(group): int(newest[group]) for group in np.unique(groups)}
+
+
+def closed(rows: pa.Table, watermark_us: int) -> npt.NDArray[np.bool_]:
+    """Which rows are for a window that the watermark has passed, or for none because they have no time."""
+    ends, valid = times_us(rows.column(END))
+    return ~valid | (ends <= watermark_us)
+
+
+def sessions(group: Times, starts: Times, ends: Times) -> tuple[Times, Times, Times, Times]:
+    """Grows intervals of one group that overlap or touch together, as Spark and Flink do.
+
+    Takes intervals in any order. Returns for each interval the number of its session, and for each session its
+    group, start and end; sessions are in order of (group, start).
+    """
+    order = np.lexsort((ends, starts, group))
+    g, s, e = group[order], starts[order], ends[order]
+    # The furthest end so far within the group: a running maximum over (group, rank of end).
+    ranked = np.unique(e)
+    reach = np.maximum.accumulate(g * (len(ranked) + 1) + np.searchsorted(ranked, e))
+    furthest = ranked[reach[:-1] % (len(ranked) + 1)] if len(e) > 1 else e[:0]
+    begins = np.ones(len(g), dtype=np.bool_)
+    begins[1:] = (g[1:] != g[:-1]) | (s[1:] > furthest)
+    number = np.cumsum(begins) - 1
+    first = np.flatnonzero(begins)
+    session_ends = np.maximum.reduceat(e, first) if len(first) else e[:0]
+    session_of = np.empty(len(g), dtype=np.int64)
+    session_of[order] = number
+    return session_of, g[first], s[first], session_ends
+
+
+def to_time(values: Times, type_: pa.DataType) -> pa.Array:
+    """Microseconds as a column of `window_type`."""
+    return pa.array(values).cast(pa.timestamp("us")).cast(type_)

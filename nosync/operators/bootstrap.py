@@ -1,0 +1,80 @@
+"""What stages do that begin anew with an epoch: from all rows that are there to the layer that leads there from what they held.
+
+Pure functions over whole Arrow tables, as those of `operators.operators`. Which stages begin anew is decided in `job.replay`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from nosync.flow.bound_flow import BoundStage
+from nosync.kernels.joins import JoinSpec, content_hash
+from nosync.lsm.columnar.columns import CHANGE_TYPE_COLUMN, as_array, as_batch
+from nosync.lsm.columnar.hashing import HASH_BITS, hash32
+from nosync.lsm.layers.writer import arrange
+from nosync.lsm.model.layer import LayerId, Shard
+from nosync.lsm.trace.trace import DELETE, INSERT
+from nosync.operators.operators import Produced, produce_from, rows_of_layer, weights_of
+
+
+def turned(stage: BoundStage, id: LayerId, whole: Produced, old: pa.Table) -> Produced:
+    """The layer that turns what a stage held before, `old`, into `whole`, which was computed from all rows that are there."""
+    if not stage.keyed:
+        new = pa.Table.from_batches([whole.layer.batch]).select(stage.schema.names)
+        weights = pa.concat_arrays([weights_of(new), pc.negate(weights_of(old))])
+        return Produced(arrange(net_changes(pa.concat_tables([new, old]), weights), (), whose=str(id)))
+    rows, before = rows_of_layer(whole.layer, id.description.lower), as_batch(old)
+    hashes = hash32([before.column(name) for name in _hashed_by(stage)])
+    new = pa.Table.from_batches([rows.data]).select(stage.schema.names)
+    return produce_from(stage, id, new, rows.hashes, before, hashes, nested_too=True)
+
+
+def _hashed_by(stage: BoundStage) -> tuple[str, ...]:
+    """The columns of a keyed stage whose hash its rows are stored by."""
+    spec: JoinSpec | None = stage.options.get("join")
+    return spec.on if spec is not None else tuple(stage.options["feed_key"])
+
+
+def net_changes(rows: pa.Table, weights: pa.Array) -> pa.Table:
+    """What is left of rows that come and go, by their contents: each that came more often than it went is inserted, each that
+    went more often deleted, as often. In order of their contents' hash. `weights`: +1 or -1 for each row.
+    """
+    contents = content_hash(rows.drop_columns([CHANGE_TYPE_COLUMN]))
+    _, first, number = np.unique(contents, return_index=True, return_inverse=True)
+    net = np.bincount(number, weights.to_numpy(), minlength=len(first)).astype(np.int64)
+    times = np.abs(net)
+    left = rows.take(pa.array(np.repeat(first, times)))
+    kinds = pc.if_else(pa.array(np.repeat(net < 0, times)), DELETE, INSERT)
+    return left.set_column(left.schema.get_field_index(CHANGE_TYPE_COLUMN), CHANGE_TYPE_COLUMN, kinds)
+
+
+def rows_of_shard(
+    log: BoundStage, recorded_by: Shard, mine: Shard, key_groups: int
+) -> Callable[[pa.Table], pa.Table] | None:
+    """Which of a log's rows that a shard recorded are those of a shard `mine`; None: none are.
+
+    Where there were other numbers of shards, rows go by the columns that place them, if any do; else they belong to no shard, and
+    are dealt out.
+    """
+    if recorded_by.count == mine.count:
+        return _all_rows if recorded_by == mine else None
+    if not (log.placed_by and log.is_placed_by_columns):
+        return _all_rows if recorded_by.index % mine.count == mine.index else None
+    theirs, ours = recorded_by.groups(key_groups), mine.groups(key_groups)
+    if theirs.stop <= ours.start or ours.stop <= theirs.start:
+        return None
+
+    def in_groups(rows: pa.Table) -> pa.Table:
+        hashes = hash32([as_array(rows.column(name)) for name in log.placed_by]).astype(np.uint64)
+        group = hashes * np.uint64(key_groups) >> np.uint64(HASH_BITS)
+        return rows.filter(pa.array((group >= ours.start) & (group < ours.stop)))
+
+    return in_groups
+
+
+def _all_rows(rows: pa.Table) -> pa.Table:
+    return rows

@@ -1,0 +1,202 @@
+"""The operators of a window stage: its watermark, its late rows, and its aggregates.
+
+All three see the same rows, one for each (row, window), and the same watermark, so they agree on what is late.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from nosync.flow.event_time import OF_INPUTS, WATERMARK_AFTER, InputTime, minimum, recorded_inputs, stamp
+from nosync.flow.internal_columns import HASH64_COLUMN
+from nosync.kernels.aggregates import Plan
+from nosync.kernels.groups import Groups
+from nosync.kernels.windows import END, NO_WATERMARK, START, Window, closed, sessions, times_us, to_time
+from nosync.lsm.columnar.columns import as_array, as_batch, key_columns, take, take_batch
+from nosync.lsm.columnar.hashing import U32, hash32
+from nosync.lsm.layers.writer import arrange
+from nosync.operators.operators import (
+    Produced,
+    Work,
+    conform,
+    hash32_of,
+    one_row_per_key,
+    produce_from,
+    rows_that_are_there,
+    weights_of,
+)
+
+
+def apply_watermark(work: Work) -> Produced:
+    """One row a shard and epoch: the watermark in force, the one from the next epoch on, and this shard's late rows."""
+    window = _window(work)
+    assert window.delay_us is not None, "a stage without a watermark has no such part"
+    in_force, schema = work.watermarks.current_us, work.stage.schema
+    inputs: Sequence[str] = work.stage.options.get("of_inputs", ())
+    if inputs:
+        known = work.watermarks.inputs
+        times = {name: known.get(name, InputTime()).after(work.newest_of.get(name), window) for name in inputs}
+        following = minimum(times.values(), in_force)
+        more = [recorded_inputs(times, schema.field(OF_INPUTS))]
+    else:
+        following = in_force if work.newest_us is None else max(in_force, work.newest_us - window.delay_us)
+        more = []
+    late = int(closed(work.rows, in_force).sum())
+    stamps = [stamp(time, schema.field(WATERMARK_AFTER).type) for time in (in_force, following)]
+    row = pa.Table.from_arrays([*stamps, pa.array([late], pa.int64()), *more], schema=schema)
+    return Produced(arrange(row, (), whose=str(work.id)))
+
+
+def apply_late(work: Work) -> Produced:
+    late = work.rows.filter(pa.array(closed(work.rows, work.watermarks.current_us))).drop_columns([HASH64_COLUMN])
+    return Produced(arrange(conform(late, work.stage.schema, work.id), (), whose=str(work.id)))
+
+
+def apply_window(work: Work) -> Produced:
+    """The aggregates of open windows; windows that were kept long enough are deleted."""
+    in_time = work.rows.filter(pa.array(~closed(work.rows, work.watermarks.current_us)))
+    new, new_hashes, old, old_hashes = (_sessions if _window(work).session else _aligned)(work, in_time)
+    expired, expired_hashes = _expired(work)
+    if len(expired):
+        old = as_batch(pa.Table.from_batches([old, expired]))
+        old_hashes = np.concatenate([old_hashes, expired_hashes])
+    return produce_from(work.stage, work.id, new, new_hashes, old, old_hashes)
+
+
+Numbers = npt.NDArray[np.int64]
+Rows = tuple[pa.Table, U32, pa.RecordBatch, U32]
+
+
+def _window(work: Work) -> Window:
+    assert work.stage.window is not None, f"stage {work.stage.name} is part of a window"
+    return work.stage.window
+
+
+def _plan(work: Work) -> Plan:
+    assert work.stage.plan is not None, f"stage {work.stage.name} aggregates"
+    return work.stage.plan
+
+
+def _aligned(work: Work, rows: pa.Table) -> Rows:
+    """Tumbling and sliding windows: an aggregate by key and window."""
+    plan, stage = _plan(work), work.stage
+    weights = weights_of(rows) if plan.retracts else None
+    hashes = hash32_of(rows)
+    partial, first = plan.partial(rows, _with_starts(hashes, rows), weights)
+    hashes = hashes[first]
+    found = work.state.find(partial, hashes)
+    after = plan.combine(partial, one_row_per_key(found))
+    new = plan.finish(after)
+    if plan.retracts:
+        there = rows_that_are_there(after, work.id)
+        new, hashes_new = new.filter(pa.array(there)), hashes[there]
+    else:
+        hashes_new = hashes
+    return new.select(stage.schema.names), hashes_new, found.data, hashes[found.found]
+
+
+def _with_starts(hashes: U32, rows: pa.Table) -> U32:
+    """Hashes of keys and windows: those of the keys alone are the same in all windows of a key."""
+    return hashes ^ hash32([as_array(rows.column(START))])
+
+
+def _sessions(work: Work, rows: pa.Table) -> Rows:
+    """Sessions: the rows' own windows grow together with each other and with the open sessions of their keys."""
+    plan, stage = _plan(work), work.stage
+    key = stage.options["feed_key"]
+    hashes = hash32_of(rows)
+    if not rows.num_rows:
+        empty = stage.schema.empty_table()
+        return empty, hashes, as_batch(empty), hashes
+    row_keys = key_columns(rows, key, str(work.id))
+    groups = Groups.of(row_keys, hashes)
+    group, key_hashes = groups.number_of_rows(), hashes[groups.first]
+    keys = [take(column, groups.first) for column in row_keys]
+    trace = work.trace(stage.name)
+    old = as_batch(stage.schema.empty_table())
+    old_group = np.empty(0, dtype=np.int64)
+    if trace.layers:
+        old = trace.lookup_prefix(keys, key_hashes, work.before)
+        is_open = ~closed(pa.Table.from_batches([old]), work.watermarks.current_us)
+        old = take_batch(old, np.flatnonzero(is_open))
+        old_keys = [old.column(name) for name in key]
+        old_group = _group_of(old_keys, hash32(old_keys), keys, key_hashes)
+    starts = [times_us(table.column(START))[0] for table in (rows, old)]
+    ends = [times_us(table.column(END))[0] for table in (rows, old)]
+    session_of, of_group, begin, end = sessions(
+        np.concatenate([group, old_group]), np.concatenate(starts), np.concatenate(ends)
+    )
+    # Sessions that no new row touches stay as they are.
+    touched = np.zeros(len(begin), dtype=np.bool_)
+    touched[session_of[: rows.num_rows]] = True
+    old_session = session_of[rows.num_rows :]
+    absorbed = np.flatnonzero(touched[old_session])
+    old, old_session = take_batch(old, absorbed), old_session[absorbed]
+    time_type = stage.schema.field(START).type
+    rows = rows.set_column(
+        rows.schema.get_field_index(START), START, to_time(begin[session_of[: rows.num_rows]], time_type)
+    )
+    partial, first = plan.partial(rows, _with_starts(hashes, rows), None)
+    number = _numbers(group[first], times_us(partial.column(START))[0], of_group, begin)
+    for batch in _one_each(old, old_session, number):
+        partial = plan.combine(partial, batch)
+    finished = plan.finish(partial).append_column(END, to_time(end[number], time_type))
+    old_hashes = key_hashes[of_group[old_session]]
+    return finished.select(stage.schema.names), hashes[first], old, old_hashes
+
+
+def _group_of(keys: Sequence[pa.Array], hashes: U32, wanted: Sequence[pa.Array], wanted_hashes: U32) -> Numbers:
+    """For each row of `keys` the number of the row of `wanted` that it equals; there is one."""
+    both = [pa.concat_arrays(pair) for pair in zip(wanted, keys, strict=True)]
+    groups = Groups.of(both, np.concatenate([wanted_hashes, hashes]))
+    # Rows of a group stand in the order they came in, so that of `wanted` is its first.
+    return groups.first[groups.number_of_rows()[len(wanted_hashes) :]]
+
+
+def _numbers(group: Numbers, start: Numbers, of_group: Numbers, begin: Numbers) -> Numbers:
+    """The number of the session of each (group, start); sessions are in order of (group, begin)."""
+    order = np.lexsort((start, group))
+    wanted = np.flatnonzero(np.isin(_pairs(of_group, begin), _pairs(group, start)))
+    number = np.empty(len(group), dtype=np.int64)
+    number[order] = wanted
+    return number
+
+
+def _pairs(group: Numbers, start: Numbers) -> npt.NDArray[np.void]:
+    pairs = np.empty(len(group), dtype=[("group", np.int64), ("start", np.int64)])
+    pairs["group"], pairs["start"] = group, start
+    return pairs
+
+
+def _one_each(
+    old: pa.RecordBatch,
+    session: Numbers,
+    number: Numbers,
+) -> list[pa.Table]:
+    """The old rows as tables with a row for each session number, null where there is none; as many as one has at most."""
+    order = np.argsort(session, kind="stable")
+    ordered = session[order]
+    first = np.searchsorted(ordered, number)
+    count = np.searchsorted(ordered, number, "right") - first
+    table = pa.Table.from_batches([old])
+    found = []
+    for i in range(max(1, int(count.max(initial=0)))):  # once at least: it also brings accumulators into stored form
+        has = count > i
+        at = np.where(has, first + i, 0)
+        found.append(table.take(pa.array(order[at] if len(order) else at, mask=~has)))
+    return found
+
+
+def _expired(work: Work) -> tuple[pa.RecordBatch, U32]:
+    """The windows that were kept for long enough since they closed; those of earlier epochs are gone already."""
+    window, trace = _window(work), work.trace(work.stage.name)
+    previous, current = work.watermarks.previous_us, work.watermarks.current_us
+    none = as_batch(work.stage.schema.empty_table()), np.empty(0, dtype=np.uint32)
+    if window.keep_us is None or not trace.layers or current in (NO_WATERMARK, previous):
+        return none
+    low = NO_WATERMARK if previous == NO_WATERMARK else previous - window.keep_us + 1
+    return trace.rows_where(END, low, current - window.keep_us, work.before)

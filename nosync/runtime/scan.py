@@ -1,0 +1,134 @@
+"""Parquet files, read by the tasks that record their rows: without the JVM, and without a shuffle.
+
+Each shard's task reads all of an epoch's files and keeps the rows that belong to its shard. Arrow decodes a row many times as
+fast as the JVM reads it, moves it to its shard and hands it over, so for few shards that is less work, even though each does all
+of it. `nosync.spark.parquet_inputs` decides when.
+
+Invariant: a task comes to the same rows, in the same order, as when the JVM reads them.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from nosync.flow.bound_flow import BoundStage, Feed
+from nosync.kernels.expressions import Step, applied
+from nosync.lsm.columnar.columns import as_array
+from nosync.lsm.columnar.hashing import U32, hash32, key_groups_of
+from nosync.lsm.errors import ScanError
+from nosync.lsm.model.layer import Shard
+from nosync.operators.operators import canonical_order, hashed
+from nosync.runtime.fused_rows import feed_of, renamed
+
+_ROWS_AT_ONCE = 1 << 17
+
+
+class ParquetFile(NamedTuple):
+    """A file as the driver saw it. Tasks that find another one there do not go on: each has to read the same."""
+
+    path: str
+    inode: int
+    size_bytes: int
+    modified_ns: int
+
+    @classmethod
+    def at(cls, path: str) -> ParquetFile:
+        """Raises OSError where it cannot be looked at."""
+        found = os.stat(path)
+        return cls(path, found.st_ino, found.st_size, found.st_mtime_ns)
+
+    def open(self) -> pq.ParquetFile:
+        """Raises OSError or pa.ArrowException."""
+        # Spark's own timestamps are 96 bits wide, and Arrow's nanoseconds end in the year 2262.
+        return pq.ParquetFile(self.path, coerce_int96_timestamp_unit="us")
+
+
+@dataclass(frozen=True)
+class Scan:
+    """What the tasks of a segment read."""
+
+    files: Mapping[str, Sequence[ParquetFile]]
+    """By source."""
+    key_groups: int
+
+    def rows(
+        self, shard: Shard, sources: Sequence[BoundStage], feeds: Sequence[Feed], stages: Mapping[str, BoundStage]
+    ) -> tuple[list[pa.Table], dict[int, pa.Table]]:
+        """Those of a shard, as `nosync.runtime.fused_rows.split` returns them.
+
+        Raises ScanError where a file cannot be read, or an expression not be evaluated, as the driver thought.
+        """
+        given, fed = [], {}
+        try:
+            for source in sources:
+                feed = feed_of(source, feeds)
+                steps = [] if feed is None else [stages[name].options["step"] for name in feed.jvm]
+                placed = _Placed(source, feed, steps, shard.groups(self.key_groups), self.key_groups)
+                mine = [placed.of_shard(part) for part in _parts(self.files[source.name], source.schema)]
+                # In one chunk, of which take() is quicker.
+                rows = pa.concat_tables([source.schema.empty_table(), *mine]).combine_chunks()
+                rows = hashed(rows, source.schema.names, sent=rows)
+                rows = rows.take(pa.array(canonical_order(rows)))
+                given.append(rows)
+                if feed is not None:
+                    made, _ = applied(steps, rows)
+                    schema = stages[feed.jvm[-1]].rows_schema
+                    made = renamed(made, schema, schema.names)
+                    fed[feeds.index(feed)] = hashed(made, feed.key, sent=made)
+        except (OSError, pa.ArrowException) as error:
+            raise ScanError(f"a task could not read a source's files: {type(error).__name__}: {error}") from error
+        return given, fed
+
+
+def _parts(files: Sequence[ParquetFile], schema: pa.Schema) -> Iterator[pa.Table]:
+    """The rows of the files, some at a time: most of them are other shards', and need not stay in memory."""
+    for file in files:
+        with file.open() as parquet:
+            # A task has one core.
+            for batch in parquet.iter_batches(_ROWS_AT_ONCE, columns=schema.names, use_threads=False):
+                yield renamed(pa.Table.from_batches([batch]), schema, schema.names)
+        if ParquetFile.at(file.path) != file:
+            raise ScanError(f"{file.path} is not the file any more that it was when the epoch began")
+
+
+@dataclass(frozen=True)
+class _Placed:
+    """How a source's rows get to their shards: see `BoundStage.placed_by`."""
+
+    source: BoundStage
+    feed: Feed | None
+    steps: Sequence[Step]
+    groups: range
+    """The key groups of the shard."""
+    key_groups: int
+
+    def of_shard(self, rows: pa.Table) -> pa.Table:
+        if len(self.groups) == self.key_groups:
+            return rows
+        groups = key_groups_of(self._hashes(rows), self.key_groups)
+        return rows.filter(pa.array((groups >= self.groups.start) & (groups < self.groups.stop)))
+
+    def _hashes(self, rows: pa.Table) -> U32:
+        names = self.source.schema.names
+        if self.source.is_placed_by_columns:
+            return _hashes_of(rows, self.source.placed_by or names)
+        assert self.feed is not None, "by what expressions make, which come by a feed"
+        made, numbers = applied(self.steps, rows)
+        found: U32 = np.empty(rows.num_rows, dtype=np.uint32)
+        is_out: npt.NDArray[np.bool_] = np.ones(rows.num_rows, dtype=np.bool_)
+        is_out[numbers] = False
+        found[numbers] = _hashes_of(made, self.feed.key)
+        found[is_out] = _hashes_of(rows.filter(pa.array(is_out)), names)
+        return found
+
+
+def _hashes_of(rows: pa.Table, names: Sequence[str]) -> U32:
+    return hash32([as_array(rows.column(name)) for name in names])

@@ -1,0 +1,266 @@
+"""`spark.read.format("nosync")` and `spark.readStream.format("nosync")`: stages as tables, for any Spark program.
+
+    nosync.register(spark)
+    spark.read.format("nosync").option("path", "state/").option("stage", "delays").option("asOf", 26).load()
+    spark.readStream.format("nosync").option("path", "state/").option("stage", "delays").option("readChangeFeed", "true").load()
+
+Options (names as Delta's, with epochs in the place of versions)
+
+| option | meaning |
+|---|---|
+| `path` (or `load(path)`) | the store's directory, seen by driver and executors; or HOST:PORT of its daemon |
+| `stage` | which stage |
+| `branch` | which branch; default: `main` |
+| `asOf` | the epoch whose state to read; default: the last sealed one |
+| `readChangeFeed` | `true`: the change feed instead of the state; a stream reads nothing else |
+| `startingEpoch`, `endingEpoch` | the first and last epoch of the feed; default: the first one of all, the last sealed |
+
+The store is opened read-only, so a job may be writing it. One task a shard; filters on columns are applied in the task.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyspark.sql import SparkSession
+from pyspark.sql import datasource as ds
+from pyspark.sql.pandas.types import from_arrow_schema
+from pyspark.sql.types import StructType
+
+from nosync.lsm.columnar.columns import CHANGE_TYPE_COLUMN, EPOCH_COLUMN
+from nosync.lsm.errors import InvalidInputError, NotAvailableError
+from nosync.lsm.manifests.branches import MAIN
+from nosync.lsm.platform.nearest import did_you_mean
+from nosync.lsm.store.store import BEFORE_FIRST_EPOCH, Store
+from nosync.spark.versions import arrow_schema
+from nosync.stores import open_to_read
+
+FORMAT = "nosync"
+OPTIONS = {
+    name.lower(): name for name in ("path", "stage", "branch", "asOf", "readChangeFeed", "startingEpoch", "endingEpoch")
+}
+"""As they are written, by what Spark makes of them."""
+
+_ONLY_READ = (
+    f"format {FORMAT!r} is for reading: a store gets its rows as epochs of a job, from job.advance(t, {{...}}), "
+    "job.backfill(...) or job.stream(...)"
+)
+_COMPARISONS: dict[type[ds.Filter], Callable[[pa.Array, Any], pa.Array]] = {
+    ds.EqualTo: pc.equal,
+    ds.GreaterThan: pc.greater,
+    ds.GreaterThanOrEqual: pc.greater_equal,
+    ds.LessThan: pc.less,
+    ds.LessThanOrEqual: pc.less_equal,
+}
+
+
+def register(spark: SparkSession) -> None:
+    """Makes the format known to the session, with filter pushdown switched on."""
+    spark.dataSource.register(NosyncDataSource)
+    spark.conf.set("spark.sql.python.filterPushdown.enabled", "true")
+
+
+class Options:
+    """The options of one read, checked. Raises InvalidInputError naming the option."""
+
+    def __init__(self, given: Any) -> None:
+        found = {str(name).lower(): str(value) for name, value in given.items()}
+        unknown = sorted(found.keys() - OPTIONS.keys())
+        if unknown:
+            as_delta = (
+                ": epochs are versions here, so startingEpoch, endingEpoch or asOf" if "version" in unknown[0] else ""
+            ) or did_you_mean(unknown[0], OPTIONS.values())
+            raise InvalidInputError(
+                f"format {FORMAT!r} has no option {unknown[0]!r}{as_delta}; options: {', '.join(OPTIONS.values())}"
+            )
+        for name in ("path", "stage"):
+            if name not in found:
+                raise InvalidInputError(f"format {FORMAT!r} needs the option {name!r}")
+        self.path, self.stage = found["path"], found["stage"]
+        self.branch = found.get("branch", MAIN)
+        self.as_of = _epoch(found, "asof")
+        self.starting_epoch, self.ending_epoch = _epoch(found, "startingepoch"), _epoch(found, "endingepoch")
+        feed = found.get("readchangefeed", "false").lower()
+        if feed not in ("true", "false"):
+            raise InvalidInputError(f"option readChangeFeed={feed!r} is not true or false")
+        self.change_feed = feed == "true"
+        useless = ("asof",) if self.change_feed else ("startingepoch", "endingepoch")
+        for name in useless:
+            if name in found:
+                needs = (
+                    "a state, and this reads the change feed"
+                    if self.change_feed
+                    else "the change feed: readChangeFeed=true"
+                )
+                raise InvalidInputError(f"option {OPTIONS[name]} is for {needs}")
+
+    def open(self) -> Store:
+        """The store to read, with what its host lacks fetched from peers, or from the daemon at an address."""
+        return open_to_read(self.path)
+
+
+def _epoch(options: dict[str, str], name: str) -> int | None:
+    text = options.get(name)
+    if text is None:
+        return None
+    if not (text.isascii() and text.isdigit()):
+        raise InvalidInputError(f"option {OPTIONS[name]}={text!r} is not an epoch number")
+    return int(text)
+
+
+class ShardPartition(ds.InputPartition):
+    """One shard at an epoch, or its changes over a range of epochs."""
+
+    def __init__(self, shard: int, after: int, until: int) -> None:
+        super().__init__(shard)
+        self.shard, self.after, self.until = shard, after, until
+
+
+class NosyncDataSource(ds.DataSource):
+    """The format itself; Spark makes one for each read."""
+
+    @classmethod
+    def name(cls) -> str:
+        return FORMAT
+
+    def schema(self) -> StructType:
+        options = Options(self.options)
+        with options.open() as store:
+            schema = store.schema(options.stage, options.as_of, branch=options.branch)
+        return from_arrow_schema(_with_change_columns(schema) if options.change_feed else schema)
+
+    def reader(self, schema: StructType) -> ds.DataSourceReader:
+        return Reader(Options(self.options), schema)
+
+    def writer(self, schema: StructType, overwrite: bool) -> ds.DataSourceWriter:
+        raise InvalidInputError(_ONLY_READ)
+
+    def streamWriter(self, schema: StructType, overwrite: bool) -> ds.DataSourceStreamWriter:
+        raise InvalidInputError(_ONLY_READ)
+
+    def streamReader(self, schema: StructType) -> ds.DataSourceStreamReader:
+        options = Options(self.options)
+        if not options.change_feed or options.ending_epoch is not None:
+            raise InvalidInputError(
+                f"a stream of format {FORMAT!r} reads the change feed, without an end: "
+                + ("leave out endingEpoch" if options.change_feed else "set the option readChangeFeed to true")
+            )
+        return StreamReader(options, schema)
+
+
+def _with_change_columns(schema: pa.Schema) -> pa.Schema:
+    return schema.append(pa.field(CHANGE_TYPE_COLUMN, pa.string())).append(pa.field(EPOCH_COLUMN, pa.int64()))
+
+
+def _partitions(options: Options, after: int, until: int) -> list[ShardPartition]:
+    with options.open() as store:
+        return [
+            ShardPartition(shard, after, until) for shard in store.shards(options.stage, until, branch=options.branch)
+        ]
+
+
+def _read(
+    options: Options, part: ShardPartition, schema: StructType, filters: Sequence[ds.Filter]
+) -> Iterator[pa.RecordBatch]:
+    with options.open() as store:
+        if options.change_feed:
+            table = store.changes(options.stage, part.after, part.until, shard=part.shard, branch=options.branch)
+        else:
+            table = store.read(options.stage, part.until, shard=part.shard, branch=options.branch)
+    for wanted in filters:
+        name, value = _column_and_value(wanted)
+        column = table.column(name)
+        table = table.filter(_COMPARISONS[type(wanted)](column, pa.scalar(value, column.type)))
+    # Spark has one unit for timestamps and one size of lists; a store without Spark may have others.
+    yield from table.select(schema.names).cast(arrow_schema(schema)).to_batches()
+
+
+def _column_and_value(comparison: Any) -> tuple[str, Any]:
+    """Of a filter that `Reader.pushFilters` took: the comparisons have these two fields."""
+    return comparison.attribute[0], comparison.value
+
+
+class Reader(ds.DataSourceReader):
+    """A batch read of a state or of a change feed."""
+
+    def __init__(self, options: Options, schema: StructType) -> None:
+        self._options, self._schema = options, schema
+        self._filters: list[ds.Filter] = []
+
+    def pushFilters(self, filters: list[ds.Filter]) -> Iterable[ds.Filter]:
+        """Takes comparisons of a column with a value; yields the others back to Spark, to which NaN is the largest number."""
+        for wanted in filters:
+            attribute: Sequence[str] = getattr(wanted, "attribute", ())
+            is_ours = type(wanted) in _COMPARISONS and len(attribute) == 1 and attribute[0] in self._schema.names
+            if is_ours and not isinstance(_column_and_value(wanted)[1], float):
+                self._filters.append(wanted)
+            else:
+                yield wanted
+
+    def partitions(self) -> Sequence[ds.InputPartition]:
+        options = self._options
+        with options.open() as store:
+            until = options.ending_epoch if options.change_feed else options.as_of
+            until = store.newest(options.branch) if until is None else until
+        if until is None:
+            raise NotAvailableError(f"{options.path}: no epoch is sealed yet; give asOf or endingEpoch")
+        start = options.starting_epoch
+        return _partitions(options, BEFORE_FIRST_EPOCH if start is None else start - 1, until)
+
+    def read(self, partition: ds.InputPartition) -> Iterator[pa.RecordBatch]:
+        assert isinstance(partition, ShardPartition)
+        return _read(self._options, partition, self._schema, self._filters)
+
+
+Offset = dict[str, Any]
+
+
+class StreamReader(ds.DataSourceStreamReader):
+    """The change feed as a stream: an offset is the last epoch that was read, and the line that sealed it."""
+
+    def __init__(self, options: Options, schema: StructType) -> None:
+        self._options, self._schema = options, schema
+
+    def initialOffset(self) -> Offset:
+        start = self._options.starting_epoch
+        return {"epoch": BEFORE_FIRST_EPOCH if start is None else start - 1, "line": ""}
+
+    def latestOffset(self, start: Offset | None = None, limit: Any = None) -> Offset:
+        known = self.initialOffset() if start is None else start
+        with self._options.open() as store:
+            last = store.newest(self._options.branch)
+            self._check_line(store, known)
+            if last is None or last <= known["epoch"]:
+                return known
+            return {"epoch": last, "line": store.line_of(last, self._options.branch) or ""}
+
+    def _check_line(self, store: Store, offset: Offset) -> None:
+        """Raises InvalidInputError where what the stream was given last is not the branch's past any more."""
+        t, line = offset["epoch"], offset.get("line", "")
+        now = store.line_of(t, self._options.branch) if line else ""
+        if now != line:
+            raise InvalidInputError(
+                f"{self._options.path}: branch {self._options.branch} was rewound, or another one promoted, since this stream "
+                f"read epoch {t}: what it was given after the fork is not taken back. Begin again with a new checkpoint"
+            )
+
+    def partitions(self, start: Offset, end: Offset) -> Sequence[ds.InputPartition]:
+        if end["epoch"] <= start["epoch"]:
+            return []
+        with self._options.open() as store:
+            self._check_line(store, start)
+            self._check_line(store, end)  # of a batch that runs again
+        return _partitions(self._options, start["epoch"], end["epoch"])
+
+    def read(self, partition: ds.InputPartition) -> Iterator[pa.RecordBatch]:
+        assert isinstance(partition, ShardPartition)
+        return _read(self._options, partition, self._schema, ())
+
+    def commit(self, end: Offset) -> None:
+        """Nothing to let go of: retain= and pins decide what is kept."""
+
+    def stop(self) -> None:
+        """Nothing is held."""

@@ -1,0 +1,180 @@
+"""Which epochs' inputs tasks read themselves (nosync.runtime.scan): Parquet files of a local file system, as they are.
+
+A DataFrame counts that is nothing but such files, `spark.read.schema(...).parquet(path)`, where the source's columns are in the
+files under their names and with their types. All else is read by the JVM: other formats and file systems, partitions in the names
+of directories, rows that expressions change, what Spark would cast or rebase, and what it has cached. The log says why, at DEBUG.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Mapping
+from typing import Any
+from urllib.parse import unquote, urlsplit
+
+import pyarrow as pa
+from pyspark.sql import DataFrame
+
+from nosync.flow.bound_flow import BoundFlow
+from nosync.flow.dataflow import SOURCE
+from nosync.lsm.columnar.hashing import is_quick
+from nosync.runtime.fused_rows import feed_of
+from nosync.runtime.scan import ParquetFile
+
+log = logging.getLogger("nosync")
+
+MOST_SHARDS = 16
+"""Each reads all: with more of them that would be more work than what it saves."""
+MOST_BYTES = 256 << 20
+"""Of all files' columns, not compressed."""
+MOST_FILES = 16
+_FILES_ALONE = re.compile(r"Relation \[[^\n]*\] parquet\s*")
+"""The text of a plan."""
+_INDEX = "org.apache.spark.sql.execution.datasources.InMemoryFileIndex("
+_FORMAT = "org.apache.spark.sql.execution.datasources.parquet.ParquetFileFormat"
+_PARTITION = re.compile(r"/[^/=]+=")
+_REBASE_MODE = "datetimeRebaseMode"
+_REBASED_BY_DEFAULT = "spark.sql.parquet.datetimeRebaseModeInRead"
+_WRITTEN_BY_SPARK = b"org.apache.spark.version"
+_WRITTEN_REBASED = (b"org.apache.spark.legacyDateTime", b"org.apache.spark.legacyINT96")
+_VERSION = re.compile(rb"(\d+)\.(\d+)")
+_FIRST_WITH_ONE_CALENDAR = (3, 1)
+"""Of Spark, for all of its types."""
+_WRITER = "parquet-mr"
+"""That Spark writes files with."""
+_WIDE_TIME = pa.timestamp("us", "UTC")
+"""What Spark takes timestamps of 96 bits for."""
+_FIELD_ID = "parquet.field.id"
+
+
+class _ByJvm(Exception):
+    """Why the JVM has to read a source's rows."""
+
+
+def files_to_scan(flow: BoundFlow, shards: int, inputs: Mapping[str, DataFrame]) -> dict[str, list[ParquetFile]]:
+    """By source its files. Empty where the JVM is to read them."""
+    try:
+        return _files_to_scan(flow, shards, inputs)
+    except _ByJvm as reason:
+        log.debug("flow %s: its input is read by the JVM: %s", flow.name, reason)
+        return {}
+
+
+def _files_to_scan(flow: BoundFlow, shards: int, inputs: Mapping[str, DataFrame]) -> dict[str, list[ParquetFile]]:
+    if shards > MOST_SHARDS:
+        raise _ByJvm(f"each of {shards} shards would read all")
+    _check_evaluated_in_tasks(flow)
+    found: dict[str, list[ParquetFile]] = {}
+    size_bytes = 0
+    for source in flow.sources:
+        frame = inputs.get(source.name)
+        if frame is None:
+            raise _ByJvm(f"source {source.name} is not given")
+        found[source.name] = files = _files_of(frame)
+        is_rebased = _is_rebased(frame) if any(map(pa.types.is_temporal, source.schema.types)) else None
+        size_bytes += sum(_size_bytes(file, source.schema, is_rebased=is_rebased) for file in files)
+    if size_bytes > MOST_BYTES:
+        raise _ByJvm(f"it has {size_bytes:,} bytes")
+    return found
+
+
+def _check_evaluated_in_tasks(flow: BoundFlow) -> None:
+    """Whether tasks can do all that the JVM does with a source's rows: to hash them, and what expressions make of them."""
+    for segment in flow.segments.values():
+        for source in (flow.stages[name] for name in segment.stages if flow.stages[name].kind == SOURCE):
+            for column in source.schema:
+                if not _is_hashed(column.type):
+                    raise _ByJvm(f"source {source.name}: column {column.name!r} is {column.type}")
+            feed = feed_of(source, segment.feeds) if segment.fused else None
+            for name in feed.jvm if feed is not None else ():
+                if flow.stages[name].options.get("step") is None:
+                    raise _ByJvm(f"stage {name}: its expressions are not all of a kind that tasks evaluate")
+            if feed is None and not source.is_placed_by_columns:
+                raise _ByJvm(
+                    f"source {source.name}: its rows are placed by an expression, and nothing here computes it"
+                )
+
+
+def _is_hashed(type_: pa.DataType) -> bool:
+    """Whether tasks hash it as Spark does: not arrays, structs, intervals."""
+    t = pa.types
+    return is_quick([type_]) or any(is_one(type_) for is_one in (t.is_string, t.is_binary, t.is_decimal128))
+
+
+def _files_of(frame: DataFrame) -> list[ParquetFile]:
+    # Not the analyzed plan: what Spark has cached is not read again.
+    plan: Any = frame._jdf.queryExecution().withCachedData()
+    text: str = plan.toString()
+    if not _FILES_ALONE.fullmatch(text):
+        raise _ByJvm(f"it is not just Parquet files: {text.strip().splitlines()[0]}")
+    relation = plan.relation()
+    location = relation.location()
+    # Delta and others show as Parquet, too: but some rows of their files are deleted, and columns have other names there.
+    if not (location.toString().startswith(_INDEX) and relation.fileFormat().getClass().getName() == _FORMAT):
+        raise _ByJvm("its files belong to a table")
+    listed = location.inputFiles()
+    if len(listed) > MOST_FILES:
+        raise _ByJvm(f"it is {len(listed)} files")
+    if any(_FIELD_ID in column.metadata for column in frame.schema):
+        raise _ByJvm("its columns are found by their ids")
+    files = [_file_at(uri) for uri in listed]
+    if sum(file.size_bytes for file in files) != location.sizeInBytes():
+        raise _ByJvm("its files have changed since it was made, of which Spark reads as much as they had then")
+    return files
+
+
+def _file_at(uri: str) -> ParquetFile:
+    parts = urlsplit(uri)
+    path = unquote(parts.path)
+    if parts.scheme != "file" or parts.netloc:
+        raise _ByJvm(f"{uri} is not on a local file system")
+    directory, _, name = path.rpartition("/")
+    if _PARTITION.search(directory):
+        raise _ByJvm(f"directories of {uri} may say what is in columns")
+    if name.startswith(("_", ".")):
+        raise _ByJvm(f"{uri} is listed, but not read")
+    try:
+        return ParquetFile.at(path)
+    except OSError as error:
+        raise _ByJvm(str(error)) from None
+
+
+def _is_rebased(frame: DataFrame) -> bool:
+    """Whether Spark may take dates and timestamps of files that it did not write for those of the Julian calendar."""
+    options: str = frame._jdf.queryExecution().analyzed().relation().options().toString()
+    by_default = str(frame.sparkSession.conf.get(_REBASED_BY_DEFAULT)).upper()
+    return _REBASE_MODE.lower() in options.lower() or by_default != "CORRECTED"
+
+
+def _size_bytes(file: ParquetFile, schema: pa.Schema, *, is_rebased: bool | None) -> int:
+    """Of a file that has the columns as the schema has them. `is_rebased`: None where there is nothing to rebase."""
+    try:
+        with file.open() as parquet:
+            found, columns, metadata = parquet.schema_arrow, parquet.schema, parquet.metadata
+    except (OSError, pa.ArrowException) as error:
+        raise _ByJvm(str(error)) from None  # the JVM says what is wrong with it
+    wide = {c.path for c in (columns.column(i) for i in range(len(columns))) if c.physical_type == "INT96"}
+    types = {field.name: _WIDE_TIME if field.name in wide else field.type for field in found}
+    lower = [name.lower() for name in found.names]
+    for field in schema:
+        if lower.count(field.name.lower()) != 1 or types.get(field.name) != field.type:
+            raise _ByJvm(f"{file.path}: column {field.name!r} is {types.get(field.name)} there, and not {field.type}")
+    if is_rebased is not None:
+        version = _spark_version(metadata.metadata or {})
+        if wide.intersection(schema.names) and (version is None or not (metadata.created_by or "").startswith(_WRITER)):
+            version = (0, 0)  # what others mean by times of 96 bits settings say
+        if is_rebased or (version is not None and version < _FIRST_WITH_ONE_CALENDAR):
+            raise _ByJvm(f"{file.path}: its dates or timestamps may be of another calendar")
+    size_bytes: int = sum(metadata.row_group(i).total_byte_size for i in range(metadata.num_row_groups))
+    return size_bytes
+
+
+def _spark_version(written: Mapping[bytes, bytes]) -> tuple[int, int] | None:
+    """Of Spark, where it wrote the file. One that wrote it in the calendar of Spark 2 counts as that."""
+    text = written.get(_WRITTEN_BY_SPARK)
+    if text is None:
+        return None
+    numbers = _VERSION.match(text)
+    is_old = numbers is None or any(name in written for name in _WRITTEN_REBASED)
+    return (0, 0) if is_old or numbers is None else (int(numbers[1]), int(numbers[2]))

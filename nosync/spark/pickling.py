@@ -1,0 +1,52 @@
+"""The functions of a flow, pickled when a job is made of it, and the tables that it joins with."""
+
+from __future__ import annotations
+
+import pickle  # noqa: TID251 - for its error
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+from pyspark.serializers import CloudPickleSerializer
+from pyspark.sql import SparkSession
+
+from nosync.flow.dataflow import STATIC_JOIN, Dataflow, PerKey, Stage
+from nosync.flow.fingerprint import hashed_of
+from nosync.flow.pickled_function import Frozen
+from nosync.lsm.errors import FlowError
+from nosync.spark.session import in_own_zone
+
+
+def frozen(flow: Dataflow, spark: SparkSession) -> Dataflow:
+    """The flow with its functions, and tables to join with, as they are now.
+
+    Raises FlowError where a function cannot be sent to tasks, or fingerprinted.
+
+    A function with `version=` stays as it is: its code is what the user says it is. So does one with a broadcast variable,
+    which Spark wants to see whenever it pickles something.
+    """
+    broadcasts = spark.sparkContext._pickled_broadcast_vars
+
+    def freeze(stage: Stage) -> Callable[..., Any] | None:
+        function = stage.function
+        if function is None or stage.version is not None or isinstance(function, Frozen):
+            return function
+        hashed = hashed_of(function)
+        broadcasts.clear()
+        try:
+            pickled = CloudPickleSerializer().dumps(function)  # type: ignore[no-untyped-call]
+        except pickle.PicklingError as error:
+            (reason, *_) = str(error).strip().splitlines() or ["it cannot be pickled"]
+            raise FlowError(f"stage {stage.name}: its function cannot be sent to Spark's tasks: {reason}") from error
+        if any(True for _ in broadcasts):
+            broadcasts.clear()
+            return function
+        return Frozen(pickled, hashed, is_per_key=isinstance(function, PerKey))
+
+    def as_it_is(stage: Stage) -> Stage:
+        if stage.kind != STATIC_JOIN:
+            return replace(stage, function=freeze(stage))
+        # Epochs run in UTC, and what text says of time would be read otherwise there than where it was hashed.
+        return replace(stage, options={**stage.options, "table": in_own_zone(stage.options["table"])})
+
+    return flow.frozen(as_it_is)

@@ -1,0 +1,161 @@
+"""Opening a store: the node of its directory in this process, or the daemon that owns the directory, here or elsewhere."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+
+from nosync.lsm.columnar.hashing import Hasher, hash32
+from nosync.lsm.errors import InvalidInputError, ReplicationError, StoreLockedError
+from nosync.lsm.platform.env import Env
+from nosync.lsm.platform.paths import local_path
+from nosync.lsm.settings import StoreSettings
+from nosync.lsm.store.opened import note_opened
+from nosync.lsm.store.store import Store, checked_marker, checked_settings, open_store
+from nosync.lsm.trace.directory import PLACE_FILE, LayerDirectory
+from nosync.replication.client.fetching_directory import ADDRESS_FILE, address_of, keeper_of
+
+_ADDRESS = re.compile(r"[^/]+:[0-9]{1,5}")
+DAEMON_PATIENCE_S = 10.0
+"""How long `open` waits for the daemon of a directory: both may begin at boot."""
+_LOOK_EVERY_S = 0.05
+
+
+def open(
+    path: str | Path,
+    *,
+    retain: int | None = None,
+    key_groups: int | None = None,
+    read_only: bool = False,
+    alone: bool = False,
+    settings: StoreSettings | None = None,
+    env: Env | None = None,
+    hasher: Hasher = hash32,
+) -> Store:
+    """Opens the store in a directory, making a new one where there is none.
+
+    Where a daemon keeps the directory the store works beside it: writing is the same, and the daemon makes durable,
+    replicates and merges. A daemon that just starts is waited for, for up to 10 s; one that does not run is an error,
+    unless `alone` is set: then this process is the node for so long, without peers, and what asks for several copies
+    waits to be safe.
+
+    `path`: a directory of this host. `retain`: epochs of history to keep readable (None: all). `key_groups` (default 128): the
+    most shards a stage can ever have; fixed when the store is made. `read_only`: no node, no lock, no writing; works beside the
+    writer.
+
+    A process opens a store once: the error of a second call names the line of the first, for were it the same store, closing
+    one would close both. A store that nothing refers to any more is closed first. A process that is forked reads what its
+    parent has open.
+
+    Raises InvalidInputError for an address or a URI of another file system, NotAStoreError for a directory of something else,
+    StoreLockedError where a process is its node already, ReplicationError where its daemon does not answer, FormatVersionError
+    for a newer store, StorageError where the disk refuses.
+    """
+    root, env = local_path(path), env or Env()
+    keeper = None if read_only else keeper_of(root)
+    if keeper is None or alone:
+        copies = 1 if keeper is None else keeper.replicas
+        try:
+            return open_store(
+                root, retain=retain, key_groups=key_groups, read_only=read_only, settings=settings, env=env,
+                hasher=hasher, copies=copies,
+            )  # fmt: skip
+        except StoreLockedError as locked:
+            if alone:
+                raise StoreLockedError(f"{locked}. Where that is its daemon, leave out alone=True") from None
+            # A daemon may have begun to keep it just now; or its token was lost, and it says where it is.
+            if keeper_of(root) is None and address_of(root) is None:
+                raise
+    if retain is not None or checked_settings(settings).retain is not None:
+        raise InvalidInputError(
+            f"{path} belongs to a daemon, which decides how much history is kept: set its retain instead"
+        )
+    return _beside_daemon(LayerDirectory(root, checked_marker(root, env, key_groups).key_groups, env, hasher))
+
+
+def connect(
+    address: str,
+    *,
+    tls: str | Path | None = None,
+    identity: str | None = None,
+    node: str | None = None,
+    cache: str | Path | None = None,
+) -> Store:
+    """The store of the daemon at HOST:PORT.
+
+    On the daemon's own host that is what `open` of its directory returns. From elsewhere it can be read: what is asked for is
+    fetched, verified, and kept in `cache` (default: until the store is closed); with `cache` that is so on the
+    daemon's host too. Off loopback `tls` is a directory with `ca.pem`, `<identity>.pem` and `<identity>.key` (nosync certs makes
+    them), and `node` the id of the daemon's node, which its certificate must show.
+    Raises ReplicationError where the daemon does not answer, or serves another store than `cache` keeps.
+    """
+    try:
+        from nosync.replication.client.remote_store import connected_store, is_here  # noqa: PLC0415 - needs the extra `daemon`
+        from nosync.replication.daemon.server import Certificates, DaemonClient, host_of  # noqa: PLC0415
+    except ImportError as error:
+        raise ReplicationError(f"connecting needs the extra: pip install 'nosync[daemon]' ({error})") from None
+    if (tls is None) != (identity is None):
+        raise InvalidInputError("tls= and identity= belong together: a directory of certificates, and whose to show")
+    certificates = None if tls is None or identity is None else Certificates.of_directory(local_path(tls), identity)
+    host_of(address)
+    client = DaemonClient(address, certificates, node)
+    try:
+        about = client.status(lag=False)
+        if cache is not None or not is_here(about):
+            return connected_store(client, about, None if cache is None else local_path(cache))
+    except BaseException:
+        client.close()
+        raise
+    client.close()
+    return open(about.data)
+
+
+def open_to_read(path: str) -> Store:
+    """A store for who only reads it, on whatever host: the directory `path`, with what only peers have fetched by its daemon, or
+    the store of the daemon at HOST:PORT (NOSYNC_TLS, NOSYNC_IDENTITY and NOSYNC_NODE say how it is reached off loopback).
+    """
+    if _ADDRESS.fullmatch(path) and not Path(path).exists():
+        tls, identity, node = (os.environ.get(f"NOSYNC_{name}") for name in ("TLS", "IDENTITY", "NODE"))
+        return connect(path, tls=tls, identity=identity, node=node)
+    store = open_store(path, read_only=True)
+    if (store.directory.root / ADDRESS_FILE).exists():
+        from nosync.replication.client.fetching_directory import FetchingDirectory  # noqa: PLC0415 - needs the extra `daemon`
+
+        found = store.directory
+        store.directory = FetchingDirectory(found.root, found.key_groups, found.env, found.hasher)
+    return store
+
+
+def _beside_daemon(found: LayerDirectory) -> Store:
+    """The store beside the daemon that keeps a directory, once it answers.
+
+    Nobody takes the directory's lock meanwhile, or the daemon could not start.
+    """
+    root, env = found.root, found.env
+    try:
+        from nosync.replication.client.fetching_directory import FetchingDirectory  # noqa: PLC0415
+        from nosync.replication.client.remote_node import AttachedNode  # noqa: PLC0415 - needs the extra `daemon`
+        from nosync.replication.daemon.daemon import client_of  # noqa: PLC0415
+    except ImportError as error:
+        raise ReplicationError(
+            f"{root} is kept by a daemon, beside which a store needs the extra: pip install 'nosync[daemon]' ({error}); "
+            "or open it without peers: alone=True"
+        ) from None
+    directory = FetchingDirectory(root, found.key_groups, env, found.hasher)
+    end_s, why = env.monotonic_s() + DAEMON_PATIENCE_S, "it does not run"
+    while True:
+        client = client_of(root)
+        if client is not None:
+            try:
+                return note_opened(Store(directory, StoreSettings(), AttachedNode(directory, client)))
+            except ReplicationError as error:
+                client.close()
+                why = str(error)
+        if env.monotonic_s() >= end_s:
+            raise ReplicationError(
+                f"{root} is kept by a daemon, which was waited for {DAEMON_PATIENCE_S:.0f} s: {why}. Start it with nosync "
+                "daemon, or open the store without it and its peers: alone=True (--alone). If no daemon is to keep it any "
+                f"more, remove {root / PLACE_FILE}"
+            )
+        env.wait_s(_LOOK_EVERY_S)

@@ -1,0 +1,140 @@
+"""Daemons as processes, on loopback, in directories of the test's own."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import nosync
+from nosync.proto.v1 import replication_pb2 as pb
+from nosync.replication.client.fetching_directory import address_of
+from nosync.replication.daemon.daemon import client_of
+
+PATIENCE_S = 60.0
+
+
+def eventually(what: str, is_so: Callable[[], object], patience_s: float = PATIENCE_S) -> None:
+    """Waits until something is so; bounded, and says what was waited for."""
+    end = time.monotonic() + patience_s
+    while time.monotonic() < end:
+        with contextlib.suppress(nosync.NosyncError, OSError):
+            if is_so():
+                return
+        time.sleep(0.02)
+    raise AssertionError(f"not within {patience_s} s: {what}")
+
+
+def free_ports(n: int) -> list[int]:
+    sockets = [socket.socket() for _ in range(n)]
+    for one in sockets:
+        one.bind(("127.0.0.1", 0))
+    ports = [int(one.getsockname()[1]) for one in sockets]
+    for one in sockets:
+        one.close()
+    return ports
+
+
+@dataclass
+class Daemons:
+    """A few daemons of one store."""
+
+    root: Path
+    nodes: tuple[str, ...]
+    replicas: int
+    ports: dict[str, int]
+    extra: tuple[str, ...] = ()
+    know: tuple[str, ...] = ()
+    """The nodes that are given to a daemon as its peers when it is started; empty: all."""
+    processes: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
+
+    def data(self, node: str) -> Path:
+        return self.root / node
+
+    def command(self, node: str, *more: str) -> list[str]:
+        peers = [f"--peer={other}=127.0.0.1:{self.ports[other]}" for other in self.know or self.nodes if other != node]
+        return [
+            sys.executable, "-m", "nosync.cli", "daemon", "--node", node, "--data", str(self.data(node)),
+            "--listen", f"127.0.0.1:{self.ports[node]}", "--replicas", str(self.replicas), *peers, *self.extra, *more,
+        ]  # fmt: skip
+
+    def start(self, node: str, *more: str) -> None:
+        log = open(self.root / f"{node}.log", "ab")  # noqa: SIM115 - the process keeps it
+        env = os.environ | {"PYTHONPATH": str(Path(nosync.__file__).parents[1])}
+        self.processes[node] = subprocess.Popen(self.command(node, *more), stdout=log, stderr=log, env=env)
+        log.close()
+        pid = self.processes[node].pid
+        eventually(f"{node} serves: {self.log(node)}", lambda: (address_of(self.data(node)) or {}).get("pid") == pid)
+
+    def log(self, node: str) -> str:
+        return (self.root / f"{node}.log").read_text()
+
+    def kill(self, node: str) -> None:
+        self.processes[node].kill()
+        self.processes.pop(node).wait()
+
+    def stop(self, node: str) -> int:
+        process = self.processes.pop(node)
+        process.terminate()
+        return process.wait(timeout=PATIENCE_S)
+
+    def signal(self, node: str, number: signal.Signals) -> None:
+        self.processes[node].send_signal(number)
+
+    def wipe(self, node: str) -> None:
+        assert node not in self.processes
+        shutil.rmtree(self.data(node))
+
+    def status(self, node: str, branch: str = "main") -> pb.StatusReply:
+        client = client_of(self.data(node))
+        if client is None:
+            raise nosync.ReplicationError(f"{node} is not there")
+        try:
+            return client.status(branch, timeout_s=2.0)
+        finally:
+            client.close()
+
+    def safe_point(self, node: str) -> int | None:
+        reply = self.status(node)
+        return reply.safe_point if reply.HasField("safe_point") else None
+
+    def peer(self, node: str, other: str) -> pb.PeerStatus:
+        return next(peer for peer in self.status(node).peers if peer.node == other)
+
+    def open(self, node: str) -> nosync.Store:
+        """The store of a node, beside its daemon."""
+        return nosync.open(self.data(node))
+
+
+@contextlib.contextmanager
+def running(
+    root: Path,
+    nodes: tuple[str, ...] = ("n1", "n2", "n3"),
+    replicas: int = 2,
+    extra: tuple[str, ...] = (),
+    *,
+    start: tuple[str, ...] | None = None,
+    know: tuple[str, ...] = (),
+) -> Iterator[Daemons]:
+    """Started daemons; whatever still runs in the end is killed."""
+    root.mkdir(parents=True, exist_ok=True)
+    found = Daemons(root, nodes, replicas, dict(zip(nodes, free_ports(len(nodes)), strict=True)), extra, know)
+    try:
+        for node in nodes if start is None else start:
+            found.start(node)
+        yield found
+        for node in nodes:
+            log = root / f"{node}.log"
+            assert not log.exists() or "Traceback" not in log.read_text(), log.read_text()[-4000:]
+    finally:
+        for process in found.processes.values():
+            process.kill()
+            process.wait()

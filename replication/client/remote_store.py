@@ -1,0 +1,250 @@
+"""A store that is read from elsewhere: what is asked for is fetched from a daemon, verified, and kept in a directory here.
+
+Names are listed by the daemon every time; files never change, so each is fetched once, unless the daemon gave one up for another
+of the same name. Reading then is what it is beside the
+files: merged-away layers are noticed and replaced by those that stand for them, damaged ones are refused.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import BinaryIO
+
+import pyarrow as pa
+
+from nosync.lsm.errors import CorruptionError, LostEpochError, NosyncError, ReplicationError, StorageError
+from nosync.lsm.layers.format import decode
+from nosync.lsm.manifests.branches import BRANCHES, MAIN
+from nosync.lsm.manifests.lost_ends import LOST_END
+from nosync.lsm.manifests.timelines import Lines
+from nosync.lsm.model.layer import SUFFIX
+from nosync.lsm.node.api import StoreNode
+from nosync.lsm.platform.env import Env, Identity
+from nosync.lsm.platform.json_file import unseal_json
+from nosync.lsm.settings import StoreSettings
+from nosync.lsm.status import LayerStatus, StoreStatus
+from nosync.lsm.store.store import Store
+from nosync.lsm.store.verify import VerifyReport
+from nosync.lsm.trace.directory import LAYERS, MARKER, LayerDirectory, create_store, read_marker
+from nosync.proto.v1 import replication_pb2 as pb
+from nosync.replication.client.fetching_directory import address_of
+from nosync.replication.daemon.daemon import client_of
+from nosync.replication.daemon.file_service import status_of
+from nosync.replication.daemon.server import DaemonClient
+from nosync.replication.transport.codec import is_name
+from nosync.replication.transport.download import fetch_files
+
+log = logging.getLogger("nosync.replication")
+
+
+class RemoteEnv(Env):
+    """The files of a daemon's directory as if they were in `root`, where those that were read are kept."""
+
+    def __init__(self, root: Path, client: DaemonClient) -> None:
+        self._root, self._client = root, client
+        self._local = Env()
+        self._sound: set[Path] = set()  # of what was kept before, and looked at since
+        self._written_ns: dict[Path, int] = {}  # as the daemon said, which is the time of the file that was fetched
+
+    def _relative(self, path: Path) -> str:
+        return path.relative_to(self._root).as_posix()
+
+    def list_dir(self, path: Path) -> list[str]:
+        directory = self._relative(path)
+        listed = self._client.list_files(directory)
+        self._written_ns |= {path / name: ns for name, ns in listed.items() if ns}
+        names = list(listed)
+        if not directory.startswith(LAYERS):
+            small = [name for name in names if name.endswith(".json") and is_name(f"{directory}/{name}")]
+            self._fetch([f"{directory}/{name}" for name in small if not self._is_kept(path / name)])
+            return [name for name in names if name in small or not name.endswith(".json")]
+        return names
+
+    def read(self, path: Path) -> bytes:
+        self._have(path)
+        return super().read(path)
+
+    def map(self, path: Path) -> pa.Buffer:
+        self._have(path)
+        return super().map(path)
+
+    def identity(self, path: Path) -> Identity:
+        self._have(path)
+        return super().identity(path)
+
+    def size_bytes(self, path: Path) -> int:
+        self._have(path)
+        return super().size_bytes(path)
+
+    def _have(self, path: Path) -> None:
+        if not self._is_kept(path):
+            self._fetch([self._relative(path)])
+
+    def _is_kept(self, path: Path) -> bool:
+        """Whether a file is here, whole, and the one that the daemon has. Nothing of a cache is synced, so what a crash of this
+        machine left of one goes.
+        """
+        try:
+            written_ns = self._local.identity(path).written_ns
+        except FileNotFoundError:
+            return False
+        if written_ns != self._written_ns.get(path, written_ns):
+            log.info("fetched again: %s was given up there for another of that name", path)
+            self._local.unlink(path)
+            self._sound.discard(path)
+            return False
+        if path not in self._sound:
+            try:
+                if path.suffix == ".json":
+                    unseal_json(self._local.read(path), str(path))
+                elif path.suffix == SUFFIX:
+                    decode(self._local.map(path), str(path))
+            except CorruptionError as error:
+                log.warning("fetched again: %s", error)
+                self._local.unlink(path)
+                return False
+            self._sound.add(path)
+        return True
+
+    def _fetch(self, names: list[str]) -> None:
+        """Files that are not there any more are left out: whoever opens them notices."""
+        fetch_files(self._client, self._root, names, self._local)
+        for path in (self._root / name for name in names):
+            if (ns := self._written_ns.get(path)) is not None and path.exists():
+                os.utime(path, ns=(ns, ns))
+
+    def create(self, path: Path) -> BinaryIO:
+        raise _not_written(self._client.address)
+
+    def unlink(self, path: Path) -> None:
+        raise _not_written(self._client.address)
+
+
+def _not_written(address: str) -> StorageError:
+    return StorageError(
+        f"the store at {address} is connected to, so it can be read and not written: on the daemon's host nosync.open() of "
+        "its directory does both"
+    )
+
+
+class ConnectedStore(Store):
+    """A store over a connection: everything that reads works as it does beside the files. Made by `nosync.connect`."""
+
+    def __init__(
+        self, directory: LayerDirectory, client: DaemonClient, temporary: TemporaryDirectory[str] | None
+    ) -> None:
+        """`temporary`: where what was fetched is kept, if only until it is closed."""
+        super().__init__(directory, StoreSettings(), None)
+        self.client, self._temporary = client, temporary
+
+    @property
+    def node(self) -> StoreNode:
+        """Raises StorageError: the node is elsewhere."""
+        raise _not_written(self.client.address)
+
+    def _check_log(self, lines: Lines) -> None:
+        """The daemon knows whether an entry of the log of branches is lost, or on its way from a peer."""
+        problem = self.client.status(lag=False).problems.get(BRANCHES)
+        if problem is not None:
+            raise CorruptionError(problem)
+
+    def newest(self, branch: str = MAIN) -> int | None:
+        """Raises LostEpochError where the daemon says that later epochs are lost."""
+        problem = self.client.status(lag=False).problems.get(LOST_END + branch)
+        if problem is not None:
+            raise LostEpochError(problem)
+        return self.last_sealed(branch)
+
+    def safe_point(self, branch: str = MAIN) -> int | None:
+        """As of the daemon: on as many nodes as asked for."""
+        reply = self.client.status(branch, lag=False)
+        return reply.safe_point if reply.HasField("safe_point") else None
+
+    def _read_only_safe_point(self) -> int | None:
+        return self.safe_point()
+
+    def since(self) -> int:
+        return int(self.client.status(lag=False).since)
+
+    def sync(self) -> None:
+        """Returns when everything that was published on the daemon's node is durable there."""
+        self.client.sync()
+
+    def compact(self, stage: str | None = None, progress: Callable[[int], None] | None = None) -> int:
+        """On the daemon's node. Returns the number of merges."""
+        done = 0
+        for done in self.client.compact(stage or ""):
+            if progress:
+                progress(done)
+        return done
+
+    def verify(self, progress: Callable[[int, int], None] | None = None) -> VerifyReport:
+        """The daemon verifies every byte of its layers; what is bad goes to quarantine there."""
+        errors = self.client.check()
+        layers = self.layers()
+        return VerifyReport(len(layers), 0, sum(layer.bytes for layer in layers), tuple(errors))
+
+    def layers(self) -> list[LayerStatus]:
+        return [status_of(layer) for layer in self.client.layers()]
+
+    def status(self) -> StoreStatus:
+        problems = dict(self.client.status(lag=False).problems)
+        return replace(super().status(), path=self.client.address, problems=problems)
+
+    def close(self) -> None:
+        """Ends the connection, and forgets what was fetched unless `cache=` was given."""
+        if not self._closed:
+            super().close()
+            self.client.close()
+            if self._temporary is not None:
+                self._temporary.cleanup()
+
+    def __repr__(self) -> str:
+        return f"<nosync.Store at {self.client.address} ({'closed' if self._closed else 'connected'})>"
+
+
+def is_here(about: pb.StatusReply) -> bool:
+    """Whether the directory of the daemon that says this of itself is on this host."""
+    data = Path(about.data)
+    try:
+        found = read_marker(data, Env()).store_id
+    except NosyncError:
+        return False
+    return found == about.store_id and (address_of(data) or {}).get("node") == about.node
+
+
+def connected_store(client: DaemonClient, about: pb.StatusReply, cache: Path | None) -> Store:
+    """The store of a daemon that says this of itself. See `nosync.connect`."""
+    temporary = None
+    if cache is None:
+        temporary = TemporaryDirectory(prefix="nosync-")
+        cache = Path(temporary.name, "store")
+    if not (cache / MARKER).exists():
+        create_store(cache, about.key_groups, Env(), store_id=about.store_id)
+    found = read_marker(cache, Env()).store_id
+    if found != about.store_id:
+        raise ReplicationError(
+            f"{cache} keeps what was fetched of store {found}, and {client.address} serves store {about.store_id}: give "
+            "another cache="
+        )
+    return ConnectedStore(LayerDirectory(cache, about.key_groups, RemoteEnv(cache, client)), client, temporary)
+
+
+@contextmanager
+def daemon_of(store: Store) -> Iterator[DaemonClient | None]:
+    """The daemon that keeps a store; None where none does."""
+    if isinstance(store, ConnectedStore):
+        yield store.client
+        return
+    client = client_of(store.directory.root)
+    try:
+        yield client
+    finally:
+        if client is not None:
+            client.close()

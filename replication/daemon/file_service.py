@@ -1,0 +1,89 @@
+"""The files of a data directory for who reads them from elsewhere (nosync.replication.client.remote_store)."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+from blake3 import blake3
+
+from nosync.lsm.errors import ReplicationError
+from nosync.lsm.layers.reader import LayerReader
+from nosync.lsm.manifests.branches import BRANCHES
+from nosync.lsm.model.timestamp import is_number
+from nosync.lsm.node.node import Node
+from nosync.lsm.platform.env import Env, storage_error, storage_errors
+from nosync.lsm.status import LayerStatus
+from nosync.lsm.store.store import Store
+from nosync.lsm.trace.directory import LAYERS, MANIFESTS, PINS, LayerDirectory
+from nosync.proto.v1 import replication_pb2 as pb
+from nosync.replication.protocol.inventory import Held, layer_of
+from nosync.replication.protocol.messages import NotThere, Wanted
+from nosync.replication.transport.codec import Encoder, check_group, check_name
+
+NAMES_PER_REPLY = 10_000
+TIMES = ("lower", "upper", "since")
+_READABLE = (LAYERS, MANIFESTS, BRANCHES, PINS)
+
+
+def names_in(directory: LayerDirectory, relative: str) -> Iterator[dict[str, int]]:
+    """The names in a directory, in pieces, with the time at which the file of each was written: what was given up and fetched
+    again has the same name. Raises ReplicationError for a directory that is not there to be read.
+    """
+    if check_group(relative).partition("/")[0] not in _READABLE:
+        raise ReplicationError(f"{relative!r} is not one of {', '.join(_READABLE)}, or in it")
+    path = directory.root / relative
+    with storage_errors("list", path):
+        names = sorted(directory.env.list_dir(path))
+    for first in range(0, len(names), NAMES_PER_REPLY):
+        with storage_errors("list", path):
+            yield {name: _written_ns(path / name, directory.env) for name in names[first : first + NAMES_PER_REPLY]}
+
+
+def _written_ns(path: Path, env: Env) -> int:
+    """Zero where it is gone."""
+    try:
+        return env.identity(path).written_ns
+    except FileNotFoundError:
+        return 0
+
+
+def contents_of(directory: LayerDirectory, names: Iterable[str]) -> Iterator[pb.Frame]:
+    """Files in pieces, one after the other, as they go between nodes; a NotThere for each that is not."""
+    encoder = Encoder()
+    for name in names:
+        path = directory.root / check_name(name)
+        if name.partition("/")[0] not in _READABLE:
+            raise ReplicationError(f"{name!r} is not one of {', '.join(_READABLE)}, or in it")
+        try:
+            held, file = _held(directory, name, path), path.open("rb")
+        except FileNotFoundError:
+            yield from encoder.frames(NotThere(name))
+            continue
+        except OSError as error:
+            raise storage_error("read", path, error) from error
+        with file, storage_errors("read", path):
+            yield from encoder.chunks(Wanted(held), file)
+
+
+def _held(directory: LayerDirectory, name: str, path: Path) -> Held:
+    id = layer_of(name)
+    if id is None:
+        contents = directory.env.read(path)
+        return Held(name, blake3(contents).hexdigest(), len(contents))
+    reader = LayerReader.open(path, directory.env, id)
+    return Held(name, reader.digest, reader.size_bytes)
+
+
+def layers_of(node: Node) -> Iterator[pb.Layer]:
+    """Every layer file of a node."""
+    for layer in Store(node.directory, node.settings, node).layers():
+        fields = dataclasses.asdict(layer)
+        yield pb.Layer(**fields | {name: str(fields[name]) for name in TIMES})
+
+
+def status_of(layer: pb.Layer) -> LayerStatus:
+    """What `layers_of` made a message of."""
+    fields = {field.name: getattr(layer, field.name) for field in dataclasses.fields(LayerStatus)}
+    return LayerStatus(**fields | {name: int(t) if is_number(t := fields[name]) else t for name in TIMES})

@@ -1,0 +1,87 @@
+"""What Prometheus fetches: the safe point, lags, bytes, peers. Values are asked for when they are fetched."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+from prometheus_client import CollectorRegistry, start_http_server
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from nosync.lsm.errors import ReplicationError
+from nosync.proto.v1 import replication_pb2 as pb
+from nosync.replication.daemon.replicator import Counters
+
+
+class _Store(Collector):
+    def __init__(self, status: Callable[[], pb.StatusReply], counters: Counters) -> None:
+        self._status, self._counters = status, counters
+
+    def collect(self) -> Iterator[Metric]:
+        status = self._status()
+        if status.HasField("safe_point"):
+            yield _gauge("nosync_safe_point_epoch", "Epoch up to which everything has its copies", status.safe_point)
+        if status.HasField("last_sealed"):
+            yield _gauge("nosync_last_sealed_epoch", "Newest sealed epoch", status.last_sealed)
+            safe = status.safe_point if status.HasField("safe_point") else -1
+            yield _gauge(
+                "nosync_safe_point_lag_epochs", "Sealed epochs after the safe point", status.last_sealed - safe
+            )
+        yield _gauge("nosync_safe_point_lag_seconds", "Since when an epoch waits to be safe", status.lag_s)
+        names = (
+            ("complete", "Newest sealed epoch of a stage"),
+            ("durable", "Epoch up to which a stage is durable on this node"),
+            ("replicated", "Epoch up to which a stage has its copies"),
+        )
+        for name, text in names:
+            epochs = GaugeMetricFamily(f"nosync_stage_{name}_epoch", text, labels=["stage"])
+            for stage in status.stages:
+                if stage.HasField(name):
+                    epochs.add_metric([stage.stage], getattr(stage, name))
+            yield epochs
+        waiting = GaugeMetricFamily("nosync_stage_waiting_bytes", "Bytes without their copies", labels=["stage"])
+        for stage in status.stages:
+            waiting.add_metric([stage.stage], stage.waiting_bytes)
+        yield waiting
+        yield _gauge("nosync_backlog_bytes", "Bytes that peers have and this node should have", status.backlog_bytes)
+        yield _gauge("nosync_loaded", "1: so far behind that recomputable stages wait", float(status.loaded))
+        yield _gauge("nosync_problems", "Files that cannot be made durable, and conflicts", len(status.problems))
+        up = GaugeMetricFamily("nosync_peer_up", "1: the peer was heard of lately", labels=["peer"])
+        behind = GaugeMetricFamily("nosync_peer_behind_bytes", "Bytes that a peer is missing", labels=["peer"])
+        for peer in status.peers:
+            up.add_metric([peer.node], float(peer.state == "up"))
+            behind.add_metric([peer.node], peer.behind_bytes)
+        yield up
+        yield behind
+        for name, text in (
+            ("sent_bytes", "Bytes of files sent"),
+            ("sent_files", "Files sent"),
+            ("received_bytes", "Bytes of files received and kept"),
+            ("received_files", "Files received and kept"),
+            ("refused_files", "Files received that were not what was announced"),
+        ):
+            counter = CounterMetricFamily(f"nosync_{name}", text)
+            counter.add_metric([], getattr(self._counters, name))
+            yield counter
+
+
+def _gauge(name: str, text: str, value: float) -> Metric:
+    return GaugeMetricFamily(name, text, value=value)
+
+
+def serve_metrics(address: str, status: Callable[[], pb.StatusReply], counters: Counters) -> Callable[[], None]:
+    """Serves metrics on HOST:PORT. Returns what stops it. Raises ReplicationError where it cannot listen."""
+    registry = CollectorRegistry()
+    registry.register(_Store(status, counters))
+    host, _, port = address.rpartition(":")
+    try:
+        server, thread = start_http_server(int(port), addr=host.strip("[]"), registry=registry)
+    except (OSError, ValueError, OverflowError) as error:
+        raise ReplicationError(f"cannot serve metrics on {address}: {error}; expected HOST:PORT") from error
+
+    def stop() -> None:
+        server.shutdown()
+        server.server_close()
+        thread.join()
+
+    return stop

@@ -1,0 +1,127 @@
+"""What nodes say to each other, and what the protocol asks its driver to do."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NewType
+
+from nosync.replication.protocol.inventory import Held, NodeId
+
+SessionId = NewType("SessionId", int)
+
+PROTOCOL_VERSION = 3
+
+
+# --- messages ---------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Hello:
+    """Begins a session on either side."""
+
+    node: NodeId
+    incarnation: str
+    store_id: str
+    replicas: int
+    version: int = PROTOCOL_VERSION
+    key_groups: int = 0
+    """0: it does not say, as nodes of earlier versions."""
+
+
+@dataclass(frozen=True)
+class Summary:
+    """All that the sender durably holds, by group: whoever holds what hashes to the same knows what that is."""
+
+    seq: int
+    groups: tuple[tuple[str, str], ...]
+    """Name and root of each group of files (see Inventory)."""
+
+
+@dataclass(frozen=True)
+class InventoryIs:
+    """All that the sender durably holds of some groups."""
+
+    seq: int
+    groups: tuple[str, ...]
+    held: tuple[Held, ...]
+
+
+@dataclass(frozen=True)
+class Change:
+    """What the sender durably holds since the statement before, and what it holds no more."""
+
+    seq: int
+    added: tuple[Held, ...] = ()
+    gone: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Beat:
+    """The sender is alive; `root` is the hash of its inventory after statement `seq`."""
+
+    seq: int
+    root: str
+    safe: tuple[tuple[str, int], ...] = ()
+    """By line, the sender's safe point: once true, it may be relied upon by all."""
+
+
+@dataclass(frozen=True)
+class AskInventory:
+    """The receiver of this is to send what it holds of these groups; of none: a summary of all."""
+
+    groups: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """A file, from a byte on: what is before that came already, in a session that ended."""
+
+    held: Held
+    offset: int = 0
+
+
+@dataclass(frozen=True)
+class Want:
+    """Send me these files, in this order."""
+
+    files: tuple[Wanted, ...]
+
+
+@dataclass(frozen=True)
+class NotThere:
+    """A file that was wanted is not held any more."""
+
+    name: str
+
+
+Message = Hello | Summary | InventoryIs | Change | Beat | AskInventory | Want | NotThere
+
+
+# --- effects ----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Send:
+    """To a session: a message."""
+
+    session: SessionId
+    message: Message
+
+
+@dataclass(frozen=True)
+class SendFiles:
+    """To a session: the contents of files, in order, as they are on disk."""
+
+    session: SessionId
+    files: tuple[Wanted, ...]
+
+
+@dataclass(frozen=True)
+class Close:
+    """End a session, for a reason that an operator should read."""
+
+    session: SessionId
+    reason: str
+
+
+Effect = Send | SendFiles | Close

@@ -1,0 +1,103 @@
+"""What a node knows of another one: its session, what it holds, and what is on its way."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+from nosync.replication.protocol.divergence import Divergence
+from nosync.replication.protocol.inventory import Held, Inventory, NodeId
+from nosync.replication.protocol.messages import SessionId
+
+SUSPECT_AFTER_S = 1.5
+"""A peer that says nothing for so long, two beats and a half, is not counted on."""
+AWAY_PATIENCE_S = 5.0
+"""How long a daemon may be away, say to be restarted, until the tasks on its host are taken elsewhere."""
+SMALLEST_WINDOW_BYTES = 4 << 20
+WINDOW_S = 2.0
+"""At most what comes in this time is asked for at once: on a slow link what is asked for would be merged before it came."""
+
+
+@dataclass
+class Peer:
+    """What a node knows of another one."""
+
+    node: NodeId
+    incarnation: str | None = None
+    session: SessionId | None = None
+    holds: Inventory = field(default_factory=Inventory)
+    seq: int = -1
+    """Its last statement that counted; -1: none yet in this session."""
+    said: int = 0
+    """The number of our last statement to it in this session."""
+    unsaid: dict[str, Held | None] = field(default_factory=dict)
+    """What is held since then, and what is not any more (None)."""
+    heard_s: float = float("-inf")
+    asked_s: float | None = None
+    """When its inventory was asked for, and has not come yet."""
+    unknown: set[str] = field(default_factory=set)
+    """Groups of files whose summary came, and whose names were asked for."""
+    todo: dict[str, list[Held]] = field(default_factory=dict)
+    """What it holds and we should keep, and do not have, by trace (layers) or by itself (other files)."""
+    not_safe: dict[str, list[Held]] = field(default_factory=dict)
+    """Of that what begins after the safe point, as it was when `todo` was made."""
+    todo_files: int = 0
+    """How many these are."""
+    queue: list[Held] = field(default_factory=list)
+    """Of many, in which order they are asked for, the next one last; put in order now and then."""
+    queued_s: float = float("-inf")
+    dirty: set[str] = field(default_factory=set)
+    """Traces and other files that changed here or there, or in who keeps them, since `todo` was made."""
+    arrived_bytes: int = 0
+    """Pieces of files since the last beat."""
+    rate_bytes_s: float = SMALLEST_WINDOW_BYTES / WINDOW_S
+    """How fast files come from it, while any do."""
+    piece_s: float = float("-inf")
+    """When the last piece of a file came."""
+    fell_silent: bool = False
+    """Its last session ended because nothing came any more: it, its host or the network may be gone, and nobody said so."""
+    unwanted: dict[str, float] = field(default_factory=dict)
+    """What was dropped here, and is not to come back from this peer: until it drops it too (inf), or a time."""
+    pushed: dict[str, tuple[int, float]] = field(default_factory=dict)
+    """What is on its way to it unasked: bytes, and since when."""
+    push_again_s: float = float("-inf")
+    """Until then nothing goes to it unasked."""
+    conflicts: dict[str, dict[str, tuple[str, str]]] = field(default_factory=dict)
+    """Files of other contents there than here, by trace or by themselves: our digest and theirs."""
+    found_diverged: Divergence | None = None
+    """What of its files they make another history, until they change."""
+    is_known: bool = False
+    """All that it holds was said in this session."""
+    refused: str = ""
+    """Why it is not talked to."""
+    safe: dict[str, int] = field(default_factory=dict)
+    """By line, the safe point that it told in this session."""
+
+    def is_of_another_history(self, name: str) -> bool:
+        """Whether a file that it holds is, or may be."""
+        if not self.conflicts:
+            return False
+        if self.found_diverged is None:
+            self.found_diverged = Divergence(self.all_conflicts())
+        return self.found_diverged.has(name)
+
+    def conflict_at(self, place: str, found: Mapping[str, tuple[str, str]]) -> None:
+        """Of one trace, or one other file, these are all."""
+        before = self.conflicts.pop(place, {})
+        if found:
+            self.conflicts[place] = dict(found)
+        if before.keys() != found.keys():
+            self.found_diverged = None
+
+    def all_conflicts(self) -> dict[str, tuple[str, str]]:
+        """By file."""
+        return {name: digests for files in self.conflicts.values() for name, digests in files.items()}
+
+    def has_dropped(self, names: Iterable[str]) -> None:
+        """It does not hold these: if it does again, they are other ones."""
+        for name in names:
+            if self.unwanted.get(name) == float("inf"):
+                del self.unwanted[name]
+
+    def is_up(self, now_s: float) -> bool:
+        return self.session is not None and now_s - self.heard_s <= SUSPECT_AFTER_S

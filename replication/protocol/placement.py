@@ -1,0 +1,60 @@
+"""Which of the nodes that are up keep a trace, each trace ranked once. Pure."""
+
+from __future__ import annotations
+
+from nosync.replication.protocol.inventory import NodeId, keepers, rank
+
+
+class Placement:
+    """The nodes that are up, `me` always, and which of them keep a trace: while one is away the next one stands in for it.
+
+    What is asked again and again is whether this node keeps a trace. So how many nodes rank before it is counted once for each,
+    and a node that comes or goes is ranked against this one alone: the other nodes are not looked at.
+    """
+
+    def __init__(self, me: NodeId, replicas: int) -> None:
+        self._me, self._replicas = me, replicas
+        self._others: set[NodeId] = set()  # that are up
+        self._before_me: dict[str, int] = {}
+        self._keepers: dict[str, frozenset[NodeId]] = {}
+
+    def is_up(self, node: NodeId) -> bool:
+        return node == self._me or node in self._others
+
+    def __contains__(self, trace: str) -> bool:
+        """Whether a trace was ranked."""
+        return trace in self._before_me or trace in self._keepers
+
+    def is_mine(self, trace: str) -> bool:
+        """Whether this node is one of those that keep a trace."""
+        before = self._before_me.get(trace)
+        if before is None:
+            mine = rank(self._me, trace)
+            before = self._before_me[trace] = sum(rank(node, trace) > mine for node in self._others)
+        return before < self._replicas
+
+    def keepers(self, trace: str) -> frozenset[NodeId]:
+        """Those that keep a trace."""
+        found = self._keepers.get(trace)
+        if found is None:
+            found = self._keepers[trace] = frozenset(keepers(trace, [self._me, *self._others], self._replicas))
+        return found
+
+    def changed(self, node: NodeId, *, is_up: bool) -> list[str]:
+        """Another node is up, or is not. Returns the traces of which this node keeps others than before."""
+        if is_up == (node in self._others):
+            return []
+        (self._others.add if is_up else self._others.remove)(node)
+        self._keepers.clear()
+        step, found = 1 if is_up else -1, []
+        for trace, before in self._before_me.items():
+            if rank(node, trace) > rank(self._me, trace):
+                self._before_me[trace] = before + step
+                if min(before, before + step) == self._replicas - 1:
+                    found.append(trace)
+        return found
+
+    def forget(self, trace: str) -> None:
+        """Nobody holds anything of this trace any more."""
+        self._before_me.pop(trace, None)
+        self._keepers.pop(trace, None)

@@ -1,0 +1,319 @@
+"""The protocol's messages as frames of protobuf, and back. What comes from outside is checked here, before anything uses it."""
+
+from __future__ import annotations
+
+import errno
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import BinaryIO, TypeVar
+
+import zstandard
+
+from nosync.lsm.errors import ReplicationError
+from nosync.lsm.model.layer import parse_file_name
+from nosync.lsm.model.timestamp import MAX_EPOCH
+from nosync.lsm.trace.directory import MANIFESTS
+from nosync.proto.v1 import replication_pb2 as pb
+from nosync.replication.protocol.inventory import LAYERS, Held, NodeId, epochs_of, layer_of
+from nosync.replication.protocol.messages import (
+    AskInventory,
+    Beat,
+    Change,
+    Hello,
+    InventoryIs,
+    Message,
+    NotThere,
+    Summary,
+    Want,
+    Wanted,
+)
+
+T = TypeVar("T")
+CHUNK_BYTES = 1 << 20
+MAX_FRAME_BYTES = 8 << 20
+HELD_PER_FRAME = 1_000
+LARGEST_FILE_BYTES = 1 << 40
+MOST_NAMES = 4_000_000
+"""Of one inventory, which comes in as many frames as it takes: twice what is asked for at once can be."""
+_LARGEST_SMALL_BYTES = 32 << 10
+_SAMPLES = 64
+_DICTIONARY_BYTES = 8 << 10
+_ZSTD_LEVEL = 1
+_NODE = re.compile(r"[a-z0-9_-]{1,64}\Z")
+_DIGEST = re.compile(r"[0-9a-f]{64}\Z")
+_INCARNATION = re.compile(r"[0-9a-zA-Z_-]{1,64}\Z")
+_LINE = re.compile(r"[a-z0-9_-]{1,64}\Z")
+_ID = "[a-z0-9_-]{1,64}"
+_GROUP = re.compile(r"[a-z0-9_/-]{1,400}\Z")
+_ROOT = re.compile(r"[0-9]{1,19}:[0-9a-f]{1,32}\Z")
+_SMALL = re.compile(
+    rf"(manifests/{_ID}/[0-9]{{1,13}}(-[0-9]{{1,13}})?|branches/[0-9]{{1,9}}|pins/{_ID}-[0-9a-z]{{1,64}}(\.gone)?"
+    rf"|jobs/{_ID}/[0-9]{{1,13}}-[0-9a-z]{{1,64}}|sinks/{_ID}/{_ID}/[0-9]{{1,13}}-[0-9a-z]{{1,64}}(\.gone)?)\.json\Z"
+)
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """A piece of a file."""
+
+    held: Held
+    offset: int
+    data: bytes
+
+
+def check_node_id(text: str) -> NodeId:
+    """Raises ReplicationError for what cannot be a node's id."""
+    if not _NODE.match(text):
+        raise ReplicationError(f"{text!r} is not a node id: expected 1 to 64 of a-z, 0-9, _ and -")
+    return NodeId(text)
+
+
+# --- out --------------------------------------------------------------------------------------------------------------
+
+
+class Encoder:
+    """Messages and files of one session as frames."""
+
+    def __init__(self) -> None:
+        self._zip = self._zip_small = _compressor()
+        self._samples: list[bytes | bytearray | memoryview[int]] | None = []  # None: learned from
+
+    def frames(self, message: Message) -> Iterator[pb.Frame]:
+        """A message as one frame, or for a large inventory as several."""
+        if isinstance(message, InventoryIs):
+            for part, last in _parts(message.held):
+                groups = message.groups if last else ()
+                inventory = pb.Inventory(seq=message.seq, held=map(_held, part), last=last, groups=groups)
+                yield pb.Frame(inventory=inventory)
+        elif isinstance(message, Summary):
+            for some, last in _parts(message.groups):
+                roots = [pb.Group(name=name, root=root) for name, root in some]
+                yield pb.Frame(summary=pb.Summary(seq=message.seq, groups=roots, last=last))
+        else:
+            yield _frame(message)
+
+    def chunks(self, wanted: Wanted, file: BinaryIO) -> Iterator[pb.Frame]:
+        """A file in pieces. Where one does not compress well, the rest is not tried. Raises OSError where it ends early."""
+        held, offset, pays = wanted.held, wanted.offset, True
+        file.seek(offset)
+        is_small = held.size_bytes <= _LARGEST_SMALL_BYTES
+        while offset < held.size_bytes:
+            data = file.read(min(CHUNK_BYTES, held.size_bytes - offset))
+            if not data:
+                raise OSError(errno.EIO, f"the file ends after {offset} of {held.size_bytes} bytes")
+            if is_small:
+                yield from self._learned_from(data)
+            packed = (self._zip_small if is_small else self._zip).compress(data) if pays else b""
+            pays = 0 < len(packed) < len(data) * 3 // 4
+            yield pb.Frame(
+                chunk=pb.Chunk(
+                    name=held.name,
+                    digest=held.digest,
+                    offset=offset,
+                    size_bytes=held.size_bytes,
+                    data=packed if pays else data,
+                    zstd=pays,
+                )
+            )
+            offset += len(data)
+
+    def _learned_from(self, data: bytes) -> Iterator[pb.Frame]:
+        """Once enough small files went over, a dictionary of what they have in common."""
+        if self._samples is None:
+            return
+        self._samples.append(data)
+        if len(self._samples) < _SAMPLES:
+            return
+        samples, self._samples = self._samples, None
+        try:
+            trained = zstandard.train_dictionary(_DICTIONARY_BYTES, samples)
+        except zstandard.ZstdError:
+            return  # they have nothing in common
+        self._zip_small = _compressor(trained)
+        yield pb.Frame(dictionary=pb.Dictionary(data=trained.as_bytes()))
+
+
+def _compressor(dictionary: zstandard.ZstdCompressionDict | None = None) -> zstandard.ZstdCompressor:
+    return zstandard.ZstdCompressor(
+        level=_ZSTD_LEVEL, dict_data=dictionary, write_content_size=True, write_checksum=True
+    )
+
+
+def _parts(items: tuple[T, ...]) -> Iterator[tuple[tuple[T, ...], bool]]:
+    """Pieces that fit into a frame, at least one, and whether it is the last."""
+    for first in range(0, max(1, len(items)), HELD_PER_FRAME):
+        yield items[first : first + HELD_PER_FRAME], first + HELD_PER_FRAME >= len(items)
+
+
+def _frame(message: Message) -> pb.Frame:
+    if isinstance(message, Change):
+        return pb.Frame(change=pb.Change(seq=message.seq, added=map(_held, message.added), gone=message.gone))
+    if isinstance(message, Beat):
+        return pb.Frame(beat=pb.Beat(seq=message.seq, root=message.root, safe=dict(message.safe)))
+    if isinstance(message, Want):
+        offsets = [wanted.offset for wanted in message.files]
+        files = [_held(wanted.held) for wanted in message.files]
+        return pb.Frame(want=pb.Want(files=files, offsets=offsets if any(offsets) else ()))
+    if isinstance(message, NotThere):
+        return pb.Frame(not_there=pb.NotThere(name=message.name))
+    if isinstance(message, AskInventory):
+        return pb.Frame(ask_inventory=pb.AskInventory(groups=message.groups))
+    assert isinstance(message, Hello), "an inventory and a summary are several frames"
+    return pb.Frame(
+        hello=pb.Hello(
+            node=message.node,
+            incarnation=message.incarnation,
+            store_id=message.store_id,
+            replicas=message.replicas,
+            version=message.version,
+            key_groups=message.key_groups,
+        )
+    )
+
+
+def _held(held: Held) -> pb.Held:
+    return pb.Held(name=held.name, digest=held.digest, size_bytes=held.size_bytes)
+
+
+# --- in ---------------------------------------------------------------------------------------------------------------
+
+
+class Decoder:
+    """Frames of one session as messages. Raises ReplicationError for anything that a node would not send."""
+
+    def __init__(self) -> None:
+        self._parts: list[Held] = []
+        self._groups: list[tuple[str, str]] = []
+        self._unzip = self._unzip_small = zstandard.ZstdDecompressor()
+
+    def decode(self, frame: pb.Frame) -> Message | Chunk | None:
+        """None: of an inventory whose last part is still to come."""
+        kind = frame.WhichOneof("kind")
+        if kind == "chunk":
+            return self._chunk(frame.chunk)
+        if kind in ("inventory", "summary"):
+            return self._in_parts(frame)
+        if kind == "dictionary":
+            self._learn(frame.dictionary.data)
+            return None
+        if kind == "change":
+            gone = tuple(check_name(name) for name in frame.change.gone)
+            return Change(frame.change.seq, tuple(_checked(held) for held in frame.change.added), gone)
+        if kind == "beat":
+            safe = tuple(sorted(frame.beat.safe.items()))
+            if not all(_LINE.match(line) and t <= MAX_EPOCH for line, t in safe):
+                raise ReplicationError("a Beat with a line or an epoch that none can be")
+            return Beat(frame.beat.seq, frame.beat.root, safe)
+        if kind == "want":
+            return _want(frame.want)
+        if kind == "not_there":
+            return NotThere(check_name(frame.not_there.name))
+        if kind == "ask_inventory":
+            return AskInventory(tuple(check_group(group) for group in frame.ask_inventory.groups))
+        if kind == "hello":
+            hello = frame.hello
+            if not _INCARNATION.match(hello.incarnation) or not _INCARNATION.match(hello.store_id):
+                raise ReplicationError("a Hello with an incarnation or store id that none can be")
+            return Hello(
+                check_node_id(hello.node), hello.incarnation, hello.store_id, hello.replicas, hello.version, hello.key_groups
+            )  # fmt: skip
+        raise ReplicationError("a frame of no kind that this version knows")
+
+    def _learn(self, data: bytes) -> None:
+        if len(data) > _DICTIONARY_BYTES:
+            raise ReplicationError(f"a dictionary of {len(data)} bytes, at most {_DICTIONARY_BYTES} are sent")
+        try:
+            self._unzip_small = zstandard.ZstdDecompressor(
+                dict_data=zstandard.ZstdCompressionDict(data, dict_type=zstandard.DICT_TYPE_FULLDICT)
+            )
+        except (zstandard.ZstdError, ValueError) as error:
+            raise ReplicationError(f"a dictionary that is none: {error}") from error
+
+    def _in_parts(self, frame: pb.Frame) -> InventoryIs | Summary | None:
+        if len(self._parts) + len(self._groups) > MOST_NAMES:
+            raise ReplicationError(f"an inventory that goes on after {MOST_NAMES:,} names")
+        if frame.WhichOneof("kind") == "inventory":
+            self._parts += [_checked(held) for held in frame.inventory.held]
+            if not frame.inventory.last:
+                return None
+            parts, self._parts = self._parts, []
+            groups = tuple(check_group(group) for group in frame.inventory.groups)
+            return InventoryIs(frame.inventory.seq, groups, tuple(parts))
+        self._groups += [(check_group(group.name), _checked_root(group.root)) for group in frame.summary.groups]
+        if not frame.summary.last:
+            return None
+        roots, self._groups = self._groups, []
+        return Summary(frame.summary.seq, tuple(roots))
+
+    def _chunk(self, chunk: pb.Chunk) -> Chunk:
+        held = _checked(pb.Held(name=chunk.name, digest=chunk.digest, size_bytes=chunk.size_bytes))
+        data = chunk.data
+        if chunk.zstd:
+            try:
+                size = zstandard.frame_content_size(data)
+                if not 0 <= size <= CHUNK_BYTES:
+                    raise ReplicationError(
+                        f"{held.name}: a compressed piece of {size} bytes, at most {CHUNK_BYTES} are sent"
+                    )
+                unzip = self._unzip_small if held.size_bytes <= _LARGEST_SMALL_BYTES else self._unzip
+                data = unzip.decompress(data, max_output_size=CHUNK_BYTES)
+            except zstandard.ZstdError as error:
+                raise ReplicationError(f"{held.name}: a piece that is no frame of zstandard: {error}") from error
+        if len(data) > CHUNK_BYTES or chunk.offset + len(data) > held.size_bytes:
+            raise ReplicationError(
+                f"{held.name}: a piece beyond the end of the file, or larger than {CHUNK_BYTES} bytes"
+            )
+        return Chunk(held, chunk.offset, data)
+
+
+def _want(want: pb.Want) -> Want:
+    offsets = list(want.offsets) or [0] * len(want.files)
+    files = [_checked(held) for held in want.files]
+    if len(offsets) != len(files) or any(o and o >= held.size_bytes for o, held in zip(offsets, files, strict=False)):
+        raise ReplicationError("files that are wanted from beyond their ends")
+    return Want(tuple(map(Wanted, files, offsets)))
+
+
+def check_group(name: str) -> str:
+    """Raises ReplicationError for what is not the name of a directory that files are in."""
+    if not _GROUP.match(name):
+        raise ReplicationError(f"{name[:200]!r} is not the name of a group of files")
+    return name
+
+
+def _checked_root(root: str) -> str:
+    if not _ROOT.match(root):
+        raise ReplicationError(f"{root[:200]!r} is not the hash of a group of files")
+    return root
+
+
+def _checked(held: pb.Held) -> Held:
+    if not _DIGEST.match(held.digest) or held.size_bytes > LARGEST_FILE_BYTES:
+        raise ReplicationError(f"{held.name[:200]!r}: a digest or a size that no file has")
+    return Held(check_name(held.name), held.digest, held.size_bytes)
+
+
+def is_name(name: str) -> bool:
+    """Whether a store writes files of this name."""
+    is_small = _SMALL.match(name) and (not name.startswith(f"{MANIFESTS}/") or epochs_of(name) is not None)
+    return bool(len(name) <= 1000 and (is_small or _is_layer(name)) and ".." not in name.split("/"))
+
+
+def check_name(name: str) -> str:
+    """A name that a store writes; nothing else ever becomes a path."""
+    if is_name(name):
+        return name
+    raise ReplicationError(
+        f"{name[:200]!r} is not the name of a layer, a manifest or an archive of them, a register's fact, or an entry of the log "
+        "of branches"
+    )
+
+
+def _is_layer(name: str) -> bool:
+    if not name.startswith(f"{LAYERS}/"):
+        return False
+    try:
+        return layer_of(name) is not None and parse_file_name(name.rpartition("/")[2]) is not None
+    except Exception:  # noqa: BLE001 - whatever a name does to the parser, it is not a layer's
+        return False
