@@ -4,6 +4,11 @@ PYTHON ?= python3
 VENV   ?= .venv
 BIN    := $(VENV)/bin
 OUT    ?= nosync-demo
+NOSYNC_FUZZ ?= 1000000
+# Tools that look at an environment have one of their own, or they would be in what they look at.
+AUDIT  ?= .venv-audit
+SBOM_TOOL ?= .venv-sbom
+RELEASE ?= .venv-release
 CYCLES ?= 200
 KILLS ?= 50
 SEEDS ?= 10000
@@ -13,7 +18,7 @@ WORKERS ?= 3
 IN_PARALLEL := tests/unit tests/property tests/model tests/format tests/simulation tests/crash tests/cluster
 ON_HOSTS := tests/cluster/test_hosts.py
 
-.PHONY: help setup java demo test compat check format crash kills sim cluster model bench bench-full bench-compare clean
+.PHONY: help setup java demo test compat check format crash kills sim cluster model fuzz audit sbom bench bench-full bench-compare clean
 
 help:  ## Show the targets.
 	@grep -hE '^[a-z-]+:.*## ' Makefile | awk -F ':.*## ' '{printf "  make %-13s %s\n", $$1, $$2}'
@@ -67,6 +72,22 @@ cluster: setup  ## Daemons as processes, Spark over three hosts: the long tests,
 model:  ## Check docs/model with Spin, and that planted bugs break it. Needs spin and a C compiler.
 	sh docs/model/check.sh
 
+fuzz: setup  ## Read NOSYNC_FUZZ=1000000 damaged and forged files of every kind, with bounded memory (about half an hour).
+	NOSYNC_FUZZ=$(NOSYNC_FUZZ) $(BIN)/python -m pytest -s tests/unit/test_fuzz.py
+
+audit: setup  ## Look for packages with known holes: by a list kept by hand, and by pip-audit where it reaches its data.
+	@test -x $(AUDIT)/bin/pip-audit || { $(PYTHON) -m venv $(AUDIT) && $(AUDIT)/bin/python -m pip install --quiet pip-audit; } || true
+	$(BIN)/python tools/audit.py --pip-audit $(AUDIT)/bin/pip-audit
+
+sbom:  ## Write what a release is made of, as CycloneDX JSON: nosync with its extras in an environment of their own, no tools.
+	@rm -rf $(RELEASE)
+	$(PYTHON) -m venv $(RELEASE)
+	$(RELEASE)/bin/python -m pip install --quiet --disable-pip-version-check '.[daemon,spark,report]'
+	@test -x $(SBOM_TOOL)/bin/cyclonedx-py || { $(PYTHON) -m venv $(SBOM_TOOL) && $(SBOM_TOOL)/bin/python -m pip install --quiet 'cyclonedx-bom>=7,<8'; }
+	$(SBOM_TOOL)/bin/cyclonedx-py environment --pyproject pyproject.toml --mc-type library --output-reproducible --of JSON \
+		--output-file sbom.json $(RELEASE)/bin/python
+	@rm -rf $(RELEASE)
+
 bench: setup  ## Measure beside baselines and other engines, in short runs (under 15 minutes: none begins after MINUTES=12).
 	$(BIN)/python -m bench --scale short --minutes $(MINUTES)
 
@@ -78,4 +99,4 @@ bench-compare: setup  ## Flag ratios in bench/results that are worse than the co
 	$(BIN)/python -m bench.compare
 
 clean:  ## Remove what the targets above made.
-	rm -rf $(VENV) .venv-compat $(OUT) build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) .venv-compat $(AUDIT) $(SBOM_TOOL) $(RELEASE) $(OUT) sbom.json build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

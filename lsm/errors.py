@@ -9,9 +9,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from nosync.lsm.visible import visible
+
 
 class NosyncError(Exception):
     """Root of all errors of nosync."""
+
+    def __str__(self) -> str:
+        return visible(super().__str__(), keep="\n\t")  # messages name what others wrote
 
 
 def described(error: Exception) -> str:

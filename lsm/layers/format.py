@@ -96,9 +96,10 @@ class LayerInfo:
     def from_json(cls, text: bytes) -> LayerInfo:
         """Raises what `parsed` takes for damage where these are not the fields of a layer."""
         f: dict[str, Any] = json.loads(text)
-        trace = TraceId(f["stage"], f["fingerprint"], Shard(f["shard"], f["shards"]))
+        trace = TraceId(_text(f["stage"]), _text(f["fingerprint"]), Shard(_count(f["shard"]), _count(f["shards"])))
+        lower, upper, since = (Time(_count(f[name])) for name in ("lower", "upper", "since"))
         return cls(
-            id=LayerId(trace, Description(f["lower"], f["upper"], f["since"])),
+            id=LayerId(trace, Description(lower, upper, since)),
             rows=_count(f["rows"]),
             tombstones=_count(f["tombstones"]),
             key=tuple(map(_text, f["key"])),

@@ -170,7 +170,7 @@ class Node(HasLedger):
     def _open_catalog(self, marker: Marker) -> Catalog:
         path = self.directory.root / CATALOG
         try:
-            catalog = Catalog(path)
+            catalog = self._catalog_in(path)
             try:
                 owner = catalog.meta("store_id")
                 if owner == marker.store_id:
@@ -188,7 +188,13 @@ class Node(HasLedger):
             self._records = {}
             aside = set_aside(path, self._env.token())
             log.warning("the catalog is rebuilt from the layer files: %s (the old one is kept as %s)", error, aside)
-        return self._begun(Catalog(path), marker)
+        return self._begun(self._catalog_in(path), marker)
+
+    def _catalog_in(self, path: Path) -> Catalog:
+        """The directory is made first: RocksDB gives what it makes to everybody, which there matters to nobody."""
+        with storage_errors("make", path):
+            self._env.make_dirs(path)
+        return Catalog(path)
 
     def _begun(self, catalog: Catalog, marker: Marker) -> Catalog:
         """A catalog that is new: another incarnation of the directory, which may have let go of inputs before."""

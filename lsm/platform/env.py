@@ -6,6 +6,8 @@ fsync or a power cut (`nosync.testing`), and so that nothing else needs patching
 
 A data directory may come from somebody else, or others may write to it. So no open follows a symbolic link or waits for a FIFO:
 what is no regular file is a `NotRegularFileError`. The directory itself may be reached through links: that is its owner's choice.
+
+What is made in it is for its owner, who writes, and their group, which reads, whatever the umask of who makes it.
 """
 
 from __future__ import annotations
@@ -25,6 +27,7 @@ import pyarrow as pa
 
 from nosync.lsm.errors import StorageError
 
+FILE_MODE, DIRECTORY_MODE = 0o640, 0o750
 _WRITE_BUFFER_BYTES = 1 << 20
 _SMALLEST_MAPPED_BYTES = 32 << 10
 _FREE_SPACE = (
@@ -65,7 +68,7 @@ MOST_SMALL_BYTES = 256 << 20
 class NotRegularFileError(OSError):
     """A name in a data directory stands for a link, a directory, a FIFO, a socket or a device."""
 
-    def __init__(self, path: Path, mode: int) -> None:
+    def __init__(self, path: Path | str, mode: int) -> None:
         kind = next((word for is_it, word in _KINDS if is_it(mode)), "no regular file")
         super().__init__(errno.EBADF, f"it is {kind}, and no regular file: put the file itself there", str(path))
 
@@ -84,11 +87,13 @@ _KINDS = (
 )
 
 
-@contextlib.contextmanager
-def opened_regular(path: Path, flags: int) -> Iterator[tuple[int, os.stat_result]]:
-    """The descriptor of a regular file, and what it is. Raises NotRegularFileError for a link or anything else; never waits."""
+def open_regular(path: Path | str, flags: int) -> tuple[int, os.stat_result]:
+    """The descriptor of a regular file, and what it is. Raises NotRegularFileError for a link or anything else; never waits.
+
+    A file that is made (O_CREAT) gets FILE_MODE.
+    """
     try:
-        fd = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        fd = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, FILE_MODE)
     except OSError as error:
         # A link says ELOOP, a directory that is written to EISDIR, a socket or a FIFO without a reader ENXIO.
         if error.errno in (errno.ELOOP, errno.EISDIR, errno.ENXIO):
@@ -96,18 +101,69 @@ def opened_regular(path: Path, flags: int) -> Iterator[tuple[int, os.stat_result
         raise
     checked_regular(fd, path)
     try:
-        yield fd, os.fstat(fd)
+        found = os.fstat(fd)
+        if flags & os.O_CREAT:
+            _mend_mode(fd, found, _mode_in(os.path.dirname(path), FILE_MODE))
+        elif flags & (os.O_WRONLY | os.O_RDWR):
+            _mend_mode(fd, found, stat.S_IMODE(found.st_mode) & 0o770)
+    except BaseException:
+        os.close(fd)
+        raise
+    return fd, found
+
+
+@contextlib.contextmanager
+def opened_regular(path: Path, flags: int) -> Iterator[tuple[int, os.stat_result]]:
+    """As `open_regular`; closes the descriptor."""
+    fd, found = open_regular(path, flags)
+    try:
+        yield fd, found
     finally:
         os.close(fd)
 
 
-def checked_regular(fd: int, path: Path) -> int:
+def checked_regular(fd: int, path: Path | str) -> int:
     """The descriptor, where it is of a regular file; else it is closed. Raises NotRegularFileError."""
     mode = os.fstat(fd).st_mode
     if not stat.S_ISREG(mode):
         os.close(fd)
         raise NotRegularFileError(path, mode)
     return fd
+
+
+def _mode_in(directory: Path | str, mode: int) -> int:
+    """The mode of what is made in a directory: where its group may write, the group may write to that, too."""
+    return mode | (mode >> 3 & 0o070) if os.stat(directory or ".").st_mode & stat.S_IWGRP else mode
+
+
+def _mend_mode(fd: int, found: os.stat_result, mode: int) -> None:
+    """Sets the mode of what is written, where a umask or an earlier version made it another one."""
+    if found.st_mode & 0o777 != mode:
+        with contextlib.suppress(PermissionError):  # a file system that keeps no modes, or the file is another user's
+            os.fchmod(fd, stat.S_IMODE(found.st_mode) & ~0o777 | mode)
+
+
+def give_mode(fd: int, path: Path) -> None:
+    """Sets the mode of a file that was made with another umask than it should have."""
+    _mend_mode(fd, os.fstat(fd), _mode_in(path.parent, FILE_MODE))
+
+
+def _make_directory(path: Path) -> None:
+    try:
+        os.mkdir(path, DIRECTORY_MODE)
+    except OSError:
+        if not path.is_dir():
+            raise
+        return
+    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        _mend_mode(fd, os.fstat(fd), _mode_in(path.parent, DIRECTORY_MODE))
+    finally:
+        os.close(fd)
+
+
+def _created(path: str, flags: int) -> int:
+    return open_regular(path, flags)[0]
 
 
 def read_regular(path: Path, most_bytes: int = MOST_SMALL_BYTES) -> bytes:
@@ -134,7 +190,11 @@ class Env:
 
     def create(self, path: Path) -> BinaryIO:
         """Opens a new file for writing; FileExistsError where there is one."""
-        return open(path, "xb", buffering=_WRITE_BUFFER_BYTES)
+        return open(path, "xb", buffering=_WRITE_BUFFER_BYTES, opener=_created)
+
+    def open_to_append(self, path: Path) -> BinaryIO:
+        """Opens a file to write at its end, and makes it where there is none."""
+        return open(path, "ab", opener=_created)
 
     def may_write(self, path: Path) -> bool:
         """Whether this process's user may write to a file that is there."""
@@ -183,11 +243,16 @@ class Env:
         path.unlink(missing_ok=True)
 
     def make_dirs(self, path: Path) -> None:
-        path.mkdir(parents=True, exist_ok=True)
+        """Makes a directory, and those above it. One that is there keeps the mode that its owner gave it."""
+        try:
+            _make_directory(path)
+        except FileNotFoundError:
+            self.make_dirs(path.parent)
+            _make_directory(path)
 
     def make_dir(self, path: Path) -> None:
         """As `make_dirs`, but FileNotFoundError where it would have to make what the directory is in."""
-        path.mkdir(exist_ok=True)
+        _make_directory(path)
 
     def list_dir(self, path: Path) -> list[str]:
         """Names in a directory, in no order; none where it does not exist, or is a file that somebody put there."""

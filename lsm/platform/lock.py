@@ -16,7 +16,14 @@ import sys
 from pathlib import Path
 
 from nosync.lsm.errors import StorageError, StoreLockedError
-from nosync.lsm.platform.env import NotRegularFileError, checked_regular, storage_error, storage_errors
+from nosync.lsm.platform.env import (
+    FILE_MODE,
+    NotRegularFileError,
+    checked_regular,
+    give_mode,
+    storage_error,
+    storage_errors,
+)
 
 LOCK = "LOCK"
 _PACKAGE = __name__.partition(".")[0]
@@ -102,7 +109,9 @@ def _open(path: Path, root_fd: int) -> tuple[int, OSError | None]:
     flags = os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
     with storage_errors("lock", path):
         try:
-            return checked_regular(os.open(LOCK, os.O_RDWR | os.O_CREAT | flags, 0o666, dir_fd=root_fd), path), None
+            fd = os.open(LOCK, os.O_RDWR | os.O_CREAT | flags, FILE_MODE, dir_fd=root_fd)
+            give_mode(checked_regular(fd, path), path)
+            return fd, None
         except OSError as error:
             if error.errno in (errno.ELOOP, errno.EISDIR, errno.ENXIO):  # a link, a directory, a FIFO or socket
                 raise NotRegularFileError(path, os.lstat(path).st_mode) from error

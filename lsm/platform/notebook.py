@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import html
 from collections.abc import Iterable, Mapping, Sequence
-from html import escape
 from typing import Any
 
+from nosync.lsm.visible import visible
+
 _MOST_ROWS = 20
+
+
+def escape(text: str) -> str:
+    """A text as HTML that looks like it, and does nothing."""
+    return html.escape(visible(text, keep="\n\t"))
 
 
 def facts_html(title: str, facts: Mapping[str, Any], *more: str) -> str:

@@ -23,6 +23,7 @@ _STUMBLES = (
     ArithmeticError,  # a size of zero, or one that no number holds
     RecursionError,
     MemoryError,
+    StopIteration,  # what pyarrow says of a stream that ends at once
     struct.error,
     OSError,  # what Arrow calls a body that ends early
     pa.ArrowException,

@@ -135,12 +135,14 @@ def check_can_be_store(root: Path, env: Env) -> None:
     """Raises NotAStoreError where `root` is neither a store nor a place for a new one."""
     if root.is_file():
         raise NotAStoreError(f"{root} is a file, not a store directory")
+    if (root / MARKER).exists():
+        return
     foreign = [
         name for name in env.list_dir(root.resolve()) if not name.startswith(".") and not _is_begun(root, name, env)
     ]
-    if foreign and not (root / MARKER).exists() and looks_like_store(root, env):
+    if foreign and looks_like_store(root, env):
         raise NotAStoreError(f"{root / MARKER} is lost, and {LAYERS}/ and {MANIFESTS}/ are there: {_repair_hint(root)}")
-    if foreign and not (root / MARKER).exists():
+    if foreign:
         raise NotAStoreError(
             f"{root} is not a nosync store (it has no {MARKER} file) and is not empty ({', '.join(sorted(foreign)[:3])}, "
             "...): give an empty or new directory"

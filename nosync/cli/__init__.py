@@ -16,15 +16,16 @@ from nosync.cli import inspect as looking
 from nosync.cli import jobs as flows
 from nosync.cli import maintain as changing
 from nosync.cli.app import cli
-from nosync.cli.console import fail
+from nosync.cli.console import fail, log_to_stderr
 from nosync.lsm.errors import NosyncError
+from nosync.lsm.visible import visible
 
 __all__ = ["changing", "cli", "daemons", "demo", "flows", "looking", "main"]
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """The entry point of the command `nosync`."""
-    logging.basicConfig(level=logging.ERROR, format="%(message)s")
+    log_to_stderr(logging.ERROR, "%(message)s")
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):  # where the locale has no letter for what is in a store
             stream.reconfigure(errors="backslashreplace")
@@ -35,7 +36,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     except click.exceptions.Exit as error:
         sys.exit(error.exit_code)
     except click.ClickException as error:
-        error.show()
+        said = io.StringIO()
+        error.show(said)
+        click.echo(visible(said.getvalue(), keep="\n\t"), err=True, nl=False)
         sys.exit(error.exit_code)
     except (click.Abort, KeyboardInterrupt):
         fail("interrupted", 130)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import decimal
 import json
+import logging
 import math
 import re
 import sys
@@ -18,16 +19,19 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.csv
-from rich.console import Console
+from rich.console import Console, ConsoleOptions, RenderableType
 from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.segment import Segment
 from rich.table import Table
+from rich.text import Text
 
 import nosync
 from nosync.lsm.errors import InvalidInputError
 from nosync.lsm.model.layer import Shard
 from nosync.lsm.status import LayerStatus
 from nosync.lsm.store.store import Store
+from nosync.lsm.visible import visible
 from nosync.stores import open_to_read
 
 PLAIN_WIDTH = 140
@@ -39,6 +43,39 @@ class Screen(Console):
 
     def on_broken_pipe(self) -> None:
         raise BrokenPipeError
+
+    def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
+        """All that is printed comes through here: nothing acts on the terminal but what this process does to it."""
+        for text, style, control in super().render(renderable, options):
+            yield Segment(text if control else visible(text, keep="\n"), style, control)
+
+
+class VisibleFormatter(logging.Formatter):
+    """Formats what goes to the log on standard error, which names what others wrote."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        return visible(super().format(record), keep="\n\t")
+
+
+def log_to_stderr(level: int, format: str, *, force: bool = False) -> None:
+    """Has everything of a level and above written to standard error. `force`: and to nothing else."""
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(VisibleFormatter(format))
+    logging.basicConfig(level=level, handlers=[handler], force=force)
+
+
+class PlainTable(Table):
+    """A table whose cells are texts as they are: nothing in them is markup, and no line break looks like another row."""
+
+    def add_column(self, header: RenderableType = "", *args: Any, **options: Any) -> None:
+        super().add_column(_plain(header), *args, **options)
+
+    def add_row(self, *cells: RenderableType | None, **options: Any) -> None:
+        super().add_row(*map(_plain, cells), **options)
+
+
+def _plain(cell: Any) -> Any:
+    return Text(visible(cell)) if isinstance(cell, str) else cell
 
 
 out = Screen(highlight=False, emoji=False, width=None if sys.stdout.isatty() else PLAIN_WIDTH)
@@ -63,7 +100,6 @@ JSON = click.option("--json", "as_json", is_flag=True, help="Print JSON instead 
 MOST_ROWS_SHOWN = 50
 _LEAST_SHOWN, _FIRST_SHORTENED = 1e-6, 1e21
 """Between them a number is written out, as in JavaScript; others have an exponent."""
-_CONTROL = {i: repr(chr(i))[1:-1] for i in (*range(32), 127)}
 _ADDRESS = re.compile(r"[^/]+:[0-9]{1,5}\Z")
 
 
@@ -73,7 +109,8 @@ def fail(message: str, code: int) -> None:
 
 
 def print_json(value: Any) -> None:
-    click.echo(json.dumps(_for_json(value), indent=2, default=str, allow_nan=False))
+    # JSON escapes what acts on a terminal but for DEL.
+    click.echo(json.dumps(_for_json(value), indent=2, default=str, allow_nan=False).replace("\x7f", "\\u007f"))
 
 
 def json_text(value: Any) -> str:
@@ -130,9 +167,9 @@ def table_of(*columns: str) -> Table:
 
 def _table(columns: Iterable[tuple[str, bool]]) -> Table:
     """`columns`: their names, as they are, and whether they are right-aligned."""
-    table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
+    table = PlainTable(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
     for name, is_right in columns:
-        table.add_column(escape(name), justify="right" if is_right else "left", overflow="fold")
+        table.add_column(name, justify="right" if is_right else "left", overflow="fold")
     return table
 
 
@@ -192,7 +229,7 @@ def show_rows(rows: pa.Table, of: int) -> None:
     ]
     table = _table(zip(rows.column_names, numeric, strict=True))
     for row in zip(*map(values_of, rows.columns), strict=True):
-        table.add_row(*(escape(_cell(value)) for value in row))
+        table.add_row(*map(_cell, row))
     out.print(table)
     if rows.num_rows < of:
         out.print(f"... {of - rows.num_rows:,} more of {of:,} rows")
@@ -256,5 +293,4 @@ def _cell(value: Any) -> str:
         return base64.b64encode(value).decode()
     if isinstance(value, decimal.Decimal):
         return f"{value:f}"
-    text = _number(value) if isinstance(value, float) else str(value)
-    return text if text.isprintable() else text.translate(_CONTROL)  # a line break would look like another row
+    return _number(value) if isinstance(value, float) else str(value)

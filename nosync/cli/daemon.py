@@ -6,7 +6,6 @@ import contextlib
 import dataclasses
 import logging
 import os
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,12 +13,14 @@ import click
 from rich.markup import escape
 
 from nosync.cli.app import cli
-from nosync.cli.console import JSON, STORE, GivenPath, check_store, err, out, print_json, table_of
+from nosync.cli.console import JSON, STORE, GivenPath, check_store, err, log_to_stderr, out, print_json, table_of
 from nosync.lsm.errors import NosyncError, ReplicationError
 from nosync.lsm.no_pandas import leave_out_pandas
 
 if TYPE_CHECKING:
     from nosync.replication.daemon.server import DaemonClient
+
+OTHERS_GET_NOTHING = 0o027
 
 
 @cli.command()
@@ -79,14 +80,13 @@ def daemon(config: Path | None, peers: tuple[str, ...], check: bool, verbose: bo
             )
             found = dataclasses.replace(found, peers=members)
         for name, value, meaning in explain_config(found):
-            table.add_row(name, escape(value), escape(meaning))
+            table.add_row(name, value, meaning)
         out.print(table)
         return
     level = logging.INFO if verbose else logging.WARNING
-    logging.basicConfig(
-        level=level, format="%(asctime)s %(levelname)s %(name)s: %(message)s", stream=sys.stderr, force=True
-    )
+    log_to_stderr(level, "%(asctime)s %(levelname)s %(name)s: %(message)s", force=True)
     leave_out_pandas()
+    os.umask(OTHERS_GET_NOTHING)  # for what RocksDB makes; nosync's own files have their modes whatever it is
     _give_way(found.nice)
     one = Daemon(found)
     one.run(
@@ -189,21 +189,67 @@ def conflicts(path: Path, take_theirs: bool, as_json: bool) -> None:
         out.print("no conflicts")
 
 
-@cli.command()
+class _Certs(click.Group):
+    """Commands for certificates; without the name of one, what is given is a directory and nodes to make certificates for."""
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        return super().resolve_command(ctx, args if args and args[0] in self.commands else ["make", *args])
+
+
+@cli.group(cls=_Certs)
+def certs() -> None:
+    """Make certificates for nodes and readers, and revoke them.
+
+    \b
+      nosync certs tls n1 n2 n3
+      nosync certs revoke tls n2
+    """
+
+
+@certs.command("make")
 @click.argument("directory", type=GivenPath(file_okay=False))
 @click.argument("nodes", nargs=-1, required=True)
-def certs(directory: Path, nodes: tuple[str, ...]) -> None:
+def make(directory: Path, nodes: tuple[str, ...]) -> None:
     """Make certificates for NODES in DIRECTORY: an authority of their own, and a certificate and key for each.
 
     An authority that is there already is used again, so nodes can be added later. Give each node ca.pem and its own two
-    files, and keep ca.key to yourself.
+    files, and keep ca.key to yourself. `make` may be left out.
 
     \b
       nosync certs tls n1 n2 n3
     """
     try:
-        from nosync.replication.transport.certs import make_certificates  # noqa: PLC0415
+        from nosync.replication.transport.certs import make_certificates, mend_keys  # noqa: PLC0415
     except ImportError as error:
         raise NosyncError(f"certificates need {error.name}: pip install 'nosync[daemon]'") from error
+    for path, was in mend_keys(directory):
+        out.print(f"{escape(str(path))} was readable by others (mode {was:o}), and is not any more", soft_wrap=True)
     for path in make_certificates(directory, list(nodes)):
         out.print(f"wrote {escape(str(path))}")
+
+
+@certs.command()
+@click.argument("directory", type=click.Path(path_type=Path, file_okay=False, exists=True))
+@click.argument("what", nargs=-1, required=True)
+def revoke(directory: Path, what: tuple[str, ...]) -> None:
+    """Let certificates count no more: WHAT is a node or reader, the file of a certificate, or a serial number.
+
+    They are added to the file `revoked` in DIRECTORY. Give it to every node, in its tls directory: daemons look at it every
+    second, end the links of those it names, and answer them no more. Then make another certificate where one is wanted.
+
+    \b
+      nosync certs revoke tls n2
+      nosync certs tls n2
+    """
+    try:
+        from nosync.replication.transport.certs import revoke as revoke_in  # noqa: PLC0415
+        from nosync.replication.transport.revocation import REVOKED  # noqa: PLC0415
+    except ImportError as error:
+        raise NosyncError(f"certificates need {error.name}: pip install 'nosync[daemon]'") from error
+    added = revoke_in(directory, list(what))
+    for serial, whose in added:
+        out.print(f"revoked {serial:x} ({escape(whose)})", soft_wrap=True)
+    listed = escape(str(directory / REVOKED))
+    out.print(f"give {listed} to every node" if added else f"{listed} has them already", soft_wrap=True)

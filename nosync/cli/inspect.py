@@ -48,6 +48,7 @@ from nosync.lsm.status import StoreStatus, WindowStatus
 from nosync.lsm.store.backup import backup as copy_store
 from nosync.lsm.store.repair import Repair
 from nosync.lsm.store.store import Store
+from nosync.lsm.visible import visible
 
 
 @cli.command()
@@ -126,7 +127,8 @@ def _show_daemon(daemon: dict[str, Any]) -> None:
     if "error" in daemon:
         err.print(f"[red]daemon {escape(daemon['node'])}:[/] {escape(daemon['error'])}", soft_wrap=True)
         return
-    out.print(f"daemon {daemon['node']} on {daemon['address']}, keeps {daemon['replicas']} copies")
+    where = escape(f"{daemon['node']} on {daemon['address']}")
+    out.print(f"daemon {where}, keeps {daemon['replicas']} copies")
     if daemon["lag_s"]:
         out.print(f"an epoch has waited {daemon['lag_s']:.1f} s to be safe")
     if daemon["backlog_bytes"]:
@@ -159,7 +161,7 @@ def _show_daemon(daemon: dict[str, Any]) -> None:
 def _show_status(s: StoreStatus) -> None:
     facts = table_of("", "")
     facts.show_header = False
-    facts.add_row("store", escape(s.path))
+    facts.add_row("store", s.path)
     means = "everything up to it was made durable" if s.missing else "everything up to it is durable"
     facts.add_row("safe point", "none yet" if s.safe_point is None else f"{s.safe_point}  ({means})")
     when = "" if s.sealed_at is None else f"  ({s.sealed_at.replace('T', ' ').replace('+00:00', ' UTC')})"
@@ -257,9 +259,19 @@ def get(
     if as_json:
         print_json(rows_of(shown))
     elif as_csv:
-        pyarrow.csv.write_csv(_flat(shown), sys.stdout.buffer)
+        _print_csv(_flat(shown))
     else:
         show_rows(shown if limit is not None else head(table, MOST_ROWS_SHOWN), table.num_rows)
+
+
+def _print_csv(table: pa.Table) -> None:
+    """Prints a file's contents as they are, and what a person sees in a terminal as it looks."""
+    if not sys.stdout.isatty():
+        pyarrow.csv.write_csv(table, sys.stdout.buffer)
+        return
+    text = pa.BufferOutputStream()
+    pyarrow.csv.write_csv(table, text)
+    click.echo(visible(text.getvalue().to_pybytes().decode(), keep="\n\t"), nl=False)
 
 
 def _flat(table: pa.Table) -> pa.Table:
@@ -363,7 +375,7 @@ def branch(path: Path, name: str | None, delete: bool, alone: bool, as_json: boo
     for info in found:
         shown = [info.name, ", ".join(info.lineage), str(info.epoch), f"{info.own_layers:,}", size_text(info.own_bytes),
                  size_text(info.shared_bytes), ", ".join(info.changed)]  # fmt: skip
-        table.add_row(*map(escape, shown))
+        table.add_row(*shown)
     out.print(table)
 
 

@@ -26,6 +26,7 @@ from nosync.lsm.errors import NosyncError
 from nosync.lsm.manifests.branches import Line
 from nosync.lsm.platform.notebook import cell
 from nosync.lsm.store.store import Store
+from nosync.lsm.visible import visible
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -94,8 +95,9 @@ def diff_page(
         for name in numeric[:MOST_COLUMNS]
     ]
     environment = jinja2.Environment(
-        loader=jinja2.PackageLoader("nosync"), autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True
-    )
+        loader=jinja2.PackageLoader("nosync"), autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True,
+        finalize=_seen,
+    )  # fmt: skip
     environment.filters["number"] = _number
     texts = {CHANGED: "keys changed", ONLY_A: f"keys only in {a}", ONLY_B: f"keys only in {b}"}
     kinds = found.column(CHANGE).to_pylist()
@@ -239,6 +241,11 @@ def _number(value: float | None) -> str:
     return cell(int(value) if float(value).is_integer() else float(value))
 
 
+def _seen(value: object) -> object:
+    """What a template is given, if it is a text that is not HTML yet."""
+    return value if hasattr(value, "__html__") or not isinstance(value, str | bytes) else visible(str(value))
+
+
 # --- plots ------------------------------------------------------------------------------------------------------------
 
 
@@ -271,7 +278,12 @@ def _tick(epoch: int, times: Times) -> str:
 
 def _svg(figure: Figure) -> str:
     import matplotlib as mpl  # noqa: PLC0415
+    from matplotlib.text import Text  # noqa: PLC0415
 
+    for shown in figure.findobj(Text):
+        assert isinstance(shown, Text), "that is what was looked for"
+        shown.set_parse_math(False)  # names of columns and branches are no formulas, dollar signs or not
+        shown.set_text(visible(shown.get_text()))
     text = io.StringIO()
     with mpl.rc_context({"svg.hashsalt": "nosync"}):
         figure.savefig(text, format="svg", metadata={"Date": None, "Creator": None})

@@ -32,6 +32,7 @@ from nosync.lsm.manifests.branches import MAIN
 from nosync.lsm.model.layer import Description, LayerId, Shard, TraceId
 from nosync.lsm.platform.notebook import facts_html, rows_html
 from nosync.lsm.trace.trace import INSERT
+from nosync.lsm.visible import visible
 from nosync.operators.operators import as_changes, call, conform
 
 TAG = "_row"
@@ -112,7 +113,7 @@ class Explanation:
             at = f" of epochs {_ranges(epochs)}" if epochs else ""
             lines.append(f"  {step.stage:<16} {step.kind:<10} {step.rows.num_rows:,} rows{at}")
             lines += [f"    ! {note}" for note in step.notes]
-        return "\n".join(lines)
+        return "\n".join(map(visible, lines))
 
 
 def _row(rows: pa.Table) -> str:

@@ -10,6 +10,7 @@ from nosync.flow.bound_flow import BoundFlow
 from nosync.job.recovery_planner import Cell, RecoveryPlan
 from nosync.lsm.manifests.completeness import Missing
 from nosync.lsm.platform.notebook import facts_html, rows_html
+from nosync.lsm.visible import visible
 from nosync.runtime.segment_task import Report, rows_in
 
 
@@ -78,7 +79,7 @@ class RecoveryReport:
             "seconds           " + ", ".join(f"{part} {s:.2f}" for part, s in self.seconds.items()),
         ]
         lines += [f"  ! {cell}: {why}" for cell, why in self.unrecoverable.items()]
-        return "\n".join(lines)
+        return "\n".join(map(visible, lines))
 
 
 def _or_none(t: int | None) -> str:

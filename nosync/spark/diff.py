@@ -16,6 +16,7 @@ from nosync.flow.bound_flow import BoundStage
 from nosync.lsm.columnar.table_diff import CHANGE, CHANGED, ONLY_A, ONLY_B
 from nosync.lsm.errors import FlowError
 from nosync.lsm.platform.notebook import facts_html, rows_html
+from nosync.lsm.visible import visible
 from nosync.spark.expressions import quoted
 
 _COUNT, _COUNTED = "n", "n?"
@@ -106,7 +107,7 @@ class DiffSummary:
                 f"{which} difference {_text(d)}" for which, d in zip(("median", "largest"), differences, strict=True)
             ]
             lines.append(f"  {name:<16} " + "   ".join(shown))
-        return "\n".join(lines)
+        return "\n".join(map(visible, lines))
 
 
 def _text(value: float | None) -> str:

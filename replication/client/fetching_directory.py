@@ -16,20 +16,20 @@ from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 from nosync.lsm.columnar.hashing import Hasher, hash32
-from nosync.lsm.errors import HoleError, NosyncError, NotAvailableError, ReplicationError
+from nosync.lsm.errors import CorruptionError, HoleError, NosyncError, NotAvailableError, ReplicationError
 from nosync.lsm.model.history import View
 from nosync.lsm.model.layer import LayerId, TraceId
 from nosync.lsm.model.timestamp import Time
-from nosync.lsm.platform.env import Env, read_regular, storage_error
+from nosync.lsm.platform.env import Env, is_foreign, read_regular, storage_error
+from nosync.lsm.platform.parsing import parsed
 from nosync.lsm.trace.directory import PLACE_FILE, LayerDirectory, read_marker
 from nosync.lsm.trace.trace import Trace
 
 log = logging.getLogger("nosync.replication")
 
 ADDRESS_FILE = "daemon.json"
-MOST_BYTES = 1 << 20
+MOST_ADDRESS_BYTES = 1 << 20
 """Of what a daemon writes about itself."""
-"""Stays where a daemon keeps a directory, also while it does not run."""
 DATA_VARIABLE = "NOSYNC_DATA"
 """In the environment of Spark's executors: the host's data directory, where it is not at the path that the driver's has."""
 FETCH_PATIENCE_S = 3.0
@@ -57,18 +57,24 @@ class Place:
 
 
 def address_of(root: Path) -> dict[str, Any] | None:
-    """What the daemon of a directory wrote about itself; None where none did.
+    """What the daemon of a directory wrote about itself; None where none did, or somebody else did.
 
     Raises StorageError where this user may not read it: there is a daemon, and nothing else would say why it cannot be asked.
     """
     path = root / ADDRESS_FILE
     try:
-        found = json.loads(read_regular(path, MOST_BYTES))
-        return found if isinstance(found, dict) and "address" in found else None
-    except PermissionError as error:
-        raise storage_error("read", path, error) from error
-    except (OSError, ValueError):
+        with parsed("what a daemon says of itself", str(path)):
+            found: dict[str, Any] = json.loads(read_regular(path, MOST_ADDRESS_BYTES))
+            texts = [found["address"], *(found.get(name, "") for name in ("node", "place", "tls"))]
+            if not all(isinstance(text, str) for text in texts):
+                raise TypeError("its fields are not all texts")
+    except CorruptionError as error:
+        if isinstance(error.__cause__, PermissionError):
+            raise storage_error("read", path, error.__cause__) from error
+        if not isinstance(error.__cause__, FileNotFoundError | NotADirectoryError):
+            log.warning("it is as if there were no daemon: %s", error)
         return None
+    return found
 
 
 @dataclass(frozen=True)
@@ -84,16 +90,17 @@ class Kept:
 def keeper_of(root: Path) -> Kept | None:
     """Of the daemon that keeps a directory, whether it runs or not; None where none ever did."""
     try:
-        text = read_regular(root / PLACE_FILE, MOST_BYTES)
+        text = read_regular(root / PLACE_FILE, MOST_ADDRESS_BYTES)
     except (FileNotFoundError, NotADirectoryError):
         return None
     except OSError as error:
+        if is_foreign(error):
+            return Kept(None)
         raise storage_error("read", root / PLACE_FILE, error) from error
-    try:
+    with contextlib.suppress(CorruptionError), parsed("what a daemon left", str(root / PLACE_FILE)):
         found = json.loads(text)
         return Kept(found) if isinstance(found, str) else Kept(str(found["token"]), int(found["replicas"]))
-    except (KeyError, TypeError, ValueError):  # damaged; a bare token is of an earlier version
-        return Kept(None)
+    return Kept(None)  # damaged; a bare token is of an earlier version
 
 
 _directories: dict[Place, LayerDirectory] = {}

@@ -21,15 +21,23 @@ from typing import Any
 
 from blake3 import blake3
 
-from nosync.lsm.errors import InvalidInputError, NosyncError, ReplicationError, StoreLockedError, described
+from nosync.lsm.errors import (
+    InvalidInputError,
+    NosyncError,
+    ReplicationError,
+    StoreLockedError,
+    described,
+)
 from nosync.lsm.facts.or_set import REGISTERS
 from nosync.lsm.manifests.branches import MAIN
 from nosync.lsm.model.layer import parse_path
 from nosync.lsm.model.timestamp import epoch_of
 from nosync.lsm.node.node import Node
 from nosync.lsm.platform.env import Env, storage_errors
-from nosync.lsm.platform.json_file import replace_small, unseal_json
+from nosync.lsm.platform.json_file import read_if_there, replace_small, unseal_json
+from nosync.lsm.platform.parsing import parsed
 from nosync.lsm.platform.paths import local_path
+from nosync.lsm.platform.publish import temporary_path
 from nosync.lsm.settings import ARCHIVE_EPOCHS, StoreSettings
 from nosync.lsm.trace.directory import (
     DEFAULT_KEY_GROUPS,
@@ -61,6 +69,7 @@ from nosync.replication.daemon.server import (
     Transport,
     check_addresses,
     check_free,
+    check_not_revoked,
     fail,
     host_of,
     identity_of,
@@ -172,19 +181,19 @@ def read_members(path: Path) -> dict[str, str] | None:
     damaged: a peer that is lost from it would be one that no copies are counted of.
     """
     try:
-        with storage_errors("read", path):
-            text = path.read_bytes()
-        found = json.loads(text)
-        # Of an earlier version, without a digest, it is nothing but the peers: no address is an object.
-        if not isinstance(found, dict) or isinstance(found.get("body"), dict):
-            body, _ = unseal_json(text, str(path))
-            found = body["peers"]
-        for node, address in found.items():
-            check_node_id(node)
-            host_of(address)
-    except (NosyncError, ValueError, KeyError, AttributeError) as error:
-        if isinstance(error.__cause__, FileNotFoundError):
-            return None
+        text = read_if_there(path, Env())
+        with parsed("what nosync peers wrote", str(path)):
+            found = json.loads(text)
+            # Of an earlier version, without a digest, it is nothing but the peers: no address is an object.
+            if not isinstance(found, dict) or isinstance(found.get("body"), dict):
+                body, _ = unseal_json(text, str(path))
+                found = body["peers"]
+            for node, address in found.items():
+                check_node_id(node)
+                host_of(address)
+    except FileNotFoundError:
+        return None
+    except NosyncError as error:
         raise ReplicationError(
             f"{path} is damaged ({error}): remove it, and the configured peers count, which nosync peers changes again"
         ) from error
@@ -304,8 +313,9 @@ class Daemon(rpc.DaemonServicer):
     def _write_json(self, name: str, value: object) -> None:
         path = self.config.data / name
         with storage_errors("write", path):
-            temporary = path.with_suffix(".new")
-            temporary.write_text(json.dumps(value))
+            temporary = temporary_path(self.config.data, self._env)
+            with self._env.create(temporary) as file:
+                file.write(json.dumps(value).encode())
             self._env.sync_file(temporary)
             self._env.replace(temporary, path)
             self._env.sync_dir(path.parent)
@@ -401,6 +411,7 @@ class Daemon(rpc.DaemonServicer):
                 f"the daemon that was there has ended, and node {self.config.node}, with its data in "
                 f"{self.config.data.absolute()}, has its address now: start it again with nosync daemon"
             )
+        check_not_revoked(context, self._certificates)
         if self._certificates is None or who == READERS:
             return
         caller = identity_of(context)

@@ -18,7 +18,7 @@ import threading
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent import futures
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +33,7 @@ from nosync.replication.daemon.replicator import Replicator, Session
 from nosync.replication.protocol.inventory import NodeId
 from nosync.replication.transport.codec import MAX_FRAME_BYTES
 from nosync.replication.transport.handshake import Finding, look
+from nosync.replication.transport.revocation import LOOK_EVERY_S, Revocations
 
 log = logging.getLogger("nosync.replication")
 # Bytes that are no frame end the stream; gRPC would log a stack trace for each.
@@ -84,11 +85,13 @@ class Certificates:
     ca: Path
     certificate: Path
     key: Path
+    revocations: Revocations = field(compare=False)
 
     @classmethod
     def of_directory(cls, directory: Path, node: str) -> Certificates:
         """`ca.pem`, `<node>.pem` and `<node>.key`. Raises ReplicationError naming what is not there."""
-        found = cls(directory / "ca.pem", directory / f"{node}.pem", directory / f"{node}.key")
+        files = directory / "ca.pem", directory / f"{node}.pem", directory / f"{node}.key"
+        found = cls(*files, Revocations(directory))
         for path in (found.ca, found.certificate, found.key):
             if not path.is_file():
                 raise ReplicationError(f"{path} is not there: make certificates with nosync certs {directory} {node}")
@@ -107,6 +110,7 @@ class Certificates:
         dialled = server.wrap_bio(to_server, to_client, server_side=True)
         dialling = client.wrap_bio(to_client, to_server)
         again = f"make another one with nosync certs, for node {node}"
+        self.revocations.check(self.certificate.read_bytes(), f"node {node}, {self.certificate},")
         try:
             for _ in range(_FLIGHTS):
                 for side in (dialling, dialled):
@@ -126,6 +130,25 @@ class Certificates:
                 f"{self.certificate} is of {', '.join(dict.fromkeys([*names, *others])) or 'nobody'}, and both its common name "
                 f"and its alternative names, if it has any, have to say {node}: {again}"
             )
+
+    def check_server(self, address: str) -> None:
+        """Raises ReplicationError where the daemon at an address shows a revoked certificate: it shakes hands with it.
+
+        gRPC tells who calls, and not who was called. Where nothing answers gRPC says so, too.
+        """
+        self.revocations.look()
+        if not self.revocations.serials:
+            return
+        context = self._context(ssl.PROTOCOL_TLS_CLIENT)
+        context.set_alpn_protocols(["h2"])
+        host, _, port = address.rpartition(":")
+        with (
+            contextlib.suppress(OSError, ValueError),
+            socket.create_connection((host.strip("[]"), int(port)), timeout=CALL_TIMEOUT_S) as plain,
+            context.wrap_socket(plain) as secure,
+        ):
+            found: Any = secure.getpeercert()
+            self.revocations.check_serial(int(found["serialNumber"], 16), f"the daemon at {address}")
 
     def _context(self, protocol: int) -> ssl.SSLContext:
         """What gRPC makes of the files, which would only say that it cannot listen where they are no good."""
@@ -207,9 +230,12 @@ def check_addresses(me: str, listen: str, peers: Iterable[str], *, is_secure: bo
 
 
 def channel_to(address: str, certificates: Certificates | None, node: str | None = None) -> grpc.Channel:
-    """A channel to a daemon; with certificates to the daemon of that node and to no other."""
+    """A channel to a daemon; with certificates to the daemon of that node and to no other. Raises ReplicationError where its
+    certificate is revoked.
+    """
     if certificates is None:
         return grpc.insecure_channel(address, OPTIONS)
+    certificates.check_server(address)
     named = [("grpc.ssl_target_name_override", node)] if node else []
     return grpc.secure_channel(address, certificates.of_channel(), [*OPTIONS, *named])
 
@@ -220,18 +246,65 @@ def identity_of(context: grpc.ServicerContext) -> str | None:
     return bytes(names[0]).decode() if names else None
 
 
+def check_not_revoked(context: grpc.ServicerContext, certificates: Certificates | None) -> bytes | None:
+    """The certificate of who calls; None without TLS. Raises ReplicationError where it is revoked."""
+    found: Any = context.auth_context().get("x509_pem_cert")
+    if certificates is None or not found:
+        return None
+    certificates.revocations.check(bytes(found[0]), repr(identity_of(context)))
+    return bytes(found[0])
+
+
+class _Linked:
+    """The open links, so that those whose certificate is revoked can be ended."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._open: dict[int, tuple[Session, bytes | None]] = {}
+
+    @contextlib.contextmanager
+    def __call__(self, session: Session, shown: bytes | None) -> Iterator[None]:
+        """A link is open. `shown`: the certificate of the other side; None: this one dialled, and looks when it dials again."""
+        with self._lock:
+            self._open[session.id] = session, shown
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._open.pop(session.id, None)
+
+    def end_revoked(self, revocations: Revocations) -> None:
+        """Ends links of the revoked, and all that this side dialled: they come about again unless the other side is."""
+        with self._lock:
+            found = list(self._open.values())
+        for session, shown in found:
+            try:
+                if shown is not None:
+                    revocations.check(shown, "a linked node")
+                    continue
+            except ReplicationError as error:
+                log.warning("stream ended: %s", error)
+            session.close()
+
+
 class _Links(rpc.ReplicationServicer):
-    def __init__(self, replicator: Replicator) -> None:
-        self._replicator = replicator
+    def __init__(self, replicator: Replicator, certificates: Certificates | None, linked: _Linked) -> None:
+        self._replicator, self._certificates, self._linked = replicator, certificates, linked
 
     def Link(self, request_iterator: Iterator[pb.Frame], context: grpc.ServicerContext) -> Iterator[pb.Frame]:
+        try:
+            shown = check_not_revoked(context, self._certificates)
+        except ReplicationError as error:
+            log.warning("no link: %s", error)
+            fail(context, error)
         session = self._replicator.open_session(identity_of(context))
         if not context.add_callback(session.close):
             session.close()  # it has ended already
         reader = threading.Thread(target=self._read, args=(session, request_iterator), daemon=True)
         reader.start()
         try:
-            yield from self._replicator.frames_of(session)
+            with self._linked(session, shown):
+                yield from self._replicator.frames_of(session)
         finally:
             self._replicator.close_session(session)
 
@@ -279,8 +352,9 @@ class Transport:
         self._replicator, self._me, self._peers, self._certificates = replicator, me, dict(peers), certificates
         self._closing = threading.Event()
         self._findings: dict[str, Finding | None] = {}
+        self._linked = _Linked()
         self._server = grpc.server(futures.ThreadPoolExecutor(max_workers=MAX_STREAMS), options=OPTIONS)
-        rpc.add_ReplicationServicer_to_server(_Links(replicator), self._server)
+        rpc.add_ReplicationServicer_to_server(_Links(replicator, certificates, self._linked), self._server)
         rpc.add_DaemonServicer_to_server(daemon, self._server)
         self._health = health.HealthServicer()
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
@@ -295,6 +369,8 @@ class Transport:
 
     def start(self) -> None:
         self._server.start()
+        if self._certificates is not None:
+            threading.Thread(target=self._watch_revoked, name="nosync-revoked", daemon=True).start()
         self._health.set("", health_pb2.HealthCheckResponse.SERVING)
         for node in list(self._peers):
             self._begin_to_dial(node)
@@ -313,6 +389,13 @@ class Transport:
     def finding(self, node: str) -> Finding | None:
         """Why no session comes about with a peer, as far as that can be seen from here."""
         return self._findings.get(node)
+
+    def _watch_revoked(self) -> None:
+        assert self._certificates is not None, "it is started with them"
+        revocations = self._certificates.revocations
+        while not self._closing.wait(LOOK_EVERY_S):
+            if revocations.look():
+                self._linked.end_revoked(revocations)
 
     def stop(self) -> None:
         self._closing.set()
@@ -355,7 +438,8 @@ class Transport:
             incoming = rpc.ReplicationStub(channel).Link(self._replicator.frames_of(session), wait_for_ready=False)
             watch = threading.Thread(target=cancel_when_closed, args=(session, incoming), daemon=True)
             watch.start()
-            _read_all(self._replicator, session, incoming)
+            with self._linked(session, None):
+                _read_all(self._replicator, session, incoming)
         finally:
             self._replicator.close_session(session)
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import os
+import stat
 from pathlib import Path
 
 from cryptography import x509
@@ -12,18 +14,26 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
 from nosync.lsm.errors import ReplicationError
-from nosync.lsm.platform.env import Env, storage_errors
+from nosync.lsm.platform.env import Env, NotRegularFileError, opened_regular, storage_errors
+from nosync.lsm.visible import visible
 from nosync.replication.transport.codec import check_node_id
+from nosync.replication.transport.revocation import REVOKED, parse_serial, read_revoked
 
 DAYS = 825
 _AUTHORITY = "ca"
 _CA, _CA_KEY = "ca.pem", "ca.key"
+_DIRECTORY_MODE, _CERTIFICATE_MODE, _KEY_MODE = 0o700, 0o644, 0o600
+_SHORTEST_SERIAL = 16
+"""Digits: nodes have short names, and serial numbers have forty digits or a few less."""
+_SHARED_KEY_MODE = 0o640
+"""The most that a node's key may have: jobs beside a daemon show its certificate, so its group may read the key."""
 
 
 def make_certificates(directory: Path, nodes: list[str], *, now: datetime.datetime | None = None) -> list[Path]:
     """Writes `ca.pem`, and `<node>.pem` and `<node>.key` for each node. An authority that is there already is used.
 
-    The node's id is the certificate's common name. Raises ReplicationError for an id that none can be, StorageError.
+    The node's id is the certificate's common name. Raises ReplicationError for an id that none can be, and where a link has one
+    of the names, StorageError.
     """
     at = now or datetime.datetime.now(datetime.UTC)
     for node in nodes:
@@ -32,7 +42,8 @@ def make_certificates(directory: Path, nodes: list[str], *, now: datetime.dateti
             raise ReplicationError(f"no node can be called {node!r}: {_CA} and {_CA_KEY} are the authority's")
     written: list[Path] = []
     with storage_errors("write certificates", directory):
-        directory.mkdir(parents=True, exist_ok=True)
+        directory.mkdir(_DIRECTORY_MODE, parents=True, exist_ok=True)
+        mend_keys(directory)
         if (directory / _CA).exists() or (directory / _CA_KEY).exists():
             authority, authority_key = _authority(directory)
         else:
@@ -92,12 +103,89 @@ def _certificate(
     return builder.sign(issuer_key or key, hashes.SHA256())
 
 
+def mend_keys(directory: Path) -> list[tuple[Path, int]]:
+    """Takes from keys the modes that no key should have. Returns those that had them, and which. Raises StorageError.
+
+    The authority's is its owner's alone; a node's may be read by its group where that was allowed.
+    """
+    mended = []
+    with storage_errors("mend the modes of keys in", directory):
+        for path in sorted(directory.glob("*.key")):
+            with contextlib.suppress(NotRegularFileError), opened_regular(path, os.O_RDONLY) as (fd, found):
+                was = stat.S_IMODE(found.st_mode)
+                mode = was & (_KEY_MODE if path.name == _CA_KEY else _SHARED_KEY_MODE)
+                if mode != was:
+                    os.fchmod(fd, mode)
+                    mended.append((path, was))
+    return mended
+
+
+def revoke(directory: Path, what: list[str]) -> list[tuple[int, str]]:
+    """Adds to the list of a directory: nodes whose certificate is there, other certificates' files, or serial numbers.
+
+    Returns what was added: the serial number, and of whom. Raises ReplicationError for anything else, StorageError.
+    """
+    path = directory / REVOKED
+    known, added = set(read_revoked(path)), []
+    for one in what:
+        serial, whose = _serial(directory, one)
+        if serial not in known:
+            known.add(serial)
+            added.append((serial, whose))
+    with storage_errors("revoke certificates in", directory):
+        before = path.read_text() if path.exists() else ""
+        lines = "".join(f"{serial:x}  # {whose}\n" for serial, whose in added)
+        write_private(path, (before + "\n" * bool(before and before[-1] != "\n") + lines).encode(), _CERTIFICATE_MODE)
+    return added
+
+
+def _serial(directory: Path, what: str) -> tuple[int, str]:
+    """The serial number that is meant, and of whom it is."""
+    file = next((path for path in (directory / f"{what}.pem", Path(what)) if path.is_file()), None)
+    if file is None:
+        if len(what) < _SHORTEST_SERIAL:
+            raise ReplicationError(
+                f"{directory / what}.pem is not there, and {what!r} is no serial number: name a node, the file of a certificate, "
+                "or what `openssl x509 -serial` says of it"
+            )
+        return parse_serial(what, "the command line"), "by its serial number"
+    with storage_errors("read", file):
+        text = file.read_bytes()
+    try:
+        found = x509.load_pem_x509_certificate(text)
+    except ValueError as error:
+        raise ReplicationError(f"{file} is not the PEM file of a certificate: {error}") from error
+    names = found.subject.get_attributes_for_oid(NameOID.COMMON_NAME)
+    if found.issuer == found.subject:
+        raise ReplicationError(
+            f"{file} is an authority's: it is replaced by another one (docs/operations.md), and not revoked"
+        )
+    return found.serial_number, visible(str(names[0].value)) if names else visible(file.name)
+
+
 def _write(directory: Path, name: str, certificate: x509.Certificate, key: ec.EllipticCurvePrivateKey) -> list[Path]:
     secret = key.private_bytes(
         serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
     )
-    paths = [directory / f"{name}.pem", directory / f"{name}.key"]
-    paths[0].write_bytes(certificate.public_bytes(serialization.Encoding.PEM))
-    with open(os.open(paths[1], os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
-        file.write(secret)
-    return paths
+    written = [
+        (directory / f"{name}.key", secret, _KEY_MODE),
+        (directory / f"{name}.pem", certificate.public_bytes(serialization.Encoding.PEM), _CERTIFICATE_MODE),
+    ]
+    for path, _, _ in written:
+        if path.is_symlink():
+            raise ReplicationError(f"{path} is a symbolic link, and keys are written through none: remove it")
+    for path, text, mode in written:
+        write_private(path, text, mode)
+    return [path for path, _, _ in reversed(written)]
+
+
+def write_private(path: Path, text: bytes, mode: int) -> None:
+    """Puts a file in the place of what has its name, whole or not at all; it has its mode from the beginning."""
+    temporary = path.with_name(f".{path.name}.{Env().token()}")
+    try:
+        with open(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, mode), "wb") as file:
+            os.fchmod(file.fileno(), mode)  # whatever the umask
+            file.write(text)
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)

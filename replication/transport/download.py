@@ -37,7 +37,7 @@ def fetch_files(client: DaemonClient, root: Path, names: Sequence[str], env: Env
                     raise CorruptionError(
                         f"{client.address} sent more of {chunk.held.name} than {MOST_SMALL_BYTES:,} bytes"
                     )
-                with storage_errors("keep what was fetched", temporary), temporary.open("ab") as file:
+                with storage_errors("keep what was fetched", temporary), env.open_to_append(temporary) as file:
                     file.write(chunk.data)
                 if chunk.offset + len(chunk.data) == chunk.held.size_bytes:
                     _keep(chunk.held, root, temporary, env)
