@@ -13,6 +13,7 @@ CYCLES ?= 200
 KILLS ?= 50
 SEEDS ?= 10000
 MINUTES ?= 12
+INPUTS ?= 1000000
 # Processes that run tests: one more than two cores, for many tests wait for daemons.
 WORKERS ?= 3
 IN_PARALLEL := tests/unit tests/property tests/model tests/format tests/simulation tests/crash tests/cluster
@@ -68,6 +69,9 @@ sim: setup  ## Run the replication protocol under faults from SEEDS=10000 seeds,
 cluster: setup  ## Daemons as processes, Spark over three hosts: the long tests, with CYCLES=200 kills under load.
 	NOSYNC_LONG=1 NOSYNC_DAEMON_CYCLES=$(CYCLES) $(BIN)/python -m pytest tests/cluster tests/spark/test_replication.py \
 		tests/spark/test_failures.py --timeout 3600
+
+fuzz: setup  ## INPUTS=1000000 messages that nobody sends to every call of a daemon.
+	NOSYNC_FUZZ=$(INPUTS) $(BIN)/python -m pytest tests/cluster/test_fuzz_calls.py --timeout 0
 
 model:  ## Check docs/model with Spin, and that planted bugs break it. Needs spin and a C compiler.
 	sh docs/model/check.sh

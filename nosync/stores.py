@@ -84,14 +84,14 @@ def connect(
 ) -> Store:
     """The store of the daemon at HOST:PORT.
 
-    On the daemon's own host that is what `open` of its directory returns. From elsewhere it can be read: what is asked for is
-    fetched, verified, and kept in `cache` (default: until the store is closed); with `cache` that is so on the
-    daemon's host too. Off loopback `tls` is a directory with `ca.pem`, `<identity>.pem` and `<identity>.key` (nosync certs makes
-    them), and `node` the id of the daemon's node, which its certificate must show.
+    On the daemon's own host, and as its user, that is what `open` of its directory returns. From elsewhere it can be read:
+    what is asked for is fetched, verified, and kept in `cache` (default: until the store is closed); with `cache` that is so
+    on the daemon's host too. Off loopback `tls` is a directory with `ca.pem`, `<identity>.pem` and `<identity>.key` (nosync
+    certs makes them), and `node` the id of the daemon's node, which its certificate must show.
     Raises ReplicationError where the daemon does not answer, or serves another store than `cache` keeps.
     """
     try:
-        from nosync.replication.client.remote_store import connected_store, is_here  # noqa: PLC0415 - needs the extra `daemon`
+        from nosync.replication.client.remote_store import by_its_socket, connected_store, is_here, may_be_opened  # noqa: PLC0415 - needs the extra `daemon`
         from nosync.replication.daemon.server import Certificates, DaemonClient, host_of  # noqa: PLC0415
     except ImportError as error:
         raise ReplicationError(f"connecting needs the extra: pip install 'nosync[daemon]' ({error})") from None
@@ -102,7 +102,9 @@ def connect(
     client = DaemonClient(address, certificates, node)
     try:
         about = client.status(lag=False)
-        if cache is not None or not is_here(about):
+        is_ours = may_be_opened(about) if certificates is None else is_here(about)
+        if cache is not None or not is_ours:
+            client = client if certificates is not None else by_its_socket(client, about)
             return connected_store(client, about, None if cache is None else local_path(cache))
     except BaseException:
         client.close()

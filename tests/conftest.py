@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,6 +25,10 @@ settings.load_profile("nosync")
 
 # Spark's JVMs live for minutes here: what the optimizing compiler and a parallel collector take is not won back in that time.
 os.environ.setdefault("JDK_JAVA_OPTIONS", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
+
+# Daemons without TLS meet in a directory of the user's, where the sockets of those stay that tests kill.
+_STATE = tempfile.TemporaryDirectory(prefix="nosync-tests-")
+os.environ["XDG_STATE_HOME"] = _STATE.name
 
 OpenStore = Callable[..., nosync.Store]
 

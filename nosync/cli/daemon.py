@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import logging
 import os
+import resource
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -35,6 +36,12 @@ OTHERS_GET_NOTHING = 0o027
 )
 @click.option("--replicas", type=int, help="On how many nodes every layer is kept, this one included. [default: 2]")
 @click.option("--tls", type=GivenPath(), help="Directory of certificates (nosync certs); needed off loopback.")
+@click.option(
+    "--sockets",
+    type=GivenPath(),
+    help="Without TLS: a directory of this user alone where its daemons on this machine find each other. "
+    "[default: ~/.local/state/nosync]",
+)
 @click.option("--metrics", metavar="HOST:PORT", help="Where Prometheus fetches metrics.")
 @click.option("--retain", type=click.IntRange(min=0), help="Epochs of history that stay readable. [default: all]")
 @click.option(
@@ -87,6 +94,7 @@ def daemon(config: Path | None, peers: tuple[str, ...], check: bool, verbose: bo
     log_to_stderr(level, "%(asctime)s %(levelname)s %(name)s: %(message)s", force=True)
     leave_out_pandas()
     os.umask(OTHERS_GET_NOTHING)  # for what RocksDB makes; nosync's own files have their modes whatever it is
+    _take_descriptors()
     _give_way(found.nice)
     one = Daemon(found)
     one.run(
@@ -94,6 +102,13 @@ def daemon(config: Path | None, peers: tuple[str, ...], check: bool, verbose: bo
             f"node {found.node} serves {escape(str(found.data))} on {one.transport.address}", soft_wrap=True
         )
     )
+
+
+def _take_descriptors() -> None:
+    """As many as this process may have: connections of strangers and files of the store share them."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with contextlib.suppress(ValueError, OSError):  # a sandbox may forbid it
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
 def _give_way(nice: int) -> None:

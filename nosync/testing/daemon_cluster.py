@@ -15,9 +15,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import nosync
+from nosync.lsm.platform.env import Env
 from nosync.proto.v1 import replication_pb2 as pb
 from nosync.replication.client.fetching_directory import address_of
 from nosync.replication.daemon.daemon import client_of
+from nosync.replication.transport.sockets import Meeting, SocketPath
 
 PATIENCE_S = 60.0
 
@@ -59,11 +61,17 @@ class Daemons:
     def data(self, node: str) -> Path:
         return self.root / node
 
+    @property
+    def sockets(self) -> Path:
+        """Where those without TLS meet."""
+        return self.root / "sockets"
+
     def command(self, node: str, *more: str) -> list[str]:
         peers = [f"--peer={other}=127.0.0.1:{self.ports[other]}" for other in self.know or self.nodes if other != node]
         return [
             sys.executable, "-m", "nosync.cli", "daemon", "--node", node, "--data", str(self.data(node)),
-            "--listen", f"127.0.0.1:{self.ports[node]}", "--replicas", str(self.replicas), *peers, *self.extra, *more,
+            "--listen", f"127.0.0.1:{self.ports[node]}", "--replicas", str(self.replicas), "--sockets", str(self.sockets),
+            *peers, *self.extra, *more,
         ]  # fmt: skip
 
     def start(self, node: str, *more: str) -> None:
@@ -108,6 +116,10 @@ class Daemons:
 
     def peer(self, node: str, other: str) -> pb.PeerStatus:
         return next(peer for peer in self.status(node).peers if peer.node == other)
+
+    def way_of_peers(self, node: str) -> SocketPath:
+        """How a peer of the same user reaches a daemon without TLS."""
+        return SocketPath(Meeting(self.sockets, Env()).socket_of(self.ports[node]))
 
     def open(self, node: str) -> nosync.Store:
         """The store of a node, beside its daemon."""

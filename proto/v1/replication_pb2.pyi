@@ -407,12 +407,14 @@ class ListFilesRequest(_message.Message):
     def __init__(self, directory: _Optional[str] = ...) -> None: ...
 
 class ListFilesReply(_message.Message):
-    __slots__ = ("names", "written_ns")
+    __slots__ = ("names", "written_ns", "digests")
     NAMES_FIELD_NUMBER: _ClassVar[int]
     WRITTEN_NS_FIELD_NUMBER: _ClassVar[int]
+    DIGESTS_FIELD_NUMBER: _ClassVar[int]
     names: _containers.RepeatedScalarFieldContainer[str]
     written_ns: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, names: _Optional[_Iterable[str]] = ..., written_ns: _Optional[_Iterable[int]] = ...) -> None: ...
+    digests: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, names: _Optional[_Iterable[str]] = ..., written_ns: _Optional[_Iterable[int]] = ..., digests: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class FetchFilesRequest(_message.Message):
     __slots__ = ("names",)

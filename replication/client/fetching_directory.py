@@ -65,7 +65,7 @@ def address_of(root: Path) -> dict[str, Any] | None:
     try:
         with parsed("what a daemon says of itself", str(path)):
             found: dict[str, Any] = json.loads(read_regular(path, MOST_ADDRESS_BYTES))
-            texts = [found["address"], *(found.get(name, "") for name in ("node", "place", "tls"))]
+            texts = [found["address"], found["node"], *(found.get(name, "") for name in ("place", "tls"))]
             if not all(isinstance(text, str) for text in texts):
                 raise TypeError("its fields are not all texts")
     except CorruptionError as error:

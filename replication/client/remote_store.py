@@ -8,7 +8,6 @@ files: merged-away layers are noticed and replaced by those that stand for them,
 from __future__ import annotations
 
 import logging
-import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -17,8 +16,16 @@ from tempfile import TemporaryDirectory
 from typing import BinaryIO
 
 import pyarrow as pa
+from blake3 import blake3
 
-from nosync.lsm.errors import CorruptionError, LostEpochError, NosyncError, ReplicationError, StorageError
+from nosync.lsm.errors import (
+    CorruptionError,
+    LostEpochError,
+    NosyncError,
+    ReplicationError,
+    StorageError,
+    described,
+)
 from nosync.lsm.layers.format import decode
 from nosync.lsm.manifests.branches import BRANCHES, MAIN
 from nosync.lsm.manifests.lost_ends import LOST_END
@@ -26,7 +33,6 @@ from nosync.lsm.manifests.timelines import Lines
 from nosync.lsm.model.layer import SUFFIX
 from nosync.lsm.node.api import StoreNode
 from nosync.lsm.platform.env import Env, Identity
-from nosync.lsm.platform.json_file import unseal_json
 from nosync.lsm.settings import StoreSettings
 from nosync.lsm.status import LayerStatus, StoreStatus
 from nosync.lsm.store.store import Store
@@ -36,11 +42,14 @@ from nosync.proto.v1 import replication_pb2 as pb
 from nosync.replication.client.fetching_directory import address_of
 from nosync.replication.daemon.daemon import client_of
 from nosync.replication.daemon.file_service import status_of
-from nosync.replication.daemon.server import DaemonClient
+from nosync.replication.daemon.server import DaemonClient, Listed
 from nosync.replication.transport.codec import is_name
 from nosync.replication.transport.download import fetch_files
+from nosync.replication.transport.sockets import SOCKET_FILE, answers
 
 log = logging.getLogger("nosync.replication")
+
+_UNKNOWN = Listed(0, "")
 
 
 class RemoteEnv(Env):
@@ -49,8 +58,8 @@ class RemoteEnv(Env):
     def __init__(self, root: Path, client: DaemonClient) -> None:
         self._root, self._client = root, client
         self._local = Env()
-        self._sound: set[Path] = set()  # of what was kept before, and looked at since
-        self._written_ns: dict[Path, int] = {}  # as the daemon said, which is the time of the file that was fetched
+        self._listed: dict[Path, Listed] = {}
+        self._sound: dict[Path, Listed] = {}  # files that are what the daemon has, and what it said of them by then
 
     def _relative(self, path: Path) -> str:
         return path.relative_to(self._root).as_posix()
@@ -58,7 +67,7 @@ class RemoteEnv(Env):
     def list_dir(self, path: Path) -> list[str]:
         directory = self._relative(path)
         listed = self._client.list_files(directory)
-        self._written_ns |= {path / name: ns for name, ns in listed.items() if ns}
+        self._listed |= {path / name: about for name, about in listed.items()}
         names = list(listed)
         if not directory.startswith(LAYERS):
             small = [name for name in names if name.endswith(".json") and is_name(f"{directory}/{name}")]
@@ -87,37 +96,38 @@ class RemoteEnv(Env):
             self._fetch([self._relative(path)])
 
     def _is_kept(self, path: Path) -> bool:
-        """Whether a file is here, whole, and the one that the daemon has. Nothing of a cache is synced, so what a crash of this
-        machine left of one goes.
+        """Whether a file is here, and the one that the daemon has, which the digest says: a crash of this machine, or another
+        program, may have left anything under its name.
         """
+        if not self._local.exists(path):
+            return False
+        about, known = self._listed.get(path, _UNKNOWN), self._sound.get(path)
+        if known is not None and about in (known, _UNKNOWN):
+            return True
+        if about.digest and about.digest == self._digest_of(path):
+            self._sound[path] = about
+            return True
+        log.info("fetched again: %s is not known to be what %s has", path, self._client.address)
+        self._sound.pop(path, None)
+        self._local.unlink(path)
+        return False
+
+    def _digest_of(self, path: Path) -> str:
+        """Empty of what is no file of a store."""
         try:
-            written_ns = self._local.identity(path).written_ns
-        except FileNotFoundError:
-            return False
-        if written_ns != self._written_ns.get(path, written_ns):
-            log.info("fetched again: %s was given up there for another of that name", path)
-            self._local.unlink(path)
-            self._sound.discard(path)
-            return False
-        if path not in self._sound:
-            try:
-                if path.suffix == ".json":
-                    unseal_json(self._local.read(path), str(path))
-                elif path.suffix == SUFFIX:
-                    decode(self._local.map(path), str(path))
-            except CorruptionError as error:
-                log.warning("fetched again: %s", error)
-                self._local.unlink(path)
-                return False
-            self._sound.add(path)
-        return True
+            if path.suffix == SUFFIX:
+                return decode(self._local.map(path), str(path)).digest
+            return blake3(self._local.read(path)).hexdigest()
+        except (NosyncError, OSError) as error:
+            log.warning("fetched again: %s", described(error))
+            return ""
 
     def _fetch(self, names: list[str]) -> None:
         """Files that are not there any more are left out: whoever opens them notices."""
         fetch_files(self._client, self._root, names, self._local)
         for path in (self._root / name for name in names):
-            if (ns := self._written_ns.get(path)) is not None and path.exists():
-                os.utime(path, ns=(ns, ns))
+            if self._local.exists(path):
+                self._sound[path] = self._listed.get(path, _UNKNOWN)
 
     def create(self, path: Path) -> BinaryIO:
         raise _not_written(self._client.address)
@@ -217,6 +227,20 @@ def is_here(about: pb.StatusReply) -> bool:
     except NosyncError:
         return False
     return found == about.store_id and (address_of(data) or {}).get("node") == about.node
+
+
+def may_be_opened(about: pb.StatusReply) -> bool:
+    """Whether the daemon's directory is here, and this user may go through its socket."""
+    return is_here(about) and answers(Path(about.data) / SOCKET_FILE)
+
+
+def by_its_socket(client: DaemonClient, about: pb.StatusReply) -> DaemonClient:
+    """On the daemon's host a client that goes through the socket in its directory, if this user may: that of the owner."""
+    found = client_of(Path(about.data)) if may_be_opened(about) else None
+    if found is None:
+        return client
+    client.close()
+    return found
 
 
 def connected_store(client: DaemonClient, about: pb.StatusReply, cache: Path | None) -> Store:

@@ -33,7 +33,7 @@ def read_config(path: Path) -> dict[str, Any]:
     for node, address in fields.get("peers", {}).items():
         if not isinstance(address, str):
             raise ReplicationError(f"{path}: peers.{node} is {address!r}, expected HOST:PORT")
-    for name in ("data", "tls"):
+    for name in ("data", "tls", "sockets"):
         if name in fields:
             if not fields[name]:
                 raise ReplicationError(f"{path}: {name} is empty, expected the path of a directory")

@@ -14,20 +14,13 @@ import os
 import signal
 import socket
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
-from typing import Any
 
 from blake3 import blake3
 
-from nosync.lsm.errors import (
-    InvalidInputError,
-    NosyncError,
-    ReplicationError,
-    StoreLockedError,
-    described,
-)
+from nosync.lsm.errors import InvalidInputError, NosyncError, ReplicationError, StoreLockedError
 from nosync.lsm.facts.or_set import REGISTERS
 from nosync.lsm.manifests.branches import MAIN
 from nosync.lsm.model.layer import parse_path
@@ -53,12 +46,11 @@ from nosync.lsm.trace.directory import (
     read_marker,
 )
 from nosync.proto.v1 import replication_pb2 as pb
-from nosync.proto.v1 import replication_pb2_grpc as rpc
 from nosync.replication.client.fetching_directory import ADDRESS_FILE, Kept, address_of, keeper_of
-from nosync.replication.daemon.directory_watch import Watch
+from nosync.replication.daemon.directory_watch import Watch, Watcher
 from nosync.replication.daemon.file_service import contents_of, layers_of, names_in
 from nosync.replication.daemon.peer_queries import Lookup
-from nosync.replication.daemon.replicator import Replicator
+from nosync.replication.daemon.replicator import NEVER_HEARD, Replicator
 from nosync.replication.daemon.rounds import Rounds
 from nosync.replication.daemon.server import (
     MOST_READING,
@@ -67,24 +59,23 @@ from nosync.replication.daemon.server import (
     Certificates,
     DaemonClient,
     Transport,
+    Ways,
     check_addresses,
     check_free,
-    check_not_revoked,
-    fail,
     host_of,
-    identity_of,
+    is_of_this_host,
 )
 from nosync.replication.protocol.inventory import NodeId, layer_of
 from nosync.replication.protocol.peer import AWAY_PATIENCE_S
+from nosync.replication.transport.calls import MEMBERS, OWNER, READERS, Call, Caller
 from nosync.replication.transport.codec import check_node_id
+from nosync.replication.transport.sockets import SOCKET_FILE, Meeting, SocketPath, answers, sockets_of_user
 
 log = logging.getLogger("nosync.replication")
 
 MEMBERS_FILE = "members.json"
 """Peers as operators changed them (nosync peers); it goes before the configuration."""
 JOIN_TIMEOUT_S = 1.0
-READERS, MEMBERS, OWNER = "readers", "members", "owner"
-"""Who may ask, with TLS: whoever has a certificate of the authority; the store's nodes; who has this node's own."""
 SCAN_INTERVAL_S = 5.0
 """How often the directory is listed, in case that neither a job nor the watch told of something."""
 
@@ -108,6 +99,9 @@ class DaemonConfig:
     """On how many nodes every layer is kept, this one included. The same on all nodes; more than there are is refused."""
     tls: Path | None = None
     """Directory with ca.pem, NODE.pem and NODE.key (nosync certs makes them). Needed off loopback."""
+    sockets: Path | None = None
+    """Without TLS: a directory of this user alone (mode 0700) where its daemons on this machine find each other. None:
+    $XDG_STATE_HOME/nosync, or ~/.local/state/nosync."""
     metrics: str | None = None
     """HOST:PORT where Prometheus fetches metrics; none by default."""
     retain: int | None = None
@@ -156,6 +150,9 @@ def check_config(config: DaemonConfig) -> None:
     if config.tls is not None:
         Certificates.of_directory(config.tls, config.node).check_as_peers_do(config.node)
     check_addresses(config.node, config.listen, peers.values(), is_secure=config.tls is not None)
+    meeting = _ways(config, Env()).meeting
+    if meeting is not None and meeting.is_made():
+        meeting.check()
 
 
 def peers_of(config: DaemonConfig) -> dict[str, str]:
@@ -200,16 +197,36 @@ def read_members(path: Path) -> dict[str, str] | None:
     return dict(found)
 
 
+def _ways(config: DaemonConfig, env: Env) -> Ways:
+    """How peers are reached, and reach this node. Raises ReplicationError."""
+    if config.tls is not None:
+        return Ways(Certificates.of_directory(config.tls, config.node), None)
+    return Ways(None, Meeting((config.sockets or sockets_of_user()).absolute(), env))
+
+
 def client_of(root: Path) -> DaemonClient | None:
-    """A client of the daemon that owns a directory; None where none is there."""
+    """A client of the daemon that owns a directory; None where none is there.
+
+    It goes through the directory's socket. Where this user may not open that, it goes to the address, as one who reads, or who
+    shows the node's certificate. An address of another host came with the directory from elsewhere, and is not followed.
+    """
     found = address_of(root)
     if found is None:
+        return None
+    socket = root / SOCKET_FILE
+    if answers(socket):
+        return DaemonClient(found["address"], None, found["node"], found.get("place"), SocketPath(socket))
+    if not is_of_this_host(found["address"]):
+        log.warning(
+            "%s names a daemon at %s, which is no address of this host, so it is not asked: the file came from elsewhere, and "
+            "can be removed. If that daemon is meant, nosync.connect its address", root / ADDRESS_FILE, found["address"],
+        )  # fmt: skip
         return None
     tls = Certificates.of_directory(Path(found["tls"]), found["node"]) if found.get("tls") else None
     return DaemonClient(found["address"], tls, found["node"], found.get("place"))
 
 
-class Daemon(rpc.DaemonServicer):
+class Daemon:
     """One running daemon: `start`, then `stop`. Raises what opening a store raises, and ReplicationError."""
 
     def __init__(self, config: DaemonConfig, env: Env | None = None) -> None:
@@ -217,7 +234,9 @@ class Daemon(rpc.DaemonServicer):
         self._env = env or Env()
         check_config(config)
         self._peers = peers_of(config)
-        self._certificates = Certificates.of_directory(config.tls, config.node) if config.tls else None
+        self._ways = _ways(config, self._env)
+        if self._ways.meeting is not None:
+            self._ways.meeting.make()
         if not (config.data / MARKER).exists():
             check_free(config.listen)  # before there is a store that nobody serves
             self._make_store()
@@ -225,8 +244,8 @@ class Daemon(rpc.DaemonServicer):
         directory = LayerDirectory(config.data, marker.key_groups, self._env)
         self._place = self._keep(directory, marker)
         self._reading, self._working = (
-            threading.BoundedSemaphore(MOST_READING),
-            threading.BoundedSemaphore(MOST_WORKING),
+            {role: threading.BoundedSemaphore(most) for role in (READERS, MEMBERS, OWNER)}
+            for most in (MOST_READING, MOST_WORKING)
         )
         self._store_id = marker.store_id
         self._changing_members = threading.Lock()
@@ -236,15 +255,16 @@ class Daemon(rpc.DaemonServicer):
                 (config.data / ADDRESS_FILE).unlink()
             self.replicator = Replicator(self.node, members[0], marker.store_id, members, config.replicas)
             peers = {NodeId(name): address for name, address in self._peers.items()}
-            self.transport = Transport(self.replicator, self, members[0], config.listen, peers, self._certificates)
+            self.transport = Transport(
+                self.replicator, self, members[0], config.listen, peers, self._ways, config.data.absolute(), self._env
+            )
         except BaseException:
             self.node.abandon()
             raise
-        self.lookup = Lookup(directory, self._certificates)
+        self.lookup = Lookup(directory, self._ways)
         self.rounds = Rounds(self.node, self.lookup)
         self._stop_metrics: Callable[[], None] | None = None
-        self._watch: Watch | None = None
-        self._watcher: threading.Thread | None = None
+        self._watcher = Watcher(self._watched, self._noticed, SCAN_INTERVAL_S)
 
     def _make_store(self) -> None:
         """A new directory joins the store of its peers; where none answers, all members make the same one."""
@@ -253,11 +273,12 @@ class Daemon(rpc.DaemonServicer):
         # Alone it need not be found by others: two nodes of one name are two stores.
         store_id = blake3(name.encode()).hexdigest(length=8) if self.config.peers else self._env.token()
         for node, address in self.config.peers.items():
-            client = DaemonClient(address, self._certificates, node)
-            with contextlib.suppress(ReplicationError):
+            with (
+                contextlib.suppress(ReplicationError),
+                contextlib.closing(self._ways.client(address, node)) as client,
+            ):
                 reply = client.status(timeout_s=JOIN_TIMEOUT_S)
                 key_groups, store_id = int(reply.key_groups), reply.store_id
-            client.close()
         create_store(self.config.data, key_groups, self._env, store_id=store_id)
 
     def _keep(self, directory: LayerDirectory, marker: Marker) -> str:
@@ -301,10 +322,7 @@ class Daemon(rpc.DaemonServicer):
             "tls": str(self.config.tls.absolute()) if self.config.tls else "",
         }  # fmt: skip
         self._write_json(ADDRESS_FILE, about)
-        self._watch = self._watched()
-        if self._watch is not None:
-            self._watcher = threading.Thread(target=self._follow, args=(self._watch,), name="nosync-watch", daemon=True)
-            self._watcher.start()
+        self._watcher.start()
         if self.config.metrics:
             from nosync.replication.daemon.metrics import serve_metrics  # noqa: PLC0415 - only where they are wanted
 
@@ -327,18 +345,11 @@ class Daemon(rpc.DaemonServicer):
             (self.config.data / ADDRESS_FILE).unlink()
         with contextlib.ExitStack() as ending:  # the last one first, and each whatever becomes of the others
             ending.callback(self.node.close)
-            ending.callback(self._stop_watching)
+            ending.callback(self._watcher.stop)
             ending.callback(self.transport.stop)
             ending.callback(self.replicator.stop)
             if self._stop_metrics is not None:
                 ending.callback(self._stop_metrics)
-
-    def _stop_watching(self) -> None:
-        if self._watch is not None and self._watcher is not None:
-            self._watch.stop()
-            self._watcher.join()
-            self._watch.close()
-            self._watch = None
 
     def run(self, ready: Callable[[], object] = lambda: None) -> None:
         """Serves until SIGTERM or SIGINT. `ready` is called once it does."""
@@ -357,25 +368,12 @@ class Daemon(rpc.DaemonServicer):
             signal.set_wakeup_fd(-1)
         self.stop()
 
-    def _watched(self) -> Watch | None:
+    def _watched(self) -> Watch:
         """What notices what tasks publish; the node's scan is the safety net, and all there is where the system has no watch."""
-        for name in (LAYERS, MANIFESTS, *REGISTERS):
+        watched = (LAYERS, MANIFESTS, *REGISTERS)
+        for name in watched:
             self._env.make_dirs(self.config.data / name)
-        try:
-            return Watch([self.config.data.absolute() / name for name in (LAYERS, MANIFESTS, *REGISTERS)])
-        except OSError as error:
-            log.warning("what is published is noticed every %s s only: %s (fs.inotify.*)", SCAN_INTERVAL_S, error)
-            return None
-
-    def _follow(self, watch: Watch) -> None:
-        try:
-            for paths in watch.changes():
-                try:
-                    self._noticed(paths)
-                except Exception as error:  # noqa: BLE001 - of these; the scan finds them, and what comes next is noticed
-                    log.warning("noticed %s s later: %s: %s", SCAN_INTERVAL_S, paths[0], described(error))
-        except OSError as error:
-            log.warning("what is published is noticed every %s s from now on: %s", SCAN_INTERVAL_S, error)
+        return Watch([self.config.data.absolute() / name for name in watched])
 
     def _noticed(self, paths: list[Path]) -> None:
         root = self.config.data.absolute()
@@ -388,38 +386,45 @@ class Daemon(rpc.DaemonServicer):
             self.node.note_files(published)
 
     @contextlib.contextmanager
-    def _answering(self, context: Any, who: str, slots: threading.BoundedSemaphore | None = None) -> Iterator[None]:
-        """Answers with an error that the caller can read. `slots`: how many such calls there may be at once."""
-        taken = False
-        try:
-            self._check_caller(context, who)
-            taken = slots is not None and slots.acquire(blocking=False)
-            if slots is not None and not taken:
-                raise ReplicationError(f"node {self.config.node} answers many such calls at the moment; try again")
-            yield
-        except NosyncError as error:
-            fail(context, error)
-        finally:
-            if slots is not None and taken:
-                slots.release()
+    def _answering(
+        self, call: Call, who: str, slots: Mapping[str, threading.BoundedSemaphore] | None = None
+    ) -> Iterator[None]:
+        """Answers with an error that the caller can read. `slots`: how many such calls there may be at once, by role."""
+        with contextlib.ExitStack() as taken:
+            try:
+                self._check_caller(call, who)
+                if slots is not None:
+                    of_role = slots[self.role_of(call.caller)]
+                    if not of_role.acquire(blocking=False):
+                        raise ReplicationError(
+                            f"node {self.config.node} answers many such calls at the moment; try again"
+                        )
+                    taken.callback(of_role.release)
+                yield
+            except NosyncError as error:
+                call.fail(error)
 
-    def _check_caller(self, context: Any, who: str) -> None:
-        """Raises ReplicationError where another daemon is meant, or the caller's certificate does not allow it."""
-        places = [str(value) for key, value in context.invocation_metadata() or () if key == PLACE_KEY]
-        if places and places[0] != self._place:
+    def role_of(self, caller: Caller) -> str:
+        """What a caller is to this node. Without TLS nobody knows who calls its address, so whoever does may read."""
+        if caller.is_local or caller.identity == self.config.node:
+            return OWNER
+        return MEMBERS if caller.identity in self._peers else READERS
+
+    def _check_caller(self, call: Call, who: str) -> None:
+        """Raises ReplicationError where another daemon is meant, or the caller may not ask for this."""
+        place = call.metadata(PLACE_KEY)
+        if place is not None and place != self._place:
             raise ReplicationError(
                 f"the daemon that was there has ended, and node {self.config.node}, with its data in "
                 f"{self.config.data.absolute()}, has its address now: start it again with nosync daemon"
             )
-        check_not_revoked(context, self._certificates)
-        if self._certificates is None or who == READERS:
+        role = self.role_of(call.caller)
+        if who == READERS or role in (OWNER, who):
             return
-        caller = identity_of(context)
-        allowed = {self.config.node, *(self._peers if who == MEMBERS else ())}
-        if caller not in allowed:
-            raise ReplicationError(
-                f"the certificate of {caller!r} may read this store and not change it: ask with that of node {self.config.node}"
-            )
+        raise ReplicationError(
+            f"{call.caller} may read this store and not change it: ask as the user of node {self.config.node}'s daemon, on its "
+            f"host and by its data directory, or with the certificate of node {self.config.node}"
+        )
 
     def status(self, branch: str = MAIN, *, lag: bool = True) -> pb.StatusReply:
         """Node, safe point, problems, peers; and how far these are behind, for which all that they hold is compared."""
@@ -437,6 +442,9 @@ class Daemon(rpc.DaemonServicer):
             if peer.state in ("away", "silent") and finding is not None:
                 peer.why = f"{peer.address} takes connections, and {finding.text}"
                 peer.state = "refused" if finding.is_refusal else peer.state
+            if self._ways.meeting is not None and peer.why.startswith(NEVER_HEARD):
+                where = self._ways.meeting.directory
+                peer.why += f"; or it runs as another user, or meets elsewhere than in {where}: then use --tls"
         return pb.StatusReply(
             node=self.config.node,
             incarnation=self.node.incarnation,
@@ -457,30 +465,30 @@ class Daemon(rpc.DaemonServicer):
 
     # --- the service ------------------------------------------------------------------------------------------------
 
-    def Status(self, request: pb.StatusRequest, context: Any) -> pb.StatusReply:
-        with self._answering(context, READERS):
+    def Status(self, request: pb.StatusRequest, call: Call) -> pb.StatusReply:
+        with self._answering(call, READERS):
             return self.status(request.branch or MAIN, lag=request.lag)
         raise AssertionError("the context was aborted")
 
-    def Note(self, request: pb.NoteRequest, context: Any) -> pb.Done:
-        with self._answering(context, OWNER):
+    def Note(self, request: pb.NoteRequest, call: Call) -> pb.Done:
+        with self._answering(call, OWNER):
             ids = [parse_path(PurePosixPath(path)) for path in request.layers]
             self.node.learn()
             self.node.note([id for id in ids if id is not None])
         return pb.Done()
 
-    def Attach(self, request: pb.AttachRequest, context: Any) -> pb.AttachReply:
-        with self._answering(context, OWNER, self._working):
+    def Attach(self, request: pb.AttachRequest, call: Call) -> pb.AttachReply:
+        with self._answering(call, OWNER, self._working):
             filled = self.replicator.keep_all(request.patience_s)
             self.node.learn()
             return pb.AttachReply(
                 replicas=self.config.replicas, filled=filled, store_id=self._store_id, node=self.config.node,
-                notices=self._watcher is not None and self._watcher.is_alive(),
+                notices=self._watcher.is_watching,
             )  # fmt: skip
         raise AssertionError("the context was aborted")
 
-    def Keep(self, request: pb.KeepRequest, context: Any) -> pb.KeepReply:
-        with self._answering(context, OWNER):
+    def Keep(self, request: pb.KeepRequest, call: Call) -> pb.KeepReply:
+        with self._answering(call, OWNER):
             self.replicator.keep_traces(request.traces)
             peers = self.replicator.peers(lag=False)
             is_one_back_soon = any(p.state == "away" and 0 <= p.silent_s <= AWAY_PATIENCE_S for p in peers)
@@ -488,28 +496,28 @@ class Daemon(rpc.DaemonServicer):
             return pb.KeepReply(peers=int(may_come))
         raise AssertionError("the context was aborted")
 
-    def Sync(self, request: pb.SyncRequest, context: Any) -> pb.Done:
-        with self._answering(context, READERS, self._working):
+    def Sync(self, request: pb.SyncRequest, call: Call) -> pb.Done:
+        with self._answering(call, READERS, self._working):
             self.node.sync()
         return pb.Done()
 
-    def Check(self, request: pb.CheckRequest, context: Any) -> pb.CheckReply:
-        with self._answering(context, OWNER, self._working):
+    def Check(self, request: pb.CheckRequest, call: Call) -> pb.CheckReply:
+        with self._answering(call, OWNER, self._working):
             return pb.CheckReply(errors=[str(error) for error in self.node.check()])
         raise AssertionError("the context was aborted")
 
-    def Compact(self, request: pb.CompactRequest, context: Any) -> Iterator[pb.CompactProgress]:
-        with self._answering(context, OWNER, self._working):
+    def Compact(self, request: pb.CompactRequest, call: Call) -> Iterator[pb.CompactProgress]:
+        with self._answering(call, OWNER, self._working):
             for merges in self.node.compact(request.stage or None):
                 yield pb.CompactProgress(merges=merges)
 
-    def FetchRounds(self, request: pb.FetchRoundsRequest, context: Any) -> pb.Done:
-        with self._answering(context, OWNER, self._working):
+    def FetchRounds(self, request: pb.FetchRoundsRequest, call: Call) -> pb.Done:
+        with self._answering(call, OWNER, self._working):
             self.rounds.fetch(request.traces, request.t, self._peers_up())
         return pb.Done()
 
-    def DropRounds(self, request: pb.DropRoundsRequest, context: Any) -> pb.Done:
-        with self._answering(context, MEMBERS):
+    def DropRounds(self, request: pb.DropRoundsRequest, call: Call) -> pb.Done:
+        with self._answering(call, MEMBERS):
             peers = self._peers_up() if request.everywhere else {}
             self.rounds.drop(request.stage, request.t, peers, at_once=request.at_once)
         return pb.Done()
@@ -519,10 +527,10 @@ class Daemon(rpc.DaemonServicer):
         up = [peer.node for peer in self.replicator.peers(lag=False) if peer.state == "up"]
         return {node: address for node, address in list(self._peers.items()) if node in up}
 
-    def Conflicts(self, request: pb.ConflictsRequest, context: Any) -> pb.ConflictsReply:
-        with self._answering(context, READERS):
+    def Conflicts(self, request: pb.ConflictsRequest, call: Call) -> pb.ConflictsReply:
+        with self._answering(call, READERS):
             if request.take_theirs:
-                self._check_caller(context, OWNER)
+                self._check_caller(call, OWNER)
             names = self.replicator.conflicts_to_give_up() if request.take_theirs else self.replicator.conflicts()
             if request.take_theirs and names:
                 layers = [id for name in names if (id := layer_of(name)) is not None]
@@ -532,21 +540,22 @@ class Daemon(rpc.DaemonServicer):
             return pb.ConflictsReply(names=names)
         raise AssertionError("the context was aborted")
 
-    def ListFiles(self, request: pb.ListFilesRequest, context: Any) -> Iterator[pb.ListFilesReply]:
-        with self._answering(context, READERS, self._reading):
+    def ListFiles(self, request: pb.ListFilesRequest, call: Call) -> Iterator[pb.ListFilesReply]:
+        with self._answering(call, READERS, self._reading):
             for names in names_in(self.node.directory, request.directory):
-                yield pb.ListFilesReply(names=names.keys(), written_ns=names.values())
+                digests = self.replicator.digests_of(f"{request.directory}/{name}" for name in names)
+                yield pb.ListFilesReply(names=names.keys(), written_ns=names.values(), digests=digests)
 
-    def FetchFiles(self, request: pb.FetchFilesRequest, context: Any) -> Iterator[pb.Frame]:
-        with self._answering(context, READERS, self._reading):
+    def FetchFiles(self, request: pb.FetchFilesRequest, call: Call) -> Iterator[pb.Frame]:
+        with self._answering(call, READERS, self._reading):
             yield from contents_of(self.node.directory, request.names)
 
-    def Layers(self, request: pb.LayersRequest, context: Any) -> Iterator[pb.Layer]:
-        with self._answering(context, READERS, self._reading):
+    def Layers(self, request: pb.LayersRequest, call: Call) -> Iterator[pb.Layer]:
+        with self._answering(call, READERS, self._reading):
             yield from layers_of(self.node)
 
-    def ChangeMembers(self, request: pb.ChangeMembersRequest, context: Any) -> pb.Done:
-        with self._answering(context, OWNER):
+    def ChangeMembers(self, request: pb.ChangeMembersRequest, call: Call) -> pb.Done:
+        with self._answering(call, OWNER):
             with self._changing_members:
                 members = self._changed_members(dict(request.add), list(request.remove))
                 replace_small(self.config.data, self.config.data / MEMBERS_FILE, {"peers": members}, self._env)
@@ -575,12 +584,12 @@ class Daemon(rpc.DaemonServicer):
                 f"{1 + len(members)} nodes would be left for replicas={self.config.replicas}: add one first"
             )
         check_addresses(
-            self.config.node, self.config.listen, members.values(), is_secure=self._certificates is not None
+            self.config.node, self.config.listen, members.values(), is_secure=self._ways.certificates is not None
         )
         return members
 
-    def ChangeBranches(self, request: pb.ChangeBranchesRequest, context: Any) -> pb.ChangeBranchesReply:
-        with self._answering(context, OWNER):
+    def ChangeBranches(self, request: pb.ChangeBranchesRequest, call: Call) -> pb.ChangeBranchesReply:
+        with self._answering(call, OWNER):
             self.node.learn()
             dropped, kind = 0, request.WhichOneof("change")
             if kind == "create":

@@ -6,10 +6,13 @@ import errno
 import logging
 import os
 import select
-from collections.abc import Iterable, Iterator
+import threading
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 from inotify_simple import INotify, flags
+
+from nosync.lsm.errors import described
 
 log = logging.getLogger("nosync.replication")
 
@@ -32,9 +35,12 @@ class Watch:
         there = [path for root in self._roots for path in self._add(root)]
         if there:
             yield there
+        waiting = select.poll()  # select() knows the first 1024 descriptors only
+        waiting.register(self._inotify.fileno(), select.POLLIN)
+        waiting.register(self._stopped, select.POLLIN)
         while True:
-            ready, _, _ = select.select([self._inotify, self._stopped], [], [])
-            if self._stopped in ready:
+            ready = waiting.poll()
+            if any(fd == self._stopped for fd, _ in ready):
                 return
             if found := self._read():
                 yield found
@@ -83,3 +89,65 @@ class Watch:
         self._inotify.close()
         os.close(self._stopped)
         os.close(self._stop)
+
+
+class Watcher:
+    """A thread that tells of new files until it is stopped. A watch that ends, say for want of descriptors, is begun again."""
+
+    def __init__(self, begin: Callable[[], Watch], noticed: Callable[[list[Path]], None], again_s: float) -> None:
+        """`begin` raises OSError where there is no watch to be had; it is called again every `again_s` then."""
+        self._begin, self._noticed, self._again_s = begin, noticed, again_s
+        self._lock = threading.Lock()
+        self._watch: Watch | None = None
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="nosync-watch", daemon=True)
+
+    @property
+    def is_watching(self) -> bool:
+        return self._watch is not None
+
+    def start(self) -> None:
+        """What comes after this returns is told of, if there is a watch."""
+        self._begin_again(is_first=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        self._stopping.set()
+        with self._lock:
+            if self._watch is not None:
+                self._watch.stop()
+        if self._thread.is_alive():
+            self._thread.join()
+
+    def _run(self) -> None:
+        while not self._stopping.is_set():
+            watch = self._watch
+            if watch is not None:
+                self._follow(watch)
+                with self._lock:
+                    self._watch = None
+                    watch.close()
+            if not self._stopping.wait(self._again_s):
+                self._begin_again(is_first=False)
+
+    def _begin_again(self, *, is_first: bool) -> None:
+        try:
+            begun = self._begin()
+        except OSError as error:
+            if is_first:
+                log.warning("what is published is noticed every %s s only: %s (fs.inotify.*)", self._again_s, error)
+            return
+        with self._lock:
+            self._watch = begun
+            if self._stopping.is_set():
+                begun.stop()
+
+    def _follow(self, watch: Watch) -> None:
+        try:
+            for paths in watch.changes():
+                try:
+                    self._noticed(paths)
+                except Exception as error:  # noqa: BLE001 - of these; the scan finds them, and what comes next is noticed
+                    log.warning("noticed %s s later: %s: %s", self._again_s, paths[0], described(error))
+        except OSError as error:
+            log.warning("what is published is noticed every %s s until it is watched again: %s", self._again_s, error)

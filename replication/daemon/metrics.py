@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
+import contextlib
+import logging
+import socket
+import threading
 from collections.abc import Callable, Iterator
+from socketserver import ThreadingMixIn
+from typing import Any
+from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
 
-from prometheus_client import CollectorRegistry, start_http_server
+from prometheus_client import CollectorRegistry, make_wsgi_app
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from nosync.lsm.errors import ReplicationError
 from nosync.proto.v1 import replication_pb2 as pb
 from nosync.replication.daemon.replicator import Counters
+
+log = logging.getLogger("nosync.replication")
 
 
 class _Store(Collector):
@@ -69,15 +78,61 @@ def _gauge(name: str, text: str, value: float) -> Metric:
     return GaugeMetricFamily(name, text, value=value)
 
 
+MOST_CONNECTIONS = 8
+"""At once; where another one comes the oldest ends, so who says nothing, or slowly, keeps nobody out."""
+SILENT_S = 5.0
+
+
+class _Handler(WSGIRequestHandler):
+    timeout = SILENT_S
+
+    def log_message(self, format: str, *args: object) -> None:
+        """Who fetches metrics is not logged."""
+
+
+class _Server(ThreadingMixIn, WSGIServer):
+    """Answers each connection in a thread of its own, of which there are a few."""
+
+    daemon_threads = True
+
+    def __init__(self, address: tuple[str, int]) -> None:
+        self.address_family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
+        self._lock = threading.Lock()
+        self._connections: dict[socket.socket, None] = {}
+        super().__init__(address, _Handler)
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        with self._lock:
+            self._connections[request] = None
+            if len(self._connections) > MOST_CONNECTIONS:
+                oldest = next(iter(self._connections))
+                del self._connections[oldest]
+                with contextlib.suppress(OSError):  # it has just ended by itself
+                    oldest.shutdown(socket.SHUT_RDWR)
+        super().process_request(request, client_address)
+
+    def shutdown_request(self, request: Any) -> None:
+        with self._lock:
+            self._connections.pop(request, None)
+        super().shutdown_request(request)
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Of a connection that ended in the middle."""
+        log.debug("metrics: a connection ended", exc_info=True)
+
+
 def serve_metrics(address: str, status: Callable[[], pb.StatusReply], counters: Counters) -> Callable[[], None]:
     """Serves metrics on HOST:PORT. Returns what stops it. Raises ReplicationError where it cannot listen."""
     registry = CollectorRegistry()
     registry.register(_Store(status, counters))
     host, _, port = address.rpartition(":")
     try:
-        server, thread = start_http_server(int(port), addr=host.strip("[]"), registry=registry)
+        server = _Server((host.strip("[]"), int(port)))
     except (OSError, ValueError, OverflowError) as error:
         raise ReplicationError(f"cannot serve metrics on {address}: {error}; expected HOST:PORT") from error
+    server.set_app(make_wsgi_app(registry))
+    thread = threading.Thread(target=server.serve_forever, name="nosync-metrics", daemon=True)
+    thread.start()
 
     def stop() -> None:
         server.shutdown()

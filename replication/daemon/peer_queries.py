@@ -16,7 +16,7 @@ from nosync.lsm.errors import NosyncError
 from nosync.lsm.model.layer import LayerId, parse_path
 from nosync.lsm.trace.directory import LAYERS, LayerDirectory
 from nosync.lsm.trace.presence import is_there
-from nosync.replication.daemon.server import Certificates, DaemonClient
+from nosync.replication.daemon.server import DaemonClient, Ways
 from nosync.replication.transport.codec import check_group
 
 log = logging.getLogger("nosync.replication")
@@ -30,13 +30,13 @@ _AT_ONCE = 16
 class Lookup:
     """Of one node, whose directory this is."""
 
-    def __init__(self, directory: LayerDirectory, certificates: Certificates | None) -> None:
-        self._directory, self._certificates = directory, certificates
+    def __init__(self, directory: LayerDirectory, ways: Ways) -> None:
+        self._directory, self._ways = directory, ways
         self._slots = threading.BoundedSemaphore(_AT_ONCE)
 
     def asked(self, node: str, address: str) -> closing[DaemonClient]:
         """A peer's daemon. What is done with it raises ReplicationError where it does not answer."""
-        return closing(DaemonClient(address, self._certificates, node))
+        return closing(self._ways.client(address, node))
 
     def layers_of(self, client: DaemonClient, trace: str, timeout_s: float = ANSWER_S) -> list[LayerId]:
         """What a peer has of a trace. Raises ReplicationError for a name that is none, and where it does not answer."""

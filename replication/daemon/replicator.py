@@ -32,7 +32,17 @@ from nosync.lsm.platform.file_pool import new_file
 from nosync.lsm.platform.publish import temporary_path
 from nosync.proto.v1 import replication_pb2 as pb
 from nosync.replication.protocol.inventory import Held, NodeId, keepers, layer_of, name_of
-from nosync.replication.protocol.messages import Close, Effect, Hello, Message, NotThere, Send, SessionId, Wanted
+from nosync.replication.protocol.messages import (
+    Close,
+    Effect,
+    Hello,
+    Message,
+    NotThere,
+    Send,
+    SessionId,
+    Wanted,
+    bytes_of,
+)
 from nosync.replication.protocol.peer import Peer
 from nosync.replication.protocol.replica import Replica
 from nosync.replication.transport.codec import Chunk, Decoder, Encoder, check_name
@@ -43,10 +53,13 @@ TICK_S = 0.6
 PART_KEPT_S = 600.0
 LOG_AGAIN_S = 60.0
 """After which a reason to refuse a peer is logged again."""
+NEVER_HEARD = "was never heard"
 NEVER_HEARD_S = 10.0
 """So long after the start a peer is said never to have been heard."""
 MOST_WAITING = 100_000
 """Messages and files for one peer. One that merely is slow asks for no more than a window of files, and is silent soon."""
+MOST_WAITING_BYTES = 64 << 20
+"""Of messages for one peer that it does not take, beside the one that goes out first: it asks for more than it reads."""
 _SENT_KEPT = 1024
 _CONFLICT, _UNANNOUNCED, _NOT_KEPT = "conflict ", "announcing ", "files that come from peers"
 
@@ -70,7 +83,11 @@ class Session:
     id: SessionId
     identity: str | None
     decoder: Decoder = field(default_factory=Decoder)
+    is_greeted: bool = False
+    """The Hello of the other side came."""
     outbox: deque[Message | Wanted] = field(default_factory=deque)
+    waiting_bytes: int = 0
+    """Of what is in it."""
     incoming: dict[str, _Incoming] = field(default_factory=dict)
     sent: deque[str] = field(default_factory=lambda: deque(maxlen=_SENT_KEPT))
     """The files that went over last."""
@@ -90,14 +107,29 @@ class Session:
         with self.more:
             if not self.is_open:
                 return
-            self.outbox.extend(items)
-            if len(self.outbox) > MOST_WAITING:
+            for item in items:
+                self.outbox.append(item)
+                self.waiting_bytes += bytes_of(item)
+            is_large = len(self.outbox) > 1 and self.waiting_bytes > MOST_WAITING_BYTES
+            if is_large or len(self.outbox) > MOST_WAITING:
                 log.warning(
-                    "a peer asks for more than it takes: more than %d messages and files wait for it", MOST_WAITING
-                )
+                    "a peer asks for more than it takes: %d messages and files of %d bytes wait for it",
+                    len(self.outbox), self.waiting_bytes,
+                )  # fmt: skip
                 self.outbox.clear()
+                self.waiting_bytes = 0
                 self.closed.set()
             self.more.notify()
+
+    def take(self) -> Message | Wanted | None:
+        """What goes out next, once there is something. None: the session was closed."""
+        with self.more:
+            self.more.wait_for(lambda: self.outbox or not self.is_open)
+            if not self.outbox:
+                return None
+            item = self.outbox.popleft()
+            self.waiting_bytes -= bytes_of(item)
+            return item
 
     def close(self) -> None:
         with self.more:
@@ -276,6 +308,11 @@ class Replicator:
         with self._lock:
             return self._replica.copies(name, digest)
 
+    def digests_of(self, names: Iterable[str]) -> list[str]:
+        """Of files, the digests of what is durable here under these names; empty where nothing is."""
+        with self._lock:
+            return [held.digest if (held := self._replica.mine.get(name)) is not None else "" for name in names]
+
     def copies_of_file(self, path: PurePosixPath) -> int:
         """See nosync.lsm.node.api.Listener."""
         with self._lock:
@@ -356,6 +393,11 @@ class Replicator:
 
     def received(self, session: Session, frame: pb.Frame) -> None:
         """A frame came. Raises ReplicationError for one that no node sends: the stream is then ended."""
+        if not session.is_open:
+            return  # of what still comes nothing is kept
+        if not session.is_greeted and frame.WhichOneof("kind") != "hello":
+            raise ReplicationError(f"a stream that begins with {frame.WhichOneof('kind')}, and not with a Hello")
+        session.is_greeted = True
         message = session.decoder.decode(frame)
         if isinstance(message, Chunk):
             with self._lock:
@@ -381,11 +423,9 @@ class Replicator:
         """What goes out on a stream, until it is closed. Files are read as they are sent, so the stream holds them back."""
         encoder = Encoder()
         while True:
-            with session.more:
-                session.more.wait_for(lambda: session.outbox or not session.is_open)
-                if not session.outbox:
-                    return
-                item = session.outbox.popleft()
+            item = session.take()
+            if item is None:
+                return
             if isinstance(item, Wanted):
                 yield from self._file_frames(session, item, encoder)
             else:
@@ -639,7 +679,7 @@ def _peer_status(peer: Peer, now_s: float, files: int, size: int, *, was_time: b
     """`was_time`: this node has been there for long enough to be found."""
     why = peer.refused
     if not why and peer.session is None and peer.heard_s == float("-inf") and was_time:
-        why = "was never heard: its daemon is away, or names no such peer as this node (there nosync peers DIR --add)"
+        why = f"{NEVER_HEARD}: its daemon is away, or names no such peer as this node (there nosync peers DIR --add)"
     if peer.session is not None:
         state = "up" if peer.is_up(now_s) else "suspect"
     else:

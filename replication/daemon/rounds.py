@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 from nosync.lsm.errors import CorruptionError, ReplicationError
-from nosync.lsm.model.layer import LayerId
+from nosync.lsm.model.layer import LayerId, check_name
 from nosync.lsm.model.timestamp import end_of, pack
 from nosync.lsm.node.node import Node
 from nosync.lsm.trace.directory import LAYERS
@@ -48,7 +48,12 @@ class Rounds:
                 self._node.note([id for id in lacking if directory.path_of(id).exists()])
 
     def drop(self, stage: str, t: int, peers: Mapping[str, str], *, at_once: bool = False) -> None:
-        """Here, and soon on the peers: no epoch waits for these. With `at_once` they are gone everywhere when this returns."""
+        """Here, and soon on the peers: no epoch waits for these. With `at_once` they are gone everywhere when this returns.
+
+        Raises InvalidInputError for a name or an epoch that none can be: peers say them, and a name becomes a path.
+        """
+        check_name(stage, "stage")
+        pack(t)
         self._node.drop_rounds(stage, t, at_once=at_once)
         if peers and at_once:
             self._drop_on(stage, t, peers, at_once=True)

@@ -1,4 +1,4 @@
-"""gRPC: the streams between nodes, and the service that jobs and commands use. The only module that speaks gRPC.
+"""gRPC: the streams between nodes, and the service that jobs and commands use. With `calls.py` the only module that speaks gRPC.
 
 Of two nodes the one whose id comes first dials. Keepalive pings notice a peer that is gone without a word; the
 protocol's own beats notice one that is there and does nothing.
@@ -20,33 +20,46 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent import futures
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import grpc
-from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_health.v1 import health, health_pb2
 
 from nosync.lsm.errors import NosyncError, ReplicationError, described
 from nosync.lsm.model.timestamp import is_number
+from nosync.lsm.platform.env import Env
 from nosync.proto.v1 import replication_pb2 as pb
 from nosync.proto.v1 import replication_pb2_grpc as rpc
 from nosync.replication.daemon.replicator import Replicator, Session
 from nosync.replication.protocol.inventory import NodeId
+from nosync.replication.transport.calls import (
+    MOST_CALLS,
+    SOCKET_THREADS,
+    TCP_THREADS,
+    Caller,
+    Gate,
+    calls_of,
+    first_of,
+    health_of,
+    identity_of,
+)
 from nosync.replication.transport.codec import MAX_FRAME_BYTES
 from nosync.replication.transport.handshake import Finding, look
 from nosync.replication.transport.revocation import LOOK_EVERY_S, Revocations
+from nosync.replication.transport.sockets import SOCKET_FILE, Meeting, SocketPath, listen_at
 
 log = logging.getLogger("nosync.replication")
 # Bytes that are no frame end the stream; gRPC would log a stack trace for each.
 logging.getLogger("grpc._common").setLevel(logging.CRITICAL)
 
 REDIAL_S = 0.5
-MAX_STREAMS = 64
 STOP_GRACE_S = 1.0
 CALL_TIMEOUT_S = 5.0
 PLACE_KEY = "nosync-place"
 """In the metadata of calls: whose directory is meant: a daemon that took another one's address refuses."""
 MOST_READING, MOST_WORKING = 16, 24
-"""Calls at once that read files, and that take long; of 64 threads the others are for peers and for those who ask briefly."""
+"""Calls at once that read files, and that take long, of readers, members and the owner each; the others' threads are for who asks
+briefly."""
 TOLD_PATIENCE_S = 1.0
 """How long a client that closes waits for what it told to arrive."""
 
@@ -66,6 +79,9 @@ OPTIONS = [
     ("grpc.max_reconnect_backoff_ms", 1000),
     # Otherwise two daemons share a port without a word.
     ("grpc.so_reuseport", 0),
+    # A connection that says nothing, or on which nobody calls, would keep its descriptor.
+    ("grpc.server_handshake_timeout_ms", 5000),
+    ("grpc.max_connection_idle_ms", 300_000),
     # Nodes reach each other directly: a proxy for the web, which the environment may name, is not for them.
     ("grpc.enable_http_proxy", 0),
 ]
@@ -208,6 +224,28 @@ def is_loopback(address: str) -> bool:
     return False
 
 
+def is_of_this_host(address: str) -> bool:
+    """Whether an address is one of this machine's. Names are not looked up: who wrote one would hear of it."""
+    try:
+        host = host_of(address)
+    except ReplicationError:
+        return False
+    if is_loopback(address):
+        return True
+    try:
+        ip = ipaddress.ip_address(host)
+    except ValueError:
+        return host in (socket.gethostname(), socket.getfqdn())
+    if ip.is_unspecified:
+        return True
+    try:
+        with socket.socket(socket.AF_INET if ip.version == 4 else socket.AF_INET6, socket.SOCK_DGRAM) as probe:
+            probe.bind((host, 0))
+    except OSError:
+        return False
+    return True
+
+
 def check_addresses(me: str, listen: str, peers: Iterable[str], *, is_secure: bool) -> None:
     """Raises ReplicationError for what is no HOST:PORT, and off loopback without certificates."""
     peers = list(peers)
@@ -229,10 +267,16 @@ def check_addresses(me: str, listen: str, peers: Iterable[str], *, is_secure: bo
         )
 
 
-def channel_to(address: str, certificates: Certificates | None, node: str | None = None) -> grpc.Channel:
-    """A channel to a daemon; with certificates to the daemon of that node and to no other. Raises ReplicationError where its
-    certificate is revoked.
+def channel_to(
+    address: str, certificates: Certificates | None, node: str | None = None, socket: SocketPath | None = None
+) -> grpc.Channel:
+    """A channel to a daemon; with certificates to the daemon of that node and to no other, with a socket to who made that.
+
+    Raises ReplicationError where its certificate is revoked.
     """
+    if socket is not None:
+        # gRPC shares the connections of channels with one target, and this one may have stood for another directory just now.
+        return grpc.insecure_channel(socket.target, [*OPTIONS, ("grpc.use_local_subchannel_pool", 1)])
     if certificates is None:
         return grpc.insecure_channel(address, OPTIONS)
     certificates.check_server(address)
@@ -240,10 +284,32 @@ def channel_to(address: str, certificates: Certificates | None, node: str | None
     return grpc.secure_channel(address, certificates.of_channel(), [*OPTIONS, *named])
 
 
-def identity_of(context: grpc.ServicerContext) -> str | None:
-    """Who calls, by the certificate; None without TLS."""
-    names: Any = context.auth_context().get("x509_common_name")
-    return bytes(names[0]).decode() if names else None
+@dataclass(frozen=True)
+class Ways:
+    """How a daemon reaches its peers: with certificates, or without TLS by sockets, which only daemons of this user make."""
+
+    certificates: Certificates | None
+    meeting: Meeting | None
+
+    def socket_of(self, address: str) -> SocketPath | None:
+        """None: peers are reached by TLS. Raises ReplicationError where others may have put sockets there."""
+        if self.meeting is None:
+            return None
+        self.meeting.check()
+        return SocketPath(self.meeting.socket_of(int(address.rpartition(":")[2])))
+
+    @contextlib.contextmanager
+    def channel(self, address: str, node: str) -> Iterator[grpc.Channel]:
+        socket = self.socket_of(address)
+        try:
+            with channel_to(address, self.certificates, node, socket) as channel:
+                yield channel
+        finally:
+            if socket is not None:
+                socket.close()
+
+    def client(self, address: str, node: str) -> DaemonClient:
+        return DaemonClient(address, self.certificates, node, socket=self.socket_of(address))
 
 
 def check_not_revoked(context: grpc.ServicerContext, certificates: Certificates | None) -> bytes | None:
@@ -287,20 +353,25 @@ class _Linked:
             session.close()
 
 
-class _Links(rpc.ReplicationServicer):
-    def __init__(self, replicator: Replicator, certificates: Certificates | None, linked: _Linked) -> None:
-        self._replicator, self._certificates, self._linked = replicator, certificates, linked
+class _Links:
+    """The service of streams between nodes, of one server."""
 
-    def Link(self, request_iterator: Iterator[pb.Frame], context: grpc.ServicerContext) -> Iterator[pb.Frame]:
-        try:
-            shown = check_not_revoked(context, self._certificates)
-        except ReplicationError as error:
-            log.warning("no link: %s", error)
-            fail(context, error)
-        session = self._replicator.open_session(identity_of(context))
+    def __init__(self, replicator: Replicator, gate: Gate, linked: _Linked, *, is_local: bool) -> None:
+        self._replicator, self._gate, self._linked, self._is_local = replicator, gate, linked, is_local
+
+    def handlers(self) -> grpc.GenericRpcHandler:
+        link = grpc.stream_stream_rpc_method_handler(self.link, pb.Frame.FromString, pb.Frame.SerializeToString)
+        return grpc.method_handlers_generic_handler("nosync.v1.Replication", {"Link": link})
+
+    def link(self, incoming: Iterator[pb.Frame], context: grpc.ServicerContext) -> Iterator[pb.Frame]:
+        shown = self._gate.certificate_of(context)
+        caller = Caller(identity_of(context), self._is_local)
+        self._gate.enter_link(caller, context)
+        incoming = first_of(incoming, self._gate, context)
+        session = self._replicator.open_session(caller.identity)
         if not context.add_callback(session.close):
             session.close()  # it has ended already
-        reader = threading.Thread(target=self._read, args=(session, request_iterator), daemon=True)
+        reader = threading.Thread(target=self._read, args=(session, incoming), daemon=True)
         reader.start()
         try:
             with self._linked(session, shown):
@@ -336,40 +407,74 @@ def cancel_when_closed(session: Session, call: grpc.Call) -> None:
 
 
 class Transport:
-    """The server of one daemon and its calls to others."""
+    """The servers of one daemon and its calls to others.
+
+    Whoever gets through to `listen` may read; with TLS members open links there. What the owner of `data` may do is done through
+    a socket in it. Without TLS peers of this user meet at sockets, too: on loopback nobody can tell who calls.
+    """
 
     def __init__(
         self,
         replicator: Replicator,
-        daemon: rpc.DaemonServicer,
+        daemon: Any,
         me: NodeId,
         listen: str,
         peers: Mapping[NodeId, str],
-        certificates: Certificates | None,
+        ways: Ways,
+        data: Path,
+        env: Env,
     ) -> None:
-        check_addresses(me, listen, peers.values(), is_secure=certificates is not None)
+        """`daemon` has the methods of the service Daemon, and `role_of` a caller."""
+        check_addresses(me, listen, peers.values(), is_secure=ways.certificates is not None)
         check_free(listen)
-        self._replicator, self._me, self._peers, self._certificates = replicator, me, dict(peers), certificates
+        self._replicator, self._me, self._peers, self._ways = replicator, me, dict(peers), ways
         self._closing = threading.Event()
         self._findings: dict[str, Finding | None] = {}
         self._linked = _Linked()
-        self._server = grpc.server(futures.ThreadPoolExecutor(max_workers=MAX_STREAMS), options=OPTIONS)
-        rpc.add_ReplicationServicer_to_server(_Links(replicator, certificates, self._linked), self._server)
-        rpc.add_DaemonServicer_to_server(daemon, self._server)
+        self._gate = Gate(daemon.role_of, lambda context: check_not_revoked(context, ways.certificates))
+        self._sockets: list[Path] = []
         self._health = health.HealthServicer()
-        health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
+        self._servers: list[grpc.Server] = []
+        try:
+            self.port = self._listen(daemon, listen)
+            self.address = f"{listen.rpartition(':')[0]}:{self.port}"
+            owner = self._server(SOCKET_THREADS, None, calls_of(daemon, self._gate, is_local=True))
+            listen_at(data / SOCKET_FILE, env, owner.add_insecure_port)
+            self._sockets.append(data / SOCKET_FILE)
+            if ways.meeting is not None:
+                links = _Links(replicator, self._gate, self._linked, is_local=True).handlers()
+                meeting = self._server(SOCKET_THREADS, None, calls_of(daemon, self._gate, is_local=True), links)
+                self._sockets.append(ways.meeting.listen_at(self.port, meeting.add_insecure_port))
+        except BaseException:
+            self.stop()
+            raise
+
+    def _listen(self, daemon: Any, listen: str) -> int:
+        certificates = self._ways.certificates
+        handlers = [
+            calls_of(daemon, self._gate, is_local=False),
+            health_of(lambda request, call: self._health.Check(request, call.context), self._gate),
+        ]
+        if certificates is not None:
+            handlers.append(_Links(self._replicator, self._gate, self._linked, is_local=False).handlers())
+        server = self._server(TCP_THREADS, MOST_CALLS, *handlers)
         try:
             if certificates is None:
-                self.port = self._server.add_insecure_port(listen)
-            else:
-                self.port = self._server.add_secure_port(listen, certificates.of_server())
+                return int(server.add_insecure_port(listen))
+            return int(server.add_secure_port(listen, certificates.of_server()))
         except RuntimeError as error:
             raise ReplicationError(f"cannot listen on {listen}: {error}") from None
-        self.address = f"{listen.rpartition(':')[0]}:{self.port}"
+
+    def _server(self, threads: int, most_calls: int | None, *handlers: grpc.GenericRpcHandler) -> grpc.Server:
+        pool = futures.ThreadPoolExecutor(max_workers=threads)
+        server = grpc.server(pool, handlers=list(handlers), options=OPTIONS, maximum_concurrent_rpcs=most_calls)
+        self._servers.append(server)
+        return server
 
     def start(self) -> None:
-        self._server.start()
-        if self._certificates is not None:
+        for server in self._servers:
+            server.start()
+        if self._ways.certificates is not None:
             threading.Thread(target=self._watch_revoked, name="nosync-revoked", daemon=True).start()
         self._health.set("", health_pb2.HealthCheckResponse.SERVING)
         for node in list(self._peers):
@@ -383,7 +488,7 @@ class Transport:
                 found = None
                 if not self._replicator.is_linked(node):
                     with contextlib.suppress(ReplicationError, OSError):  # certificates that are being replaced
-                        found = look(address, _context_of(self._certificates), node)
+                        found = look(address, _context_of(self._ways.certificates), node)
                 self._findings[node] = found
 
     def finding(self, node: str) -> Finding | None:
@@ -391,8 +496,8 @@ class Transport:
         return self._findings.get(node)
 
     def _watch_revoked(self) -> None:
-        assert self._certificates is not None, "it is started with them"
-        revocations = self._certificates.revocations
+        assert self._ways.certificates is not None, "it is started with them"
+        revocations = self._ways.certificates.revocations
         while not self._closing.wait(LOOK_EVERY_S):
             if revocations.look():
                 self._linked.end_revoked(revocations)
@@ -400,11 +505,16 @@ class Transport:
     def stop(self) -> None:
         self._closing.set()
         self._health.enter_graceful_shutdown()
-        self._server.stop(STOP_GRACE_S).wait()
+        for path in self._sockets:
+            with contextlib.suppress(OSError):
+                path.unlink()
+        for stopped in [server.stop(STOP_GRACE_S) for server in self._servers]:
+            stopped.wait()
+        self._gate.stop()
 
     def add_peer(self, node: NodeId, address: str) -> None:
         """From now on there is such a node. Raises ReplicationError off loopback without certificates."""
-        if self._certificates is None and not is_loopback(address):
+        if self._ways.certificates is None and not is_loopback(address):
             raise ReplicationError(
                 f"node {node} at {address} is off loopback: both sides need certificates (nosync certs)"
             )
@@ -426,14 +536,14 @@ class Transport:
         while not self._closing.is_set() and self._peers.get(node) == address:
             if not self._replicator.is_linked(node):
                 try:
-                    with channel_to(address, self._certificates, node) as channel:
+                    with self._ways.channel(address, node) as channel:
                         self._link(channel, node)
                 except Exception as error:  # noqa: BLE001 - certificates that are being replaced, say; only this side dials
                     log.error("cannot dial node %s at %s, which is tried again: %s", node, address, described(error))
             self._closing.wait(REDIAL_S)
 
     def _link(self, channel: grpc.Channel, node: NodeId) -> None:
-        session = self._replicator.open_session(node if self._certificates is not None else None)
+        session = self._replicator.open_session(node if self._ways.certificates is not None else None)
         try:
             incoming = rpc.ReplicationStub(channel).Link(self._replicator.frames_of(session), wait_for_ready=False)
             watch = threading.Thread(target=cancel_when_closed, args=(session, incoming), daemon=True)
@@ -444,17 +554,33 @@ class Transport:
             self._replicator.close_session(session)
 
 
+class Listed(NamedTuple):
+    """What a daemon says of a file."""
+
+    written_ns: int
+    """When it was written; zero: not known."""
+    digest: str
+    """Of what is durable there; empty: not known."""
+
+
 class DaemonClient:
     """Calls to the daemon of a data directory. Raises ReplicationError where it does not answer."""
 
     def __init__(
-        self, address: str, certificates: Certificates | None = None, node: str | None = None, place: str | None = None
+        self,
+        address: str,
+        certificates: Certificates | None = None,
+        node: str | None = None,
+        place: str | None = None,
+        socket: SocketPath | None = None,
     ) -> None:
-        """`place`: the token of the directory whose daemon is meant; another one at the address refuses."""
+        """`place`: the token of the directory whose daemon is meant; another one at the address refuses. `socket`: calls go
+        there, and `address` is what messages say; it is closed with the client.
+        """
         self.address, self.node = address, node or ""
-        self._certificates = certificates
+        self._certificates, self._socket = certificates, socket
         self._asked = [(PLACE_KEY, place)] if place else []
-        self._channel = channel_to(address, certificates, node)
+        self._channel = channel_to(address, certificates, node, socket)
         self._stub = rpc.DaemonStub(self._channel)
         self._told: set[grpc.Future[pb.Done]] = set()  # gRPC cancels a call that nobody refers to any more
 
@@ -521,15 +647,16 @@ class DaemonClient:
                 ).names
             )
 
-    def list_files(self, directory: str, timeout_s: float = 60.0) -> dict[str, int]:
-        """The names in a directory of the daemon's, with the time at which the file of each was written; zero: not known."""
+    def list_files(self, directory: str, timeout_s: float = 60.0) -> dict[str, Listed]:
+        """The names in a directory of the daemon's, and what it says of the file of each."""
         with self._errors("list"):
             replies = self._stub.ListFiles(
                 pb.ListFilesRequest(directory=directory), timeout=timeout_s, metadata=self._asked
             )
-            found: dict[str, int] = {}
-            for reply in replies:  # a daemon of an earlier version says no times
-                found.update(zip(reply.names, reply.written_ns or itertools.repeat(0), strict=False))
+            found: dict[str, Listed] = {}
+            for reply in replies:  # a daemon of an earlier version says less
+                times, digests = reply.written_ns or itertools.repeat(0), reply.digests or itertools.repeat("")
+                found.update(zip(reply.names, map(Listed, times, digests), strict=False))
             return found
 
     def fetch_files(self, names: Sequence[str], timeout_s: float = 3600.0) -> Iterator[pb.Frame]:
@@ -557,6 +684,8 @@ class DaemonClient:
             with contextlib.suppress(grpc.RpcError, grpc.FutureTimeoutError):
                 call.result(timeout=max(0.0, end_s - time.monotonic()))
         self._channel.close()
+        if self._socket is not None:
+            self._socket.close()
 
     @contextlib.contextmanager
     def _errors(self, what: str) -> Iterator[None]:
@@ -568,7 +697,8 @@ class DaemonClient:
             code, details = error.code(), error.details()
             if code in (grpc.StatusCode.FAILED_PRECONDITION, grpc.StatusCode.RESOURCE_EXHAUSTED):
                 raise ReplicationError(str(details)) from None
-            if code in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED):
+            is_silent = code in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED)
+            if is_silent and self._socket is None:
                 found = look(self.address, _context_of(self._certificates), self.node)
                 if found is not None:
                     advice = "" if self._certificates is not None or not found.is_refusal else _GIVE_YOURS
@@ -607,8 +737,3 @@ def check_free(listen: str) -> None:
         raise ReplicationError(
             f"cannot listen on {listen}: {(error.strerror or str(error)).lower()}; {advice}"
         ) from None
-
-
-def fail(context: grpc.ServicerContext, error: NosyncError) -> None:
-    """Answers a call with an error that the caller can read."""
-    context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(error))

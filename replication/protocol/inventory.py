@@ -101,7 +101,7 @@ class Inventory:
         self._by_name[held.name] = held
         hashed = _hash_of(held)
         self._sum += hashed
-        self._groups.setdefault(group_of(held.name), _Group()).add(held.name, hashed)
+        self._groups.setdefault(group_of(held.name), _Group()).add(held, hashed)
         id = layer_of(held.name)
         if id is not None:
             trace = place_of(held.name)
@@ -118,7 +118,7 @@ class Inventory:
         hashed, group = _hash_of(held), group_of(name)
         self._sum -= hashed
         self._groups[group].discard(name, hashed)
-        if not self._groups[group].names:
+        if not self._groups[group].held:
             del self._groups[group]
         id = layer_of(name)
         if id is not None:
@@ -151,12 +151,12 @@ class Inventory:
 
     def groups(self) -> dict[str, str]:
         """By name, the root of each group."""
-        return {name: _root(len(group.names), group.sum) for name, group in self._groups.items()}
+        return {name: group.root for name, group in self._groups.items()}
 
     def of_group(self, group: str) -> list[Held]:
-        """What is held of a group, in order."""
+        """What is held of a group, in the order in which it came."""
         found = self._groups.get(group)
-        return [] if found is None else [self._by_name[name] for name in sorted(found.names)]
+        return [] if found is None else list(found.held.values())
 
     def traces(self) -> list[str]:
         return sorted(self._layers)
@@ -198,22 +198,30 @@ class Inventory:
             return []
         directory, first, last = span
         groups = range(first // EPOCHS_OF_GROUP, last // EPOCHS_OF_GROUP + 1)
-        names = (name for group in groups if (of := self._groups.get(f"{directory}/{group}")) for name in of.names)
+        names = (name for group in groups if (of := self._groups.get(f"{directory}/{group}")) for name in of.held)
         return [name for name in names if (one := epochs_of(name)) is not None and first <= one[1] <= last]
 
 
 @dataclass
 class _Group:
-    names: set[str] = field(default_factory=set)
+    held: dict[str, Held] = field(default_factory=dict)
     sum: int = 0
+    _root: str = ""
 
-    def add(self, name: str, hashed: int) -> None:
-        self.names.add(name)
-        self.sum += hashed
+    def add(self, held: Held, hashed: int) -> None:
+        self.held[held.name] = held
+        self.sum, self._root = self.sum + hashed, ""
 
     def discard(self, name: str, hashed: int) -> None:
-        self.names.discard(name)
-        self.sum -= hashed
+        self.held.pop(name, None)
+        self.sum, self._root = self.sum - hashed, ""
+
+    @property
+    def root(self) -> str:
+        """Made when it is asked for, and kept until the group changes."""
+        if not self._root:
+            self._root = _root(len(self.held), self.sum)
+        return self._root
 
 
 def _root(count: int, total: int) -> str:
@@ -252,14 +260,17 @@ def _is_within(stretches: Stretches, wanted: Description) -> bool:
 
 
 def missing(mine: Inventory, theirs: Inventory) -> list[Held]:
-    """What to fetch from a node that holds `theirs`, in order."""
-    wanted = [
-        held
-        for held in theirs
-        if layer_of(held.name) is None and held.name not in mine and not mine.has_archived(held.name)
-    ]
-    for trace in theirs.traces():
-        wanted += missing_of_trace(mine.layers(trace), theirs, trace)
+    """What to fetch from a node that holds `theirs`, in order. Groups that are the same are not looked into."""
+    ours, wanted = mine.groups(), []
+    for group, root in theirs.groups().items():
+        if ours.get(group) == root:
+            continue
+        if group.startswith(f"{LAYERS}/"):
+            trace = group[len(LAYERS) + 1 :]
+            wanted += missing_of_trace(mine.layers(trace), theirs, trace)
+        else:
+            members = theirs.of_group(group)
+            wanted += [held for held in members if held.name not in mine and not mine.has_archived(held.name)]
     return in_order(wanted)
 
 

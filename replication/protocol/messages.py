@@ -97,6 +97,17 @@ class NotThere:
 Message = Hello | Summary | InventoryIs | Change | Beat | AskInventory | Want | NotThere
 
 
+def bytes_of(message: Message | Wanted) -> int:
+    """About how much memory a message takes that waits to be sent. Of files that are held anyway it has references only."""
+    if isinstance(message, InventoryIs):
+        return 200 + 8 * (len(message.held) + len(message.groups))
+    if isinstance(message, Summary):
+        return 200 + 100 * len(message.groups)
+    if isinstance(message, Change):
+        return 200 + 16 * (len(message.added) + len(message.gone))
+    return 200
+
+
 # --- effects ----------------------------------------------------------------------------------------------------------
 
 

@@ -25,6 +25,7 @@ Invariants
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
 from nosync.lsm.manifests.manifest import MAIN_LINE
@@ -70,7 +71,7 @@ from nosync.replication.protocol.placement import Placement
 
 WINDOW_BYTES = 64 << 20
 WINDOW_FILES = 64
-GROUPS_AT_ONCE = 2_000
+GROUPS_AT_ONCE = 500
 BEAT_S = 0.6
 SILENT_S = 5.0
 """A session on which nothing comes is ended, and begun again by whoever began it."""
@@ -127,6 +128,7 @@ class Replica:
         self._parts: dict[Held, int] = {}
         self._beat_s = now_s
         self._weighed_s = float("-inf")
+        self._lag: tuple[object, Mapping[NodeId, tuple[int, int]]] = (None, {})  # what was compared, and what was found
         self.optional: frozenset[str] = frozenset()
         """Stages that no copies are asked for: they can be computed again."""
         self.backlog_bytes = 0
@@ -546,7 +548,10 @@ class Replica:
     def _inventory(self, peer: Peer, groups: tuple[str, ...]) -> Summary | InventoryIs:
         if not groups:
             return Summary(peer.said, tuple(self.mine.groups().items()))
-        return InventoryIs(peer.said, groups, tuple(held for group in groups for held in self.mine.of_group(group)))
+        held = itertools.chain.from_iterable(
+            map(self.mine.of_group, groups)
+        )  # only named here; frames are made as they go out
+        return InventoryIs(peer.said, groups, tuple(held))
 
     def _statement(self, peer: Peer, message: Summary | InventoryIs | Change | Beat) -> list[Effect]:
         if isinstance(message, Summary):
@@ -640,10 +645,14 @@ class Replica:
     # --- files ------------------------------------------------------------------------------------------------------
 
     def _wanted(self, session: SessionId, want: Want) -> list[Effect]:
-        there = tuple(wanted for wanted in want.files if self.mine.get(wanted.held.name) == wanted.held)
-        gone = [wanted.held for wanted in want.files if wanted not in there]
-        effects: list[Effect] = [Send(session, NotThere(held.name)) for held in gone]
-        return [*effects, SendFiles(session, there)] if there else effects
+        there: list[Wanted] = []
+        effects: list[Effect] = []
+        for wanted in want.files:
+            if self.mine.get(wanted.held.name) == wanted.held:
+                there.append(wanted)
+            else:
+                effects.append(Send(session, NotThere(wanted.held.name)))
+        return [*effects, SendFiles(session, tuple(there))] if there else effects
 
     def keeps(self, name: str) -> bool:
         """Whether this node is one of those that keep a file. While one of them is away the next one stands in for it."""
@@ -916,9 +925,17 @@ class Replica:
         return found
 
     def lag(self) -> Mapping[NodeId, tuple[int, int]]:
-        """By peer: how many files, and bytes, of ours it is missing and should hold."""
-        found = {}
+        """By peer: how many files, and bytes, of ours it is missing and should hold. Who asks again, and nothing has changed, is
+        told the same: names are not compared anew for everybody who looks.
+        """
         members = [self.me, *self.peers]
+        about = (self.mine.root, *((node, peer.holds.root) for node, peer in self.peers.items()))
+        if self._lag[0] != about:
+            self._lag = about, self._compared(members)
+        return self._lag[1]
+
+    def _compared(self, members: list[NodeId]) -> Mapping[NodeId, tuple[int, int]]:
+        found = {}
         keepers_of = functools.cache(lambda trace: frozenset(keepers(trace, members, self.replicas)))
         for peer in self.peers.values():
             behind = [

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import errno
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import BinaryIO, TypeVar
 
@@ -13,6 +13,7 @@ import zstandard
 from nosync.lsm.errors import ReplicationError
 from nosync.lsm.model.layer import parse_file_name
 from nosync.lsm.model.timestamp import MAX_EPOCH
+from nosync.lsm.platform.env import MOST_SMALL_BYTES
 from nosync.lsm.trace.directory import MANIFESTS
 from nosync.proto.v1 import replication_pb2 as pb
 from nosync.replication.protocol.inventory import LAYERS, Held, NodeId, epochs_of, layer_of
@@ -34,8 +35,13 @@ CHUNK_BYTES = 1 << 20
 MAX_FRAME_BYTES = 8 << 20
 HELD_PER_FRAME = 1_000
 LARGEST_FILE_BYTES = 1 << 40
+"""Of a layer; of all else MOST_SMALL_BYTES, because it is read whole."""
 MOST_NAMES = 4_000_000
-"""Of one inventory, which comes in as many frames as it takes: twice what is asked for at once can be."""
+"""Of one inventory, which comes in as many frames as it takes."""
+MOST_INVENTORY_BYTES = 256 << 20
+"""Of all these frames: more than a million names."""
+MOST_GROUPS_ASKED = 4_000
+"""In one question: twice as many as nodes of any version ask for at once."""
 _LARGEST_SMALL_BYTES = 32 << 10
 _SAMPLES = 64
 _DICTIONARY_BYTES = 8 << 10
@@ -185,6 +191,7 @@ class Decoder:
     def __init__(self) -> None:
         self._parts: list[Held] = []
         self._groups: list[tuple[str, str]] = []
+        self._parts_bytes = 0
         self._unzip = self._unzip_small = zstandard.ZstdDecompressor()
 
     def decode(self, frame: pb.Frame) -> Message | Chunk | None:
@@ -210,7 +217,7 @@ class Decoder:
         if kind == "not_there":
             return NotThere(check_name(frame.not_there.name))
         if kind == "ask_inventory":
-            return AskInventory(tuple(check_group(group) for group in frame.ask_inventory.groups))
+            return AskInventory(_groups(frame.ask_inventory.groups))
         if kind == "hello":
             hello = frame.hello
             if not _INCARNATION.match(hello.incarnation) or not _INCARNATION.match(hello.store_id):
@@ -233,17 +240,19 @@ class Decoder:
     def _in_parts(self, frame: pb.Frame) -> InventoryIs | Summary | None:
         if len(self._parts) + len(self._groups) > MOST_NAMES:
             raise ReplicationError(f"an inventory that goes on after {MOST_NAMES:,} names")
+        self._parts_bytes += frame.ByteSize()
+        if self._parts_bytes > MOST_INVENTORY_BYTES:
+            raise ReplicationError(f"an inventory of more than {MOST_INVENTORY_BYTES:,} bytes")
         if frame.WhichOneof("kind") == "inventory":
             self._parts += [_checked(held) for held in frame.inventory.held]
             if not frame.inventory.last:
                 return None
-            parts, self._parts = self._parts, []
-            groups = tuple(check_group(group) for group in frame.inventory.groups)
-            return InventoryIs(frame.inventory.seq, groups, tuple(parts))
+            parts, self._parts, self._parts_bytes = self._parts, [], 0
+            return InventoryIs(frame.inventory.seq, _groups(frame.inventory.groups), tuple(parts))
         self._groups += [(check_group(group.name), _checked_root(group.root)) for group in frame.summary.groups]
         if not frame.summary.last:
             return None
-        roots, self._groups = self._groups, []
+        roots, self._groups, self._parts_bytes = self._groups, [], 0
         return Summary(frame.summary.seq, tuple(roots))
 
     def _chunk(self, chunk: pb.Chunk) -> Chunk:
@@ -282,6 +291,15 @@ def check_group(name: str) -> str:
     return name
 
 
+def _groups(names: Sequence[str]) -> tuple[str, ...]:
+    """Groups that one message asks for or tells of: each once, or one could be answered any number of times."""
+    if len(names) > MOST_GROUPS_ASKED:
+        raise ReplicationError(f"{len(names):,} groups of files at once, at most {MOST_GROUPS_ASKED:,} are asked for")
+    if len(set(names)) < len(names):
+        raise ReplicationError("a group of files that is named twice in one message")
+    return tuple(check_group(name) for name in names)
+
+
 def _checked_root(root: str) -> str:
     if not _ROOT.match(root):
         raise ReplicationError(f"{root[:200]!r} is not the hash of a group of files")
@@ -289,9 +307,11 @@ def _checked_root(root: str) -> str:
 
 
 def _checked(held: pb.Held) -> Held:
-    if not _DIGEST.match(held.digest) or held.size_bytes > LARGEST_FILE_BYTES:
-        raise ReplicationError(f"{held.name[:200]!r}: a digest or a size that no file has")
-    return Held(check_name(held.name), held.digest, held.size_bytes)
+    name = check_name(held.name)
+    most_bytes = LARGEST_FILE_BYTES if name.startswith(f"{LAYERS}/") else MOST_SMALL_BYTES
+    if not _DIGEST.match(held.digest) or held.size_bytes > most_bytes:
+        raise ReplicationError(f"{name!r}: a digest or a size that no file has")
+    return Held(name, held.digest, held.size_bytes)
 
 
 def is_name(name: str) -> bool:

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
+import shutil
+from collections.abc import Collection, Sequence
 from pathlib import Path
 
 from blake3 import blake3
 
-from nosync.lsm.errors import CorruptionError
+from nosync.lsm.errors import CorruptionError, StorageError
 from nosync.lsm.layers.reader import LayerReader
-from nosync.lsm.platform.env import MOST_SMALL_BYTES, Env, storage_errors
+from nosync.lsm.platform.env import Env, storage_errors
 from nosync.lsm.platform.publish import temporary_path
 from nosync.replication.daemon.server import DaemonClient
 from nosync.replication.protocol.inventory import Held, layer_of
 from nosync.replication.transport.codec import Chunk, Decoder
+
+_KEPT_FREE_BYTES = 64 << 20
+"""What is left of the disk, whatever a daemon sends."""
 
 
 def fetch_files(client: DaemonClient, root: Path, names: Sequence[str], env: Env) -> None:
@@ -22,27 +26,42 @@ def fetch_files(client: DaemonClient, root: Path, names: Sequence[str], env: Env
 
     Raises CorruptionError for what is not what the daemon says it is, or was not asked for, ReplicationError, StorageError.
     """
-    decoder, asked = Decoder(), set(names)
-    temporary = temporary_path(root, env)
+    decoder, to_come = Decoder(), set(names)
+    temporary, coming, received_bytes = temporary_path(root, env), None, 0
     with storage_errors("keep what was fetched", temporary):
         env.make_dir(temporary.parent)  # somebody may have cleaned up
     try:
         for frame in client.fetch_files(names) if names else ():
             chunk = decoder.decode(frame)
-            if isinstance(chunk, Chunk):
-                if chunk.held.name not in asked:
-                    raise CorruptionError(f"{client.address} sent {chunk.held.name!r}, which nobody asked for")
-                is_layer = layer_of(chunk.held.name) is not None
-                if not is_layer and chunk.offset + len(chunk.data) > MOST_SMALL_BYTES:
-                    raise CorruptionError(
-                        f"{client.address} sent more of {chunk.held.name} than {MOST_SMALL_BYTES:,} bytes"
-                    )
-                with storage_errors("keep what was fetched", temporary), env.open_to_append(temporary) as file:
-                    file.write(chunk.data)
-                if chunk.offset + len(chunk.data) == chunk.held.size_bytes:
-                    _keep(chunk.held, root, temporary, env)
+            if not isinstance(chunk, Chunk):
+                continue
+            if coming is None:
+                _check_begun(client, chunk.held, to_come, root)
+                coming, received_bytes = chunk.held, 0
+                to_come.discard(coming.name)
+            if chunk.held != coming or chunk.offset != received_bytes:
+                raise CorruptionError(f"{client.address} sent pieces of {coming.name} that do not follow each other")
+            with storage_errors("keep what was fetched", temporary), env.open_to_append(temporary) as file:
+                file.write(chunk.data)
+            received_bytes += len(chunk.data)
+            if received_bytes == coming.size_bytes:
+                _keep(coming, root, temporary, env)
+                coming = None
     finally:
         env.unlink(temporary)
+
+
+def _check_begun(client: DaemonClient, held: Held, to_come: Collection[str], root: Path) -> None:
+    """Raises CorruptionError for a file that was not asked for, or came already; StorageError where the disk has no room."""
+    if held.name not in to_come:
+        raise CorruptionError(f"{client.address} sent {held.name!r}, which nobody asked for")
+    with storage_errors("look for room in", root):
+        free_bytes = shutil.disk_usage(root).free
+    if held.size_bytes > free_bytes - _KEPT_FREE_BYTES:
+        raise StorageError(
+            f"cannot keep {held.name} of {client.address} in {root}: it has {held.size_bytes:,} bytes, and {free_bytes:,} are "
+            "free: give a cache= elsewhere, or free space"
+        )
 
 
 def _keep(held: Held, root: Path, temporary: Path, env: Env) -> None:

@@ -181,7 +181,7 @@ def test_a_hostile_client_kills_and_changes_nothing(tmp_path: Path) -> None:
             [_hello(daemons, store_id="other")],
             [pb.Frame()],
             [pb.Frame(want=pb.Want(files=[pb.Held(name="../../../etc/passwd", digest=DIGEST)]))],
-            # As n2, which it cannot prove not to be on loopback: it claims files, then sends other bytes for them.
+            # As n2, for it runs as the same user: it claims files, then sends other bytes for them.
             [
                 _hello(daemons),
                 *_claim(held),
@@ -202,7 +202,8 @@ def test_a_hostile_client_kills_and_changes_nothing(tmp_path: Path) -> None:
                 *[pb.Frame(beat=pb.Beat(seq=int(i), root="x")) for i in random.integers(0, 1 << 40, 200)],
             ],
         ]
-        with channel_to(f"127.0.0.1:{daemons.ports['n1']}", None) as channel:
+        way = daemons.way_of_peers("n1")
+        with contextlib.closing(way), channel_to("", None, socket=way) as channel:
             for attack in attacks:
                 _talk(channel, attack)
             call = channel.stream_stream("/nosync.v1.Replication/Link")

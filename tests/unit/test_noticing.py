@@ -13,7 +13,7 @@ import pytest
 import nosync
 from nosync.proto.v1 import replication_pb2 as pb
 from nosync.replication.daemon import daemon
-from nosync.replication.daemon.daemon import Daemon, DaemonConfig
+from nosync.replication.daemon.daemon import Daemon, DaemonConfig, client_of
 from nosync.replication.daemon.server import DaemonClient
 from nosync.testing.daemon_cluster import eventually, free_ports
 
@@ -62,7 +62,8 @@ def test_whatever_a_job_tells_arrives(tmp_path: Path, monkeypatch: pytest.Monkey
     mine = Daemon(DaemonConfig("n1", tmp_path, f"127.0.0.1:{port}", {}, 1))
     mine.start()
     try:
-        client = DaemonClient(f"127.0.0.1:{port}")
+        client = client_of(tmp_path)
+        assert client is not None
         for i in range(300):
             client.note([str(i)])
         client.close()

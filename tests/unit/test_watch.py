@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import errno
 import logging
+import os
 import queue
+import resource
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -123,3 +125,65 @@ def test_without_more_watches_it_is_said_once(
         assert sorted(next(watch.changes())) == [tmp_path / "a" / "file", tmp_path / "b" / "file"]
     assert [record.message.count("max_user_watches") for record in caplog.records] == [1]
     watch.close()
+
+
+def test_a_watch_that_ended_is_begun_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Connections of strangers had taken the descriptors for a moment, and nothing was noticed as long as the daemon lived."""
+    told: queue.Queue[Path] = queue.Queue()
+    begun: list[Watch] = []
+
+    def begin() -> Watch:
+        if len(begun) == 1 and not denied:
+            denied.append(None)
+            raise OSError(errno.EMFILE, "Too many open files")
+        begun.append(Watch([tmp_path]))
+        return begun[-1]
+
+    denied: list[None] = []
+    fails = threading.Event()
+    read = Watch._read
+
+    def failing(watch: Watch) -> list[Path]:
+        if fails.is_set() and watch is begun[0]:
+            raise OSError(errno.EMFILE, "Too many open files")
+        return read(watch)
+
+    monkeypatch.setattr(Watch, "_read", failing)
+
+    def noticed(paths: list[Path]) -> None:
+        for path in paths:
+            told.put(path)
+
+    watcher = module.Watcher(begin, noticed, 0.01)
+    watcher.start()
+    try:
+        assert watcher.is_watching
+        (tmp_path / "a").touch()
+        assert told.get(timeout=PATIENCE_S) == tmp_path / "a"
+        fails.set()
+        (tmp_path / "b").touch()
+        while told.get(timeout=PATIENCE_S) != tmp_path / "b":
+            pass
+        assert (len(begun), len(denied)) == (2, 1)
+    finally:
+        watcher.stop()
+    assert not watcher.is_watching
+
+
+def test_a_process_may_have_many_descriptors(tmp_path: Path) -> None:
+    """A watch that is begun when thousands are open has a large one."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(4096, hard), hard))
+    opened = [os.open("/dev/null", os.O_RDONLY) for _ in range(1100)]
+    try:
+        (tmp_path / "watched").mkdir()
+        seen = Seen(tmp_path / "watched")
+        try:
+            (tmp_path / "watched" / "a").touch()
+            assert seen.wait_for(tmp_path / "watched" / "a")
+        finally:
+            seen.close()
+    finally:
+        for fd in opened:
+            os.close(fd)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
