@@ -4,7 +4,6 @@ PYTHON ?= python3
 VENV   ?= .venv
 BIN    := $(VENV)/bin
 OUT    ?= nosync-demo
-NOSYNC_FUZZ ?= 1000000
 # Tools that look at an environment have one of their own, or they would be in what they look at.
 AUDIT  ?= .venv-audit
 SBOM_TOOL ?= .venv-sbom
@@ -12,8 +11,11 @@ RELEASE ?= .venv-release
 CYCLES ?= 200
 KILLS ?= 50
 SEEDS ?= 10000
+FILES ?= 1000000
+CALLS ?= 1000000
+FLOWS ?= 500
+JOBS ?= 20
 MINUTES ?= 12
-INPUTS ?= 1000000
 # Processes that run tests: one more than two cores, for many tests wait for daemons.
 WORKERS ?= 3
 IN_PARALLEL := tests/unit tests/property tests/model tests/format tests/simulation tests/crash tests/cluster
@@ -70,14 +72,14 @@ cluster: setup  ## Daemons as processes, Spark over three hosts: the long tests,
 	NOSYNC_LONG=1 NOSYNC_DAEMON_CYCLES=$(CYCLES) $(BIN)/python -m pytest tests/cluster tests/spark/test_replication.py \
 		tests/spark/test_failures.py --timeout 3600
 
-fuzz: setup  ## INPUTS=1000000 messages that nobody sends to every call of a daemon.
-	NOSYNC_FUZZ=$(INPUTS) $(BIN)/python -m pytest tests/cluster/test_fuzz_calls.py --timeout 0
-
 model:  ## Check docs/model with Spin, and that planted bugs break it. Needs spin and a C compiler.
 	sh docs/model/check.sh
 
-fuzz: setup  ## Read NOSYNC_FUZZ=1000000 damaged and forged files of every kind, with bounded memory (about half an hour).
-	NOSYNC_FUZZ=$(NOSYNC_FUZZ) $(BIN)/python -m pytest -s tests/unit/test_fuzz.py
+fuzz: setup  ## Damaged and forged files (FILES=1000000), calls (CALLS=1000000), random flows (FLOWS=500), jobs (JOBS=20): two hours.
+	NOSYNC_FUZZ=$(FILES) $(BIN)/python -m pytest -s tests/unit/test_fuzz.py --timeout 0
+	NOSYNC_FUZZ=$(CALLS) $(BIN)/python -m pytest -v tests/cluster/test_fuzz_calls.py --timeout 0
+	NOSYNC_FUZZ=$(FLOWS) $(BIN)/python -m pytest -v tests/property/test_fuzzed_flows.py --timeout 0
+	NOSYNC_FUZZ=$(JOBS) $(BIN)/python -m pytest -v tests/spark/test_fuzzed_jobs.py --timeout 0
 
 audit: setup  ## Look for packages with known holes: by a list kept by hand, and by pip-audit where it reaches its data.
 	@test -x $(AUDIT)/bin/pip-audit || { $(PYTHON) -m venv $(AUDIT) && $(AUDIT)/bin/python -m pip install --quiet pip-audit; } || true

@@ -61,7 +61,7 @@ from nosync.lsm.manifests.completeness import Missing, is_whole, lost, safe_from
 from nosync.lsm.manifests.input_policy import NOTHING
 from nosync.lsm.manifests.lost_ends import check_log, check_there, log_problem, lost_begin, lost_manifests
 from nosync.lsm.manifests.manifest import Manifest
-from nosync.lsm.manifests.remembered import SAFE_META, recalled
+from nosync.lsm.manifests.remembered import SAFE_META, Remembered, recalled
 from nosync.lsm.manifests.timelines import Lines
 from nosync.lsm.model.history import View
 from nosync.lsm.model.layer import Description, LayerId, TraceId, check_name
@@ -659,16 +659,21 @@ class Store:
                 progress(done)
         return done
 
-    def verify(self, progress: Callable[[int, int], None] | None = None) -> VerifyReport:
-        """Reads and checks every byte of every file; changes nothing."""
-        report = verify_directory(self.directory, progress)
-        return replace(report, errors=(*report.errors, *self._holes()))
+    def verify(self, progress: Callable[[int, int], None] | None = None, *, untrusted: bool = False) -> VerifyReport:
+        """Reads and checks every byte of every file; changes nothing.
 
-    def _holes(self) -> list[str]:
+        `untrusted`: it is a store of somebody else. Its catalog, which RocksDB would read, is left alone, so what is missing at
+        the end of a log is not noticed.
+        """
+        report = verify_directory(self.directory, progress)
+        return replace(report, errors=(*report.errors, *self._holes(untrusted=untrusted)))
+
+    def _holes(self, *, untrusted: bool) -> list[str]:
         """What manifests list, or what ought to be a manifest, and no file holds."""
         root, env = self.directory.root, self.directory.env
         try:
             known = None if self._node is None else self._node.lines.remembered.copy()
+            known = Remembered({}) if untrusted else known
             lines = Lines(root, env, lambda: recalled(root) if known is None else known)  # of the files as they are now
         except NosyncError:
             return []  # a file that cannot be read, which has been told of
@@ -677,7 +682,8 @@ class Store:
             return [] if lines.refs.later else [problem]  # of those after one that is missing it has been told
         safe = None
         with contextlib.suppress(CorruptionError):  # of a manifest that cannot be read, which has been told of
-            safe = self.safe_point() if self._node else self._read_only_safe_point()
+            if not untrusted:
+                safe = self.safe_point() if self._node else self._read_only_safe_point()
         found: dict[str, None] = {}
         for name in sorted(lines.refs.names):
             found |= {f"branch {name}: {text}": None for text in lost_manifests(lines, name, None).values()}

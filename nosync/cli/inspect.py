@@ -385,8 +385,9 @@ def branch(path: Path, name: str | None, delete: bool, alone: bool, as_json: boo
     "--repair", is_flag=True, help="Before that write small files again without which the store does not open."
 )
 @click.option("--yes", is_flag=True, help="With --repair: do it without asking.")
+@click.option("--untrusted", is_flag=True, help="A store of somebody else: its catalog is not opened.")
 @JSON
-def verify(path: Path, repair: bool, yes: bool, as_json: bool) -> None:
+def verify(path: Path, repair: bool, yes: bool, untrusted: bool, as_json: bool) -> None:
     """Check every byte of every file against its digest. Exits 1 where something is wrong.
 
     With --repair a lost or damaged NOSYNC file, and entries of the log of branches, are written again from what the catalog and
@@ -395,12 +396,15 @@ def verify(path: Path, repair: bool, yes: bool, as_json: bool) -> None:
     \b
       nosync verify state/
       nosync verify state/ --repair
+      nosync verify received/ --untrusted
     """
     if yes and not repair:
         raise click.UsageError("--yes is for --repair")
+    if untrusted and repair:
+        raise click.UsageError("--repair goes by what the catalog says, which --untrusted leaves alone")
     done = _repair(path, yes=yes, as_json=as_json) if repair else None
     with read_only(path) as store, progress("verifying", quiet=as_json) as advance:
-        report = store.verify(lambda done, of: advance(done, of, ""))
+        report = store.verify(lambda done, of: advance(done, of, ""), untrusted=untrusted)
     if as_json:
         print_json(dataclasses.asdict(report) | ({} if done is None else {"repair": done}))
     else:

@@ -194,7 +194,7 @@ class ConnectedStore(Store):
                 progress(done)
         return done
 
-    def verify(self, progress: Callable[[int, int], None] | None = None) -> VerifyReport:
+    def verify(self, progress: Callable[[int, int], None] | None = None, *, untrusted: bool = False) -> VerifyReport:
         """The daemon verifies every byte of its layers; what is bad goes to quarantine there."""
         errors = self.client.check()
         layers = self.layers()

@@ -263,7 +263,7 @@ def test_another_user_of_the_host_reads_over_the_connection(tmp_path: Path, monk
         with daemons.open("n1") as store:
             publish(store, 0)
             store.sync()
-        for module in ("connected", "daemon"):  # he may not open the socket
+        for module in ("client.remote_store", "daemon.daemon"):  # he may not open the socket
             monkeypatch.setattr(f"nosync.replication.{module}.answers", lambda _: False)
         with nosync.connect(f"127.0.0.1:{daemons.ports['n1']}") as there:
             assert state(there, 0) == expected(0)

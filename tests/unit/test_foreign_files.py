@@ -15,6 +15,7 @@ import pyarrow as pa
 import pytest
 
 import nosync
+from nosync.cli import main
 from nosync.lsm.compaction.worker import MergeProcess
 from nosync.lsm.errors import CorruptionError, FormatVersionError, NosyncError, NotAStoreError
 from nosync.lsm.layers.reader import LayerReader
@@ -360,6 +361,21 @@ def test_a_marker_with_any_text(open_store: OpenStore, text: bytes) -> None:
     (root / "NOSYNC").write_bytes(text)
     with pytest.raises(NosyncError):
         nosync.open(root)
+
+
+def test_the_catalog_of_somebody_else_is_left_alone(
+    open_store: OpenStore, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    root = received(filled(open_store))
+
+    def opened(*_: object, **__: object) -> None:
+        raise AssertionError("RocksDB read files of somebody else")
+
+    monkeypatch.setattr("nosync.lsm.manifests.catalog.Rdict", opened)
+    with nosync.open(root, read_only=True) as store:
+        assert store.verify(untrusted=True).errors == ()
+    main(["verify", str(root), "--untrusted", "--json"])
+    assert json.loads(capsys.readouterr().out)["errors"] == []
 
 
 def test_names_with_digits_of_other_scripts(open_store: OpenStore) -> None:
