@@ -40,7 +40,6 @@ from nosync.cli.console import (
     size_text,
     table_of,
 )
-from nosync.job.watermarks import window_status
 from nosync.lsm.errors import InvalidInputError, NosyncError, StorageError
 from nosync.lsm.manifests.branches import MAIN
 from nosync.lsm.platform.paths import local_path
@@ -68,6 +67,8 @@ def status(path: Path, watch: bool, as_json: bool) -> None:
 
 def _show_now(path: Path, *, as_json: bool) -> None:
     with read_only(path) as store:
+        from nosync.job.watermarks import window_status  # noqa: PLC0415 - loads the operators, which a daemon does without
+
         found = dataclasses.replace(store.status(), windows=window_status(store))
         daemon = _daemon_of(store)
     if daemon is not None and "peers" in daemon:  # it knows on how many nodes everything is, and this process does not

@@ -415,3 +415,12 @@ def kept_through(stages: Mapping[str, BoundStage], feed: Feed) -> dict[str, str]
 
 Evaluate = Callable[[BoundStage, pa.Table, Sequence[str]], pa.Table]
 """Evaluates a stage of expressions over rows; the named columns are kept beside its output."""
+
+
+@dataclass(frozen=True)
+class Step:
+    """One epoch to run: by stage, the shards to compute. `needs_input`: sources whose rows must be given again."""
+
+    t: int
+    compute: Mapping[str, frozenset[int]]
+    needs_input: frozenset[str]

@@ -16,7 +16,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from nosync.flow.bound_flow import BoundFlow, BoundStage
+from nosync.flow.bound_flow import BoundFlow, BoundStage, Step
 from nosync.flow.dataflow import PART_SEPARATOR, Dataflow
 from nosync.flow.persistence import DISK
 from nosync.job.backfill import MAX_GAP, BackfillReport, check_counted, epochs_to_run
@@ -66,7 +66,7 @@ from nosync.lsm.platform.notebook import facts_html, rows_html
 from nosync.lsm.status import StoreStatus
 from nosync.lsm.store.store import BEFORE_FIRST_EPOCH, Store, check_range
 from nosync.replication.client.fetching_directory import LACKING, Place
-from nosync.runtime.epoch_batches import MOST_GIVEN_ROWS, Again, Step, batches
+from nosync.runtime.epoch_batches import MOST_GIVEN_ROWS, Again, batches
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

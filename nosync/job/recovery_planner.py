@@ -17,7 +17,7 @@ import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from nosync.flow.bound_flow import WATERMARK, BoundFlow, BoundStage, part_of
+from nosync.flow.bound_flow import WATERMARK, BoundFlow, BoundStage, Step, part_of
 from nosync.flow.dataflow import JOIN, SOURCE
 from nosync.lsm.manifests.lost_ends import lost_manifests
 from nosync.lsm.model.history import History, Part, Span, span_at, view_at
@@ -25,7 +25,6 @@ from nosync.lsm.model.layer import Description, TraceId
 from nosync.lsm.model.timestamp import ZERO, Time, end_of, epoch_of, pack
 from nosync.lsm.node.api import StoreNode
 from nosync.lsm.trace.presence import live
-from nosync.runtime.epoch_batches import Step
 
 
 @dataclass(frozen=True, order=True)

@@ -16,13 +16,13 @@ from __future__ import annotations
 import itertools
 import operator
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from nosync.flow.bound_flow import BoundFlow
+from nosync.flow.bound_flow import BoundFlow, Step
 from nosync.lsm.columnar.columns import EPOCH_COLUMN
 from nosync.runtime.segment_task import SegmentTask
 
@@ -111,12 +111,3 @@ def _by_epoch(rows: Iterator[pa.RecordBatch]) -> Iterator[tuple[int, pa.RecordBa
         for end, t in zip(runs.run_ends.to_pylist(), runs.values.to_pylist(), strict=True):
             yield t, rest.slice(first, end - first)
             first = end
-
-
-@dataclass(frozen=True)
-class Step:
-    """One epoch to run: by stage, the shards to compute. `needs_input`: sources whose rows must be given again."""
-
-    t: int
-    compute: Mapping[str, frozenset[int]]
-    needs_input: frozenset[str]

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from pyspark.sql import DataFrame, SparkSession
 
-from nosync.flow.bound_flow import BoundFlow
+from nosync.flow.bound_flow import BoundFlow, Step
 from nosync.lsm.errors import DeterminismError, NosyncError, ScanError, StageError, WideRowError
 from nosync.lsm.facts.fencing import Instance
 from nosync.lsm.manifests.manifest import Manifest
@@ -17,7 +17,7 @@ from nosync.lsm.model.layer import Digest
 from nosync.lsm.model.timestamp import pack
 from nosync.lsm.node.api import StoreNode
 from nosync.replication.client.fetching_directory import Place
-from nosync.runtime.epoch_batches import Again, Step, batches
+from nosync.runtime.epoch_batches import Again, batches
 from nosync.runtime.segment_task import Report, rows_in
 from nosync.spark.epoch_job import EpochPlan, Reports, run_epochs
 from nosync.spark.file_shuffle import Exchanges

@@ -10,11 +10,12 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from nosync.flow.bound_flow import Step
 from nosync.lsm.columnar.columns import EPOCH_COLUMN
 from nosync.lsm.model.history import Span, continued, view_at
 from nosync.lsm.model.layer import Shard, TraceId
 from nosync.lsm.model.timestamp import pack
-from nosync.runtime.epoch_batches import MOST_EPOCHS, MOST_ROWS, Again, Step, batches, run_epochs_of_shard
+from nosync.runtime.epoch_batches import MOST_EPOCHS, MOST_ROWS, Again, batches, run_epochs_of_shard
 
 
 def flow(anew_at: int | None = None, **loops: int) -> Any:

@@ -33,6 +33,12 @@ def test_only_what_is_used_is_loaded(statement: str, loaded: tuple[str, ...]) ->
     assert loaded or not found
 
 
+def test_commands_begin_without_what_only_jobs_need() -> None:
+    program = "import nosync.cli, sys; print(*(name for name in ('pandas', 'pyspark', 'grpc') if name in sys.modules))"
+    found = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout
+    assert found.split() == []
+
+
 def test_every_public_name_is_where_it_is_said_to_be() -> None:
     assert {name for name in nosync.__all__ if getattr(nosync, name) is None} == set()
     assert set(nosync.__all__) <= set(dir(nosync))

@@ -16,6 +16,7 @@ from nosync.lsm.platform.env import Env
 from nosync.lsm.platform.file_pool import MADE, READY, ReadyFiles, new_file
 from nosync.lsm.platform.lock import LOCK
 from nosync.replication.daemon.daemon import ADDRESS_FILE, PLACE_FILE, Daemon, DaemonConfig
+from nosync.replication.transport.sockets import SOCKET_FILE
 from nosync.testing.daemon_cluster import eventually
 from tests.conftest import OpenStore
 
@@ -70,7 +71,9 @@ def test_a_daemons_directory(umask: int, tmp_path: Path) -> None:
     daemon.start()
     try:
         assert {path.name for path in daemon.config.data.iterdir()} >= {ADDRESS_FILE, PLACE_FILE}
-        assert wrong_in(daemon.config.data) == {}
+        socket = daemon.config.data / SOCKET_FILE
+        assert mode_of(socket) == 0o600, "the owner's alone"
+        assert {name: mode for name, mode in wrong_in(daemon.config.data).items() if name != SOCKET_FILE} == {}
     finally:
         daemon.stop()
 
