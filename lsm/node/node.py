@@ -859,7 +859,8 @@ class Node(HasLedger):
                 self._look_beside = not self._remove_archived()
             self.problems.pop(_ARCHIVES, None)
         except NosyncError as error:
-            log.error("not archived: %s", error)
+            if self.problems.get(_ARCHIVES) != str(error):
+                log.error("not archived: %s", error)
             self.problems[_ARCHIVES] = str(error)
 
     def _remove_archived(self) -> bool:
