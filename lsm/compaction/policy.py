@@ -15,15 +15,9 @@ from nosync.lsm.model.layer import Description, LayerId
 from nosync.lsm.model.timestamp import Time
 
 FANOUT = 4
-
-
 LOG_FANOUT = 16
 """Nobody looks keys up in all layers of a log, so more of them may lie side by side: rows are written again half as often."""
-
-
 _SMALLEST_LEVEL_ROWS = 1024
-
-
 _STALE_SHARE = 0.25
 
 

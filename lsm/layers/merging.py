@@ -27,11 +27,7 @@ from nosync.lsm.layers.reader import Block, LayerReader
 from nosync.lsm.model.timestamp import Time
 
 BLOCK_ROWS = 1 << 17
-
-
 _BLOCK_BYTES = 512 << 20
-
-
 RowFilter = Callable[[pa.RecordBatch], Bools]
 
 

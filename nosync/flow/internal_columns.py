@@ -13,15 +13,11 @@ SIDE_COLUMN = "_side"
 HASH64_COLUMN = "_hash64"
 MATCHED_COLUMN = "_matched"
 COLUMNS_BETWEEN = frozenset({TAG_COLUMN, REPORT_COLUMN, SIDE_COLUMN, HASH64_COLUMN, MATCHED_COLUMN})
+TOUCHED_COLUMN = "__touched"
+"""Of an update with a time to live: the epoch of each key's last change."""
+COUNT, LIVE = "__n", "__live"
 
 
 def is_ours(name: str) -> bool:
     """Whether columns of users cannot have a name, which Spark may take for another one in upper case."""
     return name.lower() in RESERVED | COLUMNS_BETWEEN or name.startswith(INTERNAL_PREFIX)
-
-
-TOUCHED_COLUMN = "__touched"
-"""Of an update with a time to live: the epoch of each key's last change."""
-
-
-COUNT, LIVE = "__n", "__live"
