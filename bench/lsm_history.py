@@ -1,5 +1,5 @@
-"""A store that has run for long: opening it and asking it, with a file for each epoch's manifest and with archives of them; and
-noticing the next epoch.
+"""A store that has run for long: opening it and asking it, with a file for each epoch's manifest and with archives of
+them; and noticing the next epoch.
 """
 
 from __future__ import annotations
@@ -62,11 +62,11 @@ def run(scale: str) -> Iterator[Result]:
         with nosync.open(root, settings=nosync.StoreSettings(background=False)) as store:
             assert isinstance(store.node, Node)
             before = -1
-            count = len(store.node.lines.archives())
+            count = len(store.node.timelines.archives())
             took_s = 0.0
             while count != before:
                 took_s += timed(store.node.archive_manifests)
-                before, count = count, len(store.node.lines.archives())
+                before, count = count, len(store.node.timelines.archives())
         archived, archived_size = _open(root), _bytes(root)
         next_s, all_s = _learn(root, epochs)
         names = ("open it", "ask for its safe point", "nosync status, read only")
@@ -102,7 +102,9 @@ def _fill(root: Path, epochs: int) -> None:
 
 
 def _learn(root: Path, epochs: int) -> tuple[float, float]:
-    """Medians of how long a node takes to know of an epoch that another process sealed: by turns told of its file, and not."""
+    """Medians of how long a node takes to know of an epoch that another process sealed: by turns told of its file, and
+    not.
+    """
     told_s, untold_s = list[float](), list[float]()
     with nosync.open(root, settings=nosync.StoreSettings(background=False)) as store:
         assert isinstance(store.node, Node)

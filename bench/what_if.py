@@ -21,7 +21,9 @@ LAST_EPOCHS, REPEATS = 4, 3
 
 
 def from_on(least: int) -> Callable[[pa.Table], pa.Table]:
-    """Other code for the second of the five stages, from which the others come. With another number it is other code again."""
+    """Other code for the second of the five stages, from which the others come. With another number it is other code
+    again.
+    """
 
     def kept(rows: pa.Table) -> pa.Table:
         return rows.filter(pc.greater_equal(rows["v"], least))
@@ -44,7 +46,7 @@ def run(scale: str) -> Iterator[Result]:
         used = _bytes(Path(temporary))
         layers = sum(path.stat().st_size for path in Path(temporary).rglob("*.layer"))
         number = iter(range(1000))
-        made = sample(lambda: store.node.lines.create(f"b{next(number)}", "main", EPOCHS - LAST_EPOCHS, ()), 20)
+        made = sample(lambda: store.node.timelines.create(f"b{next(number)}", "main", EPOCHS - LAST_EPOCHS, ()), 20)
         yield Result(
             f"make a branch, {keys:,} keys", "nosync", made.median * 1000, "ms", goal="<= 10", met=made.median <= 0.010,
             spread=made.spread, repeats=20,

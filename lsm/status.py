@@ -60,9 +60,11 @@ class BranchInfo:
     """What a branch is made of. Sizes in bytes, of layer files as they are on disk now."""
 
     name: str
-    line: str
+    timeline: str
     lineage: tuple[str, ...]
-    """From which branch, as it is called now, and at which epoch, it and its ancestors were branched; its own parent first."""
+    """From which branch, as it is called now, and at which epoch, it and its ancestors were branched; its own parent
+    first.
+    """
     at: int | None
     epoch: int | None
     """Its newest epoch."""
@@ -123,7 +125,9 @@ class StoreStatus:
     branches: Mapping[str, int | None] = field(default_factory=dict)
     """By name, main included, the newest epoch of each branch."""
     sealed_at: str | None = None
-    """When the last epoch was sealed, or came to this node, by the clock of its file (ISO 8601, UTC). Nothing depends on it."""
+    """When the last epoch was sealed, or came to this node, by the clock of its file (ISO 8601, UTC). Nothing depends
+    on it.
+    """
     windows: Mapping[str, WindowStatus] = field(default_factory=dict)
     """By window with a watermark; filled in by `Job.status()` and `nosync status`."""
 

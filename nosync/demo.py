@@ -263,7 +263,7 @@ class Demo:
         )  # fmt: skip
 
     def ranking(self) -> pa.Table:
-        """The airlines with the worst mean delay on the main line, beside the branch."""
+        """The airlines with the worst mean delay on the main timeline, beside the branch."""
         found = self.store.diff("delays", "main", BRANCH, self.last)
         ranked = found.sort_by([("mean_a", "descending")]).filter(pc.field("n_a") > 1000)
         columns = ["origin", "carrier", "n_a", "n_b", "mean_a", "mean_b", "worst_a", "worst_b"]

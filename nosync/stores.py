@@ -40,17 +40,17 @@ def open(
     unless `alone` is set: then this process is the node for so long, without peers, and what asks for several copies
     waits to be safe.
 
-    `path`: a directory of this host. `retain`: epochs of history to keep readable (None: all). `key_groups` (default 128): the
-    most shards a stage can ever have; fixed when the store is made. `read_only`: no node, no lock, no writing; works beside the
-    writer.
+    `path`: a directory of this host. `retain`: epochs of history to keep readable (None: all). `key_groups` (default
+    128): the most shards a stage can ever have; fixed when the store is made. `read_only`: no node, no lock, no
+    writing; works beside the writer.
 
-    A process opens a store once: the error of a second call names the line of the first, for were it the same store, closing
-    one would close both. A store that nothing refers to any more is closed first. A process that is forked reads what its
-    parent has open.
+    A process opens a store once: the error of a second call names the timeline of the first, for were it the same
+    store, closing one would close both. A store that nothing refers to any more is closed first. A process that is
+    forked reads what its parent has open.
 
-    Raises InvalidInputError for an address or a URI of another file system, NotAStoreError for a directory of something else,
-    StoreLockedError where a process is its node already, ReplicationError where its daemon does not answer, FormatVersionError
-    for a newer store, StorageError where the disk refuses.
+    Raises InvalidInputError for an address or a URI of another file system, NotAStoreError for a directory of something
+    else, StoreLockedError where a process is its node already, ReplicationError where its daemon does not answer,
+    FormatVersionError for a newer store, StorageError where the disk refuses.
     """
     root, env = local_path(path), env or Env()
     keeper = None if read_only else keeper_of(root)
@@ -84,10 +84,10 @@ def connect(
 ) -> Store:
     """The store of the daemon at HOST:PORT.
 
-    On the daemon's own host, and as its user, that is what `open` of its directory returns. From elsewhere it can be read:
-    what is asked for is fetched, verified, and kept in `cache` (default: until the store is closed); with `cache` that is so
-    on the daemon's host too. Off loopback `tls` is a directory with `ca.pem`, `<identity>.pem` and `<identity>.key` (nosync
-    certs makes them), and `node` the id of the daemon's node, which its certificate must show.
+    On the daemon's own host, and as its user, that is what `open` of its directory returns. From elsewhere it can be
+    read: what is asked for is fetched, verified, and kept in `cache` (default: until the store is closed); with `cache`
+    that is so on the daemon's host too. Off loopback `tls` is a directory with `ca.pem`, `<identity>.pem` and
+    `<identity>.key` (nosync certs makes them), and `node` the id of the daemon's node, which its certificate must show.
     Raises ReplicationError where the daemon does not answer, or serves another store than `cache` keeps.
     """
     try:
@@ -114,8 +114,9 @@ def connect(
 
 
 def open_to_read(path: str) -> Store:
-    """A store for who only reads it, on whatever host: the directory `path`, with what only peers have fetched by its daemon, or
-    the store of the daemon at HOST:PORT (NOSYNC_TLS, NOSYNC_IDENTITY and NOSYNC_NODE say how it is reached off loopback).
+    """A store for who only reads it, on whatever host: the directory `path`, with what only peers have fetched by its
+    daemon, or the store of the daemon at HOST:PORT (NOSYNC_TLS, NOSYNC_IDENTITY and NOSYNC_NODE say how it is reached
+    off loopback).
     """
     if _ADDRESS.fullmatch(path) and not Path(path).exists():
         tls, identity, node = (os.environ.get(f"NOSYNC_{name}") for name in ("TLS", "IDENTITY", "NODE"))

@@ -229,12 +229,12 @@ class StoreRunner(Runner):
             self.flow = self._bound(flow, self._recorded_sources())
 
     def _bound(self, flow: Dataflow, sources: dict[str, str]) -> BoundFlow:
-        refs = self.store.node.lines.refs
-        line = refs.line_of(self.branch).id
+        refs = self.store.node.timelines.refs
+        line = refs.timeline_of(self.branch).id
         return bind(flow, parse_ddl, sources=sources, begins=refs.begins(line), anew=refs.anew(line))
 
     def _recorded_sources(self) -> dict[str, str]:
-        manifest = next(iter(self.store.node.lines.manifests(self.branch).values()))
+        manifest = next(iter(self.store.node.timelines.manifests(self.branch).values()))
         recorded = {e.id.trace.stage: e.id.trace.fingerprint for e in manifest.entries}
         return {stage.name: recorded[stage.name] for stage in self.flow.sources}
 
@@ -256,12 +256,12 @@ class StoreRunner(Runner):
 
     def make_branch(self, name: str, at: int, flow: Dataflow, own: Sequence[str] = ()) -> StoreRunner:
         """As Job.branch does. `own`: stages that have other code."""
-        manifest = self.store.node.lines.manifest(at, self.branch)
+        manifest = self.store.node.timelines.manifest(at, self.branch)
         recorded = {e.id.trace.stage: e.id.trace.fingerprint for e in manifest.entries}
         sources = {stage.name: recorded[stage.name] for stage in self.flow.sources}
         bound = self._bound(flow, sources)
         other = [n for n in own if n not in recorded or bound.stages[n].fingerprint != self.flow.stages[n].fingerprint]
         changed = changed_stages(bound, recorded)
         anew = begin_anew(bound, changed, other, self.flow.stages)
-        self.store.node.lines.create(name, self.branch, at, changed, anew)
+        self.store.node.timelines.create(name, self.branch, at, changed, anew)
         return StoreRunner(flow, self.store, 0, name, self.shards)

@@ -1,7 +1,7 @@
 """Marks: which epochs a sink was given, so that a job that goes on, on whatever node, does not give them again.
 
-A mark names the line that sealed the epoch: after a rewind the same number is another epoch. Which marks still hold is said by
-the branches alone, so a manifest that is damaged or lost changes nothing.
+A mark names the timeline that sealed the epoch: after a rewind the same number is another epoch. Which marks still hold
+is said by the branches alone, so a manifest that is damaged or lost changes nothing.
 """
 
 from __future__ import annotations
@@ -15,58 +15,73 @@ from nosync.lsm.platform.env import Env, storage_errors
 
 _KEPT_EPOCHS = 1000
 _OWED, _FIRST, _OUTPUT = "_owed", "_first", "_output"
-"""In the place of a line, whose ids are like `main` or the name of an entry: what is to be given again; the first epoch that
-a sink is given; the numbers that sinks gave their output."""
+"""In the place of a timeline, whose ids are like `main` or the name of an entry: what is to be given again; the first
+epoch that a sink is given; the numbers that sinks gave their output.
+"""
 _NOT_LINES = (_OWED, _FIRST, _OUTPUT)
 
 
 class Marks:
-    """Those of one sink on one store. `line`: the one that the job goes on with."""
+    """Those of one sink on one store. `timeline`: the one that the job goes on with."""
 
-    def __init__(self, root: Path, stage: str, line: str, refs: Refs, env: Env) -> None:
-        self._root, self._env, self._line, self._refs = root, env, line, refs
+    def __init__(self, root: Path, stage: str, timeline: str, refs: Refs, env: Env) -> None:
+        self._root, self._env, self._timeline, self._refs = root, env, timeline, refs
         self._directory = PurePosixPath(SINKS, stage)
-        self._held = refs.held_until(line)
+        self._held = refs.held_until(timeline)
 
     def delivered(self, t: int) -> bool:
         """Whether epoch `t` was marked."""
         return any(marked == t for marked in self._marked())
 
     def last(self) -> int | None:
-        """The newest epoch that was marked and is one of the line's; None: none was."""
+        """The newest epoch that was marked and is one of the timeline's; None: none was."""
         return max(self._marked(), default=None)
 
     def mark(self, t: int) -> None:
         """Durable when this returns."""
-        line = next(line for line in reversed(self._held) if self._holds(line, t))
-        add_fact(self._root, self._directory / line, str(t), {"line": line, "t": t}, self._env)
+        timeline = next(timeline for timeline in reversed(self._held) if self._holds(timeline, t))
+        add_fact(self._root, self._directory / timeline, str(t), {"line": timeline, "t": t}, self._env)
 
     def left_after(self) -> int | None:
-        """The epoch after which another line that was marked goes a way of its own, the earliest; None: there is none.
+        """The epoch after which another timeline that was marked goes a way of its own, the earliest; None: there is
+        none.
 
-        What was given for the epochs after it may be that of the other line, also where it was marked too long ago to be known.
+        What was given for the epochs after it may be that of the other timeline, also where it was marked too long ago
+        to be known.
         """
-        shared = [self._refs.shared_until(line, self._line) for line, _ in self._stale() if line in self._refs.lines]
+        shared = [
+            self._refs.shared_until(timeline, self._timeline)
+            for timeline, _ in self._stale()
+            if timeline in self._refs.timelines
+        ]
         return min((-1 if t is None else t for t in shared), default=None)
 
     def after(self, t: int) -> list[Fact]:
         """The marks of epochs after `t`, of whatever line."""
-        return [fact for line in self._lines() for fact in self._of(line) if int(fact.what) > t]
+        return [fact for timeline in self._timelines() for fact in self._of(timeline) if int(fact.what) > t]
 
     def _marked(self) -> list[int]:
         """The epochs of the line."""
-        return [int(fact.what) for line in self._held for fact in self._of(line) if self._holds(line, int(fact.what))]
-
-    def _stale(self) -> list[tuple[str, Fact]]:
-        """With their line, the marks of epochs that are not, or no longer, the branch's."""
         return [
-            (line, fact) for line in self._lines() for fact in self._of(line) if not self._holds(line, int(fact.what))
+            int(fact.what)
+            for timeline in self._held
+            for fact in self._of(timeline)
+            if self._holds(timeline, int(fact.what))
         ]
 
-    def _holds(self, line: str, t: int) -> bool:
-        if line not in self._held:
+    def _stale(self) -> list[tuple[str, Fact]]:
+        """With their timeline, the marks of epochs that are not, or no longer, the branch's."""
+        return [
+            (timeline, fact)
+            for timeline in self._timelines()
+            for fact in self._of(timeline)
+            if not self._holds(timeline, int(fact.what))
+        ]
+
+    def _holds(self, timeline: str, t: int) -> bool:
+        if timeline not in self._held:
             return False
-        end = self._held[line]
+        end = self._held[timeline]
         return end is None or t <= end
 
     # --- what else is said of a sink -----------------------------------------------------------------------------
@@ -102,19 +117,19 @@ class Marks:
         for fact in marks:
             take_back(self._root, fact, self._env)
 
-    def _lines(self) -> list[str]:
+    def _timelines(self) -> list[str]:
         with storage_errors("list", self._root / self._directory):
             return [name for name in self._env.list_dir(self._root / self._directory) if name not in _NOT_LINES]
 
-    def _of(self, line: str) -> list[Fact]:
-        return [fact for fact in facts(self._root, self._directory / line, self._env) if is_number(fact.what)]
+    def _of(self, timeline: str) -> list[Fact]:
+        return [fact for fact in facts(self._root, self._directory / timeline, self._env) if is_number(fact.what)]
 
 
 def old_marks(paths: list[PurePosixPath]) -> list[PurePosixPath]:
     """Of the files of all registers, the marks of epochs so long ago that nobody asks for them."""
     newest: dict[PurePosixPath, int] = {}
-    of_lines = [path for path in paths if path.parts[0] == SINKS and path.parent.name not in _NOT_LINES]
-    numbers = {path: path.name.partition("-")[0] for path in of_lines}
+    of_timelines = [path for path in paths if path.parts[0] == SINKS and path.parent.name not in _NOT_LINES]
+    numbers = {path: path.name.partition("-")[0] for path in of_timelines}
     epochs = {path: int(number) for path, number in numbers.items() if is_number(number)}
     for path, t in epochs.items():
         newest[path.parent] = max(t, newest.get(path.parent, t))

@@ -1,10 +1,10 @@
-"""Fencing: the newest instance of a job on a line is the only one that may publish.
+"""Fencing: the newest instance of a job on a timeline is the only one that may publish.
 
-Each instance takes the next number, with a token of its own; the greatest number counts, and of two equal ones, which two
-nodes gave at the same moment, the greater token. Nobody asks anybody: an instance that was replaced, say one that hung
-while its cluster manager started another, is refused as soon as the file of the other is where it tries to publish or
-to seal. What it had published before counts: layers are functions of their inputs, so they are the ones the new instance
-would write.
+Each instance takes the next number, with a token of its own; the greatest number counts, and of two equal ones, which
+two nodes gave at the same moment, the greater token. Nobody asks anybody: an instance that was replaced, say one that
+hung while its cluster manager started another, is refused as soon as the file of the other is where it tries to publish
+or to seal. What it had published before counts: layers are functions of their inputs, so they are the ones the new
+instance would write.
 """
 
 from __future__ import annotations
@@ -36,24 +36,24 @@ def _of_name(name: str) -> Instance | None:
     return Instance(int(number), token) if is_number(number) and token else None
 
 
-def newest_instance(root: Path, line: str, env: Env) -> Instance | None:
+def newest_instance(root: Path, timeline: str, env: Env) -> Instance | None:
     """None where there was none on this line."""
-    with storage_errors("list", root / JOBS / line):
-        names = env.list_dir(root / JOBS / line)
+    with storage_errors("list", root / JOBS / timeline):
+        names = env.list_dir(root / JOBS / timeline)
     return max((found for name in names if (found := _of_name(name)) is not None), default=None)
 
 
-def take_over(root: Path, line: str, env: Env) -> Instance:
+def take_over(root: Path, timeline: str, env: Env) -> Instance:
     """Registers a new instance, which fences all earlier ones."""
-    newest = newest_instance(root, line, env)
+    newest = newest_instance(root, timeline, env)
     instance = Instance(newest.number + 1 if newest else 1, env.token())
-    publish_small(root, root / JOBS / line / f"{instance}.json", {"line": line, "instance": str(instance)}, env)
+    publish_small(root, root / JOBS / timeline / f"{instance}.json", {"line": timeline, "instance": str(instance)}, env)
     return instance
 
 
-def check_fence(root: Path, line: str, instance: Instance | None, env: Env) -> None:
+def check_fence(root: Path, timeline: str, instance: Instance | None, env: Env) -> None:
     """Raises FencedError where a newer instance is known here. None, work without a job, is never fenced."""
-    newest = newest_instance(root, line, env) if instance else None
+    newest = newest_instance(root, timeline, env) if instance else None
     if instance is not None and newest is not None and newest > instance:
         raise FencedError(
             f"this job is instance {instance.number} on {root}, and instance {newest.number} has taken over: it publishes "
@@ -63,8 +63,8 @@ def check_fence(root: Path, line: str, instance: Instance | None, env: Env) -> N
 
 def old_instances(paths: list[PurePosixPath]) -> list[PurePosixPath]:
     """Of the files of all registers, the instances that newer ones have long replaced."""
-    by_line: dict[PurePosixPath, list[tuple[Instance, PurePosixPath]]] = {}
+    by_timeline: dict[PurePosixPath, list[tuple[Instance, PurePosixPath]]] = {}
     for path in paths:
         if path.parts[0] == JOBS and (found := _of_name(path.name)) is not None:
-            by_line.setdefault(path.parent, []).append((found, path))
-    return [path for of_line in by_line.values() for _, path in sorted(of_line)[:-_KEPT]]
+            by_timeline.setdefault(path.parent, []).append((found, path))
+    return [path for of_timeline in by_timeline.values() for _, path in sorted(of_timeline)[:-_KEPT]]

@@ -1,14 +1,15 @@
 """Archives: one file that stands for the manifests of many epochs, so that a store does not grow slow with its age.
 
 Invariants
-- An archive covers a whole, aligned group of epochs of a line, every one of which is safe; so all nodes that put the same
-  manifests together write the same bytes, and an archive of one node stands for the manifests of another.
+- An archive covers a whole, aligned group of epochs of a timeline, every one of which is safe; so all nodes that put
+  the same manifests together write the same bytes, and an archive of one node stands for the manifests of another.
 - Nothing is left out: the manifest of any epoch is had back from it whole.
 - What it says counts, because its epochs were safe: a manifest that says otherwise is set aside, and that is said.
 - It is durable before the manifests it stands for are removed. What is found twice after a crash says the same.
 
-The head says in *runs* what is the same for many epochs: which traces they list, and where those begin. Opening a store reads
-heads, and most questions about old epochs are answered by them; the rest has one line for each epoch (docs/format.md).
+The head says in *runs* what is the same for many epochs: which traces they list, and where those begin. Opening a store
+reads heads, and most questions about old epochs are answered by them; the rest has one line for each epoch
+(docs/format.md).
 
 (Delta Lake's log compaction does this for its commits.)
 """
@@ -59,7 +60,7 @@ class Listed:
 class Run:
     """Consecutive epochs whose manifests list one layer each of the same traces."""
 
-    line: str
+    timeline: str
     first: Epoch
     last: Epoch
     listed: tuple[Listed, ...]
@@ -89,9 +90,9 @@ class Run:
 
 @dataclass(frozen=True)
 class Archive:
-    """The manifests of epochs `first` to `last` of a line. Only `runs` are in memory."""
+    """The manifests of epochs `first` to `last` of a timeline. Only `runs` are in memory."""
 
-    line: str
+    timeline: str
     first: Epoch
     last: Epoch
     runs: tuple[Run, ...] = field(compare=False)
@@ -103,7 +104,7 @@ class Archive:
     @property
     def path(self) -> PurePosixPath:
         """Relative to the data directory."""
-        return PurePosixPath(MANIFESTS, self.line, self.name)
+        return PurePosixPath(MANIFESTS, self.timeline, self.name)
 
     def __contains__(self, t: int) -> bool:
         return self.first <= t <= self.last
@@ -113,20 +114,20 @@ class Archive:
         return range(self.first, self.last + 1)
 
     @classmethod
-    def read(cls, root: Path, line: str, name: str, env: Env) -> Self:
+    def read(cls, root: Path, timeline: str, name: str, env: Env) -> Self:
         """Raises CorruptionError where it is damaged anywhere, FileNotFoundError where it is gone."""
-        path = root / MANIFESTS / line / name
-        return cls.parse(read_if_there(path, env), line, name, str(path))
+        path = root / MANIFESTS / timeline / name
+        return cls.parse(read_if_there(path, env), timeline, name, str(path))
 
     @classmethod
-    def parse(cls, text: bytes, line: str, name: str, where: str) -> Self:
+    def parse(cls, text: bytes, timeline: str, name: str, where: str) -> Self:
         """As `read`, of the file's bytes."""
         head, rest = unseal_json(text, where)
         with parsed("an archive of manifests", where):
             found = cls(head["line"], head["first"], head["last"], tuple(_runs(head)))
         count = rest.count(b"\n")
-        if (found.line, found.name) != (line, name) or count != len(found.epochs):
-            raise CorruptionError(f"{where}: holds {count} epochs of {found.line}, {found.first} to {found.last}")
+        if (found.timeline, found.name) != (timeline, name) or count != len(found.epochs):
+            raise CorruptionError(f"{where}: holds {count} epochs of {found.timeline}, {found.first} to {found.last}")
         return found
 
 
@@ -168,14 +169,14 @@ class Details:
             ]
             if not isinstance(line["meta"], dict):
                 raise TypeError("meta has no fields")
-            return Manifest(self._archive.line, Epoch(t), tuple(entries), line["meta"])
+            return Manifest(self._archive.timeline, Epoch(t), tuple(entries), line["meta"])
 
 
 def _runs(head: Mapping[str, Any]) -> Iterator[Run]:
     begins = [whole_number(run["first"], "first") for run in head["runs"]]
     if not begins or begins[0] != head["first"] or sorted(set(begins)) != begins:
         raise ValueError(f"runs begin at {begins[:3]}")
-    check_name(head["line"], "line name")
+    check_name(head["line"], "timeline name")
     for run, following in zip(head["runs"], [*begins[1:], head["last"] + 1], strict=True):
         listed = [
             Listed(
@@ -196,7 +197,9 @@ def parse_name(name: str) -> tuple[Epoch, Epoch] | None:
 
 
 def epochs_of(name: str) -> tuple[Epoch, Epoch] | None:
-    """The first and the last epoch that a file of a line's directory is of, twice the same for a manifest. None: another file."""
+    """The first and the last epoch that a file of a timeline's directory is of, twice the same for a manifest. None:
+    another file.
+    """
     number = name.removesuffix(".json")
     if not is_number(number):
         return parse_name(name)
@@ -209,7 +212,7 @@ def run_of(manifest: Manifest) -> Run | None:
     if any(entry.id.description != whole for entry in manifest.entries):
         return None
     listed = tuple(Listed(entry.id.trace, entry.origin, entry.copies) for entry in manifest.entries)
-    return Run(manifest.line, manifest.t, manifest.t, listed, dict(manifest.policies))
+    return Run(manifest.timeline, manifest.t, manifest.t, listed, dict(manifest.policies))
 
 
 def group_to_archive(epochs: Sequence[Epoch], until: int, size: int, layers: Callable[[Epoch], int]) -> range | None:
@@ -230,9 +233,11 @@ def group_to_archive(epochs: Sequence[Epoch], until: int, size: int, layers: Cal
 
 
 def publish_archive(root: Path, manifests: Iterable[Manifest], env: Env) -> Archive | None:
-    """Writes these, which follow each other, into one file. Durable when this returns; None: they cannot be put together.
+    """Writes these, which follow each other, into one file. Durable when this returns; None: they cannot be put
+    together.
 
-    Raises CorruptionError where an archive of the same epochs says otherwise, StorageError where it cannot be made durable.
+    Raises CorruptionError where an archive of the same epochs says otherwise, StorageError where it cannot be made
+    durable.
     """
     runs: list[dict[str, Any]] = []
     lines: list[str] = []
@@ -248,8 +253,8 @@ def publish_archive(root: Path, manifests: Iterable[Manifest], env: Env) -> Arch
         lines.append(canonical({**details, "meta": dict(manifest.meta)}))
         before = run
     assert before is not None, "there is a manifest"
-    head = {"line": before.line, "first": runs[0]["first"], "last": before.last, "runs": runs}
-    archive = Archive(before.line, head["first"], head["last"], tuple(_runs(head)))
+    head = {"line": before.timeline, "first": runs[0]["first"], "last": before.last, "runs": runs}
+    archive = Archive(before.timeline, head["first"], head["last"], tuple(_runs(head)))
     text, final = seal_json(head, "".join(f"{line}\n" for line in lines).encode()), root / archive.path
     if publish_text(root, final, text, env) is None and read_if_there(final, env) != text:
         raise CorruptionError(f"{final}: says other things of these epochs than their manifests do")

@@ -1,12 +1,13 @@
-"""Branches: names for lines of sealed epochs, kept as a log of small files that are published whole and never changed.
+"""Branches: names for timelines of sealed epochs, kept as a log of small files that are published whole and never
+changed.
 
 Invariants
-- A *line* is a sequence of manifests. It begins with those of its parent up to the fork, and goes on with its own; nothing
-  is copied, and nothing of the parent is ever edited.
-- A *branch* is a name for a line. `main` is the first line, until another one is promoted: then the name moves.
-- The log `branches/<n>.json` is the only truth about names. Each entry is published by linking it to the next
-  number, so two writers cannot both be the n-th; what the log says after a crash is what it said before or after an entry.
-- A line without a name is kept as far as a line with a name begins in it.
+- A *timeline* is a sequence of manifests. It begins with those of its parent up to the fork, and goes on with its own;
+  nothing is copied, and nothing of the parent is ever edited.
+- A *branch* is a name for a line. `main` is the first timeline, until another one is promoted: then the name moves.
+- The log `branches/<n>.json` is the only truth about names. Each entry is published by linking it to the next number,
+  so two writers cannot both be the n-th; what the log says after a crash is what it said before or after an entry.
+- A timeline without a name is kept as far as a timeline with a name begins in it.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from nosync.lsm.errors import CorruptionError, InvalidInputError
-from nosync.lsm.manifests.manifest import MAIN_LINE
+from nosync.lsm.manifests.manifest import MAIN_TIMELINE
 from nosync.lsm.model.layer import check_name
 from nosync.lsm.model.timestamp import Epoch, is_number, pack
 from nosync.lsm.platform.env import Env, storage_errors
@@ -32,8 +33,8 @@ MOST_BRANCHES = 1000
 
 
 @dataclass(frozen=True)
-class Line:
-    """Where a line begins: at `at` of `parent`; the first one has no parent."""
+class Timeline:
+    """Where a timeline begins: at `at` of `parent`; the first one has no parent."""
 
     id: str
     parent: str | None = None
@@ -41,86 +42,97 @@ class Line:
     changed: tuple[str, ...] = ()
     """The stages whose code is another one than the parent's."""
     own_states: bool = False
-    """Changed stages that keep state are told apart by where they left the parent's; false in lines of earlier versions."""
+    """Changed stages that keep state are told apart by where they left the parent's; false in timelines of earlier
+    versions.
+    """
     anew: tuple[str, ...] = ()
-    """Those of the changed stages that begin anew with the line's first epoch, from all rows that are there."""
+    """Those of the changed stages that begin anew with the timeline's first epoch, from all rows that are there."""
 
 
 @dataclass(frozen=True)
 class Refs:
-    """What the log says: lines by id, and the line of each branch."""
+    """What the log says: timelines by id, and the timeline of each branch."""
 
-    lines: Mapping[str, Line] = field(default_factory=lambda: {MAIN_LINE: Line(MAIN_LINE)})
-    names: Mapping[str, str] = field(default_factory=lambda: {MAIN: MAIN_LINE})
+    timelines: Mapping[str, Timeline] = field(default_factory=lambda: {MAIN_TIMELINE: Timeline(MAIN_TIMELINE)})
+    names: Mapping[str, str] = field(default_factory=lambda: {MAIN: MAIN_TIMELINE})
     entries: int = 0
     later: tuple[int, ...] = ()
     """Entries that are there and do not count yet, because one before them is not: with peers it may be on its way."""
     _left: dict[str, dict[str, Epoch | None]] = field(default_factory=dict, init=False, repr=False, compare=False)
     """What `left` found: it is asked for each branch, again and again."""
 
-    def line_of(self, branch: str) -> Line:
+    def timeline_of(self, branch: str) -> Timeline:
         """Raises InvalidInputError naming the branches that there are."""
         if branch not in self.names:
             raise InvalidInputError(
                 f"no branch {branch!r}; branches: {', '.join(sorted(self.names))}{did_you_mean(branch, self.names)}"
             )
-        return self.lines[self.names[branch]]
+        return self.timelines[self.names[branch]]
 
-    def lineage(self, line: str) -> list[Line]:
-        """The line and its ancestors, oldest first."""
-        found = [self.lines[line]]
+    def lineage(self, timeline: str) -> list[Timeline]:
+        """The timeline and its ancestors, oldest first."""
+        found = [self.timelines[timeline]]
         while (parent := found[-1].parent) is not None:
-            found.append(self.lines[parent])
+            found.append(self.timelines[parent])
         found.reverse()
         return found
 
     def shared_until(self, a: str, b: str) -> Epoch | None:
-        """The last epoch that two lines have in common; None: one is the other. After a rewind main begins in the line it was."""
+        """The last epoch that two timelines have in common; None: one is the other. After a rewind main begins in the
+        timeline it was.
+        """
         mine, theirs = self.held_until(a), self.held_until(b)
-        shared = [[end for end in (mine[line], theirs[line]) if end is not None] for line in mine if line in theirs]
+        shared = [
+            [end for end in (mine[timeline], theirs[timeline]) if end is not None]
+            for timeline in mine
+            if timeline in theirs
+        ]
         return max((min(ends) for ends in shared if ends), default=None) if all(shared) else None
 
-    def held_until(self, line: str) -> dict[str, Epoch | None]:
-        """The line and its ancestors, each with the last of its epochs that is one of the line's, too; None: all of them are."""
+    def held_until(self, timeline: str) -> dict[str, Epoch | None]:
+        """The timeline and its ancestors, each with the last of its epochs that is one of the timeline's, too; None:
+        all of them are.
+        """
         found: dict[str, Epoch | None] = {}
         end: Epoch | None = None
-        for step in reversed(self.lineage(line)):
+        for step in reversed(self.lineage(timeline)):
             found[step.id] = end
             if step.at is not None:
                 end = step.at if end is None else min(end, step.at)
         return found
 
-    def left(self, line: str) -> dict[str, Epoch | None]:
-        """As `held_until`, oldest first, without the ancestors that it has no epoch of: main may have been rewound to before one
-        began, or to where it did.
+    def left(self, timeline: str) -> dict[str, Epoch | None]:
+        """As `held_until`, oldest first, without the ancestors that it has no epoch of: main may have been rewound to
+        before one began, or to where it did.
         """
-        known = self._left.get(line)
+        known = self._left.get(timeline)
         if known is None:
-            held = reversed(self.held_until(line).items())
-            known = {id: end for id, end in held if end is None or (at := self.lines[id].at) is None or end > at}
-            self._left[line] = known
+            held = reversed(self.held_until(timeline).items())
+            known = {id: end for id, end in held if end is None or (at := self.timelines[id].at) is None or end > at}
+            self._left[timeline] = known
         return known
 
-    def begins(self, line: str) -> dict[str, str]:
-        """By stage whose code is another one than at the root of a line: where that code began, the same text for the same state.
+    def begins(self, timeline: str) -> dict[str, str]:
+        """By stage whose code is another one than at the root of a timeline: where that code began, the same text for
+        the same state.
 
-        What such a stage holds at an epoch depends on the state that it began with, so two branches may share its layers only
-        where they left the same line at the same epoch.
+        What such a stage holds at an epoch depends on the state that it began with, so two branches may share its
+        layers only where they left the same timeline at the same epoch.
         """
-        steps = [self.lines[id] for id in self.left(line)]
+        steps = [self.timelines[id] for id in self.left(timeline)]
         return {stage: f"{step.parent}@{step.at}" for step in steps if step.own_states for stage in step.changed}
 
-    def anew(self, line: str) -> dict[str, int]:
-        """By stage that began anew where it was changed last on the way to a line: the epoch at which it did."""
+    def anew(self, timeline: str) -> dict[str, int]:
+        """By stage that began anew where it was changed last on the way to a timeline: the epoch at which it did."""
         found: dict[str, int] = {}
-        for step in (self.lines[id] for id in self.left(line)):
+        for step in (self.timelines[id] for id in self.left(timeline)):
             if step.at is not None:
                 found = {stage: t for stage, t in found.items() if stage not in step.changed}
                 found |= dict.fromkeys(step.anew, step.at + 1)
         return found
 
     def kept_until(self) -> dict[str, Epoch | None]:
-        """The lines that are needed, and up to which epoch of their own; None: all of them."""
+        """The timelines that are needed, and up to which epoch of their own; None: all of them."""
         kept: dict[str, Epoch | None] = dict.fromkeys(self.names.values())
         for name in self.names.values():
             for id, end in self.left(name).items():
@@ -131,27 +143,29 @@ class Refs:
 
     def after(self, entry: Mapping[str, Any]) -> Refs:
         """What the log says with one more entry. Raises KeyError, TypeError or ValueError for one that cannot follow."""
-        lines, names = dict(self.lines), dict(self.names)
+        timelines, names = dict(self.timelines), dict(self.names)
         if not isinstance(entry["name"], str) or entry["name"] == MAIN:
             raise ValueError(f"{entry['name']!r} is no name of a branch that is made or deleted")
         if "line" in entry:  # it becomes a directory; of names earlier versions took any
-            check_name(entry["line"], "line name")
+            check_name(entry["line"], "timeline name")
             pack(entry["at"])
         name = entry["name"]
         if entry["do"] == "create":
-            line = entry["line"]
-            if name in names or line in lines or entry["parent"] not in lines:
-                raise ValueError(f"branch {name!r} or its line {line!r} is there already, or its parent is not")
+            timeline = entry["line"]
+            if name in names or timeline in timelines or entry["parent"] not in timelines:
+                raise ValueError(f"branch {name!r} or its timeline {timeline!r} is there already, or its parent is not")
             own_states = bool(entry.get("own_states"))
             anew = tuple(entry.get("anew", ()))
-            lines[line] = Line(line, entry["parent"], Epoch(entry["at"]), tuple(entry["changed"]), own_states, anew)
-            names[name] = line
+            timelines[timeline] = Timeline(
+                timeline, entry["parent"], Epoch(entry["at"]), tuple(entry["changed"]), own_states, anew
+            )
+            names[name] = timeline
         elif entry["do"] == "rewind":
-            if entry["line"] in lines or entry["parent"] != names[MAIN] or entry["keep_as"] in names:
+            if entry["line"] in timelines or entry["parent"] != names[MAIN] or entry["keep_as"] in names:
                 raise ValueError(
-                    f"line {entry['line']!r} or branch {entry['keep_as']!r} is there, or the parent is not main"
+                    f"timeline {entry['line']!r} or branch {entry['keep_as']!r} is there, or the parent is not main"
                 )
-            lines[entry["line"]] = Line(entry["line"], entry["parent"], Epoch(entry["at"]))
+            timelines[entry["line"]] = Timeline(entry["line"], entry["parent"], Epoch(entry["at"]))
             if entry["keep_as"]:
                 names[entry["keep_as"]] = names[MAIN]
             names[MAIN] = entry["line"]
@@ -166,7 +180,7 @@ class Refs:
             raise ValueError(f"{entry['do']!r} is nothing that this version knows to do with branches")
         if len(names) > MOST_BRANCHES:
             raise ValueError(f"there are {len(names):,} branches, expected at most {MOST_BRANCHES:,}")
-        return Refs(lines, names, self.entries + 1)
+        return Refs(timelines, names, self.entries + 1)
 
 
 def check_entry(entry: Mapping[str, Any]) -> None:
@@ -176,8 +190,8 @@ def check_entry(entry: Mapping[str, Any]) -> None:
     if do not in ("create", "delete", "promote", "rewind"):
         raise ValueError(f"{do!r} is none of create, delete, promote and rewind")
     if do in ("create", "rewind"):
-        check_name(entry["line"], "line name")
-        check_name(entry["parent"], "line name")
+        check_name(entry["line"], "timeline name")
+        check_name(entry["parent"], "timeline name")
         pack(entry["at"])
     if do == "create":
         for stage in (*entry["changed"], *entry.get("anew", ())):
@@ -223,9 +237,9 @@ def missing_entry(root: Path, refs: Refs) -> str:
             "(`nosync conflicts` says which entries differ), or the file is not one of this store's: then remove it"
         )
     return (
-        f"{path}: is missing, and entries after it are there ({', '.join(map(str, refs.later))}): which line is main depends on "
-        f"it. Put it back, from a backup or another node; or say `nosync verify --repair {root}`, which first says what "
-        "it will do"
+        f"{path}: is missing, and entries after it are there ({', '.join(map(str, refs.later))}): which timeline is main "
+        f"depends on it. Put it back, from a backup or another node; or say `nosync verify --repair {root}`, which first "
+        "says what it will do"
     )
 
 
@@ -256,8 +270,8 @@ def creation(
         )
     if name in refs.names:
         raise InvalidInputError(f"branch {name!r} exists already; delete it or use another name")
-    line = f"{name[:48]}-{refs.entries + 1}"
+    timeline = f"{name[:48]}-{refs.entries + 1}"
     return {
-        "do": "create", "name": name, "line": line, "parent": parent, "at": at, "changed": sorted(changed),
+        "do": "create", "name": name, "line": timeline, "parent": parent, "at": at, "changed": sorted(changed),
         "own_states": True, "anew": sorted(anew),
     }  # fmt: skip

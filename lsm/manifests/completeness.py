@@ -1,7 +1,8 @@
-"""What sealed epochs list and no file holds, and up to where all of them are safe: asked of manifests and listings alone.
+"""What sealed epochs list and no file holds, and up to where all of them are safe: asked of manifests and listings
+alone.
 
-Nothing here knows a catalog or a lock, so any process may ask. A run of epochs in an archive is answered at once where merged
-layers stand for all that it lists.
+Nothing here knows a catalog or a lock, so any process may ask. A run of epochs in an archive is answered at once where
+merged layers stand for all that it lists.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from nosync.lsm.manifests.branches import MAIN
 from nosync.lsm.manifests.input_policy import is_let_go, let_go_until
 from nosync.lsm.manifests.manifest import Entry, Manifest
 from nosync.lsm.manifests.manifest_log import Sealed
-from nosync.lsm.manifests.timelines import Lines
+from nosync.lsm.manifests.timelines import Timelines
 from nosync.lsm.model.layer import Description, TraceId
 from nosync.lsm.model.timestamp import Epoch, end_of, epoch_of
 from nosync.lsm.trace.directory import LayerDirectory
@@ -27,16 +28,18 @@ class Missing:
 
     entry: Entry
     t: Epoch
-    line: str
+    timeline: str
 
 
-def lost(lines: Lines, directory: LayerDirectory, safe: int | None, branch: str = MAIN) -> list[Missing]:
-    """The layers that manifests of a branch list and that no file covers; inputs that the safe point has passed may be gone."""
-    until = let_go_until(lines, safe)
+def lost(timelines: Timelines, directory: LayerDirectory, safe: int | None, branch: str = MAIN) -> list[Missing]:
+    """The layers that manifests of a branch list and that no file covers; inputs that the safe point has passed may be
+    gone.
+    """
+    until = let_go_until(timelines, safe)
     presence = Presence(directory.descriptions)
     return [
-        Missing(entry, manifest.t, manifest.line)
-        for manifest in to_look_at(lines.manifests(branch), until, presence.listed)
+        Missing(entry, manifest.t, manifest.timeline)
+        for manifest in to_look_at(timelines.manifests(branch), until, presence.listed)
         for entry in manifest.entries
         if not is_let_go(manifest, entry, until) and not presence.has(entry.id)
     ]
@@ -45,7 +48,9 @@ def lost(lines: Lines, directory: LayerDirectory, safe: int | None, branch: str 
 def safe_from(
     sealed: Sealed, safe: Epoch, is_safe_run: Callable[[Run], bool], is_safe: Callable[[Manifest], bool]
 ) -> Epoch:
-    """The last epoch up to which all are safe, where those up to `safe` are. A run is asked about once, and then its epochs."""
+    """The last epoch up to which all are safe, where those up to `safe` are. A run is asked about once, and then its
+    epochs.
+    """
     for piece in sealed.pieces(safe):
         if isinstance(piece, Run) and piece.first <= safe + 1 and is_safe_run(piece):
             safe = piece.last
@@ -59,7 +64,8 @@ def safe_from(
 
 
 def to_look_at(sealed: Sealed, let_go: int, held: Callable[[TraceId], Iterable[Description]]) -> Iterator[Manifest]:
-    """All manifests but those of runs of which nothing can be missing, because merged layers stand for all that they list.
+    """All manifests but those of runs of which nothing can be missing, because merged layers stand for all that they
+    list.
 
     `let_go`: the epoch up to which inputs may be gone. `held(trace)`: the time ranges of the layers that are there.
     """
@@ -71,7 +77,9 @@ def to_look_at(sealed: Sealed, let_go: int, held: Callable[[TraceId], Iterable[D
 
 
 def is_whole(run: Run, let_go: int, held: Callable[[TraceId], Iterable[Description]]) -> bool:
-    """Whether merged layers alone stand for all that a run lists. A layer of one epoch is compared by whoever looks at it."""
+    """Whether merged layers alone stand for all that a run lists. A layer of one epoch is compared by whoever looks at
+    it.
+    """
     for one in run.listed:
         if one.trace.stage in run.policies and run.last <= let_go:
             continue

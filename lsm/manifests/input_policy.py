@@ -1,7 +1,9 @@
-"""Letting go of inputs at the safe point: up to there no stage has to be computed from them again (the poster's input downgrade).
+"""Letting go of inputs at the safe point: up to there no stage has to be computed from them again (the poster's input
+downgrade).
 
-What happens to a source's layers then is declared with the source, and written into every manifest, so that all nodes know:
-`keep` (the default: they can be replayed and explained), `disk` (one node keeps them, the others drop their copies), `drop`.
+What happens to a source's layers then is declared with the source, and written into every manifest, so that all nodes
+know: `keep` (the default: they can be replayed and explained), `disk` (one node keeps them, the others drop their
+copies), `drop`.
 """
 
 from __future__ import annotations
@@ -10,7 +12,7 @@ from collections.abc import Iterator, Mapping
 
 from nosync.lsm.manifests.branches import MAIN
 from nosync.lsm.manifests.manifest import KEEP, LETTING_GO, Entry, Manifest
-from nosync.lsm.manifests.timelines import Lines
+from nosync.lsm.manifests.timelines import Timelines
 from nosync.lsm.model.layer import LayerId, TraceId
 from nosync.lsm.model.timestamp import Epoch, pack
 from nosync.lsm.trace.directory import LayerDirectory
@@ -24,14 +26,14 @@ def policies(manifest: Manifest | None) -> Mapping[str, str]:
     return manifest.policies if manifest is not None else {}
 
 
-def let_go_until(lines: Lines, safe: int | None) -> Epoch:
-    """The epoch up to which inputs may be let go of, given the main line's safe point.
+def let_go_until(timelines: Timelines, safe: int | None) -> Epoch:
+    """The epoch up to which inputs may be let go of, given the main timeline's safe point.
 
     A branch holds what came after its fork, which it may still replay.
     """
     if safe is None:
         return NOTHING
-    refs = lines.refs
+    refs = timelines.refs
     main = refs.names[MAIN]
     shared = [refs.shared_until(main, id) for name, id in refs.names.items() if name != MAIN]
     return Epoch(min([safe, *(at for at in shared if at is not None)]))
@@ -43,11 +45,13 @@ def is_let_go(manifest: Manifest, entry: Entry, until: int) -> bool:
 
 
 def inputs_to_let_go(
-    directory: LayerDirectory, lines: Lines, until: int
+    directory: LayerDirectory, timelines: Timelines, until: int
 ) -> Iterator[tuple[str, TraceId, list[LayerId]]]:
-    """The traces of the main line's sources, each with its policy and its layers that lie before the end of epoch `until`."""
-    for stage, policy in policies(lines.manifest(until)).items():
-        fingerprints = {span.fingerprint for span in lines.histories(MAIN).get(stage, ())}
+    """The traces of the main timeline's sources, each with its policy and its layers that lie before the end of epoch
+    `until`.
+    """
+    for stage, policy in policies(timelines.manifest(until)).items():
+        fingerprints = {span.fingerprint for span in timelines.histories(MAIN).get(stage, ())}
         for trace in directory.traces(stage):
             if trace.fingerprint in fingerprints:
                 before = [d for d in directory.descriptions(trace) if d.upper <= pack(until + 1)]

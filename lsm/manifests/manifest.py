@@ -1,7 +1,7 @@
 """Manifests: small JSON files that are published like layers, whole or absent, and never changed.
 
-`Manifest(t)` of a line (the main line, or a branch) lists every layer that belongs to epoch `t`, empty ones included,
-with its digest. `t` is complete when its manifest and all of those layers exist.
+`Manifest(t)` of a timeline (the main timeline, or a branch) lists every layer that belongs to epoch `t`, empty ones
+included, with its digest. `t` is complete when its manifest and all of those layers exist.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from nosync.lsm.platform.json_file import publish_text, read_if_there, seal_json
 from nosync.lsm.platform.parsing import parsed
 from nosync.lsm.trace.directory import MANIFESTS
 
-MAIN_LINE = "main"
+MAIN_TIMELINE = "main"
 AT_SAFE_POINT = "at_safe_point"
 KEEP, DISK, DROP = "keep", "disk", "drop"
 LETTING_GO = (DISK, DROP)
@@ -57,7 +57,7 @@ def known_policies(found: object) -> dict[str, str]:
 
 @dataclass(frozen=True)
 class Manifest:
-    line: str
+    timeline: str
     t: Epoch
     entries: tuple[Entry, ...]
     meta: Mapping[str, Any] = field(default_factory=dict)
@@ -70,7 +70,7 @@ class Manifest:
     @property
     def path(self) -> PurePosixPath:
         """Relative to the data directory."""
-        return PurePosixPath(MANIFESTS, self.line, self.name)
+        return PurePosixPath(MANIFESTS, self.timeline, self.name)
 
     @property
     def policies(self) -> Mapping[str, str]:
@@ -116,7 +116,7 @@ class Manifest:
             }
             for e in self.entries
         ]
-        return seal_json({"line": self.line, "t": self.t, "layers": layers, "meta": dict(self.meta)})
+        return seal_json({"line": self.timeline, "t": self.t, "layers": layers, "meta": dict(self.meta)})
 
     @classmethod
     def from_json(cls, text: bytes, where: str) -> Manifest:
@@ -127,7 +127,7 @@ class Manifest:
                 raise TypeError("meta has no fields")
             if len(f["layers"]) > MOST_LAYERS:
                 raise ValueError(f"it lists {len(f['layers']):,} layers, expected at most {MOST_LAYERS:,}")
-            return cls(check_name(f["line"], "line name"), f["t"], tuple(map(_entry, f["layers"])), f["meta"])
+            return cls(check_name(f["line"], "timeline name"), f["t"], tuple(map(_entry, f["layers"])), f["meta"])
 
 
 def _entry(fields: Mapping[str, Any]) -> Entry:
@@ -154,7 +154,7 @@ def publish_manifest(root: Path, manifest: Manifest, env: Env) -> tuple[Manifest
 
     The same one again is a success; another one for the epoch is a DeterminismError.
     """
-    check_name(manifest.line, "line name")
+    check_name(manifest.timeline, "timeline name")
     final = root / manifest.path
     if (identity := publish_text(root, final, manifest.to_json(), env)) is not None:
         return manifest, identity
@@ -181,7 +181,7 @@ def check_same(recorded: Manifest, manifest: Manifest) -> None:
 
 
 class Histories:
-    """The histories of all stages of a line, learned from its manifests in order of time."""
+    """The histories of all stages of a timeline, learned from its manifests in order of time."""
 
     def __init__(self) -> None:
         self._spans: dict[str, list[Span]] = {}

@@ -1,4 +1,4 @@
-"""The sealed epochs of a line: archives of old manifests, the newer manifests one by one, and those of its parent.
+"""The sealed epochs of a timeline: archives of old manifests, the newer manifests one by one, and those of its parent.
 
 Invariants
 - An epoch is found in one place: what an archive stands for is not kept beside it.
@@ -28,52 +28,55 @@ _RELISTS = 5
 class Sealed(Mapping[Epoch, Manifest]):
     """Of one line, in order of epochs. To be changed by one thread; others may look meanwhile."""
 
-    def __init__(self, line: str, root: Path, env: Env, parent: Sealed | None = None, at: Epoch | None = None) -> None:
-        """`parent`: of the line that this one begins in, after epoch `at`."""
-        self.line, self._root, self._env = line, root, env
+    def __init__(
+        self, timeline: str, root: Path, env: Env, parent: Sealed | None = None, at: Epoch | None = None
+    ) -> None:
+        """`parent`: of the timeline that this one begins in, after epoch `at`."""
+        self.timeline, self._root, self._env = timeline, root, env
         self._at = Epoch(-1) if at is None else at
         self._before: tuple[tuple[Sealed, Epoch], ...] = () if parent is None else parent.until(self._at)
-        """The lines that it comes from, oldest first, and up to which epoch it has theirs; each time a later one."""
+        """The timelines that it comes from, oldest first, and up to which epoch it has theirs; each time a later one.
+        """
         self._own: tuple[tuple[Archive, ...], dict[Epoch, Manifest]] = (), {}
         self._details: OrderedDict[Archive, Details] = OrderedDict()
 
     def until(self, at: Epoch) -> tuple[tuple[Sealed, Epoch], ...]:
-        """The lines that the epochs up to `at` are of, this one included, each with the last of them."""
+        """The timelines that the epochs up to `at` are of, this one included, each with the last of them."""
         kept = bisect.bisect_left(self._before, at, key=lambda before: before[1])
-        line = self._before[kept][0] if kept < len(self._before) else self
-        return (*self._before[:kept], (line, at))
+        timeline = self._before[kept][0] if kept < len(self._before) else self
+        return (*self._before[:kept], (timeline, at))
 
     # --- looking ----------------------------------------------------------------------------------------------------
 
     def __getitem__(self, t: int) -> Manifest:
-        line = self._line_at(t)
-        archives, singles = line._own
+        timeline = self._timeline_at(t)
+        archives, singles = timeline._own
         found = singles.get(Epoch(t))
         if found is not None:
             return found
         archive = archive_of(archives, t)
         if archive is None:
             raise KeyError(t)
-        return line._detail(archive, t)
+        return timeline._detail(archive, t)
 
     def __contains__(self, t: object) -> bool:
         if not isinstance(t, int):
             return False
-        archives, singles = self._line_at(t)._own
+        archives, singles = self._timeline_at(t)._own
         return t in singles or archive_of(archives, t) is not None
 
-    def line_at(self, t: int) -> str:
-        """The line that an epoch is, or would be, one of its own of."""
-        return self._line_at(t).line
+    def timeline_at(self, t: int) -> str:
+        """The timeline that an epoch is, or would be, one of its own of."""
+        return self._timeline_at(t).timeline
 
-    def _line_at(self, t: int) -> Sealed:
-        """The line that an epoch is, or would be, one of its own of."""
+    def _timeline_at(self, t: int) -> Sealed:
+        """The timeline that an epoch is, or would be, one of its own of."""
         at = bisect.bisect_left(self._before, t, key=lambda before: before[1])
         return self._before[at][0] if at < len(self._before) else self
 
     def __iter__(self) -> Iterator[Epoch]:
-        for line, until in self._before:
-            for t in line.own():
+        for timeline, until in self._before:
+            for t in timeline.own():
                 if t > until:
                     break
                 yield t
@@ -92,8 +95,8 @@ class Sealed(Mapping[Epoch, Manifest]):
 
     @property
     def first(self) -> Epoch | None:
-        for line, until in self._before:
-            first = line._first_own
+        for timeline, until in self._before:
+            first = timeline._first_own
             if first is not None and first <= until:
                 return first
         return self._first_own
@@ -112,8 +115,8 @@ class Sealed(Mapping[Epoch, Manifest]):
             return own
         if self._at in self:
             return self._at
-        for line, until in reversed(self._before):
-            last = max((t for t in line.own() if t <= until), default=None)
+        for timeline, until in reversed(self._before):
+            last = max((t for t in timeline.own() if t <= until), default=None)
             if last is not None:
                 return last
         return None
@@ -133,14 +136,14 @@ class Sealed(Mapping[Epoch, Manifest]):
         return self._own[0]
 
     def archive_at(self, t: int) -> Archive | None:
-        """The archive that an epoch of this line itself is in."""
+        """The archive that an epoch of this timeline itself is in."""
         return archive_of(self._own[0], t)
 
     def pieces(self, after: int = -1) -> Iterator[Run | Manifest]:
         """All of it in order, old epochs as runs; what ends by epoch `after` is left out."""
-        for line, until in self._before:
+        for timeline, until in self._before:
             if until > after:
-                yield from line._pieces_until(after, until)
+                yield from timeline._pieces_until(after, until)
         yield from self.own_pieces(after)
 
     def _pieces_until(self, after: int, until: Epoch) -> Iterator[Run | Manifest]:
@@ -159,7 +162,9 @@ class Sealed(Mapping[Epoch, Manifest]):
                 yield own
 
     def gap(self, safe: int | None) -> int | None:
-        """The first epoch beyond `safe` (None: of all) whose manifest is not there, and later ones are: one that was lost."""
+        """The first epoch beyond `safe` (None: of all) whose manifest is not there, and later ones are: one that was
+        lost.
+        """
         reached = self.first if safe is None else safe + 1
         if reached is None:
             return None
@@ -193,9 +198,9 @@ class Sealed(Mapping[Epoch, Manifest]):
         return details.manifest(t)
 
     def _single_again(self, archive: Archive, t: int) -> Manifest:
-        """The line was cut inside an archive, whose epochs before the cut have files of their own again."""
+        """The timeline was cut inside an archive, whose epochs before the cut have files of their own again."""
         try:
-            return read_manifest(self._root, self.line, t, self._env)
+            return read_manifest(self._root, self.timeline, t, self._env)
         except FileNotFoundError:
             raise StorageError(
                 f"{self._root / archive.path}: is gone, and with it epoch {t}: its branch was deleted; open the store again"
@@ -204,7 +209,7 @@ class Sealed(Mapping[Epoch, Manifest]):
     # --- changing ---------------------------------------------------------------------------------------------------
 
     def load(self, archives: tuple[Archive, ...], manifests: Iterable[Manifest]) -> None:
-        """All that the line has of its own, in order."""
+        """All that the timeline has of its own, in order."""
         self._own = archives, {manifest.t: manifest for manifest in manifests}
 
     def add(self, manifest: Manifest) -> None:
@@ -256,9 +261,9 @@ def outermost(archives: Iterable[Archive]) -> tuple[Archive, ...]:
     return tuple(kept)
 
 
-def list_line(root: Path, line: str, env: Env) -> tuple[set[str], set[Epoch]]:
-    """The names of a line's archives, and the epochs that have files of their own."""
-    names = env.list_dir(root / MANIFESTS / line)
+def list_timeline(root: Path, timeline: str, env: Env) -> tuple[set[str], set[Epoch]]:
+    """The names of a timeline's archives, and the epochs that have files of their own."""
+    names = env.list_dir(root / MANIFESTS / timeline)
     archives = {name for name in names if parse_name(name)}
     return archives, {
         Epoch(int(stem)) for name in names if is_number(stem := name.removesuffix(".json")) and int(stem) <= MAX_EPOCH
@@ -266,39 +271,39 @@ def list_line(root: Path, line: str, env: Env) -> tuple[set[str], set[Epoch]]:
 
 
 def read_sealed(sealed: Sealed, root: Path, env: Env) -> list[CorruptionError]:
-    """Reads what a line has of its own into `sealed`, which is empty. Returns an error for each damaged file."""
+    """Reads what a timeline has of its own into `sealed`, which is empty. Returns an error for each damaged file."""
     for _ in range(_RELISTS):
         try:
             return _read_listed(sealed, root, env)
         except FileNotFoundError:
-            continue  # its node put manifests into an archive meanwhile, or cut the line
-    raise StorageError(f"{root / MANIFESTS / sealed.line}: changes faster than it can be read; try again")
+            continue  # its node put manifests into an archive meanwhile, or cut the timeline
+    raise StorageError(f"{root / MANIFESTS / sealed.timeline}: changes faster than it can be read; try again")
 
 
 def _read_listed(sealed: Sealed, root: Path, env: Env) -> list[CorruptionError]:
-    names, epochs = list_line(root, sealed.line, env)
+    names, epochs = list_timeline(root, sealed.timeline, env)
     errors: list[CorruptionError] = []
     archives = []
     for name in sorted(names):
         try:
-            archives.append(Archive.read(root, sealed.line, name, env))
+            archives.append(Archive.read(root, sealed.timeline, name, env))
         except CorruptionError as error:
-            errors.append(error.of_file(root / MANIFESTS / sealed.line / name))
+            errors.append(error.of_file(root / MANIFESTS / sealed.timeline / name))
     outer = outermost(archives)
     manifests = []
     for t in sorted(t for t in epochs if archive_of(outer, t) is None):
         try:
-            manifests.append(read_manifest(root, sealed.line, t, env))
+            manifests.append(read_manifest(root, sealed.timeline, t, env))
         except CorruptionError as error:
-            errors.append(error.of_file(root / MANIFESTS / sealed.line / f"{t}.json"))
+            errors.append(error.of_file(root / MANIFESTS / sealed.timeline / f"{t}.json"))
     sealed.load(outer, manifests)
     return errors
 
 
-def read_manifest(root: Path, line: str, t: int, env: Env) -> Manifest:
+def read_manifest(root: Path, timeline: str, t: int, env: Env) -> Manifest:
     """One with a file of its own. Raises CorruptionError, or FileNotFoundError where it has none (any more)."""
-    path = root / MANIFESTS / line / f"{t}.json"
+    path = root / MANIFESTS / timeline / f"{t}.json"
     manifest = Manifest.from_json(read_if_there(path, env), str(path))
-    if (manifest.t, manifest.line) != (t, line):
-        raise CorruptionError(f"{path}: holds the manifest of {manifest.line} {manifest.t}")
+    if (manifest.t, manifest.timeline) != (t, timeline):
+        raise CorruptionError(f"{path}: holds the manifest of {manifest.timeline} {manifest.t}")
     return manifest

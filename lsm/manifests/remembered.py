@@ -1,10 +1,12 @@
-"""What a directory held durably once, as its catalog says: from which to which epoch the manifests of each line, and the log of
-branches. Files show what is there; that the end of a log is not there any more only something beside it can show.
+"""What a directory held durably once, as its catalog says: from which to which epoch the manifests of each timeline,
+and the log of branches. Files show what is there; that the end of a log is not there any more only something beside it
+can show.
 
 Invariants
-- A file is remembered after it is durable, by the node, in the background: neither publishing nor sealing waits for it. So
-  layers of an epoch that is being written are remembered by nobody, and are not called lost.
-- What is remembered is not synced. A power cut may take the last of it, as if less had been; the next start adds it again.
+- A file is remembered after it is durable, by the node, in the background: neither publishing nor sealing waits for it.
+  So layers of an epoch that is being written are remembered by nobody, and are not called lost.
+- What is remembered is not synced. A power cut may take the last of it, as if less had been; the next start adds it
+  again.
 - What is given up on purpose is forgotten before its files go. What branches need no more is not asked for.
 """
 
@@ -26,8 +28,8 @@ from nosync.lsm.platform.json_file import canonical, read_small
 from nosync.lsm.trace.directory import CATALOG, MANIFESTS
 
 SEALED_META, ENTRY_META, SAFE_META = "sealed/", "branches/", "safe/"
-"""Catalog: by line, the first and the last epoch that was durable; by number, an entry of the log of branches; by line, the safe
-point that was told, where there are peers or inputs are let go of.
+"""Catalog: by timeline, the first and the last epoch that was durable; by number, an entry of the log of branches; by
+timeline, the safe point that was told, where there are peers or inputs are let go of.
 """
 KEY_GROUPS_META, STORE_ID_META = "key_groups", "store_id"
 """Catalog: what the file NOSYNC says, should it be lost."""
@@ -36,7 +38,7 @@ _FORGOTTEN = ""
 
 
 class Kept(NamedTuple):
-    """The first and the last epoch of a line whose manifests were durable."""
+    """The first and the last epoch of a timeline whose manifests were durable."""
 
     first: Epoch
     last: Epoch
@@ -51,7 +53,7 @@ class Remembered:
     def __init__(self, meta: Mapping[str, str] | None = None) -> None:
         self._kept: dict[str, Kept] = {}
         self.earliest = END
-        """The first epoch of any line; it is asked for often, and the lines are many."""
+        """The first epoch of any timeline; it is asked for often, and the timelines are many."""
         self.entries: dict[int, str] = {}
         """The log of branches, each entry as canonical JSON."""
         self.last_entry = 0
@@ -63,9 +65,9 @@ class Remembered:
             elif name.startswith(ENTRY_META) and value != _FORGOTTEN:
                 self.entries[int(name.removeprefix(ENTRY_META))] = value
         for name, value in (meta or {}).items():  # of a catalog that an earlier version wrote there is this alone
-            line, told = name.removeprefix(SAFE_META), int(value) if name.startswith(SAFE_META) else -1
-            if told >= 0 and line not in self._kept:
-                self._kept[line] = Kept(Epoch(told), Epoch(told))
+            timeline, told = name.removeprefix(SAFE_META), int(value) if name.startswith(SAFE_META) else -1
+            if told >= 0 and timeline not in self._kept:
+                self._kept[timeline] = Kept(Epoch(told), Epoch(told))
         self._find_ends()
 
     def _find_ends(self) -> None:
@@ -79,18 +81,18 @@ class Remembered:
         found._find_ends()
         return found
 
-    def of_line(self, line: str) -> Kept | None:
+    def of_timeline(self, timeline: str) -> Kept | None:
         """None where nothing is remembered."""
-        return self._kept.get(line)
+        return self._kept.get(timeline)
 
-    def note_line(self, line: str, kept: Kept) -> dict[str, str]:
-        """These manifests of a line were durable."""
-        joined = kept.joined(self._kept.get(line))
-        if joined == self._kept.get(line):
+    def note_timeline(self, timeline: str, kept: Kept) -> dict[str, str]:
+        """These manifests of a timeline were durable."""
+        joined = kept.joined(self._kept.get(timeline))
+        if joined == self._kept.get(timeline):
             return {}
-        self._kept[line] = joined
+        self._kept[timeline] = joined
         self.earliest = min(self.earliest, joined.first)
-        return {SEALED_META + line: json.dumps(joined)}
+        return {SEALED_META + timeline: json.dumps(joined)}
 
     def note(self, root: Path, paths: Iterable[PurePosixPath], env: Env) -> dict[str, str]:
         """These small files are durable."""
@@ -104,19 +106,21 @@ class Remembered:
                     text = canonical(read_small(root / path, env))
                     self.entries[int(path.stem)] = changed[ENTRY_META + path.stem] = text
                     self.last_entry = max(self.last_entry, int(path.stem))
-        for line, kept in found.items():
-            changed |= self.note_line(line, kept)
+        for timeline, kept in found.items():
+            changed |= self.note_timeline(timeline, kept)
         return changed
 
     def give_up(self, first: Mapping[str, Epoch], entry: int | None) -> dict[str, str]:
-        """By line, the epoch from which on manifests are given up; and the entry from which on the log of branches is."""
+        """By timeline, the epoch from which on manifests are given up; and the entry from which on the log of branches
+        is.
+        """
         changed = {}
-        for line, t in first.items():
-            kept = self._kept.pop(line, None)
+        for timeline, t in first.items():
+            kept = self._kept.pop(timeline, None)
             if kept is not None and kept.first < t:
-                self._kept[line] = Kept(kept.first, min(kept.last, Epoch(t - 1)))
-            left = self._kept.get(line)
-            changed[SEALED_META + line] = _FORGOTTEN if left is None else json.dumps(left)
+                self._kept[timeline] = Kept(kept.first, min(kept.last, Epoch(t - 1)))
+            left = self._kept.get(timeline)
+            changed[SEALED_META + timeline] = _FORGOTTEN if left is None else json.dumps(left)
         for n in [n for n in self.entries if entry is not None and n >= entry]:
             del self.entries[n]
             changed[f"{ENTRY_META}{n}"] = _FORGOTTEN
@@ -146,12 +150,16 @@ def recalled(root: Path) -> Remembered:
     return Remembered(catalog_metas(root))
 
 
-def lines_without_entry(root: Path, refs: Refs, env: Env) -> list[str]:
-    """The lines of which there are manifests, and that no entry of the log of branches names."""
-    found = [line for line in env.list_dir(root / MANIFESTS) if line not in refs.lines]
-    return sorted(line for line in found if any(epochs_of(name) for name in env.list_dir(root / MANIFESTS / line)))
+def timelines_without_entry(root: Path, refs: Refs, env: Env) -> list[str]:
+    """The timelines of which there are manifests, and that no entry of the log of branches names."""
+    found = [timeline for timeline in env.list_dir(root / MANIFESTS) if timeline not in refs.timelines]
+    return sorted(
+        timeline for timeline in found if any(epochs_of(name) for name in env.list_dir(root / MANIFESTS / timeline))
+    )
 
 
 def entries_lost(refs: Refs, remembered: Remembered) -> Iterator[int]:
-    """The entries of the log of branches that were durable once, and are not there: those in the middle, and at the end."""
+    """The entries of the log of branches that were durable once, and are not there: those in the middle, and at the
+    end.
+    """
     yield from (n for n in sorted(remembered.entries) if n > refs.entries and n not in refs.later)

@@ -1,7 +1,8 @@
-"""The ledger of a store as one process writes it: manifests of epochs, sealed in order. Files only: no catalog, no lock.
+"""The ledger of a store as one process writes it: manifests of epochs, sealed in order. Files only: no catalog, no
+lock.
 
-The node of a directory has one, and so has a job whose directory belongs to a daemon: sealing an epoch is linking a file,
-and waits for nobody.
+The node of a directory has one, and so has a job whose directory belongs to a daemon: sealing an epoch is linking a
+file, and waits for nobody.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from nosync.lsm.manifests.lost_ends import epochs_text, lost_begin, lost_end
 from nosync.lsm.manifests.manifest import Content, Entry, Manifest, check_same, publish_manifest
 from nosync.lsm.manifests.manifest_log import Sealed
 from nosync.lsm.manifests.remembered import Recall, recalled
-from nosync.lsm.manifests.timelines import Lines
+from nosync.lsm.manifests.timelines import Timelines
 from nosync.lsm.model.history import History
 from nosync.lsm.model.layer import Digest, LayerId, TraceId
 from nosync.lsm.model.timestamp import Epoch, Time, epoch_of, round_of
@@ -27,20 +28,20 @@ from nosync.lsm.trace.directory import LayerDirectory
 
 
 class Ledger:
-    """Manifests and lines of one data directory."""
+    """Manifests and timelines of one data directory."""
 
     def __init__(self, directory: LayerDirectory, copies: int, recall: Recall | None = None) -> None:
         """`copies`: how many an epoch asks for of each stage of which nothing is said.
 
-        `recall`: says what is remembered of the lines (default: the catalog of the directory is looked into).
+        `recall`: says what is remembered of the timelines (default: the catalog of the directory is looked into).
         """
         self.directory = directory
         self.copies = copies
-        self.lines = Lines(directory.root, directory.env, recall or (lambda: recalled(directory.root)))
+        self.timelines = Timelines(directory.root, directory.env, recall or (lambda: recalled(directory.root)))
 
     def origin(self, trace: TraceId) -> Time | None:
         """Where a trace first begins, as far as manifests say."""
-        return min(self.lines.origins(trace), default=None)
+        return min(self.timelines.origins(trace), default=None)
 
     def seal(
         self,
@@ -57,12 +58,12 @@ class Ledger:
         `copies`: by stage, how many durable copies the safe point waits for, where that is not the ledger's own number.
         `contents`: of layers whose writers said what is in them; the files of the others are looked into.
 
-        Raises OutOfOrderError unless `t` is the next one to be sealed or sealed already, DeterminismError when it was sealed
-        with other layers, of which `on_conflict` is told before.
+        Raises OutOfOrderError unless `t` is the next one to be sealed or sealed already, DeterminismError when it was
+        sealed with other layers, of which `on_conflict` is told before.
         """
         self.check_sealable(t, branch)
-        sealed, before = self.lines.manifest(t, branch), self.lines.manifest(t - 1, branch)
-        line = self.lines.manifests(branch).line_at(t)  # of what is lost before the fork the parent
+        sealed, before = self.timelines.manifest(t, branch), self.timelines.manifest(t - 1, branch)
+        timeline = self.timelines.manifests(branch).timeline_at(t)  # of what is lost before the fork the parent
         origins = {entry.id.trace: entry.origin for entry in before.entries} if before else {}
         known = self._sealed_elsewhere(t, sealed)
         required = copies or {}
@@ -70,9 +71,9 @@ class Ledger:
             replace(self._entry(id, known, origins, contents or {}), copies=required.get(id.trace.stage, self.copies))
             for id in sorted(ids)
         ]
-        manifest = Manifest(line, Epoch(t), tuple(entries), dict(meta or {}))
+        manifest = Manifest(timeline, Epoch(t), tuple(entries), dict(meta or {}))
         try:
-            if sealed is not None and self.lines.of_line(sealed.line).archive_at(t) is not None:
+            if sealed is not None and self.timelines.of_timeline(sealed.timeline).archive_at(t) is not None:
                 check_same(sealed, manifest)
                 return sealed, False
             manifest, identity = publish_manifest(self.directory.root, manifest, self.directory.env)
@@ -81,24 +82,25 @@ class Ledger:
             on_conflict([e.id for e in entries if expected.get(e.id, e.digest) != e.digest])
             raise
         if sealed is None:
-            self.lines.add(manifest, identity)
+            self.timelines.add(manifest, identity)
         return manifest, sealed is None
 
     def check_sealable(self, t: int, branch: str = MAIN) -> None:
-        """Raises OutOfOrderError unless epoch `t` is the branch's next one, sealed already, or one whose manifest is lost.
+        """Raises OutOfOrderError unless epoch `t` is the branch's next one, sealed already, or one whose manifest is
+        lost.
 
         What is lost at the end comes first, in order: after a later one it could never be sealed again.
         """
-        last = self.lines.last_sealed(branch)
-        if last is not None and (t == last + 1 or self.lines.manifest(t, branch) is not None):
+        last = self.timelines.last_sealed(branch)
+        if last is not None and (t == last + 1 or self.timelines.manifest(t, branch) is not None):
             return
-        expected, begin = self.lines.expected(branch), lost_begin(self.lines, branch)
-        first = self.lines.manifests(branch).first if begin is None else begin
+        expected, begin = self.timelines.expected(branch), lost_begin(self.timelines, branch)
+        first = self.timelines.manifests(branch).first if begin is None else begin
         if expected is None:
             expected = begin
         if expected is None or first is None or first <= t <= expected:
             return
-        lost = lost_end(self.lines, branch)
+        lost = lost_end(self.timelines, branch)
         why = f", for the manifests of {epochs_text(lost)} are lost: seal them again, in order" if lost else ""
         raise OutOfOrderError(f"cannot seal {t}: the next timestamp of branch {branch} is {expected}{why}")
 
@@ -126,7 +128,7 @@ class Ledger:
     def _sealed_elsewhere(self, t: int, sealed: Manifest | None) -> dict[LayerId, Entry]:
         """What manifests of the epoch say of layers: that of the branch, and those of others, whose layers it shares."""
         found: dict[LayerId, Entry] = {}
-        others = [self.lines.manifest(t, name) for name in self.lines.refs.names]
+        others = [self.timelines.manifest(t, name) for name in self.timelines.refs.names]
         for manifest in [*others, sealed]:
             found |= {entry.id: entry for entry in manifest.entries} if manifest else {}
         return found
@@ -181,10 +183,10 @@ class HasLedger(ABC):
         return self.fetch(self.lost(branch))
 
     @property
-    def lines(self) -> Lines:
-        return self.ledger.lines
+    def timelines(self) -> Timelines:
+        return self.ledger.timelines
 
-    def notice_changes(self, line: str | None = None) -> None:  # noqa: B027 - nothing is what most have to do
+    def notice_changes(self, timeline: str | None = None) -> None:  # noqa: B027 - nothing is what most have to do
         """Of a node that is here nothing: it learns of them as it goes."""
 
     def origin(self, trace: TraceId) -> Time | None:
@@ -193,14 +195,14 @@ class HasLedger(ABC):
 
     def histories(self, branch: str = MAIN) -> dict[str, History]:
         """By stage, which fingerprint and number of shards wrote each stretch of the branch's sealed epochs."""
-        return self.lines.histories(branch)
+        return self.timelines.histories(branch)
 
     def manifests(self, branch: str = MAIN) -> Sealed:
         """By epoch, in order; those of the parent up to the fork included."""
-        return self.lines.manifests(branch)
+        return self.timelines.manifests(branch)
 
     def last_sealed(self, branch: str = MAIN) -> Epoch | None:
-        return self.lines.last_sealed(branch)
+        return self.timelines.last_sealed(branch)
 
     def check_sealable(self, t: int, branch: str = MAIN) -> None:
         """Raises OutOfOrderError unless epoch `t` is the next one of the branch, or sealed already."""

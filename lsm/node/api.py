@@ -12,7 +12,7 @@ from nosync.lsm.manifests.branches import MAIN
 from nosync.lsm.manifests.completeness import Missing
 from nosync.lsm.manifests.manifest import Content, Entry, Manifest
 from nosync.lsm.manifests.manifest_log import Sealed
-from nosync.lsm.manifests.timelines import Lines
+from nosync.lsm.manifests.timelines import Timelines
 from nosync.lsm.model.history import History
 from nosync.lsm.model.layer import LayerId, Record, TraceId
 from nosync.lsm.model.timestamp import Epoch, Time
@@ -31,14 +31,16 @@ class Listener(Protocol):
         """These manifests were removed, because no branch needs them."""
 
     def lost_files(self, paths: Sequence[PurePosixPath], layers: Sequence[LayerId] = ()) -> None:
-        """These small files and layers are not here any more, and should be. Told as one: without its manifests a peer could take
-        a layer for what they are not.
+        """These small files and layers are not here any more, and should be. Told as one: without its manifests a peer
+        could take a layer for what they are not.
         """
 
     def gave_up(self, digests: Mapping[str, str], before: Time) -> None:
-        """These contents count no more, all that were given up so far; inputs of epochs from `before` on are needed again."""
+        """These contents count no more, all that were given up so far; inputs of epochs from `before` on are needed
+        again.
+        """
 
-    def safe_elsewhere(self, line: str) -> Epoch:
+    def safe_elsewhere(self, timeline: str) -> Epoch:
         """The largest safe point that a peer told; -1 where none did."""
 
     def let_go(self, trace: TraceId, until: Time) -> None:
@@ -64,11 +66,11 @@ class StoreNode(Protocol):
     """What keeps layers from being durable, by path; empty when all is well."""
 
     @property
-    def lines(self) -> Lines:
-        """The lines of the store."""
+    def timelines(self) -> Timelines:
+        """The timelines of the store."""
 
-    def notice_changes(self, line: str | None = None) -> None:
-        """Looks whether others changed the branches, or gave up what a line (default: any) had."""
+    def notice_changes(self, timeline: str | None = None) -> None:
+        """Looks whether others changed the branches, or gave up what a timeline (default: any) had."""
 
     @property
     def replicas(self) -> int:

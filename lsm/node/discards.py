@@ -1,7 +1,8 @@
-"""Contents that an operator gives up, because another node's count: what goes with them, and that they do not come back.
+"""Contents that an operator gives up, because another node's count: what goes with them, and that they do not come
+back.
 
-A third node may hold them as well, until it gives them up in its turn. So they are remembered, by name and digest, and that is
-durable before the files go: from a peer nothing is taken that has these contents, or is built upon them.
+A third node may hold them as well, until it gives them up in its turn. So they are remembered, by name and digest, and
+that is durable before the files go: from a peer nothing is taken that has these contents, or is built upon them.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from pathlib import Path, PurePosixPath
 from nosync.lsm.errors import CorruptionError
 from nosync.lsm.manifests.archive import epochs_of
 from nosync.lsm.manifests.branches import BRANCHES
-from nosync.lsm.manifests.timelines import Lines
+from nosync.lsm.manifests.timelines import Timelines
 from nosync.lsm.model.layer import LayerId
 from nosync.lsm.model.timestamp import Epoch, is_number, pack
 from nosync.lsm.platform.env import Env
@@ -42,8 +43,8 @@ class GivenUp:
                 log.error("%s: what was given up before may be taken from a peer that still holds it", error)
 
     def remember(self, digests: Mapping[str, str]) -> None:
-        """These do not count any more. Durable when this returns. Where they took the place of what was given up before, that
-        counts again.
+        """These do not count any more. Durable when this returns. Where they took the place of what was given up
+        before, that counts again.
         """
         is_reversed = any(self.digests.get(name, digest) != digest for name, digest in digests.items())
         kept = {**({} if is_reversed else self.digests), **digests}
@@ -52,7 +53,7 @@ class GivenUp:
 
 
 def first_given_up(paths: Iterable[PurePosixPath]) -> dict[str, Epoch]:
-    """By line, the first epoch whose manifest is among these files."""
+    """By timeline, the first epoch whose manifest is among these files."""
     first: dict[str, Epoch] = {}
     for path in paths:
         if path.parts[0] == MANIFESTS and (span := epochs_of(path.name)) is not None:
@@ -61,10 +62,10 @@ def first_given_up(paths: Iterable[PurePosixPath]) -> dict[str, Epoch]:
 
 
 def built_upon(
-    given_up: Iterable[PurePosixPath], directory: LayerDirectory, lines: Lines
+    given_up: Iterable[PurePosixPath], directory: LayerDirectory, timelines: Timelines
 ) -> tuple[set[LayerId], set[PurePosixPath]]:
-    """Of a manifest all that its line has from there on, layers that were merged with earlier ones included; of an entry of the
-    log of branches those after it.
+    """Of a manifest all that its timeline has from there on, layers that were merged with earlier ones included; of an
+    entry of the log of branches those after it.
     """
     given_up = list(given_up)
     first = first_given_up(given_up)
@@ -74,9 +75,11 @@ def built_upon(
             entries = [name for name in directory.env.list_dir(directory.root / BRANCHES) if is_number(name[:-5])]
             files |= {path.with_name(name) for name in entries if int(name[:-5]) > int(path.stem)}
     layers: set[LayerId] = set()
-    for line, t in first.items():
-        names = directory.env.list_dir(directory.root / MANIFESTS / line)
-        files |= {PurePosixPath(MANIFESTS, line, name) for name in names if (span := epochs_of(name)) and span[1] >= t}
-        for trace in {trace for piece in lines.of_line(line).pieces(t - 1) for trace, _ in piece.traces()}:
+    for timeline, t in first.items():
+        names = directory.env.list_dir(directory.root / MANIFESTS / timeline)
+        files |= {
+            PurePosixPath(MANIFESTS, timeline, name) for name in names if (span := epochs_of(name)) and span[1] >= t
+        }
+        for trace in {trace for piece in timelines.of_timeline(timeline).pieces(t - 1) for trace, _ in piece.traces()}:
             layers |= {LayerId(trace, d) for d in directory.descriptions(trace) if d.upper > pack(t)}
     return layers, files

@@ -1,4 +1,5 @@
-"""Letting go of inputs on one node, as its safe point and its sources' policies (nosync.lsm.manifests.input_policy) say.
+"""Letting go of inputs on one node, as its safe point and its sources' policies (nosync.lsm.manifests.input_policy)
+say.
 
 Invariants
 - Nothing goes that the safe point has not passed, on this node or as peers told it.
@@ -19,7 +20,7 @@ from nosync.lsm.manifests.branches import MAIN
 from nosync.lsm.manifests.input_policy import NOTHING, inputs_to_let_go, let_go_until, policies
 from nosync.lsm.manifests.manifest import DISK
 from nosync.lsm.manifests.remembered import SAFE_META
-from nosync.lsm.manifests.timelines import Lines
+from nosync.lsm.manifests.timelines import Timelines
 from nosync.lsm.model.layer import Description, LayerId, Record, TraceId, check_name
 from nosync.lsm.model.timestamp import Epoch, pack
 from nosync.lsm.node.api import Listener
@@ -31,7 +32,9 @@ from nosync.lsm.trace.directory import LayerDirectory
 log = logging.getLogger("nosync")
 
 LET_GO = "let-go.json"
-"""In the directory: the main line's safe point when inputs were last let go of. The catalog has it too, and may be lost."""
+"""In the directory: the main timeline's safe point when inputs were last let go of. The catalog has it too, and may be
+lost.
+"""
 _AGAIN_S = 2.0
 
 
@@ -44,7 +47,7 @@ class Owner(Protocol):
     """It has peers; until there is a listener nothing is known of them."""
 
     @property
-    def lines(self) -> Lines:
+    def timelines(self) -> Timelines:
         """The manifests."""
 
     def safe_point(self, branch: str = MAIN) -> Epoch | None:
@@ -67,21 +70,21 @@ class LettingGo:
 
     def wait(self) -> bool:
         """Whether there are inputs that go when they are safe."""
-        lines = self._owner.lines
-        last = lines.last_sealed()
-        return last is not None and last > self._done and bool(policies(lines.manifest(last)))
+        timelines = self._owner.timelines
+        last = timelines.last_sealed()
+        return last is not None and last > self._done and bool(policies(timelines.manifest(last)))
 
     def let_go(self) -> None:
         """Drops what may go by now."""
         if not self.wait():
             return
-        until, now_s = let_go_until(self._owner.lines, self._owner.safe_point()), self._env.monotonic_s()
+        until, now_s = let_go_until(self._owner.timelines, self._owner.safe_point()), self._env.monotonic_s()
         if until <= self._done or (until == self._tried and now_s < self._again_s):
             return
         if until > self._tried:
             self._remember(until)
         self._tried, self._again_s = until, now_s + _AGAIN_S
-        found = inputs_to_let_go(self._owner.directory, self._owner.lines, until)
+        found = inputs_to_let_go(self._owner.directory, self._owner.timelines, until)
         is_done = [self._let_go_of(policy, trace, ids, until) for policy, trace, ids in found]
         if all(is_done):
             self._done = until
@@ -109,7 +112,7 @@ class LettingGo:
 
     def _remember(self, until: Epoch) -> None:
         root = self._owner.directory.root
-        replace_small(root, root / LET_GO, {"line": self._owner.lines.line(MAIN).id, "safe": until}, self._env)
+        replace_small(root, root / LET_GO, {"line": self._owner.timelines.timeline(MAIN).id, "safe": until}, self._env)
 
     def take_back(self, until: Epoch) -> None:
         """Epochs after this one were given up, for others that are not safe yet: their inputs are needed."""
@@ -130,7 +133,7 @@ def told_before(root: Path, env: Env) -> dict[str, str]:
     try:
         fields = read_small(path, env)
         with parsed("what inputs were let go of", str(path)):
-            return {SAFE_META + check_name(fields["line"], "line name"): str(whole_number(fields["safe"], "safe"))}
+            return {SAFE_META + check_name(fields["line"], "timeline name"): str(whole_number(fields["safe"], "safe"))}
     except (CorruptionError, StorageError) as error:
         if path.exists():
             log.warning("%s", error)

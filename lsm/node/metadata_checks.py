@@ -1,7 +1,7 @@
 """What small files hold, checked before a file that came from another node gets its name here.
 
-A digest says that a file is what somebody wrote. What is published is read by every process of the store, names in it become
-directories, and it is told to other nodes as durable: so it has to be what a store writes under such a name.
+A digest says that a file is what somebody wrote. What is published is read by every process of the store, names in it
+become directories, and it is told to other nodes as durable: so it has to be what a store writes under such a name.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ def check_contents(path: PurePosixPath, text: bytes) -> None:
 
 
 def _check_manifests(path: PurePosixPath, text: bytes) -> None:
-    line, where = path.parent.name, str(path)
+    timeline, where = path.parent.name, str(path)
     if parse_name(path.name):
-        archive = Archive.parse(text, line, path.name, where)
+        archive = Archive.parse(text, timeline, path.name, where)
         details = Details.parse(archive, text, where)
         for t in archive.epochs:
             details.manifest(t)
         return
     found = Manifest.from_json(text, where)
     if found.path != path:
-        raise CorruptionError(f"{where}: holds the manifest of {found.line} {found.t}")
+        raise CorruptionError(f"{where}: holds the manifest of {found.timeline} {found.t}")

@@ -1,4 +1,5 @@
-"""The small files of a data directory: manifests, the log of branches, registers. Making them durable, and knowing which are.
+"""The small files of a data directory: manifests, the log of branches, registers. Making them durable, and knowing
+which are.
 
 Invariants
 - A file is told of as durable only after it and the directories above it were synced.
@@ -37,9 +38,9 @@ class SmallFiles:
     def listed(self) -> list[PurePosixPath]:
         """Those that are there."""
         found = [PurePosixPath(BRANCHES, name) for name in self._env.list_dir(self._root / BRANCHES)]
-        for line in self._env.list_dir(self._root / MANIFESTS):
-            names = self._env.list_dir(self._root / MANIFESTS / line)
-            found += [PurePosixPath(MANIFESTS, line, name) for name in names]
+        for timeline in self._env.list_dir(self._root / MANIFESTS):
+            names = self._env.list_dir(self._root / MANIFESTS / timeline)
+            found += [PurePosixPath(MANIFESTS, timeline, name) for name in names]
         return [path for path in found if path.name.endswith(".json")] + register_files(self._root, self._env)
 
     def note(self, paths: Iterable[PurePosixPath]) -> None:

@@ -3,8 +3,8 @@
 Invariants
 - A record is in the catalog only after its layer was read back and matched its digest, and file and directory were
   synced. The safe point counts records only: acked means readable.
-- After a failed fsync the same inode is never trusted again: the layer is written to a new one, or stays unacked and the
-  safe point stands still.
+- After a failed fsync the same inode is never trusted again: the layer is written to a new one, or stays unacked and
+  the safe point stands still.
 - Inputs of a merge leave the catalog in the edit that adds its result, and the disk a grace period later.
 - Nothing here is on the path of a task's commit; the node may be slow, stopped or dead without anyone waiting.
 
@@ -217,10 +217,10 @@ class Node(HasLedger):
             self._catalog.remember({KEY_GROUPS_META: str(self.directory.key_groups)})
         self.ledger = Ledger(self.directory, self._copies, lambda: self._remembered)
         if not self.is_replicated:  # with peers they may still be on their way
-            problem = log_problem(self.lines, root, self._env)
-            if problem is not None or self.lines.refs.later:
-                raise CorruptionError(problem or missing_entry(root, self.lines.refs))
-        for error in self.lines.errors:
+            problem = log_problem(self.timelines, root, self._env)
+            if problem is not None or self.timelines.refs.later:
+                raise CorruptionError(problem or missing_entry(root, self.timelines.refs))
+        for error in self.timelines.errors:
             assert error.path is not None, "of a file that was listed"
             self._quarantine_file(error.path, "manifest", error)
         self.small.note(self.small.listed())
@@ -256,13 +256,13 @@ class Node(HasLedger):
         if self.is_replicated or self._env.exists(self.directory.root / PLACE_FILE):
             return
         told = {name.removeprefix(SAFE_META): Epoch(int(t)) for name, t in metas.items() if name.startswith(SAFE_META)}
-        found = inferred(self.lines, self.durable_ids(), [pin.t for pin in self._pins.values()], told)
-        for line, kept in found.items():
-            self._catalog.remember(self._remembered.note_line(line, kept))
+        found = inferred(self.timelines, self.durable_ids(), [pin.t for pin in self._pins.values()], told)
+        for timeline, kept in found.items():
+            self._catalog.remember(self._remembered.note_timeline(timeline, kept))
 
     def _drop_covered(self, traces: Iterable[TraceId] | None = None) -> None:
-        """What a merged layer stands for, where a crash, or an edit of the catalog that failed, came between its publishing and
-        the edit that replaces its inputs. `traces`: None: all.
+        """What a merged layer stands for, where a crash, or an edit of the catalog that failed, came between its
+        publishing and the edit that replaces its inputs. `traces`: None: all.
         """
         frontier = self.since()
         with self._lock:
@@ -351,7 +351,8 @@ class Node(HasLedger):
     def note(self, ids: Iterable[LayerId], verified: Record | None = None) -> None:
         """Tells the node of published layers, which it then makes durable. It would find them by itself, later.
 
-        `verified`: of one of them, what this process found when it checked every byte just now, so that it need not do it again.
+        `verified`: of one of them, what this process found when it checked every byte just now, so that it need not do
+        it again.
         """
         ids = list(ids)
         self._compactor.keep(ids)  # one that was about to be removed was published again
@@ -359,14 +360,18 @@ class Node(HasLedger):
         self._background.wake()
 
     def note_files(self, paths: Iterable[PurePosixPath]) -> None:
-        """Tells the node of manifests and log entries that others published here; it makes them durable and learns from them."""
+        """Tells the node of manifests and log entries that others published here; it makes them durable and learns from
+        them.
+        """
         paths = list(paths)
         self.small.note(paths)
         self._to_learn.extend(paths)
         self._background.wake()
 
     def doubt(self, ids: Iterable[LayerId], small: Iterable[PurePosixPath]) -> None:
-        """Somebody could not use these durable files: soon all of them is looked at, and what is bad goes to quarantine."""
+        """Somebody could not use these durable files: soon all of them is looked at, and what is bad goes to
+        quarantine.
+        """
         with self._lock:
             self._doubted |= dict.fromkeys([*ids, *small])
         self._background.wake()
@@ -402,7 +407,7 @@ class Node(HasLedger):
         if self._env.monotonic_s() >= self._next_scan_s:
             self._next_scan_s = self._env.monotonic_s() + _SCAN_ALL_EVERY_S
             self.scan()
-            if self.listener is not None and self.lines.has_unneeded():
+            if self.listener is not None and self.timelines.has_unneeded():
                 self._prune()  # of branches that were deleted here, which a peer gave back before it had heard of that
             return
         try:
@@ -417,14 +422,16 @@ class Node(HasLedger):
         self._note_unknown_policies()
 
     def _note_gaps(self) -> None:
-        """A manifest that is lost stops the safe point, and no layer is missing for it. Nor is one for an entry of the log."""
+        """A manifest that is lost stops the safe point, and no layer is missing for it. Nor is one for an entry of the
+        log.
+        """
         found: dict[str, str] = {}
-        for name in list(self.lines.refs.names):
+        for name in list(self.timelines.refs.names):
             with suppress(InvalidInputError):  # the branch was deleted meanwhile
-                found |= lost_manifests(self.lines, name, self.safe_point(name))
+                found |= lost_manifests(self.timelines, name, self.safe_point(name))
         problem = None
-        if self.lines.refs.entries < self._remembered.last_entry:
-            problem = log_problem(self.lines, self.directory.root, self._env)
+        if self.timelines.refs.entries < self._remembered.last_entry:
+            problem = log_problem(self.timelines, self.directory.root, self._env)
         found |= {} if problem is None else {BRANCHES: problem}
         for at in [at for at in self.problems if at.startswith((LOST_MANIFEST, LOST_END)) or at == BRANCHES]:
             if at not in found:
@@ -434,7 +441,7 @@ class Node(HasLedger):
     def _note_unknown_policies(self) -> None:
         """A newer version, or a stranger, says what this one does not know: inputs are kept then, and somebody is told."""
         last = self.last_sealed()
-        manifest = None if last is None else self.lines.manifest(last)
+        manifest = None if last is None else self.timelines.manifest(last)
         unknown = manifest.unknown_policies if manifest is not None else {}
         if unknown:
             said = ", ".join(f"{stage}: {policy!r}" for stage, policy in unknown.items())
@@ -468,13 +475,14 @@ class Node(HasLedger):
     def learn(self, came: Sequence[PurePosixPath] = ()) -> None:
         """Takes notice of epochs that other processes sealed, and of branches that other nodes made or dropped.
 
-        `came`: the files that this is for, if that is known. Manifests of next epochs are read, and nothing else is looked at.
+        `came`: the files that this is for, if that is known. Manifests of next epochs are read, and nothing else is
+        looked at.
         """
         self.check_place()
         # `since`, which asks for it, follows what was sealed, so no merge may ask before pins are read.
         with self._lock:
-            next_ones = self.lines.follow(came) if came else None
-            learned, archives, log_changed = self.lines.refresh() if next_ones is None else (next_ones, [], False)
+            next_ones = self.timelines.follow(came) if came else None
+            learned, archives, log_changed = self.timelines.refresh() if next_ones is None else (next_ones, [], False)
             if learned or log_changed:
                 self._read_pins()
             self.small.note([*(manifest.path for manifest in learned), *(archive.path for archive in archives)])
@@ -681,8 +689,8 @@ class Node(HasLedger):
             self._env.replace(path, target)
 
     def give_up(self, ids: Iterable[LayerId], small: Iterable[PurePosixPath]) -> list[PurePosixPath]:
-        """What others hold other contents of, which count, as an operator decided: ours go to quarantine with all that was built
-        upon them, and theirs are fetched as anything lost is. Returns what went.
+        """What others hold other contents of, which count, as an operator decided: ours go to quarantine with all that
+        was built upon them, and theirs are fetched as anything lost is. Returns what went.
 
         What a third node holds of ours does not come back, and what was safe of them is not for that.
         """
@@ -693,7 +701,7 @@ class Node(HasLedger):
     ) -> list[PurePosixPath]:
         # Or a merge of ours that ends later would cover theirs.
         with self._compactor.paused(), self._telling_gone:
-            layers, files = built_upon(small := list(small), self.directory, self.lines)
+            layers, files = built_upon(small := list(small), self.directory, self.timelines)
             layers, files = {*ids, *layers}, {*small, *files}
             if is_decided:
                 self._count_no_more(layers, files)
@@ -705,7 +713,7 @@ class Node(HasLedger):
                 self._quarantine_layer(id, NosyncError(f"{id}: another node's contents count"))
                 self._lose(id, "another node's contents count")
             gone = self.small.forget_gone()
-            self.lines.reload()
+            self.timelines.reload()
             self.safety.something_changed()
             if self.listener is not None:
                 self.listener.lost_files(gone, sorted(layers))
@@ -726,9 +734,9 @@ class Node(HasLedger):
         entries = [int(path.stem) for path in files if path.parts[0] == BRANCHES and is_number(path.stem)]
         with self._lock:
             self._catalog.apply(meta=self._remembered.give_up(first, min(entries, default=None)))
-        for line, t in first.items():
-            self.safety.take_back(line, Epoch(t - 1))
-        main = self.lines.line(MAIN).id
+        for timeline, t in first.items():
+            self.safety.take_back(timeline, Epoch(t - 1))
+        main = self.timelines.timeline(MAIN).id
         if main in first:
             self._inputs.take_back(Epoch(first[main] - 1))
         if self.listener is not None:
@@ -777,7 +785,7 @@ class Node(HasLedger):
     def conflict(self, error: DeterminismError, branch: str = MAIN) -> None:
         """A layer of a sealed epoch was computed again with other rows: the safe point does not pass over it."""
         t = int(error.t) if error.t.isdecimal() else None
-        manifest = None if t is None else self.lines.manifest(t, branch)
+        manifest = None if t is None else self.timelines.manifest(t, branch)
         at = error.stage, error.shard
         ids = [e.id for e in manifest.entries if (e.id.trace.stage, str(e.id.trace.shard)) == at] if manifest else []
         if ids and t is not None:
@@ -803,14 +811,14 @@ class Node(HasLedger):
         """The layers that manifests of the branch list and no file holds, by epoch."""
         self.scan()
         found = []
-        until = let_go_until(self.lines, self.safe_point())
+        until = let_go_until(self.timelines, self.safe_point())
         with self._lock:
             held = {trace: list(records) for trace, records in self._records.items()}
         for manifest in to_look_at(self.manifests(branch), until, lambda trace: held.get(trace, ())):
             with self._lock:
                 waiting = self.new.waiting()
             found += [
-                Missing(e, manifest.t, manifest.line)
+                Missing(e, manifest.t, manifest.timeline)
                 for e in manifest.entries
                 if not self.safety.is_durable(e) and e.id not in waiting and not is_let_go(manifest, e, until)
             ]
@@ -819,8 +827,8 @@ class Node(HasLedger):
     def safe_point(self, branch: str = MAIN) -> Epoch | None:
         """The largest epoch up to which every manifest exists and every layer in it is durable; None if there is none.
 
-        With peers: has as many copies as its stage asks for. Then it never goes back, a restart included: inputs may have been
-        let go of. What peers lost since is filled again, and until then shown as what they are behind.
+        With peers: has as many copies as its stage asks for. Then it never goes back, a restart included: inputs may
+        have been let go of. What peers lost since is filled again, and until then shown as what they are behind.
         """
         return self.safety.point(branch)
 
@@ -829,9 +837,9 @@ class Node(HasLedger):
         return self._records.get(trace, {})
 
     def optional_stages(self) -> frozenset[str]:
-        """The stages that no copies are asked for, in the newest epoch of the main line."""
+        """The stages that no copies are asked for, in the newest epoch of the main timeline."""
         last = self.last_sealed()
-        manifest = self.lines.manifest(last) if last is not None else None
+        manifest = self.timelines.manifest(last) if last is not None else None
         entries = manifest.entries if manifest is not None else ()
         return frozenset(e.id.trace.stage for e in entries if not e.copies)
 
@@ -846,10 +854,10 @@ class Node(HasLedger):
             return
         try:
             self.check_place()
-            for branch in list(self.lines.refs.names):
-                if len(self.lines.manifests(branch).singles()) > size:
+            for branch in list(self.timelines.refs.names):
+                if len(self.timelines.manifests(branch).singles()) > size:
                     safe = self.safe_point(branch)
-                    made = None if safe is None else self.lines.archive(branch, safe - size, size)
+                    made = None if safe is None else self.timelines.archive(branch, safe - size, size)
                     if made is not None:
                         self.small.note_durable(made.path)
                         if self.listener is not None:
@@ -865,11 +873,11 @@ class Node(HasLedger):
 
     def _remove_archived(self) -> bool:
         """Removes manifests that an archive stands for. False: some archive is still to be made durable."""
-        beside, errors = self.lines.beside_archives()
+        beside, errors = self.timelines.beside_archives()
         for error in errors:
             assert error.path is not None, "of a file that was listed"
             self._quarantine_file(error.path, "manifest", error)
-        if not all(self.small.is_durable(archive.path) for archive in self.lines.archives()):
+        if not all(self.small.is_durable(archive.path) for archive in self.timelines.archives()):
             return False
         for path in beside:
             with storage_errors("remove", self.directory.root / path):
@@ -882,7 +890,7 @@ class Node(HasLedger):
     def since(self) -> Time:
         """The compaction frontier: reads as of this time and later are exact."""
         with self._lock:
-            newest = self.lines.newest()
+            newest = self.timelines.newest()
             if self.settings.retain is None or not newest or not self._pins_known:
                 return ZERO
             held = [min(newest) - self.settings.retain, *(pin.t for pin in self._pins.values())]
@@ -935,11 +943,11 @@ class Node(HasLedger):
         """
         with self._lock:
             available = list(self._records.get(trace, {}))
-        origins, first = self.lines.origins(trace), self.lines.first_origin(trace)
-        until, frontier = self.lines.sealed_until(trace), self.since()
+        origins, first = self.timelines.origins(trace), self.timelines.first_origin(trace)
+        until, frontier = self.timelines.sealed_until(trace), self.since()
         # Rounds of a loop are about to be dropped: the layer of their epoch stands for all of them.
         sealed = [d for d in available if d.upper <= until and not d.is_of_rounds]
-        let_go = trace.stage in policies(self.lines.manifest(self.last_sealed() or 0))
+        let_go = trace.stage in policies(self.timelines.manifest(self.last_sealed() or 0))
         chains = []
         for i, origin in enumerate(origins):
             end = origins[i + 1] if i + 1 < len(origins) else END_OF_TIME
@@ -950,9 +958,9 @@ class Node(HasLedger):
                 if d.lower <= reached < d.upper:
                     reached = d.upper
             cover = choose_cover(trace, within, reached, END_OF_TIME, begin) if reached > begin else []
-            # Where another layout, or another line, came first, older values of these keys lie in its layers.
+            # Where another layout, or another timeline, came first, older values of these keys lie in its layers.
             bottom = origin == first
-            left_at = self.lines.left_at(trace, origin, reached)
+            left_at = self.timelines.left_at(trace, origin, reached)
             since = frontier if left_at is None else min(frontier, pack(epoch_of(Time(left_at - 1))))
             ids = [LayerId(trace, d) for d in cover]
             torn = overlaps(ids)
@@ -963,11 +971,11 @@ class Node(HasLedger):
         return chains
 
     def replace(self, merged: Record, inputs: Mapping[LayerId, Digest]) -> bool:
-        """One version edit: the merged layer, whose file is durable, stands for its inputs from now on. False: it is gone, or
-        what was merged was let go of, or given up, meanwhile; then it goes as well.
+        """One version edit: the merged layer, whose file is durable, stands for its inputs from now on. False: it is
+        gone, or what was merged was let go of, or given up, meanwhile; then it goes as well.
 
-        A scan that saw its file before this may take it for obsolete: a layer that is rewritten alone, because `since` moved on,
-        covers what the merged one covers.
+        A scan that saw its file before this may take it for obsolete: a layer that is rewritten alone, because `since`
+        moved on, covers what the merged one covers.
         """
         self.new.sync_directories([merged])
         with self._lock:
@@ -988,7 +996,8 @@ class Node(HasLedger):
         return True
 
     def recheck(self, ids: Sequence[LayerId]) -> list[NosyncError]:
-        """Verifies every byte of these layers, and that they are what sealed epochs list; what is bad goes to quarantine.
+        """Verifies every byte of these layers, and that they are what sealed epochs list; what is bad goes to
+        quarantine.
 
         Returns an error for each.
         """
@@ -1034,8 +1043,8 @@ class Node(HasLedger):
     def drop_rounds(self, stage: str, t: int, *, at_once: bool = False) -> None:
         """Forgets and deletes a stage's layers of single rounds inside epoch `t`.
 
-        `at_once`: the rounds are about to run again. Those that wait for their grace to end would be taken for this run's, and
-        vanish in the middle of it.
+        `at_once`: the rounds are about to run again. Those that wait for their grace to end would be taken for this
+        run's, and vanish in the middle of it.
         """
         for trace in self.directory.traces(stage):
             inside = [d for d in self.directory.descriptions(trace) if pack(t) <= d.lower and d.upper <= end_of(t)]
@@ -1048,13 +1057,15 @@ class Node(HasLedger):
     def create_branch(self, name: str, parent: str, at: int, changed: Iterable[str], anew: Iterable[str] = ()) -> None:
         """A branch of `parent` at a sealed epoch. Durable when this returns."""
         self._check_kept(at)
-        self.lines.create(name, parent, at, changed, anew)
+        self.timelines.create(name, parent, at, changed, anew)
         self._tell_log()
 
     def rewind(self, t: int, keep_as: str | None) -> None:
-        """Lets `main` be a new line that begins at a sealed epoch; the old line is kept as a branch, or dropped."""
+        """Lets `main` be a new timeline that begins at a sealed epoch; the old timeline is kept as a branch, or
+        dropped.
+        """
         self._check_kept(t)
-        self.lines.rewind(t, keep_as)
+        self.timelines.rewind(t, keep_as)
         self._main_changed()
 
     def let_go_of_first_attempt(self) -> None:
@@ -1062,7 +1073,7 @@ class Node(HasLedger):
 
         Raises LostEpochError where it had some, and their manifests are lost.
         """
-        check_there(self.lines, MAIN, None)
+        check_there(self.timelines, MAIN, None)
         with self._compactor.paused():
             self.forget(self.directory.layer_ids(), grace=False)
         self._compactor.collect_garbage()
@@ -1076,7 +1087,7 @@ class Node(HasLedger):
             )
 
     def _tell_log(self) -> None:
-        entry = PurePosixPath(BRANCHES, f"{self.lines.refs.entries}.json")
+        entry = PurePosixPath(BRANCHES, f"{self.timelines.refs.entries}.json")
         self.small.note_durable(entry)
         self._remember([entry])
         self._may_merge()
@@ -1087,13 +1098,13 @@ class Node(HasLedger):
         """Deletes a branch with what nothing else needs: its own manifests, and layers that only they list. Returns the
         number of layers.
         """
-        self.lines.delete(name)
+        self.timelines.delete(name)
         self._tell_log()
         return self._prune()
 
     def promote(self, name: str, keep_as: str | None) -> None:
-        """Lets `main` be the line of a branch; the old line is kept as another branch, or dropped."""
-        self.lines.promote(name, keep_as)
+        """Lets `main` be the timeline of a branch; the old timeline is kept as another branch, or dropped."""
+        self.timelines.promote(name, keep_as)
         self._main_changed()
 
     def _main_changed(self) -> None:
@@ -1105,7 +1116,7 @@ class Node(HasLedger):
     def _prune(self) -> int:
         dropped: list[LayerId] = []
         with self._compactor.paused():
-            for trace, until in self.lines.prune().items():
+            for trace, until in self.timelines.prune().items():
                 dropped += [LayerId(trace, d) for d in self.directory.descriptions(trace) if d.lower >= until]
             # No branch reads them, and the next epochs may have layers of these names.
             self.forget(dropped, grace=False)
@@ -1159,7 +1170,9 @@ class Node(HasLedger):
             self._directory_lock.release()
 
     def close(self) -> None:
-        """Makes everything published durable and gives the directory back. Raises StorageError if something is not durable."""
+        """Makes everything published durable and gives the directory back. Raises StorageError if something is not
+        durable.
+        """
         try:
             self._stop()
             self.sync()

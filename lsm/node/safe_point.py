@@ -1,9 +1,10 @@
 """The safe point: up to which epoch everything is durable, or with peers on as many nodes as its stages ask for.
 
 Invariants
-- An epoch is safe when its manifest is, and every layer in it whose stage asks for copies; and all epochs before it are.
-- What was told is relied upon, here and by peers: inputs may have been let go of. So where there are peers, or inputs are let
-  go of, it is written down and never goes back, unless an operator gives epochs up for those of another node.
+- An epoch is safe when its manifest is, and every layer in it whose stage asks for copies; and all epochs before it
+  are.
+- What was told is relied upon, here and by peers: inputs may have been let go of. So where there are peers, or inputs
+  are let go of, it is written down and never goes back, unless an operator gives epochs up for those of another node.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from nosync.lsm.manifests.lost_ends import lost_begin
 from nosync.lsm.manifests.manifest import Entry, Manifest
 from nosync.lsm.manifests.manifest_log import Sealed
 from nosync.lsm.manifests.remembered import SAFE_META
-from nosync.lsm.manifests.timelines import Lines
+from nosync.lsm.manifests.timelines import Timelines
 from nosync.lsm.model.layer import Description, LayerId, Record, TraceId
 from nosync.lsm.model.timestamp import Epoch
 from nosync.lsm.node.api import Listener
@@ -41,7 +42,7 @@ class Holder(Protocol):
     problems: dict[str, str]
 
     @property
-    def lines(self) -> Lines:
+    def timelines(self) -> Timelines:
         """The manifests."""
 
     def records_of(self, trace: TraceId) -> Mapping[Description, Record]:
@@ -54,7 +55,7 @@ class Safety:
     def __init__(self, holder: Holder, catalog: Catalog, lock: threading.RLock, env: Env, *, replicated: bool) -> None:
         self._holder, self._catalog, self._lock, self._env = holder, catalog, lock, env
         self._replicated = replicated
-        self._known: dict[str, Epoch] = {}  # by line, what was found last; emptied when something is lost
+        self._known: dict[str, Epoch] = {}  # by timeline, what was found last; emptied when something is lost
         told = catalog.metas(SAFE_META)
         self._before = {name.removeprefix(SAFE_META): Epoch(int(t)) for name, t in told.items()}  # this process began
         self._written: dict[str, Epoch] = {}
@@ -64,10 +65,10 @@ class Safety:
     def learned(self, manifests: Iterable[Manifest]) -> None:
         """These epochs were sealed."""
         with self._lock:
-            self._learned_s |= {(manifest.line, manifest.t): self._env.monotonic_s() for manifest in manifests}
+            self._learned_s |= {(manifest.timeline, manifest.t): self._env.monotonic_s() for manifest in manifests}
 
     def something_changed(self) -> None:
-        """Layers were lost, or lines are other ones: it is found anew."""
+        """Layers were lost, or timelines are other ones: it is found anew."""
         with self._lock:
             self._known.clear()
 
@@ -77,65 +78,65 @@ class Safety:
             self._conflicts.update(ids)
             self._known.clear()
 
-    def take_back(self, line: str, until: Epoch) -> None:
+    def take_back(self, timeline: str, until: Epoch) -> None:
         """The epochs after this one were given up: what takes their place is not safe for that they were."""
         with self._lock:
             self._known.clear()
-            if self._told(line) > until:
-                self._catalog.apply(meta={SAFE_META + line: str(until)})
-                self._written[line] = until
+            if self._told(timeline) > until:
+                self._catalog.apply(meta={SAFE_META + timeline: str(until)})
+                self._written[timeline] = until
 
     # --- the safe point ---------------------------------------------------------------------------------------------
 
     def point(self, branch: str = MAIN) -> Epoch | None:
         """The largest epoch up to which all are safe; None where the first one is not."""
-        lines = self._holder.lines
-        manifests, line = lines.manifests(branch), lines.line(branch).id
+        timelines = self._holder.timelines
+        manifests, timeline = timelines.manifests(branch), timelines.timeline(branch).id
         first, last = manifests.first, manifests.last
         with self._lock:
             if first is None or last is None:
                 return None
-            if lost_begin(lines, branch) is not None and self._told(line) < first:
+            if lost_begin(timelines, branch) is not None and self._told(timeline) < first:
                 return None
-            safe = max(self._known.get(line, Epoch(first - 1)), min(self._told(line), last))
-            safe = max(safe, self._safe_elsewhere(manifests, line, safe))
+            safe = max(self._known.get(timeline, Epoch(first - 1)), min(self._told(timeline), last))
+            safe = max(safe, self._safe_elsewhere(manifests, timeline, safe))
             if safe < last:
                 safe = safe_from(manifests, safe, self._is_safe_run, self._is_safe_epoch)
             if safe not in manifests:
                 return None
-            self._known[line] = safe
-            self._learned_s = {at: s for at, s in self._learned_s.items() if at[0] != line or at[1] > safe}
-            if (self._holder.listener is not None or policies(manifests[safe])) and safe > self._told(line):
-                return self._tell(line, safe, first)
+            self._known[timeline] = safe
+            self._learned_s = {at: s for at, s in self._learned_s.items() if at[0] != timeline or at[1] > safe}
+            if (self._holder.listener is not None or policies(manifests[safe])) and safe > self._told(timeline):
+                return self._tell(timeline, safe, first)
             return safe
 
-    def _tell(self, line: str, safe: Epoch, first: Epoch) -> Epoch | None:
+    def _tell(self, timeline: str, safe: Epoch, first: Epoch) -> Epoch | None:
         """Writes down a safe point. Returns it, or where nothing can be written the one that was told before."""
         try:
-            self._catalog.apply(meta={SAFE_META + line: str(safe)})
+            self._catalog.apply(meta={SAFE_META + timeline: str(safe)})
         except (CatalogError, StorageError) as error:
             self._holder.problems[_NOT_WRITTEN] = (
                 f"{safe} is safe, and is not told, for it cannot be written down: {error}"
             )
-            told = self._told(line)
+            told = self._told(timeline)
             return told if told >= first else None
         self._holder.problems.pop(_NOT_WRITTEN, None)
-        self._written[line] = safe
+        self._written[timeline] = safe
         return safe
 
     def told(self) -> dict[str, Epoch]:
-        """By line, the safe points that hold whatever happens."""
+        """By timeline, the safe points that hold whatever happens."""
         with self._lock:
-            return {line: t for line, t in self._written.items() if t > NOTHING}
+            return {timeline: t for timeline, t in self._written.items() if t > NOTHING}
 
-    def _safe_elsewhere(self, manifests: Sealed, line: str, safe: Epoch) -> Epoch:
-        """The safe point that a peer told, or `safe` if that is larger: up to the last epoch whose manifest could be compared
-        with the peer's. One that was sealed here just now may be of another history than the peer's.
+    def _safe_elsewhere(self, manifests: Sealed, timeline: str, safe: Epoch) -> Epoch:
+        """The safe point that a peer told, or `safe` if that is larger: up to the last epoch whose manifest could be
+        compared with the peer's. One that was sealed here just now may be of another history than the peer's.
         """
         listener, last = self._holder.listener, manifests.last
         if listener is None or last is None:
             return safe
-        reached = min(listener.safe_elsewhere(line), last)
+        reached = min(listener.safe_elsewhere(timeline), last)
         while reached > safe:
             manifest = manifests.get(reached)
             if manifest is not None and listener.copies_of_file(manifest.path) > 0:
@@ -143,16 +144,16 @@ class Safety:
             reached = Epoch(reached - 1)
         return max(safe, reached)
 
-    def _told(self, line: str) -> Epoch:
-        if line not in self._written:
-            self._written[line] = self._before.get(line, Epoch(-1))
-        return self._written[line]
+    def _told(self, timeline: str) -> Epoch:
+        if timeline not in self._written:
+            self._written[timeline] = self._before.get(timeline, Epoch(-1))
+        return self._written[timeline]
 
     def _is_safe_run(self, run: Run) -> bool:
         """Of epochs in an archive, without looking at each: all that they list was merged since, and is durable here."""
         if self._replicated or self._holder.listener is not None or any(one.copies > 1 for one in run.listed):
             return False
-        archive = self._holder.lines.of_line(run.line).archive_at(run.first)
+        archive = self._holder.timelines.of_timeline(run.timeline).archive_at(run.first)
         if archive is None or not self._holder.small.is_durable(archive.path):
             return False
         return is_whole(run.required(), NOTHING, self._holder.records_of)
@@ -171,7 +172,7 @@ class Safety:
         appended = [entry for entry in manifest.entries if entry.copies and not entry.id.trace.shard.count]
         if self._holder.listener is not None or not appended:
             return True  # with peers it may be on other nodes
-        before = self._holder.lines.of_line(manifest.line).get(Epoch(manifest.t - 1))
+        before = self._holder.timelines.of_timeline(manifest.timeline).get(Epoch(manifest.t - 1))
         known = {entry.id.trace for entry in before.entries} if before else set()
         for entry in appended:
             trace, reached = entry.id.trace, entry.origin
@@ -185,7 +186,7 @@ class Safety:
 
     def _is_manifest_durable(self, manifest: Manifest) -> bool:
         small = self._holder.small
-        archive = self._holder.lines.of_line(manifest.line).archive_at(manifest.t)
+        archive = self._holder.timelines.of_timeline(manifest.timeline).archive_at(manifest.t)
         return small.is_durable(manifest.path) or (archive is not None and small.is_durable(archive.path))
 
     def is_durable(self, entry: Entry) -> bool:
@@ -213,7 +214,7 @@ class Safety:
 
     def progress(self, branch: str = MAIN) -> list[StageProgress]:
         """By stage of the newest epoch, how far it is. Looks at what is after the safe point only."""
-        manifests, safe = self._holder.lines.manifests(branch), self.point(branch)
+        manifests, safe = self._holder.timelines.manifests(branch), self.point(branch)
         first, last = manifests.first, manifests.last
         if first is None or last is None:
             return []
@@ -240,8 +241,8 @@ class Safety:
 
     def lag_s(self, branch: str = MAIN) -> float:
         """For how many seconds the first epoch after the safe point has been known here; 0 where there is none."""
-        line = self._holder.lines.line(branch).id
+        timeline = self._holder.timelines.timeline(branch).id
         self.point(branch)  # forgets those up to the safe point
         with self._lock:
-            waiting = [s for at, s in self._learned_s.items() if at[0] == line]
+            waiting = [s for at, s in self._learned_s.items() if at[0] == timeline]
         return self._env.monotonic_s() - min(waiting) if waiting else 0.0

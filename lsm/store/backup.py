@@ -1,12 +1,14 @@
 """A copy of a store that may be in use: whole, and as it was at some epoch.
 
 Invariants
-- Whoever reads the copy sees no epoch without its layers, no line without the entry that made it, and no file half.
-- The copy becomes a store with its last file, the marker. Before that all that it lists was found, and every byte checked.
-- Nothing of the original is changed, locked or waited for. What changes meanwhile is copied again, in passes that grow shorter.
+- Whoever reads the copy sees no epoch without its layers, no timeline without the entry that made it, and no file half.
+- The copy becomes a store with its last file, the marker. Before that all that it lists was found, and every byte
+  checked.
+- Nothing of the original is changed, locked or waited for. What changes meanwhile is copied again, in passes that grow
+  shorter.
 
-Small files come in an order: registers, manifests, then the log of branches, so that no pin is of an epoch, and no line of an
-entry, that is not there; layers come last, because a manifest is published after those that it lists.
+Small files come in an order: registers, manifests, then the log of branches, so that no pin is of an epoch, and no
+timeline of an entry, that is not there; layers come last, because a manifest is published after those that it lists.
 """
 
 from __future__ import annotations
@@ -22,7 +24,7 @@ from nosync.lsm.facts.pins import Pins
 from nosync.lsm.manifests.branches import BRANCHES, MAIN
 from nosync.lsm.manifests.completeness import lost
 from nosync.lsm.manifests.lost_ends import inferred, log_problem, lost_manifests
-from nosync.lsm.manifests.timelines import Lines
+from nosync.lsm.manifests.timelines import Timelines
 from nosync.lsm.model.layer import LayerId
 from nosync.lsm.model.timestamp import Epoch
 from nosync.lsm.node.discards import GIVEN_UP
@@ -50,8 +52,8 @@ def backup(
 ) -> VerifyReport:
     """Copies the store in `root` to `target`, which must not exist or be empty. Durable when this returns.
 
-    `progress(files)` is called after each file. Raises InvalidInputError where `target` has something in it, CorruptionError
-    where the original is not whole, StorageError.
+    `progress(files)` is called after each file. Raises InvalidInputError where `target` has something in it,
+    CorruptionError where the original is not whole, StorageError.
     """
     env = env or Env()
     marker = read_marker(root, env)
@@ -95,9 +97,9 @@ class _Copy:
         self._vanished = None
         for path in [*self._small_files(), *self._log()]:
             self._copy(path)
-        lines = Lines(self.target.root, self._env)
+        timelines = Timelines(self.target.root, self._env)
         for trace in self._source.traces():
-            until = lines.sealed_until(trace)
+            until = timelines.sealed_until(trace)
             for d in self._source.descriptions(trace):
                 if d.lower < until and not d.is_of_rounds:  # what is not sealed is another attempt's
                     self._copy(PurePosixPath(LAYERS, LayerId(trace, d).path))
@@ -106,9 +108,9 @@ class _Copy:
         root = self._source.root
         yield from (PurePosixPath(name) for name in (GIVEN_UP, "members.json") if (root / name).exists())
         yield from register_files(root, self._env)
-        for line in sorted(self._env.list_dir(root / MANIFESTS)):
-            names = sorted(self._env.list_dir(root / MANIFESTS / line))
-            yield from (PurePosixPath(MANIFESTS, line, name) for name in names if name.endswith(".json"))
+        for timeline in sorted(self._env.list_dir(root / MANIFESTS)):
+            names = sorted(self._env.list_dir(root / MANIFESTS / timeline))
+            yield from (PurePosixPath(MANIFESTS, timeline, name) for name in names if name.endswith(".json"))
 
     def _log(self) -> Iterator[PurePosixPath]:
         for name in sorted(self._env.list_dir(self._source.root / BRANCHES)):
@@ -139,42 +141,46 @@ class _Copy:
         if self._vanished is not None:
             return f"{self._vanished} was listed, and vanished"
         try:
-            lines = Lines(root, self._env)
+            timelines = Timelines(root, self._env)
         except NosyncError as error:
             return str(error)
-        if lines.errors:
-            return str(lines.errors[0])
-        if len(self._env.list_dir(self._source.root / BRANCHES)) > lines.refs.entries:
+        if timelines.errors:
+            return str(timelines.errors[0])
+        if len(self._env.list_dir(self._source.root / BRANCHES)) > timelines.refs.entries:
             return "branches change"
-        problem = log_problem(lines, root, self._env)
+        problem = log_problem(timelines, root, self._env)
         if problem is not None:
             return problem
         safe = self._let_go()
-        for name in lines.refs.names:
-            for text in lost_manifests(lines, name, None).values():
+        for name in timelines.refs.names:
+            for text in lost_manifests(timelines, name, None).values():
                 return text
-            for one in lost(lines, self.target, safe, name):
+            for one in lost(timelines, self.target, safe, name):
                 return f"{one.entry.id} is missing"
         pins = [pin.t for pin in Pins(root, self._env).by_name().values()]
-        later = inferred(lines, self.target.layer_ids(), pins, {})
-        return f"line {next(iter(later))} goes on" if later else None
+        later = inferred(timelines, self.target.layer_ids(), pins, {})
+        return f"timeline {next(iter(later))} goes on" if later else None
 
     def _let_go(self) -> Epoch | None:
         """Up to which epoch inputs may have been let go of."""
-        lines = Lines(self.target.root, self._env)
-        last = lines.last_sealed()
+        timelines = Timelines(self.target.root, self._env)
+        last = timelines.last_sealed()
         path = self._source.root / LET_GO
         if last is None or not path.exists():
             return None
         fields = read_small(path, self._env)
-        return min(last, Epoch(whole_number(fields["safe"], "safe"))) if fields["line"] == lines.line(MAIN).id else None
+        return (
+            min(last, Epoch(whole_number(fields["safe"], "safe")))
+            if fields["line"] == timelines.timeline(MAIN).id
+            else None
+        )
 
     def write_let_go(self) -> None:
         """It is not copied: the original may have gone on since its manifests were."""
         until = self._let_go()
         if until is not None:
-            line = Lines(self.target.root, self._env).line(MAIN).id
-            replace_small(self.target.root, self.target.root / LET_GO, {"line": line, "safe": until}, self._env)
+            timeline = Timelines(self.target.root, self._env).timeline(MAIN).id
+            replace_small(self.target.root, self.target.root / LET_GO, {"line": timeline, "safe": until}, self._env)
 
     def sync(self) -> None:
         for path in self._copied:

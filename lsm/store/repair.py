@@ -3,7 +3,8 @@
 Invariants
 - What is to be done is said before anything is. A plan is made and carried out with the directory's lock held.
 - Nothing is deleted: what is in the way goes to quarantine.
-- What the catalog remembers is written again as it was. Where it remembers nothing, only what follows from files is done.
+- What the catalog remembers is written again as it was. Where it remembers nothing, only what follows from files is
+  done.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from nosync.lsm.manifests.remembered import (
     STORE_ID_META,
     Remembered,
     catalog_metas,
-    lines_without_entry,
+    timelines_without_entry,
 )
 from nosync.lsm.model.layer import parse_path
 from nosync.lsm.model.timestamp import is_number
@@ -159,8 +160,10 @@ class Repair:
             if n not in there:
                 whence = "as the catalog remembers it" if n in remembered.entries else "as manifests show it"
                 self._plan_entry(n, entry, whence, n in bad)
-        for line in lines_without_entry(self._root, refs, self._env) if not (self._root / PLACE_FILE).exists() else ():
-            self._plan_move(PurePosixPath(MANIFESTS, line), "no entry of the log says where this branch begins")
+        for timeline in (
+            timelines_without_entry(self._root, refs, self._env) if not (self._root / PLACE_FILE).exists() else ()
+        ):
+            self._plan_move(PurePosixPath(MANIFESTS, timeline), "no entry of the log says where this branch begins")
 
     def _read_log(self) -> tuple[dict[int, dict[str, Any]], set[int]]:
         """The entries that are whole, and the numbers of those that are not."""
@@ -179,20 +182,22 @@ class Repair:
         return there, bad
 
     def _rewound_at(self, n: int) -> int | None:
-        """The first epoch of line `rewind-<n>`, which the n-th entry made; None where there is no such line."""
+        """The first epoch of timeline `rewind-<n>`, which the n-th entry made; None where there is no such line."""
         names = self._env.list_dir(self._root / MANIFESTS / f"rewind-{n}")
         return min((span[0] for name in names if (span := epochs_of(name)) is not None), default=None)
 
     def _rewind_of(self, n: int, refs: Refs) -> dict[str, Any] | None:
-        """The entry that made line `rewind-<n>`, as its manifests show it. What was main then is kept, as it is by default."""
-        first, line = self._rewound_at(n), f"rewind-{n}"
-        if first is None or first < 1 or line in refs.lines:
+        """The entry that made timeline `rewind-<n>`, as its manifests show it. What was main then is kept, as it is by
+        default.
+        """
+        first, timeline = self._rewound_at(n), f"rewind-{n}"
+        if first is None or first < 1 or timeline in refs.timelines:
             return None
-        kept = f"before-{line}"
+        kept = f"before-{timeline}"
         return {
             "do": "rewind",
-            "name": line,
-            "line": line,
+            "name": timeline,
+            "line": timeline,
             "parent": refs.names[MAIN],
             "at": first - 1,
             "keep_as": kept,

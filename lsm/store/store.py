@@ -55,14 +55,14 @@ from nosync.lsm.facts.pins import Pin, Pins
 from nosync.lsm.layers.merging import RowFilter
 from nosync.lsm.layers.writer import Published, arrange
 from nosync.lsm.manifests.archive import Run
-from nosync.lsm.manifests.branches import MAIN, Line
+from nosync.lsm.manifests.branches import MAIN, Timeline
 from nosync.lsm.manifests.catalog import Catalog
 from nosync.lsm.manifests.completeness import Missing, is_whole, lost, safe_from
 from nosync.lsm.manifests.input_policy import NOTHING
 from nosync.lsm.manifests.lost_ends import check_log, check_there, log_problem, lost_begin, lost_manifests
 from nosync.lsm.manifests.manifest import Manifest
 from nosync.lsm.manifests.remembered import SAFE_META, Remembered, recalled
-from nosync.lsm.manifests.timelines import Lines
+from nosync.lsm.manifests.timelines import Timelines
 from nosync.lsm.model.history import View
 from nosync.lsm.model.layer import Description, LayerId, TraceId, check_name
 from nosync.lsm.model.timestamp import ZERO, Epoch, Time, end_of, epoch_of, last_of, pack
@@ -106,11 +106,11 @@ def open_store(
 ) -> Store:
     """Opens the store in a directory, making a new one where there is none.
 
-    `retain`: epochs of history to keep readable (None: all). `key_groups` (default 128): the most shards a stage can ever
-    have; fixed when the store is made. `read_only`: no node, no lock, no writing; works beside the writer.
-    `copies`: how many an epoch asks for of each stage of which nothing is said.
-    Raises NotAStoreError for a directory of something else, StoreLockedError where another process is its
-    node, FormatVersionError for a newer store, StorageError where the disk refuses.
+    `retain`: epochs of history to keep readable (None: all). `key_groups` (default 128): the most shards a stage can
+    ever have; fixed when the store is made. `read_only`: no node, no lock, no writing; works beside the writer.
+    `copies`: how many an epoch asks for of each stage of which nothing is said. Raises NotAStoreError for a directory
+    of something else, StoreLockedError where another process is its node, FormatVersionError for a newer store,
+    StorageError where the disk refuses.
     """
     root, env = local_path(path), env or Env()
     settings = checked_settings(settings)
@@ -166,8 +166,8 @@ class Store:
         self.settings = settings
         self._node = node
         self._next: dict[TraceId, int] = {}
-        self._schemas: dict[tuple[str, str], tuple[tuple[str, ...], pa.Schema]] = {}  # by line and stage
-        self._seen: Lines | None = None  # of a read-only store; read once, and then what is new
+        self._schemas: dict[tuple[str, str], tuple[tuple[str, ...], pa.Schema]] = {}  # by timeline and stage
+        self._seen: Timelines | None = None  # of a read-only store; read once, and then what is new
         self._pins = Pins(directory.root, directory.env)  # of a read-only store
         self._held = False  # what is new is left for later
         self._closed = False
@@ -201,22 +201,22 @@ class Store:
     ) -> Published:
         """Records what changed in one shard of a stage at epoch `t`, as one immutable layer.
 
-        `rows` are upserts (each key once; key columns and any value columns), `deletes` the keys that went (key columns).
-        Empty tables record that nothing changed. `key` is needed the first time; `[]` makes a log, whose rows are only
-        ever added. A key must always go to the same shard. Returns when the layer is visible to readers; it is
+        `rows` are upserts (each key once; key columns and any value columns), `deletes` the keys that went (key
+        columns). Empty tables record that nothing changed. `key` is needed the first time; `[]` makes a log, whose rows
+        are only ever added. A key must always go to the same shard. Returns when the layer is visible to readers; it is
         durable shortly after (`sync` waits for that).
 
         Raises OutOfOrderError unless `t` is the next epoch of this trace (the same layer again is a success),
         DeterminismError when `t` was recorded with other rows, SchemaError, InvalidInputError, StorageError.
         """
-        node, lines = self.node, self._lines()
-        at = lines.line().id, check_name(stage, "stage name")
-        trace = raw_trace(lines, stage, shard, t)
+        node, timelines = self.node, self._timelines()
+        at = timelines.timeline().id, check_name(stage, "stage name")
+        trace = raw_trace(timelines, stage, shard, t)
         id = LayerId(trace, Description.of_epoch(t))
         whose = f"stage {stage} shard {shard} timestamp {t}"
         if key is not None and len(set(key)) != len(list(key)):
             raise InvalidInputError(f"{whose}: the key {list(key)} names a column twice")
-        known = self._recorded_schema(lines, stage)
+        known = self._recorded_schema(timelines, stage)
         if key is None:
             if known is None:
                 raise InvalidInputError(
@@ -229,7 +229,7 @@ class Store:
             raise SchemaError(f"{whose}: the key is {list(key)}, but the stage was recorded with key {list(known[0])}")
         if rows is None and deletes is not None and known is not None:
             rows = known[1].empty_table()
-        self._check_order(lines, id, whose)
+        self._check_order(timelines, id, whose)
         arranged = arrange(rows, key, whose=whose, deletes=deletes, hasher=self.directory.hasher)
         schema = pa.schema([f for f in arranged.batch.schema if f.name not in BOOKKEEPING])
         if known is not None:
@@ -240,11 +240,11 @@ class Store:
         node.note([id])
         return published
 
-    def _check_order(self, lines: Lines, id: LayerId, whose: str) -> None:
+    def _check_order(self, timelines: Timelines, id: LayerId, whose: str) -> None:
         t = epoch_of(id.description.lower)
         if self._next.get(id.trace) != t:
             available = self.directory.descriptions(id.trace)
-            begin = raw_begin(lines, id.trace)
+            begin = raw_begin(timelines, id.trace)
             self._next[id.trace] = max((epoch_of(d.upper) for d in available), default=t if begin is None else begin)
             if any(d.lower <= id.description.lower < d.upper and d != id.description for d in available):
                 raise OutOfOrderError(
@@ -263,17 +263,17 @@ class Store:
             raise OutOfOrderError(
                 f"{whose}: the next timestamp of this trace is {expected}; record it first (empty rows if nothing changed)"
             )
-        sealed = lines.manifest(t)
+        sealed = timelines.manifest(t)
         if sealed is not None and all(entry.id != id for entry in sealed.entries):
             raise OutOfOrderError(
                 f"{whose}: timestamp {t} is sealed without this layer; sealed timestamps never change"
             )
 
-    def _recorded_schema(self, lines: Lines, stage: str) -> tuple[tuple[str, ...], pa.Schema] | None:
-        """The key and the columns of a stage that is appended to, on the main line; None for a new one."""
-        at = (lines.line().id, stage)
+    def _recorded_schema(self, timelines: Timelines, stage: str) -> tuple[tuple[str, ...], pa.Schema] | None:
+        """The key and the columns of a stage that is appended to, on the main timeline; None for a new one."""
+        at = (timelines.timeline().id, stage)
         if at not in self._schemas:
-            for id, end in raw_layers(lines, self.directory, stage):
+            for id, end in raw_layers(timelines, self.directory, stage):
                 reader = self.directory.reader(id)
                 before, schema = self._schemas.get(at), reader.schema_until(end)
                 schema = schema if before is None else joined_schema(before[1], schema, str(id.trace))
@@ -291,7 +291,7 @@ class Store:
         self.node.check_sealable(t)
         ids: list[LayerId] = []
         absent: list[LayerId] = []
-        for trace in raw_traces_at(self._lines(), self.directory, t):
+        for trace in raw_traces_at(self._timelines(), self.directory, t):
             id = LayerId(trace, Description.of_epoch(t))
             available = self.directory.descriptions(trace)
             if available and min(d.lower for d in available) > id.description.lower:
@@ -306,7 +306,7 @@ class Store:
         if not ids and not absent:
             raise NotAvailableError(f"cannot seal {t}: nothing was recorded yet")
         for id in absent:
-            known = self._recorded_schema(self._lines(), id.trace.stage)
+            known = self._recorded_schema(self._timelines(), id.trace.stage)
             assert known is not None, "the trace, or the one that it goes on from, has layers"
             self.append(id.trace.stage, shard=id.trace.shard.index, t=t, rows=known[1].empty_table())
         return self.node.seal(t, [*ids, *absent])
@@ -431,7 +431,7 @@ class Store:
 
     def _views(self, stage: str, t: int, shard: int | None, branch: str) -> list[View]:
         """What the stage's state as of an epoch is made of, by shard."""
-        views = stage_views(self.directory, self._lines(), stage, t, branch)
+        views = stage_views(self.directory, self._timelines(), stage, t, branch)
         chosen = [view for view in views if shard is None or view.id.shard.index == shard]
         if not chosen:
             raise UnknownStageError(
@@ -445,7 +445,7 @@ class Store:
         try:
             return self.directory.open_view(view, until=until, as_of=exact)
         except NotAvailableError as error:
-            if until > self._lines().sealed_until(view.id):
+            if until > self._timelines().sealed_until(view.id):
                 raise
             raise lost_tail(view.id, until, error) from None
 
@@ -470,15 +470,17 @@ class Store:
 
     # --- state of the store -------------------------------------------------------------------------------------------
 
-    def _lines(self) -> Lines:
+    def _timelines(self) -> Timelines:
         if self._node is not None:
             self._node.notice_changes()
-            if self._node.lines.refs.entries < self._node.lines.remembered.last_entry:  # with peers it may come yet
-                self._check_log(self._node.lines)
-            return self._node.lines
+            if (
+                self._node.timelines.refs.entries < self._node.timelines.remembered.last_entry
+            ):  # with peers it may come yet
+                self._check_log(self._node.timelines)
+            return self._node.timelines
         if self._seen is None:
             root = self.directory.root
-            seen = Lines(root, self.directory.env, lambda: recalled(root))
+            seen = Timelines(root, self.directory.env, lambda: recalled(root))
             self._check_log(seen)
             self._seen = seen
         elif not self._held:
@@ -490,45 +492,46 @@ class Store:
             raise error
         return self._seen
 
-    def _check_log(self, lines: Lines) -> None:
+    def _check_log(self, timelines: Timelines) -> None:
         """Raises CorruptionError where an entry of the log of branches is lost."""
-        check_log(lines, self.directory.root, self.directory.env)
+        check_log(timelines, self.directory.root, self.directory.env)
 
     @contextlib.contextmanager
     def held(self) -> Iterator[None]:
         """A read-only store sees here what was sealed when it began, and reads manifests once, not for every question."""
-        self._lines()
+        self._timelines()
         self._held = True
         try:
             yield
         finally:
             self._held = False
 
-    def branches(self) -> dict[str, Line]:
-        """By name, the line of each branch: which line it comes from, and at which epoch."""
-        refs = self._lines().refs
-        return {name: refs.lines[line] for name, line in refs.names.items()}
+    def branches(self) -> dict[str, Timeline]:
+        """By name, the timeline of each branch: which timeline it comes from, and at which epoch."""
+        refs = self._timelines().refs
+        return {name: refs.timelines[timeline] for name, timeline in refs.names.items()}
 
     def begun_anew(self, branch: str = MAIN) -> dict[str, int]:
         """By stage that began anew on the way to a branch, from all rows that were there: the epoch at which it did."""
-        refs = self._lines().refs
-        return refs.anew(refs.line_of(branch).id)
+        refs = self._timelines().refs
+        return refs.anew(refs.timeline_of(branch).id)
 
-    def lines_by_id(self) -> dict[str, Line]:
-        """Every line that a branch is, or comes from."""
-        return dict(self._lines().refs.lines)
+    def timelines_by_id(self) -> dict[str, Timeline]:
+        """Every timeline that a branch is, or comes from."""
+        return dict(self._timelines().refs.timelines)
 
     def delete_branch(self, name: str) -> int:
         """Deletes a branch with the layers that nothing else needs. Returns how many those are."""
         return self.node.delete_branch(name)
 
     def rewind(self, t: int, keep_as: str | None = None) -> str | None:
-        """Lets the main line go on from epoch `t`; what it had after that is kept as a branch, whose name is returned.
+        """Lets the main timeline go on from epoch `t`; what it had after that is kept as a branch, whose name is
+        returned.
 
-        `keep_as`: that branch's name (default `before-rewind-<n>`); `""` drops it. Where `t` is the last sealed epoch, there is
-        nothing to keep: what was recorded of later ones, which failed, is let go of, so that they can be given other rows.
-        Where no epoch is sealed yet that is -1. Raises InvalidInputError for a `t` that is not between `since` and the last
-        epoch.
+        `keep_as`: that branch's name (default `before-rewind-<n>`); `""` drops it. Where `t` is the last sealed epoch,
+        there is nothing to keep: what was recorded of later ones, which failed, is let go of, so that they can be given
+        other rows. Where no epoch is sealed yet that is -1. Raises InvalidInputError for a `t` that is not between
+        `since` and the last epoch.
         """
         last = self.last_sealed()
         if last is None and t == BEFORE_FIRST_EPOCH:
@@ -538,36 +541,36 @@ class Store:
         if last is None or not self.since() <= t <= last:
             possible = "there are no epochs yet" if last is None else f"possible are {self.since()} to {last}"
             raise InvalidInputError(f"cannot rewind to {t}: {possible}")
-        default = f"before-rewind-{self.node.lines.refs.entries + 1}" if t < last else None
+        default = f"before-rewind-{self.node.timelines.refs.entries + 1}" if t < last else None
         kept = default if keep_as is None else keep_as or None
         self.node.rewind(t, kept)
         return kept
 
     def describe_branch(self, name: str) -> BranchInfo:
         """Where a branch comes from, and what of it is shared with others and what is its own."""
-        lines = self._lines()
-        line = lines.refs.line_of(name)
-        mine = self._files_of(lines, name)
-        others = set().union(*(self._files_of(lines, other) for other in lines.refs.names if other != name))
+        timelines = self._timelines()
+        timeline = timelines.refs.timeline_of(name)
+        mine = self._files_of(timelines, name)
+        others = set().union(*(self._files_of(timelines, other) for other in timelines.refs.names if other != name))
         sizes = {id: self.directory.path_of(id).stat().st_size for id in mine if self.directory.path_of(id).exists()}
         own = sum(size for id, size in sizes.items() if id not in others)
-        # After a rewind a line has another name than it began with.
-        branch_of = {id: branch for branch, id in lines.refs.names.items()}
+        # After a rewind a timeline has another name than it began with.
+        branch_of = {id: branch for branch, id in timelines.refs.names.items()}
         lineage = tuple(
             f"{branch_of.get(o.parent, '(deleted)')} at {o.at}"
-            for o in reversed(lines.refs.lineage(line.id))
+            for o in reversed(timelines.refs.lineage(timeline.id))
             if o.parent is not None
         )
-        last = lines.last_sealed(name)
+        last = timelines.last_sealed(name)
         return BranchInfo(
-            name, line.id, lineage, line.at, last, line.changed, len(mine - others), own, len(mine & others),
+            name, timeline.id, lineage, timeline.at, last, timeline.changed, len(mine - others), own, len(mine & others),
             sum(sizes.values()) - own,
         )  # fmt: skip
 
-    def _files_of(self, lines: Lines, branch: str) -> set[LayerId]:
+    def _files_of(self, timelines: Timelines, branch: str) -> set[LayerId]:
         """The layer files that hold what a branch's manifests list."""
         traces: dict[TraceId, list[tuple[Time, Time]]] = {}
-        for piece in lines.manifests(branch).pieces():
+        for piece in timelines.manifests(branch).pieces():
             for trace, _ in piece.traces():
                 traces.setdefault(trace, []).append((piece.begin, piece.end))
         found = set()
@@ -577,31 +580,31 @@ class Store:
         return found
 
     def last_sealed(self, branch: str = MAIN) -> int | None:
-        return self._lines().last_sealed(branch)
+        return self._timelines().last_sealed(branch)
 
     def newest(self, branch: str = MAIN) -> int | None:
         """As `last_sealed`, for who reads it: raises LostEpochError where later epochs were sealed, and are lost."""
-        lines = self._lines()
-        check_there(lines, branch, None)
-        return lines.last_sealed(branch)
+        timelines = self._timelines()
+        check_there(timelines, branch, None)
+        return timelines.last_sealed(branch)
 
-    def line_of(self, t: int, branch: str = MAIN) -> str | None:
-        """The line that sealed an epoch of a branch; None where it is not sealed. After a rewind it is another one."""
-        manifest = self._lines().manifest(t, branch)
-        return None if manifest is None else manifest.line
+    def timeline_of(self, t: int, branch: str = MAIN) -> str | None:
+        """The timeline that sealed an epoch of a branch; None where it is not sealed. After a rewind it is another one."""
+        manifest = self._timelines().manifest(t, branch)
+        return None if manifest is None else manifest.timeline
 
     def manifest(self, t: int, branch: str = MAIN) -> Manifest | None:
         """What an epoch lists; None: it is not sealed."""
-        return self._lines().manifest(t, branch)
+        return self._timelines().manifest(t, branch)
 
     def sums_of(self, stage: str, t: int, branch: str = MAIN) -> list[str]:
         """The columns of a stage whose values may be added up over its rows, as the job said that sealed the epoch."""
-        manifest = self._lines().manifest(t, branch)
+        manifest = self._timelines().manifest(t, branch)
         return [] if manifest is None else manifest.sums(stage)
 
     def first_sealed(self, branch: str = MAIN) -> int | None:
         """The oldest epoch that was sealed; None before the first."""
-        return self._lines().manifests(branch).first
+        return self._timelines().manifests(branch).first
 
     def safe_point(self, branch: str = MAIN) -> int | None:
         """The largest epoch up to which everything is complete and durable, with peers on as many nodes as it asks for.
@@ -633,7 +636,7 @@ class Store:
         """
         pack(t)
         check_name(name, "pin name")
-        last, first = self.last_sealed(), self._lines().manifests().first
+        last, first = self.last_sealed(), self._timelines().manifests().first
         oldest = max(self.since(), first or 0)
         if last is None or not oldest <= t <= last:
             possible = "there is none yet" if last is None else f"{oldest} to {last} now"
@@ -662,8 +665,8 @@ class Store:
     def verify(self, progress: Callable[[int, int], None] | None = None, *, untrusted: bool = False) -> VerifyReport:
         """Reads and checks every byte of every file; changes nothing.
 
-        `untrusted`: it is a store of somebody else. Its catalog, which RocksDB would read, is left alone, so what is missing at
-        the end of a log is not noticed.
+        `untrusted`: it is a store of somebody else. Its catalog, which RocksDB would read, is left alone, so what is
+        missing at the end of a log is not noticed.
         """
         report = verify_directory(self.directory, progress)
         return replace(report, errors=(*report.errors, *self._holes(untrusted=untrusted)))
@@ -672,22 +675,24 @@ class Store:
         """What manifests list, or what ought to be a manifest, and no file holds."""
         root, env = self.directory.root, self.directory.env
         try:
-            known = None if self._node is None else self._node.lines.remembered.copy()
+            known = None if self._node is None else self._node.timelines.remembered.copy()
             known = Remembered({}) if untrusted else known
-            lines = Lines(root, env, lambda: recalled(root) if known is None else known)  # of the files as they are now
+            timelines = Timelines(
+                root, env, lambda: recalled(root) if known is None else known
+            )  # of the files as they are now
         except NosyncError:
             return []  # a file that cannot be read, which has been told of
-        problem = log_problem(lines, root, env)
+        problem = log_problem(timelines, root, env)
         if problem is not None:
-            return [] if lines.refs.later else [problem]  # of those after one that is missing it has been told
+            return [] if timelines.refs.later else [problem]  # of those after one that is missing it has been told
         safe = None
         with contextlib.suppress(CorruptionError):  # of a manifest that cannot be read, which has been told of
             if not untrusted:
                 safe = self.safe_point() if self._node else self._read_only_safe_point()
         found: dict[str, None] = {}
-        for name in sorted(lines.refs.names):
-            found |= {f"branch {name}: {text}": None for text in lost_manifests(lines, name, None).values()}
-            for one in lost(lines, self.directory, safe, name):
+        for name in sorted(timelines.refs.names):
+            found |= {f"branch {name}: {text}": None for text in lost_manifests(timelines, name, None).values()}
+            for one in lost(timelines, self.directory, safe, name):
                 found[f"{one.entry.id}: is gone; recover() computes it again"] = (
                     None  # what branches share is told of once
                 )
@@ -715,8 +720,8 @@ class Store:
 
     def branches_of(self, layers: Sequence[LayerStatus]) -> list[tuple[str, ...]]:
         """For each of these layers the branches whose epochs it holds; none for what no sealed epoch lists."""
-        lines = self._lines()
-        holds = {name: {*map(_place, self._files_of(lines, name))} for name in sorted(lines.refs.names)}
+        timelines = self._timelines()
+        holds = {name: {*map(_place, self._files_of(timelines, name))} for name in sorted(timelines.refs.names)}
         places = [(x.stage, x.fingerprint, x.shard, x.shards, x.lower, x.upper) for x in layers]
         return [tuple(name for name, files in holds.items() if place in files) for place in places]
 
@@ -750,7 +755,7 @@ class Store:
             s["bytes"] += layer.bytes
             s["shards"] = len(shards[layer.stage])
             s["upper"] = max(s["upper"], int(str(layer.upper).partition(".")[0]))
-        newest = self._lines().manifest(self.last_sealed() or 0)
+        newest = self._timelines().manifest(self.last_sealed() or 0)
         for entry in newest.entries if newest is not None else ():
             if entry.id.trace.stage in stages:
                 stages[entry.id.trace.stage]["copies"] = entry.copies
@@ -758,7 +763,7 @@ class Store:
         safe = self.safe_point() if node else self._read_only_safe_point()
         problems, missing = {}, None
         try:
-            missing = len(self.missing() if node else lost(self._lines(), self.directory, safe))
+            missing = len(self.missing() if node else lost(self._timelines(), self.directory, safe))
         except NosyncError as error:
             problems["what is missing"] = f"cannot be said: {error}"
         return StoreStatus(
@@ -771,14 +776,14 @@ class Store:
             self.pins(),
             missing,
             problems | (node.problems if node else self._read_only_problems(safe)),
-            {name: self.last_sealed(name) for name in sorted(self._lines().refs.names)},
+            {name: self.last_sealed(name) for name in sorted(self._timelines().refs.names)},
             self._sealed_at(),
         )
 
     def _sealed_at(self) -> str | None:
-        """When the last manifest of the main line got its file; None where there is none, or an archive has it."""
+        """When the last manifest of the main timeline got its file; None where there is none, or an archive has it."""
         last = self.last_sealed()
-        manifest = None if last is None else self._lines().manifest(last)
+        manifest = None if last is None else self._timelines().manifest(last)
         if manifest is None:
             return None
         try:
@@ -788,10 +793,10 @@ class Store:
         return datetime.fromtimestamp(written_ns // 10**9, UTC).isoformat()
 
     def _read_only_problems(self, safe: int | None) -> dict[str, str]:
-        lines = self._lines()
+        timelines = self._timelines()
         found: dict[str, str] = {}
-        for name in sorted(lines.refs.names):
-            found |= lost_manifests(lines, name, safe if name == MAIN else None)
+        for name in sorted(timelines.refs.names):
+            found |= lost_manifests(timelines, name, safe if name == MAIN else None)
         return found
 
     def _read_only_safe_point(self) -> int | None:
@@ -799,7 +804,7 @@ class Store:
         durable: dict[TraceId, list[Description]] = {}
         for id in self._durable_ids():
             durable.setdefault(id.trace, []).append(id.description)
-        sealed = self._lines().manifests()
+        sealed = self._timelines().manifests()
         if sealed.first is None:
             return None
 
@@ -814,7 +819,7 @@ class Store:
             return is_one_copy_enough and is_whole(run.required(), NOTHING, lambda trace: durable.get(trace, ()))
 
         told = self._told_safe()
-        if lost_begin(self._lines()) is not None and (told is None or told < sealed.first):
+        if lost_begin(self._timelines()) is not None and (told is None or told < sealed.first):
             return None
         begin = sealed.first - 1 if told is None else min(told, sealed.last or told)
         safe = safe_from(sealed, Epoch(begin), is_safe_run, is_safe)
@@ -827,7 +832,7 @@ class Store:
         except (CatalogError, StorageError):
             return None
         try:
-            told = catalog.meta(SAFE_META + self._lines().line().id)
+            told = catalog.meta(SAFE_META + self._timelines().timeline().id)
         finally:
             catalog.close()
         return None if told is None else int(told)

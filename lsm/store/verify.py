@@ -52,8 +52,8 @@ def verify_directory(directory: LayerDirectory, progress: Callable[[int, int], N
         if progress:
             progress(done, len(paths))
     manifests = 0
-    for line in env.list_dir(root / MANIFESTS):
-        sealed = Sealed(line, root, env)
+    for timeline in env.list_dir(root / MANIFESTS):
+        sealed = Sealed(timeline, root, env)
         errors += [str(error) for error in read_sealed(sealed, root, env)]
         manifests += len(sealed)
     for register in register_files(root, env):

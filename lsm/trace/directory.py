@@ -5,11 +5,11 @@ Layout (docs/format.md):
     NOSYNC                                        what this is: format, store id, key groups
     LOCK                                          held by the node of this directory
     layers/<stage>/<fingerprint>/<shard>/<lower>-<upper>-<since>.layer
-    manifests/<line>/<epoch>.json                 or, of many old epochs, <first>-<last>.json
+    manifests/<timeline>/<epoch>.json                 or, of many old epochs, <first>-<last>.json
     branches/<n>.json                             the log of what branches there are
-    jobs/<line>/<n>-<token>.json                  instances of a job; the newest one may write
+    jobs/<timeline>/<n>-<token>.json                  instances of a job; the newest one may write
     pins/<name>-<token>.json
-    sinks/<stage>/<line>/<epoch>-<token>.json     what was delivered
+    sinks/<stage>/<timeline>/<epoch>-<token>.json     what was delivered
     quarantine/                                   what was torn or flipped, kept for inspection
     tmp/                                          being written; emptied at the node's start
     ready/                                        empty files that the node made ahead, to be written
@@ -177,8 +177,8 @@ def _is_begun(root: Path, name: str, env: Env) -> bool:
 
 
 def read_marker(root: Path, env: Env) -> Marker:
-    """Raises NotAStoreError where `root` is no store, or one whose own directories are links, and FormatVersionError where it
-    is a newer one.
+    """Raises NotAStoreError where `root` is no store, or one whose own directories are links, and FormatVersionError
+    where it is a newer one.
     """
     check_own_directories(root)
     try:
@@ -280,7 +280,9 @@ class LayerDirectory:
 
     @property
     def is_validated(self) -> bool:
-        """Whether this host's node looked at all that is here; else readers do, block by block (nosync.lsm.platform.verified)."""
+        """Whether this host's node looked at all that is here; else readers do, block by block
+        (nosync.lsm.platform.verified).
+        """
         self._is_validated = self._is_validated or is_verified_here(self.root)
         return self._is_validated
 

@@ -114,7 +114,7 @@ def _show_what_if(what_if: WhatIf, demo: Demo) -> None:
         f"without bad weather {what_if.mean_delay_without_weather:.2f}"
     )
     ranking = demo.ranking()
-    out.print("the worst of the main line (a), beside the branch (b):")
+    out.print("the worst of the main timeline (a), beside the branch (b):")
     show_rows(ranking.slice(0, 6), ranking.num_rows)
 
 

@@ -40,7 +40,7 @@ from nosync.spark.java import launch_settings
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from nosync.job.epoch_layout import LineEpochs
+    from nosync.job.epoch_layout import EpochLayout
 
 
 FLOW = click.option(
@@ -100,7 +100,7 @@ def _job(path: Path, flow: nosync.Dataflow, branch: str, cores: int | None, *, a
         if last is None and store.newest(branch) is None:
             raise NosyncError(f"{path} has no epoch yet: run the job first")
         assert last is not None, "newest raises where all epochs are lost"
-        manifest = store.node.lines.manifest(last, branch)
+        manifest = store.node.timelines.manifest(last, branch)
         shards = manifest.entries[0].id.trace.shard.count if manifest and manifest.entries else 1
         with _session(cores) as spark:
             yield nosync.Job(flow, store, spark=spark, shards=shards or 1, branch=branch)
@@ -127,8 +127,8 @@ def replay(
 ) -> None:
     """Replay BRANCH from the recorded inputs: the stages whose code is another one, and what is computed from them.
 
-    The flow is the branch's, with the changed code. Interrupted, the same command goes on where it was. A job that runs on
-    BRANCH is stopped (FencedError), except by --dry-run, which changes nothing.
+    The flow is the branch's, with the changed code. Interrupted, the same command goes on where it was. A job that runs
+    on BRANCH is stopped (FencedError), except by --dry-run, which changes nothing.
 
     \b
       nosync replay state/ no-weather --flow my_job:without_weather
@@ -149,16 +149,18 @@ def replay(
         print_json(dataclasses.asdict(report)) if as_json else out.print(escape(str(report)))
 
 
-def _epochs_of(flow: nosync.Dataflow, store: Store, spark: SparkSession, branch: str) -> LineEpochs:
+def _epochs_of(flow: nosync.Dataflow, store: Store, spark: SparkSession, branch: str) -> EpochLayout:
     """As a job has them, without being one, which would stop the one that runs."""
-    from nosync.job.epoch_layout import LineEpochs  # noqa: PLC0415
-    from nosync.job.flow_versions import LineFlow  # noqa: PLC0415
+    from nosync.job.epoch_layout import EpochLayout  # noqa: PLC0415
+    from nosync.job.flow_versions import FlowVersions  # noqa: PLC0415
     from nosync.spark.expressions import Analyzer  # noqa: PLC0415
     from nosync.spark.schemas import parse_ddl  # noqa: PLC0415 - needs pyspark
     from nosync.spark.session import expression_settings  # noqa: PLC0415
 
-    on_line = LineFlow(flow, store.node, lambda: branch, parse_ddl, Analyzer(spark, expression_settings(spark)))
-    return LineEpochs(store.node, store.directory, on_line, lambda: branch, shards=1)  # those of epochs that are sealed
+    on_timeline = FlowVersions(flow, store.node, lambda: branch, parse_ddl, Analyzer(spark, expression_settings(spark)))
+    return EpochLayout(
+        store.node, store.directory, on_timeline, lambda: branch, shards=1
+    )  # those of epochs that are sealed
 
 
 @cli.command()

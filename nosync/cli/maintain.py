@@ -60,10 +60,10 @@ def compact(path: Path, stage: str | None, retain: int | None, alone: bool, as_j
 @ALONE
 @JSON
 def rewind(path: Path, epoch: int, keep_as: str | None, drop: bool, alone: bool, as_json: bool) -> None:
-    """Let the main line go on from EPOCH; what it had after that is kept as a branch.
+    """Let the main timeline go on from EPOCH; what it had after that is kept as a branch.
 
-    Sinks take back what they were given for later epochs when the job is started again. With the last sealed epoch, what a
-    failed attempt at the next one has recorded is let go of, so that it can be given other rows.
+    Sinks take back what they were given for later epochs when the job is started again. With the last sealed epoch,
+    what a failed attempt at the next one has recorded is let go of, so that it can be given other rows.
 
     \b
       nosync rewind state/ 26
@@ -78,10 +78,10 @@ def rewind(path: Path, epoch: int, keep_as: str | None, drop: bool, alone: bool,
         print_json({"epoch": epoch, "was": last, "kept_as": kept})
     else:
         if epoch == last:
-            out.print(f"the main line is at epoch {epoch}; what was recorded of later ones is let go of")
+            out.print(f"the main timeline is at epoch {epoch}; what was recorded of later ones is let go of")
             return
         rest = f"epochs {epoch + 1} to {last} are " + ("deleted" if kept is None else f"kept as branch {escape(kept)}")
-        out.print(f"the main line is at epoch {epoch} again; {rest}")
+        out.print(f"the main timeline is at epoch {epoch} again; {rest}")
 
 
 @cli.command()

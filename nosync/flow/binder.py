@@ -1,7 +1,7 @@
 """Binding: resolves a declared dataflow into stages with schemas, fingerprints and segments. Pure.
 
-`parse_ddl` turns Spark DDL into an Arrow schema, and `analyze` says what the JVM's expressions return; both come from the
-Spark side, so that this module needs no Spark.
+`parse_ddl` turns Spark DDL into an Arrow schema, and `analyze` says what the JVM's expressions return; both come from
+the Spark side, so that this module needs no Spark.
 """
 
 from __future__ import annotations
@@ -119,10 +119,11 @@ def bind(
     """Resolves schemas, fingerprints and segments. Raises FlowError or SchemaError naming the stage.
 
     `salt` enters the fingerprints of sources, for a branch with inputs of its own; `sources` states them, for one that
-    shares the recorded inputs of another. `placements` says by which columns the rows of sources are in their shards, where
-    they were recorded (default: by the first key that the flow asks of them). `begins`: of stages that go on from another line's
-    state, from which; it enters their fingerprints. `anew`: see `BoundStage.anew_at`. `policies`: by window, the
-    one that the store was written with, which counts where the window does not say which it wants (default: MIN).
+    shares the recorded inputs of another. `placements` says by which columns the rows of sources are in their shards,
+    where they were recorded (default: by the first key that the flow asks of them). `begins`: of stages that go on from
+    another timeline's state, from which; it enters their fingerprints. `anew`: see `BoundStage.anew_at`. `policies`: by
+    window, the one that the store was written with, which counts where the window does not say which it wants (default:
+    MIN).
     """
     if not flow.sources:
         raise FlowError(f"dataflow {flow.name} has no source")

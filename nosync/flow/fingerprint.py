@@ -1,10 +1,10 @@
 """Fingerprints: what a stage computes, as a short hash that is the same in every process.
 
 A function's fingerprint covers its bytecode, constants, names, defaults, what it closes over, and, in the same way, the
-functions, classes and data that it refers to by global name, also by the name of a module of yours (`helpers.clean`). Of what is
-installed (Python's own modules, and those in site-packages) the name counts, and not the code. Line numbers, comments and
-docstrings do not count. Two versions of Python compile to different bytecode: pass `version=` to a stage to vouch for its code
-yourself.
+functions, classes and data that it refers to by global name, also by the name of a module of yours (`helpers.clean`).
+Of what is installed (Python's own modules, and those in site-packages) the name counts, and not the code. Timeline
+numbers, comments and docstrings do not count. Two versions of Python compile to different bytecode: pass `version=` to
+a stage to vouch for its code yourself.
 """
 
 from __future__ import annotations
@@ -54,7 +54,9 @@ def fingerprint(*parts: Any) -> str:
 
 
 def hashed_of(function: Any) -> bytes:
-    """What `fingerprint` sees of a function, to be given to it later as a Frozen. Raises FlowError as `fingerprint` does."""
+    """What `fingerprint` sees of a function, to be given to it later as a Frozen. Raises FlowError as `fingerprint`
+    does.
+    """
     seen = bytearray()
     _Hashing(_Kept(seen)).of(function)
     return bytes(seen)

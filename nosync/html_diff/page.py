@@ -1,8 +1,9 @@
 """The comparison of two branches as one HTML page that needs nothing else: no network, no script.
 
-When they differ, by epoch; for each numeric column its total over time, how the differences are distributed, and the keys
-with the largest ones. Only counts and sums have a total; of other columns the median takes its place. Where a window says which
-event time each epoch had come to, times are beside the epochs. Without Spark: for states that fit into memory.
+When they differ, by epoch; for each numeric column its total over time, how the differences are distributed, and the
+keys with the largest ones. Only counts and sums have a total; of other columns the median takes its place. Where a
+window says which event time each epoch had come to, times are beside the epochs. Without Spark: for states that fit
+into memory.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ import pyarrow.compute as pc
 from nosync.lsm.columnar.columns import EPOCH_COLUMN
 from nosync.lsm.columnar.table_diff import CHANGE, CHANGED, ONLY_A, ONLY_B, compare
 from nosync.lsm.errors import NosyncError
-from nosync.lsm.manifests.branches import Line
+from nosync.lsm.manifests.branches import Timeline
 from nosync.lsm.platform.notebook import cell
 from nosync.lsm.store.store import Store
 from nosync.lsm.visible import visible
@@ -120,19 +121,19 @@ def diff_page(
 
 
 def _fork(store: Store, a: str, b: str) -> int | None:
-    """The last epoch that both lines have in common; None where they have none."""
+    """The last epoch that both timelines have in common; None where they have none."""
     branches = store.branches()
-    lines: dict[str, Line] = {line.id: line for line in store.lines_by_id().values()}
+    timelines: dict[str, Timeline] = {timeline.id: timeline for timeline in store.timelines_by_id().values()}
 
     def ends(name: str) -> dict[str, float]:
-        """By line of its lineage, up to which epoch it belongs to the branch."""
-        line, end, found = branches[name], float("inf"), {}
+        """By timeline of its lineage, up to which epoch it belongs to the branch."""
+        timeline, end, found = branches[name], float("inf"), {}
         while True:
-            found[line.id] = end
-            if line.parent is None or line.at is None:
+            found[timeline.id] = end
+            if timeline.parent is None or timeline.at is None:
                 return found
-            end = min(end, line.at)
-            line = lines[line.parent]
+            end = min(end, timeline.at)
+            timeline = timelines[timeline.parent]
 
     of_a, of_b = ends(a), ends(b)
     shared = [min(of_a[id], of_b[id]) for id in of_a if id in of_b]
@@ -145,7 +146,8 @@ def _spread(first: int, last: int) -> list[int]:
 
 
 def _times(store: Store, stage: str, branch: str, epochs: Sequence[int]) -> Times:
-    """The event time that each epoch had come to: the watermark of the stage, where it is a window, or of the only window.
+    """The event time that each epoch had come to: the watermark of the stage, where it is a window, or of the only
+    window.
 
     An epoch has none before the first time came.
     """
@@ -194,7 +196,9 @@ def _is_number(type_: pa.DataType) -> bool:
 
 
 def _differences(found: pa.Table, name: str, *, adds_up: bool) -> npt.NDArray[np.float64]:
-    """Of b less a. Of what adds up nothing counts as zero; of the rest there is no difference from nothing, which is NaN."""
+    """Of b less a. Of what adds up nothing counts as zero; of the rest there is no difference from nothing, which is
+    NaN.
+    """
     nothing = 0.0 if adds_up else math.nan
     a, b = (_doubles(found.column(f"{name}_{side}")).fill_null(nothing).to_numpy() for side in "ab")
     difference: npt.NDArray[np.float64] = b - a

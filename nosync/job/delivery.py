@@ -1,6 +1,7 @@
 """Giving sinks what is sealed: each epoch's changes in order, also those that a job which died left out.
 
-What was given is in marks (nosync.lsm.facts.deliveries), by line: a line that was rewound or replaced takes back what it gave.
+What was given is in marks (nosync.lsm.facts.deliveries), by timeline: a timeline that was rewound or replaced takes
+back what it gave.
 """
 
 from __future__ import annotations
@@ -50,17 +51,17 @@ class Delivery:
         self,
         sinks: Mapping[str, Sink],
         store: Store,
-        line: str,
+        timeline: str,
         branch: Callable[[], str],
         changes: Callable[[str, int, int], DataFrame],
     ) -> None:
         """`branch`: its name, which may become another one. `changes(stage, after, until)`: the change feed."""
-        self._sinks, self._store, self._line = sinks, store, line
+        self._sinks, self._store, self._timeline = sinks, store, timeline
         self._branch, self._changes = branch, changes
 
     def marks(self, stage: str) -> Marks:
         directory = self._store.directory
-        return Marks(directory.root, stage, self._line, self._store.node.lines.refs, directory.env)
+        return Marks(directory.root, stage, self._timeline, self._store.node.timelines.refs, directory.env)
 
     def note_new(self, last: int | None) -> None:
         """What is new gets the epochs from here on, also where the job dies before it is given the first of them.
@@ -78,7 +79,9 @@ class Delivery:
                 marks.begin(next_epoch if given is None else self._first_epoch())
 
     def catch_up(self, last: int) -> None:
-        """At a job's start, on the main line: takes back what is of a line that main has left, and gives what is lacking."""
+        """At a job's start, on the main timeline: takes back what is of a timeline that main has left, and gives what
+        is lacking.
+        """
         self._withdraw(last)
         self._deliver_owed(last)
         self.deliver(last)
@@ -132,7 +135,9 @@ class Delivery:
         return 0 if first is None else first
 
     def _begins(self, stage: str, marks: Marks) -> int | None:
-        """The first epoch that a sink is given, kept from when it was new; None of a sink that does not say what it has."""
+        """The first epoch that a sink is given, kept from when it was new; None of a sink that does not say what it
+        has.
+        """
         sink = self._sinks[stage]
         if not hasattr(sink, "last_given"):
             return None
@@ -140,14 +145,16 @@ class Delivery:
         return self._first_epoch() if begins is None else max(begins, self._first_epoch())
 
     def _withdraw(self, last: int) -> None:
-        """The epochs of a line that main has left since, maybe by a job without this sink."""
+        """The epochs of a timeline that main has left since, maybe by a job without this sink."""
         for stage, sink in self._sinks.items():
             marks = self.marks(stage)
             left = marks.left_after()
             sink.withdraw(last if left is None else min(left, last), marks)
 
     def _deliver_owed(self, last: int) -> None:
-        """Gives sinks the epochs that a promoted branch has in the place of others, also after a job that died meanwhile."""
+        """Gives sinks the epochs that a promoted branch has in the place of others, also after a job that died
+        meanwhile.
+        """
         for stage, sink in self._sinks.items():
             marks = self.marks(stage)
             owed = marks.owed()

@@ -1,4 +1,5 @@
-"""The epochs of one line of a store, as a flow has them: their shards and layers, what is recorded, and what a replay computes.
+"""The epochs of one timeline of a store, as a flow has them: their shards and layers, what is recorded, and what a
+replay computes.
 
 Reads only: whoever looks takes over nothing from the job that runs on the line.
 """
@@ -8,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from nosync.flow.bound_flow import BoundFlow
-from nosync.job.flow_versions import LineFlow
+from nosync.job.flow_versions import FlowVersions
 from nosync.job.replay import ReplayPlan
 from nosync.lsm.errors import FlowError, NotAvailableError
 from nosync.lsm.manifests.input_policy import policies
@@ -19,19 +20,28 @@ from nosync.lsm.node.api import StoreNode
 from nosync.lsm.trace.directory import LayerDirectory
 
 
-class LineEpochs:
+class EpochLayout:
     def __init__(
-        self, node: StoreNode, directory: LayerDirectory, on_line: LineFlow, branch: Callable[[], str], shards: int
+        self,
+        node: StoreNode,
+        directory: LayerDirectory,
+        on_timeline: FlowVersions,
+        branch: Callable[[], str],
+        shards: int,
     ) -> None:
-        """`branch`: its name, which may become another one when the branch is promoted. `shards`: of epochs that are new."""
-        self._node, self._directory, self._on_line = node, directory, on_line
+        """`branch`: its name, which may become another one when the branch is promoted. `shards`: of epochs that are
+        new.
+        """
+        self._node, self._directory, self._on_timeline = node, directory, on_timeline
         self._branch, self._shards = branch, shards
 
     def shards_at(self, flow: BoundFlow, t: int) -> int:
-        """How many shards an epoch has: those it was sealed with (by the line it came from, in a replay), or the job's."""
-        sealed = self._node.lines.manifest(t, self._branch())
-        if sealed is None and flow is not self._on_line.flow:
-            sealed = self._on_line.parents_manifest(t)
+        """How many shards an epoch has: those it was sealed with (by the timeline it came from, in a replay), or the
+        job's.
+        """
+        sealed = self._node.timelines.manifest(t, self._branch())
+        if sealed is None and flow is not self._on_timeline.flow:
+            sealed = self._on_timeline.parents_manifest(t)
         return sealed.entries[0].id.trace.shard.count if sealed and sealed.entries else self._shards
 
     def ids(self, flow: BoundFlow, t: int) -> list[LayerId]:
@@ -49,14 +59,16 @@ class LineEpochs:
         return frozenset(stage.name for stage in flow.recorded) - missing
 
     def replay_range(self, to: int | None) -> tuple[int, int]:
-        """The first and the last epoch of a replay. Raises FlowError or NotAvailableError where there is nothing to replay."""
+        """The first and the last epoch of a replay. Raises FlowError or NotAvailableError where there is nothing to
+        replay.
+        """
         branch = self._branch()
-        line = self._node.lines.line(branch)
-        if line.parent is None:
-            raise FlowError("the main line has no recorded future to replay; branch() first")
-        if self._on_line.has_own_inputs():
+        timeline = self._node.timelines.timeline(branch)
+        if timeline.parent is None:
+            raise FlowError("the main timeline has no recorded future to replay; branch() first")
+        if self._on_timeline.has_own_inputs():
             raise FlowError(f"branch {branch} has inputs of its own since it was advanced: nothing is left to replay")
-        parents = self._node.lines.of_line(line.parent)
+        parents = self._node.timelines.of_timeline(timeline.parent)
         last_sealed = self._node.last_sealed(branch)
         assert last_sealed is not None, "a branch begins at a sealed epoch"
         if to is not None and to not in parents and to > last_sealed:
@@ -72,7 +84,7 @@ class LineEpochs:
         computed: dict[str, int] = {}
         shared: dict[str, int] = {}
         for t in range(first, last + 1):
-            flow = self._on_line.at(t)
+            flow = self._on_timeline.at(t)
             shards = self.shards_at(flow, t)
             recorded = self.recorded_stages(flow, t)
             for stage in flow.recorded:

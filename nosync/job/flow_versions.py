@@ -1,6 +1,6 @@
-"""A dataflow on one line of a store: bound as it goes on from here, and as it ran at each epoch before.
+"""A dataflow on one timeline of a store: bound as it goes on from here, and as it ran at each epoch before.
 
-The same line goes on only with the same code, else old and new results would mix silently; what differs is named.
+The same timeline goes on only with the same code, else old and new results would mix silently; what differs is named.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from nosync.flow.dataflow import Dataflow
 from nosync.flow.persistence import DISK, show_level
 from nosync.job.watermarks import recorded_policies
 from nosync.lsm.errors import FlowError
-from nosync.lsm.manifests.manifest import KEEP, MAIN_LINE, Manifest
+from nosync.lsm.manifests.manifest import KEEP, MAIN_TIMELINE, Manifest
 from nosync.lsm.model.timestamp import Epoch
 from nosync.lsm.node.api import StoreNode
 
@@ -25,8 +25,10 @@ PLACED = "placed"
 """In a manifest: by source, the columns that say to which shard its rows went."""
 
 
-class LineFlow:
-    """Raises FlowError where the flow is not that of the line's last epoch, or asks for what the store does not keep."""
+class FlowVersions:
+    """Raises FlowError where the flow is not that of the timeline's last epoch, or asks for what the store does not
+    keep.
+    """
 
     def __init__(
         self,
@@ -40,18 +42,20 @@ class LineFlow:
         self._declared, self._node, self._branch = declared, node, branch
         self._parse_ddl, self._analyze = parse_ddl, analyze
         self._bound: dict[tuple[object, ...], BoundFlow] = {}
-        line = node.lines.line(self._branch())
-        salt = "" if line.id == MAIN_LINE else line.id
+        timeline = node.timelines.timeline(self._branch())
+        salt = "" if timeline.id == MAIN_TIMELINE else timeline.id
         self._policies = self._recorded_policies()
-        self._begins, self._anew = node.lines.refs.begins(line.id), node.lines.refs.anew(line.id)
+        self._begins, self._anew = node.timelines.refs.begins(timeline.id), node.timelines.refs.anew(timeline.id)
         self.flow: BoundFlow = self._bind(declared, salt=salt).placed
         """With the fingerprints of epochs that bring inputs of their own; `at` has those of others."""
         self._check_code()
         self._check_levels()
 
     def at(self, t: int) -> BoundFlow:
-        """The flow as it ran, or will run, at an epoch: a branch shares the recorded inputs of the line that it came from."""
-        manifest = self._node.lines.manifest(t, self._branch()) or self.parents_manifest(t)
+        """The flow as it ran, or will run, at an epoch: a branch shares the recorded inputs of the timeline that it
+        came from.
+        """
+        manifest = self._node.timelines.manifest(t, self._branch()) or self.parents_manifest(t)
         if manifest is None:
             return self.flow
         recorded = {e.id.trace.stage: e.id.trace.fingerprint for e in manifest.entries}
@@ -63,7 +67,7 @@ class LineFlow:
         return self._bound[at]
 
     def bound(self, other: Dataflow, sources: Mapping[str, str]) -> BoundFlow:
-        """Another flow as it would be on this line, from recorded sources of these fingerprints."""
+        """Another flow as it would be on this timeline, from recorded sources of these fingerprints."""
         return self._bind(other, sources=sources)
 
     def _bind(self, flow: Dataflow, **how: Any) -> BoundFlow:
@@ -72,31 +76,33 @@ class LineFlow:
         )
 
     def _recorded_policies(self) -> dict[str, str]:
-        """Those of windows that the line has; new ones go by the minimum."""
+        """Those of windows that the timeline has; new ones go by the minimum."""
         last = self._node.last_sealed(self._branch())
-        return recorded_policies(None if last is None else self._node.lines.manifest(last, self._branch()))
+        return recorded_policies(None if last is None else self._node.timelines.manifest(last, self._branch()))
 
     def parents_manifest(self, t: int) -> Manifest | None:
-        """What the line that this one came from sealed at an epoch after the fork; None once this one has its own inputs."""
-        line = self._node.lines.line(self._branch())
-        if line.parent is None or self.has_own_inputs():
+        """What the timeline that this one came from sealed at an epoch after the fork; None once this one has its own
+        inputs.
+        """
+        timeline = self._node.timelines.timeline(self._branch())
+        if timeline.parent is None or self.has_own_inputs():
             return None
-        return self._node.lines.of_line(line.parent).get(Epoch(t))
+        return self._node.timelines.of_timeline(timeline.parent).get(Epoch(t))
 
     def has_own_inputs(self) -> bool:
         last = self._node.last_sealed(self._branch())
-        manifest = self._node.lines.manifest(last, self._branch()) if last is not None else None
+        manifest = self._node.timelines.manifest(last, self._branch()) if last is not None else None
         own = {(stage.name, stage.fingerprint) for stage in self.flow.sources}
         return manifest is not None and any((e.id.trace.stage, e.id.trace.fingerprint) in own for e in manifest.entries)
 
     def _check_code(self) -> None:
-        """The same line goes on only with the same code: otherwise old and new results would mix silently."""
+        """The same timeline goes on only with the same code: otherwise old and new results would mix silently."""
         last = self._node.last_sealed(self._branch())
-        manifest = self._node.lines.manifest(last, self._branch()) if last is not None else None
+        manifest = self._node.timelines.manifest(last, self._branch()) if last is not None else None
         if manifest is None:
             return
-        line = self._node.lines.line(self._branch())
-        may_differ = set(line.changed) if manifest.line != line.id else set()
+        timeline = self._node.timelines.timeline(self._branch())
+        may_differ = set(timeline.changed) if manifest.timeline != timeline.id else set()
         self._check_sources(manifest)
         assert last is not None, "there is a manifest"
         stages = self.at(last).stages
@@ -121,9 +127,9 @@ class LineFlow:
             )
 
     def _check_sources(self, manifest: Manifest) -> None:
-        """A source's fingerprint is one that a line of this lineage gives it; otherwise its columns changed."""
-        line = self._node.lines.line(self._branch())
-        salts = ["" if o.id == MAIN_LINE else o.id for o in self._node.lines.refs.lineage(line.id)]
+        """A source's fingerprint is one that a timeline of this lineage gives it; otherwise its columns changed."""
+        timeline = self._node.timelines.timeline(self._branch())
+        salts = ["" if o.id == MAIN_TIMELINE else o.id for o in self._node.timelines.refs.lineage(timeline.id)]
         recorded = {e.id.trace.stage: e.id.trace.fingerprint for e in manifest.entries}
         known = [source_fingerprints(self._declared, self._parse_ddl, salt=salt) for salt in salts]
         for stage in self.flow.sources:

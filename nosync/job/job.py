@@ -21,9 +21,9 @@ from nosync.flow.dataflow import PART_SEPARATOR, Dataflow
 from nosync.flow.persistence import DISK
 from nosync.job.backfill import MAX_GAP, BackfillReport, check_counted, epochs_to_run
 from nosync.job.delivery import Delivery, check_sinks
-from nosync.job.epoch_layout import LineEpochs
+from nosync.job.epoch_layout import EpochLayout
 from nosync.job.explain import Explanation, explain
-from nosync.job.flow_versions import PLACED, LineFlow
+from nosync.job.flow_versions import PLACED, FlowVersions
 from nosync.job.kept_inputs import KeptInputs
 from nosync.job.recovery_planner import Cell, Inventory, RecoveryPlan, lost_manifest, plan
 from nosync.job.replay import (
@@ -111,8 +111,8 @@ def _why_not_recorded(stage: str, below: BoundStage) -> str:
 class Job:
     """Runs a dataflow over a store. One job at a time per store. `sinks`: by stage, where its changes go.
 
-    `shards` may differ from what the store was written with: from the next epoch on there are so many, over the same files.
-    Making a job fences the one before: it can neither publish nor seal any more (FencedError).
+    `shards` may differ from what the store was written with: from the next epoch on there are so many, over the same
+    files. Making a job fences the one before: it can neither publish nor seal any more (FencedError).
 
     Raises FlowError where flow, store and settings do not fit together: another number of key groups than
     the store was made with, or stages whose code changed since; or where Spark's executors run a Python without nosync.
@@ -164,22 +164,24 @@ class Job:
         self.recoveries: list[RecoveryReport] = []
         """What `advance` had to compute again because a node was lost."""
         check_sinks(self._sinks, flow)
-        self._open_line()
+        self._open_timeline()
 
-    def _open_line(self) -> None:
-        """Binds the flow for the branch's line, and takes it over from whoever ran it before."""
-        line = self._node.lines.line(self.branch_name)
-        self._line = line.id
-        self._on_line = LineFlow(
+    def _open_timeline(self) -> None:
+        """Binds the flow for the branch's timeline, and takes it over from whoever ran it before."""
+        timeline = self._node.timelines.timeline(self.branch_name)
+        self._timeline = timeline.id
+        self._on_timeline = FlowVersions(
             self._declared, self._node, lambda: self.branch_name, self._schemas.parse_ddl, self._analyze
         )
-        self._epochs = LineEpochs(self._node, self._directory, self._on_line, lambda: self.branch_name, self._shards)
-        self.flow: BoundFlow = self._on_line.flow
+        self._epochs = EpochLayout(
+            self._node, self._directory, self._on_timeline, lambda: self.branch_name, self._shards
+        )
+        self.flow: BoundFlow = self._on_timeline.flow
         """With the fingerprints of epochs that bring inputs of their own; `flow_at` has those of others."""
         self._schemas.warn_of_unreadable(self.flow)
-        self.instance = take_over(self._directory.root, line.id, self._directory.env)
-        """Which instance of the job on this line this is; making a newer one stops this one from writing."""
-        self._delivery = Delivery(self._sinks, self._store, line.id, lambda: self.branch_name, self.changes)
+        self.instance = take_over(self._directory.root, timeline.id, self._directory.env)
+        """Which instance of the job on this timeline this is; making a newer one stops this one from writing."""
+        self._delivery = Delivery(self._sinks, self._store, timeline.id, lambda: self.branch_name, self.changes)
         last = self._node.last_sealed(self.branch_name)
         self._delivery.note_new(last)
         if last is not None:
@@ -188,13 +190,13 @@ class Job:
                 self._delivery.catch_up(last)
 
     def _check_open(self) -> None:
-        """Raises StorageError where the store was closed, for nothing would make durable what is published; FencedError where
-        the branch is on another line since, whose code and instances are not this job's.
+        """Raises StorageError where the store was closed, for nothing would make durable what is published; FencedError
+        where the branch is on another timeline since, whose code and instances are not this job's.
         """
         _ = self._store.node
-        self._node.notice_changes(self._line)
-        lines = self._node.lines
-        if self.branch_name not in lines.refs.names or lines.line(self.branch_name).id != self._line:
+        self._node.notice_changes(self._timeline)
+        timelines = self._node.timelines
+        if self.branch_name not in timelines.refs.names or timelines.timeline(self.branch_name).id != self._timeline:
             raise FencedError(
                 f"branch {self.branch_name} was rewound, promoted or deleted since this job was made: it publishes nothing more. "
                 "Make a new Job on the store"
@@ -211,18 +213,20 @@ class Job:
             raise FlowError(f"shards is {self._shards!r}, expected 1 to {groups} (the store's key groups)")
 
     def flow_at(self, t: int) -> BoundFlow:
-        """The flow as it ran, or will run, at an epoch: a branch shares the recorded inputs of the line that it came from."""
-        return self._on_line.at(t)
+        """The flow as it ran, or will run, at an epoch: a branch shares the recorded inputs of the timeline that it
+        came from.
+        """
+        return self._on_timeline.at(t)
 
     # --- running --------------------------------------------------------------------------------------------------
 
     def advance(self, t: int, inputs: Mapping[str, DataFrame]) -> EpochReport:
         """Runs epoch `t` on the given rows (one DataFrame a source) and seals it.
 
-        After an attempt that failed in the middle, call it again with the same rows: what was recorded is used.
-        A sealed `t` again with the same rows changes nothing; rewind() to the last sealed epoch first to give other rows than
-        those of an attempt that failed. Raises OutOfOrderError unless `t` is the next epoch (the first may be any),
-        DeterminismError for other rows than recorded, SchemaError, StageError, StorageError.
+        After an attempt that failed in the middle, call it again with the same rows: what was recorded is used. A
+        sealed `t` again with the same rows changes nothing; rewind() to the last sealed epoch first to give other rows
+        than those of an attempt that failed. Raises OutOfOrderError unless `t` is the next epoch (the first may be
+        any), DeterminismError for other rows than recorded, SchemaError, StageError, StorageError.
         """
         return self._advance(t, inputs)
 
@@ -231,7 +235,7 @@ class Job:
         self._check_open()
         self._check_epoch(t)
         checked = self._check_inputs(inputs)
-        flow = self.flow if self._node.lines.manifest(t, self.branch_name) is None else self.flow_at(t)
+        flow = self.flow if self._node.timelines.manifest(t, self.branch_name) is None else self.flow_at(t)
         self._kept.keep(t, lambda: checked)
         reports = self._run_surely(flow, t, checked)
         self._finish(flow, t, reports, streams_from)
@@ -256,11 +260,13 @@ class Job:
         `inputs`: one DataFrame a source. `epoch`: the number of a row's epoch as an expression over its columns, those
         included that the source does not have, such as `"datediff(day, '2013-01-01') div 7"`; or one for each source.
         Epochs between that have no rows run without any, up to `max_gap` in a row. Each is sealed on its own, so that a
-        backfill which was interrupted goes on where it was when it is called again; epochs that are sealed are not run, but
-        must have as many rows. The DataFrames are read once to count and again for each Spark job: persist() what is costly.
-        After a failure rewind() to the last sealed epoch before giving other rows: some are recorded already.
+        backfill which was interrupted goes on where it was when it is called again; epochs that are sealed are not run,
+        but must have as many rows. The DataFrames are read once to count and again for each Spark job: persist() what
+        is costly. After a failure rewind() to the last sealed epoch before giving other rows: some are recorded
+        already.
 
-        Raises what `advance` raises, after sealing the epochs before; InvalidInputError for an expression that does not do.
+        Raises what `advance` raises, after sealing the epochs before; InvalidInputError for an expression that does not
+        do.
         """
         from nosync.spark.epoch_inputs import GivenEpochs  # noqa: PLC0415 - the store works without pyspark
 
@@ -271,7 +277,7 @@ class Job:
         counts = given.counts()
         last = self._node.last_sealed(self.branch_name)
         todo = epochs_to_run(
-            counts, list(columns), lambda t: self._node.lines.manifest(t, self.branch_name), last, max_gap
+            counts, list(columns), lambda t: self._node.timelines.manifest(t, self.branch_name), last, max_gap
         )
         if last in counts:
             self._delivery.deliver(last)  # to sinks that an attempt before left without it
@@ -351,7 +357,7 @@ class Job:
 
     def _seal(self, flow: BoundFlow, t: int, reports: Reports, streams_from: int | None = None) -> None:
         self._check_open()
-        check_fence(self._directory.root, self._line, self.instance, self._directory.env)
+        check_fence(self._directory.root, self._timeline, self.instance, self._directory.env)
         meta: dict[str, Any] = {
             "flow": flow.name,
             "shards": self._epochs.shards_at(flow, t),
@@ -378,7 +384,8 @@ class Job:
         name: str | None = None,
         first: int = 0,
     ) -> StreamingQuery:
-        """Runs the flow under Structured Streaming: one epoch per micro-batch, with the batch id added to `first` as its number.
+        """Runs the flow under Structured Streaming: one epoch per micro-batch, with the batch id added to `first` as
+        its number.
 
         `inputs`: one streaming DataFrame per source. `checkpoint`: where Spark keeps the offsets; start again with the
         same one to go on, after any failure. `trigger`: as for writeStream.trigger, such as `{"availableNow": True}`.
@@ -413,7 +420,7 @@ class Job:
             raise OutOfOrderError(f"epoch {t} cannot run yet: the next one is {last + 1}")
         manifests = self._node.manifests(self.branch_name)
         if last is not None and manifests.first is not None and t < manifests.first:
-            begin = lost_begin(self._node.lines, self.branch_name)
+            begin = lost_begin(self._node.timelines, self.branch_name)
             if begin is None or t < begin:
                 raise OutOfOrderError(
                     f"epoch {t} is before the first one, {manifests.first}; the next one is {last + 1}"
@@ -440,8 +447,8 @@ class Job:
         return {name: self._schemas.check_input(sources[name], frame) for name, frame in inputs.items()}
 
     def _manifest(self, t: int) -> Manifest | None:
-        """Of an epoch of this line, or of the one that it is a branch of."""
-        return self._node.lines.manifest(t, self.branch_name) or self._on_line.parents_manifest(t)
+        """Of an epoch of this timeline, or of the one that it is a branch of."""
+        return self._node.timelines.manifest(t, self.branch_name) or self._on_timeline.parents_manifest(t)
 
     def _rows_at(self, t: int) -> int:
         """How many rows the sources of a sealed epoch had."""
@@ -550,7 +557,7 @@ class Job:
     def _sealed(self, t: int | None) -> int:
         if t is not None:
             pack(t)
-        check_there(self._node.lines, self.branch_name, t)
+        check_there(self._node.timelines, self.branch_name, t)
         last = self._node.last_sealed(self.branch_name)
         if last is None:
             raise NotAvailableError("no epoch was run yet: call advance() first")
@@ -574,7 +581,8 @@ class Job:
     def explain(
         self, stage: str, key: Mapping[str, Any], t: int | None = None, *, progress: Progress | None = None
     ) -> Explanation:
-        """Why a key has its value as of an epoch (default: the last one): the input rows that led to it, stage by stage.
+        """Why a key has its value as of an epoch (default: the last one): the input rows that led to it, stage by
+        stage.
 
         `key`: the key's columns and values. Raises UnknownStageError, SchemaError, NotAvailableError.
         """
@@ -609,12 +617,12 @@ class Job:
     ) -> Job:
         """A branch of this one at epoch `at` (default: the last sealed one), with other code from the next epoch on.
 
-        Nothing is copied: it shares all layers up to `at`, and later those of stages whose code is the same. `replace`: by
-        stage a function (map, filter, update), expressions (select, where) or a dictionary of aggregates; a changed stage
-        goes on from its parent's state. `add(flow)` builds more stages, which begin with no state; `drop` leaves stages
-        out. Where its input changes, as behind an aggregate, a stage with other code, or a new one, begins anew instead: with
-        the first epoch it is what its code makes of all rows that are there, and so is what follows it. The job that
-        is returned has nothing after `at` yet: `replay()` computes it from the recorded inputs.
+        Nothing is copied: it shares all layers up to `at`, and later those of stages whose code is the same. `replace`:
+        by stage a function (map, filter, update), expressions (select, where) or a dictionary of aggregates; a changed
+        stage goes on from its parent's state. `add(flow)` builds more stages, which begin with no state; `drop` leaves
+        stages out. Where its input changes, as behind an aggregate, a stage with other code, or a new one, begins anew
+        instead: with the first epoch it is what its code makes of all rows that are there, and so is what follows it.
+        The job that is returned has nothing after `at` yet: `replay()` computes it from the recorded inputs.
 
         The same call again opens the branch that it made. Raises InvalidInputError for a name in use, FlowError or
         SchemaError where the changed flow does not fit, CompactedError where `at` is below `since`.
@@ -627,11 +635,11 @@ class Job:
             )
         flow = self._declared.changed(replace, add, drop)
         check_same_sources(self._declared, flow)
-        manifest = self._node.lines.manifest(t, self.branch_name)
+        manifest = self._node.timelines.manifest(t, self.branch_name)
         assert manifest is not None, "it is sealed"
         recorded = {e.id.trace.stage: e.id.trace.fingerprint for e in manifest.entries}
         sources = {stage.name: recorded[stage.name] for stage in self.flow.sources}
-        bound = self._on_line.bound(flow, sources)
+        bound = self._on_timeline.bound(flow, sources)
         changed = changed_stages(bound, recorded)
         traces = {e.id.trace.stage: e.id.trace for e in manifest.entries}
         # What is dropped and added again under its name is replaced as well.
@@ -641,9 +649,14 @@ class Job:
         check_rows_are_kept(bound, anew, flow)
         check_states_fit(bound, changed, anew, lambda stage: self._recorded_schema(traces.get(stage)))
         gone = [name for name in recorded if name not in bound.stages]
-        refs = self._node.lines.refs
-        known = refs.line_of(name) if name in refs.names else None
-        wanted = (self._node.lines.line(self.branch_name).id, t, tuple(sorted([*changed, *gone])), tuple(sorted(anew)))
+        refs = self._node.timelines.refs
+        known = refs.timeline_of(name) if name in refs.names else None
+        wanted = (
+            self._node.timelines.timeline(self.branch_name).id,
+            t,
+            tuple(sorted([*changed, *gone])),
+            tuple(sorted(anew)),
+        )
         if known is None or (known.parent, known.at, known.changed, known.anew) != wanted:
             self._node.create_branch(name, self.branch_name, t, [*changed, *gone], anew)
         from nosync.spark.session import conf_set  # noqa: PLC0415
@@ -652,9 +665,11 @@ class Job:
             return Job(flow, self._store, spark=self._spark, shards=self._shards, branch=name)
 
     def _known_at(self, t: int, recorded: Collection[str]) -> set[str]:
-        """The stages that were there at an epoch as this job has them, as far as it matters to what follows rows that change."""
-        refs = self._node.lines.refs
-        steps = [refs.lines[id] for id in refs.left(self._node.lines.line(self.branch_name).id)]
+        """The stages that were there at an epoch as this job has them, as far as it matters to what follows rows that
+        change.
+        """
+        refs = self._node.timelines.refs
+        steps = [refs.timelines[id] for id in refs.left(self._node.timelines.timeline(self.branch_name).id)]
         later = {name for step in steps if step.at is not None and step.at >= t for name in step.anew}
         return {name for name, stage in self.flow.stages.items() if name in recorded or not stage.recorded} - later
 
@@ -696,11 +711,11 @@ class Job:
         return Again(Step(t, {}, frozenset()), flow, self._epochs.shards_at(flow, t), self._rows_at(t), recorded)
 
     def promote(self, branch: Job, *, keep_as: str | None = None) -> None:
-        """Lets the main line be that of a branch: an upgrade, or a bug fix applied from its fork on.
+        """Lets the main timeline be that of a branch: an upgrade, or a bug fix applied from its fork on.
 
-        This job goes on with the branch's code and state. The line that was main is kept as branch `keep_as`, or dropped with
-        what only it has. Sinks withdraw what they were given after the fork and get the branch's changes instead.
-        Raises FlowError where the branch is not replayed up to the main line's last epoch.
+        This job goes on with the branch's code and state. The timeline that was main is kept as branch `keep_as`, or
+        dropped with what only it has. Sinks withdraw what they were given after the fork and get the branch's changes
+        instead. Raises FlowError where the branch is not replayed up to the main timeline's last epoch.
         """
         if not isinstance(branch, Job):
             raise InvalidInputError(
@@ -712,12 +727,15 @@ class Job:
             )
         if self.branch_name != MAIN:
             raise FlowError(f"promote() belongs to the job on {MAIN!r}; this one is on {self.branch_name!r}")
-        at, line_before = self._node.lines.line(branch.branch_name).at, self._node.lines.line(MAIN).id
+        at, timeline_before = (
+            self._node.timelines.timeline(branch.branch_name).at,
+            self._node.timelines.timeline(MAIN).id,
+        )
         mine, theirs = self._node.last_sealed(MAIN), self._node.last_sealed(branch.branch_name)
         if at is None or theirs is None or mine is None or theirs < mine:
             raise FlowError(f"branch {branch.branch_name} is at epoch {theirs}, main at {mine}: replay() it first")
         check_sinks(self._sinks, branch._declared)
-        lines, common = self._node.lines, int(min(mine, at))
+        timelines, common = self._node.timelines, int(min(mine, at))
         # Further back where the branch is one of another branch, or main was rewound since.
         while common > BEFORE_FIRST_EPOCH and self._sealed_by(common, MAIN) != self._sealed_by(
             common, branch.branch_name
@@ -727,20 +745,21 @@ class Job:
         try:
             self._node.promote(branch.branch_name, keep_as)
         except NosyncError:
-            if lines.line(MAIN).id == line_before:
+            if timelines.timeline(MAIN).id == timeline_before:
                 for marks, fact in owed:
                     marks.take_back([fact])
             raise
         self._declared = branch._declared
         branch.branch_name = MAIN
-        self._open_line()
+        self._open_timeline()
 
     def rewind(self, t: int, *, keep_as: str | None = None) -> str | None:
-        """Lets the main line go on from epoch `t`; what it had after that is kept as a branch, whose name is returned.
+        """Lets the main timeline go on from epoch `t`; what it had after that is kept as a branch, whose name is
+        returned.
 
-        `keep_as`: that branch's name (default `before-rewind-<n>`); `""` drops it. Sinks withdraw epochs after `t`. With the
-        last sealed epoch, or -1 where there is none, it lets go of what a failed attempt at the next ones recorded, so that
-        they can be given other rows.
+        `keep_as`: that branch's name (default `before-rewind-<n>`); `""` drops it. Sinks withdraw epochs after `t`.
+        With the last sealed epoch, or -1 where there is none, it lets go of what a failed attempt at the next ones
+        recorded, so that they can be given other rows.
         """
         if self.branch_name != MAIN:
             raise FlowError(
@@ -748,9 +767,9 @@ class Job:
             )
         kept = self._store.rewind(t, keep_as)
         try:
-            self._open_line()
+            self._open_timeline()
         except FlowError as error:
-            self._line = ""  # this job goes on nowhere
+            self._timeline = ""  # this job goes on nowhere
             raise FlowError(
                 f"main was rewound to {t}, which other code than this job's recorded, so this job ends here. Make a Job with "
                 f"that code, and it goes on from {t}; sinks withdraw what came after it then. {error}"
@@ -758,9 +777,9 @@ class Job:
         return kept
 
     def _sealed_by(self, t: int, branch: str) -> str | None:
-        """The line that an epoch of a branch was sealed on."""
-        manifest = self._node.lines.manifest(t, branch)
-        return None if manifest is None else manifest.line
+        """The timeline that an epoch of a branch was sealed on."""
+        manifest = self._node.timelines.manifest(t, branch)
+        return None if manifest is None else manifest.timeline
 
     # --- recovery -------------------------------------------------------------------------------------------------
 
@@ -777,9 +796,9 @@ class Job:
         `outputs`: the stages that are wanted back; layers that none of them needs stay lost (default: all are wanted).
 
         `inputs(t)`, or `inputs[t]` for some epochs, gives the rows of the sources at an epoch again; needed only where
-        recorded source layers are lost too. `verify` reads every byte first, so that flipped bits count as lost. A recomputed
-        layer must have the digest that its manifest remembers, else DeterminismError. At the end it looks again: what is still
-        missing is recovered as well, or named in `unrecoverable`.
+        recorded source layers are lost too. `verify` reads every byte first, so that flipped bits count as lost. A
+        recomputed layer must have the digest that its manifest remembers, else DeterminismError. At the end it looks
+        again: what is still missing is recovered as well, or named in `unrecoverable`.
         """
         clock = Stopwatch()
         self._check_open()
@@ -870,7 +889,7 @@ class Job:
 
     def _seal_again(self, t: int, reports: Reports) -> None:
         """Compares every digest with the recorded one."""
-        manifest = self._node.lines.manifest(t, self.branch_name)
+        manifest = self._node.timelines.manifest(t, self.branch_name)
         if manifest is None:
             return
         ids = [entry.id for entry in manifest.entries]

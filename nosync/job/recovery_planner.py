@@ -5,10 +5,10 @@ To compute stage C, shard s at t, a task needs
 - C's own layers of shard s before t (its state), if C is keyed;
 - the changes at t of C's inputs: of the same shard if the rows stay in it, of every shard if they come by key. A stage
   that is not recorded has the changes of what it is computed from. The changes of a recorded keyed layer are its rows
-  and what they replaced, so they need that shard's layers before t too, and history at t that was not merged away. A stage
-  that begins anew at t needs all rows that are there, so all layers of its inputs up to t, and its own before, log or not.
-What is missing of these is computed as well, and so on down to the sources, whose rows must be recorded or given again.
-Layers that exist at later timestamps stay: the stages are functions, so they are still right.
+  and what they replaced, so they need that shard's layers before t too, and history at t that was not merged away. A
+  stage that begins anew at t needs all rows that are there, so all layers of its inputs up to t, and its own before,
+  log or not. What is missing of these is computed as well, and so on down to the sources, whose rows must be recorded
+  or given again. Layers that exist at later timestamps stay: the stages are functions, so they are still right.
 """
 
 from __future__ import annotations
@@ -51,7 +51,9 @@ class Inventory:
     """Which cells are recorded, from the descriptions of the layers of each trace."""
 
     def __init__(self, layers: Callable[[TraceId], Sequence[Description]], frontier: Time = ZERO) -> None:
-        """`frontier`: the compaction frontier. What merged layers replaced up to there is about to go, and does not count."""
+        """`frontier`: the compaction frontier. What merged layers replaced up to there is about to go, and does not
+        count.
+        """
         self._list, self._frontier = layers, frontier
         self._layers: dict[TraceId, Sequence[Description]] = {}
 
@@ -86,9 +88,9 @@ def plan(
 ) -> RecoveryPlan:
     """What to compute so that every wanted cell is recorded.
 
-    `histories`: by stage, which traces its layers are in. `can_replay(source, t)`: whether the rows of a source at an epoch
-    can be given again. `flow_at(t)`: the flow with the inputs of epoch `t`, and where they were placed (default: always `flow`).
-    The work done is proportional to what is missing, not to the state.
+    `histories`: by stage, which traces its layers are in. `can_replay(source, t)`: whether the rows of a source at an
+    epoch can be given again. `flow_at(t)`: the flow with the inputs of epoch `t`, and where they were placed (default:
+    always `flow`). The work done is proportional to what is missing, not to the state.
     """
     # Of each epoch many cells are looked at.
     planner = _Planner(flow, inventory, histories, can_replay, functools.cache(flow_at or (lambda _: flow)))
@@ -257,4 +259,4 @@ class _Planner:
 
 def lost_manifest(node: StoreNode, branch: str) -> dict[str, str]:
     """What no computation brings back, with what to do: manifests of a branch that are lost."""
-    return lost_manifests(node.lines, branch, node.safe_point(branch))
+    return lost_manifests(node.timelines, branch, node.safe_point(branch))

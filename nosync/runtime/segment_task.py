@@ -10,8 +10,8 @@ Steps
    the tag they got before the shuffle. In a fused segment one row says both, see nosync.runtime.fused_rows.
 2. For each stage of the segment: recorded -> read its changes back where they are wanted; else compute, publish, derive
    its changes. A stage that is not recorded at all is computed when a later one wants its changes.
-3. Yield the changes of the stage that leaves the segment, each row tagged (shard, position), a report of every layer, and
-   to every shard of the next segment a mark that says "these were all of mine": a stage that gets its rows from
+3. Yield the changes of the stage that leaves the segment, each row tagged (shard, position), a report of every layer,
+   and to every shard of the next segment a mark that says "these were all of mine": a stage that gets its rows from
    several shards computes only with the marks of all of them.
 """
 
@@ -187,11 +187,13 @@ class SegmentTask:
     """Feeds that bring nothing: from outside the loop after its first round."""
     recorded: frozenset[str] = frozenset()
     """Stages all of whose layers are recorded, on this host or on others."""
-    line: str = "main"
+    timeline: str = "main"
     instance: Instance | None = None
     """Which instance of the job this is; one that was replaced publishes nothing."""
     sealed: Mapping[tuple[str, int], Digest] = field(default_factory=dict)
-    """By (stage, shard), what the epoch's manifest lists, where it is sealed: nothing else is published under these names."""
+    """By (stage, shard), what the epoch's manifest lists, where it is sealed: nothing else is published under these
+    names.
+    """
 
     def feed_of(self, stage: str, input: str) -> int | None:
         """The feed that an input comes by; None where it is computed in this segment."""
@@ -299,7 +301,9 @@ class _ShardRun:
         yield pa.RecordBatch.from_arrays([*blank, pa.array(targets, pa.int64()), reports], schema=schema)
 
     def _newest(self, emission: Emission, rows: pa.Table) -> dict[str, Any]:
-        """What a mark says of event time to a window: the newest, and that of each input where rows say by which they came."""
+        """What a mark says of event time to a window: the newest, and that of each input where rows say by which they
+        came.
+        """
         window, origins = emission.window, self._task.stages[emission.stage].origins
         assert window is not None, "it goes to a window"
         newest = newest_us(rows, window)
@@ -568,7 +572,7 @@ class _ShardRun:
         if stage.kind == SOURCE:
             if not self._task.input_given:
                 raise HoleError(
-                    f"{id}: the recorded input is lost, and it is not given again; recover(inputs=...) on the line that it "
+                    f"{id}: the recorded input is lost, and it is not given again; recover(inputs=...) on the timeline that it "
                     "was recorded on",
                     stage=stage.name, shard=str(self._shard), lower=str(self._task.t), upper=str(self._task.t + 1),
                 )  # fmt: skip
@@ -636,7 +640,7 @@ class _ShardRun:
     def _publish(self, stage: BoundStage, id: LayerId, produced: Produced) -> tuple[Report, bool]:
         """False where another computation of a nondeterministic stage was recorded first: that one counts."""
         started = time.perf_counter()
-        check_fence(self._directory.root, self._task.line, self._task.instance, self._directory.env)
+        check_fence(self._directory.root, self._task.timeline, self._task.instance, self._directory.env)
         ours = True
         layer = produced.layer if stage.plan is None else without_empty(produced.layer, stage.plan.rare)
         try:

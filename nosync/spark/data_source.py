@@ -6,14 +6,11 @@
 
 Options (names as Delta's, with epochs in the place of versions)
 
-| option | meaning |
-|---|---|
-| `path` (or `load(path)`) | the store's directory, seen by driver and executors; or HOST:PORT of its daemon |
-| `stage` | which stage |
-| `branch` | which branch; default: `main` |
-| `asOf` | the epoch whose state to read; default: the last sealed one |
-| `readChangeFeed` | `true`: the change feed instead of the state; a stream reads nothing else |
-| `startingEpoch`, `endingEpoch` | the first and last epoch of the feed; default: the first one of all, the last sealed |
+| option | meaning | |---|---| | `path` (or `load(path)`) | the store's directory, seen by driver and executors; or
+HOST:PORT of its daemon | | `stage` | which stage | | `branch` | which branch; default: `main` | | `asOf` | the epoch
+whose state to read; default: the last sealed one | | `readChangeFeed` | `true`: the change feed instead of the state; a
+stream reads nothing else | | `startingEpoch`, `endingEpoch` | the first and last epoch of the feed; default: the first
+one of all, the last sealed |
 
 The store is opened read-only, so a job may be writing it. One task a shard; filters on columns are applied in the task.
 """
@@ -191,7 +188,9 @@ class Reader(ds.DataSourceReader):
         self._filters: list[ds.Filter] = []
 
     def pushFilters(self, filters: list[ds.Filter]) -> Iterable[ds.Filter]:
-        """Takes comparisons of a column with a value; yields the others back to Spark, to which NaN is the largest number."""
+        """Takes comparisons of a column with a value; yields the others back to Spark, to which NaN is the largest
+        number.
+        """
         for wanted in filters:
             attribute: Sequence[str] = getattr(wanted, "attribute", ())
             is_ours = type(wanted) in _COMPARISONS and len(attribute) == 1 and attribute[0] in self._schema.names
@@ -219,7 +218,7 @@ Offset = dict[str, Any]
 
 
 class StreamReader(ds.DataSourceStreamReader):
-    """The change feed as a stream: an offset is the last epoch that was read, and the line that sealed it."""
+    """The change feed as a stream: an offset is the last epoch that was read, and the timeline that sealed it."""
 
     def __init__(self, options: Options, schema: StructType) -> None:
         self._options, self._schema = options, schema
@@ -232,16 +231,16 @@ class StreamReader(ds.DataSourceStreamReader):
         known = self.initialOffset() if start is None else start
         with self._options.open() as store:
             last = store.newest(self._options.branch)
-            self._check_line(store, known)
+            self._check_timeline(store, known)
             if last is None or last <= known["epoch"]:
                 return known
-            return {"epoch": last, "line": store.line_of(last, self._options.branch) or ""}
+            return {"epoch": last, "line": store.timeline_of(last, self._options.branch) or ""}
 
-    def _check_line(self, store: Store, offset: Offset) -> None:
+    def _check_timeline(self, store: Store, offset: Offset) -> None:
         """Raises InvalidInputError where what the stream was given last is not the branch's past any more."""
-        t, line = offset["epoch"], offset.get("line", "")
-        now = store.line_of(t, self._options.branch) if line else ""
-        if now != line:
+        t, timeline = offset["epoch"], offset.get("line", "")
+        now = store.timeline_of(t, self._options.branch) if timeline else ""
+        if now != timeline:
             raise InvalidInputError(
                 f"{self._options.path}: branch {self._options.branch} was rewound, or another one promoted, since this stream "
                 f"read epoch {t}: what it was given after the fork is not taken back. Begin again with a new checkpoint"
@@ -251,8 +250,8 @@ class StreamReader(ds.DataSourceStreamReader):
         if end["epoch"] <= start["epoch"]:
             return []
         with self._options.open() as store:
-            self._check_line(store, start)
-            self._check_line(store, end)  # of a batch that runs again
+            self._check_timeline(store, start)
+            self._check_timeline(store, end)  # of a batch that runs again
         return _partitions(self._options, start["epoch"], end["epoch"])
 
     def read(self, partition: ds.InputPartition) -> Iterator[pa.RecordBatch]:

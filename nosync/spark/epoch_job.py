@@ -4,8 +4,8 @@ Each builds the DataFrame that computes and records its stages, and runs it:
 
     source rows -> hash in the JVM -> repartitionById(shard) -> segment task -> hash -> repartitionById -> ... -> reports
 
-Each segment is one `mapInArrow`; only reports reach the driver. Several epochs can share a job (see `epoch_batches`): then each
-row says in `_epoch` of which it is, those of sources as well.
+Each segment is one `mapInArrow`; only reports reach the driver. Several epochs can share a job (see `epoch_batches`):
+then each row says in `_epoch` of which it is, those of sources as well.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ class EpochPlan:
     """By stage, the shards to compute; None: whatever is not recorded."""
     skip: frozenset[str] = frozenset()
     """Stages that need not be looked at: all of their layers are recorded."""
-    line: str = "main"
+    timeline: str = "main"
     instance: Instance | None = None
     sealed: Mapping[tuple[str, int], Digest] = field(default_factory=dict)
     """By (stage, shard), what the manifest of the epoch lists, where it is sealed."""
@@ -110,10 +110,11 @@ def run_epochs(
     """Runs epochs: one Spark job for each round of each loop, and one for all the rest.
 
     Several epochs have one number of shards and skip the same stages, and have no loops; rows that they are given have
-    `_epoch`. `exchanges`: what epochs before tell of how rows should go to their shards. `settings`: of the session meanwhile.
+    `_epoch`. `exchanges`: what epochs before tell of how rows should go to their shards. `settings`: of the session
+    meanwhile.
 
-    Returns for each epoch a report of every (stage, shard) that was computed or yielded. Raises whatever a task
-    raised, as the NosyncError it was: WideRowError where they can be run again with `has_wide_rows`, and ScanError without
+    Returns for each epoch a report of every (stage, shard) that was computed or yielded. Raises whatever a task raised,
+    as the NosyncError it was: WideRowError where they can be run again with `has_wide_rows`, and ScanError without
     `may_scan`.
     """
     flow = flow.at_epoch(plans[0].t)
@@ -317,7 +318,9 @@ class _EpochJob:
         self._exchanged[segment.name] = self._exchanging.run(placed, placement, self._handover)
 
     def _without_query(self, segments: Sequence[Segment]) -> list[bytes]:
-        """What tasks report that are given nothing. To plan a query takes longer than such tasks often do, so there is none."""
+        """What tasks report that are given nothing. To plan a query takes longer than such tasks often do, so there is
+        none.
+        """
         context = self._spark.sparkContext
         works = [self._work_of(segment, self._tasks_of(segment, None)[0]) for segment in segments]
 
@@ -464,7 +467,7 @@ class _EpochJob:
             phase=self.part.phase.value if self.part.phase else "",
             absent=absent,
             recorded=plan.skip,
-            line=plan.line,
+            timeline=plan.timeline,
             instance=plan.instance,
             sealed=plan.sealed,
         )

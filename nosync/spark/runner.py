@@ -1,4 +1,6 @@
-"""Runs a job's epochs on Spark: one, or as many as share a Spark job. Where daemons keep the store, with an eye on the hosts."""
+"""Runs a job's epochs on Spark: one, or as many as share a Spark job. Where daemons keep the store, with an eye on the
+hosts.
+"""
 
 from __future__ import annotations
 
@@ -46,7 +48,7 @@ class Runner:
     ) -> dict[int, Reports]:
         """Runs epochs that go together, in one Spark job. Raises what tasks raised, and NodeLostError."""
         flow, shards, first = batch[0].flow, batch[0].shards, pack(batch[0].step.t)
-        histories, line = self._node.histories(branch), self._node.lines.line(branch).id
+        histories, timeline = self._node.histories(branch), self._node.timelines.timeline(branch).id
         if everything and len(batch) > 1:  # the later ones read what the earlier ones write, before it is sealed
             begun = {
                 stage.name: continued(histories.get(stage.name, ()), stage.fingerprint, shards, first)
@@ -61,9 +63,9 @@ class Runner:
                 histories=histories,
                 compute=None if everything else one.step.compute,
                 skip=one.skip,
-                line=line,
+                timeline=timeline,
                 instance=instance,
-                sealed=_listed(self._node.lines.manifest(one.step.t, branch), flow),
+                sealed=_listed(self._node.timelines.manifest(one.step.t, branch), flow),
             )
             for one in batch
         ]
@@ -115,7 +117,9 @@ class Runner:
         *,
         everything: bool = False,
     ) -> dict[int, Reports] | None:
-        """As `run`, for several epochs. None where they have to run one by one: there is only one, or together they failed."""
+        """As `run`, for several epochs. None where they have to run one by one: there is only one, or together they
+        failed.
+        """
         if len(batch) == 1:
             return None
         try:
@@ -136,7 +140,8 @@ class Runner:
     ) -> Iterator[tuple[Again, Reports]]:
         """Runs epochs in order, with as few Spark jobs as that takes; with each comes what its tasks reported.
 
-        Where several fail together they run one by one, so that those before the failure come, and then what `run` raises.
+        Where several fail together they run one by one, so that those before the failure come, and then what `run`
+        raises.
         """
         for batch in batches(epochs):
             found = self.run_together(batch, {}, branch, instance, everything=everything)

@@ -1,15 +1,18 @@
 """A store of several nodes in one process: the real protocol, with simulated clocks, network and disks, from one seed.
 
-The network drops, duplicates, delays and reorders messages and parts nodes; disks lose what was not synced, fail to sync, and
-flip bits; nodes crash, lose their disk and come back. A job publishes epochs on one node, and goes on on another one.
+The network drops, duplicates, delays and reorders messages and parts nodes; disks lose what was not synced, fail to
+sync, and flip bits; nodes crash, lose their disk and come back. A job publishes epochs on one node, and goes on on
+another one.
 
 What is checked, against what really is on the simulated disks:
 - *acked*: what a node believes that a peer holds was durable there, whole, under that incarnation;
-- *safe*: up to a safe point that is claimed, everything has that many copies as far as acknowledgements go, the manifests too;
+- *safe*: up to a safe point that is claimed, everything has that many copies as far as acknowledgements go, the
+  manifests too;
 - *whole*: no node keeps contents that are not those of the name, other than where this simulation flipped bits;
 - *healed*: when the faults end, every node soon holds everything, and knows that the others do.
 
-`Cluster(seed).run()` raises SimulationError with the seed; the same seed takes the same course, whatever PYTHONHASHSEED is.
+`Cluster(seed).run()` raises SimulationError with the seed; the same seed takes the same course, whatever PYTHONHASHSEED
+is.
 """
 
 from __future__ import annotations
@@ -23,7 +26,7 @@ from typing import ClassVar
 import numpy as np
 from blake3 import blake3
 
-from nosync.lsm.manifests.manifest import MAIN_LINE
+from nosync.lsm.manifests.manifest import MAIN_TIMELINE
 from nosync.lsm.model.layer import Description, LayerId, Shard, TraceId
 from nosync.lsm.model.timestamp import Epoch, Time, epoch_of
 from nosync.replication.protocol.inventory import Held, Inventory, NodeId, covers, layer_of, name_of, place_of
@@ -204,7 +207,7 @@ class SimNode:
         while self.is_safe(self.safe + 1):
             self.safe += 1
         if self.safe >= 0:
-            self.replica.safe = {MAIN_LINE: Epoch(self.safe)}
+            self.replica.safe = {MAIN_TIMELINE: Epoch(self.safe)}
         return self.safe
 
     def is_safe(self, t: int) -> bool:
@@ -327,7 +330,9 @@ class Cluster:
             self.nodes[self._some()].archive()
 
     def _is_quiet(self) -> bool:
-        """After the faults nodes go on merging in half of the courses. In the others nothing tells of what was lost last."""
+        """After the faults nodes go on merging in half of the courses. In the others nothing tells of what was lost
+        last.
+        """
         return bool(self.seed % 2) and self.now_s > FAULTS_UNTIL_S
 
     def _scrub(self) -> None:
@@ -485,8 +490,8 @@ class Cluster:
 
 
 def _stands(inventory: Inventory, name: str) -> bool:
-    """By a slow way of its own: whether every epoch of a layer is in some layer, and a manifest in some archive; another file is
-    there by name.
+    """By a slow way of its own: whether every epoch of a layer is in some layer, and a manifest in some archive;
+    another file is there by name.
     """
     id = layer_of(name)
     if id is None or name in inventory:

@@ -1,7 +1,7 @@
 """The store of a job whose directory belongs to a daemon: files for what may not wait, the daemon for the rest.
 
-Publishing and sealing are links in the directory, so they work, and are as fast, while the daemon is away. What needs the
-catalog or the peers (safe point, durability, merging, dropping branches) is asked of the daemon.
+Publishing and sealing are links in the directory, so they work, and are as fast, while the daemon is away. What needs
+the catalog or the peers (safe point, durability, merging, dropping branches) is asked of the daemon.
 """
 
 from __future__ import annotations
@@ -42,7 +42,9 @@ FILL_PATIENCE_S = 60.0
 
 
 class AttachedNode(HasLedger):
-    """What a store and a job need of a node, beside a daemon. See nosync.lsm.node.node.Node for what each method promises."""
+    """What a store and a job need of a node, beside a daemon. See nosync.lsm.node.node.Node for what each method
+    promises.
+    """
 
     def __init__(self, directory: LayerDirectory, client: DaemonClient) -> None:
         self.directory = directory
@@ -83,7 +85,7 @@ class AttachedNode(HasLedger):
         """The daemon sees what is not there."""
 
     def lost(self, branch: str = MAIN) -> list[Missing]:
-        return lost(self.lines, self.directory, self._safe_or_none(), branch)
+        return lost(self.timelines, self.directory, self._safe_or_none(), branch)
 
     def fetch(self, lost: list[Missing]) -> list[Missing]:
         def still_lost() -> list[Missing]:
@@ -119,14 +121,14 @@ class AttachedNode(HasLedger):
         finally:
             catalog.close()
 
-    def notice_changes(self, line: str | None = None) -> None:
-        self.lines.notice_changes(line)
+    def notice_changes(self, timeline: str | None = None) -> None:
+        self.timelines.notice_changes(timeline)
 
     # --- the daemon -------------------------------------------------------------------------------------------------
 
     def _attach_again(self) -> None:
-        """A daemon that was started since knows of no job that wants everything here. Only where it is asked anyway: sealing
-        waits for nobody.
+        """A daemon that was started since knows of no job that wants everything here. Only where it is asked anyway:
+        sealing waits for nobody.
         """
         found = address_of(self.directory.root)
         if found is not None and found != self._daemon:
@@ -145,7 +147,9 @@ class AttachedNode(HasLedger):
         return Epoch(reply.safe_point) if reply.HasField("safe_point") else None
 
     def lost_hosts(self) -> frozenset[str]:
-        """The hosts of peers that fell silent, or whose daemon is gone for a while: tasks there are of no use to others."""
+        """The hosts of peers that fell silent, or whose daemon is gone for a while: tasks there are of no use to
+        others.
+        """
         try:
             peers = self._status().peers
         except ReplicationError:
@@ -184,7 +188,7 @@ class AttachedNode(HasLedger):
     def create_branch(self, name: str, parent: str, at: int, changed: Iterable[str], anew: Iterable[str] = ()) -> None:
         made = pb.ChangeBranchesRequest.Create(name=name, parent=parent, at=at, changed=list(changed), anew=list(anew))
         self._change(pb.ChangeBranchesRequest(create=made))
-        if set(self.lines.line(name).anew) != set(anew):
+        if set(self.timelines.timeline(name).anew) != set(anew):
             raise ReplicationError(
                 f"branch {name} was made by a daemon of an earlier version, which does not know that stages begin anew on it "
                 f"({', '.join(anew)}): delete the branch, upgrade the daemon, and make it again"
@@ -209,7 +213,7 @@ class AttachedNode(HasLedger):
 
     def _change(self, request: pb.ChangeBranchesRequest) -> int:
         dropped = self.client.change_branches(request)
-        self.lines.refresh()
+        self.timelines.refresh()
         return dropped
 
     def close(self) -> None:

@@ -1,8 +1,9 @@
-"""A store that is read from elsewhere: what is asked for is fetched from a daemon, verified, and kept in a directory here.
+"""A store that is read from elsewhere: what is asked for is fetched from a daemon, verified, and kept in a directory
+here.
 
-Names are listed by the daemon every time; files never change, so each is fetched once, unless the daemon gave one up for another
-of the same name. Reading then is what it is beside the
-files: merged-away layers are noticed and replaced by those that stand for them, damaged ones are refused.
+Names are listed by the daemon every time; files never change, so each is fetched once, unless the daemon gave one up
+for another of the same name. Reading then is what it is beside the files: merged-away layers are noticed and replaced
+by those that stand for them, damaged ones are refused.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from nosync.lsm.errors import (
 from nosync.lsm.layers.format import decode
 from nosync.lsm.manifests.branches import BRANCHES, MAIN
 from nosync.lsm.manifests.lost_ends import LOST_END
-from nosync.lsm.manifests.timelines import Lines
+from nosync.lsm.manifests.timelines import Timelines
 from nosync.lsm.model.layer import SUFFIX
 from nosync.lsm.node.api import StoreNode
 from nosync.lsm.platform.env import Env, Identity
@@ -96,8 +97,8 @@ class RemoteEnv(Env):
             self._fetch([self._relative(path)])
 
     def _is_kept(self, path: Path) -> bool:
-        """Whether a file is here, and the one that the daemon has, which the digest says: a crash of this machine, or another
-        program, may have left anything under its name.
+        """Whether a file is here, and the one that the daemon has, which the digest says: a crash of this machine, or
+        another program, may have left anything under its name.
         """
         if not self._local.exists(path):
             return False
@@ -158,7 +159,7 @@ class ConnectedStore(Store):
         """Raises StorageError: the node is elsewhere."""
         raise _not_written(self.client.address)
 
-    def _check_log(self, lines: Lines) -> None:
+    def _check_log(self, timelines: Timelines) -> None:
         """The daemon knows whether an entry of the log of branches is lost, or on its way from a peer."""
         problem = self.client.status(lag=False).problems.get(BRANCHES)
         if problem is not None:

@@ -1,7 +1,7 @@
 """The driver of the protocol on one node: its clock, its files, and the node that keeps them.
 
-What comes from another node is written to `tmp/`, verified whole, and published by a link, as a task publishes; then the
-node makes it durable like anything else, and what is durable is announced. So an acknowledgement means the same
+What comes from another node is written to `tmp/`, verified whole, and published by a link, as a task publishes; then
+the node makes it durable like anything else, and what is durable is announced. So an acknowledgement means the same
 whoever wrote the file.
 """
 
@@ -57,9 +57,11 @@ NEVER_HEARD = "was never heard"
 NEVER_HEARD_S = 10.0
 """So long after the start a peer is said never to have been heard."""
 MOST_WAITING = 100_000
-"""Messages and files for one peer. One that merely is slow asks for no more than a window of files, and is silent soon."""
+"""Messages and files for one peer. One that merely is slow asks for no more than a window of files, and is silent soon.
+"""
 MOST_WAITING_BYTES = 64 << 20
-"""Of messages for one peer that it does not take, beside the one that goes out first: it asks for more than it reads."""
+"""Of messages for one peer that it does not take, beside the one that goes out first: it asks for more than it reads.
+"""
 _SENT_KEPT = 1024
 _CONFLICT, _UNANNOUNCED, _NOT_KEPT = "conflict ", "announcing ", "files that come from peers"
 
@@ -257,8 +259,8 @@ class Replicator:
             return sorted(self._replica.conflicts())
 
     def conflicts_to_give_up(self) -> list[str]:
-        """As `conflicts`, where the other contents can be fetched from a peer that is up. Raises ReplicationError where there are
-        only others.
+        """As `conflicts`, where the other contents can be fetched from a peer that is up. Raises ReplicationError where
+        there are only others.
         """
         with self._lock:
             self._act(self._replica.tick(self._env.monotonic_s()))
@@ -273,10 +275,10 @@ class Replicator:
             )
         return names
 
-    def safe_elsewhere(self, line: str) -> Epoch:
+    def safe_elsewhere(self, timeline: str) -> Epoch:
         """See nosync.lsm.node.api.Listener."""
         with self._lock:
-            return Epoch(self._replica.safe_elsewhere(line))
+            return Epoch(self._replica.safe_elsewhere(timeline))
 
     def let_go(self, trace: TraceId, until: Time) -> None:
         """See nosync.lsm.node.api.Listener."""
@@ -325,7 +327,9 @@ class Replicator:
             self._act(self._replica.keep_traces(traces))
 
     def keep_all(self, patience_s: float) -> bool:
-        """From now on this node keeps everything. Waits until it has what peers have; False: it has not within `patience_s`."""
+        """From now on this node keeps everything. Waits until it has what peers have; False: it has not within
+        `patience_s`.
+        """
         with self._lock:
             self._act(self._replica.tick(self._env.monotonic_s()))
             self._act(self._replica.want_all())
@@ -420,7 +424,9 @@ class Replicator:
             self._act(self._replica.received(session.id, message))
 
     def frames_of(self, session: Session) -> Iterator[pb.Frame]:
-        """What goes out on a stream, until it is closed. Files are read as they are sent, so the stream holds them back."""
+        """What goes out on a stream, until it is closed. Files are read as they are sent, so the stream holds them
+        back.
+        """
         encoder = Encoder()
         while True:
             item = session.take()
@@ -632,9 +638,13 @@ class Replicator:
 
     def _ask_node(self) -> None:
         told, optional = self._node.safety.told(), self._node.optional_stages()
-        main_line = self._node.lines.line(MAIN).id
+        main_timeline = self._node.timelines.timeline(MAIN).id
         with self._lock:
-            self._replica.safe, self._replica.optional, self._replica.main_line = dict(told), optional, main_line
+            self._replica.safe, self._replica.optional, self._replica.main_timeline = (
+                dict(told),
+                optional,
+                main_timeline,
+            )
 
     def _tick(self) -> None:
         self._announce_again()

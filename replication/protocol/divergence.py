@@ -1,8 +1,9 @@
-"""What of a peer's files belongs to another history than ours, as far as files of the same name with other contents tell.
+"""What of a peer's files belongs to another history than ours, as far as files of the same name with other contents
+tell.
 
-Two nodes that could not reach each other may each have let a job go on. What is merged says nothing of the contents that it
-stands for, so a name alone does not tell whose it is: from the first epoch of a line that was sealed otherwise, nothing of that
-peer's is ours.
+Two nodes that could not reach each other may each have let a job go on. What is merged says nothing of the contents
+that it stands for, so a name alone does not tell whose it is: from the first epoch of a timeline that was sealed
+otherwise, nothing of that peer's is ours.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ class Divergence:
 
     conflicts: InitVar[Iterable[str]] = ()
     _sealed: dict[str, int] = field(default_factory=dict)
-    """By line's directory, the first epoch that was sealed otherwise."""
+    """By timeline's directory, the first epoch that was sealed otherwise."""
     _layers: dict[str, list[Description]] = field(default_factory=dict)
     _entry: int | None = None
 

@@ -1,10 +1,11 @@
 """What a node holds, and what of another node's it is missing. Pure; names and digests only, never contents.
 
 Invariants
-- A layer counts as held when layers of its trace cover its time range: a merged layer stands for what it was merged from.
-- Nodes merge for themselves, so layers of two nodes may overlap in part. What is wanted is what covers time that ours do not;
-  reading puts up with the overlap (`choose_cover` in nosync.lsm.trace.trace).
-- A manifest counts as held when an archive of its line covers its epoch.
+- A layer counts as held when layers of its trace cover its time range: a merged layer stands for what it was merged
+  from.
+- Nodes merge for themselves, so layers of two nodes may overlap in part. What is wanted is what covers time that ours
+  do not; reading puts up with the overlap (`choose_cover` in nosync.lsm.trace.trace).
+- A manifest counts as held when an archive of its timeline covers its epoch.
 """
 
 from __future__ import annotations
@@ -28,7 +29,9 @@ NodeId = NewType("NodeId", str)
 LAYERS = "layers"
 EPOCHS_OF_GROUP = 1000
 _NAMES_KEPT = 1 << 15
-"""Of names, what they say: enough for what is looked at again and again; with all that ever came a daemon would only grow."""
+"""Of names, what they say: enough for what is looked at again and again; with all that ever came a daemon would only
+grow.
+"""
 _HASH_BITS = 128
 
 
@@ -56,7 +59,9 @@ def place_of(name: str) -> str:
 
 @functools.lru_cache(maxsize=_NAMES_KEPT)
 def epochs_of(name: str) -> tuple[str, int, int] | None:
-    """Of a manifest or an archive of manifests: its line's directory, and its first and last epoch. None for another file."""
+    """Of a manifest or an archive of manifests: its timeline's directory, and its first and last epoch. None for
+    another file.
+    """
     directory, _, last = name.rpartition("/")
     if not directory.startswith(f"{MANIFESTS}/"):
         return None
@@ -65,13 +70,15 @@ def epochs_of(name: str) -> tuple[str, int, int] | None:
 
 
 def archive_of(name: str) -> tuple[str, Description] | None:
-    """Of an archive of manifests: its line's directory, and the time that it covers. None for another file."""
+    """Of an archive of manifests: its timeline's directory, and the time that it covers. None for another file."""
     span = epochs_of(name)
     return None if span is None or span[1] == span[2] else (span[0], Description(pack(span[1]), end_of(span[2])))
 
 
 def group_of(name: str) -> str:
-    """The group of files that a file belongs to: the layers of a trace, a thousand manifests of a line, another directory."""
+    """The group of files that a file belongs to: the layers of a trace, a thousand manifests of a timeline, another
+    directory.
+    """
     span = epochs_of(name)
     if span is not None and span[1] == span[2]:
         return f"{span[0]}/{span[1] // EPOCHS_OF_GROUP}"
@@ -83,14 +90,16 @@ def name_of(id: LayerId) -> str:
 
 
 class Inventory:
-    """A set of held files, by name, trace and group, with a hash of all and of each group that does not depend on their order."""
+    """A set of held files, by name, trace and group, with a hash of all and of each group that does not depend on their
+    order.
+    """
 
     def __init__(self, held: Iterable[Held] = ()) -> None:
         self._by_name: dict[str, Held] = {}
         self._layers: dict[str, dict[Description, str]] = {}
         self._stretches: dict[str, Stretches] = {}  # of traces that were asked about since they changed
         self._groups: dict[str, _Group] = {}
-        self._archives: dict[str, set[Description]] = {}  # by directory of a line, their time ranges
+        self._archives: dict[str, set[Description]] = {}  # by directory of a timeline, their time ranges
         self._archived: dict[str, Stretches] = {}
         self._sum = 0
         for one in held:

@@ -62,7 +62,7 @@ class Beat:
     seq: int
     root: str
     safe: tuple[tuple[str, int], ...] = ()
-    """By line, the sender's safe point: once true, it may be relied upon by all."""
+    """By timeline, the sender's safe point: once true, it may be relied upon by all."""
 
 
 @dataclass(frozen=True)
@@ -98,7 +98,9 @@ Message = Hello | Summary | InventoryIs | Change | Beat | AskInventory | Want | 
 
 
 def bytes_of(message: Message | Wanted) -> int:
-    """About how much memory a message takes that waits to be sent. Of files that are held anyway it has references only."""
+    """About how much memory a message takes that waits to be sent. Of files that are held anyway it has references
+    only.
+    """
     if isinstance(message, InventoryIs):
         return 200 + 8 * (len(message.held) + len(message.groups))
     if isinstance(message, Summary):

@@ -15,7 +15,9 @@ AWAY_PATIENCE_S = 5.0
 """How long a daemon may be away, say to be restarted, until the tasks on its host are taken elsewhere."""
 SMALLEST_WINDOW_BYTES = 4 << 20
 WINDOW_S = 2.0
-"""At most what comes in this time is asked for at once: on a slow link what is asked for would be merged before it came."""
+"""At most what comes in this time is asked for at once: on a slow link what is asked for would be merged before it
+came.
+"""
 
 
 @dataclass
@@ -55,7 +57,9 @@ class Peer:
     piece_s: float = float("-inf")
     """When the last piece of a file came."""
     fell_silent: bool = False
-    """Its last session ended because nothing came any more: it, its host or the network may be gone, and nobody said so."""
+    """Its last session ended because nothing came any more: it, its host or the network may be gone, and nobody said
+    so.
+    """
     unwanted: dict[str, float] = field(default_factory=dict)
     """What was dropped here, and is not to come back from this peer: until it drops it too (inf), or a time."""
     pushed: dict[str, tuple[int, float]] = field(default_factory=dict)
@@ -71,7 +75,7 @@ class Peer:
     refused: str = ""
     """Why it is not talked to."""
     safe: dict[str, int] = field(default_factory=dict)
-    """By line, the safe point that it told in this session."""
+    """By timeline, the safe point that it told in this session."""
 
     def is_of_another_history(self, name: str) -> bool:
         """Whether a file that it holds is, or may be."""

@@ -1,24 +1,26 @@
 """The protocol between the nodes of a store: events in, effects out. No clock, thread, socket or file inside.
 
-Every node tells every other what it durably holds, and fetches what it is missing and should hold. That is all: fresh layers,
-catching up after an absence, filling a new node and repairing a damaged one are the same exchange, and doing any of it twice
-or in another order changes nothing.
+Every node tells every other what it durably holds, and fetches what it is missing and should hold. That is all: fresh
+layers, catching up after an absence, filling a new node and repairing a damaged one are the same exchange, and doing
+any of it twice or in another order changes nothing.
 
 Invariants
-- An `InventoryIs` or `Change` names, and a `Summary` hashes, only files that are durable, with the digest that was verified,
-  under the incarnation of the `Hello` that began its session. So each is an acknowledgement, and nothing else is.
+- An `InventoryIs` or `Change` names, and a `Summary` hashes, only files that are durable, with the digest that was
+  verified, under the incarnation of the `Hello` that began its session. So each is an acknowledgement, and nothing else
+  is.
 - What a peer holds is known per incarnation: a `Hello` with another one voids all that was known.
-- Who gave a file is told at once that it is durable here, and everyone of what came from this node, and of what is gone;
-  the others with the next beat, because nobody waits for it.
+- Who gave a file is told at once that it is durable here, and everyone of what came from this node, and of what is
+  gone; the others with the next beat, because nobody waits for it.
 - Statements of a session are numbered, and count in order only. A gap, or a beat whose hash does not fit, asks for the
-  inventory again: a summary by groups of files, and then the names in those groups whose hash is neither that of what the
-  peer was known to hold nor that of what this node holds. So meeting again costs what changed, not what there is.
+  inventory again: a summary by groups of files, and then the names in those groups whose hash is neither that of what
+  the peer was known to hold nor that of what this node holds. So meeting again costs what changed, not what there is.
 - A file is fetched from one peer at a time, at most a window of bytes at once, and kept only if its bytes have the
   digest that was announced.
 - What is small and was just written here goes unasked to who keeps it, ahead of the statement that it is durable here:
-  that saves a question and its answer. Who does not want it throws it away; who is slow to take it is asked for no more.
-- Where a peer sealed other contents, what it has from that epoch on is another history: it is neither fetched nor counted,
-  merged layers that reach into it least of all, until an operator says whose contents count.
+  that saves a question and its answer. Who does not want it throws it away; who is slow to take it is asked for no
+  more.
+- Where a peer sealed other contents, what it has from that epoch on is another history: it is neither fetched nor
+  counted, merged layers that reach into it least of all, until an operator says whose contents count.
 - Nobody waits for anybody: no event blocks, and a peer that is away only falls behind.
 """
 
@@ -28,7 +30,7 @@ import functools
 import itertools
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
-from nosync.lsm.manifests.manifest import MAIN_LINE
+from nosync.lsm.manifests.manifest import MAIN_TIMELINE
 from nosync.lsm.model.timestamp import Time, epoch_of
 from nosync.lsm.trace.directory import MANIFESTS
 from nosync.replication.protocol.divergence import is_register
@@ -80,7 +82,9 @@ FETCH_TIMEOUT_S = 30.0
 RETRY_AFTER_S = 1.0
 ASK_AGAIN_S = 3.0
 LOADED_BYTES = 4 << 20
-"""A node that is so far behind with what copies are asked for leaves out what can be computed again, until it has caught up."""
+"""A node that is so far behind with what copies are asked for leaves out what can be computed again, until it has
+caught up.
+"""
 CAUGHT_UP_BYTES = 1 << 20
 OPTIONAL_WINDOW_BYTES = 2 << 20
 """Of what can be computed again no more is on its way at once, so that it holds up little of the rest."""
@@ -95,7 +99,8 @@ PUSH_PATIENCE_S = 5.0
 """A peer that does not say for so long that it holds what was pushed is slow, or does not want it."""
 PUSH_PAUSE_S = 60.0
 FEW_FILES, MANY_FILES = 256, 20_000
-"""So few are put in order whenever one comes; of so many it takes a beat until they are again, once all were asked for."""
+"""So few are put in order whenever one comes; of so many it takes a beat until they are again, once all were asked for.
+"""
 MEET_S = 2.0
 """So long after its start a node waits for peers that it has not met before it says that it has what they have."""
 UNWANTED_S = 10.0
@@ -136,12 +141,13 @@ class Replica:
         self.is_loaded = False
         """So much of the backlog is of stages that copies are asked for, that the `optional` ones wait."""
         self.safe: dict[str, int] = {}
-        """By line, this node's safe point, which peers are told."""
-        self.main_line = MAIN_LINE
+        """By timeline, this node's safe point, which peers are told."""
+        self.main_timeline = MAIN_TIMELINE
         self._let_go: dict[str, Time] = {}  # by trace, the time up to which its layers are not kept here any more
         self._kept_s: dict[str, float] = {}  # traces that tasks here asked for, and until when
         self.given_up: dict[str, str] = {}
-        """By file, the digest of contents that an operator gave up here: no peer's count, nor what is built upon them."""
+        """By file, the digest of contents that an operator gave up here: no peer's count, nor what is built upon them.
+        """
         self.keep_all = False
         """Keep what others keep as well, see `want_all`."""
 
@@ -159,7 +165,9 @@ class Replica:
     # --- events: this node ------------------------------------------------------------------------------------------
 
     def holds(self, added: Iterable[Held], gone: Iterable[str] = ()) -> list[Effect]:
-        """These files are durable here now, and those are gone. Says so: at once to who waits for it, else with the next beat."""
+        """These files are durable here now, and those are gone. Says so: at once to who waits for it, else with the
+        next beat.
+        """
         added, names = tuple(added), tuple(gone)
         gone = tuple(name for name in names if name in self.mine)
         gave = {h.name: self._fetching[h.name].session if h.name in self._fetching else None for h in added}
@@ -233,7 +241,8 @@ class Replica:
         return [Send(peer.session, Change(peer.said, added, tuple(n for n, held in unsaid.items() if held is None)))]
 
     def unwanted(self, names: Iterable[str]) -> None:
-        """Nobody needs these any more: what belonged to a branch that was deleted is not fetched from those who still have it.
+        """Nobody needs these any more: what belonged to a branch that was deleted is not fetched from those who still
+        have it.
 
         A branch that is made again has layers of the same names. So this holds until a peer has dropped its own.
         """
@@ -329,7 +338,8 @@ class Replica:
         self._look_again(over)
 
     def want_all(self) -> list[Effect]:
-        """A job runs here and wants to read all: this node keeps what others keep as well, and asks them what that is by now.
+        """A job runs here and wants to read all: this node keeps what others keep as well, and asks them what that is
+        by now.
 
         What they came to hold since their last beat they may not have said yet, and who gave it to them may be gone.
         """
@@ -349,7 +359,9 @@ class Replica:
             self._touched_of(peer, [name for name in digests if name in peer.holds])
 
     def let_go(self, trace: str, until: Time) -> None:
-        """Inputs that are safe: layers of this trace that end by `until` are fetched no more, unless a task asks for them."""
+        """Inputs that are safe: layers of this trace that end by `until` are fetched no more, unless a task asks for
+        them.
+        """
         self._let_go[trace] = max(until, self._let_go.get(trace, until))
         for peer in self.peers.values():
             if trace in peer.todo:
@@ -397,7 +409,9 @@ class Replica:
             self._note_liveness(peer)
 
     def _note_liveness(self, peer: Peer) -> bool:
-        """Called whenever a peer may be up that was not, or the other way. Whether that is so: then others keep some traces."""
+        """Called whenever a peer may be up that was not, or the other way. Whether that is so: then others keep some
+        traces.
+        """
         is_up = peer.is_up(self.now_s)
         if is_up == self._placement.is_up(peer.node):
             return False
@@ -405,7 +419,9 @@ class Replica:
         return True
 
     def part_came(self, session: SessionId) -> None:
-        """A part of a message came that needs several frames: the other side is alive, and still answers what was asked."""
+        """A part of a message came that needs several frames: the other side is alive, and still answers what was
+        asked.
+        """
         peer = self._is_alive(session)
         if peer is not None and peer.asked_s is not None:
             peer.asked_s = self.now_s
@@ -462,7 +478,7 @@ class Replica:
         """Anything but a greeting."""
         if isinstance(message, Beat):
             told = dict(message.safe)
-            if self.main_line in told.keys() - peer.safe.keys():
+            if self.main_timeline in told.keys() - peer.safe.keys():
                 peer.dirty |= peer.todo.keys()  # what of it is safe was not known yet
                 peer.queue = []
             peer.safe |= told
@@ -583,7 +599,9 @@ class Replica:
         return [*effects, *self._fetch_from(peer)]
 
     def _summarized(self, peer: Peer, summary: Summary) -> list[Effect]:
-        """Groups that hash to what is known stay, or are what this node holds itself; of the others the names are asked for."""
+        """Groups that hash to what is known stay, or are what this node holds itself; of the others the names are asked
+        for.
+        """
         assert peer.session is not None, "only of a session that lasts"
         there = dict(summary.groups)
         known, mine = peer.holds.groups(), self.mine.groups()
@@ -670,7 +688,8 @@ class Replica:
     def is_filled(self) -> bool:
         """Whether nothing that should be here and that any peer has is missing.
 
-        What peers have that nobody met yet is not known: so it is not right after the start, while they may be on their way.
+        What peers have that nobody met yet is not known: so it is not right after the start, while they may be on their
+        way.
         """
         for peer in self.peers.values():
             is_to_come = peer.session is None and not peer.refused and self.now_s - self._began_s < MEET_S
@@ -759,12 +778,12 @@ class Replica:
         return [held for held in todo if not self._is_given_up(held)]
 
     def _safe_told(self) -> int:
-        """The safe point of the main line, -1 where there is none."""
-        return max(of.get(self.main_line, -1) for of in (self.safe, *(peer.safe for peer in self._linked())))
+        """The safe point of the main timeline, -1 where there is none."""
+        return max(of.get(self.main_timeline, -1) for of in (self.safe, *(peer.safe for peer in self._linked())))
 
     def _is_after(self, safe: int, name: str) -> bool:
-        """Whether a file begins after the safe point of the main line, if there is one."""
-        first = _first_epoch(name, self.main_line)
+        """Whether a file begins after the safe point of the main timeline, if there is one."""
+        first = _first_epoch(name, self.main_timeline)
         return safe >= 0 and first is not None and first > safe
 
     def _conflict(self, peer: Peer, name: str) -> tuple[str, str] | None:
@@ -804,11 +823,13 @@ class Replica:
         return tuple(chosen)
 
     def _candidates(self, peer: Peer) -> Iterator[Held]:
-        """What a peer could be asked for, in order. Many files, as to fill a new node, are put in order once in a while.
+        """What a peer could be asked for, in order. Many files, as to fill a new node, are put in order once in a
+        while.
 
-        First comes what tasks wait for, and of that the traces of which the least is missing: a layer of the last epoch does not
-        wait until the history of another shard has come, which is asked for when this node stands in for one that was lost.
-        Then what is not safe yet: the safe point goes on while history is copied, however much of that there is.
+        First comes what tasks wait for, and of that the traces of which the least is missing: a layer of the last epoch
+        does not wait until the history of another shard has come, which is asked for when this node stands in for one
+        that was lost. Then what is not safe yet: the safe point goes on while history is copied, however much of that
+        there is.
         """
         asked = [
             peer.todo[trace] for trace, until_s in self._kept_s.items() if trace in peer.todo and self._is_new(until_s)
@@ -849,8 +870,8 @@ class Replica:
 
     @staticmethod
     def _is_of_ours(peer: Peer, name: str) -> bool:
-        """Whether a file of a peer belongs to the history that this node has. Before all is known that the peer has, nothing that
-        stands for more than a layer of one epoch does, and no manifest.
+        """Whether a file of a peer belongs to the history that this node has. Before all is known that the peer has,
+        nothing that stands for more than a layer of one epoch does, and no manifest.
         """
         id = layer_of(name)
         if not peer.is_known and not (is_register(name) or (id is not None and id.is_fresh)):
@@ -865,7 +886,9 @@ class Replica:
         return peer.holds.holds(name, digest) and not peer.is_of_another_history(name)
 
     def accepts(self, session: SessionId, held: Held) -> bool:
-        """Whether a file that begins to come was asked for, or would be once its sender says that it holds it: then it now is."""
+        """Whether a file that begins to come was asked for, or would be once its sender says that it holds it: then it
+        now is.
+        """
         fetch = self._fetching.get(held.name)
         if fetch is not None:
             return (fetch.session, fetch.held) == (session, held)
@@ -910,23 +933,24 @@ class Replica:
             if not ours and not self.mine.has_archived(name)
         }
 
-    def safe_elsewhere(self, line: str) -> int:
-        """The largest safe point that a peer told, -1 where none did: what is safe there is safe here, if it is the same.
+    def safe_elsewhere(self, timeline: str) -> int:
+        """The largest safe point that a peer told, -1 where none did: what is safe there is safe here, if it is the
+        same.
 
-        So of a peer only counts what it told once it is known what it holds, and up to where that is known to be other contents
-        than here: in the manifests of the line, or in layers.
+        So of a peer only counts what it told once it is known what it holds, and up to where that is known to be other
+        contents than here: in the manifests of the timeline, or in layers.
         """
         found = -1
         for peer in self.peers.values():
             if peer.session is None or peer.asked_s is not None or peer.unknown or peer.seq < 0:
                 continue
-            others = [t for name in peer.all_conflicts() if (t := _first_epoch(name, line)) is not None]
-            found = max(found, min([peer.safe.get(line, -1), *(t - 1 for t in others)]))
+            others = [t for name in peer.all_conflicts() if (t := _first_epoch(name, timeline)) is not None]
+            found = max(found, min([peer.safe.get(timeline, -1), *(t - 1 for t in others)]))
         return found
 
     def lag(self) -> Mapping[NodeId, tuple[int, int]]:
-        """By peer: how many files, and bytes, of ours it is missing and should hold. Who asks again, and nothing has changed, is
-        told the same: names are not compared anew for everybody who looks.
+        """By peer: how many files, and bytes, of ours it is missing and should hold. Who asks again, and nothing has
+        changed, is told the same: names are not compared anew for everybody who looks.
         """
         members = [self.me, *self.peers]
         about = (self.mine.root, *((node, peer.holds.root) for node, peer in self.peers.items()))
@@ -947,10 +971,10 @@ class Replica:
         return found
 
 
-def _first_epoch(name: str, line: str) -> int | None:
+def _first_epoch(name: str, timeline: str) -> int | None:
     """The first epoch that a file says anything of: a layer, or a manifest of the line. None for another file."""
     id = layer_of(name)
     if id is not None:
         return epoch_of(id.description.lower)
     span = epochs_of(name)
-    return span[1] if span is not None and span[0] == f"{MANIFESTS}/{line}" else None
+    return span[1] if span is not None and span[0] == f"{MANIFESTS}/{timeline}" else None

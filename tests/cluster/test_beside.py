@@ -22,7 +22,7 @@ def append(store: nosync.Store, t: int) -> None:
 
 
 def copies(store: nosync.Store, t: int) -> list[int]:
-    manifest = store.node.lines.manifest(t)
+    manifest = store.node.timelines.manifest(t)
     assert manifest is not None
     return [entry.copies for entry in manifest.entries]
 

@@ -1,6 +1,8 @@
-"""The golden store: what an earlier version wrote is opened, read as of every epoch, gone on from, recovered and replayed.
+"""The golden store: what an earlier version wrote is opened, read as of every epoch, gone on from, recovered and
+replayed.
 
-Fingerprints are names on disk. Where a module moves or a class is renamed they must stay as they are, or every store is refused.
+Fingerprints are names on disk. Where a module moves or a class is renamed they must stay as they are, or every store is
+refused.
 """
 
 from __future__ import annotations
@@ -129,7 +131,7 @@ def test_what_is_lost_is_computed_again_to_the_same_digests(root: Path, version:
         for t in range(EPOCHS):
             runner.advance(t, inputs(t))
         store.sync()
-        assert [m for m in store.missing() if m.line == "main"] == []
+        assert [m for m in store.missing() if m.timeline == "main"] == []
         assert [state_of(runner, t) for t in range(EPOCHS)] == expected_of(version)["main"]
 
 

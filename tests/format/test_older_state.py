@@ -33,7 +33,9 @@ def table_of(rows: list[Row]) -> pa.Table:
 
 
 def flow_of_before() -> nosync.Dataflow:
-    """Aggregates over rows that only come, and over rows that change. No functions, whose bytecode Python versions differ in."""
+    """Aggregates over rows that only come, and over rows that change. No functions, whose bytecode Python versions
+    differ in.
+    """
     flow = nosync.Dataflow("f")
     rows = flow.source("rows", "word string, id bigint, v bigint, n bigint, x double")
     functions = {
@@ -124,7 +126,7 @@ def test_a_lost_layer_of_before_is_computed_again_bit_for_bit(older: Path, tmp_p
 def _entries(store: nosync.Store) -> list[Any]:
     return [
         _Recorded(e.id.trace.stage, str(e.id.trace.shard), e.id.description.lower, e.digest)
-        for manifest in store.node.lines.manifests("main").values()
+        for manifest in store.node.timelines.manifests("main").values()
         for e in manifest.entries
     ]
 

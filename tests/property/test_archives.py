@@ -16,7 +16,7 @@ from nosync.lsm.layers.writer import arrange
 from nosync.lsm.manifests.archive import Listed, Run
 from nosync.lsm.manifests.completeness import is_whole
 from nosync.lsm.manifests.manifest import Histories, Manifest
-from nosync.lsm.manifests.timelines import Lines
+from nosync.lsm.manifests.timelines import Timelines
 from nosync.lsm.model.history import History
 from nosync.lsm.model.layer import Description, LayerId, Shard, TraceId
 from nosync.lsm.model.timestamp import ZERO, Epoch, epoch_of, pack, round_of
@@ -61,7 +61,7 @@ def seal(store: nosync.Store, branch: str, t: int, fingerprint: int) -> Manifest
     return store.node.seal(t, [id], branch, meta, copies={"counts": fingerprint % 2})
 
 
-def check(store: nosync.Store, model: Model, lines: Lines) -> None:
+def check(store: nosync.Store, model: Model, lines: Timelines) -> None:
     assert sorted(lines.refs.names) == sorted(model.branches)
     for branch, expected in model.branches.items():
         found = lines.manifests(branch)
@@ -91,7 +91,7 @@ def test_what_is_known_of_epochs(course: list[tuple[str, int, int]], first: int)
     with tempfile.TemporaryDirectory() as directory:
         root, model = Path(directory) / "s", Model()
         store = nosync.open(root, settings=SETTINGS)
-        looking = Lines(root, store.directory.env)
+        looking = Timelines(root, store.directory.env)
         for number, (what, n, more) in enumerate(course):
             main = model.branches["main"]
             if what == "seal":
@@ -125,10 +125,10 @@ def test_what_is_known_of_epochs(course: list[tuple[str, int, int]], first: int)
             elif what == "reopen":
                 store.close()
                 store = nosync.open(root, settings=SETTINGS)
-        check(store, model, store.node.lines)
+        check(store, model, store.node.timelines)
         looking.refresh()
         check(store, model, looking)
-        check(store, model, Lines(root, store.directory.env))
+        check(store, model, Timelines(root, store.directory.env))
         store.close()
 
 

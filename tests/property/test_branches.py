@@ -1,4 +1,6 @@
-"""Random pipelines: a branch against a run whose code changed at the fork, an explanation against a run of what it names."""
+"""Random pipelines: a branch against a run whose code changed at the fork, an explanation against a run of what it
+names.
+"""
 
 from __future__ import annotations
 
@@ -83,7 +85,9 @@ def test_a_replayed_branch_is_a_run_whose_code_changed_at_the_fork(
 
 
 def began(main: StoreRunner, at: int) -> list[str]:
-    """The stages that begin anew where operation `at` gets other code; where that is refused the example is passed over."""
+    """The stages that begin anew where operation `at` gets other code; where that is refused the example is passed
+    over.
+    """
     try:
         return begin_anew(main.flow, main.flow.stages, [f"s{at}"], main.flow.stages)
     except nosync.FlowError:
@@ -161,7 +165,7 @@ def test_what_gets_other_code_after_rows_that_change_is_what_that_code_makes_of_
                 for row, n in weights(came).items():
                     before[row] += n
                 assert Counter({row: n for row, n in before.items() if n}) == now, (stage.name, t)
-        manifest = store.node.lines.manifest(fork + 1, "b")
+        manifest = store.node.timelines.manifest(fork + 1, "b")
         assert manifest is not None
         first = [e for e in manifest.entries if branch.flow.stages[e.id.trace.stage].anew_at == fork + 1]
         assert first

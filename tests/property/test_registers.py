@@ -1,4 +1,6 @@
-"""Registers on several nodes that exchange files in any order: pins, marks of sinks and instances of jobs agree in the end."""
+"""Registers on several nodes that exchange files in any order: pins, marks of sinks and instances of jobs agree in the
+end.
+"""
 
 from __future__ import annotations
 
@@ -135,7 +137,7 @@ def test_a_sinks_marks_name_the_line_and_can_be_taken_back() -> None:
         assert sorted(fact.path.parts[-2] for fact in withdrawn) == ["main", "main", "rewind-1"]
         again.take_back(withdrawn)
         assert (again.last(), again.left_after()) == (0, None)
-        back = Marks(other, "counts", "main", rewound, ENV)  # the old line is promoted again
+        back = Marks(other, "counts", "main", rewound, ENV)  # the old timeline is promoted again
         assert [back.delivered(t) for t in (0, 1, 2)] == [True, False, False]
         back.mark(1)
         assert back.delivered(1)

@@ -1,4 +1,6 @@
-"""Branches: other code from a fork on, against a fresh run of the changed flow; rewinding, promoting, comparing, deleting."""
+"""Branches: other code from a fork on, against a fresh run of the changed flow; rewinding, promoting, comparing,
+deleting.
+"""
 
 from __future__ import annotations
 
@@ -395,7 +397,7 @@ def rows_left(job: nosync.Job, name: str, t: int, columns: set[str] | None = Non
 def lose(store: nosync.Store, job: nosync.Job, t: int, stages: list[str]) -> int:
     """Removes the layers of an epoch. Returns how many."""
     store.sync()
-    manifest = store.node.lines.manifest(t, job.branch_name)
+    manifest = store.node.timelines.manifest(t, job.branch_name)
     assert manifest is not None
     ids = [entry.id for entry in manifest.entries if entry.id.trace.stage.partition("__")[0] in stages]
     for id in ids:

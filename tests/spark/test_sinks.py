@@ -1,4 +1,4 @@
-"""Sinks and fences over changes of the main line: what is given, taken back, refused, and by whom."""
+"""Sinks and fences over changes of the main timeline: what is given, taken back, refused, and by whom."""
 
 from __future__ import annotations
 

@@ -139,7 +139,7 @@ def test_the_history_first_and_then_the_stream(spark: SparkSession, open_store: 
         state = {row.word: (row.n, row.total) for row in job.read("totals").collect()}
         assert (store.last_sealed(), state) == (17, totals_of(tmp_path / "all"))
         assert replay([row.asDict() for row in job.changes("totals", 9, 17).collect()]) == state
-        assert branch.explain("totals", {"word": "a"}, 12).inputs["words"].num_rows, "it is the main line's by now"
+        assert branch.explain("totals", {"word": "a"}, 12).inputs["words"].num_rows, "it is the main timeline's by now"
 
 
 def test_batches_of_epochs_that_came_otherwise(spark: SparkSession, open_store: OpenStore, tmp_path: Path) -> None:

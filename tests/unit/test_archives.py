@@ -327,8 +327,8 @@ def test_a_read_only_store_follows(open_store: OpenStore) -> None:
             store.sync()
             store.node.archive_manifests()  # type: ignore[attr-defined]
             assert looking.last_sealed() == t
-            assert dict(looking._lines().manifests()) == manifests(store)
-        assert len(looking._lines().manifests().singles()) < 8, "what is archived is not kept in memory"
+            assert dict(looking._timelines().manifests()) == manifests(store)
+        assert len(looking._timelines().manifests().singles()) < 8, "what is archived is not kept in memory"
 
 
 def test_a_damaged_archive_is_set_aside_and_said(open_store: OpenStore) -> None:

@@ -250,7 +250,7 @@ def test_help_teaches(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_branches(path: str, capsys: pytest.CaptureFixture[str]) -> None:
     with nosync.open(path) as store:
-        store.node.lines.create("other", "main", 1, ["delays"])
+        store.node.timelines.create("other", "main", 1, ["delays"])
     found = answer(capsys, "branch", path)
     assert [(b["name"], b["at"], b["epoch"]) for b in found][1] == ("other", 1, 1)
     assert found[1]["own_layers"] == 0 < found[1]["shared_layers"]
@@ -273,11 +273,11 @@ def test_rewind(capsys: pytest.CaptureFixture[str], path: str) -> None:
     assert code == 1
     assert "cannot rewind to 9: possible are 0 to 4" in err
     assert (
-        "the main line is at epoch 4; what was recorded of later ones is let go of"
+        "the main timeline is at epoch 4; what was recorded of later ones is let go of"
         in run(capsys, "rewind", path, "4")[1]
     )
     assert [b["name"] for b in answer(capsys, "branch", path)] == ["main"]
-    assert "the main line is at epoch 2 again; epochs 3 to 4 are kept as branch old" in run(
+    assert "the main timeline is at epoch 2 again; epochs 3 to 4 are kept as branch old" in run(
         capsys, "rewind", path, "2", "--keep-as", "old")[1]  # fmt: skip
     assert {r["n"] for r in answer(capsys, "get", path, "delays")} == {2, 20}
     assert {r["n"] for r in answer(capsys, "get", path, "delays", "--branch", "old")} == {4, 40}
@@ -340,7 +340,7 @@ def test_status_has_pins_branches_and_when_the_last_epoch_was_sealed(
 ) -> None:
     with nosync.open(path, settings=nosync.StoreSettings(background=False)) as store:
         store.pin("kept", 1)
-        store.node.lines.create("other", "main", 2, ["delays"])
+        store.node.timelines.create("other", "main", 2, ["delays"])
         (manifest,) = Path(path).glob("manifests/main/4.json")
         os.utime(manifest, (1_700_000_000, 1_700_000_000))
         assert store.status().sealed_at == "2023-11-14T22:13:20+00:00"
@@ -377,8 +377,8 @@ def test_a_negative_epoch_is_an_argument(capsys: pytest.CaptureFixture[str], tmp
     for words in (["rewind", begun, "-1"], ["rewind", "--json", begun, "-1"], ["rewind", begun, "-1", "--drop"]):
         code, _, err = run(capsys, *words)
         assert (code, err) == (0, ""), words
-    assert "the main line is at epoch -1" in run(capsys, "rewind", begun, "-1")[1]
-    assert "the main line is at epoch -1" in run(capsys, "rewind", begun, "--", "-1")[1]
+    assert "the main timeline is at epoch -1" in run(capsys, "rewind", begun, "-1")[1]
+    assert "the main timeline is at epoch -1" in run(capsys, "rewind", begun, "--", "-1")[1]
     with nosync.open(begun, read_only=True) as store:
         assert store.layers() == []
     for words, message in (

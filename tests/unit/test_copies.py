@@ -146,7 +146,7 @@ def test_epochs_in_an_archive_wait_for_copies_too(open_store: OpenStore) -> None
         seal(store, t, 2)
     store.node.archive_manifests()
     store.compact()
-    assert store.node.lines.archives()
+    assert store.node.timelines.archives()
     peers.layers = peers.files = 1
     store.node.safety._written["main"] = Epoch(-1)
     store.node.safety.something_changed()

@@ -1,4 +1,6 @@
-"""What a node learns of files that others published: the next epochs from these files alone, anything else by a look at all."""
+"""What a node learns of files that others published: the next epochs from these files alone, anything else by a look at
+all.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,7 @@ import pytest
 
 import nosync
 from nosync.lsm.manifests.manifest import Manifest, publish_manifest
-from nosync.lsm.manifests.timelines import Lines
+from nosync.lsm.manifests.timelines import Timelines
 from nosync.lsm.platform.env import Env
 from tests.conftest import OpenStore
 
@@ -35,8 +37,8 @@ def store(open_store: OpenStore) -> nosync.Store:
 
 
 @pytest.fixture
-def lines(store: nosync.Store) -> Lines:
-    return Lines(store.directory.root, store.directory.env)
+def lines(store: nosync.Store) -> Timelines:
+    return Timelines(store.directory.root, store.directory.env)
 
 
 @pytest.mark.parametrize(
@@ -48,13 +50,13 @@ def lines(store: nosync.Store) -> Lines:
         pytest.param([EPOCHS - 1, EPOCHS], id="told of again"),
     ],
 )
-def test_the_next_epochs_are_read_in_any_order(store: nosync.Store, lines: Lines, came: list[int]) -> None:
+def test_the_next_epochs_are_read_in_any_order(store: nosync.Store, lines: Timelines, came: list[int]) -> None:
     for t in range(EPOCHS, EPOCHS + 3):
         put(store, t)
     learned = lines.follow(map(path_of, came))
     assert learned is not None
     assert [manifest.t for manifest in learned] == [EPOCHS, EPOCHS + 1, EPOCHS + 2]
-    again = Lines(store.directory.root, store.directory.env)
+    again = Timelines(store.directory.root, store.directory.env)
     assert dict(lines.manifests().items()) == dict(again.manifests().items())
     (trace,) = {entry.id.trace for entry in learned[0].entries}
     assert lines.sealed_until(trace) == again.sealed_until(trace)
@@ -64,7 +66,7 @@ def test_the_next_epochs_are_read_in_any_order(store: nosync.Store, lines: Lines
 
 
 def test_an_epoch_that_comes_before_its_time_is_read_with_the_one_it_waits_for(
-    store: nosync.Store, lines: Lines, tmp_path: Path
+    store: nosync.Store, lines: Timelines, tmp_path: Path
 ) -> None:
     """As from peers, who send them in any order."""
     for t in range(EPOCHS, EPOCHS + 3):
@@ -80,7 +82,7 @@ def test_an_epoch_that_comes_before_its_time_is_read_with_the_one_it_waits_for(
     assert [manifest.t for manifest in learned] == [EPOCHS, EPOCHS + 1, EPOCHS + 2]
 
 
-def test_a_known_epoch_that_is_another_one_now_is_for_a_look_at_all(store: nosync.Store, lines: Lines) -> None:
+def test_a_known_epoch_that_is_another_one_now_is_for_a_look_at_all(store: nosync.Store, lines: Timelines) -> None:
     before = lines.manifests()[EPOCHS - 1]
     (store.directory.root / before.path).unlink()
     publish_manifest(store.directory.root, Manifest(before.line, before.t, before.entries, {"other": 1}), Env())
@@ -102,7 +104,7 @@ def test_a_known_epoch_that_is_another_one_now_is_for_a_look_at_all(store: nosyn
         [PurePosixPath("given_up.json")],
     ],
 )
-def test_anything_else_is_for_a_look_at_all(store: nosync.Store, lines: Lines, came: list[PurePosixPath]) -> None:
+def test_anything_else_is_for_a_look_at_all(store: nosync.Store, lines: Timelines, came: list[PurePosixPath]) -> None:
     for t in range(EPOCHS, EPOCHS + 3):
         put(store, t)
     assert lines.follow(came) is None
@@ -115,7 +117,7 @@ def test_anything_else_is_for_a_look_at_all(store: nosync.Store, lines: Lines, c
     "harm", [lambda path: path.unlink(), lambda path: path.write_bytes(path.read_bytes()[:-9])], ids=["gone", "torn"]
 )
 def test_what_cannot_be_read_is_for_a_look_at_all(
-    store: nosync.Store, lines: Lines, harm: Callable[[Path], object]
+    store: nosync.Store, lines: Timelines, harm: Callable[[Path], object]
 ) -> None:
     for t in range(EPOCHS, EPOCHS + 2):
         put(store, t)

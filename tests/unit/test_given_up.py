@@ -11,7 +11,7 @@ import nosync
 from nosync.lsm.manifests.branches import MAIN
 from nosync.lsm.manifests.manifest import Manifest
 from nosync.lsm.manifests.sealing import Ledger
-from nosync.lsm.manifests.timelines import Lines
+from nosync.lsm.manifests.timelines import Timelines
 from nosync.lsm.model.layer import Description, LayerId
 from nosync.lsm.model.timestamp import END_OF_TIME
 from nosync.lsm.node.discards import GIVEN_UP, GivenUp
@@ -91,7 +91,7 @@ def test_a_task_takes_no_layer_for_recorded_that_was_given_up(open_store: OpenSt
 def test_a_look_at_the_newest_epoch_is_enough(open_store: OpenStore) -> None:
     store = open_store()
     record(store, range(EPOCHS))
-    of_a_job = Lines(store.directory.root, store.directory.env)
+    of_a_job = Timelines(store.directory.root, store.directory.env)
     of_a_job.notice_changes("main")
     before = of_a_job.manifests()[5]
     of_a_job.notice_changes("main")
@@ -212,14 +212,14 @@ def test_who_sealed_an_epoch_sees_that_another_one_took_its_place(open_store: Op
     published = store.append("c", t=EPOCHS, rows=pa.table({"k": [1], "v": [1]}))
     before, _ = of_a_job.seal(EPOCHS, [published.id], MAIN, None, None)
     env.read_paths.clear()
-    of_a_job.lines.notice_changes()
+    of_a_job.timelines.notice_changes()
     assert not env.read_paths
-    assert of_a_job.lines.manifests()[EPOCHS] is before
+    assert of_a_job.timelines.manifests()[EPOCHS] is before
     other = Manifest(before.line, before.t, before.entries, {"of": "another job"})
     (tmp_path / "other").write_bytes(other.to_json())
     (tmp_path / "other").replace(store.directory.root / before.path)
-    of_a_job.lines.notice_changes()
-    assert of_a_job.lines.manifests()[EPOCHS].meta == {"of": "another job"}
+    of_a_job.timelines.notice_changes()
+    assert of_a_job.timelines.manifests()[EPOCHS].meta == {"of": "another job"}
 
 
 def test_an_epoch_lists_the_layer_that_stands_when_it_is_sealed(open_store: OpenStore) -> None:

@@ -191,17 +191,17 @@ def test_what_a_line_that_was_rewound_has_of_its_own_holds_its_inputs(open_store
     for t in range(6):
         put(store, t)
         store.seal(t)
-    assert let_go_until(node.lines, 5) == 5
+    assert let_go_until(node.timelines, 5) == 5
     store.rewind(3, "old")
-    assert let_go_until(node.lines, 9) == 3
+    assert let_go_until(node.timelines, 9) == 3
     node.create_branch("b", "old", 5, [])
     node.create_branch("c", "main", 1, [])
-    assert let_go_until(node.lines, 9) == 1
+    assert let_go_until(node.timelines, 9) == 1
     node.delete_branch("c")
-    assert let_go_until(node.lines, 9) == 3
+    assert let_go_until(node.timelines, 9) == 3
     node.delete_branch("b")
     node.delete_branch("old")
-    assert let_go_until(node.lines, 9) == 9
+    assert let_go_until(node.timelines, 9) == 9
 
 
 def test_the_state_inside_a_loop_ends_where_the_parents_does(tmp_path: Path) -> None:

@@ -1,5 +1,5 @@
-"""The end of what is kept in order is lost: newest manifests, all of them, the newest entry of the log of branches. It is named,
-reads of it raise, and no number is sealed after which it could never be sealed again.
+"""The end of what is kept in order is lost: newest manifests, all of them, the newest entry of the log of branches. It
+is named, reads of it raise, and no number is sealed after which it could never be sealed again.
 """
 
 from __future__ import annotations
@@ -184,7 +184,7 @@ def test_the_newest_entry_of_the_log_after_a_rewind(
 
 
 def test_an_entry_in_the_middle_of_the_log(open_store: OpenStore) -> None:
-    """Who only reads is not given the old line either."""
+    """Who only reads is not given the old timeline either."""
     filled(open_store)
     store = open_store(settings=SETTINGS)
     store.rewind(2)

@@ -11,9 +11,9 @@ import pyarrow as pa
 import pytest
 
 import nosync
-from nosync.lsm.manifests.branches import Line, Refs
-from nosync.lsm.manifests.manifest import MAIN_LINE, Manifest, publish_manifest
-from nosync.lsm.manifests.timelines import Lines
+from nosync.lsm.manifests.branches import Refs, Timeline
+from nosync.lsm.manifests.manifest import MAIN_TIMELINE, Manifest, publish_manifest
+from nosync.lsm.manifests.timelines import Timelines
 from nosync.lsm.model.timestamp import Epoch
 from nosync.lsm.platform.env import Env
 from nosync.lsm.platform.json_file import publish_small
@@ -57,7 +57,7 @@ def test_what_main_has_after_many_rewinds(
 
 def test_a_thousand_rewinds_one_from_another(tmp_path: Path) -> None:
     """Each goes on for an epoch more than the one before: every line holds one of the epochs that main has."""
-    root, env, line = tmp_path / "store", Env(), MAIN_LINE
+    root, env, line = tmp_path / "store", Env(), MAIN_TIMELINE
     nosync.open(root).close()
     lines = 1200
     for i in range(lines):
@@ -65,32 +65,32 @@ def test_a_thousand_rewinds_one_from_another(tmp_path: Path) -> None:
         entry = {"do": "rewind", "name": f"r{i}", "line": f"r{i}", "parent": line, "at": i, "keep_as": None}
         publish_small(root, root / "branches" / f"{i + 1}.json", entry, env)
         line = f"r{i}"
-    found = Lines(root, env)
+    found = Timelines(root, env)
     sealed = found.manifests()
     assert (sealed.first, sealed.last, len(sealed)) == (0, lines - 1, lines)
     assert [*sealed] == [piece.t for piece in sealed.pieces() if isinstance(piece, Manifest)] == [*range(lines)]
-    assert [sealed[t].line for t in (0, 1, 700, lines - 1)] == [MAIN_LINE, "r0", "r699", f"r{lines - 2}"]
+    assert [sealed[t].line for t in (0, 1, 700, lines - 1)] == [MAIN_TIMELINE, "r0", "r699", f"r{lines - 2}"]
     assert sealed.gap(None) is None
     assert lines not in sealed
     found.prune()
-    assert [*Lines(root, env).manifests()] == [*range(lines)]
+    assert [*Timelines(root, env).manifests()] == [*range(lines)]
 
 
 def line_of_epoch(refs: Refs, line: str, t: int) -> str:
     """Slow and obvious."""
-    step = refs.lines[line]
+    step = refs.timelines[line]
     while step.at is not None and t <= step.at:
         assert step.parent is not None
-        step = refs.lines[step.parent]
+        step = refs.timelines[step.parent]
     return step.id
 
 
 def test_the_lines_that_one_has_epochs_of() -> None:
     pick = random.Random(3)
     for _ in range(200):
-        lines = {MAIN_LINE: Line(MAIN_LINE)}
+        lines = {MAIN_TIMELINE: Timeline(MAIN_TIMELINE)}
         for i in range(pick.randint(1, 8)):
-            lines[f"l{i}"] = Line(f"l{i}", pick.choice([*lines]), Epoch(pick.randint(0, 9)))
+            lines[f"l{i}"] = Timeline(f"l{i}", pick.choice([*lines]), Epoch(pick.randint(0, 9)))
         refs = Refs(lines, {"main": pick.choice([*lines]), "other": pick.choice([*lines])})
         for line in lines:
             of = {t: line_of_epoch(refs, line, t) for t in range(12)}

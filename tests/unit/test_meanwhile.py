@@ -152,7 +152,7 @@ def test_where_keys_of_a_trace_may_begin(open_store: OpenStore) -> None:
             if t >= first:
                 store.append(stage, shard=shard, t=t, rows=pa.table({"k": [1]}), key=["k"])
         store.seal(t)
-    lines = store.node.lines
+    lines = store.node.timelines
     counted = [TraceId("a", "f", Shard(0, 2)), TraceId("a", "g", Shard(1, 3))]
     for t, trace in enumerate(counted):
         lines._origins[trace] = {pack(t + 3)}
@@ -178,7 +178,9 @@ def test_the_data_directory_is_synced_as_well(open_store: OpenStore) -> None:
 
 
 class Peers:
-    """A listener that says what the test tells it: up to which epoch a peer is safe, and of which manifests there are copies."""
+    """A listener that says what the test tells it: up to which epoch a peer is safe, and of which manifests there are
+    copies.
+    """
 
     def __init__(self, safe: int, compared: int) -> None:
         self.safe, self.compared = safe, compared

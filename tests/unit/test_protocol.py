@@ -652,7 +652,7 @@ def test_what_a_task_waits_for_comes_before_what_is_copied_for_safety(files: int
 
 @pytest.mark.parametrize("files", [10, FEW_FILES + 10])
 @pytest.mark.parametrize("new", [1, FEW_FILES + 1])
-@pytest.mark.parametrize("knows", ["at first", "by a beat", "of another line", "never"])
+@pytest.mark.parametrize("knows", ["at first", "by a beat", "of another timeline", "never"])
 def test_what_is_not_safe_yet_comes_before_history(knows: str, files: int, new: int) -> None:
     """Else the safe point would stand still for as long as a node is filled."""
     n2 = Replica(N2, "life-of-n2", "store", (N1, N2), replicas=2)
@@ -669,7 +669,7 @@ def test_what_is_not_safe_yet_comes_before_history(knows: str, files: int, new: 
     summary = Summary(0, tuple(n1.mine.groups().items()))
     n2.received(SESSION, summary)
     first = asked_for(n2.received(SESSION, InventoryIs(0, tuple(n1.mine.groups()), tuple(everything))))
-    if knows in ("by a beat", "of another line"):
+    if knows in ("by a beat", "of another timeline"):
         line = "main" if knows == "by a beat" else "what-if"
         n2.received(SESSION, Beat(0, n1.mine.root, ((line, files - 1),)))
         n2.tick(2 * BEAT_S)

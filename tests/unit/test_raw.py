@@ -78,7 +78,7 @@ def test_after_a_rewind_other_rows_may_come(open_store: OpenStore, merge: bool, 
 
 
 def test_what_is_deleted_after_a_rewind_stays_deleted(open_store: OpenStore) -> None:
-    """Its older value is in layers of another line, so a merge of all that this one has keeps the tombstone."""
+    """Its older value is in layers of another timeline, so a merge of all that this one has keeps the tombstone."""
     store = open_store(settings=RETAIN_NONE_AFTER)
     step(store, 0, numbers(a=1, b=1))
     store.seal(0)

@@ -899,7 +899,7 @@ def test_reading_looks_for_new_epochs_as_often_with_many_shards_as_with_one(
             store.seal(0)
         reader = nosync.open(tmp_path / f"of_{shards}", read_only=True)
         refreshed: list[int] = []
-        lines = reader._lines()
+        lines = reader._timelines()
         monkeypatch.setattr(lines, "refresh", lambda seen=refreshed: seen.append(1))
         assert reader.read("x").num_rows == shards
         looks.append(len(refreshed))
