@@ -14,7 +14,7 @@ from nosync.lsm.manifests.archive import Run
 from nosync.lsm.manifests.branches import MAIN
 from nosync.lsm.manifests.input_policy import is_let_go, let_go_until
 from nosync.lsm.manifests.manifest import Entry, Manifest
-from nosync.lsm.manifests.manifest_log import Sealed
+from nosync.lsm.manifests.manifest_log import ManifestLog
 from nosync.lsm.manifests.timelines import Timelines
 from nosync.lsm.model.layer import Description, TraceId
 from nosync.lsm.model.timestamp import Epoch, end_of, epoch_of
@@ -46,7 +46,7 @@ def lost(timelines: Timelines, directory: LayerDirectory, safe: int | None, bran
 
 
 def safe_from(
-    sealed: Sealed, safe: Epoch, is_safe_run: Callable[[Run], bool], is_safe: Callable[[Manifest], bool]
+    sealed: ManifestLog, safe: Epoch, is_safe_run: Callable[[Run], bool], is_safe: Callable[[Manifest], bool]
 ) -> Epoch:
     """The last epoch up to which all are safe, where those up to `safe` are. A run is asked about once, and then its
     epochs.
@@ -63,7 +63,9 @@ def safe_from(
     return safe
 
 
-def to_look_at(sealed: Sealed, let_go: int, held: Callable[[TraceId], Iterable[Description]]) -> Iterator[Manifest]:
+def to_look_at(
+    sealed: ManifestLog, let_go: int, held: Callable[[TraceId], Iterable[Description]]
+) -> Iterator[Manifest]:
     """All manifests but those of runs of which nothing can be missing, because merged layers stand for all that they
     list.
 

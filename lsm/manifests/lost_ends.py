@@ -1,9 +1,9 @@
 """The ends of what is kept in order: epochs of a timeline, and the log of branches. Which of them are lost, and what is
 said of it.
 
-A manifest that is lost in the middle shows, for later ones are there (`Sealed.gap`). At the ends only something else
-shows it: what the catalog remembers, where a timeline was left, and, in a directory without peers, merged layers and
-pins, for only sealed epochs are merged and pinned. With peers those may be here before the manifests are.
+A manifest that is lost in the middle shows, for later ones are there (`ManifestLog.gap`). At the ends only something
+else shows it: what the catalog remembers, where a timeline was left, and, in a directory without peers, merged layers
+and pins, for only sealed epochs are merged and pinned. With peers those may be here before the manifests are.
 """
 
 from __future__ import annotations

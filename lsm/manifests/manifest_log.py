@@ -25,22 +25,22 @@ _DETAILS_IN_MEMORY = 4
 _RELISTS = 5
 
 
-class Sealed(Mapping[Epoch, Manifest]):
+class ManifestLog(Mapping[Epoch, Manifest]):
     """Of one line, in order of epochs. To be changed by one thread; others may look meanwhile."""
 
     def __init__(
-        self, timeline: str, root: Path, env: Env, parent: Sealed | None = None, at: Epoch | None = None
+        self, timeline: str, root: Path, env: Env, parent: ManifestLog | None = None, at: Epoch | None = None
     ) -> None:
         """`parent`: of the timeline that this one begins in, after epoch `at`."""
         self.timeline, self._root, self._env = timeline, root, env
         self._at = Epoch(-1) if at is None else at
-        self._before: tuple[tuple[Sealed, Epoch], ...] = () if parent is None else parent.until(self._at)
+        self._before: tuple[tuple[ManifestLog, Epoch], ...] = () if parent is None else parent.until(self._at)
         """The timelines that it comes from, oldest first, and up to which epoch it has theirs; each time a later one.
         """
         self._own: tuple[tuple[Archive, ...], dict[Epoch, Manifest]] = (), {}
         self._details: OrderedDict[Archive, Details] = OrderedDict()
 
-    def until(self, at: Epoch) -> tuple[tuple[Sealed, Epoch], ...]:
+    def until(self, at: Epoch) -> tuple[tuple[ManifestLog, Epoch], ...]:
         """The timelines that the epochs up to `at` are of, this one included, each with the last of them."""
         kept = bisect.bisect_left(self._before, at, key=lambda before: before[1])
         timeline = self._before[kept][0] if kept < len(self._before) else self
@@ -69,7 +69,7 @@ class Sealed(Mapping[Epoch, Manifest]):
         """The timeline that an epoch is, or would be, one of its own of."""
         return self._timeline_at(t).timeline
 
-    def _timeline_at(self, t: int) -> Sealed:
+    def _timeline_at(self, t: int) -> ManifestLog:
         """The timeline that an epoch is, or would be, one of its own of."""
         at = bisect.bisect_left(self._before, t, key=lambda before: before[1])
         return self._before[at][0] if at < len(self._before) else self
@@ -270,7 +270,7 @@ def list_timeline(root: Path, timeline: str, env: Env) -> tuple[set[str], set[Ep
     }
 
 
-def read_sealed(sealed: Sealed, root: Path, env: Env) -> list[CorruptionError]:
+def read_manifest_log(sealed: ManifestLog, root: Path, env: Env) -> list[CorruptionError]:
     """Reads what a timeline has of its own into `sealed`, which is empty. Returns an error for each damaged file."""
     for _ in range(_RELISTS):
         try:
@@ -280,7 +280,7 @@ def read_sealed(sealed: Sealed, root: Path, env: Env) -> list[CorruptionError]:
     raise StorageError(f"{root / MANIFESTS / sealed.timeline}: changes faster than it can be read; try again")
 
 
-def _read_listed(sealed: Sealed, root: Path, env: Env) -> list[CorruptionError]:
+def _read_listed(sealed: ManifestLog, root: Path, env: Env) -> list[CorruptionError]:
     names, epochs = list_timeline(root, sealed.timeline, env)
     errors: list[CorruptionError] = []
     archives = []

@@ -17,7 +17,7 @@ from nosync.lsm.manifests.branches import MAIN
 from nosync.lsm.manifests.completeness import Missing
 from nosync.lsm.manifests.lost_ends import epochs_text, lost_begin, lost_end
 from nosync.lsm.manifests.manifest import Content, Entry, Manifest, check_same, publish_manifest
-from nosync.lsm.manifests.manifest_log import Sealed
+from nosync.lsm.manifests.manifest_log import ManifestLog
 from nosync.lsm.manifests.remembered import Recall, recalled
 from nosync.lsm.manifests.timelines import Timelines
 from nosync.lsm.model.history import History
@@ -197,7 +197,7 @@ class HasLedger(ABC):
         """By stage, which fingerprint and number of shards wrote each stretch of the branch's sealed epochs."""
         return self.timelines.histories(branch)
 
-    def manifests(self, branch: str = MAIN) -> Sealed:
+    def manifests(self, branch: str = MAIN) -> ManifestLog:
         """By epoch, in order; those of the parent up to the fork included."""
         return self.timelines.manifests(branch)
 

@@ -17,7 +17,7 @@ from nosync.lsm.errors import CorruptionError, InvalidInputError, StorageError
 from nosync.lsm.manifests.archive import Archive, Run, epochs_of, group_to_archive, parse_name, publish_archive
 from nosync.lsm.manifests.branches import BRANCHES, MAIN, Timeline, append, creation, read_refs
 from nosync.lsm.manifests.manifest import Histories, Manifest, publish_manifest
-from nosync.lsm.manifests.manifest_log import Sealed, list_timeline, read_manifest, read_sealed
+from nosync.lsm.manifests.manifest_log import ManifestLog, list_timeline, read_manifest, read_manifest_log
 from nosync.lsm.manifests.remembered import Recall, Remembered, entries_lost
 from nosync.lsm.model.history import History
 from nosync.lsm.model.layer import TraceId, check_name
@@ -45,7 +45,7 @@ class Timelines:
         self.remembered = recall()  # before the files are listed, or what comes meanwhile would be taken for lost
         self.refs = read_refs(root, env)
         self.errors: list[CorruptionError] = []
-        self._sealed: dict[str, Sealed] = {}
+        self._sealed: dict[str, ManifestLog] = {}
         self._newest_files: dict[str, _NewestFile] = {}
         self._next_entry = root / BRANCHES / f"{self.refs.entries + 1}.json"
         self._histories: dict[str, Histories] = {}
@@ -61,7 +61,7 @@ class Timelines:
 
     def _load(self, timeline: Timeline) -> None:
         self._begin(timeline)
-        self.errors += read_sealed(self._sealed[timeline.id], self._root, self._env)
+        self.errors += read_manifest_log(self._sealed[timeline.id], self._root, self._env)
         for piece in self._sealed[timeline.id].own_pieces(-1 if timeline.at is None else timeline.at):
             self._learn(timeline.id, piece)
 
@@ -71,7 +71,7 @@ class Timelines:
         histories = Histories()
         if parent is not None and timeline.at is not None:
             histories = self._histories[parent.timeline].until(timeline.at)
-        self._sealed[timeline.id] = Sealed(timeline.id, self._root, self._env, parent, timeline.at)
+        self._sealed[timeline.id] = ManifestLog(timeline.id, self._root, self._env, parent, timeline.at)
         self._histories[timeline.id] = histories
 
     def _learn(self, timeline: str, piece: Run | Manifest) -> None:
@@ -175,7 +175,7 @@ class Timelines:
             self.__dict__.update({k: v for k, v in fresh.__dict__.items() if k != "_lock"})
 
     @staticmethod
-    def _is_another(sealed: Sealed, archives: set[str], epochs: set[Epoch]) -> bool:
+    def _is_another(sealed: ManifestLog, archives: set[str], epochs: set[Epoch]) -> bool:
         """Whether an epoch was added before those that are known, as another node's files come in any order; or one
         went.
         """
@@ -193,7 +193,7 @@ class Timelines:
             t < last and t not in sealed for first, end in new for t in range(first, end + 1)
         )
 
-    def _is_replaced(self, sealed: Sealed) -> bool:
+    def _is_replaced(self, sealed: ManifestLog) -> bool:
         """Whether the newest epoch is not there any more as it is known, because the node gave it up: with an earlier
         one go all that follow.
         """
@@ -215,7 +215,7 @@ class Timelines:
         self._newest_files[sealed.timeline] = now
         return False
 
-    def _new_of(self, sealed: Sealed, archives: set[str], epochs: set[Epoch]) -> list[Manifest]:
+    def _new_of(self, sealed: ManifestLog, archives: set[str], epochs: set[Epoch]) -> list[Manifest]:
         """The manifests of a timeline that were added since, as far as they follow each other."""
         learned: list[Manifest] = []
         known = {archive.name for archive in sealed.archives()}
@@ -246,15 +246,15 @@ class Timelines:
         with self._lock:
             return self.refs.timeline_of(branch)
 
-    def manifests(self, branch: str = MAIN) -> Sealed:
+    def manifests(self, branch: str = MAIN) -> ManifestLog:
         """By epoch, in order; those of the parent up to the fork included."""
         with self._lock:
             return self._sealed[self.refs.timeline_of(branch).id]
 
-    def of_timeline(self, timeline: str) -> Sealed:
+    def of_timeline(self, timeline: str) -> ManifestLog:
         """As `manifests`, of a timeline by its id; what is left of one that no branch is named for."""
         with self._lock:
-            return self._sealed.get(timeline) or Sealed(timeline, self._root, self._env)
+            return self._sealed.get(timeline) or ManifestLog(timeline, self._root, self._env)
 
     def manifest(self, t: int, branch: str = MAIN) -> Manifest | None:
         with self._lock:
@@ -461,8 +461,8 @@ class Timelines:
         directory = self._root / MANIFESTS / check_name(timeline, "timeline name")
         if until is not None and self._last_listed(timeline) <= until:
             return set()
-        own = Sealed(timeline, self._root, self._env)
-        read_sealed(own, self._root, self._env)
+        own = ManifestLog(timeline, self._root, self._env)
+        read_manifest_log(own, self._root, self._env)
         end = Epoch(-1) if until is None else until
         gone = list(own.pieces(end))
         archives = [archive for archive in own.archives() if archive.last > end]

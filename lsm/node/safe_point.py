@@ -21,7 +21,7 @@ from nosync.lsm.manifests.completeness import is_whole, safe_from
 from nosync.lsm.manifests.input_policy import NOTHING, policies
 from nosync.lsm.manifests.lost_ends import lost_begin
 from nosync.lsm.manifests.manifest import Entry, Manifest
-from nosync.lsm.manifests.manifest_log import Sealed
+from nosync.lsm.manifests.manifest_log import ManifestLog
 from nosync.lsm.manifests.remembered import SAFE_META
 from nosync.lsm.manifests.timelines import Timelines
 from nosync.lsm.model.layer import Description, LayerId, Record, TraceId
@@ -129,7 +129,7 @@ class Safety:
         with self._lock:
             return {timeline: t for timeline, t in self._written.items() if t > NOTHING}
 
-    def _safe_elsewhere(self, manifests: Sealed, timeline: str, safe: Epoch) -> Epoch:
+    def _safe_elsewhere(self, manifests: ManifestLog, timeline: str, safe: Epoch) -> Epoch:
         """The safe point that a peer told, or `safe` if that is larger: up to the last epoch whose manifest could be
         compared with the peer's. One that was sealed here just now may be of another history than the peer's.
         """

@@ -10,7 +10,7 @@ from nosync.lsm.errors import NosyncError
 from nosync.lsm.facts.or_set import register_files
 from nosync.lsm.layers.reader import LayerReader
 from nosync.lsm.manifests.branches import missing_entry, read_refs
-from nosync.lsm.manifests.manifest_log import Sealed, read_sealed
+from nosync.lsm.manifests.manifest_log import ManifestLog, read_manifest_log
 from nosync.lsm.model.layer import SUFFIX, parse_path
 from nosync.lsm.platform.json_file import read_small
 from nosync.lsm.trace.directory import LAYERS, MANIFESTS, LayerDirectory, read_marker
@@ -53,8 +53,8 @@ def verify_directory(directory: LayerDirectory, progress: Callable[[int, int], N
             progress(done, len(paths))
     manifests = 0
     for timeline in env.list_dir(root / MANIFESTS):
-        sealed = Sealed(timeline, root, env)
-        errors += [str(error) for error in read_sealed(sealed, root, env)]
+        sealed = ManifestLog(timeline, root, env)
+        errors += [str(error) for error in read_manifest_log(sealed, root, env)]
         manifests += len(sealed)
     for register in register_files(root, env):
         try:

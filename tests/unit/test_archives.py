@@ -17,7 +17,7 @@ from nosync.lsm.errors import CorruptionError
 from nosync.lsm.manifests.archive import Archive, Run, group_to_archive, publish_archive
 from nosync.lsm.manifests.completeness import is_whole
 from nosync.lsm.manifests.manifest import Content, Manifest
-from nosync.lsm.manifests.manifest_log import Sealed, read_sealed
+from nosync.lsm.manifests.manifest_log import ManifestLog, read_manifest_log
 from nosync.lsm.model.layer import Digest
 from nosync.lsm.model.timestamp import Epoch
 from nosync.lsm.node.node import Node
@@ -312,8 +312,8 @@ def test_a_reader_that_listed_before_reads_what_stands_for_it_now(open_store: Op
                 store.node.archive_manifests()  # type: ignore[attr-defined]
             return names
 
-    sealed = Sealed("main", root, Late())
-    assert read_sealed(sealed, root, sealed._env) == []
+    sealed = ManifestLog("main", root, Late())
+    assert read_manifest_log(sealed, root, sealed._env) == []
     assert dict(sealed) == before
 
 
