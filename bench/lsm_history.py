@@ -19,7 +19,7 @@ import nosync
 from bench.harness import Result, timed
 from nosync.lsm.layers.writer import arrange
 from nosync.lsm.manifests.branches import MAIN
-from nosync.lsm.manifests.sealing import Ledger
+from nosync.lsm.manifests.sealing import Sealer
 from nosync.lsm.model.layer import Description, LayerId, Shard, TraceId
 from nosync.lsm.node.node import Node
 from nosync.lsm.settings import ARCHIVE_EPOCHS
@@ -108,7 +108,7 @@ def _learn(root: Path, epochs: int) -> tuple[float, float]:
     told_s, untold_s = list[float](), list[float]()
     with nosync.open(root, settings=nosync.StoreSettings(background=False)) as store:
         assert isinstance(store.node, Node)
-        of_a_job = Ledger(LayerDirectory(root, store.directory.key_groups), 1)
+        of_a_job = Sealer(LayerDirectory(root, store.directory.key_groups), 1)
         for t in range(epochs, epochs + 2 * LEARNED):
             ids = [LayerId(TraceId("counts", "raw", Shard(shard)), Description.of_epoch(t)) for shard in range(SHARDS)]
             for id in ids:

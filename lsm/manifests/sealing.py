@@ -27,7 +27,7 @@ from nosync.lsm.platform.env import storage_error
 from nosync.lsm.trace.directory import LayerDirectory
 
 
-class Ledger:
+class Sealer:
     """Manifests and timelines of one data directory."""
 
     def __init__(self, directory: LayerDirectory, copies: int, recall: Recall | None = None) -> None:
@@ -164,11 +164,11 @@ class Ledger:
         return Entry(id, content.digest, content.rows, origin)
 
 
-class HasLedger(ABC):
+class HasSealer(ABC):
     """What whoever keeps a directory says of its manifests: the node, or what stands in for a daemon's."""
 
     directory: LayerDirectory
-    ledger: Ledger
+    sealer: Sealer
 
     @abstractmethod
     def lost(self, branch: str = MAIN) -> list[Missing]:
@@ -184,14 +184,14 @@ class HasLedger(ABC):
 
     @property
     def timelines(self) -> Timelines:
-        return self.ledger.timelines
+        return self.sealer.timelines
 
     def notice_changes(self, timeline: str | None = None) -> None:  # noqa: B027 - nothing is what most have to do
         """Of a node that is here nothing: it learns of them as it goes."""
 
     def origin(self, trace: TraceId) -> Time | None:
         """Where a trace first begins, as far as manifests say."""
-        return self.ledger.origin(trace)
+        return self.sealer.origin(trace)
 
     def histories(self, branch: str = MAIN) -> dict[str, History]:
         """By stage, which fingerprint and number of shards wrote each stretch of the branch's sealed epochs."""
@@ -206,4 +206,4 @@ class HasLedger(ABC):
 
     def check_sealable(self, t: int, branch: str = MAIN) -> None:
         """Raises OutOfOrderError unless epoch `t` is the next one of the branch, or sealed already."""
-        self.ledger.check_sealable(t, branch)
+        self.sealer.check_sealable(t, branch)

@@ -53,7 +53,7 @@ from nosync.lsm.manifests.manifest import (
     Manifest,
 )
 from nosync.lsm.manifests.remembered import KEY_GROUPS_META, SAFE_META, Remembered
-from nosync.lsm.manifests.sealing import HasLedger, Ledger
+from nosync.lsm.manifests.sealing import HasSealer, Sealer
 from nosync.lsm.model.layer import Description, Digest, LayerId, Record, TraceId
 from nosync.lsm.model.timestamp import END_OF_TIME, ZERO, Epoch, Time, end_of, epoch_of, is_number, pack
 from nosync.lsm.node.api import Listener
@@ -96,7 +96,7 @@ _ARCHIVES = "archives of manifests"
 _POLICIES = "policies of inputs"
 
 
-class Node(HasLedger):
+class Node(HasSealer):
     """Owns one data directory. Make with the directory and settings; `close` when done."""
 
     def __init__(
@@ -215,7 +215,7 @@ class Node(HasLedger):
         self._remembered = Remembered(metas)
         if KEY_GROUPS_META not in metas:  # an earlier version wrote it
             self._catalog.remember({KEY_GROUPS_META: str(self.directory.key_groups)})
-        self.ledger = Ledger(self.directory, self._copies, lambda: self._remembered)
+        self.sealer = Sealer(self.directory, self._copies, lambda: self._remembered)
         if not self.is_replicated:  # with peers they may still be on their way
             problem = log_problem(self.timelines, root, self._env)
             if problem is not None or self.timelines.refs.later:
@@ -468,7 +468,7 @@ class Node(HasLedger):
             new = {id for id in new if not (self._compactor.is_garbage(id) or self._compactor.is_made(id))}
             self.new.note(sorted(new))
         for id in sorted(gone):
-            if not self.ledger.exists(id):
+            if not self.sealer.exists(id):
                 self._lose(id, "its file is gone")
                 self._tell((), [id])
 
@@ -562,7 +562,7 @@ class Node(HasLedger):
             return
         with self._lock:
             mine = [record for record in durable if record.id not in self._forgotten]
-            there = [record for record in mine if self.ledger.exists(record.id)]
+            there = [record for record in mine if self.sealer.exists(record.id)]
             self._record(there, ())
             self._record_gone([record.id for record in mine if record not in there])
 
@@ -648,7 +648,7 @@ class Node(HasLedger):
 
     def not_replaced(self, ids: Sequence[LayerId]) -> list[LayerId]:
         """Those for which no other durable layer stands, or whose file is gone."""
-        is_here = functools.cache(self.ledger.exists)
+        is_here = functools.cache(self.sealer.exists)
         with self._lock:
             others = {id: [d for d in self._records.get(id.trace, {}) if d != id.description] for id in ids}
         return [
@@ -670,7 +670,7 @@ class Node(HasLedger):
 
     def taken_back(self, ids: Iterable[LayerId]) -> None:
         """These are no garbage after all: they are made durable again, where their files are still there."""
-        self.new.note([id for id in ids if self.ledger.exists(id)])
+        self.new.note([id for id in ids if self.sealer.exists(id)])
         self._background.wake()
 
     def _quarantine(self, id: LayerId, error: NosyncError) -> None:
@@ -767,7 +767,7 @@ class Node(HasLedger):
         sealed with other layers.
         """
         self.check_place()
-        manifest, new = self.ledger.seal(t, ids, branch, meta, copies, contents, lambda found: self._conflict(t, found))
+        manifest, new = self.sealer.seal(t, ids, branch, meta, copies, contents, lambda found: self._conflict(t, found))
         if new:
             self.small.note([manifest.path])
             self.safety.learned([manifest])
@@ -778,7 +778,7 @@ class Node(HasLedger):
         return manifest
 
     def check_sealable(self, t: int, branch: str = MAIN) -> None:
-        """See nosync.lsm.manifests.sealing.HasLedger; raises StorageError where the directory was moved away."""
+        """See nosync.lsm.manifests.sealing.HasSealer; raises StorageError where the directory was moved away."""
         self.check_place()
         super().check_sealable(t, branch)
 
@@ -980,7 +980,7 @@ class Node(HasLedger):
         self.new.sync_directories([merged])
         with self._lock:
             self._compactor.keep([merged.id])
-            if not self.ledger.exists(merged.id):
+            if not self.sealer.exists(merged.id):
                 return False
             there = self._records.get(merged.id.trace, {})
             already = there.get(merged.id.description)  # a peer that merged the same may have sent it
@@ -1006,7 +1006,7 @@ class Node(HasLedger):
             try:
                 reader = LayerReader.open(self.directory.path_of(id), self._env, id)
                 reader.verify()
-                self.ledger.check_listed(id, reader.digest)
+                self.sealer.check_listed(id, reader.digest)
             except FileNotFoundError:
                 continue
             except CorruptionError as error:

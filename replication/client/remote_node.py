@@ -25,7 +25,7 @@ from nosync.lsm.manifests.branches import MAIN
 from nosync.lsm.manifests.catalog import Catalog
 from nosync.lsm.manifests.completeness import Missing, lost
 from nosync.lsm.manifests.manifest import Content, Manifest
-from nosync.lsm.manifests.sealing import HasLedger, Ledger
+from nosync.lsm.manifests.sealing import HasSealer, Sealer
 from nosync.lsm.model.layer import LayerId
 from nosync.lsm.model.timestamp import Epoch, Time, pack
 from nosync.lsm.trace.directory import CATALOG, LayerDirectory
@@ -41,7 +41,7 @@ FILL_PATIENCE_S = 60.0
 """How long a job that starts on another node waits for what only others have."""
 
 
-class AttachedNode(HasLedger):
+class AttachedNode(HasSealer):
     """What a store and a job need of a node, beside a daemon. See nosync.lsm.node.node.Node for what each method
     promises.
     """
@@ -58,7 +58,7 @@ class AttachedNode(HasLedger):
         self._daemon = address_of(directory.root)
         if not reply.filled:
             log.warning("not everything that peers have is on this node yet; recover() recomputes what does not come")
-        self.ledger = Ledger(directory, reply.replicas)
+        self.sealer = Sealer(directory, reply.replicas)
         self._pins = Pins(directory.root, directory.env)
 
     # --- files ------------------------------------------------------------------------------------------------------
@@ -77,7 +77,7 @@ class AttachedNode(HasLedger):
         copies: Mapping[str, int] | None = None,
         contents: Mapping[LayerId, Content] | None = None,
     ) -> Manifest:
-        manifest, _ = self.ledger.seal(t, ids, branch, meta, copies, contents)
+        manifest, _ = self.sealer.seal(t, ids, branch, meta, copies, contents)
         self.note(ids)
         return manifest
 
@@ -176,7 +176,7 @@ class AttachedNode(HasLedger):
         return [CorruptionError(text) for text in self.client.check()]
 
     def recheck(self, ids: Sequence[LayerId]) -> list[NosyncError]:
-        return self.check() if any(self.ledger.exists(id) for id in ids) else []
+        return self.check() if any(self.sealer.exists(id) for id in ids) else []
 
     def compact(self, stage: str | None = None) -> Iterator[int]:
         return self.client.compact(stage or "")

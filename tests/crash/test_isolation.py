@@ -176,7 +176,7 @@ def test_a_manifest_that_nobody_noted_yet_is_not_safe(open_store: OpenStore) -> 
     store.append("s", t=1, rows=pa.table({"k": [1], "v": [1]}), key=["k"])
     store.sync()
     id = LayerId(TraceId("s", "raw", Shard(0)), Description.of_epoch(1))
-    node.ledger.seal(1, [id], "main", {}, None)  # as `Node.seal` does, up to where it notes the manifest
+    node.sealer.seal(1, [id], "main", {}, None)  # as `Node.seal` does, up to where it notes the manifest
     assert store.safe_point() == 0
     listed = node.small.listed
 

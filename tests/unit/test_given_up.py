@@ -10,7 +10,7 @@ import pyarrow as pa
 import nosync
 from nosync.lsm.manifests.branches import MAIN
 from nosync.lsm.manifests.manifest import Manifest
-from nosync.lsm.manifests.sealing import Ledger
+from nosync.lsm.manifests.sealing import Sealer
 from nosync.lsm.manifests.timelines import Timelines
 from nosync.lsm.model.layer import Description, LayerId
 from nosync.lsm.model.timestamp import END_OF_TIME
@@ -208,7 +208,7 @@ def test_who_sealed_an_epoch_sees_that_another_one_took_its_place(open_store: Op
     """It knows which file it made, and need not read it to see that it is still the same."""
     store = open_store()
     record(store, range(EPOCHS))
-    of_a_job = Ledger(LayerDirectory(store.directory.root, store.directory.key_groups, env := Reading()), 1)
+    of_a_job = Sealer(LayerDirectory(store.directory.root, store.directory.key_groups, env := Reading()), 1)
     published = store.append("c", t=EPOCHS, rows=pa.table({"k": [1], "v": [1]}))
     before, _ = of_a_job.seal(EPOCHS, [published.id], MAIN, None, None)
     env.read_paths.clear()

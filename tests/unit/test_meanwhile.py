@@ -16,7 +16,7 @@ from nosync.lsm.compaction.merge import Merge
 from nosync.lsm.errors import StorageError
 from nosync.lsm.facts.pins import Pin, Pins
 from nosync.lsm.layers.writer import arrange
-from nosync.lsm.manifests.sealing import Ledger
+from nosync.lsm.manifests.sealing import Sealer
 from nosync.lsm.model.layer import Description, LayerId, Shard, TraceId
 from nosync.lsm.model.timestamp import Time, pack
 from nosync.lsm.node.node import Node
@@ -238,7 +238,7 @@ def test_pins_are_read_before_history_is_let_go_of_for_epochs_that_others_sealed
         for t in epochs:
             id = LayerId(trace, Description.of_epoch(t))
             beside.publish(id, arrange(pa.table({"k": [1]}), ["k"], whose="c"))
-            Ledger(beside, 1).seal(t, [id], "main", None, None)
+            Sealer(beside, 1).seal(t, [id], "main", None, None)
 
     seal(range(8))
     node.learn()
