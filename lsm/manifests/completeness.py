@@ -23,7 +23,7 @@ from nosync.lsm.trace.presence import Presence
 
 
 @dataclass(frozen=True, order=True)
-class Missing:
+class MissingLayer:
     """A layer that a manifest lists and no file holds."""
 
     entry: Entry
@@ -31,14 +31,14 @@ class Missing:
     timeline: str
 
 
-def lost(timelines: Timelines, directory: LayerDirectory, safe: int | None, branch: str = MAIN) -> list[Missing]:
+def lost(timelines: Timelines, directory: LayerDirectory, safe: int | None, branch: str = MAIN) -> list[MissingLayer]:
     """The layers that manifests of a branch list and that no file covers; inputs that the safe point has passed may be
     gone.
     """
     until = let_go_until(timelines, safe)
     presence = Presence(directory.descriptions)
     return [
-        Missing(entry, manifest.t, manifest.timeline)
+        MissingLayer(entry, manifest.t, manifest.timeline)
         for manifest in to_look_at(timelines.manifests(branch), until, presence.listed)
         for entry in manifest.entries
         if not is_let_go(manifest, entry, until) and not presence.has(entry.id)

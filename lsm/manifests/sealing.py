@@ -14,7 +14,7 @@ from typing import Any
 
 from nosync.lsm.errors import CorruptionError, DeterminismError, HoleError, OutOfOrderError
 from nosync.lsm.manifests.branches import MAIN
-from nosync.lsm.manifests.completeness import Missing
+from nosync.lsm.manifests.completeness import MissingLayer
 from nosync.lsm.manifests.lost_ends import epochs_text, lost_begin, lost_end
 from nosync.lsm.manifests.manifest import Content, Entry, Manifest, check_same, publish_manifest
 from nosync.lsm.manifests.manifest_log import ManifestLog
@@ -171,14 +171,14 @@ class HasSealer(ABC):
     sealer: Sealer
 
     @abstractmethod
-    def lost(self, branch: str = MAIN) -> list[Missing]:
+    def lost(self, branch: str = MAIN) -> list[MissingLayer]:
         """See nosync.lsm.node.api.StoreNode."""
 
     @abstractmethod
-    def fetch(self, lost: list[Missing]) -> list[Missing]:
+    def fetch(self, lost: list[MissingLayer]) -> list[MissingLayer]:
         """See nosync.lsm.node.api.StoreNode."""
 
-    def missing(self, branch: str = MAIN) -> list[Missing]:
+    def missing(self, branch: str = MAIN) -> list[MissingLayer]:
         """See nosync.lsm.node.api.StoreNode."""
         return self.fetch(self.lost(branch))
 

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 from nosync.lsm.errors import DeterminismError, NosyncError
 from nosync.lsm.facts.pins import Pin
 from nosync.lsm.manifests.branches import MAIN
-from nosync.lsm.manifests.completeness import Missing
+from nosync.lsm.manifests.completeness import MissingLayer
 from nosync.lsm.manifests.manifest import Content, Entry, Manifest
 from nosync.lsm.manifests.manifest_log import ManifestLog
 from nosync.lsm.manifests.timelines import Timelines
@@ -101,13 +101,13 @@ class StoreNode(Protocol):
         contents: Mapping[LayerId, Content] | None = None,
     ) -> Manifest: ...
     def conflict(self, error: DeterminismError, branch: str = MAIN) -> None: ...
-    def missing(self, branch: str = MAIN) -> list[Missing]:
+    def missing(self, branch: str = MAIN) -> list[MissingLayer]:
         """What is lost here and does not come from peers either: `fetch(lost(branch))`."""
 
-    def lost(self, branch: str = MAIN) -> list[Missing]:
+    def lost(self, branch: str = MAIN) -> list[MissingLayer]:
         """The layers that manifests of the branch list and no file here holds, by epoch."""
 
-    def fetch(self, lost: list[Missing]) -> list[Missing]:
+    def fetch(self, lost: list[MissingLayer]) -> list[MissingLayer]:
         """Has peers send these layers. Returns those that do not come."""
 
     def pins(self) -> dict[str, Pin]: ...

@@ -45,7 +45,7 @@ from nosync.lsm.facts.pins import Pin, Pins
 from nosync.lsm.layers.reader import LayerReader
 from nosync.lsm.manifests.branches import BRANCHES, MAIN, missing_entry
 from nosync.lsm.manifests.catalog import Catalog, set_aside
-from nosync.lsm.manifests.completeness import Missing, to_look_at
+from nosync.lsm.manifests.completeness import MissingLayer, to_look_at
 from nosync.lsm.manifests.input_policy import POLICIES, is_let_go, let_go_until, policies
 from nosync.lsm.manifests.lost_ends import LOST_END, LOST_MANIFEST, check_there, inferred, log_problem, lost_manifests
 from nosync.lsm.manifests.manifest import (
@@ -803,11 +803,11 @@ class Node(HasSealer):
         self.scan()
         self._drain()
 
-    def fetch(self, lost: list[Missing]) -> list[Missing]:
+    def fetch(self, lost: list[MissingLayer]) -> list[MissingLayer]:
         """All of these: where there are peers, the daemon that this node is part of fetches by itself."""
         return lost
 
-    def lost(self, branch: str = MAIN) -> list[Missing]:
+    def lost(self, branch: str = MAIN) -> list[MissingLayer]:
         """The layers that manifests of the branch list and no file holds, by epoch."""
         self.scan()
         found = []
@@ -818,7 +818,7 @@ class Node(HasSealer):
             with self._lock:
                 waiting = self.new.waiting()
             found += [
-                Missing(e, manifest.t, manifest.timeline)
+                MissingLayer(e, manifest.t, manifest.timeline)
                 for e in manifest.entries
                 if not self.safety.is_durable(e) and e.id not in waiting and not is_let_go(manifest, e, until)
             ]

@@ -57,7 +57,7 @@ from nosync.lsm.layers.writer import Published, arrange
 from nosync.lsm.manifests.archive import Run
 from nosync.lsm.manifests.branches import MAIN, Timeline
 from nosync.lsm.manifests.catalog import Catalog
-from nosync.lsm.manifests.completeness import Missing, is_whole, lost, safe_from
+from nosync.lsm.manifests.completeness import MissingLayer, is_whole, lost, safe_from
 from nosync.lsm.manifests.input_policy import NOTHING
 from nosync.lsm.manifests.lost_ends import check_log, check_there, log_problem, lost_begin, lost_manifests
 from nosync.lsm.manifests.manifest import Manifest
@@ -618,7 +618,7 @@ class Store:
         merged = max((id.description.since for id in self.directory.layer_ids()), default=ZERO)
         return epoch_of(max(merged, self._node.since()) if self._node else merged)
 
-    def missing(self) -> list[Missing]:
+    def missing(self) -> list[MissingLayer]:
         """The layers that manifests list and that are lost."""
         return self.node.missing()
 

@@ -55,7 +55,7 @@ from nosync.lsm.errors import (
 )
 from nosync.lsm.facts.fencing import check_fence, take_over
 from nosync.lsm.manifests.branches import MAIN
-from nosync.lsm.manifests.completeness import Missing
+from nosync.lsm.manifests.completeness import MissingLayer
 from nosync.lsm.manifests.lost_ends import check_there, lost_begin
 from nosync.lsm.manifests.manifest import AT_SAFE_POINT, KEEP, SUMS, Content, Manifest
 from nosync.lsm.model.history import History
@@ -65,7 +65,7 @@ from nosync.lsm.platform.nearest import did_you_mean
 from nosync.lsm.platform.notebook import facts_html, rows_html
 from nosync.lsm.status import StoreStatus
 from nosync.lsm.store.store import BEFORE_FIRST_EPOCH, Store, check_range
-from nosync.replication.client.fetching_directory import LACKING, Place
+from nosync.replication.client.fetching_directory import MISSING_LAYER_ERRORS, Place
 from nosync.runtime.epoch_batches import MOST_GIVEN_ROWS, Again, batches
 
 if TYPE_CHECKING:
@@ -331,7 +331,7 @@ class Job:
                 if attempt + 1 == _ATTEMPTS:
                     raise
                 log.warning("epoch %d runs again: %s", t, error)
-            except LACKING as error:
+            except MISSING_LAYER_ERRORS as error:
                 if attempt + 1 == _ATTEMPTS or not self._node.store_id or error is hole:
                     raise
                 log.warning("epoch %d needs what a lost node had, which is computed again: %s", t, error)
@@ -869,7 +869,7 @@ class Job:
             step, flow, self._epochs.shards_at(flow, step.t), self._rows_at(step.t), is_retained=step.t >= since
         )
 
-    def _missing(self) -> tuple[list[Missing], int]:
+    def _missing(self) -> tuple[list[MissingLayer], int]:
         """What is lost and does not come from peers, and how much of what was lost came."""
         before = self._node.lost(self.branch_name)  # what a daemon misses it fetches as soon as it looks
         self._node.settle()

@@ -8,7 +8,7 @@ from dataclasses import dataclass, fields
 
 from nosync.flow.bound_flow import BoundFlow
 from nosync.job.recovery_planner import Cell, RecoveryPlan
-from nosync.lsm.manifests.completeness import Missing
+from nosync.lsm.manifests.completeness import MissingLayer
 from nosync.lsm.platform.notebook import facts_html, rows_html
 from nosync.lsm.visible import visible
 from nosync.runtime.segment_task import Report, rows_in
@@ -53,7 +53,9 @@ class RecoveryReport:
     lost: int
     """Layers that manifests list and that were gone or damaged here, counted per stage, shard and epoch."""
     fetched: int
-    """Of these, what came from peers, which this call waits for. A daemon fetches what it misses by itself, mostly before."""
+    """Of these, what came from peers, which this call waits for. A daemon fetches what it misses by itself, mostly
+    before.
+    """
     recomputed: int
     reused: int
     """Recorded layers that recomputation read instead of computing them."""
@@ -95,7 +97,7 @@ class Recovered:
         self._lost, self._fetched, self._recomputed, self._reused = 0, 0, 0, 0
         self._unrecoverable: dict[Cell, str] = {}
 
-    def found(self, missing: Sequence[Missing], fetched: int, chosen: Collection[str]) -> list[Cell]:
+    def found(self, missing: Sequence[MissingLayer], fetched: int, chosen: Collection[str]) -> list[Cell]:
         """Counts what is missing now, and what came from peers. Returns what is wanted and was not given up before."""
         self.looks += 1
         cells = [Cell(m.t, m.entry.id.trace.stage, m.entry.id.trace.shard.index) for m in missing]

@@ -47,7 +47,7 @@ class ReplicationServicer:
     """
 
     def Link(self, request_iterator, context):
-        """Missing associated documentation comment in .proto file."""
+        """MissingLayer associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
@@ -192,20 +192,22 @@ class DaemonServicer:
     """
 
     def Status(self, request, context):
-        """Missing associated documentation comment in .proto file."""
+        """MissingLayer associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Attach(self, request, context):
-        """A job is to run beside this daemon, which keeps everything from now on, and answers when it has what its peers have.
+        """A job is to run beside this daemon, which keeps everything from now on, and answers when it has what its
+        peers have.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Keep(self, request, context):
-        """A task here reads these traces: fetch what peers have of them, and go on for a while. Asks the peers what that is.
+        """A task here reads these traces: fetch what peers have of them, and go on for a while. Asks the peers what
+        that is.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -233,20 +235,21 @@ class DaemonServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Compact(self, request, context):
-        """Missing associated documentation comment in .proto file."""
+        """MissingLayer associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def FetchRounds(self, request, context):
-        """A task here runs a round of a loop: fetch what other hosts recorded of the epoch's rounds. Returns when it is here.
+        """A task here runs a round of a loop: fetch what other hosts recorded of the epoch's rounds. Returns when it is
+        here.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def DropRounds(self, request, context):
-        """Missing associated documentation comment in .proto file."""
+        """MissingLayer associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
@@ -259,13 +262,14 @@ class DaemonServicer:
         raise NotImplementedError('Method not implemented!')
 
     def ChangeBranches(self, request, context):
-        """Missing associated documentation comment in .proto file."""
+        """MissingLayer associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Conflicts(self, request, context):
-        """The files of which peers hold other contents; and where an operator has decided that theirs count, this node's go to quarantine.
+        """The files of which peers hold other contents; and where an operator has decided that theirs count, this
+        node's go to quarantine.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -279,13 +283,13 @@ class DaemonServicer:
         raise NotImplementedError('Method not implemented!')
 
     def FetchFiles(self, request, context):
-        """Missing associated documentation comment in .proto file."""
+        """MissingLayer associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Layers(self, request, context):
-        """Missing associated documentation comment in .proto file."""
+        """MissingLayer associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')

@@ -1,4 +1,5 @@
-"""Where Spark's tasks find a store: in the directory of the host they run on, whose daemon fetches from peers what they need.
+"""Where Spark's tasks find a store: in the directory of the host they run on, whose daemon fetches from peers what they
+need.
 
 A task publishes into its own host's directory, and that is all it waits for. What it reads and does not find there, say
 because its shard ran on another host an epoch ago, it asks the host's daemon to keep, and reads it when it has come.
@@ -31,14 +32,16 @@ ADDRESS_FILE = "daemon.json"
 MOST_ADDRESS_BYTES = 1 << 20
 """Of what a daemon writes about itself."""
 DATA_VARIABLE = "NOSYNC_DATA"
-"""In the environment of Spark's executors: the host's data directory, where it is not at the path that the driver's has."""
+"""In the environment of Spark's executors: the host's data directory, where it is not at the path that the driver's
+has.
+"""
 FETCH_PATIENCE_S = 3.0
 """How long a task waits for what only peers have."""
 _IN_VAIN_S = 10.0
 LOOK_EVERY_S = 0.01
 _ASK_EVERY_S = 0.5
 
-LACKING = (HoleError, NotAvailableError)
+MISSING_LAYER_ERRORS = (HoleError, NotAvailableError)
 """What reading raises where layers are missing in the middle of a trace, or at its end."""
 
 T = TypeVar("T")
@@ -59,7 +62,8 @@ class Place:
 def address_of(root: Path) -> dict[str, Any] | None:
     """What the daemon of a directory wrote about itself; None where none did, or somebody else did.
 
-    Raises StorageError where this user may not read it: there is a daemon, and nothing else would say why it cannot be asked.
+    Raises StorageError where this user may not read it: there is a daemon, and nothing else would say why it cannot be
+    asked.
     """
     path = root / ADDRESS_FILE
     try:
@@ -107,7 +111,8 @@ _directories: dict[Place, LayerDirectory] = {}
 
 
 MOST_DIRECTORIES = 4
-"""Of so many stores a process keeps what it has mapped: files that are deleted meanwhile keep their space on the disk."""
+"""Of so many stores a process keeps what it has mapped: files that are deleted meanwhile keep their space on the disk.
+"""
 
 
 def directory_of(place: Place) -> LayerDirectory:
@@ -181,7 +186,7 @@ class FetchingDirectory(LayerDirectory):
         found: list[T] = []
 
         def is_here() -> bool:
-            with contextlib.suppress(*LACKING):
+            with contextlib.suppress(*MISSING_LAYER_ERRORS):
                 found.append(read())
             return bool(found)
 

@@ -23,7 +23,7 @@ from nosync.lsm.errors import (
 from nosync.lsm.facts.pins import Pin, Pins
 from nosync.lsm.manifests.branches import MAIN
 from nosync.lsm.manifests.catalog import Catalog
-from nosync.lsm.manifests.completeness import Missing, lost
+from nosync.lsm.manifests.completeness import MissingLayer, lost
 from nosync.lsm.manifests.manifest import Content, Manifest
 from nosync.lsm.manifests.sealing import HasSealer, Sealer
 from nosync.lsm.model.layer import LayerId
@@ -84,11 +84,11 @@ class AttachedNode(HasSealer):
     def conflict(self, error: DeterminismError, branch: str = MAIN) -> None:
         """The daemon sees what is not there."""
 
-    def lost(self, branch: str = MAIN) -> list[Missing]:
+    def lost(self, branch: str = MAIN) -> list[MissingLayer]:
         return lost(self.timelines, self.directory, self._safe_or_none(), branch)
 
-    def fetch(self, lost: list[Missing]) -> list[Missing]:
-        def still_lost() -> list[Missing]:
+    def fetch(self, lost: list[MissingLayer]) -> list[MissingLayer]:
+        def still_lost() -> list[MissingLayer]:
             presence = Presence(self.directory.descriptions)
             return [m for m in lost if not presence.has(m.entry.id)]
 
