@@ -61,7 +61,7 @@ from nosync.lsm.node.discards import GivenUp, built_upon, first_given_up
 from nosync.lsm.node.input_release import LettingGo, told_before
 from nosync.lsm.node.layer_sync import NewLayers
 from nosync.lsm.node.metadata_sync import SmallFiles
-from nosync.lsm.node.safe_point import Safety
+from nosync.lsm.node.safe_point import SafePoint
 from nosync.lsm.node.threads import Background
 from nosync.lsm.platform.env import storage_errors
 from nosync.lsm.platform.file_pool import ReadyFiles
@@ -155,7 +155,7 @@ class Node(HasSealer):
             self._catalog = self._open_catalog(marker)
             try:
                 self._incarnation = self._catalog.meta("incarnation")
-                self.safety = Safety(self, self._catalog, self._lock, self._env, replicated=replicated)
+                self.safe_points = SafePoint(self, self._catalog, self._lock, self._env, replicated=replicated)
                 self._start()
             except BaseException:
                 self._catalog.close()
@@ -275,7 +275,7 @@ class Node(HasSealer):
                 with self._lock:
                     self._edit((), ids)
                     self._tell((), ids)
-                self.safety.something_changed()
+                self.safe_points.something_changed()
                 self._compactor.discard(ids, is_replaced=True)
 
     def _read_pins(self) -> None:
@@ -487,10 +487,10 @@ class Node(HasSealer):
                 self._read_pins()
             self.small.note([*(manifest.path for manifest in learned), *(archive.path for archive in archives)])
             self._look_beside = self._look_beside or bool(archives)
-            self.safety.learned(learned)
+            self.safe_points.learned(learned)
         if log_changed:
             with self._lock:
-                self.safety.something_changed()
+                self.safe_points.something_changed()
             self._prune()
         if learned or log_changed:
             self._may_merge()
@@ -665,7 +665,7 @@ class Node(HasSealer):
             self._records.get(id.trace, {}).pop(id.description, None)
             self.new.settled(id)
             self.taken_back(self._compactor.take_back(id))
-            self.safety.something_changed()
+            self.safe_points.something_changed()
         self.directory.forget(id)
 
     def taken_back(self, ids: Iterable[LayerId]) -> None:
@@ -714,7 +714,7 @@ class Node(HasSealer):
                 self._lose(id, "another node's contents count")
             gone = self.small.forget_gone()
             self.timelines.reload()
-            self.safety.something_changed()
+            self.safe_points.something_changed()
             if self.listener is not None:
                 self.listener.lost_files(gone, sorted(layers))
         return sorted([*files, *(PurePosixPath(LAYERS, id.path) for id in layers)])
@@ -735,7 +735,7 @@ class Node(HasSealer):
         with self._lock:
             self._catalog.apply(meta=self._remembered.give_up(first, min(entries, default=None)))
         for timeline, t in first.items():
-            self.safety.take_back(timeline, Epoch(t - 1))
+            self.safe_points.take_back(timeline, Epoch(t - 1))
         main = self.timelines.timeline(MAIN).id
         if main in first:
             self._inputs.take_back(Epoch(first[main] - 1))
@@ -770,10 +770,10 @@ class Node(HasSealer):
         manifest, new = self.sealer.seal(t, ids, branch, meta, copies, contents, lambda found: self._conflict(t, found))
         if new:
             self.small.note([manifest.path])
-            self.safety.learned([manifest])
+            self.safe_points.learned([manifest])
         if any(at.startswith((LOST_MANIFEST, LOST_END)) for at in self.problems):
             self._note_gaps()  # it may be one that was lost
-        self.note(e.id for e in manifest.entries if not self.safety.is_durable(e))
+        self.note(e.id for e in manifest.entries if not self.safe_points.is_durable(e))
         self._may_merge()
         return manifest
 
@@ -796,7 +796,7 @@ class Node(HasSealer):
             self.problems[f"timestamp {t}"] = (
                 f"{ids[0] if ids else t} was computed again with other rows than were sealed"
             )
-        self.safety.conflict(ids)
+        self.safe_points.conflict(ids)
 
     def settle(self) -> None:
         """Looks at what is on disk and makes it durable where that succeeds; what is torn goes to quarantine."""
@@ -820,7 +820,7 @@ class Node(HasSealer):
             found += [
                 MissingLayer(e, manifest.t, manifest.timeline)
                 for e in manifest.entries
-                if not self.safety.is_durable(e) and e.id not in waiting and not is_let_go(manifest, e, until)
+                if not self.safe_points.is_durable(e) and e.id not in waiting and not is_let_go(manifest, e, until)
             ]
         return found
 
@@ -830,7 +830,7 @@ class Node(HasSealer):
         With peers: has as many copies as its stage asks for. Then it never goes back, a restart included: inputs may
         have been let go of. What peers lost since is filled again, and until then shown as what they are behind.
         """
-        return self.safety.point(branch)
+        return self.safe_points.point(branch)
 
     def records_of(self, trace: TraceId) -> Mapping[Description, Record]:
         """The durable layers of a trace. To be looked at with the node's lock held."""
@@ -1110,7 +1110,7 @@ class Node(HasSealer):
     def _main_changed(self) -> None:
         self._tell_log()
         with self._lock:
-            self.safety.something_changed()
+            self.safe_points.something_changed()
         self._prune()
 
     def _prune(self) -> int:

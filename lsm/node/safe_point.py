@@ -49,7 +49,7 @@ class Holder(Protocol):
         """The durable layers of a trace."""
 
 
-class Safety:
+class SafePoint:
     """Of one node. `replicated`: it has peers, so that without a listener that knows of them nothing new is safe."""
 
     def __init__(self, holder: Holder, catalog: Catalog, lock: threading.RLock, env: Env, *, replicated: bool) -> None:

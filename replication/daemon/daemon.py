@@ -1,7 +1,7 @@
 """The daemon: the node of one data directory in a process of its own, with its peers.
 
-Spark's tasks publish files as they always do; the daemon is told of them, or sees them in the directory, makes them durable
-and replicates them. Nothing waits for it. `daemon.json` in the directory says where it listens.
+Spark's tasks publish files as they always do; the daemon is told of them, or sees them in the directory, makes them
+durable and replicates them. Nothing waits for it. `daemon.json` in the directory says where it listens.
 """
 
 from __future__ import annotations
@@ -96,7 +96,8 @@ class DaemonConfig:
     peers: dict[str, str] = field(default_factory=dict)
     """Node id to HOST:PORT of every other node of the store."""
     replicas: int = 2
-    """On how many nodes every layer is kept, this one included. The same on all nodes; more than there are is refused."""
+    """On how many nodes every layer is kept, this one included. The same on all nodes; more than there are is refused.
+    """
     tls: Path | None = None
     """Directory with ca.pem, NODE.pem and NODE.key (nosync certs makes them). Needed off loopback."""
     sockets: Path | None = None
@@ -111,8 +112,9 @@ class DaemonConfig:
     key_groups: int = DEFAULT_KEY_GROUPS
     """Of a new store: the most shards that a stage can ever have."""
     nice: int = 0
-    """How much smaller a share of the processors than tasks the process of `nosync daemon` gets, 0 (no smaller) to 19. Where
-    tasks keep all of them busy copies come later, and more is lost with a host."""
+    """How much smaller a share of the processors than tasks the process of `nosync daemon` gets, 0 (no smaller) to 19.
+    Where tasks keep all of them busy copies come later, and more is lost with a host.
+    """
 
     def __post_init__(self) -> None:
         check_node_id(self.node)
@@ -138,8 +140,8 @@ class DaemonConfig:
 
 
 def check_config(config: DaemonConfig) -> None:
-    """All that a start would refuse, but for a port that is taken. Raises ReplicationError, and for the directory what opening a
-    store raises.
+    """All that a start would refuse, but for a port that is taken. Raises ReplicationError, and for the directory what
+    opening a store raises.
     """
     local_path(config.data)
     with storage_errors("look into", config.data):
@@ -174,8 +176,8 @@ def peers_of(config: DaemonConfig) -> dict[str, str]:
 
 
 def read_members(path: Path) -> dict[str, str] | None:
-    """The peers that operators told a daemon of; None where they told it of none. Raises ReplicationError where the file is
-    damaged: a peer that is lost from it would be one that no copies are counted of.
+    """The peers that operators told a daemon of; None where they told it of none. Raises ReplicationError where the
+    file is damaged: a peer that is lost from it would be one that no copies are counted of.
     """
     try:
         text = read_if_there(path, Env())
@@ -207,8 +209,9 @@ def _ways(config: DaemonConfig, env: Env) -> Ways:
 def client_of(root: Path) -> DaemonClient | None:
     """A client of the daemon that owns a directory; None where none is there.
 
-    It goes through the directory's socket. Where this user may not open that, it goes to the address, as one who reads, or who
-    shows the node's certificate. An address of another host came with the directory from elsewhere, and is not followed.
+    It goes through the directory's socket. Where this user may not open that, it goes to the address, as one who reads,
+    or who shows the node's certificate. An address of another host came with the directory from elsewhere, and is not
+    followed.
     """
     found = address_of(root)
     if found is None:
@@ -369,7 +372,9 @@ class Daemon:
         self.stop()
 
     def _watched(self) -> Watch:
-        """What notices what tasks publish; the node's scan is the safety net, and all there is where the system has no watch."""
+        """What notices what tasks publish; the node's scan is the safety net, and all there is where the system has no
+        watch.
+        """
         watched = (LAYERS, MANIFESTS, *REGISTERS)
         for name in watched:
             self._env.make_dirs(self.config.data / name)
@@ -434,7 +439,7 @@ class Daemon:
         except NosyncError as error:  # what is known is told all the same
             problems["looking at what is published"] = str(error)
         peers = self.replicator.peers(lag=lag)
-        safe, stages = self.node.safe_point(branch), self.node.safety.progress(branch) if lag else []
+        safe, stages = self.node.safe_point(branch), self.node.safe_points.progress(branch) if lag else []
         backlog_bytes, loaded = self.replicator.backlog()
         for peer in peers:
             peer.address = self._peers.get(peer.node, "")
@@ -457,7 +462,7 @@ class Daemon:
             peers=peers,
             problems=problems | self.node.problems,
             stages=[pb.StageProgress(**dataclasses.asdict(stage)) for stage in stages],
-            lag_s=self.node.safety.lag_s(branch),
+            lag_s=self.node.safe_points.lag_s(branch),
             backlog_bytes=backlog_bytes,
             loaded=loaded,
             data=str(self.config.data.absolute()),

@@ -96,10 +96,10 @@ def test_what_is_told_is_an_epoch(open_store: OpenStore) -> None:
     peers = store.node.listener = Peers(1, 1)
     seal(store, 0, 2)
     assert store.safe_point() is None
-    assert store.node.safety.told() == {}
+    assert store.node.safe_points.told() == {}
     peers.layers = peers.files = 2
     assert store.safe_point() == 0
-    assert store.node.safety.told() == {"main": 0}
+    assert store.node.safe_points.told() == {"main": 0}
 
 
 @pytest.mark.parametrize(
@@ -148,8 +148,8 @@ def test_epochs_in_an_archive_wait_for_copies_too(open_store: OpenStore) -> None
     store.compact()
     assert store.node.timelines.archives()
     peers.layers = peers.files = 1
-    store.node.safety._written["main"] = Epoch(-1)
-    store.node.safety.something_changed()
+    store.node.safe_points._written["main"] = Epoch(-1)
+    store.node.safe_points.something_changed()
     assert store.safe_point() is None
     peers.layers = peers.files = 2
     assert store.safe_point() == 5

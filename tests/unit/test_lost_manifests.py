@@ -153,7 +153,7 @@ def test_what_is_passed_is_not_remembered(open_store: OpenStore) -> None:
     store = filled(open_store, 20)
     assert isinstance(store.node, Node)
     assert store.safe_point() == 19
-    assert not store.node.safety._learned_s
+    assert not store.node.safe_points._learned_s
 
 
 def test_a_manifest_is_durable_after_its_layers(open_store: OpenStore, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -201,7 +201,7 @@ class Peers:
 def test_what_is_safe_elsewhere_counts_up_to_where_manifests_were_compared(open_store: OpenStore) -> None:
     store = filled(open_store(), range(7))
     peers = Peers(safe=9, compared=4)
-    store.node.safety.something_changed()
+    store.node.safe_points.something_changed()
     store.node.listener = peers  # type: ignore[assignment]
     assert store.safe_point() == 4  # the peer may have sealed other epochs 5 and 6
     peers.compared = 6
