@@ -3,11 +3,12 @@
 Invariants
 - A merged layer is durable before its inputs leave the catalog, and they leave it in the edit that adds the merged one.
 - An input's file is deleted a grace period later, for processes that have listed but not yet opened it.
-- What the catalog lists is never deleted, and what a merged layer replaced is deleted only while that one is still there: where
-  it was lost, the files that it replaced are taken back.
-- One merge runs at a time, and while another process carries out a large one, small ones beside it: of other layers than
-  those, and of the same trace only of later ones. Between any two steps all of that can be abandoned.
-- Layers that were given up, or are not needed any more, no merge that had begun before brings back: `paused`, `Owner.replace`.
+- What the catalog lists is never deleted, and what a merged layer replaced is deleted only while that one is still
+  there: where it was lost, the files that it replaced are taken back.
+- One merge runs at a time, and while another process carries out a large one, small ones beside it: of other layers
+  than those, and of the same trace only of later ones. Between any two steps all of that can be abandoned.
+- Layers that were given up, or are not needed any more, no merge that had begun before brings back: `paused`,
+  `Owner.replace`.
 - A trace is looked at again only when something of it changed since: `touch`.
 """
 
@@ -34,7 +35,7 @@ from nosync.lsm.trace.directory import LayerDirectory
 log = logging.getLogger("nosync")
 
 BACKGROUND_PAUSE_SHARE = 1.5
-"""Background merges rest so many times as long as they work; compact(), which somebody waits for, does not."""
+"""NodeThreads merges rest so many times as long as they work; compact(), which somebody waits for, does not."""
 RETRY_S = 30.0
 """After which a trace whose merge failed is tried again."""
 LOOK_S = 1.0
@@ -131,8 +132,8 @@ class Compactor:
     def merge_once(self, stop: Callable[[], bool], *, whole: bool = False, stage: str | None = None) -> bool:
         """Does the next merge that the policy asks for, or with `whole` merges a trace into one layer.
 
-        False: there is none to do, or `stop()` said so between two steps. A trace whose merge fails keeps no other one from
-        being merged. With `whole`, when nothing else is left to do, raises what kept one from being merged.
+        False: there is none to do, or `stop()` said so between two steps. A trace whose merge fails keeps no other one
+        from being merged. With `whole`, when nothing else is left to do, raises what kept one from being merged.
         """
         errors: list[Exception] = []
         with self._pausing:
@@ -260,8 +261,8 @@ class Compactor:
             self.touch([trace, *later])
 
     def _merge_beside(self, large: Merge, stop: Callable[[], bool]) -> None:
-        """Small merges, as new layers come: else they piled up for as long as the large one takes, and all who read looked into
-        each of them.
+        """Small merges, as new layers come: else they piled up for as long as the large one takes, and all who read
+        looked into each of them.
         """
         for trace in self._next_touched():
             try:
@@ -338,7 +339,9 @@ class Compactor:
         return id in self._garbage
 
     def is_made(self, id: LayerId) -> bool:
-        """Whether a merge writes this layer now: it counts when it replaces its inputs, and not as soon as its file is there."""
+        """Whether a merge writes this layer now: it counts when it replaces its inputs, and not as soon as its file is
+        there.
+        """
         return id in self._making
 
     def discard(self, ids: Sequence[LayerId], *, is_replaced: bool = False, grace: bool = True) -> None:
@@ -354,7 +357,9 @@ class Compactor:
                 self._garbage[id] = _Garbage(due, is_replaced and (known is None or known.is_replaced))
 
     def take_back(self, lost: LayerId) -> list[LayerId]:
-        """A merged layer is lost: what it replaced is no garbage any more. Returns those whose files may still be there."""
+        """A merged layer is lost: what it replaced is no garbage any more. Returns those whose files may still be
+        there.
+        """
         with self._lock:
             back = [
                 id

@@ -62,7 +62,7 @@ from nosync.lsm.node.input_release import LettingGo, told_before
 from nosync.lsm.node.layer_sync import NewLayers
 from nosync.lsm.node.metadata_sync import SmallFiles
 from nosync.lsm.node.safe_point import SafePoint
-from nosync.lsm.node.threads import Background
+from nosync.lsm.node.threads import NodeThreads
 from nosync.lsm.platform.env import storage_errors
 from nosync.lsm.platform.file_pool import ReadyFiles
 from nosync.lsm.platform.json_file import read_if_there, unseal_json
@@ -140,7 +140,7 @@ class Node(HasSealer):
         self._forgotten: set[LayerId] = set()  # since it began to
         self._compactor = Compactor(self, self.problems)
         self._ready_files = ReadyFiles(directory.root, self._env)
-        self._background = Background(
+        self._background = NodeThreads(
             self._env,
             settings,
             self.problems,

@@ -1,4 +1,5 @@
-"""The threads of a node: one makes durable what was published and looks after the directory, one merges, one makes files ahead.
+"""The threads of a node: one makes durable what was published and looks after the directory, one merges, one makes
+files ahead.
 
 None ever ends by an error: it is logged, kept in `problems` under the name of what failed, and tried again.
 """
@@ -20,10 +21,10 @@ _RETRY_MERGES_S = 60.0
 Step = Callable[[], object]
 
 
-class Background:
-    """`looking`: what is done every `scan_interval_s`; `making_durable`: whenever something was published; `merge_once`: until
-    there is nothing to merge; `make_ahead`: whenever something was published, for what is published next;
-    `idle_at_most_s`: how long nothing needs to be done, given how long nothing is due.
+class NodeThreads:
+    """`looking`: what is done every `scan_interval_s`; `making_durable`: whenever something was published;
+    `merge_once`: until there is nothing to merge; `make_ahead`: whenever something was published, for what is published
+    next; `idle_at_most_s`: how long nothing needs to be done, given how long nothing is due.
     """
 
     def __init__(
@@ -92,7 +93,9 @@ class Background:
                 self._closing.wait(self._settings.retry_s)
 
     def _attempt(self, steps: Sequence[Step]) -> bool:
-        """Takes each of these steps, whatever becomes of the others: what cannot be removed keeps nothing from being durable."""
+        """Takes each of these steps, whatever becomes of the others: what cannot be removed keeps nothing from being
+        durable.
+        """
         failed = False
         for step in steps:
             at = f"{threading.current_thread().name}: {step.__name__.strip('_').replace('_', ' ')}"
