@@ -1,11 +1,12 @@
-"""Damaged and forged files of every kind that a store has, each under digests that fit, in one process with bounded memory.
+"""Damaged and forged files of every kind that a store has, each under digests that fit, in one process with bounded
+memory.
 
     python -m tests.fuzzing --inputs 1000000 --seed 7      all of them
     python -m tests.fuzzing --only 123456 --seed 7         one again
 
-Every file ends as a NosyncError or as a right answer: what was read is valid, and says the same when it is written and read
-again. Nothing hangs, nothing takes memory or descriptors, and no process ends by a signal: the number of the input that is being
-read is kept outside of the process.
+Every file ends as a NosyncError or as a right answer: what was read is valid, and says the same when it is written and
+read again. Nothing hangs, nothing takes memory or descriptors, and no process ends by a signal: the number of the input
+that is being read is kept outside of the process.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ from nosync.lsm.manifests.archive import Archive, Details
 from nosync.lsm.manifests.branches import read_refs
 from nosync.lsm.manifests.manifest import Manifest
 from nosync.lsm.model.layer import parse_path
-from nosync.lsm.node.discards import GivenUp
+from nosync.lsm.node.discards import DiscardedVersions
 from nosync.lsm.node.metadata_checks import check_contents
 from nosync.lsm.platform.env import Env
 from nosync.lsm.platform.json_file import seal_json, unseal_json
@@ -99,7 +100,7 @@ def make_store(root: Path) -> None:
         marks.mark(3)
         marks.owe(2)
         marks.own("17")
-        GivenUp(root, ENV).remember({"layers/words/x/0/a.layer": "0" * 64})
+        DiscardedVersions(root, ENV).remember({"layers/words/x/0/a.layer": "0" * 64})
     for path in (root / "manifests" / "main").glob("*[0-9].json"):
         if "-" not in path.name:
             fields, _ = unseal_json(path.read_bytes(), str(path))
@@ -172,7 +173,7 @@ def read_members(root: Path, _: PurePosixPath) -> None:
 
 
 def read_given_up(root: Path, _: PurePosixPath) -> None:
-    assert all(isinstance(one, str) for item in GivenUp(root, ENV).digests.items() for one in item)
+    assert all(isinstance(one, str) for item in DiscardedVersions(root, ENV).digests.items() for one in item)
 
 
 READERS: dict[str, Callable[[Path, PurePosixPath], object]] = {
@@ -354,7 +355,9 @@ class Fuzzer:
             self.outcomes[f"{kind} refused"] += 1
 
     def _read_whole(self, *, by_node: bool) -> None:
-        """In a copy: as somebody else's, which no node of this host has looked at; a node moves away what is bad, besides."""
+        """In a copy: as somebody else's, which no node of this host has looked at; a node moves away what is bad,
+        besides.
+        """
         with tempfile.TemporaryDirectory() as there:
             root = Path(there, "store")
             for path in self._root.rglob("*"):

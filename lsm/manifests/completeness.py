@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from nosync.lsm.manifests.archive import Run
 from nosync.lsm.manifests.branches import MAIN
-from nosync.lsm.manifests.input_policy import is_let_go, let_go_until
+from nosync.lsm.manifests.input_policy import is_let_go, releasable_until
 from nosync.lsm.manifests.manifest import Entry, Manifest
 from nosync.lsm.manifests.manifest_log import ManifestLog
 from nosync.lsm.manifests.timelines import Timelines
@@ -35,7 +35,7 @@ def lost(timelines: Timelines, directory: LayerDirectory, safe: int | None, bran
     """The layers that manifests of a branch list and that no file covers; inputs that the safe point has passed may be
     gone.
     """
-    until = let_go_until(timelines, safe)
+    until = releasable_until(timelines, safe)
     presence = Presence(directory.descriptions)
     return [
         MissingLayer(entry, manifest.t, manifest.timeline)

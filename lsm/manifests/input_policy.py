@@ -26,7 +26,7 @@ def policies(manifest: Manifest | None) -> Mapping[str, str]:
     return manifest.policies if manifest is not None else {}
 
 
-def let_go_until(timelines: Timelines, safe: int | None) -> Epoch:
+def releasable_until(timelines: Timelines, safe: int | None) -> Epoch:
     """The epoch up to which inputs may be let go of, given the main timeline's safe point.
 
     A branch holds what came after its fork, which it may still replay.

@@ -28,7 +28,7 @@ GIVEN_UP = "given-up.json"
 """In the directory: the contents that an operator gave up here."""
 
 
-class GivenUp:
+class DiscardedVersions:
     """By file, relative to the data directory, the digest of what was given up. Of this directory alone."""
 
     def __init__(self, root: Path, env: Env) -> None:
@@ -52,7 +52,7 @@ class GivenUp:
         self.digests = kept
 
 
-def first_given_up(paths: Iterable[PurePosixPath]) -> dict[str, Epoch]:
+def first_discarded(paths: Iterable[PurePosixPath]) -> dict[str, Epoch]:
     """By timeline, the first epoch whose manifest is among these files."""
     first: dict[str, Epoch] = {}
     for path in paths:
@@ -61,14 +61,14 @@ def first_given_up(paths: Iterable[PurePosixPath]) -> dict[str, Epoch]:
     return first
 
 
-def built_upon(
+def dependents_of(
     given_up: Iterable[PurePosixPath], directory: LayerDirectory, timelines: Timelines
 ) -> tuple[set[LayerId], set[PurePosixPath]]:
     """Of a manifest all that its timeline has from there on, layers that were merged with earlier ones included; of an
     entry of the log of branches those after it.
     """
     given_up = list(given_up)
-    first = first_given_up(given_up)
+    first = first_discarded(given_up)
     files: set[PurePosixPath] = set()
     for path in given_up:
         if path.parts[0] == BRANCHES:

@@ -17,7 +17,7 @@ from typing import Protocol
 
 from nosync.lsm.errors import CorruptionError, StorageError
 from nosync.lsm.manifests.branches import MAIN
-from nosync.lsm.manifests.input_policy import NOTHING, inputs_to_let_go, let_go_until, policies
+from nosync.lsm.manifests.input_policy import NOTHING, inputs_to_let_go, policies, releasable_until
 from nosync.lsm.manifests.manifest import DISK
 from nosync.lsm.manifests.remembered import SAFE_META
 from nosync.lsm.manifests.timelines import Timelines
@@ -60,7 +60,7 @@ class Owner(Protocol):
         """Layers that nothing needs any more go."""
 
 
-class LettingGo:
+class InputRelease:
     """Of one node."""
 
     def __init__(self, owner: Owner) -> None:
@@ -78,7 +78,7 @@ class LettingGo:
         """Drops what may go by now."""
         if not self.wait():
             return
-        until, now_s = let_go_until(self._owner.timelines, self._owner.safe_point()), self._env.monotonic_s()
+        until, now_s = releasable_until(self._owner.timelines, self._owner.safe_point()), self._env.monotonic_s()
         if until <= self._done or (until == self._tried and now_s < self._again_s):
             return
         if until > self._tried:

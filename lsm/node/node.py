@@ -46,7 +46,7 @@ from nosync.lsm.layers.reader import LayerReader
 from nosync.lsm.manifests.branches import BRANCHES, MAIN, missing_entry
 from nosync.lsm.manifests.catalog import Catalog, set_aside
 from nosync.lsm.manifests.completeness import MissingLayer, to_look_at
-from nosync.lsm.manifests.input_policy import POLICIES, is_let_go, let_go_until, policies
+from nosync.lsm.manifests.input_policy import POLICIES, is_let_go, policies, releasable_until
 from nosync.lsm.manifests.lost_ends import LOST_END, LOST_MANIFEST, check_there, inferred, log_problem, lost_manifests
 from nosync.lsm.manifests.manifest import (
     Content,
@@ -57,8 +57,8 @@ from nosync.lsm.manifests.sealing import HasSealer, Sealer
 from nosync.lsm.model.layer import Description, Digest, LayerId, Record, TraceId
 from nosync.lsm.model.timestamp import END_OF_TIME, ZERO, Epoch, Time, end_of, epoch_of, is_number, pack
 from nosync.lsm.node.api import Listener
-from nosync.lsm.node.discards import GivenUp, built_upon, first_given_up
-from nosync.lsm.node.input_release import LettingGo, told_before
+from nosync.lsm.node.discards import DiscardedVersions, dependents_of, first_discarded
+from nosync.lsm.node.input_release import InputRelease, told_before
 from nosync.lsm.node.layer_sync import NewLayers
 from nosync.lsm.node.metadata_sync import SmallFiles
 from nosync.lsm.node.safe_point import SafePoint
@@ -122,7 +122,7 @@ class Node(HasSealer):
         self._pins: dict[str, Pin] = {}
         self._pins_known = True
         self._to_learn: deque[PurePosixPath] = deque()  # small files that came from elsewhere
-        self._inputs = LettingGo(self)
+        self._inputs = InputRelease(self)
         self._listing = Listing(directory)
         self._next_scan_s = self._env.monotonic_s() + _SCAN_ALL_EVERY_S
         self._look_beside = True  # for manifests that an archive stands for
@@ -134,7 +134,7 @@ class Node(HasSealer):
         """What keeps layers from being durable, by path; empty when all is well."""
         self.new = NewLayers(directory, self.problems, settings.retry_s)
         self.small = SmallFiles(directory.root, self._env, self.problems)
-        self.given_up = GivenUp(directory.root, self._env)
+        self.given_up = DiscardedVersions(directory.root, self._env)
         self._telling_gone = threading.Lock()  # what goes together is told together
         self._durability = threading.Lock()  # one thread makes layers durable at a time
         self._forgotten: set[LayerId] = set()  # since it began to
@@ -701,7 +701,7 @@ class Node(HasSealer):
     ) -> list[PurePosixPath]:
         # Or a merge of ours that ends later would cover theirs.
         with self._compactor.paused(), self._telling_gone:
-            layers, files = built_upon(small := list(small), self.directory, self.timelines)
+            layers, files = dependents_of(small := list(small), self.directory, self.timelines)
             layers, files = {*ids, *layers}, {*small, *files}
             if is_decided:
                 self._count_no_more(layers, files)
@@ -730,7 +730,7 @@ class Node(HasSealer):
             if record is not None:
                 digests[str(PurePosixPath(LAYERS, id.path))] = record.digest
         self.given_up.remember(digests)
-        first = first_given_up(files)
+        first = first_discarded(files)
         entries = [int(path.stem) for path in files if path.parts[0] == BRANCHES and is_number(path.stem)]
         with self._lock:
             self._catalog.apply(meta=self._remembered.give_up(first, min(entries, default=None)))
@@ -811,7 +811,7 @@ class Node(HasSealer):
         """The layers that manifests of the branch list and no file holds, by epoch."""
         self.scan()
         found = []
-        until = let_go_until(self.timelines, self.safe_point())
+        until = releasable_until(self.timelines, self.safe_point())
         with self._lock:
             held = {trace: list(records) for trace, records in self._records.items()}
         for manifest in to_look_at(self.manifests(branch), until, lambda trace: held.get(trace, ())):

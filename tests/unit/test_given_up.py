@@ -14,7 +14,7 @@ from nosync.lsm.manifests.sealing import Sealer
 from nosync.lsm.manifests.timelines import Timelines
 from nosync.lsm.model.layer import Description, LayerId
 from nosync.lsm.model.timestamp import END_OF_TIME
-from nosync.lsm.node.discards import GIVEN_UP, GivenUp
+from nosync.lsm.node.discards import GIVEN_UP, DiscardedVersions
 from nosync.lsm.platform.env import Env
 from nosync.lsm.trace.directory import LayerDirectory
 from nosync.replication.protocol.inventory import Held, NodeId, place_of
@@ -129,18 +129,18 @@ def test_what_is_given_up_is_remembered(open_store: OpenStore, tmp_path: Path) -
     gone = store.node.give_up([], [PurePosixPath("manifests/main/3.json")])
     layers = [f"layers/{LayerId(trace, Description.of_epoch(t)).path}" for t in range(3, EPOCHS)]
     assert {*map(str, gone)} == {*layers, *(f"manifests/main/{t}.json" for t in range(3, EPOCHS))}
-    kept = GivenUp(store.directory.root, store.directory.env).digests
+    kept = DiscardedVersions(store.directory.root, store.directory.env).digests
     assert set(kept) == set(map(str, gone))
     assert all(kept[name] == digest for name, digest in digests.items() if name in kept)
     record(store, range(3, EPOCHS), more=50)
     store.node.give_up([], [PurePosixPath("manifests/main/6.json")])
-    reversed_ = GivenUp(store.directory.root, store.directory.env).digests
+    reversed_ = DiscardedVersions(store.directory.root, store.directory.env).digests
     assert {name for name in reversed_ if name.startswith("manifests")} == {
         "manifests/main/6.json",
         "manifests/main/7.json",
     }, "those before count again, where they are what took the place"
     (store.directory.root / GIVEN_UP).write_bytes(b"torn")
-    assert GivenUp(store.directory.root, store.directory.env).digests == {}, (
+    assert DiscardedVersions(store.directory.root, store.directory.env).digests == {}, (
         "said in the log, and no reason not to start"
     )
 

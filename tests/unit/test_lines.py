@@ -15,7 +15,7 @@ import nosync
 from nosync.lsm.compaction.merge import Merge
 from nosync.lsm.layers.writer import arrange
 from nosync.lsm.manifests.branches import read_refs
-from nosync.lsm.manifests.input_policy import let_go_until
+from nosync.lsm.manifests.input_policy import releasable_until
 from nosync.lsm.model.history import Part, View
 from nosync.lsm.model.layer import Description, LayerId, Shard, TraceId
 from nosync.lsm.model.timestamp import Time, pack
@@ -191,17 +191,17 @@ def test_what_a_line_that_was_rewound_has_of_its_own_holds_its_inputs(open_store
     for t in range(6):
         put(store, t)
         store.seal(t)
-    assert let_go_until(node.timelines, 5) == 5
+    assert releasable_until(node.timelines, 5) == 5
     store.rewind(3, "old")
-    assert let_go_until(node.timelines, 9) == 3
+    assert releasable_until(node.timelines, 9) == 3
     node.create_branch("b", "old", 5, [])
     node.create_branch("c", "main", 1, [])
-    assert let_go_until(node.timelines, 9) == 1
+    assert releasable_until(node.timelines, 9) == 1
     node.delete_branch("c")
-    assert let_go_until(node.timelines, 9) == 3
+    assert releasable_until(node.timelines, 9) == 3
     node.delete_branch("b")
     node.delete_branch("old")
-    assert let_go_until(node.timelines, 9) == 9
+    assert releasable_until(node.timelines, 9) == 9
 
 
 def test_the_state_inside_a_loop_ends_where_the_parents_does(tmp_path: Path) -> None:
