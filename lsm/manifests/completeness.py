@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from nosync.lsm.manifests.archive import Run
 from nosync.lsm.manifests.branches import MAIN
-from nosync.lsm.manifests.input_policy import is_let_go, releasable_until
+from nosync.lsm.manifests.input_policy import is_released, releasable_until
 from nosync.lsm.manifests.manifest import Entry, Manifest
 from nosync.lsm.manifests.manifest_log import ManifestLog
 from nosync.lsm.manifests.timelines import Timelines
@@ -41,7 +41,7 @@ def lost(timelines: Timelines, directory: LayerDirectory, safe: int | None, bran
         MissingLayer(entry, manifest.t, manifest.timeline)
         for manifest in to_look_at(timelines.manifests(branch), until, presence.listed)
         for entry in manifest.entries
-        if not is_let_go(manifest, entry, until) and not presence.has(entry.id)
+        if not is_released(manifest, entry, until) and not presence.has(entry.id)
     ]
 
 
@@ -64,26 +64,26 @@ def safe_from(
 
 
 def to_look_at(
-    sealed: ManifestLog, let_go: int, held: Callable[[TraceId], Iterable[Description]]
+    sealed: ManifestLog, release: int, held: Callable[[TraceId], Iterable[Description]]
 ) -> Iterator[Manifest]:
     """All manifests but those of runs of which nothing can be missing, because merged layers stand for all that they
     list.
 
-    `let_go`: the epoch up to which inputs may be gone. `held(trace)`: the time ranges of the layers that are there.
+    `release`: the epoch up to which inputs may be gone. `held(trace)`: the time ranges of the layers that are there.
     """
     for piece in sealed.pieces():
         if isinstance(piece, Manifest):
             yield piece
-        elif not is_whole(piece, let_go, held):
+        elif not is_whole(piece, release, held):
             yield from sealed.of_run(piece)
 
 
-def is_whole(run: Run, let_go: int, held: Callable[[TraceId], Iterable[Description]]) -> bool:
+def is_whole(run: Run, release: int, held: Callable[[TraceId], Iterable[Description]]) -> bool:
     """Whether merged layers alone stand for all that a run lists. A layer of one epoch is compared by whoever looks at
     it.
     """
     for one in run.listed:
-        if one.trace.stage in run.policies and run.last <= let_go:
+        if one.trace.stage in run.policies and run.last <= release:
             continue
         reached = run.begin
         for d in sorted(held(one.trace)):

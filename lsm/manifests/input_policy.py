@@ -39,12 +39,12 @@ def releasable_until(timelines: Timelines, safe: int | None) -> Epoch:
     return Epoch(min([safe, *(at for at in shared if at is not None)]))
 
 
-def is_let_go(manifest: Manifest, entry: Entry, until: int) -> bool:
+def is_released(manifest: Manifest, entry: Entry, until: int) -> bool:
     """Whether a layer need not be there any more."""
     return manifest.t <= until and entry.id.trace.stage in policies(manifest)
 
 
-def inputs_to_let_go(
+def inputs_to_release(
     directory: LayerDirectory, timelines: Timelines, until: int
 ) -> Iterator[tuple[str, TraceId, list[LayerId]]]:
     """The traces of the main timeline's sources, each with its policy and its layers that lie before the end of epoch

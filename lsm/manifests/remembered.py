@@ -110,7 +110,7 @@ class Remembered:
             changed |= self.note_timeline(timeline, kept)
         return changed
 
-    def give_up(self, first: Mapping[str, Epoch], entry: int | None) -> dict[str, str]:
+    def discard(self, first: Mapping[str, Epoch], entry: int | None) -> dict[str, str]:
         """By timeline, the epoch from which on manifests are given up; and the entry from which on the log of branches
         is.
         """

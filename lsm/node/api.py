@@ -35,7 +35,7 @@ class Listener(Protocol):
         could take a layer for what they are not.
         """
 
-    def gave_up(self, digests: Mapping[str, str], before: Time) -> None:
+    def discarded(self, digests: Mapping[str, str], before: Time) -> None:
         """These contents count no more, all that were given up so far; inputs of epochs from `before` on are needed
         again.
         """
@@ -43,7 +43,7 @@ class Listener(Protocol):
     def safe_elsewhere(self, timeline: str) -> Epoch:
         """The largest safe point that a peer told; -1 where none did."""
 
-    def let_go(self, trace: TraceId, until: Time) -> None:
+    def release(self, trace: TraceId, until: Time) -> None:
         """Layers of this trace that end before a time are not kept here any more, merged or not."""
 
     def keeps_first(self, trace: TraceId) -> bool:
@@ -127,6 +127,6 @@ class StoreNode(Protocol):
     ) -> None: ...
     def promote(self, name: str, keep_as: str | None) -> None: ...
     def rewind(self, t: int, keep_as: str | None) -> None: ...
-    def let_go_of_first_attempt(self) -> None: ...
+    def release_first_attempt(self) -> None: ...
     def delete_branch(self, name: str) -> int: ...
     def close(self) -> None: ...

@@ -24,7 +24,7 @@ from nosync.lsm.trace.directory import MANIFESTS, LayerDirectory
 
 log = logging.getLogger("nosync")
 
-GIVEN_UP = "given-up.json"
+DISCARDED = "given-up.json"
 """In the directory: the contents that an operator gave up here."""
 
 
@@ -34,10 +34,10 @@ class DiscardedVersions:
     def __init__(self, root: Path, env: Env) -> None:
         self._root, self._env = root, env
         self.digests: Mapping[str, str] = {}
-        if (root / GIVEN_UP).exists():
+        if (root / DISCARDED).exists():
             try:
-                fields = read_small(root / GIVEN_UP, env)
-                with parsed("what was given up", str(root / GIVEN_UP)):
+                fields = read_small(root / DISCARDED, env)
+                with parsed("what was given up", str(root / DISCARDED)):
                     self.digests = {str(name): str(digest) for name, digest in fields["digests"].items()}
             except CorruptionError as error:
                 log.error("%s: what was given up before may be taken from a peer that still holds it", error)
@@ -48,7 +48,7 @@ class DiscardedVersions:
         """
         is_reversed = any(self.digests.get(name, digest) != digest for name, digest in digests.items())
         kept = {**({} if is_reversed else self.digests), **digests}
-        replace_small(self._root, self._root / GIVEN_UP, {"digests": kept}, self._env)
+        replace_small(self._root, self._root / DISCARDED, {"digests": kept}, self._env)
         self.digests = kept
 
 
@@ -62,15 +62,15 @@ def first_discarded(paths: Iterable[PurePosixPath]) -> dict[str, Epoch]:
 
 
 def dependents_of(
-    given_up: Iterable[PurePosixPath], directory: LayerDirectory, timelines: Timelines
+    discarded: Iterable[PurePosixPath], directory: LayerDirectory, timelines: Timelines
 ) -> tuple[set[LayerId], set[PurePosixPath]]:
     """Of a manifest all that its timeline has from there on, layers that were merged with earlier ones included; of an
     entry of the log of branches those after it.
     """
-    given_up = list(given_up)
-    first = first_discarded(given_up)
+    discarded = list(discarded)
+    first = first_discarded(discarded)
     files: set[PurePosixPath] = set()
-    for path in given_up:
+    for path in discarded:
         if path.parts[0] == BRANCHES:
             entries = [name for name in directory.env.list_dir(directory.root / BRANCHES) if is_number(name[:-5])]
             files |= {path.with_name(name) for name in entries if int(name[:-5]) > int(path.stem)}

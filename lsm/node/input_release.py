@@ -17,7 +17,7 @@ from typing import Protocol
 
 from nosync.lsm.errors import CorruptionError, StorageError
 from nosync.lsm.manifests.branches import MAIN
-from nosync.lsm.manifests.input_policy import NOTHING, inputs_to_let_go, policies, releasable_until
+from nosync.lsm.manifests.input_policy import NOTHING, inputs_to_release, policies, releasable_until
 from nosync.lsm.manifests.manifest import DISK
 from nosync.lsm.manifests.remembered import SAFE_META
 from nosync.lsm.manifests.timelines import Timelines
@@ -31,7 +31,7 @@ from nosync.lsm.trace.directory import LayerDirectory
 
 log = logging.getLogger("nosync")
 
-LET_GO = "let-go.json"
+RELEASED = "let-go.json"
 """In the directory: the main timeline's safe point when inputs were last let go of. The catalog has it too, and may be
 lost.
 """
@@ -74,7 +74,7 @@ class InputRelease:
         last = timelines.last_sealed()
         return last is not None and last > self._done and bool(policies(timelines.manifest(last)))
 
-    def let_go(self) -> None:
+    def release(self) -> None:
         """Drops what may go by now."""
         if not self.wait():
             return
@@ -84,12 +84,12 @@ class InputRelease:
         if until > self._tried:
             self._remember(until)
         self._tried, self._again_s = until, now_s + _AGAIN_S
-        found = inputs_to_let_go(self._owner.directory, self._owner.timelines, until)
-        is_done = [self._let_go_of(policy, trace, ids, until) for policy, trace, ids in found]
+        found = inputs_to_release(self._owner.directory, self._owner.timelines, until)
+        is_done = [self._release(policy, trace, ids, until) for policy, trace, ids in found]
         if all(is_done):
             self._done = until
 
-    def _let_go_of(self, policy: str, trace: TraceId, ids: list[LayerId], until: Epoch) -> bool:
+    def _release(self, policy: str, trace: TraceId, ids: list[LayerId], until: Epoch) -> bool:
         """Whether all of it went that is to go. What the one node that keeps it does not have yet stays here meanwhile."""
         listener, gone, end = self._owner.listener, ids, pack(until + 1)
         if policy == DISK:
@@ -102,7 +102,7 @@ class InputRelease:
             if len(gone) < len(ids):
                 end = ids[len(gone)].description.lower
         if listener is not None:
-            listener.let_go(trace, end)
+            listener.release(trace, end)
         self._owner.forget(gone)
         return len(gone) == len(ids)
 
@@ -112,7 +112,9 @@ class InputRelease:
 
     def _remember(self, until: Epoch) -> None:
         root = self._owner.directory.root
-        replace_small(root, root / LET_GO, {"line": self._owner.timelines.timeline(MAIN).id, "safe": until}, self._env)
+        replace_small(
+            root, root / RELEASED, {"line": self._owner.timelines.timeline(MAIN).id, "safe": until}, self._env
+        )
 
     def take_back(self, until: Epoch) -> None:
         """Epochs after this one were given up, for others that are not safe yet: their inputs are needed."""
@@ -122,14 +124,14 @@ class InputRelease:
             if until > NOTHING:
                 self._remember(until)
             else:
-                with storage_errors("remove", root / LET_GO):
-                    self._env.unlink(root / LET_GO)
+                with storage_errors("remove", root / RELEASED):
+                    self._env.unlink(root / RELEASED)
                     self._env.sync_dir(root)
 
 
 def told_before(root: Path, env: Env) -> dict[str, str]:
     """For a catalog that is made anew, the safe point up to which inputs were let go of; nothing where none were."""
-    path = root / LET_GO
+    path = root / RELEASED
     try:
         fields = read_small(path, env)
         with parsed("what inputs were let go of", str(path)):

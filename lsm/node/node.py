@@ -46,7 +46,7 @@ from nosync.lsm.layers.reader import LayerReader
 from nosync.lsm.manifests.branches import BRANCHES, MAIN, missing_entry
 from nosync.lsm.manifests.catalog import Catalog, set_aside
 from nosync.lsm.manifests.completeness import MissingLayer, to_look_at
-from nosync.lsm.manifests.input_policy import POLICIES, is_let_go, policies, releasable_until
+from nosync.lsm.manifests.input_policy import POLICIES, is_released, policies, releasable_until
 from nosync.lsm.manifests.lost_ends import LOST_END, LOST_MANIFEST, check_there, inferred, log_problem, lost_manifests
 from nosync.lsm.manifests.manifest import (
     Content,
@@ -134,7 +134,7 @@ class Node(HasSealer):
         """What keeps layers from being durable, by path; empty when all is well."""
         self.new = NewLayers(directory, self.problems, settings.retry_s)
         self.small = SmallFiles(directory.root, self._env, self.problems)
-        self.given_up = DiscardedVersions(directory.root, self._env)
+        self.discarded = DiscardedVersions(directory.root, self._env)
         self._telling_gone = threading.Lock()  # what goes together is told together
         self._durability = threading.Lock()  # one thread makes layers durable at a time
         self._forgotten: set[LayerId] = set()  # since it began to
@@ -145,7 +145,7 @@ class Node(HasSealer):
             settings,
             self.problems,
             looking=(self._validate, self._look, self._note_problems, self.collect_garbage, self.archive_manifests),
-            making_durable=(self._drain, self.let_go_of_inputs),
+            making_durable=(self._drain, self.release_inputs),
             merge_once=self.merge_once,
             make_ahead=self.make_files_ahead,
             idle_at_most_s=self._idle_at_most_s,
@@ -688,7 +688,7 @@ class Node(HasSealer):
             self._env.make_dirs(target.parent)
             self._env.replace(path, target)
 
-    def give_up(self, ids: Iterable[LayerId], small: Iterable[PurePosixPath]) -> list[PurePosixPath]:
+    def discard(self, ids: Iterable[LayerId], small: Iterable[PurePosixPath]) -> list[PurePosixPath]:
         """What others hold other contents of, which count, as an operator decided: ours go to quarantine with all that
         was built upon them, and theirs are fetched as anything lost is. Returns what went.
 
@@ -729,18 +729,18 @@ class Node(HasSealer):
             record = self.records_of(id.trace).get(id.description)
             if record is not None:
                 digests[str(PurePosixPath(LAYERS, id.path))] = record.digest
-        self.given_up.remember(digests)
+        self.discarded.remember(digests)
         first = first_discarded(files)
         entries = [int(path.stem) for path in files if path.parts[0] == BRANCHES and is_number(path.stem)]
         with self._lock:
-            self._catalog.apply(meta=self._remembered.give_up(first, min(entries, default=None)))
+            self._catalog.apply(meta=self._remembered.discard(first, min(entries, default=None)))
         for timeline, t in first.items():
             self.safe_points.take_back(timeline, Epoch(t - 1))
         main = self.timelines.timeline(MAIN).id
         if main in first:
             self._inputs.take_back(Epoch(first[main] - 1))
         if self.listener is not None:
-            self.listener.gave_up(self.given_up.digests, pack(min(first.values())) if first else END_OF_TIME)
+            self.listener.discarded(self.discarded.digests, pack(min(first.values())) if first else END_OF_TIME)
 
     def check(self) -> list[NosyncError]:
         """Verifies every byte of every layer; what is bad goes to quarantine. Returns an error for each."""
@@ -820,7 +820,7 @@ class Node(HasSealer):
             found += [
                 MissingLayer(e, manifest.t, manifest.timeline)
                 for e in manifest.entries
-                if not self.safe_points.is_durable(e) and e.id not in waiting and not is_let_go(manifest, e, until)
+                if not self.safe_points.is_durable(e) and e.id not in waiting and not is_released(manifest, e, until)
             ]
         return found
 
@@ -843,9 +843,9 @@ class Node(HasSealer):
         entries = manifest.entries if manifest is not None else ()
         return frozenset(e.id.trace.stage for e in entries if not e.copies)
 
-    def let_go_of_inputs(self) -> None:
+    def release_inputs(self) -> None:
         """Drops inputs that the safe point has passed, as their sources' policies say."""
-        self._inputs.let_go()
+        self._inputs.release()
 
     def archive_manifests(self) -> None:
         """Puts manifests of old, safe epochs together in one file, a group at a time, and removes what that stands for."""
@@ -947,12 +947,12 @@ class Node(HasSealer):
         until, frontier = self.timelines.sealed_until(trace), self.since()
         # Rounds of a loop are about to be dropped: the layer of their epoch stands for all of them.
         sealed = [d for d in available if d.upper <= until and not d.is_of_rounds]
-        let_go = trace.stage in policies(self.timelines.manifest(self.last_sealed() or 0))
+        release = trace.stage in policies(self.timelines.manifest(self.last_sealed() or 0))
         chains = []
         for i, origin in enumerate(origins):
             end = origins[i + 1] if i + 1 < len(origins) else END_OF_TIME
             within = sorted(d for d in sealed if origin <= d.lower and d.upper <= end)
-            begin = max(origin, within[0].lower) if let_go and within else origin  # what came before was let go of
+            begin = max(origin, within[0].lower) if release and within else origin  # what came before was let go of
             reached = begin
             for d in within:
                 if d.lower <= reached < d.upper:
@@ -1068,7 +1068,7 @@ class Node(HasSealer):
         self.timelines.rewind(t, keep_as)
         self._main_changed()
 
-    def let_go_of_first_attempt(self) -> None:
+    def release_first_attempt(self) -> None:
         """Forgets all layers of a store that has no sealed epochs, so that its first one can be given other rows.
 
         Raises LostEpochError where it had some, and their manifests are lost.

@@ -27,8 +27,8 @@ from nosync.lsm.manifests.lost_ends import inferred, log_problem, lost_manifests
 from nosync.lsm.manifests.timelines import Timelines
 from nosync.lsm.model.layer import LayerId
 from nosync.lsm.model.timestamp import Epoch
-from nosync.lsm.node.discards import GIVEN_UP
-from nosync.lsm.node.input_release import LET_GO
+from nosync.lsm.node.discards import DISCARDED
+from nosync.lsm.node.input_release import RELEASED
 from nosync.lsm.platform.env import Env, storage_error
 from nosync.lsm.platform.json_file import read_small, replace_small, whole_number
 from nosync.lsm.store.verify import VerifyReport, verify_directory
@@ -75,7 +75,7 @@ def backup(
         raise CorruptionError(
             f"{root} cannot be copied whole: {missing[-1]}. `nosync verify {root}` says what is wrong there"
         )
-    copy.write_let_go()
+    copy.write_released()
     copy.sync()
     report = verify_directory(copy.target)  # but for the marker
     errors = tuple(error for error in report.errors if MARKER not in error)
@@ -106,7 +106,7 @@ class _Copy:
 
     def _small_files(self) -> Iterator[PurePosixPath]:
         root = self._source.root
-        yield from (PurePosixPath(name) for name in (GIVEN_UP, "members.json") if (root / name).exists())
+        yield from (PurePosixPath(name) for name in (DISCARDED, "members.json") if (root / name).exists())
         yield from register_files(root, self._env)
         for timeline in sorted(self._env.list_dir(root / MANIFESTS)):
             names = sorted(self._env.list_dir(root / MANIFESTS / timeline))
@@ -151,7 +151,7 @@ class _Copy:
         problem = log_problem(timelines, root, self._env)
         if problem is not None:
             return problem
-        safe = self._let_go()
+        safe = self._released()
         for name in timelines.refs.names:
             for text in lost_manifests(timelines, name, None).values():
                 return text
@@ -161,11 +161,11 @@ class _Copy:
         later = inferred(timelines, self.target.layer_ids(), pins, {})
         return f"timeline {next(iter(later))} goes on" if later else None
 
-    def _let_go(self) -> Epoch | None:
+    def _released(self) -> Epoch | None:
         """Up to which epoch inputs may have been let go of."""
         timelines = Timelines(self.target.root, self._env)
         last = timelines.last_sealed()
-        path = self._source.root / LET_GO
+        path = self._source.root / RELEASED
         if last is None or not path.exists():
             return None
         fields = read_small(path, self._env)
@@ -175,12 +175,12 @@ class _Copy:
             else None
         )
 
-    def write_let_go(self) -> None:
+    def write_released(self) -> None:
         """It is not copied: the original may have gone on since its manifests were."""
-        until = self._let_go()
+        until = self._released()
         if until is not None:
             timeline = Timelines(self.target.root, self._env).timeline(MAIN).id
-            replace_small(self.target.root, self.target.root / LET_GO, {"line": timeline, "safe": until}, self._env)
+            replace_small(self.target.root, self.target.root / RELEASED, {"line": timeline, "safe": until}, self._env)
 
     def sync(self) -> None:
         for path in self._copied:

@@ -535,7 +535,7 @@ class Store:
         """
         last = self.last_sealed()
         if last is None and t == BEFORE_FIRST_EPOCH:
-            self.node.let_go_of_first_attempt()
+            self.node.release_first_attempt()
             return None
         pack(t)
         if last is None or not self.since() <= t <= last:

@@ -245,7 +245,7 @@ class Job:
         """Seals an epoch that ran, and gives its changes to the sinks."""
         self._seal(flow, t, reports, streams_from)
         self._delivery.deliver(t)
-        self._kept.let_go()
+        self._kept.release()
 
     def backfill(
         self,
@@ -368,9 +368,9 @@ class Job:
             meta[WATERMARK_POLICIES] = policies
         if streams_from is not None:
             meta[STREAMS_FROM] = streams_from
-        let_go = {stage.name: stage.at_safe_point for stage in self._declared.sources if stage.at_safe_point != KEEP}
-        if let_go:
-            meta[AT_SAFE_POINT] = let_go
+        release = {stage.name: stage.at_safe_point for stage in self._declared.sources if stage.at_safe_point != KEEP}
+        if release:
+            meta[AT_SAFE_POINT] = release
         ids = self._epochs.ids(flow, t)
         self._node.seal(t, ids, self.branch_name, meta=meta, copies=self._copies(), contents=_contents(ids, reports))
         self._drop_rounds(t)

@@ -1,7 +1,7 @@
 """Inputs that epochs may have to be computed from again: those that the safe point has not passed yet.
 
-Where one directory is the store, what it holds is what there is, and nothing is kept. Where daemons keep the store, a host may
-be lost together with layers that nobody else has yet.
+Where one directory is the store, what it holds is what there is, and nothing is kept. Where daemons keep the store, a
+host may be lost together with layers that nobody else has yet.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class KeptInputs(Mapping[int, "Mapping[str, DataFrame]"]):
         if self._node.store_id:
             self._kept[t] = inputs()
 
-    def let_go(self) -> None:
+    def release(self) -> None:
         """Of what is safe by now, and of the oldest where there are too many. Waits for nobody."""
         if not self._node.store_id:
             return

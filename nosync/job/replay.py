@@ -1,7 +1,7 @@
 """Replaying a branch: which epochs and stages it takes, and what came of it.
 
-A branch shares every layer of stages whose fingerprint is its parent's. What is missing are the layers of changed stages and
-of what is computed from them; the recorded inputs give them again, and nothing else runs.
+A branch shares every layer of stages whose fingerprint is its parent's. What is missing are the layers of changed
+stages and of what is computed from them; the recorded inputs give them again, and nothing else runs.
 """
 
 from __future__ import annotations
@@ -87,10 +87,11 @@ def check_states_fit(
     anew: Collection[str],
     schema_of: Callable[[str], tuple[tuple[str, ...], pa.Schema] | None],
 ) -> None:
-    """A changed keyed stage goes on from its parent's state, so it must be able to read it; and so must one that begins `anew`,
-    for what it held before is taken back.
+    """A changed keyed stage goes on from its parent's state, so it must be able to read it; and so must one that begins
+    `anew`, for what it held before is taken back.
 
-    `schema_of(stage)`: key and columns that the parent recorded; None for a new stage. Raises SchemaError naming the stage.
+    `schema_of(stage)`: key and columns that the parent recorded; None for a new stage. Raises SchemaError naming the
+    stage.
     """
     for name in changed:
         stage, before = flow.stages[name], schema_of(name)
@@ -111,10 +112,11 @@ def check_states_fit(
 def begin_anew(flow: BoundFlow, changed: Collection[str], own: Collection[str], known: Collection[str]) -> list[str]:
     """The recorded stages that begin anew with a branch's first epoch, from all rows of their inputs that are there.
 
-    Rows of an input that changes may be taken back after the fork though they came before it. So a stage with other code, or a
-    new one, counts all that are there as its code sees them, and so does what follows it. `changed`: the recorded stages that do
-    not share their layers with the parent; `own`: declared stages whose own code is another one; `known`: stages that were there
-    at the fork, with the code that they have on the parent. Raises FlowError naming a stage that cannot.
+    Rows of an input that changes may be taken back after the fork though they came before it. So a stage with other
+    code, or a new one, counts all that are there as its code sees them, and so does what follows it. `changed`: the
+    recorded stages that do not share their layers with the parent; `own`: declared stages whose own code is another
+    one; `known`: stages that were there at the fork, with the code that they have on the parent. Raises FlowError
+    naming a stage that cannot.
     """
     anew: dict[str, str] = {}  # and the declared stage that it is for
     for stage in flow.stages.values():
@@ -178,9 +180,9 @@ def _named(stage: BoundStage) -> str:
 
 def check_rows_are_kept(flow: BoundFlow, anew: Collection[str], declared: Dataflow) -> None:
     """A stage that begins `anew` reads all rows of its inputs. Raises FlowError where a source lets go of them."""
-    let_go = {source.name for source in declared.sources if source.at_safe_point == DROP}
+    release = {source.name for source in declared.sources if source.at_safe_point == DROP}
     for stage in (flow.stages[name] for name in anew):
-        for source in (up.name for name in stage.inputs for up in flow.changes_from(name) if up.name in let_go):
+        for source in (up.name for name in stage.inputs for up in flow.changes_from(name) if up.name in release):
             raise FlowError(
                 f"stage {_declared(stage)} begins anew on the branch, from all rows of source {source}, which "
                 f"are let go of when they are safe (at_safe_point={DROP!r}): keep them, or run the changed flow in a store of "

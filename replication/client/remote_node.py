@@ -201,7 +201,7 @@ class AttachedNode(HasSealer):
     def rewind(self, t: int, keep_as: str | None) -> None:
         self._change(pb.ChangeBranchesRequest(rewind=pb.ChangeBranchesRequest.Rewind(at=t, keep_as=keep_as or "")))
 
-    def let_go_of_first_attempt(self) -> None:
+    def release_first_attempt(self) -> None:
         """Raises InvalidInputError: peers may have been sent some of it."""
         raise InvalidInputError(
             "cannot rewind to -1 beside a daemon: peers may have what the first attempt recorded. Begin with another epoch "

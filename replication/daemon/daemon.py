@@ -536,10 +536,10 @@ class Daemon:
         with self._answering(call, READERS):
             if request.take_theirs:
                 self._check_caller(call, OWNER)
-            names = self.replicator.conflicts_to_give_up() if request.take_theirs else self.replicator.conflicts()
+            names = self.replicator.conflicts_to_discard() if request.take_theirs else self.replicator.conflicts()
             if request.take_theirs and names:
                 layers = [id for name in names if (id := layer_of(name)) is not None]
-                gone = self.node.give_up(layers, [PurePosixPath(name) for name in names if layer_of(name) is None])
+                gone = self.node.discard(layers, [PurePosixPath(name) for name in names if layer_of(name) is None])
                 log.warning("took the peers' contents of %s", ", ".join(names))
                 names = [str(path) for path in gone]
             return pb.ConflictsReply(names=names)

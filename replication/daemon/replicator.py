@@ -172,7 +172,7 @@ class Replicator:
     def start(self) -> None:
         """Announces what is there, and begins to listen to the node."""
         self._node.listen(self)
-        self.gave_up(self._node.given_up.digests, END_OF_TIME)
+        self.discarded(self._node.discarded.digests, END_OF_TIME)
         self.held_files(self._node.small.durable())
         self._clock.start()
 
@@ -248,17 +248,17 @@ class Replicator:
         with self._lock:
             self._act(self._replica.holds([], [*map(str, paths), *map(name_of, layers)]))
 
-    def gave_up(self, digests: Mapping[str, str], before: Time) -> None:
+    def discarded(self, digests: Mapping[str, str], before: Time) -> None:
         """See nosync.lsm.node.api.Listener."""
         with self._lock:
-            self._replica.gave_up(digests, before)
+            self._replica.discarded(digests, before)
 
     def conflicts(self) -> list[str]:
         """Files of which peers hold other contents."""
         with self._lock:
             return sorted(self._replica.conflicts())
 
-    def conflicts_to_give_up(self) -> list[str]:
+    def conflicts_to_discard(self) -> list[str]:
         """As `conflicts`, where the other contents can be fetched from a peer that is up. Raises ReplicationError where
         there are only others.
         """
@@ -280,10 +280,10 @@ class Replicator:
         with self._lock:
             return Epoch(self._replica.safe_elsewhere(timeline))
 
-    def let_go(self, trace: TraceId, until: Time) -> None:
+    def release(self, trace: TraceId, until: Time) -> None:
         """See nosync.lsm.node.api.Listener."""
         with self._lock:
-            self._replica.let_go(str(trace.directory), until)
+            self._replica.release(str(trace.directory), until)
 
     def keeps_first(self, trace: TraceId) -> bool:
         """See nosync.lsm.node.api.Listener."""
@@ -650,14 +650,14 @@ class Replicator:
         self._announce_again()
         with self._lock:
             self._act(self._replica.tick(self._env.monotonic_s()))
-            conflicts, given_up = self._replica.conflicts(), self._replica.given_up_elsewhere()
+            conflicts, discarded = self._replica.conflicts(), self._replica.given_up_elsewhere()
             if not self._replica.backlog_bytes:  # of what was refused, nothing is to come any more
                 self._node.problems.pop(_NOT_KEPT, None)
         self._drop_old_parts()
         for name in list(self._node.problems):  # in one go: other threads change it
-            if name.startswith(_CONFLICT) and name[len(_CONFLICT) :] not in {*conflicts, *given_up}:
+            if name.startswith(_CONFLICT) and name[len(_CONFLICT) :] not in {*conflicts, *discarded}:
                 self._node.problems.pop(name, None)
-        for name, node in given_up.items():
+        for name, node in discarded.items():
             self._node.problems[_CONFLICT + name] = (
                 f"was given up here, and node {node} still holds it: nosync conflicts --take-theirs there as well, or wait for "
                 "the node whose contents count"

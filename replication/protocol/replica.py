@@ -143,9 +143,9 @@ class Replica:
         self.safe: dict[str, int] = {}
         """By timeline, this node's safe point, which peers are told."""
         self.main_timeline = MAIN_TIMELINE
-        self._let_go: dict[str, Time] = {}  # by trace, the time up to which its layers are not kept here any more
+        self._released: dict[str, Time] = {}  # by trace, the time up to which its layers are not kept here any more
         self._kept_s: dict[str, float] = {}  # traces that tasks here asked for, and until when
-        self.given_up: dict[str, str] = {}
+        self.discarded: dict[str, str] = {}
         """By file, the digest of contents that an operator gave up here: no peer's count, nor what is built upon them.
         """
         self.keep_all = False
@@ -350,19 +350,19 @@ class Replica:
         ask = [effect for peer in self._linked() if peer.asked_s is None for effect in self._ask(peer)]
         return [*ask, *self._fetch()]
 
-    def gave_up(self, digests: Mapping[str, str], before: Time) -> None:
+    def discarded(self, digests: Mapping[str, str], before: Time) -> None:
         """These contents count no more, all that were given up so far; inputs are needed again that end after `before`."""
-        self.given_up = dict(digests)
-        self._look_again([trace for trace, until in self._let_go.items() if until > before])
-        self._let_go = {trace: min(until, before) for trace, until in self._let_go.items()}
+        self.discarded = dict(digests)
+        self._look_again([trace for trace, until in self._released.items() if until > before])
+        self._released = {trace: min(until, before) for trace, until in self._released.items()}
         for peer in self.peers.values():
             self._touched_of(peer, [name for name in digests if name in peer.holds])
 
-    def let_go(self, trace: str, until: Time) -> None:
+    def release(self, trace: str, until: Time) -> None:
         """Inputs that are safe: layers of this trace that end by `until` are fetched no more, unless a task asks for
         them.
         """
-        self._let_go[trace] = max(until, self._let_go.get(trace, until))
+        self._released[trace] = max(until, self._released.get(trace, until))
         for peer in self.peers.values():
             if trace in peer.todo:
                 peer.dirty.add(trace)
@@ -678,8 +678,8 @@ class Replica:
         if id is None:
             return True
         trace = place_of(name)
-        is_let_go = id.description.upper <= self._let_go.get(trace, 0)
-        return self._keeps_trace(trace) and (not is_let_go or trace in self._kept_s)
+        is_released = id.description.upper <= self._released.get(trace, 0)
+        return self._keeps_trace(trace) and (not is_released or trace in self._kept_s)
 
     def _keeps_trace(self, trace: str) -> bool:
         """Whether this node keeps the layers of a trace that were not let go of."""
@@ -757,7 +757,7 @@ class Replica:
         ):
             self._placement.forget(place)
         names = [*layers.values(), *([place] if place in peer.holds else [])]
-        may_differ = bool(self.given_up) or self.mine.has_at(place)
+        may_differ = bool(self.discarded) or self.mine.has_at(place)
         found = {name: self._conflict(peer, name) for name in names} if may_differ else {}
         peer.conflict_at(place, {name: digests for name, digests in found.items() if digests is not None})
         todo = self._lacking(peer, place, names)
@@ -796,7 +796,7 @@ class Replica:
         return ("", its.digest) if self._is_given_up(its) else None
 
     def _is_given_up(self, held: Held) -> bool:
-        return self.given_up.get(held.name) == held.digest
+        return self.discarded.get(held.name) == held.digest
 
     def _has_or_fetches(self, name: str) -> bool:
         return name in self.mine or name in self._fetching or self.mine.has_archived(name)

@@ -148,14 +148,14 @@ def test_what_merged_layers_stand_for(held: list[set[Description]], first: int, 
     def is_merged(d: Description) -> bool:
         return round_of(d.lower) == round_of(d.upper) == 0 and epoch_of(d.upper) - epoch_of(d.lower) > 1
 
-    def expected(let_go: int) -> bool:
+    def expected(release: int) -> bool:
         return all(
             any(is_merged(d) and d.covers(Description.of_epoch(t)) for d in layers)
             for i, layers in enumerate(held)
-            if not (dropped and i == 0 and first + more <= let_go)
+            if not (dropped and i == 0 and first + more <= release)
             for t in range(first, first + more + 1)
         )
 
     of = dict(zip(traces, held, strict=True))
-    for let_go in (-1, first + more - 1, first + more):
-        assert is_whole(run, let_go, of.__getitem__) == expected(let_go)
+    for release in (-1, first + more - 1, first + more):
+        assert is_whole(run, release, of.__getitem__) == expected(release)

@@ -1,4 +1,6 @@
-"""What a node is to fetch from each peer, after any course of events, against its definition: all nodes ranked for each file."""
+"""What a node is to fetch from each peer, after any course of events, against its definition: all nodes ranked for each
+file.
+"""
 
 from __future__ import annotations
 
@@ -150,13 +152,13 @@ class OneNode:
         self.one.keep_traces([self.random.choice(DIRECTORIES)])
 
     def inputs_are_let_go(self) -> None:
-        self.one.let_go(self.random.choice(DIRECTORIES), pack(self.random.randint(0, 8)))
+        self.one.release(self.random.choice(DIRECTORIES), pack(self.random.randint(0, 8)))
 
     def an_operator_takes_files_back(self) -> None:
         conflicts = sorted(self.one.conflicts().items())[:2]
-        given_up = {name: ours for name, (_, ours, _) in conflicts}
-        self.one.gave_up({**self.one.given_up, **given_up}, pack(self.random.randint(0, 8)))
-        self.one.holds([], list(given_up))
+        discarded = {name: ours for name, (_, ours, _) in conflicts}
+        self.one.discarded({**self.one.discarded, **discarded}, pack(self.random.randint(0, 8)))
+        self.one.holds([], list(discarded))
 
     def a_job_wants_all(self) -> None:
         self.one.want_all()
@@ -190,8 +192,8 @@ class OneNode:
         id = layer_of(name)
         if id is None or place_of(name) in self.one._kept_s:
             return True
-        is_let_go = id.description.upper <= self.one._let_go.get(place_of(name), 0)
-        return not is_let_go and (self.one.keep_all or ME in keepers(place_of(name), up, REPLICAS))
+        is_released = id.description.upper <= self.one._released.get(place_of(name), 0)
+        return not is_released and (self.one.keep_all or ME in keepers(place_of(name), up, REPLICAS))
 
     def check(self) -> None:
         """What is to be fetched of each peer, by its definition."""
@@ -208,7 +210,7 @@ class OneNode:
             wanted = [
                 held
                 for held in missing(have, peer.holds)
-                if self.keeps(held.name, up) and one.given_up.get(held.name) != held.digest
+                if self.keeps(held.name, up) and one.discarded.get(held.name) != held.digest
             ]
             assert sorted(held for todo in peer.todo.values() for held in todo) == sorted(wanted), peer.node
             assert peer.todo_files == len(wanted)

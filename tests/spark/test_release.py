@@ -1,4 +1,6 @@
-"""Sources that let go of their rows at the safe point: a job goes on, recovers, and says what can no longer be replayed."""
+"""Sources that let go of their rows at the safe point: a job goes on, recovers, and says what can no longer be
+replayed.
+"""
 
 from __future__ import annotations
 
@@ -29,11 +31,11 @@ def rows(spark: SparkSession, t: int) -> dict[str, DataFrame]:
     return {"rows": spark.createDataFrame([(f"w{i % 5}", i + t) for i in range(20)], "word string, n bigint")}
 
 
-def let_go(store: nosync.Store) -> list[str]:
+def release(store: nosync.Store) -> list[str]:
     """What is left of the source when everything is safe."""
     store.sync()
     assert isinstance(store.node, Node)
-    store.node.let_go_of_inputs()
+    store.node.release_inputs()
     store.node.collect_garbage()
     return [layer.stage for layer in store.layers() if layer.stage == "rows"]
 
@@ -45,7 +47,7 @@ def test_rows_that_were_let_go_of_are_missed_by_replays_only(spark: SparkSession
     for t in range(3):
         job.advance(t, rows(spark, t))
     state = sorted(map(tuple, job.read("sums", as_of=1).collect()))
-    assert let_go(store) == []
+    assert release(store) == []
     assert job.recover().lost == 0
     assert sorted(map(tuple, job.read("sums", as_of=1).collect())) == state
     with pytest.raises(
@@ -59,7 +61,7 @@ def test_rows_that_were_let_go_of_are_missed_by_replays_only(spark: SparkSession
     job.advance(3, rows(spark, 3))
     assert job.safe_point() == 2
     branch = job.branch("later", at=2, replace={"kept": lambda rows: rows})
-    assert let_go(store) == ["rows", "rows"], "a branch holds what came after its fork"
+    assert release(store) == ["rows", "rows"], "a branch holds what came after its fork"
     branch.replay()
     assert branch.last_sealed() == 3
 

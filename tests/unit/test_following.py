@@ -101,7 +101,7 @@ def test_a_known_epoch_that_is_another_one_now_is_for_a_look_at_all(store: nosyn
         [PurePosixPath("manifests", "main", "0-3.json")],
         [PurePosixPath("manifests", "main", "6.json.bak")],
         [PurePosixPath("manifests", "6.json")],
-        [PurePosixPath("given_up.json")],
+        [PurePosixPath("discarded.json")],
     ],
 )
 def test_anything_else_is_for_a_look_at_all(store: nosync.Store, lines: Timelines, came: list[PurePosixPath]) -> None:

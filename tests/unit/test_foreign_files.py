@@ -1,4 +1,6 @@
-"""A data directory that somebody else can write to, or sent: nothing outside of it is touched, nothing hangs, nothing leaks."""
+"""A data directory that somebody else can write to, or sent: nothing outside of it is touched, nothing hangs, nothing
+leaks.
+"""
 
 from __future__ import annotations
 
@@ -148,7 +150,9 @@ def test_what_is_no_regular_file_is_named(open_store: OpenStore, tmp_path: Path,
 
 
 def test_offsets_beyond_the_buffer_are_not_followed(open_store: OpenStore) -> None:
-    """Strings whose offsets point behind their characters, under digests that fit: nothing of the process's memory is shown."""
+    """Strings whose offsets point behind their characters, under digests that fit: nothing of the process's memory is
+    shown.
+    """
     root = received(filled(open_store))
     path = layer_of(root, 1)
 
@@ -315,7 +319,7 @@ def test_an_unknown_policy_keeps_inputs(open_store: OpenStore, policy: object) -
     with open_store() as store:
         store.sync()
         assert store.safe_point() == 2
-        store.node.let_go_of_inputs()
+        store.node.release_inputs()
         store.node.collect_garbage()
         problems = [text for text in store.status().problems.values() if "at_safe_point" in text]
         assert len(problems) == 1

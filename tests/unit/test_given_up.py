@@ -14,7 +14,7 @@ from nosync.lsm.manifests.sealing import Sealer
 from nosync.lsm.manifests.timelines import Timelines
 from nosync.lsm.model.layer import Description, LayerId
 from nosync.lsm.model.timestamp import END_OF_TIME
-from nosync.lsm.node.discards import GIVEN_UP, DiscardedVersions
+from nosync.lsm.node.discards import DISCARDED, DiscardedVersions
 from nosync.lsm.platform.env import Env
 from nosync.lsm.trace.directory import LayerDirectory
 from nosync.replication.protocol.inventory import Held, NodeId, place_of
@@ -47,8 +47,8 @@ def values(store: nosync.Store, t: int | None = None) -> list[int]:
     return sorted(store.read("c", t).column("v").to_pylist())
 
 
-def give_up(store: nosync.Store, first: int) -> None:
-    store.node.give_up([], [PurePosixPath(f"manifests/main/{first}.json")])
+def discard(store: nosync.Store, first: int) -> None:
+    store.node.discard([], [PurePosixPath(f"manifests/main/{first}.json")])
     store.node.settle()
 
 
@@ -58,13 +58,13 @@ def test_a_reader_sees_what_took_the_place_of_what_was_given_up(open_store: Open
     with nosync.open(tmp_path / "store", read_only=True) as reader:
         assert values(reader) == [7, 7]
         assert values(reader, 3) == [3, 3]
-        give_up(store, 3)
+        discard(store, 3)
         assert reader.last_sealed() == 2
         assert values(reader) == [2, 2]
     with nosync.open(tmp_path / "store", read_only=True) as reader:
         record(store, range(3, EPOCHS), more=50)
         assert values(reader) == [7, 57]
-        give_up(store, 3)
+        discard(store, 3)
         record(store, range(3, EPOCHS), more=100)  # all at once, as the reader sees it
         assert values(reader) == [7, 107]
         assert values(reader, 3) == [3, 103]
@@ -81,7 +81,7 @@ def test_a_task_takes_no_layer_for_recorded_that_was_given_up(open_store: OpenSt
     id = LayerId(trace, Description.of_epoch(5))
     before = of_the_task.recorded(id)
     assert of_the_task.reader(id) is of_the_task.reader(id)
-    give_up(store, 3)
+    discard(store, 3)
     record(store, range(3, EPOCHS), more=100)
     found = of_the_task.recorded(id)
     assert found.digest != before.digest
@@ -96,7 +96,7 @@ def test_a_look_at_the_newest_epoch_is_enough(open_store: OpenStore) -> None:
     before = of_a_job.manifests()[5]
     of_a_job.notice_changes("main")
     assert of_a_job.manifests()[5] is before, "nothing was read again"
-    give_up(store, 5)
+    discard(store, 5)
     of_a_job.notice_changes("other")
     assert of_a_job.last_sealed() == EPOCHS - 1
     of_a_job.notice_changes("main")
@@ -104,7 +104,7 @@ def test_a_look_at_the_newest_epoch_is_enough(open_store: OpenStore) -> None:
     record(store, range(5, EPOCHS), more=50)
     of_a_job.refresh()
     assert of_a_job.manifests()[5] not in (before, None)
-    give_up(store, 5)
+    discard(store, 5)
     record(store, range(5, EPOCHS))
     of_a_job.notice_changes()
     assert of_a_job.manifests()[5] == before
@@ -116,7 +116,7 @@ def test_branches_that_others_count_for_are_noticed(open_store: OpenStore, tmp_p
     store.node.create_branch("ours", "main", 5, [])
     with nosync.open(tmp_path / "store", read_only=True) as reader:
         assert sorted(reader.branches()) == ["main", "ours"]
-        store.node.give_up([], [PurePosixPath("branches/1.json")])
+        store.node.discard([], [PurePosixPath("branches/1.json")])
         store.node.create_branch("theirs", "main", 3, [])
         assert sorted(reader.branches()) == ["main", "theirs"]
 
@@ -126,20 +126,20 @@ def test_what_is_given_up_is_remembered(open_store: OpenStore, tmp_path: Path) -
     record(store, range(EPOCHS))
     (trace,) = store.directory.traces("c")
     digests = {f"layers/{id.path}": store.directory.recorded(id).digest for id in store.directory.layer_ids()}
-    gone = store.node.give_up([], [PurePosixPath("manifests/main/3.json")])
+    gone = store.node.discard([], [PurePosixPath("manifests/main/3.json")])
     layers = [f"layers/{LayerId(trace, Description.of_epoch(t)).path}" for t in range(3, EPOCHS)]
     assert {*map(str, gone)} == {*layers, *(f"manifests/main/{t}.json" for t in range(3, EPOCHS))}
     kept = DiscardedVersions(store.directory.root, store.directory.env).digests
     assert set(kept) == set(map(str, gone))
     assert all(kept[name] == digest for name, digest in digests.items() if name in kept)
     record(store, range(3, EPOCHS), more=50)
-    store.node.give_up([], [PurePosixPath("manifests/main/6.json")])
+    store.node.discard([], [PurePosixPath("manifests/main/6.json")])
     reversed_ = DiscardedVersions(store.directory.root, store.directory.env).digests
     assert {name for name in reversed_ if name.startswith("manifests")} == {
         "manifests/main/6.json",
         "manifests/main/7.json",
     }, "those before count again, where they are what took the place"
-    (store.directory.root / GIVEN_UP).write_bytes(b"torn")
+    (store.directory.root / DISCARDED).write_bytes(b"torn")
     assert DiscardedVersions(store.directory.root, store.directory.env).digests == {}, (
         "said in the log, and no reason not to start"
     )
@@ -157,7 +157,7 @@ def test_a_peer_that_holds_what_was_given_up_has_another_history() -> None:
         for one in [*held, *merged]:
             replica.peers[node].holds.add(one)
             replica.peers[node].dirty.add(place_of(one.name))
-    replica.gave_up({"manifests/main/4.json": "wrong"}, END_OF_TIME)
+    replica.discarded({"manifests/main/4.json": "wrong"}, END_OF_TIME)
     asked = {
         effect.session: {wanted.held.digest for wanted in effect.message.files}
         for effect in replica.tick(0.1)

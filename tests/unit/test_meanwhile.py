@@ -65,7 +65,7 @@ def test_a_merge_that_runs_while_layers_are_given_up_does_not_bring_them_back(
 ) -> None:
     store = filled(open_store())
     merge = merging(store, monkeypatch)
-    store.node.give_up([], [PurePosixPath("manifests/main/3.json")])
+    store.node.discard([], [PurePosixPath("manifests/main/3.json")])
     merge.join()
     store.node.settle()
     assert all(d.upper <= pack(3) for d in descriptions(store))

@@ -493,7 +493,7 @@ def test_what_is_not_wanted_is_not_taken() -> None:
     assert not two.accepts(SESSION, held(6, digest="other"))
     two.fetch_failed(held(6).name)
     assert not two.accepts(SESSION, held(6)), "it was no good: it is asked for later"
-    two.let_go(place_of(held(8).name), pack(20))
+    two.release(place_of(held(8).name), pack(20))
     assert not two.accepts(SESSION, held(8))
 
 
@@ -574,7 +574,7 @@ def test_what_a_task_asks_for_comes_also_where_it_was_let_go_of() -> None:
     pair = Pair()
     one, two = pair.nodes[N1], pair.nodes[N2]
     pair.holds(N1, held(0))
-    two.let_go(place_of(held(0).name), pack(5))
+    two.release(place_of(held(0).name), pack(5))
     pair.drop(N2, held(0).name)
     pair.pass_s(UNWANTED_S + 5)
     assert held(0).name not in two.mine

@@ -46,10 +46,10 @@ def test_inputs_go_when_they_are_safe_and_nothing_misses_them(open_store: OpenSt
     store = manual(open_store)
     for t in range(4):
         run(store, t)
-    node_of(store).let_go_of_inputs()
+    node_of(store).release_inputs()
     assert len(files(store, "rows")) == 4, "nothing is safe yet"
     store.sync()
-    node_of(store).let_go_of_inputs()
+    node_of(store).release_inputs()
     assert files(store, "rows") == []
     assert len(files(store, "sums")) == 4
     for _ in range(2):
@@ -69,7 +69,7 @@ def test_inputs_go_when_they_are_safe_and_nothing_misses_them(open_store: OpenSt
     assert store.safe_point() == 8
     store.compact()
     assert len(files(store, "rows")) == 1, "what is left of a source is merged as before"
-    node_of(store).let_go_of_inputs()
+    node_of(store).release_inputs()
     assert files(store, "rows") == []
 
 
@@ -80,7 +80,7 @@ def test_a_catalog_that_is_lost_takes_nothing_of_what_was_safe_with_it(open_stor
     for t in range(4):
         run(store, t)
     store.sync()
-    node_of(store).let_go_of_inputs()
+    node_of(store).release_inputs()
     assert files(store, "rows") == []
     root = store.directory.root
     store.close()
@@ -106,7 +106,7 @@ def test_what_cannot_be_made_safe_is_not_let_go_of(open_store: OpenStore) -> Non
     run(store, 1)
     with pytest.raises(nosync.StorageError):
         store.sync()
-    node_of(store).let_go_of_inputs()
+    node_of(store).release_inputs()
     assert files(store, "rows") == ["1-2-0.layer"]
 
 
@@ -116,14 +116,14 @@ def test_a_branch_holds_what_came_after_its_fork(open_store: OpenStore) -> None:
         run(store, t)
     store.sync()
     store.node.create_branch("try", "main", 1, [])
-    node_of(store).let_go_of_inputs()
+    node_of(store).release_inputs()
     assert files(store, "rows") == ["2-3-0.layer", "3-4-0.layer"]
     assert store.missing() == store.node.missing("try") == []
     (store.directory.root / "layers/rows/raw/0/2-3-0.layer").unlink()
     assert [m.t for m in store.missing()] == [2], "what must be there is still missed"
     store.delete_branch("try")
     assert store.missing() == []
-    node_of(store).let_go_of_inputs()
+    node_of(store).release_inputs()
     assert files(store, "rows") == []
 
 
@@ -132,7 +132,7 @@ def test_alone_a_node_keeps_the_only_copy(open_store: OpenStore, policy: str) ->
     store = manual(open_store)
     run(store, 0, policy)
     store.sync()
-    node_of(store).let_go_of_inputs()
+    node_of(store).release_inputs()
     assert files(store, "rows") == ["0-1-0.layer"]
 
 
