@@ -64,26 +64,26 @@ def safe_from(
 
 
 def to_look_at(
-    sealed: ManifestLog, release: int, held: Callable[[TraceId], Iterable[Description]]
+    sealed: ManifestLog, released_until: int, held: Callable[[TraceId], Iterable[Description]]
 ) -> Iterator[Manifest]:
     """All manifests but those of runs of which nothing can be missing, because merged layers stand for all that they
     list.
 
-    `release`: the epoch up to which inputs may be gone. `held(trace)`: the time ranges of the layers that are there.
+    `released_until`: the epoch up to which inputs may be gone. `held(trace)`: the time ranges of the layers that are there.
     """
     for piece in sealed.pieces():
         if isinstance(piece, Manifest):
             yield piece
-        elif not is_whole(piece, release, held):
+        elif not is_whole(piece, released_until, held):
             yield from sealed.of_run(piece)
 
 
-def is_whole(run: Run, release: int, held: Callable[[TraceId], Iterable[Description]]) -> bool:
+def is_whole(run: Run, released_until: int, held: Callable[[TraceId], Iterable[Description]]) -> bool:
     """Whether merged layers alone stand for all that a run lists. A layer of one epoch is compared by whoever looks at
     it.
     """
     for one in run.listed:
-        if one.trace.stage in run.policies and run.last <= release:
+        if one.trace.stage in run.policies and run.last <= released_until:
             continue
         reached = run.begin
         for d in sorted(held(one.trace)):

@@ -35,7 +35,7 @@ class Listener(Protocol):
         could take a layer for what they are not.
         """
 
-    def discarded(self, digests: Mapping[str, str], before: Time) -> None:
+    def versions_discarded(self, digests: Mapping[str, str], before: Time) -> None:
         """These contents count no more, all that were given up so far; inputs of epochs from `before` on are needed
         again.
         """
@@ -43,7 +43,7 @@ class Listener(Protocol):
     def safe_elsewhere(self, timeline: str) -> Epoch:
         """The largest safe point that a peer told; -1 where none did."""
 
-    def release(self, trace: TraceId, until: Time) -> None:
+    def inputs_released(self, trace: TraceId, until: Time) -> None:
         """Layers of this trace that end before a time are not kept here any more, merged or not."""
 
     def keeps_first(self, trace: TraceId) -> bool:

@@ -102,7 +102,7 @@ class InputRelease:
             if len(gone) < len(ids):
                 end = ids[len(gone)].description.lower
         if listener is not None:
-            listener.release(trace, end)
+            listener.inputs_released(trace, end)
         self._owner.forget(gone)
         return len(gone) == len(ids)
 

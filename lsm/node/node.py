@@ -740,7 +740,7 @@ class Node(HasSealer):
         if main in first:
             self._inputs.take_back(Epoch(first[main] - 1))
         if self.listener is not None:
-            self.listener.discarded(self.discarded.digests, pack(min(first.values())) if first else END_OF_TIME)
+            self.listener.versions_discarded(self.discarded.digests, pack(min(first.values())) if first else END_OF_TIME)
 
     def check(self) -> list[NosyncError]:
         """Verifies every byte of every layer; what is bad goes to quarantine. Returns an error for each."""
@@ -947,12 +947,12 @@ class Node(HasSealer):
         until, frontier = self.timelines.sealed_until(trace), self.since()
         # Rounds of a loop are about to be dropped: the layer of their epoch stands for all of them.
         sealed = [d for d in available if d.upper <= until and not d.is_of_rounds]
-        release = trace.stage in policies(self.timelines.manifest(self.last_sealed() or 0))
+        is_input = trace.stage in policies(self.timelines.manifest(self.last_sealed() or 0))
         chains = []
         for i, origin in enumerate(origins):
             end = origins[i + 1] if i + 1 < len(origins) else END_OF_TIME
             within = sorted(d for d in sealed if origin <= d.lower and d.upper <= end)
-            begin = max(origin, within[0].lower) if release and within else origin  # what came before was let go of
+            begin = max(origin, within[0].lower) if is_input and within else origin  # what came before was released
             reached = begin
             for d in within:
                 if d.lower <= reached < d.upper:

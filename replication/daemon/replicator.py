@@ -172,7 +172,7 @@ class Replicator:
     def start(self) -> None:
         """Announces what is there, and begins to listen to the node."""
         self._node.listen(self)
-        self.discarded(self._node.discarded.digests, END_OF_TIME)
+        self.versions_discarded(self._node.discarded.digests, END_OF_TIME)
         self.held_files(self._node.small.durable())
         self._clock.start()
 
@@ -248,10 +248,10 @@ class Replicator:
         with self._lock:
             self._act(self._replica.holds([], [*map(str, paths), *map(name_of, layers)]))
 
-    def discarded(self, digests: Mapping[str, str], before: Time) -> None:
+    def versions_discarded(self, digests: Mapping[str, str], before: Time) -> None:
         """See nosync.lsm.node.api.Listener."""
         with self._lock:
-            self._replica.discarded(digests, before)
+            self._replica.discard(digests, before)
 
     def conflicts(self) -> list[str]:
         """Files of which peers hold other contents."""
@@ -280,7 +280,7 @@ class Replicator:
         with self._lock:
             return Epoch(self._replica.safe_elsewhere(timeline))
 
-    def release(self, trace: TraceId, until: Time) -> None:
+    def inputs_released(self, trace: TraceId, until: Time) -> None:
         """See nosync.lsm.node.api.Listener."""
         with self._lock:
             self._replica.release(str(trace.directory), until)

@@ -350,7 +350,7 @@ class Replica:
         ask = [effect for peer in self._linked() if peer.asked_s is None for effect in self._ask(peer)]
         return [*ask, *self._fetch()]
 
-    def discarded(self, digests: Mapping[str, str], before: Time) -> None:
+    def discard(self, digests: Mapping[str, str], before: Time) -> None:
         """These contents count no more, all that were given up so far; inputs are needed again that end after `before`."""
         self.discarded = dict(digests)
         self._look_again([trace for trace, until in self._released.items() if until > before])

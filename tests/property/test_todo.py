@@ -157,7 +157,7 @@ class OneNode:
     def an_operator_takes_files_back(self) -> None:
         conflicts = sorted(self.one.conflicts().items())[:2]
         discarded = {name: ours for name, (_, ours, _) in conflicts}
-        self.one.discarded({**self.one.discarded, **discarded}, pack(self.random.randint(0, 8)))
+        self.one.discard({**self.one.discarded, **discarded}, pack(self.random.randint(0, 8)))
         self.one.holds([], list(discarded))
 
     def a_job_wants_all(self) -> None:

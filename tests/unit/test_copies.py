@@ -36,7 +36,7 @@ class Peers:
     def dropped_files(self, paths: Sequence[PurePosixPath]) -> None:
         raise AssertionError("nothing is dropped here")
 
-    def discarded(self, digests: Mapping[str, str], before: Time) -> None:
+    def versions_discarded(self, digests: Mapping[str, str], before: Time) -> None:
         """Nothing."""
 
     def lost_files(self, paths: Sequence[PurePosixPath], layers: Sequence[LayerId] = ()) -> None:
@@ -45,7 +45,7 @@ class Peers:
     def safe_elsewhere(self, line: str) -> Epoch:
         return Epoch(-1)
 
-    def release(self, trace: TraceId, until: Time) -> None:
+    def inputs_released(self, trace: TraceId, until: Time) -> None:
         raise AssertionError("nothing is let go of here")
 
     def keeps_first(self, trace: TraceId) -> bool:

@@ -157,7 +157,7 @@ def test_a_peer_that_holds_what_was_given_up_has_another_history() -> None:
         for one in [*held, *merged]:
             replica.peers[node].holds.add(one)
             replica.peers[node].dirty.add(place_of(one.name))
-    replica.discarded({"manifests/main/4.json": "wrong"}, END_OF_TIME)
+    replica.discard({"manifests/main/4.json": "wrong"}, END_OF_TIME)
     asked = {
         effect.session: {wanted.held.digest for wanted in effect.message.files}
         for effect in replica.tick(0.1)
