@@ -172,14 +172,14 @@ class HasSealer(ABC):
 
     @abstractmethod
     def lost(self, branch: str = MAIN) -> list[MissingLayer]:
-        """See nosync.lsm.node.api.StoreNode."""
+        """See nosync.lsm.node.api.StoreBackend."""
 
     @abstractmethod
     def fetch(self, lost: list[MissingLayer]) -> list[MissingLayer]:
-        """See nosync.lsm.node.api.StoreNode."""
+        """See nosync.lsm.node.api.StoreBackend."""
 
     def missing(self, branch: str = MAIN) -> list[MissingLayer]:
-        """See nosync.lsm.node.api.StoreNode."""
+        """See nosync.lsm.node.api.StoreBackend."""
         return self.fetch(self.lost(branch))
 
     @property

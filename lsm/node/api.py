@@ -18,7 +18,7 @@ from nosync.lsm.model.layer import LayerId, Record, TraceId
 from nosync.lsm.model.timestamp import Epoch, Time
 
 
-class Listener(Protocol):
+class DurabilityListener(Protocol):
     """Who is told of what this node durably holds: replication."""
 
     def held(self, added: Sequence[Record], gone: Sequence[LayerId], *, dropped: bool = False) -> None:
@@ -59,7 +59,7 @@ class Listener(Protocol):
         """On how many nodes a manifest is durable."""
 
 
-class StoreNode(Protocol):
+class StoreBackend(Protocol):
     """What a store and a job need of whoever keeps the directory: a `Node` in this process, or a daemon."""
 
     problems: dict[str, str]

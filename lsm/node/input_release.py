@@ -23,7 +23,7 @@ from nosync.lsm.manifests.remembered import SAFE_META
 from nosync.lsm.manifests.timelines import Timelines
 from nosync.lsm.model.layer import Description, LayerId, Record, TraceId, check_name
 from nosync.lsm.model.timestamp import Epoch, pack
-from nosync.lsm.node.api import Listener
+from nosync.lsm.node.api import DurabilityListener
 from nosync.lsm.platform.env import Env, storage_errors
 from nosync.lsm.platform.json_file import read_small, replace_small, whole_number
 from nosync.lsm.platform.parsing import parsed
@@ -42,7 +42,7 @@ class Owner(Protocol):
     """What it needs of its node."""
 
     directory: LayerDirectory
-    listener: Listener | None
+    listener: DurabilityListener | None
     is_replicated: bool
     """It has peers; until there is a listener nothing is known of them."""
 

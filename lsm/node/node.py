@@ -56,7 +56,7 @@ from nosync.lsm.manifests.remembered import KEY_GROUPS_META, SAFE_META, Remember
 from nosync.lsm.manifests.sealing import HasSealer, Sealer
 from nosync.lsm.model.layer import Description, Digest, LayerId, Record, TraceId
 from nosync.lsm.model.timestamp import END_OF_TIME, ZERO, Epoch, Time, end_of, epoch_of, is_number, pack
-from nosync.lsm.node.api import Listener
+from nosync.lsm.node.api import DurabilityListener
 from nosync.lsm.node.discards import DiscardedVersions, dependents_of, first_discarded
 from nosync.lsm.node.input_release import InputRelease, told_before
 from nosync.lsm.node.layer_sync import NewLayers
@@ -128,7 +128,7 @@ class Node(HasSealer):
         self._look_beside = True  # for manifests that an archive stands for
         self._doubted: dict[LayerId | PurePosixPath, None] = {}
         self._unvalidated: deque[LayerId] | None = None  # of a directory that came from elsewhere
-        self.listener: Listener | None = None
+        self.listener: DurabilityListener | None = None
         """Replication, where this node has peers."""
         self.problems: dict[str, str] = {}
         """What keeps layers from being durable, by path; empty when all is well."""
@@ -339,7 +339,7 @@ class Node(HasSealer):
 
     # --- durability ---------------------------------------------------------------------------------------------------
 
-    def listen(self, listener: Listener) -> None:
+    def listen(self, listener: DurabilityListener) -> None:
         """Tells a listener of all that is durable, and from then on of what changes.
 
         The node's lock comes first and the listener's inside it, here as where the safe point asks for copies.
@@ -740,7 +740,9 @@ class Node(HasSealer):
         if main in first:
             self._inputs.take_back(Epoch(first[main] - 1))
         if self.listener is not None:
-            self.listener.versions_discarded(self.discarded.digests, pack(min(first.values())) if first else END_OF_TIME)
+            self.listener.versions_discarded(
+                self.discarded.digests, pack(min(first.values())) if first else END_OF_TIME
+            )
 
     def check(self) -> list[NosyncError]:
         """Verifies every byte of every layer; what is bad goes to quarantine. Returns an error for each."""

@@ -26,7 +26,7 @@ from nosync.lsm.manifests.remembered import SAFE_META
 from nosync.lsm.manifests.timelines import Timelines
 from nosync.lsm.model.layer import Description, LayerId, Record, TraceId
 from nosync.lsm.model.timestamp import Epoch
-from nosync.lsm.node.api import Listener
+from nosync.lsm.node.api import DurabilityListener
 from nosync.lsm.node.metadata_sync import SmallFiles
 from nosync.lsm.platform.env import Env
 from nosync.lsm.status import StageProgress
@@ -37,7 +37,7 @@ _NOT_WRITTEN = "the safe point"
 class Holder(Protocol):
     """What the safe point depends on: the node."""
 
-    listener: Listener | None
+    listener: DurabilityListener | None
     small: SmallFiles
     problems: dict[str, str]
 

@@ -13,7 +13,7 @@ import weakref
 from pathlib import Path
 from typing import Protocol, TypeVar
 
-from nosync.lsm.node.api import StoreNode
+from nosync.lsm.node.api import StoreBackend
 from nosync.lsm.trace.directory import LayerDirectory
 
 
@@ -23,7 +23,7 @@ class Writer(Protocol):
     directory: LayerDirectory
 
     @property
-    def node(self) -> StoreNode:
+    def node(self) -> StoreBackend:
         """What it closes when it is closed."""
 
     def only_read(self, parent: int) -> None:
@@ -31,7 +31,7 @@ class Writer(Protocol):
 
 
 W = TypeVar("W", bound=Writer)
-_opened: dict[int, tuple[weakref.ref[Writer], StoreNode, Path]] = {}
+_opened: dict[int, tuple[weakref.ref[Writer], StoreBackend, Path]] = {}
 """By the id of the node."""
 
 
@@ -41,7 +41,7 @@ def note_opened(store: W) -> W:
     return store
 
 
-def note_closed(node: StoreNode) -> None:
+def note_closed(node: StoreBackend) -> None:
     """Forgets the store of a node."""
     _opened.pop(id(node), None)
 

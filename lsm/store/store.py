@@ -66,7 +66,7 @@ from nosync.lsm.manifests.timelines import Timelines
 from nosync.lsm.model.history import View
 from nosync.lsm.model.layer import Description, LayerId, TraceId, check_name
 from nosync.lsm.model.timestamp import ZERO, Epoch, Time, end_of, epoch_of, last_of, pack
-from nosync.lsm.node.api import StoreNode
+from nosync.lsm.node.api import StoreBackend
 from nosync.lsm.node.node import Node
 from nosync.lsm.platform.env import Env, storage_errors
 from nosync.lsm.platform.nearest import did_you_mean
@@ -161,7 +161,7 @@ def _node(directory: LayerDirectory, marker: Marker, settings: StoreSettings, co
 class Store:
     """An open store; made by `nosync.open`. Use as a context manager, or call `close`."""
 
-    def __init__(self, directory: LayerDirectory, settings: StoreSettings, node: StoreNode | None) -> None:
+    def __init__(self, directory: LayerDirectory, settings: StoreSettings, node: StoreBackend | None) -> None:
         self.directory = directory
         self.settings = settings
         self._node = node
@@ -176,7 +176,7 @@ class Store:
     # --- writing --------------------------------------------------------------------------------------------------
 
     @property
-    def node(self) -> StoreNode:
+    def node(self) -> StoreBackend:
         """The node behind this store. Raises StorageError where it was opened read-only or is closed."""
         if self._closed:
             raise StorageError(f"the store {self.directory.root} is closed")

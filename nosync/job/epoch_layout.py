@@ -16,14 +16,14 @@ from nosync.lsm.manifests.input_policy import policies
 from nosync.lsm.manifests.manifest import DROP, Manifest
 from nosync.lsm.model.layer import Description, LayerId, Shard, TraceId
 from nosync.lsm.model.timestamp import Epoch, epoch_of
-from nosync.lsm.node.api import StoreNode
+from nosync.lsm.node.api import StoreBackend
 from nosync.lsm.trace.directory import LayerDirectory
 
 
 class EpochLayout:
     def __init__(
         self,
-        node: StoreNode,
+        node: StoreBackend,
         directory: LayerDirectory,
         on_timeline: FlowVersions,
         branch: Callable[[], str],

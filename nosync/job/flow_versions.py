@@ -19,7 +19,7 @@ from nosync.job.watermarks import recorded_policies
 from nosync.lsm.errors import FlowError
 from nosync.lsm.manifests.manifest import KEEP, MAIN_TIMELINE, Manifest
 from nosync.lsm.model.timestamp import Epoch
-from nosync.lsm.node.api import StoreNode
+from nosync.lsm.node.api import StoreBackend
 
 PLACED = "placed"
 """In a manifest: by source, the columns that say to which shard its rows went."""
@@ -33,7 +33,7 @@ class FlowVersions:
     def __init__(
         self,
         declared: Dataflow,
-        node: StoreNode,
+        node: StoreBackend,
         branch: Callable[[], str],
         parse_ddl: Callable[[str], pa.Schema],
         analyze: Analyze,

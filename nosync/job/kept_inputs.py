@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING
 
 from nosync.lsm.errors import ReplicationError
-from nosync.lsm.node.api import StoreNode
+from nosync.lsm.node.api import StoreBackend
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -24,7 +24,7 @@ MOST_EPOCHS = 100
 class KeptInputs(Mapping[int, "Mapping[str, DataFrame]"]):
     """By epoch the rows of each source. `branch`: the one whose safe point counts, which a job may change."""
 
-    def __init__(self, node: StoreNode, branch: Callable[[], str]) -> None:
+    def __init__(self, node: StoreBackend, branch: Callable[[], str]) -> None:
         self._node, self._branch = node, branch
         self._kept: dict[int, Mapping[str, DataFrame]] = {}
         self._asking: threading.Thread | None = None

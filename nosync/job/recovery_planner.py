@@ -23,7 +23,7 @@ from nosync.lsm.manifests.lost_ends import lost_manifests
 from nosync.lsm.model.history import History, Part, Span, span_at, view_at
 from nosync.lsm.model.layer import Description, TraceId
 from nosync.lsm.model.timestamp import ZERO, Time, end_of, epoch_of, pack
-from nosync.lsm.node.api import StoreNode
+from nosync.lsm.node.api import StoreBackend
 from nosync.lsm.trace.presence import live
 
 
@@ -257,6 +257,6 @@ class _Planner:
         return tuple(found)
 
 
-def lost_manifest(node: StoreNode, branch: str) -> dict[str, str]:
+def lost_manifest(node: StoreBackend, branch: str) -> dict[str, str]:
     """What no computation brings back, with what to do: manifests of a branch that are lost."""
     return lost_manifests(node.timelines, branch, node.safe_point(branch))

@@ -17,7 +17,7 @@ from nosync.lsm.manifests.manifest import Manifest
 from nosync.lsm.model.history import continued
 from nosync.lsm.model.layer import Digest
 from nosync.lsm.model.timestamp import pack
-from nosync.lsm.node.api import StoreNode
+from nosync.lsm.node.api import StoreBackend
 from nosync.replication.client.fetching_directory import Place
 from nosync.runtime.epoch_batches import Again, batches
 from nosync.runtime.segment_task import Report, rows_in
@@ -31,7 +31,7 @@ log = logging.getLogger("nosync")
 class Runner:
     """Of one job. `everything`: whatever is not recorded is computed, not just what the steps say."""
 
-    def __init__(self, spark: SparkSession, node: StoreNode, place: Place, settings: Mapping[str, str]) -> None:
+    def __init__(self, spark: SparkSession, node: StoreBackend, place: Place, settings: Mapping[str, str]) -> None:
         """`settings`: of the session, while epochs run."""
         self._spark, self._node, self._place, self._settings = spark, node, place, settings
         self._has_wide_rows, self._may_scan, self._exchanges = False, True, Exchanges()

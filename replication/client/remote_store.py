@@ -32,7 +32,7 @@ from nosync.lsm.manifests.branches import BRANCHES, MAIN
 from nosync.lsm.manifests.lost_ends import LOST_END
 from nosync.lsm.manifests.timelines import Timelines
 from nosync.lsm.model.layer import SUFFIX
-from nosync.lsm.node.api import StoreNode
+from nosync.lsm.node.api import StoreBackend
 from nosync.lsm.platform.env import Env, Identity
 from nosync.lsm.settings import StoreSettings
 from nosync.lsm.status import LayerStatus, StoreStatus
@@ -155,7 +155,7 @@ class ConnectedStore(Store):
         self.client, self._temporary = client, temporary
 
     @property
-    def node(self) -> StoreNode:
+    def node(self) -> StoreBackend:
         """Raises StorageError: the node is elsewhere."""
         raise _not_written(self.client.address)
 

@@ -220,7 +220,7 @@ class Replicator:
     # --- the node's listener ----------------------------------------------------------------------------------------
 
     def held(self, added: Sequence[Record], gone: Sequence[LayerId], *, dropped: bool = False) -> None:
-        """See nosync.lsm.node.api.Listener."""
+        """See nosync.lsm.node.api.DurabilityListener."""
         new = [held for record in added if (held := _held_layer(record)) is not None]
         names = [name_of(id) for id in gone]
         with self._lock:
@@ -230,26 +230,26 @@ class Replicator:
             self._act(self._replica.holds(new, names))
 
     def held_files(self, paths: Sequence[PurePosixPath]) -> None:
-        """See nosync.lsm.node.api.Listener."""
+        """See nosync.lsm.node.api.DurabilityListener."""
         held = [found for path in paths if (found := self._held_file(path)) is not None]
         with self._lock:
             self._replica.now_s = self._env.monotonic_s()
             self._act(self._replica.holds(held))
 
     def dropped_files(self, paths: Sequence[PurePosixPath]) -> None:
-        """See nosync.lsm.node.api.Listener."""
+        """See nosync.lsm.node.api.DurabilityListener."""
         gone = [str(path) for path in paths]
         with self._lock:
             self._replica.unwanted(gone)
             self._act(self._replica.holds([], gone))
 
     def lost_files(self, paths: Sequence[PurePosixPath], layers: Sequence[LayerId] = ()) -> None:
-        """See nosync.lsm.node.api.Listener."""
+        """See nosync.lsm.node.api.DurabilityListener."""
         with self._lock:
             self._act(self._replica.holds([], [*map(str, paths), *map(name_of, layers)]))
 
     def versions_discarded(self, digests: Mapping[str, str], before: Time) -> None:
-        """See nosync.lsm.node.api.Listener."""
+        """See nosync.lsm.node.api.DurabilityListener."""
         with self._lock:
             self._replica.discard(digests, before)
 
@@ -276,23 +276,23 @@ class Replicator:
         return names
 
     def safe_elsewhere(self, timeline: str) -> Epoch:
-        """See nosync.lsm.node.api.Listener."""
+        """See nosync.lsm.node.api.DurabilityListener."""
         with self._lock:
             return Epoch(self._replica.safe_elsewhere(timeline))
 
     def inputs_released(self, trace: TraceId, until: Time) -> None:
-        """See nosync.lsm.node.api.Listener."""
+        """See nosync.lsm.node.api.DurabilityListener."""
         with self._lock:
             self._replica.release(str(trace.directory), until)
 
     def keeps_first(self, trace: TraceId) -> bool:
-        """See nosync.lsm.node.api.Listener."""
+        """See nosync.lsm.node.api.DurabilityListener."""
         with self._lock:
             members = [self._replica.me, *self._replica.peers]
             return keepers(str(trace.directory), members, 1) == [self._replica.me]
 
     def is_kept_first(self, record: Record) -> bool:
-        """See nosync.lsm.node.api.Listener."""
+        """See nosync.lsm.node.api.DurabilityListener."""
         name = name_of(record.id)
         with self._lock:
             now_s, me = self._env.monotonic_s(), self._replica.me
@@ -302,7 +302,7 @@ class Replicator:
             return keepers(str(record.id.trace.directory), [me, *holders], 1) != [me]
 
     def copies(self, entry: Entry) -> int:
-        """See nosync.lsm.node.api.Listener."""
+        """See nosync.lsm.node.api.DurabilityListener."""
         return self.copies_by_name(name_of(entry.id), entry.digest)
 
     def copies_by_name(self, name: str, digest: str) -> int:
@@ -316,7 +316,7 @@ class Replicator:
             return [held.digest if (held := self._replica.mine.get(name)) is not None else "" for name in names]
 
     def copies_of_file(self, path: PurePosixPath) -> int:
-        """See nosync.lsm.node.api.Listener."""
+        """See nosync.lsm.node.api.DurabilityListener."""
         with self._lock:
             return self._replica.copies_of_mine(str(path))
 
