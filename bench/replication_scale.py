@@ -1,8 +1,10 @@
-"""What replication costs a node of many: the real protocol on a simulated network that loses nothing and takes a millisecond.
+"""What replication costs a node of many: the real protocol on a simulated network that loses nothing and takes a
+millisecond.
 
-Every node writes four layers a second, each of a shard of its own, and keeps what is its to keep of the others'; an epoch's
-manifest goes to all. Nodes merge for themselves. Counted are the processor time in the protocol, and the bytes of all that
-nodes say to each other, without the files. What is beside each number of nodes is the smallest cluster in the same run.
+Every node writes four layers a second, each of a shard of its own, and keeps what is its to keep of the others'; an
+epoch's manifest goes to all. Nodes merge for themselves. Counted are the processor time in the protocol, and the bytes
+of all that nodes say to each other, without the files. What is beside each number of nodes is the smallest cluster in
+the same run.
 """
 
 from __future__ import annotations
@@ -20,7 +22,7 @@ from blake3 import blake3
 from bench.harness import Result
 from nosync.lsm.model.layer import Description, LayerId, Shard, TraceId
 from nosync.lsm.model.timestamp import pack
-from nosync.replication.protocol.inventory import Held, NodeId, layer_of, name_of
+from nosync.replication.protocol.inventory import FileVersion, NodeId, layer_of, name_of
 from nosync.replication.protocol.messages import Effect, Message, Send, SendFiles, SessionId
 from nosync.replication.protocol.replica import Replica
 from nosync.replication.transport.codec import Encoder
@@ -69,12 +71,12 @@ class Node:
                 for wanted in effect.files:
                     self._send(effect.session, wanted.held)
 
-    def _send(self, session: SessionId, sent: Message | Held) -> None:
+    def _send(self, session: SessionId, sent: Message | FileVersion) -> None:
         target = self.sessions[session]
         self.network.after(LATENCY_S, lambda: target.receive(session, sent))
 
-    def receive(self, session: SessionId, sent: Message | Held) -> None:
-        if not isinstance(sent, Held):
+    def receive(self, session: SessionId, sent: Message | FileVersion) -> None:
+        if not isinstance(sent, FileVersion):
             self.ask(lambda: self.replica.received(session, sent))
             return
         began_s = time.thread_time()
@@ -84,7 +86,7 @@ class Node:
         if is_taken:
             self.network.after(SYNC_S, lambda: self.keep(sent))
 
-    def keep(self, held: Held) -> None:
+    def keep(self, held: FileVersion) -> None:
         """A file is durable here; layers of a size become one."""
         self.ask(lambda: self.replica.holds([held]))
         id = layer_of(held.name)
@@ -104,8 +106,8 @@ class Node:
         self.keep(file_of(name_of(LayerId(trace, Description.of_epoch(epoch)))))
 
 
-def file_of(name: str) -> Held:
-    return Held(name, blake3(name.encode()).hexdigest(), LAYER_BYTES)
+def file_of(name: str) -> FileVersion:
+    return FileVersion(name, blake3(name.encode()).hexdigest(), LAYER_BYTES)
 
 
 @functools.lru_cache(maxsize=1 << 12)

@@ -2,8 +2,8 @@
 
 The lock is on an inode, and everything else goes by paths: `check` says whether they still are the same directory.
 
-A forked process inherits the descriptor, and with it the lock, which it must not keep when its parent has let go: the lock is
-released by name (LOCK_UN, which is for all descriptors of it), and a child closes its copy at once.
+A forked process inherits the descriptor, and with it the lock, which it must not keep when its parent has let go: the
+lock is released by name (LOCK_UN, which is for all descriptors of it), and a child closes its copy at once.
 """
 
 from __future__ import annotations
@@ -32,7 +32,9 @@ _held: dict[tuple[int, int], DirectoryLock] = {}
 
 
 class DirectoryLock:
-    """Held from construction to `release`. Raises StoreLockedError naming the holder, StorageError where there are no locks."""
+    """FileVersion from construction to `release`. Raises StoreLockedError naming the holder, StorageError where there
+    are no locks.
+    """
 
     def __init__(self, root: Path) -> None:
         self._root, path = root, root / LOCK

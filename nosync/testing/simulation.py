@@ -29,7 +29,7 @@ from blake3 import blake3
 from nosync.lsm.manifests.manifest import MAIN_TIMELINE
 from nosync.lsm.model.layer import Description, LayerId, Shard, TraceId
 from nosync.lsm.model.timestamp import Epoch, Time, epoch_of
-from nosync.replication.protocol.inventory import Held, Inventory, NodeId, covers, layer_of, name_of, place_of
+from nosync.replication.protocol.inventory import FileVersion, Inventory, NodeId, covers, layer_of, name_of, place_of
 from nosync.replication.protocol.messages import Close, Effect, Message, Send, SendFiles, SessionId
 from nosync.replication.protocol.replica import Replica
 
@@ -51,7 +51,7 @@ class SimulationError(AssertionError):
 class Data:
     """A file on the wire."""
 
-    held: Held
+    held: FileVersion
     contents: str
 
 
@@ -81,7 +81,7 @@ class SimNode:
         c = self.cluster
         self.replica = c.replica_class(self.id, self.incarnation, STORE, c.ids, c.replicas, c.now_s)
         # What the catalog says of each; flipped bits are found by whoever reads them.
-        self.act(self.replica.holds(Held(n, digest_of(contents_of(n))) for n in sorted(self.durable)))
+        self.act(self.replica.holds(FileVersion(n, digest_of(contents_of(n))) for n in sorted(self.durable)))
 
     # --- disk -------------------------------------------------------------------------------------------------------
 
@@ -108,7 +108,7 @@ class SimNode:
         assert self.replica is not None, "only while it runs"
         self.durable[name] = contents
         self.cluster.was_durable.add((self.id, self.incarnation, name, digest_of(contents)))
-        self.act(self.replica.holds([Held(name, digest_of(contents))]))
+        self.act(self.replica.holds([FileVersion(name, digest_of(contents))]))
 
     def drop(self, names: list[str]) -> None:
         assert self.replica is not None, "only while it runs"
@@ -374,7 +374,7 @@ class Cluster:
             return
         # It goes on after what its node has. What is lost there of earlier epochs it computes again, to the same layers.
         have = {**node.durable, **node.volatile}
-        held = Inventory(Held(name, "") for name in have)
+        held = Inventory(FileVersion(name, "") for name in have)
         t = next((t for t in range(EPOCHS) if not _stands(held, f"manifests/main/{t}.json")), EPOCHS)
         for e in range(min(t + 1, EPOCHS)):
             for name in [*layers_at(e), f"manifests/main/{e}.json"]:
@@ -423,8 +423,10 @@ class Cluster:
     def _may_wipe(self, node: SimNode) -> bool:
         """Only what another node has may be lost: otherwise there is nothing to heal from."""
         others = [n for n in self.nodes.values() if n is not node]
-        lost = Inventory(Held(n, digest_of(contents_of(n))) for n in node.durable)
-        kept = [Inventory(Held(n, digest_of(d)) for n, d in o.durable.items() if n not in o.rotten) for o in others]
+        lost = Inventory(FileVersion(n, digest_of(contents_of(n))) for n in node.durable)
+        kept = [
+            Inventory(FileVersion(n, digest_of(d)) for n, d in o.durable.items() if n not in o.rotten) for o in others
+        ]
         return all(any(k.holds(h.name, h.digest) for k in kept) for h in lost)
 
     # --- the oracle -------------------------------------------------------------------------------------------------
@@ -451,7 +453,7 @@ class Cluster:
         views = [(peer.node, peer.incarnation, peer.holds) for peer in node.replica.peers.values()]
         for t in range(before + 1, node.safe + 1):
             for name in [f"manifests/main/{t}.json", *layers_at(t)]:
-                copies = int(_stands(Inventory(Held(n, "") for n in node.durable), name))
+                copies = int(_stands(Inventory(FileVersion(n, "") for n in node.durable), name))
                 copies += sum(_stands(holds, name) for _, _, holds in views)
                 if copies < self.replicas:
                     self._fail(f"safe: {node.id} claims {t} with {copies} copies of {name}, not {self.replicas}")
@@ -471,7 +473,7 @@ class Cluster:
                 self._check_node(node, node.replica)
 
     def _check_node(self, node: SimNode, replica: Replica) -> None:
-        held = Inventory(Held(n, digest_of(d)) for n, d in node.durable.items())
+        held = Inventory(FileVersion(n, digest_of(d)) for n, d in node.durable.items())
         if held.root != replica.mine.root and not node.rotten:
             self._fail(f"healed: {node.id} announces other files than it has")
         for name, contents in node.durable.items():

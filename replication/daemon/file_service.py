@@ -18,8 +18,8 @@ from nosync.lsm.status import LayerStatus
 from nosync.lsm.store.store import Store
 from nosync.lsm.trace.directory import LAYERS, MANIFESTS, PINS, LayerDirectory
 from nosync.proto.v1 import replication_pb2 as pb
-from nosync.replication.protocol.inventory import Held, layer_of
-from nosync.replication.protocol.messages import NotThere, Wanted
+from nosync.replication.protocol.inventory import FileVersion, layer_of
+from nosync.replication.protocol.messages import FileRequest, NotFound
 from nosync.replication.transport.codec import Encoder, check_group, check_name
 
 NAMES_PER_REPLY = 10_000
@@ -28,8 +28,8 @@ _READABLE = (LAYERS, MANIFESTS, BRANCHES, PINS)
 
 
 def names_in(directory: LayerDirectory, relative: str) -> Iterator[dict[str, int]]:
-    """The names in a directory, in pieces, with the time at which the file of each was written: what was given up and fetched
-    again has the same name. Raises ReplicationError for a directory that is not there to be read.
+    """The names in a directory, in pieces, with the time at which the file of each was written: what was given up and
+    fetched again has the same name. Raises ReplicationError for a directory that is not there to be read.
     """
     if check_group(relative).partition("/")[0] not in _READABLE:
         raise ReplicationError(f"{relative!r} is not one of {', '.join(_READABLE)}, or in it")
@@ -50,7 +50,7 @@ def _written_ns(path: Path, env: Env) -> int:
 
 
 def contents_of(directory: LayerDirectory, names: Iterable[str]) -> Iterator[pb.Frame]:
-    """Files in pieces, one after the other, as they go between nodes; a NotThere for each that is not."""
+    """Files in pieces, one after the other, as they go between nodes; a NotFound for each that is not."""
     encoder = Encoder()
     for name in names:
         path = directory.root / check_name(name)
@@ -59,21 +59,21 @@ def contents_of(directory: LayerDirectory, names: Iterable[str]) -> Iterator[pb.
         try:
             held, file = _held(directory, name, path), path.open("rb")
         except FileNotFoundError:
-            yield from encoder.frames(NotThere(name))
+            yield from encoder.frames(NotFound(name))
             continue
         except OSError as error:
             raise storage_error("read", path, error) from error
         with file, storage_errors("read", path):
-            yield from encoder.chunks(Wanted(held), file)
+            yield from encoder.chunks(FileRequest(held), file)
 
 
-def _held(directory: LayerDirectory, name: str, path: Path) -> Held:
+def _held(directory: LayerDirectory, name: str, path: Path) -> FileVersion:
     id = layer_of(name)
     if id is None:
         contents = directory.env.read(path)
-        return Held(name, blake3(contents).hexdigest(), len(contents))
+        return FileVersion(name, blake3(contents).hexdigest(), len(contents))
     reader = LayerReader.open(path, directory.env, id)
-    return Held(name, reader.digest, reader.size_bytes)
+    return FileVersion(name, reader.digest, reader.size_bytes)
 
 
 def layers_of(node: Node) -> Iterator[pb.Layer]:

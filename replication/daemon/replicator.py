@@ -31,16 +31,16 @@ from nosync.lsm.platform.env import storage_errors
 from nosync.lsm.platform.file_pool import new_file
 from nosync.lsm.platform.publish import temporary_path
 from nosync.proto.v1 import replication_pb2 as pb
-from nosync.replication.protocol.inventory import Held, NodeId, keepers, layer_of, name_of
+from nosync.replication.protocol.inventory import FileVersion, NodeId, keepers, layer_of, name_of
 from nosync.replication.protocol.messages import (
     Close,
     Effect,
+    FileRequest,
     Hello,
     Message,
-    NotThere,
+    NotFound,
     Send,
     SessionId,
-    Wanted,
     bytes_of,
 )
 from nosync.replication.protocol.peer import Peer
@@ -70,7 +70,7 @@ _CONFLICT, _UNANNOUNCED, _NOT_KEPT = "conflict ", "announcing ", "files that com
 class _Incoming:
     """A file that is being received."""
 
-    held: Held
+    held: FileVersion
     path: Path
     file: BinaryIO
     received_bytes: int = 0
@@ -87,7 +87,7 @@ class Session:
     decoder: Decoder = field(default_factory=Decoder)
     is_greeted: bool = False
     """The Hello of the other side came."""
-    outbox: deque[Message | Wanted] = field(default_factory=deque)
+    outbox: deque[Message | FileRequest] = field(default_factory=deque)
     waiting_bytes: int = 0
     """Of what is in it."""
     incoming: dict[str, _Incoming] = field(default_factory=dict)
@@ -96,7 +96,7 @@ class Session:
     doubted: set[str] = field(default_factory=set)
     """Those that went over again, for which there may be a reason here."""
     files: threading.Lock = field(default_factory=threading.Lock)
-    """Held while a piece of a file is written."""
+    """FileVersion while a piece of a file is written."""
     closed: threading.Event = field(default_factory=threading.Event)
     more: threading.Condition = field(default_factory=threading.Condition)
     """For the one who sends: with two waiting here, a message would wake either."""
@@ -105,7 +105,7 @@ class Session:
     def is_open(self) -> bool:
         return not self.closed.is_set()
 
-    def put(self, items: Iterable[Message | Wanted]) -> None:
+    def put(self, items: Iterable[Message | FileRequest]) -> None:
         with self.more:
             if not self.is_open:
                 return
@@ -123,7 +123,7 @@ class Session:
                 self.closed.set()
             self.more.notify()
 
-    def take(self) -> Message | Wanted | None:
+    def take(self) -> Message | FileRequest | None:
         """What goes out next, once there is something. None: the session was closed."""
         with self.more:
             self.more.wait_for(lambda: self.outbox or not self.is_open)
@@ -188,7 +188,7 @@ class Replicator:
         for part in parts.values():
             self._abandon(part)
 
-    def _held_file(self, path: PurePosixPath) -> Held | None:
+    def _held_file(self, path: PurePosixPath) -> FileVersion | None:
         """What a durable manifest, or entry of the log of branches, holds."""
         try:
             text = self._env.read(self._root / check_name(str(path)))
@@ -202,7 +202,7 @@ class Replicator:
             with self._lock:
                 self._unannounced[path] = described(error)
             return None
-        return Held(str(path), blake3(text).hexdigest(), len(text))
+        return FileVersion(str(path), blake3(text).hexdigest(), len(text))
 
     def _announce_again(self) -> None:
         """What could not be read when it had become durable: peers would wait for it for ever."""
@@ -416,7 +416,7 @@ class Replicator:
             return
         if isinstance(message, Hello) and session.identity not in (None, message.node):
             raise ReplicationError(f"node {message.node} has the certificate of {session.identity}")
-        if isinstance(message, NotThere):
+        if isinstance(message, NotFound):
             with session.files:  # it may have gone in the middle
                 if (incoming := session.incoming.pop(message.name, None)) is not None:
                     self._abandon(incoming)
@@ -432,12 +432,12 @@ class Replicator:
             item = session.take()
             if item is None:
                 return
-            if isinstance(item, Wanted):
+            if isinstance(item, FileRequest):
                 yield from self._file_frames(session, item, encoder)
             else:
                 yield from encoder.frames(item)
 
-    def _file_frames(self, session: Session, wanted: Wanted, encoder: Encoder) -> Iterator[pb.Frame]:
+    def _file_frames(self, session: Session, wanted: FileRequest, encoder: Encoder) -> Iterator[pb.Frame]:
         held = wanted.held
         if held.name in session.sent and held.name not in session.doubted and not wanted.offset:
             session.doubted.add(held.name)
@@ -450,17 +450,17 @@ class Replicator:
                     raise OSError(errno.EIO, f"the file has {size_bytes} bytes, and had {held.size_bytes}")
                 yield from encoder.chunks(wanted, file)
         except FileNotFoundError:
-            yield from encoder.frames(NotThere(held.name))  # merged since it was asked for
+            yield from encoder.frames(NotFound(held.name))  # merged since it was asked for
             return
         except OSError as error:
             log.warning("cannot send %s: %s", held.name, error)  # the other side asks again, here or elsewhere
             self._doubt(held)
-            yield from encoder.frames(NotThere(held.name))
+            yield from encoder.frames(NotFound(held.name))
             return
         self.counters.sent_files += 1
         self.counters.sent_bytes += held.size_bytes - wanted.offset
 
-    def _doubt(self, held: Held) -> None:
+    def _doubt(self, held: FileVersion) -> None:
         id = layer_of(held.name)
         self._node.doubt([] if id is None else [id], [PurePosixPath(held.name)] if id is None else [])
 
@@ -523,7 +523,7 @@ class Replicator:
         self.counters.received_files += 1
         self.counters.received_bytes += incoming.held.size_bytes
 
-    def _begin(self, held: Held) -> _Incoming | None:
+    def _begin(self, held: FileVersion) -> _Incoming | None:
         """None: it cannot be kept."""
         self._drop_part(held.name)
         path = temporary_path(self._root, self._env)
@@ -534,7 +534,7 @@ class Replicator:
             self._not_kept(held.name, str(error))
         return None
 
-    def _begun(self, held: Held) -> _Incoming | None:
+    def _begun(self, held: FileVersion) -> _Incoming | None:
         """What came of a file in a session that ended. None: nothing that this is the rest of."""
         with self._lock:
             part = self._parts.get(held.name)
@@ -706,9 +706,9 @@ def _peer_status(peer: Peer, now_s: float, files: int, size: int, *, was_time: b
     )
 
 
-def _held_layer(record: Record) -> Held | None:
+def _held_layer(record: Record) -> FileVersion | None:
     """None for the layers of a loop's rounds, which are gone soon."""
     d = record.id.description
     if d.is_of_rounds:
         return None
-    return Held(name_of(record.id), record.digest, record.size_bytes)
+    return FileVersion(name_of(record.id), record.digest, record.size_bytes)

@@ -1,4 +1,6 @@
-"""The files that a node asked its peers for, or began to take, and does not have yet: by name, by session and by trace. Pure."""
+"""The files that a node asked its peers for, or began to take, and does not have yet: by name, by session and by trace.
+Pure.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from nosync.lsm.model.layer import Description
-from nosync.replication.protocol.inventory import Held, layer_of, place_of
+from nosync.replication.protocol.inventory import FileVersion, layer_of, place_of
 from nosync.replication.protocol.messages import SessionId
 
 
@@ -14,7 +16,7 @@ from nosync.replication.protocol.messages import SessionId
 class Fetch:
     """One file that is to come."""
 
-    held: Held
+    held: FileVersion
     session: SessionId
     since_s: float
 
@@ -39,7 +41,7 @@ class Fetches(Mapping[str, Fetch]):
     def __contains__(self, name: object) -> bool:
         return name in self._by_name
 
-    def begin(self, held: Held, session: SessionId, now_s: float) -> None:
+    def begin(self, held: FileVersion, session: SessionId, now_s: float) -> None:
         assert held.name not in self._by_name, "a file is fetched from one peer at a time"
         self._by_name[held.name] = Fetch(held, session, now_s)
         self._sizes.setdefault(session, {})[held.name] = held.size_bytes

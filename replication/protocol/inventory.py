@@ -36,7 +36,7 @@ _HASH_BITS = 128
 
 
 @dataclass(frozen=True, order=True)
-class Held:
+class FileVersion:
     """One file of a store: its path relative to the data directory, and what it holds."""
 
     name: str
@@ -94,8 +94,8 @@ class Inventory:
     order.
     """
 
-    def __init__(self, held: Iterable[Held] = ()) -> None:
-        self._by_name: dict[str, Held] = {}
+    def __init__(self, held: Iterable[FileVersion] = ()) -> None:
+        self._by_name: dict[str, FileVersion] = {}
         self._layers: dict[str, dict[Description, str]] = {}
         self._stretches: dict[str, Stretches] = {}  # of traces that were asked about since they changed
         self._groups: dict[str, _Group] = {}
@@ -105,7 +105,7 @@ class Inventory:
         for one in held:
             self.add(one)
 
-    def add(self, held: Held) -> None:
+    def add(self, held: FileVersion) -> None:
         self.discard(held.name)
         self._by_name[held.name] = held
         hashed = _hash_of(held)
@@ -141,10 +141,10 @@ class Inventory:
             self._archives[archive[0]].remove(archive[1])
             self._archived.pop(archive[0], None)
 
-    def get(self, name: str) -> Held | None:
+    def get(self, name: str) -> FileVersion | None:
         return self._by_name.get(name)
 
-    def __iter__(self) -> Iterator[Held]:
+    def __iter__(self) -> Iterator[FileVersion]:
         return iter(sorted(self._by_name.values()))
 
     def __len__(self) -> int:
@@ -162,7 +162,7 @@ class Inventory:
         """By name, the root of each group."""
         return {name: group.root for name, group in self._groups.items()}
 
-    def of_group(self, group: str) -> list[Held]:
+    def of_group(self, group: str) -> list[FileVersion]:
         """What is held of a group, in the order in which it came."""
         found = self._groups.get(group)
         return [] if found is None else list(found.held.values())
@@ -213,11 +213,11 @@ class Inventory:
 
 @dataclass
 class _Group:
-    held: dict[str, Held] = field(default_factory=dict)
+    held: dict[str, FileVersion] = field(default_factory=dict)
     sum: int = 0
     _root: str = ""
 
-    def add(self, held: Held, hashed: int) -> None:
+    def add(self, held: FileVersion, hashed: int) -> None:
         self.held[held.name] = held
         self.sum, self._root = self.sum + hashed, ""
 
@@ -237,7 +237,7 @@ def _root(count: int, total: int) -> str:
     return f"{count}:{total % (1 << _HASH_BITS):x}"
 
 
-def _hash_of(held: Held) -> int:
+def _hash_of(held: FileVersion) -> int:
     return int.from_bytes(blake3(f"{held.name}\0{held.digest}".encode()).digest(length=_HASH_BITS // 8), "big")
 
 
@@ -268,7 +268,7 @@ def _is_within(stretches: Stretches, wanted: Description) -> bool:
     return at >= 0 and wanted.upper <= ends[at]
 
 
-def missing(mine: Inventory, theirs: Inventory) -> list[Held]:
+def missing(mine: Inventory, theirs: Inventory) -> list[FileVersion]:
     """What to fetch from a node that holds `theirs`, in order. Groups that are the same are not looked into."""
     ours, wanted = mine.groups(), []
     for group, root in theirs.groups().items():
@@ -283,13 +283,13 @@ def missing(mine: Inventory, theirs: Inventory) -> list[Held]:
     return in_order(wanted)
 
 
-def missing_of_trace(mine: Mapping[Description, str], theirs: Inventory, trace: str) -> list[Held]:
+def missing_of_trace(mine: Mapping[Description, str], theirs: Inventory, trace: str) -> list[FileVersion]:
     """What to fetch of one trace, of which `mine` is there."""
     found = (theirs.get(name) for name in _missing_layers(mine, theirs.layers(trace)))
     return [held for held in found if held is not None]
 
 
-def in_order(wanted: Iterable[Held]) -> list[Held]:
+def in_order(wanted: Iterable[FileVersion]) -> list[FileVersion]:
     """The log of branches first, as it was written, then the oldest epochs, and each manifest after its layers."""
     return sorted(wanted, key=lambda held: _order(held.name))
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NewType
 
-from nosync.replication.protocol.inventory import Held, NodeId
+from nosync.replication.protocol.inventory import FileVersion, NodeId
 
 SessionId = NewType("SessionId", int)
 
@@ -38,12 +38,12 @@ class Summary:
 
 
 @dataclass(frozen=True)
-class InventoryIs:
+class Have:
     """All that the sender durably holds of some groups."""
 
     seq: int
     groups: tuple[str, ...]
-    held: tuple[Held, ...]
+    held: tuple[FileVersion, ...]
 
 
 @dataclass(frozen=True)
@@ -51,12 +51,12 @@ class Change:
     """What the sender durably holds since the statement before, and what it holds no more."""
 
     seq: int
-    added: tuple[Held, ...] = ()
+    added: tuple[FileVersion, ...] = ()
     gone: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
-class Beat:
+class Heartbeat:
     """The sender is alive; `root` is the hash of its inventory after statement `seq`."""
 
     seq: int
@@ -66,17 +66,17 @@ class Beat:
 
 
 @dataclass(frozen=True)
-class AskInventory:
+class InventoryRequest:
     """The receiver of this is to send what it holds of these groups; of none: a summary of all."""
 
     groups: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
-class Wanted:
+class FileRequest:
     """A file, from a byte on: what is before that came already, in a session that ended."""
 
-    held: Held
+    held: FileVersion
     offset: int = 0
 
 
@@ -84,24 +84,24 @@ class Wanted:
 class Want:
     """Send me these files, in this order."""
 
-    files: tuple[Wanted, ...]
+    files: tuple[FileRequest, ...]
 
 
 @dataclass(frozen=True)
-class NotThere:
+class NotFound:
     """A file that was wanted is not held any more."""
 
     name: str
 
 
-Message = Hello | Summary | InventoryIs | Change | Beat | AskInventory | Want | NotThere
+Message = Hello | Summary | Have | Change | Heartbeat | InventoryRequest | Want | NotFound
 
 
-def bytes_of(message: Message | Wanted) -> int:
+def bytes_of(message: Message | FileRequest) -> int:
     """About how much memory a message takes that waits to be sent. Of files that are held anyway it has references
     only.
     """
-    if isinstance(message, InventoryIs):
+    if isinstance(message, Have):
         return 200 + 8 * (len(message.held) + len(message.groups))
     if isinstance(message, Summary):
         return 200 + 100 * len(message.groups)
@@ -126,7 +126,7 @@ class SendFiles:
     """To a session: the contents of files, in order, as they are on disk."""
 
     session: SessionId
-    files: tuple[Wanted, ...]
+    files: tuple[FileRequest, ...]
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from nosync.replication.protocol.divergence import Divergence
-from nosync.replication.protocol.inventory import Held, Inventory, NodeId
+from nosync.replication.protocol.inventory import FileVersion, Inventory, NodeId
 from nosync.replication.protocol.messages import SessionId
 
 SUSPECT_AFTER_S = 1.5
@@ -32,20 +32,20 @@ class Peer:
     """Its last statement that counted; -1: none yet in this session."""
     said: int = 0
     """The number of our last statement to it in this session."""
-    unsaid: dict[str, Held | None] = field(default_factory=dict)
+    unsaid: dict[str, FileVersion | None] = field(default_factory=dict)
     """What is held since then, and what is not any more (None)."""
     heard_s: float = float("-inf")
     asked_s: float | None = None
     """When its inventory was asked for, and has not come yet."""
     unknown: set[str] = field(default_factory=set)
     """Groups of files whose summary came, and whose names were asked for."""
-    todo: dict[str, list[Held]] = field(default_factory=dict)
+    todo: dict[str, list[FileVersion]] = field(default_factory=dict)
     """What it holds and we should keep, and do not have, by trace (layers) or by itself (other files)."""
-    not_safe: dict[str, list[Held]] = field(default_factory=dict)
+    not_safe: dict[str, list[FileVersion]] = field(default_factory=dict)
     """Of that what begins after the safe point, as it was when `todo` was made."""
     todo_files: int = 0
     """How many these are."""
-    queue: list[Held] = field(default_factory=list)
+    queue: list[FileVersion] = field(default_factory=list)
     """Of many, in which order they are asked for, the next one last; put in order now and then."""
     queued_s: float = float("-inf")
     dirty: set[str] = field(default_factory=set)

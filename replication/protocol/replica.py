@@ -5,7 +5,7 @@ layers, catching up after an absence, filling a new node and repairing a damaged
 any of it twice or in another order changes nothing.
 
 Invariants
-- An `InventoryIs` or `Change` names, and a `Summary` hashes, only files that are durable, with the digest that was
+- An `Have` or `Change` names, and a `Summary` hashes, only files that are durable, with the digest that was
   verified, under the incarnation of the `Hello` that began its session. So each is an acknowledgement, and nothing else
   is.
 - What a peer holds is known per incarnation: a `Hello` with another one voids all that was known.
@@ -36,7 +36,7 @@ from nosync.lsm.trace.directory import MANIFESTS
 from nosync.replication.protocol.divergence import is_register
 from nosync.replication.protocol.fetches import Fetches
 from nosync.replication.protocol.inventory import (
-    Held,
+    FileVersion,
     Inventory,
     NodeId,
     archive_of,
@@ -52,21 +52,21 @@ from nosync.replication.protocol.inventory import (
 )
 from nosync.replication.protocol.messages import (
     PROTOCOL_VERSION,
-    AskInventory,
-    Beat,
     Change,
     Close,
     Effect,
+    FileRequest,
+    Have,
+    Heartbeat,
     Hello,
-    InventoryIs,
+    InventoryRequest,
     Message,
-    NotThere,
+    NotFound,
     Send,
     SendFiles,
     SessionId,
     Summary,
     Want,
-    Wanted,
 )
 from nosync.replication.protocol.peer import SMALLEST_WINDOW_BYTES, SUSPECT_AFTER_S, WINDOW_S, Peer
 from nosync.replication.protocol.placement import Placement
@@ -130,7 +130,7 @@ class Replica:
         self._heard_s: dict[SessionId, float] = {}
         self._fetching = Fetches()
         self._again_s: dict[str, float] = {}
-        self._parts: dict[Held, int] = {}
+        self._parts: dict[FileVersion, int] = {}
         self._beat_s = now_s
         self._weighed_s = float("-inf")
         self._lag: tuple[object, Mapping[NodeId, tuple[int, int]]] = (None, {})  # what was compared, and what was found
@@ -164,7 +164,7 @@ class Replica:
 
     # --- events: this node ------------------------------------------------------------------------------------------
 
-    def holds(self, added: Iterable[Held], gone: Iterable[str] = ()) -> list[Effect]:
+    def holds(self, added: Iterable[FileVersion], gone: Iterable[str] = ()) -> list[Effect]:
         """These files are durable here now, and those are gone. Says so: at once to who waits for it, else with the
         next beat.
         """
@@ -201,7 +201,7 @@ class Replica:
                 effects += self._say(peer)
         return [*effects, *self._fetch()]
 
-    def _may_push(self, held: Held) -> bool:
+    def _may_push(self, held: FileVersion) -> bool:
         """What is small, new, and not to be computed again. Nodes merge, and archive manifests, for themselves."""
         id = layer_of(held.name)
         if id is None:
@@ -210,7 +210,7 @@ class Replica:
             is_fresh = epoch_of(id.description.lower) == epoch_of(Time(id.description.upper - 1))
         return is_fresh and held.size_bytes <= PUSH_FILE_BYTES and not self._is_optional(held.name)
 
-    def _push(self, peer: Peer, files: Sequence[Held]) -> list[Effect]:
+    def _push(self, peer: Peer, files: Sequence[FileVersion]) -> list[Effect]:
         """Sends a peer what it would ask for."""
         if not files or not peer.is_up(self.now_s) or self.now_s < peer.push_again_s:
             return []
@@ -221,7 +221,7 @@ class Replica:
             if is_kept and held.name not in peer.holds and coming + held.size_bytes <= PUSH_BYTES:
                 coming += held.size_bytes
                 peer.pushed[held.name] = held.size_bytes, self.now_s
-                chosen.append(Wanted(held, 0))
+                chosen.append(FileRequest(held, 0))
         assert peer.session is not None, "only of a session that lasts"
         return [SendFiles(peer.session, tuple(chosen))] if chosen else []
 
@@ -260,7 +260,7 @@ class Replica:
         self._again_s[name] = self.now_s + RETRY_AFTER_S
         self._touched([name])
 
-    def has_part(self, held: Held, received_bytes: int) -> None:
+    def has_part(self, held: FileVersion, received_bytes: int) -> None:
         """So much of a file had come when its session ended, and is kept (0: not any more): the rest is asked for."""
         if received_bytes:
             self._parts[held] = received_bytes
@@ -296,7 +296,7 @@ class Replica:
         for peer in self._linked():
             assert peer.session is not None, "that is what linked means"
             effects += self._say(peer)
-            effects.append(Send(peer.session, Beat(peer.said, root, safe)))
+            effects.append(Send(peer.session, Heartbeat(peer.said, root, safe)))
         return effects
 
     def _weigh_backlog(self) -> None:
@@ -314,7 +314,7 @@ class Replica:
         id = layer_of(name)
         return id is not None and id.trace.stage in self.optional
 
-    def _waits(self, held: Held) -> bool:
+    def _waits(self, held: FileVersion) -> bool:
         """Whether a file is left out as long as there is so much else to fetch."""
         if not self._is_optional(held.name):
             return False
@@ -476,19 +476,19 @@ class Replica:
 
     def _heard(self, peer: Peer, session: SessionId, message: Message) -> list[Effect]:
         """Anything but a greeting."""
-        if isinstance(message, Beat):
+        if isinstance(message, Heartbeat):
             told = dict(message.safe)
             if self.main_timeline in told.keys() - peer.safe.keys():
                 peer.dirty |= peer.todo.keys()  # what of it is safe was not known yet
                 peer.queue = []
             peer.safe |= told
-        if isinstance(message, Summary | InventoryIs | Change | Beat):
+        if isinstance(message, Summary | Have | Change | Heartbeat):
             return self._statement(peer, message)
-        if isinstance(message, AskInventory):
+        if isinstance(message, InventoryRequest):
             return [*self._say(peer), Send(session, self._inventory(peer, message.groups))]
         if isinstance(message, Want):
             return self._wanted(session, message)
-        assert isinstance(message, NotThere), "there are eight messages"
+        assert isinstance(message, NotFound), "there are eight messages"
         fetch = self._fetching.get(message.name)
         if fetch is None or fetch.session != session:
             return []
@@ -561,20 +561,20 @@ class Replica:
 
     # --- what peers hold --------------------------------------------------------------------------------------------
 
-    def _inventory(self, peer: Peer, groups: tuple[str, ...]) -> Summary | InventoryIs:
+    def _inventory(self, peer: Peer, groups: tuple[str, ...]) -> Summary | Have:
         if not groups:
             return Summary(peer.said, tuple(self.mine.groups().items()))
         held = itertools.chain.from_iterable(
             map(self.mine.of_group, groups)
         )  # only named here; frames are made as they go out
-        return InventoryIs(peer.said, groups, tuple(held))
+        return Have(peer.said, groups, tuple(held))
 
-    def _statement(self, peer: Peer, message: Summary | InventoryIs | Change | Beat) -> list[Effect]:
+    def _statement(self, peer: Peer, message: Summary | Have | Change | Heartbeat) -> list[Effect]:
         if isinstance(message, Summary):
             if message.seq < peer.seq:
                 return []
             effects = self._summarized(peer, message)
-        elif isinstance(message, InventoryIs):
+        elif isinstance(message, Have):
             if not peer.unknown.intersection(message.groups):
                 return []
             if message.seq != peer.seq:
@@ -619,10 +619,10 @@ class Replica:
         peer.asked_s = self.now_s if unknown else None
         peer.is_known |= not unknown
         portions = [tuple(unknown[i : i + GROUPS_AT_ONCE]) for i in range(0, len(unknown), GROUPS_AT_ONCE)]
-        return [Send(peer.session, AskInventory(portion)) for portion in portions]
+        return [Send(peer.session, InventoryRequest(portion)) for portion in portions]
 
-    def _learned(self, peer: Peer, inventory: InventoryIs) -> list[Effect]:
-        by_group: dict[str, list[Held]] = {group: [] for group in inventory.groups if group in peer.unknown}
+    def _learned(self, peer: Peer, inventory: Have) -> list[Effect]:
+        by_group: dict[str, list[FileVersion]] = {group: [] for group in inventory.groups if group in peer.unknown}
         for held in inventory.held:
             if (group := group_of(held.name)) in by_group:
                 by_group[group].append(held)
@@ -645,7 +645,7 @@ class Replica:
         peer.has_dropped(change.gone)
         return []
 
-    def _holds_now(self, peer: Peer, group: str, held: Iterable[Held]) -> None:
+    def _holds_now(self, peer: Peer, group: str, held: Iterable[FileVersion]) -> None:
         """All that a peer holds of a group."""
         names = [one.name for one in peer.holds.of_group(group)]
         for name in names:
@@ -658,18 +658,18 @@ class Replica:
     def _ask(self, peer: Peer) -> list[Effect]:
         assert peer.session is not None, "only of a session that lasts"
         peer.asked_s, peer.unknown = self.now_s, set()
-        return [Send(peer.session, AskInventory())]
+        return [Send(peer.session, InventoryRequest())]
 
     # --- files ------------------------------------------------------------------------------------------------------
 
     def _wanted(self, session: SessionId, want: Want) -> list[Effect]:
-        there: list[Wanted] = []
+        there: list[FileRequest] = []
         effects: list[Effect] = []
         for wanted in want.files:
             if self.mine.get(wanted.held.name) == wanted.held:
                 there.append(wanted)
             else:
-                effects.append(Send(session, NotThere(wanted.held.name)))
+                effects.append(Send(session, NotFound(wanted.held.name)))
         return [*effects, SendFiles(session, tuple(there))] if there else effects
 
     def keeps(self, name: str) -> bool:
@@ -697,7 +697,7 @@ class Replica:
                 return False
         return not self._fetching and not any(self._is_of_ours(peer, held.name) for peer, held in self._missing())
 
-    def _missing(self) -> Iterator[tuple[Peer, Held]]:
+    def _missing(self) -> Iterator[tuple[Peer, FileVersion]]:
         """What this node should keep and a peer holds, but for what was dropped here."""
         for peer in self._linked():
             self._look(peer)
@@ -731,7 +731,7 @@ class Replica:
             return []
         assert peer.session is not None, "only of a session that lasts"
         self._touched(held.name for held in wanted)
-        return [Send(peer.session, Want(tuple(Wanted(held, self._parts.get(held, 0)) for held in wanted)))]
+        return [Send(peer.session, Want(tuple(FileRequest(held, self._parts.get(held, 0)) for held in wanted)))]
 
     def _look(self, peer: Peer) -> None:
         """Makes `todo` anew where something changed."""
@@ -766,7 +766,7 @@ class Replica:
         if todo:
             peer.todo[place] = todo
 
-    def _lacking(self, peer: Peer, place: str, names: Iterable[str]) -> list[Held]:
+    def _lacking(self, peer: Peer, place: str, names: Iterable[str]) -> list[FileVersion]:
         """What of a trace, or one other file, a peer holds and this node should keep, and neither has nor fetches."""
         if not peer.holds.layers(place):
             todo = [held for name in names if (held := peer.holds.get(name)) and not self._has_or_fetches(name)]
@@ -795,13 +795,13 @@ class Replica:
             return (ours.digest, its.digest) if ours.digest != its.digest else None
         return ("", its.digest) if self._is_given_up(its) else None
 
-    def _is_given_up(self, held: Held) -> bool:
+    def _is_given_up(self, held: FileVersion) -> bool:
         return self.discarded.get(held.name) == held.digest
 
     def _has_or_fetches(self, name: str) -> bool:
         return name in self.mine or name in self._fetching or self.mine.has_archived(name)
 
-    def _choose(self, peer: Peer) -> tuple[Held, ...]:
+    def _choose(self, peer: Peer) -> tuple[FileVersion, ...]:
         """The next files to ask a peer for, and notes that they are."""
         if not peer.todo:
             return ()
@@ -811,7 +811,7 @@ class Replica:
         room, room_bytes = WINDOW_FILES - len(running), window_bytes - sum(running)
         if room <= 0 or (room_bytes <= 0 and running):
             return ()
-        chosen: list[Held] = []
+        chosen: list[FileVersion] = []
         for held in self._candidates(peer):
             if not self._wants(peer, held):
                 continue
@@ -822,7 +822,7 @@ class Replica:
                 break
         return tuple(chosen)
 
-    def _candidates(self, peer: Peer) -> Iterator[Held]:
+    def _candidates(self, peer: Peer) -> Iterator[FileVersion]:
         """What a peer could be asked for, in order. Many files, as to fill a new node, are put in order once in a
         while.
 
@@ -858,7 +858,7 @@ class Replica:
         """Whether a task asked just now for what is kept until then."""
         return until_s - KEEP_S >= self.now_s - ASKED_S
 
-    def _wants(self, peer: Peer, held: Held) -> bool:
+    def _wants(self, peer: Peer, held: FileVersion) -> bool:
         """Whether a file that this node should keep is to be taken from a peer now, if nothing here stands for it."""
         waiting = self._again_s.get(held.name, self.now_s) > self.now_s
         known = self._is_unwanted(peer, held.name) or self._has_or_fetches(held.name) or self._is_given_up(held)
@@ -885,7 +885,7 @@ class Replica:
             return exact.digest == digest
         return peer.holds.holds(name, digest) and not peer.is_of_another_history(name)
 
-    def accepts(self, session: SessionId, held: Held) -> bool:
+    def accepts(self, session: SessionId, held: FileVersion) -> bool:
         """Whether a file that begins to come was asked for, or would be once its sender says that it holds it: then it
         now is.
         """

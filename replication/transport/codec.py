@@ -1,4 +1,6 @@
-"""The protocol's messages as frames of protobuf, and back. What comes from outside is checked here, before anything uses it."""
+"""The protocol's messages as frames of protobuf, and back. What comes from outside is checked here, before anything
+uses it.
+"""
 
 from __future__ import annotations
 
@@ -16,18 +18,18 @@ from nosync.lsm.model.timestamp import MAX_EPOCH
 from nosync.lsm.platform.env import MOST_SMALL_BYTES
 from nosync.lsm.trace.directory import MANIFESTS
 from nosync.proto.v1 import replication_pb2 as pb
-from nosync.replication.protocol.inventory import LAYERS, Held, NodeId, epochs_of, layer_of
+from nosync.replication.protocol.inventory import LAYERS, FileVersion, NodeId, epochs_of, layer_of
 from nosync.replication.protocol.messages import (
-    AskInventory,
-    Beat,
     Change,
+    FileRequest,
+    Have,
+    Heartbeat,
     Hello,
-    InventoryIs,
+    InventoryRequest,
     Message,
-    NotThere,
+    NotFound,
     Summary,
     Want,
-    Wanted,
 )
 
 T = TypeVar("T")
@@ -63,7 +65,7 @@ _SMALL = re.compile(
 class Chunk:
     """A piece of a file."""
 
-    held: Held
+    held: FileVersion
     offset: int
     data: bytes
 
@@ -87,7 +89,7 @@ class Encoder:
 
     def frames(self, message: Message) -> Iterator[pb.Frame]:
         """A message as one frame, or for a large inventory as several."""
-        if isinstance(message, InventoryIs):
+        if isinstance(message, Have):
             for part, last in _parts(message.held):
                 groups = message.groups if last else ()
                 inventory = pb.Inventory(seq=message.seq, held=map(_held, part), last=last, groups=groups)
@@ -99,8 +101,10 @@ class Encoder:
         else:
             yield _frame(message)
 
-    def chunks(self, wanted: Wanted, file: BinaryIO) -> Iterator[pb.Frame]:
-        """A file in pieces. Where one does not compress well, the rest is not tried. Raises OSError where it ends early."""
+    def chunks(self, wanted: FileRequest, file: BinaryIO) -> Iterator[pb.Frame]:
+        """A file in pieces. Where one does not compress well, the rest is not tried. Raises OSError where it ends
+        early.
+        """
         held, offset, pays = wanted.held, wanted.offset, True
         file.seek(offset)
         is_small = held.size_bytes <= _LARGEST_SMALL_BYTES
@@ -155,15 +159,15 @@ def _parts(items: tuple[T, ...]) -> Iterator[tuple[tuple[T, ...], bool]]:
 def _frame(message: Message) -> pb.Frame:
     if isinstance(message, Change):
         return pb.Frame(change=pb.Change(seq=message.seq, added=map(_held, message.added), gone=message.gone))
-    if isinstance(message, Beat):
+    if isinstance(message, Heartbeat):
         return pb.Frame(beat=pb.Beat(seq=message.seq, root=message.root, safe=dict(message.safe)))
     if isinstance(message, Want):
         offsets = [wanted.offset for wanted in message.files]
         files = [_held(wanted.held) for wanted in message.files]
         return pb.Frame(want=pb.Want(files=files, offsets=offsets if any(offsets) else ()))
-    if isinstance(message, NotThere):
+    if isinstance(message, NotFound):
         return pb.Frame(not_there=pb.NotThere(name=message.name))
-    if isinstance(message, AskInventory):
+    if isinstance(message, InventoryRequest):
         return pb.Frame(ask_inventory=pb.AskInventory(groups=message.groups))
     assert isinstance(message, Hello), "an inventory and a summary are several frames"
     return pb.Frame(
@@ -178,7 +182,7 @@ def _frame(message: Message) -> pb.Frame:
     )
 
 
-def _held(held: Held) -> pb.Held:
+def _held(held: FileVersion) -> pb.Held:
     return pb.Held(name=held.name, digest=held.digest, size_bytes=held.size_bytes)
 
 
@@ -189,7 +193,7 @@ class Decoder:
     """Frames of one session as messages. Raises ReplicationError for anything that a node would not send."""
 
     def __init__(self) -> None:
-        self._parts: list[Held] = []
+        self._parts: list[FileVersion] = []
         self._groups: list[tuple[str, str]] = []
         self._parts_bytes = 0
         self._unzip = self._unzip_small = zstandard.ZstdDecompressor()
@@ -210,14 +214,14 @@ class Decoder:
         if kind == "beat":
             safe = tuple(sorted(frame.beat.safe.items()))
             if not all(_LINE.match(line) and t <= MAX_EPOCH for line, t in safe):
-                raise ReplicationError("a Beat with a line or an epoch that none can be")
-            return Beat(frame.beat.seq, frame.beat.root, safe)
+                raise ReplicationError("a Heartbeat with a line or an epoch that none can be")
+            return Heartbeat(frame.beat.seq, frame.beat.root, safe)
         if kind == "want":
             return _want(frame.want)
         if kind == "not_there":
-            return NotThere(check_name(frame.not_there.name))
+            return NotFound(check_name(frame.not_there.name))
         if kind == "ask_inventory":
-            return AskInventory(_groups(frame.ask_inventory.groups))
+            return InventoryRequest(_groups(frame.ask_inventory.groups))
         if kind == "hello":
             hello = frame.hello
             if not _INCARNATION.match(hello.incarnation) or not _INCARNATION.match(hello.store_id):
@@ -237,7 +241,7 @@ class Decoder:
         except (zstandard.ZstdError, ValueError) as error:
             raise ReplicationError(f"a dictionary that is none: {error}") from error
 
-    def _in_parts(self, frame: pb.Frame) -> InventoryIs | Summary | None:
+    def _in_parts(self, frame: pb.Frame) -> Have | Summary | None:
         if len(self._parts) + len(self._groups) > MOST_NAMES:
             raise ReplicationError(f"an inventory that goes on after {MOST_NAMES:,} names")
         self._parts_bytes += frame.ByteSize()
@@ -248,7 +252,7 @@ class Decoder:
             if not frame.inventory.last:
                 return None
             parts, self._parts, self._parts_bytes = self._parts, [], 0
-            return InventoryIs(frame.inventory.seq, _groups(frame.inventory.groups), tuple(parts))
+            return Have(frame.inventory.seq, _groups(frame.inventory.groups), tuple(parts))
         self._groups += [(check_group(group.name), _checked_root(group.root)) for group in frame.summary.groups]
         if not frame.summary.last:
             return None
@@ -281,7 +285,7 @@ def _want(want: pb.Want) -> Want:
     files = [_checked(held) for held in want.files]
     if len(offsets) != len(files) or any(o and o >= held.size_bytes for o, held in zip(offsets, files, strict=False)):
         raise ReplicationError("files that are wanted from beyond their ends")
-    return Want(tuple(map(Wanted, files, offsets)))
+    return Want(tuple(map(FileRequest, files, offsets)))
 
 
 def check_group(name: str) -> str:
@@ -306,12 +310,12 @@ def _checked_root(root: str) -> str:
     return root
 
 
-def _checked(held: pb.Held) -> Held:
+def _checked(held: pb.Held) -> FileVersion:
     name = check_name(held.name)
     most_bytes = LARGEST_FILE_BYTES if name.startswith(f"{LAYERS}/") else MOST_SMALL_BYTES
     if not _DIGEST.match(held.digest) or held.size_bytes > most_bytes:
         raise ReplicationError(f"{name!r}: a digest or a size that no file has")
-    return Held(name, held.digest, held.size_bytes)
+    return FileVersion(name, held.digest, held.size_bytes)
 
 
 def is_name(name: str) -> bool:

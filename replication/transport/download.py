@@ -14,7 +14,7 @@ from nosync.lsm.layers.reader import LayerReader
 from nosync.lsm.platform.env import Env, storage_errors
 from nosync.lsm.platform.publish import temporary_path
 from nosync.replication.daemon.server import DaemonClient
-from nosync.replication.protocol.inventory import Held, layer_of
+from nosync.replication.protocol.inventory import FileVersion, layer_of
 from nosync.replication.transport.codec import Chunk, Decoder
 
 _KEPT_FREE_BYTES = 64 << 20
@@ -24,7 +24,8 @@ _KEPT_FREE_BYTES = 64 << 20
 def fetch_files(client: DaemonClient, root: Path, names: Sequence[str], env: Env) -> None:
     """Fetches files by their names relative to the data directory; those that are not there any more are left out.
 
-    Raises CorruptionError for what is not what the daemon says it is, or was not asked for, ReplicationError, StorageError.
+    Raises CorruptionError for what is not what the daemon says it is, or was not asked for, ReplicationError,
+    StorageError.
     """
     decoder, to_come = Decoder(), set(names)
     temporary, coming, received_bytes = temporary_path(root, env), None, 0
@@ -51,8 +52,10 @@ def fetch_files(client: DaemonClient, root: Path, names: Sequence[str], env: Env
         env.unlink(temporary)
 
 
-def _check_begun(client: DaemonClient, held: Held, to_come: Collection[str], root: Path) -> None:
-    """Raises CorruptionError for a file that was not asked for, or came already; StorageError where the disk has no room."""
+def _check_begun(client: DaemonClient, held: FileVersion, to_come: Collection[str], root: Path) -> None:
+    """Raises CorruptionError for a file that was not asked for, or came already; StorageError where the disk has no
+    room.
+    """
     if held.name not in to_come:
         raise CorruptionError(f"{client.address} sent {held.name!r}, which nobody asked for")
     with storage_errors("look for room in", root):
@@ -64,7 +67,7 @@ def _check_begun(client: DaemonClient, held: Held, to_come: Collection[str], roo
         )
 
 
-def _keep(held: Held, root: Path, temporary: Path, env: Env) -> None:
+def _keep(held: FileVersion, root: Path, temporary: Path, env: Env) -> None:
     """A whole file, once it is what the daemon said it is."""
     final, id = root / held.name, layer_of(held.name)
     with storage_errors("keep what was fetched", final):

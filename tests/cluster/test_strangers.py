@@ -33,7 +33,7 @@ from nosync.proto.v1 import replication_pb2 as pb
 from nosync.proto.v1 import replication_pb2_grpc as rpc
 from nosync.replication.daemon.daemon import client_of
 from nosync.replication.daemon.server import MOST_READING, OPTIONS, Certificates, DaemonClient, channel_to, is_loopback
-from nosync.replication.protocol.inventory import Held, Inventory, in_order
+from nosync.replication.protocol.inventory import FileVersion, Inventory, in_order
 from nosync.replication.protocol.messages import PROTOCOL_VERSION, Message
 from nosync.replication.transport.certs import make_certificates
 from nosync.replication.transport.codec import CHUNK_BYTES, Chunk, Decoder, Encoder
@@ -81,8 +81,8 @@ def test_only_names_that_a_store_writes_are_taken(name: str) -> None:
         assert path.resolve().is_relative_to("/data")
         assert path.parts[2] in ("layers", "manifests", "branches")
         assert name not in ("manifests/main/5-3.json", "manifests/main/5-5.json")
-        assert len(Inventory([Held(name, "d")])) == 1
-        assert in_order([Held(name, "d")])
+        assert len(Inventory([FileVersion(name, "d")])) == 1
+        assert in_order([FileVersion(name, "d")])
 
 
 @pytest.mark.parametrize(
@@ -405,17 +405,17 @@ def test_only_a_stores_own_files_are_served(tmp_path: Path) -> None:
 
 
 def test_a_large_inventory_comes_in_parts() -> None:
-    from nosync.replication.protocol.messages import InventoryIs, Summary
+    from nosync.replication.protocol.messages import Have, Summary
 
-    held = tuple(Held(f"manifests/main/{i}.json", DIGEST, i) for i in range(12_345))
+    held = tuple(FileVersion(f"manifests/main/{i}.json", DIGEST, i) for i in range(12_345))
     groups = tuple((f"manifests/main/{i}", f"1000:{i:x}") for i in range(12_345))
-    messages: list[Message] = [InventoryIs(7, ("manifests/main/0",), held), Summary(7, groups)]
+    messages: list[Message] = [Have(7, ("manifests/main/0",), held), Summary(7, groups)]
     decoder = Decoder()
     for message in messages:
         sent = list(Encoder().frames(message))
         assert len(sent) == 13
         assert [decoder.decode(frame) for frame in sent] == [*[None] * 12, message]
-    for empty in (InventoryIs(1, (), ()), Summary(1, ())):
+    for empty in (Have(1, (), ()), Summary(1, ())):
         (frame,) = Encoder().frames(empty)
         assert decoder.decode(frame) == empty
     for bad in (pb.Group(name="../x", root="1:a"), pb.Group(name="pins", root="many")):

@@ -1,4 +1,6 @@
-"""What keeps nodes from hearing the truth of each other: files that are no store's, news out of order, what came for nothing."""
+"""What keeps nodes from hearing the truth of each other: files that are no store's, news out of order, what came for
+nothing.
+"""
 
 from __future__ import annotations
 
@@ -20,8 +22,8 @@ from nosync.lsm.model.layer import parse_path
 from nosync.lsm.platform.env import Env
 from nosync.replication.daemon.daemon import Daemon, DaemonConfig
 from nosync.replication.daemon.server import check_free, host_of
-from nosync.replication.protocol.inventory import Held, NodeId, name_of
-from nosync.replication.protocol.messages import Hello, InventoryIs, Summary, Wanted
+from nosync.replication.protocol.inventory import FileVersion, NodeId, name_of
+from nosync.replication.protocol.messages import FileRequest, Have, Hello, Summary
 from nosync.replication.transport import codec as wire
 from nosync.testing.daemon_cluster import eventually, free_ports, running
 from tests.cluster.test_daemons import publish
@@ -100,7 +102,7 @@ def test_a_layer_that_comes_for_nothing_is_not_waited_for(tmp_path: Path) -> Non
         ids = {name: parse_path(PurePosixPath(trace.removeprefix("layers/"), name)) for name in (single, merged)}
         path = tmp_path / single
         path.write_bytes(files[single])
-        held = Held(f"{trace}/{single}", LayerReader.open(path, Env(), ids[single]).digest, len(files[single]))
+        held = FileVersion(f"{trace}/{single}", LayerReader.open(path, Env(), ids[single]).digest, len(files[single]))
         session = replicator.open_session()
 
         def say(message: Any) -> None:
@@ -109,7 +111,7 @@ def test_a_layer_that_comes_for_nothing_is_not_waited_for(tmp_path: Path) -> Non
 
         say(Hello(NodeId("n2"), "another", daemon._store_id, 2, key_groups=128))
         say(Summary(0, ((trace, "1:1"),)))
-        say(InventoryIs(0, (trace,), (held,)))
+        say(Have(0, (trace,), (held,)))
         assert held.name in replicator._replica._fetching
         (tmp_path / "n1" / trace).mkdir(parents=True)
         (tmp_path / merged).write_bytes(files[merged])
@@ -118,7 +120,7 @@ def test_a_layer_that_comes_for_nothing_is_not_waited_for(tmp_path: Path) -> Non
         assert id is not None
         daemon.node.note([id])
         eventually("the merged one is durable", lambda: id in daemon.node.durable_ids())
-        for frame in wire.Encoder().chunks(Wanted(held), io.BytesIO(files[single])):
+        for frame in wire.Encoder().chunks(FileRequest(held), io.BytesIO(files[single])):
             replicator.received(session, frame)
         eventually("nothing is waited for", lambda: held.name not in replicator._replica._fetching, 3.0)
     finally:

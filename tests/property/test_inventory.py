@@ -10,15 +10,24 @@ from hypothesis import strategies as st
 
 from nosync.lsm.model.layer import Description, LayerId, Shard, TraceId
 from nosync.lsm.model.timestamp import Time, epoch_of, pack
-from nosync.replication.protocol.inventory import Held, Inventory, NodeId, covers, in_order, keepers, missing, name_of
+from nosync.replication.protocol.inventory import (
+    FileVersion,
+    Inventory,
+    NodeId,
+    covers,
+    in_order,
+    keepers,
+    missing,
+    name_of,
+)
 
 TRACE = TraceId("s", "f", Shard(0))
 ranges = st.tuples(st.integers(0, 9), st.integers(1, 5)).map(lambda r: Description(pack(r[0]), pack(r[0] + r[1])))
 layers = st.sets(ranges, max_size=8)
 
 
-def held(d: Description) -> Held:
-    return Held(name_of(LayerId(TRACE, d)), f"digest of {d}", 1)
+def held(d: Description) -> FileVersion:
+    return FileVersion(name_of(LayerId(TRACE, d)), f"digest of {d}", 1)
 
 
 def epochs(of: set[Description]) -> set[int]:
@@ -54,7 +63,7 @@ def test_the_hash_depends_on_what_is_held_and_on_nothing_else(steps: list[tuple[
     assert set(inventory.layers(str(TRACE.directory))) == expected
     assert inventory.traces() == ([str(TRACE.directory)] if expected else [])
     if expected:
-        other = Inventory([*map(held, sorted(expected)[1:]), Held(held(min(expected)).name, "other")])
+        other = Inventory([*map(held, sorted(expected)[1:]), FileVersion(held(min(expected)).name, "other")])
         assert other.root != inventory.root
         assert not other.holds(held(min(expected)).name, held(min(expected)).digest)
 
@@ -65,7 +74,7 @@ def test_an_archive_stands_for_the_epochs_in_it(steps: list[tuple[bool, int, int
     for add, first, more in steps:
         name = f"manifests/main/{first}-{first + more}.json" if more else f"manifests/main/{first}.json"
         if add:
-            inventory.add(Held(name, "d"))
+            inventory.add(FileVersion(name, "d"))
             expected.add((first, first + more))
         else:
             inventory.discard(name)
@@ -84,9 +93,10 @@ def test_an_archive_stands_for_the_epochs_in_it(steps: list[tuple[bool, int, int
 
 def test_a_manifest_comes_after_its_layers_and_the_log_first() -> None:
     files = [
-        Held("manifests/main/10.json", "m"), Held("manifests/main/2.json", "m"), held(Description(pack(10), pack(11))),
-        held(Description(pack(2), pack(3))), Held("branches/1.json", "b"), held(Description(pack(0), pack(3))),
-        Held("branches/10.json", "b"), Held("branches/9.json", "b"), Held("pins/p-0.json", "p"),
+        FileVersion("manifests/main/10.json", "m"), FileVersion("manifests/main/2.json", "m"),
+        held(Description(pack(10), pack(11))),
+        held(Description(pack(2), pack(3))), FileVersion("branches/1.json", "b"), held(Description(pack(0), pack(3))),
+        FileVersion("branches/10.json", "b"), FileVersion("branches/9.json", "b"), FileVersion("pins/p-0.json", "p"),
     ]  # fmt: skip
     names = [file.name.rpartition("/")[2] for file in in_order(files)]
     assert names == [

@@ -11,8 +11,17 @@ import pytest
 
 from nosync.lsm.model.layer import Description, LayerId, Shard, TraceId
 from nosync.lsm.model.timestamp import pack
-from nosync.replication.protocol.inventory import Held, Inventory, NodeId, keepers, layer_of, missing, name_of, place_of
-from nosync.replication.protocol.messages import Change, Effect, Hello, InventoryIs, Send, SessionId, Summary, Want
+from nosync.replication.protocol.inventory import (
+    FileVersion,
+    Inventory,
+    NodeId,
+    keepers,
+    layer_of,
+    missing,
+    name_of,
+    place_of,
+)
+from nosync.replication.protocol.messages import Change, Effect, Have, Hello, Send, SessionId, Summary, Want
 from nosync.replication.protocol.peer import SMALLEST_WINDOW_BYTES
 from nosync.replication.protocol.replica import KEEP_S, Replica
 
@@ -41,20 +50,20 @@ class OneNode:
             self.comes(node)
             self.has_more(node)
 
-    def some_files(self) -> list[Held]:
+    def some_files(self) -> list[FileVersion]:
         found = {}
         for _ in range(self.random.randint(1, 6)):
             first, epochs = self.random.randint(0, 6), self.random.randint(1, 3)
             is_layer = self.random.random() < 0.85
             name = layer(self.random.choice(TRACES), first, epochs) if is_layer else f"manifests/main/{first}.json"
-            found[name] = Held(name, f"{self.random.choice('dddddx')} {name}", SMALLEST_WINDOW_BYTES)
+            found[name] = FileVersion(name, f"{self.random.choice('dddddx')} {name}", SMALLEST_WINDOW_BYTES)
         return list(found.values())
 
     def some_of(self, inventory: Inventory) -> list[str]:
         there = [held.name for held in inventory]
         return self.random.sample(there, min(len(there), self.random.randint(0, 3)))
 
-    def tell(self, node: NodeId, added: tuple[Held, ...], gone: tuple[str, ...]) -> None:
+    def tell(self, node: NodeId, added: tuple[FileVersion, ...], gone: tuple[str, ...]) -> None:
         """The next statement of a peer, if it is linked and its inventory is known."""
         peer = self.one.peers.get(node)
         if peer is not None and peer.session is not None and peer.asked_s is None:
@@ -76,7 +85,7 @@ class OneNode:
         if peer is not None and peer.session == session and peer.unknown:
             groups = tuple(sorted(peer.unknown))
             files = tuple(held for group in groups for held in theirs.of_group(group))
-            self.one.received(session, InventoryIs(0, groups, files))
+            self.one.received(session, Have(0, groups, files))
 
     def comes_empty(self, node: NodeId) -> None:
         self.lives[node] += 1

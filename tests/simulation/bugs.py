@@ -9,8 +9,8 @@ from unittest import mock
 from nosync.lsm.model.layer import Description
 from nosync.replication.protocol import inventory
 from nosync.replication.protocol import replica as protocol
-from nosync.replication.protocol.inventory import Held, Inventory
-from nosync.replication.protocol.messages import Beat, Change, Effect, Hello, InventoryIs, Message, SessionId, Summary
+from nosync.replication.protocol.inventory import FileVersion, Inventory
+from nosync.replication.protocol.messages import Change, Effect, Have, Heartbeat, Hello, Message, SessionId, Summary
 from nosync.replication.protocol.peer import Peer
 from nosync.replication.protocol.replica import Replica
 from nosync.testing.simulation import Cluster, Data, SimNode, digest_of, layers_at
@@ -20,7 +20,7 @@ class _AckBeforeDurable(SimNode):
     def publish(self, name: str, contents: str) -> None:
         super().publish(name, contents)
         if self.replica is not None:
-            self.act(self.replica.holds([Held(name, digest_of(contents))]))
+            self.act(self.replica.holds([FileVersion(name, digest_of(contents))]))
 
 
 class _AckOnReceipt(SimNode):
@@ -33,7 +33,7 @@ class _AckOnReceipt(SimNode):
 class _AckAfterFailedSync(SimNode):
     def sync(self, name: str) -> None:
         if self.replica is not None and name in self.volatile and self.cluster.chance(0.1, faults=True):
-            self.act(self.replica.holds([Held(name, digest_of(self.volatile[name]))]))
+            self.act(self.replica.holds([FileVersion(name, digest_of(self.volatile[name]))]))
             return
         super().sync(name)
 
@@ -71,17 +71,17 @@ class _IncarnationNotChecked(Replica):
 
 
 class _OrderNotChecked(Replica):
-    def _statement(self, peer: Peer, message: Summary | InventoryIs | Change | Beat) -> list[Effect]:
+    def _statement(self, peer: Peer, message: Summary | Have | Change | Heartbeat) -> list[Effect]:
         if isinstance(message, Change) and peer.asked_s is None:
             message = replace(message, seq=peer.seq + 1)
-        elif isinstance(message, Beat):
+        elif isinstance(message, Heartbeat):
             return []
         return super()._statement(peer, message)
 
 
 class _BeatsIgnored(Replica):
-    def _statement(self, peer: Peer, message: Summary | InventoryIs | Change | Beat) -> list[Effect]:
-        return [] if isinstance(message, Beat) else super()._statement(peer, message)
+    def _statement(self, peer: Peer, message: Summary | Have | Change | Heartbeat) -> list[Effect]:
+        return [] if isinstance(message, Heartbeat) else super()._statement(peer, message)
 
 
 class _NeverAgain(Replica):
@@ -138,15 +138,15 @@ class _ChangesBesideASummaryForgotten(Replica):
     def _changed(self, peer: Peer, change: Change) -> list[Effect]:
         return super()._changed(peer, replace(change, added=(), gone=()) if peer.unknown else change)
 
-    def _statement(self, peer: Peer, message: Summary | InventoryIs | Change | Beat) -> list[Effect]:
-        return [] if isinstance(message, Beat) else super()._statement(peer, message)
+    def _statement(self, peer: Peer, message: Summary | Have | Change | Heartbeat) -> list[Effect]:
+        return [] if isinstance(message, Heartbeat) else super()._statement(peer, message)
 
 
 class _InventoriesOfAnyTime(Replica):
-    def _statement(self, peer: Peer, message: Summary | InventoryIs | Change | Beat) -> list[Effect]:
-        if isinstance(message, InventoryIs):
+    def _statement(self, peer: Peer, message: Summary | Have | Change | Heartbeat) -> list[Effect]:
+        if isinstance(message, Have):
             message = replace(message, seq=peer.seq)
-        elif isinstance(message, Beat) and message.seq == peer.seq:
+        elif isinstance(message, Heartbeat) and message.seq == peer.seq:
             return []  # the hash would tell; that something was lost is still noticed
         return super()._statement(peer, message)
 

@@ -17,7 +17,7 @@ from nosync.lsm.model.timestamp import END_OF_TIME
 from nosync.lsm.node.discards import DISCARDED, DiscardedVersions
 from nosync.lsm.platform.env import Env
 from nosync.lsm.trace.directory import LayerDirectory
-from nosync.replication.protocol.inventory import Held, NodeId, place_of
+from nosync.replication.protocol.inventory import FileVersion, NodeId, place_of
 from nosync.replication.protocol.messages import Hello, Send, SessionId, Want
 from nosync.replication.protocol.replica import Replica
 from nosync.testing import FaultyEnv
@@ -151,8 +151,10 @@ def test_a_peer_that_holds_what_was_given_up_has_another_history() -> None:
     for node, digest, session in ((NodeId("n2"), "wrong", 2), (NodeId("n3"), "right", 3)):
         replica.connected(SessionId(session))
         replica.received(SessionId(session), Hello(node, f"i{session}", "s", 3))
-        held = [Held(f"manifests/main/{t}.json", digest) for t in (4, 5)] + [Held("manifests/main/3.json", "same")]
-        merged = [Held(layer.format(f"{0}-{6 << 20}-0"), f"merged {digest}")]
+        held = [FileVersion(f"manifests/main/{t}.json", digest) for t in (4, 5)] + [
+            FileVersion("manifests/main/3.json", "same")
+        ]
+        merged = [FileVersion(layer.format(f"{0}-{6 << 20}-0"), f"merged {digest}")]
         replica.peers[node].seq, replica.peers[node].is_known = 0, True
         for one in [*held, *merged]:
             replica.peers[node].holds.add(one)

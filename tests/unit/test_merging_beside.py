@@ -23,7 +23,7 @@ FIRST = 5
 """Epochs of all keys: the first four are enough for a large merge, and the newest is left alone."""
 
 
-class Held:
+class FileVersion:
     """The process that merges out of the way, which gets no further before it is let go on. `nices`: of all that began."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -68,9 +68,9 @@ def spans(store: nosync.Store, stage: str) -> list[tuple[int, int]]:
 
 
 @pytest.fixture
-def held(monkeypatch: pytest.MonkeyPatch) -> Held:
+def held(monkeypatch: pytest.MonkeyPatch) -> FileVersion:
     monkeypatch.setattr(compactor, "LOOK_S", 0.01)
-    return Held(monkeypatch)
+    return FileVersion(monkeypatch)
 
 
 @pytest.fixture
@@ -79,7 +79,7 @@ def store(open_store: OpenStore) -> nosync.Store:
 
 
 @contextmanager
-def merging(store: nosync.Store, held: Held) -> Iterator[None]:
+def merging(store: nosync.Store, held: FileVersion) -> Iterator[None]:
     """A large merge has begun, of the first layers of `one`; and ends when it is let go on."""
     for t in range(FIRST):
         put(store, "one", t, KEYS)
@@ -101,7 +101,7 @@ def merging(store: nosync.Store, held: Held) -> Iterator[None]:
     assert not thread.is_alive()
 
 
-def test_new_layers_do_not_pile_up_behind_a_large_merge(store: nosync.Store, held: Held) -> None:
+def test_new_layers_do_not_pile_up_behind_a_large_merge(store: nosync.Store, held: FileVersion) -> None:
     """Far more come than that process would be given up for."""
     last = FIRST + 60
     with merging(store, held):
@@ -119,7 +119,7 @@ def test_new_layers_do_not_pile_up_behind_a_large_merge(store: nosync.Store, hel
     assert store.verify().errors == ()
 
 
-def test_other_traces_are_merged_meanwhile_and_large_ones_after_it(store: nosync.Store, held: Held) -> None:
+def test_other_traces_are_merged_meanwhile_and_large_ones_after_it(store: nosync.Store, held: FileVersion) -> None:
     for t in range(FIRST):
         put(store, "small", t, 2)
         put(store, "zlarge", t, KEYS)
@@ -131,7 +131,7 @@ def test_other_traces_are_merged_meanwhile_and_large_ones_after_it(store: nosync
     assert held.nices == [OUT_OF_THE_WAY] * 2
 
 
-def test_a_pause_ends_all_of_them(store: nosync.Store, held: Held) -> None:
+def test_a_pause_ends_all_of_them(store: nosync.Store, held: FileVersion) -> None:
     """What is rewound is gone when that returns, whatever was being merged."""
     with merging(store, held):
         for t in range(FIRST, FIRST + 9):
@@ -146,7 +146,7 @@ def test_a_pause_ends_all_of_them(store: nosync.Store, held: Held) -> None:
     assert store.verify().errors == ()
 
 
-def test_a_damaged_layer_is_looked_at_after_the_large_merge(store: nosync.Store, held: Held) -> None:
+def test_a_damaged_layer_is_looked_at_after_the_large_merge(store: nosync.Store, held: FileVersion) -> None:
     for t in range(FIRST):
         put(store, "small", t, 2)
     with merging(store, held):

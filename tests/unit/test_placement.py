@@ -9,8 +9,8 @@ import pytest
 
 from nosync.lsm.model.layer import Description, LayerId, Shard, TraceId
 from nosync.replication.protocol import inventory, placement
-from nosync.replication.protocol.inventory import Held, Inventory, NodeId, keepers, name_of
-from nosync.replication.protocol.messages import Beat, Change, Effect, Hello, Send, SessionId, Summary, Want
+from nosync.replication.protocol.inventory import FileVersion, Inventory, NodeId, keepers, name_of
+from nosync.replication.protocol.messages import Change, Effect, Heartbeat, Hello, Send, SessionId, Summary, Want
 from nosync.replication.protocol.placement import Placement
 from nosync.replication.protocol.replica import BEAT_S, Replica
 
@@ -19,8 +19,10 @@ ME, *OTHERS = IDS
 TRACES = 30
 
 
-def held(trace: int, t: int) -> Held:
-    return Held(name_of(LayerId(TraceId(f"s{trace}", "f", Shard(0)), Description.of_epoch(t))), f"{trace} {t}", 1)
+def held(trace: int, t: int) -> FileVersion:
+    return FileVersion(
+        name_of(LayerId(TraceId(f"s{trace}", "f", Shard(0)), Description.of_epoch(t))), f"{trace} {t}", 1
+    )
 
 
 class Linked:
@@ -37,7 +39,7 @@ class Linked:
         self.one.received(session, Hello(node, f"life-of-{node}", "s", 2))
         self.one.received(session, Summary(0, tuple(self.one.peers[node].holds.groups().items())))
 
-    def tells(self, node: NodeId, *files: Held) -> list[Effect]:
+    def tells(self, node: NodeId, *files: FileVersion) -> list[Effect]:
         peer = self.one.peers[node]
         return self.one.received(SessionId(OTHERS.index(node)), Change(peer.seq + 1, files))
 
@@ -123,7 +125,7 @@ def test_a_beat_hashes_the_inventory_once_for_all_peers(monkeypatch: pytest.Monk
     assert root is not None
     monkeypatch.setattr(Inventory, "root", property(lambda self: asked.append(1) or root(self)))
     effects = cluster.one.tick(BEAT_S + 0.01)
-    assert sum(isinstance(e, Send) and isinstance(e.message, Beat) for e in effects) == len(OTHERS)
+    assert sum(isinstance(e, Send) and isinstance(e.message, Heartbeat) for e in effects) == len(OTHERS)
     assert len(asked) == 1
 
 

@@ -8,15 +8,15 @@ import pytest
 
 from nosync.lsm.model.layer import Description, LayerId, Shard, TraceId
 from nosync.lsm.model.timestamp import Time, pack
-from nosync.replication.protocol.inventory import Held, NodeId, keepers, layer_of, name_of, place_of
+from nosync.replication.protocol.inventory import FileVersion, NodeId, keepers, layer_of, name_of, place_of
 from nosync.replication.protocol.messages import (
-    AskInventory,
-    Beat,
     Change,
     Close,
     Effect,
+    Have,
+    Heartbeat,
     Hello,
-    InventoryIs,
+    InventoryRequest,
     Message,
     Send,
     SendFiles,
@@ -46,8 +46,10 @@ N1, N2 = NodeId("n1"), NodeId("n2")
 SESSION = SessionId(0)
 
 
-def held(t: int, digest: str = "d", stage: str = "s", size_bytes: int = 1) -> Held:
-    return Held(name_of(LayerId(TraceId(stage, "f", Shard(0)), Description.of_epoch(t))), f"{digest}{t}", size_bytes)
+def held(t: int, digest: str = "d", stage: str = "s", size_bytes: int = 1) -> FileVersion:
+    return FileVersion(
+        name_of(LayerId(TraceId(stage, "f", Shard(0)), Description.of_epoch(t))), f"{digest}{t}", size_bytes
+    )
 
 
 class Pair:
@@ -83,7 +85,7 @@ class Pair:
                 answers = self.nodes[receiver].holds(taken)
             waiting.extend((receiver, answer) for answer in answers)
 
-    def holds(self, node: NodeId, *added: Held, gone: tuple[str, ...] = ()) -> None:
+    def holds(self, node: NodeId, *added: FileVersion, gone: tuple[str, ...] = ()) -> None:
         self.deliver(node, self.nodes[node].holds(added, gone))
 
     def pass_s(self, seconds: float) -> None:
@@ -98,7 +100,7 @@ class Pair:
         self.nodes[node].unwanted(names)
         self.holds(node, gone=names)
 
-    def has(self, node: NodeId) -> list[Held]:
+    def has(self, node: NodeId) -> list[FileVersion]:
         return list(self.nodes[node].mine)
 
 
@@ -238,7 +240,7 @@ def test_a_slow_file_is_waited_for_as_long_as_pieces_come() -> None:
             pair.now_s += 1.0
             if pieces:
                 slow.heard_from(SESSION, 1000)
-            slow.received(SESSION, Beat(told.message.seq, pair.nodes[N1].mine.root))
+            slow.received(SESSION, Heartbeat(told.message.seq, pair.nodes[N1].mine.root))
             found += sum(isinstance(e, Send) and isinstance(e.message, Want) for e in slow.tick(pair.now_s))
         return found
 
@@ -260,8 +262,8 @@ def test_more_is_asked_for_where_more_comes() -> None:
     assert len(receiver._fetching) == 60
 
 
-def epoch(t: int) -> Held:
-    return Held(f"manifests/main/{t}.json", f"e{t}")
+def epoch(t: int) -> FileVersion:
+    return FileVersion(f"manifests/main/{t}.json", f"e{t}")
 
 
 def test_meeting_again_costs_what_changed_and_not_what_there_is() -> None:
@@ -273,7 +275,7 @@ def test_meeting_again_costs_what_changed_and_not_what_there_is() -> None:
     pair.holds(N1, epoch(10_000), gone=(epoch(7).name,))
     pair.sent.clear()
     pair.connect()
-    named = [one for message in pair.sent if isinstance(message, InventoryIs) for one in message.held]
+    named = [one for message in pair.sent if isinstance(message, Have) for one in message.held]
     groups = [message.groups for message in pair.sent if isinstance(message, Summary)]
     assert [len(of) for of in groups] == [12, 11], "ten thousand epochs, one more, and a trace"
     assert len(named) <= 1 + 999 + 1000, "the one that came, and on either side the thousand from which one went"
@@ -285,7 +287,7 @@ def test_meeting_again_costs_what_changed_and_not_what_there_is() -> None:
         pair.nodes[node].disconnected(SESSION)
     pair.sent.clear()
     pair.connect()
-    assert not [message for message in pair.sent if isinstance(message, InventoryIs)]
+    assert not [message for message in pair.sent if isinstance(message, Have)]
 
 
 def test_what_changes_while_groups_are_asked_for_is_not_lost() -> None:
@@ -294,10 +296,10 @@ def test_what_changes_while_groups_are_asked_for_is_not_lost() -> None:
     other = Replica(N2, "b", "store", (N1, N2), replicas=2)
     other.holds([epoch(0), held(0)])
     of_one, of_other = _message(one.connected(SESSION)), _message(other.connected(SESSION))
-    assert one.received(SESSION, of_other) == [Send(SESSION, AskInventory())]
+    assert one.received(SESSION, of_other) == [Send(SESSION, InventoryRequest())]
     other.received(SESSION, of_one)
-    asked = _message(one.received(SESSION, _message(other.received(SESSION, AskInventory()))))
-    assert isinstance(asked, AskInventory)
+    asked = _message(one.received(SESSION, _message(other.received(SESSION, InventoryRequest()))))
+    assert isinstance(asked, InventoryRequest)
     assert set(asked.groups) == {"manifests/main/0", "layers/s/f/0"}
     for change in (other.holds([epoch(1)]), other.holds([epoch(1_000)]), other.holds([], [epoch(0).name])):
         one.received(SESSION, _message(change))
@@ -310,9 +312,9 @@ def _message(effects: list[Effect]) -> Message:
     return next(effect.message for effect in effects if isinstance(effect, Send))
 
 
-def manifest(t: int, last: int | None = None) -> Held:
+def manifest(t: int, last: int | None = None) -> FileVersion:
     """Of an epoch; or an archive up to another one."""
-    return Held(f"manifests/main/{t}.json" if last is None else f"manifests/main/{t}-{last}.json", f"m{t}", 1)
+    return FileVersion(f"manifests/main/{t}.json" if last is None else f"manifests/main/{t}-{last}.json", f"m{t}", 1)
 
 
 def test_an_archive_stands_for_its_manifests() -> None:
@@ -393,8 +395,8 @@ def test_who_gave_a_file_is_told_at_once_that_it_is_durable_and_others_with_the_
     one.holds([held(2)])
     effects = one.tick(BEAT_S + 0.1)
     assert _told(effects) == {sessions[ids[2]]: [held(2).name]}
-    beats = [effect for effect in effects if isinstance(effect, Send) and isinstance(effect.message, Beat)]
-    assert [(e.session, e.message.seq) for e in beats if isinstance(e.message, Beat)] == [
+    beats = [effect for effect in effects if isinstance(effect, Send) and isinstance(effect.message, Heartbeat)]
+    assert [(e.session, e.message.seq) for e in beats if isinstance(e.message, Heartbeat)] == [
         (sessions[ids[0]], 3),
         (sessions[ids[2]], 2),
     ]
@@ -407,7 +409,7 @@ def test_what_waits_to_be_told_is_told_before_an_inventory() -> None:
     pair.holds(N2, held(0))
     one.peers[N2].unsaid = {held(5).name: held(5)}
     one.mine.add(held(5))
-    effects = one.received(SESSION, AskInventory())
+    effects = one.received(SESSION, InventoryRequest())
     kinds = [type(effect.message) for effect in effects if isinstance(effect, Send)]
     assert kinds == [Change, Summary]
     numbers = [e.message.seq for e in effects if isinstance(e, Send) and isinstance(e.message, Change | Summary)]
@@ -459,7 +461,7 @@ def test_what_is_small_and_written_here_goes_unasked_ahead_of_the_statement() ->
     assert not any(isinstance(message, Want) for message in pair.sent)
     assert one.peers[N2].pushed == {}, "it said that it holds it"
     assert _pushed(one.holds([held(1, size_bytes=PUSH_FILE_BYTES + 1)])) == []
-    merged = Held(name_of(LayerId(TraceId("s", "f", Shard(0)), Description(pack(2), pack(4)))), "m", 1)
+    merged = FileVersion(name_of(LayerId(TraceId("s", "f", Shard(0)), Description(pack(2), pack(4)))), "m", 1)
     assert _pushed(one.holds([merged])) == [], "nodes merge for themselves"
     one.optional = frozenset({"lazy"})
     assert _pushed(one.holds([held(0, stage="lazy")])) == []
@@ -485,7 +487,7 @@ def test_what_is_not_wanted_is_not_taken() -> None:
     assert not two.accepts(SessionId(7), held(1)), "nobody is known there"
     two.unwanted([held(2).name])
     assert not two.accepts(SESSION, held(2))
-    merged = Held(name_of(LayerId(TraceId("s", "f", Shard(0)), Description(pack(3), pack(6)))), "m", 1)
+    merged = FileVersion(name_of(LayerId(TraceId("s", "f", Shard(0)), Description(pack(3), pack(6)))), "m", 1)
     two.holds([merged])
     assert not two.accepts(SESSION, held(4)), "a merged layer stands for it"
     assert two.accepts(SESSION, held(6))
@@ -509,12 +511,12 @@ def test_a_peer_that_is_slow_to_take_what_it_did_not_ask_for_has_to_ask() -> Non
     for _ in range(12):  # it lives, and says no more
         now_s += BEAT_S
         one.tick(now_s)
-        one.received(SESSION, Beat(one.peers[N2].seq, one.peers[N2].holds.root, ()))
+        one.received(SESSION, Heartbeat(one.peers[N2].seq, one.peers[N2].holds.root, ()))
     assert _pushed(one.holds([held(102)])) == []
     for _ in range(int(PUSH_PAUSE_S / BEAT_S) + 2):
         now_s += BEAT_S
         one.tick(now_s)
-        one.received(SESSION, Beat(one.peers[N2].seq, one.peers[N2].holds.root, ()))
+        one.received(SESSION, Heartbeat(one.peers[N2].seq, one.peers[N2].holds.root, ()))
     assert _pushed(one.holds([held(103)])) == [held(103).name]
 
 
@@ -534,14 +536,14 @@ def test_files_go_unasked_to_those_who_keep_them() -> None:
     assert len(to_all) == 3
 
 
-def layer(first: int, end: int, digest: str = "d", stage: str = "s") -> Held:
+def layer(first: int, end: int, digest: str = "d", stage: str = "s") -> FileVersion:
     """Epochs `first` to `end - 1`, merged where these are several."""
     d = Description(pack(first), pack(end), pack(first) if end > first + 1 else Time(0))
-    return Held(name_of(LayerId(TraceId(stage, "f", Shard(0)), d)), f"{digest}{first}-{end}", 1)
+    return FileVersion(name_of(LayerId(TraceId(stage, "f", Shard(0)), d)), f"{digest}{first}-{end}", 1)
 
 
-def sealed(t: int, digest: str) -> Held:
-    return Held(f"manifests/main/{t}.json", f"{digest}{t}", 1)
+def sealed(t: int, digest: str) -> FileVersion:
+    return FileVersion(f"manifests/main/{t}.json", f"{digest}{t}", 1)
 
 
 def test_nothing_of_another_history_is_fetched_or_counted() -> None:
@@ -551,8 +553,13 @@ def test_nothing_of_another_history_is_fetched_or_counted() -> None:
         pair.holds(N1, layer(t, t + 1), sealed(t, "d"))
     for node in (N1, N2):
         pair.deliver(node, pair.nodes[node].disconnected(SESSION))
-    pair.nodes[N1].holds([layer(2, 3), sealed(2, "d"), Held("branches/1.json", "d", 1)])
-    theirs = [sealed(2, "x"), sealed(3, "x"), Held("branches/1.json", "x", 1), Held("branches/2.json", "x", 1)]
+    pair.nodes[N1].holds([layer(2, 3), sealed(2, "d"), FileVersion("branches/1.json", "d", 1)])
+    theirs = [
+        sealed(2, "x"),
+        sealed(3, "x"),
+        FileVersion("branches/1.json", "x", 1),
+        FileVersion("branches/2.json", "x", 1),
+    ]
     pair.nodes[N2].holds([layer(0, 5, "x"), layer(5, 6, "x"), *theirs], [layer(t, t + 1).name for t in range(2)])
     before = {node: pair.has(node) for node in (N1, N2)}
     pair.connect()
@@ -561,7 +568,7 @@ def test_nothing_of_another_history_is_fetched_or_counted() -> None:
     assert sorted(pair.nodes[N1].conflicts()) == ["branches/1.json", "manifests/main/2.json"]
     assert pair.nodes[N1].copies(layer(2, 3).name, layer(2, 3).digest) == 1
     assert pair.nodes[N2].copies(layer(5, 6, "x").name, "x5-6") == 1
-    pin = Held("pins/p-1.json", "p", 1)
+    pin = FileVersion("pins/p-1.json", "p", 1)
     pair.holds(N2, pin)
     assert pin in pair.has(N1), "what is of no history goes on"
     pair.holds(
@@ -611,12 +618,12 @@ def test_what_failed_once_is_not_remembered_for_ever() -> None:
     assert not replica._again_s
 
 
-def asked_for(effects: list[Effect]) -> list[Held]:
+def asked_for(effects: list[Effect]) -> list[FileVersion]:
     wants = [e.message for e in effects if isinstance(e, Send) and isinstance(e.message, Want)]
     return [wanted.held for want in wants for wanted in want.files]
 
 
-def arriving(replica: Replica, waiting: list[Held]) -> list[Held]:
+def arriving(replica: Replica, waiting: list[FileVersion]) -> list[FileVersion]:
     """What comes, one file after the other, in which order, when these were asked for."""
     coming = []
     while waiting:
@@ -660,7 +667,7 @@ def test_what_is_not_safe_yet_comes_before_history(knows: str, files: int, new: 
     n2.received(SESSION, Hello(N1, "life-of-n1", "store", 2))
     history = [held(t, stage="history", size_bytes=SMALLEST_WINDOW_BYTES) for t in range(files)]
     late = [held(t, stage="late") for t in range(files, files + new)]
-    manifests = [Held(f"manifests/main/{t}.json", "m", 1) for t in (0, files)]
+    manifests = [FileVersion(f"manifests/main/{t}.json", "m", 1) for t in (0, files)]
     everything = [*history, *late, *manifests]
     if knows == "at first":
         n2.safe = {"main": files - 1}
@@ -668,10 +675,10 @@ def test_what_is_not_safe_yet_comes_before_history(knows: str, files: int, new: 
     n1.holds(everything)
     summary = Summary(0, tuple(n1.mine.groups().items()))
     n2.received(SESSION, summary)
-    first = asked_for(n2.received(SESSION, InventoryIs(0, tuple(n1.mine.groups()), tuple(everything))))
+    first = asked_for(n2.received(SESSION, Have(0, tuple(n1.mine.groups()), tuple(everything))))
     if knows in ("by a beat", "of another timeline"):
         line = "main" if knows == "by a beat" else "what-if"
-        n2.received(SESSION, Beat(0, n1.mine.root, ((line, files - 1),)))
+        n2.received(SESSION, Heartbeat(0, n1.mine.root, ((line, files - 1),)))
         n2.tick(2 * BEAT_S)
     coming = arriving(n2, list(first))
     assert sorted(coming, key=lambda h: h.name) == sorted(everything, key=lambda h: h.name)

@@ -23,8 +23,8 @@ from nosync.lsm.trace.directory import LayerDirectory, create_store, read_marker
 from nosync.proto.v1 import replication_pb2 as pb
 from nosync.replication.daemon.replicator import LOG_AGAIN_S, PART_KEPT_S, Replicator, Session
 from nosync.replication.daemon.server import cancel_when_closed
-from nosync.replication.protocol.inventory import Held, Inventory, NodeId, missing
-from nosync.replication.protocol.messages import PROTOCOL_VERSION, AskInventory, NotThere, Want, Wanted
+from nosync.replication.protocol.inventory import FileVersion, Inventory, NodeId, missing
+from nosync.replication.protocol.messages import PROTOCOL_VERSION, FileRequest, InventoryRequest, NotFound, Want
 from nosync.replication.protocol.replica import SILENT_S
 from nosync.replication.transport.codec import CHUNK_BYTES, LARGEST_FILE_BYTES, Chunk, Decoder, Encoder
 from nosync.testing import FaultyEnv
@@ -53,20 +53,20 @@ class Receiver:
     def receive(self, frame: pb.Frame) -> None:
         self.replicator.received(self.session, frame)
 
-    def announce(self, held: Held) -> None:
+    def announce(self, held: FileVersion) -> None:
         one = pb.Held(name=held.name, digest=held.digest, size_bytes=held.size_bytes)
         groups = Inventory([held]).groups()
         roots = [pb.Group(name=name, root=root) for name, root in groups.items()]
         self.receive(pb.Frame(summary=pb.Summary(seq=0, groups=roots, last=True)))
         self.receive(pb.Frame(inventory=pb.Inventory(seq=0, held=[one], groups=groups, last=True)))
 
-    def send(self, held: Held, path: Path, offset: int = 0, most: int | None = None) -> None:
+    def send(self, held: FileVersion, path: Path, offset: int = 0, most: int | None = None) -> None:
         """Pieces of a file from a byte on, at most so many."""
         with path.open("rb") as file:
-            for frame in list(Encoder().chunks(Wanted(held, offset), file))[:most]:
+            for frame in list(Encoder().chunks(FileRequest(held, offset), file))[:most]:
                 self.receive(frame)
 
-    def wanted(self) -> list[Wanted]:
+    def wanted(self) -> list[FileRequest]:
         """What was asked for on this session."""
         return [wanted for sent in self.session.outbox if isinstance(sent, Want) for wanted in sent.files]
 
@@ -87,16 +87,16 @@ def receiver(tmp_path: Path) -> Iterator[Receiver]:
 
 
 @pytest.fixture
-def theirs(tmp_path: Path) -> tuple[Held, Path]:
+def theirs(tmp_path: Path) -> tuple[FileVersion, Path]:
     """A layer on n2."""
     with nosync.open(tmp_path / "n2") as store:
         store.append("s", t=0, rows=pa.table({"k": list(range(100)), "v": list(range(100))}), key=["k"])
         layer = store.layers()[0]
     path = Path(layer.path)
-    return Held(str(path.relative_to(tmp_path / "n2")), layer.digest, path.stat().st_size), path
+    return FileVersion(str(path.relative_to(tmp_path / "n2")), layer.digest, path.stat().st_size), path
 
 
-def test_a_file_that_comes_is_kept(receiver: Receiver, theirs: tuple[Held, Path]) -> None:
+def test_a_file_that_comes_is_kept(receiver: Receiver, theirs: tuple[FileVersion, Path]) -> None:
     held, path = theirs
     receiver.announce(held)
     receiver.send(held, path)
@@ -106,7 +106,7 @@ def test_a_file_that_comes_is_kept(receiver: Receiver, theirs: tuple[Held, Path]
 
 
 @pytest.fixture
-def large(tmp_path: Path) -> tuple[Held, Path]:
+def large(tmp_path: Path) -> tuple[FileVersion, Path]:
     """A layer of several pieces on n2."""
     values = np.random.default_rng(0).integers(0, 1 << 62, 250_000)
     with nosync.open(tmp_path / "n2") as store:
@@ -114,19 +114,21 @@ def large(tmp_path: Path) -> tuple[Held, Path]:
         layer = store.layers()[0]
     path = Path(layer.path)
     assert path.stat().st_size > 3 * CHUNK_BYTES
-    return Held(str(path.relative_to(tmp_path / "n2")), layer.digest, path.stat().st_size), path
+    return FileVersion(str(path.relative_to(tmp_path / "n2")), layer.digest, path.stat().st_size), path
 
 
-def test_after_a_session_broke_the_rest_of_a_file_is_enough(receiver: Receiver, large: tuple[Held, Path]) -> None:
+def test_after_a_session_broke_the_rest_of_a_file_is_enough(
+    receiver: Receiver, large: tuple[FileVersion, Path]
+) -> None:
     held, path = large
     receiver.announce(held)
-    assert receiver.wanted() == [Wanted(held)]
+    assert receiver.wanted() == [FileRequest(held)]
     receiver.send(held, path, most=2)
     receiver.replicator.close_session(receiver.session)
     assert len(list((receiver.root / "tmp").iterdir())) == 1, "what came is kept"
     receiver.connect()
     receiver.announce(held)
-    assert receiver.wanted() == [Wanted(held, 2 * CHUNK_BYTES)]
+    assert receiver.wanted() == [FileRequest(held, 2 * CHUNK_BYTES)]
     receiver.send(held, path, offset=2 * CHUNK_BYTES)
     receiver.node.sync()
     assert receiver.durable == [held.name]
@@ -135,7 +137,7 @@ def test_after_a_session_broke_the_rest_of_a_file_is_enough(receiver: Receiver, 
 
 
 def test_a_beginning_that_was_damaged_is_found_and_all_is_fetched_again(
-    receiver: Receiver, large: tuple[Held, Path]
+    receiver: Receiver, large: tuple[FileVersion, Path]
 ) -> None:
     held, path = large
     receiver.announce(held)
@@ -152,13 +154,13 @@ def test_a_beginning_that_was_damaged_is_found_and_all_is_fetched_again(
     assert not list((receiver.root / "tmp").iterdir())
     receiver.session.outbox.clear()
     receiver.replicator._act(receiver.replicator._replica.tick(receiver.env.monotonic_s() + 5))
-    assert receiver.wanted() == [Wanted(held)], "from the beginning"
+    assert receiver.wanted() == [FileRequest(held)], "from the beginning"
     receiver.send(held, path)
     receiver.node.sync()
     assert receiver.durable == [held.name]
 
 
-def test_a_part_that_nobody_sends_the_rest_of_goes(receiver: Receiver, large: tuple[Held, Path]) -> None:
+def test_a_part_that_nobody_sends_the_rest_of_goes(receiver: Receiver, large: tuple[FileVersion, Path]) -> None:
     held, path = large
     receiver.announce(held)
     receiver.send(held, path, most=1)
@@ -170,7 +172,7 @@ def test_a_part_that_nobody_sends_the_rest_of_goes(receiver: Receiver, large: tu
     assert not list((receiver.root / "tmp").iterdir())
     receiver.connect()
     receiver.announce(held)
-    assert receiver.wanted() == [Wanted(held)]
+    assert receiver.wanted() == [FileRequest(held)]
 
 
 def test_small_layers_go_over_with_a_dictionary_and_come_as_they_were(tmp_path: Path) -> None:
@@ -183,9 +185,9 @@ def test_small_layers_go_over_with_a_dictionary_and_come_as_they_were(tmp_path: 
     sent_bytes = []
     for path in paths:
         name = str(path.relative_to(tmp_path / "n2"))
-        held = Held(name, "0" * 64, path.stat().st_size)
+        held = FileVersion(name, "0" * 64, path.stat().st_size)
         with path.open("rb") as file:
-            frames = list(encoder.chunks(Wanted(held), file))
+            frames = list(encoder.chunks(FileRequest(held), file))
         came = [chunk for frame in frames if isinstance(chunk := decoder.decode(frame), Chunk)]
         assert b"".join(chunk.data for chunk in came) == path.read_bytes()
         sent_bytes.append(sum(frame.ByteSize() for frame in frames))
@@ -195,8 +197,12 @@ def test_small_layers_go_over_with_a_dictionary_and_come_as_they_were(tmp_path: 
             Decoder().decode(pb.Frame(dictionary=pb.Dictionary(data=data)))
 
 
-def test_what_stands_in_its_place_is_verified_before_it_counts(receiver: Receiver, theirs: tuple[Held, Path]) -> None:
-    """A task's file of the same name, that a crash of the machine damaged: that another one came whole says nothing of it."""
+def test_what_stands_in_its_place_is_verified_before_it_counts(
+    receiver: Receiver, theirs: tuple[FileVersion, Path]
+) -> None:
+    """A task's file of the same name, that a crash of the machine damaged: that another one came whole says nothing of
+    it.
+    """
     held, path = theirs
     receiver.announce(held)
     damaged = bytearray(path.read_bytes())
@@ -215,7 +221,7 @@ def test_what_stands_in_its_place_is_verified_before_it_counts(receiver: Receive
 
 @pytest.mark.parametrize("operation", ["create", "link"])
 def test_a_full_disk_refuses_a_file_and_not_the_session(
-    receiver: Receiver, theirs: tuple[Held, Path], operation: str
+    receiver: Receiver, theirs: tuple[FileVersion, Path], operation: str
 ) -> None:
     held, path = theirs
     receiver.announce(held)
@@ -231,7 +237,7 @@ def test_a_full_disk_refuses_a_file_and_not_the_session(
 
 
 def test_what_a_full_disk_left_ends_no_session_and_no_clock(
-    receiver: Receiver, large: tuple[Held, Path], monkeypatch: pytest.MonkeyPatch
+    receiver: Receiver, large: tuple[FileVersion, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Closing a file writes what is buffered, which fails too; then the clock, and who dials, must go on."""
     held, path = large
@@ -285,7 +291,7 @@ def test_peers_hear_from_a_node_that_cannot_read_its_manifests(
 class Sender(Receiver):
     """Node n1, which holds a layer of several pieces that n2 wants."""
 
-    def __init__(self, root: Path, held: Held, path: Path) -> None:
+    def __init__(self, root: Path, held: FileVersion, path: Path) -> None:
         super().__init__(root)
         self.held, self.path = held, root / held.name
         self.path.parent.mkdir(parents=True)
@@ -311,7 +317,7 @@ class Sender(Receiver):
 
 
 @pytest.fixture
-def sender(tmp_path: Path, large: tuple[Held, Path]) -> Iterator[Sender]:
+def sender(tmp_path: Path, large: tuple[FileVersion, Path]) -> Iterator[Sender]:
     found = Sender(tmp_path / "n1", *large)
     yield found
     found.node.listener = None
@@ -346,7 +352,7 @@ def test_a_file_that_is_asked_for_again_is_looked_at(sender: Sender) -> None:
     assert sender.asked() == ["not_there"]
 
 
-def test_a_file_that_ends_in_the_middle_is_asked_for_anew(receiver: Receiver, large: tuple[Held, Path]) -> None:
+def test_a_file_that_ends_in_the_middle_is_asked_for_anew(receiver: Receiver, large: tuple[FileVersion, Path]) -> None:
     held, path = large
     receiver.announce(held)
     receiver.send(held, path, most=2)
@@ -354,14 +360,14 @@ def test_a_file_that_ends_in_the_middle_is_asked_for_anew(receiver: Receiver, la
     assert not list((receiver.root / "tmp").iterdir())
     receiver.session.outbox.clear()
     receiver.replicator._act(receiver.replicator._replica.tick(receiver.env.monotonic_s() + 5))
-    assert receiver.wanted() == [Wanted(held)]
+    assert receiver.wanted() == [FileRequest(held)]
     receiver.send(held, path)
     receiver.node.sync()
     assert receiver.durable == [held.name]
     assert receiver.replicator.counters.refused_files == 0
 
 
-def test_the_rest_of_what_is_gone_is_no_use(receiver: Receiver, large: tuple[Held, Path]) -> None:
+def test_the_rest_of_what_is_gone_is_no_use(receiver: Receiver, large: tuple[FileVersion, Path]) -> None:
     """Without asking anew it would be waited for as long as anything else comes from there."""
     held, path = large
     receiver.announce(held)
@@ -373,7 +379,7 @@ def test_the_rest_of_what_is_gone_is_no_use(receiver: Receiver, large: tuple[Hel
     receiver.send(held, path, offset=2 * CHUNK_BYTES)
     receiver.session.outbox.clear()
     receiver.replicator._act(receiver.replicator._replica.tick(receiver.env.monotonic_s() + 5))
-    assert receiver.wanted() == [Wanted(held)], "all of it, although pieces still come"
+    assert receiver.wanted() == [FileRequest(held)], "all of it, although pieces still come"
 
 
 def test_an_inventory_without_an_end_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -450,7 +456,7 @@ def test_a_question_names_each_group_once_and_not_too_many(monkeypatch: pytest.M
     """One that named a group 400,000 times took 988 MB, and nothing else was answered for 38 s."""
     monkeypatch.setattr("nosync.replication.transport.codec.MOST_GROUPS_ASKED", 3)
     names = [f"layers/s/raw/{n}" for n in range(3)]
-    assert Decoder().decode(pb.Frame(ask_inventory=pb.AskInventory(groups=names))) == AskInventory(tuple(names))
+    assert Decoder().decode(pb.Frame(ask_inventory=pb.AskInventory(groups=names))) == InventoryRequest(tuple(names))
     for groups, message in ((["branches"] * 2, "named twice"), ([*names, "branches"], "4 groups of files at once")):
         frames = (
             pb.Frame(ask_inventory=pb.AskInventory(groups=groups)),
@@ -465,8 +471,8 @@ def test_a_question_names_each_group_once_and_not_too_many(monkeypatch: pytest.M
 def test_answers_that_nobody_reads_are_bounded_in_bytes(
     receiver: Receiver, monkeypatch: pytest.MonkeyPatch, groups: tuple[str, ...]
 ) -> None:
-    held = [Held(f"layers/s/raw/0/{n}-{n + 1}-0.layer", "0" * 64, 1) for n in range(500)]
-    held += [Held(f"layers/s{n}/raw/0/0-1-0.layer", "0" * 64, 1) for n in range(500)]
+    held = [FileVersion(f"layers/s/raw/0/{n}-{n + 1}-0.layer", "0" * 64, 1) for n in range(500)]
+    held += [FileVersion(f"layers/s{n}/raw/0/0-1-0.layer", "0" * 64, 1) for n in range(500)]
     receiver.replicator._act(receiver.replicator._replica.holds(held))
     while receiver.session.outbox:
         receiver.session.take()
@@ -484,7 +490,7 @@ def test_answers_that_nobody_reads_are_bounded_in_bytes(
 def test_one_answer_goes_out_however_large_and_what_went_out_counts_no_more(
     receiver: Receiver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    held = [Held(f"layers/s{n}/raw/0/0-1-0.layer", "0" * 64, 1) for n in range(500)]
+    held = [FileVersion(f"layers/s{n}/raw/0/0-1-0.layer", "0" * 64, 1) for n in range(500)]
     receiver.replicator._act(receiver.replicator._replica.holds(held))
     while receiver.session.outbox:
         receiver.session.take()
@@ -503,13 +509,13 @@ def test_how_far_peers_are_behind_is_not_found_out_anew_for_everyone_who_asks(
     """All names are compared for it, with the lock held: who asked again and again kept the node from its peers."""
     found: list[None] = []
 
-    def counted(mine: Inventory, theirs: Inventory) -> list[Held]:
+    def counted(mine: Inventory, theirs: Inventory) -> list[FileVersion]:
         found.append(None)
         return missing(mine, theirs)
 
     monkeypatch.setattr("nosync.replication.protocol.replica.missing", counted)
     for n in range(3):
-        held = Held(f"branches/{n}.json", "0" * 64, 7)
+        held = FileVersion(f"branches/{n}.json", "0" * 64, 7)
         receiver.replicator._act(receiver.replicator._replica.holds([held]))
         for _ in range(20):
             (peer,) = receiver.replicator.peers()
@@ -523,16 +529,16 @@ def test_how_far_peers_are_behind_is_not_found_out_anew_for_everyone_who_asks(
 
 def test_a_long_list_of_wanted_files_is_looked_at_once(receiver: Receiver, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each was compared with all others: 50,000 in one frame took minutes, with the lock held."""
-    held = [Held(f"layers/s{n}/raw/0/0-1-0.layer", "0" * 64, 1) for n in range(300)]
+    held = [FileVersion(f"layers/s{n}/raw/0/0-1-0.layer", "0" * 64, 1) for n in range(300)]
     receiver.replicator._act(receiver.replicator._replica.holds(held))
     receiver.session.outbox.clear()
     compared: list[None] = []
 
-    def counted(self: Wanted, other: object) -> bool:
+    def counted(self: FileRequest, other: object) -> bool:
         compared.append(None)
         return self is other
 
-    monkeypatch.setattr(Wanted, "__eq__", counted)
+    monkeypatch.setattr(FileRequest, "__eq__", counted)
     receiver.receive(pb.Frame(want=pb.Want(files=[pb.Held(name=h.name, digest=h.digest, size_bytes=1) for h in held])))
     assert len(receiver.session.outbox) == 300
     assert len(compared) <= 300
@@ -556,7 +562,7 @@ def test_each_message_goes_out_at_once(receiver: Receiver) -> None:
     while not sent.empty():
         sent.get()
     for number in range(5):
-        session.put([NotThere(f"layers/s/raw/0/{number}-{number + 1}-0.layer")])
+        session.put([NotFound(f"layers/s/raw/0/{number}-{number + 1}-0.layer")])
         sent.get(timeout=20)  # nothing else is said meanwhile
     session.close()
     for thread in threads:
@@ -565,7 +571,9 @@ def test_each_message_goes_out_at_once(receiver: Receiver) -> None:
     assert ended.is_set()
 
 
-def test_what_was_verified_as_it_came_is_recorded_as_it_is(receiver: Receiver, theirs: tuple[Held, Path]) -> None:
+def test_what_was_verified_as_it_came_is_recorded_as_it_is(
+    receiver: Receiver, theirs: tuple[FileVersion, Path]
+) -> None:
     held, path = theirs
     receiver.announce(held)
     receiver.send(held, path)
@@ -575,7 +583,7 @@ def test_what_was_verified_as_it_came_is_recorded_as_it_is(receiver: Receiver, t
 
 
 def test_what_came_and_is_gone_before_it_is_durable_is_no_problem(
-    receiver: Receiver, theirs: tuple[Held, Path]
+    receiver: Receiver, theirs: tuple[FileVersion, Path]
 ) -> None:
     held, path = theirs
     receiver.announce(held)
@@ -615,7 +623,7 @@ def test_an_inventory_in_many_frames_keeps_its_session_however_long_it_takes(
         receiver.receive(pb.Frame(summary=pb.Summary(seq=0)))
         receiver.replicator._tick()
         assert receiver.session.is_open
-        asked = [sent for sent in receiver.session.outbox if isinstance(sent, AskInventory)]
+        asked = [sent for sent in receiver.session.outbox if isinstance(sent, InventoryRequest)]
         assert len(asked) == 1  # what was asked for is what is coming
     now_s += SILENT_S + 1
     receiver.replicator._tick()
@@ -650,7 +658,7 @@ def test_a_manifest_that_could_not_be_read_is_announced_later(
 
 
 def test_a_disk_that_is_full_where_files_arrive_is_told_until_it_is_not(
-    receiver: Receiver, large: tuple[Held, Path]
+    receiver: Receiver, large: tuple[FileVersion, Path]
 ) -> None:
     held, path = large
     receiver.announce(held)

@@ -1,4 +1,6 @@
-"""Small files from other nodes: what no store writes under such a name never gets it, and is told of as damage where it lies."""
+"""Small files from other nodes: what no store writes under such a name never gets it, and is told of as damage where it
+lies.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,7 @@ import nosync
 from nosync.lsm.errors import CorruptionError, NosyncError
 from nosync.lsm.node.metadata_checks import check_contents
 from nosync.lsm.platform.json_file import seal_json
-from nosync.replication.protocol.inventory import Held
+from nosync.replication.protocol.inventory import FileVersion
 from tests.unit.test_replicator import Receiver
 
 LAYERS = [
@@ -108,7 +110,7 @@ def test_what_no_store_writes_gets_no_name_here(receiver: Receiver, name: str, f
     text = seal_json(fields)
     source = receiver.root.parent / "source"
     source.write_bytes(text)
-    held = Held(name, blake3(text).hexdigest(), len(text))
+    held = FileVersion(name, blake3(text).hexdigest(), len(text))
     receiver.announce(held)
     receiver.send(held, source)
     assert not (receiver.root / name).exists()
