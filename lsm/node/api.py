@@ -46,10 +46,10 @@ class DurabilityListener(Protocol):
     def inputs_released(self, trace: TraceId, until: Time) -> None:
         """Layers of this trace that end before a time are not kept here any more, merged or not."""
 
-    def keeps_first(self, trace: TraceId) -> bool:
+    def is_first_replica(self, trace: TraceId) -> bool:
         """Whether this node is the one that keeps a trace of which one copy is kept."""
 
-    def is_kept_first(self, record: Record) -> bool:
+    def has_earlier_replica(self, record: Record) -> bool:
         """Whether a node that is to keep a layer before this one is there, and said that it holds it."""
 
     def copies(self, entry: Entry) -> int:

@@ -95,7 +95,7 @@ class InputRelease:
         if policy == DISK:
             if listener is None:  # nobody knows whether another node keeps it, yet
                 return not self._owner.is_replicated
-            if listener.keeps_first(trace):
+            if listener.is_first_replica(trace):
                 return True
             ids = sorted(ids, key=lambda id: id.description.upper)
             gone = list(itertools.takewhile(self._is_kept_elsewhere, ids))
@@ -108,7 +108,7 @@ class InputRelease:
 
     def _is_kept_elsewhere(self, id: LayerId) -> bool:
         record, listener = self._owner.records_of(id.trace).get(id.description), self._owner.listener
-        return record is not None and listener is not None and listener.is_kept_first(record)
+        return record is not None and listener is not None and listener.has_earlier_replica(record)
 
     def _remember(self, until: Epoch) -> None:
         root = self._owner.directory.root

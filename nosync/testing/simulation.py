@@ -481,7 +481,7 @@ class Cluster:
                 self._fail(f"whole: {node.id} keeps wrong contents under {name}")
         for t in range(EPOCHS):
             for name in [f"manifests/main/{t}.json", *layers_at(t)]:
-                if replica.keeps(name) and not _stands(held, name):
+                if replica.is_replica(name) and not _stands(held, name):
                     self._fail(f"healed: {node.id} still misses {name}")
         for peer in replica.peers.values():
             other = self.nodes[peer.node].replica

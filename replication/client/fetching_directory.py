@@ -212,14 +212,14 @@ class FetchingDirectory(LayerDirectory):
         return came
 
 
-class Keeper(Protocol):
+class Fetcher(Protocol):
     """A daemon, as far as it can be asked to fetch."""
 
     def keep(self, traces: list[str]) -> bool: ...
 
 
 def wait_for_peers(
-    daemon: Keeper, env: Env, traces: list[str], is_here: Callable[[], bool], patience_s: float = FETCH_PATIENCE_S
+    daemon: Fetcher, env: Env, traces: list[str], is_here: Callable[[], bool], patience_s: float = FETCH_PATIENCE_S
 ) -> bool:
     """Has a daemon fetch traces, and waits until something is here. False: not in time, or no peer that is up has it."""
     end_s = ask_s = env.monotonic_s()

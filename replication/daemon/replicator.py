@@ -31,7 +31,7 @@ from nosync.lsm.platform.env import storage_errors
 from nosync.lsm.platform.file_pool import new_file
 from nosync.lsm.platform.publish import temporary_path
 from nosync.proto.v1 import replication_pb2 as pb
-from nosync.replication.protocol.inventory import FileVersion, NodeId, keepers, layer_of, name_of
+from nosync.replication.protocol.inventory import FileVersion, NodeId, layer_of, name_of, replica_set
 from nosync.replication.protocol.messages import (
     Close,
     Effect,
@@ -285,13 +285,13 @@ class Replicator:
         with self._lock:
             self._replica.release(str(trace.directory), until)
 
-    def keeps_first(self, trace: TraceId) -> bool:
+    def is_first_replica(self, trace: TraceId) -> bool:
         """See nosync.lsm.node.api.DurabilityListener."""
         with self._lock:
             members = [self._replica.me, *self._replica.peers]
-            return keepers(str(trace.directory), members, 1) == [self._replica.me]
+            return replica_set(str(trace.directory), members, 1) == [self._replica.me]
 
-    def is_kept_first(self, record: Record) -> bool:
+    def has_earlier_replica(self, record: Record) -> bool:
         """See nosync.lsm.node.api.DurabilityListener."""
         name = name_of(record.id)
         with self._lock:
@@ -299,7 +299,7 @@ class Replicator:
             holders = [
                 p.node for p in self._replica.peers.values() if p.is_up(now_s) and p.holds.holds(name, record.digest)
             ]
-            return keepers(str(record.id.trace.directory), [me, *holders], 1) != [me]
+            return replica_set(str(record.id.trace.directory), [me, *holders], 1) != [me]
 
     def copies(self, entry: Entry) -> int:
         """See nosync.lsm.node.api.DurabilityListener."""

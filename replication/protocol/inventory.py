@@ -314,7 +314,7 @@ def _order(name: str) -> tuple[int, int, str]:
     return (-2, int(number), name) if is_number(number) else (-1, 0, name)
 
 
-def keepers(trace: str, members: Iterable[NodeId], replicas: int) -> list[NodeId]:
+def replica_set(trace: str, members: Iterable[NodeId], replicas: int) -> list[NodeId]:
     """The nodes that keep a trace: rendezvous hashing, so that a member more or less moves as little as possible.
 
     (Thaler and Ravishankar, Using name-based mappings to increase hit rates, 1998.)

@@ -2,28 +2,29 @@
 
 from __future__ import annotations
 
-from nosync.replication.protocol.inventory import NodeId, keepers, rank
+from nosync.replication.protocol.inventory import NodeId, rank, replica_set
 
 
 class Placement:
-    """The nodes that are up, `me` always, and which of them keep a trace: while one is away the next one stands in for it.
+    """The nodes that are up, `me` always, and which of them keep a trace: while one is away the next one stands in for
+    it.
 
-    What is asked again and again is whether this node keeps a trace. So how many nodes rank before it is counted once for each,
-    and a node that comes or goes is ranked against this one alone: the other nodes are not looked at.
+    What is asked again and again is whether this node keeps a trace. So how many nodes rank before it is counted once
+    for each, and a node that comes or goes is ranked against this one alone: the other nodes are not looked at.
     """
 
     def __init__(self, me: NodeId, replicas: int) -> None:
         self._me, self._replicas = me, replicas
         self._others: set[NodeId] = set()  # that are up
         self._before_me: dict[str, int] = {}
-        self._keepers: dict[str, frozenset[NodeId]] = {}
+        self._replica_sets: dict[str, frozenset[NodeId]] = {}
 
     def is_up(self, node: NodeId) -> bool:
         return node == self._me or node in self._others
 
     def __contains__(self, trace: str) -> bool:
         """Whether a trace was ranked."""
-        return trace in self._before_me or trace in self._keepers
+        return trace in self._before_me or trace in self._replica_sets
 
     def is_mine(self, trace: str) -> bool:
         """Whether this node is one of those that keep a trace."""
@@ -33,11 +34,11 @@ class Placement:
             before = self._before_me[trace] = sum(rank(node, trace) > mine for node in self._others)
         return before < self._replicas
 
-    def keepers(self, trace: str) -> frozenset[NodeId]:
+    def replica_set(self, trace: str) -> frozenset[NodeId]:
         """Those that keep a trace."""
-        found = self._keepers.get(trace)
+        found = self._replica_sets.get(trace)
         if found is None:
-            found = self._keepers[trace] = frozenset(keepers(trace, [self._me, *self._others], self._replicas))
+            found = self._replica_sets[trace] = frozenset(replica_set(trace, [self._me, *self._others], self._replicas))
         return found
 
     def changed(self, node: NodeId, *, is_up: bool) -> list[str]:
@@ -45,7 +46,7 @@ class Placement:
         if is_up == (node in self._others):
             return []
         (self._others.add if is_up else self._others.remove)(node)
-        self._keepers.clear()
+        self._replica_sets.clear()
         step, found = 1 if is_up else -1, []
         for trace, before in self._before_me.items():
             if rank(node, trace) > rank(self._me, trace):
@@ -57,4 +58,4 @@ class Placement:
     def forget(self, trace: str) -> None:
         """Nobody holds anything of this trace any more."""
         self._before_me.pop(trace, None)
-        self._keepers.pop(trace, None)
+        self._replica_sets.pop(trace, None)

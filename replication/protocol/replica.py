@@ -44,11 +44,11 @@ from nosync.replication.protocol.inventory import (
     epochs_of,
     group_of,
     in_order,
-    keepers,
     layer_of,
     missing,
     missing_of_trace,
     place_of,
+    replica_set,
 )
 from nosync.replication.protocol.messages import (
     PROTOCOL_VERSION,
@@ -217,7 +217,7 @@ class Replica:
         coming = sum(size for size, _ in peer.pushed.values())
         chosen = []
         for held in files:
-            is_kept = layer_of(held.name) is None or peer.node in self._placement.keepers(place_of(held.name))
+            is_kept = layer_of(held.name) is None or peer.node in self._placement.replica_set(place_of(held.name))
             if is_kept and held.name not in peer.holds and coming + held.size_bytes <= PUSH_BYTES:
                 coming += held.size_bytes
                 peer.pushed[held.name] = held.size_bytes, self.now_s
@@ -672,7 +672,7 @@ class Replica:
                 effects.append(Send(session, NotFound(wanted.held.name)))
         return [*effects, SendFiles(session, tuple(there))] if there else effects
 
-    def keeps(self, name: str) -> bool:
+    def is_replica(self, name: str) -> bool:
         """Whether this node is one of those that keep a file. While one of them is away the next one stands in for it."""
         id = layer_of(name)
         if id is None:
@@ -772,7 +772,7 @@ class Replica:
             todo = [held for name in names if (held := peer.holds.get(name)) and not self._has_or_fetches(name)]
         elif self._keeps_trace(place):
             ours_and_coming = {**self.mine.layers(place), **self._fetching.layers(place)}
-            todo = [held for held in missing_of_trace(ours_and_coming, peer.holds, place) if self.keeps(held.name)]
+            todo = [held for held in missing_of_trace(ours_and_coming, peer.holds, place) if self.is_replica(held.name)]
         else:
             todo = []
         return [held for held in todo if not self._is_given_up(held)]
@@ -893,7 +893,7 @@ class Replica:
         if fetch is not None:
             return (fetch.session, fetch.held) == (session, held)
         peer = self._peer_of(session)
-        if peer is None or held.size_bytes > PUSH_FILE_BYTES or not self.keeps(held.name):
+        if peer is None or held.size_bytes > PUSH_FILE_BYTES or not self.is_replica(held.name):
             return False
         if not self._wants(peer, held):
             return False
@@ -960,12 +960,12 @@ class Replica:
 
     def _compared(self, members: list[NodeId]) -> Mapping[NodeId, tuple[int, int]]:
         found = {}
-        keepers_of = functools.cache(lambda trace: frozenset(keepers(trace, members, self.replicas)))
+        replica_set_of = functools.cache(lambda trace: frozenset(replica_set(trace, members, self.replicas)))
         for peer in self.peers.values():
             behind = [
                 held
                 for held in missing(peer.holds, self.mine)
-                if layer_of(held.name) is None or peer.node in keepers_of(place_of(held.name))
+                if layer_of(held.name) is None or peer.node in replica_set_of(place_of(held.name))
             ]
             found[peer.node] = (len(behind), sum(held.size_bytes for held in behind))
         return found

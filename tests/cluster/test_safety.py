@@ -9,7 +9,7 @@ import pytest
 import nosync
 from nosync.cli import main
 from nosync.lsm.model.layer import Description, LayerId, Shard, TraceId
-from nosync.replication.protocol.inventory import NodeId, keepers
+from nosync.replication.protocol.inventory import NodeId, replica_set
 from nosync.testing.daemon_cluster import Daemons, eventually, free_ports, running
 from tests.cluster.test_daemons import _inputs, _publish_with_input, expected, publish, rows, state
 
@@ -18,7 +18,7 @@ NODES = ("n1", "n2", "n3")
 
 def test_what_one_node_keeps_is_kept_by_one_that_has_it(tmp_path: Path) -> None:
     """The node that is to keep it is away while the others make it safe."""
-    first, *others = keepers("rows/raw/0", [NodeId(n) for n in NODES], 3)
+    first, *others = replica_set("rows/raw/0", [NodeId(n) for n in NODES], 3)
     with running(tmp_path, NODES, replicas=2, start=tuple(others)) as daemons, daemons.open(others[0]) as store:
         for t in range(3):
             _publish_with_input(store, t, "disk")

@@ -16,9 +16,9 @@ from nosync.replication.protocol.inventory import (
     NodeId,
     covers,
     in_order,
-    keepers,
     missing,
     name_of,
+    replica_set,
 )
 
 TRACE = TraceId("s", "f", Shard(0))
@@ -115,12 +115,12 @@ def test_a_manifest_comes_after_its_layers_and_the_log_first() -> None:
 def test_rendezvous_spreads_evenly_and_moves_little() -> None:
     nodes = [NodeId(f"n{i}") for i in range(5)]
     traces = [str(PurePosixPath("s", "f", f"{i}of999")) for i in range(999)]
-    chosen = {trace: keepers(trace, nodes, 2) for trace in traces}
+    chosen = {trace: replica_set(trace, nodes, 2) for trace in traces}
     counts = Counter(node for of in chosen.values() for node in of)
     assert all(300 < counts[node] < 500 for node in nodes), counts
     for trace in traces:
-        less = keepers(trace, nodes[1:], 2)
+        less = replica_set(trace, nodes[1:], 2)
         assert [node for node in chosen[trace] if node != nodes[0]] == less[
             : len([n for n in chosen[trace] if n != nodes[0]])
         ]
-        assert keepers(trace, reversed(nodes), 2) == chosen[trace]
+        assert replica_set(trace, reversed(nodes), 2) == chosen[trace]

@@ -15,11 +15,11 @@ from nosync.replication.protocol.inventory import (
     FileVersion,
     Inventory,
     NodeId,
-    keepers,
     layer_of,
     missing,
     name_of,
     place_of,
+    replica_set,
 )
 from nosync.replication.protocol.messages import Change, Effect, Have, Hello, Send, SessionId, Summary, Want
 from nosync.replication.protocol.peer import SMALLEST_WINDOW_BYTES
@@ -197,19 +197,19 @@ class OneNode:
         ours()
         return ours.__name__
 
-    def keeps(self, name: str, up: list[NodeId]) -> bool:
+    def is_replica(self, name: str, up: list[NodeId]) -> bool:
         id = layer_of(name)
         if id is None or place_of(name) in self.one._kept_s:
             return True
         is_released = id.description.upper <= self.one._released.get(place_of(name), 0)
-        return not is_released and (self.one.keep_all or ME in keepers(place_of(name), up, REPLICAS))
+        return not is_released and (self.one.keep_all or ME in replica_set(place_of(name), up, REPLICAS))
 
     def check(self) -> None:
         """What is to be fetched of each peer, by its definition."""
         one = self.one
         up = [ME, *(peer.node for peer in one.peers.values() if peer.is_up(one.now_s))]
         for directory, trace in zip(DIRECTORIES, TRACES, strict=True):
-            assert one.keeps(layer(trace, 99, 1)) == self.keeps(layer(trace, 99, 1), up), directory
+            assert one.is_replica(layer(trace, 99, 1)) == self.is_replica(layer(trace, 99, 1), up), directory
         while _asks(one._fetch()):
             pass
         have = Inventory([*one.mine, *(fetch.held for fetch in one._fetching.values())])
@@ -219,7 +219,7 @@ class OneNode:
             wanted = [
                 held
                 for held in missing(have, peer.holds)
-                if self.keeps(held.name, up) and one.discarded.get(held.name) != held.digest
+                if self.is_replica(held.name, up) and one.discarded.get(held.name) != held.digest
             ]
             assert sorted(held for todo in peer.todo.values() for held in todo) == sorted(wanted), peer.node
             assert peer.todo_files == len(wanted)

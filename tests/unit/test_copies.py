@@ -48,10 +48,10 @@ class Peers:
     def inputs_released(self, trace: TraceId, until: Time) -> None:
         raise AssertionError("nothing is let go of here")
 
-    def keeps_first(self, trace: TraceId) -> bool:
+    def is_first_replica(self, trace: TraceId) -> bool:
         return True
 
-    def is_kept_first(self, record: Record) -> bool:
+    def has_earlier_replica(self, record: Record) -> bool:
         return False
 
     def copies(self, entry: Entry) -> int:

@@ -9,7 +9,7 @@ import pytest
 
 from nosync.lsm.model.layer import Description, LayerId, Shard, TraceId
 from nosync.replication.protocol import inventory, placement
-from nosync.replication.protocol.inventory import FileVersion, Inventory, NodeId, keepers, name_of
+from nosync.replication.protocol.inventory import FileVersion, Inventory, NodeId, name_of, replica_set
 from nosync.replication.protocol.messages import Change, Effect, Heartbeat, Hello, Send, SessionId, Summary, Want
 from nosync.replication.protocol.placement import Placement
 from nosync.replication.protocol.replica import BEAT_S, Replica
@@ -94,7 +94,7 @@ def test_a_statement_has_its_sender_looked_at_and_nobody_else(monkeypatch: pytes
     cluster.one.tick(0.0)
     looked = counted(monkeypatch, Replica, "_look_at")
     chosen = counted(monkeypatch, Replica, "_choose")
-    kept = [trace for trace in range(TRACES) if cluster.one.keeps(held(trace, 1).name)]
+    kept = [trace for trace in range(TRACES) if cluster.one.is_replica(held(trace, 1).name)]
     assert 0 < len(kept) < TRACES
     other = next(trace for trace in range(TRACES) if trace not in kept)
     assert cluster.tells(OTHERS[0], held(other, 1)) == []
@@ -109,12 +109,12 @@ def test_what_others_are_to_keep_is_not_weighed_and_not_looked_through(monkeypat
     cluster = Linked()
     cluster.all_tell(0)
     missing = {held.name for peer in cluster.one.peers.values() for todo in peer.todo.values() for held in todo}
-    assert all(cluster.one.keeps(name) for name in missing)
+    assert all(cluster.one.is_replica(name) for name in missing)
     cluster.one.holds([fetch.held for fetch in cluster.one._fetching.values()])
     wants = counted(monkeypatch, Replica, "_wants")
     cluster.one.tick(BEAT_S)
     cluster.all_tell(1)
-    fetched = sum(cluster.one.keeps(held(trace, 0).name) for trace in range(TRACES))
+    fetched = sum(cluster.one.is_replica(held(trace, 0).name) for trace in range(TRACES))
     assert 0 < wants() <= 3 * fetched, "each layer that is to be kept, for each peer that holds it"
 
 
@@ -139,9 +139,11 @@ def test_who_keeps_a_trace_is_as_if_all_were_ranked_again() -> None:
         for node, is_up in [*((n, True) for n in others), *((n, False) for n in others[::2]), (others[0], True)]:
             up = [*up, node] if is_up else [n for n in up if n != node]
             changed = found.changed(node, is_up=is_up)
-            expected = {d: me in keepers(d, up, 3) for d in directories}
+            expected = {d: me in replica_set(d, up, 3) for d in directories}
             assert {d: found.is_mine(d) for d in directories} == expected
-            assert {d: found.keepers(d) for d in directories} == {d: frozenset(keepers(d, up, 3)) for d in directories}
+            assert {d: found.replica_set(d) for d in directories} == {
+                d: frozenset(replica_set(d, up, 3)) for d in directories
+            }
             if before:
                 assert sorted(changed) == sorted(d for d in directories if before[d] != expected[d])
             assert found.changed(node, is_up=is_up) == []

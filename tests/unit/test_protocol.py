@@ -8,7 +8,7 @@ import pytest
 
 from nosync.lsm.model.layer import Description, LayerId, Shard, TraceId
 from nosync.lsm.model.timestamp import Time, pack
-from nosync.replication.protocol.inventory import FileVersion, NodeId, keepers, layer_of, name_of, place_of
+from nosync.replication.protocol.inventory import FileVersion, NodeId, layer_of, name_of, place_of, replica_set
 from nosync.replication.protocol.messages import (
     Change,
     Close,
@@ -530,7 +530,7 @@ def test_files_go_unasked_to_those_who_keep_them() -> None:
     for stage in stages:
         name = held(0, stage=stage).name
         sent = [one._sessions[e.session] for e in one.holds([held(0, stage=stage)]) if isinstance(e, SendFiles)]
-        assert sent == [node for node in ids[1:] if node in keepers(place_of(name), ids, 2)]
+        assert sent == [node for node in ids[1:] if node in replica_set(place_of(name), ids, 2)]
     assert _pushed(one.holds([manifest(0, 9)])) == [], "nodes archive for themselves"
     to_all = [e for e in one.holds([manifest(0)]) if isinstance(e, SendFiles)]
     assert len(to_all) == 3
