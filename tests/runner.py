@@ -12,7 +12,7 @@ import pyarrow as pa
 
 import nosync
 from nosync.flow.binder import bind
-from nosync.flow.bound_flow import BoundFlow, Emission, Feed, Loop, Segment
+from nosync.flow.bound_flow import BoundFlow, InputEdge, Loop, Segment, SegmentOutput
 from nosync.flow.dataflow import Dataflow
 from nosync.flow.internal_columns import HASH64_COLUMN, REPORT_COLUMN, SIDE_COLUMN, TAG_COLUMN
 from nosync.job.replay import begin_anew, changed_stages
@@ -110,7 +110,13 @@ class Runner:
         self.round, self.phase, self.rounds = None, "", len(self.counts)
 
     def _segment(
-        self, t: int, segment: Segment, given: dict[str, pa.Table], emission: Emission | None, *, replay: bool = False
+        self,
+        t: int,
+        segment: Segment,
+        given: dict[str, pa.Table],
+        emission: SegmentOutput | None,
+        *,
+        replay: bool = False,
     ) -> list[pa.RecordBatch]:
         loop = self.flow.loop_of(segment)
         inside = self.round is not None and loop is not None
@@ -144,12 +150,12 @@ class Runner:
             self.reports += [Report.from_json(r) for b in found for r in b.column(0).to_pylist()]
         return found
 
-    def _comes(self, segment: Segment, feed: Feed) -> bool:
+    def _comes(self, segment: Segment, feed: InputEdge) -> bool:
         if self.flow.feeds_back(segment, feed):
             return self.round > 0
         return self.round == 0 or self.flow.stages[feed.emission.stage].loop is not None
 
-    def task(self, t: int, segment: Segment, emission: Emission | None) -> SegmentTask:
+    def task(self, t: int, segment: Segment, emission: SegmentOutput | None) -> SegmentTask:
         return SegmentTask(
             place=Place(str(self.root), 128),
             t=t,
@@ -161,7 +167,7 @@ class Runner:
             histories={name: tuple(spans) for name, spans in self.spans.items()},
         )
 
-    def sent(self, t: int, feed: Feed, given: dict[str, pa.Table], *, replay: bool = False) -> pa.Table:
+    def sent(self, t: int, feed: InputEdge, given: dict[str, pa.Table], *, replay: bool = False) -> pa.Table:
         source = self.flow.stages[feed.emission.stage]
         home = self.flow.segment_of(source.name)
         round = self.round

@@ -19,10 +19,10 @@ from nosync.flow.bound_flow import (
     WATERMARK,
     BoundFlow,
     BoundStage,
-    Emission,
-    Feed,
+    InputEdge,
     Loop,
     Segment,
+    SegmentOutput,
 )
 from nosync.flow.dataflow import (
     AGGREGATE,
@@ -372,7 +372,7 @@ class _Binder:
         bound = self._stage(
             stage, schema, changing=True, key=key, plan=plan, window=window, options=options, described=described
         )
-        feed = replace(self._feed(upstream.name, feed_key), emission=Emission(upstream.name, window))
+        feed = replace(self._feed(upstream.name, feed_key), emission=SegmentOutput(upstream.name, window))
         self._new_segment(logs[0], [feed])
         for part in [*logs[1:], bound]:
             self._join_segment(part, logs[0].name)
@@ -471,7 +471,7 @@ class _Binder:
                 )
             self.bound[loop.name] = replace(variable, inputs=(*variable.inputs, result.name))
             segment = self.segments[loop.name]
-            feed = Feed(result.name, Emission(result.name), (), variable.key)
+            feed = InputEdge(result.name, SegmentOutput(result.name), (), variable.key)
             self.segments[loop.name] = replace(segment, feeds=(*segment.feeds, feed))
 
     # --- what they share --------------------------------------------------------------------------------------------
@@ -562,16 +562,16 @@ class _Binder:
             return MEMORY
         return parse_level(self._flow.persist, f"dataflow {self._flow.name}")
 
-    def _feed(self, name: str, key: tuple[str, ...] = ()) -> Feed:
+    def _feed(self, name: str, key: tuple[str, ...] = ()) -> InputEdge:
         """Rows of a stage, from the segment that they leave by way of expressions in the JVM."""
         jvm: list[str] = []
         origin = name
         while origin not in self._segment_of:
             jvm.insert(0, origin)
             origin = self.bound[origin].inputs[0]
-        return Feed(name, Emission(origin), tuple(jvm), key)
+        return InputEdge(name, SegmentOutput(origin), tuple(jvm), key)
 
-    def _new_segment(self, stage: BoundStage, feeds: Sequence[Feed] = ()) -> None:
+    def _new_segment(self, stage: BoundStage, feeds: Sequence[InputEdge] = ()) -> None:
         self.bound[stage.name] = stage
         self.segments[stage.name] = Segment(stage.name, (stage.name,), tuple(feeds))
         self._segment_of[stage.name] = stage.name

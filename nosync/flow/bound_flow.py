@@ -58,19 +58,22 @@ class BoundStage:
     deterministic: bool = True
     options: Mapping[str, Any] = field(default_factory=dict, repr=False)
     anew_at: int | None = None
-    """The first epoch of the branch on which its code changed, if it then takes all rows of its inputs that are there, because
-    such as came before may be taken back. What it holds from then on is what this code makes of them. Its layer of that
-    epoch leads there from what the stage held before."""
+    """The first epoch of the branch on which its code changed, if it then takes all rows of its inputs that are there,
+    because such as came before may be taken back. What it holds from then on is what this code makes of them. Its layer
+    of that epoch leads there from what the stage held before.
+    """
 
     loop: str | None = None
     """The loop that it is a part of; of the loop's variable its own name."""
     placed_by: tuple[str, ...] = ()
-    """By the hash of what its rows are in their shards: names of columns, and of a source also `=` and an expression over its
-    columns; with `?` and a condition at the end only rows that fulfil it, others by all of their columns. Empty: by something
-    else."""
+    """By the hash of what its rows are in their shards: names of columns, and of a source also `=` and an expression
+    over its columns; with `?` and a condition at the end only rows that fulfil it, others by all of their columns.
+    Empty: by something else.
+    """
     origins: tuple[str, ...] = ()
-    """The inputs, each with a watermark of its own, that its rows came by; each row says which (see `event_time`). Empty: there
-    is only one, or no window after it wants to know."""
+    """The inputs, each with a watermark of its own, that its rows came by; each row says which (see `event_time`).
+    Empty: there is only one, or no window after it wants to know.
+    """
 
     @property
     def is_placed_by_columns(self) -> bool:
@@ -108,7 +111,7 @@ class BoundStage:
 
 
 @dataclass(frozen=True)
-class Emission:
+class SegmentOutput:
     """Rows that leave a segment: those of a stage, expanded to windows where the consumer is a window."""
 
     stage: str
@@ -118,12 +121,12 @@ class Emission:
 
 
 @dataclass(frozen=True)
-class Feed:
+class InputEdge:
     """Rows that enter a segment."""
 
     input: str
     """The stage whose rows these are."""
-    emission: Emission
+    emission: SegmentOutput
     """What leaves the segment that they come from."""
     jvm: tuple[str, ...] = ()
     """Stages whose expressions the JVM evaluates on the way, in order."""
@@ -137,9 +140,11 @@ class Segment:
 
     name: str
     stages: tuple[str, ...]
-    feeds: tuple[Feed, ...] = ()
+    feeds: tuple[InputEdge, ...] = ()
     fused: bool = False
-    """All that feeds it is from sources in it: the JVM sends their rows, and beside them what it makes of them for the feeds."""
+    """All that feeds it is from sources in it: the JVM sends their rows, and beside them what it makes of them for the
+    feeds.
+    """
 
 
 @dataclass(frozen=True)
@@ -217,8 +222,10 @@ class BoundFlow:
             feeds.append(replace(feed, emission=replace(feed.emission, whole=whole == {True})))
         return replace(segment, feeds=tuple(feeds))
 
-    def takes_whole(self, segment: Segment, feed: Feed, anew: Collection[str]) -> set[bool]:
-        """Whether what takes a feed is to have all rows that are there, if the stages `anew` begin anew; both, if a part is."""
+    def takes_whole(self, segment: Segment, feed: InputEdge, anew: Collection[str]) -> set[bool]:
+        """Whether what takes a feed is to have all rows that are there, if the stages `anew` begin anew; both, if a
+        part is.
+        """
         takers = [name for name in segment.stages if feed.input in self.stages[name].inputs]
         return {whole for name in takers for whole in self._is_whole(name, anew)}
 
@@ -232,7 +239,7 @@ class BoundFlow:
     def loop_of(self, segment: Segment) -> str | None:
         return self.stages[segment.name].loop
 
-    def feeds_back(self, segment: Segment, feed: Feed) -> bool:
+    def feeds_back(self, segment: Segment, feed: InputEdge) -> bool:
         """Whether the feed brings the rows of the round before to the loop's variable."""
         loop = self.loop_of(segment)
         return loop == segment.name and feed.emission.stage == self.loops[loop].result
@@ -241,7 +248,7 @@ class BoundFlow:
         """The segment that computes a stage; KeyError for one that only the JVM computes."""
         return next(s for s in self.segments.values() if stage in s.stages)
 
-    def emissions(self, segment: Segment, loop: str | None = None) -> list[Emission]:
+    def emissions(self, segment: Segment, loop: str | None = None) -> list[SegmentOutput]:
         """What other segments take from this one, in a fixed order: those of a loop, or those outside of all loops."""
         takers = [s for s in self.segments.values() if self.loop_of(s) == loop and not s.fused]
         wanted = [feed.emission for s in takers for feed in s.feeds if not self.feeds_back(s, feed)]
@@ -268,7 +275,8 @@ class BoundFlow:
 
     @property
     def placed(self) -> BoundFlow:
-        """The same flow, in which sources of which no stage takes rows by key as they are go where that lets them be fused.
+        """The same flow, in which sources of which no stage takes rows by key as they are go where that lets them be
+        fused.
 
         Only for epochs to come: what is recorded stays where it is.
         """
@@ -287,10 +295,10 @@ class BoundFlow:
     def fused(self) -> BoundFlow:
         """The same stages in fewer tasks, for epochs whose inputs are given.
 
-        What expressions make of a source's rows can be sent to the task of a keyed stage together with the rows themselves, where
-        both are in the shards of the same key. Then one task records the source and computes the keyed stage, and rows are
-        shuffled once; and so does the next keyed stage in it, if its rows are in those shards too. Recorded inputs, which the JVM
-        does not see before a task has read them, take the longer way.
+        What expressions make of a source's rows can be sent to the task of a keyed stage together with the rows
+        themselves, where both are in the shards of the same key. Then one task records the source and computes the
+        keyed stage, and rows are shuffled once; and so does the next keyed stage in it, if its rows are in those shards
+        too. Recorded inputs, which the JVM does not see before a task has read them, take the longer way.
         """
         if self.loops:
             return self
@@ -343,13 +351,15 @@ class BoundFlow:
         others = [s for s in segments.values() if s not in together and not s.fused]
         return len({feed.emission for s in others for feed in s.feeds if feed.emission.stage in inside})
 
-    def _stays_in_shard(self, feed: Feed) -> bool:
+    def _stays_in_shard(self, feed: InputEdge) -> bool:
         """Whether the rows of a keyed feed are in the shards of its key already, and no expression comes in between."""
         home = self.stages[feed.emission.stage]
         return not feed.jvm and feed.emission.window is None and bool(feed.key) and home.placed_by == feed.key
 
-    def _key_at_source(self, feed: Feed) -> tuple[str, ...]:
-        """The columns of a source that a feed's key is, where expressions that can be put together as one text pass them on."""
+    def _key_at_source(self, feed: InputEdge) -> tuple[str, ...]:
+        """The columns of a source that a feed's key is, where expressions that can be put together as one text pass
+        them on.
+        """
         if self.stages[feed.emission.stage].kind != SOURCE or feed.emission.window is not None:
             return ()
         expressions = [e for name in feed.jvm for e in self.stages[name].options.get("expressions", [None])]
@@ -376,10 +386,11 @@ def _in_order(segments: Mapping[str, Segment]) -> dict[str, Segment]:
     return {name: segments[name] for name in graphlib.TopologicalSorter(before).static_order()}
 
 
-def computed_through(stages: Mapping[str, BoundStage], feed: Feed) -> dict[str, str]:
+def computed_through(stages: Mapping[str, BoundStage], feed: InputEdge) -> dict[str, str]:
     """By column of a feed that one expression over the columns of its source makes, that expression.
 
-    Not where a condition comes after it: it might fail on rows of which, the longer way, Spark would ask the condition first.
+    Not where a condition comes after it: it might fail on rows of which, the longer way, Spark would ask the condition
+    first.
     """
     *before, last = (stages[name] for name in feed.jvm)
     if last.kind != SELECT or any(stage.kind == SELECT or not stage.options["plain"] for stage in before):
@@ -387,8 +398,10 @@ def computed_through(stages: Mapping[str, BoundStage], feed: Feed) -> dict[str, 
     return dict(last.options["computed"])
 
 
-def conditions_of(stages: Mapping[str, BoundStage], feed: Feed) -> list[str] | None:
-    """What a feed's rows must fulfil, said of columns of the source. None where that is said of columns that a select returns."""
+def conditions_of(stages: Mapping[str, BoundStage], feed: InputEdge) -> list[str] | None:
+    """What a feed's rows must fulfil, said of columns of the source. None where that is said of columns that a select
+    returns.
+    """
     of_jvm = [stages[name] for name in feed.jvm]
     at_source = list(itertools.takewhile(lambda stage: stage.kind == WHERE, of_jvm))
     if any(stage.kind == WHERE for stage in of_jvm[len(at_source) :]):
@@ -404,7 +417,7 @@ def all_hold(conditions: Sequence[str]) -> str:
     return f"IF({first}, {all_hold(conditions[1:])}, FALSE)" if len(conditions) > 1 else first
 
 
-def kept_through(stages: Mapping[str, BoundStage], feed: Feed) -> dict[str, str]:
+def kept_through(stages: Mapping[str, BoundStage], feed: InputEdge) -> dict[str, str]:
     """By column of a feed, the column that it is of the stage that the feed comes from, if no expression made it."""
     names = {name: name for name in stages[feed.emission.stage].output.names}
     for stage in feed.jvm:

@@ -1,6 +1,8 @@
-"""What stages do that begin anew with an epoch: from all rows that are there to the layer that leads there from what they held.
+"""What stages do that begin anew with an epoch: from all rows that are there to the layer that leads there from what
+they held.
 
-Pure functions over whole Arrow tables, as those of `operators.operators`. Which stages begin anew is decided in `job.replay`.
+Pure functions over whole Arrow tables, as those of `operators.operators`. Which stages begin anew is decided in
+`job.replay`.
 """
 
 from __future__ import annotations
@@ -18,15 +20,17 @@ from nosync.lsm.columnar.hashing import HASH_BITS, hash32
 from nosync.lsm.layers.writer import arrange
 from nosync.lsm.model.layer import LayerId, Shard
 from nosync.lsm.trace.trace import DELETE, INSERT
-from nosync.operators.operators import Produced, produce_from, rows_of_layer, weights_of
+from nosync.operators.operators import OperatorOutput, produce_from, rows_of_layer, weights_of
 
 
-def turned(stage: BoundStage, id: LayerId, whole: Produced, old: pa.Table) -> Produced:
-    """The layer that turns what a stage held before, `old`, into `whole`, which was computed from all rows that are there."""
+def turned(stage: BoundStage, id: LayerId, whole: OperatorOutput, old: pa.Table) -> OperatorOutput:
+    """The layer that turns what a stage held before, `old`, into `whole`, which was computed from all rows that are
+    there.
+    """
     if not stage.keyed:
         new = pa.Table.from_batches([whole.layer.batch]).select(stage.schema.names)
         weights = pa.concat_arrays([weights_of(new), pc.negate(weights_of(old))])
-        return Produced(arrange(net_changes(pa.concat_tables([new, old]), weights), (), whose=str(id)))
+        return OperatorOutput(arrange(net_changes(pa.concat_tables([new, old]), weights), (), whose=str(id)))
     rows, before = rows_of_layer(whole.layer, id.description.lower), as_batch(old)
     hashes = hash32([before.column(name) for name in _hashed_by(stage)])
     new = pa.Table.from_batches([rows.data]).select(stage.schema.names)
@@ -40,8 +44,8 @@ def _hashed_by(stage: BoundStage) -> tuple[str, ...]:
 
 
 def net_changes(rows: pa.Table, weights: pa.Array) -> pa.Table:
-    """What is left of rows that come and go, by their contents: each that came more often than it went is inserted, each that
-    went more often deleted, as often. In order of their contents' hash. `weights`: +1 or -1 for each row.
+    """What is left of rows that come and go, by their contents: each that came more often than it went is inserted,
+    each that went more often deleted, as often. In order of their contents' hash. `weights`: +1 or -1 for each row.
     """
     contents = content_hash(rows.drop_columns([CHANGE_TYPE_COLUMN]))
     _, first, number = np.unique(contents, return_index=True, return_inverse=True)
@@ -57,8 +61,8 @@ def rows_of_shard(
 ) -> Callable[[pa.Table], pa.Table] | None:
     """Which of a log's rows that a shard recorded are those of a shard `mine`; None: none are.
 
-    Where there were other numbers of shards, rows go by the columns that place them, if any do; else they belong to no shard, and
-    are dealt out.
+    Where there were other numbers of shards, rows go by the columns that place them, if any do; else they belong to no
+    shard, and are dealt out.
     """
     if recorded_by.count == mine.count:
         return _all_rows if recorded_by == mine else None

@@ -1,8 +1,8 @@
 """Loops inside an epoch: the loop variable's operator, the phases of a fixpoint, and what is kept of its rounds.
 
-The variable is a set of rows: those that `start` gives, and those that the body derives from it, round after round, until
-nothing new comes. The body is monotone (map, filter, union, inner join): more rows in, never fewer out. Each row keeps
-the number of its derivations.
+The variable is a set of rows: those that `start` gives, and those that the body derives from it, round after round,
+until nothing new comes. The body is monotone (map, filter, union, inner join): more rows in, never fewer out. Each row
+keeps the number of its derivations.
 
 Deletions need care: rows of a cycle derive each other, so their numbers never fall to zero although nothing else
 supports them. So an epoch goes in phases (delete and rederive; Gupta, Mumick and Subrahmanian 1993):
@@ -13,8 +13,8 @@ supports them. So an epoch goes in phases (delete and rederive; Gupta, Mumick an
     GROW     what follows from those, until a round brings nothing.
 
 After RETRACT no row is left that lost any derivation, so none supports itself alone. Where nothing that enters the loop
-can be taken back there is only GROW. A round r of epoch t has the timestamp (t, r); when the loop is done its rounds are
-consolidated into the one layer of the epoch, and dropped.
+can be taken back there is only GROW. A round r of epoch t has the timestamp (t, r); when the loop is done its rounds
+are consolidated into the one layer of the epoch, and dropped.
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ from nosync.lsm.model.layer import LayerId
 from nosync.lsm.model.timestamp import Time, pack
 from nosync.lsm.trace.trace import DELETE, INSERT, Lookup, Trace, change_rows, first_of_keys
 from nosync.operators.operators import (
-    Produced,
-    Work,
+    OperatorInput,
+    OperatorOutput,
     as_changes,
     hash32_of,
     produce,
@@ -81,7 +81,7 @@ def next_phase(phase: Phase, round: int, changes: int) -> Phase | None:
     return Phase.GROW
 
 
-def apply_loop(work: Work) -> Produced:
+def apply_loop(work: OperatorInput) -> OperatorOutput:
     """The variable's rows after a round: numbers of derivations, and which rows are in the set."""
     stage, id = work.stage, work.id
     phase = Phase(work.phase)
@@ -106,7 +106,7 @@ def apply_loop(work: Work) -> Produced:
     return produce(stage, id, table, hashes, found, after == 0)
 
 
-def _derivations(work: Work) -> pa.Table:
+def _derivations(work: OperatorInput) -> pa.Table:
     """The round's derivations: the row, its hash, and 1 in `came` or `lost`."""
     names = list(work.stage.key)
     parts = []
@@ -118,7 +118,7 @@ def _derivations(work: Work) -> pa.Table:
     return pa.concat_tables(parts)
 
 
-def _touched_before(work: Work) -> pa.Table:
+def _touched_before(work: OperatorInput) -> pa.Table:
     """The rows that earlier rounds of the epoch touched, without a derivation."""
     touched = work.trace(work.stage.name).rows_between(Time(pack(work.t) - 1), work.before)
     zeros = pa.array(np.zeros(len(touched.hashes), dtype=np.int64))
@@ -142,7 +142,7 @@ def loop_changes(rows: Rows, first_of_key: Bools, before: Lookup) -> pa.Table:
     return changes.filter(moved)
 
 
-def changes_of_round(produced: Produced, stage: BoundStage, time: Time) -> pa.Table:
+def changes_of_round(produced: OperatorOutput, stage: BoundStage, time: Time) -> pa.Table:
     """The changes that a layer of the variable means to its consumers."""
     assert produced.before is not None, "the variable is keyed"
     rows = rows_of_layer(produced.layer, time)
@@ -168,7 +168,7 @@ def _newest(trace: Trace, after: Time, until: Time) -> tuple[Rows, Bools, Lookup
     return rows, np.ones(len(at), dtype=np.bool_), before
 
 
-def consolidate(trace: Trace, stage: BoundStage, id: LayerId) -> Produced:
+def consolidate(trace: Trace, stage: BoundStage, id: LayerId) -> OperatorOutput:
     """The layer of a whole epoch from those of its rounds: what each key is in the end, where it is not what it was."""
     t = id.description.lower
     rows, _, before = _newest(trace, Time(t - 1), Time(id.description.upper - 1))
@@ -190,7 +190,7 @@ def consolidate(trace: Trace, stage: BoundStage, id: LayerId) -> Produced:
     )
     recorded = np.flatnonzero(changed)
     kept: Indices = row_before[recorded][has_before[recorded]]
-    return Produced(layer, Lookup(has_before[recorded], take_batch(old, kept)))
+    return OperatorOutput(layer, Lookup(has_before[recorded], take_batch(old, kept)))
 
 
 def _flags(column: pa.Array) -> Bools:

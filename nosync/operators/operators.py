@@ -58,7 +58,7 @@ _WENT = pa.array([DELETE, UPDATE_BEFORE])
 
 
 @dataclass(frozen=True)
-class Produced:
+class OperatorOutput:
     """What a stage computed: the layer to publish, and for keyed stages the state before of each of its keys."""
 
     layer: LayerRows
@@ -66,7 +66,7 @@ class Produced:
 
 
 @dataclass(frozen=True)
-class Work:
+class OperatorInput:
     """One stage's work on one shard at one epoch: what its operator is given."""
 
     stage: BoundStage
@@ -165,10 +165,10 @@ def _wrong_schema(id: LayerId, found: pa.Schema, expected: pa.Schema) -> StageEr
 # --- sources and stateless stages ------------------------------------------------------------------------------------
 
 
-def source(work: Work) -> Produced:
+def source(work: OperatorInput) -> OperatorOutput:
     """The epoch's rows in an order that depends on their contents only: by hash of the whole row."""
     rows = conform(_by_content(work.rows), work.stage.schema, work.id)
-    return Produced(arrange(rows, (), whose=str(work.id)))
+    return OperatorOutput(arrange(rows, (), whose=str(work.id)))
 
 
 def is_hashed_in_tasks(schema: pa.Schema, names: Sequence[str]) -> bool:
@@ -236,7 +236,7 @@ def _runs(ordered: Indices) -> Iterator[tuple[int, int]]:
         yield int(start), int(stop) + 1
 
 
-def apply_map(work: Work) -> Produced:
+def apply_map(work: OperatorInput) -> OperatorOutput:
     """The function's result; where rows say by which input they came, it is called once for each input."""
     stage, id = work.stage, work.id
     if not (stage.origins and work.rows.num_rows):
@@ -247,12 +247,12 @@ def apply_map(work: Work) -> Produced:
     return _kept(pa.concat_tables(tables), id)
 
 
-def _kept(rows: pa.Table, id: LayerId) -> Produced:
+def _kept(rows: pa.Table, id: LayerId) -> OperatorOutput:
     """The layer of a log."""
-    return Produced(arrange(rows, (), whose=str(id)))
+    return OperatorOutput(arrange(rows, (), whose=str(id)))
 
 
-def apply_filter(work: Work) -> Produced:
+def apply_filter(work: OperatorInput) -> OperatorOutput:
     rows, id = work.rows, work.id
     mask = call(work.stage, id, without_input(rows))
     mask = as_array(mask) if isinstance(mask, pa.Array | pa.ChunkedArray) else mask
@@ -283,12 +283,12 @@ def lone_updates_named(rows: pa.Table, places: Indices) -> pa.Table:
     return rows.set_column(rows.schema.get_field_index(CHANGE_TYPE_COLUMN), CHANGE_TYPE_COLUMN, named)
 
 
-def keep_rows(work: Work) -> Produced:
+def keep_rows(work: OperatorInput) -> OperatorOutput:
     """What the JVM computed, recorded."""
     return _kept(conform(work.rows, work.stage.schema, work.id), work.id)
 
 
-def apply_union(work: Work) -> Produced:
+def apply_union(work: OperatorInput) -> OperatorOutput:
     """All inputs' rows one after the other; rows of an input that only grows are insertions."""
     stage = work.stage
     tables = [as_changes(rows) if stage.changing else rows for rows in work.inputs]
@@ -340,7 +340,7 @@ def weights_of(rows: pa.Table) -> pa.Array:
     return as_array(pc.if_else(went, pa.scalar(-1, pa.int64()), pa.scalar(1, pa.int64())))
 
 
-def apply_aggregate(work: Work) -> Produced:
+def apply_aggregate(work: OperatorInput) -> OperatorOutput:
     """Partial aggregates of the epoch's rows, combined with those found in the state."""
     stage, id, rows, plan = work.stage, work.id, work.rows, work.stage.plan
     assert plan is not None, f"stage {stage.name} is an aggregate"
@@ -368,7 +368,9 @@ def _one_that_does_not_count(rows: pa.Table) -> pa.Table:
 
 
 def rows_that_are_there(after: pa.Table, id: LayerId) -> Bools:
-    """Of an aggregate over an input that changes, which keys have rows left. Raises StageError where more went than came."""
+    """Of an aggregate over an input that changes, which keys have rows left. Raises StageError where more went than
+    came.
+    """
     rows = after.column(ROWS).to_numpy()
     if (rows < 0).any():
         raise stage_error(id, _TAKEN_BACK)
@@ -376,7 +378,7 @@ def rows_that_are_there(after: pa.Table, id: LayerId) -> Bools:
     return there
 
 
-def apply_update(work: Work) -> Produced:
+def apply_update(work: OperatorInput) -> OperatorOutput:
     """The user's function over the epoch's changes and the state of their keys."""
     stage, id, rows = work.stage, work.id, work.rows
     keys, hashes = _distinct_keys(rows, stage, id)
@@ -406,7 +408,7 @@ def apply_update(work: Work) -> Produced:
     return produce(stage, id, after, hashes, found, gone)
 
 
-def _update_with_ttl(work: Work, new: pa.Table, new_hashes: U32, found: Lookup, hashes: U32) -> Produced:
+def _update_with_ttl(work: OperatorInput, new: pa.Table, new_hashes: U32, found: Lookup, hashes: U32) -> OperatorOutput:
     """Also deletes the keys whose last change was `ttl` epochs ago."""
     stage = work.stage
     old, old_hashes = found.data, hashes[found.found]
@@ -421,8 +423,10 @@ def _update_with_ttl(work: Work, new: pa.Table, new_hashes: U32, found: Lookup, 
     return produce_from(stage, work.id, new.select(stage.schema.names), new_hashes, old, old_hashes)
 
 
-def apply_distinct(work: Work) -> Produced:
-    """The first row of each key over an input that only grows; of an epoch's rows, the smallest by hash of its contents."""
+def apply_distinct(work: OperatorInput) -> OperatorOutput:
+    """The first row of each key over an input that only grows; of an epoch's rows, the smallest by hash of its
+    contents.
+    """
     stage, rows = work.stage, work.rows
     hashes = hash32_of(rows)
     rows = rows.select(stage.schema.names)
@@ -434,10 +438,10 @@ def apply_distinct(work: Work) -> Produced:
     known = work.state.find(rows, hashes).found
     new = rows.filter(pa.array(~known))
     layer = arrange(new, stage.key, whose=str(work.id), hashes=hashes[~known])
-    return Produced(layer, Lookup(np.zeros(new.num_rows, dtype=np.bool_), as_batch(stage.schema.empty_table())))
+    return OperatorOutput(layer, Lookup(np.zeros(new.num_rows, dtype=np.bool_), as_batch(stage.schema.empty_table())))
 
 
-def apply_arrange(work: Work) -> Produced:
+def apply_arrange(work: OperatorInput) -> OperatorOutput:
     """One side of a join."""
     stage, rows, on = work.stage, work.rows, work.stage.options["feed_key"]
     if stage.options["drop_nulls"]:
@@ -453,10 +457,10 @@ def apply_arrange(work: Work) -> Produced:
             raise stage_error(work.id, _TAKEN_BACK) from None
     else:
         found = arrange_growing(rows, stage.schema, stage.key, hashes, work.id.description.lower, str(work.id))
-    return Produced(found.layer, found.before)
+    return OperatorOutput(found.layer, found.before)
 
 
-def apply_join(work: Work) -> Produced:
+def apply_join(work: OperatorInput) -> OperatorOutput:
     """The join's changes, from those of its two arranged sides."""
     left, right = work.stage.inputs
     joined = join_changes(
@@ -468,20 +472,22 @@ def apply_join(work: Work) -> Produced:
         work.before,
         str(work.id),
     )
-    produced = Produced(joined.layer, joined.before)
+    produced = OperatorOutput(joined.layer, joined.before)
     if work.stage.keyed:
         return produced
     # Inside a loop nobody needs the joined rows as a state: they are a log of changes.
     changes = changes_of(produced, work.stage, work.t)
-    return Produced(arrange(changes, (), whose=str(work.id)))
+    return OperatorOutput(arrange(changes, (), whose=str(work.id)))
 
 
-def nothing_happened(stage: BoundStage, id: LayerId) -> Produced:
+def nothing_happened(stage: BoundStage, id: LayerId) -> OperatorOutput:
     """The empty layer of a stage at an epoch that brought it no rows."""
     empty = stage.schema.empty_table()
     if not stage.keyed:
-        return Produced(arrange(empty, (), whose=str(id)))
-    return Produced(arrange(empty, stage.key, whose=str(id)), Lookup(np.zeros(0, dtype=np.bool_), as_batch(empty)))
+        return OperatorOutput(arrange(empty, (), whose=str(id)))
+    return OperatorOutput(
+        arrange(empty, stage.key, whose=str(id)), Lookup(np.zeros(0, dtype=np.bool_), as_batch(empty))
+    )
 
 
 def key_arrays(rows: pa.RecordBatch, stage: BoundStage) -> list[pa.Array]:
@@ -494,7 +500,7 @@ def one_row_per_key(found: Lookup) -> pa.Table:
     return pa.Table.from_batches([found.data]).take(index)
 
 
-def produce(stage: BoundStage, id: LayerId, after: pa.Table, hashes: U32, found: Lookup, gone: Bools) -> Produced:
+def produce(stage: BoundStage, id: LayerId, after: pa.Table, hashes: U32, found: Lookup, gone: Bools) -> OperatorOutput:
     """The layer that takes the keys' state from `found` to `after`; keys whose state stays the same are left out.
 
     `after`, `hashes` and `gone` have a row for each touched key, in the same order.
@@ -516,7 +522,7 @@ def produce(stage: BoundStage, id: LayerId, after: pa.Table, hashes: U32, found:
     )
     recorded = upsert | removed
     before = take_batch(found.data, np.flatnonzero(recorded[existing]))
-    return Produced(layer, Lookup(found.found[recorded], before))
+    return OperatorOutput(layer, Lookup(found.found[recorded], before))
 
 
 def produce_from(
@@ -528,11 +534,11 @@ def produce_from(
     old_hashes: U32,
     *,
     nested_too: bool = False,
-) -> Produced:
+) -> OperatorOutput:
     """The layer that turns the rows `old` into the rows `new`: as `produce`, for keys in any order.
 
-    A key that is only in `old` is deleted, one that is only in `new` is added. `nested_too`: rows with equal nested values are
-    left out as well, which takes longer.
+    A key that is only in `old` is deleted, one that is only in `new` is added. `nested_too`: rows with equal nested
+    values are left out as well, which takes longer.
     """
     batch = as_batch(new)
     values = (rows.columns[len(stage.key) :] for rows in (batch, old))
@@ -562,10 +568,10 @@ def produce_from(
         hashes=hashes,
     )
     old_row = np.concatenate([at[upserts], dead])[order]
-    return Produced(layer, Lookup(old_row >= 0, take_batch(old, old_row[old_row >= 0])))
+    return OperatorOutput(layer, Lookup(old_row >= 0, take_batch(old, old_row[old_row >= 0])))
 
 
-def changes_of(produced: Produced, stage: BoundStage, t: int) -> pa.Table:
+def changes_of(produced: OperatorOutput, stage: BoundStage, t: int) -> pa.Table:
     """The rows that a stage's consumers get: its output columns, and `_change_type` where its rows can change."""
     batch = produced.layer.batch
     names = stage.carried.names

@@ -20,8 +20,8 @@ from nosync.lsm.columnar.columns import as_array, as_batch, key_columns, take, t
 from nosync.lsm.columnar.hashing import U32, hash32
 from nosync.lsm.layers.writer import arrange
 from nosync.operators.operators import (
-    Produced,
-    Work,
+    OperatorInput,
+    OperatorOutput,
     conform,
     hash32_of,
     one_row_per_key,
@@ -31,7 +31,7 @@ from nosync.operators.operators import (
 )
 
 
-def apply_watermark(work: Work) -> Produced:
+def apply_watermark(work: OperatorInput) -> OperatorOutput:
     """One row a shard and epoch: the watermark in force, the one from the next epoch on, and this shard's late rows."""
     window = _window(work)
     assert window.delay_us is not None, "a stage without a watermark has no such part"
@@ -48,15 +48,15 @@ def apply_watermark(work: Work) -> Produced:
     late = int(closed(work.rows, in_force).sum())
     stamps = [stamp(time, schema.field(WATERMARK_AFTER).type) for time in (in_force, following)]
     row = pa.Table.from_arrays([*stamps, pa.array([late], pa.int64()), *more], schema=schema)
-    return Produced(arrange(row, (), whose=str(work.id)))
+    return OperatorOutput(arrange(row, (), whose=str(work.id)))
 
 
-def apply_late(work: Work) -> Produced:
+def apply_late(work: OperatorInput) -> OperatorOutput:
     late = work.rows.filter(pa.array(closed(work.rows, work.watermarks.current_us))).drop_columns([HASH64_COLUMN])
-    return Produced(arrange(conform(late, work.stage.schema, work.id), (), whose=str(work.id)))
+    return OperatorOutput(arrange(conform(late, work.stage.schema, work.id), (), whose=str(work.id)))
 
 
-def apply_window(work: Work) -> Produced:
+def apply_window(work: OperatorInput) -> OperatorOutput:
     """The aggregates of open windows; windows that were kept long enough are deleted."""
     in_time = work.rows.filter(pa.array(~closed(work.rows, work.watermarks.current_us)))
     new, new_hashes, old, old_hashes = (_sessions if _window(work).session else _aligned)(work, in_time)
@@ -71,17 +71,17 @@ Numbers = npt.NDArray[np.int64]
 Rows = tuple[pa.Table, U32, pa.RecordBatch, U32]
 
 
-def _window(work: Work) -> Window:
+def _window(work: OperatorInput) -> Window:
     assert work.stage.window is not None, f"stage {work.stage.name} is part of a window"
     return work.stage.window
 
 
-def _plan(work: Work) -> Plan:
+def _plan(work: OperatorInput) -> Plan:
     assert work.stage.plan is not None, f"stage {work.stage.name} aggregates"
     return work.stage.plan
 
 
-def _aligned(work: Work, rows: pa.Table) -> Rows:
+def _aligned(work: OperatorInput, rows: pa.Table) -> Rows:
     """Tumbling and sliding windows: an aggregate by key and window."""
     plan, stage = _plan(work), work.stage
     weights = weights_of(rows) if plan.retracts else None
@@ -104,7 +104,7 @@ def _with_starts(hashes: U32, rows: pa.Table) -> U32:
     return hashes ^ hash32([as_array(rows.column(START))])
 
 
-def _sessions(work: Work, rows: pa.Table) -> Rows:
+def _sessions(work: OperatorInput, rows: pa.Table) -> Rows:
     """Sessions: the rows' own windows grow together with each other and with the open sessions of their keys."""
     plan, stage = _plan(work), work.stage
     key = stage.options["feed_key"]
@@ -191,7 +191,7 @@ def _one_each(
     return found
 
 
-def _expired(work: Work) -> tuple[pa.RecordBatch, U32]:
+def _expired(work: OperatorInput) -> tuple[pa.RecordBatch, U32]:
     """The windows that were kept for long enough since they closed; those of earlier epochs are gone already."""
     window, trace = _window(work), work.trace(work.stage.name)
     previous, current = work.watermarks.previous_us, work.watermarks.current_us

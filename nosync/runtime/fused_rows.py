@@ -1,7 +1,7 @@
 """Fused segments: sources and the keyed stage that takes their rows, in one task (see `BoundFlow.fused`).
 
-The JVM sends each row of a source once, in the shard of the key that it is placed by, with what the expressions between the
-source and the keyed stage say of it:
+The JVM sends each row of a source once, in the shard of the key that it is placed by, with what the expressions between
+the source and the keyed stage say of it:
 
     __side              which source it is of, where there are several
     __ok                whether the expressions let it pass
@@ -22,7 +22,7 @@ from dataclasses import dataclass
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from nosync.flow.bound_flow import BoundStage, Feed, kept_through
+from nosync.flow.bound_flow import BoundStage, InputEdge, kept_through
 from nosync.flow.internal_columns import HASH64_COLUMN
 from nosync.lsm.columnar.columns import Indices, conformed
 from nosync.lsm.columnar.hashing import is_quick
@@ -42,7 +42,9 @@ class Carried:
     """By column that its expressions compute."""
 
 
-def carried(sources: Sequence[BoundStage], feeds: Sequence[Feed], stages: Mapping[str, BoundStage]) -> list[Carried]:
+def carried(
+    sources: Sequence[BoundStage], feeds: Sequence[InputEdge], stages: Mapping[str, BoundStage]
+) -> list[Carried]:
     """For each source. The order of the columns is that of the sources, so both sides come to the same."""
     numbers: dict[tuple[pa.DataType, int, int], int] = {}
     found = []
@@ -65,16 +67,16 @@ def carried(sources: Sequence[BoundStage], feeds: Sequence[Feed], stages: Mappin
     return found
 
 
-def feed_of(source: BoundStage, feeds: Sequence[Feed]) -> Feed | None:
+def feed_of(source: BoundStage, feeds: Sequence[InputEdge]) -> InputEdge | None:
     """The feed that brings what expressions make of a source."""
     return next((feed for feed in feeds if feed.jvm and feed.emission.stage == source.name), None)
 
 
 def split(
-    rows: pa.Table, sources: Sequence[BoundStage], feeds: Sequence[Feed], stages: Mapping[str, BoundStage]
+    rows: pa.Table, sources: Sequence[BoundStage], feeds: Sequence[InputEdge], stages: Mapping[str, BoundStage]
 ) -> tuple[list[pa.Table], dict[int, pa.Table]]:
-    """What the JVM sent: the rows of each source in canonical order with `_hash64` of the whole row, and by number of each
-    feed of expressions its rows, with `_hash64` of the key.
+    """What the JVM sent: the rows of each source in canonical order with `_hash64` of the whole row, and by number of
+    each feed of expressions its rows, with `_hash64` of the key.
     """
     given, fed = [], {}
     for n, (source, columns) in enumerate(zip(sources, carried(sources, feeds, stages), strict=True)):
@@ -90,7 +92,7 @@ def split(
     return given, fed
 
 
-def _made(passed: pa.Table, columns: Carried, feed: Feed, stages: Mapping[str, BoundStage]) -> pa.Table:
+def _made(passed: pa.Table, columns: Carried, feed: InputEdge, stages: Mapping[str, BoundStage]) -> pa.Table:
     schema, kept = stages[feed.jvm[-1]].rows_schema, kept_through(stages, feed)
     names = [columns.given[kept[name]] if name in kept else columns.made[name] for name in schema.names]
     return hashed(renamed(passed, schema, names), feed.key, sent=passed, under=PLACE_COLUMN)

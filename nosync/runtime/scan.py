@@ -1,8 +1,8 @@
 """Parquet files, read by the tasks that record their rows: without the JVM, and without a shuffle.
 
-Each shard's task reads all of an epoch's files and keeps the rows that belong to its shard. Arrow decodes a row many times as
-fast as the JVM reads it, moves it to its shard and hands it over, so for few shards that is less work, even though each does all
-of it. `nosync.spark.parquet_inputs` decides when.
+Each shard's task reads all of an epoch's files and keeps the rows that belong to its shard. Arrow decodes a row many
+times as fast as the JVM reads it, moves it to its shard and hands it over, so for few shards that is less work, even
+though each does all of it. `nosync.spark.parquet_inputs` decides when.
 
 Invariant: a task comes to the same rows, in the same order, as when the JVM reads them.
 """
@@ -19,7 +19,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from nosync.flow.bound_flow import BoundStage, Feed
+from nosync.flow.bound_flow import BoundStage, InputEdge
 from nosync.kernels.expressions import Step, applied
 from nosync.lsm.columnar.columns import as_array
 from nosync.lsm.columnar.hashing import U32, hash32, key_groups_of
@@ -60,7 +60,7 @@ class Scan:
     key_groups: int
 
     def rows(
-        self, shard: Shard, sources: Sequence[BoundStage], feeds: Sequence[Feed], stages: Mapping[str, BoundStage]
+        self, shard: Shard, sources: Sequence[BoundStage], feeds: Sequence[InputEdge], stages: Mapping[str, BoundStage]
     ) -> tuple[list[pa.Table], dict[int, pa.Table]]:
         """Those of a shard, as `nosync.runtime.fused_rows.split` returns them.
 
@@ -104,7 +104,7 @@ class _Placed:
     """How a source's rows get to their shards: see `BoundStage.placed_by`."""
 
     source: BoundStage
-    feed: Feed | None
+    feed: InputEdge | None
     steps: Sequence[Step]
     groups: range
     """The key groups of the shard."""

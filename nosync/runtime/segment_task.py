@@ -28,7 +28,17 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from nosync.flow.bound_flow import ARRANGE, DISTINCT, LATE, WATERMARK, BoundFlow, BoundStage, Emission, Feed, part_of
+from nosync.flow.bound_flow import (
+    ARRANGE,
+    DISTINCT,
+    LATE,
+    WATERMARK,
+    BoundFlow,
+    BoundStage,
+    InputEdge,
+    SegmentOutput,
+    part_of,
+)
 from nosync.flow.dataflow import AGGREGATE, FILTER, IN_JVM, JOIN, LOOP, MAP, SOURCE, UNION, UPDATE, WINDOW
 from nosync.flow.event_time import INPUT_COLUMN, MOST_INPUTS, Watermarks, read_watermarks, with_input, without_input
 from nosync.flow.internal_columns import HASH64_COLUMN, REPORT_COLUMN, SIDE_COLUMN, TAG_COLUMN
@@ -48,8 +58,8 @@ from nosync.operators.bootstrap import net_changes, rows_of_shard, turned
 from nosync.operators.loops import apply_loop, changes_of_round, consolidate, recorded_changes
 from nosync.operators.operators import (
     NO_WATERMARKS,
-    Produced,
-    Work,
+    OperatorInput,
+    OperatorOutput,
     apply_aggregate,
     apply_arrange,
     apply_distinct,
@@ -107,20 +117,20 @@ class Report:
         return cls(**json.loads(text))
 
 
-def emitted_schema(stage: BoundStage, emission: Emission) -> pa.Schema:
+def emitted_schema(stage: BoundStage, emission: SegmentOutput) -> pa.Schema:
     """The rows that leave a segment: the stage's output, its windows and change type if any, tag and report."""
     return pa.schema(
         [*_rows_schema(stage, emission), pa.field(TAG_COLUMN, pa.int64()), pa.field(REPORT_COLUMN, pa.binary())]
     )
 
 
-def fed_schema(stages: Mapping[str, BoundStage], feed: Feed) -> pa.Schema:
+def fed_schema(stages: Mapping[str, BoundStage], feed: InputEdge) -> pa.Schema:
     """The columns of a feed's rows, without tag, report and hash."""
     stage = stages[feed.jvm[-1]] if feed.jvm else stages[feed.emission.stage]
-    return _rows_schema(stage, Emission(stage.name, feed.emission.window))
+    return _rows_schema(stage, SegmentOutput(stage.name, feed.emission.window))
 
 
-def _rows_schema(stage: BoundStage, emission: Emission) -> pa.Schema:
+def _rows_schema(stage: BoundStage, emission: SegmentOutput) -> pa.Schema:
     if emission.window is None:
         return stage.rows_schema
     type_ = window_type(stage.output.field(emission.window.time).type)
@@ -134,7 +144,7 @@ def _given(rows: pa.Table, source: BoundStage) -> pa.Table:
 
 REPORT_SCHEMA = pa.schema([pa.field(REPORT_COLUMN, pa.binary())])
 
-OPERATORS: dict[str, Callable[[Work], Produced]] = {
+OPERATORS: dict[str, Callable[[OperatorInput], OperatorOutput]] = {
     SOURCE: source,
     MAP: apply_map,
     FILTER: apply_filter,
@@ -163,8 +173,8 @@ class SegmentTask:
     stages: Mapping[str, BoundStage]
     """The stages to run, in order, and those that feed them."""
     run: tuple[str, ...]
-    feeds: tuple[Feed, ...] = ()
-    emission: Emission | None = None
+    feeds: tuple[InputEdge, ...] = ()
+    emission: SegmentOutput | None = None
     """What leaves the segment; None: only reports do."""
     histories: Mapping[str, History] = field(default_factory=dict)
     """By stage, where its layers are; a stage that is new at this epoch has none."""
@@ -250,7 +260,7 @@ class _ShardRun:
         self._fetch_rounds()
         self._reports: list[bytes] = []
         self._changes: dict[str, pa.Table] = {}
-        self._produced: dict[str, Produced] = {}  # changes are derived from it where they are wanted
+        self._produced: dict[str, OperatorOutput] = {}  # changes are derived from it where they are wanted
         self._feeds: list[_Fed] = []
         self._given: dict[str, pa.Table] = {}  # by source, its rows
 
@@ -275,7 +285,7 @@ class _ShardRun:
             return
         yield from self._emit(emission, reports)
 
-    def _emit(self, emission: Emission, reports: pa.Array) -> Iterator[pa.RecordBatch]:
+    def _emit(self, emission: SegmentOutput, reports: pa.Array) -> Iterator[pa.RecordBatch]:
         """Step 3."""
         schema = emitted_schema(self._task.stages[emission.stage], emission)
         targets = [0] * len(reports)
@@ -300,7 +310,7 @@ class _ShardRun:
         blank = [pa.nulls(len(reports), f.type) for f in list(schema)[:-2]]
         yield pa.RecordBatch.from_arrays([*blank, pa.array(targets, pa.int64()), reports], schema=schema)
 
-    def _newest(self, emission: Emission, rows: pa.Table) -> dict[str, Any]:
+    def _newest(self, emission: SegmentOutput, rows: pa.Table) -> dict[str, Any]:
         """What a mark says of event time to a window: the newest, and that of each input where rows say by which they
         came.
         """
@@ -346,7 +356,7 @@ class _ShardRun:
         assert rows is not None, "its rows come"
         return split(rows, task.sources, task.feeds, task.stages)
 
-    def _fed(self, index: int, feed: Feed, rows: pa.Table | None, *, several: bool) -> _Fed:
+    def _fed(self, index: int, feed: InputEdge, rows: pa.Table | None, *, several: bool) -> _Fed:
         schema = fed_schema(self._task.stages, feed)
         fed = _Fed(self._with_input(feed, no_rows(schema) if feed.key else schema.empty_table(), 0))
         if index in self._task.absent:
@@ -376,7 +386,7 @@ class _ShardRun:
             fed.rows = lone_updates_named(fed.rows, tags[order])
         return fed
 
-    def _with_input(self, feed: Feed, rows: pa.Table, came_by: Any) -> pa.Table:
+    def _with_input(self, feed: InputEdge, rows: pa.Table, came_by: Any) -> pa.Table:
         """A feed's rows, with the input that each came by where the stage says it, in tags."""
         stage = self._task.stages[feed.jvm[-1] if feed.jvm else feed.emission.stage]
         return with_input(rows, came_by) if stage.origins and feed.emission.window is None else rows
@@ -408,7 +418,7 @@ class _ShardRun:
         """Whether the driver wants to know how much changed: that decides whether the loop goes on."""
         return stage.kind == LOOP and self._task.round is not None
 
-    def _derived(self, stage: BoundStage, produced: Produced) -> pa.Table:
+    def _derived(self, stage: BoundStage, produced: OperatorOutput) -> pa.Table:
         if stage.kind == LOOP:
             return changes_of_round(produced, stage, self._begin)
         return changes_of(produced, stage, self._task.t)
@@ -554,7 +564,7 @@ class _ShardRun:
             raise lost_tail(view.id, t, error) from None
         return trace.read_as(stage.schema) if stage.keyed else trace  # a branch may have added columns
 
-    def _compute(self, stage: BoundStage, id: LayerId) -> Produced:
+    def _compute(self, stage: BoundStage, id: LayerId) -> OperatorOutput:
         produced = self._operated(stage, id)
         if not (self._is_anew(stage) and stage.recorded):
             return produced
@@ -564,7 +574,7 @@ class _ShardRun:
         """Whether this is the epoch with which a stage begins anew."""
         return stage.anew_at == self._task.t
 
-    def _operated(self, stage: BoundStage, id: LayerId) -> Produced:
+    def _operated(self, stage: BoundStage, id: LayerId) -> OperatorOutput:
         """What a stage makes of its inputs."""
         if stage.loop is not None and self._task.round is None:
             trace = self._directory.open_rounds(self._view(stage), self._task.t, self._task.rounds)
@@ -585,7 +595,7 @@ class _ShardRun:
         if idle and not any(rows.num_rows for rows in inputs):
             return nothing_happened(stage, id)
         state = self._nothing_before if self._is_anew(stage) else self._state_before
-        work = Work(stage, id, tuple(inputs), state, phase=self._task.phase)
+        work = OperatorInput(stage, id, tuple(inputs), state, phase=self._task.phase)
         if stage.window is not None:
             fed = self._feeds[0]
             watermarks = self._watermarks(stage)
@@ -637,7 +647,7 @@ class _ShardRun:
         )
         return read_watermarks(row)
 
-    def _publish(self, stage: BoundStage, id: LayerId, produced: Produced) -> tuple[Report, bool]:
+    def _publish(self, stage: BoundStage, id: LayerId, produced: OperatorOutput) -> tuple[Report, bool]:
         """False where another computation of a nondeterministic stage was recorded first: that one counts."""
         started = time.perf_counter()
         check_fence(self._directory.root, self._task.timeline, self._task.instance, self._directory.env)

@@ -24,7 +24,7 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.pandas.types import from_arrow_schema
 
-from nosync.flow.bound_flow import WATERMARK, BoundFlow, BoundStage, Emission, Feed, Loop, Segment, part_of
+from nosync.flow.bound_flow import WATERMARK, BoundFlow, BoundStage, InputEdge, Loop, Segment, SegmentOutput, part_of
 from nosync.flow.internal_columns import HASH64_COLUMN, REPORT_COLUMN, SIDE_COLUMN, TAG_COLUMN
 from nosync.lsm.columnar.columns import EPOCH_COLUMN
 from nosync.lsm.columnar.hashing import HASH_BITS
@@ -262,8 +262,8 @@ class _EpochJob:
         self._of_epoch: tuple[str, ...] = (EPOCH_COLUMN,) if self._has_several else ()
         self._beside = (*self._of_epoch, TAG_COLUMN, REPORT_COLUMN)
         self._wanted_at = self._wanted_emissions()
-        self._wanted = None if self._wanted_at is None else set[Emission]().union(*self._wanted_at)
-        self._shared: dict[Emission, DataFrame] = {}
+        self._wanted = None if self._wanted_at is None else set[SegmentOutput]().union(*self._wanted_at)
+        self._shared: dict[SegmentOutput, DataFrame] = {}
         self._exchanging: Exchanging | None = None
         self._exchanged: dict[str, Exchange] = {}
 
@@ -333,18 +333,18 @@ class _EpochJob:
         reports = _partitions(context, shards * len(works)).mapPartitionsWithIndex(run)
         return in_workers_of_queries(self._spark, reports).collect()
 
-    def _emissions(self, segment: Segment) -> list[Emission]:
+    def _emissions(self, segment: Segment) -> list[SegmentOutput]:
         """What leaves the segment."""
         found = self._flow.emissions(segment, self.part.loop)
         return found if self._wanted is None else [emission for emission in found if emission in self._wanted]
 
-    def _wanted_emissions(self) -> list[set[Emission]] | None:
+    def _wanted_emissions(self) -> list[set[SegmentOutput]] | None:
         """By epoch those that something is computed from, in a recovery or a replay; None: all (a loop's go round)."""
         if self._flow.loops or not (self._plans[0].skip or any(plan.compute is not None for plan in self._plans)):
             return None
         found = []
         for plan in self._plans:
-            wanted = set[Emission]()
+            wanted = set[SegmentOutput]()
             for segment in reversed(self._flow.segments.values()):
                 if self._has_work(segment, [plan]) or wanted.intersection(self._flow.emissions(segment)):
                     wanted.update(feed.emission for feed in self._feeds_for(segment, segment.stages, [plan]))
@@ -361,12 +361,12 @@ class _EpochJob:
         may = any(plan.compute is None or name in plan.compute for plan in plans)
         return may and name not in plans[0].skip
 
-    def _feeds_for(self, segment: Segment, run: Sequence[str], plans: Sequence[EpochPlan]) -> list[Feed]:
+    def _feeds_for(self, segment: Segment, run: Sequence[str], plans: Sequence[EpochPlan]) -> list[InputEdge]:
         """The feeds whose rows something is computed from."""
         inputs = {i for name in run if self._is_computed(name, plans) for i in self._flow.stages[name].inputs}
         return [feed for feed in segment.feeds if feed.input in inputs]
 
-    def _feeds(self, segment: Segment, run: Sequence[str]) -> list[Feed]:
+    def _feeds(self, segment: Segment, run: Sequence[str]) -> list[InputEdge]:
         if self._wanted is not None:
             return self._feeds_for(segment, run, self._plans)
         return [f for f in segment.feeds if any(f.input in self._flow.stages[name].inputs for name in run)]
@@ -381,7 +381,7 @@ class _EpochJob:
             return segment.stages
         return tuple(name for name in segment.stages if not self._flow.stages[name].of_rounds)
 
-    def _tasks_of(self, segment: Segment, emission: Emission | None) -> tuple[list[SegmentTask], frozenset[int]]:
+    def _tasks_of(self, segment: Segment, emission: SegmentOutput | None) -> tuple[list[SegmentTask], frozenset[int]]:
         """A segment's tasks, and which of their feeds bring nothing."""
         flow = self._flow
         loop = flow.loop_of(segment)
@@ -403,7 +403,7 @@ class _EpochJob:
             scan = Scan({source.name: self._files[source.name] for source in tasks[0].sources}, flow.key_groups)
         return [replace(task, fused=segment.fused, scan=scan) for task in tasks], absent
 
-    def _segment(self, segment: Segment, emission: Emission | None) -> DataFrame:
+    def _segment(self, segment: Segment, emission: SegmentOutput | None) -> DataFrame:
         """What leaves a segment, or only its reports."""
         flow = self._flow
         tasks, absent = self._tasks_of(segment, emission)
@@ -430,7 +430,7 @@ class _EpochJob:
             return given_rows(task.sources, task.feeds, self._flow.stages, self._inputs, self._of_epoch)
         return self._source_rows(self._flow.stages[segment.name])
 
-    def _comes_in_round(self, segment: Segment, feed: Feed) -> bool:
+    def _comes_in_round(self, segment: Segment, feed: InputEdge) -> bool:
         assert self.part.round is not None, "only in a round"
         if self._flow.feeds_back(segment, feed):
             return self.part.round > 0
@@ -439,8 +439,8 @@ class _EpochJob:
     def _tasks(
         self,
         run: tuple[str, ...],
-        feeds: list[Feed],
-        emission: Emission | None,
+        feeds: list[InputEdge],
+        emission: SegmentOutput | None,
         *,
         round: int | None,
         absent: frozenset[int] = frozenset(),
@@ -498,7 +498,7 @@ class _EpochJob:
         """A partition for each shard, for tasks that only look at what is recorded."""
         return self._spark.range(0, self._shards, 1, self._shards).toDF("shard")
 
-    def _fed(self, segment: Segment, feeds: list[Feed], absent: frozenset[int]) -> DataFrame:
+    def _fed(self, segment: Segment, feeds: list[InputEdge], absent: frozenset[int]) -> DataFrame:
         """The rows of a segment's feeds, each in the shard that it belongs to."""
         frames = {i: self._fed_by(segment, feed) for i, feed in enumerate(feeds) if i not in absent}
         keyed = [i for i in frames if feeds[i].key]
@@ -517,7 +517,7 @@ class _EpochJob:
         shard = f"CASE WHEN {REPORT_COLUMN} IS NULL THEN {by_key} ELSE {TAG_COLUMN} END"
         return self._in_shards(rows, shard)
 
-    def _fed_by(self, segment: Segment, feed: Feed) -> DataFrame:
+    def _fed_by(self, segment: Segment, feed: InputEdge) -> DataFrame:
         """A feed's rows, with the hash of their key where tasks do not compute it."""
         rows = self._replayed(feed) if self._flow.feeds_back(segment, feed) else self._emitted(feed.emission)
         for name in feed.jvm:
@@ -526,16 +526,16 @@ class _EpochJob:
             rows = rows.withColumn(HASH64_COLUMN, F.expr(hash_of(feed.key)))
         return rows
 
-    def _is_hashed_in_tasks(self, feed: Feed) -> bool:
+    def _is_hashed_in_tasks(self, feed: InputEdge) -> bool:
         return is_hashed_in_tasks(fed_schema(self._flow.stages, feed), feed.key)
 
-    def _place(self, feed: Feed, index: int, *, several: bool) -> str:
+    def _place(self, feed: InputEdge, index: int, *, several: bool) -> str:
         """The hash of a feed's key."""
         if not self._is_hashed_in_tasks(feed):
             return HASH64_COLUMN
         return hash_of([side_column(index, name) if several else name for name in feed.key])
 
-    def _replayed(self, feed: Feed) -> DataFrame:
+    def _replayed(self, feed: InputEdge) -> DataFrame:
         """The rows that a loop's body returned in the round before, read back."""
         assert self.part.round, "the first round has none before it"
         stage = feed.emission.stage
@@ -548,7 +548,7 @@ class _EpochJob:
         for rows in self._shared.values():
             rows.unpersist()
 
-    def _emitted(self, emission: Emission) -> DataFrame:
+    def _emitted(self, emission: SegmentOutput) -> DataFrame:
         """The rows that leave a segment; kept for the epoch where several take them, so that it runs once."""
         found = self._shared.get(emission)
         if found is None:

@@ -1,7 +1,8 @@
 """The rows of a fused segment (nosync.runtime.fused_rows), as the JVM makes them of the inputs that an epoch is given.
 
-One projection for each source where that will do, else one text of SQL: Spark analyzes a query each time something is built on
-it, and every part of it that is a Python object is a call to the JVM, which adds up where an epoch takes a fraction of a second.
+One projection for each source where that will do, else one text of SQL: Spark analyzes a query each time something is
+built on it, and every part of it that is a Python object is a call to the JVM, which adds up where an epoch takes a
+fraction of a second.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from functools import reduce
 
 from pyspark.sql import DataFrame
 
-from nosync.flow.bound_flow import BoundStage, Feed, all_hold, conditions_of
+from nosync.flow.bound_flow import BoundStage, InputEdge, all_hold, conditions_of
 from nosync.flow.dataflow import SELECT, WHERE
 from nosync.flow.internal_columns import HASH64_COLUMN
 from nosync.operators.operators import is_hashed_in_tasks
@@ -37,7 +38,7 @@ class Given:
 
 def given_rows(
     sources: Sequence[BoundStage],
-    feeds: Sequence[Feed],
+    feeds: Sequence[InputEdge],
     stages: Mapping[str, BoundStage],
     inputs: Mapping[str, DataFrame],
     beside: Sequence[str] = (),
@@ -97,7 +98,7 @@ def _queried(given: DataFrame, text: str) -> DataFrame:
 
 
 def _text(
-    sent: Mapping[str, str], source: BoundStage, carried: Carried, feed: Feed, stages: Mapping[str, BoundStage]
+    sent: Mapping[str, str], source: BoundStage, carried: Carried, feed: InputEdge, stages: Mapping[str, BoundStage]
 ) -> str:
     """The expressions one after the other, each over what the one before returns."""
     columns = [quoted(name) for name in source.schema.names]
@@ -116,8 +117,8 @@ def _text(
 def _applied(stage: BoundStage, rows: str, columns: Sequence[str], keep: Sequence[str], *, is_some_out: bool) -> str:
     """A stage over `rows`, whose columns are `columns` beside those to keep.
 
-    Rows that do not pass stay, for they are the source's. `is_some_out`: there may be such rows; expressions are not asked of
-    them.
+    Rows that do not pass stay, for they are the source's. `is_some_out`: there may be such rows; expressions are not
+    asked of them.
     """
     expressions: Sequence[str] = stage.options["expressions"]
     if stage.kind == WHERE:
