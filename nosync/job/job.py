@@ -66,7 +66,7 @@ from nosync.lsm.platform.notebook import facts_html, rows_html
 from nosync.lsm.status import StoreStatus
 from nosync.lsm.store.store import BEFORE_FIRST_EPOCH, Store, check_range
 from nosync.replication.client.fetching_directory import MISSING_LAYER_ERRORS, Place
-from nosync.runtime.epoch_batches import MOST_GIVEN_ROWS, Again, batches
+from nosync.runtime.epoch_batches import MOST_GIVEN_ROWS, ScheduledEpoch, batches
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -282,7 +282,7 @@ class Job:
         if last in counts:
             self._delivery.deliver(last)  # to sinks that an attempt before left without it
         rows = {t: sum(counts.get(t, {}).values()) for t in todo}
-        epochs = (Again(Step(t, {}, frozenset()), self.flow, self._shards, rows[t]) for t in todo)
+        epochs = (ScheduledEpoch(Step(t, {}, frozenset()), self.flow, self._shards, rows[t]) for t in todo)
         reports: list[EpochReport] = []
         for batch in batches(epochs, MOST_GIVEN_ROWS):
             for t, found in self._run_given(batch, given):
@@ -303,7 +303,7 @@ class Job:
             seconds=time.perf_counter() - started,
         )
 
-    def _run_given(self, batch: Sequence[Again], given: GivenEpochs) -> Iterator[tuple[int, Reports]]:
+    def _run_given(self, batch: Sequence[ScheduledEpoch], given: GivenEpochs) -> Iterator[tuple[int, Reports]]:
         """Runs epochs together; where that fails one by one, so that those before the failure come."""
         epochs = [one.step.t for one in batch]
         for t in epochs:
@@ -323,7 +323,7 @@ class Job:
                     self.recoveries.append(report)
                     if report.unrecoverable:
                         raise hole
-                one = Again(Step(t, {}, frozenset()), flow, self._epochs.shards_at(flow, t), 0)
+                one = ScheduledEpoch(Step(t, {}, frozenset()), flow, self._epochs.shards_at(flow, t), 0)
                 return self._runner.run([one], inputs, self.branch_name, self.instance, everything=True)[t]
             except DeterminismError as error:
                 raise self._other_rows(t, error) from None
@@ -693,7 +693,7 @@ class Job:
         self._check_open()
         first, last = self._epochs.replay_range(to)
         computed, shared = 0, 0
-        epochs = (self._again(t) for t in range(first, last + 1))
+        epochs = (self._scheduled(t) for t in range(first, last + 1))
         ran_all = self._runner.run_all(epochs, lambda _: {}, self.branch_name, self.instance, everything=True)
         for one, reports in ran_all:
             self._seal(one.flow, one.step.t, reports, streamed_from(self._manifest(one.step.t)))
@@ -704,11 +704,13 @@ class Job:
                 progress(one.step.t - first + 1, last - first + 1)
         return ReplayReport(self.branch_name, first, last, computed, shared, time.perf_counter() - started)
 
-    def _again(self, t: int) -> Again:
+    def _scheduled(self, t: int) -> ScheduledEpoch:
         """An epoch of a replay."""
         flow = self.flow_at(t)
         recorded = self._epochs.recorded_stages(flow, t)
-        return Again(Step(t, {}, frozenset()), flow, self._epochs.shards_at(flow, t), self._rows_at(t), recorded)
+        return ScheduledEpoch(
+            Step(t, {}, frozenset()), flow, self._epochs.shards_at(flow, t), self._rows_at(t), recorded
+        )
 
     def promote(self, branch: Job, *, keep_as: str | None = None) -> None:
         """Lets the main timeline be that of a branch: an upgrade, or a bug fix applied from its fork on.
@@ -861,11 +863,11 @@ class Job:
         clock.lap("seal")
         return bool(recovery.steps)
 
-    def _recovered_epoch(self, step: Step, since: int) -> Again:
+    def _recovered_epoch(self, step: Step, since: int) -> ScheduledEpoch:
         flow = self.flow_at(step.t)
         if any(flow.stages[name].loop for name in step.compute):
             self._drop_rounds(step.t, at_once=True)  # or those that wait for their grace to end vanish in the middle
-        return Again(
+        return ScheduledEpoch(
             step, flow, self._epochs.shards_at(flow, step.t), self._rows_at(step.t), is_retained=step.t >= since
         )
 

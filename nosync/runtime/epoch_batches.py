@@ -1,12 +1,12 @@
 """Several epochs in one Spark job, where the rows of all are there: in a replay, a recovery and a backfill.
 
-To describe and start a Spark job takes longer than an epoch of a few thousand rows. So a shard's task takes several epochs,
-one after the other; each still has layers, reports and a seal of its own.
+To describe and start a Spark job takes longer than an epoch of a few thousand rows. So a shard's task takes several
+epochs, one after the other; each still has layers, reports and a seal of its own.
 
 Invariants
 - Rows come to a task in order of their epoch, and an epoch's rows are all there before its stages run.
-- A stage reads no other shard's layer of an epoch before; a loop's rounds wait for all shards, so it runs alone, and so does an
-  epoch with which stages begin anew, for it feeds them otherwise.
+- A stage reads no other shard's layer of an epoch before; a loop's rounds wait for all shards, so it runs alone, and so
+  does an epoch with which stages begin anew, for it feeds them otherwise.
 - What is merged away while a batch runs nobody needs again: epochs before `since` run alone.
 - The epochs of a batch have the same flow and the same shards. Rows that are given say of which epoch they are.
 """
@@ -29,11 +29,13 @@ from nosync.runtime.segment_task import SegmentTask
 MOST_EPOCHS = 32
 MOST_ROWS = 1_000_000
 MOST_GIVEN_ROWS = 8_000_000
-"""Of rows that are given: they wait in the JVM, which can put them on disk, and each Spark job looks for its own in all."""
+"""Of rows that are given: they wait in the JVM, which can put them on disk, and each Spark job looks for its own in
+all.
+"""
 
 
 @dataclass(frozen=True)
-class Again:
+class ScheduledEpoch:
     """An epoch to run, with others or alone: most were run before."""
 
     step: Step
@@ -44,7 +46,9 @@ class Again:
     skip: frozenset[str] = frozenset()
     """Stages all of whose layers are recorded."""
     is_retained: bool = True
-    """Whether history is kept as exactly as that; if not, what is computed may be merged before all is computed from it."""
+    """Whether history is kept as exactly as that; if not, what is computed may be merged before all is computed from
+    it.
+    """
 
     @property
     def is_alone(self) -> bool:
@@ -53,9 +57,9 @@ class Again:
         return bool(self.step.needs_input or not self.is_retained or is_other)
 
 
-def batches(epochs: Iterable[Again], most_rows: int = MOST_ROWS) -> Iterator[list[Again]]:
+def batches(epochs: Iterable[ScheduledEpoch], most_rows: int = MOST_ROWS) -> Iterator[list[ScheduledEpoch]]:
     """Epochs, which come in order, that run in one Spark job each."""
-    batch: list[Again] = []
+    batch: list[ScheduledEpoch] = []
     for one in epochs:
         if batch and not (_fit(batch[-1], one) and _is_small([*batch, one], most_rows)):
             yield batch
@@ -65,13 +69,13 @@ def batches(epochs: Iterable[Again], most_rows: int = MOST_ROWS) -> Iterator[lis
         yield batch
 
 
-def _fit(one: Again, other: Again) -> bool:
+def _fit(one: ScheduledEpoch, other: ScheduledEpoch) -> bool:
     if one.is_alone or other.is_alone:
         return False
     return one.flow is other.flow and (one.shards, one.skip) == (other.shards, other.skip)
 
 
-def _is_small(batch: Sequence[Again], most_rows: int) -> bool:
+def _is_small(batch: Sequence[ScheduledEpoch], most_rows: int) -> bool:
     return len(batch) <= MOST_EPOCHS and sum(one.rows for one in batch) <= most_rows
 
 

@@ -19,7 +19,7 @@ from nosync.lsm.model.layer import Digest
 from nosync.lsm.model.timestamp import pack
 from nosync.lsm.node.api import StoreBackend
 from nosync.replication.client.fetching_directory import Place
-from nosync.runtime.epoch_batches import Again, batches
+from nosync.runtime.epoch_batches import ScheduledEpoch, batches
 from nosync.runtime.segment_task import Report, rows_in
 from nosync.spark.epoch_job import EpochPlan, Reports, run_epochs
 from nosync.spark.file_shuffle import Exchanges
@@ -39,7 +39,7 @@ class Runner:
 
     def run(
         self,
-        batch: Sequence[Again],
+        batch: Sequence[ScheduledEpoch],
         inputs: Mapping[str, DataFrame],
         branch: str,
         instance: Instance,
@@ -110,7 +110,7 @@ class Runner:
 
     def run_together(
         self,
-        batch: Sequence[Again],
+        batch: Sequence[ScheduledEpoch],
         inputs: Mapping[str, DataFrame],
         branch: str,
         instance: Instance,
@@ -131,13 +131,13 @@ class Runner:
 
     def run_all(
         self,
-        epochs: Iterable[Again],
+        epochs: Iterable[ScheduledEpoch],
         inputs_at: Callable[[Step], Mapping[str, DataFrame]],
         branch: str,
         instance: Instance,
         *,
         everything: bool = False,
-    ) -> Iterator[tuple[Again, Reports]]:
+    ) -> Iterator[tuple[ScheduledEpoch, Reports]]:
         """Runs epochs in order, with as few Spark jobs as that takes; with each comes what its tasks reported.
 
         Where several fail together they run one by one, so that those before the failure come, and then what `run`
@@ -166,7 +166,7 @@ def _listed(manifest: Manifest | None, flow: BoundFlow) -> dict[tuple[str, int],
     }
 
 
-def _counted_as_computed(one: Again, report: Report) -> Report:
+def _counted_as_computed(one: ScheduledEpoch, report: Report) -> Report:
     """What was to be computed was, if only by the attempt that failed."""
     if one.step.compute and report.shard not in one.step.compute.get(report.stage, ()):
         return report

@@ -15,7 +15,7 @@ from nosync.lsm.columnar.columns import EPOCH_COLUMN
 from nosync.lsm.model.history import Span, continued, view_at
 from nosync.lsm.model.layer import Shard, TraceId
 from nosync.lsm.model.timestamp import pack
-from nosync.runtime.epoch_batches import MOST_EPOCHS, MOST_ROWS, Again, batches, run_epochs_of_shard
+from nosync.runtime.epoch_batches import MOST_EPOCHS, MOST_ROWS, ScheduledEpoch, batches, run_epochs_of_shard
 
 
 def flow(anew_at: int | None = None, **loops: int) -> Any:
@@ -27,11 +27,11 @@ FLOW = flow()
 
 def again(
     t: int, of: Any = FLOW, shards: int = 2, rows: int = 10, skip: str = "", needs: str = "", **more: Any
-) -> Again:
-    return Again(Step(t, {}, frozenset(needs)), of, shards, rows, frozenset(skip), **more)
+) -> ScheduledEpoch:
+    return ScheduledEpoch(Step(t, {}, frozenset(needs)), of, shards, rows, frozenset(skip), **more)
 
 
-def times(epochs: list[Again]) -> list[list[int]]:
+def times(epochs: list[ScheduledEpoch]) -> list[list[int]]:
     return [[one.step.t for one in batch] for batch in batches(epochs)]
 
 
