@@ -66,7 +66,7 @@ from nosync.lsm.platform.notebook import facts_html, rows_html
 from nosync.lsm.status import StoreStatus
 from nosync.lsm.store.store import BEFORE_FIRST_EPOCH, Store, check_range
 from nosync.replication.client.fetching_directory import MISSING_LAYER_ERRORS, Place
-from nosync.runtime.epoch_batches import MOST_GIVEN_ROWS, ScheduledEpoch, batches
+from nosync.runtime.epoch_batches import MOST_GIVEN_ROWS, ScheduledEpoch, batch_epochs
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -284,7 +284,7 @@ class Job:
         rows = {t: sum(counts.get(t, {}).values()) for t in todo}
         epochs = (ScheduledEpoch(Step(t, {}, frozenset()), self.flow, self._shards, rows[t]) for t in todo)
         reports: list[EpochReport] = []
-        for batch in batches(epochs, MOST_GIVEN_ROWS):
+        for batch in batch_epochs(epochs, MOST_GIVEN_ROWS):
             for t, found in self._run_given(batch, given):
                 report = epoch_report(t, found, self.flow, seconds=0.0)
                 check_counted(t, rows[t], report.rows_in)

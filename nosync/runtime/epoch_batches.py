@@ -57,7 +57,7 @@ class ScheduledEpoch:
         return bool(self.step.needs_input or not self.is_retained or is_other)
 
 
-def batches(epochs: Iterable[ScheduledEpoch], most_rows: int = MOST_ROWS) -> Iterator[list[ScheduledEpoch]]:
+def batch_epochs(epochs: Iterable[ScheduledEpoch], most_rows: int = MOST_ROWS) -> Iterator[list[ScheduledEpoch]]:
     """Epochs, which come in order, that run in one Spark job each."""
     batch: list[ScheduledEpoch] = []
     for one in epochs:

@@ -19,7 +19,7 @@ from nosync.lsm.model.layer import Digest
 from nosync.lsm.model.timestamp import pack
 from nosync.lsm.node.api import StoreBackend
 from nosync.replication.client.fetching_directory import Place
-from nosync.runtime.epoch_batches import ScheduledEpoch, batches
+from nosync.runtime.epoch_batches import ScheduledEpoch, batch_epochs
 from nosync.runtime.segment_task import Report, rows_in
 from nosync.spark.epoch_job import EpochPlan, Reports, run_epochs
 from nosync.spark.file_shuffle import Exchanges
@@ -143,7 +143,7 @@ class Runner:
         Where several fail together they run one by one, so that those before the failure come, and then what `run`
         raises.
         """
-        for batch in batches(epochs):
+        for batch in batch_epochs(epochs):
             found = self.run_together(batch, {}, branch, instance, everything=everything)
             for one in batch:
                 if found is not None:

@@ -15,7 +15,7 @@ from nosync.lsm.columnar.columns import EPOCH_COLUMN
 from nosync.lsm.model.history import Span, continued, view_at
 from nosync.lsm.model.layer import Shard, TraceId
 from nosync.lsm.model.timestamp import pack
-from nosync.runtime.epoch_batches import MOST_EPOCHS, MOST_ROWS, ScheduledEpoch, batches, run_epochs_of_shard
+from nosync.runtime.epoch_batches import MOST_EPOCHS, MOST_ROWS, ScheduledEpoch, batch_epochs, run_epochs_of_shard
 
 
 def flow(anew_at: int | None = None, **loops: int) -> Any:
@@ -32,7 +32,7 @@ def again(
 
 
 def times(epochs: list[ScheduledEpoch]) -> list[list[int]]:
-    return [[one.step.t for one in batch] for batch in batches(epochs)]
+    return [[one.step.t for one in batch] for batch in batch_epochs(epochs)]
 
 
 def test_epochs_of_one_flow_share_a_job() -> None:
