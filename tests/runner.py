@@ -120,26 +120,26 @@ class Runner:
     ) -> list[pa.RecordBatch]:
         loop = self.flow.loop_of(segment)
         inside = self.round is not None and loop is not None
-        feeds = list(enumerate(segment.feeds)) if inside or loop is None else []
+        edges = list(enumerate(segment.edges)) if inside or loop is None else []
         if replay:
-            feeds = []
-        present = [i for i, feed in feeds if not inside or self._comes(segment, feed)]
+            edges = []
+        present = [i for i, edge in edges if not inside or self._comes(segment, edge)]
         task = self.task(t, segment, emission)
         if inside:
-            absent = frozenset(i for i, _ in feeds if i not in present)
+            absent = frozenset(i for i, _ in edges if i not in present)
             task = replace(task, absent=absent, round=self.round - replay, phase=self.phase)
         if loop is not None and not inside:
             run = tuple(name for name in segment.stages if not self.flow.stages[name].of_rounds)
-            task = replace(task, run=run, feeds=(), rounds=self.rounds)
+            task = replace(task, run=run, edges=(), rounds=self.rounds)
         if replay:
-            task = replace(task, run=(emission.stage,), feeds=())
+            task = replace(task, run=(emission.stage,), edges=())
         parts: list[pa.Table | None] = [None] * self.shards
         if present:
             fed = [self._fed(t, i, segment, given, several=len(present) > 1) for i in present]
             parts = [pa.concat_tables([f[i] for f in fed], promote_options="default") for i in range(self.shards)]
-        elif not segment.feeds and segment.name not in given:
+        elif not segment.edges and segment.name not in given:
             task = replace(task, input_given=False)  # what the source recorded is read back
-        elif not segment.feeds:
+        elif not segment.edges:
             rows = given[segment.name]
             placed = self._by_shard(self._hashed(rows, self.flow.stages[segment.name].placed_by or rows.column_names))
             parts = [self._hashed(part.drop_columns([HASH64_COLUMN]), rows.column_names) for part in placed]
@@ -150,10 +150,10 @@ class Runner:
             self.reports += [Report.from_json(r) for b in found for r in b.column(0).to_pylist()]
         return found
 
-    def _comes(self, segment: Segment, feed: InputEdge) -> bool:
-        if self.flow.feeds_back(segment, feed):
+    def _comes(self, segment: Segment, edge: InputEdge) -> bool:
+        if self.flow.feeds_back(segment, edge):
             return self.round > 0
-        return self.round == 0 or self.flow.stages[feed.emission.stage].loop is not None
+        return self.round == 0 or self.flow.stages[edge.emission.stage].loop is not None
 
     def task(self, t: int, segment: Segment, emission: SegmentOutput | None) -> SegmentTask:
         return SegmentTask(
@@ -162,34 +162,34 @@ class Runner:
             shards=self.shards,
             stages=self.flow.stages,
             run=segment.stages,
-            feeds=segment.feeds,
+            edges=segment.edges,
             emission=emission,
             histories={name: tuple(spans) for name, spans in self.spans.items()},
         )
 
-    def sent(self, t: int, feed: InputEdge, given: dict[str, pa.Table], *, replay: bool = False) -> pa.Table:
-        source = self.flow.stages[feed.emission.stage]
+    def sent(self, t: int, edge: InputEdge, given: dict[str, pa.Table], *, replay: bool = False) -> pa.Table:
+        source = self.flow.stages[edge.emission.stage]
         home = self.flow.segment_of(source.name)
         round = self.round
         if self.flow.loop_of(home) is None:
             self.round = None  # what enters the loop is of the epoch
-        batches = self._segment(t, home, given, feed.emission, replay=replay)
+        batches = self._segment(t, home, given, edge.emission, replay=replay)
         self.round = round
-        return pa.Table.from_batches(batches, schema=emitted_schema(source, feed.emission))
+        return pa.Table.from_batches(batches, schema=emitted_schema(source, edge.emission))
 
     def _fed(
         self, t: int, index: int, segment: Segment, given: dict[str, pa.Table], *, several: bool
     ) -> list[pa.Table]:
         """A feed's rows by shard, reports and marks included."""
-        feed = segment.feeds[index]
-        sent = self.sent(t, feed, given, replay=self.flow.feeds_back(segment, feed))
+        edge = segment.edges[index]
+        sent = self.sent(t, edge, given, replay=self.flow.feeds_back(segment, edge))
         sent = sent.take(pa.array(self.random.permutation(sent.num_rows)))
         data = sent.filter(sent[REPORT_COLUMN].is_null())
         reports = sent.filter(sent[REPORT_COLUMN].is_valid())
         targets = reports[TAG_COLUMN].to_numpy()
         reports = reports.append_column(HASH64_COLUMN, pa.nulls(reports.num_rows, pa.int64()))
-        if feed.key:
-            parts = self._by_shard(self._hashed(data, feed.key))
+        if edge.key:
+            parts = self._by_shard(self._hashed(data, edge.key))
         else:
             home = data[TAG_COLUMN].to_numpy() >> TAG_SHARD_BITS
             data = data.append_column(HASH64_COLUMN, pa.nulls(data.num_rows, pa.int64()))

@@ -249,8 +249,8 @@ class _Binder:
         options = {"kept": found.kept, "computed": found.computed, "plain": found.plain, "step": found.step}
         bound = replace(bound, options={**bound.options, **options})
         if bound.recorded:
-            feed = self._feed(upstream.name)
-            self._new_segment(bound, [replace(feed, jvm=(*feed.jvm, stage.name))])
+            edge = self._feed(upstream.name)
+            self._new_segment(bound, [replace(edge, jvm=(*edge.jvm, stage.name))])
         else:
             self.bound[stage.name] = bound
 
@@ -372,8 +372,8 @@ class _Binder:
         bound = self._stage(
             stage, schema, changing=True, key=key, plan=plan, window=window, options=options, described=described
         )
-        feed = replace(self._feed(upstream.name, feed_key), emission=SegmentOutput(upstream.name, window))
-        self._new_segment(logs[0], [feed])
+        edge = replace(self._feed(upstream.name, feed_key), emission=SegmentOutput(upstream.name, window))
+        self._new_segment(logs[0], [edge])
         for part in [*logs[1:], bound]:
             self._join_segment(part, logs[0].name)
 
@@ -383,8 +383,8 @@ class _Binder:
         if not stage.recorded and stage.in_jvm:
             stage = replace(stage, level=MEMORY)
             upstream = stage.inputs[0]
-            feed = self._feed(upstream)
-            self._new_segment(stage, [replace(feed, jvm=(*feed.jvm, name))])
+            edge = self._feed(upstream)
+            self._new_segment(stage, [replace(edge, jvm=(*edge.jvm, name))])
         return stage
 
     def _join(self, stage: Stage) -> None:
@@ -425,8 +425,8 @@ class _Binder:
             declared, schema, changing=changing, key=key, options={"join": spec, "joined": joined}, described=repr(spec)
         )
         bound = replace(bound, placed_by=spec.on)
-        feeds = list(dict.fromkeys(self._feed(side.name, spec.on) for side in (left, right)))
-        self._new_segment(parts[0], feeds)
+        edges = list(dict.fromkeys(self._feed(side.name, spec.on) for side in (left, right)))
+        self._new_segment(parts[0], edges)
         self._join_segment(parts[1], parts[0].name)
         self._join_segment(bound, parts[0].name)
 
@@ -471,8 +471,8 @@ class _Binder:
                 )
             self.bound[loop.name] = replace(variable, inputs=(*variable.inputs, result.name))
             segment = self.segments[loop.name]
-            feed = InputEdge(result.name, SegmentOutput(result.name), (), variable.key)
-            self.segments[loop.name] = replace(segment, feeds=(*segment.feeds, feed))
+            edge = InputEdge(result.name, SegmentOutput(result.name), (), variable.key)
+            self.segments[loop.name] = replace(segment, edges=(*segment.edges, edge))
 
     # --- what they share --------------------------------------------------------------------------------------------
 
@@ -571,9 +571,9 @@ class _Binder:
             origin = self.bound[origin].inputs[0]
         return InputEdge(name, SegmentOutput(origin), tuple(jvm), key)
 
-    def _new_segment(self, stage: BoundStage, feeds: Sequence[InputEdge] = ()) -> None:
+    def _new_segment(self, stage: BoundStage, edges: Sequence[InputEdge] = ()) -> None:
         self.bound[stage.name] = stage
-        self.segments[stage.name] = Segment(stage.name, (stage.name,), tuple(feeds))
+        self.segments[stage.name] = Segment(stage.name, (stage.name,), tuple(edges))
         self._segment_of[stage.name] = stage.name
 
     def _join_segment(self, stage: BoundStage, member: str) -> None:

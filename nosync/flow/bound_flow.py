@@ -140,7 +140,7 @@ class Segment:
 
     name: str
     stages: tuple[str, ...]
-    feeds: tuple[InputEdge, ...] = ()
+    edges: tuple[InputEdge, ...] = ()
     fused: bool = False
     """All that feeds it is from sources in it: the JVM sends their rows, and beside them what it makes of them for the
     feeds.
@@ -215,18 +215,18 @@ class BoundFlow:
 
     def _fed_anew(self, segment: Segment, t: int) -> Segment:
         anew = {stage.name for stage in self.stages.values() if stage.anew_at == t}
-        feeds = []
-        for feed in segment.feeds:
-            whole = self.takes_whole(segment, feed, anew)
-            assert len(whole) == 1, f"what takes {feed.input} in {segment.name} begins anew together"
-            feeds.append(replace(feed, emission=replace(feed.emission, whole=whole == {True})))
-        return replace(segment, feeds=tuple(feeds))
+        edges = []
+        for edge in segment.edges:
+            whole = self.takes_whole(segment, edge, anew)
+            assert len(whole) == 1, f"what takes {edge.input} in {segment.name} begins anew together"
+            edges.append(replace(edge, emission=replace(edge.emission, whole=whole == {True})))
+        return replace(segment, edges=tuple(edges))
 
-    def takes_whole(self, segment: Segment, feed: InputEdge, anew: Collection[str]) -> set[bool]:
+    def takes_whole(self, segment: Segment, edge: InputEdge, anew: Collection[str]) -> set[bool]:
         """Whether what takes a feed is to have all rows that are there, if the stages `anew` begin anew; both, if a
         part is.
         """
-        takers = [name for name in segment.stages if feed.input in self.stages[name].inputs]
+        takers = [name for name in segment.stages if edge.input in self.stages[name].inputs]
         return {whole for name in takers for whole in self._is_whole(name, anew)}
 
     def _is_whole(self, name: str, anew: Collection[str]) -> set[bool]:
@@ -239,10 +239,10 @@ class BoundFlow:
     def loop_of(self, segment: Segment) -> str | None:
         return self.stages[segment.name].loop
 
-    def feeds_back(self, segment: Segment, feed: InputEdge) -> bool:
+    def feeds_back(self, segment: Segment, edge: InputEdge) -> bool:
         """Whether the feed brings the rows of the round before to the loop's variable."""
         loop = self.loop_of(segment)
-        return loop == segment.name and feed.emission.stage == self.loops[loop].result
+        return loop == segment.name and edge.emission.stage == self.loops[loop].result
 
     def segment_of(self, stage: str) -> Segment:
         """The segment that computes a stage; KeyError for one that only the JVM computes."""
@@ -251,7 +251,7 @@ class BoundFlow:
     def emissions(self, segment: Segment, loop: str | None = None) -> list[SegmentOutput]:
         """What other segments take from this one, in a fixed order: those of a loop, or those outside of all loops."""
         takers = [s for s in self.segments.values() if self.loop_of(s) == loop and not s.fused]
-        wanted = [feed.emission for s in takers for feed in s.feeds if not self.feeds_back(s, feed)]
+        wanted = [edge.emission for s in takers for edge in s.edges if not self.feeds_back(s, edge)]
         return list(dict.fromkeys(e for e in wanted if e.stage in segment.stages))
 
     def needed_for(self, segment: Segment, stage: str) -> tuple[str, ...]:
@@ -282,8 +282,8 @@ class BoundFlow:
         """
         flow = self
         for taker in self.segments.values():
-            from_sources = [feed for feed in taker.feeds if not self._stays_in_shard(feed)]
-            keys = {feed.emission.stage: self._key_at_source(feed) for feed in from_sources}
+            from_sources = [edge for edge in taker.edges if not self._stays_in_shard(edge)]
+            keys = {edge.emission.stage: self._key_at_source(edge) for edge in from_sources}
             if keys and all(key and flow.stages[name].placed_by in ((), key) for name, key in keys.items()):
                 there = {name: replace(flow.stages[name], placed_by=key) for name, key in keys.items()}
                 candidate = replace(flow, stages={**flow.stages, **there})
@@ -317,30 +317,30 @@ class BoundFlow:
                 for segment in (*homes, taker):
                     del segments[segment.name]
                 stages = tuple(name for home in homes for name in home.stages) + taker.stages
-                brought = (feed for home in homes for feed in home.feeds)
-                feeds = (*brought, *(feed for feed in taker.feeds if not self._stays_in_shard(feed)))
-                segments[homes[0].name] = Segment(homes[0].name, stages, feeds, fused=True)
+                brought = (edge for home in homes for edge in home.edges)
+                edges = (*brought, *(edge for edge in taker.edges if not self._stays_in_shard(edge)))
+                segments[homes[0].name] = Segment(homes[0].name, stages, edges, fused=True)
         return replace(self, segments=_in_order(segments))
 
     def _homes_of(self, taker: Segment, segments: Mapping[str, Segment]) -> list[Segment]:
         """The segments from which alone a segment is fed, if it can be one with them: those of sources, and fused ones."""
-        if any(feed.emission.whole for feed in taker.feeds):
+        if any(edge.emission.whole for edge in taker.edges):
             return []  # what is there is not among the rows that are given
         homes: dict[str, Segment] = {}
         expressed = set[str]()
-        for feed in taker.feeds:
-            name = feed.emission.stage
+        for edge in taker.edges:
+            name = edge.emission.stage
             home = next(segment for segment in segments.values() if name in segment.stages)
-            if home.feeds and not home.fused:
+            if home.edges and not home.fused:
                 return []
-            if not self._stays_in_shard(feed):
-                key = self._key_at_source(feed)
+            if not self._stays_in_shard(edge):
+                key = self._key_at_source(edge)
                 # What expressions make of a source's rows is sent for one feed only.
                 if not key or key != self.stages[name].placed_by or name in expressed:
                     return []
                 expressed.add(name)
             homes[home.name] = home
-        if expressed.intersection(feed.emission.stage for home in homes.values() for feed in home.feeds):
+        if expressed.intersection(edge.emission.stage for home in homes.values() for edge in home.edges):
             return []
         return list(homes.values())
 
@@ -349,30 +349,30 @@ class BoundFlow:
         """How many emissions others would take from these segments, were they one."""
         inside = {name for segment in together for name in segment.stages}
         others = [s for s in segments.values() if s not in together and not s.fused]
-        return len({feed.emission for s in others for feed in s.feeds if feed.emission.stage in inside})
+        return len({edge.emission for s in others for edge in s.edges if edge.emission.stage in inside})
 
-    def _stays_in_shard(self, feed: InputEdge) -> bool:
+    def _stays_in_shard(self, edge: InputEdge) -> bool:
         """Whether the rows of a keyed feed are in the shards of its key already, and no expression comes in between."""
-        home = self.stages[feed.emission.stage]
-        return not feed.jvm and feed.emission.window is None and bool(feed.key) and home.placed_by == feed.key
+        home = self.stages[edge.emission.stage]
+        return not edge.jvm and edge.emission.window is None and bool(edge.key) and home.placed_by == edge.key
 
-    def _key_at_source(self, feed: InputEdge) -> tuple[str, ...]:
+    def _key_at_source(self, edge: InputEdge) -> tuple[str, ...]:
         """The columns of a source that a feed's key is, where expressions that can be put together as one text pass
         them on.
         """
-        if self.stages[feed.emission.stage].kind != SOURCE or feed.emission.window is not None:
+        if self.stages[edge.emission.stage].kind != SOURCE or edge.emission.window is not None:
             return ()
-        expressions = [e for name in feed.jvm for e in self.stages[name].options.get("expressions", [None])]
+        expressions = [e for name in edge.jvm for e in self.stages[name].options.get("expressions", [None])]
         if not all(isinstance(expression, str) and not _SUBQUERY.search(expression) for expression in expressions):
             return ()  # a join with a table, Column objects, subqueries
-        kept = kept_through(self.stages, feed)
-        if kept.keys() >= {*feed.key}:
-            return tuple(kept[column] for column in feed.key)
-        computed = computed_through(self.stages, feed)
-        if not {*kept, *computed} >= {*feed.key}:
+        kept = kept_through(self.stages, edge)
+        if kept.keys() >= {*edge.key}:
+            return tuple(kept[column] for column in edge.key)
+        computed = computed_through(self.stages, edge)
+        if not {*kept, *computed} >= {*edge.key}:
             return ()
-        conditions = conditions_of(self.stages, feed)
-        key = (kept[column] if column in kept else f"={computed[column]}" for column in feed.key)
+        conditions = conditions_of(self.stages, edge)
+        key = (kept[column] if column in kept else f"={computed[column]}" for column in edge.key)
         return (*key, f"?{all_hold(conditions)}") if conditions else tuple(key)
 
 
@@ -380,29 +380,29 @@ def _in_order(segments: Mapping[str, Segment]) -> dict[str, Segment]:
     """Each after those that feed it."""
     home_of = {name: segment.name for segment in segments.values() for name in segment.stages}
     before = {
-        s.name: [home_of[f.emission.stage] for f in s.feeds if home_of[f.emission.stage] != s.name]
+        s.name: [home_of[f.emission.stage] for f in s.edges if home_of[f.emission.stage] != s.name]
         for s in segments.values()
     }
     return {name: segments[name] for name in graphlib.TopologicalSorter(before).static_order()}
 
 
-def computed_through(stages: Mapping[str, BoundStage], feed: InputEdge) -> dict[str, str]:
+def computed_through(stages: Mapping[str, BoundStage], edge: InputEdge) -> dict[str, str]:
     """By column of a feed that one expression over the columns of its source makes, that expression.
 
     Not where a condition comes after it: it might fail on rows of which, the longer way, Spark would ask the condition
     first.
     """
-    *before, last = (stages[name] for name in feed.jvm)
+    *before, last = (stages[name] for name in edge.jvm)
     if last.kind != SELECT or any(stage.kind == SELECT or not stage.options["plain"] for stage in before):
         return {}
     return dict(last.options["computed"])
 
 
-def conditions_of(stages: Mapping[str, BoundStage], feed: InputEdge) -> list[str] | None:
+def conditions_of(stages: Mapping[str, BoundStage], edge: InputEdge) -> list[str] | None:
     """What a feed's rows must fulfil, said of columns of the source. None where that is said of columns that a select
     returns.
     """
-    of_jvm = [stages[name] for name in feed.jvm]
+    of_jvm = [stages[name] for name in edge.jvm]
     at_source = list(itertools.takewhile(lambda stage: stage.kind == WHERE, of_jvm))
     if any(stage.kind == WHERE for stage in of_jvm[len(at_source) :]):
         return None
@@ -417,10 +417,10 @@ def all_hold(conditions: Sequence[str]) -> str:
     return f"IF({first}, {all_hold(conditions[1:])}, FALSE)" if len(conditions) > 1 else first
 
 
-def kept_through(stages: Mapping[str, BoundStage], feed: InputEdge) -> dict[str, str]:
+def kept_through(stages: Mapping[str, BoundStage], edge: InputEdge) -> dict[str, str]:
     """By column of a feed, the column that it is of the stage that the feed comes from, if no expression made it."""
-    names = {name: name for name in stages[feed.emission.stage].output.names}
-    for stage in feed.jvm:
+    names = {name: name for name in stages[edge.emission.stage].output.names}
+    for stage in edge.jvm:
         kept: Mapping[str, str] = stages[stage].options["kept"]
         names = {name: names[of] for name, of in kept.items() if of in names}
     return names

@@ -2,9 +2,9 @@
 
 Steps
 1. The changes of the key up to the epoch are the rows that are wanted of the stage itself.
-2. Stages in reverse order: from the rows that are wanted of a stage follow those that are wanted of its inputs. A keyed stage
-   wants its key's rows up to the epoch; a filter or union the same rows; a function is applied again to the recorded
-   rows, and those that its wanted rows came from are told apart by a tag, by position, or by halving.
+2. Stages in reverse order: from the rows that are wanted of a stage follow those that are wanted of its inputs. A keyed
+   stage wants its key's rows up to the epoch; a filter or union the same rows; a function is applied again to the
+   recorded rows, and those that its wanted rows came from are told apart by a tag, by position, or by halving.
 3. What is wanted of the sources is the answer.
 
 A step that can only say "some of these" says so: it is not exact. (Why-provenance: Buneman, Khanna, Tan, Why and Where,
@@ -148,8 +148,9 @@ def explain(
     """Which input rows led to the value of a key of a stage as of an epoch (default: the last sealed one).
 
     `key`: the key's columns and values; of a stage without a key any columns, and of an aggregate over all rows none.
-    `progress(stages done, of)`. Time and reads are proportional to the recorded history of the stages that lead to this one.
-    Raises UnknownStageError, SchemaError for columns that are not there, NotAvailableError for an epoch that was not run.
+    `progress(stages done, of)`. Time and reads are proportional to the recorded history of the stages that lead to this
+    one. Raises UnknownStageError, SchemaError for columns that are not there, NotAvailableError for an epoch that was
+    not run.
     """
     bound = flow.stages.get(stage)
     if bound is None:
@@ -237,7 +238,7 @@ class _Walk:
     ) -> tuple[Lineage, ...]:
         stages = self._leading_to(start)
         mine = self._of(start.name)
-        for t, shard, rows in self._feeds(start.name):
+        for t, shard, rows in self._edges(start.name):
             mine.add(t, shard, rows, _matching(rows, key, [n for n in key.column_names if n in rows.column_names])[0])
         steps = []
         for done, stage in enumerate(stages):
@@ -300,7 +301,7 @@ class _Walk:
 
     def _keep(self, name: str, mask: Callable[[int, pa.Table], Bools], *, until: int) -> None:
         of = self._of(name)
-        for t, shard, fed in self._feeds(name):
+        for t, shard, fed in self._edges(name):
             if t <= until:
                 of.add(t, shard, fed, mask(t, fed))
 
@@ -361,7 +362,7 @@ class _Walk:
         """The rows that a function or an expression made the wanted ones from."""
         of = self._of(name)
         epochs = rows.column(EPOCH_COLUMN).to_numpy()
-        for t, shard, fed in self._feeds(name, set(epochs.tolist())):
+        for t, shard, fed in self._edges(name, set(epochs.tolist())):
             id = LayerId(TraceId(stage.name, stage.fingerprint, shard), Description.of_epoch(t))
             found = sources(stage, fed, rows.filter(pa.array(epochs == t)), id)
             if found is None:
@@ -409,11 +410,11 @@ class _Walk:
 
     def rows_of(self, name: str) -> pa.Table:
         """All rows of a stage that is not recorded, up to the epoch."""
-        found = [fed for _, _, fed in self._feeds(name)]
+        found = [fed for _, _, fed in self._edges(name)]
         stage = self._flow.stages[name]
         return pa.concat_tables([f.select(stage.output.names) for f in found]) if found else stage.output.empty_table()
 
-    def _feeds(self, name: str, epochs: set[int] | None = None) -> Iterator[tuple[int, Shard, pa.Table]]:
+    def _edges(self, name: str, epochs: set[int] | None = None) -> Iterator[tuple[int, Shard, pa.Table]]:
         """The rows of a stage by epoch and shard."""
         stage = self._flow.stages[name]
         for t in range(self._first, self._t + 1):
@@ -428,15 +429,15 @@ class _Walk:
             else:
                 of_shard: dict[int, tuple[Shard, list[pa.Table]]] = {}  # a union has several inputs
                 for name_of_input in dict.fromkeys(stage.inputs):
-                    for _, shard, fed in self._feeds(name_of_input, {t}):
+                    for _, shard, fed in self._edges(name_of_input, {t}):
                         tables = of_shard.setdefault(shard.index, (shard, []))[1]
                         tables.append(self._computed(stage, fed, t, shard))
                 for shard, tables in of_shard.values():
                     yield t, shard, pa.concat_tables(tables)
 
     def _is_as_if_always(self, stage: BoundStage) -> bool:
-        """Whether a stateless stage began anew on the branch: then its code made all rows that are there, whenever what they are
-        made of came.
+        """Whether a stateless stage began anew on the branch: then its code made all rows that are there, whenever what
+        they are made of came.
         """
         return not stage.keyed and stage.anew_at is not None and stage.anew_at <= self._t
 
@@ -500,8 +501,8 @@ def _at(rows: pa.Table, t: int) -> pa.Table:
 
 
 def _matching(rows: pa.Table, wanted: pa.Table, columns: Sequence[str]) -> tuple[Bools, Indices]:
-    """Which rows equal any wanted one in these columns (null equals null), and a number for each row of both tables that is
-    the same where they are equal.
+    """Which rows equal any wanted one in these columns (null equals null), and a number for each row of both tables
+    that is the same where they are equal.
     """
     codes: Indices = np.zeros(len(rows) + len(wanted), dtype=np.int64)
     for name in columns:

@@ -139,7 +139,7 @@ def begin_anew(flow: BoundFlow, changed: Collection[str], own: Collection[str], 
         anew[stage.name] = because
     recorded = [name for name in anew if flow.stages[name].recorded]
     for segment in flow.segments.values():
-        if any(len(flow.takes_whole(segment, feed, recorded)) > 1 for feed in segment.feeds):
+        if any(len(flow.takes_whole(segment, edge, recorded)) > 1 for edge in segment.edges):
             head = flow.stages[segment.name]
             why = "is joined with itself in another way: give the join another name (drop= the old one, add= the new)"
             if not head.recorded:

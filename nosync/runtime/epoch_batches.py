@@ -86,7 +86,7 @@ def run_epochs_of_shard(
 
     Raises what SegmentTask.run_shard raises.
     """
-    if not (tasks[0].feeds or tasks[0].input_given):
+    if not (tasks[0].edges or tasks[0].input_given):
         deque(rows, maxlen=0)  # there is nothing in them
     epochs = itertools.groupby(_by_epoch(rows), key=operator.itemgetter(0))
     t, group = next(epochs, _NONE)

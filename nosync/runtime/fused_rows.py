@@ -43,7 +43,7 @@ class Carried:
 
 
 def carried(
-    sources: Sequence[BoundStage], feeds: Sequence[InputEdge], stages: Mapping[str, BoundStage]
+    sources: Sequence[BoundStage], edges: Sequence[InputEdge], stages: Mapping[str, BoundStage]
 ) -> list[Carried]:
     """For each source. The order of the columns is that of the sources, so both sides come to the same."""
     numbers: dict[tuple[pa.DataType, int, int], int] = {}
@@ -58,44 +58,44 @@ def carried(
             return f"__c{numbers.setdefault((type_, shared_by, used[type_]), len(numbers))}"
 
         given = {field.name: column(field.type) for field in source.schema}
-        feed, made = feed_of(source, feeds), {}
-        if feed is not None:
-            kept = kept_through(stages, feed)
-            rows = stages[feed.jvm[-1]].rows_schema
+        edge, made = feed_of(source, edges), {}
+        if edge is not None:
+            kept = kept_through(stages, edge)
+            rows = stages[edge.jvm[-1]].rows_schema
             made = {field.name: column(field.type) for field in rows if field.name not in kept}
         found.append(Carried(given, made))
     return found
 
 
-def feed_of(source: BoundStage, feeds: Sequence[InputEdge]) -> InputEdge | None:
+def feed_of(source: BoundStage, edges: Sequence[InputEdge]) -> InputEdge | None:
     """The feed that brings what expressions make of a source."""
-    return next((feed for feed in feeds if feed.jvm and feed.emission.stage == source.name), None)
+    return next((edge for edge in edges if edge.jvm and edge.emission.stage == source.name), None)
 
 
 def split(
-    rows: pa.Table, sources: Sequence[BoundStage], feeds: Sequence[InputEdge], stages: Mapping[str, BoundStage]
+    rows: pa.Table, sources: Sequence[BoundStage], edges: Sequence[InputEdge], stages: Mapping[str, BoundStage]
 ) -> tuple[list[pa.Table], dict[int, pa.Table]]:
     """What the JVM sent: the rows of each source in canonical order with `_hash64` of the whole row, and by number of
     each feed of expressions its rows, with `_hash64` of the key.
     """
     given, fed = [], {}
-    for n, (source, columns) in enumerate(zip(sources, carried(sources, feeds, stages), strict=True)):
+    for n, (source, columns) in enumerate(zip(sources, carried(sources, edges, stages), strict=True)):
         mine = rows if len(sources) == 1 else rows.filter(pc.equal(rows.column(SIDE_COLUMN), n))
         table = renamed(mine, source.schema, [columns.given[name] for name in source.schema.names])
         table = hashed(table, source.schema.names, sent=mine)
         order = canonical_order(table)
         given.append(table.take(pa.array(order)))
-        feed = feed_of(source, feeds)
-        if feed is not None:
+        edge = feed_of(source, edges)
+        if edge is not None:
             passed: Indices = order[mine.column(OK_COLUMN).to_numpy()[order]]
-            fed[feeds.index(feed)] = _made(mine.take(pa.array(passed)), columns, feed, stages)
+            fed[edges.index(edge)] = _made(mine.take(pa.array(passed)), columns, edge, stages)
     return given, fed
 
 
-def _made(passed: pa.Table, columns: Carried, feed: InputEdge, stages: Mapping[str, BoundStage]) -> pa.Table:
-    schema, kept = stages[feed.jvm[-1]].rows_schema, kept_through(stages, feed)
+def _made(passed: pa.Table, columns: Carried, edge: InputEdge, stages: Mapping[str, BoundStage]) -> pa.Table:
+    schema, kept = stages[edge.jvm[-1]].rows_schema, kept_through(stages, edge)
     names = [columns.given[kept[name]] if name in kept else columns.made[name] for name in schema.names]
-    return hashed(renamed(passed, schema, names), feed.key, sent=passed, under=PLACE_COLUMN)
+    return hashed(renamed(passed, schema, names), edge.key, sent=passed, under=PLACE_COLUMN)
 
 
 def renamed(rows: pa.Table, schema: pa.Schema, names: Sequence[str]) -> pa.Table:

@@ -60,7 +60,7 @@ class Scan:
     key_groups: int
 
     def rows(
-        self, shard: Shard, sources: Sequence[BoundStage], feeds: Sequence[InputEdge], stages: Mapping[str, BoundStage]
+        self, shard: Shard, sources: Sequence[BoundStage], edges: Sequence[InputEdge], stages: Mapping[str, BoundStage]
     ) -> tuple[list[pa.Table], dict[int, pa.Table]]:
         """Those of a shard, as `nosync.runtime.fused_rows.split` returns them.
 
@@ -69,20 +69,20 @@ class Scan:
         given, fed = [], {}
         try:
             for source in sources:
-                feed = feed_of(source, feeds)
-                steps = [] if feed is None else [stages[name].options["step"] for name in feed.jvm]
-                placed = _Placed(source, feed, steps, shard.groups(self.key_groups), self.key_groups)
+                edge = feed_of(source, edges)
+                steps = [] if edge is None else [stages[name].options["step"] for name in edge.jvm]
+                placed = _Placed(source, edge, steps, shard.groups(self.key_groups), self.key_groups)
                 mine = [placed.of_shard(part) for part in _parts(self.files[source.name], source.schema)]
                 # In one chunk, of which take() is quicker.
                 rows = pa.concat_tables([source.schema.empty_table(), *mine]).combine_chunks()
                 rows = hashed(rows, source.schema.names, sent=rows)
                 rows = rows.take(pa.array(canonical_order(rows)))
                 given.append(rows)
-                if feed is not None:
+                if edge is not None:
                     made, _ = applied(steps, rows)
-                    schema = stages[feed.jvm[-1]].rows_schema
+                    schema = stages[edge.jvm[-1]].rows_schema
                     made = renamed(made, schema, schema.names)
-                    fed[feeds.index(feed)] = hashed(made, feed.key, sent=made)
+                    fed[edges.index(edge)] = hashed(made, edge.key, sent=made)
         except (OSError, pa.ArrowException) as error:
             raise ScanError(f"a task could not read a source's files: {type(error).__name__}: {error}") from error
         return given, fed
@@ -104,7 +104,7 @@ class _Placed:
     """How a source's rows get to their shards: see `BoundStage.placed_by`."""
 
     source: BoundStage
-    feed: InputEdge | None
+    edge: InputEdge | None
     steps: Sequence[Step]
     groups: range
     """The key groups of the shard."""
@@ -120,12 +120,12 @@ class _Placed:
         names = self.source.schema.names
         if self.source.is_placed_by_columns:
             return _hashes_of(rows, self.source.placed_by or names)
-        assert self.feed is not None, "by what expressions make, which come by a feed"
+        assert self.edge is not None, "by what expressions make, which come by a feed"
         made, numbers = applied(self.steps, rows)
         found: U32 = np.empty(rows.num_rows, dtype=np.uint32)
         is_out: npt.NDArray[np.bool_] = np.ones(rows.num_rows, dtype=np.bool_)
         is_out[numbers] = False
-        found[numbers] = _hashes_of(made, self.feed.key)
+        found[numbers] = _hashes_of(made, self.edge.key)
         found[is_out] = _hashes_of(rows.filter(pa.array(is_out)), names)
         return found
 

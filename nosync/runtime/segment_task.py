@@ -124,10 +124,10 @@ def emitted_schema(stage: BoundStage, emission: SegmentOutput) -> pa.Schema:
     )
 
 
-def fed_schema(stages: Mapping[str, BoundStage], feed: InputEdge) -> pa.Schema:
+def fed_schema(stages: Mapping[str, BoundStage], edge: InputEdge) -> pa.Schema:
     """The columns of a feed's rows, without tag, report and hash."""
-    stage = stages[feed.jvm[-1]] if feed.jvm else stages[feed.emission.stage]
-    return _rows_schema(stage, SegmentOutput(stage.name, feed.emission.window))
+    stage = stages[edge.jvm[-1]] if edge.jvm else stages[edge.emission.stage]
+    return _rows_schema(stage, SegmentOutput(stage.name, edge.emission.window))
 
 
 def _rows_schema(stage: BoundStage, emission: SegmentOutput) -> pa.Schema:
@@ -173,7 +173,7 @@ class SegmentTask:
     stages: Mapping[str, BoundStage]
     """The stages to run, in order, and those that feed them."""
     run: tuple[str, ...]
-    feeds: tuple[InputEdge, ...] = ()
+    edges: tuple[InputEdge, ...] = ()
     emission: SegmentOutput | None = None
     """What leaves the segment; None: only reports do."""
     histories: Mapping[str, History] = field(default_factory=dict)
@@ -210,7 +210,7 @@ class SegmentTask:
         if input in self.run and self.stages[stage].kind != LOOP:
             return None
         key = self.stages[stage].options.get("feed_key", ())
-        found = next((i for i, f in enumerate(self.feeds) if (f.input, f.key) == (input, key)), None)
+        found = next((i for i, f in enumerate(self.edges) if (f.input, f.key) == (input, key)), None)
         if found is None:
             raise HoleError(
                 f"stage {stage} timestamp {self.t}: its layer is recorded and not here; recover() computes it again",
@@ -261,7 +261,7 @@ class _ShardRun:
         self._reports: list[bytes] = []
         self._changes: dict[str, pa.Table] = {}
         self._produced: dict[str, OperatorOutput] = {}  # changes are derived from it where they are wanted
-        self._feeds: list[_Fed] = []
+        self._edges: list[_Fed] = []
         self._given: dict[str, pa.Table] = {}  # by source, its rows
 
     def _fetch_rounds(self) -> None:
@@ -330,35 +330,35 @@ class _ShardRun:
         if self._task.fused or self._task.scan is not None:
             self._receive_fused(rows)
             return
-        if not self._task.feeds:
+        if not self._task.edges:
             self._given = {stage.name: _given(rows, stage) for stage in self._task.sources if rows is not None}
             return
-        several = len(self._task.feeds) - len(self._task.absent) > 1
-        for i, feed in enumerate(self._task.feeds):
+        several = len(self._task.edges) - len(self._task.absent) > 1
+        for i, edge in enumerate(self._task.edges):
             mine = None if i in self._task.absent else rows
             if mine is not None and several:
                 mine = mine.filter(pc.equal(mine.column(SIDE_COLUMN), i))
-            self._feeds.append(self._fed(i, feed, mine, several=several))
+            self._edges.append(self._fed(i, edge, mine, several=several))
 
     def _receive_fused(self, rows: pa.Table | None) -> None:
         task, fed = self._task, dict[int, pa.Table]()
         if rows is not None or task.scan is not None:
             given, fed = self._of_sources(rows)
             self._given = {stage.name: of_stage for stage, of_stage in zip(task.sources, given, strict=True)}
-        for i, feed in enumerate(task.feeds):
+        for i, edge in enumerate(task.edges):
             # One shuffle brought everything.
-            self._feeds.append(_Fed(fed.get(i, no_rows(fed_schema(task.stages, feed))), set(range(task.shards))))
+            self._edges.append(_Fed(fed.get(i, no_rows(fed_schema(task.stages, edge))), set(range(task.shards))))
 
     def _of_sources(self, rows: pa.Table | None) -> tuple[list[pa.Table], dict[int, pa.Table]]:
         task = self._task
         if task.scan is not None:
-            return task.scan.rows(self._shard, task.sources, task.feeds, task.stages)
+            return task.scan.rows(self._shard, task.sources, task.edges, task.stages)
         assert rows is not None, "its rows come"
-        return split(rows, task.sources, task.feeds, task.stages)
+        return split(rows, task.sources, task.edges, task.stages)
 
-    def _fed(self, index: int, feed: InputEdge, rows: pa.Table | None, *, several: bool) -> _Fed:
-        schema = fed_schema(self._task.stages, feed)
-        fed = _Fed(self._with_input(feed, no_rows(schema) if feed.key else schema.empty_table(), 0))
+    def _fed(self, index: int, edge: InputEdge, rows: pa.Table | None, *, several: bool) -> _Fed:
+        schema = fed_schema(self._task.stages, edge)
+        fed = _Fed(self._with_input(edge, no_rows(schema) if edge.key else schema.empty_table(), 0))
         if index in self._task.absent:
             fed.heard_from.update(range(self._task.shards))
         if rows is None:
@@ -378,18 +378,18 @@ class _ShardRun:
         )
         if len(order) and (np.diff(tags[order]) == 0).any():  # a join in the JVM made several rows of one
             order = np.lexsort((content_hash(table), tags))
-        if feed.key:
-            table = hashed(table, feed.key, sent=rows)
-        table = self._with_input(feed, table, (tags >> _TAG_INPUT_BITS) & (MOST_INPUTS - 1))
+        if edge.key:
+            table = hashed(table, edge.key, sent=rows)
+        table = self._with_input(edge, table, (tags >> _TAG_INPUT_BITS) & (MOST_INPUTS - 1))
         fed.rows = table.take(pa.array(order))
-        if feed.jvm:
+        if edge.jvm:
             fed.rows = lone_updates_named(fed.rows, tags[order])
         return fed
 
-    def _with_input(self, feed: InputEdge, rows: pa.Table, came_by: Any) -> pa.Table:
+    def _with_input(self, edge: InputEdge, rows: pa.Table, came_by: Any) -> pa.Table:
         """A feed's rows, with the input that each came by where the stage says it, in tags."""
-        stage = self._task.stages[feed.jvm[-1] if feed.jvm else feed.emission.stage]
-        return with_input(rows, came_by) if stage.origins and feed.emission.window is None else rows
+        stage = self._task.stages[edge.jvm[-1] if edge.jvm else edge.emission.stage]
+        return with_input(rows, came_by) if stage.origins and edge.emission.window is None else rows
 
     # --- step 2 -----------------------------------------------------------------------------------------------------
 
@@ -472,10 +472,10 @@ class _ShardRun:
         stage = self._task.stages[name]
         if stage.recorded:
             return self._is_recorded(stage, self._layer_id(stage))
-        feeds = [self._task.feed_of(name, i) for i in stage.inputs]
+        edges = [self._task.feed_of(name, i) for i in stage.inputs]
         return all(
-            self._available(i) if feed is None else not self._silent(feed)
-            for i, feed in zip(stage.inputs, feeds, strict=True)
+            self._available(i) if edge is None else not self._silent(edge)
+            for i, edge in zip(stage.inputs, edges, strict=True)
         )
 
     def _changes_of(self, name: str) -> pa.Table:
@@ -597,7 +597,7 @@ class _ShardRun:
         state = self._nothing_before if self._is_anew(stage) else self._state_before
         work = OperatorInput(stage, id, tuple(inputs), state, phase=self._task.phase)
         if stage.window is not None:
-            fed = self._feeds[0]
+            fed = self._edges[0]
             watermarks = self._watermarks(stage)
             work = replace(work, newest_us=fed.newest_us, newest_of=fed.newest_of, watermarks=watermarks)
         try:
@@ -610,8 +610,8 @@ class _ShardRun:
         return rows if stage.origins else without_input(rows)
 
     def _carried_input(self, stage: BoundStage, name: str, id: LayerId) -> pa.Table:
-        feed = self._task.feed_of(stage.name, name)
-        if feed is None:
+        edge = self._task.feed_of(stage.name, name)
+        if edge is None:
             rows = (self._whole_of if self._is_anew(stage) else self._changes_of)(name)
             key = stage.options.get("feed_key", ())
             if not key:
@@ -619,17 +619,17 @@ class _ShardRun:
             # What the JVM computes where rows change their shard.
             hashes = hash64(key_columns(rows, key, str(id))).view(np.int64)
             return rows.append_column(HASH64_COLUMN, pa.array(hashes))
-        silent = self._silent(feed)
+        silent = self._silent(edge)
         if silent:
             raise stage_error(
                 id, f"shards {sorted(silent)} of its input {name} sent nothing; nothing is computed from a part"
             )
-        return self._feeds[feed].rows
+        return self._edges[edge].rows
 
-    def _silent(self, feed: int) -> set[int]:
+    def _silent(self, edge: int) -> set[int]:
         """The shards whose rows have not come."""
-        expected = set(range(self._task.shards)) if self._task.feeds[feed].key else {self._shard.index}
-        return expected - self._feeds[feed].heard_from
+        expected = set(range(self._task.shards)) if self._task.edges[edge].key else {self._shard.index}
+        return expected - self._edges[edge].heard_from
 
     def _watermarks(self, stage: BoundStage) -> Watermarks:
         """Those in force at the epoch before and at this one, and of each input, as the epoch before recorded them."""

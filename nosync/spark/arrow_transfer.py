@@ -1,9 +1,11 @@
-"""Rows on their way from Spark's JVM to Python tasks, without what Spark does there for each row and each column in vain.
+"""Rows on their way from Spark's JVM to Python tasks, without what Spark does there for each row and each column in
+vain.
 
-How many go at once: after every row Spark asks how many bytes there are by now (`spark.sql.execution.arrow.maxBytesPerBatch`),
-which takes longer than to write the row. Told a number of rows in its place it does not ask; but no row may be longer than that
-number takes it for. Of text nobody knows before, so rows with more of it than `MOST_TEXT_BYTES` are refused by a condition that
-the JVM evaluates on its way (WideRowError), and their job's epochs run with bytes counted from then on.
+How many go at once: after every row Spark asks how many bytes there are by now
+(`spark.sql.execution.arrow.maxBytesPerBatch`), which takes longer than to write the row. Told a number of rows in its
+place it does not ask; but no row may be longer than that number takes it for. Of text nobody knows before, so rows with
+more of it than `MOST_TEXT_BYTES` are refused by a condition that the JVM evaluates on its way (WideRowError), and their
+job's epochs run with bytes counted from then on.
 """
 
 from __future__ import annotations
@@ -46,7 +48,9 @@ class Handover:
     is_text_limited: bool = False
 
     def mapped(self, rows: DataFrame, function: ArrowFunction, schema: pa.Schema) -> DataFrame:
-        """`rows.mapInArrow`. A task that runs it raises WideRowError where a row has more text than `settings` allow for."""
+        """`rows.mapInArrow`. A task that runs it raises WideRowError where a row has more text than `settings` allow
+        for.
+        """
         if self.is_text_limited:
             rows = _limited(rows)
         return _mapped(rows, function, from_arrow_schema(schema))
@@ -55,7 +59,9 @@ class Handover:
 def handover(
     spark: SparkSession, flow: BoundFlow, inputs: Mapping[str, DataFrame], *, has_wide_rows: bool = False
 ) -> Handover:
-    """How to hand over an epoch's rows. `has_wide_rows`: some have more text than `MOST_TEXT_BYTES`, so bytes are counted."""
+    """How to hand over an epoch's rows. `has_wide_rows`: some have more text than `MOST_TEXT_BYTES`, so bytes are
+    counted.
+    """
     plans = [(frame.sparkSession, analyzed(frame)) for frame in inputs.values()]
     if any(contains(session, plan, "PYTHON_UDF") for session, plan in plans) or any(
         stage.in_jvm and not stage.options.get("plain", True) for stage in flow.stages.values()
@@ -81,7 +87,9 @@ def selected(rows: DataFrame, expressions: Sequence[str]) -> DataFrame:
 
 
 def _mapped(rows: DataFrame, function: ArrowFunction, schema: StructType) -> DataFrame:
-    """`rows.mapInArrow`, which takes calls to the JVM for each column, and a dot in a column's name for that of a field."""
+    """`rows.mapInArrow`, which takes calls to the JVM for each column, and a dot in a column's name for that of a
+    field.
+    """
     there = UserDefinedFunction(function, schema, evalType=PythonEvalType.SQL_MAP_ARROW_ITER_UDF)._judf
     called = there.fromUDFExpr(there.builder(analyzed(rows).output()))
     return DataFrame(rows._jdf.mapInArrow(called, False, None), rows.sparkSession)
@@ -107,7 +115,7 @@ def _handed_over(flow: BoundFlow) -> list[pa.Schema]:
     """Of each segment, all columns of all that it may get."""
     found = []
     for segment in flow.segments.values():
-        schemas = [fed_schema(flow.stages, feed) for feed in segment.feeds]
+        schemas = [fed_schema(flow.stages, edge) for edge in segment.edges]
         schemas += [flow.stages[name].schema for name in segment.stages if flow.stages[name].kind == SOURCE]
         found.append(pa.schema([column for schema in schemas for column in schema]))
     return found

@@ -347,7 +347,7 @@ class _EpochJob:
             wanted = set[SegmentOutput]()
             for segment in reversed(self._flow.segments.values()):
                 if self._has_work(segment, [plan]) or wanted.intersection(self._flow.emissions(segment)):
-                    wanted.update(feed.emission for feed in self._feeds_for(segment, segment.stages, [plan]))
+                    wanted.update(edge.emission for edge in self._feeds_for(segment, segment.stages, [plan]))
             found.append(wanted)
         return found
 
@@ -364,12 +364,12 @@ class _EpochJob:
     def _feeds_for(self, segment: Segment, run: Sequence[str], plans: Sequence[EpochPlan]) -> list[InputEdge]:
         """The feeds whose rows something is computed from."""
         inputs = {i for name in run if self._is_computed(name, plans) for i in self._flow.stages[name].inputs}
-        return [feed for feed in segment.feeds if feed.input in inputs]
+        return [edge for edge in segment.edges if edge.input in inputs]
 
-    def _feeds(self, segment: Segment, run: Sequence[str]) -> list[InputEdge]:
+    def _edges(self, segment: Segment, run: Sequence[str]) -> list[InputEdge]:
         if self._wanted is not None:
             return self._feeds_for(segment, run, self._plans)
-        return [f for f in segment.feeds if any(f.input in self._flow.stages[name].inputs for name in run)]
+        return [f for f in segment.edges if any(f.input in self._flow.stages[name].inputs for name in run)]
 
     def _takes_part(self, segment: Segment) -> bool:
         return self.part.round is None or self._flow.loop_of(segment) == self.part.loop
@@ -392,12 +392,12 @@ class _EpochJob:
         if emission is not None and emissions and emission != emissions[0]:
             needed = flow.needed_for(segment, emission.stage)
             run = tuple(name for name in run if name in needed)
-        feeds = self._feeds(segment, run)
+        edges = self._edges(segment, run)
         if loop is not None and not inside:
-            feeds = []  # its rounds become the layers of the epoch
-        absent = frozenset(i for i, f in enumerate(feeds) if inside and not self._comes_in_round(segment, f))
+            edges = []  # its rounds become the layers of the epoch
+        absent = frozenset(i for i, f in enumerate(edges) if inside and not self._comes_in_round(segment, f))
         round = self.part.round if inside else None
-        tasks = self._tasks(run, feeds, emission, round=round, absent=absent, head=segment.name)
+        tasks = self._tasks(run, edges, emission, round=round, absent=absent, head=segment.name)
         scan = None
         if self._is_scanned(segment):
             scan = Scan({source.name: self._files[source.name] for source in tasks[0].sources}, flow.key_groups)
@@ -407,14 +407,14 @@ class _EpochJob:
         """What leaves a segment, or only its reports."""
         flow = self._flow
         tasks, absent = self._tasks_of(segment, emission)
-        feeds = list(tasks[0].feeds)
+        edges = list(tasks[0].edges)
         if tasks[0].scan is not None or segment.name in self._exchanged:
             return self._mapped(segment, self._blank(), tasks)
         if self._is_given(segment):
             rows = self._shuffled(self._given(segment, tasks[0]))
-        elif len(absent) < len(feeds):
-            rows = self._fed(segment, feeds, absent)
-        elif flow.loop_of(segment) is not None or segment.feeds:
+        elif len(absent) < len(edges):
+            rows = self._fed(segment, edges, absent)
+        elif flow.loop_of(segment) is not None or segment.edges:
             rows = self._blank()  # nothing of what they bring is needed
         else:
             rows = self._no_rows(flow.stages[segment.name])
@@ -422,24 +422,24 @@ class _EpochJob:
 
     def _is_given(self, segment: Segment) -> bool:
         """Whether its rows are those that the epoch is given."""
-        return segment.fused or (not segment.feeds and segment.name in self._inputs)
+        return segment.fused or (not segment.edges and segment.name in self._inputs)
 
     def _given(self, segment: Segment, task: SegmentTask) -> Given:
         """The rows of a segment's sources."""
         if segment.fused:
-            return given_rows(task.sources, task.feeds, self._flow.stages, self._inputs, self._of_epoch)
+            return given_rows(task.sources, task.edges, self._flow.stages, self._inputs, self._of_epoch)
         return self._source_rows(self._flow.stages[segment.name])
 
-    def _comes_in_round(self, segment: Segment, feed: InputEdge) -> bool:
+    def _comes_in_round(self, segment: Segment, edge: InputEdge) -> bool:
         assert self.part.round is not None, "only in a round"
-        if self._flow.feeds_back(segment, feed):
+        if self._flow.feeds_back(segment, edge):
             return self.part.round > 0
-        return self.part.round == 0 or self._flow.stages[feed.emission.stage].loop == self.part.loop
+        return self.part.round == 0 or self._flow.stages[edge.emission.stage].loop == self.part.loop
 
     def _tasks(
         self,
         run: tuple[str, ...],
-        feeds: list[InputEdge],
+        edges: list[InputEdge],
         emission: SegmentOutput | None,
         *,
         round: int | None,
@@ -448,7 +448,7 @@ class _EpochJob:
     ) -> list[SegmentTask]:
         """One for each epoch."""
         flow = self._flow
-        named = {*run, *(name for f in feeds for name in (f.emission.stage, *f.jvm))}
+        named = {*run, *(name for f in edges for name in (f.emission.stage, *f.jvm))}
         named |= {part_of(name, WATERMARK) for name in run} & flow.stages.keys()
         plan = self._plans[0]
         first = SegmentTask(
@@ -457,7 +457,7 @@ class _EpochJob:
             shards=plan.shards,
             stages={name: for_tasks(flow.stages[name]) for name in flow.stages if name in named},
             run=run,
-            feeds=tuple(feeds),
+            edges=tuple(edges),
             emission=emission,
             histories={name: plan.histories[name] for name in named if name in plan.histories},
             compute=_may_compute(plan, round),
@@ -498,10 +498,10 @@ class _EpochJob:
         """A partition for each shard, for tasks that only look at what is recorded."""
         return self._spark.range(0, self._shards, 1, self._shards).toDF("shard")
 
-    def _fed(self, segment: Segment, feeds: list[InputEdge], absent: frozenset[int]) -> DataFrame:
+    def _fed(self, segment: Segment, edges: list[InputEdge], absent: frozenset[int]) -> DataFrame:
         """The rows of a segment's feeds, each in the shard that it belongs to."""
-        frames = {i: self._fed_by(segment, feed) for i, feed in enumerate(feeds) if i not in absent}
-        keyed = [i for i in frames if feeds[i].key]
+        frames = {i: self._fed_by(segment, edge) for i, edge in enumerate(edges) if i not in absent}
+        keyed = [i for i in frames if edges[i].key]
         several = len(frames) > 1
         if len(frames) == 1:
             (rows,) = frames.values()
@@ -511,35 +511,35 @@ class _EpochJob:
             rows = reduce(DataFrame.unionAll, [_beside(i, frames, self._beside) for i in frames])
         # Reports and marks carry the shard they go to in the tag; rows that stay in their shard have it there as well.
         home = f"shiftright({TAG_COLUMN}, {TAG_SHARD_BITS})"
-        homes = [self._shard_of(self._place(feeds[i], i, several=several)) if i in keyed else home for i in frames]
+        homes = [self._shard_of(self._place(edges[i], i, several=several)) if i in keyed else home for i in frames]
         cases = " ".join(f"WHEN {i} THEN {of_side}" for i, of_side in zip(frames, homes, strict=True))
         by_key = f"CASE {SIDE_COLUMN} {cases} END" if several else homes[0]
         shard = f"CASE WHEN {REPORT_COLUMN} IS NULL THEN {by_key} ELSE {TAG_COLUMN} END"
         return self._in_shards(rows, shard)
 
-    def _fed_by(self, segment: Segment, feed: InputEdge) -> DataFrame:
+    def _fed_by(self, segment: Segment, edge: InputEdge) -> DataFrame:
         """A feed's rows, with the hash of their key where tasks do not compute it."""
-        rows = self._replayed(feed) if self._flow.feeds_back(segment, feed) else self._emitted(feed.emission)
-        for name in feed.jvm:
+        rows = self._replayed(edge) if self._flow.feeds_back(segment, edge) else self._emitted(edge.emission)
+        for name in edge.jvm:
             rows = jvm_rows(self._flow.stages[name], rows, keep=self._beside)
-        if feed.key and not self._is_hashed_in_tasks(feed):
-            rows = rows.withColumn(HASH64_COLUMN, F.expr(hash_of(feed.key)))
+        if edge.key and not self._is_hashed_in_tasks(edge):
+            rows = rows.withColumn(HASH64_COLUMN, F.expr(hash_of(edge.key)))
         return rows
 
-    def _is_hashed_in_tasks(self, feed: InputEdge) -> bool:
-        return is_hashed_in_tasks(fed_schema(self._flow.stages, feed), feed.key)
+    def _is_hashed_in_tasks(self, edge: InputEdge) -> bool:
+        return is_hashed_in_tasks(fed_schema(self._flow.stages, edge), edge.key)
 
-    def _place(self, feed: InputEdge, index: int, *, several: bool) -> str:
+    def _place(self, edge: InputEdge, index: int, *, several: bool) -> str:
         """The hash of a feed's key."""
-        if not self._is_hashed_in_tasks(feed):
+        if not self._is_hashed_in_tasks(edge):
             return HASH64_COLUMN
-        return hash_of([side_column(index, name) if several else name for name in feed.key])
+        return hash_of([side_column(index, name) if several else name for name in edge.key])
 
-    def _replayed(self, feed: InputEdge) -> DataFrame:
+    def _replayed(self, edge: InputEdge) -> DataFrame:
         """The rows that a loop's body returned in the round before, read back."""
         assert self.part.round, "the first round has none before it"
-        stage = feed.emission.stage
-        tasks = self._tasks((stage,), [], feed.emission, round=self.part.round - 1, head=stage)
+        stage = edge.emission.stage
+        tasks = self._tasks((stage,), [], edge.emission, round=self.part.round - 1, head=stage)
         return self._mapped(self._flow.segment_of(stage), self._blank(), tasks)
 
     def release(self) -> None:
@@ -553,9 +553,9 @@ class _EpochJob:
         found = self._shared.get(emission)
         if found is None:
             found = self._segment(self._flow.segment_of(emission.stage), emission)
-            takers = [s for s in self._flow.segments.values() if any(f.emission == emission for f in s.feeds)]
-            feeds = sum(f.emission == emission for s in takers for f in s.feeds)
-            if feeds > 1 or sum(len(self._emissions(s)) > 1 for s in takers):
+            takers = [s for s in self._flow.segments.values() if any(f.emission == emission for f in s.edges)]
+            edges = sum(f.emission == emission for s in takers for f in s.edges)
+            if edges > 1 or sum(len(self._emissions(s)) > 1 for s in takers):
                 found = found.persist()
             self._shared[emission] = found
         return found

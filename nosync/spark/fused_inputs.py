@@ -38,30 +38,30 @@ class Given:
 
 def given_rows(
     sources: Sequence[BoundStage],
-    feeds: Sequence[InputEdge],
+    edges: Sequence[InputEdge],
     stages: Mapping[str, BoundStage],
     inputs: Mapping[str, DataFrame],
     beside: Sequence[str] = (),
 ) -> Given:
     """Each source's rows with what expressions say of them. `beside`: columns of all rows, which are sent as they are."""
     frames, places, is_place_wanted, placed_by = [], [], False, tuple[str, ...]()
-    for n, (source, columns) in enumerate(zip(sources, carried(sources, feeds, stages), strict=True)):
+    for n, (source, columns) in enumerate(zip(sources, carried(sources, edges, stages), strict=True)):
         given = inputs[source.name]
         side = n if len(sources) > 1 else None
-        feed = feed_of(source, feeds)
+        edge = feed_of(source, edges)
         sent = {name: quoted(name) for name in beside} | _sent(side, source, columns)
-        is_hash_wanted = feed is not None and not is_hashed_in_tasks(stages[feed.jvm[-1]].rows_schema, feed.key)
+        is_hash_wanted = edge is not None and not is_hashed_in_tasks(stages[edge.jvm[-1]].rows_schema, edge.key)
         is_place_wanted = is_place_wanted or is_hash_wanted
         if is_hash_wanted or not source.is_placed_by_columns:
             sent[PLACE_COLUMN] = place_of(source)
-        conditions = conditions_of(stages, feed) if feed is not None and not columns.made else None
-        if feed is None:
+        conditions = conditions_of(stages, edge) if edge is not None and not columns.made else None
+        if edge is None:
             frames.append(selected(given, _named(sent)))
         elif conditions is not None:
             given = given.alias("__given")  # no name of it can be taken for that of a column
             frames.append(selected(given, [*_named(sent), f"{all_hold(conditions)} AS {OK_COLUMN}"]))
         else:
-            frames.append(_queried(given, _text(sent, source, columns, feed, stages)))
+            frames.append(_queried(given, _text(sent, source, columns, edge, stages)))
         is_sent = PLACE_COLUMN in sent
         if not is_sent and is_hashed_in_tasks(source.schema, source.placed_by):
             placed_by = tuple(columns.given[name] for name in source.placed_by)
@@ -98,14 +98,14 @@ def _queried(given: DataFrame, text: str) -> DataFrame:
 
 
 def _text(
-    sent: Mapping[str, str], source: BoundStage, carried: Carried, feed: InputEdge, stages: Mapping[str, BoundStage]
+    sent: Mapping[str, str], source: BoundStage, carried: Carried, edge: InputEdge, stages: Mapping[str, BoundStage]
 ) -> str:
     """The expressions one after the other, each over what the one before returns."""
     columns = [quoted(name) for name in source.schema.names]
     keep = [quoted(name) for name in sent]
     text = f"SELECT {', '.join([*_named(sent), f'TRUE AS {OK_COLUMN}', *columns])} FROM __given"
     is_some_out = False
-    for name in feed.jvm:
+    for name in edge.jvm:
         stage = stages[name]
         text = _applied(stage, text, columns, keep, is_some_out=is_some_out)
         is_some_out = is_some_out or stage.kind == WHERE

@@ -1,8 +1,9 @@
 """Which epochs' inputs tasks read themselves (nosync.runtime.scan): Parquet files of a local file system, as they are.
 
-A DataFrame counts that is nothing but such files, `spark.read.schema(...).parquet(path)`, where the source's columns are in the
-files under their names and with their types. All else is read by the JVM: other formats and file systems, partitions in the names
-of directories, rows that expressions change, what Spark would cast or rebase, and what it has cached. The log says why, at DEBUG.
+A DataFrame counts that is nothing but such files, `spark.read.schema(...).parquet(path)`, where the source's columns
+are in the files under their names and with their types. All else is read by the JVM: other formats and file systems,
+partitions in the names of directories, rows that expressions change, what Spark would cast or rebase, and what it has
+cached. The log says why, at DEBUG.
 """
 
 from __future__ import annotations
@@ -86,11 +87,11 @@ def _check_evaluated_in_tasks(flow: BoundFlow) -> None:
             for column in source.schema:
                 if not _is_hashed(column.type):
                     raise _ByJvm(f"source {source.name}: column {column.name!r} is {column.type}")
-            feed = feed_of(source, segment.feeds) if segment.fused else None
-            for name in feed.jvm if feed is not None else ():
+            edge = feed_of(source, segment.edges) if segment.fused else None
+            for name in edge.jvm if edge is not None else ():
                 if flow.stages[name].options.get("step") is None:
                     raise _ByJvm(f"stage {name}: its expressions are not all of a kind that tasks evaluate")
-            if feed is None and not source.is_placed_by_columns:
+            if edge is None and not source.is_placed_by_columns:
                 raise _ByJvm(
                     f"source {source.name}: its rows are placed by an expression, and nothing here computes it"
                 )

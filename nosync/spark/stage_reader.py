@@ -1,7 +1,7 @@
 """Stages as DataFrames: one task a shard maps the layers and yields the rows.
 
-Which shard a task reads is a row of its input, not the number of its partition: that number changes when the DataFrame is
-coalesced or becomes part of a union.
+Which shard a task reads is a row of its input, not the number of its partition: that number changes when the DataFrame
+is coalesced or becomes part of a union.
 """
 
 from __future__ import annotations
@@ -70,11 +70,11 @@ class StageReader:
         schema = pa.schema([*fields, pa.field(TAG_COLUMN, pa.int64())] if places else fields)
 
         def read(view: View, number: int) -> Iterator[pa.RecordBatch]:
-            feed = self._open(view, after, until).changes(last_of(after), last_of(until))
+            edge = self._open(view, after, until).changes(last_of(after), last_of(until))
             if places:
                 first = number * _MOST_ROWS_OF_A_VIEW
-                feed = feed.append_column(TAG_COLUMN, pa.array(np.arange(first, first + feed.num_rows)))
-            yield from feed.select(schema.names).to_batches()
+                edge = edge.append_column(TAG_COLUMN, pa.array(np.arange(first, first + edge.num_rows)))
+            yield from edge.select(schema.names).to_batches()
 
         return self._per_view(spark, read, schema, after, until)
 

@@ -64,7 +64,7 @@ class Task:
 
     t: int
     got: list[tuple[int, list[int]]]
-    feeds: tuple[str, ...] = ("feed",)
+    edges: tuple[str, ...] = ("feed",)
     input_given: bool = False
     emission: str | None = "stage"
     schema: pa.Schema = field(default_factory=lambda: pa.schema([("n", pa.int64())]))
@@ -99,9 +99,9 @@ def test_reports_are_emitted_as_they_are() -> None:
 def test_tasks_without_feeds_look_at_no_rows_but_those_of_sources() -> None:
     got: list[tuple[int, list[int]]] = []
     blank = pa.RecordBatch.from_pydict({"shard": [0]})
-    run([Task(t, got, feeds=()) for t in (1, 2)], blank)
+    run([Task(t, got, edges=()) for t in (1, 2)], blank)
     assert got == [(1, []), (2, [])]
-    run([Task(t, got, feeds=(), input_given=True) for t in (3, 4)], given((3, 1), (4, 2)))
+    run([Task(t, got, edges=(), input_given=True) for t in (3, 4)], given((3, 1), (4, 2)))
     assert got[2:] == [(3, [1]), (4, [2])], "a source has none, and its rows are given"
 
 

@@ -54,7 +54,7 @@ def test_a_key_that_expressions_pass_on_under_another_name() -> None:
     flow = declared(lambda f: count(f.source("rows", ROWS).where("some", "v > 0"), "counts", "b"))
     assert bind(flow, parse_ddl, analyze).placements == {"rows": ()}, "as manifests mean it that do not say"
     (segment,) = bound.fused.segments.values()
-    assert [feed.jvm for feed in segment.feeds] == [("some", "less")]
+    assert [edge.jvm for edge in segment.edges] == [("some", "less")]
     assert not any(s.fused for s in bound.segments.values()), "recorded inputs take the longer way"
 
 
@@ -93,8 +93,8 @@ def test_what_is_in_its_shards_already_is_joined_there() -> None:
     ]
     assert bound.placements == {"people": ("a",), "sales": ("k",)}
     first, second = bound.fused.segments.values()
-    assert [feed.jvm for feed in first.feeds] == [("sold",), ("named",)]
-    assert [feed.emission.stage for feed in second.feeds] == ["both"], "each after those that feed it"
+    assert [edge.jvm for edge in first.edges] == [("sold",), ("named",)]
+    assert [edge.emission.stage for edge in second.edges] == ["both"], "each after those that feed it"
 
 
 @pytest.mark.parametrize(
