@@ -12,7 +12,7 @@ ARCHIVE_EPOCHS = 1000
 
 @dataclass(frozen=True)
 class StoreSettings:
-    """How a node keeps one data directory. Frozen; every field states unit, default, and what it costs."""
+    """How a node keeps one data directory. PickledFunction; every field states unit, default, and what it costs."""
 
     retain: int | None = None
     """How many sealed epochs before the newest stay readable. None: all of them, and space grows with history.
@@ -25,8 +25,9 @@ class StoreSettings:
     """Most rows in one block of a merged layer, and so the work of one merge step (about 10 ms)."""
 
     merge_process_rows: int = 1 << 18
-    """Merges of at least this many rows run in a process of their own, which takes a fifth of a second to start; smaller
-    ones in a thread of this one, where appends may have to wait a few milliseconds for the interpreter lock."""
+    """Merges of at least this many rows run in a process of their own, which takes a fifth of a second to start;
+    smaller ones in a thread of this one, where appends may have to wait a few milliseconds for the interpreter lock.
+    """
 
     scan_interval_s: float = 1.0
     """How often the node lists the directory for layers that other processes published and nobody announced.
@@ -40,8 +41,9 @@ class StoreSettings:
     """Pause before a layer whose fsync failed is written again. Meanwhile the safe point stands still."""
 
     archive_epochs: int | None = ARCHIVE_EPOCHS
-    """Manifests of this many old epochs share a file, so that opening a store does not read one for each epoch that it ever had.
-    None: each epoch keeps a file of its own. Give all nodes of a store the same."""
+    """Manifests of this many old epochs share a file, so that opening a store does not read one for each epoch that it
+    ever had. None: each epoch keeps a file of its own. Give all nodes of a store the same.
+    """
 
     background: bool = True
     """Whether threads do the node's work. Off (tests): only sync(), compact() and close() do."""

@@ -7,8 +7,8 @@
 
 Every stage is a pure function of its inputs' changes at an epoch and its own state before it. `Job` runs a flow.
 
-All operators take `persist=`, how well the stage's layers are kept (see `persistence`); the default is the flow's for sources
-and keyed stages, `memory` for stateless ones, and `none` for those that run in the JVM and have consumers.
+All operators take `persist=`, how well the stage's layers are kept (see `persistence`); the default is the flow's for
+sources and keyed stages, `memory` for stateless ones, and `none` for those that run in the JVM and have consumers.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from nosync.flow import declared
 from nosync.flow.declared import Known
 from nosync.flow.foreign_words import unknown_operator
 from nosync.flow.persistence import NONE, parse_level
-from nosync.flow.pickled_function import Frozen
+from nosync.flow.pickled_function import PickledFunction
 from nosync.kernels.aggregates import Aggregate
 from nosync.kernels.windows import parse_window
 from nosync.lsm.errors import FlowError, UnknownStageError
@@ -87,12 +87,12 @@ class Stage:
     ) -> Stage:
         """Applies a pure function to the rows of each shard and epoch: `fn(rows: pa.Table) -> pa.Table`.
 
-        It may drop, change and add rows and columns. Each row must be treated by itself: how rows are cut into
-        tables is not part of the contract. Over an input that changes (after aggregate or update) the table has a
-        `_change_type` column that must be kept. `schema` (DDL) states the output where calling
-        `fn` on an empty table cannot show it; `version` replaces the code in the fingerprint.
-        `deterministic=False` is for functions that may return something else each time: what was recorded first counts, is
-        durable before anything is computed from it, and is never computed again.
+        It may drop, change and add rows and columns. Each row must be treated by itself: how rows are cut into tables
+        is not part of the contract. Over an input that changes (after aggregate or update) the table has a
+        `_change_type` column that must be kept. `schema` (DDL) states the output where calling `fn` on an empty table
+        cannot show it; `version` replaces the code in the fingerprint. `deterministic=False` is for functions that may
+        return something else each time: what was recorded first counts, is durable before anything is computed from it,
+        and is never computed again.
         """
         return self._then(
             name, MAP, function=fn, schema=schema, version=version, persist=persist, deterministic=deterministic
@@ -157,8 +157,8 @@ class Stage:
     def aggregate(self, name: str, *, key: Sequence[str], persist: str | None = None, **aggregates: Aggregate) -> Stage:
         """Keeps aggregates per key, up to date with all epochs: `n=nosync.count(), total=nosync.sum("x")`.
 
-        Output: one row per key, key columns then one column per aggregate. With `key=[]` one row over all rows, which is there
-        also where there are none; one shard makes it.
+        Output: one row per key, key columns then one column per aggregate. With `key=[]` one row over all rows, which
+        is there also where there are none; one shard makes it.
         """
         keys = () if isinstance(key, list | tuple) and not key else _check_key(name, key)
         return self._then(name, AGGREGATE, key=keys, aggregates=aggregates, persist=persist)
@@ -204,8 +204,9 @@ class Stage:
     def update_per_key(self, name: str, *, key: Sequence[str], state: str, fn: KeyFunction, **options: Any) -> Stage:
         """As `update`, one key at a time: `fn(key: tuple, changes: list[dict], state: dict | None) -> dict | None`.
 
-        It gets the key's values, the epoch's changes of that key, and the state columns or None; it returns the new state
-        columns, or None to delete the key. A Python call per key: use `update` where many keys change in an epoch.
+        It gets the key's values, the epoch's changes of that key, and the state columns or None; it returns the new
+        state columns, or None to delete the key. A Python call per key: use `update` where many keys change in an
+        epoch.
         """
         if not callable(fn):
             raise FlowError(f"stage {name}: {fn!r} is not a function")
@@ -230,14 +231,14 @@ class Stage:
     ) -> Stage:
         """Aggregates per key and window of event time: tumbling (`size`), sliding (`size`, `slide`), session (`gap`).
 
-        Durations are text such as `"10 minutes"`. Output: key, `window_start`, `window_end`, the aggregates (of sessions
-        `window_end` comes last); results are updated while rows come. `watermark`: how far behind the newest event time of
-        all earlier epochs a window stays open; a row for a closed window is late: not counted, but recorded in the stage
-        `.late`. Where rows come by several inputs (a union), each has a watermark, and that of the slowest counts; with
-        `policy="max"` that of the fastest. `idle_after`: an input that had no row with a time for so many epochs is not waited
-        for until it has one again (default: it always is). `keep`: how long after closing a window stays in the state (default:
-        for ever). Windows begin at multiples of `slide` since 1970-01-01 UTC. For windows of processing time add the tick to the
-        rows as a column, so that replay sees the same.
+        Durations are text such as `"10 minutes"`. Output: key, `window_start`, `window_end`, the aggregates (of
+        sessions `window_end` comes last); results are updated while rows come. `watermark`: how far behind the newest
+        event time of all earlier epochs a window stays open; a row for a closed window is late: not counted, but
+        recorded in the stage `.late`. Where rows come by several inputs (a union), each has a watermark, and that of
+        the slowest counts; with `policy="max"` that of the fastest. `idle_after`: an input that had no row with a time
+        for so many epochs is not waited for until it has one again (default: it always is). `keep`: how long after
+        closing a window stays in the state (default: for ever). Windows begin at multiples of `slide` since 1970-01-01
+        UTC. For windows of processing time add the tick to the rows as a column, so that replay sees the same.
         """
         keys = _check_key(name, key) if key else ()
         window = parse_window(
@@ -276,8 +277,8 @@ class Stage:
 
         `body` gets the set as a stage and returns one with the same columns, built from it and from stages outside with
         map, flat_map, filter, select, where, union and inner join: what more rows can only add to. Rows are a set; all
-        columns must be usable as keys. Kept up to date with every epoch, deletions included (nosync.operators.loops); each round
-        is a Spark job. A fixpoint that takes more than `max_rounds` rounds is an error.
+        columns must be usable as keys. Kept up to date with every epoch, deletions included (nosync.operators.loops);
+        each round is a Spark job. A fixpoint that takes more than `max_rounds` rounds is an error.
         """
         if isinstance(max_rounds, bool) or not isinstance(max_rounds, int) or max_rounds < 1:
             raise FlowError(f"stage {name}: max_rounds={max_rounds!r}, expected a number of rounds, 1 or more")
@@ -331,7 +332,7 @@ def _check_key(stage: str, key: Sequence[str]) -> tuple[str, ...]:
 def _with_other_code(stage: Stage, code: Any) -> Stage:
     if stage.kind in (MAP, FILTER, UPDATE) and callable(code):
         old = stage.function
-        is_per_key = old.is_per_key if isinstance(old, Frozen) else isinstance(old, PerKey)
+        is_per_key = old.is_per_key if isinstance(old, PickledFunction) else isinstance(old, PerKey)
         function = PerKey(stage.key, code) if is_per_key else code
         return replace(stage, function=function, version=None)
     if stage.kind in (SELECT, WHERE) and not callable(code):
@@ -412,8 +413,9 @@ class Dataflow:
     def source(self, name: str, schema: str, *, persist: str | None = None, at_safe_point: str = KEEP) -> Stage:
         """An input: `schema` is Spark DDL such as `"origin string, dep_delay double"`. Each epoch brings new rows.
 
-        `at_safe_point`: what is done with the rows of an epoch once everything computed from them is safe: `keep` (they can
-        be replayed and explained), `disk` (one node of several keeps them), `drop`. A branch holds what came after its fork.
+        `at_safe_point`: what is done with the rows of an epoch once everything computed from them is safe: `keep` (they
+        can be replayed and explained), `disk` (one node of several keeps them), `drop`. A branch holds what came after
+        its fork.
         """
         if at_safe_point not in POLICIES:
             raise FlowError(f"source {name}: at_safe_point is {at_safe_point!r}, expected one of {', '.join(POLICIES)}")
@@ -520,7 +522,9 @@ class Dataflow:
         return stage
 
     def _learned(self, stage: Stage) -> dict[str, Known]:
-        """What is known of a stage's columns now, and of its parts'. Raises SchemaError or FlowError where it cannot be right."""
+        """What is known of a stage's columns now, and of its parts'. Raises SchemaError or FlowError where it cannot be
+        right.
+        """
         if stage.kind == SOURCE:
             return {stage.name: declared.of_source(stage.name, stage.schema)}
         given = stage.inputs[0]

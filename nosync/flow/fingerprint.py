@@ -24,7 +24,7 @@ import pyarrow as pa
 from blake3 import blake3
 
 from nosync.flow.module_names import name_in_fingerprints
-from nosync.flow.pickled_function import Frozen
+from nosync.flow.pickled_function import PickledFunction
 from nosync.lsm.errors import FlowError
 
 FINGERPRINT_HEX_DIGITS = 16
@@ -54,8 +54,8 @@ def fingerprint(*parts: Any) -> str:
 
 
 def hashed_of(function: Any) -> bytes:
-    """What `fingerprint` sees of a function, to be given to it later as a Frozen. Raises FlowError as `fingerprint`
-    does.
+    """What `fingerprint` sees of a function, to be given to it later as a PickledFunction. Raises FlowError as
+    `fingerprint` does.
     """
     seen = bytearray()
     _Hashing(_Kept(seen)).of(function)
@@ -86,7 +86,9 @@ class _Hashing:
         if isinstance(value, _SIMPLE):
             self._hasher.update(f"{type(value).__name__}:{value!r};".encode())
             return
-        if isinstance(value, Frozen):  # the only object of its fingerprint, so that nothing in it can have come before
+        if isinstance(
+            value, PickledFunction
+        ):  # the only object of its fingerprint, so that nothing in it can have come before
             assert value.hashed, "a copy that went to a task has no fingerprint"
             self._hasher.update(value.hashed)
             return

@@ -1,8 +1,9 @@
 """A user's function as it was when its job was made.
 
-A stage's fingerprint says what its function does, and is taken when a job is made. What tasks run must be that function, also
-where a global that it uses gets another value later, as in the next cell of a notebook: else rows would be recorded under the
-fingerprint of a function that did not make them. So it is pickled once, at the same time, and not anew for each epoch.
+A stage's fingerprint says what its function does, and is taken when a job is made. What tasks run must be that
+function, also where a global that it uses gets another value later, as in the next cell of a notebook: else rows would
+be recorded under the fingerprint of a function that did not make them. So it is pickled once, at the same time, and not
+anew for each epoch.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import pickle  # noqa: TID251 - of code, which goes to tasks as Spark sends it; 
 from typing import Any
 
 
-class Frozen:
+class PickledFunction:
     """Called as the function that it is made of. `hashed`: what a fingerprint sees of that."""
 
     def __init__(self, pickled: bytes, hashed: bytes = b"", *, is_per_key: bool = False) -> None:
@@ -24,4 +25,4 @@ class Frozen:
         return self._function(*arguments)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Frozen, (self._pickled,)  # tasks take no fingerprints
+        return PickledFunction, (self._pickled,)  # tasks take no fingerprints

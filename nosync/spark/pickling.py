@@ -12,7 +12,7 @@ from pyspark.sql import SparkSession
 
 from nosync.flow.dataflow import STATIC_JOIN, Dataflow, PerKey, Stage
 from nosync.flow.fingerprint import hashed_of
-from nosync.flow.pickled_function import Frozen
+from nosync.flow.pickled_function import PickledFunction
 from nosync.lsm.errors import FlowError
 from nosync.spark.session import in_own_zone
 
@@ -22,14 +22,14 @@ def frozen(flow: Dataflow, spark: SparkSession) -> Dataflow:
 
     Raises FlowError where a function cannot be sent to tasks, or fingerprinted.
 
-    A function with `version=` stays as it is: its code is what the user says it is. So does one with a broadcast variable,
-    which Spark wants to see whenever it pickles something.
+    A function with `version=` stays as it is: its code is what the user says it is. So does one with a broadcast
+    variable, which Spark wants to see whenever it pickles something.
     """
     broadcasts = spark.sparkContext._pickled_broadcast_vars
 
     def freeze(stage: Stage) -> Callable[..., Any] | None:
         function = stage.function
-        if function is None or stage.version is not None or isinstance(function, Frozen):
+        if function is None or stage.version is not None or isinstance(function, PickledFunction):
             return function
         hashed = hashed_of(function)
         broadcasts.clear()
@@ -41,7 +41,7 @@ def frozen(flow: Dataflow, spark: SparkSession) -> Dataflow:
         if any(True for _ in broadcasts):
             broadcasts.clear()
             return function
-        return Frozen(pickled, hashed, is_per_key=isinstance(function, PerKey))
+        return PickledFunction(pickled, hashed, is_per_key=isinstance(function, PerKey))
 
     def as_it_is(stage: Stage) -> Stage:
         if stage.kind != STATIC_JOIN:

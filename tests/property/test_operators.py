@@ -170,7 +170,7 @@ def test_a_stage_never_computes_from_a_part_of_its_input(tmp_path: Path) -> None
     runner = Runner(flow, tmp_path / "s", 1)
     rows = {"rows": to_table([("a", 1), ("b", 2)])}
     segment = runner.flow.segments["all"]
-    sent = runner.sent(0, segment.feeds[0], rows)
+    sent = runner.sent(0, segment.edges[0], rows)
     marks = Counter(r for r in sent[REPORT_COLUMN].to_pylist() if r and r.startswith(b"all-from"))
     assert marks == {b'all-from:{"from": 0}': SHARDS, b'all-from:{"from": 1}': SHARDS}
     part = sent.filter(pa.array([r != b'all-from:{"from": 1}' for r in sent[REPORT_COLUMN].to_pylist()]))

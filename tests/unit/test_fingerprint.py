@@ -14,7 +14,7 @@ import pytest
 
 from nosync.flow.dataflow import PerKey
 from nosync.flow.fingerprint import fingerprint, hashed_of
-from nosync.flow.pickled_function import Frozen
+from nosync.flow.pickled_function import PickledFunction
 from nosync.lsm.errors import FlowError
 
 PAIRS = {
@@ -166,4 +166,4 @@ def test_a_frozen_function_has_the_fingerprint_that_it_had(what: str) -> None:
     for function in (function_of(PAIRS[what].format(1)), PerKey(("k",), function_of(PAIRS[what].format(2)))):
         parts = {"n": ("count", None)}, ["about it", None], ["of its input"]
         live = fingerprint("map", ("k",), function, "", *parts)
-        assert fingerprint("map", ("k",), Frozen(b"", hashed_of(function)), "", *parts) == live
+        assert fingerprint("map", ("k",), PickledFunction(b"", hashed_of(function)), "", *parts) == live
