@@ -28,13 +28,13 @@ from types import FrameType
 from typing import Any
 
 import pyarrow as pa
+from nosync.lsm.elements.deliveries import Marks
+from nosync.lsm.elements.fencing import newest_instance, take_over
+from nosync.lsm.elements.or_set import Element, read_element
+from nosync.lsm.elements.pins import Pins
 
 import nosync
 from nosync.lsm.errors import NosyncError
-from nosync.lsm.facts.deliveries import Marks
-from nosync.lsm.facts.fencing import newest_instance, take_over
-from nosync.lsm.facts.or_set import Fact, read_fact
-from nosync.lsm.facts.pins import Pins
 from nosync.lsm.layers.reader import LayerReader
 from nosync.lsm.manifests.archive import Archive, Details
 from nosync.lsm.manifests.branches import read_refs
@@ -151,7 +151,7 @@ def read_branches(root: Path, path: PurePosixPath) -> None:
 
 def read_register(root: Path, path: PurePosixPath) -> None:
     check_contents(path, ENV.read(root / path))
-    read_fact(root, Fact(path), ENV)
+    read_element(root, Element(path), ENV)
     kind = path.parts[0]
     if kind == "pins":
         assert all(pin.t >= 0 for pin in Pins(root, ENV).by_name().values())

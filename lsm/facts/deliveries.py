@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from pathlib import Path, PurePosixPath
 
-from nosync.lsm.facts.or_set import SINKS, Fact, add_fact, facts, take_back
+from nosync.lsm.elements.or_set import SINKS, Element, add_element, elements, remove
+
 from nosync.lsm.manifests.branches import Refs
 from nosync.lsm.model.timestamp import is_number
 from nosync.lsm.platform.env import Env, storage_errors
@@ -40,7 +41,7 @@ class Marks:
     def mark(self, t: int) -> None:
         """Durable when this returns."""
         timeline = next(timeline for timeline in reversed(self._held) if self._holds(timeline, t))
-        add_fact(self._root, self._directory / timeline, str(t), {"line": timeline, "t": t}, self._env)
+        add_element(self._root, self._directory / timeline, str(t), {"line": timeline, "t": t}, self._env)
 
     def left_after(self) -> int | None:
         """The epoch after which another timeline that was marked goes a way of its own, the earliest; None: there is
@@ -56,7 +57,7 @@ class Marks:
         ]
         return min((-1 if t is None else t for t in shared), default=None)
 
-    def after(self, t: int) -> list[Fact]:
+    def after(self, t: int) -> list[Element]:
         """The marks of epochs after `t`, of whatever line."""
         return [fact for timeline in self._timelines() for fact in self._of(timeline) if int(fact.what) > t]
 
@@ -69,7 +70,7 @@ class Marks:
             if self._holds(timeline, int(fact.what))
         ]
 
-    def _stale(self) -> list[tuple[str, Fact]]:
+    def _stale(self) -> list[tuple[str, Element]]:
         """With their timeline, the marks of epochs that are not, or no longer, the branch's."""
         return [
             (timeline, fact)
@@ -86,19 +87,19 @@ class Marks:
 
     # --- what else is said of a sink -----------------------------------------------------------------------------
 
-    def owe(self, after: int) -> Fact:
+    def owe(self, after: int) -> Element:
         """The epochs after `after` are about to be others, and to be given again. Durable when this returns."""
-        return add_fact(self._root, self._directory / _OWED, str(after), {"after": after}, self._env)
+        return add_element(self._root, self._directory / _OWED, str(after), {"after": after}, self._env)
 
-    def owed(self) -> list[Fact]:
+    def owed(self) -> list[Element]:
         """What `owe` said, until it is taken back."""
         return self._of(_OWED)
 
     def begin(self, first: int) -> None:
         """The sink is new, and is given epochs from `first` on. Durable when this returns."""
         before = self._of(_FIRST)
-        add_fact(self._root, self._directory / _FIRST, str(first), {"first": first}, self._env)
-        self.take_back(before)
+        add_element(self._root, self._directory / _FIRST, str(first), {"first": first}, self._env)
+        self.remove(before)
 
     def first(self) -> int | None:
         """What `begin` said last."""
@@ -106,23 +107,23 @@ class Marks:
 
     def own(self, output: str) -> None:
         """The number of a sink's output, by which it is known again. Durable when this returns."""
-        add_fact(self._root, self._directory / _OUTPUT, output, {"output": output}, self._env)
+        add_element(self._root, self._directory / _OUTPUT, output, {"output": output}, self._env)
 
     def owns(self, output: str) -> bool:
         """Whether `own` said so, for this stage of this store."""
         return any(fact.what == output for fact in self._of(_OUTPUT))
 
-    def take_back(self, marks: list[Fact]) -> None:
+    def remove(self, marks: list[Element]) -> None:
         """Durable when this returns."""
         for fact in marks:
-            take_back(self._root, fact, self._env)
+            remove(self._root, fact, self._env)
 
     def _timelines(self) -> list[str]:
         with storage_errors("list", self._root / self._directory):
             return [name for name in self._env.list_dir(self._root / self._directory) if name not in _NOT_LINES]
 
-    def _of(self, timeline: str) -> list[Fact]:
-        return [fact for fact in facts(self._root, self._directory / timeline, self._env) if is_number(fact.what)]
+    def _of(self, timeline: str) -> list[Element]:
+        return [fact for fact in elements(self._root, self._directory / timeline, self._env) if is_number(fact.what)]
 
 
 def old_marks(paths: list[PurePosixPath]) -> list[PurePosixPath]:

@@ -1,9 +1,9 @@
 """Registers: small facts that any node may add or take back at any time, without agreement: pins, marks of sinks.
 
 A fact is a file with a name that nobody else takes, `<what>-<token>.json`; it is taken back by another one,
-`<what>-<token>.gone.json`. Files are only ever added, so nodes exchange them in any order and agree as soon as they have the
-same ones (an observed-remove set: Shapiro et al., Conflict-free replicated data types, 2011): what is taken back is what
-was known where it was taken back, and the same thing said again is a new fact.
+`<what>-<token>.gone.json`. Files are only ever added, so nodes exchange them in any order and agree as soon as they
+have the same ones (an observed-remove set: Shapiro et al., Conflict-free replicated data types, 2011): what is taken
+back is what was known where it was taken back, and the same thing said again is a new fact.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _SUFFIX, _GONE = ".json", ".gone.json"
 
 
 @dataclass(frozen=True)
-class Fact:
+class Element:
     """`path`: its file, relative to the data directory."""
 
     path: PurePosixPath
@@ -39,31 +39,31 @@ def is_taken_back(path: PurePosixPath) -> bool:
     return path.name.endswith(_GONE)
 
 
-def facts(root: Path, directory: PurePosixPath, env: Env) -> list[Fact]:
+def elements(root: Path, directory: PurePosixPath, env: Env) -> list[Element]:
     """What stands in a register, and was not taken back; in order."""
     with storage_errors("list", root / directory):
         names = set(env.list_dir(root / directory))
     return [
-        Fact(directory / name)
+        Element(directory / name)
         for name in sorted(names)
         if name.endswith(_SUFFIX) and not name.endswith(_GONE) and name.removesuffix(_SUFFIX) + _GONE not in names
     ]
 
 
-def add_fact(root: Path, directory: PurePosixPath, what: str, fields: Mapping[str, Any], env: Env) -> Fact:
+def add_element(root: Path, directory: PurePosixPath, what: str, fields: Mapping[str, Any], env: Env) -> Element:
     """Durable when this returns. Raises StorageError where it cannot be, and then it does not stand."""
-    fact = Fact(directory / f"{what}-{env.token()}{_SUFFIX}")
+    fact = Element(directory / f"{what}-{env.token()}{_SUFFIX}")
     publish_small(root, root / fact.path, fields, env)
     sync_published(root, root / fact.path, env)
     return fact
 
 
-def read_fact(root: Path, fact: Fact, env: Env) -> dict[str, Any]:
+def read_element(root: Path, fact: Element, env: Env) -> dict[str, Any]:
     """Raises CorruptionError where its file is damaged."""
     return read_small(root / fact.path, env)
 
 
-def take_back(root: Path, fact: Fact, env: Env) -> PurePosixPath:
+def remove(root: Path, fact: Element, env: Env) -> PurePosixPath:
     """Durable when this returns; the file that says so. Taking back twice is fine."""
     path = fact.path.with_name(fact.path.name.removesuffix(_SUFFIX) + _GONE)
     if publish_small(root, root / path, {"gone": fact.path.name}, env):

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
 
+from nosync.lsm.elements.or_set import Element, add_element, elements, read_element, remove
+
 from nosync.lsm.errors import InvalidInputError
-from nosync.lsm.facts.or_set import Fact, add_fact, facts, read_fact, take_back
 from nosync.lsm.model.layer import check_name
 from nosync.lsm.model.timestamp import Epoch, pack
 from nosync.lsm.platform.env import Env
@@ -52,7 +53,7 @@ class Pins:
         check_name(pin.name, "pin name")
         recorded = self.by_name().get(pin.name)
         if recorded is None:
-            fact = add_fact(self._root, PurePosixPath(PINS), pin.name, {"name": pin.name, "t": pin.t}, self._env)
+            fact = add_element(self._root, PurePosixPath(PINS), pin.name, {"name": pin.name, "t": pin.t}, self._env)
             return [fact.path]
         if recorded != pin:
             raise InvalidInputError(
@@ -62,15 +63,15 @@ class Pins:
 
     def delete(self, name: str) -> list[PurePosixPath]:
         """Durable when this returns; the files that came."""
-        return [take_back(self._root, fact, self._env) for pin, fact in self._known() if pin.name == name]
+        return [remove(self._root, fact, self._env) for pin, fact in self._known() if pin.name == name]
 
-    def _known(self) -> list[tuple[Pin, Fact]]:
-        listed = facts(self._root, PurePosixPath(PINS), self._env)
+    def _known(self) -> list[tuple[Pin, Element]]:
+        listed = elements(self._root, PurePosixPath(PINS), self._env)
         read = {fact.path: self._read.get(fact.path) or self._pin_of(fact) for fact in listed}
         self._read = read
         return [(read[fact.path], fact) for fact in listed]
 
-    def _pin_of(self, fact: Fact) -> Pin:
-        fields = read_fact(self._root, fact, self._env)
+    def _pin_of(self, fact: Element) -> Pin:
+        fields = read_element(self._root, fact, self._env)
         with parsed("a pin", str(self._root / fact.path)):
             return pin_of(fields)

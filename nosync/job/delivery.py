@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING
 
 from nosync.flow.dataflow import Dataflow
 from nosync.job.sinks import GAP, PRECISE, Sink, last_given
+from nosync.lsm.elements.deliveries import Marks
+from nosync.lsm.elements.or_set import Element
 from nosync.lsm.errors import CompactedError, FlowError, InvalidInputError, UnknownStageError
-from nosync.lsm.facts.deliveries import Marks
-from nosync.lsm.facts.or_set import Fact
 from nosync.lsm.platform.nearest import did_you_mean
 from nosync.lsm.store.store import Store
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("nosync")
 
-Owed = list[tuple[Marks, Fact]]
+Owed = list[tuple[Marks, Element]]
 
 
 def check_sinks(sinks: Mapping[str, Sink], flow: Dataflow) -> None:
@@ -162,4 +162,4 @@ class Delivery:
                 after = min(int(fact.what) for fact in owed)
                 sink.withdraw(after, marks)
                 self._give(stage, sink, range(after + 1, last + 1), marks)
-                marks.take_back(owed)
+                marks.remove(owed)
