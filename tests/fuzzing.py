@@ -28,13 +28,13 @@ from types import FrameType
 from typing import Any
 
 import pyarrow as pa
-from nosync.lsm.elements.deliveries import Marks
-from nosync.lsm.elements.fencing import newest_instance, take_over
-from nosync.lsm.elements.or_set import Element, read_element
-from nosync.lsm.elements.pins import Pins
 
 import nosync
 from nosync.lsm.errors import NosyncError
+from nosync.lsm.facts.deliveries import Marks
+from nosync.lsm.facts.fencing import newest_instance, take_over
+from nosync.lsm.facts.or_set import Element, read_element
+from nosync.lsm.facts.pins import Pins
 from nosync.lsm.layers.reader import LayerReader
 from nosync.lsm.manifests.archive import Archive, Details
 from nosync.lsm.manifests.branches import read_refs

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 from pathlib import Path, PurePosixPath
 
-from nosync.lsm.elements.or_set import SINKS, Element, add_element, elements, remove
-
+from nosync.lsm.facts.or_set import SINKS, Element, add_element, elements, remove
 from nosync.lsm.manifests.branches import Refs
 from nosync.lsm.model.timestamp import is_number
 from nosync.lsm.platform.env import Env, storage_errors
@@ -19,7 +18,7 @@ _OWED, _FIRST, _OUTPUT = "_owed", "_first", "_output"
 """In the place of a timeline, whose ids are like `main` or the name of an entry: what is to be given again; the first
 epoch that a sink is given; the numbers that sinks gave their output.
 """
-_NOT_LINES = (_OWED, _FIRST, _OUTPUT)
+_NOT_TIMELINES = (_OWED, _FIRST, _OUTPUT)
 
 
 class Marks:
@@ -58,25 +57,25 @@ class Marks:
         return min((-1 if t is None else t for t in shared), default=None)
 
     def after(self, t: int) -> list[Element]:
-        """The marks of epochs after `t`, of whatever line."""
-        return [fact for timeline in self._timelines() for fact in self._of(timeline) if int(fact.what) > t]
+        """The marks of epochs after `t`, of whatever timeline."""
+        return [element for timeline in self._timelines() for element in self._of(timeline) if int(element.what) > t]
 
     def _marked(self) -> list[int]:
-        """The epochs of the line."""
+        """The epochs of the timeline."""
         return [
-            int(fact.what)
+            int(element.what)
             for timeline in self._held
-            for fact in self._of(timeline)
-            if self._holds(timeline, int(fact.what))
+            for element in self._of(timeline)
+            if self._holds(timeline, int(element.what))
         ]
 
     def _stale(self) -> list[tuple[str, Element]]:
         """With their timeline, the marks of epochs that are not, or no longer, the branch's."""
         return [
-            (timeline, fact)
+            (timeline, element)
             for timeline in self._timelines()
-            for fact in self._of(timeline)
-            if not self._holds(timeline, int(fact.what))
+            for element in self._of(timeline)
+            if not self._holds(timeline, int(element.what))
         ]
 
     def _holds(self, timeline: str, t: int) -> bool:
@@ -99,11 +98,11 @@ class Marks:
         """The sink is new, and is given epochs from `first` on. Durable when this returns."""
         before = self._of(_FIRST)
         add_element(self._root, self._directory / _FIRST, str(first), {"first": first}, self._env)
-        self.remove(before)
+        self.take_back(before)
 
     def first(self) -> int | None:
         """What `begin` said last."""
-        return max((int(fact.what) for fact in self._of(_FIRST)), default=None)
+        return max((int(element.what) for element in self._of(_FIRST)), default=None)
 
     def own(self, output: str) -> None:
         """The number of a sink's output, by which it is known again. Durable when this returns."""
@@ -111,25 +110,29 @@ class Marks:
 
     def owns(self, output: str) -> bool:
         """Whether `own` said so, for this stage of this store."""
-        return any(fact.what == output for fact in self._of(_OUTPUT))
+        return any(element.what == output for element in self._of(_OUTPUT))
 
-    def remove(self, marks: list[Element]) -> None:
+    def take_back(self, marks: list[Element]) -> None:
         """Durable when this returns."""
-        for fact in marks:
-            remove(self._root, fact, self._env)
+        for element in marks:
+            remove(self._root, element, self._env)
 
     def _timelines(self) -> list[str]:
         with storage_errors("list", self._root / self._directory):
-            return [name for name in self._env.list_dir(self._root / self._directory) if name not in _NOT_LINES]
+            return [name for name in self._env.list_dir(self._root / self._directory) if name not in _NOT_TIMELINES]
 
     def _of(self, timeline: str) -> list[Element]:
-        return [fact for fact in elements(self._root, self._directory / timeline, self._env) if is_number(fact.what)]
+        return [
+            element
+            for element in elements(self._root, self._directory / timeline, self._env)
+            if is_number(element.what)
+        ]
 
 
 def old_marks(paths: list[PurePosixPath]) -> list[PurePosixPath]:
     """Of the files of all registers, the marks of epochs so long ago that nobody asks for them."""
     newest: dict[PurePosixPath, int] = {}
-    of_timelines = [path for path in paths if path.parts[0] == SINKS and path.parent.name not in _NOT_LINES]
+    of_timelines = [path for path in paths if path.parts[0] == SINKS and path.parent.name not in _NOT_TIMELINES]
     numbers = {path: path.name.partition("-")[0] for path in of_timelines}
     epochs = {path: int(number) for path, number in numbers.items() if is_number(number)}
     for path, t in epochs.items():

@@ -12,9 +12,8 @@ from __future__ import annotations
 from pathlib import Path, PurePosixPath
 from typing import NamedTuple
 
-from nosync.lsm.elements.or_set import JOBS
-
 from nosync.lsm.errors import FencedError
+from nosync.lsm.facts.or_set import JOBS
 from nosync.lsm.model.timestamp import is_number
 from nosync.lsm.platform.env import Env, storage_errors
 from nosync.lsm.platform.json_file import publish_small

@@ -1,9 +1,9 @@
-"""Registers: small facts that any node may add or take back at any time, without agreement: pins, marks of sinks.
+"""An observed-remove set of small facts that any node may add or take back at any time, without agreement: pins, marks of sinks.
 
-A fact is a file with a name that nobody else takes, `<what>-<token>.json`; it is taken back by another one,
+An element is a file with a name that nobody else takes, `<what>-<token>.json`; it is taken back by another one,
 `<what>-<token>.gone.json`. Files are only ever added, so nodes exchange them in any order and agree as soon as they
 have the same ones (an observed-remove set: Shapiro et al., Conflict-free replicated data types, 2011): what is taken
-back is what was known where it was taken back, and the same thing said again is a new fact.
+back is what was known where it was taken back, and the same thing said again is a new element.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Element:
 
 
 def is_taken_back(path: PurePosixPath) -> bool:
-    """Whether a file takes a fact back, rather than being one."""
+    """Whether a file takes an element back, rather than being one."""
     return path.name.endswith(_GONE)
 
 
@@ -52,21 +52,21 @@ def elements(root: Path, directory: PurePosixPath, env: Env) -> list[Element]:
 
 def add_element(root: Path, directory: PurePosixPath, what: str, fields: Mapping[str, Any], env: Env) -> Element:
     """Durable when this returns. Raises StorageError where it cannot be, and then it does not stand."""
-    fact = Element(directory / f"{what}-{env.token()}{_SUFFIX}")
-    publish_small(root, root / fact.path, fields, env)
-    sync_published(root, root / fact.path, env)
-    return fact
+    element = Element(directory / f"{what}-{env.token()}{_SUFFIX}")
+    publish_small(root, root / element.path, fields, env)
+    sync_published(root, root / element.path, env)
+    return element
 
 
-def read_element(root: Path, fact: Element, env: Env) -> dict[str, Any]:
+def read_element(root: Path, element: Element, env: Env) -> dict[str, Any]:
     """Raises CorruptionError where its file is damaged."""
-    return read_small(root / fact.path, env)
+    return read_small(root / element.path, env)
 
 
-def remove(root: Path, fact: Element, env: Env) -> PurePosixPath:
+def remove(root: Path, element: Element, env: Env) -> PurePosixPath:
     """Durable when this returns; the file that says so. Taking back twice is fine."""
-    path = fact.path.with_name(fact.path.name.removesuffix(_SUFFIX) + _GONE)
-    if publish_small(root, root / path, {"gone": fact.path.name}, env):
+    path = element.path.with_name(element.path.name.removesuffix(_SUFFIX) + _GONE)
+    if publish_small(root, root / path, {"gone": element.path.name}, env):
         sync_published(root, root / path, env)
     return path
 

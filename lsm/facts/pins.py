@@ -7,9 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from nosync.lsm.elements.or_set import Element, add_element, elements, read_element, remove
-
 from nosync.lsm.errors import InvalidInputError
+from nosync.lsm.facts.or_set import Element, add_element, elements, read_element, remove
 from nosync.lsm.model.layer import check_name
 from nosync.lsm.model.timestamp import Epoch, pack
 from nosync.lsm.platform.env import Env
@@ -53,8 +52,8 @@ class Pins:
         check_name(pin.name, "pin name")
         recorded = self.by_name().get(pin.name)
         if recorded is None:
-            fact = add_element(self._root, PurePosixPath(PINS), pin.name, {"name": pin.name, "t": pin.t}, self._env)
-            return [fact.path]
+            element = add_element(self._root, PurePosixPath(PINS), pin.name, {"name": pin.name, "t": pin.t}, self._env)
+            return [element.path]
         if recorded != pin:
             raise InvalidInputError(
                 f"pin {pin.name!r} already holds timestamp {recorded.t}: unpin it first or use another name"
@@ -63,15 +62,15 @@ class Pins:
 
     def delete(self, name: str) -> list[PurePosixPath]:
         """Durable when this returns; the files that came."""
-        return [remove(self._root, fact, self._env) for pin, fact in self._known() if pin.name == name]
+        return [remove(self._root, element, self._env) for pin, element in self._known() if pin.name == name]
 
     def _known(self) -> list[tuple[Pin, Element]]:
         listed = elements(self._root, PurePosixPath(PINS), self._env)
-        read = {fact.path: self._read.get(fact.path) or self._pin_of(fact) for fact in listed}
+        read = {element.path: self._read.get(element.path) or self._pin_of(element) for element in listed}
         self._read = read
-        return [(read[fact.path], fact) for fact in listed]
+        return [(read[element.path], element) for element in listed]
 
-    def _pin_of(self, fact: Element) -> Pin:
-        fields = read_element(self._root, fact, self._env)
-        with parsed("a pin", str(self._root / fact.path)):
+    def _pin_of(self, element: Element) -> Pin:
+        fields = read_element(self._root, element, self._env)
+        with parsed("a pin", str(self._root / element.path)):
             return pin_of(fields)

@@ -18,10 +18,9 @@ import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path, PurePosixPath
 
-from nosync.lsm.elements.or_set import register_files
-from nosync.lsm.elements.pins import Pins
-
 from nosync.lsm.errors import CorruptionError, InvalidInputError, NosyncError
+from nosync.lsm.facts.or_set import register_files
+from nosync.lsm.facts.pins import Pins
 from nosync.lsm.manifests.branches import BRANCHES, MAIN
 from nosync.lsm.manifests.completeness import lost
 from nosync.lsm.manifests.lost_ends import inferred, log_problem, lost_manifests

@@ -22,7 +22,6 @@ from typing import Any, Self
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from nosync.lsm.elements.pins import Pin, Pins
 
 from nosync.lsm.columnar.columns import (
     CHANGE_TYPE_COLUMN,
@@ -52,6 +51,7 @@ from nosync.lsm.errors import (
     StoreLockedError,
     UnknownStageError,
 )
+from nosync.lsm.facts.pins import Pin, Pins
 from nosync.lsm.layers.merging import RowFilter
 from nosync.lsm.layers.writer import Published, arrange
 from nosync.lsm.manifests.archive import Run

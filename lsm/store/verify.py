@@ -6,9 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import PurePosixPath
 
-from nosync.lsm.elements.or_set import register_files
-
 from nosync.lsm.errors import NosyncError
+from nosync.lsm.facts.or_set import register_files
 from nosync.lsm.layers.reader import LayerReader
 from nosync.lsm.manifests.branches import missing_entry, read_refs
 from nosync.lsm.manifests.manifest_log import ManifestLog, read_manifest_log

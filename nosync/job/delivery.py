@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING
 
 from nosync.flow.dataflow import Dataflow
 from nosync.job.sinks import GAP, PRECISE, Sink, last_given
-from nosync.lsm.elements.deliveries import Marks
-from nosync.lsm.elements.or_set import Element
 from nosync.lsm.errors import CompactedError, FlowError, InvalidInputError, UnknownStageError
+from nosync.lsm.facts.deliveries import Marks
+from nosync.lsm.facts.or_set import Element
 from nosync.lsm.platform.nearest import did_you_mean
 from nosync.lsm.store.store import Store
 
@@ -159,7 +159,7 @@ class Delivery:
             marks = self.marks(stage)
             owed = marks.owed()
             if owed:
-                after = min(int(fact.what) for fact in owed)
+                after = min(int(element.what) for element in owed)
                 sink.withdraw(after, marks)
                 self._give(stage, sink, range(after + 1, last + 1), marks)
-                marks.remove(owed)
+                marks.take_back(owed)

@@ -748,8 +748,8 @@ class Job:
             self._node.promote(branch.branch_name, keep_as)
         except NosyncError:
             if timelines.timeline(MAIN).id == timeline_before:
-                for marks, fact in owed:
-                    marks.take_back([fact])
+                for marks, element in owed:
+                    marks.take_back([element])
             raise
         self._declared = branch._declared
         branch.branch_name = MAIN

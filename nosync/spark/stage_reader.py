@@ -70,11 +70,11 @@ class StageReader:
         schema = pa.schema([*fields, pa.field(TAG_COLUMN, pa.int64())] if places else fields)
 
         def read(view: View, number: int) -> Iterator[pa.RecordBatch]:
-            edge = self._open(view, after, until).changes(last_of(after), last_of(until))
+            rows = self._open(view, after, until).changes(last_of(after), last_of(until))
             if places:
                 first = number * _MOST_ROWS_OF_A_VIEW
-                edge = edge.append_column(TAG_COLUMN, pa.array(np.arange(first, first + edge.num_rows)))
-            yield from edge.select(schema.names).to_batches()
+                rows = rows.append_column(TAG_COLUMN, pa.array(np.arange(first, first + rows.num_rows)))
+            yield from rows.select(schema.names).to_batches()
 
         return self._per_view(spark, read, schema, after, until)
 

@@ -13,12 +13,12 @@ from pathlib import Path, PurePosixPath
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from nosync.lsm.elements.deliveries import Marks, old_marks
-from nosync.lsm.elements.fencing import Instance, check_fence, newest_instance, old_instances, take_over
-from nosync.lsm.elements.or_set import register_files
-from nosync.lsm.elements.pins import Pin, Pins
 
 from nosync.lsm.errors import FencedError, InvalidInputError
+from nosync.lsm.facts.deliveries import Marks, old_marks
+from nosync.lsm.facts.fencing import Instance, check_fence, newest_instance, old_instances, take_over
+from nosync.lsm.facts.or_set import register_files
+from nosync.lsm.facts.pins import Pin, Pins
 from nosync.lsm.manifests.branches import Refs
 from nosync.lsm.model.timestamp import Epoch
 from nosync.lsm.platform.env import Env
@@ -135,7 +135,7 @@ def test_a_sinks_marks_name_the_line_and_can_be_taken_back() -> None:
         assert again.delivered(1)
         withdrawn = again.after(0)
         assert sorted(fact.path.parts[-2] for fact in withdrawn) == ["main", "main", "rewind-1"]
-        again.remove(withdrawn)
+        again.take_back(withdrawn)
         assert (again.last(), again.left_after()) == (0, None)
         back = Marks(other, "counts", "main", rewound, ENV)  # the old timeline is promoted again
         assert [back.delivered(t) for t in (0, 1, 2)] == [True, False, False]
