@@ -31,7 +31,7 @@ import pyarrow as pa
 
 import nosync
 from nosync.lsm.errors import NosyncError
-from nosync.lsm.facts.deliveries import Marks
+from nosync.lsm.facts.deliveries import DeliveryLog
 from nosync.lsm.facts.fencing import newest_instance, take_over
 from nosync.lsm.facts.or_set import Element, read_element
 from nosync.lsm.facts.pins import Pins
@@ -95,10 +95,10 @@ def make_store(root: Path) -> None:
         store.compact("log")
         store.sync()
         take_over(root, "main", ENV)
-        marks = Marks(root, "words", "main", read_refs(root, ENV), ENV)
+        marks = DeliveryLog(root, "words", "main", read_refs(root, ENV), ENV)
         marks.begin(0)
         marks.mark(3)
-        marks.owe(2)
+        marks.schedule_redelivery(2)
         marks.own("17")
         DiscardedVersions(root, ENV).remember({"layers/words/x/0/a.layer": "0" * 64})
     for path in (root / "manifests" / "main").glob("*[0-9].json"):
@@ -158,7 +158,7 @@ def read_register(root: Path, path: PurePosixPath) -> None:
     elif kind == "jobs":
         newest_instance(root, "main", ENV)
     else:
-        marks = Marks(root, "words", "main", read_refs(root, ENV), ENV)
+        marks = DeliveryLog(root, "words", "main", read_refs(root, ENV), ENV)
         assert (marks.last(), marks.first(), marks.owns("17")) == (3, 0, True)
 
 

@@ -1,4 +1,4 @@
-"""Marks: which epochs a sink was given, so that a job that goes on, on whatever node, does not give them again.
+"""DeliveryLog: which epochs a sink was given, so that a job that goes on, on whatever node, does not give them again.
 
 A mark names the timeline that sealed the epoch: after a rewind the same number is another epoch. Which marks still hold
 is said by the branches alone, so a manifest that is damaged or lost changes nothing.
@@ -21,7 +21,7 @@ epoch that a sink is given; the numbers that sinks gave their output.
 _NOT_TIMELINES = (_OWED, _FIRST, _OUTPUT)
 
 
-class Marks:
+class DeliveryLog:
     """Those of one sink on one store. `timeline`: the one that the job goes on with."""
 
     def __init__(self, root: Path, stage: str, timeline: str, refs: Refs, env: Env) -> None:
@@ -86,11 +86,11 @@ class Marks:
 
     # --- what else is said of a sink -----------------------------------------------------------------------------
 
-    def owe(self, after: int) -> Element:
+    def schedule_redelivery(self, after: int) -> Element:
         """The epochs after `after` are about to be others, and to be given again. Durable when this returns."""
         return add_element(self._root, self._directory / _OWED, str(after), {"after": after}, self._env)
 
-    def owed(self) -> list[Element]:
+    def pending(self) -> list[Element]:
         """What `owe` said, until it is taken back."""
         return self._of(_OWED)
 
@@ -129,7 +129,7 @@ class Marks:
         ]
 
 
-def old_marks(paths: list[PurePosixPath]) -> list[PurePosixPath]:
+def old_deliveries(paths: list[PurePosixPath]) -> list[PurePosixPath]:
     """Of the files of all registers, the marks of epochs so long ago that nobody asks for them."""
     newest: dict[PurePosixPath, int] = {}
     of_timelines = [path for path in paths if path.parts[0] == SINKS and path.parent.name not in _NOT_TIMELINES]

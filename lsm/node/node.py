@@ -38,7 +38,7 @@ from nosync.lsm.errors import (
     NosyncError,
     StorageError,
 )
-from nosync.lsm.facts.deliveries import old_marks
+from nosync.lsm.facts.deliveries import old_deliveries
 from nosync.lsm.facts.fencing import old_instances
 from nosync.lsm.facts.or_set import register_files
 from nosync.lsm.facts.pins import Pin, Pins
@@ -499,7 +499,7 @@ class Node(HasSealer):
         """Pins, instances of jobs and marks of sinks, as they are now; what is long replaced goes."""
         self.check_place()
         files = register_files(self.directory.root, self._env)
-        old = [*old_instances(files), *old_marks(files)]
+        old = [*old_instances(files), *old_deliveries(files)]
         for path in old:
             with storage_errors("remove", self.directory.root / path):
                 self._env.unlink(self.directory.root / path)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from nosync.flow.dataflow import Dataflow
 from nosync.job.sinks import GAP, PRECISE, Sink, last_given
 from nosync.lsm.errors import CompactedError, FlowError, InvalidInputError, UnknownStageError
-from nosync.lsm.facts.deliveries import Marks
+from nosync.lsm.facts.deliveries import DeliveryLog
 from nosync.lsm.facts.or_set import Element
 from nosync.lsm.platform.nearest import did_you_mean
 from nosync.lsm.store.store import Store
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("nosync")
 
-Owed = list[tuple[Marks, Element]]
+PendingDeliveries = list[tuple[DeliveryLog, Element]]
 
 
 def check_sinks(sinks: Mapping[str, Sink], flow: Dataflow) -> None:
@@ -59,9 +59,9 @@ class Delivery:
         self._sinks, self._store, self._timeline = sinks, store, timeline
         self._branch, self._changes = branch, changes
 
-    def marks(self, stage: str) -> Marks:
+    def marks(self, stage: str) -> DeliveryLog:
         directory = self._store.directory
-        return Marks(directory.root, stage, self._timeline, self._store.node.timelines.refs, directory.env)
+        return DeliveryLog(directory.root, stage, self._timeline, self._store.node.timelines.refs, directory.env)
 
     def note_new(self, last: int | None) -> None:
         """What is new gets the epochs from here on, also where the job dies before it is given the first of them.
@@ -83,7 +83,7 @@ class Delivery:
         is lacking.
         """
         self._withdraw(last)
-        self._deliver_owed(last)
+        self._deliver_pending(last)
         self.deliver(last)
 
     def deliver(self, t: int) -> None:
@@ -95,7 +95,7 @@ class Delivery:
             first = given + 1 if given is not None else t if begins is None else begins
             self._give(stage, sink, range(first, t + 1), marks)
 
-    def owe(self, branch: str, common: int) -> Owed:
+    def schedule_redelivery(self, branch: str, common: int) -> PendingDeliveries:
         """Notes, before a branch is promoted, that sinks are to be given the epochs after `common` again.
 
         Raises CompactedError where their changes were merged away.
@@ -106,9 +106,9 @@ class Delivery:
                 f"before {self._store.since()} was merged away. Promote without sinks=, and give them a new output; hold a fork "
                 "with pin(), or keep more with retain="
             )
-        return [(marks := self.marks(stage), marks.owe(common)) for stage in self._sinks]
+        return [(marks := self.marks(stage), marks.schedule_redelivery(common)) for stage in self._sinks]
 
-    def _give(self, stage: str, sink: Sink, epochs: range, marks: Marks) -> None:
+    def _give(self, stage: str, sink: Sink, epochs: range, marks: DeliveryLog) -> None:
         """Raises CompactedError, unless the sink may miss some, where the changes of an epoch were merged away."""
         oldest = self._store.since() + 1
         lost = epochs[: max(0, oldest - epochs.start)] if oldest > self._first_epoch() + 1 else range(0)
@@ -134,7 +134,7 @@ class Delivery:
         first = self._store.node.manifests(self._branch()).first
         return 0 if first is None else first
 
-    def _begins(self, stage: str, marks: Marks) -> int | None:
+    def _begins(self, stage: str, marks: DeliveryLog) -> int | None:
         """The first epoch that a sink is given, kept from when it was new; None of a sink that does not say what it
         has.
         """
@@ -151,15 +151,15 @@ class Delivery:
             left = marks.left_after()
             sink.withdraw(last if left is None else min(left, last), marks)
 
-    def _deliver_owed(self, last: int) -> None:
+    def _deliver_pending(self, last: int) -> None:
         """Gives sinks the epochs that a promoted branch has in the place of others, also after a job that died
         meanwhile.
         """
         for stage, sink in self._sinks.items():
             marks = self.marks(stage)
-            owed = marks.owed()
-            if owed:
-                after = min(int(element.what) for element in owed)
+            pending = marks.pending()
+            if pending:
+                after = min(int(element.what) for element in pending)
                 sink.withdraw(after, marks)
                 self._give(stage, sink, range(after + 1, last + 1), marks)
-                marks.take_back(owed)
+                marks.take_back(pending)

@@ -743,12 +743,12 @@ class Job:
             common, branch.branch_name
         ):
             common -= 1
-        owed = self._delivery.owe(branch.branch_name, common)
+        pending = self._delivery.schedule_redelivery(branch.branch_name, common)
         try:
             self._node.promote(branch.branch_name, keep_as)
         except NosyncError:
             if timelines.timeline(MAIN).id == timeline_before:
-                for marks, element in owed:
+                for marks, element in pending:
                     marks.take_back([element])
             raise
         self._declared = branch._declared

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from nosync.lsm.errors import InvalidInputError, StorageError
-from nosync.lsm.facts.deliveries import Marks
+from nosync.lsm.facts.deliveries import DeliveryLog
 from nosync.lsm.platform.env import Env, storage_errors
 from nosync.lsm.platform.paths import local_path
 
@@ -31,7 +31,9 @@ PRECISE, AT_LEAST_ONCE, GAP = "precise", "at_least_once", "gap"
 
 _ENV = Env()
 _NAME = "_nosync"
-"""In a directory of output: a number that only its store and stage know. Spark leaves out what begins with an underscore."""
+"""In a directory of output: a number that only its store and stage know. Spark leaves out what begins with an
+underscore.
+"""
 _NAME_DIGITS = 12
 _INSTEAD = "Object stores take a CallbackSink that writes by t, as in docs/streaming.md"
 
@@ -46,21 +48,23 @@ def _sync(directory: Path) -> None:
 class Sink(Protocol):
     """Takes the changes of one stage at one epoch: the stage's columns, `_change_type` and `_epoch`."""
 
-    def deliver(self, changes: Callable[[], DataFrame], t: int, marks: Marks) -> bool:
+    def deliver(self, changes: Callable[[], DataFrame], t: int, marks: DeliveryLog) -> bool:
         """Hands on epoch `t`. `marks`: which epochs were given before, kept with the store on all of its nodes.
 
         Called in order of epochs, and again for an epoch whose first call may not have finished. False: it
         had been delivered.
         """
 
-    def last_given(self, marks: Marks) -> int | None:
+    def last_given(self, marks: DeliveryLog) -> int | None:
         """The newest epoch that was handed on; None: none yet. What came after it is handed on when the job goes on."""
 
-    def withdraw(self, after: int, marks: Marks) -> None:
-        """Takes back what was handed on for the epochs after `after`, and their marks: they are others, or no longer there."""
+    def withdraw(self, after: int, marks: DeliveryLog) -> None:
+        """Takes back what was handed on for the epochs after `after`, and their marks: they are others, or no longer
+        there.
+        """
 
 
-def last_given(sink: Sink, marks: Marks) -> int | None:
+def last_given(sink: Sink, marks: DeliveryLog) -> int | None:
     """As the sink says; None of one that does not say it."""
     ask = getattr(sink, "last_given", None)
     return None if ask is None else ask(marks)
@@ -78,7 +82,7 @@ class ParquetSink:
     def __post_init__(self) -> None:
         object.__setattr__(self, "path", local_path(self.path, "the output of a ParquetSink", _INSTEAD))
 
-    def deliver(self, changes: Callable[[], DataFrame], t: int, marks: Marks) -> bool:
+    def deliver(self, changes: Callable[[], DataFrame], t: int, marks: DeliveryLog) -> bool:
         target = Path(self.path) / f"epoch={t}"
         self._check_own(marks)
         if target.exists():
@@ -95,11 +99,11 @@ class ParquetSink:
             _ENV.sync_dir(target.parent)
         return True
 
-    def last_given(self, marks: Marks) -> int | None:
+    def last_given(self, marks: DeliveryLog) -> int | None:
         self._check_own(marks)
         return max(self._given(), default=None)
 
-    def withdraw(self, after: int, marks: Marks) -> None:
+    def withdraw(self, after: int, marks: DeliveryLog) -> None:
         self._check_own(marks)
         for t in self._given():
             target = Path(self.path) / f"epoch={t}"
@@ -108,8 +112,10 @@ class ParquetSink:
                     shutil.rmtree(target)
         marks.take_back(marks.after(after))
 
-    def _check_own(self, marks: Marks) -> None:
-        """Raises StorageError where the directory has the output of another store or stage, which ours would be mixed with."""
+    def _check_own(self, marks: DeliveryLog) -> None:
+        """Raises StorageError where the directory has the output of another store or stage, which ours would be mixed
+        with.
+        """
         name = self._name()
         # Output that earlier versions wrote has no name.
         if (not marks.owns(name)) if name is not None else (self._given() and marks.last() is None):
@@ -124,7 +130,7 @@ class ParquetSink:
             found = path.read_text().strip() if path.exists() else ""
         return found if found.isdecimal() else None  # anything else is left of a write that was cut off
 
-    def _make_own(self, marks: Marks) -> None:
+    def _make_own(self, marks: DeliveryLog) -> None:
         if self._name() is not None:
             return
         name, path = str(int(_ENV.token(), 16) % 10**_NAME_DIGITS), Path(self.path) / _NAME
@@ -146,8 +152,8 @@ class ParquetSink:
 class CallbackSink:
     """Calls `function(changes, t)` for each epoch, as foreachBatch does.
 
-    `guarantee`: `at_least_once` (default) or `gap`. To be precise, make the function idempotent by `t`, for instance with a
-    transaction that stores `t` with the rows.
+    `guarantee`: `at_least_once` (default) or `gap`. To be precise, make the function idempotent by `t`, for instance
+    with a transaction that stores `t` with the rows.
     """
 
     function: Callable[[DataFrame, int], None]
@@ -164,7 +170,7 @@ class CallbackSink:
                 "itself can make it precise, by being idempotent by t"
             )
 
-    def deliver(self, changes: Callable[[], DataFrame], t: int, marks: Marks) -> bool:
+    def deliver(self, changes: Callable[[], DataFrame], t: int, marks: DeliveryLog) -> bool:
         if marks.delivered(t):
             return False
         if self.guarantee == GAP:
@@ -175,10 +181,10 @@ class CallbackSink:
             marks.mark(t)
         return True
 
-    def last_given(self, marks: Marks) -> int | None:
+    def last_given(self, marks: DeliveryLog) -> int | None:
         return marks.last()
 
-    def withdraw(self, after: int, marks: Marks) -> None:
+    def withdraw(self, after: int, marks: DeliveryLog) -> None:
         if marks.left_after() is None:
             return  # what is not there any more was lost, and computed again it is the same
         if self.on_withdraw is not None:

@@ -19,7 +19,7 @@ import pytest
 
 import nosync
 from nosync.cli import main
-from nosync.lsm.facts.deliveries import Marks
+from nosync.lsm.facts.deliveries import DeliveryLog
 from nosync.lsm.facts.fencing import Instance, check_fence, take_over
 from nosync.lsm.layers.writer import arrange
 from nosync.lsm.manifests.branches import Refs
@@ -124,7 +124,9 @@ def test_nobody_waits_for_what_no_peer_has(tmp_path: Path) -> None:
         assert waited("counts/raw/0") == [False], "there is more of it, and all of that is here"
 
         def is_frozen_one_waited_for() -> bool:
-            """Asked before it is suspected; on a busy machine that may be too late, or it may answer before it stands still."""
+            """Asked before it is suspected; on a busy machine that may be too late, or it may answer before it stands
+            still.
+            """
             eventually("n1 is up", lambda: daemons.peer("n2", "n1").state == "up")
             daemons.signal("n1", signal.SIGSTOP)
             found = waited("counts/raw/0")
@@ -138,7 +140,9 @@ def test_nobody_waits_for_what_no_peer_has(tmp_path: Path) -> None:
 
 
 def test_who_publishes_keeps_the_processor(tmp_path: Path) -> None:
-    """The daemon's threads take it from nobody in the middle of a turn, and are no less than others, unless that is wanted."""
+    """The daemon's threads take it from nobody in the middle of a turn, and are no less than others, unless that is
+    wanted.
+    """
     own = os.getpriority(os.PRIO_PROCESS, 0)
     with running(tmp_path, ("n1",), replicas=1, start=()) as daemons:
         for more, priority in ((), own), (("--nice", "5"), min(own + 5, 19)):
@@ -221,11 +225,11 @@ def test_pins_instances_and_marks_reach_the_other_nodes(tmp_path: Path) -> None:
             publish(one, t)
         one.pin("before", 1)
         first = take_over(one.directory.root, "main", env)
-        Marks(one.directory.root, "counts", "main", Refs(), env).mark(2)
+        DeliveryLog(one.directory.root, "counts", "main", Refs(), env).mark(2)
         eventually("n2 has the pin", lambda: other.pins() == {"before": 1})
         second = take_over(other.directory.root, "main", env)
         assert second.number in (1, 2), "the other's file may not be there yet"
-        marks = Marks(other.directory.root, "counts", "main", Refs(), env)
+        marks = DeliveryLog(other.directory.root, "counts", "main", Refs(), env)
         eventually("n2 knows what was given", lambda: marks.delivered(2))
         if second > first:
             eventually("n1 is fenced", lambda: _is_fenced(one, first))
@@ -244,7 +248,9 @@ def test_pins_instances_and_marks_reach_the_other_nodes(tmp_path: Path) -> None:
 
 
 def test_a_store_is_read_over_a_connection(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """What is fetched is what is there: reads, changes, branches; a cache that is used again; damage and strangers refused."""
+    """What is fetched is what is there: reads, changes, branches; a cache that is used again; damage and strangers
+    refused.
+    """
     with running(tmp_path / "nodes", ("n1",), replicas=1) as daemons, daemons.open("n1") as store:
         address, cache = f"127.0.0.1:{daemons.ports['n1']}", tmp_path / "cache"
         for t in range(4):

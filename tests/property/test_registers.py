@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nosync.lsm.errors import FencedError, InvalidInputError
-from nosync.lsm.facts.deliveries import Marks, old_marks
+from nosync.lsm.facts.deliveries import DeliveryLog, old_deliveries
 from nosync.lsm.facts.fencing import Instance, check_fence, newest_instance, old_instances, take_over
 from nosync.lsm.facts.or_set import register_files
 from nosync.lsm.facts.pins import Pin, Pins
@@ -121,14 +121,14 @@ def test_a_sinks_marks_name_the_line_and_can_be_taken_back() -> None:
         {"do": "rewind", "name": "rewind-1", "line": "rewind-1", "parent": "main", "at": 0, "keep_as": "old"}
     )
     with nodes() as (one, other, _):
-        marks = Marks(one, "counts", "main", Refs(), ENV)
+        marks = DeliveryLog(one, "counts", "main", Refs(), ENV)
         for t in (0, 1, 2):
             assert not marks.delivered(t)
             marks.mark(t)
         assert marks.left_after() is None, "what is lost and computed again is the same: it was given already"
         for path in register_files(one, ENV):
             copy(one, other, path)
-        again = Marks(other, "counts", "rewind-1", rewound, ENV)
+        again = DeliveryLog(other, "counts", "rewind-1", rewound, ENV)
         assert [again.delivered(t) for t in (0, 1, 2)] == [True, False, False]
         assert (again.last(), again.left_after()) == (0, 0)
         again.mark(1)
@@ -137,7 +137,7 @@ def test_a_sinks_marks_name_the_line_and_can_be_taken_back() -> None:
         assert sorted(fact.path.parts[-2] for fact in withdrawn) == ["main", "main", "rewind-1"]
         again.take_back(withdrawn)
         assert (again.last(), again.left_after()) == (0, None)
-        back = Marks(other, "counts", "main", rewound, ENV)  # the old timeline is promoted again
+        back = DeliveryLog(other, "counts", "main", rewound, ENV)  # the old timeline is promoted again
         assert [back.delivered(t) for t in (0, 1, 2)] == [True, False, False]
         back.mark(1)
         assert back.delivered(1)
@@ -146,23 +146,23 @@ def test_a_sinks_marks_name_the_line_and_can_be_taken_back() -> None:
 def test_marks_of_lines_that_were_left_long_ago_say_where_they_left() -> None:
     refs = Refs().after({"do": "rewind", "name": "r", "line": "r", "parent": "main", "at": 500, "keep_as": None})
     with nodes() as (root, _, _):
-        marks = Marks(root, "counts", "main", Refs(), ENV)
+        marks = DeliveryLog(root, "counts", "main", Refs(), ENV)
         for t in (1698, 1699):  # those before are old, and gone
             marks.mark(t)
-        assert Marks(root, "counts", "r", refs, ENV).left_after() == 500
+        assert DeliveryLog(root, "counts", "r", refs, ENV).left_after() == 500
         further = refs.after({"do": "rewind", "name": "r2", "line": "r2", "parent": "r", "at": 40, "keep_as": None})
-        assert Marks(root, "counts", "r2", further, ENV).left_after() == 40
+        assert DeliveryLog(root, "counts", "r2", further, ENV).left_after() == 40
         assert further.held_until("r2") == {"r2": None, "r": 40, "main": 40}
 
 
 def test_only_what_is_long_replaced_is_old() -> None:
     with nodes() as (root, _, _):
         instances = [take_over(root, "main", ENV) for _ in range(4)]
-        marks = Marks(root, "counts", "main", Refs(), ENV)
+        marks = DeliveryLog(root, "counts", "main", Refs(), ENV)
         for t in (0, 5, 1004, 1005):
             marks.mark(t)
         Pins(root, ENV).publish(Pin(Epoch(0), "first"))
         files = register_files(root, ENV)
         assert [path.name.partition("-")[0] for path in old_instances(files)] == ["1", "2"]
-        assert sorted(path.name.partition("-")[0] for path in old_marks(files)) == ["0", "5"]
+        assert sorted(path.name.partition("-")[0] for path in old_deliveries(files)) == ["0", "5"]
         assert newest_instance(root, "main", ENV) == instances[-1]
