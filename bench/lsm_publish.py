@@ -1,8 +1,8 @@
 """Task-side publish of a 10,000-row layer: against a plain Arrow file, and while the shard's state grows.
 
-A node makes files ahead, between publishing and publishing; that is done here, too, and not counted. Where a node has none the
-task makes the file itself: that is measured as well; and both once more where many files were removed a moment ago, past which
-some file systems look when they make one.
+A node makes files ahead, between publishing and publishing; that is done here, too, and not counted. Where a node has
+none the task makes the file itself: that is measured as well; and both once more where many files were removed a moment
+ago, past which some file systems look when they make one.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from nosync.lsm.compaction.worker import OUT_OF_THE_WAY, MergeProcess
 from nosync.lsm.layers.writer import arrange
 from nosync.lsm.model.layer import Description, LayerId, Shard, TraceId
 from nosync.lsm.model.timestamp import Time, epoch_of
-from nosync.lsm.platform.file_pool import ReadyFiles
+from nosync.lsm.platform.file_pool import FilePool
 from nosync.lsm.trace.directory import LayerDirectory
 
 ROWS = 10_000
@@ -53,7 +53,7 @@ class Publisher:
         self.directory = directory
         self.t = 10**6
         self.rows = [layer(seed) for seed in range(8)]
-        self.ready = ReadyFiles(directory.root, directory.env)
+        self.ready = FilePool(directory.root, directory.env)
 
     def seconds(self, *, ahead: bool = True) -> float:
         """Of publishing one more. `ahead`: files were made before."""

@@ -64,7 +64,7 @@ from nosync.lsm.node.metadata_sync import SmallFiles
 from nosync.lsm.node.safe_point import SafePoint
 from nosync.lsm.node.threads import NodeThreads
 from nosync.lsm.platform.env import storage_errors
-from nosync.lsm.platform.file_pool import ReadyFiles
+from nosync.lsm.platform.file_pool import FilePool
 from nosync.lsm.platform.json_file import read_if_there, unseal_json
 from nosync.lsm.platform.lock import DirectoryLock
 from nosync.lsm.platform.publish import TEMPORARY_DIRECTORY
@@ -139,7 +139,7 @@ class Node(HasSealer):
         self._durability = threading.Lock()  # one thread makes layers durable at a time
         self._forgotten: set[LayerId] = set()  # since it began to
         self._compactor = Compactor(self, self.problems)
-        self._ready_files = ReadyFiles(directory.root, self._env)
+        self._ready_files = FilePool(directory.root, self._env)
         self._background = NodeThreads(
             self._env,
             settings,

@@ -1,14 +1,16 @@
 """Empty files made ahead, so that who publishes does not wait until the file system has made one.
 
-An ext4 without a journal looks past every inode that was freed lately, and merges free some all the time: making one then takes
-longer than writing it and giving it its name (`python -m bench lsm_publish`). So the node keeps a few that are empty.
+An ext4 without a journal looks past every inode that was freed lately, and merges free some all the time: making one
+then takes longer than writing it and giving it its name (`python -m bench lsm_publish`). So the node keeps a few that
+are empty.
 
 Invariants
-- A file in `ready/made` is empty and has no other name. Who wants one renames it, which one process can, and then looks: one
-  that is not empty, or has another name (in a copy of the store made of hard links; after a power cut that brought a name
-  back), is not written to.
+- A file in `ready/made` is empty and has no other name. Who wants one renames it, which one process can, and then
+  looks: one that is not empty, or has another name (in a copy of the store made of hard links; after a power cut that
+  brought a name back), is not written to.
 - Nobody waits for the node: where nothing is ready the file is made there and then.
-- Files are made in a directory where nobody else makes, renames or removes any, for all of that waits for the directory.
+- Files are made in a directory where nobody else makes, renames or removes any, for all of that waits for the
+  directory.
 """
 
 from __future__ import annotations
@@ -60,7 +62,7 @@ def _is_taken(ready: Path, path: Path, env: Env) -> bool:
     return False
 
 
-class ReadyFiles:
+class FilePool:
     """Those of the data directory `root`, for the one node that owns it."""
 
     def __init__(self, root: Path, env: Env) -> None:

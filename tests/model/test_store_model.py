@@ -1,4 +1,6 @@
-"""The store against a dict of dicts: any sequence of appends, seals, reads, merges, rewinds, pins, crashes and power cuts."""
+"""The store against a dict of dicts: any sequence of appends, seals, reads, merges, rewinds, pins, crashes and power
+cuts.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 import nosync
-from nosync.lsm.platform.file_pool import ReadyFiles
+from nosync.lsm.platform.file_pool import FilePool
 from nosync.testing import FaultyEnv, crash
 from tests.helpers import State, colliding, state_of
 
@@ -147,7 +149,7 @@ class StoreMachine(RuleBasedStateMachine):
 
     @rule()
     def make_files_ahead(self) -> None:
-        ReadyFiles(self.root / "s", self.env).fill()
+        FilePool(self.root / "s", self.env).fill()
 
     @rule()
     def compact(self) -> None:

@@ -13,7 +13,7 @@ import pytest
 import nosync
 from nosync.lsm.errors import NosyncError
 from nosync.lsm.platform.env import Env
-from nosync.lsm.platform.file_pool import MADE, READY, ReadyFiles, new_file
+from nosync.lsm.platform.file_pool import MADE, READY, FilePool, new_file
 from nosync.lsm.platform.lock import LOCK
 from nosync.replication.daemon.daemon import ADDRESS_FILE, PLACE_FILE, Daemon, DaemonConfig
 from nosync.replication.transport.sockets import SOCKET_FILE
@@ -88,7 +88,7 @@ def test_a_directory_that_is_there_keeps_the_mode_its_owner_gave_it(tmp_path: Pa
 
 def test_files_that_an_earlier_version_made_ahead_are_mended(tmp_path: Path) -> None:
     (tmp_path / "tmp").mkdir()
-    ReadyFiles(tmp_path, Env()).fill()
+    FilePool(tmp_path, Env()).fill()
     for path in (tmp_path / READY / MADE).iterdir():
         path.chmod(0o644)
     with new_file(tmp_path, tmp_path / "tmp" / "x", Env()) as file:
@@ -100,7 +100,7 @@ def test_publishing_into_a_file_made_ahead_sets_no_mode(tmp_path: Path, monkeypa
     (tmp_path / "tmp").mkdir()
     before = os.umask(0o077)
     try:
-        ReadyFiles(tmp_path, Env()).fill()
+        FilePool(tmp_path, Env()).fill()
         monkeypatch.setattr(os, "fchmod", lambda *_: pytest.fail("the mode was set when it was made"))
         new_file(tmp_path, tmp_path / "tmp" / "x", Env()).close()
     finally:

@@ -1,4 +1,6 @@
-"""Files that the node makes ahead: one process takes each, and nothing is written to a file that is something else, too."""
+"""Files that the node makes ahead: one process takes each, and nothing is written to a file that is something else,
+too.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,7 @@ import pytest
 
 import nosync
 from nosync.lsm.platform.env import Env
-from nosync.lsm.platform.file_pool import FEWEST, MADE, MAKING, READY, ReadyFiles, new_file
+from nosync.lsm.platform.file_pool import FEWEST, MADE, MAKING, READY, FilePool, new_file
 from nosync.testing import FaultyEnv, crash
 from nosync.testing.daemon_cluster import eventually
 from tests.conftest import OpenStore
@@ -28,7 +30,7 @@ def made_in(root: Path) -> list[Path]:
 def root(tmp_path: Path) -> Path:
     """A directory with some that are ready."""
     (tmp_path / "tmp").mkdir()
-    ReadyFiles(tmp_path, Env()).fill()
+    FilePool(tmp_path, Env()).fill()
     return tmp_path
 
 
@@ -58,7 +60,7 @@ def test_what_is_published_beside_a_node_goes_to_files_made_ahead(open_store: Op
 def test_publishing_makes_no_file_where_one_is_ready(open_store: OpenStore) -> None:
     env = FaultyEnv()
     store = filled(open_store, env=env)
-    ReadyFiles(store.directory.root, env).fill()
+    FilePool(store.directory.root, env).fill()
     before = len(made_in(store.directory.root))
     env.calls.clear()
     store.append("counts", t=4, rows=words(x=1))
@@ -73,7 +75,7 @@ def test_where_none_is_ready_the_file_is_made(tmp_path: Path) -> None:
 
 def test_each_is_taken_once(root: Path) -> None:
     """Eight that publish at once, and a node that makes more meanwhile."""
-    ready = ReadyFiles(root, Env())
+    ready = FilePool(root, Env())
     files, each = 8, 100
 
     def take(who: int) -> None:
@@ -93,7 +95,7 @@ def test_each_is_taken_once(root: Path) -> None:
 
 def test_twice_as_many_are_made_whenever_all_were_taken(tmp_path: Path) -> None:
     (tmp_path / "tmp").mkdir()
-    ready = ReadyFiles(tmp_path, Env())
+    ready = FilePool(tmp_path, Env())
     ready.fill()
     first = len(made_in(tmp_path))
     assert first > 1
@@ -125,7 +127,7 @@ def test_one_that_has_another_name_is_not_written_to(root: Path, tmp_path: Path)
 def test_where_they_cannot_be_written_to_files_are_made(open_store: OpenStore) -> None:
     env = FaultyEnv()
     store = filled(open_store, env=env)
-    ReadyFiles(store.directory.root, env).fill()
+    FilePool(store.directory.root, env).fill()
     env.fail("open_to_write", errno.EACCES, times=10**9)
     store.append("counts", t=4, rows=words(x=1))
     store.seal(4)
@@ -136,7 +138,7 @@ def test_where_they_cannot_be_written_to_files_are_made(open_store: OpenStore) -
 def test_where_they_cannot_be_listed_files_are_made(open_store: OpenStore) -> None:
     env = FaultyEnv()
     store = filled(open_store, env=env)
-    ReadyFiles(store.directory.root, env).fill()
+    FilePool(store.directory.root, env).fill()
     env.fail("list_dir", errno.EACCES, times=10**9, matches=lambda path: path.name == MADE)
     store.append("counts", t=4, rows=words(x=1))
     store.seal(4)
@@ -146,14 +148,14 @@ def test_where_they_cannot_be_listed_files_are_made(open_store: OpenStore) -> No
 def test_what_a_node_left_half_made_goes(root: Path) -> None:
     left = root / READY / MAKING / "left"
     left.touch()
-    ReadyFiles(root, Env()).fill()
+    FilePool(root, Env()).fill()
     assert not left.exists()
 
 
 def test_two_copies_of_a_store_do_not_write_to_one_file(open_store: OpenStore, tmp_path: Path) -> None:
     """A copy made of hard links (`cp -al`) has the same files ready."""
     first = filled(open_store)
-    ReadyFiles(first.directory.root, Env()).fill()
+    FilePool(first.directory.root, Env()).fill()
     first.close()
     shutil.copytree(tmp_path / "store", tmp_path / "copy", copy_function=os.link)
     (tmp_path / "copy" / "LOCK").unlink()  # or one of the two could be open
@@ -170,7 +172,7 @@ def test_two_copies_of_a_store_do_not_write_to_one_file(open_store: OpenStore, t
 def test_a_name_that_a_power_cut_brings_back_is_of_a_file_that_is_published(open_store: OpenStore) -> None:
     env = FaultyEnv()
     store = filled(open_store, env=env)
-    ReadyFiles(store.directory.root, env).fill()
+    FilePool(store.directory.root, env).fill()
     store.append("counts", t=4, rows=words(x=1))
     store.seal(4)
     store.sync()
@@ -215,7 +217,7 @@ def test_a_directory_for_what_is_being_written_may_be_cleaned_away(open_store: O
     def gone() -> None:
         shutil.rmtree(root / "tmp", ignore_errors=True)
         if are_ready:
-            ReadyFiles(root, Env()).fill()
+            FilePool(root, Env()).fill()
 
     for t in range(3):
         gone()
