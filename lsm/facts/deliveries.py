@@ -91,7 +91,7 @@ class DeliveryLog:
         return add_element(self._root, self._directory / _OWED, str(after), {"after": after}, self._env)
 
     def pending(self) -> list[Element]:
-        """What `owe` said, until it is taken back."""
+        """What `schedule_redelivery` said, until it is taken back."""
         return self._of(_OWED)
 
     def begin(self, first: int) -> None:

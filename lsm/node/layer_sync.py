@@ -23,7 +23,7 @@ from nosync.lsm.trace.directory import LAYERS, LayerDirectory
 log = logging.getLogger("nosync")
 
 
-class NewLayers:
+class LayerSyncQueue:
     """`problems`: gets an entry for each layer that cannot be made durable, which is tried again after `retry_s`."""
 
     def __init__(self, directory: LayerDirectory, problems: dict[str, str], retry_s: float) -> None:

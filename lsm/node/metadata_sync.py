@@ -25,7 +25,7 @@ from nosync.lsm.trace.directory import MANIFESTS
 log = logging.getLogger("nosync")
 
 
-class SmallFiles:
+class MetadataSync:
     """Paths are relative to the data directory. `problems`: gets an entry for each file that cannot be made durable."""
 
     def __init__(self, root: Path, env: Env, problems: dict[str, str]) -> None:

@@ -59,8 +59,8 @@ from nosync.lsm.model.timestamp import END_OF_TIME, ZERO, Epoch, Time, end_of, e
 from nosync.lsm.node.api import DurabilityListener
 from nosync.lsm.node.discards import DiscardedVersions, dependents_of, first_discarded
 from nosync.lsm.node.input_release import InputRelease, told_before
-from nosync.lsm.node.layer_sync import NewLayers
-from nosync.lsm.node.metadata_sync import SmallFiles
+from nosync.lsm.node.layer_sync import LayerSyncQueue
+from nosync.lsm.node.metadata_sync import MetadataSync
 from nosync.lsm.node.safe_point import SafePoint
 from nosync.lsm.node.threads import NodeThreads
 from nosync.lsm.platform.env import storage_errors
@@ -132,8 +132,8 @@ class Node(HasSealer):
         """Replication, where this node has peers."""
         self.problems: dict[str, str] = {}
         """What keeps layers from being durable, by path; empty when all is well."""
-        self.new = NewLayers(directory, self.problems, settings.retry_s)
-        self.small = SmallFiles(directory.root, self._env, self.problems)
+        self.new = LayerSyncQueue(directory, self.problems, settings.retry_s)
+        self.small = MetadataSync(directory.root, self._env, self.problems)
         self.discarded = DiscardedVersions(directory.root, self._env)
         self._telling_gone = threading.Lock()  # what goes together is told together
         self._durability = threading.Lock()  # one thread makes layers durable at a time

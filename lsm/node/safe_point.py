@@ -27,7 +27,7 @@ from nosync.lsm.manifests.timelines import Timelines
 from nosync.lsm.model.layer import Description, LayerId, Record, TraceId
 from nosync.lsm.model.timestamp import Epoch
 from nosync.lsm.node.api import DurabilityListener
-from nosync.lsm.node.metadata_sync import SmallFiles
+from nosync.lsm.node.metadata_sync import MetadataSync
 from nosync.lsm.platform.env import Env
 from nosync.lsm.status import StageProgress
 
@@ -38,7 +38,7 @@ class Holder(Protocol):
     """What the safe point depends on: the node."""
 
     listener: DurabilityListener | None
-    small: SmallFiles
+    small: MetadataSync
     problems: dict[str, str]
 
     @property

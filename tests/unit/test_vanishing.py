@@ -1,4 +1,6 @@
-"""Files that vanish while they are made durable, as those of a branch that is dropped do: nothing else is taken for durable."""
+"""Files that vanish while they are made durable, as those of a branch that is dropped do: nothing else is taken for
+durable.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,7 @@ from nosync.lsm.layers.reader import LayerReader
 from nosync.lsm.manifests.manifest import Manifest, publish_manifest
 from nosync.lsm.model.layer import Description, LayerId, Shard, TraceId
 from nosync.lsm.model.timestamp import Epoch
-from nosync.lsm.node.metadata_sync import SmallFiles
+from nosync.lsm.node.metadata_sync import MetadataSync
 from nosync.lsm.platform.env import Env
 from nosync.lsm.store.store import arrange
 
@@ -110,7 +112,7 @@ def test_another_file_that_is_missing_makes_no_layer_durable(store: nosync.Store
 def test_a_manifest_that_is_cut_off_meanwhile_is_not_durable(tmp_path: Path, env: Meddling) -> None:
     nosync.open(tmp_path).close()
     problems: dict[str, str] = {}
-    small, kept, cut = SmallFiles(tmp_path, env, problems), Manifest("b", Epoch(4), ()), Manifest("b", Epoch(5), ())
+    small, kept, cut = MetadataSync(tmp_path, env, problems), Manifest("b", Epoch(4), ()), Manifest("b", Epoch(5), ())
     for manifest in (kept, cut):
         publish_manifest(tmp_path, manifest, env)
     small.note([kept.path, cut.path])
