@@ -15,7 +15,7 @@ from nosync.flow.binder import bind
 from nosync.flow.bound_flow import BoundFlow, InputEdge, Loop, Segment, SegmentOutput
 from nosync.flow.dataflow import Dataflow
 from nosync.flow.internal_columns import HASH64_COLUMN, REPORT_COLUMN, SIDE_COLUMN, TAG_COLUMN
-from nosync.job.replay import begin_anew, changed_stages
+from nosync.job.replay import changed_stages, stages_to_bootstrap
 from nosync.lsm.columnar.hashing import hash64
 from nosync.lsm.manifests.branches import MAIN
 from nosync.lsm.manifests.manifest import SUMS
@@ -268,6 +268,6 @@ class StoreRunner(Runner):
         bound = self._bound(flow, sources)
         other = [n for n in own if n not in recorded or bound.stages[n].fingerprint != self.flow.stages[n].fingerprint]
         changed = changed_stages(bound, recorded)
-        anew = begin_anew(bound, changed, other, self.flow.stages)
+        anew = stages_to_bootstrap(bound, changed, other, self.flow.stages)
         self.store.node.timelines.create(name, self.branch, at, changed, anew)
         return StoreRunner(flow, self.store, 0, name, self.shards)

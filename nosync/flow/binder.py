@@ -121,9 +121,9 @@ def bind(
     `salt` enters the fingerprints of sources, for a branch with inputs of its own; `sources` states them, for one that
     shares the recorded inputs of another. `placements` says by which columns the rows of sources are in their shards,
     where they were recorded (default: by the first key that the flow asks of them). `begins`: of stages that go on from
-    another timeline's state, from which; it enters their fingerprints. `anew`: see `BoundStage.anew_at`. `policies`: by
-    window, the one that the store was written with, which counts where the window does not say which it wants (default:
-    MIN).
+    another timeline's state, from which; it enters their fingerprints. `anew`: see `BoundStage.bootstrap_at`.
+    `policies`: by window, the one that the store was written with, which counts where the window does not say which it
+    wants (default: MIN).
     """
     if not flow.sources:
         raise FlowError(f"dataflow {flow.name} has no source")

@@ -57,7 +57,7 @@ class BoundStage:
     window: Window | None = None
     deterministic: bool = True
     options: Mapping[str, Any] = field(default_factory=dict, repr=False)
-    anew_at: int | None = None
+    bootstrap_at: int | None = None
     """The first epoch of the branch on which its code changed, if it then takes all rows of its inputs that are there,
     because such as came before may be taken back. What it holds from then on is what this code makes of them. Its layer
     of that epoch leads there from what the stage held before.
@@ -205,7 +205,7 @@ class BoundFlow:
 
     def begins_anew_at(self, t: int) -> bool:
         """Whether stages begin anew with an epoch."""
-        return any(stage.anew_at == t for stage in self.stages.values())
+        return any(stage.bootstrap_at == t for stage in self.stages.values())
 
     def at_epoch(self, t: int) -> BoundFlow:
         """The flow as it runs at an epoch: stages that begin anew with it are fed all rows that are there."""
@@ -214,7 +214,7 @@ class BoundFlow:
         return replace(self, segments={name: self._fed_anew(s, t) for name, s in self.segments.items()})
 
     def _fed_anew(self, segment: Segment, t: int) -> Segment:
-        anew = {stage.name for stage in self.stages.values() if stage.anew_at == t}
+        anew = {stage.name for stage in self.stages.values() if stage.bootstrap_at == t}
         edges = []
         for edge in segment.edges:
             whole = self.takes_whole(segment, edge, anew)

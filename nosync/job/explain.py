@@ -439,7 +439,7 @@ class _Walk:
         """Whether a stateless stage began anew on the branch: then its code made all rows that are there, whenever what
         they are made of came.
         """
-        return not stage.keyed and stage.anew_at is not None and stage.anew_at <= self._t
+        return not stage.keyed and stage.bootstrap_at is not None and stage.bootstrap_at <= self._t
 
     def _computed(self, stage: BoundStage, fed: pa.Table, t: int, shard: Shard) -> pa.Table:
         if stage.kind in IN_JVM:

@@ -30,11 +30,11 @@ from nosync.job.replay import (
     Progress,
     ReplayPlan,
     ReplayReport,
-    begin_anew,
     changed_stages,
     check_rows_are_kept,
     check_same_sources,
     check_states_fit,
+    stages_to_bootstrap,
 )
 from nosync.job.reports import EpochReport, Recovered, RecoveryReport, Stopwatch, epoch_report
 from nosync.job.sinks import Sink
@@ -645,7 +645,7 @@ class Job:
         # What is dropped and added again under its name is replaced as well.
         touched = [name for name in {*(replace or {}), *drop} if name in bound.stages and name in self.flow.stages]
         own = [name for name in touched if bound.stages[name].fingerprint != self.flow.stages[name].fingerprint]
-        anew = begin_anew(bound, changed, own, self._known_at(t, recorded))
+        anew = stages_to_bootstrap(bound, changed, own, self._known_at(t, recorded))
         check_rows_are_kept(bound, anew, flow)
         check_states_fit(bound, changed, anew, lambda stage: self._recorded_schema(traces.get(stage)))
         gone = [name for name in recorded if name not in bound.stages]

@@ -157,7 +157,7 @@ class _Planner:
         reason = ""
         shards = self._span(stage.name, cell.t).shard_count
         for name in stage.inputs:
-            by_key, is_anew = self._crosses_shards(stage, name, cell.t), stage.anew_at == cell.t
+            by_key, is_anew = self._crosses_shards(stage, name, cell.t), stage.bootstrap_at == cell.t
             for upstream in self._flow.changes_from(name):
                 from_all = by_key or (is_anew and not upstream.keyed)  # a log's rows belong to no shard
                 for shard in range(shards) if from_all else [cell.shard]:
@@ -190,7 +190,7 @@ class _Planner:
     def _own_state(self, stage: BoundStage, cell: Cell) -> list[Cell]:
         """What the stage reads of itself, and of stages beside it, before the epoch."""
         needs = self._state_before(stage, cell.shard, cell.t) if stage.keyed else []
-        if not stage.keyed and stage.anew_at == cell.t:
+        if not stage.keyed and stage.bootstrap_at == cell.t:
             shards = range(self._span(stage.name, cell.t).shard_count)  # a log's rows belong to no shard
             needs = [need for shard in shards for need in self._state_before(stage, shard, cell.t)]
         if stage.kind == JOIN:

@@ -109,7 +109,9 @@ def check_states_fit(
             ) from error
 
 
-def begin_anew(flow: BoundFlow, changed: Collection[str], own: Collection[str], known: Collection[str]) -> list[str]:
+def stages_to_bootstrap(
+    flow: BoundFlow, changed: Collection[str], own: Collection[str], known: Collection[str]
+) -> list[str]:
     """The recorded stages that begin anew with a branch's first epoch, from all rows of their inputs that are there.
 
     Rows of an input that changes may be taken back after the fork though they came before it. So a stage with other

@@ -23,7 +23,7 @@ from nosync.lsm.trace.trace import DELETE, INSERT
 from nosync.operators.operators import OperatorOutput, produce_from, rows_of_layer, weights_of
 
 
-def turned(stage: BoundStage, id: LayerId, whole: OperatorOutput, old: pa.Table) -> OperatorOutput:
+def bootstrap_layer(stage: BoundStage, id: LayerId, whole: OperatorOutput, old: pa.Table) -> OperatorOutput:
     """The layer that turns what a stage held before, `old`, into `whole`, which was computed from all rows that are
     there.
     """

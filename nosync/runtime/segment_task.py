@@ -54,7 +54,7 @@ from nosync.lsm.model.layer import Description, Digest, LayerId, Shard, TraceId,
 from nosync.lsm.model.timestamp import Time, end_of, pack
 from nosync.lsm.platform.env import storage_errors
 from nosync.lsm.trace.trace import Trace, lost_tail
-from nosync.operators.bootstrap import net_changes, rows_of_shard, turned
+from nosync.operators.bootstrap import bootstrap_layer, net_changes, rows_of_shard
 from nosync.operators.loops import apply_loop, changes_of_round, consolidate, recorded_changes
 from nosync.operators.operators import (
     NO_WATERMARKS,
@@ -510,7 +510,7 @@ class _ShardRun:
         """The rows of a stage that are there after this epoch, for those that begin anew with it."""
         stage = self._task.stages[name]
         if not stage.recorded:
-            whole = replace(stage, anew_at=self._task.t)
+            whole = replace(stage, bootstrap_at=self._task.t)
             return self._derived(whole, self._compute(whole, self._layer_id(whole)))
         time = Time(end_of(self._task.t) - 1)
         if not stage.keyed:
@@ -568,11 +568,11 @@ class _ShardRun:
         produced = self._operated(stage, id)
         if not (self._is_anew(stage) and stage.recorded):
             return produced
-        return turned(stage, id, produced, self._held_before(stage))
+        return bootstrap_layer(stage, id, produced, self._held_before(stage))
 
     def _is_anew(self, stage: BoundStage) -> bool:
         """Whether this is the epoch with which a stage begins anew."""
-        return stage.anew_at == self._task.t
+        return stage.bootstrap_at == self._task.t
 
     def _operated(self, stage: BoundStage, id: LayerId) -> OperatorOutput:
         """What a stage makes of its inputs."""

@@ -20,7 +20,7 @@ import nosync
 from nosync.flow.binder import bind
 from nosync.flow.bound_flow import BoundStage
 from nosync.job.explain import explain
-from nosync.job.replay import begin_anew
+from nosync.job.replay import stages_to_bootstrap
 from tests import pipelines
 from tests.helpers import weights
 from tests.pipelines import CHANGEABLE, Op, build, change, table
@@ -89,7 +89,7 @@ def began(main: StoreRunner, at: int) -> list[str]:
     over.
     """
     try:
-        return begin_anew(main.flow, main.flow.stages, [f"s{at}"], main.flow.stages)
+        return stages_to_bootstrap(main.flow, main.flow.stages, [f"s{at}"], main.flow.stages)
     except nosync.FlowError:
         assume(False)  # tests/spark/test_branches.py
         return []
@@ -167,7 +167,7 @@ def test_what_gets_other_code_after_rows_that_change_is_what_that_code_makes_of_
                 assert Counter({row: n for row, n in before.items() if n}) == now, (stage.name, t)
         manifest = store.node.timelines.manifest(fork + 1, "b")
         assert manifest is not None
-        first = [e for e in manifest.entries if branch.flow.stages[e.id.trace.stage].anew_at == fork + 1]
+        first = [e for e in manifest.entries if branch.flow.stages[e.id.trace.stage].bootstrap_at == fork + 1]
         assert first
         for entry in first:
             store.directory.path_of(entry.id).unlink()

@@ -18,8 +18,8 @@ from nosync.lsm.model.timestamp import pack
 from nosync.runtime.epoch_batches import MOST_EPOCHS, MOST_ROWS, ScheduledEpoch, batch_epochs, run_epochs_of_shard
 
 
-def flow(anew_at: int | None = None, **loops: int) -> Any:
-    return SimpleNamespace(loops=loops, begins_anew_at=lambda t: t == anew_at)
+def flow(bootstrap_at: int | None = None, **loops: int) -> Any:
+    return SimpleNamespace(loops=loops, begins_anew_at=lambda t: t == bootstrap_at)
 
 
 FLOW = flow()
@@ -48,7 +48,7 @@ def test_epochs_of_different_kinds_do_not() -> None:
     assert times([again(1, is_retained=False), again(2, is_retained=False), again(3)]) == [[1], [2], [3]]
     loops = flow(reached=1)
     assert times([again(1, of=loops), again(2, of=loops)]) == [[1], [2]]
-    begins = flow(anew_at=2)
+    begins = flow(bootstrap_at=2)
     assert times([again(t, of=begins) for t in range(1, 5)]) == [[1], [2], [3, 4]]
 
 
