@@ -368,7 +368,7 @@ class Node(HasSealer):
         self._to_learn.extend(paths)
         self._background.wake()
 
-    def doubt(self, ids: Iterable[LayerId], small: Iterable[PurePosixPath]) -> None:
+    def suspect(self, ids: Iterable[LayerId], small: Iterable[PurePosixPath]) -> None:
         """Somebody could not use these durable files: soon all of them is looked at, and what is bad goes to
         quarantine.
         """
@@ -378,9 +378,9 @@ class Node(HasSealer):
 
     def _look_at_doubted(self) -> None:
         with self._lock:
-            doubted, self._doubted = self._doubted, {}
-        self.recheck([one for one in doubted if isinstance(one, LayerId)])
-        for path in [one for one in doubted if isinstance(one, PurePosixPath)]:
+            suspects, self._doubted = self._doubted, {}
+        self.recheck([one for one in suspects if isinstance(one, LayerId)])
+        for path in [one for one in suspects if isinstance(one, PurePosixPath)]:
             final = self.directory.root / path
             try:
                 unseal_json(read_if_there(final, self._env), str(final))

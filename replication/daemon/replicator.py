@@ -93,7 +93,7 @@ class Session:
     incoming: dict[str, _Incoming] = field(default_factory=dict)
     sent: deque[str] = field(default_factory=lambda: deque(maxlen=_SENT_KEPT))
     """The files that went over last."""
-    doubted: set[str] = field(default_factory=set)
+    suspects: set[str] = field(default_factory=set)
     """Those that went over again, for which there may be a reason here."""
     files: threading.Lock = field(default_factory=threading.Lock)
     """FileVersion while a piece of a file is written."""
@@ -439,8 +439,8 @@ class Replicator:
 
     def _file_frames(self, session: Session, wanted: FileRequest, encoder: Encoder) -> Iterator[pb.Frame]:
         held = wanted.held
-        if held.name in session.sent and held.name not in session.doubted and not wanted.offset:
-            session.doubted.add(held.name)
+        if held.name in session.sent and held.name not in session.suspects and not wanted.offset:
+            session.suspects.add(held.name)
             self._doubt(held)  # it was of no use there; or it is lost again, or was not wanted before
         session.sent.append(held.name)
         try:
@@ -462,7 +462,7 @@ class Replicator:
 
     def _doubt(self, held: FileVersion) -> None:
         id = layer_of(held.name)
-        self._node.doubt([] if id is None else [id], [PurePosixPath(held.name)] if id is None else [])
+        self._node.suspect([] if id is None else [id], [PurePosixPath(held.name)] if id is None else [])
 
     def _act(self, effects: list[Effect]) -> None:
         """Called with the lock held; puts into queues, and nothing else."""
