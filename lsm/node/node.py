@@ -800,7 +800,7 @@ class Node(HasSealer):
             )
         self.safe_points.conflict(ids)
 
-    def settle(self) -> None:
+    def make_durable_now(self) -> None:
         """Looks at what is on disk and makes it durable where that succeeds; what is torn goes to quarantine."""
         self.scan()
         self._drain()

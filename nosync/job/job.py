@@ -874,7 +874,7 @@ class Job:
     def _missing(self) -> tuple[list[MissingLayer], int]:
         """What is lost and does not come from peers, and how much of what was lost came."""
         before = self._node.lost(self.branch_name)  # what a daemon misses it fetches as soon as it looks
-        self._node.settle()
+        self._node.make_durable_now()
         left = self._node.lost(self.branch_name)
         missing = self._node.fetch(left)
         # A file may stand there that is another one than the manifest lists: it would be taken for what is missing.

@@ -165,7 +165,7 @@ class AttachedNode(HasSealer):
     def since(self) -> Time:
         return pack(self._status().since)
 
-    def settle(self) -> None:
+    def make_durable_now(self) -> None:
         with contextlib.suppress(ReplicationError):  # what is not durable yet is not lost for it
             self.client.sync()
 

@@ -72,7 +72,7 @@ def test_a_node_says_that_it_holds_what_it_holds(tmp_path: Path) -> None:
                 store.seal(t)
         eventually("layers were merged", lambda: any("/0-" in n and "/0-1-" not in n for n in durable_layers(daemon)))
         eventually("it says what it has", lambda: held_layers(daemon) == durable_layers(daemon))
-        daemon.node.settle()
+        daemon.node.make_durable_now()
         assert held_layers(daemon) == durable_layers(daemon) != set()
     finally:
         daemon.stop()

@@ -244,7 +244,7 @@ def test_a_lost_layer_can_only_come_back_as_it_was(open_store: OpenStore) -> Non
         store.append("counts", t=2, rows=words(a=77))
         with pytest.raises(nosync.DeterminismError, match="already sealed"):
             store.seal(2)
-        store.node.settle()
+        store.node.make_durable_now()
         assert store.safe_point() == 1, "the manifest's digest is not there"
 
 
@@ -292,7 +292,9 @@ def test_the_catalog_is_rebuilt_from_the_files(open_store: OpenStore, tmp_path: 
 
 
 def test_a_power_cut_may_take_the_last_records_of_the_catalog(open_store: OpenStore, tmp_path: Path) -> None:
-    """What was acknowledged still is when the store is open again: files were synced, and are taken up before anything else."""
+    """What was acknowledged still is when the store is open again: files were synced, and are taken up before anything
+    else.
+    """
     now, earlier = tmp_path / "store" / "catalog", tmp_path / "earlier"
     with filled(open_store, 4) as store:
         pass
@@ -442,8 +444,8 @@ def test_a_node_that_starts_while_a_task_publishes(tmp_path: Path) -> None:
 
 
 def test_a_layer_that_is_rewritten_is_not_taken_for_obsolete(open_store: OpenStore) -> None:
-    """The node looks at its directory when a merge has published its layer and not recorded it yet. What is there covers
-    the same epochs: `since` moved on, and nothing else.
+    """The node looks at its directory when a merge has published its layer and not recorded it yet. What is there
+    covers the same epochs: `since` moved on, and nothing else.
     """
     settings = nosync.StoreSettings(background=False, grace_s=0.0, retain=0)
     store = filled(open_store, settings=nosync.StoreSettings(background=False, grace_s=0.0))

@@ -1,4 +1,6 @@
-"""A data directory that was moved away, replaced or unmounted while it is open: nothing is acknowledged, and nothing lost."""
+"""A data directory that was moved away, replaced or unmounted while it is open: nothing is acknowledged, and nothing
+lost.
+"""
 
 from __future__ import annotations
 
@@ -91,7 +93,13 @@ def test_nothing_is_acknowledged_where_the_directory_is_another_one(
         append(store, 3)
         recorded = node.durable_ids()
         with gone(root):  # type: ignore[attr-defined]
-            for call in (store.sync, store.node.settle, store.node.check, lambda: store.seal(3), store.compact):
+            for call in (
+                store.sync,
+                store.node.make_durable_now,
+                store.node.check,
+                lambda: store.seal(3),
+                store.compact,
+            ):
                 with pytest.raises(nosync.StorageError, match=REFUSED):
                     call()
             with pytest.raises(nosync.StorageError, match=REFUSED):

@@ -1,4 +1,6 @@
-"""What a job is given, and given again: only what was sealed is ever served, in the user's time zone, to sinks in order."""
+"""What a job is given, and given again: only what was sealed is ever served, in the user's time zone, to sinks in
+order.
+"""
 
 from __future__ import annotations
 
@@ -82,7 +84,7 @@ def test_a_file_that_is_not_what_was_sealed_is_set_aside(spark: SparkSession, st
     path = Path(right.path)
     entry = next(e for e in store.node.manifests()[2].entries if e.id.trace.stage == "sums")
     path.unlink()
-    store.node.settle()
+    store.node.make_durable_now()
     from nosync.lsm.layers.writer import arrange
 
     store.directory.publish(entry.id, arrange(pa.table({"k": ["a"], "total": [77]}), ["k"], whose="test"))

@@ -49,7 +49,7 @@ def values(store: nosync.Store, t: int | None = None) -> list[int]:
 
 def discard(store: nosync.Store, first: int) -> None:
     store.node.discard([], [PurePosixPath(f"manifests/main/{first}.json")])
-    store.node.settle()
+    store.node.make_durable_now()
 
 
 def test_a_reader_sees_what_took_the_place_of_what_was_given_up(open_store: OpenStore, tmp_path: Path) -> None:
@@ -196,7 +196,7 @@ def test_what_a_peer_gives_back_of_epochs_that_were_dropped_goes_again(open_stor
     store.node.listener = listener = Dropping(1, 1)
     env.now_s += 61.0
     store.node._look()
-    store.node.settle()
+    store.node.make_durable_now()
     env.now_s += 61.0
     store.node._look()
     store.node.collect_garbage()

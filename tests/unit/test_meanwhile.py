@@ -67,7 +67,7 @@ def test_a_merge_that_runs_while_layers_are_given_up_does_not_bring_them_back(
     merge = merging(store, monkeypatch)
     store.node.discard([], [PurePosixPath("manifests/main/3.json")])
     merge.join()
-    store.node.settle()
+    store.node.make_durable_now()
     assert all(d.upper <= pack(3) for d in descriptions(store))
     assert store.last_sealed() == 2
     assert set(store.read("c").column("v").to_pylist()) == {2}
@@ -80,7 +80,7 @@ def test_a_merge_that_runs_while_a_line_is_dropped_leaves_nothing_of_it(
     merge = merging(store, monkeypatch)
     store.rewind(1, keep_as="")
     merge.join()
-    store.node.settle()
+    store.node.make_durable_now()
     store.node.collect_garbage()
     assert all(d.upper <= pack(2) for d in descriptions(store))
 
@@ -99,7 +99,7 @@ def test_a_merge_of_layers_that_went_meanwhile_goes_as_well(
     monkeypatch.setattr(Merge, "steps", then_forgotten)
     assert store.node.merge_once()
     monkeypatch.undo()
-    store.node.settle()
+    store.node.make_durable_now()
     store.node.collect_garbage()
     assert all(d.upper == Time(d.lower + pack(1)) for d in descriptions(store))
     assert {id.description for id in store.node.durable_ids()} == set(descriptions(store))
@@ -116,7 +116,7 @@ def test_a_merge_whose_edit_of_the_catalog_failed_stands_for_its_inputs_when_it_
     with monkeypatch.context() as patched:
         patched.setattr(store.node, "_edit", failing)
         assert not store.node.merge_once()
-    store.node.settle()
+    store.node.make_durable_now()
     store.node.collect_garbage()
     there = descriptions(store)
     assert len(there) < EPOCHS

@@ -332,7 +332,7 @@ def test_a_file_that_is_shorter_or_longer_than_it_was_is_not_sent_and_no_more_he
     contents = sender.path.read_bytes()
     sender.path.write_bytes(contents[:by_bytes] if by_bytes < 0 else contents + b"x" * by_bytes)
     assert sender.asked() == ["not_there"]
-    sender.node.settle()
+    sender.node.make_durable_now()
     assert sender.durable == []
     assert len(list((sender.root / "quarantine").iterdir())) == 1
     assert sender.session.is_open
@@ -344,10 +344,10 @@ def test_a_file_that_is_asked_for_again_is_looked_at(sender: Sender) -> None:
         file.seek(CHUNK_BYTES + 70_000)
         file.write(b"flipped!")
     assert set(sender.asked()) == {"chunk"}
-    sender.node.settle()
+    sender.node.make_durable_now()
     assert sender.durable == [sender.held.name], "asked for once, it may be whole"
     sender.asked()
-    sender.node.settle()
+    sender.node.make_durable_now()
     assert sender.durable == []
     assert sender.asked() == ["not_there"]
 
