@@ -134,14 +134,14 @@ def check_log(timelines: Timelines, root: Path, env: Env) -> None:
 
 
 def inferred(
-    timelines: Timelines, layers: Iterable[LayerId], pins: Iterable[Epoch], told: Mapping[str, Epoch]
+    timelines: Timelines, layers: Iterable[LayerId], pins: Iterable[Epoch], announced: Mapping[str, Epoch]
 ) -> dict[str, Kept]:
     """What layers, pins and safe points that were told show of timelines: epochs were sealed, and no manifest says so.
 
     For a directory without peers. Where a timeline was cut, layers and pins of what was cut may be left, so they show
     nothing.
     """
-    ends = {timeline: t for timeline, t in told.items() if timeline in timelines.refs.timelines}
+    ends = {timeline: t for timeline, t in announced.items() if timeline in timelines.refs.timelines}
     kept, layers = timelines.refs.kept_until(), list(layers)
     if all(kept.get(timeline, -1) is None for timeline in timelines.refs.timelines):
         main = timelines.timeline(MAIN).id

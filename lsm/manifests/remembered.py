@@ -65,9 +65,9 @@ class Remembered:
             elif name.startswith(ENTRY_META) and value != _FORGOTTEN:
                 self.entries[int(name.removeprefix(ENTRY_META))] = value
         for name, value in (meta or {}).items():  # of a catalog that an earlier version wrote there is this alone
-            timeline, told = name.removeprefix(SAFE_META), int(value) if name.startswith(SAFE_META) else -1
-            if told >= 0 and timeline not in self._kept:
-                self._kept[timeline] = Kept(Epoch(told), Epoch(told))
+            timeline, announced = name.removeprefix(SAFE_META), int(value) if name.startswith(SAFE_META) else -1
+            if announced >= 0 and timeline not in self._kept:
+                self._kept[timeline] = Kept(Epoch(announced), Epoch(announced))
         self._find_ends()
 
     def _find_ends(self) -> None:

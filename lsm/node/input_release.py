@@ -120,7 +120,7 @@ class InputRelease:
         """Epochs after this one were given up, for others that are not safe yet: their inputs are needed."""
         self._done, self._tried = min(self._done, until), min(self._tried, until)
         root = self._owner.directory.root
-        if any(int(safe) > until for safe in told_before(root, self._env).values()):
+        if any(int(safe) > until for safe in announced_safe_points(root, self._env).values()):
             if until > NOTHING:
                 self._remember(until)
             else:
@@ -129,7 +129,7 @@ class InputRelease:
                     self._env.sync_dir(root)
 
 
-def told_before(root: Path, env: Env) -> dict[str, str]:
+def announced_safe_points(root: Path, env: Env) -> dict[str, str]:
     """For a catalog that is made anew, the safe point up to which inputs were let go of; nothing where none were."""
     path = root / RELEASED
     try:

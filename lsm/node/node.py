@@ -58,7 +58,7 @@ from nosync.lsm.model.layer import Description, Digest, LayerId, Record, TraceId
 from nosync.lsm.model.timestamp import END_OF_TIME, ZERO, Epoch, Time, end_of, epoch_of, is_number, pack
 from nosync.lsm.node.api import DurabilityListener
 from nosync.lsm.node.discards import DiscardedVersions, dependents_of, first_discarded
-from nosync.lsm.node.input_release import InputRelease, told_before
+from nosync.lsm.node.input_release import InputRelease, announced_safe_points
 from nosync.lsm.node.layer_sync import LayerSyncQueue
 from nosync.lsm.node.metadata_sync import MetadataSync
 from nosync.lsm.node.safe_point import SafePoint
@@ -198,9 +198,9 @@ class Node(HasSealer):
 
     def _begun(self, catalog: Catalog, marker: Marker) -> Catalog:
         """A catalog that is new: another incarnation of the directory, which may have let go of inputs before."""
-        told = told_before(self.directory.root, self._env)
+        announced = announced_safe_points(self.directory.root, self._env)
         fields = {"store_id": marker.store_id, KEY_GROUPS_META: str(marker.key_groups)}
-        catalog.apply(meta={**fields, "incarnation": self._env.token(), **told})
+        catalog.apply(meta={**fields, "incarnation": self._env.token(), **announced})
         return catalog
 
     def _start(self) -> None:
@@ -255,8 +255,10 @@ class Node(HasSealer):
         """What else shows that epochs were sealed, where the catalog is new or an earlier version kept it."""
         if self.is_replicated or self._env.exists(self.directory.root / PLACE_FILE):
             return
-        told = {name.removeprefix(SAFE_META): Epoch(int(t)) for name, t in metas.items() if name.startswith(SAFE_META)}
-        found = inferred(self.timelines, self.durable_ids(), [pin.t for pin in self._pins.values()], told)
+        announced = {
+            name.removeprefix(SAFE_META): Epoch(int(t)) for name, t in metas.items() if name.startswith(SAFE_META)
+        }
+        found = inferred(self.timelines, self.durable_ids(), [pin.t for pin in self._pins.values()], announced)
         for timeline, kept in found.items():
             self._catalog.remember(self._remembered.note_timeline(timeline, kept))
 

@@ -56,8 +56,10 @@ class SafePoint:
         self._holder, self._catalog, self._lock, self._env = holder, catalog, lock, env
         self._replicated = replicated
         self._known: dict[str, Epoch] = {}  # by timeline, what was found last; emptied when something is lost
-        told = catalog.metas(SAFE_META)
-        self._before = {name.removeprefix(SAFE_META): Epoch(int(t)) for name, t in told.items()}  # this process began
+        announced = catalog.metas(SAFE_META)
+        self._before = {
+            name.removeprefix(SAFE_META): Epoch(int(t)) for name, t in announced.items()
+        }  # this process began
         self._written: dict[str, Epoch] = {}
         self._conflicts: set[LayerId] = set()
         self._learned_s: dict[tuple[str, Epoch], float] = {}  # when epochs became known that are not safe yet
@@ -82,7 +84,7 @@ class SafePoint:
         """The epochs after this one were given up: what takes their place is not safe for that they were."""
         with self._lock:
             self._known.clear()
-            if self._told(timeline) > until:
+            if self._announced(timeline) > until:
                 self._catalog.apply(meta={SAFE_META + timeline: str(until)})
                 self._written[timeline] = until
 
@@ -96,9 +98,9 @@ class SafePoint:
         with self._lock:
             if first is None or last is None:
                 return None
-            if lost_begin(timelines, branch) is not None and self._told(timeline) < first:
+            if lost_begin(timelines, branch) is not None and self._announced(timeline) < first:
                 return None
-            safe = max(self._known.get(timeline, Epoch(first - 1)), min(self._told(timeline), last))
+            safe = max(self._known.get(timeline, Epoch(first - 1)), min(self._announced(timeline), last))
             safe = max(safe, self._safe_elsewhere(manifests, timeline, safe))
             if safe < last:
                 safe = safe_from(manifests, safe, self._is_safe_run, self._is_safe_epoch)
@@ -106,7 +108,7 @@ class SafePoint:
                 return None
             self._known[timeline] = safe
             self._learned_s = {at: s for at, s in self._learned_s.items() if at[0] != timeline or at[1] > safe}
-            if (self._holder.listener is not None or policies(manifests[safe])) and safe > self._told(timeline):
+            if (self._holder.listener is not None or policies(manifests[safe])) and safe > self._announced(timeline):
                 return self._tell(timeline, safe, first)
             return safe
 
@@ -118,13 +120,13 @@ class SafePoint:
             self._holder.problems[_NOT_WRITTEN] = (
                 f"{safe} is safe, and is not told, for it cannot be written down: {error}"
             )
-            told = self._told(timeline)
-            return told if told >= first else None
+            announced = self._announced(timeline)
+            return announced if announced >= first else None
         self._holder.problems.pop(_NOT_WRITTEN, None)
         self._written[timeline] = safe
         return safe
 
-    def told(self) -> dict[str, Epoch]:
+    def announced(self) -> dict[str, Epoch]:
         """By timeline, the safe points that hold whatever happens."""
         with self._lock:
             return {timeline: t for timeline, t in self._written.items() if t > NOTHING}
@@ -144,7 +146,7 @@ class SafePoint:
             reached = Epoch(reached - 1)
         return max(safe, reached)
 
-    def _told(self, timeline: str) -> Epoch:
+    def _announced(self, timeline: str) -> Epoch:
         if timeline not in self._written:
             self._written[timeline] = self._before.get(timeline, Epoch(-1))
         return self._written[timeline]

@@ -818,24 +818,24 @@ class Store:
             is_one_copy_enough = all(one.copies <= 1 for one in run.listed)
             return is_one_copy_enough and is_whole(run.required(), NOTHING, lambda trace: durable.get(trace, ()))
 
-        told = self._told_safe()
-        if lost_begin(self._timelines()) is not None and (told is None or told < sealed.first):
+        announced = self._announced_safe()
+        if lost_begin(self._timelines()) is not None and (announced is None or announced < sealed.first):
             return None
-        begin = sealed.first - 1 if told is None else min(told, sealed.last or told)
+        begin = sealed.first - 1 if announced is None else min(announced, sealed.last or announced)
         safe = safe_from(sealed, Epoch(begin), is_safe_run, is_safe)
         return safe if safe in sealed else None
 
-    def _told_safe(self) -> int | None:
+    def _announced_safe(self) -> int | None:
         """The safe point that the node told last, where it keeps it."""
         try:
             catalog = Catalog(self.directory.root / CATALOG, read_only=True)
         except (CatalogError, StorageError):
             return None
         try:
-            told = catalog.meta(SAFE_META + self._timelines().timeline().id)
+            announced = catalog.meta(SAFE_META + self._timelines().timeline().id)
         finally:
             catalog.close()
-        return None if told is None else int(told)
+        return None if announced is None else int(announced)
 
     # --- end ------------------------------------------------------------------------------------------------------------
 

@@ -637,11 +637,11 @@ class Replicator:
                 self._node.problems.pop(name, None)
 
     def _ask_node(self) -> None:
-        told, optional = self._node.safe_points.told(), self._node.optional_stages()
+        announced, optional = self._node.safe_points.announced(), self._node.optional_stages()
         main_timeline = self._node.timelines.timeline(MAIN).id
         with self._lock:
             self._replica.safe, self._replica.optional, self._replica.main_timeline = (
-                dict(told),
+                dict(announced),
                 optional,
                 main_timeline,
             )

@@ -477,11 +477,11 @@ class Replica:
     def _heard(self, peer: Peer, session: SessionId, message: Message) -> list[Effect]:
         """Anything but a greeting."""
         if isinstance(message, Heartbeat):
-            told = dict(message.safe)
-            if self.main_timeline in told.keys() - peer.safe.keys():
+            announced = dict(message.safe)
+            if self.main_timeline in announced.keys() - peer.safe.keys():
                 peer.dirty |= peer.todo.keys()  # what of it is safe was not known yet
                 peer.queue = []
-            peer.safe |= told
+            peer.safe |= announced
         if isinstance(message, Summary | Have | Change | Heartbeat):
             return self._statement(peer, message)
         if isinstance(message, InventoryRequest):

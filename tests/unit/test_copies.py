@@ -25,13 +25,13 @@ class Peers:
 
     def __init__(self, layers: int, files: int) -> None:
         self.layers, self.files = layers, files
-        self.told: list[str] = []
+        self.announced: list[str] = []
 
     def held(self, added: Sequence[Record], gone: Sequence[LayerId], *, dropped: bool = False) -> None:
-        self.told += [str(record.id) for record in added]
+        self.announced += [str(record.id) for record in added]
 
     def held_files(self, paths: Sequence[PurePosixPath]) -> None:
-        self.told += [str(path) for path in paths]
+        self.announced += [str(path) for path in paths]
 
     def dropped_files(self, paths: Sequence[PurePosixPath]) -> None:
         raise AssertionError("nothing is dropped here")
@@ -77,7 +77,7 @@ def test_sync_waits_for_what_was_published_before_it_and_for_nothing_else(open_s
     class Watcher(Peers):
         def held(self, added: Sequence[Record], gone: Sequence[LayerId], *, dropped: bool = False) -> None:
             super().held(added, gone, dropped=dropped)
-            if len(self.told) == 1:
+            if len(self.announced) == 1:
                 node.note([record.id for record in added])
                 store.append("s", t=1, rows=pa.table({"k": [1], "v": [1]}), key=["k"])
 
@@ -96,10 +96,10 @@ def test_what_is_told_is_an_epoch(open_store: OpenStore) -> None:
     peers = store.node.listener = Peers(1, 1)
     seal(store, 0, 2)
     assert store.safe_point() is None
-    assert store.node.safe_points.told() == {}
+    assert store.node.safe_points.announced() == {}
     peers.layers = peers.files = 2
     assert store.safe_point() == 0
-    assert store.node.safe_points.told() == {"main": 0}
+    assert store.node.safe_points.announced() == {"main": 0}
 
 
 @pytest.mark.parametrize(
@@ -114,7 +114,7 @@ def test_it_waits_for_copies_of_layers_and_of_manifests(
     peers = store.node.listener = Peers(layers, files)
     seal(store, 0, required)
     assert store.safe_point() == safe
-    assert peers.told == ["stage s shard 0 timestamp 0", "manifests/main/0.json"]
+    assert peers.announced == ["stage s shard 0 timestamp 0", "manifests/main/0.json"]
 
 
 def test_it_does_not_go_back_when_copies_are_lost(tmp_path: Path, open_store: OpenStore) -> None:
