@@ -24,7 +24,7 @@ from nosync.lsm.columnar.hashing import hash64
 from nosync.lsm.model.history import Span
 from nosync.lsm.model.timestamp import pack
 from nosync.lsm.processor import numpy_environment
-from nosync.replication.client.fetching_directory import Place
+from nosync.replication.client.fetching_directory import StoreLocation
 from nosync.runtime.segment_task import SegmentTask
 from nosync.spark.schemas import parse_ddl
 from nosync.spark.session import local_session
@@ -113,7 +113,7 @@ def _task(root: Path, title: str) -> None:
             columns = [pa.array(keys[mine]), pa.array(ids[mine])]
             rows = pa.table([*columns, hash64(columns).view(np.int64)], names=["k", "v", HASH64_COLUMN])
             work = SegmentTask(
-                Place(str(root), flow.key_groups), t, SHARDS, flow.stages, segment.stages, histories=histories
+                StoreLocation(str(root), flow.key_groups), t, SHARDS, flow.stages, segment.stages, histories=histories
             )
             began = time.perf_counter()
             list(work.run_shard(0, iter(rows.to_batches())))

@@ -23,7 +23,7 @@ from nosync.lsm.model.history import Span, views_of
 from nosync.lsm.model.layer import Description, LayerId, Shard, TraceId
 from nosync.lsm.model.timestamp import end_of, last_of, pack
 from nosync.operators.loops import first_phase, next_phase
-from nosync.replication.client.fetching_directory import Place, directory_of
+from nosync.replication.client.fetching_directory import StoreLocation, open_directory
 from nosync.runtime.segment_task import (
     TAG_SHARD_BITS,
     Report,
@@ -157,7 +157,7 @@ class Runner:
 
     def task(self, t: int, segment: Segment, emission: SegmentOutput | None) -> SegmentTask:
         return SegmentTask(
-            place=Place(str(self.root), 128),
+            place=StoreLocation(str(self.root), 128),
             t=t,
             shards=self.shards,
             stages=self.flow.stages,
@@ -214,7 +214,7 @@ class Runner:
         return [rows.filter(pa.array(shards[order] == i)) for i in range(self.shards)]
 
     def read(self, name: str, t: int) -> pa.Table:
-        stage, directory = self.flow.stages[name], directory_of(Place(str(self.root), 128))
+        stage, directory = self.flow.stages[name], open_directory(StoreLocation(str(self.root), 128))
         tables = []
         for view in views_of(tuple(self.spans[name]), name, pack(t), 128, log=not stage.keyed):
             trace = directory.open_view(view, until=end_of(t), as_of=last_of(t))

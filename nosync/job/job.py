@@ -65,7 +65,7 @@ from nosync.lsm.platform.nearest import did_you_mean
 from nosync.lsm.platform.notebook import facts_html, rows_html
 from nosync.lsm.status import StoreStatus
 from nosync.lsm.store.store import BEFORE_FIRST_EPOCH, Store, check_range
-from nosync.replication.client.fetching_directory import MISSING_LAYER_ERRORS, Place
+from nosync.replication.client.fetching_directory import MISSING_LAYER_ERRORS, StoreLocation
 from nosync.runtime.epoch_batches import MOST_GIVEN_ROWS, ScheduledEpoch, batch_epochs
 
 if TYPE_CHECKING:
@@ -160,7 +160,7 @@ class Job:
                 "their output: leave sinks= out, and promote() the branch when its output is wanted"
             )
         self._kept = KeptInputs(self._node, lambda: self.branch_name)
-        self._runner = Runner(spark, self._node, self._place, self._expression_settings)
+        self._runner = Runner(spark, self._node, self._location, self._expression_settings)
         self.recoveries: list[RecoveryReport] = []
         """What `advance` had to compute again because a node was lost."""
         check_sinks(self._sinks, flow)
@@ -505,16 +505,16 @@ class Job:
         if not below.recorded or below.of_rounds:
             raise NotAvailableError(_why_not_recorded(stage, below))
         self._schemas.check_readable(below)
-        reader = StageReader(self._place, for_tasks(below), self._history(below.name))
+        reader = StageReader(self._location, for_tasks(below), self._history(below.name))
         return DerivedReader(reader, tuple(expressions), self._expression_settings) if expressions else reader
 
     def _history(self, stage: str) -> History:
         return self._node.histories(self.branch_name).get(stage, ())
 
     @property
-    def _place(self) -> Place:
+    def _location(self) -> StoreLocation:
         """Where tasks find the store."""
-        return Place(
+        return StoreLocation(
             str(self._directory.root.absolute()), self._directory.key_groups, self._node.store_id, self._node.node_id
         )
 

@@ -79,7 +79,7 @@ from nosync.operators.operators import (
     weights_of,
 )
 from nosync.operators.windows import apply_late, apply_watermark, apply_window
-from nosync.replication.client.fetching_directory import FetchingDirectory, Place, directory_of
+from nosync.replication.client.fetching_directory import FetchingDirectory, StoreLocation, open_directory
 from nosync.runtime.fused_rows import no_rows, renamed, split
 from nosync.runtime.scan import Scan
 
@@ -167,7 +167,7 @@ _IDLE_WITHOUT_ROWS = frozenset({AGGREGATE, UPDATE, DISTINCT, ARRANGE, JOIN})
 class SegmentTask:
     """One epoch's work on one segment, for every shard. Pickled to Spark's workers."""
 
-    place: Place
+    place: StoreLocation
     t: int
     shards: int
     stages: Mapping[str, BoundStage]
@@ -256,7 +256,7 @@ class _ShardRun:
     def __init__(self, task: SegmentTask, shard: Shard) -> None:
         self._task = task
         self._shard = shard
-        self._directory = directory_of(task.place)
+        self._directory = open_directory(task.place)
         self._fetch_rounds()
         self._reports: list[bytes] = []
         self._changes: dict[str, pa.Table] = {}

@@ -36,7 +36,7 @@ from nosync.lsm.model.layer import Description, Digest, Shard, TraceId, of_round
 from nosync.lsm.model.timestamp import Time, pack, round_of
 from nosync.operators.loops import Phase, next_phase, recorded_changes, rounds_done
 from nosync.operators.operators import is_hashed_in_tasks
-from nosync.replication.client.fetching_directory import Place, directory_of
+from nosync.replication.client.fetching_directory import StoreLocation, open_directory
 from nosync.runtime.epoch_batches import run_epochs_of_shard
 from nosync.runtime.file_shuffle import Exchange, Placement
 from nosync.runtime.scan import ParquetFile, Scan
@@ -78,7 +78,7 @@ _RULES_TO_EXCLUDE = (
 class EpochPlan:
     """What one run of an epoch is to do."""
 
-    place: Place
+    place: StoreLocation
     t: int
     shards: int
     histories: Mapping[str, History] = field(default_factory=dict)
@@ -170,7 +170,7 @@ class _EpochRun:
         self._work, self._flow, self._plan = work, work.flow, work.plans[0]
         self.reports: dict[int, Reports] = {plan.t: {} for plan in work.plans}
         self._rounds: dict[str, int] = {}
-        self._directory = directory_of(replace(self._plan.place, store_id=""))
+        self._directory = open_directory(replace(self._plan.place, store_id=""))
 
     def rest(self) -> None:
         """Everything but the rounds of loops."""
@@ -511,7 +511,7 @@ class _EpochJob:
             rows = reduce(DataFrame.unionAll, [_beside(i, frames, self._beside) for i in frames])
         # Reports and marks carry the shard they go to in the tag; rows that stay in their shard have it there as well.
         home = f"shiftright({TAG_COLUMN}, {TAG_SHARD_BITS})"
-        homes = [self._shard_of(self._place(edges[i], i, several=several)) if i in keyed else home for i in frames]
+        homes = [self._shard_of(self._location(edges[i], i, several=several)) if i in keyed else home for i in frames]
         cases = " ".join(f"WHEN {i} THEN {of_side}" for i, of_side in zip(frames, homes, strict=True))
         by_key = f"CASE {SIDE_COLUMN} {cases} END" if several else homes[0]
         shard = f"CASE WHEN {REPORT_COLUMN} IS NULL THEN {by_key} ELSE {TAG_COLUMN} END"
@@ -529,7 +529,7 @@ class _EpochJob:
     def _is_hashed_in_tasks(self, edge: InputEdge) -> bool:
         return is_hashed_in_tasks(fed_schema(self._flow.stages, edge), edge.key)
 
-    def _place(self, edge: InputEdge, index: int, *, several: bool) -> str:
+    def _location(self, edge: InputEdge, index: int, *, several: bool) -> str:
         """The hash of a feed's key."""
         if not self._is_hashed_in_tasks(edge):
             return HASH64_COLUMN

@@ -18,7 +18,7 @@ from nosync.lsm.model.history import continued
 from nosync.lsm.model.layer import Digest
 from nosync.lsm.model.timestamp import pack
 from nosync.lsm.node.api import StoreBackend
-from nosync.replication.client.fetching_directory import Place
+from nosync.replication.client.fetching_directory import StoreLocation
 from nosync.runtime.epoch_batches import ScheduledEpoch, batch_epochs
 from nosync.runtime.segment_task import Report, rows_in
 from nosync.spark.epoch_job import EpochPlan, Reports, run_epochs
@@ -31,9 +31,11 @@ log = logging.getLogger("nosync")
 class Runner:
     """Of one job. `everything`: whatever is not recorded is computed, not just what the steps say."""
 
-    def __init__(self, spark: SparkSession, node: StoreBackend, place: Place, settings: Mapping[str, str]) -> None:
+    def __init__(
+        self, spark: SparkSession, node: StoreBackend, place: StoreLocation, settings: Mapping[str, str]
+    ) -> None:
         """`settings`: of the session, while epochs run."""
-        self._spark, self._node, self._place, self._settings = spark, node, place, settings
+        self._spark, self._node, self._location, self._settings = spark, node, place, settings
         self._has_wide_rows, self._may_scan, self._exchanges = False, True, Exchanges()
         self._watch = HostWatch(spark, node.lost_hosts) if node.store_id else None
 
@@ -57,7 +59,7 @@ class Runner:
             histories = {**histories, **begun}
         plans = [
             EpochPlan(
-                place=self._place,
+                place=self._location,
                 t=one.step.t,
                 shards=shards,
                 histories=histories,

@@ -24,7 +24,7 @@ from nosync.lsm.failures import encode_failure
 from nosync.lsm.model.history import History, View, views_of
 from nosync.lsm.model.timestamp import end_of, last_of, pack
 from nosync.lsm.trace.trace import DELETE, UPDATE_BEFORE, Trace, lost_tail
-from nosync.replication.client.fetching_directory import Place, directory_of
+from nosync.replication.client.fetching_directory import StoreLocation, open_directory
 
 _COUNT = "__n"
 _MOST_ROWS_OF_A_VIEW = 1 << 40
@@ -36,7 +36,7 @@ ReadView = Callable[[View, int], Iterator[pa.RecordBatch]]
 class StageReader:
     """A recorded stage; pickled to the workers. `history`: where its layers are."""
 
-    place: Place
+    place: StoreLocation
     stage: BoundStage
     history: History
 
@@ -79,7 +79,7 @@ class StageReader:
         return self._per_view(spark, read, schema, after, until)
 
     def _open(self, view: View, exact_from: int, until: int) -> Trace:
-        directory = directory_of(self.place)
+        directory = open_directory(self.place)
         try:
             trace = directory.open_view(view, until=end_of(until), as_of=last_of(exact_from))
         except NotAvailableError as error:  # and it is sealed

@@ -48,7 +48,7 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True)
-class Place:
+class StoreLocation:
     """A store, as a task finds it. Pickled to Spark's workers."""
 
     root: str
@@ -107,7 +107,7 @@ def keeper_of(root: Path) -> Kept | None:
     return Kept(None)  # damaged; a bare token is of an earlier version
 
 
-_directories: dict[Place, LayerDirectory] = {}
+_directories: dict[StoreLocation, LayerDirectory] = {}
 
 
 MOST_DIRECTORIES = 4
@@ -115,7 +115,7 @@ MOST_DIRECTORIES = 4
 """
 
 
-def directory_of(place: Place) -> LayerDirectory:
+def open_directory(place: StoreLocation) -> LayerDirectory:
     """This process's view of a store, which lives with the layers it has mapped until others were used more lately."""
     found = _directories.pop(place, None)
     if found is None:
@@ -129,7 +129,7 @@ def directory_of(place: Place) -> LayerDirectory:
     return found
 
 
-def _open(place: Place) -> LayerDirectory:
+def _open(place: StoreLocation) -> LayerDirectory:
     if not place.store_id:
         return LayerDirectory(Path(place.root), place.key_groups)
     root = Path(os.environ.get(DATA_VARIABLE) or place.root)  # set to nothing is not set

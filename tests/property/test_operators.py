@@ -20,7 +20,7 @@ import nosync
 from nosync.flow.internal_columns import HASH64_COLUMN, REPORT_COLUMN
 from nosync.kernels.aggregates import Aggregate
 from nosync.kernels.windows import times_us
-from nosync.replication.client.fetching_directory import Place, directory_of
+from nosync.replication.client.fetching_directory import StoreLocation, open_directory
 from tests.helpers import state_of
 from tests.runner import SHARDS, Runner
 
@@ -177,7 +177,7 @@ def test_a_stage_never_computes_from_a_part_of_its_input(tmp_path: Path) -> None
     part = part.append_column(HASH64_COLUMN, pa.nulls(part.num_rows, pa.int64()))
     with pytest.raises(nosync.StageError, match=r"shards \[1\] of its input rows_again sent nothing"):
         list(runner.task(0, segment, None).run_shard(0, iter(part.to_batches())))
-    assert not directory_of(Place(str(runner.root), 128)).traces("all")
+    assert not open_directory(StoreLocation(str(runner.root), 128)).traces("all")
 
 
 DAY = dt.datetime(2024, 1, 1, tzinfo=dt.UTC)

@@ -1,4 +1,5 @@
-"""Windows over several inputs against slow Python: each input has a watermark, and the slowest that is not idle counts. No Spark.
+"""Windows over several inputs against slow Python: each input has a watermark, and the slowest that is not idle counts.
+No Spark.
 
 Rows come in random order to a random number of shards, which may change at any epoch.
 """
@@ -25,7 +26,7 @@ from nosync.flow.binder import bind
 from nosync.flow.dataflow import Dataflow, Stage
 from nosync.lsm.model.layer import Shard, TraceId
 from nosync.lsm.model.timestamp import Time, last_of, pack
-from nosync.replication.client.fetching_directory import Place, directory_of
+from nosync.replication.client.fetching_directory import StoreLocation, open_directory
 from tests.runner import Runner, parse_ddl
 
 START = datetime.datetime(2026, 1, 1, tzinfo=datetime.UTC)
@@ -69,7 +70,10 @@ def without_nines(rows: pa.Table) -> pa.ChunkedArray:
 
 def recorded_at(runner: Runner, t: int) -> list[dict[str, Any]]:
     """What each shard recorded of watermarks at an epoch."""
-    fingerprint, directory = runner.flow.stages["w__watermark"].fingerprint, directory_of(Place(str(runner.root), 128))
+    fingerprint, directory = (
+        runner.flow.stages["w__watermark"].fingerprint,
+        open_directory(StoreLocation(str(runner.root), 128)),
+    )
     traces = [TraceId("w__watermark", fingerprint, Shard(i, runner.shards)) for i in range(runner.shards)]
     rows = [directory.layer_at(trace, last_of(t)).changes(Time(pack(t) - 1), last_of(t)) for trace in traces]
     return [row for of_shard in rows for row in of_shard.to_pylist()]

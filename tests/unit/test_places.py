@@ -1,4 +1,6 @@
-"""Tasks find a store on their own host, and what it lacks with its peers; all in one process, with a daemon that is made up."""
+"""Tasks find a store on their own host, and what it lacks with its peers; all in one process, with a daemon that is
+made up.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,7 @@ from nosync.lsm.model.timestamp import Time, pack
 from nosync.lsm.platform.env import Env
 from nosync.lsm.trace.directory import LayerDirectory, create_store
 from nosync.replication.client import fetching_directory as places
-from nosync.replication.client.fetching_directory import DATA_VARIABLE, FetchingDirectory, Place
+from nosync.replication.client.fetching_directory import DATA_VARIABLE, FetchingDirectory, StoreLocation
 from nosync.replication.daemon import daemon
 
 TRACE = TraceId("counts", "raw", Shard(0))
@@ -127,19 +129,21 @@ def test_what_comes_while_the_peers_are_asked_is_seen(
 
 
 def test_a_task_finds_the_store_of_its_host(tmp_path: Path, theirs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    alone = places.directory_of(Place(str(theirs), 128))
+    alone = places.open_directory(StoreLocation(str(theirs), 128))
     assert alone.root == theirs
     assert not isinstance(alone, FetchingDirectory)
     create_store(tmp_path / "here", 128, Env(), store_id="s")
     monkeypatch.setenv(DATA_VARIABLE, str(tmp_path / "here"))
-    assert places.directory_of(Place(str(theirs), 128)).root == theirs, "of an embedded store there is one directory"
-    found = places.directory_of(Place("/driver/has/it/here", 128, "s"))
+    assert places.open_directory(StoreLocation(str(theirs), 128)).root == theirs, (
+        "of an embedded store there is one directory"
+    )
+    found = places.open_directory(StoreLocation("/driver/has/it/here", 128, "s"))
     assert found.root == tmp_path / "here"
     with pytest.raises(nosync.ReplicationError, match=r"belongs to store s, the job's is other"):
-        places.directory_of(Place("/driver/has/it/here", 128, "other"))
+        places.open_directory(StoreLocation("/driver/has/it/here", 128, "other"))
     monkeypatch.setenv(DATA_VARIABLE, str(tmp_path / "nowhere"))
     with pytest.raises(nosync.ReplicationError, match=r"nowhere does not exist.*spark.executorEnv.NOSYNC_DATA"):
-        places.directory_of(Place("/driver/has/it/there", 128, "s"))
+        places.open_directory(StoreLocation("/driver/has/it/there", 128, "s"))
 
 
 def test_rounds_of_other_hosts_are_asked_for_where_a_daemon_is(tmp_path: Path) -> None:
@@ -155,7 +159,7 @@ def test_rounds_of_other_hosts_are_asked_for_where_a_daemon_is(tmp_path: Path) -
 def test_what_a_process_has_mapped_of_stores_that_it_has_left_is_let_go_of(tmp_path: Path) -> None:
     def opened(name: str) -> weakref.ref[LayerDirectory]:
         nosync.open(tmp_path / name).close()
-        return weakref.ref(places.directory_of(Place(str(tmp_path / name), 128)))
+        return weakref.ref(places.open_directory(StoreLocation(str(tmp_path / name), 128)))
 
     first, second = opened("a"), opened("b")
     shutil.rmtree(tmp_path / "a")
@@ -163,7 +167,9 @@ def test_what_a_process_has_mapped_of_stores_that_it_has_left_is_let_go_of(tmp_p
     assert first() is None, "its directory is gone"
     others += [opened(f"c{i}") for i in range(1, places.MOST_DIRECTORIES - 1)]
     assert second() is not None
-    assert places.directory_of(Place(str(tmp_path / "b"), 128)) is second(), "and it is the most lately used now"
+    assert places.open_directory(StoreLocation(str(tmp_path / "b"), 128)) is second(), (
+        "and it is the most lately used now"
+    )
     others.append(opened("d"))
     assert [one() is None for one in others] == [True] + [False] * (len(others) - 1)
     assert second() is not None
