@@ -25,7 +25,7 @@ from nosync.job.epoch_layout import EpochLayout
 from nosync.job.explain import Explanation, explain
 from nosync.job.flow_versions import PLACED, FlowVersions
 from nosync.job.kept_inputs import KeptInputs
-from nosync.job.recovery_planner import Cell, Inventory, RecoveryPlan, lost_manifest, plan
+from nosync.job.recovery_planner import Cell, RecordedCells, RecoveryPlan, lost_manifest, plan
 from nosync.job.replay import (
     Progress,
     ReplayPlan,
@@ -903,7 +903,7 @@ class Job:
         """What recomputing the wanted layers takes, without doing it. `can_replay`: whether inputs can be given again."""
         return plan(
             self.flow,
-            Inventory(self._directory.descriptions, self._node.since()),
+            RecordedCells(self._directory.descriptions, self._node.since()),
             wanted,
             histories=self._node.histories(self.branch_name),
             flow_at=self.flow_at,

@@ -47,7 +47,7 @@ class RecoveryPlan:
     impossible: Mapping[Cell, str]
 
 
-class Inventory:
+class RecordedCells:
     """Which cells are recorded, from the descriptions of the layers of each trace."""
 
     def __init__(self, layers: Callable[[TraceId], Sequence[Description]], frontier: Time = ZERO) -> None:
@@ -79,7 +79,7 @@ class Inventory:
 
 def plan(
     flow: BoundFlow,
-    inventory: Inventory,
+    inventory: RecordedCells,
     wanted: Iterable[Cell],
     *,
     histories: Mapping[str, History],
@@ -106,7 +106,7 @@ class _Planner:
     def __init__(
         self,
         flow: BoundFlow,
-        inventory: Inventory,
+        inventory: RecordedCells,
         histories: Mapping[str, History],
         can_replay: Callable[[str, int], bool],
         flow_at: Callable[[int], BoundFlow],
