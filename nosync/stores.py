@@ -138,7 +138,7 @@ def _beside_daemon(found: LayerDirectory) -> Store:
     root, env = found.root, found.env
     try:
         from nosync.replication.client.fetching_directory import FetchingDirectory  # noqa: PLC0415
-        from nosync.replication.client.remote_node import AttachedNode  # noqa: PLC0415 - needs the extra `daemon`
+        from nosync.replication.client.remote_node import RemoteNode  # noqa: PLC0415 - needs the extra `daemon`
         from nosync.replication.daemon.daemon import client_of  # noqa: PLC0415
     except ImportError as error:
         raise ReplicationError(
@@ -151,7 +151,7 @@ def _beside_daemon(found: LayerDirectory) -> Store:
         client = client_of(root)
         if client is not None:
             try:
-                return note_opened(Store(directory, StoreSettings(), AttachedNode(directory, client)))
+                return note_opened(Store(directory, StoreSettings(), RemoteNode(directory, client)))
             except ReplicationError as error:
                 client.close()
                 why = str(error)

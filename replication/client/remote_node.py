@@ -41,7 +41,7 @@ FILL_PATIENCE_S = 60.0
 """How long a job that starts on another node waits for what only others have."""
 
 
-class AttachedNode(HasSealer):
+class RemoteNode(HasSealer):
     """What a store and a job need of a node, beside a daemon. See nosync.lsm.node.node.Node for what each method
     promises.
     """

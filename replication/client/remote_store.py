@@ -144,7 +144,7 @@ def _not_written(address: str) -> StorageError:
     )
 
 
-class ConnectedStore(Store):
+class RemoteStore(Store):
     """A store over a connection: everything that reads works as it does beside the files. Made by `nosync.connect`."""
 
     def __init__(
@@ -258,13 +258,13 @@ def connected_store(client: DaemonClient, about: pb.StatusReply, cache: Path | N
             f"{cache} keeps what was fetched of store {found}, and {client.address} serves store {about.store_id}: give "
             "another cache="
         )
-    return ConnectedStore(LayerDirectory(cache, about.key_groups, RemoteEnv(cache, client)), client, temporary)
+    return RemoteStore(LayerDirectory(cache, about.key_groups, RemoteEnv(cache, client)), client, temporary)
 
 
 @contextmanager
 def daemon_of(store: Store) -> Iterator[DaemonClient | None]:
     """The daemon that keeps a store; None where none does."""
-    if isinstance(store, ConnectedStore):
+    if isinstance(store, RemoteStore):
         yield store.client
         return
     client = client_of(store.directory.root)
