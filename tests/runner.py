@@ -157,7 +157,7 @@ class Runner:
 
     def task(self, t: int, segment: Segment, emission: SegmentOutput | None) -> SegmentTask:
         return SegmentTask(
-            place=StoreLocation(str(self.root), 128),
+            location=StoreLocation(str(self.root), 128),
             t=t,
             shards=self.shards,
             stages=self.flow.stages,

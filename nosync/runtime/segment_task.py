@@ -167,7 +167,7 @@ _IDLE_WITHOUT_ROWS = frozenset({AGGREGATE, UPDATE, DISTINCT, ARRANGE, JOIN})
 class SegmentTask:
     """One epoch's work on one segment, for every shard. Pickled to Spark's workers."""
 
-    place: StoreLocation
+    location: StoreLocation
     t: int
     shards: int
     stages: Mapping[str, BoundStage]
@@ -256,7 +256,7 @@ class _ShardRun:
     def __init__(self, task: SegmentTask, shard: Shard) -> None:
         self._task = task
         self._shard = shard
-        self._directory = open_directory(task.place)
+        self._directory = open_directory(task.location)
         self._fetch_rounds()
         self._reports: list[bytes] = []
         self._changes: dict[str, pa.Table] = {}
@@ -521,7 +521,7 @@ class _ShardRun:
 
     def _log_rows(self, stage: BoundStage, as_of: Time) -> pa.Table:
         """This shard's part of a log's rows; of one that takes rows back, what is left of them."""
-        history, groups = self._task.histories.get(stage.name, ()), self._task.place.key_groups
+        history, groups = self._task.histories.get(stage.name, ()), self._task.location.key_groups
         if as_of >= self._begin:
             history = continued(history, stage.fingerprint, self._shard.count, self._begin)
         tables = [stage.schema.empty_table()]
@@ -547,11 +547,11 @@ class _ShardRun:
     def _nothing_before(self, name: str) -> Trace:
         stage = self._task.stages[name]
         id = TraceId(name, stage.fingerprint, self._shard)
-        return Trace(id, (), self._task.place.key_groups, stage.schema, key=stage.key)
+        return Trace(id, (), self._task.location.key_groups, stage.schema, key=stage.key)
 
     def _view(self, stage: BoundStage) -> View:
         id = TraceId(stage.name, stage.fingerprint, self._shard)
-        return view_at(self._task.histories.get(stage.name, ()), id, pack(self._task.t), self._task.place.key_groups)
+        return view_at(self._task.histories.get(stage.name, ()), id, pack(self._task.t), self._task.location.key_groups)
 
     def _state_before(self, name: str) -> Trace:
         t, stage = pack(self._task.t), self._task.stages[name]

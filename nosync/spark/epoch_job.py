@@ -78,7 +78,7 @@ _RULES_TO_EXCLUDE = (
 class EpochPlan:
     """What one run of an epoch is to do."""
 
-    place: StoreLocation
+    location: StoreLocation
     t: int
     shards: int
     histories: Mapping[str, History] = field(default_factory=dict)
@@ -170,7 +170,7 @@ class _EpochRun:
         self._work, self._flow, self._plan = work, work.flow, work.plans[0]
         self.reports: dict[int, Reports] = {plan.t: {} for plan in work.plans}
         self._rounds: dict[str, int] = {}
-        self._directory = open_directory(replace(self._plan.place, store_id=""))
+        self._directory = open_directory(replace(self._plan.location, store_id=""))
 
     def rest(self) -> None:
         """Everything but the rounds of loops."""
@@ -452,7 +452,7 @@ class _EpochJob:
         named |= {part_of(name, WATERMARK) for name in run} & flow.stages.keys()
         plan = self._plans[0]
         first = SegmentTask(
-            place=plan.place,
+            location=plan.location,
             t=plan.t,
             shards=plan.shards,
             stages={name: for_tasks(flow.stages[name]) for name in flow.stages if name in named},
@@ -511,7 +511,9 @@ class _EpochJob:
             rows = reduce(DataFrame.unionAll, [_beside(i, frames, self._beside) for i in frames])
         # Reports and marks carry the shard they go to in the tag; rows that stay in their shard have it there as well.
         home = f"shiftright({TAG_COLUMN}, {TAG_SHARD_BITS})"
-        homes = [self._shard_of(self._location(edges[i], i, several=several)) if i in keyed else home for i in frames]
+        homes = [
+            self._shard_of(self._hash_column(edges[i], i, several=several)) if i in keyed else home for i in frames
+        ]
         cases = " ".join(f"WHEN {i} THEN {of_side}" for i, of_side in zip(frames, homes, strict=True))
         by_key = f"CASE {SIDE_COLUMN} {cases} END" if several else homes[0]
         shard = f"CASE WHEN {REPORT_COLUMN} IS NULL THEN {by_key} ELSE {TAG_COLUMN} END"
@@ -529,8 +531,8 @@ class _EpochJob:
     def _is_hashed_in_tasks(self, edge: InputEdge) -> bool:
         return is_hashed_in_tasks(fed_schema(self._flow.stages, edge), edge.key)
 
-    def _location(self, edge: InputEdge, index: int, *, several: bool) -> str:
-        """The hash of a feed's key."""
+    def _hash_column(self, edge: InputEdge, index: int, *, several: bool) -> str:
+        """The column, or the expression, that holds the hash of the key of an edge's rows."""
         if not self._is_hashed_in_tasks(edge):
             return HASH64_COLUMN
         return hash_of([side_column(index, name) if several else name for name in edge.key])

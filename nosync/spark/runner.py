@@ -32,10 +32,10 @@ class Runner:
     """Of one job. `everything`: whatever is not recorded is computed, not just what the steps say."""
 
     def __init__(
-        self, spark: SparkSession, node: StoreBackend, place: StoreLocation, settings: Mapping[str, str]
+        self, spark: SparkSession, node: StoreBackend, location: StoreLocation, settings: Mapping[str, str]
     ) -> None:
         """`settings`: of the session, while epochs run."""
-        self._spark, self._node, self._location, self._settings = spark, node, place, settings
+        self._spark, self._node, self._location, self._settings = spark, node, location, settings
         self._has_wide_rows, self._may_scan, self._exchanges = False, True, Exchanges()
         self._watch = HostWatch(spark, node.lost_hosts) if node.store_id else None
 
@@ -59,7 +59,7 @@ class Runner:
             histories = {**histories, **begun}
         plans = [
             EpochPlan(
-                place=self._location,
+                location=self._location,
                 t=one.step.t,
                 shards=shards,
                 histories=histories,

@@ -36,7 +36,7 @@ ReadView = Callable[[View, int], Iterator[pa.RecordBatch]]
 class StageReader:
     """A recorded stage; pickled to the workers. `history`: where its layers are."""
 
-    place: StoreLocation
+    location: StoreLocation
     stage: BoundStage
     history: History
 
@@ -79,7 +79,7 @@ class StageReader:
         return self._per_view(spark, read, schema, after, until)
 
     def _open(self, view: View, exact_from: int, until: int) -> Trace:
-        directory = open_directory(self.place)
+        directory = open_directory(self.location)
         try:
             trace = directory.open_view(view, until=end_of(until), as_of=last_of(exact_from))
         except NotAvailableError as error:  # and it is sealed
@@ -95,7 +95,7 @@ class StageReader:
     def _per_view(
         self, spark: SparkSession, read: ReadView, schema: pa.Schema, exact_from: int, as_of: int
     ) -> DataFrame:
-        views = views_of(self.history, self.stage.name, pack(as_of), self.place.key_groups, log=not self.stage.keyed)
+        views = views_of(self.history, self.stage.name, pack(as_of), self.location.key_groups, log=not self.stage.keyed)
 
         def rows(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
             try:

@@ -115,24 +115,24 @@ MOST_DIRECTORIES = 4
 """
 
 
-def open_directory(place: StoreLocation) -> LayerDirectory:
+def open_directory(location: StoreLocation) -> LayerDirectory:
     """This process's view of a store, which lives with the layers it has mapped until others were used more lately."""
-    found = _directories.pop(place, None)
+    found = _directories.pop(location, None)
     if found is None:
         for other, directory in list(_directories.items()):
             if not directory.root.exists():
                 _directories.pop(other, None)
-        found = _open(place)
-    _directories[place] = found  # the most recently used come last
+        found = _open(location)
+    _directories[location] = found  # the most recently used come last
     for other in list(_directories)[:-MOST_DIRECTORIES]:
         _directories.pop(other, None)
     return found
 
 
-def _open(place: StoreLocation) -> LayerDirectory:
-    if not place.store_id:
-        return LayerDirectory(Path(place.root), place.key_groups)
-    root = Path(os.environ.get(DATA_VARIABLE) or place.root)  # set to nothing is not set
+def _open(location: StoreLocation) -> LayerDirectory:
+    if not location.store_id:
+        return LayerDirectory(Path(location.root), location.key_groups)
+    root = Path(os.environ.get(DATA_VARIABLE) or location.root)  # set to nothing is not set
     try:
         found = read_marker(root, Env()).store_id
     except NosyncError as error:
@@ -140,9 +140,9 @@ def _open(place: StoreLocation) -> LayerDirectory:
             f"a task found no store on its host: {error}. Run a nosync daemon on every host of Spark's, with its data at that "
             f"path, or set spark.executorEnv.{DATA_VARIABLE} to where it is"
         ) from None
-    if found != place.store_id:
-        raise ReplicationError(f"{root} on a task's host belongs to store {found}, the job's is {place.store_id}")
-    return FetchingDirectory(root, place.key_groups)
+    if found != location.store_id:
+        raise ReplicationError(f"{root} on a task's host belongs to store {found}, the job's is {location.store_id}")
+    return FetchingDirectory(root, location.key_groups)
 
 
 class FetchingDirectory(LayerDirectory):

@@ -18,7 +18,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import nosync
-from nosync.job.recovery_planner import Cell, Inventory, plan
+from nosync.job.recovery_planner import Cell, RecordedCells, plan
 from nosync.lsm.platform.env import Env
 from tests import pipelines
 from tests.pipelines import Op, build, table
@@ -67,7 +67,7 @@ def recover(store: nosync.Store, runner: StoreRunner, rows: list[Rows], shards: 
         if not missing:
             return
         wanted = [Cell(m.t, m.entry.id.trace.stage, m.entry.id.trace.shard.index) for m in missing]
-        inventory = Inventory(store.directory.descriptions, store.node.since())
+        inventory = RecordedCells(store.directory.descriptions, store.node.since())
         histories = store.node.histories()
         found = plan(runner.flow, inventory, wanted, histories=histories, can_replay=lambda source, t: True)
         assert found.impossible == {}

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import nosync
-from nosync.job.recovery_planner import Inventory
+from nosync.job.recovery_planner import RecordedCells
 from nosync.lsm.model.layer import Description, LayerId, Shard, TraceId
 from nosync.lsm.model.timestamp import ZERO, pack
 from nosync.lsm.platform.env import Env
@@ -63,7 +63,7 @@ def publish_again(store: nosync.Store, id: LayerId, t: int) -> None:
 def recover(store: nosync.Store) -> None:
     """Publishes what is missing and is not recorded, as the planner decides that."""
     missing = store.missing()
-    inventory = Inventory(store.directory.descriptions, store.node.since())
+    inventory = RecordedCells(store.directory.descriptions, store.node.since())
     for m in missing:
         if inventory.layer_at(m.entry.id.trace, m.t) is None:
             publish_again(store, m.entry.id, m.t)
@@ -159,5 +159,5 @@ def test_the_planner_does_not_count_what_is_about_to_go() -> None:
     """The changes of an epoch that was merged away are not promised because its file still waits to be removed."""
     listed = [*(_d(t, t + 1) for t in range(6)), _d(0, 4, 3)]
     trace = TraceId("one", "code", Shard(0, 1))
-    found = Inventory(lambda _: listed, pack(3)).layer_at(trace, 1)
+    found = RecordedCells(lambda _: listed, pack(3)).layer_at(trace, 1)
     assert found == _d(0, 4, 3)
