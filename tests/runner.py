@@ -82,7 +82,7 @@ class Runner:
         for loop in self.flow.loops.values():
             self._loop(t, loop, given)
         for segment in self.flow.segments.values():
-            if not self.flow.emissions(segment):
+            if not self.flow.outputs(segment):
                 self._segment(t, segment, given, None)
 
     def _begin_spans(self, t: int) -> None:
@@ -114,7 +114,7 @@ class Runner:
         t: int,
         segment: Segment,
         given: dict[str, pa.Table],
-        emission: SegmentOutput | None,
+        output: SegmentOutput | None,
         *,
         replay: bool = False,
     ) -> list[pa.RecordBatch]:
@@ -124,7 +124,7 @@ class Runner:
         if replay:
             edges = []
         present = [i for i, edge in edges if not inside or self._comes(segment, edge)]
-        task = self.task(t, segment, emission)
+        task = self.task(t, segment, output)
         if inside:
             absent = frozenset(i for i, _ in edges if i not in present)
             task = replace(task, absent=absent, round=self.round - replay, phase=self.phase)
@@ -132,7 +132,7 @@ class Runner:
             run = tuple(name for name in segment.stages if not self.flow.stages[name].of_rounds)
             task = replace(task, run=run, edges=(), rounds=self.rounds)
         if replay:
-            task = replace(task, run=(emission.stage,), edges=())
+            task = replace(task, run=(output.stage,), edges=())
         parts: list[pa.Table | None] = [None] * self.shards
         if present:
             fed = [self._fed(t, i, segment, given, several=len(present) > 1) for i in present]
@@ -146,16 +146,16 @@ class Runner:
         found = []
         for i, part in enumerate(parts):
             found += list(task.run_shard(i, iter(part.to_batches() if part is not None else [])))
-        if emission is None and inside:
+        if output is None and inside:
             self.reports += [Report.from_json(r) for b in found for r in b.column(0).to_pylist()]
         return found
 
     def _comes(self, segment: Segment, edge: InputEdge) -> bool:
         if self.flow.feeds_back(segment, edge):
             return self.round > 0
-        return self.round == 0 or self.flow.stages[edge.emission.stage].loop is not None
+        return self.round == 0 or self.flow.stages[edge.output.stage].loop is not None
 
-    def task(self, t: int, segment: Segment, emission: SegmentOutput | None) -> SegmentTask:
+    def task(self, t: int, segment: Segment, output: SegmentOutput | None) -> SegmentTask:
         return SegmentTask(
             location=StoreLocation(str(self.root), 128),
             t=t,
@@ -163,19 +163,19 @@ class Runner:
             stages=self.flow.stages,
             run=segment.stages,
             edges=segment.edges,
-            emission=emission,
+            output=output,
             histories={name: tuple(spans) for name, spans in self.spans.items()},
         )
 
     def sent(self, t: int, edge: InputEdge, given: dict[str, pa.Table], *, replay: bool = False) -> pa.Table:
-        source = self.flow.stages[edge.emission.stage]
+        source = self.flow.stages[edge.output.stage]
         home = self.flow.segment_of(source.name)
         round = self.round
         if self.flow.loop_of(home) is None:
             self.round = None  # what enters the loop is of the epoch
-        batches = self._segment(t, home, given, edge.emission, replay=replay)
+        batches = self._segment(t, home, given, edge.output, replay=replay)
         self.round = round
-        return pa.Table.from_batches(batches, schema=emitted_schema(source, edge.emission))
+        return pa.Table.from_batches(batches, schema=emitted_schema(source, edge.output))
 
     def _fed(
         self, t: int, index: int, segment: Segment, given: dict[str, pa.Table], *, several: bool

@@ -372,7 +372,7 @@ class _Binder:
         bound = self._stage(
             stage, schema, changing=True, key=key, plan=plan, window=window, options=options, described=described
         )
-        edge = replace(self._feed(upstream.name, feed_key), emission=SegmentOutput(upstream.name, window))
+        edge = replace(self._feed(upstream.name, feed_key), output=SegmentOutput(upstream.name, window))
         self._new_segment(logs[0], [edge])
         for part in [*logs[1:], bound]:
             self._join_segment(part, logs[0].name)

@@ -126,7 +126,7 @@ class InputEdge:
 
     input: str
     """The stage whose rows these are."""
-    emission: SegmentOutput
+    output: SegmentOutput
     """What leaves the segment that they come from."""
     jvm: tuple[str, ...] = ()
     """Stages whose expressions the JVM evaluates on the way, in order."""
@@ -219,7 +219,7 @@ class BoundFlow:
         for edge in segment.edges:
             whole = self.takes_whole(segment, edge, anew)
             assert len(whole) == 1, f"what takes {edge.input} in {segment.name} begins anew together"
-            edges.append(replace(edge, emission=replace(edge.emission, whole=whole == {True})))
+            edges.append(replace(edge, output=replace(edge.output, whole=whole == {True})))
         return replace(segment, edges=tuple(edges))
 
     def takes_whole(self, segment: Segment, edge: InputEdge, anew: Collection[str]) -> set[bool]:
@@ -242,16 +242,16 @@ class BoundFlow:
     def feeds_back(self, segment: Segment, edge: InputEdge) -> bool:
         """Whether the feed brings the rows of the round before to the loop's variable."""
         loop = self.loop_of(segment)
-        return loop == segment.name and edge.emission.stage == self.loops[loop].result
+        return loop == segment.name and edge.output.stage == self.loops[loop].result
 
     def segment_of(self, stage: str) -> Segment:
         """The segment that computes a stage; KeyError for one that only the JVM computes."""
         return next(s for s in self.segments.values() if stage in s.stages)
 
-    def emissions(self, segment: Segment, loop: str | None = None) -> list[SegmentOutput]:
+    def outputs(self, segment: Segment, loop: str | None = None) -> list[SegmentOutput]:
         """What other segments take from this one, in a fixed order: those of a loop, or those outside of all loops."""
         takers = [s for s in self.segments.values() if self.loop_of(s) == loop and not s.fused]
-        wanted = [edge.emission for s in takers for edge in s.edges if not self.feeds_back(s, edge)]
+        wanted = [edge.output for s in takers for edge in s.edges if not self.feeds_back(s, edge)]
         return list(dict.fromkeys(e for e in wanted if e.stage in segment.stages))
 
     def needed_for(self, segment: Segment, stage: str) -> tuple[str, ...]:
@@ -283,7 +283,7 @@ class BoundFlow:
         flow = self
         for taker in self.segments.values():
             from_sources = [edge for edge in taker.edges if not self._stays_in_shard(edge)]
-            keys = {edge.emission.stage: self._key_at_source(edge) for edge in from_sources}
+            keys = {edge.output.stage: self._key_at_source(edge) for edge in from_sources}
             if keys and all(key and flow.stages[name].placed_by in ((), key) for name, key in keys.items()):
                 there = {name: replace(flow.stages[name], placed_by=key) for name, key in keys.items()}
                 candidate = replace(flow, stages={**flow.stages, **there})
@@ -304,7 +304,7 @@ class BoundFlow:
             return self
         eager = self._fused(eager=True)
         # A segment runs once for each of its exits.
-        if all(len(eager.emissions(segment)) <= 1 for segment in eager.segments.values() if segment.fused):
+        if all(len(eager.outputs(segment)) <= 1 for segment in eager.segments.values() if segment.fused):
             return eager
         return self._fused(eager=False)
 
@@ -324,12 +324,12 @@ class BoundFlow:
 
     def _homes_of(self, taker: Segment, segments: Mapping[str, Segment]) -> list[Segment]:
         """The segments from which alone a segment is fed, if it can be one with them: those of sources, and fused ones."""
-        if any(edge.emission.whole for edge in taker.edges):
+        if any(edge.output.whole for edge in taker.edges):
             return []  # what is there is not among the rows that are given
         homes: dict[str, Segment] = {}
         expressed = set[str]()
         for edge in taker.edges:
-            name = edge.emission.stage
+            name = edge.output.stage
             home = next(segment for segment in segments.values() if name in segment.stages)
             if home.edges and not home.fused:
                 return []
@@ -340,7 +340,7 @@ class BoundFlow:
                     return []
                 expressed.add(name)
             homes[home.name] = home
-        if expressed.intersection(edge.emission.stage for home in homes.values() for edge in home.edges):
+        if expressed.intersection(edge.output.stage for home in homes.values() for edge in home.edges):
             return []
         return list(homes.values())
 
@@ -349,18 +349,18 @@ class BoundFlow:
         """How many emissions others would take from these segments, were they one."""
         inside = {name for segment in together for name in segment.stages}
         others = [s for s in segments.values() if s not in together and not s.fused]
-        return len({edge.emission for s in others for edge in s.edges if edge.emission.stage in inside})
+        return len({edge.output for s in others for edge in s.edges if edge.output.stage in inside})
 
     def _stays_in_shard(self, edge: InputEdge) -> bool:
         """Whether the rows of a keyed feed are in the shards of its key already, and no expression comes in between."""
-        home = self.stages[edge.emission.stage]
-        return not edge.jvm and edge.emission.window is None and bool(edge.key) and home.placed_by == edge.key
+        home = self.stages[edge.output.stage]
+        return not edge.jvm and edge.output.window is None and bool(edge.key) and home.placed_by == edge.key
 
     def _key_at_source(self, edge: InputEdge) -> tuple[str, ...]:
         """The columns of a source that a feed's key is, where expressions that can be put together as one text pass
         them on.
         """
-        if self.stages[edge.emission.stage].kind != SOURCE or edge.emission.window is not None:
+        if self.stages[edge.output.stage].kind != SOURCE or edge.output.window is not None:
             return ()
         expressions = [e for name in edge.jvm for e in self.stages[name].options.get("expressions", [None])]
         if not all(isinstance(expression, str) and not _SUBQUERY.search(expression) for expression in expressions):
@@ -380,7 +380,7 @@ def _in_order(segments: Mapping[str, Segment]) -> dict[str, Segment]:
     """Each after those that feed it."""
     home_of = {name: segment.name for segment in segments.values() for name in segment.stages}
     before = {
-        s.name: [home_of[f.emission.stage] for f in s.edges if home_of[f.emission.stage] != s.name]
+        s.name: [home_of[f.output.stage] for f in s.edges if home_of[f.output.stage] != s.name]
         for s in segments.values()
     }
     return {name: segments[name] for name in graphlib.TopologicalSorter(before).static_order()}
@@ -419,7 +419,7 @@ def all_hold(conditions: Sequence[str]) -> str:
 
 def kept_through(stages: Mapping[str, BoundStage], edge: InputEdge) -> dict[str, str]:
     """By column of a feed, the column that it is of the stage that the feed comes from, if no expression made it."""
-    names = {name: name for name in stages[edge.emission.stage].output.names}
+    names = {name: name for name in stages[edge.output.stage].output.names}
     for stage in edge.jvm:
         kept: Mapping[str, str] = stages[stage].options["kept"]
         names = {name: names[of] for name, of in kept.items() if of in names}

@@ -96,7 +96,7 @@ def run_epochs_of_shard(
             mine = [batch for _, batch in group]
             t, group = next(epochs, _NONE)
         for batch in task.run_shard(index, iter(mine)):
-            if task.emission is None:
+            if task.output is None:
                 yield batch
                 continue
             columns = [pa.repeat(pa.scalar(task.t, pa.int64()), batch.num_rows), *batch.columns]

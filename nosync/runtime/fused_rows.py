@@ -69,7 +69,7 @@ def carried(
 
 def feed_of(source: BoundStage, edges: Sequence[InputEdge]) -> InputEdge | None:
     """The feed that brings what expressions make of a source."""
-    return next((edge for edge in edges if edge.jvm and edge.emission.stage == source.name), None)
+    return next((edge for edge in edges if edge.jvm and edge.output.stage == source.name), None)
 
 
 def split(

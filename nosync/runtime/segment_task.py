@@ -117,23 +117,23 @@ class Report:
         return cls(**json.loads(text))
 
 
-def emitted_schema(stage: BoundStage, emission: SegmentOutput) -> pa.Schema:
+def emitted_schema(stage: BoundStage, output: SegmentOutput) -> pa.Schema:
     """The rows that leave a segment: the stage's output, its windows and change type if any, tag and report."""
     return pa.schema(
-        [*_rows_schema(stage, emission), pa.field(TAG_COLUMN, pa.int64()), pa.field(REPORT_COLUMN, pa.binary())]
+        [*_rows_schema(stage, output), pa.field(TAG_COLUMN, pa.int64()), pa.field(REPORT_COLUMN, pa.binary())]
     )
 
 
 def fed_schema(stages: Mapping[str, BoundStage], edge: InputEdge) -> pa.Schema:
     """The columns of a feed's rows, without tag, report and hash."""
-    stage = stages[edge.jvm[-1]] if edge.jvm else stages[edge.emission.stage]
-    return _rows_schema(stage, SegmentOutput(stage.name, edge.emission.window))
+    stage = stages[edge.jvm[-1]] if edge.jvm else stages[edge.output.stage]
+    return _rows_schema(stage, SegmentOutput(stage.name, edge.output.window))
 
 
-def _rows_schema(stage: BoundStage, emission: SegmentOutput) -> pa.Schema:
-    if emission.window is None:
+def _rows_schema(stage: BoundStage, output: SegmentOutput) -> pa.Schema:
+    if output.window is None:
         return stage.rows_schema
-    type_ = window_type(stage.output.field(emission.window.time).type)
+    type_ = window_type(stage.output.field(output.window.time).type)
     return pa.schema([*stage.rows_schema, pa.field(START, type_), pa.field(END, type_)])
 
 
@@ -174,7 +174,7 @@ class SegmentTask:
     """The stages to run, in order, and those that feed them."""
     run: tuple[str, ...]
     edges: tuple[InputEdge, ...] = ()
-    emission: SegmentOutput | None = None
+    output: SegmentOutput | None = None
     """What leaves the segment; None: only reports do."""
     histories: Mapping[str, History] = field(default_factory=dict)
     """By stage, where its layers are; a stage that is new at this epoch has none."""
@@ -275,28 +275,28 @@ class _ShardRun:
 
     def run(self, batches: list[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         self._receive(batches)
-        emission = self._task.emission
+        output = self._task.output
         for name in self._task.run:
             if self._task.stages[name].recorded:
                 self._record(self._task.stages[name])
         reports = pa.array(self._reports, pa.binary())
-        if emission is None:
+        if output is None:
             yield pa.RecordBatch.from_arrays([reports], schema=REPORT_SCHEMA)
             return
-        yield from self._emit(emission, reports)
+        yield from self._emit(output, reports)
 
-    def _emit(self, emission: SegmentOutput, reports: pa.Array) -> Iterator[pa.RecordBatch]:
+    def _emit(self, output: SegmentOutput, reports: pa.Array) -> Iterator[pa.RecordBatch]:
         """Step 3."""
-        schema = emitted_schema(self._task.stages[emission.stage], emission)
+        schema = emitted_schema(self._task.stages[output.stage], output)
         targets = [0] * len(reports)
-        if self._task.emits and self._available(emission.stage):
-            rows = (self._whole_of if emission.whole else self._changes_of)(emission.stage)
+        if self._task.emits and self._available(output.stage):
+            rows = (self._whole_of if output.whole else self._changes_of)(output.stage)
             mark: dict[str, Any] = {"from": self._shard.index}
             first_tag: Any = self._shard.index << TAG_SHARD_BITS
-            if emission.window is not None:
-                mark |= self._newest(emission, rows)
-                rows = with_windows(rows, emission.window)
-            elif self._task.stages[emission.stage].origins:
+            if output.window is not None:
+                mark |= self._newest(output, rows)
+                rows = with_windows(rows, output.window)
+            elif self._task.stages[output.stage].origins:
                 first_tag = first_tag + (rows.column(INPUT_COLUMN).to_numpy().astype(np.int64) << _TAG_INPUT_BITS)
             rows = rows.select(schema.names[:-2])
             marks = pa.array([_MARK + json.dumps(mark).encode()] * self._task.shards, pa.binary())
@@ -306,15 +306,15 @@ class _ShardRun:
                 tags = np.arange(rows.num_rows, dtype=np.int64) + first_tag
                 columns = [*rows.columns, pa.array(tags), pa.nulls(rows.num_rows, pa.binary())]
                 sent = pa.Table.from_arrays(columns, schema=schema).combine_chunks()
-                yield from sent.to_batches(max_chunksize=_WHOLE_ROWS if emission.whole else None)
+                yield from sent.to_batches(max_chunksize=_WHOLE_ROWS if output.whole else None)
         blank = [pa.nulls(len(reports), f.type) for f in list(schema)[:-2]]
         yield pa.RecordBatch.from_arrays([*blank, pa.array(targets, pa.int64()), reports], schema=schema)
 
-    def _newest(self, emission: SegmentOutput, rows: pa.Table) -> dict[str, Any]:
+    def _newest(self, output: SegmentOutput, rows: pa.Table) -> dict[str, Any]:
         """What a mark says of event time to a window: the newest, and that of each input where rows say by which they
         came.
         """
-        window, origins = emission.window, self._task.stages[emission.stage].origins
+        window, origins = output.window, self._task.stages[output.stage].origins
         assert window is not None, "it goes to a window"
         newest = newest_us(rows, window)
         if newest is None or not origins:
@@ -388,8 +388,8 @@ class _ShardRun:
 
     def _with_input(self, edge: InputEdge, rows: pa.Table, came_by: Any) -> pa.Table:
         """A feed's rows, with the input that each came by where the stage says it, in tags."""
-        stage = self._task.stages[edge.jvm[-1] if edge.jvm else edge.emission.stage]
-        return with_input(rows, came_by) if stage.origins and edge.emission.window is None else rows
+        stage = self._task.stages[edge.jvm[-1] if edge.jvm else edge.output.stage]
+        return with_input(rows, came_by) if stage.origins and edge.output.window is None else rows
 
     # --- step 2 -----------------------------------------------------------------------------------------------------
 

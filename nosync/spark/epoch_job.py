@@ -307,8 +307,8 @@ class _EpochJob:
         if len(given) != 1 or len(self._emissions(given[0])) > 1:
             return  # one more job for each of them
         (segment,) = given
-        emission = next(iter(self._emissions(segment)), None)
-        rows = self._given(segment, self._tasks_of(segment, emission)[0][0])
+        output = next(iter(self._emissions(segment)), None)
+        rows = self._given(segment, self._tasks_of(segment, output)[0][0])
         placed = rows.rows
         if not rows.placed_by:
             shard = f"CAST({self._shard_of(rows.place)} AS INT) AS {SHARD_COLUMN}"
@@ -335,8 +335,8 @@ class _EpochJob:
 
     def _emissions(self, segment: Segment) -> list[SegmentOutput]:
         """What leaves the segment."""
-        found = self._flow.emissions(segment, self.part.loop)
-        return found if self._wanted is None else [emission for emission in found if emission in self._wanted]
+        found = self._flow.outputs(segment, self.part.loop)
+        return found if self._wanted is None else [output for output in found if output in self._wanted]
 
     def _wanted_emissions(self) -> list[set[SegmentOutput]] | None:
         """By epoch those that something is computed from, in a recovery or a replay; None: all (a loop's go round)."""
@@ -346,8 +346,8 @@ class _EpochJob:
         for plan in self._plans:
             wanted = set[SegmentOutput]()
             for segment in reversed(self._flow.segments.values()):
-                if self._has_work(segment, [plan]) or wanted.intersection(self._flow.emissions(segment)):
-                    wanted.update(edge.emission for edge in self._feeds_for(segment, segment.stages, [plan]))
+                if self._has_work(segment, [plan]) or wanted.intersection(self._flow.outputs(segment)):
+                    wanted.update(edge.output for edge in self._feeds_for(segment, segment.stages, [plan]))
             found.append(wanted)
         return found
 
@@ -381,32 +381,32 @@ class _EpochJob:
             return segment.stages
         return tuple(name for name in segment.stages if not self._flow.stages[name].of_rounds)
 
-    def _tasks_of(self, segment: Segment, emission: SegmentOutput | None) -> tuple[list[SegmentTask], frozenset[int]]:
+    def _tasks_of(self, segment: Segment, output: SegmentOutput | None) -> tuple[list[SegmentTask], frozenset[int]]:
         """A segment's tasks, and which of their feeds bring nothing."""
         flow = self._flow
         loop = flow.loop_of(segment)
         inside = loop is not None and loop == self.part.loop
         run = self._run_of(segment)
         # The first to leave the segment computes all of it; the others what they need, which they find recorded.
-        emissions = self._emissions(segment)
-        if emission is not None and emissions and emission != emissions[0]:
-            needed = flow.needed_for(segment, emission.stage)
+        outputs = self._emissions(segment)
+        if output is not None and outputs and output != outputs[0]:
+            needed = flow.needed_for(segment, output.stage)
             run = tuple(name for name in run if name in needed)
         edges = self._edges(segment, run)
         if loop is not None and not inside:
             edges = []  # its rounds become the layers of the epoch
         absent = frozenset(i for i, f in enumerate(edges) if inside and not self._comes_in_round(segment, f))
         round = self.part.round if inside else None
-        tasks = self._tasks(run, edges, emission, round=round, absent=absent, head=segment.name)
+        tasks = self._tasks(run, edges, output, round=round, absent=absent, head=segment.name)
         scan = None
         if self._is_scanned(segment):
             scan = Scan({source.name: self._files[source.name] for source in tasks[0].sources}, flow.key_groups)
         return [replace(task, fused=segment.fused, scan=scan) for task in tasks], absent
 
-    def _segment(self, segment: Segment, emission: SegmentOutput | None) -> DataFrame:
+    def _segment(self, segment: Segment, output: SegmentOutput | None) -> DataFrame:
         """What leaves a segment, or only its reports."""
         flow = self._flow
-        tasks, absent = self._tasks_of(segment, emission)
+        tasks, absent = self._tasks_of(segment, output)
         edges = list(tasks[0].edges)
         if tasks[0].scan is not None or segment.name in self._exchanged:
             return self._mapped(segment, self._blank(), tasks)
@@ -434,13 +434,13 @@ class _EpochJob:
         assert self.part.round is not None, "only in a round"
         if self._flow.feeds_back(segment, edge):
             return self.part.round > 0
-        return self.part.round == 0 or self._flow.stages[edge.emission.stage].loop == self.part.loop
+        return self.part.round == 0 or self._flow.stages[edge.output.stage].loop == self.part.loop
 
     def _tasks(
         self,
         run: tuple[str, ...],
         edges: list[InputEdge],
-        emission: SegmentOutput | None,
+        output: SegmentOutput | None,
         *,
         round: int | None,
         absent: frozenset[int] = frozenset(),
@@ -448,7 +448,7 @@ class _EpochJob:
     ) -> list[SegmentTask]:
         """One for each epoch."""
         flow = self._flow
-        named = {*run, *(name for f in edges for name in (f.emission.stage, *f.jvm))}
+        named = {*run, *(name for f in edges for name in (f.output.stage, *f.jvm))}
         named |= {part_of(name, WATERMARK) for name in run} & flow.stages.keys()
         plan = self._plans[0]
         first = SegmentTask(
@@ -458,7 +458,7 @@ class _EpochJob:
             stages={name: for_tasks(flow.stages[name]) for name in flow.stages if name in named},
             run=run,
             edges=tuple(edges),
-            emission=emission,
+            output=output,
             histories={name: plan.histories[name] for name in named if name in plan.histories},
             compute=_may_compute(plan, round),
             input_given=head in self._inputs,
@@ -471,25 +471,25 @@ class _EpochJob:
             instance=plan.instance,
             sealed=plan.sealed,
         )
-        emits = [self._wanted_at is None or emission in self._wanted_at[i] for i in range(len(self._plans))]
+        emits = [self._wanted_at is None or output in self._wanted_at[i] for i in range(len(self._plans))]
         return [
             replace(
                 first,
                 t=plan.t,
                 compute=_may_compute(plan, round),
-                emits=emission is None or emits[i],
+                emits=output is None or emits[i],
                 sealed=plan.sealed,
             )
             for i, plan in enumerate(self._plans)
         ]
 
     def _mapped(self, segment: Segment, rows: DataFrame, tasks: Sequence[SegmentTask]) -> DataFrame:
-        emission, output = tasks[0].emission, REPORT_SCHEMA
-        if emission is not None:
-            output = emitted_schema(self._flow.stages[emission.stage], emission)
+        output, schema = tasks[0].output, REPORT_SCHEMA
+        if output is not None:
+            schema = emitted_schema(self._flow.stages[output.stage], output)
             if len(tasks) > 1:
-                output = pa.schema([pa.field(EPOCH_COLUMN, pa.int64()), *output])
-        return self._handover.mapped(rows, self._work_of(segment, tasks), output)
+                schema = pa.schema([pa.field(EPOCH_COLUMN, pa.int64()), *schema])
+        return self._handover.mapped(rows, self._work_of(segment, tasks), schema)
 
     def _work_of(self, segment: Segment, tasks: Sequence[SegmentTask]) -> ArrowFunction:
         return _work_of(tasks, self._exchanged.get(segment.name))
@@ -521,7 +521,7 @@ class _EpochJob:
 
     def _fed_by(self, segment: Segment, edge: InputEdge) -> DataFrame:
         """A feed's rows, with the hash of their key where tasks do not compute it."""
-        rows = self._replayed(edge) if self._flow.feeds_back(segment, edge) else self._emitted(edge.emission)
+        rows = self._replayed(edge) if self._flow.feeds_back(segment, edge) else self._emitted(edge.output)
         for name in edge.jvm:
             rows = jvm_rows(self._flow.stages[name], rows, keep=self._beside)
         if edge.key and not self._is_hashed_in_tasks(edge):
@@ -540,8 +540,8 @@ class _EpochJob:
     def _replayed(self, edge: InputEdge) -> DataFrame:
         """The rows that a loop's body returned in the round before, read back."""
         assert self.part.round, "the first round has none before it"
-        stage = edge.emission.stage
-        tasks = self._tasks((stage,), [], edge.emission, round=self.part.round - 1, head=stage)
+        stage = edge.output.stage
+        tasks = self._tasks((stage,), [], edge.output, round=self.part.round - 1, head=stage)
         return self._mapped(self._flow.segment_of(stage), self._blank(), tasks)
 
     def release(self) -> None:
@@ -550,16 +550,16 @@ class _EpochJob:
         for rows in self._shared.values():
             rows.unpersist()
 
-    def _emitted(self, emission: SegmentOutput) -> DataFrame:
+    def _emitted(self, output: SegmentOutput) -> DataFrame:
         """The rows that leave a segment; kept for the epoch where several take them, so that it runs once."""
-        found = self._shared.get(emission)
+        found = self._shared.get(output)
         if found is None:
-            found = self._segment(self._flow.segment_of(emission.stage), emission)
-            takers = [s for s in self._flow.segments.values() if any(f.emission == emission for f in s.edges)]
-            edges = sum(f.emission == emission for s in takers for f in s.edges)
+            found = self._segment(self._flow.segment_of(output.stage), output)
+            takers = [s for s in self._flow.segments.values() if any(f.output == output for f in s.edges)]
+            edges = sum(f.output == output for s in takers for f in s.edges)
             if edges > 1 or sum(len(self._emissions(s)) > 1 for s in takers):
                 found = found.persist()
-            self._shared[emission] = found
+            self._shared[output] = found
         return found
 
     def _source_rows(self, head: BoundStage) -> Given:

@@ -195,9 +195,9 @@ def test_what_nothing_is_computed_from_is_not_read(job: nosync.Job, monkeypatch:
     store, ran, segment_of = job._store, list[str](), _EpochJob._segment
     before = digests(store)
 
-    def segment(self: Any, segment: Any, emission: Any) -> Any:
+    def segment(self: Any, segment: Any, output: Any) -> Any:
         ran.append(segment.name)
-        return segment_of(self, segment, emission)
+        return segment_of(self, segment, output)
 
     monkeypatch.setattr(_EpochJob, "_segment", segment)
     lose(store, lambda layer: layer.stage != "by_kind")

@@ -66,7 +66,7 @@ class Task:
     got: list[tuple[int, list[int]]]
     edges: tuple[str, ...] = ("feed",)
     input_given: bool = False
-    emission: str | None = "stage"
+    output: str | None = "stage"
     schema: pa.Schema = field(default_factory=lambda: pa.schema([("n", pa.int64())]))
 
     def run_shard(self, index: int, rows: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -93,7 +93,7 @@ def test_each_epoch_gets_its_rows_and_marks_what_it_emits() -> None:
 
 
 def test_reports_are_emitted_as_they_are() -> None:
-    assert run([Task(t, [], emission=None) for t in (1, 2)], given((1, 1), (2, 2))) == [{"n": 10}, {"n": 20}]
+    assert run([Task(t, [], output=None) for t in (1, 2)], given((1, 1), (2, 2))) == [{"n": 10}, {"n": 20}]
 
 
 def test_tasks_without_feeds_look_at_no_rows_but_those_of_sources() -> None:

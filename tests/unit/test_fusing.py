@@ -94,7 +94,7 @@ def test_what_is_in_its_shards_already_is_joined_there() -> None:
     assert bound.placements == {"people": ("a",), "sales": ("k",)}
     first, second = bound.fused.segments.values()
     assert [edge.jvm for edge in first.edges] == [("sold",), ("named",)]
-    assert [edge.emission.stage for edge in second.edges] == ["both"], "each after those that feed it"
+    assert [edge.output.stage for edge in second.edges] == ["both"], "each after those that feed it"
 
 
 @pytest.mark.parametrize(
