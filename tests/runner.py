@@ -135,7 +135,7 @@ class Runner:
             task = replace(task, run=(output.stage,), edges=())
         parts: list[pa.Table | None] = [None] * self.shards
         if present:
-            fed = [self._fed(t, i, segment, given, several=len(present) > 1) for i in present]
+            fed = [self._edge_rows(t, i, segment, given, several=len(present) > 1) for i in present]
             parts = [pa.concat_tables([f[i] for f in fed], promote_options="default") for i in range(self.shards)]
         elif not segment.edges and segment.name not in given:
             task = replace(task, input_given=False)  # what the source recorded is read back
@@ -151,7 +151,7 @@ class Runner:
         return found
 
     def _comes(self, segment: Segment, edge: InputEdge) -> bool:
-        if self.flow.feeds_back(segment, edge):
+        if self.flow.loops_back(segment, edge):
             return self.round > 0
         return self.round == 0 or self.flow.stages[edge.output.stage].loop is not None
 
@@ -177,12 +177,12 @@ class Runner:
         self.round = round
         return pa.Table.from_batches(batches, schema=emitted_schema(source, edge.output))
 
-    def _fed(
+    def _edge_rows(
         self, t: int, index: int, segment: Segment, given: dict[str, pa.Table], *, several: bool
     ) -> list[pa.Table]:
         """A feed's rows by shard, reports and marks included."""
         edge = segment.edges[index]
-        sent = self.sent(t, edge, given, replay=self.flow.feeds_back(segment, edge))
+        sent = self.sent(t, edge, given, replay=self.flow.loops_back(segment, edge))
         sent = sent.take(pa.array(self.random.permutation(sent.num_rows)))
         data = sent.filter(sent[REPORT_COLUMN].is_null())
         reports = sent.filter(sent[REPORT_COLUMN].is_valid())

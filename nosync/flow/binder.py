@@ -237,7 +237,7 @@ class _Binder:
         if upstream.name in self._segment_of and upstream.loop == stage.loop:
             self._join_segment(bound, upstream.name)
         else:
-            self._new_segment(bound, [self._feed(upstream.name)])
+            self._new_segment(bound, [self._edge(upstream.name)])
 
     def _jvm(self, stage: Stage) -> None:
         upstream = self.bound[stage.inputs[0]]
@@ -249,7 +249,7 @@ class _Binder:
         options = {"kept": found.kept, "computed": found.computed, "plain": found.plain, "step": found.step}
         bound = replace(bound, options={**bound.options, **options})
         if bound.recorded:
-            edge = self._feed(upstream.name)
+            edge = self._edge(upstream.name)
             self._new_segment(bound, [replace(edge, jvm=(*edge.jvm, stage.name))])
         else:
             self.bound[stage.name] = bound
@@ -280,7 +280,7 @@ class _Binder:
         if len(homes) == 1 and None not in homes and same_loop:
             self._join_segment(bound, stage.inputs[0])
         else:
-            self._new_segment(bound, [self._feed(name) for name in dict.fromkeys(stage.inputs)])
+            self._new_segment(bound, [self._edge(name) for name in dict.fromkeys(stage.inputs)])
 
     def _keyed(self, stage: Stage) -> None:
         if stage.kind == AGGREGATE and not stage.key:
@@ -306,7 +306,7 @@ class _Binder:
             if stage.options.get("ttl") is not None:
                 fields.append(pa.field(TOUCHED_COLUMN, pa.int64()))
             schema = pa.schema(fields)
-        options["feed_key"] = key
+        options["edge_key"] = key
         origins = () if changing else self._inputs.origins(stage)
         bound = self._stage(stage, schema, changing=changing, key=key, plan=plan, options=options, origins=origins)
         kind = DISTINCT if stage.kind == DEDUPE and plan is None else AGGREGATE if stage.kind == DEDUPE else stage.kind
@@ -314,7 +314,7 @@ class _Binder:
         if upstream.placed_by == key and upstream.name in self._segment_of and upstream.loop is None:
             self._join_segment(bound, upstream.name)  # the rows of each key are in its shard already
         else:
-            self._new_segment(bound, [self._feed(upstream.name, key)])
+            self._new_segment(bound, [self._edge(upstream.name, key)])
 
     def _over_all_rows(self, stage: Stage) -> Stage:
         """The aggregate by a key that is the same in all rows, which a stage before it adds to them."""
@@ -326,7 +326,7 @@ class _Binder:
         if upstream.name in self._segment_of:
             self._join_segment(part, upstream.name)
         else:
-            self._new_segment(part, [self._feed(upstream.name)])
+            self._new_segment(part, [self._edge(upstream.name)])
         return replace(stage, key=(ALL_ROWS,), inputs=(part.name,))
 
     def _window(self, stage: Stage) -> None:
@@ -353,8 +353,8 @@ class _Binder:
         key = (*stage.key, START) if window.session else (*stage.key, START, END)
         plan = Plan(stage.name, key, stage.aggregates, expanded, retracts=upstream.changing)
         schema = pa.schema([*plan.schema, bounds[1]]) if window.session else plan.schema
-        feed_key = stage.key if window.session else key
-        options: dict[str, Any] = {"feed_key": feed_key}
+        edge_key = stage.key if window.session else key
+        options: dict[str, Any] = {"edge_key": edge_key}
         window = replace(window, policy=self._inputs.policy(stage))
         if window.policy == MIN and upstream.origins:
             options |= {"of_inputs": upstream.origins, "idle_after": window.idle_after}
@@ -372,7 +372,7 @@ class _Binder:
         bound = self._stage(
             stage, schema, changing=True, key=key, plan=plan, window=window, options=options, described=described
         )
-        edge = replace(self._feed(upstream.name, feed_key), output=SegmentOutput(upstream.name, window))
+        edge = replace(self._edge(upstream.name, edge_key), output=SegmentOutput(upstream.name, window))
         self._new_segment(logs[0], [edge])
         for part in [*logs[1:], bound]:
             self._join_segment(part, logs[0].name)
@@ -383,7 +383,7 @@ class _Binder:
         if not stage.recorded and stage.in_jvm:
             stage = replace(stage, level=MEMORY)
             upstream = stage.inputs[0]
-            edge = self._feed(upstream)
+            edge = self._edge(upstream)
             self._new_segment(stage, [replace(edge, jvm=(*edge.jvm, name))])
         return stage
 
@@ -409,7 +409,7 @@ class _Binder:
         for side, part in ((left, "left"), (right, "right")):
             schema, key = arranged_schema(side.output, spec.on)
             drops_nulls = spec.how == "inner" or (spec.how == "left" and part == "right")
-            options = {"feed_key": spec.on, "drop_nulls": drops_nulls}
+            options = {"edge_key": spec.on, "drop_nulls": drops_nulls}
             bound = self._part(
                 stage, part, ARRANGE, schema, (side.name,), options, None, changing=side.changing, key=key
             )
@@ -425,7 +425,7 @@ class _Binder:
             declared, schema, changing=changing, key=key, options={"join": spec, "joined": joined}, described=repr(spec)
         )
         bound = replace(bound, placed_by=spec.on)
-        edges = list(dict.fromkeys(self._feed(side.name, spec.on) for side in (left, right)))
+        edges = list(dict.fromkeys(self._edge(side.name, spec.on) for side in (left, right)))
         self._new_segment(parts[0], edges)
         self._join_segment(parts[1], parts[0].name)
         self._join_segment(bound, parts[0].name)
@@ -444,9 +444,9 @@ class _Binder:
         outside = [f"{name} {self.bound[name].fingerprint}" for name in sorted(entering)]
         described = "; ".join([*(self._described(s) for s in members), *outside, stage.options["result"]])
         bound = self._stage(
-            stage, schema, changing=not growing, key=key, options={"feed_key": key}, described=described
+            stage, schema, changing=not growing, key=key, options={"edge_key": key}, described=described
         )
-        self._new_segment(bound, [self._feed(start.name, key)])
+        self._new_segment(bound, [self._edge(start.name, key)])
         self.loops[stage.name] = Loop(stage.name, stage.options["result"], growing, stage.options["max_rounds"])
 
     def _described(self, stage: Stage) -> str:
@@ -522,7 +522,7 @@ class _Binder:
             dict(options or {}) | {k: v for k, v in stage.options.items() if k in ("ttl", "expressions", "on", "how", "table")},
             self._anew.get(stage.name),
             stage.name if stage.kind == LOOP else stage.loop,
-            tuple((options or {}).get("feed_key", ())),
+            tuple((options or {}).get("edge_key", ())),
             origins,
         )  # fmt: skip
 
@@ -562,7 +562,7 @@ class _Binder:
             return MEMORY
         return parse_level(self._flow.persist, f"dataflow {self._flow.name}")
 
-    def _feed(self, name: str, key: tuple[str, ...] = ()) -> InputEdge:
+    def _edge(self, name: str, key: tuple[str, ...] = ()) -> InputEdge:
         """Rows of a stage, from the segment that they leave by way of expressions in the JVM."""
         jvm: list[str] = []
         origin = name

@@ -239,7 +239,7 @@ class BoundFlow:
     def loop_of(self, segment: Segment) -> str | None:
         return self.stages[segment.name].loop
 
-    def feeds_back(self, segment: Segment, edge: InputEdge) -> bool:
+    def loops_back(self, segment: Segment, edge: InputEdge) -> bool:
         """Whether the feed brings the rows of the round before to the loop's variable."""
         loop = self.loop_of(segment)
         return loop == segment.name and edge.output.stage == self.loops[loop].result
@@ -251,7 +251,7 @@ class BoundFlow:
     def outputs(self, segment: Segment, loop: str | None = None) -> list[SegmentOutput]:
         """What other segments take from this one, in a fixed order: those of a loop, or those outside of all loops."""
         takers = [s for s in self.segments.values() if self.loop_of(s) == loop and not s.fused]
-        wanted = [edge.output for s in takers for edge in s.edges if not self.feeds_back(s, edge)]
+        wanted = [edge.output for s in takers for edge in s.edges if not self.loops_back(s, edge)]
         return list(dict.fromkeys(e for e in wanted if e.stage in segment.stages))
 
     def needed_for(self, segment: Segment, stage: str) -> tuple[str, ...]:

@@ -79,10 +79,10 @@ class _Hashing:
         self._open: set[int] = set()  # containers that are being hashed
 
     def of(self, value: Any) -> Any:
-        self._feed(value)
+        self._edge(value)
         return self._hasher
 
-    def _feed(self, value: Any) -> None:
+    def _edge(self, value: Any) -> None:
         if isinstance(value, _SIMPLE):
             self._hasher.update(f"{type(value).__name__}:{value!r};".encode())
             return
@@ -104,7 +104,7 @@ class _Hashing:
         self._hasher.update(f"{type(value).__name__}(".encode())
         for part in _parts(value):
             self._kept.append(part)
-            self._feed(part)
+            self._edge(part)
         self._hasher.update(b");")
         self._open.discard(id(value))
 

@@ -40,7 +40,7 @@ def bootstrap_layer(stage: BoundStage, id: LayerId, whole: OperatorOutput, old: 
 def _hashed_by(stage: BoundStage) -> tuple[str, ...]:
     """The columns of a keyed stage whose hash its rows are stored by."""
     spec: JoinSpec | None = stage.options.get("join")
-    return spec.on if spec is not None else tuple(stage.options["feed_key"])
+    return spec.on if spec is not None else tuple(stage.options["edge_key"])
 
 
 def net_changes(rows: pa.Table, weights: pa.Array) -> pa.Table:

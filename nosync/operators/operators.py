@@ -443,7 +443,7 @@ def apply_distinct(work: OperatorInput) -> OperatorOutput:
 
 def apply_arrange(work: OperatorInput) -> OperatorOutput:
     """One side of a join."""
-    stage, rows, on = work.stage, work.rows, work.stage.options["feed_key"]
+    stage, rows, on = work.stage, work.rows, work.stage.options["edge_key"]
     if stage.options["drop_nulls"]:
         for name in on:
             rows = rows.filter(rows.column(name).is_valid())

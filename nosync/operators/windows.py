@@ -107,7 +107,7 @@ def _with_starts(hashes: U32, rows: pa.Table) -> U32:
 def _sessions(work: OperatorInput, rows: pa.Table) -> Rows:
     """Sessions: the rows' own windows grow together with each other and with the open sessions of their keys."""
     plan, stage = _plan(work), work.stage
-    key = stage.options["feed_key"]
+    key = stage.options["edge_key"]
     hashes = hash32_of(rows)
     if not rows.num_rows:
         empty = stage.schema.empty_table()

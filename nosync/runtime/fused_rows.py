@@ -58,7 +58,7 @@ def carried(
             return f"__c{numbers.setdefault((type_, shared_by, used[type_]), len(numbers))}"
 
         given = {field.name: column(field.type) for field in source.schema}
-        edge, made = feed_of(source, edges), {}
+        edge, made = edge_of(source, edges), {}
         if edge is not None:
             kept = kept_through(stages, edge)
             rows = stages[edge.jvm[-1]].rows_schema
@@ -67,7 +67,7 @@ def carried(
     return found
 
 
-def feed_of(source: BoundStage, edges: Sequence[InputEdge]) -> InputEdge | None:
+def edge_of(source: BoundStage, edges: Sequence[InputEdge]) -> InputEdge | None:
     """The feed that brings what expressions make of a source."""
     return next((edge for edge in edges if edge.jvm and edge.output.stage == source.name), None)
 
@@ -85,7 +85,7 @@ def split(
         table = hashed(table, source.schema.names, sent=mine)
         order = canonical_order(table)
         given.append(table.take(pa.array(order)))
-        edge = feed_of(source, edges)
+        edge = edge_of(source, edges)
         if edge is not None:
             passed: Indices = order[mine.column(OK_COLUMN).to_numpy()[order]]
             fed[edges.index(edge)] = _made(mine.take(pa.array(passed)), columns, edge, stages)

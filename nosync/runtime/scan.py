@@ -26,7 +26,7 @@ from nosync.lsm.columnar.hashing import U32, hash32, key_groups_of
 from nosync.lsm.errors import ScanError
 from nosync.lsm.model.layer import Shard
 from nosync.operators.operators import canonical_order, hashed
-from nosync.runtime.fused_rows import feed_of, renamed
+from nosync.runtime.fused_rows import edge_of, renamed
 
 _ROWS_AT_ONCE = 1 << 17
 
@@ -69,7 +69,7 @@ class Scan:
         given, fed = [], {}
         try:
             for source in sources:
-                edge = feed_of(source, edges)
+                edge = edge_of(source, edges)
                 steps = [] if edge is None else [stages[name].options["step"] for name in edge.jvm]
                 placed = _Placed(source, edge, steps, shard.groups(self.key_groups), self.key_groups)
                 mine = [placed.of_shard(part) for part in _parts(self.files[source.name], source.schema)]

@@ -124,7 +124,7 @@ def emitted_schema(stage: BoundStage, output: SegmentOutput) -> pa.Schema:
     )
 
 
-def fed_schema(stages: Mapping[str, BoundStage], edge: InputEdge) -> pa.Schema:
+def edge_schema(stages: Mapping[str, BoundStage], edge: InputEdge) -> pa.Schema:
     """The columns of a feed's rows, without tag, report and hash."""
     stage = stages[edge.jvm[-1]] if edge.jvm else stages[edge.output.stage]
     return _rows_schema(stage, SegmentOutput(stage.name, edge.output.window))
@@ -205,11 +205,11 @@ class SegmentTask:
     names.
     """
 
-    def feed_of(self, stage: str, input: str) -> int | None:
+    def edge_of(self, stage: str, input: str) -> int | None:
         """The feed that an input comes by; None where it is computed in this segment."""
         if input in self.run and self.stages[stage].kind != LOOP:
             return None
-        key = self.stages[stage].options.get("feed_key", ())
+        key = self.stages[stage].options.get("edge_key", ())
         found = next((i for i, f in enumerate(self.edges) if (f.input, f.key) == (input, key)), None)
         if found is None:
             raise HoleError(
@@ -338,7 +338,7 @@ class _ShardRun:
             mine = None if i in self._task.absent else rows
             if mine is not None and several:
                 mine = mine.filter(pc.equal(mine.column(SIDE_COLUMN), i))
-            self._edges.append(self._fed(i, edge, mine, several=several))
+            self._edges.append(self._edge_rows(i, edge, mine, several=several))
 
     def _receive_fused(self, rows: pa.Table | None) -> None:
         task, fed = self._task, dict[int, pa.Table]()
@@ -347,7 +347,7 @@ class _ShardRun:
             self._given = {stage.name: of_stage for stage, of_stage in zip(task.sources, given, strict=True)}
         for i, edge in enumerate(task.edges):
             # One shuffle brought everything.
-            self._edges.append(_Fed(fed.get(i, no_rows(fed_schema(task.stages, edge))), set(range(task.shards))))
+            self._edges.append(_Fed(fed.get(i, no_rows(edge_schema(task.stages, edge))), set(range(task.shards))))
 
     def _of_sources(self, rows: pa.Table | None) -> tuple[list[pa.Table], dict[int, pa.Table]]:
         task = self._task
@@ -356,8 +356,8 @@ class _ShardRun:
         assert rows is not None, "its rows come"
         return split(rows, task.sources, task.edges, task.stages)
 
-    def _fed(self, index: int, edge: InputEdge, rows: pa.Table | None, *, several: bool) -> _Fed:
-        schema = fed_schema(self._task.stages, edge)
+    def _edge_rows(self, index: int, edge: InputEdge, rows: pa.Table | None, *, several: bool) -> _Fed:
+        schema = edge_schema(self._task.stages, edge)
         fed = _Fed(self._with_input(edge, no_rows(schema) if edge.key else schema.empty_table(), 0))
         if index in self._task.absent:
             fed.heard_from.update(range(self._task.shards))
@@ -472,7 +472,7 @@ class _ShardRun:
         stage = self._task.stages[name]
         if stage.recorded:
             return self._is_recorded(stage, self._layer_id(stage))
-        edges = [self._task.feed_of(name, i) for i in stage.inputs]
+        edges = [self._task.edge_of(name, i) for i in stage.inputs]
         return all(
             self._available(i) if edge is None else not self._silent(edge)
             for i, edge in zip(stage.inputs, edges, strict=True)
@@ -610,10 +610,10 @@ class _ShardRun:
         return rows if stage.origins else without_input(rows)
 
     def _carried_input(self, stage: BoundStage, name: str, id: LayerId) -> pa.Table:
-        edge = self._task.feed_of(stage.name, name)
+        edge = self._task.edge_of(stage.name, name)
         if edge is None:
             rows = (self._whole_of if self._is_anew(stage) else self._changes_of)(name)
-            key = stage.options.get("feed_key", ())
+            key = stage.options.get("edge_key", ())
             if not key:
                 return rows
             # What the JVM computes where rows change their shard.

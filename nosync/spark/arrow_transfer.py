@@ -27,7 +27,7 @@ from nosync.flow.dataflow import SOURCE
 from nosync.flow.internal_columns import REPORT_COLUMN
 from nosync.lsm.errors import WideRowError
 from nosync.lsm.failures import encode_failure
-from nosync.runtime.segment_task import fed_schema
+from nosync.runtime.segment_task import edge_schema
 from nosync.spark.expressions import analyzed, quoted
 from nosync.spark.session import arrow_settings, contains
 
@@ -115,7 +115,7 @@ def _handed_over(flow: BoundFlow) -> list[pa.Schema]:
     """Of each segment, all columns of all that it may get."""
     found = []
     for segment in flow.segments.values():
-        schemas = [fed_schema(flow.stages, edge) for edge in segment.edges]
+        schemas = [edge_schema(flow.stages, edge) for edge in segment.edges]
         schemas += [flow.stages[name].schema for name in segment.stages if flow.stages[name].kind == SOURCE]
         found.append(pa.schema([column for schema in schemas for column in schema]))
     return found

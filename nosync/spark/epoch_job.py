@@ -45,8 +45,8 @@ from nosync.runtime.segment_task import (
     TAG_SHARD_BITS,
     Report,
     SegmentTask,
+    edge_schema,
     emitted_schema,
-    fed_schema,
     side_column,
 )
 from nosync.spark.arrow_transfer import ArrowFunction, Handover, handover, selected
@@ -347,7 +347,7 @@ class _EpochJob:
             wanted = set[SegmentOutput]()
             for segment in reversed(self._flow.segments.values()):
                 if self._has_work(segment, [plan]) or wanted.intersection(self._flow.outputs(segment)):
-                    wanted.update(edge.output for edge in self._feeds_for(segment, segment.stages, [plan]))
+                    wanted.update(edge.output for edge in self._edges_for(segment, segment.stages, [plan]))
             found.append(wanted)
         return found
 
@@ -361,14 +361,14 @@ class _EpochJob:
         may = any(plan.compute is None or name in plan.compute for plan in plans)
         return may and name not in plans[0].skip
 
-    def _feeds_for(self, segment: Segment, run: Sequence[str], plans: Sequence[EpochPlan]) -> list[InputEdge]:
+    def _edges_for(self, segment: Segment, run: Sequence[str], plans: Sequence[EpochPlan]) -> list[InputEdge]:
         """The feeds whose rows something is computed from."""
         inputs = {i for name in run if self._is_computed(name, plans) for i in self._flow.stages[name].inputs}
         return [edge for edge in segment.edges if edge.input in inputs]
 
     def _edges(self, segment: Segment, run: Sequence[str]) -> list[InputEdge]:
         if self._wanted is not None:
-            return self._feeds_for(segment, run, self._plans)
+            return self._edges_for(segment, run, self._plans)
         return [f for f in segment.edges if any(f.input in self._flow.stages[name].inputs for name in run)]
 
     def _takes_part(self, segment: Segment) -> bool:
@@ -413,7 +413,7 @@ class _EpochJob:
         if self._is_given(segment):
             rows = self._shuffled(self._given(segment, tasks[0]))
         elif len(absent) < len(edges):
-            rows = self._fed(segment, edges, absent)
+            rows = self._edge_rows(segment, edges, absent)
         elif flow.loop_of(segment) is not None or segment.edges:
             rows = self._blank()  # nothing of what they bring is needed
         else:
@@ -432,7 +432,7 @@ class _EpochJob:
 
     def _comes_in_round(self, segment: Segment, edge: InputEdge) -> bool:
         assert self.part.round is not None, "only in a round"
-        if self._flow.feeds_back(segment, edge):
+        if self._flow.loops_back(segment, edge):
             return self.part.round > 0
         return self.part.round == 0 or self._flow.stages[edge.output.stage].loop == self.part.loop
 
@@ -498,9 +498,9 @@ class _EpochJob:
         """A partition for each shard, for tasks that only look at what is recorded."""
         return self._spark.range(0, self._shards, 1, self._shards).toDF("shard")
 
-    def _fed(self, segment: Segment, edges: list[InputEdge], absent: frozenset[int]) -> DataFrame:
+    def _edge_rows(self, segment: Segment, edges: list[InputEdge], absent: frozenset[int]) -> DataFrame:
         """The rows of a segment's feeds, each in the shard that it belongs to."""
-        frames = {i: self._fed_by(segment, edge) for i, edge in enumerate(edges) if i not in absent}
+        frames = {i: self._entered_by(segment, edge) for i, edge in enumerate(edges) if i not in absent}
         keyed = [i for i in frames if edges[i].key]
         several = len(frames) > 1
         if len(frames) == 1:
@@ -519,9 +519,9 @@ class _EpochJob:
         shard = f"CASE WHEN {REPORT_COLUMN} IS NULL THEN {by_key} ELSE {TAG_COLUMN} END"
         return self._in_shards(rows, shard)
 
-    def _fed_by(self, segment: Segment, edge: InputEdge) -> DataFrame:
+    def _entered_by(self, segment: Segment, edge: InputEdge) -> DataFrame:
         """A feed's rows, with the hash of their key where tasks do not compute it."""
-        rows = self._replayed(edge) if self._flow.feeds_back(segment, edge) else self._emitted(edge.output)
+        rows = self._replayed(edge) if self._flow.loops_back(segment, edge) else self._emitted(edge.output)
         for name in edge.jvm:
             rows = jvm_rows(self._flow.stages[name], rows, keep=self._beside)
         if edge.key and not self._is_hashed_in_tasks(edge):
@@ -529,7 +529,7 @@ class _EpochJob:
         return rows
 
     def _is_hashed_in_tasks(self, edge: InputEdge) -> bool:
-        return is_hashed_in_tasks(fed_schema(self._flow.stages, edge), edge.key)
+        return is_hashed_in_tasks(edge_schema(self._flow.stages, edge), edge.key)
 
     def _hash_column(self, edge: InputEdge, index: int, *, several: bool) -> str:
         """The column, or the expression, that holds the hash of the key of an edge's rows."""

@@ -73,7 +73,7 @@ def for_tasks(stage: BoundStage) -> BoundStage:
     if not stage.in_jvm:
         return stage
     return replace(
-        stage, options={name: stage.options[name] for name in ("feed_key", "kept", "step") if name in stage.options}
+        stage, options={name: stage.options[name] for name in ("edge_key", "kept", "step") if name in stage.options}
     )
 
 
@@ -93,7 +93,9 @@ def expressions_over(stage: BoundStage, rows: DataFrame, keep: Sequence[str]) ->
 def _apply(
     kind: str, options: Any, rows: DataFrame, keep: Sequence[str], report: str | None, made: Sequence[str] = ()
 ) -> DataFrame:
-    """`report`: the column that says which rows carry a report; `made`: the columns that a select then makes of the others."""
+    """`report`: the column that says which rows carry a report; `made`: the columns that a select then makes of the
+    others.
+    """
     kept = [F.col(name) for name in keep]
     if kind == SELECT:
         every = [F.col(quoted(name)) for name in rows.columns if name not in keep]
@@ -123,7 +125,9 @@ def _apply(
 
 
 def conditional(expression: str, name: str, condition: str) -> str:
-    """The expression where the condition holds, else null. As it is where what it computes cannot be told from its name."""
+    """The expression where the condition holds, else null. As it is where what it computes cannot be told from its
+    name.
+    """
     expression = _COMMENT.sub(lambda found: found[1] or " ", expression)
     match = _NAMED.match(expression)
     if _COLUMN.match(match["text"] if match else expression):
@@ -195,7 +199,9 @@ class Analyzer:
         return Analysis(schema, described, _kept_columns(empty, rows), computed, plain, step)
 
     def _computed_columns(self, stage: Stage, given: DataFrame, rows: DataFrame) -> dict[str, str]:
-        """By column of a select, the expression that makes it of columns of its input, and of none that the select makes."""
+        """By column of a select, the expression that makes it of columns of its input, and of none that the select
+        makes.
+        """
         texts = [_NAMED.match(e) for e in stage.options["expressions"] if isinstance(e, str) and not _STAR.search(e)]
         named = {match["name"].strip("`"): match["text"] for match in texts if match}
         columns = analyzed(rows).projectList()

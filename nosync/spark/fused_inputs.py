@@ -18,7 +18,7 @@ from nosync.flow.bound_flow import BoundStage, InputEdge, all_hold, conditions_o
 from nosync.flow.dataflow import SELECT, WHERE
 from nosync.flow.internal_columns import HASH64_COLUMN
 from nosync.operators.operators import is_hashed_in_tasks
-from nosync.runtime.fused_rows import OK_COLUMN, PLACE_COLUMN, SIDE_COLUMN, Carried, carried, feed_of
+from nosync.runtime.fused_rows import OK_COLUMN, PLACE_COLUMN, SIDE_COLUMN, Carried, carried, edge_of
 from nosync.spark.arrow_transfer import selected
 from nosync.spark.expressions import conditional, hash_of, is_star, place_of, quoted
 
@@ -48,7 +48,7 @@ def given_rows(
     for n, (source, columns) in enumerate(zip(sources, carried(sources, edges, stages), strict=True)):
         given = inputs[source.name]
         side = n if len(sources) > 1 else None
-        edge = feed_of(source, edges)
+        edge = edge_of(source, edges)
         sent = {name: quoted(name) for name in beside} | _sent(side, source, columns)
         is_hash_wanted = edge is not None and not is_hashed_in_tasks(stages[edge.jvm[-1]].rows_schema, edge.key)
         is_place_wanted = is_place_wanted or is_hash_wanted

@@ -20,7 +20,7 @@ from pyspark.sql import DataFrame
 from nosync.flow.bound_flow import BoundFlow
 from nosync.flow.dataflow import SOURCE
 from nosync.lsm.columnar.hashing import is_quick
-from nosync.runtime.fused_rows import feed_of
+from nosync.runtime.fused_rows import edge_of
 from nosync.runtime.scan import ParquetFile
 
 log = logging.getLogger("nosync")
@@ -87,7 +87,7 @@ def _check_evaluated_in_tasks(flow: BoundFlow) -> None:
             for column in source.schema:
                 if not _is_hashed(column.type):
                     raise _ByJvm(f"source {source.name}: column {column.name!r} is {column.type}")
-            edge = feed_of(source, segment.edges) if segment.fused else None
+            edge = edge_of(source, segment.edges) if segment.fused else None
             for name in edge.jvm if edge is not None else ():
                 if flow.stages[name].options.get("step") is None:
                     raise _ByJvm(f"stage {name}: its expressions are not all of a kind that tasks evaluate")
