@@ -180,7 +180,7 @@ class Runner:
     def _edge_rows(
         self, t: int, index: int, segment: Segment, given: dict[str, pa.Table], *, several: bool
     ) -> list[pa.Table]:
-        """A feed's rows by shard, reports and marks included."""
+        """An edge's rows by shard, reports and marks included."""
         edge = segment.edges[index]
         sent = self.sent(t, edge, given, replay=self.flow.loops_back(segment, edge))
         sent = sent.take(pa.array(self.random.permutation(sent.num_rows)))

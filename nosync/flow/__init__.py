@@ -1,4 +1,4 @@
-"""Declaring a dataflow and resolving it: stages, what is known of their columns, fingerprints, segments and feeds.
+"""Declaring a dataflow and resolving it: stages, what is known of their columns, fingerprints, segments and edges.
 
 Without Spark. Above `kernels`, below `operators`.
 """

@@ -1,7 +1,7 @@
 """A dataflow resolved against schemas: what every task needs to know of each stage. Pure; no Spark, no data.
 
 A *segment* is a set of stages that work on the same shard of the same rows, so they run in one task: a source, or the
-stages of a keyed operator, and the stateless stages after it. Between segments rows move along *feeds*: to the
+stages of a keyed operator, and the stateless stages after it. Between segments rows move along *edges*: to the
 shard of a key, or, after expressions that the JVM evaluates, within their shard.
 """
 
@@ -136,14 +136,14 @@ class InputEdge:
 
 @dataclass(frozen=True)
 class Segment:
-    """Stages that run in one task, in topological order, and the feeds that their input comes by."""
+    """Stages that run in one task, in topological order, and the edges that their input comes by."""
 
     name: str
     stages: tuple[str, ...]
     edges: tuple[InputEdge, ...] = ()
     fused: bool = False
-    """All that feeds it is from sources in it: the JVM sends their rows, and beside them what it makes of them for the
-    feeds.
+    """All that comes to it is from sources in it: the JVM sends their rows, and beside them what it makes of them for the
+    edges.
     """
 
 
@@ -223,7 +223,7 @@ class BoundFlow:
         return replace(segment, edges=tuple(edges))
 
     def takes_whole(self, segment: Segment, edge: InputEdge, anew: Collection[str]) -> set[bool]:
-        """Whether what takes a feed is to have all rows that are there, if the stages `anew` begin anew; both, if a
+        """Whether what takes an edge is to have all rows that are there, if the stages `anew` begin anew; both, if a
         part is.
         """
         takers = [name for name in segment.stages if edge.input in self.stages[name].inputs]
@@ -240,7 +240,7 @@ class BoundFlow:
         return self.stages[segment.name].loop
 
     def loops_back(self, segment: Segment, edge: InputEdge) -> bool:
-        """Whether the feed brings the rows of the round before to the loop's variable."""
+        """Whether the edge brings the rows of the round before to the loop's variable."""
         loop = self.loop_of(segment)
         return loop == segment.name and edge.output.stage == self.loops[loop].result
 
@@ -335,7 +335,7 @@ class BoundFlow:
                 return []
             if not self._stays_in_shard(edge):
                 key = self._key_at_source(edge)
-                # What expressions make of a source's rows is sent for one feed only.
+                # What expressions make of a source's rows is sent for one edge only.
                 if not key or key != self.stages[name].placed_by or name in expressed:
                     return []
                 expressed.add(name)
@@ -352,12 +352,12 @@ class BoundFlow:
         return len({edge.output for s in others for edge in s.edges if edge.output.stage in inside})
 
     def _stays_in_shard(self, edge: InputEdge) -> bool:
-        """Whether the rows of a keyed feed are in the shards of its key already, and no expression comes in between."""
+        """Whether the rows of a keyed edge are in the shards of its key already, and no expression comes in between."""
         home = self.stages[edge.output.stage]
         return not edge.jvm and edge.output.window is None and bool(edge.key) and home.placed_by == edge.key
 
     def _key_at_source(self, edge: InputEdge) -> tuple[str, ...]:
-        """The columns of a source that a feed's key is, where expressions that can be put together as one text pass
+        """The columns of a source that an edge's key is, where expressions that can be put together as one text pass
         them on.
         """
         if self.stages[edge.output.stage].kind != SOURCE or edge.output.window is not None:
@@ -387,7 +387,7 @@ def _in_order(segments: Mapping[str, Segment]) -> dict[str, Segment]:
 
 
 def computed_through(stages: Mapping[str, BoundStage], edge: InputEdge) -> dict[str, str]:
-    """By column of a feed that one expression over the columns of its source makes, that expression.
+    """By column of an edge that one expression over the columns of its source makes, that expression.
 
     Not where a condition comes after it: it might fail on rows of which, the longer way, Spark would ask the condition
     first.
@@ -399,7 +399,7 @@ def computed_through(stages: Mapping[str, BoundStage], edge: InputEdge) -> dict[
 
 
 def conditions_of(stages: Mapping[str, BoundStage], edge: InputEdge) -> list[str] | None:
-    """What a feed's rows must fulfil, said of columns of the source. None where that is said of columns that a select
+    """What an edge's rows must fulfil, said of columns of the source. None where that is said of columns that a select
     returns.
     """
     of_jvm = [stages[name] for name in edge.jvm]
@@ -418,7 +418,7 @@ def all_hold(conditions: Sequence[str]) -> str:
 
 
 def kept_through(stages: Mapping[str, BoundStage], edge: InputEdge) -> dict[str, str]:
-    """By column of a feed, the column that it is of the stage that the feed comes from, if no expression made it."""
+    """By column of an edge, the column that it is of the stage that the edge comes from, if no expression made it."""
     names = {name: name for name in stages[edge.output.stage].output.names}
     for stage in edge.jvm:
         kept: Mapping[str, str] = stages[stage].options["kept"]

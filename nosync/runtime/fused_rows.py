@@ -10,7 +10,7 @@ the source and the keyed stage say of it:
     _hash64, __place    the hash of the whole row, and of the key that it is placed by, where the task would take longer to
                         hash them (`nosync.lsm.columnar.hashing.is_quick`)
 
-So the rows of the feed are those of the source that pass, in the same order: what they would be had they been shuffled
+So the rows of the edge are those of the source that pass, in the same order: what they would be had they been shuffled
 after the source was recorded.
 """
 
@@ -68,7 +68,7 @@ def carried(
 
 
 def edge_of(source: BoundStage, edges: Sequence[InputEdge]) -> InputEdge | None:
-    """The feed that brings what expressions make of a source."""
+    """The edge that brings what expressions make of a source."""
     return next((edge for edge in edges if edge.jvm and edge.output.stage == source.name), None)
 
 
@@ -76,7 +76,7 @@ def split(
     rows: pa.Table, sources: Sequence[BoundStage], edges: Sequence[InputEdge], stages: Mapping[str, BoundStage]
 ) -> tuple[list[pa.Table], dict[int, pa.Table]]:
     """What the JVM sent: the rows of each source in canonical order with `_hash64` of the whole row, and by number of
-    each feed of expressions its rows, with `_hash64` of the key.
+    each edge of expressions its rows, with `_hash64` of the key.
     """
     given, fed = [], {}
     for n, (source, columns) in enumerate(zip(sources, carried(sources, edges, stages), strict=True)):

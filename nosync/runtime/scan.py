@@ -120,7 +120,7 @@ class _Placed:
         names = self.source.schema.names
         if self.source.is_placed_by_columns:
             return _hashes_of(rows, self.source.placed_by or names)
-        assert self.edge is not None, "by what expressions make, which come by a feed"
+        assert self.edge is not None, "by what expressions make, which come by an edge"
         made, numbers = applied(self.steps, rows)
         found: U32 = np.empty(rows.num_rows, dtype=np.uint32)
         is_out: npt.NDArray[np.bool_] = np.ones(rows.num_rows, dtype=np.bool_)

@@ -6,7 +6,7 @@ Invariants
 - A stage's changes are yielded only after its layer is published.
 
 Steps
-1. Sort the rows that came by feed, and bring each feed's into canonical order: those of a source by content, others by
+1. Sort the rows by edge, and bring each edge's into canonical order: those of a source by content, others by
    the tag they got before the shuffle. In a fused segment one row says both, see nosync.runtime.fused_rows.
 2. For each stage of the segment: recorded -> read its changes back where they are wanted; else compute, publish, derive
    its changes. A stage that is not recorded at all is computed when a later one wants its changes.
@@ -125,7 +125,7 @@ def emitted_schema(stage: BoundStage, output: SegmentOutput) -> pa.Schema:
 
 
 def edge_schema(stages: Mapping[str, BoundStage], edge: InputEdge) -> pa.Schema:
-    """The columns of a feed's rows, without tag, report and hash."""
+    """The columns of an edge's rows, without tag, report and hash."""
     stage = stages[edge.jvm[-1]] if edge.jvm else stages[edge.output.stage]
     return _rows_schema(stage, SegmentOutput(stage.name, edge.output.window))
 
@@ -206,7 +206,7 @@ class SegmentTask:
     """
 
     def edge_of(self, stage: str, input: str) -> int | None:
-        """The feed that an input comes by; None where it is computed in this segment."""
+        """The edge that an input comes by; None where it is computed in this segment."""
         if input in self.run and self.stages[stage].kind != LOOP:
             return None
         key = self.stages[stage].options.get("edge_key", ())
@@ -229,13 +229,13 @@ class SegmentTask:
 
 
 def side_column(index: int, name: str) -> str:
-    """What a column of feed `index` is called where the rows of several feeds come together."""
+    """What a column of edge `index` is called where the rows of several edges come together."""
     return f"_{index}_{name}"
 
 
 @dataclass
 class _Fed:
-    """What came by one feed."""
+    """What came by one edge."""
 
     rows: pa.Table
     heard_from: set[int] = field(default_factory=set)
@@ -387,7 +387,7 @@ class _ShardRun:
         return fed
 
     def _with_input(self, edge: InputEdge, rows: pa.Table, came_by: Any) -> pa.Table:
-        """A feed's rows, with the input that each came by where the stage says it, in tags."""
+        """An edge's rows, with the input that each came by where the stage says it, in tags."""
         stage = self._task.stages[edge.jvm[-1] if edge.jvm else edge.output.stage]
         return with_input(rows, came_by) if stage.origins and edge.output.window is None else rows
 

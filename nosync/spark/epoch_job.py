@@ -362,7 +362,7 @@ class _EpochJob:
         return may and name not in plans[0].skip
 
     def _edges_for(self, segment: Segment, run: Sequence[str], plans: Sequence[EpochPlan]) -> list[InputEdge]:
-        """The feeds whose rows something is computed from."""
+        """The edges whose rows something is computed from."""
         inputs = {i for name in run if self._is_computed(name, plans) for i in self._flow.stages[name].inputs}
         return [edge for edge in segment.edges if edge.input in inputs]
 
@@ -382,7 +382,7 @@ class _EpochJob:
         return tuple(name for name in segment.stages if not self._flow.stages[name].of_rounds)
 
     def _tasks_of(self, segment: Segment, output: SegmentOutput | None) -> tuple[list[SegmentTask], frozenset[int]]:
-        """A segment's tasks, and which of their feeds bring nothing."""
+        """A segment's tasks, and which of their edges bring nothing."""
         flow = self._flow
         loop = flow.loop_of(segment)
         inside = loop is not None and loop == self.part.loop
@@ -499,8 +499,8 @@ class _EpochJob:
         return self._spark.range(0, self._shards, 1, self._shards).toDF("shard")
 
     def _edge_rows(self, segment: Segment, edges: list[InputEdge], absent: frozenset[int]) -> DataFrame:
-        """The rows of a segment's feeds, each in the shard that it belongs to."""
-        frames = {i: self._entered_by(segment, edge) for i, edge in enumerate(edges) if i not in absent}
+        """The rows of a segment's edges, each in the shard that it belongs to."""
+        frames = {i: self._rows_of_edge(segment, edge) for i, edge in enumerate(edges) if i not in absent}
         keyed = [i for i in frames if edges[i].key]
         several = len(frames) > 1
         if len(frames) == 1:
@@ -519,8 +519,8 @@ class _EpochJob:
         shard = f"CASE WHEN {REPORT_COLUMN} IS NULL THEN {by_key} ELSE {TAG_COLUMN} END"
         return self._in_shards(rows, shard)
 
-    def _entered_by(self, segment: Segment, edge: InputEdge) -> DataFrame:
-        """A feed's rows, with the hash of their key where tasks do not compute it."""
+    def _rows_of_edge(self, segment: Segment, edge: InputEdge) -> DataFrame:
+        """An edge's rows, with the hash of their key where tasks do not compute it."""
         rows = self._replayed(edge) if self._flow.loops_back(segment, edge) else self._emitted(edge.output)
         for name in edge.jvm:
             rows = jvm_rows(self._flow.stages[name], rows, keep=self._beside)
@@ -628,7 +628,7 @@ def _may_compute(plan: EpochPlan, round: int | None) -> dict[str, frozenset[int]
 
 
 def _beside(index: int, frames: Mapping[int, DataFrame], ours: Sequence[str]) -> DataFrame:
-    """A feed's rows in a form that has columns for the rows of all feeds. `ours`: columns that all have."""
+    """An edge's rows in a form that has columns for the rows of all edges. `ours`: columns that all have."""
     common: list[str | Column] = [*ours]
     columns: list[Column] = [F.lit(index).alias(SIDE_COLUMN)]
     for i, frame in frames.items():
