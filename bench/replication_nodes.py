@@ -60,7 +60,8 @@ class Cluster:
         self.root = root
         self.peers = Daemons(root, NODES, 3, dict(zip(NODES, free_ports(3), strict=True)))
         others = {node: f"127.0.0.1:{self.peers.ports[node]}" for node in NODES if node != "n1"}
-        self.me = Daemon(DaemonConfig("n1", root / "n1", f"127.0.0.1:{self.peers.ports['n1']}", others, 3))
+        address = f"127.0.0.1:{self.peers.ports['n1']}"
+        self.me = Daemon(DaemonConfig("n1", root / "n1", address, others, 3, sockets=self.peers.sockets))
         self.me.start()
         self.is_here = True
         for node in others:
