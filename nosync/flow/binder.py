@@ -35,6 +35,7 @@ from nosync.flow.dataflow import (
     PART_SEPARATOR,
     SOURCE,
     STATELESS,
+    STATIC_JOIN,
     UNION,
     UPDATE,
     WINDOW,
@@ -51,6 +52,17 @@ from nosync.flow.event_time import (
 from nosync.flow.fingerprint import fingerprint
 from nosync.flow.internal_columns import COUNT, LIVE, TOUCHED_COLUMN, is_ours
 from nosync.flow.persistence import MEMORY, NONE, Level, parse_level
+from nosync.flow.stage_options import (
+    NO_OPTIONS,
+    ArrangeOptions,
+    ExpressionOptions,
+    JoinOptions,
+    StageOptions,
+    StaticJoinOptions,
+    UnionOptions,
+    UpdateOptions,
+    WatermarkOptions,
+)
 from nosync.flow.window_inputs import WindowInputs
 from nosync.kernels.aggregates import ALL_ROWS, ALL_ROWS_TYPE, Aggregate, Plan
 from nosync.kernels.expressions import Step
@@ -245,9 +257,12 @@ class _Binder:
         _check_names(stage, found.schema, upstream.rows_schema)
         schema = plain(found.schema.empty_table(), allow=frozenset({CHANGE_TYPE_COLUMN})).schema
         origins = self._inputs.origins(stage)
-        bound = self._stage(stage, schema, changing=upstream.changing, described=found.described, origins=origins)
-        options = {"kept": found.kept, "computed": found.computed, "plain": found.plain, "step": found.step}
-        bound = replace(bound, options={**bound.options, **options})
+        options = replace(
+            jvm_options(stage), kept=found.kept, computed=found.computed, plain=found.plain, step=found.step
+        )
+        bound = self._stage(
+            stage, schema, changing=upstream.changing, options=options, described=found.described, origins=origins
+        )
         if bound.recorded:
             edge = self._edge(upstream.name)
             self._new_segment(bound, [replace(edge, jvm=(*edge.jvm, stage.name))])
@@ -273,7 +288,7 @@ class _Binder:
         fields = [*together, *([pa.field(CHANGE_TYPE_COLUMN, pa.string())] if changing else [])]
         origins = self._inputs.origins(stage)
         numbers = [tuple(map(origins.index, self._inputs.of(name))) for name in stage.inputs] if origins else []
-        options = {"numbers": tuple(numbers)} if origins else {}
+        options = UnionOptions(tuple(numbers)) if origins else NO_OPTIONS
         bound = self._stage(stage, pa.schema(fields), changing=changing, options=options, origins=origins)
         homes = {self._segment_of.get(name) for name in stage.inputs}
         same_loop = {self.bound[name].loop for name in stage.inputs} == {stage.loop}
@@ -288,7 +303,7 @@ class _Binder:
         upstream = self.bound[stage.inputs[0]]
         key = stage.key or tuple(upstream.output.names)  # a dedupe without a key is one by whole rows
         self._check_key(stage, key, upstream)
-        changing, plan, options = True, None, dict(stage.options)
+        changing, plan, options = True, None, NO_OPTIONS
         if stage.kind == AGGREGATE:
             plan = Plan(stage.name, key, stage.aggregates, upstream.output, retracts=upstream.changing)
             schema = plan.schema
@@ -303,14 +318,16 @@ class _Binder:
         else:
             assert stage.kind == UPDATE
             fields = [*(upstream.output.field(name) for name in key), *self._parse(stage)]
-            if stage.options.get("ttl") is not None:
+            options = UpdateOptions(stage.options.get("ttl"))
+            if options.ttl is not None:
                 fields.append(pa.field(TOUCHED_COLUMN, pa.int64()))
             schema = pa.schema(fields)
-        options["edge_key"] = key
         origins = () if changing else self._inputs.origins(stage)
-        bound = self._stage(stage, schema, changing=changing, key=key, plan=plan, options=options, origins=origins)
+        bound = self._stage(
+            stage, schema, changing=changing, key=key, edge_key=key, plan=plan, options=options, origins=origins
+        )
         kind = DISTINCT if stage.kind == DEDUPE and plan is None else AGGREGATE if stage.kind == DEDUPE else stage.kind
-        bound = replace(bound, kind=kind, placed_by=key)
+        bound = replace(bound, kind=kind)
         if upstream.placed_by == key and upstream.name in self._segment_of and upstream.loop is None:
             self._join_segment(bound, upstream.name)  # the rows of each key are in its shard already
         else:
@@ -321,7 +338,7 @@ class _Binder:
         upstream = self.bound[stage.inputs[0]]
         output = pa.schema([*upstream.output, pa.field(ALL_ROWS, ALL_ROWS_TYPE)])
         schema = pa.schema([*output, *(f for f in upstream.rows_schema if f.name == CHANGE_TYPE_COLUMN)])
-        part = self._part(stage, "all", MAP, schema, (upstream.name,), {}, None, changing=upstream.changing)
+        part = self._part(stage, "all", MAP, schema, (upstream.name,), described="None {}", changing=upstream.changing)
         part = replace(part, function=with_one_key, output=output, level=NONE)
         if upstream.name in self._segment_of:
             self._join_segment(part, upstream.name)
@@ -354,24 +371,32 @@ class _Binder:
         plan = Plan(stage.name, key, stage.aggregates, expanded, retracts=upstream.changing)
         schema = pa.schema([*plan.schema, bounds[1]]) if window.session else plan.schema
         edge_key = stage.key if window.session else key
-        options: dict[str, Any] = {"edge_key": edge_key}
         window = replace(window, policy=self._inputs.policy(stage))
-        if window.policy == MIN and upstream.origins:
-            options |= {"of_inputs": upstream.origins, "idle_after": window.idle_after}
+        inputs = upstream.origins if window.policy == MIN else ()
+        of_inputs = {"of_inputs": inputs, "idle_after": window.idle_after} if inputs else {}
+        described = f"{window} {_hashed_options(edge_key, **of_inputs)}"
         logs = []
         if window.delay_us is not None:
             stamps = [pa.field(name, bounds[0].type) for name in (WATERMARK_BEFORE, WATERMARK_AFTER)]
             fields = [*stamps, pa.field(LATE_ROWS, pa.int64())]
-            schema_of = pa.schema([*fields, inputs_field(bounds[0].type)] if "of_inputs" in options else fields)
-            logs.append(self._part(stage, "watermark", WATERMARK, schema_of, (upstream.name,), options, window))
+            schema_of = pa.schema([*fields, inputs_field(bounds[0].type)] if inputs else fields)
+            logs.append(
+                self._part(
+                    stage, "watermark", WATERMARK, schema_of, (upstream.name,), edge_key=edge_key,
+                    options=WatermarkOptions(inputs), window=window, described=described,
+                )
+            )  # fmt: skip
         late = pa.schema([*expanded, *(f for f in upstream.rows_schema if f.name == CHANGE_TYPE_COLUMN)])
         logs.append(
-            self._part(stage, "late", LATE, late, (upstream.name,), options, window, changing=upstream.changing)
-        )
-        described = f"{window} {options}" if "of_inputs" in options else repr(window)
+            self._part(
+                stage, "late", LATE, late, (upstream.name,), edge_key=edge_key, window=window, described=described,
+                changing=upstream.changing,
+            )
+        )  # fmt: skip
         bound = self._stage(
-            stage, schema, changing=True, key=key, plan=plan, window=window, options=options, described=described
-        )
+            stage, schema, changing=True, key=key, edge_key=edge_key, plan=plan, window=window,
+            described=described if inputs else repr(window),
+        )  # fmt: skip
         edge = replace(self._edge(upstream.name, edge_key), output=SegmentOutput(upstream.name, window))
         self._new_segment(logs[0], [edge])
         for part in [*logs[1:], bound]:
@@ -409,21 +434,22 @@ class _Binder:
         for side, part in ((left, "left"), (right, "right")):
             schema, key = arranged_schema(side.output, spec.on)
             drops_nulls = spec.how == "inner" or (spec.how == "left" and part == "right")
-            options = {"edge_key": spec.on, "drop_nulls": drops_nulls}
+            # Versions before took rows that differ in which of their columns is null for equal ones.
+            described = f"None {_hashed_options(spec.on, drop_nulls=drops_nulls)}{' nulls' if side.changing else ''}"
             bound = self._part(
-                stage, part, ARRANGE, schema, (side.name,), options, None, changing=side.changing, key=key
-            )
+                stage, part, ARRANGE, schema, (side.name,), edge_key=spec.on, options=ArrangeOptions(drops_nulls),
+                described=described, changing=side.changing, key=key,
+            )  # fmt: skip
             parts.append(replace(bound, output=schema))
-        joined = schema, key = joined_schema(left.output, right.output, spec)
+        schema, key = joined_schema(left.output, right.output, spec)
+        options = JoinOptions(spec, schema, key)
         changing = left.changing or right.changing or spec.how != "inner"
         if stage.loop is not None:
             schema, key = pa.schema([*visible(schema), *([_CHANGE_FIELD] if changing else [])]), ()
         declared = replace(stage, inputs=tuple(part.name for part in parts))
         for side_stage in parts:
             self.bound[side_stage.name] = side_stage
-        bound = self._stage(
-            declared, schema, changing=changing, key=key, options={"join": spec, "joined": joined}, described=repr(spec)
-        )
+        bound = self._stage(declared, schema, changing=changing, key=key, options=options, described=repr(spec))
         bound = replace(bound, placed_by=spec.on)
         edges = list(dict.fromkeys(self._edge(side.name, spec.on) for side in (left, right)))
         self._new_segment(parts[0], edges)
@@ -443,9 +469,7 @@ class _Binder:
         schema, key = loop_schema(start.output), tuple(start.output.names)
         outside = [f"{name} {self.bound[name].fingerprint}" for name in sorted(entering)]
         described = "; ".join([*(self._described(s) for s in members), *outside, stage.options["result"]])
-        bound = self._stage(
-            stage, schema, changing=not growing, key=key, options={"edge_key": key}, described=described
-        )
+        bound = self._stage(stage, schema, changing=not growing, key=key, edge_key=key, described=described)
         self._new_segment(bound, [self._edge(start.name, key)])
         self.loops[stage.name] = Loop(stage.name, stage.options["result"], growing, stage.options["max_rounds"])
 
@@ -483,9 +507,10 @@ class _Binder:
         *,
         changing: bool,
         key: tuple[str, ...] = (),
+        edge_key: tuple[str, ...] = (),
         plan: Plan | None = None,
         window: Window | None = None,
-        options: Mapping[str, Any] | None = None,
+        options: StageOptions = NO_OPTIONS,
         described: str = "",
         origins: tuple[str, ...] = (),
     ) -> BoundStage:
@@ -519,12 +544,13 @@ class _Binder:
             plan,
             window,
             stage.deterministic,
-            dict(options or {}) | {k: v for k, v in stage.options.items() if k in ("ttl", "expressions", "on", "how", "table")},
-            self._anew.get(stage.name),
-            stage.name if stage.kind == LOOP else stage.loop,
-            tuple((options or {}).get("edge_key", ())),
-            origins,
-        )  # fmt: skip
+            options,
+            edge_key,
+            bootstrap_at=self._anew.get(stage.name),
+            loop=stage.name if stage.kind == LOOP else stage.loop,
+            placed_by=edge_key,
+            origins=origins,
+        )
 
     def _part(
         self,
@@ -533,11 +559,13 @@ class _Binder:
         kind: str,
         schema: pa.Schema,
         inputs: tuple[str, ...],
-        options: Mapping[str, Any],
-        window: Window | None,
         *,
+        described: str,
         changing: bool = False,
         key: tuple[str, ...] = (),
+        edge_key: tuple[str, ...] = (),
+        window: Window | None = None,
+        options: StageOptions = NO_OPTIONS,
     ) -> BoundStage:
         declared = Stage(
             self._flow, f"{stage.name}{PART_SEPARATOR}{part}", kind, inputs, persist=stage.persist, loop=stage.loop
@@ -547,10 +575,10 @@ class _Binder:
             schema,
             changing=changing,
             key=key,
+            edge_key=edge_key,
             window=window,
             options=options,
-            # Versions before took rows that differ in which of their columns is null for equal ones.
-            described=f"{window} {options}{' nulls' if kind == ARRANGE and changing else ''}",
+            described=described,
         )
 
     def _level(self, stage: Stage) -> Level:
@@ -649,6 +677,18 @@ class _Binder:
 def visible(schema: pa.Schema) -> pa.Schema:
     """The columns that consumers and readers see."""
     return pa.schema([f for f in schema if not f.name.startswith(INTERNAL_PREFIX) and f.name != CHANGE_TYPE_COLUMN])
+
+
+def jvm_options(stage: Stage) -> ExpressionOptions | StaticJoinOptions:
+    """The options of a stage that the JVM evaluates, as far as its declaration says them."""
+    if stage.kind == STATIC_JOIN:
+        return StaticJoinOptions(table=stage.options["table"], on=stage.options["on"], how=stage.options["how"])
+    return ExpressionOptions(expressions=stage.options["expressions"])
+
+
+def _hashed_options(edge_key: tuple[str, ...], **others: object) -> str:
+    """The text of options that fingerprints have, under the names that options had when stores were first written."""
+    return str({"feed_key": edge_key, **others})
 
 
 def _aggregate_parts(aggregate: Aggregate) -> tuple[Any, ...]:

@@ -13,13 +13,14 @@ import itertools
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import TypeVar
 
 import pyarrow as pa
 
 from nosync.flow.dataflow import IN_JVM, LOOP, PART_SEPARATOR, SELECT, SOURCE, WHERE
 from nosync.flow.event_time import INPUT_FIELD
 from nosync.flow.persistence import NONE, Level
+from nosync.flow.stage_options import NO_OPTIONS, ExpressionOptions, JvmOptions, StageOptions, UpdateOptions
 from nosync.kernels.aggregates import Plan
 from nosync.kernels.windows import Window
 from nosync.lsm.columnar.columns import CHANGE_TYPE_COLUMN
@@ -28,6 +29,7 @@ ARRANGE, WATERMARK, LATE, DISTINCT = "arrange", "watermark", "late", "distinct"
 """Kinds of the stages that joins, windows and dedupe are made of; the others are those of nosync.flow.dataflow."""
 
 _SUBQUERY = re.compile(r"\bselect\b", re.IGNORECASE)
+Options = TypeVar("Options", bound=StageOptions)
 
 
 def part_of(stage: str, part: str) -> str:
@@ -56,7 +58,12 @@ class BoundStage:
     plan: Plan | None = None
     window: Window | None = None
     deterministic: bool = True
-    options: Mapping[str, Any] = field(default_factory=dict, repr=False)
+    options: StageOptions = field(default=NO_OPTIONS, repr=False)
+    """What its kind needs to know beside (see `stage_options`)."""
+    edge_key: tuple[str, ...] = ()
+    """The key of the edges that its input comes by: the hash of these columns says to which shard a row goes. It is empty if
+    the rows stay in their shard.
+    """
     bootstrap_at: int | None = None
     """The first epoch of the branch on which its code changed, if it then takes all rows of its inputs that are there,
     because such as came before may be taken back. What it holds from then on is what this code makes of them. Its layer
@@ -96,6 +103,16 @@ class BoundStage:
     @property
     def in_jvm(self) -> bool:
         return self.kind in IN_JVM
+
+    @property
+    def ttl(self) -> int | None:
+        """The epochs without changes after which an update deletes a key; None for all other stages."""
+        return self.options.ttl if isinstance(self.options, UpdateOptions) else None
+
+    def options_as(self, kind: type[Options]) -> Options:
+        """The options of a stage that is known to be of the kind that has such."""
+        assert isinstance(self.options, kind), f"stage {self.name}, a {self.kind}, has no {kind.__name__}"
+        return self.options
 
     @property
     def rows_schema(self) -> pa.Schema:
@@ -362,9 +379,8 @@ class BoundFlow:
         """
         if self.stages[edge.output.stage].kind != SOURCE or edge.output.window is not None:
             return ()
-        expressions = [e for name in edge.jvm for e in self.stages[name].options.get("expressions", [None])]
-        if not all(isinstance(expression, str) and not _SUBQUERY.search(expression) for expression in expressions):
-            return ()  # a join with a table, Column objects, subqueries
+        if not all(_is_text(self.stages[name]) for name in edge.jvm):
+            return ()
         kept = kept_through(self.stages, edge)
         if kept.keys() >= {*edge.key}:
             return tuple(kept[column] for column in edge.key)
@@ -386,6 +402,14 @@ def _in_order(segments: Mapping[str, Segment]) -> dict[str, Segment]:
     return {name: segments[name] for name in graphlib.TopologicalSorter(before).static_order()}
 
 
+def _is_text(stage: BoundStage) -> bool:
+    """Whether a stage's expressions can be a part of one SQL text: it is no join with a table, and has no Column objects and
+    no subqueries.
+    """
+    texts = stage.options.texts if isinstance(stage.options, ExpressionOptions) else None
+    return texts is not None and not any(map(_SUBQUERY.search, texts))
+
+
 def computed_through(stages: Mapping[str, BoundStage], edge: InputEdge) -> dict[str, str]:
     """By column of an edge that one expression over the columns of its source makes, that expression.
 
@@ -393,9 +417,9 @@ def computed_through(stages: Mapping[str, BoundStage], edge: InputEdge) -> dict[
     first.
     """
     *before, last = (stages[name] for name in edge.jvm)
-    if last.kind != SELECT or any(stage.kind == SELECT or not stage.options["plain"] for stage in before):
+    if last.kind != SELECT or any(stage.kind == SELECT or not stage.options_as(JvmOptions).plain for stage in before):
         return {}
-    return dict(last.options["computed"])
+    return dict(last.options_as(JvmOptions).computed)
 
 
 def conditions_of(stages: Mapping[str, BoundStage], edge: InputEdge) -> list[str] | None:
@@ -406,7 +430,7 @@ def conditions_of(stages: Mapping[str, BoundStage], edge: InputEdge) -> list[str
     at_source = list(itertools.takewhile(lambda stage: stage.kind == WHERE, of_jvm))
     if any(stage.kind == WHERE for stage in of_jvm[len(at_source) :]):
         return None
-    return [stage.options["expressions"][0] for stage in at_source]
+    return [stage.options_as(ExpressionOptions).expressions[0] for stage in at_source]
 
 
 def all_hold(conditions: Sequence[str]) -> str:
@@ -421,7 +445,7 @@ def kept_through(stages: Mapping[str, BoundStage], edge: InputEdge) -> dict[str,
     """By column of an edge, the column that it is of the stage that the edge comes from, if no expression made it."""
     names = {name: name for name in stages[edge.output.stage].output.names}
     for stage in edge.jvm:
-        kept: Mapping[str, str] = stages[stage].options["kept"]
+        kept = stages[stage].options_as(JvmOptions).kept
         names = {name: names[of] for name, of in kept.items() if of in names}
     return names
 

@@ -14,7 +14,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from nosync.flow.bound_flow import BoundStage
-from nosync.kernels.joins import JoinSpec, content_hash
+from nosync.flow.stage_options import JoinOptions
+from nosync.kernels.joins import content_hash
 from nosync.lsm.columnar.columns import CHANGE_TYPE_COLUMN, as_array, as_batch
 from nosync.lsm.columnar.hashing import HASH_BITS, hash32
 from nosync.lsm.layers.writer import arrange
@@ -39,8 +40,7 @@ def bootstrap_layer(stage: BoundStage, id: LayerId, whole: OperatorOutput, old: 
 
 def _hashed_by(stage: BoundStage) -> tuple[str, ...]:
     """The columns of a keyed stage whose hash its rows are stored by."""
-    spec: JoinSpec | None = stage.options.get("join")
-    return spec.on if spec is not None else tuple(stage.options["edge_key"])
+    return stage.options.spec.on if isinstance(stage.options, JoinOptions) else stage.edge_key
 
 
 def net_changes(rows: pa.Table, weights: pa.Array) -> pa.Table:

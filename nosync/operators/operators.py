@@ -20,6 +20,7 @@ import pyarrow.compute as pc
 from nosync.flow.bound_flow import BoundStage
 from nosync.flow.event_time import INPUT_COLUMN, Watermarks, told_apart, with_input, without_input
 from nosync.flow.internal_columns import HASH64_COLUMN, TOUCHED_COLUMN
+from nosync.flow.stage_options import ArrangeOptions, JoinOptions, UnionOptions
 from nosync.kernels.aggregates import ALL_ROWS, ALL_ROWS_TYPE, ROWS
 from nosync.kernels.groups import Groups
 from nosync.kernels.joins import NeverThereError, arrange_changing, arrange_growing, content_hash, join_changes
@@ -293,7 +294,8 @@ def apply_union(work: OperatorInput) -> OperatorOutput:
     stage = work.stage
     tables = [as_changes(rows) if stage.changing else rows for rows in work.inputs]
     if stage.origins:
-        tables = [_numbered(rows, numbers) for rows, numbers in zip(tables, stage.options["numbers"], strict=True)]
+        numbers = stage.options_as(UnionOptions).numbers
+        tables = [_numbered(rows, of_input) for rows, of_input in zip(tables, numbers, strict=True)]
     tables = [rows.select(stage.schema.names).cast(stage.schema) for rows in tables]
     return _kept(pa.concat_tables(tables), work.id)
 
@@ -397,8 +399,9 @@ def apply_update(work: OperatorInput) -> OperatorOutput:
     if (at < 0).any():
         stranger = returned.batch.slice(int(np.flatnonzero(at < 0)[0]), 1).select(list(stage.key)).to_pylist()[0]
         raise stage_error(id, f"its function returned state for {stranger}, a key that is not among the changed ones")
-    if stage.options.get("ttl") is not None:
-        return _update_with_ttl(work, pa.Table.from_batches([returned.batch]), returned.hashes, found, hashes)
+    if stage.ttl is not None:
+        new = pa.Table.from_batches([returned.batch])
+        return _update_with_ttl(work, stage.ttl, new, returned.hashes, found, hashes)
     row_of_key = np.full(len(hashes), -1, dtype=np.int64)
     row_of_key[at] = np.arange(len(at))
     gone = row_of_key < 0  # a key that the function left out loses its state
@@ -408,12 +411,14 @@ def apply_update(work: OperatorInput) -> OperatorOutput:
     return produce(stage, id, after, hashes, found, gone)
 
 
-def _update_with_ttl(work: OperatorInput, new: pa.Table, new_hashes: U32, found: Lookup, hashes: U32) -> OperatorOutput:
+def _update_with_ttl(
+    work: OperatorInput, ttl: int, new: pa.Table, new_hashes: U32, found: Lookup, hashes: U32
+) -> OperatorOutput:
     """Also deletes the keys whose last change was `ttl` epochs ago."""
     stage = work.stage
     old, old_hashes = found.data, hashes[found.found]
     trace = work.trace(stage.name)
-    due = work.t - int(stage.options["ttl"])
+    due = work.t - ttl
     if trace.layers and due >= 0:
         expired, expired_hashes = trace.rows_where(TOUCHED_COLUMN, 0, due, work.before)
         at = match_keys(old_hashes, key_arrays(old, stage), expired_hashes, key_arrays(expired, stage))
@@ -443,8 +448,8 @@ def apply_distinct(work: OperatorInput) -> OperatorOutput:
 
 def apply_arrange(work: OperatorInput) -> OperatorOutput:
     """One side of a join."""
-    stage, rows, on = work.stage, work.rows, work.stage.options["edge_key"]
-    if stage.options["drop_nulls"]:
+    stage, rows, on = work.stage, work.rows, work.stage.edge_key
+    if stage.options_as(ArrangeOptions).drops_nulls:
         for name in on:
             rows = rows.filter(rows.column(name).is_valid())
     hashes, rows = hash32_of(rows), rows.drop_columns([HASH64_COLUMN])
@@ -463,12 +468,13 @@ def apply_arrange(work: OperatorInput) -> OperatorOutput:
 def apply_join(work: OperatorInput) -> OperatorOutput:
     """The join's changes, from those of its two arranged sides."""
     left, right = work.stage.inputs
+    options = work.stage.options_as(JoinOptions)
     joined = join_changes(
         (as_changes(work.inputs[0]), as_changes(work.inputs[1])),
         (work.trace(left), work.trace(right)),
-        work.stage.options["join"],
-        work.stage.options["joined"][0],
-        work.stage.options["joined"][1],
+        options.spec,
+        options.schema,
+        options.key,
         work.before,
         str(work.id),
     )

@@ -13,6 +13,7 @@ import pyarrow as pa
 
 from nosync.flow.event_time import OF_INPUTS, WATERMARK_AFTER, InputTime, minimum, recorded_inputs, stamp
 from nosync.flow.internal_columns import HASH64_COLUMN
+from nosync.flow.stage_options import WatermarkOptions
 from nosync.kernels.aggregates import Plan
 from nosync.kernels.groups import Groups
 from nosync.kernels.windows import END, NO_WATERMARK, START, Window, closed, sessions, times_us, to_time
@@ -36,7 +37,7 @@ def apply_watermark(work: OperatorInput) -> OperatorOutput:
     window = _window(work)
     assert window.delay_us is not None, "a stage without a watermark has no such part"
     in_force, schema = work.watermarks.current_us, work.stage.schema
-    inputs: Sequence[str] = work.stage.options.get("of_inputs", ())
+    inputs = work.stage.options_as(WatermarkOptions).inputs
     if inputs:
         known = work.watermarks.inputs
         times = {name: known.get(name, InputTime()).after(work.newest_of.get(name), window) for name in inputs}
@@ -107,7 +108,7 @@ def _with_starts(hashes: U32, rows: pa.Table) -> U32:
 def _sessions(work: OperatorInput, rows: pa.Table) -> Rows:
     """Sessions: the rows' own windows grow together with each other and with the open sessions of their keys."""
     plan, stage = _plan(work), work.stage
-    key = stage.options["edge_key"]
+    key = stage.edge_key
     hashes = hash32_of(rows)
     if not rows.num_rows:
         empty = stage.schema.empty_table()

@@ -20,6 +20,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from nosync.flow.bound_flow import BoundStage, InputEdge
+from nosync.flow.stage_options import JvmOptions
 from nosync.kernels.expressions import Step, applied
 from nosync.lsm.columnar.columns import as_array
 from nosync.lsm.columnar.hashing import U32, hash32, key_groups_of
@@ -70,7 +71,7 @@ class Scan:
         try:
             for source in sources:
                 edge = edge_of(source, edges)
-                steps = [] if edge is None else [stages[name].options["step"] for name in edge.jvm]
+                steps = [] if edge is None else _steps(edge, stages)
                 placed = _Placed(source, edge, steps, shard.groups(self.key_groups), self.key_groups)
                 mine = [placed.of_shard(part) for part in _parts(self.files[source.name], source.schema)]
                 # In one chunk, of which take() is quicker.
@@ -86,6 +87,16 @@ class Scan:
         except (OSError, pa.ArrowException) as error:
             raise ScanError(f"a task could not read a source's files: {type(error).__name__}: {error}") from error
         return given, fed
+
+
+def _steps(edge: InputEdge, stages: Mapping[str, BoundStage]) -> list[Step]:
+    """What the expressions on the way along an edge do with a source's rows."""
+    steps = []
+    for name in edge.jvm:
+        step = stages[name].options_as(JvmOptions).step
+        assert step is not None, f"stage {name}: its expressions are of a kind that tasks evaluate"
+        steps.append(step)
+    return steps
 
 
 def _parts(files: Sequence[ParquetFile], schema: pa.Schema) -> Iterator[pa.Table]:

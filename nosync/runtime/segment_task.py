@@ -209,7 +209,7 @@ class SegmentTask:
         """The edge that an input comes by; None where it is computed in this segment."""
         if input in self.run and self.stages[stage].kind != LOOP:
             return None
-        key = self.stages[stage].options.get("edge_key", ())
+        key = self.stages[stage].edge_key
         found = next((i for i, f in enumerate(self.edges) if (f.input, f.key) == (input, key)), None)
         if found is None:
             raise HoleError(
@@ -589,7 +589,7 @@ class _ShardRun:
             inputs = [self._given.get(stage.name, no_rows(stage.schema))]
         else:
             inputs = [self._input(stage, name, id) for name in stage.inputs]
-        idle = stage.kind in _IDLE_WITHOUT_ROWS and stage.options.get("ttl") is None
+        idle = stage.kind in _IDLE_WITHOUT_ROWS and stage.ttl is None
         if stage.plan is not None and stage.plan.is_over_all_rows:
             idle = False
         if idle and not any(rows.num_rows for rows in inputs):
@@ -613,11 +613,10 @@ class _ShardRun:
         edge = self._task.edge_of(stage.name, name)
         if edge is None:
             rows = (self._whole_of if self._is_anew(stage) else self._changes_of)(name)
-            key = stage.options.get("edge_key", ())
-            if not key:
+            if not stage.edge_key:
                 return rows
             # What the JVM computes where rows change their shard.
-            hashes = hash64(key_columns(rows, key, str(id))).view(np.int64)
+            hashes = hash64(key_columns(rows, stage.edge_key, str(id))).view(np.int64)
             return rows.append_column(HASH64_COLUMN, pa.array(hashes))
         silent = self._silent(edge)
         if silent:
