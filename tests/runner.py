@@ -12,7 +12,8 @@ import pyarrow as pa
 
 import nosync
 from nosync.flow.binder import bind
-from nosync.flow.bound_flow import BoundFlow, InputEdge, Loop, Segment, SegmentOutput
+from nosync.flow.bound_flow import BoundFlow, Loop
+from nosync.flow.bound_stage import InputEdge, Segment, SegmentOutput
 from nosync.flow.dataflow import Dataflow
 from nosync.flow.internal_columns import HASH64_COLUMN, REPORT_COLUMN, SIDE_COLUMN, TAG_COLUMN
 from nosync.job.replay import changed_stages, stages_to_bootstrap

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from nosync.flow.bound_flow import DISTINCT, BoundStage
+from nosync.flow.bound_stage import DISTINCT, BoundStage
 from nosync.flow.dataflow import DEDUPE, STATELESS, Dataflow, Stage
 from nosync.flow.event_time import MOST_INPUTS
 from nosync.kernels.windows import MAX, MIN, Window

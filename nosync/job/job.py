@@ -16,7 +16,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from nosync.flow.bound_flow import BoundFlow, BoundStage, Step
+from nosync.flow.bound_flow import BoundFlow, Step
+from nosync.flow.bound_stage import BoundStage
 from nosync.flow.dataflow import PART_SEPARATOR, Dataflow
 from nosync.flow.persistence import DISK
 from nosync.job.backfill import MAX_GAP, BackfillReport, check_counted, epochs_to_run

@@ -17,7 +17,8 @@ import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from nosync.flow.bound_flow import WATERMARK, BoundFlow, BoundStage, Step, part_of
+from nosync.flow.bound_flow import BoundFlow, Step
+from nosync.flow.bound_stage import WATERMARK, BoundStage, part_of
 from nosync.flow.dataflow import JOIN, SOURCE
 from nosync.lsm.manifests.lost_ends import lost_manifests
 from nosync.lsm.model.history import History, Part, Span, span_at, view_at

@@ -11,7 +11,8 @@ from dataclasses import dataclass, fields
 
 import pyarrow as pa
 
-from nosync.flow.bound_flow import ARRANGE, LATE, WATERMARK, BoundFlow, BoundStage
+from nosync.flow.bound_flow import BoundFlow
+from nosync.flow.bound_stage import ARRANGE, LATE, WATERMARK, BoundStage
 from nosync.flow.dataflow import LOOP, PART_SEPARATOR, UPDATE, WINDOW, Dataflow
 from nosync.lsm.columnar.columns import describe, unify_schemas
 from nosync.lsm.errors import FlowError, NosyncError, SchemaError

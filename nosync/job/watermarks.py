@@ -6,7 +6,8 @@ from collections.abc import Iterable, Mapping
 
 import numpy as np
 
-from nosync.flow.bound_flow import WATERMARK, BoundFlow, part_of
+from nosync.flow.bound_flow import BoundFlow
+from nosync.flow.bound_stage import WATERMARK, part_of
 from nosync.flow.dataflow import WINDOW
 from nosync.flow.event_time import InputTime, Watermarks, read_watermarks
 from nosync.kernels.windows import MAX, MIN, NO_WATERMARK

@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from nosync.flow.bound_flow import BoundStage
+from nosync.flow.bound_stage import BoundStage
 from nosync.flow.stage_options import JoinOptions
 from nosync.kernels.joins import content_hash
 from nosync.lsm.columnar.columns import CHANGE_TYPE_COLUMN, as_array, as_batch

@@ -26,7 +26,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from nosync.flow.bound_flow import BoundStage
+from nosync.flow.bound_stage import BoundStage
 from nosync.flow.internal_columns import COUNT, LIVE
 from nosync.kernels.groups import SUM, Groups
 from nosync.lsm.columnar.columns import (

@@ -17,7 +17,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from nosync.flow.bound_flow import BoundStage
+from nosync.flow.bound_stage import BoundStage
 from nosync.flow.event_time import INPUT_COLUMN, Watermarks, told_apart, with_input, without_input
 from nosync.flow.internal_columns import HASH64_COLUMN, TOUCHED_COLUMN
 from nosync.flow.stage_options import ArrangeOptions, JoinOptions, UnionOptions

@@ -22,7 +22,8 @@ from dataclasses import dataclass
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from nosync.flow.bound_flow import BoundStage, InputEdge, kept_through
+from nosync.flow.bound_stage import BoundStage, InputEdge
+from nosync.flow.fusion import kept_through
 from nosync.flow.internal_columns import HASH64_COLUMN
 from nosync.lsm.columnar.columns import Indices, conformed
 from nosync.lsm.columnar.hashing import is_quick

@@ -19,7 +19,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from nosync.flow.bound_flow import BoundStage, InputEdge
+from nosync.flow.bound_stage import BoundStage, InputEdge
 from nosync.flow.stage_options import JvmOptions
 from nosync.kernels.expressions import Step, applied
 from nosync.lsm.columnar.columns import as_array

@@ -28,17 +28,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from nosync.flow.bound_flow import (
-    ARRANGE,
-    DISTINCT,
-    LATE,
-    WATERMARK,
-    BoundFlow,
-    BoundStage,
-    InputEdge,
-    SegmentOutput,
-    part_of,
-)
+from nosync.flow.bound_flow import BoundFlow
+from nosync.flow.bound_stage import ARRANGE, DISTINCT, LATE, WATERMARK, BoundStage, InputEdge, SegmentOutput, part_of
 from nosync.flow.dataflow import AGGREGATE, FILTER, IN_JVM, JOIN, LOOP, MAP, SOURCE, UNION, UPDATE, WINDOW
 from nosync.flow.event_time import INPUT_COLUMN, MOST_INPUTS, Watermarks, read_watermarks, with_input, without_input
 from nosync.flow.internal_columns import HASH64_COLUMN, REPORT_COLUMN, SIDE_COLUMN, TAG_COLUMN
@@ -188,7 +179,7 @@ class SegmentTask:
     """Of a loop that is done: how many rounds it took, which become the epoch's layers."""
     phase: str = ""
     fused: bool = False
-    """See nosync.flow.bound_flow.Segment."""
+    """See nosync.flow.bound_stage.Segment."""
     scan: Scan | None = None
     """What the task reads itself of its sources; None: their rows come."""
     emits: bool = True

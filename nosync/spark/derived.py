@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 
-from nosync.flow.bound_flow import BoundStage
+from nosync.flow.bound_stage import BoundStage
 from nosync.flow.dataflow import SELECT
 from nosync.flow.internal_columns import TAG_COLUMN
 from nosync.flow.stage_options import JvmOptions

@@ -12,7 +12,7 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql.types import MapType
 
-from nosync.flow.bound_flow import BoundStage
+from nosync.flow.bound_stage import BoundStage
 from nosync.lsm.columnar.table_diff import CHANGE, CHANGED, ONLY_A, ONLY_B
 from nosync.lsm.errors import FlowError
 from nosync.lsm.platform.notebook import facts_html, rows_html

@@ -24,7 +24,8 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.pandas.types import from_arrow_schema
 
-from nosync.flow.bound_flow import WATERMARK, BoundFlow, BoundStage, InputEdge, Loop, Segment, SegmentOutput, part_of
+from nosync.flow.bound_flow import BoundFlow, Loop
+from nosync.flow.bound_stage import WATERMARK, BoundStage, InputEdge, Segment, SegmentOutput, part_of
 from nosync.flow.internal_columns import HASH64_COLUMN, REPORT_COLUMN, SIDE_COLUMN, TAG_COLUMN
 from nosync.lsm.columnar.columns import EPOCH_COLUMN
 from nosync.lsm.columnar.hashing import HASH_BITS

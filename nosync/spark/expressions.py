@@ -19,7 +19,7 @@ from pyspark.sql import functions as F
 from pyspark.sql.pandas.types import from_arrow_schema
 
 from nosync.flow.binder import Analysis, jvm_options
-from nosync.flow.bound_flow import BoundStage, Evaluate
+from nosync.flow.bound_stage import BoundStage, Evaluate
 from nosync.flow.dataflow import SELECT, STATIC_JOIN, WHERE, Stage
 from nosync.flow.fingerprint import fingerprint
 from nosync.flow.internal_columns import MATCHED_COLUMN

@@ -21,7 +21,8 @@ from pyspark.sql.types import (
     YearMonthIntervalType,
 )
 
-from nosync.flow.bound_flow import BoundFlow, BoundStage
+from nosync.flow.bound_flow import BoundFlow
+from nosync.flow.bound_stage import BoundStage
 from nosync.flow.dataflow import Dataflow
 from nosync.lsm.columnar.columns import describe, nullable, plain
 from nosync.lsm.errors import SchemaError

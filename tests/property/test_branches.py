@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 import nosync
 from nosync.flow.binder import bind
-from nosync.flow.bound_flow import BoundStage
+from nosync.flow.bound_stage import BoundStage
 from nosync.job.explain import explain
 from nosync.job.replay import stages_to_bootstrap
 from tests import pipelines
