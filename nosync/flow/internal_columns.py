@@ -11,11 +11,13 @@ TAG_COLUMN = "_tag"
 REPORT_COLUMN = "_report"
 SIDE_COLUMN = "_side"
 HASH64_COLUMN = "_hash64"
+"""Spark's hash of a row's key. A source's rows have that of all columns."""
 MATCHED_COLUMN = "_matched"
 COLUMNS_BETWEEN = frozenset({TAG_COLUMN, REPORT_COLUMN, SIDE_COLUMN, HASH64_COLUMN, MATCHED_COLUMN})
 TOUCHED_COLUMN = "__touched"
-"""Of an update with a time to live: the epoch of each key's last change."""
+"""In the state of an update with a time to live: the epoch of each key's last change."""
 COUNT, LIVE = "__n", "__live"
+"""In a loop's variable: the number of a row's derivations, and whether the row is in the set."""
 
 
 def is_ours(name: str) -> bool:

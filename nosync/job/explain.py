@@ -34,7 +34,7 @@ from nosync.lsm.model.layer import Description, LayerId, Shard, TraceId
 from nosync.lsm.platform.notebook import facts_html, rows_html
 from nosync.lsm.trace.trace import INSERT
 from nosync.lsm.visible import visible
-from nosync.operators.operators import as_changes, call, conform
+from nosync.operators.base import as_changes, call, conform
 
 TAG = "_row"
 _ROWS_SHOWN = 10

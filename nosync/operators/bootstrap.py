@@ -1,8 +1,6 @@
-"""What stages do that begin anew with an epoch: from all rows that are there to the layer that leads there from what
-they held.
+"""Stages that begin anew with an epoch: the layer that leads from what they held to what all rows that are there give.
 
-Pure functions over whole Arrow tables, as those of `operators.operators`. Which stages begin anew is decided in
-`job.replay`.
+Pure functions over whole Arrow tables. `job.replay` decides which stages begin anew.
 """
 
 from __future__ import annotations
@@ -21,7 +19,7 @@ from nosync.lsm.columnar.hashing import HASH_BITS, hash32
 from nosync.lsm.layers.writer import arrange
 from nosync.lsm.model.layer import LayerId, Shard
 from nosync.lsm.trace.trace import DELETE, INSERT
-from nosync.operators.operators import OperatorOutput, produce_from, rows_of_layer, weights_of
+from nosync.operators.base import OperatorOutput, produce_from, rows_of_layer, weights_of
 
 
 def bootstrap_layer(stage: BoundStage, id: LayerId, whole: OperatorOutput, old: pa.Table) -> OperatorOutput:
@@ -44,8 +42,10 @@ def _hashed_by(stage: BoundStage) -> tuple[str, ...]:
 
 
 def net_changes(rows: pa.Table, weights: pa.Array) -> pa.Table:
-    """What is left of rows that come and go, by their contents: each that came more often than it went is inserted,
-    each that went more often deleted, as often. In order of their contents' hash. `weights`: +1 or -1 for each row.
+    """What is left of rows that come and go, by their contents, in the order of their contents' hash.
+
+    A row that came more often than it went is inserted, one that went more often is deleted, as often. `weights` has +1 or
+    -1 for each row.
     """
     contents = content_hash(rows.drop_columns([CHANGE_TYPE_COLUMN]))
     _, first, number = np.unique(contents, return_index=True, return_inverse=True)
@@ -59,9 +59,9 @@ def net_changes(rows: pa.Table, weights: pa.Array) -> pa.Table:
 def rows_of_shard(
     log: BoundStage, recorded_by: Shard, mine: Shard, key_groups: int
 ) -> Callable[[pa.Table], pa.Table] | None:
-    """Which of a log's rows that a shard recorded are those of a shard `mine`; None: none are.
+    """A function that takes the rows of the shard `mine` from those of a log that another shard recorded. None: it has none.
 
-    Where there were other numbers of shards, rows go by the columns that place them, if any do; else they belong to no
+    Where there were other numbers of shards, rows go by the columns that place them, if any do. Else they belong to no
     shard, and are dealt out.
     """
     if recorded_by.count == mine.count:

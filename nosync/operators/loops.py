@@ -44,7 +44,7 @@ from nosync.lsm.layers.writer import arrange
 from nosync.lsm.model.layer import LayerId
 from nosync.lsm.model.timestamp import Time, pack
 from nosync.lsm.trace.trace import DELETE, INSERT, Lookup, Trace, change_rows, first_of_keys
-from nosync.operators.operators import (
+from nosync.operators.base import (
     OperatorInput,
     OperatorOutput,
     as_changes,
@@ -65,12 +65,12 @@ class Phase(enum.Enum):
 
 
 def first_phase(*, growing: bool) -> Phase:
-    """`growing`: nothing that enters the loop can be taken back."""
+    """The phase of an epoch's first round. `growing` says that nothing that enters the loop can be taken back."""
     return Phase.GROW if growing else Phase.RETRACT
 
 
 def next_phase(phase: Phase, round: int, changes: int) -> Phase | None:
-    """The phase of the round after `round`, in which the set changed by so many rows; None: the loop is done.
+    """The phase of the round after `round`, in which the set changed by so many rows. None: the loop is done.
 
     What enters the loop beside the variable reaches it in round 1, so round 0 alone never ends a phase.
     """
@@ -81,19 +81,19 @@ def next_phase(phase: Phase, round: int, changes: int) -> Phase | None:
     return Phase.GROW
 
 
-def apply_loop(work: OperatorInput) -> OperatorOutput:
-    """The variable's rows after a round: numbers of derivations, and which rows are in the set."""
-    stage, id = work.stage, work.id
-    phase = Phase(work.phase)
-    touched = _derivations(work)
+def apply_loop(given: OperatorInput) -> OperatorOutput:
+    """The layer of the variable after a round: numbers of derivations, and which rows are in the set."""
+    stage, id = given.stage, given.id
+    phase = Phase(given.phase)
+    touched = _derivations(given)
     if phase is Phase.TURN:
-        touched = pa.concat_tables([touched, _touched_before(work)])
+        touched = pa.concat_tables([touched, _touched_before(given)])
     columns, all_hashes = key_columns(touched, stage.key, str(id)), as_array(touched.column(_HASH)).to_numpy()
     groups = Groups.of(columns, all_hashes)
     keys = pa.table([take(column, groups.first) for column in columns], names=list(stage.key))
     hashes = all_hashes[groups.first]
     came, lost = (groups.reduce(as_array(touched.column(name)), SUM).to_numpy() for name in (_CAME, _LOST))
-    found = work.state.find(keys, hashes)
+    found = given.state.find(keys, hashes)
     before = np.zeros(len(hashes), dtype=np.int64)
     was_live: Bools = np.zeros(len(hashes), dtype=np.bool_)
     before[found.found] = found.data.column(COUNT).to_numpy()
@@ -106,11 +106,11 @@ def apply_loop(work: OperatorInput) -> OperatorOutput:
     return produce(stage, id, table, hashes, found, after == 0)
 
 
-def _derivations(work: OperatorInput) -> pa.Table:
-    """The round's derivations: the row, its hash, and 1 in `came` or `lost`."""
-    names = list(work.stage.key)
+def _derivations(given: OperatorInput) -> pa.Table:
+    """The round's derivations, each with its row, the row's hash, and 1 in `came` or `lost`."""
+    names = list(given.stage.key)
     parts = []
-    for rows in map(as_changes, work.inputs):
+    for rows in map(as_changes, given.inputs):
         weights = weights_of(rows).to_numpy()
         part = rows.select(names).append_column(_HASH, pa.array(hash32_of(rows)))
         part = part.append_column(_CAME, pa.array((weights > 0).astype(np.int64)))
@@ -118,11 +118,11 @@ def _derivations(work: OperatorInput) -> pa.Table:
     return pa.concat_tables(parts)
 
 
-def _touched_before(work: OperatorInput) -> pa.Table:
+def _touched_before(given: OperatorInput) -> pa.Table:
     """The rows that earlier rounds of the epoch touched, without a derivation."""
-    touched = work.trace(work.stage.name).rows_between(Time(pack(work.t) - 1), work.before)
+    touched = given.trace(given.stage.name).rows_between(Time(pack(given.t) - 1), given.before)
     zeros = pa.array(np.zeros(len(touched.hashes), dtype=np.int64))
-    table = pa.Table.from_batches([touched.data]).select(list(work.stage.key))
+    table = pa.Table.from_batches([touched.data]).select(list(given.stage.key))
     return table.append_column(_HASH, pa.array(touched.hashes)).append_column(_CAME, zeros).append_column(_LOST, zeros)
 
 
@@ -142,16 +142,16 @@ def loop_changes(rows: Rows, first_of_key: Bools, before: Lookup) -> pa.Table:
     return changes.filter(moved)
 
 
-def changes_of_round(produced: OperatorOutput, stage: BoundStage, time: Time) -> pa.Table:
+def changes_of_round(output: OperatorOutput, stage: BoundStage, time: Time) -> pa.Table:
     """The changes that a layer of the variable means to its consumers."""
-    assert produced.before is not None, "the variable is keyed"
-    rows = rows_of_layer(produced.layer, time)
+    assert output.before is not None, "the variable is keyed"
+    rows = rows_of_layer(output.layer, time)
     all_first = np.ones(len(rows.hashes), dtype=np.bool_)
-    return loop_changes(rows, all_first, produced.before).select(stage.rows_schema.names)
+    return loop_changes(rows, all_first, output.before).select(stage.rows_schema.names)
 
 
 def recorded_changes(trace: Trace, stage: BoundStage, after: Time, until: Time) -> pa.Table:
-    """The same, read back: the net changes with `after < time <= until`, each row once."""
+    """The same changes, read back: the net ones with `after < time <= until`, each row once."""
     return loop_changes(*_newest(trace, after, until)).select(stage.rows_schema.names)
 
 
@@ -199,7 +199,7 @@ def _flags(column: pa.Array) -> Bools:
 
 
 def rounds_done(counts: Sequence[int], *, growing: bool) -> Phase | None:
-    """The phase of the next round after rounds with these numbers of changes; None: the loop is done."""
+    """The phase of the next round after rounds with these numbers of changes. None: the loop is done."""
     phase: Phase | None = first_phase(growing=growing)
     for round, changes in enumerate(counts):
         assert phase is not None, "a loop that is done has no more rounds"

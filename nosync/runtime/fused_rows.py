@@ -27,7 +27,7 @@ from nosync.flow.fusion import kept_through
 from nosync.flow.internal_columns import HASH64_COLUMN
 from nosync.lsm.columnar.columns import Indices, conformed
 from nosync.lsm.columnar.hashing import is_quick
-from nosync.operators.operators import canonical_order, hashed, one_nan
+from nosync.operators.canonical import canonical_order, hashed, one_nan
 
 PLACE_COLUMN, SIDE_COLUMN, OK_COLUMN = "__place", "__side", "__ok"
 ALL = -1

@@ -26,7 +26,7 @@ from nosync.lsm.columnar.columns import as_array
 from nosync.lsm.columnar.hashing import U32, hash32, key_groups_of
 from nosync.lsm.errors import ScanError
 from nosync.lsm.model.layer import Shard
-from nosync.operators.operators import canonical_order, hashed
+from nosync.operators.canonical import canonical_order, hashed
 from nosync.runtime.fused_rows import edge_of, renamed
 
 _ROWS_AT_ONCE = 1 << 17

@@ -45,12 +45,20 @@ from nosync.lsm.model.layer import Description, Digest, LayerId, Shard, TraceId,
 from nosync.lsm.model.timestamp import Time, end_of, pack
 from nosync.lsm.platform.env import storage_errors
 from nosync.lsm.trace.trace import Trace, lost_tail
-from nosync.operators.bootstrap import bootstrap_layer, net_changes, rows_of_shard
-from nosync.operators.loops import apply_loop, changes_of_round, consolidate, recorded_changes
-from nosync.operators.operators import (
+from nosync.operators.base import (
     NO_WATERMARKS,
     OperatorInput,
     OperatorOutput,
+    as_changes,
+    changes_of,
+    nothing_happened,
+    stage_error,
+    weights_of,
+)
+from nosync.operators.bootstrap import bootstrap_layer, net_changes, rows_of_shard
+from nosync.operators.canonical import hashed
+from nosync.operators.loops import apply_loop, changes_of_round, consolidate, recorded_changes
+from nosync.operators.operators import (
     apply_aggregate,
     apply_arrange,
     apply_distinct,
@@ -59,15 +67,9 @@ from nosync.operators.operators import (
     apply_map,
     apply_union,
     apply_update,
-    as_changes,
-    changes_of,
-    hashed,
     keep_rows,
     lone_updates_named,
-    nothing_happened,
     source,
-    stage_error,
-    weights_of,
 )
 from nosync.operators.windows import apply_late, apply_watermark, apply_window
 from nosync.replication.client.fetching_directory import FetchingDirectory, StoreLocation, open_directory

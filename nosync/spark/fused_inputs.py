@@ -19,7 +19,7 @@ from nosync.flow.dataflow import SELECT, WHERE
 from nosync.flow.fusion import all_hold, conditions_of
 from nosync.flow.internal_columns import HASH64_COLUMN
 from nosync.flow.stage_options import ExpressionOptions
-from nosync.operators.operators import is_hashed_in_tasks
+from nosync.operators.canonical import is_hashed_in_tasks
 from nosync.runtime.fused_rows import OK_COLUMN, PLACE_COLUMN, SIDE_COLUMN, Carried, carried, edge_of
 from nosync.spark.arrow_transfer import selected
 from nosync.spark.expressions import conditional, hash_of, is_star, place_of, quoted
