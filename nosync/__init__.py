@@ -18,8 +18,9 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-    from nosync.flow.dataflow import Dataflow, Stage
+    from nosync.flow.dataflow import Dataflow
     from nosync.flow.persistence import replicated
+    from nosync.flow.stage import Stage
     from nosync.job.backfill import BackfillReport
     from nosync.job.explain import Explanation
     from nosync.job.job import Job
@@ -73,7 +74,8 @@ if TYPE_CHECKING:
 _HOMES = {
     "nosync.kernels.aggregates": "collect count count_distinct first last max mean min stddev sum top_k variance",
     "nosync.job.backfill": "BackfillReport",
-    "nosync.flow.dataflow": "Dataflow Stage",
+    "nosync.flow.dataflow": "Dataflow",
+    "nosync.flow.stage": "Stage",
     "nosync.job.explain": "Explanation",
     "nosync.job.job": "Job",
     "nosync.flow.persistence": "replicated",

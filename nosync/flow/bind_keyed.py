@@ -9,10 +9,10 @@ import pyarrow as pa
 
 from nosync.flow.bindings import Bindings, change_fields, visible
 from nosync.flow.bound_stage import ARRANGE, DISTINCT, LATE, WATERMARK, BoundStage, SegmentOutput
-from nosync.flow.dataflow import AGGREGATE, DEDUPE, MAP, UPDATE, Stage
 from nosync.flow.event_time import LATE_ROWS, WATERMARK_AFTER, WATERMARK_BEFORE, inputs_field
 from nosync.flow.internal_columns import TOUCHED_COLUMN
 from nosync.flow.persistence import NONE
+from nosync.flow.stage import AGGREGATE, DEDUPE, MAP, UPDATE, Stage
 from nosync.flow.stage_options import NO_OPTIONS, ArrangeOptions, JoinOptions, UpdateOptions, WatermarkOptions
 from nosync.kernels.aggregates import ALL_ROWS, ALL_ROWS_TYPE, Plan
 from nosync.kernels.joins import JoinSpec, arranged_schema, joined_schema

@@ -10,10 +10,10 @@ from nosync.flow.bind_keyed import check_key
 from nosync.flow.bindings import Bindings
 from nosync.flow.bound_flow import Loop
 from nosync.flow.bound_stage import InputEdge, SegmentOutput
-from nosync.flow.dataflow import Stage
 from nosync.flow.fingerprint import fingerprint
 from nosync.flow.internal_columns import COUNT, LIVE
 from nosync.flow.persistence import MEMORY
+from nosync.flow.stage import Stage
 from nosync.lsm.columnar.columns import describe
 from nosync.lsm.errors import SchemaError
 

@@ -17,7 +17,9 @@ from nosync.flow.bind_loops import bind_loop, close_loops
 from nosync.flow.bindings import Bindings, ParseDdl, change_fields
 from nosync.flow.bound_flow import BoundFlow
 from nosync.flow.bound_stage import LATE, BoundStage
-from nosync.flow.dataflow import (
+from nosync.flow.dataflow import Dataflow
+from nosync.flow.internal_columns import is_ours
+from nosync.flow.stage import (
     AGGREGATE,
     DEDUPE,
     FILTER,
@@ -30,10 +32,8 @@ from nosync.flow.dataflow import (
     UNION,
     UPDATE,
     WINDOW,
-    Dataflow,
     Stage,
 )
-from nosync.flow.internal_columns import is_ours
 from nosync.flow.stage_options import NO_OPTIONS, ExpressionOptions, StaticJoinOptions, UnionOptions
 from nosync.kernels.expressions import Step
 from nosync.lsm.columnar.columns import CHANGE_TYPE_COLUMN, RESERVED, describe, nullable, plain

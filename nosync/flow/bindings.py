@@ -10,11 +10,12 @@ import pyarrow as pa
 
 from nosync.flow.bound_flow import Loop
 from nosync.flow.bound_stage import LATE, WATERMARK, BoundStage, InputEdge, Segment, SegmentOutput
-from nosync.flow.dataflow import IN_JVM, LOOP, PART_SEPARATOR, STATELESS, Dataflow, Stage
+from nosync.flow.dataflow import Dataflow
 from nosync.flow.event_time import INPUT_FIELD
 from nosync.flow.fingerprint import fingerprint
 from nosync.flow.internal_columns import is_ours
 from nosync.flow.persistence import MEMORY, NONE, Level, parse_level
+from nosync.flow.stage import IN_JVM, LOOP, PART_SEPARATOR, STATELESS, Stage
 from nosync.flow.stage_options import NO_OPTIONS, StageOptions
 from nosync.flow.window_inputs import WindowInputs
 from nosync.kernels.aggregates import Aggregate, Plan

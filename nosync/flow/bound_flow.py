@@ -7,8 +7,8 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 
 from nosync.flow.bound_stage import WATERMARK, BoundStage, InputEdge, Segment, SegmentOutput, part_of
-from nosync.flow.dataflow import LOOP
 from nosync.flow.fusion import fused_segments, placed_stages
+from nosync.flow.stage import LOOP
 
 
 @dataclass(frozen=True)

@@ -13,16 +13,16 @@ from typing import TypeVar
 
 import pyarrow as pa
 
-from nosync.flow.dataflow import IN_JVM, PART_SEPARATOR
 from nosync.flow.event_time import INPUT_FIELD
 from nosync.flow.persistence import NONE, Level
+from nosync.flow.stage import IN_JVM, PART_SEPARATOR
 from nosync.flow.stage_options import NO_OPTIONS, StageOptions, UpdateOptions
 from nosync.kernels.aggregates import Plan
 from nosync.kernels.windows import Window
 from nosync.lsm.columnar.columns import CHANGE_TYPE_COLUMN
 
 ARRANGE, WATERMARK, LATE, DISTINCT = "arrange", "watermark", "late", "distinct"
-"""Kinds of the stages that joins, windows and dedupe are made of; the others are those of nosync.flow.dataflow."""
+"""Kinds of the stages that joins, windows and dedupe are made of; the others are those of nosync.flow.stage."""
 
 Options = TypeVar("Options", bound=StageOptions)
 

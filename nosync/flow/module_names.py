@@ -28,6 +28,7 @@ NAMES_IN_FINGERPRINTS = {
     "nosync.flow.internal_columns": "nosync.columns_between",
     "nosync.flow.persistence": "nosync.levels",
     "nosync.flow.pickled_function": "nosync.frozen",
+    "nosync.flow.stage": "nosync.dataflow",
     "nosync.flow.window_inputs": "nosync.window_inputs",
     "nosync.html_diff.page": "nosync.report",
     "nosync.html_diff.plot": "nosync.plot",

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from nosync.flow.bound_stage import DISTINCT, BoundStage
-from nosync.flow.dataflow import DEDUPE, STATELESS, Dataflow, Stage
+from nosync.flow.dataflow import Dataflow
 from nosync.flow.event_time import MOST_INPUTS
+from nosync.flow.stage import DEDUPE, STATELESS, Stage
 from nosync.kernels.windows import MAX, MIN, Window
 from nosync.lsm.errors import FlowError
 

@@ -18,8 +18,9 @@ from typing import TYPE_CHECKING, Any
 
 from nosync.flow.bound_flow import BoundFlow, Step
 from nosync.flow.bound_stage import BoundStage
-from nosync.flow.dataflow import PART_SEPARATOR, Dataflow
+from nosync.flow.dataflow import Dataflow
 from nosync.flow.persistence import DISK
+from nosync.flow.stage import PART_SEPARATOR
 from nosync.job.backfill import MAX_GAP, BackfillReport, check_counted, epochs_to_run
 from nosync.job.delivery import Delivery, check_sinks
 from nosync.job.epoch_layout import EpochLayout

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 
 from nosync.flow.bound_flow import BoundFlow, Step
 from nosync.flow.bound_stage import WATERMARK, BoundStage, part_of
-from nosync.flow.dataflow import JOIN, SOURCE
+from nosync.flow.stage import JOIN, SOURCE
 from nosync.lsm.manifests.lost_ends import lost_manifests
 from nosync.lsm.model.history import History, Part, Span, span_at, view_at
 from nosync.lsm.model.layer import Description, TraceId

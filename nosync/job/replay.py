@@ -13,7 +13,8 @@ import pyarrow as pa
 
 from nosync.flow.bound_flow import BoundFlow
 from nosync.flow.bound_stage import ARRANGE, LATE, WATERMARK, BoundStage
-from nosync.flow.dataflow import LOOP, PART_SEPARATOR, UPDATE, WINDOW, Dataflow
+from nosync.flow.dataflow import Dataflow
+from nosync.flow.stage import LOOP, PART_SEPARATOR, UPDATE, WINDOW
 from nosync.lsm.columnar.columns import describe, unify_schemas
 from nosync.lsm.errors import FlowError, NosyncError, SchemaError
 from nosync.lsm.manifests.manifest import DROP

@@ -8,8 +8,8 @@ import numpy as np
 
 from nosync.flow.bound_flow import BoundFlow
 from nosync.flow.bound_stage import WATERMARK, part_of
-from nosync.flow.dataflow import WINDOW
 from nosync.flow.event_time import InputTime, Watermarks, read_watermarks
+from nosync.flow.stage import WINDOW
 from nosync.kernels.windows import MAX, MIN, NO_WATERMARK
 from nosync.lsm.errors import NosyncError
 from nosync.lsm.manifests.branches import MAIN

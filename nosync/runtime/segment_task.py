@@ -30,9 +30,9 @@ import pyarrow.compute as pc
 
 from nosync.flow.bound_flow import BoundFlow
 from nosync.flow.bound_stage import ARRANGE, DISTINCT, LATE, WATERMARK, BoundStage, InputEdge, SegmentOutput, part_of
-from nosync.flow.dataflow import AGGREGATE, FILTER, IN_JVM, JOIN, LOOP, MAP, SOURCE, UNION, UPDATE, WINDOW
 from nosync.flow.event_time import INPUT_COLUMN, MOST_INPUTS, Watermarks, read_watermarks, with_input, without_input
 from nosync.flow.internal_columns import HASH64_COLUMN, REPORT_COLUMN, SIDE_COLUMN, TAG_COLUMN
+from nosync.flow.stage import AGGREGATE, FILTER, IN_JVM, JOIN, LOOP, MAP, SOURCE, UNION, UPDATE, WINDOW
 from nosync.kernels.joins import content_hash
 from nosync.kernels.windows import END, NO_WATERMARK, START, newest_us, newest_us_by, window_type, with_windows
 from nosync.lsm.columnar.columns import conformed, key_columns

@@ -23,8 +23,8 @@ from pyspark.sql.udf import UserDefinedFunction
 from pyspark.util import PythonEvalType
 
 from nosync.flow.bound_flow import BoundFlow
-from nosync.flow.dataflow import SOURCE
 from nosync.flow.internal_columns import REPORT_COLUMN
+from nosync.flow.stage import SOURCE
 from nosync.flow.stage_options import JvmOptions
 from nosync.lsm.errors import WideRowError
 from nosync.lsm.failures import encode_failure

@@ -15,9 +15,9 @@ from functools import reduce
 from pyspark.sql import DataFrame
 
 from nosync.flow.bound_stage import BoundStage, InputEdge
-from nosync.flow.dataflow import SELECT, WHERE
 from nosync.flow.fusion import all_hold, conditions_of
 from nosync.flow.internal_columns import HASH64_COLUMN
+from nosync.flow.stage import SELECT, WHERE
 from nosync.flow.stage_options import ExpressionOptions
 from nosync.operators.canonical import is_hashed_in_tasks
 from nosync.runtime.fused_rows import OK_COLUMN, PLACE_COLUMN, SIDE_COLUMN, Carried, carried, edge_of

@@ -10,9 +10,10 @@ from typing import Any
 from pyspark.serializers import CloudPickleSerializer
 from pyspark.sql import SparkSession
 
-from nosync.flow.dataflow import STATIC_JOIN, Dataflow, PerKey, Stage
+from nosync.flow.dataflow import Dataflow
 from nosync.flow.fingerprint import hashed_of
 from nosync.flow.pickled_function import PickledFunction
+from nosync.flow.stage import STATIC_JOIN, PerKey, Stage
 from nosync.lsm.errors import FlowError
 from nosync.spark.session import in_own_zone
 

@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from nosync.flow.dataflow import PerKey
 from nosync.flow.fingerprint import fingerprint, hashed_of
 from nosync.flow.pickled_function import PickledFunction
+from nosync.flow.stage import PerKey
 from nosync.lsm.errors import FlowError
 
 PAIRS = {
