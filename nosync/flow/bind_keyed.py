@@ -14,7 +14,7 @@ from nosync.flow.internal_columns import TOUCHED_COLUMN
 from nosync.flow.persistence import NONE
 from nosync.flow.stage import AGGREGATE, DEDUPE, MAP, UPDATE, Stage
 from nosync.flow.stage_options import NO_OPTIONS, ArrangeOptions, JoinOptions, UpdateOptions, WatermarkOptions
-from nosync.kernels.aggregates import ALL_ROWS, ALL_ROWS_TYPE, Plan
+from nosync.kernels.aggregate_plan import ALL_ROWS, ALL_ROWS_TYPE, Plan
 from nosync.kernels.joins import JoinSpec, arranged_schema, joined_schema
 from nosync.kernels.windows import END, MIN, START, Window, is_time, window_type
 from nosync.lsm.columnar.columns import CHANGE_TYPE_COLUMN, describe

@@ -18,7 +18,8 @@ from nosync.flow.persistence import MEMORY, NONE, Level, parse_level
 from nosync.flow.stage import IN_JVM, LOOP, PART_SEPARATOR, STATELESS, Stage
 from nosync.flow.stage_options import NO_OPTIONS, StageOptions
 from nosync.flow.window_inputs import WindowInputs
-from nosync.kernels.aggregates import Aggregate, Plan
+from nosync.kernels.aggregate_plan import Plan
+from nosync.kernels.aggregates import Aggregate
 from nosync.kernels.windows import Window
 from nosync.lsm.columnar.columns import CHANGE_TYPE_COLUMN, INTERNAL_PREFIX, plain
 from nosync.lsm.errors import NosyncError, SchemaError

@@ -17,7 +17,7 @@ from nosync.flow.event_time import INPUT_FIELD
 from nosync.flow.persistence import NONE, Level
 from nosync.flow.stage import IN_JVM, PART_SEPARATOR
 from nosync.flow.stage_options import NO_OPTIONS, StageOptions, UpdateOptions
-from nosync.kernels.aggregates import Plan
+from nosync.kernels.aggregate_plan import Plan
 from nosync.kernels.windows import Window
 from nosync.lsm.columnar.columns import CHANGE_TYPE_COLUMN
 

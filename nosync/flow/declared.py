@@ -16,7 +16,8 @@ import pyarrow as pa
 from nosync.flow.ddl import Columns, columns_of, type_of
 from nosync.flow.foreign_words import FUNCTIONS_ELSEWHERE
 from nosync.kernels import aggregates as functions
-from nosync.kernels.aggregates import Aggregate, Plan
+from nosync.kernels.aggregate_plan import Plan
+from nosync.kernels.aggregates import Aggregate
 from nosync.kernels.windows import END, START, Window, is_time
 from nosync.lsm.columnar.columns import nullable
 from nosync.lsm.columnar.hashing import check_key_type

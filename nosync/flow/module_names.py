@@ -45,6 +45,8 @@ NAMES_IN_FINGERPRINTS = {
     "nosync.job.sinks": "nosync.sinks",
     "nosync.job.stream_checks": "nosync.streaming",
     "nosync.job.watermarks": "nosync.watermarks",
+    "nosync.kernels.accumulators": "nosync.aggregates",
+    "nosync.kernels.aggregate_plan": "nosync.aggregates",
     "nosync.kernels.aggregates": "nosync.aggregates",
     "nosync.kernels.expressions": "nosync.arrow_expressions",
     "nosync.kernels.groups": "nosync.groups",

@@ -25,7 +25,7 @@ import pyarrow.compute as pc
 from nosync.flow.bound_flow import BoundFlow
 from nosync.flow.bound_stage import ARRANGE, LATE, BoundStage, Evaluate, part_of
 from nosync.flow.stage import FILTER, IN_JVM, JOIN, LOOP, MAP, SOURCE, UNION
-from nosync.kernels.aggregates import ALL_ROWS, ALL_ROWS_TYPE
+from nosync.kernels.aggregate_plan import ALL_ROWS, ALL_ROWS_TYPE
 from nosync.kernels.windows import END, START, with_windows
 from nosync.lsm.columnar.columns import CHANGE_TYPE_COLUMN, EPOCH_COLUMN, Bools, Indices, as_array, comparable
 from nosync.lsm.errors import CompactedError, InvalidInputError, NotAvailableError, SchemaError, UnknownStageError

@@ -20,7 +20,7 @@ import pyarrow.compute as pc
 from nosync.flow.bound_stage import BoundStage
 from nosync.flow.event_time import Watermarks
 from nosync.flow.internal_columns import HASH64_COLUMN
-from nosync.kernels.aggregates import ROWS
+from nosync.kernels.aggregate_plan import ROWS
 from nosync.lsm.columnar.columns import (
     CHANGE_TYPE_COLUMN,
     EPOCH_COLUMN,

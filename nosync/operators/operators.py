@@ -16,7 +16,7 @@ from nosync.flow.bound_stage import BoundStage
 from nosync.flow.event_time import INPUT_COLUMN, told_apart, with_input, without_input
 from nosync.flow.internal_columns import HASH64_COLUMN, TOUCHED_COLUMN
 from nosync.flow.stage_options import ArrangeOptions, JoinOptions, UnionOptions
-from nosync.kernels.aggregates import ALL_ROWS, ALL_ROWS_TYPE
+from nosync.kernels.aggregate_plan import ALL_ROWS, ALL_ROWS_TYPE
 from nosync.kernels.groups import Groups
 from nosync.kernels.joins import NeverThereError, arrange_changing, arrange_growing, content_hash, join_changes
 from nosync.lsm.columnar.columns import (

@@ -14,7 +14,7 @@ import pyarrow as pa
 from nosync.flow.event_time import OF_INPUTS, WATERMARK_AFTER, InputTime, minimum, recorded_inputs, stamp
 from nosync.flow.internal_columns import HASH64_COLUMN
 from nosync.flow.stage_options import WatermarkOptions
-from nosync.kernels.aggregates import Plan
+from nosync.kernels.aggregate_plan import Plan
 from nosync.kernels.groups import Groups
 from nosync.kernels.windows import END, NO_WATERMARK, START, Window, closed, sessions, times_us, to_time
 from nosync.lsm.columnar.columns import as_array, as_batch, key_columns, take, take_batch
