@@ -30,7 +30,8 @@ def check_key(stage: Stage, key: Sequence[str], upstream: BoundStage) -> None:
     for name in key:
         if name not in upstream.output.names:
             raise SchemaError(
-                f"stage {stage.name}: key column {name!r} is not in its input {upstream.name} ({describe(upstream.output)})"
+                f"stage {stage.name}: key column {name!r} is not in its input {upstream.name} "
+                f"({describe(upstream.output)})"
                 f"{did_you_mean(name, upstream.output.names)}"
             )
         try:
@@ -40,7 +41,9 @@ def check_key(stage: Stage, key: Sequence[str], upstream: BoundStage) -> None:
 
 
 def _hashed_options(edge_key: tuple[str, ...], **others: object) -> str:
-    """The text that fingerprints have of a part's options, under the names that these had when stores were first written."""
+    """The text that fingerprints have of a part's options, under the names that these had when stores were first
+    written.
+    """
     return str({"feed_key": edge_key, **others})
 
 
@@ -209,7 +212,8 @@ def _check_join(stage: Stage, spec: JoinSpec, left: BoundStage, right: BoundStag
     clash = [n for n in left.output.names if n in right.output.names and n not in spec.on]
     if clash:
         raise SchemaError(
-            f"stage {stage.name}: {left.name} and {right.name} both have a column {clash[0]!r}; rename one with select or map"
+            f"stage {stage.name}: {left.name} and {right.name} both have a column {clash[0]!r}; rename one with select "
+            "or map"
         )
 
 

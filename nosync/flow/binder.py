@@ -78,12 +78,12 @@ def bind(
 ) -> BoundFlow:
     """Resolves schemas, fingerprints and segments. Raises FlowError or SchemaError naming the stage.
 
-    `salt` enters the fingerprints of sources, for a branch with inputs of its own. `sources` states these fingerprints, for
-    a branch that shares the recorded inputs of another one. `placements` says by which columns the rows of sources are in
-    their shards, where they were recorded (default: by the first key that the flow asks of them). `begins` has, for stages
-    that go on from another timeline's state, which one that is; it enters their fingerprints. `anew` has
-    `BoundStage.bootstrap_at`. `policies` has, by window, the policy that the store was written with. It counts where the
-    window does not say which it wants (default: MIN).
+    `salt` enters the fingerprints of sources, for a branch with inputs of its own. `sources` states these fingerprints,
+    for a branch that shares the recorded inputs of another one. `placements` says by which columns the rows of sources
+    are in their shards, where they were recorded (default: by the first key that the flow asks of them). `begins` has,
+    for stages that go on from another timeline's state, which one that is; it enters their fingerprints. `anew` has
+    `BoundStage.bootstrap_at`. `policies` has, by window, the policy that the store was written with. It counts where
+    the window does not say which it wants (default: MIN).
     """
     if not flow.sources:
         raise FlowError(f"dataflow {flow.name} has no source")
@@ -133,7 +133,8 @@ class _Binder:
             given = self._bindings.stages[name]
             if given.kind == LATE and given.changing:
                 raise FlowError(
-                    f"stage {stage.name}: {name} can only be read, for the window's input changes: it lists changes that came "
+                    f"stage {stage.name}: {name} can only be read, for the window's input changes: it lists changes "
+                    "that came "
                     "too late, and what they take back may not be in it"
                 )
         if stage.kind == SOURCE:
@@ -152,7 +153,8 @@ class _Binder:
         for column in schema:
             if _has_map(column.type):
                 raise SchemaError(
-                    f"source {stage.name}: column {column.name!r} is {column.type}, whose rows Spark can neither compare nor "
+                    f"source {stage.name}: column {column.name!r} is {column.type}, whose rows Spark can neither "
+                    "compare nor "
                     "hash: give it as array<struct<key, value>>, as map_entries(column) has it"
                 )
         bound = self._bindings.stage(stage, schema, changing=False, described=str(schema) + self._salt)
@@ -245,12 +247,14 @@ class _Binder:
         for name in kept:
             if is_ours(name):
                 raise SchemaError(
-                    f"stage {stage.name}: its function makes a column {name!r}, a name that nosync uses itself: rename it"
+                    f"stage {stage.name}: its function makes a column {name!r}, a name that nosync uses itself: rename "
+                    "it"
                 )
         unknown = [name for name in kept if pa.types.is_null(result.schema.field(name).type)]
         if unknown:
             raise SchemaError(
-                f"stage {stage.name}: on an empty table its function makes a column {unknown[0]!r} without a type: say which it "
+                f"stage {stage.name}: on an empty table its function makes a column {unknown[0]!r} without a type: say "
+                "which it "
                 'has, as in pa.array(values, pa.float64()), or state schema="..."'
             )
         return pa.schema([*plain(result.select(kept)).schema, *kept_change])

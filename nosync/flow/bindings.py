@@ -121,7 +121,8 @@ class Bindings:
         for name in schema.names:
             if is_ours(name) or name in stage.key:
                 raise SchemaError(
-                    f"stage {stage.name}: column {name!r} of its schema is a key column, or a name that nosync uses itself"
+                    f"stage {stage.name}: column {name!r} of its schema is a key column, or a name that nosync uses "
+                    "itself"
                 )
         return plain(schema.empty_table()).schema
 

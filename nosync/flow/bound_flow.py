@@ -91,14 +91,16 @@ class BoundFlow:
         return replace(segment, edges=tuple(edges))
 
     def takes_whole(self, segment: Segment, edge: InputEdge, anew: Collection[str]) -> set[bool]:
-        """Whether the stages that take an edge are to have all rows that are there, if the stages `anew` begin anew. Both
-        answers are in it if only some of them are.
+        """Whether the stages that take an edge are to have all rows that are there, if the stages `anew` begin anew.
+        Both answers are in it if only some of them are.
         """
         takers = [name for name in segment.stages if edge.input in self.stages[name].inputs]
         return {whole for name in takers for whole in self._is_whole(name, anew)}
 
     def _is_whole(self, name: str, anew: Collection[str]) -> set[bool]:
-        """Whether a stage is to have all rows. One that is not recorded passes on what those that take its rows are to have."""
+        """Whether a stage is to have all rows. One that is not recorded passes on what those that take its rows are to
+        have.
+        """
         if self.stages[name].recorded:
             return {name in anew}
         takers = [stage.name for stage in self.stages.values() if name in stage.inputs]
@@ -118,8 +120,8 @@ class BoundFlow:
         return next(s for s in self.segments.values() if stage in s.stages)
 
     def outputs(self, segment: Segment, loop: str | None = None) -> list[SegmentOutput]:
-        """The outputs that other segments take from this one, in a fixed order. Those segments are in `loop`, or outside of
-        all loops.
+        """The outputs that other segments take from this one, in a fixed order. Those segments are in `loop`, or
+        outside of all loops.
         """
         takers = [s for s in self.segments.values() if self.loop_of(s) == loop and not s.fused]
         wanted = [edge.output for s in takers for edge in s.edges if not self.loops_back(s, edge)]

@@ -56,23 +56,23 @@ class BoundStage:
     options: StageOptions = field(default=NO_OPTIONS, repr=False)
     """What its kind needs to know beside (see `stage_options`)."""
     edge_key: tuple[str, ...] = ()
-    """The key of the edges that its input comes by: the hash of these columns says to which shard a row goes. It is empty if
-    the rows stay in their shard.
+    """The key of the edges that its input comes by: the hash of these columns says to which shard a row goes. It is
+    empty if the rows stay in their shard.
     """
     bootstrap_at: int | None = None
     """The epoch with which the stage begins anew; None if it never does.
 
-    That is the first epoch of the branch on which its code changed. It then takes all rows of its inputs that are there,
-    because rows that came before may be taken back. From then on it holds what this code makes of them. Its layer of that
-    epoch leads there from what the stage held before.
+    That is the first epoch of the branch on which its code changed. It then takes all rows of its inputs that are
+    there, because rows that came before may be taken back. From then on it holds what this code makes of them. Its
+    layer of that epoch leads there from what the stage held before.
     """
     loop: str | None = None
     """The loop that it is a part of. A loop's variable has its own name here."""
     placed_by: tuple[str, ...] = ()
     """The columns whose hash says in which shard each of its rows is. It is empty if something else does.
 
-    A source may also have `=` and an expression over its columns here, and at the end `?` and a condition: then only rows
-    that fulfil it are placed so, and others by all of their columns.
+    A source may also have `=` and an expression over its columns here, and at the end `?` and a condition: then only
+    rows that fulfil it are placed so, and others by all of their columns.
     """
     origins: tuple[str, ...] = ()
     """The inputs, each with a watermark of its own, by which its rows came. Each row says which (see `event_time`).
@@ -82,14 +82,14 @@ class BoundStage:
 
     @property
     def is_placed_by_columns(self) -> bool:
-        """Whether a source's rows are placed by columns that it has, and not by an expression. Where `placed_by` is empty
-        these are all of its columns.
+        """Whether a source's rows are placed by columns that it has, and not by an expression. Where `placed_by` is
+        empty these are all of its columns.
         """
         return {*self.placed_by} <= {*self.schema.names}
 
     @property
     def of_rounds(self) -> bool:
-        """Whether it is recorded in rounds only: it is derived from the loop's variable, and dropped with the rounds."""
+        """Whether it is recorded in rounds only. It comes of the loop's variable, and is dropped with the rounds."""
         return self.loop is not None and not self.keyed
 
     @property
@@ -123,7 +123,7 @@ class BoundStage:
 
     @property
     def carried(self) -> pa.Schema:
-        """The columns that go from stage to stage: `rows_schema`, and by which input each row came where that is known."""
+        """The columns that go from stage to stage: `rows_schema`, and by which input each row came if that is known."""
         return pa.schema([*self.rows_schema, INPUT_FIELD]) if self.origins else self.rows_schema
 
 
@@ -159,8 +159,8 @@ class Segment:
     stages: tuple[str, ...]
     edges: tuple[InputEdge, ...] = ()
     fused: bool = False
-    """Whether all that comes to it is from sources in it. The JVM then sends the sources' rows, and beside them what it makes
-    of them for the edges.
+    """Whether all that comes to it is from sources in it. The JVM then sends the sources' rows, and beside them what it
+    makes of them for the edges.
     """
 
 

@@ -110,8 +110,8 @@ class Dataflow:
     ) -> Dataflow:
         """A copy with other functions for some stages, more stages, or fewer.
 
-        `replaced` has, by stage, a function (map, filter, update), expressions (select, where), or a mapping of aggregates
-        (aggregate, window). `add(flow)` builds on the copy. `drop` names stages that nothing is built on.
+        `replaced` has, by stage, a function (map, filter, update), expressions (select, where), or a mapping of
+        aggregates (aggregate, window). `add(flow)` builds on the copy. `drop` names stages that nothing is built on.
         """
         if replaced is not None and not isinstance(replaced, Mapping):
             raise FlowError(f"replace is {replaced!r}, expected a dictionary: {{stage name: its new function}}")
@@ -183,8 +183,8 @@ class Dataflow:
         return stage
 
     def _learned(self, stage: Stage) -> dict[str, Known]:
-        """What is known now of the columns of a stage and of its parts. Raises SchemaError or FlowError for a declaration
-        that cannot be right.
+        """What is known now of the columns of a stage and of its parts. Raises SchemaError or FlowError for a
+        declaration that cannot be right.
         """
         if stage.kind == SOURCE:
             return {stage.name: declared.of_source(stage.name, stage.schema)}
@@ -238,7 +238,8 @@ def _with_other_code(stage: Stage, code: Any) -> Stage:
     if stage.kind in (AGGREGATE, WINDOW) and isinstance(code, Mapping):
         return replace(stage, aggregates=dict(code))
     raise FlowError(
-        f"stage {stage.name}: a {stage.kind} cannot be replaced by {code!r}: give a function for map, filter and update, "
+        f"stage {stage.name}: a {stage.kind} cannot be replaced by {code!r}: give a function for map, filter and "
+        "update, "
         "expressions for select and where, a dictionary of aggregates for aggregate and window"
     )
 

@@ -1,7 +1,8 @@
-"""The columns that Spark's DDL declares, read without Spark, so that a mistake in it is told where the flow is declared.
+"""The columns that Spark's DDL declares, read without Spark, so that a mistake in it is told where the flow is
+declared.
 
-Spark reads the text again when a job is made, and its word counts. What a setting of the session or a newer Spark may decide
-otherwise is left open here: such a column has a name and no type.
+Spark reads the text again when a job is made, and its word counts. What a setting of the session or a newer Spark may
+decide otherwise is left open here: such a column has a name and no type.
 """
 
 from __future__ import annotations
@@ -29,7 +30,8 @@ _PLAIN: dict[str, pa.DataType | None] = {
     "timestamp_ltz": pa.timestamp("us", "UTC"), "timestamp_ntz": pa.timestamp("us"), "string": pa.string(),
     "binary": pa.binary(), "void": pa.null(),
     # Spark knows them; whether a store takes them is told when the job is made.
-    "char": None, "character": None, "varchar": None, "variant": None, "time": None, "geometry": None, "geography": None,
+    "char": None, "character": None, "varchar": None, "variant": None, "time": None, "geometry": None,
+    "geography": None,
 }  # fmt: skip
 _DECIMAL = frozenset({"decimal", "dec", "numeric"})
 _NESTED = frozenset({"array", "map", "struct"})
@@ -39,7 +41,8 @@ TYPE_NAMES = (*_PLAIN, *_DECIMAL, *_NESTED, "interval")
 _ELSEWHERE = {
     "str": "string", "text": "string", "utf8": "string", "object": "string", "int8": "tinyint", "int16": "smallint",
     "int32": "int", "int64": "bigint", "uint64": "decimal(20, 0)", "float32": "float", "float64": "double",
-    "number": "double", "bool": "boolean", "bytes": "binary", "datetime": "timestamp", "list": "array", "dict": "struct",
+    "number": "double", "bool": "boolean", "bytes": "binary", "datetime": "timestamp", "list": "array",
+    "dict": "struct",
 }  # fmt: skip
 """What types are called in Python, Arrow and databases."""
 
@@ -180,7 +183,8 @@ class _Parser:
         is_pair = "".join(numbers) == ",".join(map(str, digits)) and len(digits) <= 2
         if not is_pair or not 1 <= precision <= 38 or scale > precision:
             raise self._error(
-                f"{of} is decimal({''.join(numbers)}): expected up to 38 digits, and how many of them are decimals, as in "
+                f"{of} is decimal({''.join(numbers)}): expected up to 38 digits, and how many of them are decimals, as "
+                "in "
                 "decimal(12, 2)"
             )
         return pa.decimal128(precision, scale)

@@ -1,7 +1,8 @@
-"""What is known of a stage's columns when it is declared, before there is a Spark session, so that a wrong name is told there.
+"""What is known of a stage's columns when it is declared, before there is a Spark session, so that a wrong name is told
+there.
 
-Sources, keys and aggregates say what their columns are; a function of users, or an expression of Spark, may not: what follows
-such a stage is checked when the job is made (nosync.flow.binder).
+Sources, keys and aggregates say what their columns are; a function of users, or an expression of Spark, may not: what
+follows such a stage is checked when the job is made (nosync.flow.binder).
 """
 
 from __future__ import annotations
@@ -151,7 +152,9 @@ def of_select(stage: str, expressions: Sequence[object], given: str, known: Know
 
 
 def _check_word(stage: str, word: str, given: str, known: Known, made: Columns | None) -> None:
-    """A word that stands alone is a column, of the input or of the select itself. `made`: None where those are not known."""
+    """A word that stands alone is a column, of the input or of the select itself. `made`: None where those are not
+    known.
+    """
     if known.columns is None or made is None or _NO_COLUMNS.match(word):
         return
     if word.lower() not in {name.lower() for name in (*known.columns, *made)}:
@@ -253,7 +256,8 @@ def of_window(
     type_ = known.type(window.time)
     if type_ is not None and not is_time(type_):
         raise SchemaError(
-            f"stage {stage}: time column {window.time!r} is {type_}, expected a timestamp or date: declare it so, or make one "
+            f"stage {stage}: time column {window.time!r} is {type_}, expected a timestamp or date: declare it so, or "
+            "make one "
             f'with select, as in "to_timestamp({window.time}) AS {window.time}"'
         )
     if window.session and not key:

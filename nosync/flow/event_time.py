@@ -1,9 +1,11 @@
-"""Watermarks of windows that get rows by several inputs: each input has its own, and the window goes by one of them. Pure.
+"""Watermarks of windows that get rows by several inputs: each input has its own, and the window goes by one of them.
+Pure.
 
-An input is a source, or a stage that keeps state, from which rows come to the window through stateless stages and the dedupe of
-rows that are only added. From where the rows of several inputs come together up to the window, each row says in `__input` by
-which it came (the number in the stage's `origins`). What an input had in an epoch counts from the next epoch on; how long it has
-been silent is counted in epochs. So nothing here depends on a clock, on the number of shards, or on how often an epoch is run.
+An input is a source, or a stage that keeps state, from which rows come to the window through stateless stages and the
+dedupe of rows that are only added. From where the rows of several inputs come together up to the window, each row says
+in `__input` by which it came (the number in the stage's `origins`). What an input had in an epoch counts from the next
+epoch on; how long it has been silent is counted in epochs. So nothing here depends on a clock, on the number of shards,
+or on how often an epoch is run.
 
 Times are int64 microseconds, as in nosync.kernels.windows.
 """

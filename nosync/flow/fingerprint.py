@@ -246,7 +246,8 @@ def _slots(cls: type) -> list[str]:
 
 def _text(value: Any) -> str:
     """What an object without fields says of itself, where its class has it say anything."""
-    if getattr(type(value), "__repr__") == getattr(object, "__repr__"):  # noqa: B009 - as text, or mypy compares their types
+    # By names, or mypy compares their types.
+    if getattr(type(value), "__repr__") == getattr(object, "__repr__"):  # noqa: B009
         return ""
     text = repr(value)
     if _ADDRESS.search(text):
@@ -256,7 +257,8 @@ def _text(value: Any) -> str:
 
 def _unknown(value: Any) -> str:
     return (
-        f"what its function uses has {repr(value)[:80]} in it, which cannot be told from another one of its kind: give the "
+        f"what its function uses has {repr(value)[:80]} in it, which cannot be told from another one of its kind: give "
+        "the "
         "stage a version=, and another one whenever what it computes changes"
     )
 

@@ -1,9 +1,9 @@
 """Fusing: fewer tasks for the same stages, and what expressions do on the way between them. Pure.
 
-What expressions make of a source's rows can be sent to the task of a keyed stage together with the rows themselves, where
-both are in the shards of the same key. Then one task records the source and computes the keyed stage, and rows are
-shuffled once. The next keyed stage joins that task too, if its rows are in those shards. Recorded inputs, which the JVM
-does not see before a task has read them, take the longer way.
+What expressions make of a source's rows can be sent to the task of a keyed stage together with the rows themselves,
+where both are in the shards of the same key. Then one task records the source and computes the keyed stage, and rows
+are shuffled once. The next keyed stage joins that task too, if its rows are in those shards. Recorded inputs, which the
+JVM does not see before a task has read them, take the longer way.
 """
 
 from __future__ import annotations
@@ -102,8 +102,8 @@ def _stays_in_shard(stages: Mapping[str, BoundStage], edge: InputEdge) -> bool:
 
 
 def _key_at_source(stages: Mapping[str, BoundStage], edge: InputEdge) -> tuple[str, ...]:
-    """The key of an edge in terms of its source (see `BoundStage.placed_by`), if expressions that can be put together as
-    one text pass it on. Else it is empty.
+    """The key of an edge in terms of its source (see `BoundStage.placed_by`), if expressions that can be put together
+    as one text pass it on. Else it is empty.
     """
     if stages[edge.output.stage].kind != SOURCE or edge.output.window is not None:
         return ()
@@ -134,8 +134,8 @@ def _in_order(segments: Mapping[str, Segment]) -> dict[str, Segment]:
 
 
 def _is_text(stage: BoundStage) -> bool:
-    """Whether a stage's expressions can be a part of one SQL text: it is no join with a table, and has no Column objects
-    and no subqueries.
+    """Whether a stage's expressions can be a part of one SQL text: it is no join with a table, and has no Column
+    objects and no subqueries.
     """
     texts = stage.options.texts if isinstance(stage.options, ExpressionOptions) else None
     return texts is not None and not any(map(_SUBQUERY.search, texts))
@@ -163,8 +163,8 @@ def _computed_through(stages: Mapping[str, BoundStage], edge: InputEdge) -> dict
 
 
 def conditions_of(stages: Mapping[str, BoundStage], edge: InputEdge) -> list[str] | None:
-    """The conditions that an edge's rows fulfil, over columns of the source. None where one is over columns that a select
-    returns.
+    """The conditions that an edge's rows fulfil, over columns of the source. None where one is over columns that a
+    select returns.
     """
     of_jvm = [stages[name] for name in edge.jvm]
     at_source = list(itertools.takewhile(lambda stage: stage.kind == WHERE, of_jvm))

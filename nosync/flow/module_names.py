@@ -1,7 +1,7 @@
 """The names by which fingerprints know the modules of nosync. A fingerprint is a name on disk, and a module may move.
 
-A function or class of nosync that a user's function refers to is hashed by its module's name. So a module that moved keeps the
-name that it had when stores were first written. Entries are never removed.
+A function or class of nosync that a user's function refers to is hashed by its module's name. So a module that moved
+keeps the name that it had when stores were first written. Entries are never removed.
 """
 
 from __future__ import annotations

@@ -48,7 +48,8 @@ class Stage:
     key: tuple[str, ...] = ()
     function: Callable[..., Any] | None = field(default=None, repr=False)
     schema: str | None = None
-    """DDL: the columns of a source, the state columns of an update, or the output of a map where it cannot be inferred."""
+    """DDL: the columns of a source, the state columns of an update, or the output of a map where it cannot be inferred.
+    """
     aggregates: Mapping[str, Aggregate] = field(default_factory=dict)
     version: str | None = None
     persist: str | None = None
@@ -151,7 +152,9 @@ class Stage:
         return self._then(name, AGGREGATE, key=keys, aggregates=aggregates, persist=persist)
 
     def dedupe(self, name: str, *, key: Sequence[str] | None = None, persist: str | None = None) -> Stage:
-        """Keeps one row per key (default: per whole row), the first that came. Where that is taken back, it keeps the next."""
+        """Keeps one row per key (default: per whole row), the first that came. Where that is taken back, it keeps the
+        next.
+        """
         checked = check_key_names(name, key) if key is not None else ()
         return self._then(name, DEDUPE, key=checked, persist=persist)
 
@@ -258,9 +261,13 @@ class Stage:
     # --- loops ----------------------------------------------------------------------------------------------------
 
     def iterate(self, name: str, body: LoopBody, *, max_rounds: int = 1000, persist: str | None = None) -> Stage:
-        """Computes the smallest set of rows that holds this stage's rows and all that `body` derives from rows of the set.
+        """Computes the smallest set of rows that holds this stage's rows and all that `body` derives from rows of the
+        set.
 
-            reached = roots.iterate("reached", lambda reached: reached.join("hops", edges, on=["node"]).map("next", to_node))
+            def follow(reached):
+                return reached.join("hops", edges, on=["node"]).map("next", to_node)
+
+            reached = roots.iterate("reached", follow)
 
         `body` gets the set as a stage and returns one with the same columns, built from it and from stages outside with
         map, flat_map, filter, select, where, union and inner join: what more rows can only add to. Rows are a set; all

@@ -1,7 +1,7 @@
 """What some kinds of stage need to know beside what all stages have: the options of a bound stage. Pure data.
 
-Fingerprints do not see these classes. What a fingerprint has of options is a text of its own (see `binder`), so fields may
-get other names.
+Fingerprints do not see these classes. What a fingerprint has of options is a text of its own (see `binder`), so fields
+may get other names.
 """
 
 from __future__ import annotations
@@ -71,7 +71,9 @@ class JoinOptions(StageOptions):
 
 @dataclass(frozen=True)
 class JvmOptions(StageOptions):
-    """What is known of a stage that the JVM evaluates. Tasks get this much of it, without handles on objects of the JVM."""
+    """What is known of a stage that the JVM evaluates. Tasks get this much of it, without handles on objects of the
+    JVM.
+    """
 
     kept: Mapping[str, str] = field(default_factory=dict)
     """By column of its output the column of its input that it is, if it is one."""

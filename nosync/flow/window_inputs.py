@@ -13,10 +13,10 @@ from nosync.lsm.errors import FlowError
 
 
 class WindowInputs:
-    """Of a flow that is being bound. `policies`: by window, the one that counts where it does not say which it wants."""
+    """The inputs of the windows of a flow that is being bound."""
 
     def __init__(self, flow: Dataflow, policies: Mapping[str, str], bound: Mapping[str, BoundStage]) -> None:
-        """`bound`: the stages that are bound so far."""
+        """`bound` has the stages that are bound so far, `policies` the policies of windows that state none."""
         self._flow, self._policies, self._bound = flow, policies, bound
         self._found: dict[str, tuple[str, ...]] = {}
         self._told_apart = self._before_minimum()
@@ -35,13 +35,16 @@ class WindowInputs:
         found = self._of_all(stage.inputs)
         if len(found) > MOST_INPUTS:
             raise FlowError(
-                f"stage {stage.name}: it gets rows by {len(found)} inputs, and a window can have watermarks of {MOST_INPUTS}: "
+                f"stage {stage.name}: it gets rows by {len(found)} inputs, and a window can have watermarks of "
+                f"{MOST_INPUTS}: "
                 f"unite rows before they are given, or have the window after it go by policy={MAX!r}"
             )
         return found if len(found) > 1 else ()
 
     def of(self, name: str) -> tuple[str, ...]:
-        """The inputs that a stage's rows came by: sources, and stages that keep state; in the order that the flow names them."""
+        """The inputs that a stage's rows came by: sources, and stages that keep state; in the order that the flow names
+        them.
+        """
         if name not in self._found:
             stage = self._bound[name]
             passes = stage.kind in (*STATELESS, DISTINCT)

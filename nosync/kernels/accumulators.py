@@ -1,13 +1,13 @@
 """Accumulators: the columns that aggregates keep in a stage's layer, how rows enter them, and how two of them combine.
 
-Accumulators follow an input that changes, so rows can be taken out of them again. `min`, `max`, `first`, `last`, `top_k`,
-`collect` and `count_distinct` need all values for that: they keep, per key, the sorted multiset of values as a list of
-(value, how often). It is rewritten for the keys that an epoch touches, so it suits keys with up to some ten thousand
-different values. Over an input that only grows, no more is kept than the answer needs.
+Accumulators follow an input that changes, so rows can be taken out of them again. `min`, `max`, `first`, `last`,
+`top_k`, `collect` and `count_distinct` need all values for that: they keep, per key, the sorted multiset of values as a
+list of (value, how often). It is rewritten for the keys that an epoch touches, so it suits keys with up to some ten
+thousand different values. Over an input that only grows, no more is kept than the answer needs.
 
-`variance` and `stddev` keep (count, mean, sum of squared differences from the mean), combined by the formula of Chan, Golub
-and LeVeque (1979), which does not lose digits when the mean is large. Over rows that change they are of the finite values,
-and beside them is how many are not. `nosync.kernels.sums` says how sums are kept.
+`variance` and `stddev` keep (count, mean, sum of squared differences from the mean), combined by the formula of Chan,
+Golub and LeVeque (1979), which does not lose digits when the mean is large. Over rows that change they are of the
+finite values, and beside them is how many are not. `nosync.kernels.sums` says how sums are kept.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class Accumulator:
 
 
 def values_type(types: Sequence[pa.DataType]) -> pa.DataType:
-    """The type of a stored multiset: its different entries in order (`v0`, `v1`, ...), and how often each occurs (`n`)."""
+    """The type of a stored multiset: its different entries in order (`v0`, `v1`, ...), and how often each is in it."""
     return pa.list_(pa.struct([*(pa.field(f"v{i}", t) for i, t in enumerate(types)), pa.field("n", pa.int64())]))
 
 
@@ -127,7 +127,7 @@ def combined(new: pa.ChunkedArray, old: pa.ChunkedArray, accumulator: Accumulato
 
 
 def _extreme(a: pa.ChunkedArray, b: pa.ChunkedArray, how: str) -> pa.ChunkedArray:
-    """The smaller or the larger of two values. Arrow itself compares no booleans, and no timestamps that have a zone."""
+    """The smaller or the larger of two values. Arrow itself compares no booleans, and no timestamps with a zone."""
     type_ = a.type
     if pa.types.is_boolean(type_):
         a, b = a.cast(pa.int8()), b.cast(pa.int8())
@@ -157,7 +157,9 @@ def _stored_entries(lists: pa.Array) -> pa.Table:
 
 
 def multisets(entries: pa.Table, rows: int, accumulator: Accumulator) -> pa.ListArray:
-    """The multisets of so many rows: equal entries are added up, those of number 0 left out, in order, cut to what is kept."""
+    """The multisets of so many rows: equal entries are added up, those of number 0 left out, in order, cut to what is
+    kept.
+    """
     names = entries.column_names[1:-1]
     if not accumulator.nulls:
         entries = entries.filter(pc.is_valid(entries[names[0]]))

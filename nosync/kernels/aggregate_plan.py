@@ -1,4 +1,5 @@
-"""The plan of a stage's aggregates: which accumulators it keeps, and how a layer's rows come of them, over whole columns.
+"""The plan of a stage's aggregates: which accumulators it keeps, and how a layer's rows come of them, over whole
+columns.
 
 An accumulator that is not itself the answer is named `__<output>_<what>`. Columns that begin with two underscores are
 internal state, hidden from reads.
@@ -75,7 +76,8 @@ class Plan:
         """The columns of the stage's layers: key, outputs, then internal accumulators."""
         of_sums = [name for sum_ in self._sums.values() for name in sum_.beside]
         self.rare = frozenset([*of_sums, *(a.name for a in self.accumulators.values() if a.how == "strange")])
-        """Columns that a layer has only where one of its rows has a value there, as versions before had none of them."""
+        """Columns that a layer has only where one of its rows has a value there, as versions before had none of them.
+        """
 
     @property
     def sums(self) -> tuple[str, ...]:
@@ -115,7 +117,8 @@ class Plan:
             return
         if aggregate.column not in schema.names:
             raise SchemaError(
-                f"stage {stage}: {aggregate}: the input has no column {aggregate.column!r}; it has {', '.join(schema.names)}"
+                f"stage {stage}: {aggregate}: the input has no column {aggregate.column!r}; it has "
+                f"{', '.join(schema.names)}"
                 f"{did_you_mean(aggregate.column, schema.names)}"
             )
         type_ = schema.field(aggregate.column).type
@@ -175,10 +178,11 @@ class Plan:
         self._outputs[output] = (aggregate, accumulator.name, counted)
 
     def partial(self, rows: pa.Table, hashes: U32, weights: pa.Array | None) -> tuple[pa.Table, Indices]:
-        """One row of accumulators per key of `rows`, in order of (hash, key), and for each the row where it occurs first.
+        """One row of accumulators per key of `rows`, in order of (hash, key), and for each the row where it occurs
+        first.
 
-        `hashes` are of the key's columns, or of some of them and what tells others apart (`Groups.of`). `weights` is +1 for
-        rows that came and -1 for rows that went. It is None if all came.
+        `hashes` are of the key's columns, or of some of them and what tells others apart (`Groups.of`). `weights` is +1
+        for rows that came and -1 for rows that went. It is None if all came.
         """
         groups = Groups.of([as_array(rows.column(name)) for name in self.key], hashes)
         found: dict[str, pa.Array] = {}
@@ -201,7 +205,8 @@ class Plan:
     def combine(self, partial: pa.Table, before: pa.Table) -> pa.Table:
         """New accumulators: `partial` with `before` (same keys in the same rows, which are null where a key is new).
 
-        `before` is as layers have it. What this returns is, as `partial`, in the wide form of sums (nosync.kernels.sums).
+        `before` is as layers have it. What this returns is, as `partial`, in the wide form of sums
+        (nosync.kernels.sums).
         """
         columns = {name: partial.column(name) for name in self.key}
         for accumulator in self.accumulators.values():
@@ -262,7 +267,8 @@ class Plan:
             whose = "all rows" if self.is_over_all_rows else f"key {key}"
             column = aggregate.column
             raise OverflowError(
-                f"{output}, {aggregate}, of {whose} is {error.value}, beyond {error.beyond}: cast {column!r} before, as "
+                f"{output}, {aggregate}, of {whose} is {error.value}, beyond {error.beyond}: cast {column!r} before, "
+                "as "
                 f'select(..., "CAST({column} AS {error.cast}) AS {column}") does'
             ) from None
 

@@ -1,7 +1,7 @@
 """Aggregate functions for `Dataflow.aggregate`, as users declare them.
 
-How each is computed is in `aggregate_plan`. Nulls are as in SQL: `count("x")`, sum, min, max and mean pass over nulls, and
-are null (count: 0) where there is nothing else.
+How each is computed is in `aggregate_plan`. Nulls are as in SQL: `count("x")`, sum, min, max and mean pass over nulls,
+and are null (count: 0) where there is nothing else.
 """
 
 from __future__ import annotations
@@ -74,7 +74,8 @@ def stddev(column: str) -> Aggregate:
 
 
 def first(column: str, *, by: str) -> Aggregate:
-    """The value of `column` in the row with the smallest `by` (of several: the smallest value, null if there is no other).
+    """The value of `column` in the row with the smallest `by` (of several: the smallest value, null if there is no
+    other).
 
     Rows whose `by` is null are passed over.
     """
@@ -82,7 +83,8 @@ def first(column: str, *, by: str) -> Aggregate:
 
 
 def last(column: str, *, by: str) -> Aggregate:
-    """The value of `column` in the row with the largest `by` (of several: the largest value, null if there is no other).
+    """The value of `column` in the row with the largest `by` (of several: the largest value, null if there is no
+    other).
 
     Rows whose `by` is null are passed over.
     """

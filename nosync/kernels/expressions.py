@@ -1,8 +1,9 @@
-"""Expressions over columns that a task can evaluate itself, where it reads a source's files without the JVM (`runtime.scan`).
+"""Expressions over columns that a task can evaluate itself, where it reads a source's files without the JVM
+(`runtime.scan`).
 
-A few kinds of them, of which Arrow's functions say the same as Spark's: comparisons of integers, texts and the like, what is
-null, and, or, not, and sums of integers. Where one fails (an overflow, say) the JVM is asked, which fails as Spark does or,
-where it does not ask for that row at all, passes on.
+A few kinds of them, of which Arrow's functions say the same as Spark's: comparisons of integers, texts and the like,
+what is null, and, or, not, and sums of integers. Where one fails (an overflow, say) the JVM is asked, which fails as
+Spark does or, where it does not ask for that row at all, passes on.
 """
 
 from __future__ import annotations

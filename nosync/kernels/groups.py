@@ -1,8 +1,8 @@
 """Rows of equal keys put side by side, and what becomes of the values of each group.
 
-The hash of a key is there already, so groups come of one sort of (hash, position): where keys are many, as in a batch over a
-large state, that takes a fraction of the time of a hash table, and the order is the one that layers are stored in. Where they are
-few, Arrow's hash table is the faster one (`python -m bench task_parts`).
+The hash of a key is there already, so groups come of one sort of (hash, position): where keys are many, as in a batch
+over a large state, that takes a fraction of the time of a hash table, and the order is the one that layers are stored
+in. Where they are few, Arrow's hash table is the faster one (`python -m bench task_parts`).
 """
 
 from __future__ import annotations
@@ -41,7 +41,9 @@ class Groups:
 
     @classmethod
     def of(cls, keys: Sequence[pa.Array], hashes: U32) -> Groups:
-        """`hashes`: of each row, equal where keys are. Any do, but different keys should nearly always have different ones."""
+        """`hashes`: of each row, equal where keys are. Any do, but different keys should nearly always have different
+        ones.
+        """
         if not any(map(_is_beyond_arrow, keys)) and _are_few(hashes):
             return cls._of_few(keys, hashes)
         return cls._of_many(keys, hashes)

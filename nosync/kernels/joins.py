@@ -1,8 +1,8 @@
 """Incremental joins: what a join keeps of its sides, and how changes of either become changes of the result.
 
-Each side is *arranged*: its rows as a keyed table whose hash is that of the join key, so that all rows of a key lie together
-in every layer. A row is told from equal ones by two numbers: over an input that only grows its time and place in
-it, else the hash of its contents and how many equal rows were there before it.
+Each side is *arranged*: its rows as a keyed table whose hash is that of the join key, so that all rows of a key lie
+together in every layer. A row is told from equal ones by two numbers: over an input that only grows its time and place
+in it, else the hash of its contents and how many equal rows were there before it.
 
 With D for the changes at t and the states before t, the changes of the result are (differential dataflow's join)
 
@@ -90,9 +90,15 @@ class NeverThereError(Exception):
 
 
 def arrange_changing(
-    rows: pa.Table, schema: pa.Schema, key: tuple[str, ...], on: tuple[str, ...], hashes: U32, state: Trace, before: Time,
+    rows: pa.Table,
+    schema: pa.Schema,
+    key: tuple[str, ...],
+    on: tuple[str, ...],
+    hashes: U32,
+    state: Trace,
+    before: Time,
     whose: str,
-) -> KeyedChanges:  # fmt: skip
+) -> KeyedChanges:
     """Rows that come and go: equal rows are numbered, and the highest numbers go first. Raises NeverThereError."""
     went = pc.is_in(rows.column(CHANGE_TYPE_COLUMN), value_set=_WENT).to_numpy()
     rows = rows.drop_columns([CHANGE_TYPE_COLUMN])

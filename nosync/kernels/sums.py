@@ -1,13 +1,14 @@
-"""Sums that are right whatever their parts are: of whole numbers in 128 bits, of decimals in 75 digits, of floats beside NaN.
+"""Sums that are right whatever their parts are: of whole numbers in 128 bits, of decimals in 75 digits, of floats
+beside NaN.
 
-A sum is kept in two forms. While an epoch is computed it is *wide*: no part of it overflows, so the answer does not depend on how
-rows are cut into epochs, nor on the order in which they come and go. What is recorded is *narrow*: the column that the first
-version recorded, and beside it columns that a layer has only where a row needs them. So layers of before are read as they are,
-and what they hold is recorded again byte for byte.
+A sum is kept in two forms. While an epoch is computed it is *wide*: no part of it overflows, so the answer does not
+depend on how rows are cut into epochs, nor on the order in which they come and go. What is recorded is *narrow*: the
+column that the first version recorded, and beside it columns that a layer has only where a row needs them. So layers of
+before are read as they are, and what they hold is recorded again byte for byte.
 
     whole numbers   the sum's low 64 bits, and beside it `high`: the upper 64 bits, where the sum has more than 64
     decimals        38 digits, and beside it `wide`: 75 digits, where the sum has more than 38
-    floats          over rows that change: the sum of those that are finite, and beside it how many are NaN, +inf and -inf
+    floats          over rows that change: the sum of those that are finite, and beside it how many are NaN, +inf, -inf
 
 Floats over rows that only come need nothing beside them: a NaN never goes.
 """
@@ -34,7 +35,9 @@ _WORD, _HALF = 64, 32
 _LOW_HALF = (1 << _HALF) - 1
 _ONE_WORD = 1 << (_WORD - 1)
 _DIGITS, _WIDE_DIGITS = 38, 75
-"""Of a decimal that is recorded, and of one while it is summed: Arrow makes the sum of two one digit longer, of 76 at most."""
+"""Of a decimal that is recorded, and of one while it is summed: Arrow makes the sum of two one digit longer, of 76 at
+most.
+"""
 
 
 class DoesNotFitError(ArithmeticError):
@@ -57,7 +60,7 @@ class Sum(Protocol):
         """The columns that a layer has only where one of its rows needs them."""
 
     def of_groups(self, column: pa.Array, weights: pa.Array | None, groups: Groups) -> Columns:
-        """The sum of each group's values, of which those of weight -1 are taken away. Null where there are only nulls."""
+        """The sum of each group's values, less those of weight -1. It is null where there are only nulls."""
 
     def widened(self, recorded: pa.Table) -> Columns:
         """The wide form of what layers hold."""
@@ -73,7 +76,9 @@ class Sum(Protocol):
 
 
 def sum_of(output: str, name: str, type_: pa.DataType, *, retracts: bool, is_answer: bool) -> Sum:
-    """`name`: of the accumulator. `type_`: in which it is recorded. `retracts`: rows can go. `is_answer`: it is the output."""
+    """`name`: of the accumulator. `type_`: in which it is recorded. `retracts`: rows can go. `is_answer`: it is the
+    output.
+    """
     if pa.types.is_integer(type_):
         return _WholeSum(name, f"__{output}_high", is_answer)
     if pa.types.is_decimal(type_):

@@ -36,7 +36,9 @@ _DURATION = re.compile(r"\s*(\d+)\s*([a-z]+?)s?\s*\Z")
 Times = npt.NDArray[np.int64]
 NO_WATERMARK = -(1 << 62)
 _FARTHEST_US = float(1 << 62)
-"""Some 146,000 years from 1970: what is beyond cannot be told from no watermark, and its windows may not fit into 64 bits."""
+"""Some 146,000 years from 1970: what is beyond cannot be told from no watermark, and its windows may not fit into 64
+bits.
+"""
 
 
 @dataclass(frozen=True)
@@ -55,8 +57,9 @@ class Window:
     """How long after closing a window stays in the state; None: for ever."""
     # What follows is not in the text of a window, which enters fingerprints: versions before did not have it.
     policy: str | None = field(default=None, repr=False)
-    """Which watermark counts where rows come by several inputs: that of the slowest (MIN) or of the fastest (MAX). None: as the
-    store was written, and MIN in a new one."""
+    """Which watermark counts where rows come by several inputs: that of the slowest (MIN) or of the fastest (MAX).
+    None: as the store was written, and MIN in a new one.
+    """
     idle_after: int | None = field(default=None, repr=False)
     """After how many epochs without rows the window does not wait for an input; None: it always waits."""
 
@@ -102,7 +105,8 @@ def parse_window(
 def _check_policy(stage: str, watermark: str | None, policy: str | None, idle_after: int | None) -> None:
     if policy not in (None, MIN, MAX):
         raise FlowError(
-            f"stage {stage}: policy={policy!r}, expected {MIN!r} (the watermark of the slowest input) or {MAX!r} (of the fastest)"
+            f"stage {stage}: policy={policy!r}, expected {MIN!r} (the watermark of the slowest input) or {MAX!r} (of "
+            "the fastest)"
         )
     if idle_after is not None:
         if isinstance(idle_after, bool) or not isinstance(idle_after, int) or idle_after < 1:

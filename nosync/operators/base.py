@@ -49,7 +49,8 @@ from nosync.lsm.trace.trace import DELETE, INSERT, UPDATE_BEFORE, Lookup, Trace,
 NO_WATERMARKS = Watermarks()
 _WENT = pa.array([DELETE, UPDATE_BEFORE])
 TAKEN_BACK = (
-    "a row of its input is taken back that never came: what this stage is computed from had other code, or began without its "
+    "a row of its input is taken back that never came: what this stage is computed from had other code, or began "
+    "without its "
     "history, or says by _change_type that rows went which it never gave"
 )
 """What is wrong where more rows of a key went than came."""
@@ -205,7 +206,9 @@ def hash32_of(rows: pa.Table) -> U32:
 
 
 def rows_that_are_there(after: pa.Table, id: LayerId) -> Bools:
-    """Which keys of an aggregate over an input that changes have rows left. Raises StageError where more went than came."""
+    """Which keys of an aggregate over an input that changes have rows left. Raises StageError where more went than
+    came.
+    """
     rows = after.column(ROWS).to_numpy()
     if (rows < 0).any():
         raise stage_error(id, TAKEN_BACK)

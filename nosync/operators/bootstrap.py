@@ -44,8 +44,8 @@ def _hashed_by(stage: BoundStage) -> tuple[str, ...]:
 def net_changes(rows: pa.Table, weights: pa.Array) -> pa.Table:
     """What is left of rows that come and go, by their contents, in the order of their contents' hash.
 
-    A row that came more often than it went is inserted, one that went more often is deleted, as often. `weights` has +1 or
-    -1 for each row.
+    A row that came more often than it went is inserted, one that went more often is deleted, as often. `weights` has +1
+    or -1 for each row.
     """
     contents = content_hash(rows.drop_columns([CHANGE_TYPE_COLUMN]))
     _, first, number = np.unique(contents, return_index=True, return_inverse=True)
@@ -59,7 +59,8 @@ def net_changes(rows: pa.Table, weights: pa.Array) -> pa.Table:
 def rows_of_shard(
     log: BoundStage, recorded_by: Shard, mine: Shard, key_groups: int
 ) -> Callable[[pa.Table], pa.Table] | None:
-    """A function that takes the rows of the shard `mine` from those of a log that another shard recorded. None: it has none.
+    """A function that takes the rows of the shard `mine` from those of a log that another shard recorded. None: it has
+    none.
 
     Where there were other numbers of shards, rows go by the columns that place them, if any do. Else they belong to no
     shard, and are dealt out.

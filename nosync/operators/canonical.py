@@ -78,8 +78,8 @@ def _texts(rows: pa.Table) -> list[str]:
 
 
 def one_nan(column: pa.ChunkedArray) -> pa.ChunkedArray:
-    """The column with NaN in one form only. Processors make NaN of several forms (`sqrt(-1)`), and equal rows are to make
-    equal layers.
+    """The column with NaN in one form only. Processors make NaN of several forms (`sqrt(-1)`), and equal rows are to
+    make equal layers.
     """
     if not pa.types.is_floating(column.type):
         return column

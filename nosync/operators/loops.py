@@ -7,10 +7,10 @@ keeps the number of its derivations.
 Deletions need care: rows of a cycle derive each other, so their numbers never fall to zero although nothing else
 supports them. So an epoch goes in phases (delete and rederive; Gupta, Mumick and Subrahmanian 1993):
 
-    RETRACT  a row that loses any derivation leaves the set, and what was derived from it loses one, and so on; rows that
-             come are counted, but wait. Ends with a round in which no row leaves.
-    TURN     rows that have derivations left and are not in the set enter it: what supports them did not change.
-    GROW     what follows from those, until a round brings nothing.
+    RETRACT  A row that loses any derivation leaves the set, and what was derived from it loses one, and so on. Rows
+             that come are counted, but wait. The phase ends with a round in which no row leaves.
+    TURN     Rows that have derivations left and are not in the set enter it: what supports them did not change.
+    GROW     What follows from those enters, until a round brings nothing.
 
 After RETRACT no row is left that lost any derivation, so none supports itself alone. Where nothing that enters the loop
 can be taken back there is only GROW. A round r of epoch t has the timestamp (t, r); when the loop is done its rounds
@@ -126,7 +126,7 @@ def _touched_before(given: OperatorInput) -> pa.Table:
     return table.append_column(_HASH, pa.array(touched.hashes)).append_column(_CAME, zeros).append_column(_LOST, zeros)
 
 
-# --- what the variable's consumers see ---------------------------------------------------------------------------------
+# --- what the variable's consumers see --------------------------------------------------------------------------------
 
 
 def loop_changes(rows: Rows, first_of_key: Bools, before: Lookup) -> pa.Table:

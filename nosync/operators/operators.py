@@ -221,8 +221,8 @@ def _distinct_keys(rows: pa.Table, stage: BoundStage, id: LayerId) -> tuple[pa.T
 
 
 def apply_distinct(given: OperatorInput) -> OperatorOutput:
-    """The first row of each key over an input that only grows. Among an epoch's rows that is the smallest by the hash of
-    its contents.
+    """The first row of each key over an input that only grows. Among an epoch's rows that is the smallest by the hash
+    of its contents.
     """
     stage, rows = given.stage, given.rows
     hashes = hash32_of(rows)

@@ -183,7 +183,7 @@ def _one_each(
     session: Numbers,
     number: Numbers,
 ) -> list[pa.Table]:
-    """The old rows as tables with a row for each session number, which is null where the session has no more old rows."""
+    """The old rows as tables with a row for each session number, which is null where the session has no more rows."""
     order = np.argsort(session, kind="stable")
     ordered = session[order]
     first = np.searchsorted(ordered, number)
