@@ -41,8 +41,8 @@ def check_key(stage: Stage, key: Sequence[str], upstream: BoundStage) -> None:
 
 
 def _hashed_options(edge_key: tuple[str, ...], **others: object) -> str:
-    """The text that fingerprints have of a part's options, under the names that these had when stores were first
-    written.
+    """Returns the text that fingerprints have of a part's options, under the names that these had when stores were
+    first written.
     """
     return str({"feed_key": edge_key, **others})
 
@@ -86,7 +86,7 @@ def bind_keyed(bindings: Bindings, stage: Stage) -> None:
 
 
 def _over_all_rows(bindings: Bindings, stage: Stage) -> Stage:
-    """The aggregate by a key that is the same in all rows, which a stage before it adds to them."""
+    """Returns the aggregate by a key that is the same in all rows, which a stage before it adds to them."""
     upstream = bindings.stages[stage.inputs[0]]
     output = pa.schema([*upstream.output, pa.field(ALL_ROWS, ALL_ROWS_TYPE)])
     schema = pa.schema([*output, *change_fields(upstream.rows_schema)])
@@ -98,7 +98,7 @@ def _over_all_rows(bindings: Bindings, stage: Stage) -> Stage:
 
 
 def with_one_key(rows: pa.Table) -> pa.Table:
-    """Rows with the key that all of them have."""
+    """Returns rows with the key that all of them have."""
     return rows.append_column(ALL_ROWS, pa.repeat(pa.scalar(0, ALL_ROWS_TYPE), rows.num_rows))
 
 
@@ -169,7 +169,7 @@ def _check_window(stage: Stage, window: Window, upstream: BoundStage) -> None:
 
 
 def _watermark_schema(time_type: pa.DataType, inputs: Sequence[str]) -> pa.Schema:
-    """What a window records of its watermark at each epoch. `inputs` are those that have a watermark each."""
+    """Returns what a window records of its watermark at each epoch. `inputs` are those that have a watermark each."""
     stamps = [pa.field(name, time_type) for name in (WATERMARK_BEFORE, WATERMARK_AFTER)]
     return pa.schema([*stamps, pa.field(LATE_ROWS, pa.int64()), *([inputs_field(time_type)] if inputs else [])])
 
@@ -220,7 +220,7 @@ def _check_join(stage: Stage, spec: JoinSpec, left: BoundStage, right: BoundStag
 def _arranged(
     bindings: Bindings, stage: Stage, part: str, side: BoundStage, spec: JoinSpec, *, drops_nulls: bool
 ) -> BoundStage:
-    """One side of a join, by the join's key."""
+    """Returns one side of a join, by the join's key."""
     schema, key = arranged_schema(side.output, spec.on)
     # Versions before took rows that differ in which of their columns is null for equal ones.
     described = f"None {_hashed_options(spec.on, drop_nulls=drops_nulls)}{' nulls' if side.changing else ''}"

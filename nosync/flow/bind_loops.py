@@ -37,7 +37,9 @@ def bind_loop(bindings: Bindings, stage: Stage) -> None:
 
 
 def _described(stage: Stage) -> str:
-    """A text that changes with what a stage of a loop's body computes. The loop's variable is made of all of them."""
+    """Returns a text that changes with what a stage of a loop's body computes. The loop's variable is made of all of
+    them.
+    """
     code = stage.version if stage.version is not None else stage.function
     options = {k: str(v) for k, v in stage.options.items()}
     return fingerprint(stage.name, stage.kind, stage.inputs, code, stage.schema or "", options)
@@ -64,5 +66,5 @@ def close_loops(bindings: Bindings) -> None:
 
 
 def loop_schema(rows: pa.Schema) -> pa.Schema:
-    """The columns of the variable's layers: the row, how many derivations it has, and whether it is in the set."""
+    """Returns the columns of the variable's layers: the row, its derivations, and whether it is in the set."""
     return pa.schema([*rows, pa.field(COUNT, pa.int64()), pa.field(LIVE, pa.bool_())])

@@ -104,7 +104,7 @@ def bind(
 
 
 def source_fingerprints(flow: Dataflow, parse_ddl: ParseDdl, *, salt: str = "") -> dict[str, str]:
-    """By source, the fingerprint that `bind` gives it, without binding the rest."""
+    """Returns, by source, the fingerprint that `bind` gives it, without binding the rest."""
     bindings = Bindings(flow, parse_ddl, begins={}, anew={}, policies={})
     binder = _Binder(bindings, _no_jvm, salt, {}, {})
     for stage in flow.sources:
@@ -166,7 +166,7 @@ class _Binder:
         self._bindings.add_segment(replace(bound, placed_by=placed_by))
 
     def _first_key(self, name: str, schema: pa.Schema) -> tuple[str, ...]:
-        """The key of the first stage that takes a source's rows by key: its rows go to their shards at once."""
+        """Returns the key of the first stage that takes a source's rows by key: its rows go to their shards at once."""
         for stage in self._bindings.flow.consumers(name):
             key: tuple[str, ...] = ()
             if stage.kind in (AGGREGATE, UPDATE):
@@ -234,7 +234,7 @@ class _Binder:
             bindings.add_segment(bound, [bindings.edge(name) for name in dict.fromkeys(stage.inputs)])
 
     def _map_schema(self, stage: Stage, upstream: BoundStage) -> pa.Schema:
-        """The columns of a map: those that it declares, or those that its function makes of an empty table."""
+        """Returns the columns of a map: those that it declares, or those that its function makes of an empty table."""
         kept_change = change_fields(upstream.rows_schema)
         if stage.schema is not None:
             return pa.schema([*self._bindings.parse(stage), *kept_change])
@@ -268,18 +268,18 @@ _WITH_STATE = {
     JOIN: bind_join,
     LOOP: bind_loop,
 }
-"""What binds the stages that keep state."""
+"""The functions that bind the stages that keep state."""
 
 
 def jvm_options(stage: Stage) -> ExpressionOptions | StaticJoinOptions:
-    """The options of a stage that the JVM evaluates, as far as its declaration says them."""
+    """Returns the options of a stage that the JVM evaluates, as far as its declaration says them."""
     if stage.kind == STATIC_JOIN:
         return StaticJoinOptions(table=stage.options["table"], on=stage.options["on"], how=stage.options["how"])
     return ExpressionOptions(expressions=stage.options["expressions"])
 
 
 def _on_no_rows(stage: Stage, given: pa.Schema) -> pa.Table:
-    """What a map's function makes of an empty table."""
+    """Returns what a map's function makes of an empty table."""
     assert stage.function is not None, "a map has a function"
     try:
         result = stage.function(given.empty_table())
@@ -319,7 +319,7 @@ def _check_names(stage: Stage, schema: pa.Schema, given: pa.Schema) -> None:
 
 
 def _has_map(type_: pa.DataType) -> bool:
-    """Whether a type has a map at any depth."""
+    """Returns whether a type has a map at any depth."""
     if pa.types.is_map(type_):
         return True
     return any(_has_map(type_.field(i).type) for i in range(type_.num_fields))

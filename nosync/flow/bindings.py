@@ -65,7 +65,9 @@ class Bindings:
         described: str = "",
         origins: tuple[str, ...] = (),
     ) -> BoundStage:
-        """A bound stage, which is in no segment yet. `described` is what its fingerprint has of it beside its code."""
+        """Returns a bound stage, which is in no segment yet. `described` is what its fingerprint has of it beside its
+        code.
+        """
         code = stage.version if stage.version is not None else stage.function
         keeps_state = bool(key) or stage.kind in (WATERMARK, LATE) or stage.name in self._anew
         if stage.name in self._begins and keeps_state:
@@ -105,12 +107,12 @@ class Bindings:
         )
 
     def part(self, stage: Stage, part: str, kind: str, input: str) -> Stage:
-        """The declaration of a part of an operator, which is a stage of its own."""
+        """Returns the declaration of a part of an operator, which is a stage of its own."""
         name = f"{stage.name}{PART_SEPARATOR}{part}"
         return Stage(self.flow, name, kind, (input,), persist=stage.persist, loop=stage.loop)
 
     def parse(self, stage: Stage) -> pa.Schema:
-        """The columns that a stage's DDL declares."""
+        """Returns the columns that a stage's DDL declares."""
         try:
             schema = self._parse_ddl(stage.schema or "")
         except NosyncError:
@@ -127,7 +129,7 @@ class Bindings:
         return plain(schema.empty_table()).schema
 
     def recorded(self, name: str) -> BoundStage:
-        """The stage, recorded from now on: what takes its rows has to see them leave a task."""
+        """Returns the stage, recorded from now on: what takes its rows has to see them leave a task."""
         stage = self.stages[name]
         if not stage.recorded and stage.in_jvm:
             stage = replace(stage, level=MEMORY)
@@ -135,7 +137,7 @@ class Bindings:
         return stage
 
     def is_taken(self, name: str) -> bool:
-        """Whether any stage takes the rows of this one."""
+        """Returns whether any stage takes the rows of this one."""
         return bool(self.flow.consumers(name)) or any(loop.result == name for loop in self.loops.values())
 
     def _level(self, stage: Stage) -> Level:
@@ -150,7 +152,9 @@ class Bindings:
     # --- segments -----------------------------------------------------------------------------------------------------
 
     def edge(self, name: str, key: tuple[str, ...] = ()) -> InputEdge:
-        """The edge that brings a stage's rows, from the segment that they leave by way of expressions in the JVM."""
+        """Returns the edge that brings a stage's rows, from the segment that they leave by way of expressions in the
+        JVM.
+        """
         jvm: list[str] = []
         origin = name
         while origin not in self.segment_of:
@@ -185,12 +189,12 @@ class Bindings:
 
 
 def visible(schema: pa.Schema) -> pa.Schema:
-    """The columns that consumers and readers see."""
+    """Returns the columns that consumers and readers see."""
     return pa.schema([f for f in schema if not f.name.startswith(INTERNAL_PREFIX) and f.name != CHANGE_TYPE_COLUMN])
 
 
 def change_fields(rows: pa.Schema) -> list[pa.Field]:
-    """The column of the change type, if rows have it."""
+    """Returns the column of the change type, if rows have it."""
     return [f for f in rows if f.name == CHANGE_TYPE_COLUMN]
 
 

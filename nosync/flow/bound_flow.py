@@ -20,7 +20,7 @@ class Loop:
     result: str
     """The stage whose rows go back to the variable."""
     growing: bool
-    """Whether nothing that enters the loop can be taken back."""
+    """Says whether nothing that enters the loop can be taken back."""
     max_rounds: int
     """After how many rounds a loop that is not done is an error."""
 
@@ -41,23 +41,23 @@ class BoundFlow:
 
     @property
     def placements(self) -> dict[str, tuple[str, ...]]:
-        """By source, the columns that say to which shard its rows go."""
+        """Returns, by source, the columns that say to which shard its rows go."""
         return {stage.name: stage.placed_by for stage in self.sources}
 
     @property
     def recorded(self) -> list[BoundStage]:
-        """The stages that have a layer at every epoch."""
+        """Returns the stages that have a layer at every epoch."""
         return [stage for stage in self.stages.values() if stage.recorded and not stage.of_rounds]
 
     @property
     def sums(self) -> dict[str, tuple[str, ...]]:
-        """By stage, the columns whose values may be added up over its keys: counts and sums."""
+        """Returns, by stage, the columns whose values may be added up over its keys: counts and sums."""
         return {
             stage.name: stage.plan.sums for stage in self.stages.values() if stage.plan is not None and stage.plan.sums
         }
 
     def ancestors(self, name: str) -> set[str]:
-        """The names of all stages that a stage is computed from."""
+        """Returns the names of all stages that a stage is computed from."""
         found: set[str] = set()
         left = [name]
         while left:
@@ -67,21 +67,21 @@ class BoundFlow:
         return found
 
     def in_loop(self, name: str) -> list[BoundStage]:
-        """The variable and the stages of a loop that are recorded in its rounds, in order."""
+        """Returns the variable and the stages of a loop that are recorded in its rounds, in order."""
         return [stage for stage in self.stages.values() if stage.loop == name and stage.recorded]
 
     def begins_anew_at(self, t: int) -> bool:
-        """Whether stages begin anew with an epoch."""
+        """Returns whether stages begin anew with an epoch."""
         return any(stage.bootstrap_at == t for stage in self.stages.values())
 
     def at_epoch(self, t: int) -> BoundFlow:
-        """The flow as it runs at an epoch: stages that begin anew with it are fed all rows that are there."""
+        """Returns the flow as it runs at an epoch: stages that begin anew with it are fed all rows that are there."""
         if not self.begins_anew_at(t):
             return self
         return replace(self, segments={name: self._fed_anew(s, t) for name, s in self.segments.items()})
 
     def _fed_anew(self, segment: Segment, t: int) -> Segment:
-        """The segment, where edges to stages that begin anew with an epoch bring all rows."""
+        """Returns the segment, where edges to stages that begin anew with an epoch bring all rows."""
         anew = {stage.name for stage in self.stages.values() if stage.bootstrap_at == t}
         edges = []
         for edge in segment.edges:
@@ -91,15 +91,15 @@ class BoundFlow:
         return replace(segment, edges=tuple(edges))
 
     def takes_whole(self, segment: Segment, edge: InputEdge, anew: Collection[str]) -> set[bool]:
-        """Whether the stages that take an edge are to have all rows that are there, if the stages `anew` begin anew.
-        Both answers are in it if only some of them are.
+        """Returns whether the stages that take an edge are to have all rows that are there, if the stages `anew` begin
+        anew. Both answers are in it if only some of them are.
         """
         takers = [name for name in segment.stages if edge.input in self.stages[name].inputs]
         return {whole for name in takers for whole in self._is_whole(name, anew)}
 
     def _is_whole(self, name: str, anew: Collection[str]) -> set[bool]:
-        """Whether a stage is to have all rows. One that is not recorded passes on what those that take its rows are to
-        have.
+        """Returns whether a stage is to have all rows. One that is not recorded passes on what those that take its rows
+        are to have.
         """
         if self.stages[name].recorded:
             return {name in anew}
@@ -107,28 +107,28 @@ class BoundFlow:
         return {whole for taker in takers for whole in self._is_whole(taker, anew)}
 
     def loop_of(self, segment: Segment) -> str | None:
-        """The loop whose rounds a segment runs in, if it is inside of one."""
+        """Returns the loop whose rounds a segment runs in, if it is inside of one."""
         return self.stages[segment.name].loop
 
     def loops_back(self, segment: Segment, edge: InputEdge) -> bool:
-        """Whether the edge brings the rows of the round before to the loop's variable."""
+        """Returns whether the edge brings the rows of the round before to the loop's variable."""
         loop = self.loop_of(segment)
         return loop == segment.name and edge.output.stage == self.loops[loop].result
 
     def segment_of(self, stage: str) -> Segment:
-        """The segment that computes a stage. There is none for a stage that only the JVM computes."""
+        """Returns the segment that computes a stage. There is none for a stage that only the JVM computes."""
         return next(s for s in self.segments.values() if stage in s.stages)
 
     def outputs(self, segment: Segment, loop: str | None = None) -> list[SegmentOutput]:
-        """The outputs that other segments take from this one, in a fixed order. Those segments are in `loop`, or
-        outside of all loops.
+        """Returns the outputs that other segments take from this one, in a fixed order. Those segments are in `loop`,
+        or outside of all loops.
         """
         takers = [s for s in self.segments.values() if self.loop_of(s) == loop and not s.fused]
         wanted = [edge.output for s in takers for edge in s.edges if not self.loops_back(s, edge)]
         return list(dict.fromkeys(e for e in wanted if e.stage in segment.stages))
 
     def needed_for(self, segment: Segment, stage: str) -> tuple[str, ...]:
-        """The stages of the segment that a stage is computed from, and itself, in order."""
+        """Returns the stages of the segment that a stage is computed from, and itself, in order."""
         needed = {stage}
         for name in reversed(segment.stages):
             if name in needed and self.stages[name].kind != LOOP:
@@ -138,7 +138,9 @@ class BoundFlow:
         return tuple(name for name in segment.stages if name in needed)
 
     def changes_from(self, stage: str) -> list[BoundStage]:
-        """The recorded stages whose changes at an epoch give those of `stage`: itself, or what it is computed from."""
+        """Returns the recorded stages whose changes at an epoch give those of `stage`: itself, or what it is computed
+        from.
+        """
         bound = self.stages[stage]
         if bound.recorded:
             return [bound]
@@ -146,7 +148,7 @@ class BoundFlow:
 
     @property
     def placed(self) -> BoundFlow:
-        """The same flow, in which the rows of some sources go where that lets those sources be fused.
+        """Returns the same flow, in which the rows of some sources go where that lets those sources be fused.
 
         It is only for epochs to come: what is recorded stays where it is.
         """
@@ -154,7 +156,7 @@ class BoundFlow:
 
     @functools.cached_property
     def fused(self) -> BoundFlow:
-        """The same stages in fewer tasks, for epochs whose inputs are given (see `fusion`)."""
+        """Returns the same stages in fewer tasks, for epochs whose inputs are given (see `fusion`)."""
         return self if self.loops else replace(self, segments=fused_segments(self.stages, self.segments))
 
 
@@ -164,6 +166,6 @@ class Step:
 
     t: int
     compute: Mapping[str, frozenset[int]]
-    """By stage, the shards to compute."""
+    """The shards to compute, by stage."""
     needs_input: frozenset[str]
     """The sources whose rows must be given again."""

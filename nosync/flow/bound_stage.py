@@ -28,7 +28,7 @@ Options = TypeVar("Options", bound=StageOptions)
 
 
 def part_of(stage: str, part: str) -> str:
-    """A part of an operator, such as the watermark of a window, given the operator or any of its parts."""
+    """Returns a part of an operator, such as the watermark of a window, given the operator or any of its parts."""
     return stage.partition(PART_SEPARATOR)[0] + PART_SEPARATOR + part
 
 
@@ -48,13 +48,13 @@ class BoundStage:
     output: pa.Schema
     """The columns that consumers and readers see, which are those of `schema` without internal ones."""
     changing: bool
-    """Whether its output rows can be updated or deleted later (then they carry `_change_type`)."""
+    """Says whether its output rows can be updated or deleted later (then they carry `_change_type`)."""
     level: Level
     plan: Plan | None = None
     window: Window | None = None
     deterministic: bool = True
     options: StageOptions = field(default=NO_OPTIONS, repr=False)
-    """What its kind needs to know beside (see `stage_options`)."""
+    """The options that its kind has beside (see `stage_options`)."""
     edge_key: tuple[str, ...] = ()
     """The key of the edges that its input comes by: the hash of these columns says to which shard a row goes. It is
     empty if the rows stay in their shard.
@@ -82,14 +82,16 @@ class BoundStage:
 
     @property
     def is_placed_by_columns(self) -> bool:
-        """Whether a source's rows are placed by columns that it has, and not by an expression. Where `placed_by` is
-        empty these are all of its columns.
+        """Returns whether a source's rows are placed by columns that it has, and not by an expression. Where
+        `placed_by` is empty these are all of its columns.
         """
         return {*self.placed_by} <= {*self.schema.names}
 
     @property
     def of_rounds(self) -> bool:
-        """Whether it is recorded in rounds only. It comes of the loop's variable, and is dropped with the rounds."""
+        """Returns whether it is recorded in rounds only. It comes of the loop's variable, and is dropped with the
+        rounds.
+        """
         return self.loop is not None and not self.keyed
 
     @property
@@ -106,24 +108,26 @@ class BoundStage:
 
     @property
     def ttl(self) -> int | None:
-        """The epochs without changes after which an update deletes a key; None for all other stages."""
+        """Returns the epochs without changes after which an update deletes a key. It is None for all other stages."""
         return self.options.ttl if isinstance(self.options, UpdateOptions) else None
 
     def options_as(self, kind: type[Options]) -> Options:
-        """The options of a stage that is known to be of the kind that has such."""
+        """Returns the options of a stage that is known to be of the kind that has such."""
         assert isinstance(self.options, kind), f"stage {self.name}, a {self.kind}, has no {kind.__name__}"
         return self.options
 
     @property
     def rows_schema(self) -> pa.Schema:
-        """The columns that its consumers are given: its output, and the change type where its rows can change."""
+        """Returns the columns that its consumers are given: its output, and a change type where rows can change."""
         if self.changing:
             return pa.schema([*self.output, pa.field(CHANGE_TYPE_COLUMN, pa.string())])
         return self.output
 
     @property
     def carried(self) -> pa.Schema:
-        """The columns that go from stage to stage: `rows_schema`, and by which input each row came if that is known."""
+        """Returns the columns that go from stage to stage: `rows_schema`, and by which input each row came if that is
+        known.
+        """
         return pa.schema([*self.rows_schema, INPUT_FIELD]) if self.origins else self.rows_schema
 
 
@@ -134,7 +138,7 @@ class SegmentOutput:
     stage: str
     window: Window | None = None
     whole: bool = False
-    """Whether these are all rows that are there after the epoch, as insertions, and not what changed in it."""
+    """Says whether these are all rows that are there after the epoch, as insertions, and not what changed in it."""
 
 
 @dataclass(frozen=True)
@@ -159,8 +163,8 @@ class Segment:
     stages: tuple[str, ...]
     edges: tuple[InputEdge, ...] = ()
     fused: bool = False
-    """Whether all that comes to it is from sources in it. The JVM then sends the sources' rows, and beside them what it
-    makes of them for the edges.
+    """Says whether all that comes to it is from sources in it. The JVM then sends the sources' rows, and beside them
+    what it makes of them for the edges.
     """
 
 

@@ -84,7 +84,9 @@ class Dataflow:
 
     @property
     def stages(self) -> tuple[Stage, ...]:
-        """The stages in the order of declaration, which is a topological one: a stage is built on one that exists."""
+        """Returns the stages in the order of declaration, which is a topological one: a stage is built on one that
+        exists.
+        """
         return tuple(self._stages.values())
 
     @property
@@ -95,7 +97,7 @@ class Dataflow:
         return tuple(stage for stage in self.stages if name in stage.inputs)
 
     def __getitem__(self, name: str) -> Stage:
-        """The stage of a name, to build on."""
+        """Returns the stage of a name, to build on."""
         if name not in self._stages:
             raise UnknownStageError(
                 f"no stage {name!r} in {self.name}; stages: {', '.join(self._stages)}{did_you_mean(name, self._stages)}"
@@ -108,7 +110,7 @@ class Dataflow:
         add: Callable[[Dataflow], object] | None = None,
         drop: Sequence[str] = (),
     ) -> Dataflow:
-        """A copy with other functions for some stages, more stages, or fewer.
+        """Returns a copy with other functions for some stages, more stages, or fewer.
 
         `replaced` has, by stage, a function (map, filter, update), expressions (select, where), or a mapping of
         aggregates (aggregate, window). `add(flow)` builds on the copy. `drop` names stages that nothing is built on.
@@ -141,7 +143,9 @@ class Dataflow:
         return copy
 
     def frozen(self, freeze: Callable[[Stage], Stage]) -> Dataflow:
-        """A copy with what `freeze` makes of the stages, under the same names. What is declared later is not in it."""
+        """Returns a copy with what `freeze` makes of the stages, under the same names. What is declared later is not in
+        it.
+        """
         copy = self.changed()
         copy._stages = {stage.name: freeze(stage) for stage in copy.stages}
         return copy
@@ -183,7 +187,7 @@ class Dataflow:
         return stage
 
     def _learned(self, stage: Stage) -> dict[str, Known]:
-        """What is known now of the columns of a stage and of its parts. Raises SchemaError or FlowError for a
+        """Returns what is known now of the columns of a stage and of its parts. Raises SchemaError or FlowError for a
         declaration that cannot be right.
         """
         if stage.kind == SOURCE:
@@ -223,7 +227,7 @@ _LEARN_OF_ONE: Mapping[str, Callable[[Stage, str, Known], Known]] = {
     UPDATE: lambda s, given, known: declared.of_update(s.name, s.key, s.schema, given, known),
     LOOP: lambda s, given, known: Known(known.columns),
 }
-"""By kind, the function that says how the columns of a stage with one input follow from that input's."""
+"""The functions that say, by kind, how the columns of a stage with one input follow from that input's."""
 
 
 def _with_other_code(stage: Stage, code: Any) -> Stage:

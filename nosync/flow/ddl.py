@@ -17,7 +17,7 @@ from nosync.lsm.errors import SchemaError
 from nosync.lsm.platform.nearest import nearest
 
 Columns = Mapping[str, pa.DataType | None]
-"""By name the type of a column; None where only Spark knows it."""
+"""The types of columns, by name. None: only Spark knows it."""
 
 _TOKEN = re.compile(
     r"""\s+|--[^\n]*|/\*.*?\*/|(`(?:[^`]|``)+`|'(?:[^'\\]|\\.|'')*'|"(?:[^"\\]|\\.|"")*"|\w+|[<>(),:])""", re.DOTALL
@@ -44,11 +44,11 @@ _ELSEWHERE = {
     "number": "double", "bool": "boolean", "bytes": "binary", "datetime": "timestamp", "list": "array",
     "dict": "struct",
 }  # fmt: skip
-"""What types are called in Python, Arrow and databases."""
+"""The names that types have in Python, Arrow and databases, with those that Spark has for them."""
 
 
 def columns_of(text: object, whose: str, expected: str = _EXAMPLE) -> dict[str, pa.DataType | None]:
-    """The columns that a text declares. Raises SchemaError, which begins with `whose`."""
+    """Returns the columns that a text declares. Raises SchemaError, which begins with `whose`."""
     if not isinstance(text, str):
         hint = ": schema.simpleString() is that of a StructType" if hasattr(text, "simpleString") else ""
         raise SchemaError(f"{whose}: the columns are a {type(text).__name__}, expected text such as {expected}{hint}")
@@ -67,7 +67,7 @@ def columns_of(text: object, whose: str, expected: str = _EXAMPLE) -> dict[str, 
 
 
 def type_of(text: str) -> pa.DataType | None:
-    """The type that Spark calls by a text, such as `array<bigint>`; None where only Spark knows it."""
+    """Returns the type that Spark calls by a text, such as `array<bigint>`. None: only Spark knows it."""
     return _Parser(text, "a type").type("it")
 
 
@@ -93,7 +93,7 @@ class _Parser:
 
     @property
     def _next(self) -> str:
-        """The next token in lower case; empty at the end."""
+        """Returns the next token in lower case. It is empty at the end."""
         return self._tokens[self._at].lower() if self._at < len(self._tokens) else ""
 
     def _take(self) -> str:
@@ -112,7 +112,7 @@ class _Parser:
             raise self._error(f"expected {sign!r} after {after}, found {found}")
 
     def columns(self) -> Iterator[tuple[str, pa.DataType | None]]:
-        """The columns of the whole text, which may be in `struct<...>`."""
+        """Returns the columns of the whole text, which may be in `struct<...>`."""
         if len(self._tokens) > 1 and self._tokens[0].lower() == "struct" and self._tokens[1] == "<":
             self._at = 2
             yield from self._fields(">")
@@ -145,7 +145,7 @@ class _Parser:
         return name[1:-1].replace("``", "`") if name.startswith("`") else name
 
     def type(self, of: str) -> pa.DataType | None:
-        """The type that comes next. `of`: what has it."""
+        """Returns the type that comes next. `of` has that type."""
         word = self._next
         if not word or not word.isidentifier():
             raise self._error(f"{of} has no type, such as {of.partition(' ')[2].strip(chr(39)) or 'name'} string")
@@ -167,7 +167,7 @@ class _Parser:
         return None if numbers else _PLAIN[word]  # Spark says what a number means there
 
     def _numbers(self, of: str) -> list[str]:
-        """What is in brackets after a type, such as its precision."""
+        """Returns what is in brackets after a type, such as its precision."""
         found: list[str] = []
         if self._took("("):
             while self._next and self._next != ")":
@@ -216,5 +216,5 @@ class _Parser:
 
 
 def _whole(make: Callable[..., pa.DataType], parts: list[pa.DataType | None]) -> pa.DataType | None:
-    """A type of others; None where one of them is not known."""
+    """Returns a type that is made of others. None: one of them is not known."""
     return None if any(part is None for part in parts) else make(*parts)

@@ -14,7 +14,7 @@ FUNCTIONS_ELSEWHERE = {
     "collect_set": "collect", "first_value": "first", "last_value": "last", "min_by": "first", "max_by": "last",
     "sumdistinct": "sum", "total": "sum", "size": "count", "len": "count",
 }  # fmt: skip
-"""By what an aggregate is called in Spark, Flink, Pandas and SQL, what it is called here."""
+"""The names of aggregates here, by those that they have in Spark, Flink, Pandas and SQL."""
 
 _AGGREGATE = 'aggregate("name", key=["k"], n=nosync.count(), total=nosync.sum("x")) groups and aggregates in one'
 _UPDATE = 'update("name", key=["k"], state="total bigint", fn=function) keeps state of your own per key'
@@ -94,7 +94,7 @@ _STAGE_WORDS, _FLOW_WORDS = _by_word(_ON_STAGE), _by_word(_IN_FLOW)
 
 
 def unknown_operator(what: str, word: str, own: Collection[str], *, in_flow: bool = False) -> UnknownOperatorError:
-    """The error for an attribute that does not exist. `what` was asked for it, and has the attributes `own`."""
+    """Returns the error for an attribute that does not exist. `what` was asked for it, and has the attributes `own`."""
     answer = (_FLOW_WORDS if in_flow else _STAGE_WORDS).get(word)
     close = None if answer else nearest(word, own)
     if answer is None:

@@ -25,7 +25,7 @@ _SUBQUERY = re.compile(r"\bselect\b", re.IGNORECASE)
 
 
 def placed_stages(stages: Mapping[str, BoundStage], segments: Mapping[str, Segment]) -> dict[str, BoundStage]:
-    """The stages, where a source goes by the key of a stage behind expressions if that lets the two be fused.
+    """Returns the stages, where a source goes by the key of a stage behind expressions if that lets the two be fused.
 
     A source whose rows a stage takes by key as they are keeps its place.
     """
@@ -42,7 +42,7 @@ def placed_stages(stages: Mapping[str, BoundStage], segments: Mapping[str, Segme
 
 
 def fused_segments(stages: Mapping[str, BoundStage], segments: Mapping[str, Segment]) -> dict[str, Segment]:
-    """The segments of a flow without loops, where those that can run in one task are one."""
+    """Returns the segments of a flow without loops, where those that can run in one task are one."""
     eager = _fused(stages, segments, eager=True)
     # A segment runs once for each of its exits.
     if all(_exits([segment], eager) <= 1 for segment in eager.values() if segment.fused):
@@ -66,7 +66,7 @@ def _fused(stages: Mapping[str, BoundStage], segments: Mapping[str, Segment], *,
 
 
 def _homes_of(taker: Segment, stages: Mapping[str, BoundStage], segments: Mapping[str, Segment]) -> list[Segment]:
-    """The segments that alone feed a segment, if it can be one with them: those of sources, and fused ones."""
+    """Returns the segments that alone feed a segment, if it can be one with them: those of sources, and fused ones."""
     if any(edge.output.whole for edge in taker.edges):
         return []  # what is there is not among the rows that are given
     homes: dict[str, Segment] = {}
@@ -89,21 +89,23 @@ def _homes_of(taker: Segment, stages: Mapping[str, BoundStage], segments: Mappin
 
 
 def _exits(together: Sequence[Segment], segments: Mapping[str, Segment]) -> int:
-    """How many outputs others would take from these segments, were they one."""
+    """Returns how many outputs others would take from these segments, were they one."""
     inside = {name for segment in together for name in segment.stages}
     others = [s for s in segments.values() if s not in together and not s.fused]
     return len({edge.output for s in others for edge in s.edges if edge.output.stage in inside})
 
 
 def _stays_in_shard(stages: Mapping[str, BoundStage], edge: InputEdge) -> bool:
-    """Whether the rows of a keyed edge are in the shards of its key already, and no expression comes in between."""
+    """Returns whether the rows of a keyed edge are in the shards of its key already, and no expression comes in
+    between.
+    """
     home = stages[edge.output.stage]
     return not edge.jvm and edge.output.window is None and bool(edge.key) and home.placed_by == edge.key
 
 
 def _key_at_source(stages: Mapping[str, BoundStage], edge: InputEdge) -> tuple[str, ...]:
-    """The key of an edge in terms of its source (see `BoundStage.placed_by`), if expressions that can be put together
-    as one text pass it on. Else it is empty.
+    """Returns the key of an edge in terms of its source (see `BoundStage.placed_by`), if expressions that can be put
+    together as one text pass it on. Else it is empty.
     """
     if stages[edge.output.stage].kind != SOURCE or edge.output.window is not None:
         return ()
@@ -121,7 +123,7 @@ def _key_at_source(stages: Mapping[str, BoundStage], edge: InputEdge) -> tuple[s
 
 
 def _in_order(segments: Mapping[str, Segment]) -> dict[str, Segment]:
-    """The segments, each after those that feed it."""
+    """Returns the segments, each after those that feed it."""
     home_of = {name: segment.name for segment in segments.values() for name in segment.stages}
     before = {
         s.name: [home_of[f.output.stage] for f in s.edges if home_of[f.output.stage] != s.name]
@@ -134,15 +136,17 @@ def _in_order(segments: Mapping[str, Segment]) -> dict[str, Segment]:
 
 
 def _is_text(stage: BoundStage) -> bool:
-    """Whether a stage's expressions can be a part of one SQL text: it is no join with a table, and has no Column
-    objects and no subqueries.
+    """Returns whether a stage's expressions can be a part of one SQL text: it is no join with a table, and has no
+    Column objects and no subqueries.
     """
     texts = stage.options.texts if isinstance(stage.options, ExpressionOptions) else None
     return texts is not None and not any(map(_SUBQUERY.search, texts))
 
 
 def kept_through(stages: Mapping[str, BoundStage], edge: InputEdge) -> dict[str, str]:
-    """The columns of an edge that no expression made, each with the column of the edge's first stage that it is."""
+    """Returns the columns of an edge that no expression made, each with the column of the edge's first stage that it
+    is.
+    """
     names = {name: name for name in stages[edge.output.stage].output.names}
     for stage in edge.jvm:
         kept = stages[stage].options_as(JvmOptions).kept
@@ -151,7 +155,8 @@ def kept_through(stages: Mapping[str, BoundStage], edge: InputEdge) -> dict[str,
 
 
 def _computed_through(stages: Mapping[str, BoundStage], edge: InputEdge) -> dict[str, str]:
-    """The columns of an edge that one expression over the columns of its source makes, each with that expression.
+    """Returns the columns of an edge that one expression over the columns of its source makes, each with that
+    expression.
 
     There are none where a condition comes after it: the expression might fail on rows of which, the longer way, Spark
     would ask the condition first.
@@ -163,8 +168,8 @@ def _computed_through(stages: Mapping[str, BoundStage], edge: InputEdge) -> dict
 
 
 def conditions_of(stages: Mapping[str, BoundStage], edge: InputEdge) -> list[str] | None:
-    """The conditions that an edge's rows fulfil, over columns of the source. None where one is over columns that a
-    select returns.
+    """Returns the conditions that an edge's rows fulfil, over columns of the source. None where one is over columns
+    that a select returns.
     """
     of_jvm = [stages[name] for name in edge.jvm]
     at_source = list(itertools.takewhile(lambda stage: stage.kind == WHERE, of_jvm))
@@ -174,7 +179,7 @@ def conditions_of(stages: Mapping[str, BoundStage], edge: InputEdge) -> list[str
 
 
 def all_hold(conditions: Sequence[str]) -> str:
-    """An SQL text that is true where all conditions are.
+    """Returns an SQL text that is true where all conditions are.
 
     A later condition is not asked of rows that an earlier one does not let pass: it may fail on them.
     """

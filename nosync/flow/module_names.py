@@ -166,5 +166,5 @@ NAMES_IN_FINGERPRINTS = {
 
 
 def name_in_fingerprints(module: str | None) -> str | None:
-    """The name that stands in fingerprints for a module."""
+    """Returns the name that stands in fingerprints for a module."""
     return NAMES_IN_FINGERPRINTS.get(module, module) if module is not None else None

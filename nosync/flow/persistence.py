@@ -25,7 +25,7 @@ _REPLICATED = re.compile(r"replicated\((\d+)\)\Z")
 
 
 def replicated(copies: int) -> str:
-    """The level of `copies` durable copies on different nodes, this one included, for `persist=`."""
+    """Returns the level of `copies` durable copies on different nodes, this one included, for `persist=`."""
     return f"replicated({copies})"
 
 

@@ -55,11 +55,11 @@ class Stage:
     persist: str | None = None
     deterministic: bool = True
     options: Mapping[str, Any] = field(default_factory=dict, repr=False)
-    """What else the kind of stage needs, by the name of the argument."""
+    """The arguments that only some kinds of stage have, by name."""
     loop: str | None = None
     """The loop in whose body it was built."""
     at_safe_point: str = KEEP
-    """For a source: what is done with an epoch's rows once everything computed from them is safe."""
+    """The name of what is done with an epoch's rows of a source once everything computed from them is safe."""
 
     # --- stateless ------------------------------------------------------------------------------------------------
 
@@ -239,7 +239,7 @@ class Stage:
 
     @property
     def late(self) -> Stage:
-        """The late rows of a window stage, as a stage to build on or to read."""
+        """Returns the late rows of a window stage, as a stage to build on or to read."""
         if self.kind != WINDOW:
             raise FlowError(f"stage {self.name} is not a window: it has no late rows")
         return Stage(self.flow, f"{self.name}{PART_SEPARATOR}late", MAP, (self.name,))
@@ -311,12 +311,12 @@ class Stage:
 
 
 def own_methods(kind: type) -> list[str]:
-    """The names of what users call on an object of a class."""
+    """Returns the names of what users call on an object of a class."""
     return [name for name, what in vars(kind).items() if callable(what) and not name.startswith("_")]
 
 
 def check_key_names(stage: str, key: Sequence[str]) -> tuple[str, ...]:
-    """The key as a tuple. Raises FlowError for what is no list of different names."""
+    """Returns the key as a tuple. Raises FlowError for what is no list of different names."""
     if isinstance(key, str):
         raise FlowError(f"stage {stage}: key is {key!r}, expected a list of column names: [{key!r}]")
     if not key or not all(isinstance(name, str) for name in key) or len(set(key)) != len(key):

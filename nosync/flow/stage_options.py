@@ -30,7 +30,7 @@ class UnionOptions(StageOptions):
     """The options of a union whose rows say by which input they came (see `BoundStage.origins`)."""
 
     numbers: tuple[tuple[int, ...], ...]
-    """For each stage that it unites, the numbers that this stage's own inputs have in the union."""
+    """For each stage that it unites it has the numbers that this stage's own inputs have in the union."""
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ class ArrangeOptions(StageOptions):
     """The options of one side of a join."""
 
     drops_nulls: bool
-    """Whether the join needs no rows of this side whose key is null: they match nothing."""
+    """Says whether the join needs no rows of this side whose key is null: they match nothing."""
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ class JoinOptions(StageOptions):
     """The options of the joined rows."""
 
     spec: JoinSpec
-    """Which columns are equal, and which rows without a match stay."""
+    """The columns that are equal, and which rows without a match stay."""
     schema: pa.Schema
     """The columns of the joined rows, with the ids of both sides. Those of a join in a loop are not recorded."""
     key: tuple[str, ...]
@@ -71,18 +71,18 @@ class JoinOptions(StageOptions):
 
 @dataclass(frozen=True)
 class JvmOptions(StageOptions):
-    """What is known of a stage that the JVM evaluates. Tasks get this much of it, without handles on objects of the
+    """The options of a stage that the JVM evaluates. Tasks get this much of it, without handles on objects of the
     JVM.
     """
 
     kept: Mapping[str, str] = field(default_factory=dict)
-    """By column of its output the column of its input that it is, if it is one."""
+    """The columns of its output that are columns of its input, each with the name that it has there."""
     computed: Mapping[str, str] = field(default_factory=dict)
-    """By column of its output the expression over columns of its input that makes it, where one alone does."""
+    """The columns of its output that one expression over columns of its input makes, each with that expression."""
     plain: bool = True
-    """Whether it calls no function of users, and nothing that depends on when it is asked."""
+    """Says whether it calls no function of users, and nothing that depends on when it is asked."""
     step: Step | None = None
-    """The same for tasks that evaluate it themselves, if they can."""
+    """The expressions for tasks that evaluate them themselves, if they can."""
 
 
 @dataclass(frozen=True)
@@ -94,7 +94,7 @@ class ExpressionOptions(JvmOptions):
 
     @property
     def texts(self) -> tuple[str, ...] | None:
-        """The expressions as SQL. It is None where one of them is a Column object."""
+        """Returns the expressions as SQL. It is None where one of them is a Column object."""
         return self.expressions if all(isinstance(one, str) for one in self.expressions) else None
 
 
@@ -107,4 +107,4 @@ class StaticJoinOptions(JvmOptions):
     on: tuple[str, ...]
     """The columns that are equal."""
     how: str
-    """Which rows stay: `inner` or `left`."""
+    """The rows that stay: `inner` or `left`."""

@@ -1,4 +1,4 @@
-"""By which inputs rows come to the windows of a flow, and which of their watermarks each window goes by. Pure."""
+"""The inputs by which rows come to the windows of a flow, and which of their watermarks each window goes by. Pure."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class WindowInputs:
         self._told_apart = self._before_minimum()
 
     def policy(self, stage: Stage) -> str | None:
-        """Which watermark a window goes by; None: it has none, or is no window."""
+        """Returns which watermark a window goes by. None: it has none, or is no window."""
         window: Window | None = stage.options.get("window")
         if window is None or window.delay_us is None:
             return None
@@ -42,8 +42,9 @@ class WindowInputs:
         return found if len(found) > 1 else ()
 
     def of(self, name: str) -> tuple[str, ...]:
-        """The inputs that a stage's rows came by: sources, and stages that keep state; in the order that the flow names
-        them.
+        """Returns the inputs that a stage's rows came by: sources, and stages that keep state.
+
+        They are in the order in which the flow names them.
         """
         if name not in self._found:
             stage = self._bound[name]
@@ -55,7 +56,7 @@ class WindowInputs:
         return tuple(dict.fromkeys(found for name in names for found in self.of(name)))
 
     def _before_minimum(self) -> set[str]:
-        """The stages that rows pass, on the way from its inputs, to a window that goes by the minimum."""
+        """Returns the stages that rows pass, on the way from its inputs, to a window that goes by the minimum."""
         declared = {stage.name: stage for stage in self._flow.stages}
         found: set[str] = set()
         left = [name for stage in self._flow.stages if self.policy(stage) == MIN for name in stage.inputs]

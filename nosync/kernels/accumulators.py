@@ -40,29 +40,31 @@ class Accumulator:
     type: pa.DataType
     source: str | None
     how: str
-    """What it keeps: `rows` (number of rows), `count` (non-null values), `sum`, `min`, `max`, `values` (the multiset),
+    """The kind: `rows` (number of rows), `count` (non-null values), `sum`, `min`, `max`, `values` (the multiset),
     `mean` and `m2`, or `strange` (values that are not finite).
     """
     fields: tuple[str, ...] = ()
-    """For `values`: the input columns that an entry holds, in the order that sorts them."""
+    """The input columns that an entry of `values` holds, in the order that sorts them."""
     nulls: bool = False
-    """For `values`: whether entries whose first field is null count."""
+    """Says whether entries of `values` count whose first field is null."""
     keep: int | None = None
-    """For `values`: how many entries are enough. None: all are kept."""
+    """The number of entries of `values` that are enough. None: all are kept."""
     descending: bool = False
-    """For `values`: whether the entries to keep are the largest."""
+    """Says whether the entries of `values` to keep are the largest."""
 
 
 # --- types ------------------------------------------------------------------------------------------------------------
 
 
 def values_type(types: Sequence[pa.DataType]) -> pa.DataType:
-    """The type of a stored multiset: its different entries in order (`v0`, `v1`, ...), and how often each is in it."""
+    """Returns the type of a stored multiset: its different entries in order (`v0`, `v1`, ...), and how often each is in
+    it.
+    """
     return pa.list_(pa.struct([*(pa.field(f"v{i}", t) for i, t in enumerate(types)), pa.field("n", pa.int64())]))
 
 
 def sum_type(stage: str, aggregate: Aggregate, type_: pa.DataType) -> pa.DataType:
-    """The type of a column's sum. Raises SchemaError for a column that is no number."""
+    """Returns the type of a column's sum. Raises SchemaError for a column that is no number."""
     if pa.types.is_integer(type_):
         return pa.int64()
     if pa.types.is_floating(type_):
@@ -73,7 +75,7 @@ def sum_type(stage: str, aggregate: Aggregate, type_: pa.DataType) -> pa.DataTyp
 
 
 def output_type(aggregate: Aggregate, accumulator: Accumulator) -> pa.DataType:
-    """The type of what an aggregate says."""
+    """Returns the type of what an aggregate says."""
     if aggregate.function in ("mean", "variance", "stddev"):
         return pa.float64()
     if aggregate.function == "count_distinct":
@@ -96,13 +98,13 @@ def check_ordered(stage: str, aggregate: Aggregate, type_: pa.DataType) -> None:
 
 
 def source_of(rows: pa.Table, accumulator: Accumulator) -> pa.Array:
-    """The column of which an accumulator is made."""
+    """Returns the column of which an accumulator is made."""
     assert accumulator.source is not None, f"{accumulator.how} is of a column"
     return as_array(rows.column(accumulator.source))
 
 
 def contributed(rows: pa.Table, weights: pa.Array | None, groups: Groups, accumulator: Accumulator) -> pa.Array:
-    """What each group's rows add to an accumulator."""
+    """Returns what each group's rows add to an accumulator."""
     column = None if accumulator.source is None else as_array(rows.column(accumulator.source))
     if accumulator.how in ("min", "max"):
         return groups.reduce(column, accumulator.how)
@@ -115,7 +117,7 @@ def contributed(rows: pa.Table, weights: pa.Array | None, groups: Groups, accumu
 
 
 def combined(new: pa.ChunkedArray, old: pa.ChunkedArray, accumulator: Accumulator) -> pa.Array | pa.ChunkedArray:
-    """What two of an accumulator make together, where its column alone says it."""
+    """Returns what two of an accumulator make together, where its column alone says it."""
     if accumulator.how == "values":
         return _merge_values(new, old, accumulator)
     if accumulator.how in ("min", "max"):
@@ -127,7 +129,9 @@ def combined(new: pa.ChunkedArray, old: pa.ChunkedArray, accumulator: Accumulato
 
 
 def _extreme(a: pa.ChunkedArray, b: pa.ChunkedArray, how: str) -> pa.ChunkedArray:
-    """The smaller or the larger of two values. Arrow itself compares no booleans, and no timestamps with a zone."""
+    """Returns the smaller or the larger of two values. Arrow itself compares no booleans, and no timestamps with a
+    zone.
+    """
     type_ = a.type
     if pa.types.is_boolean(type_):
         a, b = a.cast(pa.int8()), b.cast(pa.int8())
@@ -141,7 +145,7 @@ def _extreme(a: pa.ChunkedArray, b: pa.ChunkedArray, how: str) -> pa.ChunkedArra
 
 
 def entries_of(rows: pa.Table, weights: pa.Array | None, groups: Groups, accumulator: Accumulator) -> pa.Table:
-    """An entry for each input row: `row` (its group's number), v0, v1, ..., n."""
+    """Returns an entry for each input row: `row` (its group's number), v0, v1, ..., n."""
     columns = {"row": pa.array(groups.numbers)}
     for i, name in enumerate(accumulator.fields):
         columns[f"v{i}"] = take(as_array(rows.column(name)), groups.order)
@@ -150,15 +154,15 @@ def entries_of(rows: pa.Table, weights: pa.Array | None, groups: Groups, accumul
 
 
 def _stored_entries(lists: pa.Array) -> pa.Table:
-    """The entries of a column of multisets, as `entries_of` gives them."""
+    """Returns the entries of a column of multisets, as `entries_of` gives them."""
     entries = lists.flatten()
     columns = {f.name: entries.field(f.name) for f in lists.type.value_type}
     return pa.table({"row": pc.list_parent_indices(lists).cast(pa.int64()), **columns})
 
 
 def multisets(entries: pa.Table, rows: int, accumulator: Accumulator) -> pa.ListArray:
-    """The multisets of so many rows: equal entries are added up, those of number 0 left out, in order, cut to what is
-    kept.
+    """Returns the multisets of so many rows: equal entries are added up, those of number 0 left out, in order, cut to
+    what is kept.
     """
     names = entries.column_names[1:-1]
     if not accumulator.nulls:
@@ -185,13 +189,13 @@ def multisets(entries: pa.Table, rows: int, accumulator: Accumulator) -> pa.List
 
 
 def _merge_values(new: pa.ChunkedArray, old: pa.ChunkedArray, accumulator: Accumulator) -> pa.Array:
-    """The multisets of `old` with the entries of `new` added (or taken out, where their number is negative)."""
+    """Returns the multisets of `old` with the entries of `new` added (or taken out, where their number is negative)."""
     parts = [_stored_entries(as_array(column).cast(accumulator.type)) for column in (old, new)]
     return multisets(pa.concat_tables(parts), len(new), accumulator)
 
 
 def answer(aggregate: Aggregate, values: pa.ChunkedArray, accumulator: Accumulator) -> pa.Array:
-    """What an aggregate says of each multiset."""
+    """Returns what an aggregate says of each multiset."""
     lists = as_array(values)
     lengths = pc.list_value_length(lists).to_numpy(zero_copy_only=False)
     if aggregate.function == "count_distinct":
@@ -206,7 +210,7 @@ def answer(aggregate: Aggregate, values: pa.ChunkedArray, accumulator: Accumulat
 
 
 def _equal_neighbours(lists: pa.ListArray) -> Indices:
-    """How many entries of each multiset equal the one before it.
+    """Returns how many entries of each multiset equal the one before it.
 
     0.0 and -0.0, and NaN of other bits, are two entries and, as in Spark, one value.
     """
@@ -221,7 +225,7 @@ def _equal_neighbours(lists: pa.ListArray) -> Indices:
 
 
 def _expanded(lists: pa.ListArray, limit: int, *, descending: bool) -> pa.ListArray:
-    """Each multiset as a list with every value as often as it occurs, cut at `limit`."""
+    """Returns each multiset as a list with every value as often as it occurs, cut at `limit`."""
     entries = _stored_entries(lists)
     if descending:  # the other way round, as Arrow puts NaN, the largest, last in either order
         entries = entries.sort_by([("row", "ascending"), ("v0", "ascending")])
@@ -243,7 +247,9 @@ def _expanded(lists: pa.ListArray, limit: int, *, descending: bool) -> pa.ListAr
 
 @np.errstate(invalid="ignore")  # NaN and infinities make what they are in NaN, as in Spark
 def moments(rows: pa.Table, weights: pa.Array | None, groups: Groups, m2: Accumulator) -> dict[str, pa.Array]:
-    """For each group the count, mean and m2 of the values that came, and of those that went, in one list of six."""
+    """Returns for each group the count, mean and m2 of the values that came, and of those that went, in one list of
+    six.
+    """
     assert m2.source is not None, "a variance is of a column"
     x = as_doubles(take(as_array(rows.column(m2.source)), groups.order))
     valid = x.is_valid().to_numpy(zero_copy_only=False)
@@ -264,12 +270,12 @@ def moments(rows: pa.Table, weights: pa.Array | None, groups: Groups, m2: Accumu
 
 
 def mean_of(m2: Accumulator) -> str:
-    """The name of the accumulator that has the mean, beside that of a variance."""
+    """Returns the name of the accumulator that has the mean, beside that of a variance."""
     return m2.name.removesuffix("_m2") + "_mean"
 
 
 def strange_of(m2: Accumulator) -> str:
-    """The name of the accumulator that counts values that are not finite, beside that of a variance."""
+    """Returns the name of the accumulator that counts values that are not finite, beside that of a variance."""
     return m2.name.removesuffix("_m2") + "_strange"
 
 
@@ -300,14 +306,14 @@ def combined_moments(partial: pa.Table, before: pa.Table, m2: Accumulator) -> tu
 
 
 def _kept_moments(rows: pa.Table, m2: Accumulator) -> list[npt.NDArray[np.float64]]:
-    """The number, mean and m2 of the values. Where those that are not finite are counted, they are left out."""
+    """Returns the number, mean and m2 of the values. Where those that are not finite are counted, they are left out."""
     counted, strange = m2.name.removesuffix("_m2") + "_count", strange_of(m2)
     n, mean, spread = (_doubles(rows.column(name)) for name in (counted, mean_of(m2), m2.name))
     return [n - _doubles(rows.column(strange)) if strange in rows.column_names else n, mean, spread]
 
 
 def as_doubles(column: pa.Array | pa.ChunkedArray) -> pa.Array | pa.ChunkedArray:
-    """The nearest doubles: a mean of ids or of times in milliseconds is beyond what doubles have exactly."""
+    """Returns the nearest doubles: a mean of ids or of times in milliseconds is beyond what doubles have exactly."""
     return column.cast(pa.float64(), safe=False)
 
 

@@ -81,17 +81,19 @@ class Plan:
 
     @property
     def sums(self) -> tuple[str, ...]:
-        """The outputs that may be added up over keys."""
+        """Returns the outputs that may be added up over keys."""
         return tuple(output for output, (a, _, _) in self._outputs.items() if a.function in ("count", "sum"))
 
     @property
     def is_over_all_rows(self) -> bool:
-        """Whether there is one row, with or without rows in the input."""
+        """Returns whether there is one row, with or without rows in the input."""
         return self.key == (ALL_ROWS,)
 
     @classmethod
     def of_rows(cls, stage: str, key: Sequence[str], columns: Sequence[str], schema: pa.Schema) -> Plan:
-        """A plan for one row per key of an input that changes: the smallest by contents of those that are there."""
+        """Returns a plan for one row per key of an input that changes: the smallest by contents of those that are
+        there.
+        """
         plan = cls(stage, key, {}, schema, retracts=True)
         for name in columns:
             check_ordered(stage, Aggregate("field", name), schema.field(name).type)
@@ -151,7 +153,7 @@ class Plan:
             self._keep(output, total, aggregate, counted)
 
     def _values(self, stage: str, output: str, aggregate: Aggregate, schema: pa.Schema) -> Accumulator:
-        """The multiset that the aggregate is answered from."""
+        """Returns the multiset that the aggregate is answered from."""
         assert aggregate.column is not None
         fields = (aggregate.column,) if aggregate.by is None else (aggregate.by, aggregate.column)
         for name in fields:
@@ -178,8 +180,8 @@ class Plan:
         self._outputs[output] = (aggregate, accumulator.name, counted)
 
     def partial(self, rows: pa.Table, hashes: U32, weights: pa.Array | None) -> tuple[pa.Table, Indices]:
-        """One row of accumulators per key of `rows`, in order of (hash, key), and for each the row where it occurs
-        first.
+        """Returns one row of accumulators per key of `rows`, in order of (hash, key), and for each the row where it
+        occurs first.
 
         `hashes` are of the key's columns, or of some of them and what tells others apart (`Groups.of`). `weights` is +1
         for rows that came and -1 for rows that went. It is None if all came.
@@ -223,7 +225,7 @@ class Plan:
         return pa.table(columns)
 
     def finish(self, accumulators: pa.Table) -> pa.Table:
-        """The rows that the layer stores: key, outputs, internal accumulators (`schema`).
+        """Returns the rows that the layer stores: key, outputs, internal accumulators (`schema`).
 
         Raises OverflowError where a sum is beyond the type that it has in the output.
         """
@@ -247,7 +249,9 @@ class Plan:
         return pa.Table.from_arrays([columns[f.name].cast(f.type) for f in self.schema], schema=self.schema)
 
     def _spread(self, aggregate: Aggregate, accumulators: pa.Table, total: str, counted: str) -> pa.Array:
-        """A variance or standard deviation: null for fewer than two values, and NaN where one of them is not finite."""
+        """Returns a variance or standard deviation: null for fewer than two values, and NaN where one of them is not
+        finite.
+        """
         n = as_array(accumulators.column(counted))
         n = pc.if_else(pc.greater(n, 1), pc.subtract(n, 1), None)
         found = pc.divide(as_array(accumulators.column(total)), n.cast(pa.float64()))
@@ -258,7 +262,7 @@ class Plan:
         return pc.sqrt(found) if aggregate.function == "stddev" else found
 
     def _sum(self, output: str, aggregate: Aggregate, accumulators: pa.Table) -> dict[str, pa.Array]:
-        """The columns of a sum. Raises OverflowError where one is beyond its type, naming the key."""
+        """Returns the columns of a sum. Raises OverflowError where one is beyond its type, naming the key."""
         sum_ = self._sums[output]
         try:
             return sum_.recorded(_wide(sum_, accumulators))
@@ -274,5 +278,5 @@ class Plan:
 
 
 def _wide(sum_: Sum, accumulators: pa.Table) -> dict[str, pa.Array]:
-    """The columns of a sum in its wide form."""
+    """Returns the columns of a sum in its wide form."""
     return {name: as_array(accumulators.column(name)) for name in sum_.memory}

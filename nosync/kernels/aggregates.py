@@ -22,7 +22,7 @@ class Aggregate:
     by: str | None = None
     """The column that orders the rows, of first and last."""
     limit: int | None = None
-    """How many values at most, of top_k and collect."""
+    """The most values that top_k and collect return."""
 
     def __post_init__(self) -> None:
         for what, name in (("column", self.column), ("by", self.by)):

@@ -36,13 +36,13 @@ class Step:
     """What a `where` or a `select` does with rows."""
 
     condition: Expression | None = None
-    """Rows pass of which it is true."""
+    """Rows pass for which it is true."""
     columns: Mapping[str, Expression] = field(default_factory=dict)
-    """That are made, if there is no condition."""
+    """The columns that are made, if there is no condition."""
 
 
 def applied(steps: Sequence[Step], rows: pa.Table) -> tuple[pa.Table, Indices]:
-    """What the steps return, one after the other, and by row the number of the one of `rows` that it is of.
+    """Returns what the steps return, one after the other, and by row the number of the one of `rows` that it is of.
 
     Raises pa.ArrowInvalid where a value cannot be computed.
     """
@@ -59,7 +59,7 @@ def applied(steps: Sequence[Step], rows: pa.Table) -> tuple[pa.Table, Indices]:
 
 
 def evaluated(expression: Expression, rows: pa.Table) -> Value:
-    """The value of each row, or of all."""
+    """Returns the value of each row, or of all."""
     if expression.column:
         return rows.column(expression.column)
     if expression.literal is not None:
@@ -83,7 +83,7 @@ def _is_in(value: Value, *others: Value) -> Value:
 
 
 def _remainder(value: Value, by: Value) -> Value:
-    """With the sign of `value`, as in Java. `by` is positive."""
+    """Returns the remainder with the sign of `value`, as in Java. `by` is positive."""
     return pc.subtract(value, pc.multiply(pc.divide(value, by), by))
 
 
@@ -107,6 +107,6 @@ FUNCTIONS: Mapping[str, Callable[..., Value]] = {
     "to_integer": lambda value: value.cast(pa.int32()),
     "to_long": lambda value: value.cast(pa.int64()),
 }
-"""By the name of Spark's class."""
+"""The functions, by the name of Spark's class."""
 COMPARISONS = frozenset({"EqualTo", "LessThan", "LessThanOrEqual", "GreaterThan", "GreaterThanOrEqual", "In"})
 ARITHMETIC = frozenset({"Add", "Subtract", "Multiply", "Remainder"})

@@ -53,7 +53,7 @@ TAKEN_BACK = (
     "without its "
     "history, or says by _change_type that rows went which it never gave"
 )
-"""What is wrong where more rows of a key went than came."""
+"""The error where more rows of a key went than came."""
 
 
 @dataclass(frozen=True)
@@ -65,13 +65,13 @@ class State:
     as_of: Time
 
     def find(self, keys: pa.Table, hashes: U32) -> Lookup:
-        """The rows of these keys, and which of the keys have one."""
+        """Returns the rows of these keys, and which of the keys have one."""
         if not self.trace.layers:
             return Lookup(np.zeros(len(hashes), dtype=np.bool_), as_batch(self.stage.schema.empty_table()))
         return self.trace.lookup([as_array(keys.column(name)) for name in self.stage.key], hashes, self.as_of)
 
     def lacks(self, keys: pa.Table) -> bool:
-        """Whether a key, the only row of `keys`, belongs to this shard and has no row there."""
+        """Returns whether a key, the only row of `keys`, belongs to this shard and has no row there."""
         hashes = hash32_of(keys)
         return self.trace.has_hash(int(hashes[0])) and not self.find(keys, hashes).found.any()
 
@@ -87,17 +87,17 @@ class OperatorInput:
     trace: Callable[[str], Trace]
     """The state of a stage of the same segment and shard before the epoch."""
     newest_us: int | None = None
-    """For a window: the newest event time among the epoch's rows of all shards."""
+    """A window has the newest event time here, among the epoch's rows of all shards."""
     newest_of: Mapping[str, int] = dataclasses.field(default_factory=dict)
-    """For a window that goes by the minimum over several inputs: the same by input."""
+    """A window that goes by the minimum over several inputs has the same here, by input."""
     watermarks: Watermarks = NO_WATERMARKS
-    """For a window: the watermarks that the epoch before recorded."""
+    """A window has the watermarks here that the epoch before recorded."""
     phase: str = ""
-    """For a loop: the phase of the round."""
+    """A loop has the phase of the round here."""
 
     @property
     def rows(self) -> pa.Table:
-        """The changes of the only input."""
+        """Returns the changes of the only input."""
         return self.inputs[0]
 
     @property
@@ -106,7 +106,7 @@ class OperatorInput:
 
     @property
     def before(self) -> Time:
-        """The newest time before the epoch, or before the round of a loop."""
+        """Returns the newest time before the epoch, or before the round of a loop."""
         return Time(self.id.description.lower - 1)
 
     @property
@@ -121,14 +121,14 @@ class OperatorOutput:
     layer: LayerRows
     """The layer to publish."""
     before: Lookup | None = None
-    """For keyed stages: the state of each of the layer's keys before."""
+    """Keyed stages have the state here that each of the layer's keys had before."""
 
 
 # --- users' functions -------------------------------------------------------------------------------------------------
 
 
 def stage_error(id: LayerId, what: str) -> StageError:
-    """An error that names stage, shard and timestamp."""
+    """Returns an error that names stage, shard and timestamp."""
     t = str(epoch_of(id.description.lower))
     trace = id.trace
     return StageError(
@@ -150,7 +150,7 @@ def call(stage: BoundStage, id: LayerId, *arguments: pa.Table) -> Any:
 
 
 def conform(result: Any, schema: pa.Schema, id: LayerId) -> pa.Table:
-    """The function's result with exactly the columns of `schema`, in that order. Raises StageError otherwise.
+    """Returns the function's result with exactly the columns of `schema`, in that order. Raises StageError otherwise.
 
     Columns may come in any order; all-null columns and timestamps of another unit or zone are cast.
     """
@@ -173,7 +173,7 @@ def conform(result: Any, schema: pa.Schema, id: LayerId) -> pa.Table:
 
 
 def plain_large(type_: pa.DataType) -> pa.DataType:
-    """The large variant of strings and binary, which some Arrow kernels and Spark settings produce."""
+    """Returns the large variant of strings and binary, which some Arrow kernels and Spark settings produce."""
     if pa.types.is_string(type_):
         return pa.large_string()
     return pa.large_binary() if pa.types.is_binary(type_) else type_
@@ -187,27 +187,27 @@ def _wrong_schema(id: LayerId, found: pa.Schema, expected: pa.Schema) -> StageEr
 
 
 def as_changes(rows: pa.Table) -> pa.Table:
-    """Rows of an input that only grows are insertions."""
+    """Returns the rows with a change type. Rows of an input that only grows are insertions."""
     if CHANGE_TYPE_COLUMN in rows.column_names:
         return rows
     return rows.append_column(CHANGE_TYPE_COLUMN, pa.repeat(INSERT, rows.num_rows))
 
 
 def weights_of(rows: pa.Table) -> pa.Array:
-    """A column with +1 for rows that came and -1 for rows that went."""
+    """Returns a column with +1 for rows that came and -1 for rows that went."""
     went = pc.is_in(rows.column(CHANGE_TYPE_COLUMN), value_set=_WENT)
     return as_array(pc.if_else(went, pa.scalar(-1, pa.int64()), pa.scalar(1, pa.int64())))
 
 
 def hash32_of(rows: pa.Table) -> U32:
-    """The hashes that the JVM computed for the shuffle."""
+    """Returns the hashes that the JVM computed for the shuffle."""
     hashes: U32 = (rows.column(HASH64_COLUMN).to_numpy().view(np.uint64) >> np.uint64(HASH_BITS)).astype(np.uint32)
     return hashes
 
 
 def rows_that_are_there(after: pa.Table, id: LayerId) -> Bools:
-    """Which keys of an aggregate over an input that changes have rows left. Raises StageError where more went than
-    came.
+    """Returns which keys of an aggregate over an input that changes have rows left. Raises StageError where more went
+    than came.
     """
     rows = after.column(ROWS).to_numpy()
     if (rows < 0).any():
@@ -217,12 +217,12 @@ def rows_that_are_there(after: pa.Table, id: LayerId) -> Bools:
 
 
 def key_arrays(rows: pa.RecordBatch, stage: BoundStage) -> list[pa.Array]:
-    """The key columns of a stage's rows."""
+    """Returns the key columns of a stage's rows."""
     return [rows.column(name) for name in stage.key]
 
 
 def one_row_per_key(found: Lookup) -> pa.Table:
-    """A row for each key that was asked for. It is null where the key was not found."""
+    """Returns a row for each key that was asked for. It is null where the key was not found."""
     index = pa.array(np.cumsum(found.found) - 1, mask=~found.found)
     return pa.Table.from_batches([found.data]).take(index)
 
@@ -231,7 +231,7 @@ def one_row_per_key(found: Lookup) -> pa.Table:
 
 
 def nothing_happened(stage: BoundStage, id: LayerId) -> OperatorOutput:
-    """The empty layer of a stage at an epoch that brought it no rows."""
+    """Returns the empty layer of a stage at an epoch that brought it no rows."""
     empty = stage.schema.empty_table()
     if not stage.keyed:
         return OperatorOutput(arrange(empty, (), whose=str(id)))
@@ -241,7 +241,8 @@ def nothing_happened(stage: BoundStage, id: LayerId) -> OperatorOutput:
 
 
 def produce(stage: BoundStage, id: LayerId, after: pa.Table, hashes: U32, found: Lookup, gone: Bools) -> OperatorOutput:
-    """The layer that takes the keys' state from `found` to `after`; keys whose state stays the same are left out.
+    """Returns the layer that takes the keys' state from `found` to `after`. Keys whose state stays the same are left
+    out.
 
     `after`, `hashes` and `gone` have a row for each touched key, in the same order.
     """
@@ -275,7 +276,8 @@ def produce_from(
     *,
     nested_too: bool = False,
 ) -> OperatorOutput:
-    """The layer that turns the rows `old` into the rows `new`. It does what `produce` does, for keys in any order.
+    """Returns the layer that turns the rows `old` into the rows `new`. It does what `produce` does, for keys in any
+    order.
 
     A key that is only in `old` is deleted, one that is only in `new` is added. With `nested_too` rows with equal nested
     values are left out as well, which takes longer.
@@ -312,7 +314,7 @@ def produce_from(
 
 
 def rows_of_layer(layer: LayerRows, time: Time) -> Rows:
-    """A layer's entries as the reader gives them."""
+    """Returns a layer's entries as the reader gives them."""
     batch = layer.batch
     dead = np.zeros(len(batch), dtype=np.bool_)
     if TOMBSTONE_COLUMN in batch.schema.names:
@@ -322,7 +324,7 @@ def rows_of_layer(layer: LayerRows, time: Time) -> Rows:
 
 
 def changes_of(output: OperatorOutput, stage: BoundStage, t: int) -> pa.Table:
-    """The rows that a stage's consumers get: its output columns, and `_change_type` where its rows can change."""
+    """Returns the rows that a stage's consumers get: its output, and `_change_type` where rows can change."""
     batch = output.layer.batch
     names = stage.carried.names
     if output.before is None:

@@ -23,8 +23,8 @@ from nosync.operators.base import OperatorOutput, produce_from, rows_of_layer, w
 
 
 def bootstrap_layer(stage: BoundStage, id: LayerId, whole: OperatorOutput, old: pa.Table) -> OperatorOutput:
-    """The layer that turns what a stage held before, `old`, into `whole`, which was computed from all rows that are
-    there.
+    """Returns the layer that turns what a stage held before, `old`, into `whole`, which was computed from all rows that
+    are there.
     """
     if not stage.keyed:
         new = pa.Table.from_batches([whole.layer.batch]).select(stage.schema.names)
@@ -37,12 +37,12 @@ def bootstrap_layer(stage: BoundStage, id: LayerId, whole: OperatorOutput, old: 
 
 
 def _hashed_by(stage: BoundStage) -> tuple[str, ...]:
-    """The columns of a keyed stage whose hash its rows are stored by."""
+    """Returns the columns of a keyed stage whose hash its rows are stored by."""
     return stage.options.spec.on if isinstance(stage.options, JoinOptions) else stage.edge_key
 
 
 def net_changes(rows: pa.Table, weights: pa.Array) -> pa.Table:
-    """What is left of rows that come and go, by their contents, in the order of their contents' hash.
+    """Returns what is left of rows that come and go, by their contents, in the order of their contents' hash.
 
     A row that came more often than it went is inserted, one that went more often is deleted, as often. `weights` has +1
     or -1 for each row.
@@ -59,8 +59,8 @@ def net_changes(rows: pa.Table, weights: pa.Array) -> pa.Table:
 def rows_of_shard(
     log: BoundStage, recorded_by: Shard, mine: Shard, key_groups: int
 ) -> Callable[[pa.Table], pa.Table] | None:
-    """A function that takes the rows of the shard `mine` from those of a log that another shard recorded. None: it has
-    none.
+    """Returns a function that takes the rows of the shard `mine` from those of a log that another shard recorded. None:
+    it has none.
 
     Where there were other numbers of shards, rows go by the columns that place them, if any do. Else they belong to no
     shard, and are dealt out.

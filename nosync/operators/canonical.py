@@ -17,7 +17,7 @@ from nosync.lsm.columnar.hashing import hash64, is_quick
 
 
 def is_hashed_in_tasks(schema: pa.Schema, names: Sequence[str]) -> bool:
-    """Whether tasks hash these columns themselves. Else the JVM sends the hash along."""
+    """Returns whether tasks hash these columns themselves. Else the JVM sends the hash along."""
     return is_quick(schema.field(name).type for name in names)
 
 
@@ -33,14 +33,14 @@ def hashed(rows: pa.Table, names: Sequence[str], *, sent: pa.Table, under: str =
 
 
 def by_content(rows: pa.Table) -> pa.Table:
-    """The rows in canonical order, without their hash."""
+    """Returns the rows in canonical order, without their hash."""
     order = canonical_order(rows)
     rows = rows.drop_columns([HASH64_COLUMN])
     return rows if (np.diff(order) == 1).all() else rows.take(pa.array(order))
 
 
 def canonical_order(rows: pa.Table) -> Indices:
-    """The order of a source's rows by the hash of each whole row.
+    """Returns the order of a source's rows by the hash of each whole row.
 
     Rows of one hash are the same row, but for collisions, which are put in order of their text.
     """
@@ -56,7 +56,7 @@ def canonical_order(rows: pa.Table) -> Indices:
 
 
 def _runs(ordered: Indices) -> Iterator[tuple[int, int]]:
-    """The (start, stop) of each run of more than one equal value."""
+    """Returns the (start, stop) of each run of more than one equal value."""
     same = np.concatenate([[False], ordered[1:] == ordered[:-1], [False]])
     edges = np.flatnonzero(same[1:] != same[:-1])
     for start, stop in zip(edges[::2], edges[1::2], strict=True):
@@ -64,7 +64,7 @@ def _runs(ordered: Indices) -> Iterator[tuple[int, int]]:
 
 
 def _texts(rows: pa.Table) -> list[str]:
-    """A text for each row. Rows of equal contents have the same text."""
+    """Returns a text for each row. Rows of equal contents have the same text."""
     try:
         return [repr(row) for row in rows.to_pylist()]
     except (OverflowError, ValueError):  # a date after the year 9999, which Python does not have
@@ -78,8 +78,8 @@ def _texts(rows: pa.Table) -> list[str]:
 
 
 def one_nan(column: pa.ChunkedArray) -> pa.ChunkedArray:
-    """The column with NaN in one form only. Processors make NaN of several forms (`sqrt(-1)`), and equal rows are to
-    make equal layers.
+    """Returns the column with NaN in one form only. Processors make NaN of several forms (`sqrt(-1)`), and equal rows
+    are to make equal layers.
     """
     if not pa.types.is_floating(column.type):
         return column

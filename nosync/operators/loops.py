@@ -65,12 +65,12 @@ class Phase(enum.Enum):
 
 
 def first_phase(*, growing: bool) -> Phase:
-    """The phase of an epoch's first round. `growing` says that nothing that enters the loop can be taken back."""
+    """Returns the phase of an epoch's first round. `growing`: nothing that enters the loop can be taken back."""
     return Phase.GROW if growing else Phase.RETRACT
 
 
 def next_phase(phase: Phase, round: int, changes: int) -> Phase | None:
-    """The phase of the round after `round`, in which the set changed by so many rows. None: the loop is done.
+    """Returns the phase of the round after `round`, in which the set changed by so many rows. None: the loop is done.
 
     What enters the loop beside the variable reaches it in round 1, so round 0 alone never ends a phase.
     """
@@ -82,7 +82,7 @@ def next_phase(phase: Phase, round: int, changes: int) -> Phase | None:
 
 
 def apply_loop(given: OperatorInput) -> OperatorOutput:
-    """The layer of the variable after a round: numbers of derivations, and which rows are in the set."""
+    """Returns the layer of the variable after a round: numbers of derivations, and which rows are in the set."""
     stage, id = given.stage, given.id
     phase = Phase(given.phase)
     touched = _derivations(given)
@@ -107,7 +107,7 @@ def apply_loop(given: OperatorInput) -> OperatorOutput:
 
 
 def _derivations(given: OperatorInput) -> pa.Table:
-    """The round's derivations, each with its row, the row's hash, and 1 in `came` or `lost`."""
+    """Returns the round's derivations, each with its row, the row's hash, and 1 in `came` or `lost`."""
     names = list(given.stage.key)
     parts = []
     for rows in map(as_changes, given.inputs):
@@ -119,7 +119,7 @@ def _derivations(given: OperatorInput) -> pa.Table:
 
 
 def _touched_before(given: OperatorInput) -> pa.Table:
-    """The rows that earlier rounds of the epoch touched, without a derivation."""
+    """Returns the rows that earlier rounds of the epoch touched, without a derivation."""
     touched = given.trace(given.stage.name).rows_between(Time(pack(given.t) - 1), given.before)
     zeros = pa.array(np.zeros(len(touched.hashes), dtype=np.int64))
     table = pa.Table.from_batches([touched.data]).select(list(given.stage.key))
@@ -130,7 +130,7 @@ def _touched_before(given: OperatorInput) -> pa.Table:
 
 
 def loop_changes(rows: Rows, first_of_key: Bools, before: Lookup) -> pa.Table:
-    """The rows that entered and left the set, from entries in order of key and time and the state before them."""
+    """Returns the rows that entered and left the set, from entries in order of key and time, and the state before."""
     waits = ~_flags(rows.data.column(LIVE))
     was_live = _flags(before.data.column(LIVE))
     found = before.found.copy()
@@ -143,7 +143,7 @@ def loop_changes(rows: Rows, first_of_key: Bools, before: Lookup) -> pa.Table:
 
 
 def changes_of_round(output: OperatorOutput, stage: BoundStage, time: Time) -> pa.Table:
-    """The changes that a layer of the variable means to its consumers."""
+    """Returns the changes that a layer of the variable means to its consumers."""
     assert output.before is not None, "the variable is keyed"
     rows = rows_of_layer(output.layer, time)
     all_first = np.ones(len(rows.hashes), dtype=np.bool_)
@@ -151,12 +151,12 @@ def changes_of_round(output: OperatorOutput, stage: BoundStage, time: Time) -> p
 
 
 def recorded_changes(trace: Trace, stage: BoundStage, after: Time, until: Time) -> pa.Table:
-    """The same changes, read back: the net ones with `after < time <= until`, each row once."""
+    """Returns the same changes, read back: the net ones with `after < time <= until`, each row once."""
     return loop_changes(*_newest(trace, after, until)).select(stage.rows_schema.names)
 
 
 def _newest(trace: Trace, after: Time, until: Time) -> tuple[Rows, Bools, Lookup]:
-    """The newest entry of each key in a range of times, and the state before it."""
+    """Returns the newest entry of each key in a range of times, and the state before it."""
     rows = trace.rows_between(after, until)
     first = first_of_keys(rows, len(trace.key))
     last = np.append(first[1:], True) if len(first) else first
@@ -169,7 +169,9 @@ def _newest(trace: Trace, after: Time, until: Time) -> tuple[Rows, Bools, Lookup
 
 
 def consolidate(trace: Trace, stage: BoundStage, id: LayerId) -> OperatorOutput:
-    """The layer of a whole epoch from those of its rounds: what each key is in the end, where it is not what it was."""
+    """Returns the layer of a whole epoch from those of its rounds: what each key is in the end, where it is not what it
+    was.
+    """
     t = id.description.lower
     rows, _, before = _newest(trace, Time(t - 1), Time(id.description.upper - 1))
     has_before = before.found
@@ -199,7 +201,7 @@ def _flags(column: pa.Array) -> Bools:
 
 
 def rounds_done(counts: Sequence[int], *, growing: bool) -> Phase | None:
-    """The phase of the next round after rounds with these numbers of changes. None: the loop is done."""
+    """Returns the phase of the next round after rounds with these numbers of changes. None: the loop is done."""
     phase: Phase | None = first_phase(growing=growing)
     for round, changes in enumerate(counts):
         assert phase is not None, "a loop that is done has no more rounds"

@@ -59,18 +59,18 @@ from nosync.operators.canonical import by_content
 
 
 def source(given: OperatorInput) -> OperatorOutput:
-    """The epoch's rows in an order that depends on their contents only: by hash of the whole row."""
+    """Returns the epoch's rows in an order that depends on their contents only: by hash of the whole row."""
     rows = conform(by_content(given.rows), given.stage.schema, given.id)
     return OperatorOutput(arrange(rows, (), whose=str(given.id)))
 
 
 def keep_rows(given: OperatorInput) -> OperatorOutput:
-    """The rows that the JVM computed, as a layer."""
+    """Returns the rows that the JVM computed, as a layer."""
     return _kept(conform(given.rows, given.stage.schema, given.id), given.id)
 
 
 def apply_map(given: OperatorInput) -> OperatorOutput:
-    """The function's result. Where rows say by which input they came, it is called once for each input."""
+    """Returns the function's result. Where rows say by which input they came, it is called once for each input."""
     stage, id = given.stage, given.id
     if not (stage.origins and given.rows.num_rows):
         mapped = conform(call(stage, id, without_input(given.rows)), stage.rows_schema, id)
@@ -81,7 +81,7 @@ def apply_map(given: OperatorInput) -> OperatorOutput:
 
 
 def apply_filter(given: OperatorInput) -> OperatorOutput:
-    """The rows for which the predicate is true."""
+    """Returns the rows for which the predicate is true."""
     rows, id = given.rows, given.id
     mask = call(given.stage, id, without_input(rows))
     mask = as_array(mask) if isinstance(mask, pa.Array | pa.ChunkedArray) else mask
@@ -96,7 +96,7 @@ def apply_filter(given: OperatorInput) -> OperatorOutput:
 
 
 def lone_updates_named(rows: pa.Table, places: Indices) -> pa.Table:
-    """The rows, where half of an update whose other half was filtered out is an insertion, or a deletion.
+    """Returns the rows, where half of an update whose other half was filtered out is an insertion, or a deletion.
 
     `places` says where each row was before, in ascending order. There a preimage came right before its postimage.
     """
@@ -113,7 +113,7 @@ def lone_updates_named(rows: pa.Table, places: Indices) -> pa.Table:
 
 
 def apply_union(given: OperatorInput) -> OperatorOutput:
-    """All inputs' rows one after the other. Rows of an input that only grows are insertions."""
+    """Returns all inputs' rows one after the other. Rows of an input that only grows are insertions."""
     stage = given.stage
     tables = [as_changes(rows) if stage.changing else rows for rows in given.inputs]
     if stage.origins:
@@ -124,14 +124,14 @@ def apply_union(given: OperatorInput) -> OperatorOutput:
 
 
 def _numbered(rows: pa.Table, numbers: Sequence[int]) -> pa.Table:
-    """The rows of one input of a union with the numbers that its own inputs have in the union."""
+    """Returns the rows of one input of a union with the numbers that its own inputs have in the union."""
     if INPUT_COLUMN not in rows.column_names:
         return with_input(rows, numbers[0])
     return with_input(without_input(rows), np.take(numbers, rows.column(INPUT_COLUMN).to_numpy()))
 
 
 def _kept(rows: pa.Table, id: LayerId) -> OperatorOutput:
-    """The layer of a log."""
+    """Returns the layer of a log."""
     return OperatorOutput(arrange(rows, (), whose=str(id)))
 
 
@@ -159,14 +159,14 @@ def apply_aggregate(given: OperatorInput) -> OperatorOutput:
 
 
 def _one_that_does_not_count(rows: pa.Table) -> pa.Table:
-    """A row of nulls with the key of all rows."""
+    """Returns a row of nulls with the key of all rows."""
     key = pa.array([0], ALL_ROWS_TYPE)
     known = {ALL_ROWS: key, HASH64_COLUMN: pa.array(hash64([key]).view(np.int64))}
     return pa.table([known.get(f.name, pa.nulls(1, f.type)) for f in rows.schema], schema=rows.schema)
 
 
 def apply_update(given: OperatorInput) -> OperatorOutput:
-    """The user's function over the epoch's changes and the state of their keys."""
+    """Returns the state that the user's function makes of the epoch's changes and the state of their keys."""
     stage, id, rows = given.stage, given.id, given.rows
     keys, hashes = _distinct_keys(rows, stage, id)
     found = given.state.find(keys, hashes)
@@ -199,7 +199,7 @@ def apply_update(given: OperatorInput) -> OperatorOutput:
 def _update_with_ttl(
     given: OperatorInput, ttl: int, new: pa.Table, new_hashes: U32, found: Lookup, hashes: U32
 ) -> OperatorOutput:
-    """The layer of an update that also deletes the keys whose last change was `ttl` epochs ago."""
+    """Returns the layer of an update that also deletes the keys whose last change was `ttl` epochs ago."""
     stage = given.stage
     old, old_hashes = found.data, hashes[found.found]
     trace = given.trace(stage.name)
@@ -214,15 +214,15 @@ def _update_with_ttl(
 
 
 def _distinct_keys(rows: pa.Table, stage: BoundStage, id: LayerId) -> tuple[pa.Table, U32]:
-    """The keys that occur, once each, in stored order, and their hashes."""
+    """Returns the keys that occur, once each, in stored order, and their hashes."""
     keys, hashes = key_columns(rows, stage.key, str(id)), hash32_of(rows)
     first = Groups.of(keys, hashes).first
     return pa.table([take(key, first) for key in keys], names=list(stage.key)), hashes[first]
 
 
 def apply_distinct(given: OperatorInput) -> OperatorOutput:
-    """The first row of each key over an input that only grows. Among an epoch's rows that is the smallest by the hash
-    of its contents.
+    """Returns the first row of each key over an input that only grows. Among an epoch's rows that is the smallest by
+    the hash of its contents.
     """
     stage, rows = given.stage, given.rows
     hashes = hash32_of(rows)
@@ -239,7 +239,7 @@ def apply_distinct(given: OperatorInput) -> OperatorOutput:
 
 
 def apply_arrange(given: OperatorInput) -> OperatorOutput:
-    """One side of a join."""
+    """Returns the rows of one side of a join, by the join's key."""
     stage, rows, on = given.stage, given.rows, given.stage.edge_key
     if stage.options_as(ArrangeOptions).drops_nulls:
         for name in on:
@@ -258,7 +258,7 @@ def apply_arrange(given: OperatorInput) -> OperatorOutput:
 
 
 def apply_join(given: OperatorInput) -> OperatorOutput:
-    """The join's changes, from those of its two arranged sides."""
+    """Returns the join's changes, from those of its two arranged sides."""
     left, right = given.stage.inputs
     options = given.stage.options_as(JoinOptions)
     joined = join_changes(

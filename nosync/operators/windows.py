@@ -33,8 +33,8 @@ from nosync.operators.base import (
 
 
 def apply_watermark(given: OperatorInput) -> OperatorOutput:
-    """One row for each shard and epoch: the watermark in force, the one from the next epoch on, and how many of this
-    shard's rows are late.
+    """Returns one row for each shard and epoch: the watermark in force, the one from the next epoch on, and how many of
+    this shard's rows are late.
     """
     window = _window(given)
     assert window.delay_us is not None, "a stage without a watermark has no such part"
@@ -55,13 +55,13 @@ def apply_watermark(given: OperatorInput) -> OperatorOutput:
 
 
 def apply_late(given: OperatorInput) -> OperatorOutput:
-    """The rows that came after their window had closed."""
+    """Returns the rows that came after their window had closed."""
     late = given.rows.filter(pa.array(closed(given.rows, given.watermarks.current_us))).drop_columns([HASH64_COLUMN])
     return OperatorOutput(arrange(conform(late, given.stage.schema, given.id), (), whose=str(given.id)))
 
 
 def apply_window(given: OperatorInput) -> OperatorOutput:
-    """The aggregates of open windows. Windows that were kept long enough are deleted."""
+    """Returns the aggregates of open windows. Windows that were kept long enough are deleted."""
     in_time = given.rows.filter(pa.array(~closed(given.rows, given.watermarks.current_us)))
     new, new_hashes, old, old_hashes = (_sessions if _window(given).session else _aligned)(given, in_time)
     expired, expired_hashes = _expired(given)
@@ -86,7 +86,7 @@ def _plan(given: OperatorInput) -> Plan:
 
 
 def _aligned(given: OperatorInput, rows: pa.Table) -> Rows:
-    """The rows of tumbling and sliding windows, new and old: an aggregate by key and window."""
+    """Returns the rows of tumbling and sliding windows, new and old: an aggregate by key and window."""
     plan, stage = _plan(given), given.stage
     weights = weights_of(rows) if plan.retracts else None
     hashes = hash32_of(rows)
@@ -104,13 +104,13 @@ def _aligned(given: OperatorInput, rows: pa.Table) -> Rows:
 
 
 def _with_starts(hashes: U32, rows: pa.Table) -> U32:
-    """Hashes of keys and windows. Those of the keys alone are the same in all windows of a key."""
+    """Returns hashes of keys and windows. Those of the keys alone are the same in all windows of a key."""
     return hashes ^ hash32([as_array(rows.column(START))])
 
 
 def _sessions(given: OperatorInput, rows: pa.Table) -> Rows:
-    """The rows of sessions, new and old: the rows' own windows grow together with each other and with the open sessions
-    of their keys.
+    """Returns the rows of sessions, new and old: the rows' own windows grow together with each other and with the open
+    sessions of their keys.
     """
     plan, stage = _plan(given), given.stage
     key = stage.edge_key
@@ -164,7 +164,7 @@ def _group_of(keys: Sequence[pa.Array], hashes: U32, wanted: Sequence[pa.Array],
 
 
 def _numbers(group: Numbers, start: Numbers, of_group: Numbers, begin: Numbers) -> Numbers:
-    """The number of the session of each (group, start). Sessions are in order of (group, begin)."""
+    """Returns the number of the session of each (group, start). Sessions are in order of (group, begin)."""
     order = np.lexsort((start, group))
     wanted = np.flatnonzero(np.isin(_pairs(of_group, begin), _pairs(group, start)))
     number = np.empty(len(group), dtype=np.int64)
@@ -183,7 +183,9 @@ def _one_each(
     session: Numbers,
     number: Numbers,
 ) -> list[pa.Table]:
-    """The old rows as tables with a row for each session number, which is null where the session has no more rows."""
+    """Returns the old rows as tables with a row for each session number, which is null where the session has no more
+    rows.
+    """
     order = np.argsort(session, kind="stable")
     ordered = session[order]
     first = np.searchsorted(ordered, number)
@@ -198,7 +200,7 @@ def _one_each(
 
 
 def _expired(given: OperatorInput) -> tuple[pa.RecordBatch, U32]:
-    """The windows that were kept for long enough since they closed. Those of earlier epochs are gone already."""
+    """Returns the windows that were kept long enough since they closed. Those of earlier epochs are gone already."""
     window, trace = _window(given), given.trace(given.stage.name)
     previous, current = given.watermarks.previous_us, given.watermarks.current_us
     none = as_batch(given.stage.schema.empty_table()), np.empty(0, dtype=np.uint32)
