@@ -238,7 +238,7 @@ class StoreRunner(Runner):
     def _bound(self, flow: Dataflow, sources: dict[str, str]) -> BoundFlow:
         refs = self.store.node.timelines.refs
         line = refs.timeline_of(self.branch).id
-        return bind(flow, parse_ddl, sources=sources, begins=refs.begins(line), anew=refs.anew(line))
+        return bind(flow, parse_ddl, sources=sources, begins=refs.begins(line), bootstrap_at=refs.anew(line))
 
     def _recorded_sources(self) -> dict[str, str]:
         manifest = next(iter(self.store.node.timelines.manifests(self.branch).values()))

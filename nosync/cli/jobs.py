@@ -216,7 +216,7 @@ def _explained(
     last = store.last_sealed(branch)
     policies = recorded_policies(None if last is None else store.manifest(last, branch))
     analyze = Analyzer(spark, expression_settings(spark))
-    bound = bind(flow, parse_ddl, analyze, anew=store.begun_anew(branch), policies=policies)
+    bound = bind(flow, parse_ddl, analyze, bootstrap_at=store.begun_anew(branch), policies=policies)
     with progress("tracing back", quiet=quiet) as advance:
         return trace_back(
             bound, store, stage, key, as_of, evaluate=evaluator(spark, expression_settings(spark)), branch=branch,

@@ -73,7 +73,7 @@ def bind(
     sources: Mapping[str, str] | None = None,
     placements: Mapping[str, Sequence[str]] | None = None,
     begins: Mapping[str, str] | None = None,
-    anew: Mapping[str, int] | None = None,
+    bootstrap_at: Mapping[str, int] | None = None,
     policies: Mapping[str, str] | None = None,
 ) -> BoundFlow:
     """Resolves schemas, fingerprints and segments. Raises FlowError or SchemaError naming the stage.
@@ -81,13 +81,13 @@ def bind(
     `salt` enters the fingerprints of sources, for a branch with inputs of its own. `sources` states these fingerprints,
     for a branch that shares the recorded inputs of another one. `placements` says by which columns the rows of sources
     are in their shards, where they were recorded (default: by the first key that the flow asks of them). `begins` has,
-    for stages that go on from another timeline's state, which one that is; it enters their fingerprints. `anew` has
-    `BoundStage.bootstrap_at`. `policies` has, by window, the policy that the store was written with. It counts where
-    the window does not say which it wants (default: MIN).
+    for stages that go on from another timeline's state, which one that is; it enters their fingerprints. `bootstrap_at`
+    has `BoundStage.bootstrap_at` by stage. `policies` has, by window, the policy that the store was written with. It
+    counts where the window does not say which it wants (default: MIN).
     """
     if not flow.sources:
         raise FlowError(f"dataflow {flow.name} has no source")
-    bindings = Bindings(flow, parse_ddl, begins=begins or {}, anew=anew or {}, policies=policies or {})
+    bindings = Bindings(flow, parse_ddl, begins=begins or {}, bootstrap_at=bootstrap_at or {}, policies=policies or {})
     binder = _Binder(bindings, analyze, salt, sources or {}, placements)
     for stage in flow.stages:
         for name in stage.inputs:
@@ -105,7 +105,7 @@ def bind(
 
 def source_fingerprints(flow: Dataflow, parse_ddl: ParseDdl, *, salt: str = "") -> dict[str, str]:
     """Returns, by source, the fingerprint that `bind` gives it, without binding the rest."""
-    bindings = Bindings(flow, parse_ddl, begins={}, anew={}, policies={})
+    bindings = Bindings(flow, parse_ddl, begins={}, bootstrap_at={}, policies={})
     binder = _Binder(bindings, _no_jvm, salt, {}, {})
     for stage in flow.sources:
         binder.add(stage)

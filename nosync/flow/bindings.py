@@ -36,11 +36,11 @@ class Bindings:
         parse_ddl: ParseDdl,
         *,
         begins: Mapping[str, str],
-        anew: Mapping[str, int],
+        bootstrap_at: Mapping[str, int],
         policies: Mapping[str, str],
     ) -> None:
         """The arguments are those of `binder.bind`."""
-        self._parse_ddl, self._begins, self._anew = parse_ddl, begins, anew
+        self._parse_ddl, self._begins, self._bootstrap_at = parse_ddl, begins, bootstrap_at
         self.flow = flow
         self.stages: dict[str, BoundStage] = {}
         self.segments: dict[str, Segment] = {}
@@ -69,7 +69,7 @@ class Bindings:
         code.
         """
         code = stage.version if stage.version is not None else stage.function
-        keeps_state = bool(key) or stage.kind in (WATERMARK, LATE) or stage.name in self._anew
+        keeps_state = bool(key) or stage.kind in (WATERMARK, LATE) or stage.name in self._bootstrap_at
         if stage.name in self._begins and keeps_state:
             described += f" from {self._begins[stage.name]}"
         if origins:
@@ -100,7 +100,7 @@ class Bindings:
             stage.deterministic,
             options,
             edge_key,
-            bootstrap_at=self._anew.get(stage.name),
+            bootstrap_at=self._bootstrap_at.get(stage.name),
             loop=stage.name if stage.kind == LOOP else stage.loop,
             placed_by=edge_key,
             origins=origins,

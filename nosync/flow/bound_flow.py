@@ -70,41 +70,41 @@ class BoundFlow:
         """Returns the variable and the stages of a loop that are recorded in its rounds, in order."""
         return [stage for stage in self.stages.values() if stage.loop == name and stage.recorded]
 
-    def begins_anew_at(self, t: int) -> bool:
+    def bootstraps_at(self, t: int) -> bool:
         """Returns whether stages begin anew with an epoch."""
         return any(stage.bootstrap_at == t for stage in self.stages.values())
 
     def at_epoch(self, t: int) -> BoundFlow:
         """Returns the flow as it runs at an epoch: stages that begin anew with it are fed all rows that are there."""
-        if not self.begins_anew_at(t):
+        if not self.bootstraps_at(t):
             return self
-        return replace(self, segments={name: self._fed_anew(s, t) for name, s in self.segments.items()})
+        return replace(self, segments={name: self._bootstrapped(s, t) for name, s in self.segments.items()})
 
-    def _fed_anew(self, segment: Segment, t: int) -> Segment:
+    def _bootstrapped(self, segment: Segment, t: int) -> Segment:
         """Returns the segment, where edges to stages that begin anew with an epoch bring all rows."""
-        anew = {stage.name for stage in self.stages.values() if stage.bootstrap_at == t}
+        bootstrapped = {stage.name for stage in self.stages.values() if stage.bootstrap_at == t}
         edges = []
         for edge in segment.edges:
-            whole = self.takes_whole(segment, edge, anew)
+            whole = self.takes_whole(segment, edge, bootstrapped)
             assert len(whole) == 1, f"what takes {edge.input} in {segment.name} begins anew together"
             edges.append(replace(edge, output=replace(edge.output, whole=whole == {True})))
         return replace(segment, edges=tuple(edges))
 
-    def takes_whole(self, segment: Segment, edge: InputEdge, anew: Collection[str]) -> set[bool]:
-        """Returns whether the stages that take an edge are to have all rows that are there, if the stages `anew` begin
-        anew. Both answers are in it if only some of them are.
+    def takes_whole(self, segment: Segment, edge: InputEdge, bootstrapped: Collection[str]) -> set[bool]:
+        """Returns whether the stages that take an edge are to have all rows that are there, if the stages
+        `bootstrapped` begin anew. Both answers are in it if only some of them are.
         """
         takers = [name for name in segment.stages if edge.input in self.stages[name].inputs]
-        return {whole for name in takers for whole in self._is_whole(name, anew)}
+        return {whole for name in takers for whole in self._is_whole(name, bootstrapped)}
 
-    def _is_whole(self, name: str, anew: Collection[str]) -> set[bool]:
+    def _is_whole(self, name: str, bootstrapped: Collection[str]) -> set[bool]:
         """Returns whether a stage is to have all rows. One that is not recorded passes on what those that take its rows
         are to have.
         """
         if self.stages[name].recorded:
-            return {name in anew}
+            return {name in bootstrapped}
         takers = [stage.name for stage in self.stages.values() if name in stage.inputs]
-        return {whole for taker in takers for whole in self._is_whole(taker, anew)}
+        return {whole for taker in takers for whole in self._is_whole(taker, bootstrapped)}
 
     def loop_of(self, segment: Segment) -> str | None:
         """Returns the loop whose rounds a segment runs in, if it is inside of one."""

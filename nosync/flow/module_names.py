@@ -16,6 +16,7 @@ NAMES_IN_FINGERPRINTS = {
     "nosync.flow.bind_keyed": "nosync.bind",
     "nosync.flow.bind_loops": "nosync.bind",
     "nosync.flow.binder": "nosync.bind",
+    "nosync.flow.bindings": "nosync.bind",
     "nosync.flow.bound_flow": "nosync.plan",
     "nosync.flow.bound_stage": "nosync.plan",
     "nosync.flow.dataflow": "nosync.dataflow",

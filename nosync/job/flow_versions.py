@@ -72,7 +72,13 @@ class FlowVersions:
 
     def _bind(self, flow: Dataflow, **how: Any) -> BoundFlow:
         return bind(
-            flow, self._parse_ddl, self._analyze, begins=self._begins, anew=self._anew, policies=self._policies, **how
+            flow,
+            self._parse_ddl,
+            self._analyze,
+            begins=self._begins,
+            bootstrap_at=self._anew,
+            policies=self._policies,
+            **how,
         )
 
     def _recorded_policies(self) -> dict[str, str]:

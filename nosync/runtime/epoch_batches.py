@@ -53,7 +53,7 @@ class ScheduledEpoch:
     @property
     def is_alone(self) -> bool:
         """Whether it needs a job of its own."""
-        is_other = self.flow.loops or self.flow.begins_anew_at(self.step.t)
+        is_other = self.flow.loops or self.flow.bootstraps_at(self.step.t)
         return bool(self.step.needs_input or not self.is_retained or is_other)
 
 

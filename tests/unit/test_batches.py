@@ -19,7 +19,7 @@ from nosync.runtime.epoch_batches import MOST_EPOCHS, MOST_ROWS, ScheduledEpoch,
 
 
 def flow(bootstrap_at: int | None = None, **loops: int) -> Any:
-    return SimpleNamespace(loops=loops, begins_anew_at=lambda t: t == bootstrap_at)
+    return SimpleNamespace(loops=loops, bootstraps_at=lambda t: t == bootstrap_at)
 
 
 FLOW = flow()
