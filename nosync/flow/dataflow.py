@@ -142,12 +142,12 @@ class Dataflow:
             add(copy)
         return copy
 
-    def frozen(self, freeze: Callable[[Stage], Stage]) -> Dataflow:
-        """Returns a copy with what `freeze` makes of the stages, under the same names. What is declared later is not in
+    def with_stages(self, change: Callable[[Stage], Stage]) -> Dataflow:
+        """Returns a copy with what `change` makes of the stages, under the same names. What is declared later is not in
         it.
         """
         copy = self.changed()
-        copy._stages = {stage.name: freeze(stage) for stage in copy.stages}
+        copy._stages = {stage.name: change(stage) for stage in copy.stages}
         return copy
 
     def _add(self, stage: Stage) -> Stage:

@@ -114,7 +114,7 @@ def stamp(time_us: int, type_: pa.DataType) -> pa.Array:
     return to_time(np.array([time_us]), type_) if time_us != NO_WATERMARK else pa.nulls(1, type_)
 
 
-def told_apart(rows: pa.Table, inputs: int) -> list[tuple[int, pa.Table]]:
+def split_by_input(rows: pa.Table, inputs: int) -> list[tuple[int, pa.Table]]:
     """Returns the rows of each input that has any, without the column that says which."""
     came_by = rows.column(INPUT_COLUMN).to_numpy()
     rest = rows.drop_columns([INPUT_COLUMN])

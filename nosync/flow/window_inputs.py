@@ -19,7 +19,7 @@ class WindowInputs:
         """`bound` has the stages that are bound so far, `policies` the policies of windows that state none."""
         self._flow, self._policies, self._bound = flow, policies, bound
         self._found: dict[str, tuple[str, ...]] = {}
-        self._told_apart = self._before_minimum()
+        self._with_origins = self._before_minimum()
 
     def policy(self, stage: Stage) -> str | None:
         """Returns which watermark a window goes by. None: it has none, or is no window."""
@@ -30,7 +30,7 @@ class WindowInputs:
 
     def origins(self, stage: Stage) -> tuple[str, ...]:
         """See `BoundStage.origins`. Raises FlowError where there are too many."""
-        if stage.name not in self._told_apart:
+        if stage.name not in self._with_origins:
             return ()
         found = self._of_all(stage.inputs)
         if len(found) > MOST_INPUTS:

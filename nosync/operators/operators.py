@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from nosync.flow.bound_stage import BoundStage
-from nosync.flow.event_time import INPUT_COLUMN, told_apart, with_input, without_input
+from nosync.flow.event_time import INPUT_COLUMN, split_by_input, with_input, without_input
 from nosync.flow.internal_columns import HASH64_COLUMN, TOUCHED_COLUMN
 from nosync.flow.stage_options import ArrangeOptions, JoinOptions, UnionOptions
 from nosync.kernels.aggregate_plan import ALL_ROWS, ALL_ROWS_TYPE
@@ -75,7 +75,7 @@ def apply_map(given: OperatorInput) -> OperatorOutput:
     if not (stage.origins and given.rows.num_rows):
         mapped = conform(call(stage, id, without_input(given.rows)), stage.rows_schema, id)
         return _kept(with_input(mapped, 0) if stage.origins else mapped, id)
-    parts = told_apart(given.rows, len(stage.origins))
+    parts = split_by_input(given.rows, len(stage.origins))
     tables = [with_input(conform(call(stage, id, part), stage.rows_schema, id), i) for i, part in parts]
     return _kept(pa.concat_tables(tables), id)
 

@@ -50,4 +50,4 @@ def frozen(flow: Dataflow, spark: SparkSession) -> Dataflow:
         # Epochs run in UTC, and what text says of time would be read otherwise there than where it was hashed.
         return replace(stage, options={**stage.options, "table": in_own_zone(stage.options["table"])})
 
-    return flow.frozen(as_it_is)
+    return flow.with_stages(as_it_is)
