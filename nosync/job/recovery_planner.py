@@ -212,7 +212,7 @@ class _Planner:
 
     def _crosses_shards(self, stage: BoundStage, name: str, t: int) -> bool:
         """Whether the rows of an input come by key, from every shard."""
-        return bool(stage.options.get("feed_key")) and name not in self._flow_at(t).segment_of(stage.name).stages
+        return bool(stage.options.get("edge_key")) and name not in self._flow_at(t).segment_of(stage.name).stages
 
     def _changes(self, upstream: BoundStage, given: Cell) -> tuple[list[Cell], str]:
         """What is missing to have the changes of a cell; why they cannot be had."""
