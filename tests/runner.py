@@ -15,7 +15,7 @@ from nosync.flow.binder import bind
 from nosync.flow.bound_flow import BoundFlow, InputEdge, Loop, Segment, SegmentOutput
 from nosync.flow.dataflow import Dataflow
 from nosync.flow.internal_columns import HASH64_COLUMN, REPORT_COLUMN, SIDE_COLUMN, TAG_COLUMN
-from nosync.job.replay import changed_stages, stages_to_bootstrap
+from nosync.job.branch_checks import changed_stages, stages_to_bootstrap
 from nosync.lsm.columnar.hashing import hash64
 from nosync.lsm.manifests.branches import MAIN
 from nosync.lsm.manifests.manifest import SUMS

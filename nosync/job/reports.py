@@ -8,6 +8,7 @@ from dataclasses import dataclass, fields
 
 from nosync.flow.bound_flow import BoundFlow
 from nosync.job.recovery_planner import Cell, RecoveryPlan
+from nosync.lsm.columnar.columns import describe
 from nosync.lsm.manifests.completeness import MissingLayer
 from nosync.lsm.platform.notebook import facts_html, rows_html
 from nosync.lsm.visible import visible
@@ -148,6 +149,13 @@ class Stopwatch:
         now = time.perf_counter()
         self.laps[name] = self.laps.get(name, 0.0) + now - self._at
         self._at = now
+
+
+def job_html(flow: BoundFlow, facts: Mapping[str, object]) -> str:
+    """Returns what a notebook shows of a job: what is known of it, and the stages that it records."""
+    stages = [(s.name, s.kind, ", ".join(s.inputs), ", ".join(s.key), describe(s.output)) for s in flow.recorded]
+    table = rows_html(["stage", "kind", "inputs", "key", "columns"], stages)
+    return facts_html(f"nosync.Job {flow.name}", facts, table)
 
 
 def epoch_report(t: int, reports: Mapping[tuple[str, int], Report], flow: BoundFlow, seconds: float) -> EpochReport:

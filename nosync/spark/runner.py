@@ -44,7 +44,7 @@ class Runner:
         batch: Sequence[ScheduledEpoch],
         inputs: Mapping[str, DataFrame],
         branch: str,
-        instance: Instance,
+        instance: Instance | None,
         *,
         everything: bool = False,
     ) -> dict[int, Reports]:
@@ -115,7 +115,7 @@ class Runner:
         batch: Sequence[ScheduledEpoch],
         inputs: Mapping[str, DataFrame],
         branch: str,
-        instance: Instance,
+        instance: Instance | None,
         *,
         everything: bool = False,
     ) -> dict[int, Reports] | None:
@@ -136,7 +136,7 @@ class Runner:
         epochs: Iterable[ScheduledEpoch],
         inputs_at: Callable[[Step], Mapping[str, DataFrame]],
         branch: str,
-        instance: Instance,
+        instance: Instance | None,
         *,
         everything: bool = False,
     ) -> Iterator[tuple[ScheduledEpoch, Reports]]:
