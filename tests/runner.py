@@ -31,6 +31,7 @@ from nosync.runtime.segment_task import (
     emitted_schema,
     side_column,
 )
+from nosync.runtime.shard_run import run_shard
 
 SHARDS = 2
 _TYPES = {
@@ -145,7 +146,7 @@ class Runner:
             parts = [self._hashed(part.drop_columns([HASH64_COLUMN]), rows.column_names) for part in placed]
         found = []
         for i, part in enumerate(parts):
-            found += list(task.run_shard(i, iter(part.to_batches() if part is not None else [])))
+            found += list(run_shard(task, i, iter(part.to_batches() if part is not None else [])))
         if output is None and inside:
             self.reports += [Report.from_json(r) for b in found for r in b.column(0).to_pylist()]
         return found

@@ -25,6 +25,7 @@ import pyarrow.compute as pc
 from nosync.flow.bound_flow import BoundFlow, Step
 from nosync.lsm.columnar.columns import EPOCH_COLUMN
 from nosync.runtime.segment_task import SegmentTask
+from nosync.runtime.shard_run import run_shard
 
 MOST_EPOCHS = 32
 MOST_ROWS = 1_000_000
@@ -84,7 +85,7 @@ def run_epochs_of_shard(
 ) -> Iterator[pa.RecordBatch]:
     """Runs a shard's epochs in order. What is emitted has the epoch in its first column, as have the rows that come.
 
-    Raises what SegmentTask.run_shard raises.
+    Raises what `run_shard` raises.
     """
     if not (tasks[0].edges or tasks[0].input_given):
         deque(rows, maxlen=0)  # there is nothing in them
@@ -95,7 +96,7 @@ def run_epochs_of_shard(
         if t == task.t:
             mine = [batch for _, batch in group]
             t, group = next(epochs, _NONE)
-        for batch in task.run_shard(index, iter(mine)):
+        for batch in run_shard(task, index, iter(mine)):
             if task.output is None:
                 yield batch
                 continue

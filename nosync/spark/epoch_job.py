@@ -49,6 +49,7 @@ from nosync.runtime.segment_task import (
     emitted_schema,
     side_column,
 )
+from nosync.runtime.shard_run import run_shard
 from nosync.spark.arrow_transfer import ArrowFunction, Handover, handover, selected
 from nosync.spark.errors import task_errors
 from nosync.spark.expressions import for_tasks, hash_of, jvm_rows, place_of, quoted
@@ -608,7 +609,7 @@ def _work_of(tasks: Sequence[SegmentTask], exchange: Exchange | None) -> ArrowFu
                     deque(batches, maxlen=0)  # they say nothing
                     batches = exchange.rows_of(shard)
                 if len(tasks) == 1:
-                    yield from task.run_shard(shard, batches)
+                    yield from run_shard(task, shard, batches)
                 else:
                     yield from run_epochs_of_shard(tasks, shard, batches)
         except NosyncError as error:
