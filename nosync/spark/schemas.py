@@ -121,7 +121,9 @@ def _check_type(type_: DataType, what: str) -> None:
 
 
 def check_inputs(flow: BoundFlow, inputs: Any) -> dict[str, DataFrame]:
-    """Returns the DataFrame of each source. Raises InvalidInputError or SchemaError where they are not what is declared."""
+    """Returns the DataFrame of each source. Raises InvalidInputError or SchemaError where they are not what is
+    declared.
+    """
     sources = {stage.name: stage for stage in flow.sources}
     if not isinstance(inputs, Mapping):
         raise InvalidInputError(
