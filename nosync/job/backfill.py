@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class BackfillReport:
-    """What a backfill did."""
+    """Says what a backfill did."""
 
     first: int
     last: int

@@ -1,4 +1,4 @@
-"""Which epochs the rows of a backfill come to. Pure.
+"""Finds the epochs that the rows of a backfill come to. Pure.
 
 Epochs follow one another: those between that have no rows run without any, as weeks in which nothing happened.
 """
@@ -11,7 +11,8 @@ from nosync.lsm.errors import InvalidInputError, OutOfOrderError
 from nosync.lsm.manifests.manifest import Manifest
 
 MAX_GAP = 60
-"""How many epochs in a row may have no rows. Where there are more, the number may not count epochs: 20130131, 20130201."""
+"""How many epochs in a row may have no rows. Where there are more, the number may not count epochs: 20130131, 20130201.
+"""
 
 Counts = Mapping[int, Mapping[str, int]]
 """The number of rows by epoch, and by source."""
@@ -26,8 +27,8 @@ def epochs_to_run(
 ) -> range:
     """Returns the epochs from the next one to the last that has rows. `last`: the newest sealed one.
 
-    Raises OutOfOrderError where rows are older than the store, InvalidInputError where a sealed epoch is given another number
-    of rows than it has, and where more than `max_gap` epochs, one after the other, have no rows.
+    Raises OutOfOrderError where rows are older than the store, InvalidInputError where a sealed epoch is given another
+    number of rows than it has, and where more than `max_gap` epochs, one after the other, have no rows.
     """
     if not counts:
         raise InvalidInputError("no source has any row: there is nothing to backfill")

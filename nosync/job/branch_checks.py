@@ -1,4 +1,4 @@
-"""What a branch's flow may have: which stages change or begin anew, and whether they can. Pure.
+"""Checks what a branch's flow may have: which stages change or begin anew, and whether they can. Pure.
 
 A branch shares every layer of stages whose fingerprint is its parent's. What is missing are the layers of changed
 stages and of what is computed from them; the recorded inputs give them again, and nothing else runs.
@@ -18,7 +18,7 @@ from nosync.lsm.manifests.manifest import DROP
 
 
 def changed_stages(flow: BoundFlow, recorded: Mapping[str, str]) -> list[str]:
-    """The recorded stages of a flow that a manifest has with another fingerprint, or not at all."""
+    """Returns the recorded stages of a flow that a manifest has with another fingerprint, or not at all."""
     return [stage.name for stage in flow.recorded if recorded.get(stage.name) != stage.fingerprint]
 
 
@@ -28,8 +28,9 @@ def check_states_fit(
     anew: Collection[str],
     schema_of: Callable[[str], tuple[tuple[str, ...], pa.Schema] | None],
 ) -> None:
-    """A changed keyed stage goes on from its parent's state, so it must be able to read it; and so must one that begins
-    `anew`, for what it held before is taken back.
+    """Checks that a changed keyed stage can read its parent's state, which it goes on from.
+
+    A stage that begins `anew` must read it as well, for what it held before is taken back.
 
     `schema_of(stage)`: key and columns that the parent recorded; None for a new stage. Raises SchemaError naming the
     stage.
@@ -53,7 +54,8 @@ def check_states_fit(
 def stages_to_bootstrap(
     flow: BoundFlow, changed: Collection[str], own: Collection[str], known: Collection[str]
 ) -> list[str]:
-    """The recorded stages that begin anew with a branch's first epoch, from all rows of their inputs that are there.
+    """Returns the recorded stages that begin anew with a branch's first epoch, from all rows of their inputs that are
+    there.
 
     Rows of an input that changes may be taken back after the fork though they came before it. So a stage with other
     code, or a new one, counts all that are there as its code sees them, and so does what follows it. `changed`: the
@@ -94,16 +96,18 @@ def stages_to_bootstrap(
 
 
 _IN_ORDER = (UPDATE, WINDOW, WATERMARK, LATE, LOOP)
-"""Kinds of stages to which the rows that are there do not say all: what they hold depends on the epochs before."""
+"""Kinds of stages for which the rows that are there do not say all: what they hold depends on the epochs before."""
 
 
 def _begins(flow: BoundFlow, stage: BoundStage) -> bool:
-    """Whether a stage begins anew by itself. An update's function sees what goes, and may do with it what it likes."""
+    """Returns whether a stage begins anew by itself. An update's function sees what goes, and may do with it what it
+    likes.
+    """
     return stage.kind != UPDATE and _changing_input(flow, stage) is not None
 
 
 def _changing_input(flow: BoundFlow, stage: BoundStage) -> str | None:
-    """Also of a side of a join, where only the other side's input changes."""
+    """Returns an input that changes. For a side of a join it may be an input of the other side."""
     inputs = list(stage.inputs)
     if stage.kind == ARRANGE:
         inputs = [name for side in flow.stages[_declared(stage)].inputs for name in flow.stages[side].inputs]
@@ -111,7 +115,7 @@ def _changing_input(flow: BoundFlow, stage: BoundStage) -> str | None:
 
 
 def _declared(stage: BoundStage) -> str:
-    """The stage that users named, of which it may be a part."""
+    """Returns the name of the stage that users named, of which it may be a part."""
     return stage.name.partition(PART_SEPARATOR)[0]
 
 
@@ -122,7 +126,7 @@ def _named(stage: BoundStage) -> str:
 
 
 def check_rows_are_kept(flow: BoundFlow, anew: Collection[str], declared: Dataflow) -> None:
-    """A stage that begins `anew` reads all rows of its inputs. Raises FlowError where a source lets go of them."""
+    """Raises FlowError where a source lets go of rows that a stage which begins `anew` reads."""
     release = {source.name for source in declared.sources if source.at_safe_point == DROP}
     for stage in (flow.stages[name] for name in anew):
         for source in (up.name for name in stage.inputs for up in flow.changes_from(name) if up.name in release):
@@ -134,7 +138,7 @@ def check_rows_are_kept(flow: BoundFlow, anew: Collection[str], declared: Datafl
 
 
 def check_same_sources(before: Dataflow, after: Dataflow) -> None:
-    """A branch replays the recorded inputs, so it has the same sources."""
+    """Raises FlowError unless both flows have the same sources, for a branch replays the recorded inputs."""
     old = {stage.name: stage.schema for stage in before.sources}
     new = {stage.name: stage.schema for stage in after.sources}
     for name in sorted(old.keys() ^ new.keys()):

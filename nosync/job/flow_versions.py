@@ -23,12 +23,13 @@ from nosync.lsm.model.timestamp import Epoch
 from nosync.lsm.node.api import StoreBackend
 
 PLACED = "placed"
-"""In a manifest: by source, the columns that say to which shard its rows went."""
+"""The key, in a manifest, of the columns of each source that say to which shard its rows went."""
 
 
 class FlowVersions:
-    """Raises FlowError where the flow is not that of the timeline's last epoch, or asks for what the store does not
-    keep.
+    """Binds a flow for each epoch of a timeline.
+
+    Raises FlowError where the flow is not that of the timeline's last epoch, or asks for what the store does not keep.
     """
 
     def __init__(
@@ -40,7 +41,7 @@ class FlowVersions:
         analyze: Analyze,
     ) -> None:
         self.declared = declared
-        """As its author wrote it."""
+        """The flow as its author wrote it."""
         self._node, self._position = node, position
         self._parse_ddl, self._analyze = parse_ddl, analyze
         self._bound: dict[tuple[object, ...], BoundFlow] = {}
@@ -49,14 +50,12 @@ class FlowVersions:
         self._policies = self._recorded_policies()
         self._begins, self._anew = node.timelines.refs.begins(timeline.id), node.timelines.refs.anew(timeline.id)
         self.flow: BoundFlow = self._bind(declared, salt=salt).placed
-        """With the fingerprints of epochs that bring inputs of their own; `at` has those of others."""
+        """The flow with the fingerprints of epochs that bring inputs of their own; `at` has those of others."""
         self._check_code()
         self._check_levels()
 
     def at(self, t: int) -> BoundFlow:
-        """The flow as it ran, or will run, at an epoch: a branch shares the recorded inputs of the timeline that it
-        came from.
-        """
+        """Returns the flow as it ran, or will run, at an epoch: a branch shares the recorded inputs of its parent."""
         manifest = self.manifest(t)
         if manifest is None:
             return self.flow
@@ -73,7 +72,7 @@ class FlowVersions:
         return self._position.manifest(t) or self.parents_manifest(t)
 
     def bound(self, other: Dataflow, sources: Mapping[str, str]) -> BoundFlow:
-        """Another flow as it would be on this timeline, from recorded sources of these fingerprints."""
+        """Returns another flow as it would be on this timeline, from recorded sources of these fingerprints."""
         return self._bind(other, sources=sources)
 
     def _bind(self, flow: Dataflow, **how: Any) -> BoundFlow:
@@ -82,14 +81,12 @@ class FlowVersions:
         )
 
     def _recorded_policies(self) -> dict[str, str]:
-        """Those of windows that the timeline has; new ones go by the minimum."""
+        """Returns the policies of windows that the timeline has; new ones go by the minimum."""
         last = self._position.last_sealed()
         return recorded_policies(None if last is None else self._position.manifest(last))
 
     def parents_manifest(self, t: int) -> Manifest | None:
-        """What the timeline that this one came from sealed at an epoch after the fork; None once this one has its own
-        inputs.
-        """
+        """Returns what the parent sealed at an epoch after the fork; None once this timeline has its own inputs."""
         timeline = self._node.timelines.timeline(self._position.branch)
         if timeline.parent is None or self.has_own_inputs():
             return None
@@ -102,7 +99,7 @@ class FlowVersions:
         return manifest is not None and any((e.id.trace.stage, e.id.trace.fingerprint) in own for e in manifest.entries)
 
     def _check_code(self) -> None:
-        """The same timeline goes on only with the same code: otherwise old and new results would mix silently."""
+        """Raises FlowError for other code than the timeline's: old and new results would mix silently."""
         last = self._position.last_sealed()
         manifest = self._position.manifest(last) if last is not None else None
         if manifest is None:
@@ -133,7 +130,7 @@ class FlowVersions:
             )
 
     def _check_sources(self, manifest: Manifest) -> None:
-        """A source's fingerprint is one that a timeline of this lineage gives it; otherwise its columns changed."""
+        """Raises FlowError where no timeline of this lineage gives a source its fingerprint: its columns changed."""
         timeline = self._node.timelines.timeline(self._position.branch)
         salts = ["" if o.id == MAIN_TIMELINE else o.id for o in self._node.timelines.refs.lineage(timeline.id)]
         recorded = {e.id.trace.stage: e.id.trace.fingerprint for e in manifest.entries}

@@ -89,7 +89,7 @@ class Job:
         self._open_timeline(frozen(flow, spark))
 
     def _open_timeline(self, declared: Dataflow) -> None:
-        """Binds the flow for the branch's timeline, takes that over from whoever ran it before, and makes what works on it."""
+        """Binds the flow for the branch's timeline, takes that over, and makes what works on it."""
         from nosync.spark import schemas  # noqa: PLC0415 - as above
 
         store, position, runner = self._store, self._position, self._runner
@@ -225,7 +225,7 @@ class Job:
         return self.flow.sums.get(self.stage(stage).name, ())
 
     def shared_until(self, other: Job, stage: str) -> int:
-        """Returns the last epoch up to which a stage's layers are the same files here and on another branch; -1: none are."""
+        """Returns the last epoch up to which a stage's layers are the same files on another branch; -1: none are."""
         return self._reading.shared_until(other._position, stage)
 
     def safe_point(self) -> int | None:
@@ -263,7 +263,7 @@ class Job:
         add: Callable[[Dataflow], object] | None = None,
         drop: Sequence[str] = (),
     ) -> Job:
-        """Makes a branch of this one at epoch `at` (default: the last sealed one), with other code from the next epoch on.
+        """Makes a branch of this one at epoch `at` (default: the last sealed one), with other code from then on.
 
         Nothing is copied: it shares all layers up to `at`, and later those of stages whose code is the same. `replace`:
         by stage a function (map, filter, update), expressions (select, where) or a dictionary of aggregates; a changed
@@ -349,5 +349,5 @@ class Job:
         return self._recovery.run(inputs, chosen, verify=verify, progress=progress)
 
     def plan_recovery(self, wanted: list[Cell], *, can_replay: bool | Callable[[int], object] = False) -> RecoveryPlan:
-        """Says what recomputing the wanted layers takes, without doing it. `can_replay`: whether inputs can be given again."""
+        """Says what recomputing the wanted layers takes. `can_replay`: whether inputs can be given again."""
         return self._recovery.plan(wanted, can_replay=can_replay)

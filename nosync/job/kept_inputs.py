@@ -41,7 +41,9 @@ class KeptInputs(Mapping[int, "Mapping[str, DataFrame]"]):
         return len(self._kept)
 
     def keep(self, t: int, inputs: Callable[[], Mapping[str, DataFrame]]) -> None:
-        """Keeps the rows of an epoch. `inputs()` is called only where they are kept: to make a DataFrame takes its time."""
+        """Keeps the rows of an epoch. `inputs()` is called only where they are kept: to make a DataFrame takes its
+        time.
+        """
         if self._node.store_id:
             self._kept[t] = inputs()
 

@@ -1,4 +1,4 @@
-"""Where a job is in its store. Promoting and rewinding change it, so all that works for a job shares one."""
+"""The position of a job in its store. Promoting and rewinding change it, so all that works for a job shares one."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ Progress = Callable[[int, int], None]
 
 @dataclass(frozen=True)
 class ReplayPlan:
-    """What a replay will do: the epochs, and by stage how many layers are to be computed and how many are shared."""
+    """Says what a replay will do: the epochs, and by stage how many layers are to be computed and how many are shared."""
 
     branch: str
     first: int
@@ -63,7 +63,7 @@ class ReplayPlan:
 
 @dataclass(frozen=True)
 class ReplayReport:
-    """What a replay did."""
+    """Says what a replay did."""
 
     branch: str
     first: int

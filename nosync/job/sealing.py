@@ -69,7 +69,9 @@ class Sealing:
                 self._node.drop_rounds(stage.name, t, at_once=at_once)
 
     def _copies(self) -> dict[str, int]:
-        """Returns the copies of each stage that the safe point waits for, where the flow says so; the node knows others."""
+        """Returns the copies of each stage that the safe point waits for, where the flow says so; the node knows
+        others.
+        """
         declared = self._versions.declared
         said = {stage.name for stage in declared.stages if stage.persist is not None}
         is_all_said = declared.persist_given is not None

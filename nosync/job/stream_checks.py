@@ -32,8 +32,8 @@ def check_stream(
     """Raises FlowError where the batches of a checkpoint would not follow the epochs that there are.
 
     `first`: the epoch of its first batch. `last`: the last sealed epoch, and `before` what `streamed_from` says of it.
-    `last_batch`: the last batch of the checkpoint that was committed, if any was; it may be on a file system that only Spark
-    reaches.
+    `last_batch`: the last batch of the checkpoint that was committed, if any was; it may be on a file system that only
+    Spark reaches.
     """
     batch = last_batch()
     if last is None:

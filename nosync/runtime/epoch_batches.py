@@ -30,8 +30,8 @@ from nosync.runtime.shard_run import run_shard
 MOST_EPOCHS = 32
 MOST_ROWS = 1_000_000
 MOST_GIVEN_ROWS = 8_000_000
-"""Of rows that are given: they wait in the JVM, which can put them on disk, and each Spark job looks for its own in
-all.
+"""The most rows of a batch that is given its rows. They wait in the JVM, which can put them on disk, and each Spark job
+looks for its own in all.
 """
 
 
@@ -43,17 +43,17 @@ class ScheduledEpoch:
     flow: BoundFlow
     shards: int
     rows: int
-    """Of its sources."""
+    """How many rows its sources have."""
     skip: frozenset[str] = frozenset()
     """Stages all of whose layers are recorded."""
     is_retained: bool = True
-    """Whether history is kept as exactly as that; if not, what is computed may be merged before all is computed from
-    it.
+    """Says whether history is kept as exactly as that. If not, what is computed may be merged before all is computed
+    from it.
     """
 
     @property
     def is_alone(self) -> bool:
-        """Whether it needs a job of its own."""
+        """Says whether it needs a job of its own."""
         is_other = self.flow.loops or self.flow.begins_anew_at(self.step.t)
         return bool(self.step.needs_input or not self.is_retained or is_other)
 

@@ -1,6 +1,6 @@
-"""What one segment's tasks are to do at one epoch, and the form of the rows that go between tasks. Knows nothing of Spark.
+"""Tasks of one segment at one epoch: what they are to do, and the form of the rows that go between them.
 
-`nosync.runtime.shard_run` does it, for one shard.
+`nosync.runtime.shard_run` does it, for one shard. Nothing here knows of Spark.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ from nosync.runtime.scan import Scan
 TAG_SHARD_BITS = 40
 """A tag has the shard above so many bits, and the row's position below."""
 TAG_INPUT_BITS = 33
-"""Below the shard, where rows say by which input they came, that one's number; below it the position."""
+"""Where rows say by which input they came, a tag has its number above so many bits, below the shard."""
 MARK = b"all-from:"
-"""How a report begins that says: these were all rows of a shard."""
+"""A report that begins so says: these were all rows of a shard."""
 REPORT_SCHEMA = pa.schema([pa.field(REPORT_COLUMN, pa.binary())])
 
 
 @dataclass(frozen=True)
 class Report:
-    """What a task says of one layer. Travels to the driver as a row beside the data."""
+    """Says what a task did with one layer. It travels to the driver as a row beside the data."""
 
     stage: str
     shard: int
@@ -42,10 +42,10 @@ class Report:
     """False: it was recorded already."""
     rows: int = 0
     changes: int = 0
-    """Of a loop's variable: the rows that entered and left the set."""
+    """How many rows entered and left the set, for a loop's variable."""
     size_bytes: int = 0
     digest: str = ""
-    """Of the layer's own file; empty where a merged one stands for it."""
+    """The digest of the layer's own file; empty where a merged one stands for it."""
     record_s: float = 0.0
     """Seconds spent writing and linking the layer."""
 
@@ -58,14 +58,16 @@ class Report:
 
 
 def emitted_schema(stage: BoundStage, output: SegmentOutput) -> pa.Schema:
-    """The rows that leave a segment: the stage's output, its windows and change type if any, tag and report."""
+    """Returns the schema of rows that leave a segment: the stage's output, its windows and change type if any, tag and
+    report.
+    """
     return pa.schema(
         [*_rows_schema(stage, output), pa.field(TAG_COLUMN, pa.int64()), pa.field(REPORT_COLUMN, pa.binary())]
     )
 
 
 def edge_schema(stages: Mapping[str, BoundStage], edge: InputEdge) -> pa.Schema:
-    """The columns of an edge's rows, without tag, report and hash."""
+    """Returns the columns of an edge's rows, without tag, report and hash."""
     stage = stages[edge.jvm[-1]] if edge.jvm else stages[edge.output.stage]
     return _rows_schema(stage, SegmentOutput(stage.name, edge.output.window))
 
@@ -78,7 +80,7 @@ def _rows_schema(stage: BoundStage, output: SegmentOutput) -> pa.Schema:
 
 
 def side_column(index: int, name: str) -> str:
-    """What a column of edge `index` is called where the rows of several edges come together."""
+    """Returns the name of a column of edge `index` where the rows of several edges come together."""
     return f"_{index}_{name}"
 
 
@@ -94,38 +96,36 @@ class SegmentTask:
     run: tuple[str, ...]
     edges: tuple[InputEdge, ...] = ()
     output: SegmentOutput | None = None
-    """What leaves the segment; None: only reports do."""
+    """The output that leaves the segment; None: only reports do."""
     histories: Mapping[str, History] = field(default_factory=dict)
-    """By stage, where its layers are; a stage that is new at this epoch has none."""
+    """The history of each stage says where its layers are; a stage that is new at this epoch has none."""
     compute: Mapping[str, frozenset[int]] | None = None
-    """By stage, the shards that may be computed; None: all. Recovery computes only what it planned."""
+    """The shards of each stage that may be computed; None: all. Recovery computes only what it planned."""
     input_given: bool = True
-    """Whether the rows of a source at the head are there; if not, its layer must be recorded."""
+    """Says whether the rows of a source at the head are there; if not, its layer must be recorded."""
     round: int | None = None
-    """Inside a loop: the round; None: the whole epoch."""
+    """The round of a loop; None: the whole epoch."""
     rounds: int = 0
-    """Of a loop that is done: how many rounds it took, which become the epoch's layers."""
+    """How many rounds a loop took that is done; they become the epoch's layers."""
     phase: str = ""
     fused: bool = False
     """See nosync.flow.bound_flow.Segment."""
     scan: Scan | None = None
-    """What the task reads itself of its sources; None: their rows come."""
+    """The files of its sources that the task reads itself; None: their rows come."""
     emits: bool = True
-    """Whether anybody wants the rows that leave the segment at this epoch."""
+    """Says whether anybody wants the rows that leave the segment at this epoch."""
     absent: frozenset[int] = frozenset()
     """Feeds that bring nothing: from outside the loop after its first round."""
     recorded: frozenset[str] = frozenset()
     """Stages all of whose layers are recorded, on this host or on others."""
     timeline: str = "main"
     instance: Instance | None = None
-    """Which instance of the job this is; one that was replaced publishes nothing."""
+    """The instance of the job; one that was replaced publishes nothing."""
     sealed: Mapping[tuple[str, int], Digest] = field(default_factory=dict)
-    """By (stage, shard), what the epoch's manifest lists, where it is sealed: nothing else is published under these
-    names.
-    """
+    """The digests, by (stage, shard), that the epoch's manifest lists: nothing else is published under these names."""
 
     def edge_of(self, stage: str, input: str) -> int | None:
-        """The edge that an input comes by; None where it is computed in this segment."""
+        """Returns the edge that an input comes by; None where it is computed in this segment."""
         if input in self.run and self.stages[stage].kind != LOOP:
             return None
         key = self.stages[stage].options.get("edge_key", ())
@@ -139,11 +139,11 @@ class SegmentTask:
 
     @property
     def sources(self) -> list[BoundStage]:
-        """The sources whose rows come, in order; several in a fused segment."""
+        """The sources whose rows come, in order. A fused segment has several."""
         return [self.stages[name] for name in self.run if self.stages[name].kind == SOURCE]
 
 
 def rows_in(reports: Mapping[tuple[str, int], Report], flow: BoundFlow) -> int:
-    """Rows recorded by the sources in an epoch."""
+    """Returns how many rows the sources recorded in an epoch."""
     sources = {stage.name for stage in flow.sources}
     return sum(report.rows for (stage, _), report in reports.items() if stage in sources)

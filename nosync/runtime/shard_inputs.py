@@ -30,7 +30,7 @@ from nosync.runtime.segment_task import MARK, TAG_INPUT_BITS, SegmentTask, edge_
 
 @dataclass
 class EdgeRows:
-    """What came by one edge."""
+    """Holds what came by one edge."""
 
     rows: pa.Table
     heard_from: set[int] = field(default_factory=set)
@@ -54,7 +54,7 @@ class ShardInputs:
     def __init__(self, task: SegmentTask, shard: Shard, batches: list[pa.RecordBatch]) -> None:
         self._task, self._shard = task, shard
         self.reports: list[bytes] = []
-        """Those of the tasks before, which came with the rows."""
+        """The reports of the tasks before, which came with the rows."""
         self.edges: list[EdgeRows] = []
         self._given: dict[str, pa.Table] = {}
         self._receive(pa.Table.from_batches(batches) if batches else None)

@@ -1,4 +1,4 @@
-"""What one shard's stages have recorded: looking for layers, reading them, and publishing new ones."""
+"""The layers that one shard's stages have recorded: looking for layers, reading them, and publishing new ones."""
 
 from __future__ import annotations
 
