@@ -24,7 +24,7 @@ import os
 import re
 import stat
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -264,6 +264,13 @@ class LayerDirectory:
     def holds(self, id: LayerId) -> bool:
         """Whether a layer is there, or a merged one that stands for it."""
         return is_there(id, self.descriptions(id.trace))
+
+    def fetch(self, id: LayerId) -> bool:
+        """Asks peers for a layer that is not here. Returns whether it came: a directory alone has no peers."""
+        return False
+
+    def fetch_rounds(self, traces: Iterable[TraceId], t: int) -> None:
+        """Asks peers for what they recorded of an epoch's rounds."""
 
     def layer_ids(self) -> list[LayerId]:
         return [LayerId(trace, d) for trace in self.traces() for d in sorted(self.descriptions(trace))]

@@ -1,7 +1,7 @@
 """Stages of expressions that are not recorded, as DataFrames: the expressions over the recorded stage below.
 
-Expressions treat each row by itself, so what a recorded stage would hold is what they make of the rows, and of the changes,
-below it. They mean what they mean in epochs, whatever the session says now.
+Expressions treat each row by itself, so what a recorded stage would hold is what they make of the rows, and of the
+changes, below it. They mean what they mean in epochs, whatever the session says now.
 """
 
 from __future__ import annotations
