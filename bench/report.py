@@ -42,7 +42,8 @@ NOTES = """
 - The identity job moves as many rows through Spark and Python, and keeps nothing.
 - Rates of sums are all rows over all seconds, until the rows of nosync are on disk. Every engine's state had all keys
   before.
-- Memory is what processes have of their own. The sections below have beside it what is mapped from files, as layers are.
+- Memory is what processes have of their own. The sections below have beside it what is mapped from files, as layers
+  are.
 - Where two things were done by turns, the ratio is the median of pairs: recorded and not recorded, the identity job,
   moving the rows of Q3. So it need not be the ratio of the two figures beside it.
 - Of the events of Q3 and Q8 92 % are bids, which nobody reads. Q8 and Q12 are aggregates by key and window start in
