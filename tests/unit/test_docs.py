@@ -92,7 +92,8 @@ def test_lines_are_short(name: str) -> None:
 
 @pytest.mark.parametrize("name", [name for name in NAMES if name != "CHANGELOG.md"])
 def test_files_that_a_page_names_are_there(name: str) -> None:
-    named = [code for code in re.findall(r"`([^`\n]+)`", (ROOT / name).read_text()) if OF_THE_PROJECT.fullmatch(code)]
+    words = [word for code in re.findall(r"`([^`\n]+)`", (ROOT / name).read_text()) for word in code.split()]
+    named = [word for word in words if OF_THE_PROJECT.fullmatch(word)]
     assert [path for path in named if not (ROOT / path).exists()] == []
 
 
