@@ -41,7 +41,10 @@ SMALL_FEW = "epochs of 20,000 rows, 100,000 keys"
 
 @dataclass(frozen=True)
 class Headline:
-    """A row. The other fields say which result it shows; of `workload`, `unit` and `baseline` the beginning is enough."""
+    """A row of a table.
+
+    `text` is what the row says. The other fields name the result; of `workload`, `unit` and `baseline` the beginning is enough.
+    """
 
     text: str
     benchmark: str
@@ -50,7 +53,7 @@ class Headline:
     baseline: str = ""
     engine: str = ""
     beside: str = ""
-    """What the baseline is called here, where its own name needs the context."""
+    """The row calls the baseline so, where the baseline's own name needs the context."""
 
     def of(self, result: Mapping[str, Any]) -> bool:
         return (
@@ -134,7 +137,7 @@ FIGURES = [
         "replay 4 of 40 epochs, other code", "what_if", "replay 4", baseline="all 40", beside="all 40 in a new store",
     ),
 ]  # fmt: skip
-"""The six that README shows, and that open docs/benchmarks.md."""
+"""README shows these six, and docs/benchmarks.md opens with them."""
 
 
 def table(results: Sequence[Mapping[str, Any]], lines: Sequence[Headline]) -> str:
