@@ -164,5 +164,5 @@ class FlowVersions:
                 )
                 raise FlowError(
                     f"stage {stage.name}: persist={show_level(stage.level)!r} needs {stage.level} nodes, and this store "
-                    f"{kept}: use persist='disk', or run daemons with --replicas {stage.level} (docs/operations.md)"
+                    f"{kept}: use persist='disk', or run daemons with --replicas {stage.level} (docs/daemons.md)"
                 )

@@ -89,7 +89,7 @@ def _refused(python: str, reason: str) -> str:
     )
     return (
         f"executors run {python} {what}: set PYSPARK_PYTHON, before the session is made, to a Python that has nosync "
-        f"and what it needs (the driver runs {sys.executable}); docs/operations.md says how executors get one"
+        f"and what it needs (the driver runs {sys.executable}); docs/daemons.md says how executors get one"
     )
 
 
