@@ -10,6 +10,7 @@ from collections.abc import Sequence
 
 import click
 
+from nosync.cli import checkpoint as checkpoints
 from nosync.cli import daemon as daemons
 from nosync.cli import demo
 from nosync.cli import inspect as looking
@@ -20,7 +21,7 @@ from nosync.cli.console import fail, log_to_stderr
 from nosync.lsm.errors import NosyncError
 from nosync.lsm.visible import visible
 
-__all__ = ["changing", "cli", "daemons", "demo", "flows", "looking", "main"]
+__all__ = ["changing", "checkpoints", "cli", "daemons", "demo", "flows", "looking", "main"]
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
