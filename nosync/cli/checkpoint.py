@@ -10,6 +10,7 @@ from types import FrameType
 import click
 
 from nosync.checkpoints import api
+from nosync.checkpoints.restore import Restored
 from nosync.checkpoints.retention import KEPT_BATCHES
 from nosync.cli.app import Group, cli
 from nosync.cli.console import JSON, out, print_json, size_text, table_of
@@ -176,7 +177,7 @@ def pin(name: str, pin_name: str | None, at: int | None, remove: bool, store: Pa
         out.print(f"{made.name} keeps batch {made.batch}")
 
 
-def _print_made(made: api.Restored, *, as_json: bool, kept_as: str | None = None) -> None:
+def _print_made(made: Restored, *, as_json: bool, kept_as: str | None = None) -> None:
     if as_json:
         rest = {} if kept_as is None else {"kept_as": kept_as}
         print_json(
