@@ -265,6 +265,17 @@ class LayerDirectory:
         """Whether a layer is there, or a merged one that stands for it."""
         return is_there(id, self.descriptions(id.trace))
 
+    def has_file(self, id: LayerId) -> bool:
+        """Whether a file of this very name is there. Raises StorageError."""
+        path = self.path_of(id)
+        try:
+            self.env.size_bytes(path)
+        except FileNotFoundError:
+            return False
+        except OSError as error:
+            raise storage_error("look at", path, error) from error
+        return True
+
     def layer_ids(self) -> list[LayerId]:
         return [LayerId(trace, d) for trace in self.traces() for d in sorted(self.descriptions(trace))]
 

@@ -268,7 +268,7 @@ def test_recovered_layers_outlive_the_garbage_of_a_merge(
         path.unlink()
     report = job.recover()
     assert report.unrecoverable == {}
-    store.node._compactor.collect_garbage(all=True)
+    store.node.parts.garbage.collect(all=True)
     assert store.missing() == []
     assert [rows_of(job.read("n", as_of=t), "word") for t in range(6)] == state
     assert job.recover().lost == 0

@@ -142,7 +142,7 @@ def test_a_node_learns_without_listing_all_epochs(open_store: OpenStore) -> None
         for path in (other.directory.root / kind).rglob(f"{EPOCHS}*"):
             path.rename(store.directory.root / path.relative_to(other.directory.root))
     store.node.note_files([path_of(EPOCHS)])  # type: ignore[attr-defined]
-    store.node._drain()  # type: ignore[attr-defined]
+    store.node.parts.upkeep.drain()  # type: ignore[attr-defined]
     assert store.last_sealed() == EPOCHS
     assert store.directory.root / "manifests" / "main" not in listed
     store.sync()

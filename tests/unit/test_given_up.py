@@ -193,16 +193,16 @@ def test_what_a_peer_gives_back_of_epochs_that_were_dropped_goes_again(open_stor
     }
     for path, text in gone.items():
         path.write_bytes(text)
-    store.node.listener = listener = Dropping(1, 1)
+    store.node.announcer.listen(listener := Dropping(1, 1))
     env.now_s += 61.0
-    store.node._look()
+    store.node.parts.discovery.look()
     store.node.make_durable_now()
     env.now_s += 61.0
-    store.node._look()
+    store.node.parts.discovery.look()
     store.node.collect_garbage()
     assert not [path for path in gone if path.exists()]
     assert len(listener.dropped) in (0, EPOCHS - 4)
-    store.node.listener = None
+    store.node.announcer.listen(None)
     assert store.last_sealed() == 3
 
 

@@ -94,7 +94,7 @@ def test_a_merge_of_layers_that_went_meanwhile_goes_as_well(
     def then_forgotten(self: Merge) -> Iterator[Any]:
         yield from steps(self)
         store.node.scan()  # its file is there already, and does not count before it stands for others
-        store.node.forget([layer.id for layer in self.layers[1:]])
+        store.node.parts.garbage.forget([layer.id for layer in self.layers[1:]])
 
     monkeypatch.setattr(Merge, "steps", then_forgotten)
     assert store.node.merge_once()
@@ -114,7 +114,7 @@ def test_a_merge_whose_edit_of_the_catalog_failed_stands_for_its_inputs_when_it_
         raise StorageError("no space is left")
 
     with monkeypatch.context() as patched:
-        patched.setattr(store.node, "_edit", failing)
+        patched.setattr(store.node.parts.layers, "apply", failing)
         assert not store.node.merge_once()
     store.node.make_durable_now()
     store.node.collect_garbage()
@@ -202,13 +202,13 @@ def test_what_is_safe_elsewhere_counts_up_to_where_manifests_were_compared(open_
     store = filled(open_store(), range(7))
     peers = Peers(safe=9, compared=4)
     store.node.safe_points.something_changed()
-    store.node.listener = peers  # type: ignore[assignment]
+    store.node.announcer.listen(peers)  # type: ignore[assignment]
     assert store.safe_point() == 4  # the peer may have sealed other epochs 5 and 6
     peers.compared = 6
     assert store.safe_point() == 6
     peers.safe = 2
     assert store.safe_point() == 6  # told once, it holds
-    store.node.listener = None
+    store.node.announcer.listen(None)
 
 
 def test_pins_are_read_before_history_is_let_go_of_for_epochs_that_others_sealed(tmp_path: Path) -> None:
