@@ -32,6 +32,7 @@ from rocksdict import AccessType, Options, Rdict, WriteBatch
 from nosync.lsm.errors import CatalogError, StorageError, StoreLockedError
 from nosync.lsm.model.layer import Digest, LayerId, Record, parse_path
 from nosync.lsm.platform.env import advice
+from nosync.lsm.trace.directory import CATALOG
 
 _LAYER = b"layer/"
 _META = b"meta/"
@@ -223,6 +224,21 @@ def _decode(key: bytes, value: bytes, path: Path) -> Record:
         return Record(id, Digest(fields["digest"]), int(fields["rows"]), int(fields["bytes"]))
     except (ValueError, KeyError, TypeError) as error:
         raise CatalogError(f"catalog {path}: record {key!r} is damaged ({error}); it can be rebuilt") from error
+
+
+def recorded_layers(root: Path) -> list[Record]:
+    """The durable layers of a directory, as its catalog on disk says now.
+
+    Where no node has ever run, or the catalog is damaged, nothing is known to be durable.
+    """
+    try:
+        catalog = Catalog(root / CATALOG, read_only=True)
+    except (CatalogError, StorageError):
+        return []
+    try:
+        return catalog.records()
+    finally:
+        catalog.close()
 
 
 def set_aside(path: Path, token: str) -> Path | None:

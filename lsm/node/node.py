@@ -127,18 +127,14 @@ class Node:
         self.parts.threads.wake()
 
     def note_files(self, paths: Iterable[PurePosixPath]) -> None:
-        """Tells the node of manifests and log entries that others published here; it makes them durable and learns from
-        them.
-        """
+        """Tells the node of manifests and log entries that others published here; it learns from them, too."""
         paths = list(paths)
         self.small.note(paths)
         self.parts.learning.note(paths)
         self.parts.threads.wake()
 
     def suspect(self, ids: Iterable[LayerId], small: Iterable[PurePosixPath]) -> None:
-        """Somebody could not use these durable files: soon all of them is looked at, and what is bad goes to
-        quarantine.
-        """
+        """Somebody could not use these durable files: all of them is looked at soon, and what is bad is set aside."""
         self.parts.rechecks.suspect(ids, small)
         self.parts.threads.wake()
 

@@ -10,18 +10,18 @@ Invariants
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, MutableMapping
-from pathlib import PurePosixPath
+from pathlib import Path, PurePosixPath
 
 from nosync.lsm.errors import CatalogError, StorageError
 from nosync.lsm.manifests.archive import Run
 from nosync.lsm.manifests.branches import MAIN
-from nosync.lsm.manifests.catalog import Catalog
+from nosync.lsm.manifests.catalog import Catalog, recorded_layers
 from nosync.lsm.manifests.completeness import is_whole, safe_from
 from nosync.lsm.manifests.input_policy import NOTHING, policies
 from nosync.lsm.manifests.lost_ends import lost_begin
 from nosync.lsm.manifests.manifest import Entry, Manifest
 from nosync.lsm.manifests.manifest_log import ManifestLog
-from nosync.lsm.manifests.remembered import SAFE_META
+from nosync.lsm.manifests.remembered import SAFE_META, catalog_metas
 from nosync.lsm.manifests.timelines import Timelines
 from nosync.lsm.model.layer import Description, LayerId, Record, TraceId
 from nosync.lsm.model.timestamp import Epoch
@@ -146,13 +146,11 @@ class EpochSafety:
         return (durable or not self._announcer.is_alone) and self._announcer.peers.copies(entry) >= entry.copies
 
 
-def safe_point_on_disk(
-    timelines: Timelines, records: Mapping[TraceId, Mapping[Description, Record]], told: int
-) -> int | None:
-    """The safe point of the main timeline, for a process that only reads: as the catalog on disk says it now.
-
-    `told`: the safe point that the node told last; -1 where it keeps none.
-    """
+def safe_point_on_disk(timelines: Timelines, root: Path) -> Epoch | None:
+    """The safe point of the main timeline, for a process that only reads: as the catalog on disk says it now."""
+    records: dict[TraceId, dict[Description, Record]] = {}
+    for record in recorded_layers(root):
+        records.setdefault(record.id.trace, {})[record.id.description] = record
     safety = EpochSafety(
         timelines,
         lambda trace: records.get(trace, {}),
@@ -160,7 +158,8 @@ def safe_point_on_disk(
         Announcer(replicated=False),
         replicated=False,
     )
-    return safety.last_safe(MAIN, timelines.manifests(), Epoch(told), NOTHING)
+    announced = catalog_metas(root).get(SAFE_META + timelines.timeline().id, "-1")
+    return safety.last_safe(MAIN, timelines.manifests(), Epoch(int(announced)), NOTHING)
 
 
 class SafePoint:

@@ -12,17 +12,15 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from nosync.lsm.errors import (
-    CatalogError,
     CorruptionError,
     DeterminismError,
     InvalidInputError,
     NosyncError,
     ReplicationError,
-    StorageError,
 )
 from nosync.lsm.facts.pins import Pin, Pins
 from nosync.lsm.manifests.branches import MAIN
-from nosync.lsm.manifests.catalog import Catalog
+from nosync.lsm.manifests.catalog import recorded_layers
 from nosync.lsm.manifests.completeness import MissingLayer, lost
 from nosync.lsm.manifests.manifest import Content, Manifest
 from nosync.lsm.manifests.manifest_log import ManifestLog
@@ -30,7 +28,7 @@ from nosync.lsm.manifests.sealing import Sealer
 from nosync.lsm.model.history import History
 from nosync.lsm.model.layer import LayerId, TraceId
 from nosync.lsm.model.timestamp import Epoch, Time, pack
-from nosync.lsm.trace.directory import CATALOG, LayerDirectory
+from nosync.lsm.trace.directory import LayerDirectory
 from nosync.lsm.trace.presence import Presence
 from nosync.proto.v1 import replication_pb2 as pb
 from nosync.replication.client.fetching_directory import address_of, wait_for_peers
@@ -133,14 +131,7 @@ class RemoteNode:
         self._pins.delete(name)
 
     def durable_ids(self) -> set[LayerId]:
-        try:
-            catalog = Catalog(self.directory.root / CATALOG, read_only=True)
-        except (CatalogError, StorageError):
-            return set()
-        try:
-            return {record.id for record in catalog.records()}
-        finally:
-            catalog.close()
+        return {record.id for record in recorded_layers(self.directory.root)}
 
     def notice_changes(self, timeline: str | None = None) -> None:
         self.timelines.notice_changes(timeline)

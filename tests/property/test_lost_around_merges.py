@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 
 import nosync
 from nosync.job.recovery_planner import RecordedCells
+from nosync.lsm.layers.writer import arrange
 from nosync.lsm.model.layer import Description, LayerId, Shard, TraceId
 from nosync.lsm.model.timestamp import ZERO, pack
 from nosync.lsm.platform.env import Env
-from nosync.lsm.store.store import arrange
 from nosync.lsm.trace.presence import live
 
 GRACE_S = 100.0

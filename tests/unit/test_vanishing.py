@@ -15,12 +15,12 @@ import pytest
 import nosync
 from nosync.lsm.errors import StorageError
 from nosync.lsm.layers.reader import LayerReader
+from nosync.lsm.layers.writer import arrange
 from nosync.lsm.manifests.manifest import Manifest, publish_manifest
 from nosync.lsm.model.layer import Description, LayerId, Shard, TraceId
 from nosync.lsm.model.timestamp import Epoch
 from nosync.lsm.node.metadata_sync import MetadataSync
 from nosync.lsm.platform.env import Env
-from nosync.lsm.store.store import arrange
 
 
 class Meddling(Env):
