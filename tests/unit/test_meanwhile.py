@@ -153,12 +153,13 @@ def test_where_keys_of_a_trace_may_begin(open_store: OpenStore) -> None:
                 store.append(stage, shard=shard, t=t, rows=pa.table({"k": [1]}), key=["k"])
         store.seal(t)
     lines = store.node.timelines
+    known = lines._known
     counted = [TraceId("a", "f", Shard(0, 2)), TraceId("a", "g", Shard(1, 3))]
     for t, trace in enumerate(counted):
-        lines._origins[trace] = {pack(t + 3)}
-    lines._first_origins = None
-    for trace in [*lines._origins, TraceId("c", "f", Shard(0)), TraceId("b", "f", Shard(7))]:
-        of_stage = {other: at for other, at in lines._origins.items() if other.stage == trace.stage}
+        known._origins[trace] = {pack(t + 3)}
+    known._first_origins = None
+    for trace in [*known._origins, TraceId("c", "f", Shard(0)), TraceId("b", "f", Shard(7))]:
+        of_stage = {other: at for other, at in known._origins.items() if other.stage == trace.stage}
         shared = [
             min(at)
             for other, at in of_stage.items()
