@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Sequence
 from nosync.lsm.compaction.policy import Chain
 from nosync.lsm.model.layer import Description, LayerId, TraceId
 from nosync.lsm.model.timestamp import END_OF_TIME, Time
-from nosync.lsm.trace.trace import choose_cover, overlaps
+from nosync.lsm.trace.cover import choose_cover, overlaps
 
 
 def candidates(

@@ -22,16 +22,13 @@ from typing import Any
 import pyarrow as pa
 
 from nosync.lsm.compaction.merge import Merge
-from nosync.lsm.errors import NosyncError, StorageError
-from nosync.lsm.failures import decode_failure, encode_failure
+from nosync.lsm.errors import NosyncError, StorageError, decode_failure, encode_failure
 from nosync.lsm.layers.reader import LayerReader
 from nosync.lsm.layers.writer import Published
 from nosync.lsm.model.layer import Digest, LayerId, parse_path
 from nosync.lsm.model.timestamp import Time
-from nosync.lsm.no_pandas import leave_out_pandas
 from nosync.lsm.platform.env import Env, storage_errors
-from nosync.lsm.platform.process import keep_freed_memory
-from nosync.lsm.processor import numpy_environment
+from nosync.lsm.platform.process import keep_freed_memory, leave_out_pandas, numpy_environment
 
 _POLL_S = 0.02
 IDLE_S = 10.0

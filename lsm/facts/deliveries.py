@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from pathlib import Path, PurePosixPath
 
-from nosync.lsm.facts.or_set import SINKS, Element, add_element, elements, remove
+from nosync.lsm.facts.or_set import Element, add_element, elements, remove
 from nosync.lsm.manifests.branches import Refs
 from nosync.lsm.model.timestamp import is_number
 from nosync.lsm.platform.env import Env, storage_errors
+from nosync.lsm.platform.layout import SINKS
 
 _KEPT_EPOCHS = 1000
 _OWED, _FIRST, _OUTPUT = "_owed", "_first", "_output"

@@ -16,10 +16,8 @@ from typing import Any
 from nosync.lsm.model.timestamp import is_number
 from nosync.lsm.platform.env import Env, storage_errors
 from nosync.lsm.platform.json_file import publish_small, read_small, sync_published
-from nosync.lsm.trace.directory import PINS
+from nosync.lsm.platform.layout import REGISTERS
 
-JOBS, SINKS = "jobs", "sinks"
-REGISTERS = (JOBS, PINS, SINKS)
 _SUFFIX, _GONE = ".json", ".gone.json"
 
 

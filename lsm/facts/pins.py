@@ -12,8 +12,8 @@ from nosync.lsm.facts.or_set import Element, add_element, elements, read_element
 from nosync.lsm.model.layer import check_name
 from nosync.lsm.model.timestamp import Epoch, pack
 from nosync.lsm.platform.env import Env
+from nosync.lsm.platform.layout import PINS
 from nosync.lsm.platform.parsing import parsed
-from nosync.lsm.trace.directory import PINS
 
 
 @dataclass(frozen=True, order=True)

@@ -32,7 +32,7 @@ from rocksdict import AccessType, Options, Rdict, WriteBatch
 from nosync.lsm.errors import CatalogError, StorageError, StoreLockedError
 from nosync.lsm.model.layer import Digest, LayerId, Record, parse_path
 from nosync.lsm.platform.env import advice
-from nosync.lsm.trace.directory import CATALOG
+from nosync.lsm.platform.layout import CATALOG
 
 _LAYER = b"layer/"
 _META = b"meta/"

@@ -14,7 +14,7 @@ from nosync.lsm.model.layer import TraceId, check_name
 from nosync.lsm.model.timestamp import Epoch, Time
 from nosync.lsm.platform.env import Env, storage_errors
 from nosync.lsm.platform.json_file import sync_published
-from nosync.lsm.trace.directory import MANIFESTS
+from nosync.lsm.platform.layout import MANIFESTS
 
 
 class Pruning:

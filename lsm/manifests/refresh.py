@@ -16,7 +16,7 @@ from nosync.lsm.manifests.manifest import Manifest
 from nosync.lsm.manifests.manifest_log import ManifestLog, list_timeline, read_manifest
 from nosync.lsm.model.timestamp import Epoch
 from nosync.lsm.platform.env import Env, Identity
-from nosync.lsm.trace.directory import MANIFESTS
+from nosync.lsm.platform.layout import MANIFESTS
 
 
 class _NewestFile(NamedTuple):

@@ -12,7 +12,7 @@ from typing import Any
 
 from nosync.lsm.errors import CorruptionError, InvalidInputError
 from nosync.lsm.manifests.archive import Archive, group_to_archive, publish_archive
-from nosync.lsm.manifests.branches import BRANCHES, MAIN, Refs, Timeline, append, creation
+from nosync.lsm.manifests.branches import MAIN, Refs, Timeline, append, creation
 from nosync.lsm.manifests.known import Known
 from nosync.lsm.manifests.manifest import Manifest
 from nosync.lsm.manifests.manifest_log import ManifestLog, list_timeline, read_manifest
@@ -23,7 +23,7 @@ from nosync.lsm.model.history import History
 from nosync.lsm.model.layer import TraceId, check_name
 from nosync.lsm.model.timestamp import Epoch, Time
 from nosync.lsm.platform.env import Env, Identity
-from nosync.lsm.trace.directory import MANIFESTS
+from nosync.lsm.platform.layout import BRANCHES, MANIFESTS
 
 
 class Timelines:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from pathlib import PurePosixPath
 
-from nosync.lsm.manifests.branches import BRANCHES, MAIN
+from nosync.lsm.manifests.branches import MAIN
 from nosync.lsm.manifests.lost_ends import check_there
 from nosync.lsm.manifests.timelines import Timelines
 from nosync.lsm.model.layer import LayerId
@@ -16,6 +16,7 @@ from nosync.lsm.node.merge_queue import MergeQueue
 from nosync.lsm.node.metadata_sync import MetadataSync
 from nosync.lsm.node.retention import Retention
 from nosync.lsm.node.safe_point import SafePoint
+from nosync.lsm.platform.layout import BRANCHES
 from nosync.lsm.trace.directory import LayerDirectory
 
 

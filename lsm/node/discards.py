@@ -16,7 +16,7 @@ from blake3 import blake3
 
 from nosync.lsm.errors import CorruptionError, NosyncError
 from nosync.lsm.manifests.archive import epochs_of
-from nosync.lsm.manifests.branches import BRANCHES, MAIN
+from nosync.lsm.manifests.branches import MAIN
 from nosync.lsm.manifests.timelines import Timelines
 from nosync.lsm.model.layer import LayerId
 from nosync.lsm.model.timestamp import END_OF_TIME, Epoch, is_number, pack
@@ -30,13 +30,11 @@ from nosync.lsm.node.quarantine import Quarantine
 from nosync.lsm.node.safe_point import SafePoint
 from nosync.lsm.platform.env import Env
 from nosync.lsm.platform.json_file import read_if_there, read_small, replace_small
+from nosync.lsm.platform.layout import BRANCHES, DISCARDED, LAYERS, MANIFESTS
 from nosync.lsm.platform.parsing import parsed
-from nosync.lsm.trace.directory import LAYERS, MANIFESTS, LayerDirectory
+from nosync.lsm.trace.directory import LayerDirectory
 
 log = logging.getLogger("nosync")
-
-DISCARDED = "given-up.json"
-"""In the directory: the contents that an operator gave up here."""
 
 
 class DiscardedVersions:

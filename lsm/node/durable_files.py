@@ -20,7 +20,8 @@ from nosync.lsm.node.announcer import Announcer
 from nosync.lsm.node.durable_layers import DurableLayers
 from nosync.lsm.node.metadata_sync import MetadataSync
 from nosync.lsm.node.ownership import Ownership
-from nosync.lsm.trace.directory import PLACE_FILE, LayerDirectory
+from nosync.lsm.platform.layout import PLACE_FILE
+from nosync.lsm.trace.directory import LayerDirectory
 
 
 class DurableFiles:

@@ -19,7 +19,8 @@ from nosync.lsm.model.layer import Description, LayerId, Record, TraceId
 from nosync.lsm.node.announcer import Announcer
 from nosync.lsm.node.ownership import Ownership
 from nosync.lsm.platform.env import Env, storage_errors
-from nosync.lsm.trace.directory import CATALOG, Marker
+from nosync.lsm.platform.layout import CATALOG
+from nosync.lsm.platform.store_marker import Marker
 
 log = logging.getLogger("nosync")
 

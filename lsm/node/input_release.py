@@ -27,15 +27,12 @@ from nosync.lsm.node.garbage import Garbage
 from nosync.lsm.node.safe_point import SafePoint
 from nosync.lsm.platform.env import Env, storage_errors
 from nosync.lsm.platform.json_file import read_small, replace_small, whole_number
+from nosync.lsm.platform.layout import RELEASED
 from nosync.lsm.platform.parsing import parsed
 from nosync.lsm.trace.directory import LayerDirectory
 
 log = logging.getLogger("nosync")
 
-RELEASED = "let-go.json"
-"""In the directory: the main timeline's safe point when inputs were last let go of. The catalog has it too, and may be
-lost.
-"""
 _AGAIN_S = 2.0
 
 

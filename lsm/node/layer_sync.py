@@ -17,8 +17,9 @@ from nosync.lsm.errors import NosyncError
 from nosync.lsm.layers.reader import LayerReader
 from nosync.lsm.model.layer import LayerId, Record
 from nosync.lsm.platform.env import storage_error, storage_errors
+from nosync.lsm.platform.layout import LAYERS
 from nosync.lsm.platform.publish import write_again
-from nosync.lsm.trace.directory import LAYERS, LayerDirectory
+from nosync.lsm.trace.directory import LayerDirectory
 
 log = logging.getLogger("nosync")
 

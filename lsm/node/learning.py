@@ -21,7 +21,8 @@ from nosync.lsm.node.ownership import Ownership
 from nosync.lsm.node.retention import Retention
 from nosync.lsm.node.safe_point import SafePoint
 from nosync.lsm.platform.env import storage_errors
-from nosync.lsm.trace.directory import MANIFESTS, LayerDirectory
+from nosync.lsm.platform.layout import MANIFESTS
+from nosync.lsm.trace.directory import LayerDirectory
 
 
 class Learning:

@@ -6,12 +6,12 @@ from collections.abc import MutableMapping
 from contextlib import suppress
 
 from nosync.lsm.errors import InvalidInputError
-from nosync.lsm.manifests.branches import BRANCHES
 from nosync.lsm.manifests.input_policy import POLICIES
 from nosync.lsm.manifests.lost_ends import LOST_END, LOST_MANIFEST, log_problem, lost_manifests
 from nosync.lsm.manifests.remembered import Remembered
 from nosync.lsm.manifests.timelines import Timelines
 from nosync.lsm.node.safe_point import SafePoint
+from nosync.lsm.platform.layout import BRANCHES
 from nosync.lsm.trace.directory import LayerDirectory
 
 _POLICIES = "policies of inputs"

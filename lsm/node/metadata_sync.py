@@ -16,11 +16,10 @@ from pathlib import Path, PurePosixPath
 
 from nosync.lsm.errors import NosyncError
 from nosync.lsm.facts.or_set import register_files
-from nosync.lsm.manifests.branches import BRANCHES
 from nosync.lsm.platform.env import Env, storage_error, storage_errors
 from nosync.lsm.platform.json_file import read_if_there, unseal_json
+from nosync.lsm.platform.layout import BRANCHES, MANIFESTS
 from nosync.lsm.platform.publish import write_again
-from nosync.lsm.trace.directory import MANIFESTS
 
 log = logging.getLogger("nosync")
 

@@ -35,8 +35,9 @@ from nosync.lsm.node.input_release import announced_safe_points
 from nosync.lsm.node.ownership import Ownership
 from nosync.lsm.node.parts import NodeParts, prepare_directory
 from nosync.lsm.node.threads import Steps
+from nosync.lsm.platform.store_marker import Marker
 from nosync.lsm.settings import StoreSettings
-from nosync.lsm.trace.directory import LayerDirectory, Marker
+from nosync.lsm.trace.directory import LayerDirectory
 
 _LOOK_FOR_SAFE_S = 0.5
 

@@ -41,9 +41,10 @@ from nosync.lsm.node.threads import NodeThreads
 from nosync.lsm.node.upkeep import Upkeep
 from nosync.lsm.platform.env import Env, storage_errors
 from nosync.lsm.platform.file_pool import FilePool
-from nosync.lsm.platform.publish import TEMPORARY_DIRECTORY
+from nosync.lsm.platform.layout import TEMPORARY_DIRECTORY
+from nosync.lsm.platform.store_marker import make_subdirectories
 from nosync.lsm.settings import StoreSettings
-from nosync.lsm.trace.directory import LayerDirectory, make_subdirectories
+from nosync.lsm.trace.directory import LayerDirectory
 
 
 class NodeParts:

@@ -22,7 +22,8 @@ from nosync.lsm.node.garbage import Garbage
 from nosync.lsm.node.layer_sync import LayerSyncQueue
 from nosync.lsm.node.safe_point import SafePoint
 from nosync.lsm.platform.env import storage_errors
-from nosync.lsm.trace.directory import QUARANTINE, LayerDirectory
+from nosync.lsm.platform.layout import QUARANTINE
+from nosync.lsm.trace.directory import LayerDirectory
 
 log = logging.getLogger("nosync")
 

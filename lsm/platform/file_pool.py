@@ -21,9 +21,8 @@ from typing import BinaryIO
 
 from nosync.lsm.errors import StorageError
 from nosync.lsm.platform.env import Env, storage_errors
+from nosync.lsm.platform.layout import MADE, MAKING, READY
 
-READY = "ready"
-MADE, MAKING = "made", "making"
 FEWEST, _MOST = 16, 512
 
 

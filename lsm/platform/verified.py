@@ -18,8 +18,8 @@ from blake3 import blake3
 from nosync.lsm.errors import CorruptionError
 from nosync.lsm.platform.env import Env, read_regular
 from nosync.lsm.platform.json_file import replace_small, unseal_json
+from nosync.lsm.platform.layout import VERIFIED
 
-VERIFIED = "VERIFIED"
 _MACHINE_ID = Path("/etc/machine-id")
 _MOST_BYTES = 4096
 

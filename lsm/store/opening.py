@@ -9,18 +9,13 @@ from nosync.lsm.columnar.hashing import Hasher, hash32
 from nosync.lsm.errors import InvalidInputError, StoreLockedError
 from nosync.lsm.node.node import Node
 from nosync.lsm.platform.env import Env, storage_errors
+from nosync.lsm.platform.layout import MARKER
 from nosync.lsm.platform.paths import local_path
+from nosync.lsm.platform.store_marker import DEFAULT_KEY_GROUPS, Marker, create_store, read_marker
 from nosync.lsm.settings import StoreSettings
 from nosync.lsm.store.opened import close_lost, note_opened
 from nosync.lsm.store.store import Store
-from nosync.lsm.trace.directory import (
-    DEFAULT_KEY_GROUPS,
-    MARKER,
-    LayerDirectory,
-    Marker,
-    create_store,
-    read_marker,
-)
+from nosync.lsm.trace.directory import LayerDirectory
 
 
 def open_store(

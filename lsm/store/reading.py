@@ -30,8 +30,9 @@ from nosync.lsm.model.timestamp import end_of, last_of, pack
 from nosync.lsm.platform.nearest import did_you_mean
 from nosync.lsm.store.stage_views import stage_views
 from nosync.lsm.store.timelines_view import TimelinesView
+from nosync.lsm.trace.cover import lost_tail
 from nosync.lsm.trace.directory import LayerDirectory
-from nosync.lsm.trace.trace import Trace, lost_tail
+from nosync.lsm.trace.trace import Trace
 
 BEFORE_FIRST_EPOCH = -1
 

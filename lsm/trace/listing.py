@@ -11,7 +11,8 @@ from pathlib import PurePosixPath
 
 from nosync.lsm.model.layer import Description, TraceId, parse_file_name
 from nosync.lsm.platform.env import storage_errors
-from nosync.lsm.trace.directory import LAYERS, LayerDirectory
+from nosync.lsm.platform.layout import LAYERS
+from nosync.lsm.trace.directory import LayerDirectory
 
 _COARSEST_CLOCK_S = 2.0
 """Of a file system: FAT's."""

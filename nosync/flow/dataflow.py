@@ -31,7 +31,7 @@ from nosync.lsm.manifests.input_policy import POLICIES
 from nosync.lsm.manifests.manifest import KEEP
 from nosync.lsm.model.layer import check_name
 from nosync.lsm.platform.nearest import did_you_mean
-from nosync.lsm.trace.directory import DEFAULT_KEY_GROUPS, MAX_KEY_GROUPS
+from nosync.lsm.platform.store_marker import DEFAULT_KEY_GROUPS, MAX_KEY_GROUPS
 
 SOURCE, MAP, FILTER, UNION = "source", "map", "filter", "union"
 SELECT, WHERE, STATIC_JOIN = "select", "where", "static_join"

@@ -31,7 +31,7 @@ from nosync.lsm.errors import CompactedError, InvalidInputError, NotAvailableErr
 from nosync.lsm.manifests.branches import MAIN
 from nosync.lsm.model.layer import Description, LayerId, Shard, TraceId
 from nosync.lsm.platform.notebook import facts_html, rows_html
-from nosync.lsm.trace.trace import INSERT
+from nosync.lsm.trace.change_feed import INSERT
 from nosync.lsm.visible import visible
 from nosync.operators.operators import as_changes, call, conform
 

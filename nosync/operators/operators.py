@@ -50,7 +50,8 @@ from nosync.lsm.layers.merging import Rows
 from nosync.lsm.layers.writer import LayerRows, arrange
 from nosync.lsm.model.layer import LayerId
 from nosync.lsm.model.timestamp import Time, epoch_of, pack
-from nosync.lsm.trace.trace import DELETE, INSERT, UPDATE_AFTER, UPDATE_BEFORE, Lookup, Trace, change_rows
+from nosync.lsm.trace.change_feed import DELETE, INSERT, UPDATE_AFTER, UPDATE_BEFORE, Lookup, change_rows
+from nosync.lsm.trace.trace import Trace
 
 """Spark's hash of a row's key; of a source's rows that of all columns."""
 NO_WATERMARKS = Watermarks()

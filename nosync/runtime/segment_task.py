@@ -53,7 +53,8 @@ from nosync.lsm.model.history import History, View, continued, span_at, view_at,
 from nosync.lsm.model.layer import Description, Digest, LayerId, Shard, TraceId, of_round
 from nosync.lsm.model.timestamp import Time, end_of, pack
 from nosync.lsm.platform.env import storage_errors
-from nosync.lsm.trace.trace import Trace, lost_tail
+from nosync.lsm.trace.cover import lost_tail
+from nosync.lsm.trace.trace import Trace
 from nosync.operators.bootstrap import bootstrap_layer, net_changes, rows_of_shard
 from nosync.operators.loops import apply_loop, changes_of_round, consolidate, recorded_changes
 from nosync.operators.operators import (

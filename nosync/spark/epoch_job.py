@@ -28,9 +28,8 @@ from nosync.flow.bound_flow import WATERMARK, BoundFlow, BoundStage, InputEdge, 
 from nosync.flow.internal_columns import HASH64_COLUMN, REPORT_COLUMN, SIDE_COLUMN, TAG_COLUMN
 from nosync.lsm.columnar.columns import EPOCH_COLUMN
 from nosync.lsm.columnar.hashing import HASH_BITS
-from nosync.lsm.errors import FlowError, NosyncError
+from nosync.lsm.errors import FlowError, NosyncError, encode_failure
 from nosync.lsm.facts.fencing import Instance
-from nosync.lsm.failures import encode_failure
 from nosync.lsm.model.history import History, view_at
 from nosync.lsm.model.layer import Description, Digest, Shard, TraceId, of_round
 from nosync.lsm.model.timestamp import Time, pack, round_of

@@ -28,18 +28,20 @@ from nosync.lsm.errors import (
     described,
 )
 from nosync.lsm.layers.format import decode
-from nosync.lsm.manifests.branches import BRANCHES, MAIN
+from nosync.lsm.manifests.branches import MAIN
 from nosync.lsm.manifests.lost_ends import LOST_END
 from nosync.lsm.manifests.timelines import Timelines
 from nosync.lsm.model.layer import SUFFIX
 from nosync.lsm.node.api import StoreBackend
 from nosync.lsm.platform.env import Env, Identity
+from nosync.lsm.platform.layout import BRANCHES, LAYERS, MARKER
+from nosync.lsm.platform.store_marker import create_store, read_marker
 from nosync.lsm.settings import StoreSettings
 from nosync.lsm.status import LayerStatus, StoreStatus
 from nosync.lsm.store.store import Store
 from nosync.lsm.store.timelines_view import EndChecks
 from nosync.lsm.store.verify import VerifyReport
-from nosync.lsm.trace.directory import LAYERS, MARKER, LayerDirectory, create_store, read_marker
+from nosync.lsm.trace.directory import LayerDirectory
 from nosync.proto.v1 import replication_pb2 as pb
 from nosync.replication.client.fetching_directory import address_of
 from nosync.replication.daemon.daemon import client_of

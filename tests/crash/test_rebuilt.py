@@ -17,7 +17,7 @@ from nosync.lsm.facts.fencing import take_over
 from nosync.lsm.layers.writer import arrange
 from nosync.lsm.model.layer import Description, LayerId, Shard, TraceId
 from nosync.lsm.platform.env import Env
-from nosync.lsm.trace.directory import read_marker
+from nosync.lsm.platform.store_marker import read_marker
 from tests.conftest import OpenStore
 
 SETTINGS = nosync.StoreSettings(background=False, retain=2, grace_s=10.0)

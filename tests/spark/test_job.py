@@ -18,7 +18,7 @@ import pytest
 
 import nosync
 from nosync.lsm.columnar.hashing import hash64
-from nosync.lsm.processor import numpy_environment
+from nosync.lsm.platform.process import numpy_environment
 from nosync.spark import java, session
 from nosync.spark.java import collector_settings
 from nosync.spark.session import conf_set

@@ -14,8 +14,9 @@ from nosync.lsm.manifests.sealing import Sealer
 from nosync.lsm.manifests.timelines import Timelines
 from nosync.lsm.model.layer import Description, LayerId
 from nosync.lsm.model.timestamp import END_OF_TIME
-from nosync.lsm.node.discards import DISCARDED, DiscardedVersions
+from nosync.lsm.node.discards import DiscardedVersions
 from nosync.lsm.platform.env import Env
+from nosync.lsm.platform.layout import DISCARDED
 from nosync.lsm.trace.directory import LayerDirectory
 from nosync.replication.protocol.inventory import FileVersion, NodeId, place_of
 from nosync.replication.protocol.messages import Hello, Send, SessionId, Want

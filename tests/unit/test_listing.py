@@ -15,7 +15,8 @@ import nosync
 from nosync.lsm.layers.writer import arrange
 from nosync.lsm.model.layer import Description, LayerId, Shard, TraceId
 from nosync.lsm.platform.env import Env
-from nosync.lsm.trace.directory import LAYERS, LayerDirectory
+from nosync.lsm.platform.layout import LAYERS
+from nosync.lsm.trace.directory import LayerDirectory
 from nosync.lsm.trace.listing import Listing
 from nosync.testing.daemon_cluster import eventually
 

@@ -21,8 +21,9 @@ from nosync.lsm.model.layer import Description, LayerId, Shard, TraceId
 from nosync.lsm.model.timestamp import Time, pack
 from nosync.lsm.node.node import Node
 from nosync.lsm.platform.env import Env
+from nosync.lsm.platform.store_marker import create_store
 from nosync.lsm.settings import StoreSettings
-from nosync.lsm.trace.directory import LayerDirectory, create_store
+from nosync.lsm.trace.directory import LayerDirectory
 from nosync.testing import FaultyEnv
 from tests.conftest import OpenStore
 

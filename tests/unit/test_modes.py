@@ -13,8 +13,8 @@ import pytest
 import nosync
 from nosync.lsm.errors import NosyncError
 from nosync.lsm.platform.env import Env
-from nosync.lsm.platform.file_pool import MADE, READY, FilePool, new_file
-from nosync.lsm.platform.lock import LOCK
+from nosync.lsm.platform.file_pool import FilePool, new_file
+from nosync.lsm.platform.layout import LOCK, MADE, READY
 from nosync.replication.daemon.daemon import ADDRESS_FILE, PLACE_FILE, Daemon, DaemonConfig
 from nosync.replication.transport.sockets import SOCKET_FILE
 from nosync.testing.daemon_cluster import eventually

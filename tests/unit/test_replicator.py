@@ -18,8 +18,9 @@ import pytest
 import nosync
 from nosync.lsm.node.node import Node
 from nosync.lsm.platform.env import MOST_SMALL_BYTES
+from nosync.lsm.platform.store_marker import create_store, read_marker
 from nosync.lsm.settings import StoreSettings
-from nosync.lsm.trace.directory import LayerDirectory, create_store, read_marker
+from nosync.lsm.trace.directory import LayerDirectory
 from nosync.proto.v1 import replication_pb2 as pb
 from nosync.replication.daemon.replicator import LOG_AGAIN_S, PART_KEPT_S, Replicator, Session
 from nosync.replication.daemon.server import cancel_when_closed

@@ -29,7 +29,7 @@ from nosync.lsm.model.layer import Description, LayerId, Shard, TraceId
 from nosync.lsm.model.timestamp import ZERO
 from nosync.lsm.node.node import Node
 from nosync.lsm.platform.env import Env
-from nosync.lsm.trace.directory import create_store
+from nosync.lsm.platform.store_marker import create_store
 from nosync.testing.daemon_cluster import eventually
 from nosync.testing.faulty_env import FaultyEnv
 from tests.conftest import OpenStore
