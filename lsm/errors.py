@@ -156,7 +156,7 @@ class UnknownOperatorError(FlowError, AttributeError):
     """A stage or a dataflow has no operator of that name. It is an AttributeError too, which `hasattr` asks for."""
 
 
-# --- across the process boundary: Spark carries a task's exception to the driver as text only ---------------------------
+# --- across the process boundary: Spark carries an exception of a task to the driver as text only ---------------------
 
 _MARK = re.compile(r"nosync-failure:([A-Za-z0-9+/=]+):end")
 

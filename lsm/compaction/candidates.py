@@ -26,9 +26,9 @@ def candidates(
 ) -> list[Chain]:
     """The chains of a trace that may be merged.
 
-    `origins`: where its stretches begin, in order. `frontier(origin, reached)`: up to where the history of a stretch may
-    be compacted. `first_origin`: where the first layer begins in which values of its keys may be. `is_input`: what is
-    oldest may have been released.
+    `origins`: where its stretches begin, in order. `frontier(origin, reached)`: up to where the history of a stretch
+    may be compacted. `first_origin`: where the first layer begins in which values of its keys may be. `is_input`: what
+    is oldest may have been released.
     """
     # Rounds of a loop are about to be dropped: the layer of their epoch stands for all of them.
     sealed = [d for d in durable if d.upper <= sealed_until and not d.is_of_rounds]

@@ -1,8 +1,9 @@
 """Merges in a process of their own, so that appends in this one never wait for the interpreter lock.
 
-The parent sends a request for each merge (a line of JSON on standard input), the child merges, publishes, and answers with a line
-on standard output. It stays for the next one, because to start takes longer than many a merge, and ends by itself when none comes
-for a while, or when its parent is gone. Killing it at any moment leaves nothing but a temporary file, which the parent removes.
+The parent sends a request for each merge (a line of JSON on standard input), the child merges, publishes, and answers
+with a line on standard output. It stays for the next one, because to start takes longer than many a merge, and ends by
+itself when none comes for a while, or when its parent is gone. Killing it at any moment leaves nothing but a temporary
+file, which the parent removes.
 """
 
 from __future__ import annotations
@@ -61,8 +62,8 @@ class MergeProcess:
     def run(self, merge: Merge, stop: Callable[[], bool], *, pause_share: float = 0.0) -> Published | None:
         """Carries out a merge. None: `stop()` said so, and the child was killed.
 
-        After each step it rests for `pause_share` times as long as the step took: the kernel then has time to write what was
-        merged without taking the processor from those who append.
+        After each step it rests for `pause_share` times as long as the step took: the kernel then has time to write
+        what was merged without taking the processor from those who append.
 
         Raises what the merge raises, and StorageError where the process died.
         """

@@ -23,7 +23,7 @@ _NOT_TIMELINES = (_OWED, _FIRST, _OUTPUT)
 
 
 class DeliveryLog:
-    """Those of one sink on one store. `timeline`: the one that the job goes on with."""
+    """The deliveries of one sink on one store. `timeline`: the one that the job goes on with."""
 
     def __init__(self, root: Path, stage: str, timeline: str, refs: Refs, env: Env) -> None:
         self._root, self._env, self._timeline, self._refs = root, env, timeline, refs
@@ -31,7 +31,7 @@ class DeliveryLog:
         self._held = refs.held_until(timeline)
 
     def delivered(self, t: int) -> bool:
-        """Whether epoch `t` was marked."""
+        """Returns whether epoch `t` was marked."""
         return any(marked == t for marked in self._marked())
 
     def last(self) -> int | None:
@@ -110,7 +110,7 @@ class DeliveryLog:
         add_element(self._root, self._directory / _OUTPUT, output, {"output": output}, self._env)
 
     def owns(self, output: str) -> bool:
-        """Whether `own` said so, for this stage of this store."""
+        """Returns whether `own` said so, for this stage of this store."""
         return any(element.what == output for element in self._of(_OUTPUT))
 
     def take_back(self, marks: list[Element]) -> None:

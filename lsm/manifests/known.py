@@ -1,7 +1,7 @@
 """What one process knows of the timelines of a store: a value that is read at once, and learns as epochs come.
 
-A branch's manifests are its own and, up to the fork, those of its parent: the same objects, so a branch costs nothing, on
-disk or in memory.
+A branch's manifests are its own and, up to the fork, those of its parent: the same objects, so a branch costs nothing,
+on disk or in memory.
 """
 
 from __future__ import annotations
@@ -96,12 +96,12 @@ class Known:
         return self._newest
 
     def origins(self, trace: TraceId) -> list[Time]:
-        """Where the stretches of a trace begin, in order."""
+        """Returns where the stretches of a trace begin, in order."""
         return sorted(self._origins.get(trace, ()))
 
     def first_origin(self, trace: TraceId) -> Time | None:
-        """Where the first trace begins in which values of a trace's keys may be: any of the stage, or where the caller
-        places keys any of the shard.
+        """Returns where the first trace begins in which values of a trace's keys may be: any of the stage, or where the
+        caller places keys any of the shard.
         """
         if self._first_origins is None:  # of all traces at once: there may be as many as stages have shards
             self._first_origins = {}
@@ -118,8 +118,8 @@ class Known:
         return self._sealed_until.get(trace, Time(0))
 
     def left_at(self, trace: TraceId, origin: Time, reached: Time) -> Time | None:
-        """Of the stretch of a trace that begins at `origin` and has reached `reached`: where the first of the branches
-        that read it leaves it. Its history may not be compacted past that. None where none does.
+        """Returns, of the stretch of a trace that begins at `origin` and has reached `reached`, where the first of the
+        branches that read it leaves it. Its history may not be compacted past that. None where none does.
         """
         if self._stretches is None:  # most branches have most of them in common, and every trace is asked for
             self._stretches = {}

@@ -1,4 +1,4 @@
-"""Removes the manifests that no branch needs: what deleted branches had of their own, and what others were left with."""
+"""Removes the manifests that no branch needs: those of deleted branches, and those after the end of others."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Pruning:
         self._root, self._env = root, env
 
     def has_unneeded(self, known: Known) -> bool:
-        """Whether manifests are there that no branch needs: what `prune` removes."""
+        """Returns whether manifests are there that no branch needs: what `prune` removes."""
         return any(
             self._last_listed(timeline) > (-1 if end is None else end) for timeline, end in self._ended(known).items()
         )

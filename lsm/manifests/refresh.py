@@ -43,8 +43,8 @@ class Changes:
         self._newest_files = {}
 
     def learn(self, known: Known) -> list[Manifest] | None:
-        """Learns the epochs that were added, and returns them in order. None: branches are other ones, or what was known
-        is gone, so that all has to be read again.
+        """Learns the epochs that were added, and returns them in order. None: branches are other ones, or what was
+        known is gone, so that all has to be read again.
         """
         refs = read_refs(self._root, self._env)
         listed = {timeline: list_timeline(self._root, timeline, self._env) for timeline in known.logs}
@@ -95,8 +95,8 @@ class Changes:
         return found if max(came) < t else None
 
     def is_replaced(self, sealed: ManifestLog) -> bool:
-        """Whether the newest epoch is not there any more as it is known, because the node gave it up: with an earlier
-        one go all that follow.
+        """Returns whether the newest epoch is not there any more as it is known, because the node gave it up: with an
+        earlier one go all that follow.
         """
         newest = sealed.last_own
         if newest is None or sealed.archive_at(newest) is not None:
@@ -142,7 +142,7 @@ class Changes:
 
 
 def _is_another(sealed: ManifestLog, archives: set[str], epochs: set[Epoch]) -> bool:
-    """Whether an epoch was added before those that are known, as another node's files come in any order; or one
+    """Returns whether an epoch was added before those that are known, as another node's files come in any order; or one
     went.
     """
     last = sealed.last

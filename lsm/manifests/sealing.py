@@ -35,7 +35,7 @@ class Sealer:
         self.timelines = Timelines(directory.root, directory.env, recall or (lambda: recalled(directory.root)))
 
     def origin(self, trace: TraceId) -> Time | None:
-        """Where a trace first begins, as far as manifests say."""
+        """Returns where a trace first begins, as far as manifests say."""
         return min(self.timelines.origins(trace), default=None)
 
     def seal(
@@ -110,7 +110,7 @@ class Sealer:
                 )
 
     def _sealed_elsewhere(self, t: int, sealed: Manifest | None) -> dict[LayerId, Entry]:
-        """What manifests of the epoch say of layers: that of the branch, and those of others, whose layers it shares."""
+        """Returns what manifests of the epoch say of layers: the branch's, and others', whose layers it shares."""
         found: dict[LayerId, Entry] = {}
         others = [self.timelines.manifest(t, name) for name in self.timelines.refs.names]
         for manifest in [*others, sealed]:

@@ -87,8 +87,8 @@ class Timelines:
             return learned
 
     def notice_changes(self, timeline: str | None = None) -> None:
-        """As `refresh` where another process, or node, changed the branches, or gave up what it had of a timeline
-        (default: of any): nearly always that is a look at two names.
+        """Does what `refresh` does where another process, or node, changed the branches, or gave up what it had of a
+        timeline (default: of any): nearly always that is a look at two names.
         """
         with self._lock:
             looked_at = [log for id, log in self._known.logs.items() if timeline in (None, id)]
@@ -106,12 +106,12 @@ class Timelines:
             return self.refs.timeline_of(branch)
 
     def manifests(self, branch: str = MAIN) -> ManifestLog:
-        """By epoch, in order; those of the parent up to the fork included."""
+        """Returns the manifests by epoch, in order; those of the parent up to the fork are included."""
         with self._lock:
             return self._known.log(branch)
 
     def of_timeline(self, timeline: str) -> ManifestLog:
-        """As `manifests`, of a timeline by its id; what is left of one that no branch is named for."""
+        """Returns the manifests of a timeline by its id, or what is left of one that no branch is named for."""
         with self._lock:
             return self._known.logs.get(timeline) or ManifestLog(timeline, self._root, self._env)
 
@@ -120,7 +120,7 @@ class Timelines:
             return self._known.log(branch).get(Epoch(t))
 
     def histories(self, branch: str = MAIN) -> dict[str, History]:
-        """By stage, which fingerprint and number of shards wrote each stretch of the branch's sealed epochs."""
+        """Returns, by stage, which fingerprint and number of shards wrote each stretch of the branch's sealed epochs."""
         with self._lock:
             return self._known.histories[self.refs.timeline_of(branch).id].all()
 
@@ -139,12 +139,12 @@ class Timelines:
             return self._known.newest()
 
     def origins(self, trace: TraceId) -> list[Time]:
-        """Where the stretches of a trace begin, in order."""
+        """Returns where the stretches of a trace begin, in order."""
         with self._lock:
             return self._known.origins(trace)
 
     def first_origin(self, trace: TraceId) -> Time | None:
-        """Where the first trace begins in which values of a trace's keys may be."""
+        """Returns where the first trace begins in which values of a trace's keys may be."""
         with self._lock:
             return self._known.first_origin(trace)
 
@@ -154,7 +154,7 @@ class Timelines:
             return self._known.sealed_until(trace)
 
     def left_at(self, trace: TraceId, origin: Time, reached: Time) -> Time | None:
-        """Where the first of the branches that read a stretch of a trace leaves it. See `Known`."""
+        """Returns where the first of the branches that read a stretch of a trace leaves it. See `Known`."""
         with self._lock:
             return self._known.left_at(trace, origin, reached)
 
@@ -239,7 +239,7 @@ class Timelines:
             self._append({"do": "delete", "name": name})
 
     def has_unneeded(self) -> bool:
-        """Whether manifests are there that no branch needs: what `prune` removes."""
+        """Returns whether manifests are there that no branch needs: what `prune` removes."""
         with self._lock:
             return self._pruning.has_unneeded(self._known)
 

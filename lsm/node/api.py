@@ -47,10 +47,10 @@ class DurabilityListener(Protocol):
         """Layers of this trace that end before a time are not kept here any more, merged or not."""
 
     def is_first_replica(self, trace: TraceId) -> bool:
-        """Whether this node is the one that keeps a trace of which one copy is kept."""
+        """Returns whether this node is the one that keeps a trace of which one copy is kept."""
 
     def has_earlier_replica(self, record: Record) -> bool:
-        """Whether a node that is to keep a layer before this one is there, and said that it holds it."""
+        """Returns whether a node that is to keep a layer before this one is there, and said that it holds it."""
 
     def copies(self, entry: Entry) -> int:
         """On how many nodes a layer is durable."""
@@ -93,13 +93,13 @@ class StoreBackend(Protocol):
     # --- epochs -------------------------------------------------------------------------------------------------------
 
     def origin(self, trace: TraceId) -> Time | None:
-        """Where a trace first begins, as far as manifests say."""
+        """Returns where a trace first begins, as far as manifests say."""
 
     def histories(self, branch: str = MAIN) -> dict[str, History]:
-        """By stage, which fingerprint and number of shards wrote each stretch of the branch's sealed epochs."""
+        """Returns, by stage, which fingerprint and number of shards wrote each stretch of the branch's sealed epochs."""
 
     def manifests(self, branch: str = MAIN) -> ManifestLog:
-        """By epoch, in order; those of the parent up to the fork included."""
+        """Returns the manifests by epoch, in order; those of the parent up to the fork are included."""
 
     def last_sealed(self, branch: str = MAIN) -> Epoch | None:
         """The newest sealed epoch of a branch."""

@@ -4,7 +4,8 @@ Invariants
 - A merged layer is durable before its inputs leave the catalog, and they leave it in the edit that adds the merged one.
 - One merge runs at a time, and while another process carries out a large one, small ones beside it: of other layers
   than those, and of the same trace only of later ones. Between any two steps all of that can be abandoned.
-- Layers that were given up, or are not needed any more, no merge that had begun before brings back: `paused`, `replace`.
+- Layers that were given up, or are not needed any more, no merge that had begun before brings back: `paused`,
+  `replace`.
 """
 
 from __future__ import annotations
@@ -121,7 +122,8 @@ class Compactor:
     def _merge(
         self, trace: TraceId, stop: Callable[[], bool], *, whole: bool, beside: Merge | None = None
     ) -> bool | None:
-        """Whether a merge was done, or abandoned for a pause; not where `stop()` came. None: there is none to do.
+        """Returns whether a merge was done, or abandoned for a pause; not where `stop()` came. None: there is none to
+        do.
 
         `beside`: a merge that another process carries out meanwhile.
         """
@@ -209,7 +211,7 @@ class Compactor:
                 self._merges.failed(trace, error)
 
     def _is_large(self, layers: Sequence[LayerReader]) -> bool:
-        """Whether another process merges them, which cannot share an environment with injected faults."""
+        """Returns whether another process merges them, which cannot share an environment with injected faults."""
         rows = sum(layer.info.rows for layer in layers)
         return rows >= self._settings.merge_process_rows and type(self._env) is Env
 
@@ -269,8 +271,8 @@ class Compactor:
         return merge
 
     def is_made(self, id: LayerId) -> bool:
-        """Whether a merge writes this layer now: it counts when it replaces its inputs, and not as soon as its file is
-        there.
+        """Returns whether a merge writes this layer now: it counts when it replaces its inputs, and not as soon as its
+        file is there.
         """
         return id in self._making
 

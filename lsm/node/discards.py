@@ -87,7 +87,8 @@ class Discards:
     ) -> list[PurePosixPath]:
         """Sends these to quarantine with all that was built upon them, and returns what went. Peers have what counts.
 
-        `is_decided`: an operator gave them up, so that they do not come back, and what was safe of them is not for that.
+        `is_decided`: an operator gave them up, so that they do not come back, and what was safe of them is not for
+        that.
         """
         # Or a merge of ours that ends later would cover theirs.
         with self._compactor.paused(), self._files.going:

@@ -135,5 +135,5 @@ class Durability:
             raise StorageError(f"{len(waiting)} files are published but not durable ({waiting[0]}, ...): {reasons}")
 
     def is_recorded(self, id: LayerId) -> bool:
-        """Whether a layer is durable, and no fsync of it failed since."""
+        """Returns whether a layer is durable, and no fsync of it failed since."""
         return not self._queue.is_doubtful(id) and self._layers.holds(id)

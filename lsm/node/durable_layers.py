@@ -2,7 +2,8 @@
 
 Invariants
 - A record is here only after its layer was read back and matched its digest, and file and directory were synced.
-- Whoever listens is told of an edit inside the lock, in the order of the edits: what comes late would be of what is gone.
+- Whoever listens is told of an edit inside the lock, in the order of the edits: what comes late would be of what is
+  gone.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ class DurableLayers:
         return self._records.get(trace, {})
 
     def holds(self, id: LayerId) -> bool:
-        """Whether there is a record of this very layer."""
+        """Returns whether there is a record of this very layer."""
         return id.description in self._records.get(id.trace, {})
 
     def ids(self) -> set[LayerId]:
@@ -60,7 +61,7 @@ class DurableLayers:
             return [trace for trace, records in self._records.items() if records]
 
     def by_trace(self, traces: Iterable[TraceId] | None = None) -> dict[TraceId, list[Description]]:
-        """By trace (default: of all), the time ranges of its durable layers. One that lost all of them is still listed."""
+        """Returns, by trace, the time ranges of its durable layers. One that lost all of them is still listed."""
         with self.lock:
             wanted = self._records if traces is None else traces
             return {trace: list(self._records[trace]) for trace in wanted if trace in self._records}

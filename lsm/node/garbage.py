@@ -53,7 +53,7 @@ class Garbage:
         self._garbage: dict[LayerId, _Garbage] = {}
 
     def has(self, id: LayerId) -> bool:
-        """Whether its file is there only for readers that are about to open it."""
+        """Returns whether its file is there only for readers that are about to open it."""
         return id in self._garbage
 
     def discard(self, ids: Sequence[LayerId], *, is_replaced: bool = False, grace: bool = True) -> None:

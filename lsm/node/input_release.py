@@ -54,7 +54,7 @@ class InputRelease:
         self._again_s = 0.0
 
     def wait(self) -> bool:
-        """Whether there are inputs that go when they are safe."""
+        """Returns whether there are inputs that go when they are safe."""
         last = self._timelines.last_sealed()
         return last is not None and last > self._done and bool(policies(self._timelines.manifest(last)))
 

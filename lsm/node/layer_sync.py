@@ -70,7 +70,7 @@ class LayerSyncQueue:
             self._waiting = dict.fromkeys(ids)
 
     def is_doubtful(self, id: LayerId) -> bool:
-        """Whether its fsync failed, and has not succeeded since."""
+        """Returns whether its fsync failed, and has not succeeded since."""
         with self._lock:
             return id in self._retry_at
 
@@ -90,7 +90,7 @@ class LayerSyncQueue:
                 self._forgotten.add(id)
 
     def is_forgotten(self, id: LayerId) -> bool:
-        """Whether a layer was forgotten since `begin`."""
+        """Returns whether a layer was forgotten since `begin`."""
         with self._lock:
             return id in self._forgotten
 

@@ -35,7 +35,7 @@ class MergeQueue:
         self._wake()
 
     def touch(self, traces: Iterable[TraceId] | None = None) -> None:
-        """As `changed`, and whoever merges looks when it looks anyway."""
+        """Notes what `changed` notes; whoever merges looks when it looks anyway."""
         found = self._layers.traces() if traces is None else traces
         with self._lock:
             self._touched.update(found)

@@ -35,7 +35,7 @@ class MetadataSync:
         self._doubtful: set[PurePosixPath] = set()  # their fsync failed
 
     def listed(self) -> list[PurePosixPath]:
-        """Those that are there."""
+        """Returns the small files that are there."""
         found = [PurePosixPath(BRANCHES, name) for name in self._env.list_dir(self._root / BRANCHES)]
         for timeline in self._env.list_dir(self._root / MANIFESTS):
             names = self._env.list_dir(self._root / MANIFESTS / timeline)
@@ -58,7 +58,7 @@ class MetadataSync:
             return list(self._waiting)
 
     def is_durable(self, path: PurePosixPath) -> bool:
-        """Whether a file was made durable. One that nobody noted yet is not, though it does not wait either."""
+        """Returns whether a file was made durable. One that nobody noted yet is not, though it does not wait either."""
         with self._lock:
             return path in self._durable
 

@@ -88,7 +88,9 @@ class EpochSafety:
         return max(safe, reached)
 
     def _is_safe_run(self, run: Run) -> bool:
-        """Of epochs in an archive, without looking at each: all that they list was merged since, and is durable here."""
+        """Answers for epochs in an archive, without looking at each: all that they list was merged, and is durable
+        here.
+        """
         if self._replicated or not self._announcer.is_alone or any(one.copies > 1 for one in run.listed):
             return False
         archive = self._timelines.of_timeline(run.timeline).archive_at(run.first)
@@ -105,7 +107,9 @@ class EpochSafety:
         return required <= 1 or self._announcer.peers.copies_of_file(manifest.path) >= required
 
     def _is_whole_before(self, manifest: Manifest) -> bool:
-        """Whether what was appended before an epoch was sealed at all, which no manifest lists, is durable here, too."""
+        """Returns whether what was appended before an epoch was sealed at all, which no manifest lists, is durable
+        here, too.
+        """
         appended = [entry for entry in manifest.entries if entry.copies and not entry.id.trace.shard.count]
         if not self._announcer.is_alone or not appended:
             return True  # with peers it may be on other nodes
@@ -126,7 +130,7 @@ class EpochSafety:
         return self._is_file_durable(manifest.path) or (archive is not None and self._is_file_durable(archive.path))
 
     def is_durable(self, entry: Entry) -> bool:
-        """Whether a layer is durable on this node, merged or not, as it was sealed."""
+        """Returns whether a layer is durable on this node, merged or not, as it was sealed."""
         d = entry.id.description
         records = self._records_of(entry.id.trace)
         exact = records.get(d)
@@ -242,7 +246,7 @@ class SafePoint:
         return safe
 
     def announced(self) -> dict[str, Epoch]:
-        """By timeline, the safe points that hold whatever happens."""
+        """Returns, by timeline, the safe points that hold whatever happens."""
         with self._lock:
             return {timeline: t for timeline, t in self._written.items() if t > NOTHING}
 
@@ -252,14 +256,14 @@ class SafePoint:
         return self._written[timeline]
 
     def is_durable(self, entry: Entry) -> bool:
-        """Whether a layer is durable on this node, merged or not, as it was sealed."""
+        """Returns whether a layer is durable on this node, merged or not, as it was sealed."""
         with self._lock:
             return self._safety.is_durable(entry)
 
     # --- what is on the way -----------------------------------------------------------------------------------------
 
     def progress(self, branch: str = MAIN) -> list[StageProgress]:
-        """By stage of the newest epoch, how far it is. Looks at what is after the safe point only."""
+        """Returns, by stage of the newest epoch, how far it is. Looks at what is after the safe point only."""
         manifests, safe = self._timelines.manifests(branch), self.point(branch)
         first, last = manifests.first, manifests.last
         if first is None or last is None:
@@ -286,7 +290,7 @@ class SafePoint:
         return found
 
     def lag_s(self, branch: str = MAIN) -> float:
-        """For how many seconds the first epoch after the safe point has been known here; 0 where there is none."""
+        """Returns for how many seconds the first epoch after the safe point has been known here; 0 where there is none."""
         timeline = self._timelines.timeline(branch).id
         self.point(branch)  # forgets those up to the safe point
         with self._lock:

@@ -72,7 +72,7 @@ class NodeThreads:
             thread.join()
 
     def is_closing(self) -> bool:
-        """Whether the threads are to end."""
+        """Returns whether the threads are to end."""
         return self._closing.is_set()
 
     def wake(self) -> None:

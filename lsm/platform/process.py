@@ -1,21 +1,22 @@
-"""What a Python process of ours does for speed: it keeps freed memory, sorts as its processor likes, and leaves out Pandas.
+"""What a Python process of ours does for speed: it keeps freed memory, sorts as its processor likes, and leaves out
+Pandas.
 
 Freed memory stays with processes that will want as much again at once.
 
-glibc gives large arrays back to the kernel as soon as they are freed, and the next one of the size is mapped and zeroed page by
-page. Where one column after the other is made and let go, as in a task or a merge, that is a seventh of the time
-(`python -m bench task_parts`).
+glibc gives large arrays back to the kernel as soon as they are freed, and the next one of the size is mapped and zeroed
+page by page. Where one column after the other is made and let go, as in a task or a merge, that is a seventh of the
+time (`python -m bench task_parts`).
 
 What NumPy is told of this machine's processor, in the Python processes that are started for its sake.
 
-On AMD's Zen 4 NumPy sorts faster with AVX2 than with AVX-512: its AVX-512 sorts store compressed vectors to memory, which
-that processor does in microcode (numpy/x86-simd-sort, issue 6). NumPy chooses when it is imported, so that only a process
-that starts later can be told.
+On AMD's Zen 4 NumPy sorts faster with AVX2 than with AVX-512: its AVX-512 sorts store compressed vectors to memory,
+which that processor does in microcode (numpy/x86-simd-sort, issue 6). NumPy chooses when it is imported, so that only a
+process that starts later can be told.
 
 Processes that run only our own code do without Pandas.
 
-Arrow looks whether what it makes an array of is a Series, and imports Pandas for that where it is installed: a third of a
-second, and memory that nothing else uses. Spark's workers and drivers run code of users, which may want it.
+Arrow looks whether what it makes an array of is a Series, and imports Pandas for that where it is installed: a third of
+a second, and memory that nothing else uses. Spark's workers and drivers run code of users, which may want it.
 """
 
 from __future__ import annotations
@@ -39,7 +40,9 @@ _MAPPED_BYTES = 32 << 20
 
 @functools.cache
 def keep_freed_memory() -> bool:
-    """From now on this process keeps up to 128 MiB that it freed. False where the C library is not glibc: nothing changes."""
+    """From now on this process keeps up to 128 MiB that it freed. False where the C library is not glibc: nothing
+    changes.
+    """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is None:
         return False

@@ -87,7 +87,7 @@ def write_marker(root: Path, marker: Marker, env: Env) -> Marker:
 
 
 def looks_like_store(root: Path, env: Env) -> bool:
-    """Whether a directory without a marker was a store: it has layers, or manifests, in the places for them."""
+    """Returns whether a directory without a marker was a store: it has layers, or manifests, in the places for them."""
     return any(env.list_dir(root / kind / name) for kind in (LAYERS, MANIFESTS) for name in env.list_dir(root / kind))
 
 
@@ -123,14 +123,16 @@ def check_own_directories(root: Path) -> None:
 
 
 def make_subdirectories(root: Path, env: Env) -> None:
-    """Those that every store has and this one has not, such as a copy that left out `tmp/`."""
+    """Makes those that every store has and this one has not, such as a copy that left out `tmp/`."""
     for name in (LAYERS, MANIFESTS, PINS, QUARANTINE, TEMPORARY_DIRECTORY):
         if not (root / name).is_dir():
             env.make_dirs(root / name)
 
 
 def _is_begun(root: Path, name: str, env: Env) -> bool:
-    """Whether a directory is one that making a store left, which was interrupted or is going on in another process."""
+    """Returns whether a directory is one that making a store left, which was interrupted or is going on in another
+    process.
+    """
     if name == TEMPORARY_DIRECTORY:
         return all(_TOKEN.match(one) for one in env.list_dir(root / name))
     return name in (LAYERS, MANIFESTS, PINS, QUARANTINE, _LOST_FOUND) and not env.list_dir(root / name)

@@ -120,7 +120,7 @@ def status_of_bad(id: LayerId, path: Path, error: NosyncError) -> LayerStatus:
 
 
 def describe_branch(directory: LayerDirectory, timelines: Timelines, name: str) -> BranchInfo:
-    """Where a branch comes from, and what of it is shared with others and what is its own."""
+    """Returns where a branch comes from, and what of it is shared with others and what is its own."""
     timeline = timelines.refs.timeline_of(name)
     mine = _files_of(directory, timelines, name)
     others = set().union(*(_files_of(directory, timelines, other) for other in timelines.refs.names if other != name))
@@ -143,7 +143,7 @@ def describe_branch(directory: LayerDirectory, timelines: Timelines, name: str) 
 def branches_of(
     directory: LayerDirectory, timelines: Timelines, layers: Sequence[LayerStatus]
 ) -> list[tuple[str, ...]]:
-    """For each of these layers the branches whose epochs it holds; none for what no sealed epoch lists."""
+    """Returns for each of these layers the branches whose epochs it holds; none for what no sealed epoch lists."""
     holds = {name: {*map(_place, _files_of(directory, timelines, name))} for name in sorted(timelines.refs.names)}
     places = [(x.stage, x.fingerprint, x.shard, x.shards, x.lower, x.upper) for x in layers]
     return [tuple(name for name, files in holds.items() if place in files) for place in places]

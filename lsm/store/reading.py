@@ -157,7 +157,7 @@ class StoreReader:
         return sorted({view.id.shard.index for view in self._views(stage, t, None, branch)})
 
     def newest(self, branch: str = MAIN) -> int | None:
-        """As `last_sealed`, for who reads it: raises LostEpochError where later epochs were sealed, and are lost."""
+        """Returns what `last_sealed` does, to who reads it. Raises LostEpochError where later epochs are lost."""
         return self._view.newest(branch)
 
     @contextlib.contextmanager

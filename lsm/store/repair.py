@@ -57,7 +57,7 @@ class RepairPlan:
 
 
 class Repair:
-    """Of one directory, which nobody else may have open meanwhile. Use as a context manager.
+    """Repairs one directory, which nobody else may have open meanwhile. Use as a context manager.
 
     Raises StoreLockedError where it is open, NotAStoreError where it was never a store.
     """
@@ -194,7 +194,7 @@ class Repair:
         }
 
     def _leave_out(self, n: int, bad: set[int], *, last: bool) -> bool:
-        """Whether the log may do without an entry of which nothing is known: where nothing comes after it."""
+        """Returns whether the log may do without an entry of which nothing is known: where nothing comes after it."""
         path = PurePosixPath(BRANCHES, f"{n}.json")
         if (self._root / PLACE_FILE).exists():
             self._plan_move(path, "peers send it again")

@@ -146,12 +146,12 @@ class Store(StoreReader):
         return self._view.current()
 
     def branches(self) -> dict[str, Timeline]:
-        """By name, the timeline of each branch: which timeline it comes from, and at which epoch."""
+        """Returns, by name, the timeline of each branch: which timeline it comes from, and at which epoch."""
         refs = self._timelines().refs
         return {name: refs.timelines[timeline] for name, timeline in refs.names.items()}
 
     def begun_anew(self, branch: str = MAIN) -> dict[str, int]:
-        """By stage that began anew on the way to a branch, from all rows that were there: the epoch at which it did."""
+        """Returns the epoch at which each stage began anew on the way to a branch, from all rows that were there."""
         refs = self._timelines().refs
         return refs.anew(refs.timeline_of(branch).id)
 
@@ -186,7 +186,7 @@ class Store(StoreReader):
         return kept
 
     def describe_branch(self, name: str) -> BranchInfo:
-        """Where a branch comes from, and what of it is shared with others and what is its own."""
+        """Returns where a branch comes from, and what of it is shared with others and what is its own."""
         return inspection.describe_branch(self.directory, self._timelines(), name)
 
     def last_sealed(self, branch: str = MAIN) -> int | None:
@@ -289,7 +289,7 @@ class Store(StoreReader):
         return inspection.layers(self.directory, durable)
 
     def branches_of(self, layers: Sequence[LayerStatus]) -> list[tuple[str, ...]]:
-        """For each of these layers the branches whose epochs it holds; none for what no sealed epoch lists."""
+        """Returns for each of these layers the branches whose epochs it holds; none for what no sealed epoch lists."""
         return inspection.branches_of(self.directory, self._timelines(), layers)
 
     def status(self) -> StoreStatus:
@@ -309,10 +309,10 @@ class Store(StoreReader):
         )  # fmt: skip
 
     def _safe_point_now(self) -> int | None:
-        """Of a read-only store as its node computes it, from the catalog as it is on disk now."""
+        """Returns the safe point; that of a read-only store from the catalog as it is on disk now."""
         return self.safe_point() if self._node else safe_point_on_disk(self._timelines(), self.directory.root)
 
-    # --- end ------------------------------------------------------------------------------------------------------------
+    # --- end ---------------------------------------------------------------------------------------------------------
 
     def close(self) -> None:
         """Makes what was published durable and gives the directory back. Closing twice is fine."""

@@ -16,11 +16,11 @@ def choose_cover(
     """The fewest contiguous layers, oldest first, that cover the trace from its beginning to `until` (exclusive).
 
     Only layers whose `since` is at most `as_of` can serve. Merged layers may overlap the layers they were made of; any
-    contiguous choice gives the same state. Where none is contiguous, as after nodes that merged differently filled each other's
-    gaps, layers that overlap in part serve too: each adds what comes after the end of the one before (`overlaps`).
-    The trace begins at `origin`; None: at the smallest `lower` available.
-    Raises HoleError naming the first gap, CompactedError if only too far compacted layers bridge it, and
-    NotAvailableError if nothing reaches `until` yet.
+    contiguous choice gives the same state. Where none is contiguous, as after nodes that merged differently filled each
+    other's gaps, layers that overlap in part serve too: each adds what comes after the end of the one before
+    (`overlaps`). The trace begins at `origin`; None: at the smallest `lower` available. Raises HoleError naming the
+    first gap, CompactedError if only too far compacted layers bridge it, and NotAvailableError if nothing reaches
+    `until` yet.
     """
     if origin is None:
         origin = min((d.lower for d in available), default=Time(0))
@@ -62,10 +62,10 @@ def _overlapping_cover(usable: Sequence[Description], until: Time, origin: Time)
 
 
 def overlaps(cover: Sequence[LayerId]) -> dict[LayerId, Time]:
-    """Of layers of one trace, oldest first, those that begin inside the one before, and where that one ends.
+    """Returns, of layers of one trace, oldest first, those that begin inside the one before, and where that one ends.
 
-    What such a layer holds of that stretch the one before holds as well. For the state that does not matter: the newest entry
-    of a key is the same in both. In a change feed, or a log, each entry must count once.
+    What such a layer holds of that stretch the one before holds as well. For the state that does not matter: the newest
+    entry of a key is the same in both. In a change feed, or a log, each entry must count once.
     """
     return {
         b: a.description.upper

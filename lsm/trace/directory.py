@@ -64,7 +64,7 @@ class LayerDirectory:
         return sorted(found)
 
     def traces_of(self, stage: str, fingerprint: str) -> list[TraceId]:
-        """Those of a stage that have a fingerprint."""
+        """Returns the traces of a stage that have a fingerprint."""
         found = []
         for shard in self._list(PurePosixPath(stage, fingerprint)):
             try:
@@ -79,11 +79,11 @@ class LayerDirectory:
         return [d for name in names if (d := parse_file_name(name)) is not None]
 
     def holds(self, id: LayerId) -> bool:
-        """Whether a layer is there, or a merged one that stands for it."""
+        """Returns whether a layer is there, or a merged one that stands for it."""
         return is_there(id, self.descriptions(id.trace))
 
     def has_file(self, id: LayerId) -> bool:
-        """Whether a file of this very name is there. Raises StorageError."""
+        """Returns whether a file of this very name is there. Raises StorageError."""
         path = self.path_of(id)
         try:
             self.env.size_bytes(path)
@@ -108,7 +108,7 @@ class LayerDirectory:
 
     @property
     def is_validated(self) -> bool:
-        """Whether this host's node looked at all that is here; else readers do, block by block
+        """Returns whether this host's node looked at all that is here; else readers do, block by block
         (nosync.lsm.platform.verified).
         """
         self._is_validated = self._is_validated or is_verified_here(self.root)
@@ -157,7 +157,7 @@ class LayerDirectory:
         return self.open_view(View(id, origin), until=until, as_of=as_of)
 
     def open_view(self, view: View, *, until: Time, as_of: Time) -> Trace:
-        """As `trace`, for a shard whose state begins in older traces.
+        """Opens what `trace` opens, for a shard whose state begins in older traces.
 
         A merge may delete files between listing and opening; then the directory is listed again, and the merged
         layer that replaced them is found.

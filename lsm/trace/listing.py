@@ -1,7 +1,7 @@
 """What is in a data directory, listed again only where something changed.
 
-A directory's time of change says whether a name came or went since it was listed. File systems keep that time coarsely, so
-a directory is listed until it has stood still for a while.
+A directory's time of change says whether a name came or went since it was listed. File systems keep that time coarsely,
+so a directory is listed until it has stood still for a while.
 """
 
 from __future__ import annotations
@@ -37,7 +37,9 @@ class Listing(LayerDirectory):
         self._before: set[TraceId] = set()
 
     def changed(self) -> dict[TraceId, list[Description]]:
-        """What the traces hold that may have changed since the last call; the first time all of them. Raises StorageError."""
+        """What the traces hold that may have changed since the last call; the first time all of them. Raises
+        StorageError.
+        """
         self._fresh.clear()
         found, there = dict[TraceId, list[Description]](), self.traces()
         for trace in there:

@@ -62,10 +62,9 @@ class Trace:
         until: Time | None = None,
         key: tuple[str, ...] = (),
     ) -> None:
-        """`schema`, `key`: of a trace without layers. `ends`: of layers that count only up to a time (exclusive), because the
-        state goes on elsewhere from there.
-        `begins`: of layers whose entries before a time are in the layer before as well. `until`: nothing is asked for at this
-        time or later, so columns that came with it are not there.
+        """`schema`, `key`: of a trace without layers. `ends`: of layers that count only up to a time (exclusive),
+        because the state goes on elsewhere from there. `begins`: of layers whose entries before a time are in the layer
+        before as well. `until`: nothing is asked for at this time or later, so columns that came with it are not there.
         """
         self.ends, self.begins = ends or {}, begins or {}
         for previous, layer in itertools.pairwise(layers):
@@ -91,11 +90,13 @@ class Trace:
         self._end_hash = first_hash_of_group(groups.stop, key_groups)
 
     def has_hash(self, hash32: int) -> bool:
-        """Whether keys of a hash belong to the trace's shard."""
+        """Returns whether keys of a hash belong to the trace's shard."""
         return self._first_hash <= hash32 < self._end_hash
 
     def read_as(self, schema: pa.Schema) -> Trace:
-        """The same, with columns that its layers may lack: these are null. Columns of its own that `schema` lacks come last."""
+        """The same, with columns that its layers may lack: these are null. Columns of its own that `schema` lacks come
+        last.
+        """
         if self.schema.equals(schema):
             return self
         more = [field for field in self.schema if schema.get_field_index(field.name) < 0]
@@ -112,7 +113,7 @@ class Trace:
         return self.layers[-1].id.description.upper if self.layers else Time(0)
 
     def _until(self, layer: LayerReader, as_of: Time) -> Time:
-        """Up to which time a layer counts in a read as of `as_of`."""
+        """Returns up to which time a layer counts in a read as of `as_of`."""
         end = self.ends.get(layer.id)
         return as_of if end is None else Time(min(as_of, end - 1))
 
@@ -195,8 +196,9 @@ class Trace:
         return self._gather(hits, order, n)
 
     def lookup_prefix(self, prefix: Sequence[pa.Array], hashes: U32, as_of: Time) -> pa.RecordBatch:
-        """The live rows as of `as_of` whose first key columns are one of the given ones; for stages whose rows are hashed
-        by those columns alone (the sides of a join). `prefix` holds each combination once; rows come in stored order.
+        """The live rows as of `as_of` whose first key columns are one of the given ones; for stages whose rows are
+        hashed by those columns alone (the sides of a join). `prefix` holds each combination once; rows come in stored
+        order.
         """
         self._check_exact(as_of)
         order, wanted = sort_hashes(hashes)
@@ -336,7 +338,8 @@ def _between(column: pa.Array, low: int, high: int) -> Bools:
 def _probe(
     block: Block, hashes: U32, probes: Indices, keys: Sequence[pa.Array], as_of: Time | None
 ) -> tuple[Indices, Indices]:
-    """For each of the keys and hashes at `probes`: the newest row of it in the block (not after `as_of`), and the probe.
+    """Returns for each of the keys and hashes at `probes`: the newest row of it in the block (not after `as_of`), and
+    the probe.
 
     Starts at the last row of each hash and steps down while hashes are equal; one step is enough unless hashes
     collide or the row is too new.
