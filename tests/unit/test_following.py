@@ -85,7 +85,7 @@ def test_an_epoch_that_comes_before_its_time_is_read_with_the_one_it_waits_for(
 def test_a_known_epoch_that_is_another_one_now_is_for_a_look_at_all(store: nosync.Store, lines: Timelines) -> None:
     before = lines.manifests()[EPOCHS - 1]
     (store.directory.root / before.path).unlink()
-    publish_manifest(store.directory.root, Manifest(before.line, before.t, before.entries, {"other": 1}), Env())
+    publish_manifest(store.directory.root, Manifest(before.timeline, before.t, before.entries, {"other": 1}), Env())
     assert lines.follow([before.path]) is None
     lines.refresh()
     assert lines.manifests()[EPOCHS - 1].meta == {"other": 1}

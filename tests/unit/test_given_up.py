@@ -218,7 +218,7 @@ def test_who_sealed_an_epoch_sees_that_another_one_took_its_place(open_store: Op
     of_a_job.timelines.notice_changes()
     assert not env.read_paths
     assert of_a_job.timelines.manifests()[EPOCHS] is before
-    other = Manifest(before.line, before.t, before.entries, {"of": "another job"})
+    other = Manifest(before.timeline, before.t, before.entries, {"of": "another job"})
     (tmp_path / "other").write_bytes(other.to_json())
     (tmp_path / "other").replace(store.directory.root / before.path)
     of_a_job.timelines.notice_changes()
