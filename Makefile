@@ -7,6 +7,7 @@ OUT    ?= nosync-demo
 # Tools that look at an environment have one of their own, or they would be in what they look at.
 AUDIT  ?= .venv-audit
 SBOM_TOOL ?= .venv-sbom
+DOCS  ?= .venv-docs
 RELEASE ?= .venv-release
 CYCLES ?= 200
 KILLS ?= 50
@@ -21,7 +22,7 @@ WORKERS ?= 3
 IN_PARALLEL := tests/unit tests/property tests/model tests/format tests/simulation tests/crash tests/cluster
 ON_HOSTS := tests/cluster/test_hosts.py
 
-.PHONY: help setup java demo test compat check format crash kills sim cluster model fuzz audit sbom bench bench-full bench-compare clean
+.PHONY: help setup java demo test docs compat check format crash kills sim cluster model fuzz audit sbom bench bench-full bench-compare clean
 
 help:  ## Show the targets.
 	@grep -hE '^[a-z-]+:.*## ' Makefile | awk -F ':.*## ' '{printf "  make %-13s %s\n", $$1, $$2}'
@@ -45,6 +46,17 @@ demo: setup  ## Run a year of real flights through Spark, damage the store, reco
 test: setup  ## Run the tests (about 20 minutes on 2 cores).
 	$(BIN)/python -m pytest -n $(WORKERS) $(IN_PARALLEL) --ignore=$(ON_HOSTS) --durations=10
 	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile tests/spark $(ON_HOSTS) --durations=10
+
+docs: $(DOCS)/.installed  ## Write the site of docs/ to site/. A link or an anchor that leads nowhere is an error.
+	@rm -rf build/docs && mkdir -p build/docs
+	cp -R --parents *.md LICENSE docs examples/*.md examples/*.py tools/*.toml build/docs
+	NO_MKDOCS_2_WARNING=1 $(DOCS)/bin/mkdocs build --quiet
+
+$(DOCS)/.installed: pyproject.toml
+	$(PYTHON) -m venv $(DOCS)
+	$(DOCS)/bin/python -c 'import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"]["docs"], sep="\n")' >$(DOCS)/requirements.txt
+	$(DOCS)/bin/python -m pip install --quiet --disable-pip-version-check --requirement $(DOCS)/requirements.txt
+	@touch $@
 
 compat: setup  ## A short suite on the oldest and the newest Python and packages that pyproject.toml allows.
 	$(BIN)/python -m tests.compat.run .venv-compat
@@ -105,4 +117,4 @@ bench-compare: setup  ## Flag ratios in bench/results that are worse than the co
 	$(BIN)/python -m bench.compare
 
 clean:  ## Remove what the targets above made.
-	rm -rf $(VENV) .venv-compat $(AUDIT) $(SBOM_TOOL) $(RELEASE) $(OUT) sbom.json build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) .venv-compat $(AUDIT) $(SBOM_TOOL) $(RELEASE) $(DOCS) $(OUT) sbom.json site build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

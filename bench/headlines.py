@@ -1,10 +1,12 @@
-"""The rows of README's table: which results it shows, and in what words. `python -m bench.report` writes them.
+"""The rows of the tables that open docs/benchmarks.md and README: which results they show, and in what words.
 
-A row names one result of one benchmark; a result that is not there is an error, so the table never shows less than it says.
+`python -m bench.report` writes them. A row names one result of one benchmark. A result that is not there is an error, so a
+table never shows less than it says.
 """
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -12,6 +14,12 @@ from typing import Any
 BEGIN, END = "<!-- measured: python -m bench.report -->\n", "<!-- measured: end -->\n"
 HEADER = (
     "| what | nosync | beside it, in the same run | ratio | goal | `python -m bench` |\n|---|--:|---|--:|---|---|\n"
+)
+
+WIDTH = 120
+MEASURED_ON = (
+    "Each figure is of one run on two cores of a shared machine, so ratios say more than times. "
+    "[docs/benchmarks.md](docs/benchmarks.md) has the machines, all other results, and where nosync is slower."
 )
 
 STREAMING = "Structured Streaming, RocksDB + changelog"
@@ -33,7 +41,10 @@ SMALL_FEW = "epochs of 20,000 rows, 100,000 keys"
 
 @dataclass(frozen=True)
 class Headline:
-    """A row. The other fields say which result it shows; of `workload`, `unit` and `baseline` the beginning is enough."""
+    """A row of a table.
+
+    `text` is what the row says. The other fields name the result; of `workload`, `unit` and `baseline` the beginning is enough.
+    """
 
     text: str
     benchmark: str
@@ -42,7 +53,7 @@ class Headline:
     baseline: str = ""
     engine: str = ""
     beside: str = ""
-    """What the baseline is called here, where its own name needs the context."""
+    """The row calls the baseline so, where the baseline's own name needs the context."""
 
     def of(self, result: Mapping[str, Any]) -> bool:
         return (
@@ -107,25 +118,51 @@ HEADLINES = [
 ]  # fmt: skip
 
 
-def table(results: Sequence[Mapping[str, Any]]) -> str:
-    """The rows in Markdown. `results`: whole files of bench/results. Raises LookupError where a row has not just one result."""
+FIGURES = [
+    Headline(
+        "sums by key, epochs of 500,000 rows", "engines_sums", LARGE, "rows/s", STREAMING,
+        beside="Structured Streaming",
+    ),
+    Headline(
+        "output held up by recording, p99.9", "recovery_protocols", "100,000 keys, stall p99.9", engine="nosync",
+        beside="nothing on disk",
+    ),
+    Headline("open a view on 1 GB of state", "lsm_read", "open a view"),
+    Headline(
+        "a host is lost, until there is output", "takeover_hosts", LOST.format("400,000"), "s", FLINK,
+        beside="Flink 2.3, its tasks run",
+    ),
+    Headline("layers computed again", "spark_epochs", "layers computed again"),
+    Headline(
+        "replay 4 of 40 epochs, other code", "what_if", "replay 4", baseline="all 40", beside="all 40 in a new store",
+    ),
+]  # fmt: skip
+"""README shows these six, and docs/benchmarks.md opens with them."""
+
+
+def table(results: Sequence[Mapping[str, Any]], lines: Sequence[Headline]) -> str:
+    """Returns the rows in Markdown. `results`: whole files of bench/results.
+
+    Raises LookupError where a row has not just one result.
+    """
     known = {found["benchmark"]: found["results"] for found in results}
-    return HEADER + "".join(f"| {' | '.join(_cells(line, known))} |\n" for line in HEADLINES)
+    return HEADER + "".join(f"| {' | '.join(_cells(line, known))} |\n" for line in lines)
 
 
 def machines(results: Sequence[Mapping[str, Any]]) -> str:
-    """On what the rows were measured, and with what; on how many hosts, and which rows are of another scale than the others."""
+    """Returns a paragraph: on which machines the rows were measured, with what, and which of them at another scale."""
     shown = [found for found in results if found["benchmark"] in {line.benchmark for line in HEADLINES}]
     found = sorted({_machine(f["machine"]) for f in shown})
     hosts = sorted({str(f["machine"]["kernel"]) for f in shown})
     said = f"Measured on {'; and on '.join(found)}"
-    which = "each row on one ([docs/benchmarks.md](docs/benchmarks.md) says which)"
+    which = "each row on one (its section below says which)"
     if len(found) > 1:
         said += f", {which}"
     elif len(hosts) > 1:
         said += f"; on {len(hosts)} hosts of that kind, {which}"
     full = sorted({str(f["benchmark"]) for f in shown if f["scale"] == "full"})
-    return said + (f". With `--scale full`: {', '.join(full)}" if full else "") + ".\n"
+    said += (f". With `--scale full`: {', '.join(full)}" if full else "") + "."
+    return textwrap.fill(said, WIDTH) + "\n"
 
 
 def _machine(said: Mapping[str, Any]) -> str:
@@ -149,14 +186,14 @@ def _cells(line: Headline, known: Mapping[str, Sequence[Mapping[str, Any]]]) -> 
 
 
 def number(value: float) -> str:
-    """With three digits, or all that are before the point."""
+    """Returns a number with three digits, or with all that are before the point."""
     return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
 
 
 def with_table(page: str, results: Sequence[Mapping[str, Any]]) -> str:
-    """A page with the table, and the machine, in place of those that are there between two marks."""
+    """Returns README with the six figures in place of what is there between two marks."""
     before, found, rest = page.partition(BEGIN)
     _, found_end, after = rest.partition(END)
     if not found or not found_end:
         raise LookupError(f"the page has no lines {BEGIN.strip()} and {END.strip()}")
-    return f"{before}{BEGIN}{table(results)}\n{machines(results)}{END}{after}"
+    return f"{before}{BEGIN}{table(results, FIGURES)}\n{textwrap.fill(MEASURED_ON, WIDTH)}\n{END}{after}"

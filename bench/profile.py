@@ -26,6 +26,7 @@ from nosync.lsm.model.timestamp import pack
 from nosync.lsm.platform.process import numpy_environment
 from nosync.replication.client.fetching_directory import StoreLocation
 from nosync.runtime.segment_task import SegmentTask
+from nosync.runtime.shard_run import run_shard
 from nosync.spark.schemas import parse_ddl
 from nosync.spark.session import local_session
 
@@ -116,7 +117,7 @@ def _task(root: Path, title: str) -> None:
                 StoreLocation(str(root), flow.key_groups), t, SHARDS, flow.stages, segment.stages, histories=histories
             )
             began = time.perf_counter()
-            list(work.run_shard(0, iter(rows.to_batches())))
+            list(run_shard(work, 0, iter(rows.to_batches())))
             seconds.append(time.perf_counter() - began)
         return seconds
 

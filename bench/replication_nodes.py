@@ -33,6 +33,7 @@ from nosync.lsm.trace.directory import LayerDirectory
 from nosync.replication.daemon.daemon import Daemon, DaemonConfig
 from nosync.replication.daemon.server import OPTIONS
 from nosync.replication.protocol.inventory import name_of
+from nosync.replication.transport.certs import make_certificates
 from nosync.replication.transport.codec import CHUNK_BYTES
 from nosync.testing.daemon_cluster import Daemons, eventually, free_ports
 
@@ -56,11 +57,17 @@ def rows(size_bytes: int, seed: int = 0) -> LayerRows:
 class Cluster:
     """Node n1 in this process, n2 and n3 as processes."""
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root: Path, *, tls: bool = False) -> None:
+        """`tls`: they speak over TCP, as on several hosts; else over sockets of this host."""
         self.root = root
-        self.peers = Daemons(root, NODES, 3, dict(zip(NODES, free_ports(3), strict=True)))
+        if tls:
+            make_certificates(root / "tls", list(NODES))
+        certificates = ("--tls", str(root / "tls")) if tls else ()
+        self.peers = Daemons(root, NODES, 3, dict(zip(NODES, free_ports(3), strict=True)), certificates)
         others = {node: f"127.0.0.1:{self.peers.ports[node]}" for node in NODES if node != "n1"}
-        self.me = Daemon(DaemonConfig("n1", root / "n1", f"127.0.0.1:{self.peers.ports['n1']}", others, 3))
+        address = f"127.0.0.1:{self.peers.ports['n1']}"
+        where = root / "tls" if tls else None
+        self.me = Daemon(DaemonConfig("n1", root / "n1", address, others, 3, tls=where, sockets=self.peers.sockets))
         self.me.start()
         self.is_here = True
         for node in others:
@@ -171,11 +178,16 @@ def run(scale: str) -> Iterator[Result]:
         cluster = Cluster(Path(temporary))
         try:
             yield from _acks(cluster, RATE_HZ * seconds)
-            yield from _sent(cluster, RATE_HZ * seconds // 4)
             yield from _throughput(cluster, files)
             cluster.become_a_process()
             yield from _at_rest(cluster, REST_S[scale])
             yield from _publishing(cluster, Path(temporary), repeats)
+        finally:
+            cluster.close()
+    with tempfile.TemporaryDirectory(dir=".") as temporary:
+        cluster = Cluster(Path(temporary), tls=True)
+        try:
+            yield from _sent(cluster, RATE_HZ * seconds // 4)
         finally:
             cluster.close()
     with tempfile.TemporaryDirectory(dir=MEMORY_DIRECTORY) as temporary:
@@ -198,7 +210,9 @@ def _acks(cluster: Cluster, count: int) -> Iterator[Result]:
 
 
 def _sent(cluster: Cluster, count: int) -> Iterator[Result]:
-    """Bytes on the network, from and to everyone and with all that is said, for a byte of the layers that are published."""
+    """Bytes on the network, from and to everyone, with all that is said and with TLS, for a byte of the layers that are
+    published. What peers say over sockets of one host is counted nowhere.
+    """
     for size_bytes in (2 << 10, LAYER_BYTES):
         before = psutil.net_io_counters(pernic=True)["lo"].bytes_sent
         acknowledged(cluster, 3, f"sent{size_bytes}", count, size_bytes, RATE_HZ)

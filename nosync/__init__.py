@@ -18,8 +18,11 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-    from nosync.flow.dataflow import Dataflow, Stage
+    from nosync import checkpoints
+    from nosync.checkpoints.api import checkpoint
+    from nosync.flow.dataflow import Dataflow
     from nosync.flow.persistence import replicated
+    from nosync.flow.stage import Stage
     from nosync.job.backfill import BackfillReport
     from nosync.job.explain import Explanation
     from nosync.job.job import Job
@@ -71,9 +74,11 @@ if TYPE_CHECKING:
     from nosync.stores import connect, open
 
 _HOMES = {
+    "nosync.checkpoints.api": "checkpoint",
     "nosync.kernels.aggregates": "collect count count_distinct first last max mean min stddev sum top_k variance",
     "nosync.job.backfill": "BackfillReport",
-    "nosync.flow.dataflow": "Dataflow Stage",
+    "nosync.flow.dataflow": "Dataflow",
+    "nosync.flow.stage": "Stage",
     "nosync.job.explain": "Explanation",
     "nosync.job.job": "Job",
     "nosync.flow.persistence": "replicated",
@@ -99,6 +104,8 @@ _HOME_OF = {name: module for module, names in _HOMES.items() for name in names.s
 if not TYPE_CHECKING:  # type checkers see the imports above, and find what is misspelled
 
     def __getattr__(name: str) -> Any:
+        if name == "checkpoints":  # a package of its own: nosync.checkpoints.watch(...)
+            return importlib.import_module("nosync.checkpoints")
         if name not in _HOME_OF:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}{_meant(name)}")
         value = globals()[name] = getattr(importlib.import_module(_HOME_OF[name]), name)
@@ -164,6 +171,9 @@ __all__ = [
     "StoreStatus",
     "LayerStatus",
     "VerifyReport",
+    # checkpoints of Structured Streaming queries
+    "checkpoint",
+    "checkpoints",
     # the dataflow
     "Dataflow",
     "Stage",

@@ -12,10 +12,11 @@ import pyarrow as pa
 
 import nosync
 from nosync.flow.binder import bind
-from nosync.flow.bound_flow import BoundFlow, InputEdge, Loop, Segment, SegmentOutput
+from nosync.flow.bound_flow import BoundFlow, Loop
+from nosync.flow.bound_stage import InputEdge, Segment, SegmentOutput
 from nosync.flow.dataflow import Dataflow
 from nosync.flow.internal_columns import HASH64_COLUMN, REPORT_COLUMN, SIDE_COLUMN, TAG_COLUMN
-from nosync.job.replay import changed_stages, stages_to_bootstrap
+from nosync.job.branch_checks import changed_stages, stages_to_bootstrap
 from nosync.lsm.columnar.hashing import hash64
 from nosync.lsm.manifests.branches import MAIN
 from nosync.lsm.manifests.manifest import SUMS
@@ -31,6 +32,7 @@ from nosync.runtime.segment_task import (
     emitted_schema,
     side_column,
 )
+from nosync.runtime.shard_run import run_shard
 
 SHARDS = 2
 _TYPES = {
@@ -145,7 +147,7 @@ class Runner:
             parts = [self._hashed(part.drop_columns([HASH64_COLUMN]), rows.column_names) for part in placed]
         found = []
         for i, part in enumerate(parts):
-            found += list(task.run_shard(i, iter(part.to_batches() if part is not None else [])))
+            found += list(run_shard(task, i, iter(part.to_batches() if part is not None else [])))
         if output is None and inside:
             self.reports += [Report.from_json(r) for b in found for r in b.column(0).to_pylist()]
         return found
@@ -237,7 +239,7 @@ class StoreRunner(Runner):
     def _bound(self, flow: Dataflow, sources: dict[str, str]) -> BoundFlow:
         refs = self.store.node.timelines.refs
         line = refs.timeline_of(self.branch).id
-        return bind(flow, parse_ddl, sources=sources, begins=refs.begins(line), anew=refs.anew(line))
+        return bind(flow, parse_ddl, sources=sources, begins=refs.begins(line), bootstrap_at=refs.anew(line))
 
     def _recorded_sources(self) -> dict[str, str]:
         manifest = next(iter(self.store.node.timelines.manifests(self.branch).values()))

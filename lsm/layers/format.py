@@ -346,6 +346,8 @@ def open_body(opened: Opened, where: str) -> pa.ipc.RecordBatchFileReader:
         file = pa.ipc.open_file(opened.body)
         if file.num_record_batches != len(opened.info.blocks) - 1:
             raise ValueError(f"it has {file.num_record_batches} batches, {len(opened.info.blocks) - 1} were expected")
+        for field in file.schema:  # Arrow does not look at the texts in a schema before somebody asks for them
+            _ = field.name, str(field.type)
     return file
 
 

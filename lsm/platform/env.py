@@ -275,6 +275,18 @@ class Env:
         finally:
             os.close(fd)
 
+    def entries(self, path: Path) -> list[tuple[str, bool]]:
+        """Returns the regular files and the directories in a directory, each with whether it is a directory.
+
+        There are none where the directory does not exist. Links and special files are left out.
+        """
+        try:
+            with os.scandir(path) as found:
+                kinds = [(e.name, e.is_dir(follow_symlinks=False), e.is_file(follow_symlinks=False)) for e in found]
+        except (FileNotFoundError, NotADirectoryError):
+            return []
+        return [(name, is_directory) for name, is_directory, is_file in kinds if is_directory or is_file]
+
     def exists(self, path: Path) -> bool:
         """Returns whether a name is there, be it that of a link to nowhere."""
         return os.path.lexists(path)

@@ -10,6 +10,7 @@ which nobody who sends one can know.
 
 from __future__ import annotations
 
+import functools
 import os
 import socket
 from pathlib import Path
@@ -41,8 +42,14 @@ def mark_verified(root: Path, env: Env) -> None:
 
 
 def _home(root: Path) -> str:
+    return blake3(f"{_host()} {os.stat(root).st_ino}".encode()).hexdigest()
+
+
+@functools.cache
+def _host() -> str:
+    """Returns what tells this host from others. It is asked for each directory that is opened, and never changes."""
     try:
-        host = _MACHINE_ID.read_text().strip()
+        found = _MACHINE_ID.read_text().strip()
     except OSError:  # in a container
-        host = ""
-    return blake3(f"{host or socket.gethostname()} {os.stat(root).st_ino}".encode()).hexdigest()
+        found = ""
+    return found or socket.gethostname()

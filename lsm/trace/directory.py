@@ -5,7 +5,7 @@ What it is called there: nosync.lsm.platform.layout.
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path, PurePosixPath
 
 import pyarrow as pa
@@ -92,6 +92,13 @@ class LayerDirectory:
         except OSError as error:
             raise storage_error("look at", path, error) from error
         return True
+
+    def fetch(self, id: LayerId) -> bool:
+        """Asks peers for a layer that is not here. Returns whether it came: a directory alone has no peers."""
+        return False
+
+    def fetch_rounds(self, traces: Iterable[TraceId], t: int) -> None:
+        """Asks peers for what they recorded of an epoch's rounds."""
 
     def layer_ids(self) -> list[LayerId]:
         return [LayerId(trace, d) for trace in self.traces() for d in sorted(self.descriptions(trace))]

@@ -10,17 +10,13 @@ from collections.abc import Sequence
 
 import click
 
-from nosync.cli import daemon as daemons
-from nosync.cli import demo
-from nosync.cli import inspect as looking
-from nosync.cli import jobs as flows
-from nosync.cli import maintain as changing
+from nosync.cli import checkpoint, daemon, demo, inspect, jobs, maintain, status
 from nosync.cli.app import cli
 from nosync.cli.console import fail, log_to_stderr
 from nosync.lsm.errors import NosyncError
 from nosync.lsm.visible import visible
 
-__all__ = ["changing", "cli", "daemons", "demo", "flows", "looking", "main"]
+__all__ = ["checkpoint", "cli", "daemon", "demo", "inspect", "jobs", "main", "maintain", "status"]
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

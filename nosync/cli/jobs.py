@@ -40,7 +40,7 @@ from nosync.spark.java import launch_settings
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from nosync.job.epoch_layout import EpochLayout
+    from nosync.job.replay import ReplayPlanner
 
 
 FLOW = click.option(
@@ -137,7 +137,7 @@ def replay(
     if dry_run:
         check_store(path)
         with nosync.open(path, alone=alone) as store, _session(cores) as spark:
-            plan = _epochs_of(flow, store, spark, branch).plan_replay(to)
+            plan = _replay_planner(flow, store, spark, branch).plan(to)
         print_json(dataclasses.asdict(plan)) if as_json else out.print(escape(str(plan)))
         return
     with _job(path, flow, branch, cores, alone=alone) as job:
@@ -149,18 +149,20 @@ def replay(
         print_json(dataclasses.asdict(report)) if as_json else out.print(escape(str(report)))
 
 
-def _epochs_of(flow: nosync.Dataflow, store: Store, spark: SparkSession, branch: str) -> EpochLayout:
-    """As a job has them, without being one, which would stop the one that runs."""
+def _replay_planner(flow: nosync.Dataflow, store: Store, spark: SparkSession, branch: str) -> ReplayPlanner:
+    """Returns the planner that a job has, without being a job, which would stop the one that runs."""
     from nosync.job.epoch_layout import EpochLayout  # noqa: PLC0415
     from nosync.job.flow_versions import FlowVersions  # noqa: PLC0415
+    from nosync.job.position import Position  # noqa: PLC0415
+    from nosync.job.replay import ReplayPlanner  # noqa: PLC0415
     from nosync.spark.expressions import Analyzer  # noqa: PLC0415
     from nosync.spark.schemas import parse_ddl  # noqa: PLC0415 - needs pyspark
     from nosync.spark.session import expression_settings  # noqa: PLC0415
 
-    on_timeline = FlowVersions(flow, store.node, lambda: branch, parse_ddl, Analyzer(spark, expression_settings(spark)))
-    return EpochLayout(
-        store.node, store.directory, on_timeline, lambda: branch, shards=1
-    )  # those of epochs that are sealed
+    position, analyze = Position(store, branch), Analyzer(spark, expression_settings(spark))
+    versions = FlowVersions(flow, store.node, position, parse_ddl, analyze)
+    layout = EpochLayout(store.directory, position, versions, shards=1)  # sealed epochs have shards of their own
+    return ReplayPlanner(store.node, store.directory, position, versions, layout)
 
 
 @cli.command()
@@ -216,7 +218,7 @@ def _explained(
     last = store.last_sealed(branch)
     policies = recorded_policies(None if last is None else store.manifest(last, branch))
     analyze = Analyzer(spark, expression_settings(spark))
-    bound = bind(flow, parse_ddl, analyze, anew=store.begun_anew(branch), policies=policies)
+    bound = bind(flow, parse_ddl, analyze, bootstrap_at=store.begun_anew(branch), policies=policies)
     with progress("tracing back", quiet=quiet) as advance:
         return trace_back(
             bound, store, stage, key, as_of, evaluate=evaluator(spark, expression_settings(spark)), branch=branch,

@@ -1,8 +1,11 @@
-"""Commands that change a store, without the code of a flow."""
+"""Commands that keep a store in order, without the code of a flow."""
 
 from __future__ import annotations
 
+import dataclasses
+import sys
 from pathlib import Path
+from typing import Any
 
 import click
 from rich.markup import escape
@@ -14,6 +17,7 @@ from nosync.cli.console import (
     JSON,
     STORE,
     check_store,
+    err,
     out,
     print_json,
     progress,
@@ -21,6 +25,9 @@ from nosync.cli.console import (
     size_text,
     table_of,
 )
+from nosync.lsm.platform.paths import local_path
+from nosync.lsm.store.backup import backup as copy_store
+from nosync.lsm.store.repair import Repair
 
 
 @cli.command()
@@ -121,3 +128,91 @@ def pin(path: Path, name: str | None, epoch: int | None, remove: bool, alone: bo
     for pinned, t in pins.items():
         table.add_row(pinned, str(t))
     out.print(table if pins else "no pins")
+
+
+@cli.command()
+@STORE
+@click.option(
+    "--repair", is_flag=True, help="Before that write small files again without which the store does not open."
+)
+@click.option("--yes", is_flag=True, help="With --repair: do it without asking.")
+@click.option("--untrusted", is_flag=True, help="A store of somebody else: its catalog is not opened.")
+@JSON
+def verify(path: Path, repair: bool, yes: bool, untrusted: bool, as_json: bool) -> None:
+    """Check every byte of every file against its digest. Exits 1 where something is wrong.
+
+    With --repair a lost or damaged NOSYNC file, and entries of the log of branches, are written again from what the catalog and
+    other files say. It says first what it will do, and asks; with --json it does nothing without --yes.
+
+    \b
+      nosync verify state/
+      nosync verify state/ --repair
+      nosync verify received/ --untrusted
+    """
+    if yes and not repair:
+        raise click.UsageError("--yes is for --repair")
+    if untrusted and repair:
+        raise click.UsageError("--repair goes by what the catalog says, which --untrusted leaves alone")
+    done = _repair(path, yes=yes, as_json=as_json) if repair else None
+    with read_only(path) as store, progress("verifying", quiet=as_json) as advance:
+        report = store.verify(lambda done, of: advance(done, of, ""), untrusted=untrusted)
+    if as_json:
+        print_json(dataclasses.asdict(report) | ({} if done is None else {"repair": done}))
+    else:
+        out.print(f"{report.layers} layers ({size_text(report.bytes)}) and {report.manifests} manifests are whole")
+        for error in report.errors:
+            err.print(f"[red]bad:[/] {escape(error)}", soft_wrap=True)
+    if not report.ok:
+        sys.exit(1)
+
+
+@cli.command()
+@STORE
+@click.argument("target", metavar="DIRECTORY", type=click.Path(path_type=Path))
+@JSON
+def backup(path: Path, target: Path, as_json: bool) -> None:
+    """Copy a store to a new DIRECTORY, while it is in use: whole, verified, and as it was at some epoch.
+
+    A copy has no catalog, so that what is opened there is another incarnation of the directory, and verifies what it has. To
+    put it back, move it to where the store was.
+
+    \b
+      nosync backup state/ /backups/state-2
+    """
+    with progress("copying", quiet=as_json) as advance:
+        report = copy_store(local_path(path), local_path(target), progress=lambda done: advance(done, done, ""))
+    with nosync.open(target, read_only=True) as store:
+        last = store.last_sealed()
+    if as_json:
+        print_json({"path": str(target), "epoch": last, **dataclasses.asdict(report)})
+    else:
+        until = "no epoch yet" if last is None else f"up to epoch {last}"
+        out.print(f"copied {until}: {report.layers} layers, {size_text(report.bytes)}, to {escape(str(target))}")
+
+
+def _repair(path: Path, *, yes: bool, as_json: bool) -> dict[str, Any]:
+    """Says what a repair will do, and does it if that is wanted. What is left to do, or not wanted, ends the command."""
+    with Repair(local_path(path)) as repair:
+        plan = repair.plan
+        said = {"steps": [dataclasses.asdict(step) for step in plan.steps], "left": plan.left, "done": False}
+        if not as_json:
+            for step in plan.steps:
+                out.print(f"will repair {escape(step.path)}: {escape(step.what)}", soft_wrap=True)
+            for text in plan.left:
+                err.print(f"[red]cannot repair:[/] {escape(text)}", soft_wrap=True)
+            if not plan.steps and not plan.left:
+                out.print("nothing to repair")
+        if plan.left and not plan.steps:
+            if as_json:
+                print_json({"repair": said})
+            sys.exit(1)
+        if plan.steps and not yes:
+            if as_json:
+                print_json({"repair": said})
+                sys.exit(1)
+            if not sys.stdin.isatty():
+                raise click.UsageError("nothing was done: there is nobody to ask; say --yes")
+            if not click.confirm("Do this?"):
+                sys.exit(1)
+        repair.carry_out()
+        return said | {"done": True}

@@ -1,7 +1,8 @@
-"""The columns that Spark's DDL declares, read without Spark, so that a mistake in it is told where the flow is declared.
+"""The columns that Spark's DDL declares, read without Spark, so that a mistake in it is told where the flow is
+declared.
 
-Spark reads the text again when a job is made, and its word counts. What a setting of the session or a newer Spark may decide
-otherwise is left open here: such a column has a name and no type.
+Spark reads the text again when a job is made, and its word counts. What a setting of the session or a newer Spark may
+decide otherwise is left open here: such a column has a name and no type.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from nosync.lsm.errors import SchemaError
 from nosync.lsm.platform.nearest import nearest
 
 Columns = Mapping[str, pa.DataType | None]
-"""By name the type of a column; None where only Spark knows it."""
+"""The types of columns, by name. None: only Spark knows it."""
 
 _TOKEN = re.compile(
     r"""\s+|--[^\n]*|/\*.*?\*/|(`(?:[^`]|``)+`|'(?:[^'\\]|\\.|'')*'|"(?:[^"\\]|\\.|"")*"|\w+|[<>(),:])""", re.DOTALL
@@ -29,7 +30,8 @@ _PLAIN: dict[str, pa.DataType | None] = {
     "timestamp_ltz": pa.timestamp("us", "UTC"), "timestamp_ntz": pa.timestamp("us"), "string": pa.string(),
     "binary": pa.binary(), "void": pa.null(),
     # Spark knows them; whether a store takes them is told when the job is made.
-    "char": None, "character": None, "varchar": None, "variant": None, "time": None, "geometry": None, "geography": None,
+    "char": None, "character": None, "varchar": None, "variant": None, "time": None, "geometry": None,
+    "geography": None,
 }  # fmt: skip
 _DECIMAL = frozenset({"decimal", "dec", "numeric"})
 _NESTED = frozenset({"array", "map", "struct"})
@@ -39,13 +41,14 @@ TYPE_NAMES = (*_PLAIN, *_DECIMAL, *_NESTED, "interval")
 _ELSEWHERE = {
     "str": "string", "text": "string", "utf8": "string", "object": "string", "int8": "tinyint", "int16": "smallint",
     "int32": "int", "int64": "bigint", "uint64": "decimal(20, 0)", "float32": "float", "float64": "double",
-    "number": "double", "bool": "boolean", "bytes": "binary", "datetime": "timestamp", "list": "array", "dict": "struct",
+    "number": "double", "bool": "boolean", "bytes": "binary", "datetime": "timestamp", "list": "array",
+    "dict": "struct",
 }  # fmt: skip
-"""What types are called in Python, Arrow and databases."""
+"""The names that types have in Python, Arrow and databases, with those that Spark has for them."""
 
 
 def columns_of(text: object, whose: str, expected: str = _EXAMPLE) -> dict[str, pa.DataType | None]:
-    """The columns that a text declares. Raises SchemaError, which begins with `whose`."""
+    """Returns the columns that a text declares. Raises SchemaError, which begins with `whose`."""
     if not isinstance(text, str):
         hint = ": schema.simpleString() is that of a StructType" if hasattr(text, "simpleString") else ""
         raise SchemaError(f"{whose}: the columns are a {type(text).__name__}, expected text such as {expected}{hint}")
@@ -64,7 +67,7 @@ def columns_of(text: object, whose: str, expected: str = _EXAMPLE) -> dict[str, 
 
 
 def type_of(text: str) -> pa.DataType | None:
-    """The type that Spark calls by a text, such as `array<bigint>`; None where only Spark knows it."""
+    """Returns the type that Spark calls by a text, such as `array<bigint>`. None: only Spark knows it."""
     return _Parser(text, "a type").type("it")
 
 
@@ -90,7 +93,7 @@ class _Parser:
 
     @property
     def _next(self) -> str:
-        """The next token in lower case; empty at the end."""
+        """Returns the next token in lower case. It is empty at the end."""
         return self._tokens[self._at].lower() if self._at < len(self._tokens) else ""
 
     def _take(self) -> str:
@@ -109,7 +112,7 @@ class _Parser:
             raise self._error(f"expected {sign!r} after {after}, found {found}")
 
     def columns(self) -> Iterator[tuple[str, pa.DataType | None]]:
-        """The columns of the whole text, which may be in `struct<...>`."""
+        """Returns the columns of the whole text, which may be in `struct<...>`."""
         if len(self._tokens) > 1 and self._tokens[0].lower() == "struct" and self._tokens[1] == "<":
             self._at = 2
             yield from self._fields(">")
@@ -142,7 +145,7 @@ class _Parser:
         return name[1:-1].replace("``", "`") if name.startswith("`") else name
 
     def type(self, of: str) -> pa.DataType | None:
-        """The type that comes next. `of`: what has it."""
+        """Returns the type that comes next. `of` has that type."""
         word = self._next
         if not word or not word.isidentifier():
             raise self._error(f"{of} has no type, such as {of.partition(' ')[2].strip(chr(39)) or 'name'} string")
@@ -164,7 +167,7 @@ class _Parser:
         return None if numbers else _PLAIN[word]  # Spark says what a number means there
 
     def _numbers(self, of: str) -> list[str]:
-        """What is in brackets after a type, such as its precision."""
+        """Returns what is in brackets after a type, such as its precision."""
         found: list[str] = []
         if self._took("("):
             while self._next and self._next != ")":
@@ -180,7 +183,8 @@ class _Parser:
         is_pair = "".join(numbers) == ",".join(map(str, digits)) and len(digits) <= 2
         if not is_pair or not 1 <= precision <= 38 or scale > precision:
             raise self._error(
-                f"{of} is decimal({''.join(numbers)}): expected up to 38 digits, and how many of them are decimals, as in "
+                f"{of} is decimal({''.join(numbers)}): expected up to 38 digits, and how many of them are decimals, as "
+                "in "
                 "decimal(12, 2)"
             )
         return pa.decimal128(precision, scale)
@@ -212,5 +216,5 @@ class _Parser:
 
 
 def _whole(make: Callable[..., pa.DataType], parts: list[pa.DataType | None]) -> pa.DataType | None:
-    """A type of others; None where one of them is not known."""
+    """Returns a type that is made of others. None: one of them is not known."""
     return None if any(part is None for part in parts) else make(*parts)

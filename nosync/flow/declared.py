@@ -1,7 +1,8 @@
-"""What is known of a stage's columns when it is declared, before there is a Spark session, so that a wrong name is told there.
+"""What is known of a stage's columns when it is declared, before there is a Spark session, so that a wrong name is told
+there.
 
-Sources, keys and aggregates say what their columns are; a function of users, or an expression of Spark, may not: what follows
-such a stage is checked when the job is made (nosync.flow.binder).
+Sources, keys and aggregates say what their columns are; a function of users, or an expression of Spark, may not: what
+follows such a stage is checked when the job is made (nosync.flow.binder).
 """
 
 from __future__ import annotations
@@ -16,7 +17,8 @@ import pyarrow as pa
 from nosync.flow.ddl import Columns, columns_of, type_of
 from nosync.flow.foreign_words import FUNCTIONS_ELSEWHERE
 from nosync.kernels import aggregates as functions
-from nosync.kernels.aggregates import Aggregate, Plan
+from nosync.kernels.aggregate_plan import Plan
+from nosync.kernels.aggregates import Aggregate
 from nosync.kernels.windows import END, START, Window, is_time
 from nosync.lsm.columnar.columns import nullable
 from nosync.lsm.columnar.hashing import check_key_type
@@ -39,7 +41,7 @@ _SHOWN = {
 
 @dataclass(frozen=True)
 class Known:
-    """What is known of a stage. `columns`: None where only the job can say which there are."""
+    """What is known of a stage. `columns` is None where only the job can say which there are."""
 
     columns: Columns | None
     changing: bool = False
@@ -72,7 +74,7 @@ def check_keys(stage: str, key: Sequence[str], given: str, known: Known) -> None
 
 
 def shown_function(name: object) -> str | None:
-    """How an aggregate of that name, here or elsewhere, is written; None where nothing is like it."""
+    """Returns how an aggregate of that name, here or elsewhere, is written. None: nothing is like it."""
     if not isinstance(name, str):
         return None
     known = FUNCTIONS_ELSEWHERE.get(name.lower()) or nearest(name, _FUNCTIONS)
@@ -98,7 +100,7 @@ def check_aggregates(stage: str, key: Sequence[str], aggregates: Mapping[str, ob
 
 
 def of_aggregates(stage: str, aggregates: Mapping[str, Aggregate], given: str, known: Known) -> Columns:
-    """The columns that aggregates make."""
+    """Returns the columns that aggregates make."""
     made: dict[str, pa.DataType | None] = {}
     for output, aggregate in aggregates.items():
         asked = [name for name in (aggregate.column, aggregate.by) if name is not None]
@@ -150,7 +152,10 @@ def of_select(stage: str, expressions: Sequence[object], given: str, known: Know
 
 
 def _check_word(stage: str, word: str, given: str, known: Known, made: Columns | None) -> None:
-    """A word that stands alone is a column, of the input or of the select itself. `made`: None where those are not known."""
+    """Checks that a word that stands alone is a column: the input has it, or the select itself.
+
+    `made` has the columns of the select. It is None where those are not known.
+    """
     if known.columns is None or made is None or _NO_COLUMNS.match(word):
         return
     if word.lower() not in {name.lower() for name in (*known.columns, *made)}:
@@ -177,7 +182,9 @@ def _check_same(message: str, one: Columns, other: Columns) -> None:
 
 
 def _alike(one: pa.DataType | None, other: pa.DataType | None) -> bool:
-    """Whether two types are the same, as far as is known. A setting says whether Spark's timestamps have a zone."""
+    """Returns whether two types are the same, as far as is known. A setting says whether Spark's timestamps have a
+    zone.
+    """
     if one is None or other is None or (pa.types.is_timestamp(one) and pa.types.is_timestamp(other)):
         return True
     return bool(nullable(one) == nullable(other))
@@ -240,7 +247,7 @@ def of_update(stage: str, key: Sequence[str], state: object, given: str, known: 
 
 
 def expanded(window: Window, known: Known) -> Known:
-    """The rows of a window's input with the window that each is in."""
+    """Returns the rows of a window's input with the window that each is in."""
     bounds: Columns = {START: pa.timestamp("us", "UTC"), END: pa.timestamp("us", "UTC")}
     return Known(None if known.columns is None else {**known.columns, **bounds}, known.changing)
 
@@ -252,7 +259,8 @@ def of_window(
     type_ = known.type(window.time)
     if type_ is not None and not is_time(type_):
         raise SchemaError(
-            f"stage {stage}: time column {window.time!r} is {type_}, expected a timestamp or date: declare it so, or make one "
+            f"stage {stage}: time column {window.time!r} is {type_}, expected a timestamp or date: declare it so, or "
+            "make one "
             f'with select, as in "to_timestamp({window.time}) AS {window.time}"'
         )
     if window.session and not key:

@@ -1,9 +1,11 @@
-"""Watermarks of windows that get rows by several inputs: each input has its own, and the window goes by one of them. Pure.
+"""Watermarks of windows that get rows by several inputs: each input has its own, and the window goes by one of them.
+Pure.
 
-An input is a source, or a stage that keeps state, from which rows come to the window through stateless stages and the dedupe of
-rows that are only added. From where the rows of several inputs come together up to the window, each row says in `__input` by
-which it came (the number in the stage's `origins`). What an input had in an epoch counts from the next epoch on; how long it has
-been silent is counted in epochs. So nothing here depends on a clock, on the number of shards, or on how often an epoch is run.
+An input is a source, or a stage that keeps state, from which rows come to the window through stateless stages and the
+dedupe of rows that are only added. From where the rows of several inputs come together up to the window, each row says
+in `__input` by which it came (the number in the stage's `origins`). What an input had in an epoch counts from the next
+epoch on; how long it has been silent is counted in epochs. So nothing here depends on a clock, on the number of shards,
+or on how often an epoch is run.
 
 Times are int64 microseconds, as in nosync.kernels.windows.
 """
@@ -21,25 +23,25 @@ from nosync.kernels.windows import NO_WATERMARK, Window, times_us, to_time
 from nosync.lsm.columnar.columns import INTERNAL_PREFIX
 
 INPUT_COLUMN = INTERNAL_PREFIX + "input"
-"""In rows of a stage with `origins`: the number of the input that each came by."""
+"""The column that says by which input a row came, as a number. Rows of a stage with `origins` have it."""
 INPUT_FIELD = pa.field(INPUT_COLUMN, pa.int8())
 MOST_INPUTS = 128
 WATERMARK_BEFORE, WATERMARK_AFTER, LATE_ROWS, OF_INPUTS = "watermark_before", "watermark", "late_rows", "inputs"
-"""What a window records of each shard and epoch; the last one only where it goes by the minimum over several inputs."""
+"""The columns that a window records for each shard and epoch. It has the last one only where it goes by the minimum."""
 
 
 @dataclass(frozen=True)
 class InputTime:
-    """How far an input has come."""
+    """The progress of an input."""
 
     watermark_us: int = NO_WATERMARK
     silent_epochs: int = 0
-    """How many epochs in a row, up to the last one, it had no row with a time."""
+    """The number of epochs in a row, up to the last one, in which it had no row with a time."""
     idle: bool = False
-    """Whether these are so many that the window does not wait for it."""
+    """Says whether these are so many that the window does not wait for it."""
 
     def after(self, newest_us: int | None, window: Window) -> InputTime:
-        """After one more epoch, in which its newest time was that one; None: it had none."""
+        """Returns its progress after one more epoch, in which its newest time was that one. None: it had none."""
         if newest_us is None:
             silent = self.silent_epochs + 1
             return InputTime(self.watermark_us, silent, window.idle_after is not None and silent >= window.idle_after)
@@ -49,18 +51,19 @@ class InputTime:
 
 @dataclass(frozen=True)
 class Watermarks:
-    """What the epoch before recorded."""
+    """The watermarks that the epoch before recorded."""
 
     previous_us: int = NO_WATERMARK
-    """In force at the epoch before."""
+    """The watermark that was in force at the epoch before."""
     current_us: int = NO_WATERMARK
-    """In force at this one."""
+    """The watermark that is in force at this one."""
     inputs: Mapping[str, InputTime] = field(default_factory=dict)
-    """By input, where there are several; one that is not in it has had no epoch yet."""
+    """The progress of each input, where there are several. One that is not in it has had no epoch yet."""
 
 
 def minimum(inputs: Iterable[InputTime], in_force_us: int) -> int:
-    """The watermark from the next epoch on: that of the slowest input that is not idle, and never less than it was.
+    """Returns the watermark from the next epoch on: that of the slowest input that is not idle, and never less than it
+    was.
 
     Where all are idle it stays.
     """
@@ -69,13 +72,13 @@ def minimum(inputs: Iterable[InputTime], in_force_us: int) -> int:
 
 
 def inputs_field(time: pa.DataType) -> pa.Field:
-    """The column that says of each input how far it has come."""
+    """Returns the column that says of each input how far it has come."""
     fields = [("input", pa.string()), ("watermark", time), ("epochs_without_rows", pa.int64()), ("idle", pa.bool_())]
     return pa.field(OF_INPUTS, pa.list_(pa.struct(fields)))
 
 
 def recorded_inputs(inputs: Mapping[str, InputTime], column: pa.Field) -> pa.Array:
-    """One row of `inputs_field`."""
+    """Returns one row of `inputs_field`."""
     struct = column.type.value_type
     times = np.array([one.watermark_us for one in inputs.values()], dtype=np.int64)
     stamps = pa.array(times, mask=times == NO_WATERMARK).cast(pa.timestamp("us")).cast(struct.field("watermark").type)
@@ -86,7 +89,7 @@ def recorded_inputs(inputs: Mapping[str, InputTime], column: pa.Field) -> pa.Arr
 
 
 def read_watermarks(row: pa.Table) -> Watermarks:
-    """What a window recorded at an epoch, back from its one row."""
+    """Returns what a window recorded at an epoch, back from its one row."""
     previous, current = (_time_of(row.column(name)) for name in (WATERMARK_BEFORE, WATERMARK_AFTER))
     return Watermarks(previous, current, _inputs_of(row))
 
@@ -107,12 +110,12 @@ def _time_of(column: pa.ChunkedArray) -> int:
 
 
 def stamp(time_us: int, type_: pa.DataType) -> pa.Array:
-    """A watermark as a column of one row."""
+    """Returns a watermark as a column of one row."""
     return to_time(np.array([time_us]), type_) if time_us != NO_WATERMARK else pa.nulls(1, type_)
 
 
-def told_apart(rows: pa.Table, inputs: int) -> list[tuple[int, pa.Table]]:
-    """The rows of each input that has any, without the column that says which."""
+def split_by_input(rows: pa.Table, inputs: int) -> list[tuple[int, pa.Table]]:
+    """Returns the rows of each input that has any, without the column that says which."""
     came_by = rows.column(INPUT_COLUMN).to_numpy()
     rest = rows.drop_columns([INPUT_COLUMN])
     present = np.flatnonzero(np.bincount(came_by, minlength=inputs))
@@ -122,7 +125,7 @@ def told_apart(rows: pa.Table, inputs: int) -> list[tuple[int, pa.Table]]:
 
 
 def with_input(rows: pa.Table, came_by: Any) -> pa.Table:
-    """`came_by`: of each row, or one number for all."""
+    """Returns the rows with the number of their input. `came_by` has one for each row, or is one for all."""
     numbers = np.broadcast_to(np.asarray(came_by, dtype=np.int8), rows.num_rows)
     return rows.append_column(INPUT_FIELD, pa.array(np.ascontiguousarray(numbers), pa.int8()))
 

@@ -32,9 +32,9 @@ _SIMPLE = (str, bytes, int, float, complex, bool, type(None))
 _ARROW = (pa.Array, pa.ChunkedArray, pa.RecordBatch, pa.Table)
 _ADDRESS = re.compile(r"(\bat 0x|@)[0-9a-f]{3,}")
 _HAS_DOCSTRING = 0x4000000
-"""In the flags of code, from Python 3.13 on."""
+"""The bit in the flags of code that says so, from Python 3.13 on."""
 _IS_OPTIMIZED = 0x1
-"""In the flags of code: it is a function's, not a class's."""
+"""The bit in the flags of code that says that it is a function's, and not a class's."""
 _INSTALLED = tuple(
     {
         str(Path(found).resolve())
@@ -45,7 +45,8 @@ _INSTALLED = tuple(
 
 
 def fingerprint(*parts: Any) -> str:
-    """A stable hash of nested tuples, lists, mappings, simple values, functions, and data of Arrow, NumPy and Pandas.
+    """Returns a stable hash of nested tuples, lists, mappings, simple values, functions, and data of Arrow, NumPy and
+    Pandas.
 
     Raises FlowError for what cannot be told from another one, such as an object that only has an address.
     """
@@ -54,7 +55,7 @@ def fingerprint(*parts: Any) -> str:
 
 
 def hashed_of(function: Any) -> bytes:
-    """What `fingerprint` sees of a function, to be given to it later as a PickledFunction. Raises FlowError as
+    """Returns what `fingerprint` sees of a function, to be given to it later as a PickledFunction. Raises FlowError as
     `fingerprint` does.
     """
     seen = bytearray()
@@ -63,14 +64,14 @@ def hashed_of(function: Any) -> bytes:
 
 
 class _Kept:
-    """In the place of a hasher."""
+    """Stands in the place of a hasher, and keeps what it is given."""
 
     def __init__(self, seen: bytearray) -> None:
         self.update = seen.extend
 
 
 class _Hashing:
-    """Of one fingerprint. Functions, classes and objects are hashed once, and then by when they came first."""
+    """Makes one fingerprint. Functions, classes and objects are hashed once, and then by when they came first."""
 
     def __init__(self, hasher: Any) -> None:
         self._hasher = hasher
@@ -148,7 +149,7 @@ def _parts(value: Any) -> list[Any]:  # noqa: PLR0912 - one line for each kind
 
 
 def _is_installed(module: str | None) -> bool:
-    """Whether a module is Python's, or in site-packages: its name says what it is."""
+    """Returns whether a module is Python's, or in site-packages: its name says what it is."""
     if module is None or module.partition(".")[0] in (*sys.builtin_module_names, "nosync"):
         return True
     file = getattr(sys.modules.get(module), "__file__", None)
@@ -181,7 +182,7 @@ def _function_parts(function: types.FunctionType) -> list[Any]:
 
 
 def _of_modules(used: Mapping[str, Any], names: list[str]) -> dict[str, Any]:
-    """What a function may take of the user's own modules that it names: `helpers.clean`, `settings.LIMIT`."""
+    """Returns what a function may take of the user's own modules that it names: `helpers.clean`, `settings.LIMIT`."""
     found: dict[str, Any] = {}
     waiting = [value for value in used.values() if isinstance(value, types.ModuleType)]
     seen: set[str] = set()
@@ -206,14 +207,14 @@ def _class_parts(cls: type) -> list[Any]:
 
 
 def _is_bookkeeping(name: str, value: Any) -> bool:
-    """What Python keeps in a class, and adds to it when it is used: nothing that its author wrote."""
+    """Returns what Python keeps in a class, and adds to it when it is used: nothing that its author wrote."""
     is_special = name.startswith("__") and name.endswith("__")
     is_slot = isinstance(value, types.MemberDescriptorType | types.GetSetDescriptorType)
     return is_slot or name == "_abc_impl" or (is_special and not callable(_member(value)))
 
 
 def _member(value: Any) -> Any:
-    """The functions that are behind a member of a class."""
+    """Returns the functions that are behind a member of a class."""
     if isinstance(value, property):
         return [value.fget, value.fset, value.fdel]
     if isinstance(value, staticmethod | classmethod):
@@ -245,8 +246,9 @@ def _slots(cls: type) -> list[str]:
 
 
 def _text(value: Any) -> str:
-    """What an object without fields says of itself, where its class has it say anything."""
-    if getattr(type(value), "__repr__") == getattr(object, "__repr__"):  # noqa: B009 - as text, or mypy compares their types
+    """Returns what an object without fields says of itself, where its class has it say anything."""
+    # By names, or mypy compares their types.
+    if getattr(type(value), "__repr__") == getattr(object, "__repr__"):  # noqa: B009
         return ""
     text = repr(value)
     if _ADDRESS.search(text):
@@ -256,7 +258,8 @@ def _text(value: Any) -> str:
 
 def _unknown(value: Any) -> str:
     return (
-        f"what its function uses has {repr(value)[:80]} in it, which cannot be told from another one of its kind: give the "
+        f"what its function uses has {repr(value)[:80]} in it, which cannot be told from another one of its kind: give "
+        "the "
         "stage a version=, and another one whenever what it computes changes"
     )
 
@@ -270,7 +273,7 @@ def _is_set(cell: types.CellType) -> bool:
 
 
 def _names(code: types.CodeType) -> list[str]:
-    """The global names that a function and the functions inside it refer to."""
+    """Returns the global names that a function and the functions inside it refer to."""
     names = set(code.co_names)
     for constant in code.co_consts:
         if isinstance(constant, types.CodeType):
@@ -289,7 +292,7 @@ def _code_parts(code: types.CodeType, doc: str | None = None) -> list[Any]:
 
 
 def _is_docstring(code: types.CodeType, constant: str, doc: str | None) -> bool:
-    """Whether the first constant of code is its docstring; of comprehensions, lambdas and classes it never is."""
+    """Returns whether the first constant of code is its docstring. It never is in lambdas, comprehensions, classes."""
     if code.co_name.startswith("<") or not code.co_flags & _IS_OPTIMIZED:
         return False
     if sys.version_info >= (3, 13):

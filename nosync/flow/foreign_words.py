@@ -14,7 +14,7 @@ FUNCTIONS_ELSEWHERE = {
     "collect_set": "collect", "first_value": "first", "last_value": "last", "min_by": "first", "max_by": "last",
     "sumdistinct": "sum", "total": "sum", "size": "count", "len": "count",
 }  # fmt: skip
-"""By what an aggregate is called in Spark, Flink, Pandas and SQL, what it is called here."""
+"""The names of aggregates here, by those that they have in Spark, Flink, Pandas and SQL."""
 
 _AGGREGATE = 'aggregate("name", key=["k"], n=nosync.count(), total=nosync.sum("x")) groups and aggregates in one'
 _UPDATE = 'update("name", key=["k"], state="total bigint", fn=function) keeps state of your own per key'
@@ -34,7 +34,10 @@ _ORDER = (
     'rows of a stage have no order: nosync.top_k("x", 3) keeps the largest, and job.read("stage").orderBy(...) sorts'
 )
 _KEPT = 'the store records stages: persist="memory" or "disk" says how well, Job(..., shards=4) in how many shards'
-_JOIN = 'join("name", other, on=["k"], how="left") joins two stages, join_static("name", table, on=["k"]) one with a DataFrame'
+_JOIN = (
+    'join("name", other, on=["k"], how="left") joins two stages, join_static("name", table, on=["k"]) one with a '
+    "DataFrame"
+)
 _ON_STAGE = {
     _AGGREGATE: (
         "groupBy groupby group_by agg keyBy key_by partitionBy partition_by rollup cube pivot reduce sum mean "
@@ -91,7 +94,7 @@ _STAGE_WORDS, _FLOW_WORDS = _by_word(_ON_STAGE), _by_word(_IN_FLOW)
 
 
 def unknown_operator(what: str, word: str, own: Collection[str], *, in_flow: bool = False) -> UnknownOperatorError:
-    """The error for an attribute that does not exist. `what`: what was asked for it; `own`: the attributes that it has."""
+    """Returns the error for an attribute that does not exist. `what` was asked for it, and has the attributes `own`."""
     answer = (_FLOW_WORDS if in_flow else _STAGE_WORDS).get(word)
     close = None if answer else nearest(word, own)
     if answer is None:

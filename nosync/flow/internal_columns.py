@@ -11,13 +11,15 @@ TAG_COLUMN = "_tag"
 REPORT_COLUMN = "_report"
 SIDE_COLUMN = "_side"
 HASH64_COLUMN = "_hash64"
+"""Spark's hash of a row's key. A source's rows have that of all columns."""
 MATCHED_COLUMN = "_matched"
 COLUMNS_BETWEEN = frozenset({TAG_COLUMN, REPORT_COLUMN, SIDE_COLUMN, HASH64_COLUMN, MATCHED_COLUMN})
 TOUCHED_COLUMN = "__touched"
-"""Of an update with a time to live: the epoch of each key's last change."""
+"""The epoch of each key's last change. The state of an update with a time to live has it."""
 COUNT, LIVE = "__n", "__live"
+"""The number of a row's derivations, and whether the row is in the set. The variable of a loop has them."""
 
 
 def is_ours(name: str) -> bool:
-    """Whether columns of users cannot have a name, which Spark may take for another one in upper case."""
+    """Returns whether columns of users cannot have a name, which Spark may take for another one in upper case."""
     return name.lower() in RESERVED | COLUMNS_BETWEEN or name.startswith(INTERNAL_PREFIX)

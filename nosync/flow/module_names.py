@@ -1,7 +1,7 @@
 """The names by which fingerprints know the modules of nosync. A fingerprint is a name on disk, and a module may move.
 
-A function or class of nosync that a user's function refers to is hashed by its module's name. So a module that moved keeps the
-name that it had when stores were first written. Entries are never removed.
+A function or class of nosync that a user's function refers to is hashed by its module's name. So a module that moved
+keeps the name that it had when stores were first written. Entries are never removed.
 """
 
 from __future__ import annotations
@@ -13,33 +13,45 @@ NAMES_IN_FINGERPRINTS = {
     "nosync.cli.inspect": "nosync.cli.looking",
     "nosync.cli.jobs": "nosync.cli.flows",
     "nosync.cli.maintain": "nosync.cli.changing",
+    "nosync.cli.status": "nosync.cli.looking",
+    "nosync.flow.bind_keyed": "nosync.bind",
+    "nosync.flow.bind_loops": "nosync.bind",
     "nosync.flow.binder": "nosync.bind",
+    "nosync.flow.bindings": "nosync.bind",
     "nosync.flow.bound_flow": "nosync.plan",
+    "nosync.flow.bound_stage": "nosync.plan",
     "nosync.flow.dataflow": "nosync.dataflow",
     "nosync.flow.ddl": "nosync.ddl",
     "nosync.flow.declared": "nosync.declared",
     "nosync.flow.event_time": "nosync.event_time",
     "nosync.flow.fingerprint": "nosync.fingerprint",
     "nosync.flow.foreign_words": "nosync.foreign_words",
+    "nosync.flow.fusion": "nosync.plan",
     "nosync.flow.internal_columns": "nosync.columns_between",
     "nosync.flow.persistence": "nosync.levels",
     "nosync.flow.pickled_function": "nosync.frozen",
+    "nosync.flow.stage": "nosync.dataflow",
     "nosync.flow.window_inputs": "nosync.window_inputs",
     "nosync.html_diff.page": "nosync.report",
     "nosync.html_diff.plot": "nosync.plot",
     "nosync.job.backfill": "nosync.backfill",
+    "nosync.job.backfill_range": "nosync.backfill",
+    "nosync.job.branch_checks": "nosync.replay",
     "nosync.job.delivery": "nosync.delivery",
     "nosync.job.epoch_layout": "nosync.lineepochs",
     "nosync.job.explain": "nosync.explain",
     "nosync.job.flow_versions": "nosync.lineflow",
     "nosync.job.job": "nosync.job",
     "nosync.job.kept_inputs": "nosync.inputs",
+    "nosync.job.lineage": "nosync.explain",
     "nosync.job.recovery_planner": "nosync.recovery",
     "nosync.job.replay": "nosync.replay",
     "nosync.job.reports": "nosync.reports",
     "nosync.job.sinks": "nosync.sinks",
     "nosync.job.stream_checks": "nosync.streaming",
     "nosync.job.watermarks": "nosync.watermarks",
+    "nosync.kernels.accumulators": "nosync.aggregates",
+    "nosync.kernels.aggregate_plan": "nosync.aggregates",
     "nosync.kernels.aggregates": "nosync.aggregates",
     "nosync.kernels.expressions": "nosync.arrow_expressions",
     "nosync.kernels.groups": "nosync.groups",
@@ -61,6 +73,7 @@ NAMES_IN_FINGERPRINTS = {
     "nosync.lsm.layers.writer": "nosync.lsm.writer",
     "nosync.lsm.manifests.archive": "nosync.lsm.archive",
     "nosync.lsm.manifests.branches": "nosync.lsm.branches",
+    "nosync.lsm.manifests.catalog": "nosync.lsm.catalog",
     "nosync.lsm.manifests.input_policy": "nosync.lsm.release",
     "nosync.lsm.manifests.lost_ends": "nosync.lsm.lost_ends",
     "nosync.lsm.manifests.manifest": "nosync.lsm.manifest",
@@ -72,7 +85,6 @@ NAMES_IN_FINGERPRINTS = {
     "nosync.lsm.model.layer": "nosync.lsm.layer",
     "nosync.lsm.model.timestamp": "nosync.lsm.timestamp",
     "nosync.lsm.node.api": "nosync.lsm.roles",
-    "nosync.lsm.manifests.catalog": "nosync.lsm.catalog",
     "nosync.lsm.node.compactor": "nosync.lsm.compactor",
     "nosync.lsm.node.discards": "nosync.lsm.giving_up",
     "nosync.lsm.node.input_release": "nosync.lsm.letting_go",
@@ -103,7 +115,9 @@ NAMES_IN_FINGERPRINTS = {
     "nosync.lsm.trace.listing": "nosync.lsm.listing",
     "nosync.lsm.trace.presence": "nosync.lsm.presence",
     "nosync.lsm.trace.trace": "nosync.lsm.trace",
+    "nosync.operators.base": "nosync.operators",
     "nosync.operators.bootstrap": "nosync.anew",
+    "nosync.operators.canonical": "nosync.operators",
     "nosync.operators.loops": "nosync.loops",
     "nosync.operators.operators": "nosync.operators",
     "nosync.operators.windows": "nosync.windowing",
@@ -135,10 +149,13 @@ NAMES_IN_FINGERPRINTS = {
     "nosync.runtime.fused_rows": "nosync.fusing",
     "nosync.runtime.scan": "nosync.scan",
     "nosync.runtime.segment_task": "nosync.segment",
+    "nosync.runtime.shard_run": "nosync.segment",
     "nosync.spark.arrow_transfer": "nosync.spark.handover",
     "nosync.spark.data_source": "nosync.spark.source",
     "nosync.spark.epoch_inputs": "nosync.spark.given",
     "nosync.spark.epoch_job": "nosync.spark.epoch",
+    "nosync.spark.epoch_plan": "nosync.spark.epoch",
+    "nosync.spark.epoch_run": "nosync.spark.epoch",
     "nosync.spark.errors": "nosync.spark.task_errors",
     "nosync.spark.expression_translation": "nosync.spark.translate",
     "nosync.spark.file_shuffle": "nosync.spark.exchanges",
@@ -157,5 +174,5 @@ NAMES_IN_FINGERPRINTS = {
 
 
 def name_in_fingerprints(module: str | None) -> str | None:
-    """The name that stands in fingerprints for a module."""
+    """Returns the name that stands in fingerprints for a module."""
     return NAMES_IN_FINGERPRINTS.get(module, module) if module is not None else None

@@ -1,11 +1,11 @@
-"""Persistence levels: how well a stage's layers are kept, as the number of durable copies that the safe point waits for.
+"""Persistence levels: how well a stage's layers are kept, as the number of durable copies that the safe point waits
+for.
 
-| level | meaning | a crash costs |
-|---|---|---|
-| `none` | not recorded: computed again from its input whenever it is needed (stateless stages only) | nothing but time |
-| `memory` | published, not waited for | recomputation of what the machine had not written yet |
-| `disk` | durable on this node (fsync, read back, in the catalog) before the safe point passes | nothing, unless it is lost |
-| `replicated(k)` | durable on k nodes before the safe point passes | nothing, unless k nodes are lost |
+| level | meaning | a crash costs | |---|---|---| | `none` | not recorded: computed again from its input whenever it is
+needed (stateless stages only) | nothing but time | | `memory` | published, not waited for | recomputation of what the
+machine had not written yet | | `disk` | durable on this node (fsync, read back, in the catalog) before the safe point
+passes | nothing, unless it is lost | | `replicated(k)` | durable on k nodes before the safe point passes | nothing,
+unless k nodes are lost |
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _REPLICATED = re.compile(r"replicated\((\d+)\)\Z")
 
 
 def replicated(copies: int) -> str:
-    """The level of `copies` durable copies on different nodes, this one included, for `persist=`."""
+    """Returns the level of `copies` durable copies on different nodes, this one included, for `persist=`."""
     return f"replicated({copies})"
 
 

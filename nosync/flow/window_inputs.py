@@ -1,27 +1,28 @@
-"""By which inputs rows come to the windows of a flow, and which of their watermarks each window goes by. Pure."""
+"""The inputs by which rows come to the windows of a flow, and which of their watermarks each window goes by. Pure."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from nosync.flow.bound_flow import DISTINCT, BoundStage
-from nosync.flow.dataflow import DEDUPE, STATELESS, Dataflow, Stage
+from nosync.flow.bound_stage import DISTINCT, BoundStage
+from nosync.flow.dataflow import Dataflow
 from nosync.flow.event_time import MOST_INPUTS
+from nosync.flow.stage import DEDUPE, STATELESS, Stage
 from nosync.kernels.windows import MAX, MIN, Window
 from nosync.lsm.errors import FlowError
 
 
 class WindowInputs:
-    """Of a flow that is being bound. `policies`: by window, the one that counts where it does not say which it wants."""
+    """The inputs of the windows of a flow that is being bound."""
 
     def __init__(self, flow: Dataflow, policies: Mapping[str, str], bound: Mapping[str, BoundStage]) -> None:
-        """`bound`: the stages that are bound so far."""
+        """`bound` has the stages that are bound so far, `policies` the policies of windows that state none."""
         self._flow, self._policies, self._bound = flow, policies, bound
         self._found: dict[str, tuple[str, ...]] = {}
-        self._told_apart = self._before_minimum()
+        self._with_origins = self._before_minimum()
 
     def policy(self, stage: Stage) -> str | None:
-        """Which watermark a window goes by; None: it has none, or is no window."""
+        """Returns which watermark a window goes by. None: it has none, or is no window."""
         window: Window | None = stage.options.get("window")
         if window is None or window.delay_us is None:
             return None
@@ -29,18 +30,22 @@ class WindowInputs:
 
     def origins(self, stage: Stage) -> tuple[str, ...]:
         """See `BoundStage.origins`. Raises FlowError where there are too many."""
-        if stage.name not in self._told_apart:
+        if stage.name not in self._with_origins:
             return ()
         found = self._of_all(stage.inputs)
         if len(found) > MOST_INPUTS:
             raise FlowError(
-                f"stage {stage.name}: it gets rows by {len(found)} inputs, and a window can have watermarks of {MOST_INPUTS}: "
+                f"stage {stage.name}: it gets rows by {len(found)} inputs, and a window can have watermarks of "
+                f"{MOST_INPUTS}: "
                 f"unite rows before they are given, or have the window after it go by policy={MAX!r}"
             )
         return found if len(found) > 1 else ()
 
     def of(self, name: str) -> tuple[str, ...]:
-        """The inputs that a stage's rows came by: sources, and stages that keep state; in the order that the flow names them."""
+        """Returns the inputs that a stage's rows came by: sources, and stages that keep state.
+
+        They are in the order in which the flow names them.
+        """
         if name not in self._found:
             stage = self._bound[name]
             passes = stage.kind in (*STATELESS, DISTINCT)
@@ -51,7 +56,7 @@ class WindowInputs:
         return tuple(dict.fromkeys(found for name in names for found in self.of(name)))
 
     def _before_minimum(self) -> set[str]:
-        """The stages that rows pass, on the way from its inputs, to a window that goes by the minimum."""
+        """Returns the stages that rows pass, on the way from its inputs, to a window that goes by the minimum."""
         declared = {stage.name: stage for stage in self._flow.stages}
         found: set[str] = set()
         left = [name for stage in self._flow.stages if self.policy(stage) == MIN for name in stage.inputs]

@@ -1,27 +1,30 @@
-"""Which epochs the rows of a backfill come to, and what it did. Pure.
-
-Epochs follow one another: those between that have no rows run without any, as weeks in which nothing happened.
-"""
+"""Backfilling: running all epochs that given rows are of, many in each Spark job, and sealing each on its own."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+import time
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING
 
-from nosync.lsm.errors import InvalidInputError, OutOfOrderError
-from nosync.lsm.manifests.manifest import Manifest
+from nosync.flow.bound_flow import Step
+from nosync.job.backfill_range import check_counted, epochs_to_run
+from nosync.job.delivery import Delivery
+from nosync.job.epoch_runs import EpochRuns
+from nosync.job.flow_versions import FlowVersions
+from nosync.job.position import Position
+from nosync.job.replay import Progress
+from nosync.job.reports import EpochReport, epoch_report
 from nosync.lsm.platform.notebook import facts_html
+from nosync.runtime.epoch_batches import MOST_GIVEN_ROWS, ScheduledEpoch, batch_epochs
 
-MAX_GAP = 60
-"""Epochs without rows, one after the other. Where there are more, the number may not count epochs: 20130131, 20130201."""
-
-Counts = Mapping[int, Mapping[str, int]]
-"""By epoch, and by source, the number of rows."""
+if TYPE_CHECKING:
+    from nosync.spark.epoch_inputs import GivenEpochs
 
 
 @dataclass(frozen=True)
 class BackfillReport:
-    """What a backfill did."""
+    """Says what a backfill did."""
 
     first: int
     last: int
@@ -53,59 +56,48 @@ class BackfillReport:
         return facts_html("backfill", {f.name: getattr(self, f.name) for f in fields(self)})
 
 
-def epochs_to_run(
-    counts: Counts,
-    sources: Collection[str],
-    manifest_of: Callable[[int], Manifest | None],
-    last: int | None,
-    max_gap: int,
-) -> range:
-    """The epochs from the next one to the last that has rows. `last`: the newest sealed one.
+class Backfill:
+    """Runs the epochs of one timeline that rows are given of."""
 
-    Raises OutOfOrderError where rows are older than the store, InvalidInputError where a sealed epoch is given another number
-    of rows than it has, and where more than `max_gap` epochs, one after the other, have no rows.
-    """
-    if not counts:
-        raise InvalidInputError("no source has any row: there is nothing to backfill")
-    epochs = sorted(counts)
-    first = epochs[0] if last is None else last + 1
-    for t in range(epochs[0], min(first, epochs[-1] + 1)):
-        manifest = manifest_of(t)
-        if manifest is None:
-            raise OutOfOrderError(
-                f"rows of epoch {t} are given, which is before the store's first; the next one is {first}"
-            )
-        _check_same(t, counts.get(t, {}), manifest, sources)
-    at = first - 1
-    for t in epochs:
-        if t - at > max_gap + 1:
-            raise InvalidInputError(
-                f"no source has rows of the epochs {at + 1:,} to {t - 1:,}, and each would run: epochs follow one another, so "
-                f"count them from a beginning, such as datediff(day, '2013-01-01') and not 20130101; or raise max_gap={max_gap}"
-            )
-        at = max(at, t)
-    return range(first, at + 1)
+    def __init__(
+        self, position: Position, versions: FlowVersions, runs: EpochRuns, delivery: Delivery, shards: int
+    ) -> None:
+        self._position, self._versions, self._runs, self._delivery = position, versions, runs, delivery
+        self._shards = shards
 
-
-def check_counted(t: int, counted: int, ran: int) -> None:
-    """Raises InvalidInputError where an epoch ran with other rows than were counted."""
-    if ran != counted:
-        raise InvalidInputError(
-            f"epoch {t} had {counted:,} rows when they were counted and {ran:,} when it ran: a DataFrame that was given has "
-            "other rows each time it is read. Write it out and give what was written, after rewind() to the last sealed epoch "
-            "(-1 where there is none): some of its rows are recorded already"
+    def run(self, given: GivenEpochs, max_gap: int, progress: Progress | None) -> BackfillReport:
+        """Runs the epochs that are not sealed yet. `max_gap`, `progress`: as `Job.backfill` has them."""
+        started = time.perf_counter()
+        counts = given.counts()
+        last, sources = self._position.last_sealed(), [stage.name for stage in self._versions.flow.sources]
+        todo = epochs_to_run(counts, sources, self._position.manifest, last, max_gap)
+        if last is not None and last in counts:
+            self._delivery.deliver(last)  # to sinks that an attempt before left without it
+        reports = self._run(todo, {t: sum(counts.get(t, {}).values()) for t in todo}, given, progress)
+        return BackfillReport(
+            first=todo.start,
+            last=todo.stop - 1,
+            sealed_before=sum(t not in todo for t in counts),
+            rows_in=sum(report.rows_in for report in reports),
+            layers_computed=sum(report.layers_computed for report in reports),
+            layers_reused=sum(report.layers_reused for report in reports),
+            bytes_recorded=sum(report.bytes_recorded for report in reports),
+            seconds=time.perf_counter() - started,
         )
 
-
-def _check_same(t: int, given: Mapping[str, int], manifest: Manifest, sources: Collection[str]) -> None:
-    recorded: dict[str, int] = {}
-    for entry in manifest.entries:
-        stage = entry.id.trace.stage
-        recorded[stage] = recorded.get(stage, 0) + entry.rows
-    for source in sources:
-        rows = given.get(source, 0)
-        if rows != recorded.get(source, 0):
-            raise InvalidInputError(
-                f"source {source}: epoch {t} is sealed with {recorded.get(source, 0):,} rows and is given {rows:,}: a sealed "
-                "epoch stays as it is. Give rows that came late to a later epoch, or rewind() to before it"
-            )
+    def _run(
+        self, todo: Sequence[int], rows: Mapping[int, int], given: GivenEpochs, progress: Progress | None
+    ) -> list[EpochReport]:
+        """Runs epochs that have so many rows, and seals them as they come."""
+        flow = self._versions.flow
+        epochs = (ScheduledEpoch(Step(t, {}, frozenset()), flow, self._shards, rows[t]) for t in todo)
+        reports: list[EpochReport] = []
+        for batch in batch_epochs(epochs, MOST_GIVEN_ROWS):
+            for t, found in self._runs.run_together(batch, given):
+                report = epoch_report(t, found, flow, seconds=0.0)
+                check_counted(t, rows[t], report.rows_in)
+                self._runs.finish(flow, t, found)
+                reports.append(report)
+                if progress:
+                    progress(len(reports), len(todo))
+        return reports

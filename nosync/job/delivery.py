@@ -11,10 +11,12 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 from nosync.flow.dataflow import Dataflow
+from nosync.job.position import Position
 from nosync.job.sinks import GAP, PRECISE, Sink, last_given
 from nosync.lsm.errors import CompactedError, FlowError, InvalidInputError, UnknownStageError
 from nosync.lsm.facts.deliveries import DeliveryLog
 from nosync.lsm.facts.or_set import Element
+from nosync.lsm.manifests.branches import MAIN
 from nosync.lsm.platform.nearest import did_you_mean
 from nosync.lsm.store.store import Store
 
@@ -27,7 +29,7 @@ PendingDeliveries = list[tuple[DeliveryLog, Element]]
 
 
 def check_sinks(sinks: Mapping[str, Sink], flow: Dataflow) -> None:
-    """Before anything is given to them. Raises UnknownStageError, FlowError, InvalidInputError."""
+    """Raises UnknownStageError, FlowError or InvalidInputError for what cannot be given anything."""
     names = [stage.name for stage in flow.stages]
     for stage, sink in sinks.items():
         if stage not in names:
@@ -45,29 +47,32 @@ def check_sinks(sinks: Mapping[str, Sink], flow: Dataflow) -> None:
 
 
 class Delivery:
-    """The sinks of a job on one line."""
+    """Gives the sinks of a job what was sealed on one timeline."""
 
     def __init__(
         self,
         sinks: Mapping[str, Sink],
         store: Store,
-        timeline: str,
-        branch: Callable[[], str],
+        position: Position,
         changes: Callable[[str, int, int], DataFrame],
     ) -> None:
-        """`branch`: its name, which may become another one. `changes(stage, after, until)`: the change feed."""
-        self._sinks, self._store, self._timeline = sinks, store, timeline
-        self._branch, self._changes = branch, changes
+        """`changes(stage, after, until)`: the change feed of a stage."""
+        self._sinks, self._store, self._position, self._changes = sinks, store, position, changes
 
     def marks(self, stage: str) -> DeliveryLog:
         directory = self._store.directory
-        return DeliveryLog(directory.root, stage, self._timeline, self._store.node.timelines.refs, directory.env)
+        return DeliveryLog(
+            directory.root, stage, self._position.timeline, self._store.node.timelines.refs, directory.env
+        )
 
-    def note_new(self, last: int | None) -> None:
-        """What is new gets the epochs from here on, also where the job dies before it is given the first of them.
+    def start(self, last: int | None) -> None:
+        """Prepares sinks at a job's start, and gives those of main what is lacking. `last`: the last sealed epoch."""
+        self._note_new(last)
+        if last is not None and self._position.branch == MAIN:
+            self._catch_up(last)
 
-        `last`: the last sealed epoch.
-        """
+    def _note_new(self, last: int | None) -> None:
+        """Notes for new sinks that they get the epochs from here on, also where the job dies before the first of them."""
         for stage, sink in self._sinks.items():
             if not hasattr(sink, "last_given"):
                 continue
@@ -78,10 +83,8 @@ class Delivery:
             if first is None or is_new_output or first > next_epoch:
                 marks.begin(next_epoch if given is None else self._first_epoch())
 
-    def catch_up(self, last: int) -> None:
-        """At a job's start, on the main timeline: takes back what is of a timeline that main has left, and gives what
-        is lacking.
-        """
+    def _catch_up(self, last: int) -> None:
+        """Takes back what is of a timeline that main has left, and gives what is lacking."""
         self._withdraw(last)
         self._deliver_pending(last)
         self.deliver(last)
@@ -131,12 +134,13 @@ class Delivery:
                 raise
 
     def _first_epoch(self) -> int:
-        first = self._store.node.manifests(self._branch()).first
+        first = self._position.manifests().first
         return 0 if first is None else first
 
     def _begins(self, stage: str, marks: DeliveryLog) -> int | None:
-        """The first epoch that a sink is given, kept from when it was new; None of a sink that does not say what it
-        has.
+        """Returns the first epoch that a sink is given, kept from when it was new.
+
+        Returns None for a sink that does not say what it has.
         """
         sink = self._sinks[stage]
         if not hasattr(sink, "last_given"):
@@ -145,7 +149,7 @@ class Delivery:
         return self._first_epoch() if begins is None else max(begins, self._first_epoch())
 
     def _withdraw(self, last: int) -> None:
-        """The epochs of a timeline that main has left since, maybe by a job without this sink."""
+        """Takes back the epochs of a timeline that main has left since, maybe by a job without this sink."""
         for stage, sink in self._sinks.items():
             marks = self.marks(stage)
             left = marks.left_after()

@@ -15,6 +15,7 @@ from nosync.flow.binder import Analyze, bind, source_fingerprints
 from nosync.flow.bound_flow import BoundFlow
 from nosync.flow.dataflow import Dataflow
 from nosync.flow.persistence import DISK, show_level
+from nosync.job.position import Position
 from nosync.job.watermarks import recorded_policies
 from nosync.lsm.errors import FlowError
 from nosync.lsm.manifests.manifest import KEEP, MAIN_TIMELINE, Manifest
@@ -22,40 +23,40 @@ from nosync.lsm.model.timestamp import Epoch
 from nosync.lsm.node.api import StoreBackend
 
 PLACED = "placed"
-"""In a manifest: by source, the columns that say to which shard its rows went."""
+"""The key, in a manifest, of the columns of each source that say to which shard its rows went."""
 
 
 class FlowVersions:
-    """Raises FlowError where the flow is not that of the timeline's last epoch, or asks for what the store does not
-    keep.
+    """Binds a flow for each epoch of a timeline.
+
+    Raises FlowError where the flow is not that of the timeline's last epoch, or asks for what the store does not keep.
     """
 
     def __init__(
         self,
         declared: Dataflow,
         node: StoreBackend,
-        branch: Callable[[], str],
+        position: Position,
         parse_ddl: Callable[[str], pa.Schema],
         analyze: Analyze,
     ) -> None:
-        """`branch`: its name, which may become another one when the branch is promoted."""
-        self._declared, self._node, self._branch = declared, node, branch
+        self.declared = declared
+        """The flow as its author wrote it."""
+        self._node, self._position = node, position
         self._parse_ddl, self._analyze = parse_ddl, analyze
         self._bound: dict[tuple[object, ...], BoundFlow] = {}
-        timeline = node.timelines.timeline(self._branch())
+        timeline = node.timelines.timeline(self._position.branch)
         salt = "" if timeline.id == MAIN_TIMELINE else timeline.id
         self._policies = self._recorded_policies()
         self._begins, self._anew = node.timelines.refs.begins(timeline.id), node.timelines.refs.anew(timeline.id)
         self.flow: BoundFlow = self._bind(declared, salt=salt).placed
-        """With the fingerprints of epochs that bring inputs of their own; `at` has those of others."""
+        """The flow with the fingerprints of epochs that bring inputs of their own; `at` has those of others."""
         self._check_code()
         self._check_levels()
 
     def at(self, t: int) -> BoundFlow:
-        """The flow as it ran, or will run, at an epoch: a branch shares the recorded inputs of the timeline that it
-        came from.
-        """
-        manifest = self._node.timelines.manifest(t, self._branch()) or self.parents_manifest(t)
+        """Returns the flow as it ran, or will run, at an epoch: a branch shares the recorded inputs of its parent."""
+        manifest = self.manifest(t)
         if manifest is None:
             return self.flow
         recorded = {e.id.trace.stage: e.id.trace.fingerprint for e in manifest.entries}
@@ -63,45 +64,53 @@ class FlowVersions:
         placed = manifest.meta.get(PLACED)  # None: of an older version, which placed by keys that are asked directly
         at = (*sorted(sources.items()), json.dumps(placed, sort_keys=True))
         if at not in self._bound:
-            self._bound[at] = self._bind(self._declared, sources=sources, placements=placed)
+            self._bound[at] = self._bind(self.declared, sources=sources, placements=placed)
         return self._bound[at]
 
+    def manifest(self, t: int) -> Manifest | None:
+        """Returns what this timeline sealed at an epoch, or else the one that it came from."""
+        return self._position.manifest(t) or self.parents_manifest(t)
+
     def bound(self, other: Dataflow, sources: Mapping[str, str]) -> BoundFlow:
-        """Another flow as it would be on this timeline, from recorded sources of these fingerprints."""
+        """Returns another flow as it would be on this timeline, from recorded sources of these fingerprints."""
         return self._bind(other, sources=sources)
 
     def _bind(self, flow: Dataflow, **how: Any) -> BoundFlow:
         return bind(
-            flow, self._parse_ddl, self._analyze, begins=self._begins, anew=self._anew, policies=self._policies, **how
+            flow,
+            self._parse_ddl,
+            self._analyze,
+            begins=self._begins,
+            bootstrap_at=self._anew,
+            policies=self._policies,
+            **how,
         )
 
     def _recorded_policies(self) -> dict[str, str]:
-        """Those of windows that the timeline has; new ones go by the minimum."""
-        last = self._node.last_sealed(self._branch())
-        return recorded_policies(None if last is None else self._node.timelines.manifest(last, self._branch()))
+        """Returns the policies of windows that the timeline has; new ones go by the minimum."""
+        last = self._position.last_sealed()
+        return recorded_policies(None if last is None else self._position.manifest(last))
 
     def parents_manifest(self, t: int) -> Manifest | None:
-        """What the timeline that this one came from sealed at an epoch after the fork; None once this one has its own
-        inputs.
-        """
-        timeline = self._node.timelines.timeline(self._branch())
+        """Returns what the parent sealed at an epoch after the fork; None once this timeline has its own inputs."""
+        timeline = self._node.timelines.timeline(self._position.branch)
         if timeline.parent is None or self.has_own_inputs():
             return None
         return self._node.timelines.of_timeline(timeline.parent).get(Epoch(t))
 
     def has_own_inputs(self) -> bool:
-        last = self._node.last_sealed(self._branch())
-        manifest = self._node.timelines.manifest(last, self._branch()) if last is not None else None
+        last = self._position.last_sealed()
+        manifest = self._position.manifest(last) if last is not None else None
         own = {(stage.name, stage.fingerprint) for stage in self.flow.sources}
         return manifest is not None and any((e.id.trace.stage, e.id.trace.fingerprint) in own for e in manifest.entries)
 
     def _check_code(self) -> None:
-        """The same timeline goes on only with the same code: otherwise old and new results would mix silently."""
-        last = self._node.last_sealed(self._branch())
-        manifest = self._node.timelines.manifest(last, self._branch()) if last is not None else None
+        """Raises FlowError for other code than the timeline's: old and new results would mix silently."""
+        last = self._position.last_sealed()
+        manifest = self._position.manifest(last) if last is not None else None
         if manifest is None:
             return
-        timeline = self._node.timelines.timeline(self._branch())
+        timeline = self._node.timelines.timeline(self._position.branch)
         may_differ = set(timeline.changed) if manifest.timeline != timeline.id else set()
         self._check_sources(manifest)
         assert last is not None, "there is a manifest"
@@ -127,11 +136,11 @@ class FlowVersions:
             )
 
     def _check_sources(self, manifest: Manifest) -> None:
-        """A source's fingerprint is one that a timeline of this lineage gives it; otherwise its columns changed."""
-        timeline = self._node.timelines.timeline(self._branch())
+        """Raises FlowError where no timeline of this lineage gives a source its fingerprint: its columns changed."""
+        timeline = self._node.timelines.timeline(self._position.branch)
         salts = ["" if o.id == MAIN_TIMELINE else o.id for o in self._node.timelines.refs.lineage(timeline.id)]
         recorded = {e.id.trace.stage: e.id.trace.fingerprint for e in manifest.entries}
-        known = [source_fingerprints(self._declared, self._parse_ddl, salt=salt) for salt in salts]
+        known = [source_fingerprints(self.declared, self._parse_ddl, salt=salt) for salt in salts]
         for stage in self.flow.sources:
             fingerprint = recorded.get(stage.name)
             if fingerprint is not None and all(of[stage.name] != fingerprint for of in known):
@@ -141,7 +150,7 @@ class FlowVersions:
                 )
 
     def _check_levels(self) -> None:
-        for source in self._declared.sources:
+        for source in self.declared.sources:
             lossy = [s.name for s in self.flow.recorded if not s.level and source.name in self.flow.ancestors(s.name)]
             if source.at_safe_point != KEEP and lossy:
                 raise FlowError(
@@ -155,5 +164,5 @@ class FlowVersions:
                 )
                 raise FlowError(
                     f"stage {stage.name}: persist={show_level(stage.level)!r} needs {stage.level} nodes, and this store "
-                    f"{kept}: use persist='disk', or run daemons with --replicas {stage.level} (docs/operations.md)"
+                    f"{kept}: use persist='disk', or run daemons with --replicas {stage.level} (docs/daemons.md)"
                 )

@@ -11,6 +11,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING
 
+from nosync.job.position import Position
 from nosync.lsm.errors import ReplicationError
 from nosync.lsm.node.api import StoreBackend
 
@@ -18,14 +19,15 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 MOST_EPOCHS = 100
-"""Whose inputs are kept, should the safe point stay behind."""
+"""The inputs of so many epochs are kept, should the safe point stay behind."""
 
 
 class KeptInputs(Mapping[int, "Mapping[str, DataFrame]"]):
-    """By epoch the rows of each source. `branch`: the one whose safe point counts, which a job may change."""
+    """The rows of each source, by epoch."""
 
-    def __init__(self, node: StoreBackend, branch: Callable[[], str]) -> None:
-        self._node, self._branch = node, branch
+    def __init__(self, node: StoreBackend, position: Position) -> None:
+        """`position`: says whose safe point counts."""
+        self._node, self._position = node, position
         self._kept: dict[int, Mapping[str, DataFrame]] = {}
         self._asking: threading.Thread | None = None
 
@@ -39,12 +41,14 @@ class KeptInputs(Mapping[int, "Mapping[str, DataFrame]"]):
         return len(self._kept)
 
     def keep(self, t: int, inputs: Callable[[], Mapping[str, DataFrame]]) -> None:
-        """`inputs()` is asked for only where they are kept: to make a DataFrame takes its time."""
+        """Keeps the rows of an epoch. `inputs()` is called only where they are kept: to make a DataFrame takes its
+        time.
+        """
         if self._node.store_id:
             self._kept[t] = inputs()
 
     def release(self) -> None:
-        """Of what is safe by now, and of the oldest where there are too many. Waits for nobody."""
+        """Lets go of what is safe by now, and of the oldest where there are too many. It waits for nobody."""
         if not self._node.store_id:
             return
         for t in sorted(self._kept)[:-MOST_EPOCHS]:
@@ -55,6 +59,6 @@ class KeptInputs(Mapping[int, "Mapping[str, DataFrame]"]):
 
     def _forget_what_is_safe(self) -> None:
         with contextlib.suppress(ReplicationError):
-            safe = self._node.safe_point(self._branch())
+            safe = self._node.safe_point(self._position.branch)
             for t in [t for t in list(self._kept) if safe is not None and t <= safe]:
                 self._kept.pop(t, None)

@@ -17,8 +17,9 @@ import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from nosync.flow.bound_flow import WATERMARK, BoundFlow, BoundStage, Step, part_of
-from nosync.flow.dataflow import JOIN, SOURCE
+from nosync.flow.bound_flow import BoundFlow, Step
+from nosync.flow.bound_stage import WATERMARK, BoundStage, part_of
+from nosync.flow.stage import JOIN, SOURCE
 from nosync.lsm.manifests.lost_ends import lost_manifests
 from nosync.lsm.model.history import History, Part, Span, span_at, view_at
 from nosync.lsm.model.layer import Description, TraceId
@@ -48,7 +49,7 @@ class RecoveryPlan:
 
 
 class RecordedCells:
-    """Which cells are recorded, from the descriptions of the layers of each trace."""
+    """Knows which cells are recorded, from the descriptions of the layers of each trace."""
 
     def __init__(self, layers: Callable[[TraceId], Sequence[Description]], frontier: Time = ZERO) -> None:
         """`frontier`: the compaction frontier. What merged layers replaced up to there is about to go, and does not
@@ -64,13 +65,13 @@ class RecordedCells:
         return self._layers[trace]
 
     def layer_at(self, trace: TraceId, t: int) -> Description | None:
-        """The layer that covers the epoch and was compacted least."""
+        """Returns the layer that covers the epoch and was compacted least."""
         time = pack(t)
         covering = [d for d in self._of(trace) if d.lower <= time < d.upper]
         return min(covering, key=lambda d: d.since, default=None)
 
     def missing_between(self, trace: TraceId, origin: int, t: int) -> list[int]:
-        """The epochs in `[origin, t)` that no layer of the trace covers."""
+        """Returns the epochs in `[origin, t)` that no layer of the trace covers."""
         covered: set[int] = set()
         for d in self._of(trace):
             covered.update(range(max(origin, epoch_of(d.lower)), min(t, epoch_of(Time(d.upper - 1)) + 1)))
@@ -86,7 +87,7 @@ def plan(
     can_replay: Callable[[str, int], bool],
     flow_at: Callable[[int], BoundFlow] | None = None,
 ) -> RecoveryPlan:
-    """What to compute so that every wanted cell is recorded.
+    """Returns what to compute so that every wanted cell is recorded.
 
     `histories`: by stage, which traces its layers are in. `can_replay(source, t)`: whether the rows of a source at an
     epoch can be given again. `flow_at(t)`: the flow with the inputs of epoch `t`, and where they were placed (default:
@@ -117,7 +118,9 @@ class _Planner:
         self._decided: dict[Cell, str] = {}  # cells to compute ("") or that cannot be (the reason)
 
     def require(self, wanted: Cell) -> str:
-        """Plans the cell and all that it needs; the reason if that is impossible. Iterative: histories are long."""
+        """Plans the cell and all that it needs. Returns the reason if that is impossible. Iterative: histories are
+        long.
+        """
         stack: list[tuple[Cell, bool]] = [(wanted, False)]
         while stack:
             cell, needs_known = stack.pop()
@@ -141,7 +144,7 @@ class _Planner:
         return self._inventory.layer_at(self._span(cell.stage, cell.t).trace(cell.stage, cell.shard), cell.t)
 
     def _needs(self, cell: Cell) -> tuple[list[Cell], str]:
-        """The missing cells that computing this one needs, and why it is impossible ("" if it is not)."""
+        """Returns the missing cells that computing this one needs, and why it is impossible ("" if it is not)."""
         stage = self._flow.stages[cell.stage]
         if self._flow_at(cell.t).stages[stage.name].fingerprint != self._span(stage.name, cell.t).fingerprint:
             return [], f"{cell} was recorded by other code than this flow has"
@@ -168,7 +171,7 @@ class _Planner:
         return needs, reason
 
     def _needs_of_loop(self, loop: str, t: int) -> tuple[list[Cell], str]:
-        """The rounds of a loop go back and forth between all shards, so they run for all of them."""
+        """Returns what a loop needs for all shards, for its rounds go back and forth between them."""
         needs: list[Cell] = []
         reason = ""
         shards = range(self._span(loop, t).shard_count)
@@ -188,7 +191,7 @@ class _Planner:
         return needs, reason
 
     def _own_state(self, stage: BoundStage, cell: Cell) -> list[Cell]:
-        """What the stage reads of itself, and of stages beside it, before the epoch."""
+        """Returns what is missing of what the stage reads of itself, and of stages beside it, before the epoch."""
         needs = self._state_before(stage, cell.shard, cell.t) if stage.keyed else []
         if not stage.keyed and stage.bootstrap_at == cell.t:
             shards = range(self._span(stage.name, cell.t).shard_count)  # a log's rows belong to no shard
@@ -211,11 +214,11 @@ class _Planner:
         return [cell] if self._layer_at(cell) is None else []
 
     def _crosses_shards(self, stage: BoundStage, name: str, t: int) -> bool:
-        """Whether the rows of an input come by key, from every shard."""
-        return bool(stage.options.get("feed_key")) and name not in self._flow_at(t).segment_of(stage.name).stages
+        """Returns whether the rows of an input come by key, from every shard."""
+        return bool(stage.edge_key) and name not in self._flow_at(t).segment_of(stage.name).stages
 
     def _changes(self, upstream: BoundStage, given: Cell) -> tuple[list[Cell], str]:
-        """What is missing to have the changes of a cell; why they cannot be had."""
+        """Returns what is missing to have the changes of a cell, and why they cannot be had."""
         layer = self._layer_at(given)
         if layer is None:
             return [given], ""
@@ -226,7 +229,7 @@ class _Planner:
         return self._state_before(upstream, given.shard, given.t), ""
 
     def _whole(self, upstream: BoundStage, given: Cell) -> tuple[list[Cell], str]:
-        """What is missing to have all rows that are there after a cell's epoch; why they cannot be had."""
+        """Returns what is missing to have all rows that are there after a cell's epoch, and why they cannot be had."""
         layer = self._layer_at(given)
         if layer is not None and layer.since >= end_of(given.t):
             return [], f"what was there after {given} was merged away; retain= or a pin would have kept it"
@@ -258,5 +261,5 @@ class _Planner:
 
 
 def lost_manifest(node: StoreBackend, branch: str) -> dict[str, str]:
-    """What no computation brings back, with what to do: manifests of a branch that are lost."""
+    """Returns manifests of a branch that are lost, which no computation brings back, with what to do."""
     return lost_manifests(node.timelines, branch, node.safe_point(branch))

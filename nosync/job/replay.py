@@ -1,22 +1,29 @@
-"""Replaying a branch: which epochs and stages it takes, and what came of it.
-
-A branch shares every layer of stages whose fingerprint is its parent's. What is missing are the layers of changed
-stages and of what is computed from them; the recorded inputs give them again, and nothing else runs.
-"""
+"""Replaying a branch: computing the layers that it does not share with its parent, from the recorded inputs."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping
+import time
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING
 
-import pyarrow as pa
-
-from nosync.flow.bound_flow import ARRANGE, LATE, WATERMARK, BoundFlow, BoundStage
-from nosync.flow.dataflow import LOOP, PART_SEPARATOR, UPDATE, WINDOW, Dataflow
-from nosync.lsm.columnar.columns import describe, unify_schemas
-from nosync.lsm.errors import FlowError, NosyncError, SchemaError
-from nosync.lsm.manifests.manifest import DROP
+from nosync.flow.bound_flow import Step
+from nosync.job.epoch_layout import EpochLayout
+from nosync.job.flow_versions import FlowVersions
+from nosync.job.position import Position
+from nosync.job.sealing import Sealing
+from nosync.job.stream_checks import streamed_from
+from nosync.lsm.errors import FlowError, NotAvailableError
+from nosync.lsm.manifests.input_policy import policies
+from nosync.lsm.manifests.manifest import DROP, Manifest
+from nosync.lsm.model.timestamp import Epoch, epoch_of
+from nosync.lsm.node.api import StoreBackend
 from nosync.lsm.platform.notebook import facts_html, rows_html
+from nosync.lsm.trace.directory import LayerDirectory
+from nosync.runtime.epoch_batches import ScheduledEpoch
+
+if TYPE_CHECKING:
+    from nosync.spark.runner import Runner
 
 Progress = Callable[[int, int], None]
 """Called with (epochs done, epochs in all)."""
@@ -24,7 +31,7 @@ Progress = Callable[[int, int], None]
 
 @dataclass(frozen=True)
 class ReplayPlan:
-    """What a replay will do: the epochs, and by stage how many layers are to be computed and how many are shared."""
+    """Says what a replay will do: the epochs, and by stage how many layers are to be computed and how many are shared."""
 
     branch: str
     first: int
@@ -56,7 +63,7 @@ class ReplayPlan:
 
 @dataclass(frozen=True)
 class ReplayReport:
-    """What a replay did."""
+    """Says what a replay did."""
 
     branch: str
     first: int
@@ -76,128 +83,104 @@ class ReplayReport:
         )
 
 
-def changed_stages(flow: BoundFlow, recorded: Mapping[str, str]) -> list[str]:
-    """The recorded stages of a flow that a manifest has with another fingerprint, or not at all."""
-    return [stage.name for stage in flow.recorded if recorded.get(stage.name) != stage.fingerprint]
+class ReplayPlanner:
+    """Says what a replay of a branch computes, and changes nothing."""
 
+    def __init__(
+        self,
+        node: StoreBackend,
+        directory: LayerDirectory,
+        position: Position,
+        versions: FlowVersions,
+        layout: EpochLayout,
+    ) -> None:
+        self._node, self._directory = node, directory
+        self._position, self._versions, self._layout = position, versions, layout
 
-def check_states_fit(
-    flow: BoundFlow,
-    changed: Iterable[str],
-    anew: Collection[str],
-    schema_of: Callable[[str], tuple[tuple[str, ...], pa.Schema] | None],
-) -> None:
-    """A changed keyed stage goes on from its parent's state, so it must be able to read it; and so must one that begins
-    `anew`, for what it held before is taken back.
+    def epochs(self, to: int | None) -> tuple[int, int]:
+        """Returns the first and the last epoch of a replay up to `to` (None: all that the parent has).
 
-    `schema_of(stage)`: key and columns that the parent recorded; None for a new stage. Raises SchemaError naming the
-    stage.
-    """
-    for name in changed:
-        stage, before = flow.stages[name], schema_of(name)
-        if before is None or not (stage.keyed or name in anew):
-            continue
-        key, schema = before
-        try:
-            if key != stage.key:
-                raise SchemaError(f"its key was ({', '.join(key)}) and is now ({', '.join(stage.key)})")
-            unify_schemas(schema, stage.schema, f"stage {name}")
-        except NosyncError as error:
-            raise SchemaError(
-                f"stage {name} cannot go on from its parent's state ({describe(schema)}): {error}. Give the changed "
-                "stage another name (drop= the old one, add= the new), so that it begins with no state"
-            ) from error
-
-
-def stages_to_bootstrap(
-    flow: BoundFlow, changed: Collection[str], own: Collection[str], known: Collection[str]
-) -> list[str]:
-    """The recorded stages that begin anew with a branch's first epoch, from all rows of their inputs that are there.
-
-    Rows of an input that changes may be taken back after the fork though they came before it. So a stage with other
-    code, or a new one, counts all that are there as its code sees them, and so does what follows it. `changed`: the
-    recorded stages that do not share their layers with the parent; `own`: declared stages whose own code is another
-    one; `known`: stages that were there at the fork, with the code that they have on the parent. Raises FlowError
-    naming a stage that cannot.
-    """
-    anew: dict[str, str] = {}  # and the declared stage that it is for
-    for stage in flow.stages.values():
-        if stage.recorded and stage.name not in changed:
-            continue
-        declared = _declared(stage)
-        because = next((anew[name] for name in stage.inputs if name in anew), None)
-        if because is None and (declared in own or stage.name not in known) and _begins(flow, stage):
-            because = declared
-        if because is None:
-            continue
-        if stage.kind in _IN_ORDER or stage.loop is not None:
-            what = f"can neither have other code on a branch nor begin there: its input {_changing_input(flow, stage)} changes"
-            if because != declared:
-                what = f"cannot follow {because} on a branch: {because} begins anew there, because its input changes"
-            raise FlowError(
-                f"stage {declared} {what}, and what {_named(stage)} makes of rows depends on when they came. Change what comes "
-                "before, where rows only come; or run the changed flow in a store of its own, with backfill()"
+        Raises FlowError or NotAvailableError where there is nothing to replay.
+        """
+        branch = self._position.branch
+        timeline = self._node.timelines.timeline(branch)
+        if timeline.parent is None:
+            raise FlowError("the main timeline has no recorded future to replay; branch() first")
+        if self._versions.has_own_inputs():
+            raise FlowError(f"branch {branch} has inputs of its own since it was advanced: nothing is left to replay")
+        parents = self._node.timelines.of_timeline(timeline.parent)
+        last_sealed = self._position.last_sealed()
+        assert last_sealed is not None, "a branch begins at a sealed epoch"
+        if to is not None and to not in parents and to > last_sealed:
+            raise NotAvailableError(
+                f"cannot replay branch {branch} to {to}: inputs are recorded up to {max(parents, default=last_sealed)}"
             )
-        anew[stage.name] = because
-    recorded = [name for name in anew if flow.stages[name].recorded]
-    for segment in flow.segments.values():
-        if any(len(flow.takes_whole(segment, edge, recorded)) > 1 for edge in segment.edges):
-            head = flow.stages[segment.name]
-            why = "is joined with itself in another way: give the join another name (drop= the old one, add= the new)"
-            if not head.recorded:
-                why = "is not recorded (persist='none'), and of what takes its rows only a part begins anew: persist it"
-            raise FlowError(
-                f"stage {_declared(head)} cannot be fed on the branch what is there and what changed: it {why}"
-            )
-    return recorded
+        self._check_inputs_kept(parents.get(Epoch(last_sealed + 1)))
+        return last_sealed + 1, max(parents, default=last_sealed) if to is None else to
+
+    def plan(self, to: int | None) -> ReplayPlan:
+        """Returns what a replay computes and what it shares. Raises as `epochs`."""
+        first, last = self.epochs(to)
+        computed: dict[str, int] = {}
+        shared: dict[str, int] = {}
+        for t in range(first, last + 1):
+            flow = self._versions.at(t)
+            shards = self._layout.shards_at(flow, t)
+            recorded = self._layout.recorded_stages(flow, t)
+            for stage in flow.recorded:
+                of = shared if stage.name in recorded else computed
+                of[stage.name] = of.get(stage.name, 0) + shards
+        return ReplayPlan(self._position.branch, first, last, computed, shared)
+
+    def _check_inputs_kept(self, manifest: Manifest | None) -> None:
+        for entry in manifest.entries if manifest else ():
+            gone = not self._directory.holds(entry.id)
+            policy = policies(manifest).get(entry.id.trace.stage)
+            if gone and policy == DROP:
+                raise NotAvailableError(
+                    f"cannot replay branch {self._position.branch} from {epoch_of(entry.id.description.lower)}: the rows of "
+                    f"source {entry.id.trace.stage} were let go of when they were safe (at_safe_point={policy!r})"
+                )
 
 
-_IN_ORDER = (UPDATE, WINDOW, WATERMARK, LATE, LOOP)
-"""Kinds of stages to which the rows that are there do not say all: what they hold depends on the epochs before."""
+class Replay:
+    """Replays a branch."""
 
+    def __init__(
+        self,
+        planner: ReplayPlanner,
+        position: Position,
+        versions: FlowVersions,
+        layout: EpochLayout,
+        sealing: Sealing,
+        runner: Runner,
+    ) -> None:
+        self._planner, self._position, self._versions, self._layout = planner, position, versions, layout
+        self._sealing, self._runner = sealing, runner
 
-def _begins(flow: BoundFlow, stage: BoundStage) -> bool:
-    """Whether a stage begins anew by itself. An update's function sees what goes, and may do with it what it likes."""
-    return stage.kind != UPDATE and _changing_input(flow, stage) is not None
+    def plan(self, to: int | None) -> ReplayPlan:
+        """Returns what `run` will compute and what it will share."""
+        return self._planner.plan(to)
 
+    def run(self, to: int | None, progress: Progress | None) -> ReplayReport:
+        """Computes the branch's epochs up to `to`, and seals each of them."""
+        started = time.perf_counter()
+        self._position.check_open()
+        first, last = self._planner.epochs(to)
+        computed, shared = 0, 0
+        epochs = (self._scheduled(t) for t in range(first, last + 1))
+        branch, instance = self._position.branch, self._position.instance
+        for one, reports in self._runner.run_all(epochs, lambda _: {}, branch, instance, everything=True):
+            t = one.step.t
+            self._sealing.seal(one.flow, t, reports, streamed_from(self._versions.manifest(t)))
+            ran = sum(report.computed for report in reports.values())
+            computed += ran
+            shared += len(one.flow.recorded) * one.shards - ran
+            if progress:
+                progress(t - first + 1, last - first + 1)
+        return ReplayReport(branch, first, last, computed, shared, time.perf_counter() - started)
 
-def _changing_input(flow: BoundFlow, stage: BoundStage) -> str | None:
-    """Also of a side of a join, where only the other side's input changes."""
-    inputs = list(stage.inputs)
-    if stage.kind == ARRANGE:
-        inputs = [name for side in flow.stages[_declared(stage)].inputs for name in flow.stages[side].inputs]
-    return next((name for name in inputs if flow.stages[name].changing), None)
-
-
-def _declared(stage: BoundStage) -> str:
-    """The stage that users named, of which it may be a part."""
-    return stage.name.partition(PART_SEPARATOR)[0]
-
-
-def _named(stage: BoundStage) -> str:
-    if stage.loop is not None:
-        return f"the loop {stage.loop}"
-    return "an update" if stage.kind == UPDATE else "a window"
-
-
-def check_rows_are_kept(flow: BoundFlow, anew: Collection[str], declared: Dataflow) -> None:
-    """A stage that begins `anew` reads all rows of its inputs. Raises FlowError where a source lets go of them."""
-    release = {source.name for source in declared.sources if source.at_safe_point == DROP}
-    for stage in (flow.stages[name] for name in anew):
-        for source in (up.name for name in stage.inputs for up in flow.changes_from(name) if up.name in release):
-            raise FlowError(
-                f"stage {_declared(stage)} begins anew on the branch, from all rows of source {source}, which "
-                f"are let go of when they are safe (at_safe_point={DROP!r}): keep them, or run the changed flow in a store of "
-                "its own, with backfill()"
-            )
-
-
-def check_same_sources(before: Dataflow, after: Dataflow) -> None:
-    """A branch replays the recorded inputs, so it has the same sources."""
-    old = {stage.name: stage.schema for stage in before.sources}
-    new = {stage.name: stage.schema for stage in after.sources}
-    for name in sorted(old.keys() ^ new.keys()):
-        raise FlowError(
-            f"source {name} {'is dropped' if name in old else 'is new'}: a branch has the sources of its parent, whose "
-            "recorded rows it replays"
-        )
+    def _scheduled(self, t: int) -> ScheduledEpoch:
+        flow = self._versions.at(t)
+        shards, recorded = self._layout.shards_at(flow, t), self._layout.recorded_stages(flow, t)
+        return ScheduledEpoch(Step(t, {}, frozenset()), flow, shards, self._layout.rows_at(t), recorded)

@@ -1,4 +1,4 @@
-"""What a job says of what it did: reports of epochs and of recoveries."""
+"""Reports of what a job did: those of epochs and of recoveries."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from dataclasses import dataclass, fields
 
 from nosync.flow.bound_flow import BoundFlow
 from nosync.job.recovery_planner import Cell, RecoveryPlan
+from nosync.lsm.columnar.columns import describe
 from nosync.lsm.manifests.completeness import MissingLayer
 from nosync.lsm.platform.notebook import facts_html, rows_html
 from nosync.lsm.visible import visible
@@ -16,7 +17,7 @@ from nosync.runtime.segment_task import Report, rows_in
 
 @dataclass(frozen=True)
 class EpochReport:
-    """What one epoch did."""
+    """Says what one epoch did."""
 
     t: int
     rows_in: int
@@ -44,7 +45,7 @@ class EpochReport:
 
 @dataclass(frozen=True)
 class RecoveryReport:
-    """What `recover` found and did. Timestamps are epochs, None where there is none."""
+    """Says what `recover` found and did. Timestamps are epochs, None where there is none."""
 
     rolled_back_to: int | None
     """The last safe complete timestamp that was left."""
@@ -53,16 +54,14 @@ class RecoveryReport:
     lost: int
     """Layers that manifests list and that were gone or damaged here, counted per stage, shard and epoch."""
     fetched: int
-    """Of these, what came from peers, which this call waits for. A daemon fetches what it misses by itself, mostly
-    before.
-    """
+    """How many of these came from peers, which this call waits for. A daemon fetches most of what it misses before."""
     recomputed: int
     reused: int
     """Recorded layers that recomputation read instead of computing them."""
     unrecoverable: Mapping[str, str]
     """Layers that could not be had back, with the reason."""
     seconds: Mapping[str, float]
-    """By part: inspect, plan, compute, seal."""
+    """The seconds of each part: inspect, plan, compute, seal."""
 
     def _repr_html_(self) -> str:
         facts = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in ("unrecoverable", "seconds")}
@@ -89,7 +88,7 @@ def _or_none(t: int | None) -> str:
 
 
 class Recovered:
-    """What a recovery found and did so far, over as many looks as it takes."""
+    """Counts what a recovery found and did so far, over as many looks as it takes."""
 
     def __init__(self) -> None:
         self.looks = 0
@@ -117,7 +116,7 @@ class Recovered:
             self._reused += not report.computed
 
     def left(self, cells: Iterable[Cell]) -> None:
-        """These were computed again and again, and are missing all the same."""
+        """Notes cells that were computed again and again, and are missing all the same."""
         why = (
             f"was lost again each time that it was computed ({self.looks} looks); does something else delete its files?"
         )
@@ -138,7 +137,7 @@ class Recovered:
 
 
 class Stopwatch:
-    """Seconds by part of the work."""
+    """Measures the seconds of each part of the work."""
 
     def __init__(self) -> None:
         self.laps: dict[str, float] = {}
@@ -148,6 +147,13 @@ class Stopwatch:
         now = time.perf_counter()
         self.laps[name] = self.laps.get(name, 0.0) + now - self._at
         self._at = now
+
+
+def job_html(flow: BoundFlow, facts: Mapping[str, object]) -> str:
+    """Returns what a notebook shows of a job: what is known of it, and the stages that it records."""
+    stages = [(s.name, s.kind, ", ".join(s.inputs), ", ".join(s.key), describe(s.output)) for s in flow.recorded]
+    table = rows_html(["stage", "kind", "inputs", "key", "columns"], stages)
+    return facts_html(f"nosync.Job {flow.name}", facts, table)
 
 
 def epoch_report(t: int, reports: Mapping[tuple[str, int], Report], flow: BoundFlow, seconds: float) -> EpochReport:

@@ -31,8 +31,9 @@ PRECISE, AT_LEAST_ONCE, GAP = "precise", "at_least_once", "gap"
 
 _ENV = Env()
 _NAME = "_nosync"
-"""In a directory of output: a number that only its store and stage know. Spark leaves out what begins with an
-underscore.
+"""The name of a file in a directory of output, with a number that only its store and stage know.
+
+Spark leaves out what begins with an underscore.
 """
 _NAME_DIGITS = 12
 _INSTEAD = "Object stores take a CallbackSink that writes by t, as in docs/streaming.md"
@@ -65,7 +66,7 @@ class Sink(Protocol):
 
 
 def last_given(sink: Sink, marks: DeliveryLog) -> int | None:
-    """As the sink says; None of one that does not say it."""
+    """Returns the last epoch that a sink was given, as it says; None for a sink that does not say it."""
     ask = getattr(sink, "last_given", None)
     return None if ask is None else ask(marks)
 

@@ -1,20 +1,29 @@
-"""Whether the batches of a stream's checkpoint are the epochs that follow those of the store."""
+"""Checks that the batches of a stream's checkpoint are the epochs that follow those of the store. Pure."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from nosync.lsm.errors import FlowError
+from nosync.lsm.errors import FlowError, InvalidInputError
 from nosync.lsm.manifests.manifest import Manifest
 
 STREAMS_FROM = "streams_from"
-"""In a manifest of a stream: the epoch of its checkpoint's first batch."""
+"""The key, in a manifest of a stream, of the epoch of its checkpoint's first batch."""
 
 
 def streamed_from(manifest: Manifest | None) -> int | None:
-    """The epoch of the first batch of the stream that an epoch came by; None where it came by none."""
+    """Returns the epoch of the first batch of the stream that an epoch came by; None where it came by none."""
     return manifest.meta.get(STREAMS_FROM) if manifest is not None else None
+
+
+def check_trigger(trigger: object) -> None:
+    """Raises InvalidInputError for what are no arguments of writeStream.trigger()."""
+    if trigger is not None and not isinstance(trigger, Mapping):
+        raise InvalidInputError(
+            f"trigger is {trigger!r}, expected the arguments of writeStream.trigger() as a dictionary, such as "
+            "{'availableNow': True} or {'processingTime': '10 seconds'}"
+        )
 
 
 def check_stream(
@@ -23,8 +32,8 @@ def check_stream(
     """Raises FlowError where the batches of a checkpoint would not follow the epochs that there are.
 
     `first`: the epoch of its first batch. `last`: the last sealed epoch, and `before` what `streamed_from` says of it.
-    `last_batch`: the last batch of the checkpoint that was committed, if any was; it may be on a file system that only Spark
-    reaches.
+    `last_batch`: the last batch of the checkpoint that was committed, if any was; it may be on a file system that only
+    Spark reaches.
     """
     batch = last_batch()
     if last is None:

@@ -1,4 +1,6 @@
-"""Where the watermarks of a store's windows are, and which inputs hold them back; as any process finds it recorded."""
+"""Finds where the watermarks of a store's windows are, and which inputs hold them back; as any process finds it
+recorded.
+"""
 
 from __future__ import annotations
 
@@ -6,9 +8,10 @@ from collections.abc import Iterable, Mapping
 
 import numpy as np
 
-from nosync.flow.bound_flow import WATERMARK, BoundFlow, part_of
-from nosync.flow.dataflow import WINDOW
+from nosync.flow.bound_flow import BoundFlow
+from nosync.flow.bound_stage import WATERMARK, part_of
 from nosync.flow.event_time import InputTime, Watermarks, read_watermarks
+from nosync.flow.stage import WINDOW
 from nosync.kernels.windows import MAX, MIN, NO_WATERMARK
 from nosync.lsm.errors import NosyncError
 from nosync.lsm.manifests.branches import MAIN
@@ -20,12 +23,12 @@ from nosync.lsm.store.store import Store
 from nosync.lsm.trace.directory import LayerDirectory
 
 WATERMARK_POLICIES = "watermark_policies"
-"""In a manifest: by window, which watermark of several inputs it goes by, where that is not the fastest."""
+"""The key, in a manifest, that says of windows which watermark of several inputs they go by, if not the fastest."""
 _PART = part_of("", WATERMARK)
 
 
 def recorded_policies(manifest: Manifest | None) -> dict[str, str]:
-    """By window that an epoch lists, which watermark of several inputs it goes by.
+    """Returns, for each window that an epoch lists, which watermark of several inputs it goes by.
 
     Versions before did not say it: the fastest.
     """
@@ -38,13 +41,13 @@ def recorded_policies(manifest: Manifest | None) -> dict[str, str]:
 
 
 def policies_to_record(flow: BoundFlow) -> dict[str, str]:
-    """What an epoch's manifest says of its windows, for `recorded_policies`."""
+    """Returns what an epoch's manifest says of its windows, for `recorded_policies`."""
     windows = {name: stage.window for name, stage in flow.stages.items() if stage.kind == WINDOW}
     return {name: MIN for name, window in windows.items() if window is not None and window.policy == MIN}
 
 
 def window_status(store: Store, branch: str = MAIN) -> dict[str, WindowStatus]:
-    """What was recorded with the newest epoch of each window that has a watermark, but for those of which nothing is here."""
+    """Returns the newest status of each window that has a watermark, but for those of which nothing is here."""
     last = store.last_sealed(branch)
     manifest = None if last is None else store.manifest(last, branch)
     traces: dict[str, list[TraceId]] = {}
@@ -56,7 +59,7 @@ def window_status(store: Store, branch: str = MAIN) -> dict[str, WindowStatus]:
 
 
 def _recorded(directory: LayerDirectory, traces: Iterable[TraceId], t: int) -> Watermarks | None:
-    """Every shard recorded the same, so that of one will do; other hosts may have those of others."""
+    """Returns what one shard recorded: all recorded the same, and other hosts may have those of others."""
     for trace in traces:
         try:
             row = directory.layer_at(trace, last_of(t)).changes(Time(pack(t) - 1), last_of(t))

@@ -1,4 +1,5 @@
 """What operators compute, on Arrow tables alone: groups, aggregates, sums, joins, windows, expressions.
 
-No stage and no layer is known here. The lowest package above the store.
+`aggregates` has the functions that users call, `aggregate_plan` and `accumulators` how they are computed. No stage and
+no layer is known here. The lowest package above the store.
 """

@@ -1,8 +1,9 @@
-"""Expressions over columns that a task can evaluate itself, where it reads a source's files without the JVM (`runtime.scan`).
+"""Expressions over columns that a task can evaluate itself, where it reads a source's files without the JVM
+(`runtime.scan`).
 
-A few kinds of them, of which Arrow's functions say the same as Spark's: comparisons of integers, texts and the like, what is
-null, and, or, not, and sums of integers. Where one fails (an overflow, say) the JVM is asked, which fails as Spark does or,
-where it does not ask for that row at all, passes on.
+A few kinds of them, of which Arrow's functions say the same as Spark's: comparisons of integers, texts and the like,
+what is null, and, or, not, and sums of integers. Where one fails (an overflow, say) the JVM is asked, which fails as
+Spark does or, where it does not ask for that row at all, passes on.
 """
 
 from __future__ import annotations
@@ -35,13 +36,13 @@ class Step:
     """What a `where` or a `select` does with rows."""
 
     condition: Expression | None = None
-    """Rows pass of which it is true."""
+    """Rows pass for which it is true."""
     columns: Mapping[str, Expression] = field(default_factory=dict)
-    """That are made, if there is no condition."""
+    """The columns that are made, if there is no condition."""
 
 
 def applied(steps: Sequence[Step], rows: pa.Table) -> tuple[pa.Table, Indices]:
-    """What the steps return, one after the other, and by row the number of the one of `rows` that it is of.
+    """Returns what the steps return, one after the other, and by row the number of the one of `rows` that it is of.
 
     Raises pa.ArrowInvalid where a value cannot be computed.
     """
@@ -58,7 +59,7 @@ def applied(steps: Sequence[Step], rows: pa.Table) -> tuple[pa.Table, Indices]:
 
 
 def evaluated(expression: Expression, rows: pa.Table) -> Value:
-    """The value of each row, or of all."""
+    """Returns the value of each row, or of all."""
     if expression.column:
         return rows.column(expression.column)
     if expression.literal is not None:
@@ -82,7 +83,7 @@ def _is_in(value: Value, *others: Value) -> Value:
 
 
 def _remainder(value: Value, by: Value) -> Value:
-    """With the sign of `value`, as in Java. `by` is positive."""
+    """Returns the remainder with the sign of `value`, as in Java. `by` is positive."""
     return pc.subtract(value, pc.multiply(pc.divide(value, by), by))
 
 
@@ -106,6 +107,6 @@ FUNCTIONS: Mapping[str, Callable[..., Value]] = {
     "to_integer": lambda value: value.cast(pa.int32()),
     "to_long": lambda value: value.cast(pa.int64()),
 }
-"""By the name of Spark's class."""
+"""The functions, by the name of Spark's class."""
 COMPARISONS = frozenset({"EqualTo", "LessThan", "LessThanOrEqual", "GreaterThan", "GreaterThanOrEqual", "In"})
 ARITHMETIC = frozenset({"Add", "Subtract", "Multiply", "Remainder"})

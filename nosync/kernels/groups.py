@@ -1,8 +1,8 @@
 """Rows of equal keys put side by side, and what becomes of the values of each group.
 
-The hash of a key is there already, so groups come of one sort of (hash, position): where keys are many, as in a batch over a
-large state, that takes a fraction of the time of a hash table, and the order is the one that layers are stored in. Where they are
-few, Arrow's hash table is the faster one (`python -m bench task_parts`).
+The hash of a key is there already, so groups come of one sort of (hash, position): where keys are many, as in a batch
+over a large state, that takes a fraction of the time of a hash table, and the order is the one that layers are stored
+in. Where they are few, Arrow's hash table is the faster one (`python -m bench task_parts`).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _FEW_SHARE = 0.85
 _STRIDE = 2654435761
 """A prime, so that no pattern of rows follows it."""
 _DIGITS = 76
-"""Of the widest decimal."""
+"""The digits of the widest decimal."""
 _TOO_LARGE = 2.0**63
 SUM, MIN, MAX = "sum", "min", "max"
 
@@ -37,11 +37,13 @@ class Groups:
     order: Indices
     """Row numbers; those of one group stand together, in the order that they came in."""
     starts: Indices
-    """Where in `order` each group begins."""
+    """The place in `order` where each group begins."""
 
     @classmethod
     def of(cls, keys: Sequence[pa.Array], hashes: U32) -> Groups:
-        """`hashes`: of each row, equal where keys are. Any do, but different keys should nearly always have different ones."""
+        """`hashes` has a hash for each row, equal where keys are. Any do, but different keys should nearly always have
+        different ones.
+        """
         if not any(map(_is_beyond_arrow, keys)) and _are_few(hashes):
             return cls._of_few(keys, hashes)
         return cls._of_many(keys, hashes)
@@ -69,7 +71,7 @@ class Groups:
 
     @property
     def first(self) -> Indices:
-        """Of each group, the row that came first."""
+        """Returns for each group the row that came first."""
         return self.order[self.starts]
 
     @cached_property
@@ -78,11 +80,11 @@ class Groups:
 
     @cached_property
     def numbers(self) -> Indices:
-        """The group of each row of `order`."""
+        """Returns the group of each row of `order`."""
         return np.repeat(np.arange(len(self)), self.sizes)
 
     def number_of_rows(self) -> Indices:
-        """The group of each row as it came."""
+        """Returns the group of each row as it came."""
         numbers = np.empty(len(self.order), dtype=np.int64)
         numbers[self.order] = self.numbers
         return numbers
@@ -114,7 +116,7 @@ class Groups:
         return pa.array(reduced).view(column.type)
 
     def _sum_of_decimals(self, column: pa.Array) -> pa.Array:
-        """With room for the sum, which Arrow does not check."""
+        """Returns the values with room for their sum, which Arrow does not check."""
         type_ = column.type
         total = self._reduce_by_arrow(column.cast(pa.decimal256(_DIGITS, type_.scale)), SUM)
         try:
@@ -142,13 +144,13 @@ def _check_sums(values: npt.NDArray[Any], starts: Indices) -> None:
 
 
 def _is_beyond_arrow(key: pa.Array) -> bool:
-    """Whether Arrow's hash table does not take a key, or tells apart what is equal: 0.0 and -0.0."""
+    """Returns whether Arrow's hash table does not take a key, or tells apart what is equal: 0.0 and -0.0."""
     types = pa.types
     return bool(types.is_floating(key.type) or types.is_nested(key.type) or types.is_duration(key.type))
 
 
 def _are_few(hashes: U32) -> bool:
-    """Whether the keys are some thousands, to go by how many different ones are in a sample of the rows."""
+    """Returns whether the keys are some thousands, to go by how many different ones are in a sample of the rows."""
     if len(hashes) < _SAMPLE_ROWS:
         return False
     # Here and there: rows that came from another stage stand in order of its key.

@@ -1,8 +1,8 @@
 """Incremental joins: what a join keeps of its sides, and how changes of either become changes of the result.
 
-Each side is *arranged*: its rows as a keyed table whose hash is that of the join key, so that all rows of a key lie together
-in every layer. A row is told from equal ones by two numbers: over an input that only grows its time and place in
-it, else the hash of its contents and how many equal rows were there before it.
+Each side is *arranged*: its rows as a keyed table whose hash is that of the join key, so that all rows of a key lie
+together in every layer. A row is told from equal ones by two numbers: over an input that only grows its time and place
+in it, else the hash of its contents and how many equal rows were there before it.
 
 With D for the changes at t and the states before t, the changes of the result are (differential dataflow's join)
 
@@ -43,21 +43,21 @@ _NULL = -0x6F73_796E_6300_0000
 
 @dataclass(frozen=True)
 class JoinSpec:
-    """Which columns are equal, and which unmatched rows are kept (`how`: inner, left or full)."""
+    """The columns that are equal, and which unmatched rows are kept (`how` is inner, left or full)."""
 
     on: tuple[str, ...]
     how: str
 
 
 def arranged_schema(rows: pa.Schema, on: tuple[str, ...]) -> tuple[pa.Schema, tuple[str, ...]]:
-    """The schema of a side's arrangement, and its key."""
+    """Returns the schema of a side's arrangement, and its key."""
     ids = [pa.field(name, pa.int64()) for name in ROW_ID]
     rest = [f for f in rows if f.name not in on]
     return pa.schema([*(rows.field(name) for name in on), *ids, *rest]), (*on, *ROW_ID)
 
 
 def joined_schema(left: pa.Schema, right: pa.Schema, spec: JoinSpec) -> tuple[pa.Schema, tuple[str, ...]]:
-    """The schema of the joined rows, and their key: the join key and the ids of both rows."""
+    """Returns the schema of the joined rows, and their key: the join key and the ids of both rows."""
     ids = [pa.field(f"__{side}{name[2:]}", pa.int64()) for side in "lr" for name in ROW_ID]
     rest = [f for side in (left, right) for f in side if f.name not in spec.on]
     key = (*spec.on, *(f.name for f in ids))
@@ -91,10 +91,19 @@ class NeverThereError(Exception):
 
 
 def arrange_changing(
-    rows: pa.Table, schema: pa.Schema, key: tuple[str, ...], on: tuple[str, ...], hashes: U32, state: Trace, before: Time,
+    rows: pa.Table,
+    schema: pa.Schema,
+    key: tuple[str, ...],
+    on: tuple[str, ...],
+    hashes: U32,
+    state: Trace,
+    before: Time,
     whose: str,
-) -> KeyedChanges:  # fmt: skip
-    """Rows that come and go: equal rows are numbered, and the highest numbers go first. Raises NeverThereError."""
+) -> KeyedChanges:
+    """Returns the layer for rows that come and go. Equal rows are numbered, and the highest numbers go first.
+
+    Raises NeverThereError.
+    """
     went = pc.is_in(rows.column(CHANGE_TYPE_COLUMN), value_set=_WENT).to_numpy()
     rows = rows.drop_columns([CHANGE_TYPE_COLUMN])
     content = content_hash(rows.select(schema.names[: len(on)] + schema.names[len(key) :]))
@@ -124,7 +133,7 @@ def arrange_changing(
 
 
 def keyed_changes(new: pa.Table, gone: pa.Table, key: tuple[str, ...], on: tuple[str, ...], whose: str) -> KeyedChanges:
-    """The layer that adds `new` and deletes `gone`, tables of the same columns with different keys."""
+    """Returns the layer that adds `new` and deletes `gone`, tables of the same columns with different keys."""
     both = [hash32([as_array(part.column(name)) for name in on]) for part in (new, gone)]
     layer = arrange(new, key, whose=whose, deletes=gone.select(list(key)), hashes=np.concatenate(both))
     n = len(layer.batch)
@@ -136,7 +145,7 @@ def keyed_changes(new: pa.Table, gone: pa.Table, key: tuple[str, ...], on: tuple
 
 
 def content_hash(rows: pa.Table) -> Indices:
-    """A 64-bit hash of each row's contents. Nested columns are hashed by their text, row by row.
+    """Returns a 64-bit hash of each row's contents. Nested columns are hashed by their text, row by row.
 
     The hash passes over nulls, as Spark's does; so which columns are null is hashed as well.
     """
@@ -155,13 +164,13 @@ def content_hash(rows: pa.Table) -> Indices:
 
 
 def _groups(rows: pa.Table, on: tuple[str, ...], hashes: U32, content: Indices) -> tuple[Indices, Indices]:
-    """A row of each different (join key, content hash), and each row's group."""
+    """Returns a row of each different (join key, content hash), and each row's group."""
     keys = [*(as_array(rows.column(name)) for name in on), pa.array(content)]
     return _distinct(keys, hashes)
 
 
 def _distinct(keys: Sequence[pa.Array], hashes: U32) -> tuple[Indices, Indices]:
-    """The first row of each different key, and the group of each row."""
+    """Returns the first row of each different key, and the group of each row."""
     if not len(hashes):
         empty: Indices = np.empty(0, dtype=np.int64)
         return empty, empty
@@ -173,7 +182,7 @@ def _distinct(keys: Sequence[pa.Array], hashes: U32) -> tuple[Indices, Indices]:
 
 
 def _match_rows(old: pa.RecordBatch, on: tuple[str, ...], wanted: Sequence[pa.Array], hashes: U32) -> Indices:
-    """For each row of an arrangement the (join key, content hash) of `wanted` that it has, or -1."""
+    """Returns for each row of an arrangement the (join key, content hash) of `wanted` that it has, or -1."""
     keys = [old.column(name) for name in (*on, ROW_ID[0])]
     old_hashes = hash32(keys[:-1])
     first, group_of = _distinct(keys, old_hashes)
@@ -211,7 +220,7 @@ def join_changes(
     changes: tuple[pa.Table, pa.Table], states: tuple[Trace, Trace], spec: JoinSpec, schema: pa.Schema,
     key: tuple[str, ...], before: Time, whose: str,
 ) -> KeyedChanges:  # fmt: skip
-    """The changes of a join from those of its arranged sides at an epoch, and their states before it."""
+    """Returns the changes of a join from those of its arranged sides at an epoch, and their states before it."""
     key_columns, key_hashes, numbers = _touched_keys(changes, spec.on)
     in_left, in_right = (np.isin(np.arange(len(key_hashes)), n) for n in numbers)
     outer_left, outer_right = spec.how in ("left", "full"), spec.how == "full"
@@ -240,7 +249,9 @@ def join_changes(
 def _touched_keys(
     changes: tuple[pa.Table, pa.Table], on: tuple[str, ...]
 ) -> tuple[list[pa.Array], U32, tuple[Indices, Indices]]:
-    """The different keys among both sides' changes, their hashes, and each change's key number; -1 for a null key."""
+    """Returns the different keys among both sides' changes, their hashes, and each change's key number, which is -1 for
+    a null key.
+    """
     columns = [pa.concat_arrays([as_array(c.column(name)) for c in changes]) for name in on]
     hashes = hash32(columns)
     first, group_of = _distinct(columns, hashes)
@@ -286,7 +297,7 @@ def _side(
 
 
 def _distinct_match(rows: list[pa.Array], keys: list[pa.Array], hashes: U32) -> Indices:
-    """For each row the number of the key that it has."""
+    """Returns for each row the number of the key that it has."""
     row_hashes = hash32(rows)
     first, group_of = _distinct(rows, row_hashes)
     at = match_keys(hashes, keys, row_hashes[first], [r.take(pa.array(first)) for r in rows])
@@ -297,7 +308,7 @@ def _distinct_match(rows: list[pa.Array], keys: list[pa.Array], hashes: U32) -> 
 def _pairs(
     left: pa.Table, left_key: Indices, right: pa.Table, right_key: Indices, spec: JoinSpec, schema: pa.Schema
 ) -> pa.Table:
-    """Every pair of rows with the same key number, as rows of the join."""
+    """Returns every pair of rows with the same key number, as rows of the join."""
     order = np.argsort(right_key, kind="stable")
     ordered = right_key[order]
     low, high = np.searchsorted(ordered, left_key, "left"), np.searchsorted(ordered, left_key, "right")
@@ -308,7 +319,7 @@ def _pairs(
 
 
 def _joined(left: pa.Table | None, right: pa.Table | None, spec: JoinSpec, schema: pa.Schema) -> pa.Table:
-    """Rows of the two sides beside each other; nulls for a side that is missing."""
+    """Returns rows of the two sides beside each other, with nulls for a side that is missing."""
     present = left if left is not None else right
     assert present is not None
     columns = []
@@ -325,7 +336,7 @@ def _joined(left: pa.Table | None, right: pa.Table | None, spec: JoinSpec, schem
 
 
 def _unmatched(mine: Side, other: Side, keys: int) -> tuple[pa.Table, pa.Table]:
-    """The rows that were without a match and are no longer so, or are gone; and those that are so from now on."""
+    """Returns the rows that were without a match and are so no longer, or are gone, and those that are so now."""
 
     def some(*numbers: Indices) -> Bools:
         present = np.zeros(keys + 1, dtype=np.bool_)  # the last one stands for null keys, which never match

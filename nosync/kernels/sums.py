@@ -1,13 +1,14 @@
-"""Sums that are right whatever their parts are: of whole numbers in 128 bits, of decimals in 75 digits, of floats beside NaN.
+"""Sums that are right whatever their parts are: of whole numbers in 128 bits, of decimals in 75 digits, of floats
+beside NaN.
 
-A sum is kept in two forms. While an epoch is computed it is *wide*: no part of it overflows, so the answer does not depend on how
-rows are cut into epochs, nor on the order in which they come and go. What is recorded is *narrow*: the column that the first
-version recorded, and beside it columns that a layer has only where a row needs them. So layers of before are read as they are,
-and what they hold is recorded again byte for byte.
+A sum is kept in two forms. While an epoch is computed it is *wide*: no part of it overflows, so the answer does not
+depend on how rows are cut into epochs, nor on the order in which they come and go. What is recorded is *narrow*: the
+column that the first version recorded, and beside it columns that a layer has only where a row needs them. So layers of
+before are read as they are, and what they hold is recorded again byte for byte.
 
     whole numbers   the sum's low 64 bits, and beside it `high`: the upper 64 bits, where the sum has more than 64
     decimals        38 digits, and beside it `wide`: 75 digits, where the sum has more than 38
-    floats          over rows that change: the sum of those that are finite, and beside it how many are NaN, +inf and -inf
+    floats          over rows that change: the sum of those that are finite, and beside it how many are NaN, +inf, -inf
 
 Floats over rows that only come need nothing beside them: a NaN never goes.
 """
@@ -34,7 +35,9 @@ _WORD, _HALF = 64, 32
 _LOW_HALF = (1 << _HALF) - 1
 _ONE_WORD = 1 << (_WORD - 1)
 _DIGITS, _WIDE_DIGITS = 38, 75
-"""Of a decimal that is recorded, and of one while it is summed: Arrow makes the sum of two one digit longer, of 76 at most."""
+"""The digits of a decimal that is recorded, and of one while it is summed. Arrow makes the sum of two one digit longer,
+of 76 at most.
+"""
 
 
 class DoesNotFitError(ArithmeticError):
@@ -46,34 +49,37 @@ class DoesNotFitError(ArithmeticError):
 
 
 class Sum(Protocol):
-    """How a sum is made, combined and recorded."""
+    """A way to make, combine and record a sum."""
 
     @property
     def memory(self) -> tuple[str, ...]:
-        """The columns of the wide form."""
+        """Returns the columns of the wide form."""
 
     @property
     def beside(self) -> Mapping[str, pa.DataType]:
-        """The columns that a layer has only where one of its rows needs them."""
+        """Returns the columns that a layer has only where one of its rows needs them."""
 
     def of_groups(self, column: pa.Array, weights: pa.Array | None, groups: Groups) -> Columns:
-        """The sum of each group's values, of which those of weight -1 are taken away. Null where there are only nulls."""
+        """Returns the sum of each group's values, less those of weight -1. It is null where there are only nulls."""
 
     def widened(self, recorded: pa.Table) -> Columns:
-        """The wide form of what layers hold."""
+        """Returns the wide form of what layers hold."""
 
     def added(self, a: Columns, b: Columns) -> Columns:
-        """The sum of two. One that is null adds nothing; both null stay null, as a SQL sum of no values."""
+        """Returns the sum of two. One that is null adds nothing; both null stay null, as a SQL sum of no values."""
 
     def recorded(self, wide: Columns) -> Columns:
-        """The narrow form. Raises DoesNotFitError where it is the answer, which has nothing beside it."""
+        """Returns the narrow form. Raises DoesNotFitError where it is the answer, which has nothing beside it."""
 
     def doubles(self, wide: Columns) -> pa.Array:
-        """The sums as the nearest doubles."""
+        """Returns the sums as the nearest doubles."""
 
 
 def sum_of(output: str, name: str, type_: pa.DataType, *, retracts: bool, is_answer: bool) -> Sum:
-    """`name`: of the accumulator. `type_`: in which it is recorded. `retracts`: rows can go. `is_answer`: it is the output."""
+    """Returns the way to sum into the accumulator `name`, which is recorded in `type_`.
+
+    `retracts` says that rows can go, `is_answer` that the sum is the output itself.
+    """
     if pa.types.is_integer(type_):
         return _WholeSum(name, f"__{output}_high", is_answer)
     if pa.types.is_decimal(type_):
@@ -174,7 +180,7 @@ class _WholeSum:
 
 
 def _numbers(column: pa.Array) -> tuple[I64, Bools | None]:
-    """The values, and which rows have one; None: all."""
+    """Returns the values, and which rows have one. None: all rows have."""
     if not column.null_count:
         return column.to_numpy(), None
     return column.fill_null(0).to_numpy(), column.is_valid().to_numpy(zero_copy_only=False)
@@ -359,18 +365,18 @@ class _FiniteSum:
 
 
 def _count(kind: pa.Array, weights: pa.Array | None, groups: Groups) -> pa.Array:
-    """How many rows of each group are of a kind; null for none."""
+    """Returns how many rows of each group are of a kind. It is null for none."""
     ones = kind.fill_null(False).cast(pa.int64())
     return _none_if_zero(groups.reduce(ones if weights is None else pc.multiply(ones, weights), SUM))
 
 
 def count_not_finite(column: pa.Array, weights: pa.Array | None, groups: Groups) -> pa.Array:
-    """How many values of each group are NaN or infinite; null for none."""
+    """Returns how many values of each group are NaN or infinite. It is null for none."""
     return _count(pc.invert(pc.is_finite(column)), weights, groups)
 
 
 def counts_added(a: pa.Array, b: pa.Array) -> pa.Array:
-    """The sum of two counts that are null for none."""
+    """Returns the sum of two counts that are null for none."""
     if _is_empty(a) and _is_empty(b):
         return a
     return _none_if_zero(pc.add(a.fill_null(0), b.fill_null(0)))

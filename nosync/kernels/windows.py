@@ -36,7 +36,9 @@ _DURATION = re.compile(r"\s*(\d+)\s*([a-z]+?)s?\s*\Z")
 Times = npt.NDArray[np.int64]
 NO_WATERMARK = -(1 << 62)
 _FARTHEST_US = float(1 << 62)
-"""Some 146,000 years from 1970: what is beyond cannot be told from no watermark, and its windows may not fit into 64 bits."""
+"""Some 146,000 years from 1970: what is beyond cannot be told from no watermark, and its windows may not fit into 64
+bits.
+"""
 
 
 @dataclass(frozen=True)
@@ -46,17 +48,18 @@ class Window:
     time: str
     """The column of event time."""
     size_us: int
-    """Of a session: what comes longer than this gap after its last row begins another one."""
+    """The length of a window. A session has the gap here: what comes longer after its last row begins another one."""
     slide_us: int
     session: bool
     delay_us: int | None
-    """How far the watermark is behind the newest time; None: windows never close."""
+    """The time by which the watermark is behind the newest time. None: windows never close."""
     keep_us: int | None
-    """How long after closing a window stays in the state; None: for ever."""
+    """The time that a window stays in the state after closing. None: it stays for ever."""
     # What follows is not in the text of a window, which enters fingerprints: versions before did not have it.
     policy: str | None = field(default=None, repr=False)
-    """Which watermark counts where rows come by several inputs: that of the slowest (MIN) or of the fastest (MAX). None: as the
-    store was written, and MIN in a new one."""
+    """Which watermark counts where rows come by several inputs: that of the slowest (MIN) or of the fastest (MAX).
+    None: as the store was written, and MIN in a new one.
+    """
     idle_after: int | None = field(default=None, repr=False)
     """After how many epochs without rows the window does not wait for an input; None: it always waits."""
 
@@ -102,7 +105,8 @@ def parse_window(
 def _check_policy(stage: str, watermark: str | None, policy: str | None, idle_after: int | None) -> None:
     if policy not in (None, MIN, MAX):
         raise FlowError(
-            f"stage {stage}: policy={policy!r}, expected {MIN!r} (the watermark of the slowest input) or {MAX!r} (of the fastest)"
+            f"stage {stage}: policy={policy!r}, expected {MIN!r} (the watermark of the slowest input) or {MAX!r} (of "
+            "the fastest)"
         )
     if idle_after is not None:
         if isinstance(idle_after, bool) or not isinstance(idle_after, int) or idle_after < 1:
@@ -117,7 +121,7 @@ def _check_policy(stage: str, watermark: str | None, policy: str | None, idle_af
 
 
 def duration_us(stage: str, text: str, *, least: int = 1) -> int:
-    """`"10 minutes"` in microseconds."""
+    """Returns a text such as `"10 minutes"` in microseconds."""
     match = _DURATION.match(text.lower()) if isinstance(text, str) else None
     if match is None or match[2] not in _UNITS_US or int(match[1]) < least:
         raise FlowError(
@@ -128,7 +132,7 @@ def duration_us(stage: str, text: str, *, least: int = 1) -> int:
 
 
 def times_us(column: pa.ChunkedArray | pa.Array) -> tuple[Times, npt.NDArray[np.bool_]]:
-    """A timestamp or date column in microseconds (of nanoseconds: rounded down), and which rows have one."""
+    """Returns a timestamp or date column in microseconds (of nanoseconds: rounded down), and which rows have one."""
     array = as_array(column)
     valid = array.is_valid().to_numpy(zero_copy_only=False)
     if pa.types.is_timestamp(array.type) and array.type.unit == "ns":
@@ -139,7 +143,7 @@ def times_us(column: pa.ChunkedArray | pa.Array) -> tuple[Times, npt.NDArray[np.
 
 
 def window_type(type_: pa.DataType) -> pa.DataType:
-    """The type of window_start and window_end over a time column of this type."""
+    """Returns the type of window_start and window_end over a time column of this type."""
     return pa.timestamp("us", type_.tz if pa.types.is_timestamp(type_) else "UTC")
 
 
@@ -148,16 +152,18 @@ def is_time(type_: pa.DataType) -> bool:
 
 
 def _event_times(rows: pa.Table, window: Window) -> tuple[Times, npt.NDArray[np.bool_]]:
-    """As `times_us`. A time whose windows would begin or end beyond 64 bits counts as none, so that its row is late."""
+    """Does what `times_us` does. A time whose windows would begin or end beyond 64 bits counts as none, so that its row
+    is late.
+    """
     time, valid = times_us(rows.column(window.time))
     fits = np.abs(time.astype(np.float64)) < _FARTHEST_US - window.size_us - window.slide_us
     return np.where(fits, time, 0), valid & fits
 
 
 def with_windows(rows: pa.Table, window: Window) -> pa.Table:
-    """The rows, once for each window that they belong to, with window_start and window_end.
+    """Returns the rows, once for each window that they belong to, with window_start and window_end.
 
-    Of sessions: the window of the row alone. A row without a time comes once, with null windows.
+    For sessions it is the window of the row alone. A row without a time comes once, with null windows.
     """
     time, valid = _event_times(rows, window)
     if window.session:
@@ -180,13 +186,13 @@ def with_windows(rows: pa.Table, window: Window) -> pa.Table:
 
 
 def newest_us(rows: pa.Table, window: Window) -> int | None:
-    """The newest event time among the rows."""
+    """Returns the newest event time among the rows."""
     time, valid = _event_times(rows, window)
     return int(time[valid].max()) if valid.any() else None
 
 
 def newest_us_by(groups: npt.NDArray[np.integer[Any]], rows: pa.Table, window: Window) -> dict[int, int]:
-    """The newest event time of each group of rows that has any. `groups`: of each row, a small number."""
+    """Returns the newest event time of each group of rows that has any. `groups` has a small number for each row."""
     time, valid = _event_times(rows, window)
     groups, time = groups[valid], time[valid]
     newest = np.full(groups.max(initial=-1) + 1, NO_WATERMARK, dtype=np.int64)
@@ -195,7 +201,7 @@ def newest_us_by(groups: npt.NDArray[np.integer[Any]], rows: pa.Table, window: W
 
 
 def closed(rows: pa.Table, watermark_us: int) -> npt.NDArray[np.bool_]:
-    """Which rows are for a window that the watermark has passed, or for none because they have no time."""
+    """Returns which rows are for a window that the watermark has passed, or for none because they have no time."""
     ends, valid = times_us(rows.column(END))
     return ~valid | (ends <= watermark_us)
 

@@ -1,4 +1,5 @@
 """What each kind of stage does with an epoch: its input's changes and its state in, its own changes out.
 
-Pure functions over whole Arrow tables, without Spark. Above `flow`, below `runtime`.
+`operators`, `windows` and `loops` are the kinds, `bootstrap` is how stages begin anew, and `base` and `canonical` are
+what all of them use. Pure functions over whole Arrow tables, without Spark. Above `flow`, below `runtime`.
 """

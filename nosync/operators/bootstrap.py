@@ -1,8 +1,6 @@
-"""What stages do that begin anew with an epoch: from all rows that are there to the layer that leads there from what
-they held.
+"""Stages that begin anew with an epoch: the layer that leads from what they held to what all rows that are there give.
 
-Pure functions over whole Arrow tables, as those of `operators.operators`. Which stages begin anew is decided in
-`job.replay`.
+Pure functions over whole Arrow tables. `job.replay` decides which stages begin anew.
 """
 
 from __future__ import annotations
@@ -13,19 +11,20 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from nosync.flow.bound_flow import BoundStage
-from nosync.kernels.joins import JoinSpec, content_hash
+from nosync.flow.bound_stage import BoundStage
+from nosync.flow.stage_options import JoinOptions
+from nosync.kernels.joins import content_hash
 from nosync.lsm.columnar.columns import CHANGE_TYPE_COLUMN, as_array, as_batch
 from nosync.lsm.columnar.hashing import HASH_BITS, hash32
 from nosync.lsm.layers.writer import arrange
 from nosync.lsm.model.layer import LayerId, Shard
 from nosync.lsm.trace.change_feed import DELETE, INSERT
-from nosync.operators.operators import OperatorOutput, produce_from, rows_of_layer, weights_of
+from nosync.operators.base import OperatorOutput, produce_from, rows_of_layer, weights_of
 
 
 def bootstrap_layer(stage: BoundStage, id: LayerId, whole: OperatorOutput, old: pa.Table) -> OperatorOutput:
-    """The layer that turns what a stage held before, `old`, into `whole`, which was computed from all rows that are
-    there.
+    """Returns the layer that turns what a stage held before, `old`, into `whole`, which was computed from all rows that
+    are there.
     """
     if not stage.keyed:
         new = pa.Table.from_batches([whole.layer.batch]).select(stage.schema.names)
@@ -38,14 +37,15 @@ def bootstrap_layer(stage: BoundStage, id: LayerId, whole: OperatorOutput, old: 
 
 
 def _hashed_by(stage: BoundStage) -> tuple[str, ...]:
-    """The columns of a keyed stage whose hash its rows are stored by."""
-    spec: JoinSpec | None = stage.options.get("join")
-    return spec.on if spec is not None else tuple(stage.options["edge_key"])
+    """Returns the columns of a keyed stage whose hash its rows are stored by."""
+    return stage.options.spec.on if isinstance(stage.options, JoinOptions) else stage.edge_key
 
 
 def net_changes(rows: pa.Table, weights: pa.Array) -> pa.Table:
-    """What is left of rows that come and go, by their contents: each that came more often than it went is inserted,
-    each that went more often deleted, as often. In order of their contents' hash. `weights`: +1 or -1 for each row.
+    """Returns what is left of rows that come and go, by their contents, in the order of their contents' hash.
+
+    A row that came more often than it went is inserted, one that went more often is deleted, as often. `weights` has +1
+    or -1 for each row.
     """
     contents = content_hash(rows.drop_columns([CHANGE_TYPE_COLUMN]))
     _, first, number = np.unique(contents, return_index=True, return_inverse=True)
@@ -59,9 +59,10 @@ def net_changes(rows: pa.Table, weights: pa.Array) -> pa.Table:
 def rows_of_shard(
     log: BoundStage, recorded_by: Shard, mine: Shard, key_groups: int
 ) -> Callable[[pa.Table], pa.Table] | None:
-    """Which of a log's rows that a shard recorded are those of a shard `mine`; None: none are.
+    """Returns a function that takes the rows of the shard `mine` from those of a log that another shard recorded. None:
+    it has none.
 
-    Where there were other numbers of shards, rows go by the columns that place them, if any do; else they belong to no
+    Where there were other numbers of shards, rows go by the columns that place them, if any do. Else they belong to no
     shard, and are dealt out.
     """
     if recorded_by.count == mine.count:

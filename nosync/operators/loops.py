@@ -7,10 +7,10 @@ keeps the number of its derivations.
 Deletions need care: rows of a cycle derive each other, so their numbers never fall to zero although nothing else
 supports them. So an epoch goes in phases (delete and rederive; Gupta, Mumick and Subrahmanian 1993):
 
-    RETRACT  a row that loses any derivation leaves the set, and what was derived from it loses one, and so on; rows that
-             come are counted, but wait. Ends with a round in which no row leaves.
-    TURN     rows that have derivations left and are not in the set enter it: what supports them did not change.
-    GROW     what follows from those, until a round brings nothing.
+    RETRACT  A row that loses any derivation leaves the set, and what was derived from it loses one, and so on. Rows
+             that come are counted, but wait. The phase ends with a round in which no row leaves.
+    TURN     Rows that have derivations left and are not in the set enter it: what supports them did not change.
+    GROW     What follows from those enters, until a round brings nothing.
 
 After RETRACT no row is left that lost any derivation, so none supports itself alone. Where nothing that enters the loop
 can be taken back there is only GROW. A round r of epoch t has the timestamp (t, r); when the loop is done its rounds
@@ -26,7 +26,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from nosync.flow.bound_flow import BoundStage
+from nosync.flow.bound_stage import BoundStage
 from nosync.flow.internal_columns import COUNT, LIVE
 from nosync.kernels.groups import SUM, Groups
 from nosync.lsm.columnar.columns import (
@@ -45,7 +45,7 @@ from nosync.lsm.model.layer import LayerId
 from nosync.lsm.model.timestamp import Time, pack
 from nosync.lsm.trace.change_feed import DELETE, INSERT, Lookup, change_rows, first_of_keys
 from nosync.lsm.trace.trace import Trace
-from nosync.operators.operators import (
+from nosync.operators.base import (
     OperatorInput,
     OperatorOutput,
     as_changes,
@@ -66,12 +66,12 @@ class Phase(enum.Enum):
 
 
 def first_phase(*, growing: bool) -> Phase:
-    """`growing`: nothing that enters the loop can be taken back."""
+    """Returns the phase of an epoch's first round. `growing`: nothing that enters the loop can be taken back."""
     return Phase.GROW if growing else Phase.RETRACT
 
 
 def next_phase(phase: Phase, round: int, changes: int) -> Phase | None:
-    """The phase of the round after `round`, in which the set changed by so many rows; None: the loop is done.
+    """Returns the phase of the round after `round`, in which the set changed by so many rows. None: the loop is done.
 
     What enters the loop beside the variable reaches it in round 1, so round 0 alone never ends a phase.
     """
@@ -82,19 +82,19 @@ def next_phase(phase: Phase, round: int, changes: int) -> Phase | None:
     return Phase.GROW
 
 
-def apply_loop(work: OperatorInput) -> OperatorOutput:
-    """The variable's rows after a round: numbers of derivations, and which rows are in the set."""
-    stage, id = work.stage, work.id
-    phase = Phase(work.phase)
-    touched = _derivations(work)
+def apply_loop(given: OperatorInput) -> OperatorOutput:
+    """Returns the layer of the variable after a round: numbers of derivations, and which rows are in the set."""
+    stage, id = given.stage, given.id
+    phase = Phase(given.phase)
+    touched = _derivations(given)
     if phase is Phase.TURN:
-        touched = pa.concat_tables([touched, _touched_before(work)])
+        touched = pa.concat_tables([touched, _touched_before(given)])
     columns, all_hashes = key_columns(touched, stage.key, str(id)), as_array(touched.column(_HASH)).to_numpy()
     groups = Groups.of(columns, all_hashes)
     keys = pa.table([take(column, groups.first) for column in columns], names=list(stage.key))
     hashes = all_hashes[groups.first]
     came, lost = (groups.reduce(as_array(touched.column(name)), SUM).to_numpy() for name in (_CAME, _LOST))
-    found = work.state.find(keys, hashes)
+    found = given.state.find(keys, hashes)
     before = np.zeros(len(hashes), dtype=np.int64)
     was_live: Bools = np.zeros(len(hashes), dtype=np.bool_)
     before[found.found] = found.data.column(COUNT).to_numpy()
@@ -107,11 +107,11 @@ def apply_loop(work: OperatorInput) -> OperatorOutput:
     return produce(stage, id, table, hashes, found, after == 0)
 
 
-def _derivations(work: OperatorInput) -> pa.Table:
-    """The round's derivations: the row, its hash, and 1 in `came` or `lost`."""
-    names = list(work.stage.key)
+def _derivations(given: OperatorInput) -> pa.Table:
+    """Returns the round's derivations, each with its row, the row's hash, and 1 in `came` or `lost`."""
+    names = list(given.stage.key)
     parts = []
-    for rows in map(as_changes, work.inputs):
+    for rows in map(as_changes, given.inputs):
         weights = weights_of(rows).to_numpy()
         part = rows.select(names).append_column(_HASH, pa.array(hash32_of(rows)))
         part = part.append_column(_CAME, pa.array((weights > 0).astype(np.int64)))
@@ -119,19 +119,19 @@ def _derivations(work: OperatorInput) -> pa.Table:
     return pa.concat_tables(parts)
 
 
-def _touched_before(work: OperatorInput) -> pa.Table:
-    """The rows that earlier rounds of the epoch touched, without a derivation."""
-    touched = work.trace(work.stage.name).rows_between(Time(pack(work.t) - 1), work.before)
+def _touched_before(given: OperatorInput) -> pa.Table:
+    """Returns the rows that earlier rounds of the epoch touched, without a derivation."""
+    touched = given.trace(given.stage.name).rows_between(Time(pack(given.t) - 1), given.before)
     zeros = pa.array(np.zeros(len(touched.hashes), dtype=np.int64))
-    table = pa.Table.from_batches([touched.data]).select(list(work.stage.key))
+    table = pa.Table.from_batches([touched.data]).select(list(given.stage.key))
     return table.append_column(_HASH, pa.array(touched.hashes)).append_column(_CAME, zeros).append_column(_LOST, zeros)
 
 
-# --- what the variable's consumers see ---------------------------------------------------------------------------------
+# --- what the variable's consumers see --------------------------------------------------------------------------------
 
 
 def loop_changes(rows: Rows, first_of_key: Bools, before: Lookup) -> pa.Table:
-    """The rows that entered and left the set, from entries in order of key and time and the state before them."""
+    """Returns the rows that entered and left the set, from entries in order of key and time, and the state before."""
     waits = ~_flags(rows.data.column(LIVE))
     was_live = _flags(before.data.column(LIVE))
     found = before.found.copy()
@@ -143,21 +143,21 @@ def loop_changes(rows: Rows, first_of_key: Bools, before: Lookup) -> pa.Table:
     return changes.filter(moved)
 
 
-def changes_of_round(produced: OperatorOutput, stage: BoundStage, time: Time) -> pa.Table:
-    """The changes that a layer of the variable means to its consumers."""
-    assert produced.before is not None, "the variable is keyed"
-    rows = rows_of_layer(produced.layer, time)
+def changes_of_round(output: OperatorOutput, stage: BoundStage, time: Time) -> pa.Table:
+    """Returns the changes that a layer of the variable means to its consumers."""
+    assert output.before is not None, "the variable is keyed"
+    rows = rows_of_layer(output.layer, time)
     all_first = np.ones(len(rows.hashes), dtype=np.bool_)
-    return loop_changes(rows, all_first, produced.before).select(stage.rows_schema.names)
+    return loop_changes(rows, all_first, output.before).select(stage.rows_schema.names)
 
 
 def recorded_changes(trace: Trace, stage: BoundStage, after: Time, until: Time) -> pa.Table:
-    """The same, read back: the net changes with `after < time <= until`, each row once."""
+    """Returns the same changes, read back: the net ones with `after < time <= until`, each row once."""
     return loop_changes(*_newest(trace, after, until)).select(stage.rows_schema.names)
 
 
 def _newest(trace: Trace, after: Time, until: Time) -> tuple[Rows, Bools, Lookup]:
-    """The newest entry of each key in a range of times, and the state before it."""
+    """Returns the newest entry of each key in a range of times, and the state before it."""
     rows = trace.rows_between(after, until)
     first = first_of_keys(rows, len(trace.key))
     last = np.append(first[1:], True) if len(first) else first
@@ -170,7 +170,9 @@ def _newest(trace: Trace, after: Time, until: Time) -> tuple[Rows, Bools, Lookup
 
 
 def consolidate(trace: Trace, stage: BoundStage, id: LayerId) -> OperatorOutput:
-    """The layer of a whole epoch from those of its rounds: what each key is in the end, where it is not what it was."""
+    """Returns the layer of a whole epoch from those of its rounds: what each key is in the end, where it is not what it
+    was.
+    """
     t = id.description.lower
     rows, _, before = _newest(trace, Time(t - 1), Time(id.description.upper - 1))
     has_before = before.found
@@ -200,7 +202,7 @@ def _flags(column: pa.Array) -> Bools:
 
 
 def rounds_done(counts: Sequence[int], *, growing: bool) -> Phase | None:
-    """The phase of the next round after rounds with these numbers of changes; None: the loop is done."""
+    """Returns the phase of the next round after rounds with these numbers of changes. None: the loop is done."""
     phase: Phase | None = first_phase(growing=growing)
     for round, changes in enumerate(counts):
         assert phase is not None, "a loop that is done has no more rounds"

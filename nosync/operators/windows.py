@@ -13,13 +13,14 @@ import pyarrow as pa
 
 from nosync.flow.event_time import OF_INPUTS, WATERMARK_AFTER, InputTime, minimum, recorded_inputs, stamp
 from nosync.flow.internal_columns import HASH64_COLUMN
-from nosync.kernels.aggregates import Plan
+from nosync.flow.stage_options import WatermarkOptions
+from nosync.kernels.aggregate_plan import Plan
 from nosync.kernels.groups import Groups
 from nosync.kernels.windows import END, NO_WATERMARK, START, Window, closed, sessions, times_us, to_time
 from nosync.lsm.columnar.columns import as_array, as_batch, key_columns, take, take_batch
 from nosync.lsm.columnar.hashing import U32, hash32
 from nosync.lsm.layers.writer import arrange
-from nosync.operators.operators import (
+from nosync.operators.base import (
     OperatorInput,
     OperatorOutput,
     conform,
@@ -31,68 +32,71 @@ from nosync.operators.operators import (
 )
 
 
-def apply_watermark(work: OperatorInput) -> OperatorOutput:
-    """One row a shard and epoch: the watermark in force, the one from the next epoch on, and this shard's late rows."""
-    window = _window(work)
+def apply_watermark(given: OperatorInput) -> OperatorOutput:
+    """Returns one row for each shard and epoch: the watermark in force, the one from the next epoch on, and how many of
+    this shard's rows are late.
+    """
+    window = _window(given)
     assert window.delay_us is not None, "a stage without a watermark has no such part"
-    in_force, schema = work.watermarks.current_us, work.stage.schema
-    inputs: Sequence[str] = work.stage.options.get("of_inputs", ())
+    in_force, schema = given.watermarks.current_us, given.stage.schema
+    inputs = given.stage.options_as(WatermarkOptions).inputs
     if inputs:
-        known = work.watermarks.inputs
-        times = {name: known.get(name, InputTime()).after(work.newest_of.get(name), window) for name in inputs}
+        known = given.watermarks.inputs
+        times = {name: known.get(name, InputTime()).after(given.newest_of.get(name), window) for name in inputs}
         following = minimum(times.values(), in_force)
         more = [recorded_inputs(times, schema.field(OF_INPUTS))]
     else:
-        following = in_force if work.newest_us is None else max(in_force, work.newest_us - window.delay_us)
+        following = in_force if given.newest_us is None else max(in_force, given.newest_us - window.delay_us)
         more = []
-    late = int(closed(work.rows, in_force).sum())
+    late = int(closed(given.rows, in_force).sum())
     stamps = [stamp(time, schema.field(WATERMARK_AFTER).type) for time in (in_force, following)]
     row = pa.Table.from_arrays([*stamps, pa.array([late], pa.int64()), *more], schema=schema)
-    return OperatorOutput(arrange(row, (), whose=str(work.id)))
+    return OperatorOutput(arrange(row, (), whose=str(given.id)))
 
 
-def apply_late(work: OperatorInput) -> OperatorOutput:
-    late = work.rows.filter(pa.array(closed(work.rows, work.watermarks.current_us))).drop_columns([HASH64_COLUMN])
-    return OperatorOutput(arrange(conform(late, work.stage.schema, work.id), (), whose=str(work.id)))
+def apply_late(given: OperatorInput) -> OperatorOutput:
+    """Returns the rows that came after their window had closed."""
+    late = given.rows.filter(pa.array(closed(given.rows, given.watermarks.current_us))).drop_columns([HASH64_COLUMN])
+    return OperatorOutput(arrange(conform(late, given.stage.schema, given.id), (), whose=str(given.id)))
 
 
-def apply_window(work: OperatorInput) -> OperatorOutput:
-    """The aggregates of open windows; windows that were kept long enough are deleted."""
-    in_time = work.rows.filter(pa.array(~closed(work.rows, work.watermarks.current_us)))
-    new, new_hashes, old, old_hashes = (_sessions if _window(work).session else _aligned)(work, in_time)
-    expired, expired_hashes = _expired(work)
+def apply_window(given: OperatorInput) -> OperatorOutput:
+    """Returns the aggregates of open windows. Windows that were kept long enough are deleted."""
+    in_time = given.rows.filter(pa.array(~closed(given.rows, given.watermarks.current_us)))
+    new, new_hashes, old, old_hashes = (_sessions if _window(given).session else _aligned)(given, in_time)
+    expired, expired_hashes = _expired(given)
     if len(expired):
         old = as_batch(pa.Table.from_batches([old, expired]))
         old_hashes = np.concatenate([old_hashes, expired_hashes])
-    return produce_from(work.stage, work.id, new, new_hashes, old, old_hashes)
+    return produce_from(given.stage, given.id, new, new_hashes, old, old_hashes)
 
 
 Numbers = npt.NDArray[np.int64]
 Rows = tuple[pa.Table, U32, pa.RecordBatch, U32]
 
 
-def _window(work: OperatorInput) -> Window:
-    assert work.stage.window is not None, f"stage {work.stage.name} is part of a window"
-    return work.stage.window
+def _window(given: OperatorInput) -> Window:
+    assert given.stage.window is not None, f"stage {given.stage.name} is part of a window"
+    return given.stage.window
 
 
-def _plan(work: OperatorInput) -> Plan:
-    assert work.stage.plan is not None, f"stage {work.stage.name} aggregates"
-    return work.stage.plan
+def _plan(given: OperatorInput) -> Plan:
+    assert given.stage.plan is not None, f"stage {given.stage.name} aggregates"
+    return given.stage.plan
 
 
-def _aligned(work: OperatorInput, rows: pa.Table) -> Rows:
-    """Tumbling and sliding windows: an aggregate by key and window."""
-    plan, stage = _plan(work), work.stage
+def _aligned(given: OperatorInput, rows: pa.Table) -> Rows:
+    """Returns the rows of tumbling and sliding windows, new and old: an aggregate by key and window."""
+    plan, stage = _plan(given), given.stage
     weights = weights_of(rows) if plan.retracts else None
     hashes = hash32_of(rows)
     partial, first = plan.partial(rows, _with_starts(hashes, rows), weights)
     hashes = hashes[first]
-    found = work.state.find(partial, hashes)
+    found = given.state.find(partial, hashes)
     after = plan.combine(partial, one_row_per_key(found))
     new = plan.finish(after)
     if plan.retracts:
-        there = rows_that_are_there(after, work.id)
+        there = rows_that_are_there(after, given.id)
         new, hashes_new = new.filter(pa.array(there)), hashes[there]
     else:
         hashes_new = hashes
@@ -100,28 +104,30 @@ def _aligned(work: OperatorInput, rows: pa.Table) -> Rows:
 
 
 def _with_starts(hashes: U32, rows: pa.Table) -> U32:
-    """Hashes of keys and windows: those of the keys alone are the same in all windows of a key."""
+    """Returns hashes of keys and windows. Those of the keys alone are the same in all windows of a key."""
     return hashes ^ hash32([as_array(rows.column(START))])
 
 
-def _sessions(work: OperatorInput, rows: pa.Table) -> Rows:
-    """Sessions: the rows' own windows grow together with each other and with the open sessions of their keys."""
-    plan, stage = _plan(work), work.stage
-    key = stage.options["edge_key"]
+def _sessions(given: OperatorInput, rows: pa.Table) -> Rows:
+    """Returns the rows of sessions, new and old: the rows' own windows grow together with each other and with the open
+    sessions of their keys.
+    """
+    plan, stage = _plan(given), given.stage
+    key = stage.edge_key
     hashes = hash32_of(rows)
     if not rows.num_rows:
         empty = stage.schema.empty_table()
         return empty, hashes, as_batch(empty), hashes
-    row_keys = key_columns(rows, key, str(work.id))
+    row_keys = key_columns(rows, key, str(given.id))
     groups = Groups.of(row_keys, hashes)
     group, key_hashes = groups.number_of_rows(), hashes[groups.first]
     keys = [take(column, groups.first) for column in row_keys]
-    trace = work.trace(stage.name)
+    trace = given.trace(stage.name)
     old = as_batch(stage.schema.empty_table())
     old_group = np.empty(0, dtype=np.int64)
     if trace.layers:
-        old = trace.lookup_prefix(keys, key_hashes, work.before)
-        is_open = ~closed(pa.Table.from_batches([old]), work.watermarks.current_us)
+        old = trace.lookup_prefix(keys, key_hashes, given.before)
+        is_open = ~closed(pa.Table.from_batches([old]), given.watermarks.current_us)
         old = take_batch(old, np.flatnonzero(is_open))
         old_keys = [old.column(name) for name in key]
         old_group = _group_of(old_keys, hash32(old_keys), keys, key_hashes)
@@ -150,7 +156,7 @@ def _sessions(work: OperatorInput, rows: pa.Table) -> Rows:
 
 
 def _group_of(keys: Sequence[pa.Array], hashes: U32, wanted: Sequence[pa.Array], wanted_hashes: U32) -> Numbers:
-    """For each row of `keys` the number of the row of `wanted` that it equals; there is one."""
+    """For each row of `keys` the number of the row of `wanted` that it equals. There always is one."""
     both = [pa.concat_arrays(pair) for pair in zip(wanted, keys, strict=True)]
     groups = Groups.of(both, np.concatenate([wanted_hashes, hashes]))
     # Rows of a group stand in the order they came in, so that of `wanted` is its first.
@@ -158,7 +164,7 @@ def _group_of(keys: Sequence[pa.Array], hashes: U32, wanted: Sequence[pa.Array],
 
 
 def _numbers(group: Numbers, start: Numbers, of_group: Numbers, begin: Numbers) -> Numbers:
-    """The number of the session of each (group, start); sessions are in order of (group, begin)."""
+    """Returns the number of the session of each (group, start). Sessions are in order of (group, begin)."""
     order = np.lexsort((start, group))
     wanted = np.flatnonzero(np.isin(_pairs(of_group, begin), _pairs(group, start)))
     number = np.empty(len(group), dtype=np.int64)
@@ -177,7 +183,9 @@ def _one_each(
     session: Numbers,
     number: Numbers,
 ) -> list[pa.Table]:
-    """The old rows as tables with a row for each session number, null where there is none; as many as one has at most."""
+    """Returns the old rows as tables with a row for each session number, which is null where the session has no more
+    rows.
+    """
     order = np.argsort(session, kind="stable")
     ordered = session[order]
     first = np.searchsorted(ordered, number)
@@ -191,12 +199,12 @@ def _one_each(
     return found
 
 
-def _expired(work: OperatorInput) -> tuple[pa.RecordBatch, U32]:
-    """The windows that were kept for long enough since they closed; those of earlier epochs are gone already."""
-    window, trace = _window(work), work.trace(work.stage.name)
-    previous, current = work.watermarks.previous_us, work.watermarks.current_us
-    none = as_batch(work.stage.schema.empty_table()), np.empty(0, dtype=np.uint32)
+def _expired(given: OperatorInput) -> tuple[pa.RecordBatch, U32]:
+    """Returns the windows that were kept long enough since they closed. Those of earlier epochs are gone already."""
+    window, trace = _window(given), given.trace(given.stage.name)
+    previous, current = given.watermarks.previous_us, given.watermarks.current_us
+    none = as_batch(given.stage.schema.empty_table()), np.empty(0, dtype=np.uint32)
     if window.keep_us is None or not trace.layers or current in (NO_WATERMARK, previous):
         return none
     low = NO_WATERMARK if previous == NO_WATERMARK else previous - window.keep_us + 1
-    return trace.rows_where(END, low, current - window.keep_us, work.before)
+    return trace.rows_where(END, low, current - window.keep_us, given.before)

@@ -1,4 +1,5 @@
-"""What a task does for one shard of a segment, for one epoch or for several: read, compute, publish, pass on.
+"""The work of a task for one shard of a segment, for one epoch or for several: read, compute, publish, pass on.
 
-Without Spark, so that tests run it directly. Above `operators`, below `spark`.
+`segment_task` says what is to do, `shard_run` does it, over `shard_inputs` (the rows that came) and `shard_state` (the
+layers). It runs without Spark, so that tests run it directly. It lies above `operators`, below `spark`.
 """

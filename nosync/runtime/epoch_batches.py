@@ -25,12 +25,13 @@ import pyarrow.compute as pc
 from nosync.flow.bound_flow import BoundFlow, Step
 from nosync.lsm.columnar.columns import EPOCH_COLUMN
 from nosync.runtime.segment_task import SegmentTask
+from nosync.runtime.shard_run import run_shard
 
 MOST_EPOCHS = 32
 MOST_ROWS = 1_000_000
 MOST_GIVEN_ROWS = 8_000_000
-"""Of rows that are given: they wait in the JVM, which can put them on disk, and each Spark job looks for its own in
-all.
+"""The most rows of a batch that is given its rows. They wait in the JVM, which can put them on disk, and each Spark job
+looks for its own in all.
 """
 
 
@@ -42,18 +43,18 @@ class ScheduledEpoch:
     flow: BoundFlow
     shards: int
     rows: int
-    """Of its sources."""
+    """How many rows its sources have."""
     skip: frozenset[str] = frozenset()
     """Stages all of whose layers are recorded."""
     is_retained: bool = True
-    """Whether history is kept as exactly as that; if not, what is computed may be merged before all is computed from
-    it.
+    """Says whether history is kept as exactly as that. If not, what is computed may be merged before all is computed
+    from it.
     """
 
     @property
     def is_alone(self) -> bool:
-        """Whether it needs a job of its own."""
-        is_other = self.flow.loops or self.flow.begins_anew_at(self.step.t)
+        """Says whether it needs a job of its own."""
+        is_other = self.flow.loops or self.flow.bootstraps_at(self.step.t)
         return bool(self.step.needs_input or not self.is_retained or is_other)
 
 
@@ -84,7 +85,7 @@ def run_epochs_of_shard(
 ) -> Iterator[pa.RecordBatch]:
     """Runs a shard's epochs in order. What is emitted has the epoch in its first column, as have the rows that come.
 
-    Raises what SegmentTask.run_shard raises.
+    Raises what `run_shard` raises.
     """
     if not (tasks[0].edges or tasks[0].input_given):
         deque(rows, maxlen=0)  # there is nothing in them
@@ -95,7 +96,7 @@ def run_epochs_of_shard(
         if t == task.t:
             mine = [batch for _, batch in group]
             t, group = next(epochs, _NONE)
-        for batch in task.run_shard(index, iter(mine)):
+        for batch in run_shard(task, index, iter(mine)):
             if task.output is None:
                 yield batch
                 continue

@@ -1,7 +1,7 @@
 """Rows on their way to their shards by way of files, in the place of Spark's shuffle.
 
-Each task that has rows writes an Arrow file, in which the rows of a shard lie together; each shard's task maps those of its own
-into memory. The JVM hands a row over once, and neither writes it into a shuffle's file nor reads it back.
+Each task that has rows writes an Arrow file, in which the rows of a shard lie together; each shard's task maps those of
+its own into memory. The JVM hands a row over once, and neither writes it into a shuffle's file nor reads it back.
 
 Invariant: a shard gets the rows that a shuffle would bring it; in what order does not matter to tasks.
 """

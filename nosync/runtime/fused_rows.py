@@ -22,11 +22,12 @@ from dataclasses import dataclass
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from nosync.flow.bound_flow import BoundStage, InputEdge, kept_through
+from nosync.flow.bound_stage import BoundStage, InputEdge
+from nosync.flow.fusion import kept_through
 from nosync.flow.internal_columns import HASH64_COLUMN
 from nosync.lsm.columnar.columns import Indices, conformed
 from nosync.lsm.columnar.hashing import is_quick
-from nosync.operators.operators import canonical_order, hashed, one_nan
+from nosync.operators.canonical import canonical_order, hashed, one_nan
 
 PLACE_COLUMN, SIDE_COLUMN, OK_COLUMN = "__place", "__side", "__ok"
 ALL = -1

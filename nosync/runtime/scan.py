@@ -19,13 +19,14 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from nosync.flow.bound_flow import BoundStage, InputEdge
+from nosync.flow.bound_stage import BoundStage, InputEdge
+from nosync.flow.stage_options import JvmOptions
 from nosync.kernels.expressions import Step, applied
 from nosync.lsm.columnar.columns import as_array
 from nosync.lsm.columnar.hashing import U32, hash32, key_groups_of
 from nosync.lsm.errors import ScanError
 from nosync.lsm.model.layer import Shard
-from nosync.operators.operators import canonical_order, hashed
+from nosync.operators.canonical import canonical_order, hashed
 from nosync.runtime.fused_rows import edge_of, renamed
 
 _ROWS_AT_ONCE = 1 << 17
@@ -70,7 +71,7 @@ class Scan:
         try:
             for source in sources:
                 edge = edge_of(source, edges)
-                steps = [] if edge is None else [stages[name].options["step"] for name in edge.jvm]
+                steps = [] if edge is None else _steps(edge, stages)
                 placed = _Placed(source, edge, steps, shard.groups(self.key_groups), self.key_groups)
                 mine = [placed.of_shard(part) for part in _parts(self.files[source.name], source.schema)]
                 # In one chunk, of which take() is quicker.
@@ -86,6 +87,16 @@ class Scan:
         except (OSError, pa.ArrowException) as error:
             raise ScanError(f"a task could not read a source's files: {type(error).__name__}: {error}") from error
         return given, fed
+
+
+def _steps(edge: InputEdge, stages: Mapping[str, BoundStage]) -> list[Step]:
+    """What the expressions on the way along an edge do with a source's rows."""
+    steps = []
+    for name in edge.jvm:
+        step = stages[name].options_as(JvmOptions).step
+        assert step is not None, f"stage {name}: its expressions are of a kind that tasks evaluate"
+        steps.append(step)
+    return steps
 
 
 def _parts(files: Sequence[ParquetFile], schema: pa.Schema) -> Iterator[pa.Table]:

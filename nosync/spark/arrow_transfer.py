@@ -23,8 +23,9 @@ from pyspark.sql.udf import UserDefinedFunction
 from pyspark.util import PythonEvalType
 
 from nosync.flow.bound_flow import BoundFlow
-from nosync.flow.dataflow import SOURCE
 from nosync.flow.internal_columns import REPORT_COLUMN
+from nosync.flow.stage import SOURCE
+from nosync.flow.stage_options import JvmOptions
 from nosync.lsm.errors import WideRowError, encode_failure
 from nosync.runtime.segment_task import edge_schema
 from nosync.spark.expressions import analyzed, quoted
@@ -63,7 +64,7 @@ def handover(
     """
     plans = [(frame.sparkSession, analyzed(frame)) for frame in inputs.values()]
     if any(contains(session, plan, "PYTHON_UDF") for session, plan in plans) or any(
-        stage.in_jvm and not stage.options.get("plain", True) for stage in flow.stages.values()
+        isinstance(stage.options, JvmOptions) and not stage.options.plain for stage in flow.stages.values()
     ):
         return Handover()  # rows go to functions of the user's as well
     schemas = _handed_over(flow)

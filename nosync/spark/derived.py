@@ -1,7 +1,7 @@
 """Stages of expressions that are not recorded, as DataFrames: the expressions over the recorded stage below.
 
-Expressions treat each row by itself, so what a recorded stage would hold is what they make of the rows, and of the changes,
-below it. They mean what they mean in epochs, whatever the session says now.
+Expressions treat each row by itself, so what a recorded stage would hold is what they make of the rows, and of the
+changes, below it. They mean what they mean in epochs, whatever the session says now.
 """
 
 from __future__ import annotations
@@ -13,9 +13,10 @@ import numpy as np
 import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 
-from nosync.flow.bound_flow import BoundStage
-from nosync.flow.dataflow import SELECT
+from nosync.flow.bound_stage import BoundStage
 from nosync.flow.internal_columns import TAG_COLUMN
+from nosync.flow.stage import SELECT
+from nosync.flow.stage_options import JvmOptions
 from nosync.lsm.columnar.columns import CHANGE_TYPE_COLUMN, EPOCH_COLUMN
 from nosync.operators.operators import lone_updates_named
 from nosync.spark.expressions import expressions_over
@@ -52,7 +53,8 @@ class DerivedReader:
             if in_halves:
                 rows = rows.mapInArrow(_halves_named, rows.drop(TAG_COLUMN).schema)
             # Functions of users look for the zone when they run.
-            return rows if all(stage.options["plain"] for stage in self.stages) else rows.localCheckpoint()
+            is_plain = all(stage.options_as(JvmOptions).plain for stage in self.stages)
+            return rows if is_plain else rows.localCheckpoint()
 
 
 def _halves_named(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

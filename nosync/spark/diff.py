@@ -12,7 +12,7 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql.types import MapType
 
-from nosync.flow.bound_flow import BoundStage
+from nosync.flow.bound_stage import BoundStage
 from nosync.lsm.columnar.table_diff import CHANGE, CHANGED, ONLY_A, ONLY_B
 from nosync.lsm.errors import FlowError
 from nosync.lsm.platform.notebook import facts_html, rows_html
@@ -49,8 +49,8 @@ class Side(Protocol):
 class ColumnDiff:
     """A numeric column on both sides, and the differences (b - a) of the keys that changed.
 
-    Of counts and sums the totals over all rows, where a key that one side lacks counts as 0. Other values, such as means and
-    minima, cannot be added up: of these the medians, and the differences of keys that both sides have.
+    Of counts and sums the totals over all rows, where a key that one side lacks counts as 0. Other values, such as
+    means and minima, cannot be added up: of these the medians, and the differences of keys that both sides have.
     """
 
     total_a: float | None
@@ -117,8 +117,8 @@ def _text(value: float | None) -> str:
 def diff(a: Side, b: Side, stage: str, as_of: int | None = None) -> DataFrame:
     """The keys whose rows differ between two jobs (branches) as of an epoch (default: the newest that both have).
 
-    Columns: the key, `_diff` (only_a, only_b, changed), then each value column twice, as `<column>_a` and `<column>_b`. For
-    a stage without a key: the rows that one side has more often, with how often as `n_a` and `n_b`.
+    Columns: the key, `_diff` (only_a, only_b, changed), then each value column twice, as `<column>_a` and `<column>_b`.
+    For a stage without a key: the rows that one side has more often, with how often as `n_a` and `n_b`.
     """
     key, values = _columns(a, b, stage)
     compared = values or _counts(a, stage)
@@ -213,8 +213,8 @@ def _column_diff(a: Side, b: Side, stage: str, as_of: int, found: DataFrame, nam
 def diverges_at(a: Side, b: Side, stage: str) -> int | None:
     """The first epoch whose changes of a stage differ between two branches; None where they agree as far as both go.
 
-    Bisection over what manifests say: an epoch whose layers are the same files needs no reading, and neither do all epochs
-    before it. Where the code differs the contents are compared, from the last epoch that is shared on.
+    Bisection over what manifests say: an epoch whose layers are the same files needs no reading, and neither do all
+    epochs before it. Where the code differs the contents are compared, from the last epoch that is shared on.
     """
     last = _newest_of_both(a, b)
     first = a.shared_until(b, stage)

@@ -29,7 +29,8 @@ EpochOf = str | Column | Mapping[str, str | Column]
 class GivenEpochs:
     """The rows of each source with the number of their epoch.
 
-    Raises InvalidInputError where Spark cannot evaluate the expression, it is no whole number, or another one each time.
+    Raises InvalidInputError where Spark cannot evaluate the expression, it is no whole number, or another one each
+    time.
     """
 
     def __init__(

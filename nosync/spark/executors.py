@@ -1,4 +1,6 @@
-"""Whether Spark's Python workers can run tasks of nosync: asked when a job is made, and not found out by its first epoch."""
+"""Whether Spark's Python workers can run tasks of nosync: asked when a job is made, and not found out by its first
+epoch.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +42,8 @@ class Worker:
 def check_workers(spark: SparkSession) -> None:
     """Raises FlowError where executors run a Python that has no nosync, or not what it needs.
 
-    It takes a small Spark job, once in an application, and none where workers run the driver's own Python, with nosync in it.
+    It takes a small Spark job, once in an application, and none where workers run the driver's own Python, with nosync
+    in it.
     """
     context = spark.sparkContext
     of_application = (str(context.applicationId), context.pythonExec)
@@ -86,7 +89,7 @@ def _refused(python: str, reason: str) -> str:
     )
     return (
         f"executors run {python} {what}: set PYSPARK_PYTHON, before the session is made, to a Python that has nosync "
-        f"and what it needs (the driver runs {sys.executable}); docs/operations.md says how executors get one"
+        f"and what it needs (the driver runs {sys.executable}); docs/daemons.md says how executors get one"
     )
 
 

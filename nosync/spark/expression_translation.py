@@ -1,4 +1,6 @@
-"""Spark's expressions as those that tasks evaluate themselves (nosync.kernels.expressions), where they are of such a kind."""
+"""Spark's expressions as those that tasks evaluate themselves (nosync.kernels.expressions), where they are of such a
+kind.
+"""
 
 from __future__ import annotations
 

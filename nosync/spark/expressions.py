@@ -18,11 +18,12 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.pandas.types import from_arrow_schema
 
-from nosync.flow.binder import Analysis
-from nosync.flow.bound_flow import BoundStage, Evaluate
-from nosync.flow.dataflow import SELECT, STATIC_JOIN, WHERE, Stage
+from nosync.flow.binder import Analysis, jvm_options
+from nosync.flow.bound_stage import BoundStage, Evaluate
 from nosync.flow.fingerprint import fingerprint
 from nosync.flow.internal_columns import MATCHED_COLUMN
+from nosync.flow.stage import SELECT, STATIC_JOIN, WHERE, Stage
+from nosync.flow.stage_options import ExpressionOptions, JvmOptions, StageOptions, StaticJoinOptions
 from nosync.lsm.columnar.columns import CHANGE_TYPE_COLUMN
 from nosync.lsm.errors import FlowError, SchemaError
 from nosync.spark.expression_translation import step_of
@@ -70,11 +71,9 @@ def place_of(source: BoundStage) -> str:
 
 def for_tasks(stage: BoundStage) -> BoundStage:
     """The stage without what only the driver can use: columns and DataFrames are handles on objects of the JVM."""
-    if not stage.in_jvm:
+    if not isinstance(stage.options, JvmOptions):
         return stage
-    return replace(
-        stage, options={name: stage.options[name] for name in ("edge_key", "kept", "step") if name in stage.options}
-    )
+    return replace(stage, options=JvmOptions(stage.options.kept, step=stage.options.step))
 
 
 def jvm_rows(stage: BoundStage, rows: DataFrame, keep: Sequence[str]) -> DataFrame:
@@ -82,7 +81,8 @@ def jvm_rows(stage: BoundStage, rows: DataFrame, keep: Sequence[str]) -> DataFra
     if stage.changing:
         keep = [CHANGE_TYPE_COLUMN, *keep]
     made = [name for name in stage.rows_schema.names if name not in keep]
-    return _apply(stage.kind, stage.options, rows, keep, report=keep[-1] if len(keep) > 1 else None, made=made)
+    report = keep[-1] if len(keep) > 1 else None
+    return _apply(stage.kind, stage.options, rows, keep, report=report, made=made)
 
 
 def expressions_over(stage: BoundStage, rows: DataFrame, keep: Sequence[str]) -> DataFrame:
@@ -91,15 +91,18 @@ def expressions_over(stage: BoundStage, rows: DataFrame, keep: Sequence[str]) ->
 
 
 def _apply(
-    kind: str, options: Any, rows: DataFrame, keep: Sequence[str], report: str | None, made: Sequence[str] = ()
+    kind: str, options: StageOptions, rows: DataFrame, keep: Sequence[str], report: str | None, made: Sequence[str] = ()
 ) -> DataFrame:
     """`report`: the column that says which rows carry a report; `made`: the columns that a select then makes of the
     others.
     """
     kept = [F.col(name) for name in keep]
+    if isinstance(options, StaticJoinOptions):
+        return _joined(options, rows, keep, report)
+    assert isinstance(options, ExpressionOptions), kind
     if kind == SELECT:
         every = [F.col(quoted(name)) for name in rows.columns if name not in keep]
-        chosen = [column for e in options["expressions"] for column in (every if is_star(e) else [_column(e)])]
+        chosen = [column for e in options.expressions for column in (every if is_star(e) else [_column(e)])]
         if report is not None and len(chosen) == len(
             made
         ):  # not where an expression such as "s.*" makes several columns
@@ -107,21 +110,24 @@ def _apply(
             # Columns of a report are null, on which an expression may fail.
             chosen = [F.when(is_row, column).alias(name) for column, name in zip(chosen, made, strict=True)]
         return rows.select(*chosen, *kept)
-    if kind == WHERE:
-        condition = _column(options["expressions"][0])
-        return rows.where(condition if report is None else F.when(F.col(report).isNull(), condition).otherwise(True))
-    assert kind == STATIC_JOIN, kind
-    table: DataFrame = options["table"]
-    on = list(options["on"])
+    assert kind == WHERE, kind
+    condition = _column(options.expressions[0])
+    return rows.where(condition if report is None else F.when(F.col(report).isNull(), condition).otherwise(True))
+
+
+def _joined(options: StaticJoinOptions, rows: DataFrame, keep: Sequence[str], report: str | None) -> DataFrame:
+    """The rows joined with a static table. Rows that carry a report stay as they are."""
+    table: DataFrame = options.table
+    on = list(options.on)
     columns = [name for name in rows.columns if name not in keep]
     added = [name for name in table.columns if name not in on]
     # A left join, so that reports, which match nothing, stay; inner is what matched of it.
     small = F.broadcast(table.withColumn(MATCHED_COLUMN, F.lit(True)))
     joined = rows.join(small, on, "left")
-    if options["how"] == "inner":
+    if options.how == "inner":
         matched = F.col(MATCHED_COLUMN).isNotNull()
         joined = joined.where(matched if report is None else matched | F.col(report).isNotNull())
-    return joined.select(*(F.col(quoted(name)) for name in (*columns, *added)), *kept)
+    return joined.select(*(F.col(quoted(name)) for name in (*columns, *added)), *(F.col(name) for name in keep))
 
 
 def conditional(expression: str, name: str, condition: str) -> str:
@@ -183,7 +189,7 @@ class Analyzer:
                 self._check_static(stage, empty)
             else:
                 self._check_stars(stage)
-            rows = _apply(stage.kind, stage.options, empty, keep, report=None)
+            rows = _apply(stage.kind, jvm_options(stage), empty, keep, report=None)
             schema = arrow_schema(rows.schema)
             self._check_plan(stage, rows)
         except PySparkException as error:

@@ -1,7 +1,8 @@
-"""When the rows that an epoch is given go to their shards by files (`runtime.file_shuffle`), and the Spark job that writes those.
+"""When the rows that an epoch is given go to their shards by files (`runtime.file_shuffle`), and the Spark job that
+writes those.
 
-That job is one more, which takes longer than it saves where rows are few, and they are counted only on their way: so an epoch
-goes by what the one before had. Only on this machine, whose tasks all see one file system.
+That job is one more, which takes longer than it saves where rows are few, and they are counted only on their way: so an
+epoch goes by what the one before had. Only on this machine, whose tasks all see one file system.
 """
 
 from __future__ import annotations
@@ -33,17 +34,17 @@ _WRITTEN = pa.schema([pa.field("path", pa.string()), pa.field("rows", pa.int64()
 
 
 class Exchanges:
-    """Of one job: what its epochs tell of how the next one's rows should go."""
+    """Remembers for one job what its epochs tell of how the next one's rows should go."""
 
     def __init__(self) -> None:
         self._rows, self._has_small_tasks = 0, False
 
     def note_rows(self, rows: int) -> None:
-        """How many an epoch had."""
+        """Notes how many rows an epoch had."""
         self._rows = rows
 
     def note_tasks(self, tasks: int, rows: int) -> None:
-        """By how many tasks of the JVM rows came that went by files."""
+        """Notes by how many tasks of the JVM rows came that went by files."""
         if not self._has_small_tasks and rows >= LEAST_ROWS and rows < LEAST_ROWS_A_TASK * tasks:
             log.info(
                 "%d rows came by %d tasks, too few by each to write files: Spark shuffles later epochs", rows, tasks

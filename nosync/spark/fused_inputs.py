@@ -14,10 +14,12 @@ from functools import reduce
 
 from pyspark.sql import DataFrame
 
-from nosync.flow.bound_flow import BoundStage, InputEdge, all_hold, conditions_of
-from nosync.flow.dataflow import SELECT, WHERE
+from nosync.flow.bound_stage import BoundStage, InputEdge
+from nosync.flow.fusion import all_hold, conditions_of
 from nosync.flow.internal_columns import HASH64_COLUMN
-from nosync.operators.operators import is_hashed_in_tasks
+from nosync.flow.stage import SELECT, WHERE
+from nosync.flow.stage_options import ExpressionOptions
+from nosync.operators.canonical import is_hashed_in_tasks
 from nosync.runtime.fused_rows import OK_COLUMN, PLACE_COLUMN, SIDE_COLUMN, Carried, carried, edge_of
 from nosync.spark.arrow_transfer import selected
 from nosync.spark.expressions import conditional, hash_of, is_star, place_of, quoted
@@ -120,7 +122,7 @@ def _applied(stage: BoundStage, rows: str, columns: Sequence[str], keep: Sequenc
     Rows that do not pass stay, for they are the source's. `is_some_out`: there may be such rows; expressions are not
     asked of them.
     """
-    expressions: Sequence[str] = stage.options["expressions"]
+    expressions: Sequence[str] = stage.options_as(ExpressionOptions).expressions
     if stage.kind == WHERE:
         passes = f"IF({OK_COLUMN}, coalesce(({expressions[0]}\n), FALSE), FALSE) AS {OK_COLUMN}"
         rows = _select([*keep, passes, *columns], rows)

@@ -1,9 +1,10 @@
 """Hosts that are lost while an epoch runs, as the nodes of the store notice it.
 
 Spark learns that a process died from its closed connection, and waits two minutes for one that says nothing any more: a
-frozen host, one that is cut off, one whose power went. The daemons of the store notice within two seconds. Then the epoch's
-tasks are cancelled and the host's executors taken out, so that the epoch can run again without them at once. That a host was
-suspected wrongly changes no result: what its tasks still publish are the layers that anyone would publish.
+frozen host, one that is cut off, one whose power went. The daemons of the store notice within two seconds. Then the
+epoch's tasks are cancelled and the host's executors taken out, so that the epoch can run again without them at once.
+That a host was suspected wrongly changes no result: what its tasks still publish are the layers that anyone would
+publish.
 """
 
 from __future__ import annotations

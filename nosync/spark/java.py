@@ -47,8 +47,9 @@ def launch_settings(options: Mapping[str, object]) -> dict[str, str]:
 def collector_settings(options: Mapping[str, object] = _NONE) -> dict[str, str]:
     """Spark's setting for a garbage collector that suits epochs; none where somebody has chosen one.
 
-    What planning an epoch leaves behind is garbage soon. Parallel collections of a small heap hold tasks up for less time than
-    G1's, and leave its barriers out of everything else (`bench/spark_session.py`). Two choices would end the JVM at once.
+    What planning an epoch leaves behind is garbage soon. Parallel collections of a small heap hold tasks up for less
+    time than G1's, and leave its barriers out of everything else (`bench/spark_session.py`). Two choices would end the
+    JVM at once.
     """
     if any(_COLLECTOR.search(text) for text in _chosen(options)):
         return {}
@@ -58,8 +59,8 @@ def collector_settings(options: Mapping[str, object] = _NONE) -> dict[str, str]:
 def socket_settings(options: Mapping[str, object] = _NONE) -> dict[str, str]:
     """Spark's setting for Unix sockets between JVM and Python workers; none where somebody has chosen.
 
-    Over TCP the end of what the JVM sends to a task often waits for an acknowledgement that the kernel puts off for 40 ms
-    (Nagle's algorithm and delayed acknowledgements; `bench/spark_session.py`).
+    Over TCP the end of what the JVM sends to a task often waits for an acknowledgement that the kernel puts off for 40
+    ms (Nagle's algorithm and delayed acknowledgements; `bench/spark_session.py`).
     """
     if any(name in text for text in _chosen(options) for name in (_UNIX_SOCKETS, _DAEMON)):
         return {}

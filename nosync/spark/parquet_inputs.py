@@ -18,7 +18,8 @@ import pyarrow as pa
 from pyspark.sql import DataFrame
 
 from nosync.flow.bound_flow import BoundFlow
-from nosync.flow.dataflow import SOURCE
+from nosync.flow.stage import SOURCE
+from nosync.flow.stage_options import JvmOptions
 from nosync.lsm.columnar.hashing import is_quick
 from nosync.runtime.fused_rows import edge_of
 from nosync.runtime.scan import ParquetFile
@@ -89,7 +90,7 @@ def _check_evaluated_in_tasks(flow: BoundFlow) -> None:
                     raise _ByJvm(f"source {source.name}: column {column.name!r} is {column.type}")
             edge = edge_of(source, segment.edges) if segment.fused else None
             for name in edge.jvm if edge is not None else ():
-                if flow.stages[name].options.get("step") is None:
+                if flow.stages[name].options_as(JvmOptions).step is None:
                     raise _ByJvm(f"stage {name}: its expressions are not all of a kind that tasks evaluate")
             if edge is None and not source.is_placed_by_columns:
                 raise _ByJvm(

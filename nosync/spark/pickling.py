@@ -10,9 +10,10 @@ from typing import Any
 from pyspark.serializers import CloudPickleSerializer
 from pyspark.sql import SparkSession
 
-from nosync.flow.dataflow import STATIC_JOIN, Dataflow, PerKey, Stage
+from nosync.flow.dataflow import Dataflow
 from nosync.flow.fingerprint import hashed_of
 from nosync.flow.pickled_function import PickledFunction
+from nosync.flow.stage import STATIC_JOIN, PerKey, Stage
 from nosync.lsm.errors import FlowError
 from nosync.spark.session import in_own_zone
 
@@ -49,4 +50,4 @@ def frozen(flow: Dataflow, spark: SparkSession) -> Dataflow:
         # Epochs run in UTC, and what text says of time would be read otherwise there than where it was hashed.
         return replace(stage, options={**stage.options, "table": in_own_zone(stage.options["table"])})
 
-    return flow.frozen(as_it_is)
+    return flow.with_stages(as_it_is)

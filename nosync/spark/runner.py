@@ -21,7 +21,8 @@ from nosync.lsm.node.api import StoreBackend
 from nosync.replication.client.fetching_directory import StoreLocation
 from nosync.runtime.epoch_batches import ScheduledEpoch, batch_epochs
 from nosync.runtime.segment_task import Report, rows_in
-from nosync.spark.epoch_job import EpochPlan, Reports, run_epochs
+from nosync.spark.epoch_plan import EpochPlan, Reports
+from nosync.spark.epoch_run import run_epochs
 from nosync.spark.file_shuffle import Exchanges
 from nosync.spark.host_watch import HostWatch
 
@@ -29,12 +30,12 @@ log = logging.getLogger("nosync")
 
 
 class Runner:
-    """Of one job. `everything`: whatever is not recorded is computed, not just what the steps say."""
+    """Runs the epochs of one job. `everything`: whatever is not recorded is computed, not just what the steps say."""
 
     def __init__(
         self, spark: SparkSession, node: StoreBackend, location: StoreLocation, settings: Mapping[str, str]
     ) -> None:
-        """`settings`: of the session, while epochs run."""
+        """`settings`: those of the session, while epochs run."""
         self._spark, self._node, self._location, self._settings = spark, node, location, settings
         self._has_wide_rows, self._may_scan, self._exchanges = False, True, Exchanges()
         self._watch = HostWatch(spark, node.lost_hosts) if node.store_id else None
@@ -44,7 +45,7 @@ class Runner:
         batch: Sequence[ScheduledEpoch],
         inputs: Mapping[str, DataFrame],
         branch: str,
-        instance: Instance,
+        instance: Instance | None,
         *,
         everything: bool = False,
     ) -> dict[int, Reports]:
@@ -115,12 +116,12 @@ class Runner:
         batch: Sequence[ScheduledEpoch],
         inputs: Mapping[str, DataFrame],
         branch: str,
-        instance: Instance,
+        instance: Instance | None,
         *,
         everything: bool = False,
     ) -> dict[int, Reports] | None:
-        """As `run`, for several epochs. None where they have to run one by one: there is only one, or together they
-        failed.
+        """Runs several epochs together, as `run`. Returns None where they have to run one by one, for there is only
+        one, or together they failed.
         """
         if len(batch) == 1:
             return None
@@ -136,7 +137,7 @@ class Runner:
         epochs: Iterable[ScheduledEpoch],
         inputs_at: Callable[[Step], Mapping[str, DataFrame]],
         branch: str,
-        instance: Instance,
+        instance: Instance | None,
         *,
         everything: bool = False,
     ) -> Iterator[tuple[ScheduledEpoch, Reports]]:
@@ -158,7 +159,10 @@ class Runner:
 
 
 def _listed(manifest: Manifest | None, flow: BoundFlow) -> dict[tuple[str, int], Digest]:
-    """Of the traces that the flow writes; on a branch, epochs before the fork list those of other code."""
+    """Returns what a manifest lists of the traces that the flow writes.
+
+    On a branch, epochs before the fork list those of other code.
+    """
     entries = manifest.entries if manifest is not None else ()
     of_flow = {stage.name: stage.fingerprint for stage in flow.recorded}
     return {
@@ -169,7 +173,7 @@ def _listed(manifest: Manifest | None, flow: BoundFlow) -> dict[tuple[str, int],
 
 
 def _counted_as_computed(one: ScheduledEpoch, report: Report) -> Report:
-    """What was to be computed was, if only by the attempt that failed."""
+    """Returns the report with what was to be computed as computed: it was, if only by the attempt that failed."""
     if one.step.compute and report.shard not in one.step.compute.get(report.stage, ()):
         return report
     return replace(report, computed=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 from typing import Any
 
 import pyarrow as pa
@@ -21,10 +22,12 @@ from pyspark.sql.types import (
     YearMonthIntervalType,
 )
 
-from nosync.flow.bound_flow import BoundFlow, BoundStage
+from nosync.flow.bound_flow import BoundFlow
+from nosync.flow.bound_stage import BoundStage
 from nosync.flow.dataflow import Dataflow
 from nosync.lsm.columnar.columns import describe, nullable, plain
-from nosync.lsm.errors import SchemaError
+from nosync.lsm.errors import InvalidInputError, SchemaError
+from nosync.lsm.platform.nearest import did_you_mean
 from nosync.spark.session import is_of_connect
 from nosync.spark.versions import arrow_schema
 
@@ -118,8 +121,31 @@ def _check_type(type_: DataType, what: str) -> None:
         _check_type(part, what)
 
 
+def check_inputs(flow: BoundFlow, inputs: Any) -> dict[str, DataFrame]:
+    """Returns the DataFrame of each source. Raises InvalidInputError or SchemaError where they are not what is
+    declared.
+    """
+    sources = {stage.name: stage for stage in flow.sources}
+    if not isinstance(inputs, Mapping):
+        raise InvalidInputError(
+            f"{type(inputs).__name__} was given where a DataFrame is expected for each source: "
+            f"{{{', '.join(f'{name!r}: ...' for name in sources)}}}"
+        )
+    for name in inputs:
+        if name not in sources:
+            raise InvalidInputError(
+                f"{name!r} is not a source of {flow.name}; sources: {', '.join(sources)}{did_you_mean(name, sources)}"
+            )
+    for name in sources:
+        if name not in inputs:
+            raise InvalidInputError(
+                f"source {name} has no input: pass {{{name!r}: dataframe}} (an empty one for no rows)"
+            )
+    return {name: check_input(sources[name], frame) for name, frame in inputs.items()}
+
+
 def check_input(stage: BoundStage, frame: Any) -> DataFrame:
-    """The DataFrame, if it has the source's columns with its types. Raises SchemaError naming what differs."""
+    """Returns the DataFrame, if it has the source's columns with its types. Raises SchemaError naming what differs."""
     if not hasattr(frame, "mapInArrow") or not hasattr(frame, "schema"):
         raise SchemaError(f"source {stage.name}: {type(frame).__name__} was given, expected a Spark DataFrame")
     if is_of_connect(frame):

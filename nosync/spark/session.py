@@ -26,7 +26,9 @@ _ZONE = "spark.sql.session.timeZone"
 SCAN_ENABLED = "spark.nosync.scan.enabled"
 """Setting of a session: whether tasks may read an epoch's files themselves (nosync.runtime.scan)."""
 EXCHANGE_ENABLED = "spark.nosync.exchange.enabled"
-"""Setting of a session: whether rows may go to their shards by files in the place of Spark's shuffle (`runtime.file_shuffle`)."""
+"""Setting of a session: whether rows may go to their shards by files in the place of Spark's shuffle
+(`runtime.file_shuffle`).
+"""
 _ENVIRONMENT_OF_QUERIES = {
     "SPARK_SIMPLIFIED_TRACEBACK": "spark.sql.execution.pyspark.udf.simplifiedTraceback.enabled",
     "SPARK_HIDE_TRACEBACK": "spark.sql.execution.pyspark.udf.hideTraceback.enabled",
@@ -66,12 +68,13 @@ def local_session(cores: int | None = None, app: str = "nosync", log: Path | Non
 
 
 def configure_spark(builder: SparkSession.Builder) -> SparkSession.Builder:
-    """Tells the builder of a session of your own what Spark must know before its JVM starts, for epochs to be quick: how JVM and
-    Python workers talk, how garbage is collected, and what NumPy is to do without on this processor.
+    """Tells the builder of a session of your own what Spark must know before its JVM starts, for epochs to be quick:
+    how JVM and Python workers talk, how garbage is collected, and what NumPy is to do without on this processor.
 
-    What the builder was told before, the command line, and `spark-defaults.conf` are left as they are, so call it last. Returns
-    the builder. Where a session is there already it changes nothing; `nosync spark-conf` has the same for `spark-submit`.
-    Workers need nosync, too: those of a `local` master get this Python, unless PYSPARK_PYTHON names another.
+    What the builder was told before, the command line, and `spark-defaults.conf` are left as they are, so call it last.
+    Returns the builder. Where a session is there already it changes nothing; `nosync spark-conf` has the same for
+    `spark-submit`. Workers need nosync, too: those of a `local` master get this Python, unless PYSPARK_PYTHON names
+    another.
     """
     options = getattr(builder, "_options", {})
     if str(options.get("spark.master", "")).startswith("local"):
@@ -121,8 +124,8 @@ def unusual(settings: Mapping[str, str]) -> list[str]:
 def arrow_settings(spark: SparkSession, row_bytes: int | None) -> dict[str, str]:
     """How many rows of `row_bytes` (None: of any number of bytes) go to a Python task at once.
 
-    Spark would look after each row how many bytes there are by now, which takes more time than to write the row. Where rows
-    have a fixed width it is told a number of rows instead. Whoever has set a number of bytes keeps it.
+    Spark would look after each row how many bytes there are by now, which takes more time than to write the row. Where
+    rows have a fixed width it is told a number of rows instead. Whoever has set a number of bytes keeps it.
     """
     if row_bytes is None or spark.conf.get(_MOST_BYTES, None) not in (None, _NO_LIMIT):
         return {}
@@ -138,8 +141,8 @@ def contains(spark: SparkSession, tree: Any, *patterns: str) -> bool:
 def in_own_zone(frame: DataFrame) -> DataFrame:
     """The frame, planned with the session's time zone as it is now, where its rows depend on that.
 
-    Epochs run in UTC, and text formats look for the zone when they are planned, which is then. Functions of users look for it
-    when they run: rows that they make are computed first, and kept by Spark until the epoch is done.
+    Epochs run in UTC, and text formats look for the zone when they are planned, which is then. Functions of users look
+    for it when they run: rows that they make are computed first, and kept by Spark until the epoch is done.
     """
     spark = frame.sparkSession
     if spark.conf.get(_ZONE) in ("UTC", "Etc/UTC", "Z", "+00:00"):
@@ -187,7 +190,8 @@ def is_enabled(spark: SparkSession, setting: str) -> bool:
 
 
 def in_workers_of_queries(spark: SparkSession, rdd: RDD[T]) -> RDD[T]:
-    """The RDD, whose tasks run in the Python workers that queries of the session run in. Of one that was not run before.
+    """The RDD, whose tasks run in the Python workers that queries of the session run in. Of one that was not run
+    before.
 
     Spark starts other workers for each environment, so that a job of both would keep what it needs in memory twice.
     """
@@ -214,7 +218,8 @@ _turns: dict[str, threading.RLock] = {}
 
 @contextlib.contextmanager
 def turn_of(spark: SparkSession) -> Iterator[None]:
-    """The session for one epoch at a time: its settings are those of the epoch that runs, and another's rows could mean others.
+    """The session for one epoch at a time: its settings are those of the epoch that runs, and another's rows could mean
+    others.
 
     Waits for an epoch of another thread. Sessions have turns of their own.
     """

@@ -60,8 +60,8 @@ class EpochsQuery(StreamingQuery):
 
 
 def last_batch(spark: SparkSession, checkpoint: str | Path) -> int | None:
-    """The last batch of a checkpoint that was committed. None where it is not there, or was made, and then saw no rows or died
-    in its first batch, which is as good as new.
+    """The last batch of a checkpoint that was committed. None where it is not there, or was made, and then saw no rows
+    or died in its first batch, which is as good as new.
 
     It is looked for where Spark would find it. Raises InvalidInputError where that cannot be reached.
     """

@@ -26,9 +26,9 @@ def task_in_worker() -> Iterator[None]:
 def lasting_objects_frozen() -> Iterator[None]:
     """After each task takes what is left, modules, and layers that stay open, out of the garbage collector's sight.
 
-    Spark's worker collects all garbage after every task. That goes through every object that there is, and the next task of the
-    process waits for it: longer than many a task takes (`python -m bench spark_handover`). What goes later goes by its count of
-    references, except cycles; so every `ALL_EVERY` tasks the collector sees everything.
+    Spark's worker collects all garbage after every task. That goes through every object that there is, and the next
+    task of the process waits for it: longer than many a task takes (`python -m bench spark_handover`). What goes later
+    goes by its count of references, except cycles; so every `ALL_EVERY` tasks the collector sees everything.
     """
     try:
         yield

@@ -1,8 +1,8 @@
 """Spark's daemon that forks Python workers (`pyspark.daemon`), which is silent about workers that the JVM lets go of.
 
-A worker that had nothing to do for a minute is let go of by closing its socket. Over a Unix socket it notices that it cannot say
-goodbye any more, and would print a stack trace for that. Spark starts this module by `spark.python.daemon.module`. It must import
-nothing that starts threads, because it forks.
+A worker that had nothing to do for a minute is let go of by closing its socket. Over a Unix socket it notices that it
+cannot say goodbye any more, and would print a stack trace for that. Spark starts this module by
+`spark.python.daemon.module`. It must import nothing that starts threads, because it forks.
 """
 
 from __future__ import annotations

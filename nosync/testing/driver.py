@@ -21,7 +21,7 @@ import pyarrow.compute as pc
 from pyspark.sql import SparkSession
 
 import nosync
-from nosync.flow.dataflow import Stage
+from nosync.flow.stage import Stage
 from nosync.spark.session import session_settings
 
 if TYPE_CHECKING:

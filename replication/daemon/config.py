@@ -1,4 +1,4 @@
-"""A daemon's configuration from a TOML file. `docs/operations.md` lists the fields, from `DaemonConfig`."""
+"""A daemon's configuration from a TOML file. `docs/daemons.md` lists the fields, from `DaemonConfig`."""
 
 from __future__ import annotations
 

@@ -158,7 +158,7 @@ def _serial(directory: Path, what: str) -> tuple[int, str]:
     names = found.subject.get_attributes_for_oid(NameOID.COMMON_NAME)
     if found.issuer == found.subject:
         raise ReplicationError(
-            f"{file} is an authority's: it is replaced by another one (docs/operations.md), and not revoked"
+            f"{file} is an authority's: it is replaced by another one (docs/daemons.md), and not revoked"
         )
     return found.serial_number, visible(str(names[0].value)) if names else visible(file.name)
 

@@ -13,7 +13,7 @@ import pyarrow.compute as pc
 import pytest
 
 import nosync
-from nosync.flow.dataflow import Stage
+from nosync.flow.stage import Stage
 from tests.conftest import OpenStore
 
 if TYPE_CHECKING:

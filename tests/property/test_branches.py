@@ -18,9 +18,9 @@ from hypothesis import strategies as st
 
 import nosync
 from nosync.flow.binder import bind
-from nosync.flow.bound_flow import BoundStage
+from nosync.flow.bound_stage import BoundStage
+from nosync.job.branch_checks import stages_to_bootstrap
 from nosync.job.explain import explain
-from nosync.job.replay import stages_to_bootstrap
 from tests import pipelines
 from tests.helpers import weights
 from tests.pipelines import CHANGEABLE, Op, build, change, table

@@ -13,7 +13,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 import nosync
-from nosync.flow.dataflow import Stage
+from nosync.flow.stage import Stage
 from nosync.lsm.model.timestamp import round_of
 from nosync.lsm.node.node import Node
 from nosync.operators.loops import Phase, next_phase, rounds_done

@@ -21,6 +21,7 @@ from nosync.flow.internal_columns import HASH64_COLUMN, REPORT_COLUMN
 from nosync.kernels.aggregates import Aggregate
 from nosync.kernels.windows import times_us
 from nosync.replication.client.fetching_directory import StoreLocation, open_directory
+from nosync.runtime.shard_run import run_shard
 from tests.helpers import state_of
 from tests.runner import SHARDS, Runner
 
@@ -176,7 +177,7 @@ def test_a_stage_never_computes_from_a_part_of_its_input(tmp_path: Path) -> None
     part = sent.filter(pa.array([r != b'all-from:{"from": 1}' for r in sent[REPORT_COLUMN].to_pylist()]))
     part = part.append_column(HASH64_COLUMN, pa.nulls(part.num_rows, pa.int64()))
     with pytest.raises(nosync.StageError, match=r"shards \[1\] of its input rows_again sent nothing"):
-        list(runner.task(0, segment, None).run_shard(0, iter(part.to_batches())))
+        list(run_shard(runner.task(0, segment, None), 0, iter(part.to_batches())))
     assert not open_directory(StoreLocation(str(runner.root), 128)).traces("all")
 
 

@@ -23,7 +23,8 @@ from hypothesis import strategies as st
 
 import nosync
 from nosync.flow.binder import bind
-from nosync.flow.dataflow import Dataflow, Stage
+from nosync.flow.dataflow import Dataflow
+from nosync.flow.stage import Stage
 from nosync.lsm.model.layer import Shard, TraceId
 from nosync.lsm.model.timestamp import Time, last_of, pack
 from nosync.replication.client.fetching_directory import StoreLocation, open_directory

@@ -190,16 +190,16 @@ def test_what_came_before_a_failure_is_sealed(job: nosync.Job) -> None:
 
 def test_what_nothing_is_computed_from_is_not_read(job: nosync.Job, monkeypatch: pytest.MonkeyPatch) -> None:
     """A stage that is lost needs the segment before it, not those before that one."""
-    from nosync.spark.epoch_job import _EpochJob
+    from nosync.spark.epoch_frames import EpochFrames
 
-    store, ran, segment_of = job._store, list[str](), _EpochJob._segment
+    store, ran, segment_of = job._store, list[str](), EpochFrames.segment
     before = digests(store)
 
     def segment(self: Any, segment: Any, output: Any) -> Any:
         ran.append(segment.name)
         return segment_of(self, segment, output)
 
-    monkeypatch.setattr(_EpochJob, "_segment", segment)
+    monkeypatch.setattr(EpochFrames, "segment", segment)
     lose(store, lambda layer: layer.stage != "by_kind")
     job.recover()
     assert digests(store) == before

@@ -166,7 +166,7 @@ def test_the_commands(spark: SparkSession, tmp_path: Path, here: Command) -> Non
     with nosync.open(tmp_path / "s", read_only=True) as read:
         totals = {r["k"]: r["total"] for r in read.read("sums", branch="strict").to_pylist()}
         assert totals == {"a": 1, "b": 2 + 4 + 6}
-        mine = {str(e.id.path) for e in read._lines().manifests()[3].entries if e.id.trace.stage == "sums"}
+        mine = {str(e.id.path) for e in read._timelines().manifests()[3].entries if e.id.trace.stage == "sums"}
         newest = next(Path(x.path) for x in read.layers() if any(x.path.endswith(name) for name in mine))
     why = here("explain", "s", "sums", "--key", "k=b", "--as-of", "2", "--flow", "my_job:make")
     assert why["inputs"] == {"rows": [{"k": "b", "v": 2, "_epoch": 1}, {"k": "b", "v": 4, "_epoch": 2}]}
@@ -213,7 +213,7 @@ def test_commands_on_a_branch_whose_stages_begin_anew(spark: SparkSession, tmp_p
     of_main = here("explain", "s", "high", "--key", "k=a", "--flow", "bars:make")
     assert of_main["value"] == [], "6 is not over 10"
     with nosync.open(tmp_path / "s", read_only=True) as read:
-        sealed = read._lines().manifests("lower")
+        sealed = read._timelines().manifests("lower")
         theirs = [
             Path("s", "layers", e.id.path) for t in (2, 3) for e in sealed[t].entries if e.id.trace.stage == "high"
         ]

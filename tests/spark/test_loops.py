@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 
 import nosync
-from nosync.flow.dataflow import Stage
+from nosync.flow.stage import Stage
 from tests.conftest import OpenStore
 from tests.property.test_loops import hop, last_word, only, reach_slowly
 

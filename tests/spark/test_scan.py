@@ -39,7 +39,7 @@ pytestmark = pytest.mark.spark
 @pytest.fixture
 def scans(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
     """Of each run of an epoch that may scan, whether its tasks were to read the files."""
-    from nosync.spark import epoch_job as epoch
+    from nosync.spark import epoch_run as epoch
 
     found: list[bool] = []
     decide = epoch.files_to_scan

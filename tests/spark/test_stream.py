@@ -191,11 +191,11 @@ with nosync.open(root / "store") as store:
     print("started", flush=True)
     sinks = {"totals": nosync.ParquetSink(root / "out")}
     job = make_job(store, spark, sinks)
-    advance = job._advance
+    advance = job._epochs.advance
     def announce(t, *rest):
         print("epoch", t, flush=True)
         return advance(t, *rest)
-    job._advance = announce
+    job._epochs.advance = announce
     run_stream(job, spark, root)
 print("done", flush=True)
 """

@@ -225,7 +225,7 @@ def test_jobs_of_one_session_take_turns(
 
     with nosync.open(tmp_path / "a") as a, nosync.open(tmp_path / "b") as b:
         first, second = job_on(a, waits=True), job_on(b, waits=False)
-        monkeypatch.setattr("nosync.spark.epoch_job.turn_of", turn)
+        monkeypatch.setattr("nosync.spark.epoch_run.turn_of", turn)
         with ThreadPoolExecutor(2) as threads:
             runs = [threads.submit(first.advance, 0, {"rows": frame})]
             eventually("it runs", begun.exists)

@@ -160,7 +160,7 @@ def test_stores_go_on_as_they_were_written(spark: SparkSession, open_store: Open
     assert added.read("new__late").count() == 0, "a new window goes by the slowest"
     assert added.read("w__late").count() == len(rows("b", 1))
     assert store.manifest(1, "more").meta[WATERMARK_POLICIES] == {"new": "min"}
-    again = nosync.Job(added._declared, store, spark=spark, shards=2, branch="more")
+    again = nosync.Job(added._versions.declared, store, spark=spark, shards=2, branch="more")
     assert again.flow.stages["new"].fingerprint == added.flow.stages["new"].fingerprint
 
     new = nosync.Job(declared(), open_store("new"), spark=spark, shards=2)

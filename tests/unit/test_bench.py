@@ -11,8 +11,8 @@ from click.testing import CliRunner
 from bench.__main__ import FIRST, NAMES, TUNING, all_of, main
 from bench.compare import regressions
 from bench.harness import MEASURED, Progress, Samples, is_busy, source_digest
-from bench.headlines import BEGIN, END, HEADLINES, with_table
-from bench.report import README, all_results
+from bench.headlines import BEGIN, END, FIGURES, HEADLINES, with_table
+from bench.report import PAGE, README, all_results, page
 
 
 def result(ratio: float | None, goal: str, workload: str = "w", unit: str = "rows/s") -> dict[str, Any]:
@@ -103,13 +103,20 @@ def test_only_the_same_is_compared() -> None:
 
 
 def test_the_readme_shows_what_was_measured() -> None:
-    page = README.read_text()
-    assert page == with_table(page, all_results()), "run `python -m bench.report`"
-    assert page.count(HEADLINES[0].text) == 1
+    text = README.read_text()
+    assert text == with_table(text, all_results()), "run `python -m bench.report`"
+    assert [text.count(f"| {figure.text} |") for figure in FIGURES] == [1] * 6
+
+
+def test_the_page_of_benchmarks_shows_all_that_was_measured() -> None:
+    text = PAGE.read_text()
+    assert text == page(all_results()), "run `python -m bench.report`"
+    assert text.count(f"| {HEADLINES[0].text} |") == 1
+    assert text.index("![") < text.index(FIGURES[0].text) < text.index(HEADLINES[0].text) < text.index("\n## engines_")
 
 
 def test_a_headline_without_a_result_is_an_error() -> None:
-    with pytest.raises(LookupError, match=r"0 results of lsm_publish are those of '.*', expected one: run"):
+    with pytest.raises(LookupError, match=r"0 results of engines_sums are those of '.*', expected one: run"):
         with_table(f"{BEGIN}{END}", [])
     with pytest.raises(LookupError, match="the page has no lines"):
         with_table("a page", all_results())

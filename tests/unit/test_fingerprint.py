@@ -12,10 +12,13 @@ from typing import Any
 
 import pytest
 
-from nosync.flow.dataflow import PerKey
+import nosync
+from nosync.flow.binder import bind
 from nosync.flow.fingerprint import fingerprint, hashed_of
 from nosync.flow.pickled_function import PickledFunction
+from nosync.flow.stage import PerKey
 from nosync.lsm.errors import FlowError
+from tests.runner import parse_ddl
 
 PAIRS = {
     "constant": "def f(r): return r + {}",
@@ -167,3 +170,25 @@ def test_a_frozen_function_has_the_fingerprint_that_it_had(what: str) -> None:
         parts = {"n": ("count", None)}, ["about it", None], ["of its input"]
         live = fingerprint("map", ("k",), function, "", *parts)
         assert fingerprint("map", ("k",), PickledFunction(b"", hashed_of(function)), "", *parts) == live
+
+
+def test_what_is_hashed_of_the_options_of_windows_and_joins_is_pinned() -> None:
+    """What the golden store does not have: a window over several inputs, and a join of rows that change with others."""
+    rows = "k bigint, v bigint, at timestamp"
+    flow = nosync.Dataflow("f")
+    both = flow.source("a", rows).union("both", flow.source("b", rows))
+    both.window("w", time="at", size="1 hour", watermark="5 minutes", idle_after=2, n=nosync.count())
+    counts = both.aggregate("counts", key=["k"], n=nosync.count())
+    counts.join("j", flow["a"], on=["k"], how="left")
+    assert {name: stage.fingerprint for name, stage in bind(flow, parse_ddl).stages.items()} == {
+        "a": "08f39a0d21836e52",
+        "b": "08f39a0d21836e52",
+        "both": "9eb843c45235c61b",
+        "w__watermark": "ee8d19a938f5a38d",
+        "w__late": "7749c3b93b6395c1",
+        "w": "5dbded6f6b7742b7",
+        "counts": "240f6d61c8d30cef",
+        "j__left": "7a79967dddcd2a07",
+        "j__right": "bd8a0f5d90f2b7d2",
+        "j": "74a9c24f85e4f646",
+    }

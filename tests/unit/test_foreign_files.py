@@ -176,6 +176,23 @@ def test_offsets_beyond_the_buffer_are_not_followed(open_store: OpenStore) -> No
         assert [m.t for m in store.missing()] == [1]
 
 
+@pytest.mark.parametrize("options", [{"read_only": True}, {}])
+def test_a_column_whose_name_is_no_text_is_refused(open_store: OpenStore, options: dict[str, bool]) -> None:
+    """Arrow hands out names as they are in the file, and does not look at them before somebody asks."""
+    root = received(filled(open_store))
+    path = layer_of(root, 1)
+    name = nosync.open(root, read_only=True).read("words", as_of=0).schema.names[-1].encode()
+    forge_layer(path, lambda body: body.replace(name + b"\0", b"\xfd" * len(name) + b"\0"))
+    assert b"\xfd" * len(name) in path.read_bytes()
+    with nosync.open(root, **options) as store:
+        with pytest.raises(nosync.NosyncError):
+            store.read("words", as_of=1)
+        if options:
+            assert any(path.name in error for error in store.verify().errors)
+        else:  # its node set the file aside
+            assert [m.t for m in store.missing()] == [1]
+
+
 def test_a_store_of_ones_own_is_not_looked_at_twice(open_store: OpenStore, monkeypatch: pytest.MonkeyPatch) -> None:
     from nosync.lsm.layers import reader as module
 

@@ -11,7 +11,8 @@ import pytest
 import nosync
 from nosync.flow.binder import Analysis, bind
 from nosync.flow.bound_flow import BoundFlow
-from nosync.flow.dataflow import WHERE, Dataflow, Stage
+from nosync.flow.dataflow import Dataflow
+from nosync.flow.stage import WHERE, Stage
 from tests.runner import parse_ddl
 
 ROWS = "a bigint, b bigint, v bigint"

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 import nosync
-from nosync.cli.inspect import _show_now
+from nosync.cli.status import _show_now
 from nosync.replication.daemon.daemon import Daemon, DaemonConfig
 from nosync.replication.daemon.server import Certificates, DaemonClient
 from nosync.replication.transport.certs import make_certificates

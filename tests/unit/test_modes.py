@@ -14,8 +14,9 @@ import nosync
 from nosync.lsm.errors import NosyncError
 from nosync.lsm.platform.env import Env
 from nosync.lsm.platform.file_pool import FilePool, new_file
-from nosync.lsm.platform.layout import LOCK, MADE, READY
-from nosync.replication.daemon.daemon import ADDRESS_FILE, PLACE_FILE, Daemon, DaemonConfig
+from nosync.lsm.platform.layout import LOCK, MADE, PLACE_FILE, READY
+from nosync.replication.client.fetching_directory import ADDRESS_FILE
+from nosync.replication.daemon.daemon import Daemon, DaemonConfig
 from nosync.replication.transport.sockets import SOCKET_FILE
 from nosync.testing.daemon_cluster import eventually
 from tests.conftest import OpenStore

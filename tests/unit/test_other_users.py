@@ -1,4 +1,4 @@
-"""A job of another user than the daemon's, as docs/operations.md says; and what is told where files are not shared.
+"""A job of another user than the daemon's, as docs/daemons.md says; and what is told where files are not shared.
 
 Each process begins as root and becomes the user when it has imported all that it needs, so this needs root.
 """

@@ -1,0 +1,308 @@
+"""Kept checkpoints for people: what they are, what can be done with them, and following one beside its query."""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from nosync.checkpoints import rewind as rewinding
+from nosync.checkpoints.follow import Follower, check_checkpoint
+from nosync.checkpoints.index import METADATA
+from nosync.checkpoints.keep import Keep, keeps_of, open_keep
+from nosync.checkpoints.names import Batch
+from nosync.checkpoints.restore import Restored, fork, restore
+from nosync.checkpoints.retention import KEPT_BATCHES, CheckpointPin, garbage, pin, pins, unpin
+from nosync.lsm.errors import CorruptionError, InvalidInputError, NosyncError
+from nosync.lsm.platform.env import Env, storage_errors
+from nosync.lsm.visible import visible
+
+DATA_VARIABLE = "NOSYNC_DATA"
+"""Names the data directory where nobody says one."""
+
+
+@dataclass(frozen=True)
+class BatchStatus:
+    """A batch that is kept. `why_not`: what it lacks to be gone on from; None when nothing."""
+
+    batch: Batch
+    why_not: str | None
+    files: int
+    size_bytes: int
+    """The size of all that a query needs to go on after the batch."""
+    pins: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class CheckpointStatus:
+    """What is kept of a checkpoint. `safe`: the newest batch that can be gone on from; None where there is none."""
+
+    name: str
+    query: str | None
+    committed: Batch | None
+    safe: Batch | None
+    files: int
+    size_bytes: int
+    batches: tuple[BatchStatus, ...]
+
+    def as_dict(self) -> dict[str, Any]:
+        """Returns the same as JSON has it."""
+        return asdict(self)
+
+    def __str__(self) -> str:
+        lines = [
+            f"checkpoint {self.name}: committed {_or_none(self.committed)}, safe {_or_none(self.safe)}, {self.files} files"
+        ]
+        lines += [f"  batch {b.batch}: {b.why_not or 'can be gone on from'}" for b in self.batches]
+        return "\n".join(map(visible, lines))
+
+    __repr__ = __str__
+
+
+def _or_none(t: Batch | None) -> str:
+    return "none" if t is None else str(t)
+
+
+class Checkpoint:
+    """One kept checkpoint. See `nosync.checkpoint`."""
+
+    def __init__(self, keep: Keep) -> None:
+        self._keep = keep
+
+    @property
+    def name(self) -> str:
+        """The name of the checkpoint."""
+        return self._keep.name
+
+    def status(self, last: int | None = None) -> CheckpointStatus:
+        """Returns what is kept, and of each batch whether a query can go on from it. `last`: only so many batches."""
+        keep, index = self._keep, self._keep.index
+        batches = index.batches()
+        named: dict[Batch, list[str]] = {}
+        for one in pins(keep):
+            named.setdefault(one.batch, []).append(one.name)
+        found = []
+        for t in batches if last is None else batches[-last:]:
+            why = keep.closures.why_not(t)
+            paths = keep.closures.of(t).paths if why is None else frozenset()
+            size = sum(index.size_bytes(path) or 0 for path in paths)
+            found.append(BatchStatus(t, why, len(paths), size, tuple(named.get(t, ()))))
+        total = sum(index.size_bytes(path) or 0 for path in index.paths())
+        return CheckpointStatus(keep.name, self.query(), keep.committed(), keep.safe(), len(index), total, tuple(found))
+
+    def query(self) -> str | None:
+        """Returns the id of the query that wrote the checkpoint; None where it is not kept."""
+        try:
+            return str(json.loads(self._keep.read(METADATA))["id"])
+        except (OSError, ValueError, KeyError, TypeError, NosyncError):
+            return None
+
+    def restore(
+        self, directory: str | os.PathLike[str], at: int | None = None, *, address: str | None = None
+    ) -> Restored:
+        """Makes a directory from which the query goes on after batch `at`, by default the newest that is safe.
+
+        `address`: what the query will call the directory, where that is not its path. Raises NotAvailableError where the
+        batch cannot be gone on from, InvalidInputError where the directory is not empty, StorageError.
+        """
+        return restore(self._keep, Path(directory), at, address=address)
+
+    def fork(
+        self,
+        directory: str | os.PathLike[str],
+        at: int | None = None,
+        *,
+        name: str | None = None,
+        address: str | None = None,
+    ) -> Restored:
+        """Makes a directory from which another query goes on after batch `at`, with an id of its own.
+
+        `name`: keeps the fork under this name as well. Give it an output of its own: a sink takes the batches of another
+        query for new ones. Raises as `restore` does.
+        """
+        if name is not None and name in keeps_of(self._keep.data, self._keep.env):
+            raise InvalidInputError(f"checkpoint {name!r} is kept already: say another name")
+        made = fork(self._keep, Path(directory), at, address=address)
+        if name is not None:
+            Follower(made.path, Keep(self._keep.data, name, self._keep.env)).look()
+        return made
+
+    def rewind(
+        self,
+        at: int,
+        directory: str | os.PathLike[str],
+        *,
+        output: str | os.PathLike[str] | None = None,
+        sink_rewound: bool = False,
+        keep_as: str | None = None,
+    ) -> tuple[Restored, str]:
+        """Lets batch `at` be the newest, and makes a directory from which the query goes on after it.
+
+        What came after is kept under another name, which is returned too. `output`: where the query writes to; it is
+        looked at for a log that would make the sink skip batches that run again. `sink_rewound`: the output was taken back
+        already, or does not remember batches. Raises SinkRemembersError, and as `restore` does.
+        """
+        batch = self._keep.at(at)
+        if output is None and not sink_rewound:
+            raise InvalidInputError(
+                "say where the query writes to (output=), so that the sink can be looked at, or that it was rewound "
+                "(sink_rewound=True): a sink that remembers batch ids skips those that run again, and their rows are lost"
+            )
+        if output is not None and not sink_rewound:
+            rewinding.check_sink(Path(output), batch, self.query(), self._keep.env)
+        path = Path(directory)
+        if self._keep.env.list_dir(path):
+            raise InvalidInputError(f"{path} is there, and not empty: say a new directory; nothing was changed")
+        kept = rewinding.rewind(self._keep, batch, keep_as=keep_as)
+        return restore(self._keep, path, batch), kept
+
+    def at(self, batch: int) -> Restored:
+        """Returns a directory of the checkpoint as of a batch, for Spark's `statestore` reader to read.
+
+            spark.read.format("statestore").load(str(nosync.checkpoint("words").at(41).path))
+
+        It is made when it is asked for the first time, of hard links, in the data directory.
+        """
+        t = self._keep.at(batch)
+        directory = self._keep.data / "checkpoint-views" / self.name / str(t)
+        if self._keep.env.exists(directory / METADATA):
+            return Restored(directory, t, len(self._keep.closures.of(t).paths), repeats_offsets=False)
+        self._keep.env.make_dirs(directory.parent)
+        return fork(self._keep, directory, t)
+
+    def pin(self, name: str, at: int | None = None) -> CheckpointPin:
+        """Keeps a batch, by default the newest that is safe, for as long as the name is there."""
+        return pin(self._keep, name, at)
+
+    def unpin(self, name: str) -> None:
+        """Takes a name back. Raises InvalidInputError where there is none."""
+        unpin(self._keep, name)
+
+    def clean(self, batches: int = KEPT_BATCHES) -> int:
+        """Removes what neither the last `batches` nor pinned ones need. Returns how many files went."""
+        gone = garbage(self._keep, batches, {one.batch for one in pins(self._keep)})
+        self._keep.remove(gone)
+        return len(gone)
+
+    def __repr__(self) -> str:
+        keep = self._keep
+        return visible(
+            f"Checkpoint({keep.name!r}, committed={_or_none(keep.committed())}, safe={_or_none(keep.safe())})"
+        )
+
+
+def checkpoint(name: str, store: str | os.PathLike[str] | None = None) -> Checkpoint:
+    """Opens what is kept of a checkpoint. `store`: the data directory (default: $NOSYNC_DATA).
+
+    Raises InvalidInputError where none of this name is kept.
+    """
+    return Checkpoint(open_keep(data_directory(store), name, Env()))
+
+
+def checkpoints(store: str | os.PathLike[str] | None = None) -> list[str]:
+    """Returns the names of the checkpoints that a data directory keeps."""
+    return keeps_of(data_directory(store), Env())
+
+
+def data_directory(store: str | os.PathLike[str] | None) -> Path:
+    """Returns the data directory that is meant. Raises InvalidInputError where none is."""
+    found = os.fspath(store) if store is not None else os.environ.get(DATA_VARIABLE, "")
+    if not found:
+        raise InvalidInputError(f"say the data directory that keeps the checkpoint (store=, or ${DATA_VARIABLE})")
+    return Path(found)
+
+
+class Watch:
+    """Follows a query's checkpoint in a thread of its own. Use it in `with`, or call `close`."""
+
+    def __init__(self, source: Path, keep: Keep, keep_batches: int = KEPT_BATCHES) -> None:
+        self._keep, self._batches = keep, keep_batches
+        self._follower = Follower(source, keep)
+        self._stopped = threading.Event()
+        self._thread = threading.Thread(target=self._run, name=f"nosync-checkpoint-{keep.name}", daemon=True)
+        self._thread.start()
+
+    @property
+    def problem(self) -> str | None:
+        """What keeps the newest batch from being kept; None when all is well."""
+        return self._follower.problem
+
+    @property
+    def checkpoint(self) -> Checkpoint:
+        """What is kept, as of now."""
+        return checkpoint(self._keep.name, self._keep.data)
+
+    def close(self) -> None:
+        """Takes in what is there yet, and ends. Raises NosyncError where that cannot be."""
+        if not self._stopped.is_set():
+            self._stopped.set()
+            self._thread.join()
+            self._follower.look()
+
+    def _run(self) -> None:
+        self._follower.run(self._stopped, self._clean)
+
+    def _clean(self, taken: list[str]) -> None:
+        if (
+            not any(path.startswith("commits/") for path in taken)
+            or len(self._keep.index.batches()) <= 2 * self._batches
+        ):
+            return
+        try:
+            self._keep.remove(garbage(self._keep, self._batches, {one.batch for one in pins(self._keep)}))
+        except CorruptionError:
+            return  # of a pin that cannot be read: then nothing goes
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def watch(
+    path: str | os.PathLike[str],
+    store: str | os.PathLike[str] | None = None,
+    *,
+    name: str | None = None,
+    keep_batches: int = KEPT_BATCHES,
+) -> Watch:
+    """Keeps the checkpoint of a query that runs beside, from now on.
+
+    `path`: the query's checkpointLocation, on a file system of this host; it need not be there yet. `name`: what it is
+    kept as (default: the directory's name). Spark does not notice: nothing of this is on its way. Raises
+    InvalidInputError where the name is that of another query's checkpoint.
+    """
+    source = Path(os.fspath(path).removeprefix("file://").removeprefix("file:"))
+    if source.exists() and any(source.iterdir()):
+        check_checkpoint(source)
+    keep = Keep(data_directory(store), name or source.name.lower(), Env())
+    _check_same_query(source, keep)
+    with storage_errors("make", keep.root):
+        keep.env.make_dirs(keep.root)
+    return Watch(source, keep, keep_batches)
+
+
+def _check_same_query(source: Path, keep: Keep) -> None:
+    """Raises InvalidInputError where a keep is that of another query: two must not be mixed."""
+    for mine, theirs in _metadata_of(source, keep):
+        if mine != theirs:
+            raise InvalidInputError(
+                f"checkpoint {keep.name!r} is kept of query {theirs}, and {source} is of query {mine}: say another name"
+            )
+
+
+def _metadata_of(source: Path, keep: Keep) -> Iterator[tuple[str, str]]:
+    """Yields the ids of the query in a directory and of that in a keep, if both have one."""
+    try:
+        mine = str(json.loads((source / METADATA).read_text())["id"])
+        yield mine, str(json.loads(keep.read(METADATA))["id"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return

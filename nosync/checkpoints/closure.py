@@ -1,0 +1,246 @@
+"""The files that a query needs to go on after a batch: a pure function of names, sizes and a few small files.
+
+Invariants
+- A batch can be gone on from if and only if every file of its closure is there, in the size that is known of it.
+- The closure of a batch never changes: later files do not enter it, and none of it is ever needed less.
+
+Steps, for batch `t`:
+1. `metadata`, `commits/t`, `offsets/t`, and the offsets of the batch before, which Spark reads when it starts.
+2. Of each source the entries of its log up to the one that `offsets/t` names: from the newest compacted one on.
+3. What operators say of themselves, as of the batch.
+4. Of each state store version `t + 1`, and the versions before it back to the newest one that has a whole base: a
+   snapshot, or a zip file all of whose SST files are there; else back to version 1.
+5. Beside each of these the checksum that Spark wrote (`<file>.crc`), where there is one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+from nosync.checkpoints.index import METADATA, FileIndex
+from nosync.checkpoints.names import CRC_SUFFIX, Batch, Form, StateFile, StoreId
+from nosync.checkpoints.spark_files import (
+    Commit,
+    Offsets,
+    PartFile,
+    read_commit,
+    read_offsets,
+    read_operator,
+    read_snapshot,
+)
+from nosync.lsm.errors import CorruptionError, NotAvailableError
+
+Read = Callable[[str], bytes]
+"""Returns the contents of a small file by its name. Raises FileNotFoundError."""
+
+
+@dataclass(frozen=True)
+class Closure:
+    """The files that a query needs to go on after `batch`."""
+
+    batch: Batch
+    paths: frozenset[str]
+
+
+class IncompleteBatchError(NotAvailableError):
+    """A batch cannot be gone on from: a file that it needs is not there, or not whole. Attributes: `batch`, `path`."""
+
+    def __init__(self, batch: Batch, path: str, why: str) -> None:
+        super().__init__(f"batch {batch} cannot be gone on from: {path} {why}")
+        self.batch = batch
+        self.path = path
+        self.why = why
+
+
+class Closures:
+    """Finds closures over an index that grows. What small files say is read once: files never change."""
+
+    def __init__(self, index: FileIndex, read: Read) -> None:
+        self._index, self._read = index, read
+        self._commits: dict[Batch, Commit] = {}
+        self._offsets: dict[Batch, Offsets] = {}
+        self._parts: dict[str, list[PartFile]] = {}
+        self._stores: dict[str, list[StoreId]] = {}
+
+    def of(self, t: Batch) -> Closure:
+        """Returns the closure of a batch.
+
+        Raises IncompleteBatchError naming the first file that is missing, and CorruptionError for a damaged one.
+        """
+        return Closure(t, frozenset(_Search(self, t).paths()))
+
+    def why_not(self, t: Batch) -> str | None:
+        """Returns why a batch cannot be gone on from; None where it can."""
+        try:
+            self.of(t)
+        except (IncompleteBatchError, CorruptionError) as error:
+            return str(error) if isinstance(error, CorruptionError) else f"{error.path} {error.why}"
+        return None
+
+    def newest(self, until: Batch | None = None) -> Closure | None:
+        """Returns the closure of the newest batch that can be gone on from, `until` at most; None where none can."""
+        for t in reversed(self._index.batches()):
+            if until is None or t <= until:
+                try:
+                    return self.of(t)
+                except (IncompleteBatchError, CorruptionError):
+                    continue
+        return None
+
+    @property
+    def index(self) -> FileIndex:
+        return self._index
+
+    def commit(self, t: Batch) -> Commit:
+        """Returns what `commits/t` says."""
+        if t not in self._commits:
+            self._commits[t] = read_commit(self._read(path := f"commits/{t}"), path)
+        return self._commits[t]
+
+    def offsets(self, t: Batch) -> Offsets:
+        """Returns what `offsets/t` says."""
+        if t not in self._offsets:
+            self._offsets[t] = read_offsets(self._read(path := f"offsets/{t}"), path)
+        return self._offsets[t]
+
+    def parts(self, path: str) -> list[PartFile]:
+        """Returns the files that the zip file of a snapshot names."""
+        if path not in self._parts:
+            self._parts[path] = read_snapshot(self._read(path), path)
+        return self._parts[path]
+
+    def stores_of(self, path: str, operator: int) -> list[StoreId]:
+        """Returns the state stores that the metadata of an operator names."""
+        if path not in self._stores:
+            self._stores[path] = read_operator(self._read(path), path, operator)
+        return self._stores[path]
+
+
+class _Search:
+    """The steps for one batch."""
+
+    def __init__(self, closures: Closures, t: Batch) -> None:
+        self._closures, self._t, self._index = closures, t, closures.index
+        self._found: list[str] = []
+
+    def paths(self) -> list[str]:
+        """Returns the names of the closure, with those of checksums."""
+        self._logs()
+        self._sources()
+        stores = self._operators()
+        for store in sorted({*stores, *(s for s in self._index.stores() if self._has_begun(s))}):
+            self._state(store)
+        self._found += self._index.others()
+        return [*self._found, *(crc for path in self._found if (crc := path + CRC_SUFFIX) in self._index)]
+
+    def _has_begun(self, store: StoreId) -> bool:
+        return any(version <= self._t + 1 for version in self._index.versions(store))
+
+    def _must(self, path: str, size_bytes: int | None = None) -> None:
+        """Takes a file into the closure. Raises IncompleteBatchError where it is not there in this size."""
+        found = self._index.size_bytes(path)
+        if found is None:
+            raise IncompleteBatchError(self._t, path, "is not there")
+        if size_bytes is not None and found != size_bytes:
+            raise IncompleteBatchError(self._t, path, f"has {found:,} bytes, and should have {size_bytes:,}")
+        self._found.append(path)
+
+    def _logs(self) -> None:
+        self._must(METADATA)
+        self._must(f"commits/{self._t}")
+        self._must(f"offsets/{self._t}")
+        if self._t > 0:
+            self._must(f"offsets/{self._t - 1}")
+
+    def _sources(self) -> None:
+        ends = self._closures.offsets(self._t).log_ends
+        for source in sorted({*self._index.sources(), *ends}):
+            entries = self._index.source_log(source)
+            if source not in ends:  # what a source wrote when it began
+                self._found += entries.values()
+            elif ends[source] >= 0:
+                self._log_of(source, ends[source])
+
+    def _log_of(self, source: int, end: int) -> None:
+        """Takes the entries of a file source's log that stand for all up to `end`."""
+        entries = self._index.source_log(source)
+        begin = max((n for n, is_compact in entries if is_compact and n <= end), default=None)
+        if begin is not None:
+            self._must(entries[begin, True])
+        for number in range(0 if begin is None else begin + 1, end + 1):
+            self._must(entries.get((number, False), f"sources/{source}/{number}"))
+
+    def _operators(self) -> list[StoreId]:
+        """Takes what operators say of themselves, and returns the stores that they name."""
+        stores: dict[int, list[StoreId]] = {}
+        newest: dict[int, int] = {}
+        for file in self._index.operator_files():
+            if file.batch is not None and file.batch > self._t + 1:
+                continue
+            self._must(file.path)
+            names_stores = file.path == f"state/{file.operator}/_metadata/metadata" or "/_metadata/v2/" in file.path
+            since = -1 if file.batch is None else file.batch
+            if names_stores and since <= self._t and since >= newest.get(file.operator, -1):
+                newest[file.operator] = since
+                stores[file.operator] = self._closures.stores_of(file.path, file.operator)
+        return [store for named in stores.values() for store in named]
+
+    def _state(self, store: StoreId) -> None:
+        """Takes version `t + 1` of a store: from the newest whole base on."""
+        versions = self._index.versions(store)
+        for version in range(self._t + 1, 0, -1):
+            files = self._written(store, version, versions.get(version, ()))
+            base = self._base(store, files)
+            if base:
+                self._take(base)
+                return
+            changes = [file.path for file in files if not file.form.is_base]
+            if not changes:
+                raise IncompleteBatchError(self._t, *self._lacks(store, version, files))
+            self._take(changes)
+
+    def _written(self, store: StoreId, version: int, files: Iterable[StateFile]) -> list[StateFile]:
+        """Returns the files of the attempt that counts: with format v2 the commit of the batch before says which."""
+        known = list(files)
+        commit = Batch(version - 1)
+        if f"commits/{commit}" not in self._index:
+            return known
+        ids = self._closures.commit(commit).ids.get((store.operator, store.partition))
+        return known if ids is None else [file for file in known if file.id is None or file.id in ids]
+
+    def _base(self, store: StoreId, files: Sequence[StateFile]) -> list[str]:
+        """Returns a base that is whole, with the files that it names; none where there is none."""
+        for file in files:
+            if file.form is Form.SNAPSHOT:
+                return [file.path]
+            if file.form is Form.ZIP and self._is_whole(store, file):
+                return [file.path, *(f"{store.directory}/{part.name}" for part in self._closures.parts(file.path))]
+        return []
+
+    def _is_whole(self, store: StoreId, file: StateFile) -> bool:
+        try:
+            parts = self._closures.parts(file.path)
+        except CorruptionError:
+            return False
+        return all(self._index.size_bytes(f"{store.directory}/{part.name}") == part.size_bytes for part in parts)
+
+    def _lacks(self, store: StoreId, version: int, files: Sequence[StateFile]) -> tuple[str, str]:
+        """Returns which file is missing of a version, and why it does not count."""
+        for file in files:
+            try:
+                parts = self._closures.parts(file.path)
+            except CorruptionError:
+                return file.path, "is not a whole zip file"
+            for part in parts:
+                path = f"{store.directory}/{part.name}"
+                found = self._index.size_bytes(path)
+                if found is None:
+                    return path, f"is not there, and {file.path} names it"
+                if found != part.size_bytes:
+                    return path, f"has {found:,} bytes, and should have {part.size_bytes:,}"
+        return f"{store.directory}/{version}", "has no file of the state's version"
+
+    def _take(self, paths: Iterable[str]) -> None:
+        for path in paths:
+            self._must(path)

@@ -1,0 +1,118 @@
+"""Following the checkpoint of a running query: what a commit covers is taken into the keep.
+
+Nothing of this is on Spark's way. The follower looks at `commits/` alone, and when a new one is there it takes what
+belongs to it by name; from time to time it lists all, for snapshots come later than their batches.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+from nosync.checkpoints.keep import Keep, files_below
+from nosync.checkpoints.names import Batch, StateFile, parse
+from nosync.checkpoints.spark_files import read_commit, read_offsets
+from nosync.lsm.errors import InvalidInputError, NosyncError
+from nosync.lsm.platform.env import storage_errors
+from nosync.lsm.platform.json_file import read_if_there
+
+log = logging.getLogger("nosync")
+
+LOOK_EVERY_S = 0.05
+LIST_EVERY_S = 10.0
+_FORMS = ("delta", "changelog", "snapshot", "zip")
+
+
+class Follower:
+    """Follows one checkpoint into its keep. `look` does one step; `run` does steps until it is told to stop."""
+
+    def __init__(self, source: Path, keep: Keep, *, list_every_s: float = LIST_EVERY_S) -> None:
+        self._source, self._keep, self._list_every_s = source, keep, list_every_s
+        self._listed_s: float | None = None
+        self.problem: str | None = None
+        """What keeps the newest batch from being kept; None when all is well."""
+
+    def look(self) -> list[str]:
+        """Takes in what is new, and returns its names. Raises NosyncError where something cannot be taken in."""
+        env = self._keep.env
+        commits = self._commits()
+        new = [t for t in commits if f"commits/{t}" not in self._keep.index]
+        is_due = self._listed_s is None or env.monotonic_s() - self._listed_s >= self._list_every_s
+        if not new and not is_due:
+            return []
+        taken: list[str] = []
+        # The first time, and where batches came faster than they were looked at, all is listed.
+        if is_due or len(new) > 1 or not self._keep.index.stores():
+            last = max(commits, default=None)
+            taken = self._keep.take(self._source, (path for path in self._listed() if self._is_of(path, last)))
+            self._listed_s = env.monotonic_s()
+        for t in new:
+            taken += self._keep.take(self._source, self._names_of(t))
+        return taken
+
+    def run(self, stopped: threading.Event, told: Callable[[list[str]], None] = lambda taken: None) -> None:
+        """Looks until `stopped`. `told`: is given the names of what was taken in. An error is logged, and tried again."""
+        while not stopped.is_set():
+            try:
+                taken = self.look()
+                self.problem = None
+                if taken:
+                    told(taken)
+            except NosyncError as error:
+                if self.problem != str(error):
+                    log.error("checkpoint %s: %s", self._keep.name, error)
+                self.problem = str(error)
+                stopped.wait(1.0)
+            stopped.wait(LOOK_EVERY_S)
+
+    def _commits(self) -> list[Batch]:
+        with storage_errors("list", self._source / "commits"):
+            names = self._keep.env.list_dir(self._source / "commits")
+        return sorted(Batch(int(name)) for name in names if name.isascii() and name.isdigit())
+
+    def _listed(self) -> list[str]:
+        with storage_errors("list", self._source):
+            return list(files_below(self._source, self._keep.env))
+
+    def _is_of(self, path: str, last: Batch | None) -> bool:
+        """Returns whether a file is finished once batch `last` is committed: of a batch that runs, states may change."""
+        file = parse(path.removesuffix(".crc"))
+        return not isinstance(file, StateFile) or (last is not None and file.version <= last + 1)
+
+    def _names_of(self, t: Batch) -> list[str]:
+        """Returns the names that the files of a batch can have; not all of them are there."""
+        found = [f"commits/{t}", f"offsets/{t}", f"offsets/{t + 1}"]
+        found += self._log_entries(t)
+        ids = read_commit(self._read(f"commits/{t}"), str(self._source / f"commits/{t}")).ids
+        for store in self._keep.index.stores():
+            names = [f"{t + 1}_{id}" for id in sorted(ids.get((store.operator, store.partition), ()))] or [f"{t + 1}"]
+            found += [f"{store.directory}/{name}.{form}" for name in names for form in _FORMS]
+        return [*found, *(f"{path}.crc" for path in found)]
+
+    def _log_entries(self, t: Batch) -> list[str]:
+        """Returns the entries of sources' logs that the batch reads and that are not kept yet."""
+        ends = read_offsets(self._read(f"offsets/{t}"), str(self._source / f"offsets/{t}")).log_ends
+        found: list[str] = []
+        for source, end in ends.items():
+            kept = max((number for number, _ in self._keep.index.source_log(source) if number <= end), default=-1)
+            for number in range(kept + 1, end + 1):
+                found += [f"sources/{source}/{number}", f"sources/{source}/{number}.compact"]
+        return found
+
+    def _read(self, path: str) -> bytes:
+        try:
+            return read_if_there(self._source / path, self._keep.env)
+        except FileNotFoundError as error:
+            raise InvalidInputError(f"{self._source / path} is gone: somebody changed the checkpoint") from error
+
+
+def check_checkpoint(source: Path) -> None:
+    """Raises InvalidInputError where a directory is not a checkpoint of a query, or one without state to keep."""
+    if not source.is_dir():
+        raise InvalidInputError(f"{source} is no directory: say the query's checkpointLocation")
+    if not (source / "metadata").is_file() or not (source / "offsets").is_dir():
+        raise InvalidInputError(
+            f"{source} is not the checkpoint of a Structured Streaming query: it has no metadata and no offsets"
+        )

@@ -1,0 +1,238 @@
+"""A keep: what a data directory has of one checkpoint. Every file that Spark finished, under the name that Spark gave it.
+
+Invariants
+- A file of the keep is never written again and never overwritten. It is a hard link to what Spark wrote, or a copy
+  where the two are on different file systems.
+- `commits/t` enters last of what belongs to batch `t`, after all of that was synced. So a keep that has it after a crash
+  has all of the batch that was there to be kept.
+- A state of version `v` enters after `commits/(v - 1)` is there: a batch that runs again may write other states before.
+- The files that a snapshot of RocksDB names enter with it, in the sizes that it says: Spark writes them in place.
+
+Steps of taking in what a checkpoint has (`take`):
+1. Link the new files, all but commits; the SST files of a snapshot before the snapshot.
+2. Check each beside the checksum that Spark wrote, where there is one.
+3. Sync the files, then the directories that they are in.
+4. The same for the commits, in order.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import logging
+from collections.abc import Iterable, Iterator
+from pathlib import Path, PurePosixPath
+
+from nosync.checkpoints.checksum import check
+from nosync.checkpoints.closure import Closures
+from nosync.checkpoints.index import FileIndex
+from nosync.checkpoints.names import CRC_SUFFIX, Batch, BatchFile, Form, StateFile, is_kept, parse
+from nosync.checkpoints.spark_files import PartFile, read_snapshot
+from nosync.lsm.errors import CorruptionError, InvalidInputError, NotAvailableError
+from nosync.lsm.model.layer import check_name
+from nosync.lsm.platform.env import Env, storage_errors
+from nosync.lsm.platform.json_file import read_if_there
+from nosync.lsm.platform.nearest import did_you_mean
+from nosync.lsm.platform.publish import temporary_path
+
+log = logging.getLogger("nosync")
+
+CHECKPOINTS = "checkpoints"
+"""The directory of all keeps, in a data directory."""
+PINS, FORKS = "pins", "forks"
+_OWN = (PINS, FORKS)
+_CROSS_DEVICE = (errno.EXDEV, errno.EPERM, errno.EMLINK, errno.EOPNOTSUPP)
+"""What link(2) says where there can be no second name: then the file is copied."""
+
+
+class Keep:
+    """The keep of one checkpoint. `data`: the data directory that it is in. One thread may change it at a time."""
+
+    def __init__(self, data: Path, name: str, env: Env) -> None:
+        self.name = check_name(name, "checkpoint name")
+        self.data, self.env = data, env
+        self.root = data / CHECKPOINTS / name
+        self.index = FileIndex({path: env.size_bytes(self.root / path) for path in files_below(self.root, env)})
+        self.closures = Closures(self.index, self.read)
+
+    def read(self, path: str) -> bytes:
+        """Returns the contents of a small file of the keep. Raises FileNotFoundError and StorageError."""
+        return read_if_there(self.root / path, self.env)
+
+    def committed(self) -> Batch | None:
+        """Returns the newest batch whose commit is kept; None where there is none."""
+        return max(self.index.batches(), default=None)
+
+    def safe(self) -> Batch | None:
+        """Returns the newest batch that a query can go on from with what is here; None where there is none."""
+        found = self.closures.newest()
+        return None if found is None else found.batch
+
+    def at(self, t: int | None) -> Batch:
+        """Returns batch `t`, by default the newest that can be gone on from.
+
+        Raises NotAvailableError where there is none, or where `t` cannot be gone on from; it names the nearest that can.
+        """
+        safe = self.safe()
+        if safe is None:
+            committed = self.committed()
+            raise NotAvailableError(
+                f"checkpoint {self.name}: no batch can be gone on from yet"
+                + ("; none was committed" if committed is None else f": {self.closures.why_not(committed)}")
+            )
+        if t is None:
+            return safe
+        why = f"batch {t} was not kept" if t not in self.index.batches() else self.closures.why_not(Batch(t))
+        if why is None:
+            return Batch(t)
+        near = [b for b in self.index.batches() if self.closures.why_not(b) is None]
+        best = min(near, key=lambda b: (abs(b - t), b))
+        raise NotAvailableError(
+            f"checkpoint {self.name}: cannot go on from batch {t}: {why}. The nearest that can be gone on from is {best}"
+        )
+
+    def take(self, source: Path, paths: Iterable[str]) -> list[str]:
+        """Takes in files of a checkpoint at `source`. Returns those that are new here; they are durable.
+
+        What Spark removed meanwhile is left out. Raises CorruptionError for a file that does not fit its checksum, and
+        StorageError where the disk refuses.
+        """
+        known = {path for path in paths if is_kept(path) and path not in self.index}
+        commits = sorted((path for path in known if path.startswith("commits/")), key=_number)
+        taken = self._take_some(source, sorted(known.difference(commits), key=_snapshots_last))
+        for commit in commits:
+            taken += self._take_some(source, [commit])
+        return taken
+
+    def _take_some(self, source: Path, paths: Iterable[str]) -> list[str]:
+        """Links files and makes them durable. They count, in the index, only then."""
+        linked: dict[str, int] = {}
+        for path in paths:
+            linked |= self._link_with_parts(source, path)
+        for path in linked:
+            with storage_errors("sync", self.root / path):
+                self.env.sync_file(self.root / path)
+        for directory in sorted({parent for path in linked for parent in PurePosixPath(path).parents}):
+            with storage_errors("sync", self.root / directory):
+                self.env.sync_dir(self.root / directory)
+        for path, size_bytes in linked.items():
+            self.index.add(path, size_bytes)
+        return list(linked)
+
+    def _link_with_parts(self, source: Path, path: str) -> dict[str, int]:
+        """Links a file, and before it those that it names. Returns sizes by name; none where some are not there yet."""
+        linked: dict[str, int] = {}
+        file = parse(path)
+        if isinstance(file, StateFile) and file.form is Form.ZIP:
+            for part in self._parts(source, path):
+                name = f"{file.store.directory}/{part.name}"
+                if self.index.size_bytes(name) == part.size_bytes:
+                    continue
+                size_bytes = self._link(source, name)
+                if size_bytes != part.size_bytes:
+                    self._unlink(name)
+                    return linked
+                linked[name] = size_bytes
+        size_bytes = self._link(source, path)
+        if size_bytes is not None:
+            self._check(path)
+            linked[path] = size_bytes
+        return linked
+
+    def _parts(self, source: Path, path: str) -> list[PartFile]:
+        try:
+            return read_snapshot(read_if_there(source / path, self.env), str(source / path))
+        except FileNotFoundError:
+            return []
+
+    def _link(self, source: Path, path: str) -> int | None:
+        """Gives a file a name in the keep, and returns its size in bytes; None where it is not there any more."""
+        target = self.root / path
+        with storage_errors("link", target):
+            self.env.make_dirs(target.parent)
+            try:
+                self.env.link(source / path, target)
+            except FileExistsError:
+                pass
+            except FileNotFoundError:
+                return None
+            except OSError as error:
+                if error.errno not in _CROSS_DEVICE:
+                    raise
+                if not self._copy(source / path, target):
+                    return None
+            return self.env.size_bytes(target)
+
+    def _copy(self, source: Path, target: Path) -> bool:
+        """Copies a file to its name in the keep. Returns whether it was there."""
+        temporary = temporary_path(self.data, self.env)
+        self.env.make_dirs(temporary.parent)
+        try:
+            with self.env.create(temporary) as file:
+                self.env.copy(source, file)
+            with contextlib.suppress(FileExistsError):
+                self.env.link(temporary, target)
+        except FileNotFoundError:
+            return False
+        finally:
+            self.env.unlink(temporary)
+        return True
+
+    def _check(self, path: str) -> None:
+        """Checks a file beside the checksum that Spark wrote. One that does not fit gets no name here."""
+        crc = self.root / (path.removesuffix(CRC_SUFFIX) + CRC_SUFFIX)
+        file = self.root / path.removesuffix(CRC_SUFFIX)
+        if not (self.env.exists(crc) and self.env.exists(file)):
+            return
+        try:
+            check(read_if_there(crc, self.env), file, self.env)
+        except CorruptionError:
+            self._unlink(path)
+            raise
+
+    def _unlink(self, path: str) -> None:
+        with storage_errors("remove", self.root / path):
+            self.env.unlink(self.root / path)
+
+    def remove(self, paths: Iterable[str]) -> None:
+        """Removes files that nothing needs. Commits go first, so that none stands without what it needs."""
+        for path in sorted(paths, key=lambda path: not path.startswith("commits/")):
+            self.index.discard(path)
+            self._unlink(path)
+
+
+def open_keep(data: Path, name: str, env: Env) -> Keep:
+    """Opens a keep that is there. Raises InvalidInputError where there is none of this name, and names the nearest."""
+    names = keeps_of(data, env)
+    if check_name(name, "checkpoint name") not in names:
+        known = ", ".join(names) or "none"
+        raise InvalidInputError(f"no checkpoint {name!r} is kept in {data} (kept: {known}){did_you_mean(name, names)}")
+    return Keep(data, name, env)
+
+
+def keeps_of(data: Path, env: Env) -> list[str]:
+    """Returns the names of the checkpoints that a data directory keeps."""
+    with storage_errors("list", data / CHECKPOINTS):
+        return sorted(env.list_dir(data / CHECKPOINTS))
+
+
+def files_below(root: Path, env: Env, directory: str = "") -> Iterator[str]:
+    """Yields the names of all files of a checkpoint that are kept, relative to `root`. Links are no files of Spark."""
+    for name, is_directory in env.entries(root / directory):
+        path = f"{directory}/{name}" if directory else name
+        if not is_kept(path) or (not directory and name in _OWN):
+            continue
+        if is_directory:
+            yield from files_below(root, env, path)
+        else:
+            yield path
+
+
+def _number(path: str) -> int:
+    file = parse(path)
+    return file.batch if isinstance(file, BatchFile) else -1
+
+
+def _snapshots_last(path: str) -> tuple[bool, bool, str]:
+    """Sorts checksums before their files, and snapshots after what they are made of."""
+    return path.endswith(".zip"), not path.endswith(CRC_SUFFIX), path

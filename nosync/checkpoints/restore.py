@@ -1,0 +1,137 @@
+"""Making a checkpoint directory that a query starts from: of a batch that is kept, as hard links, and one rename.
+
+Invariants
+- Always a new directory. Nothing that is there is truncated or overwritten, and the keep stays as it was.
+- The directory has its name when all of it is there, and not before.
+- A restored query has the id that it had, and runs the batch after with the offsets that it had, where they are known.
+  A fork has a new id, and decides on its own what it reads next.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import uuid
+from dataclasses import dataclass
+from pathlib import Path
+
+from nosync.checkpoints.index import METADATA
+from nosync.checkpoints.keep import Keep
+from nosync.checkpoints.names import CRC_SUFFIX, Batch
+from nosync.lsm.errors import InvalidInputError
+from nosync.lsm.platform.env import storage_error, storage_errors
+
+_SINK_LOG = "_spark_metadata"
+_SCHEMA_PATH = re.compile(r'"(?P<root>[^"\\]*?)(?P<rest>/state/\d+/_stateSchema/[^"\\]*)"')
+"""What transformWithState writes in `_metadata/v2`: schema files by their absolute path."""
+
+
+@dataclass(frozen=True)
+class Restored:
+    """A directory that a query can start from."""
+
+    path: Path
+    batch: Batch
+    """The batch after which the query goes on."""
+    files: int
+    repeats_offsets: bool
+    """Whether the next batch has the offsets that it had before."""
+
+
+def restore(keep: Keep, directory: Path, t: int | None = None, *, address: str | None = None) -> Restored:
+    """Makes a directory from which the same query goes on after batch `t`, by default the newest that is safe.
+
+    `address`: what the query will call the directory, where that is not its path. Raises NotAvailableError where the
+    batch cannot be gone on from, InvalidInputError where the directory has something in it, StorageError where the disk
+    refuses.
+    """
+    return _make(keep, directory, keep.at(t), address, new_id=False)
+
+
+def fork(keep: Keep, directory: Path, t: int | None = None, *, address: str | None = None) -> Restored:
+    """Makes a directory from which another query, with an id of its own, goes on after batch `t`. See `restore`."""
+    return _make(keep, directory, keep.at(t), address, new_id=True)
+
+
+def _make(keep: Keep, directory: Path, t: Batch, address: str | None, *, new_id: bool) -> Restored:
+    env = keep.env
+    if env.list_dir(directory) or (env.exists(directory) and not directory.is_dir()):
+        raise InvalidInputError(f"{directory} is there, and not empty: say a new directory; nothing was changed")
+    paths = set(keep.closures.of(t).paths)
+    if repeats := not new_id and f"offsets/{t + 1}" in keep.index:
+        paths |= _next_offsets(keep, t)
+    making = directory.with_name(f".{directory.name}.{env.token()}.making")
+    try:
+        for path in sorted(paths):
+            _place(keep, path, making)
+        if new_id:
+            _replace(keep, making, METADATA, json.dumps({"id": str(uuid.uuid4())}, separators=(",", ":")))
+        for path in sorted(path for path in paths if "/_metadata/v2/" in path and not path.endswith(CRC_SUFFIX)):
+            _readdress(keep, making, path, address or f"file:{directory.absolute()}")
+        with storage_errors("make", directory):
+            if env.exists(directory):
+                directory.rmdir()
+            making.rename(directory)
+            env.sync_dir(directory.parent)
+    finally:
+        _remove_tree(making)
+    return Restored(directory, t, len(paths), repeats)
+
+
+def _next_offsets(keep: Keep, t: Batch) -> set[str]:
+    """Returns the files by which the batch after `t` reads what it read before: exactly this one entry of `offsets`."""
+    path, following = f"offsets/{t + 1}", Batch(t + 1)
+    found = {path, path + CRC_SUFFIX} & set(keep.index.paths())
+    for source, end in keep.closures.offsets(following).log_ends.items():
+        entries = keep.index.source_log(source)
+        found |= {entry for (number, is_compact), entry in entries.items() if number <= end and not is_compact}
+    return found
+
+
+def _place(keep: Keep, path: str, making: Path) -> None:
+    """Gives a file of the keep a name in the directory that is made; a copy where there can be no second name."""
+    target = making / path
+    with storage_errors("make", target):
+        keep.env.make_dirs(target.parent)
+        try:
+            keep.env.link(keep.root / path, target)
+        except OSError as error:
+            if isinstance(error, FileNotFoundError):
+                raise storage_error("read", keep.root / path, error) from error
+            with keep.env.create(target) as file:
+                keep.env.copy(keep.root / path, file)
+
+
+def _replace(keep: Keep, making: Path, path: str, text: str) -> None:
+    """Writes a file of the directory anew. The name alone is given up: its contents are the keep's."""
+    target = making / path
+    with storage_errors("write", target):
+        keep.env.unlink(target)
+        keep.env.unlink(target.with_name(target.name + CRC_SUFFIX))
+        with keep.env.create(target) as file:
+            file.write(text.encode())
+
+
+def _readdress(keep: Keep, making: Path, path: str, address: str) -> None:
+    """Lets the schema files that an operator names be those of the new directory."""
+    text = keep.read(path).decode()
+    found = _SCHEMA_PATH.sub(lambda match: f'"{address}{match["rest"]}"', text)
+    if found != text:
+        _replace(keep, making, path, found)
+
+
+def _remove_tree(directory: Path) -> None:
+    """Removes a directory that was begun and got no name."""
+    if not directory.is_dir():
+        return
+    for path in directory.iterdir():
+        if path.is_dir() and not path.is_symlink():
+            _remove_tree(path)
+        else:
+            path.unlink()
+    directory.rmdir()
+
+
+def sink_log(output: Path) -> Path | None:
+    """Returns the log of a file sink in an output directory, by which it skips batches that it has; None without one."""
+    return output / _SINK_LOG if (output / _SINK_LOG).is_dir() else None

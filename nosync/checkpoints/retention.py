@@ -1,0 +1,101 @@
+"""What a keep holds on to: the last batches, what is pinned, and all that these need. The rest is garbage after a grace.
+
+Spark's own deletes touch Spark's directory alone. A keep lets go of nothing but here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+from pathlib import PurePosixPath
+
+from nosync.checkpoints.keep import CHECKPOINTS, PINS, Keep
+from nosync.checkpoints.names import Batch, BatchFile, SourceFile, StateFile, StorePart, parse
+from nosync.lsm.errors import InvalidInputError
+from nosync.lsm.facts.or_set import add_element, elements, read_element, remove
+from nosync.lsm.model.layer import check_name
+from nosync.lsm.platform.parsing import parsed
+
+KEPT_BATCHES = 100
+"""So many of the newest batches that can be gone on from are kept, if nobody says otherwise."""
+
+
+@dataclass(frozen=True, order=True)
+class CheckpointPin:
+    """A name for a batch, which is kept as long as the name is there."""
+
+    batch: Batch
+    name: str
+
+
+def pins(keep: Keep) -> list[CheckpointPin]:
+    """Returns the pins of a checkpoint, by batch. Raises CorruptionError for a damaged one."""
+    found = []
+    for element in elements(keep.data, _directory(keep), keep.env):
+        fields = read_element(keep.data, element, keep.env)
+        with parsed("a pin of a checkpoint", str(keep.data / element.path)):
+            batch = fields["batch"]
+            if not isinstance(batch, int) or batch < 0:
+                raise ValueError(f"batch {batch!r}")
+            found.append(CheckpointPin(Batch(batch), check_name(fields["name"], "pin name")))
+    return sorted(found)
+
+
+def pin(keep: Keep, name: str, t: int | None = None) -> CheckpointPin:
+    """Gives a batch a name, by default the newest that can be gone on from. Durable when this returns.
+
+    Raises NotAvailableError where the batch cannot be gone on from, InvalidInputError where the name holds another one.
+    """
+    made = CheckpointPin(keep.at(t), check_name(name, "pin name"))
+    for known in pins(keep):
+        if known.name == name:
+            if known.batch != made.batch:
+                raise InvalidInputError(f"pin {name!r} holds batch {known.batch}: unpin it first, or say another name")
+            return known
+    add_element(keep.data, _directory(keep), name, {"name": name, "batch": made.batch}, keep.env)
+    return made
+
+
+def unpin(keep: Keep, name: str) -> None:
+    """Takes a name back. Durable when this returns. Raises InvalidInputError where there is none."""
+    named = [e for e in elements(keep.data, _directory(keep), keep.env) if e.what == check_name(name, "pin name")]
+    if not named:
+        known = ", ".join(pin.name for pin in pins(keep)) or "none"
+        raise InvalidInputError(f"checkpoint {keep.name} has no pin {name!r} (pins: {known})")
+    for element in named:
+        remove(keep.data, element, keep.env)
+
+
+def garbage(keep: Keep, batches: int = KEPT_BATCHES, pinned: Collection[Batch] = ()) -> set[str]:
+    """Returns the files that neither the last `batches` nor pinned ones need. Nothing newer than the oldest goes.
+
+    Pure, but for what closures read. Where no batch can be gone on from, nothing is garbage.
+    """
+    restorable = [t for t in keep.index.batches() if keep.closures.why_not(t) is None]
+    kept = restorable[-batches:]
+    if not kept:
+        return set()
+    needed = {path for t in {*kept, *(set(pinned) & set(restorable))} for path in keep.closures.of(t).paths}
+    return {path for path in keep.index.paths() if path not in needed and _is_before(keep, path, kept[0])}
+
+
+def _is_before(keep: Keep, path: str, oldest: Batch) -> bool:
+    """Returns whether a file is of batches before the oldest that is kept: others may still be needed by later ones."""
+    file = parse(path.removesuffix(".crc"))
+    if isinstance(file, StateFile):
+        return file.version <= oldest
+    if isinstance(file, StorePart):  # of a snapshot that goes as well; a later one names its own
+        return not any(
+            f"{file.store.directory}/{part.name}" == file.path
+            for version, files in keep.index.versions(file.store).items()
+            for snapshot in files
+            if version > oldest and snapshot.path.endswith(".zip")
+            for part in keep.closures.parts(snapshot.path)
+        )
+    if isinstance(file, SourceFile):  # beyond what the oldest batch reads, a later one reads it
+        return file.number <= keep.closures.offsets(oldest).log_ends.get(file.source, -1)
+    return isinstance(file, BatchFile) and file.batch < oldest - 1
+
+
+def _directory(keep: Keep) -> PurePosixPath:
+    return PurePosixPath(CHECKPOINTS, keep.name, PINS)

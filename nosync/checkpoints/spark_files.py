@@ -1,0 +1,141 @@
+"""The small files of a checkpoint that say what others are needed: offsets, commits, metadata of operators, snapshots.
+
+Each reader takes bytes and a name, and raises CorruptionError where the bytes are none that Spark writes. Nothing is
+believed beyond what is checked here: a checkpoint may be that of somebody else.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import zipfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from nosync.checkpoints.names import StoreId
+from nosync.lsm.errors import CorruptionError
+from nosync.lsm.platform.parsing import parsed
+
+_MOST_SNAPSHOT_TEXT_BYTES = 64 << 20
+"""The text of a snapshot has a few hundred bytes for each SST file."""
+_FILE_LOG = {"logOffset"}
+
+
+@dataclass(frozen=True)
+class Commit:
+    """What `commits/<batch>` says. `ids`: by operator and partition, the ids of the files of the batch's states.
+
+    The ids are there with format v2 alone; else the mapping is empty.
+    """
+
+    ids: Mapping[tuple[int, int], frozenset[str]]
+
+
+@dataclass(frozen=True)
+class Offsets:
+    """What `offsets/<batch>` says.
+
+    `log_ends`: by number of a file source, the last entry of its log that the batch reads; -1 before the first.
+    `partitions`: how many partitions the state has; None where the file does not say.
+    """
+
+    log_ends: Mapping[int, int]
+    partitions: int | None
+
+
+@dataclass(frozen=True)
+class PartFile:
+    """A file that a RocksDB snapshot is made of, relative to the directory of its store."""
+
+    name: str
+    size_bytes: int
+
+
+def read_commit(data: bytes, where: str) -> Commit:
+    """Reads `commits/<batch>`: a line with the version, then JSON."""
+    with parsed("a commit", where):
+        fields = _json_after_version(data)
+        ids: dict[tuple[int, int], frozenset[str]] = {}
+        for operator, partitions in (fields.get("stateUniqueIds") or {}).items():
+            for partition, stores in enumerate(partitions):
+                ids[int(operator), partition] = frozenset(map(str, stores))
+        return Commit(ids)
+
+
+def read_offsets(data: bytes, where: str) -> Offsets:
+    """Reads `offsets/<batch>`: a line with the version, a line of JSON on the query, then a line for each source."""
+    with parsed("offsets", where):
+        lines = _lines(data)
+        conf = (json.loads(lines[1]) if len(lines) > 1 else {}).get("conf") or {}
+        partitions = conf.get("spark.sql.shuffle.partitions")
+        ends = {}
+        for source, line in enumerate(lines[2:]):
+            offset = _json_or_none(line)
+            if isinstance(offset, dict) and set(offset) == _FILE_LOG:
+                ends[source] = int(offset["logOffset"])
+        return Offsets(ends, None if partitions is None else int(partitions))
+
+
+def read_operator(data: bytes, where: str, operator: int) -> list[StoreId]:
+    """Reads the metadata of an operator, and returns its stores: each name in each partition."""
+    with parsed("an operator's metadata", where):
+        found = []
+        for info in _json_after_version(data)["stateStoreInfo"]:
+            name, partitions = str(info["storeName"]), int(info["numPartitions"])
+            if not 0 < partitions <= 1 << 20:
+                raise ValueError(f"{partitions} partitions")
+            found += [StoreId(operator, part, "" if name == "default" else name) for part in range(partitions)]
+        return found
+
+
+def read_snapshot(data: bytes, where: str) -> list[PartFile]:
+    """Reads the zip file of a RocksDB snapshot, and returns the files beside it that it needs.
+
+    The zip file has an entry `metadata`: a line with the version, then JSON that names SST files and logs with sizes.
+    """
+    with parsed("a RocksDB snapshot", where):
+        try:
+            with zipfile.ZipFile(io.BytesIO(data)) as archive:
+                entry = archive.getinfo("metadata")
+                if entry.file_size > _MOST_SNAPSHOT_TEXT_BYTES:
+                    raise ValueError(f"its metadata has {entry.file_size:,} bytes")
+                text = archive.read(entry)
+        except (zipfile.BadZipFile, NotImplementedError, EOFError) as error:
+            raise CorruptionError(f"{where}: is not a whole zip file: {error}") from error
+        fields = _json_after_version(text)
+        found = [_part("SSTs", file["dfsSstFileName"], file["sizeBytes"]) for file in fields.get("sstFiles") or ()]
+        return found + [
+            _part("logs", file["dfsLogFileName"], file["sizeBytes"]) for file in fields.get("logFiles") or ()
+        ]
+
+
+def _part(directory: str, name: str, size_bytes: int) -> PartFile:
+    if "/" in name or name in ("", ".", ".."):
+        raise ValueError(f"a file called {name!r}")
+    return PartFile(f"{directory}/{name}", int(size_bytes))
+
+
+def _lines(data: bytes) -> list[str]:
+    lines = data.decode().split("\n")
+    if not lines[0].startswith("v") or not lines[0][1:].isascii() or not lines[0][1:].isdecimal():
+        raise ValueError(f"its first line is {lines[0][:20]!r}, and not a version such as 'v1'")
+    return lines
+
+
+def _json_after_version(data: bytes) -> dict[str, Any]:
+    lines = _lines(data)
+    text = "\n".join(lines[1:]).strip()
+    found = json.loads(text) if text and text != "{}" else {}
+    if not isinstance(found, dict):
+        raise TypeError("it has no JSON object after the version")
+    return found
+
+
+def _json_or_none(line: str) -> object:
+    """Returns what a line says as JSON; None for another text: sources write what they like."""
+    try:
+        found: object = json.loads(line)
+    except ValueError:
+        return None
+    return found

@@ -1,0 +1,206 @@
+"""Commands for checkpoints of Structured Streaming queries: `nosync checkpoint ...`."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from pathlib import Path
+from types import FrameType
+
+import click
+
+from nosync.checkpoints import api
+from nosync.checkpoints.retention import KEPT_BATCHES
+from nosync.cli.app import Group, cli
+from nosync.cli.console import JSON, out, print_json, size_text, table_of
+
+DATA = click.option(
+    "--store", "store", metavar="DIR", envvar=api.DATA_VARIABLE, required=True,
+    type=click.Path(path_type=Path), help="The data directory that keeps checkpoints. [env: NOSYNC_DATA]",
+)  # fmt: skip
+NAME = click.argument("name")
+AT = click.option(
+    "--at", "at", type=click.IntRange(min=0), help="The batch to go on after. [default: the newest safe one]"
+)
+
+
+@cli.group(cls=Group)
+def checkpoint() -> None:
+    """Keep the checkpoint of a Structured Streaming query that you have, and go on from any batch of it.
+
+    The query stays as it is. What Spark finishes is linked into a data directory, and is kept there also when Spark
+    deletes it.
+
+    \b
+    Start here:
+      nosync checkpoint watch /data/ck/words --store /data/nosync     beside the query
+      nosync checkpoint status words --store /data/nosync             what is kept, and what can be gone on from
+      nosync checkpoint restore words /data/ck/again --store /data/nosync
+    """
+
+
+@checkpoint.command()
+@click.argument("path", type=click.Path(path_type=Path))
+@click.option("--name", help="What it is kept as. [default: the directory's name]")
+@click.option(
+    "--keep-batches", default=KEPT_BATCHES, show_default=True, type=click.IntRange(min=1), help="So many batches."
+)
+@click.option("--once", is_flag=True, help="Take in what is there, and end.")
+@DATA
+def watch(path: Path, name: str | None, keep_batches: int, once: bool, store: Path) -> None:
+    """Keep the checkpoint at PATH, the query's checkpointLocation, until Ctrl-C."""
+    with api.watch(path, store, name=name, keep_batches=keep_batches) as running:
+        if not once:
+            out.print(f"keeping {path} as {running.checkpoint.name} in {store}; Ctrl-C ends it")
+            _wait_for_signal()
+    status = running.checkpoint.status(last=1)
+    out.print(
+        f"{status.name}: committed {_number(status.committed)}, safe {_number(status.safe)}, {status.files} files"
+    )
+
+
+@checkpoint.command(name="list")
+@DATA
+@JSON
+def list_(store: Path, as_json: bool) -> None:
+    """List the checkpoints that are kept."""
+    found = [api.checkpoint(name, store).status(last=0) for name in api.checkpoints(store)]
+    if as_json:
+        print_json([{"name": s.name, "committed": s.committed, "safe": s.safe, "bytes": s.size_bytes} for s in found])
+        return
+    table = table_of("checkpoint", "committed>", "safe>", "files>", "size>")
+    for s in found:
+        table.add_row(s.name, _number(s.committed), _number(s.safe), f"{s.files:,}", size_text(s.size_bytes))
+    out.print(table if found else f"{store} keeps no checkpoint")
+
+
+@checkpoint.command()
+@NAME
+@click.option("--last", default=20, show_default=True, type=click.IntRange(min=0), help="Show so many batches.")
+@DATA
+@JSON
+def status(name: str, last: int, store: Path, as_json: bool) -> None:
+    """Show what is kept of a checkpoint, and whether a query can go on from each batch."""
+    found = api.checkpoint(name, store).status(last)
+    if as_json:
+        print_json(found.as_dict())
+        return
+    out.print(
+        f"checkpoint {found.name} of query {found.query or 'unknown'}: committed {_number(found.committed)}, "
+        f"safe {_number(found.safe)}, {found.files} files, {size_text(found.size_bytes)}"
+    )
+    table = table_of("batch>", "can be gone on from", "files>", "size>", "pins")
+    for b in found.batches:
+        why = "yes" if b.why_not is None else f"no: {b.why_not}"
+        table.add_row(str(b.batch), why, f"{b.files:,}", size_text(b.size_bytes), " ".join(b.pins))
+    if found.batches:
+        out.print(table)
+
+
+@checkpoint.command()
+@NAME
+@click.argument("directory", type=click.Path(path_type=Path))
+@AT
+@click.option("--address", help="What the query will call the directory, where that is not its path.")
+@DATA
+@JSON
+def restore(name: str, directory: Path, at: int | None, address: str | None, store: Path, as_json: bool) -> None:
+    """Make DIRECTORY, from which the query goes on: give it as its checkpointLocation."""
+    _print_made(api.checkpoint(name, store).restore(directory, at, address=address), as_json=as_json)
+
+
+@checkpoint.command()
+@NAME
+@click.argument("new")
+@click.argument("directory", type=click.Path(path_type=Path))
+@AT
+@DATA
+@JSON
+def fork(name: str, new: str, directory: Path, at: int | None, store: Path, as_json: bool) -> None:
+    """Make DIRECTORY, from which another query goes on, and keep it as NEW. Give that query an output of its own."""
+    _print_made(api.checkpoint(name, store).fork(directory, at, name=new), as_json=as_json)
+
+
+@checkpoint.command()
+@NAME
+@click.argument("directory", type=click.Path(path_type=Path))
+@click.option("--at", "at", type=click.IntRange(min=0), required=True, help="The batch to go back to.")
+@click.option("--output", type=click.Path(path_type=Path), help="Where the query writes to: its sink is looked at.")
+@click.option("--sink-rewound", is_flag=True, help="The output was taken back, or does not remember batches.")
+@click.option("--keep-as", metavar="NAME", help="What the batches after it are kept as.")
+@DATA
+@JSON
+def rewind(
+    name: str,
+    directory: Path,
+    at: int,
+    output: Path | None,
+    sink_rewound: bool,
+    keep_as: str | None,
+    store: Path,
+    as_json: bool,
+) -> None:
+    """Let batch AT be the newest, and make DIRECTORY from which the query goes on after it."""
+    if output is None and not sink_rewound:
+        raise click.UsageError(
+            "say --output DIR, where the query writes to, or --sink-rewound: a sink that remembers batches skips those that "
+            "run again, and their rows are lost"
+        )
+    made, kept = api.checkpoint(name, store).rewind(
+        at, directory, output=output, sink_rewound=sink_rewound, keep_as=keep_as
+    )
+    _print_made(made, as_json=as_json, kept_as=kept)
+
+
+@checkpoint.command()
+@NAME
+@click.argument("pin_name", metavar="PIN", required=False)
+@AT
+@click.option("--remove", is_flag=True, help="Take the name back.")
+@DATA
+@JSON
+def pin(name: str, pin_name: str | None, at: int | None, remove: bool, store: Path, as_json: bool) -> None:
+    """Keep a batch under the name PIN, however old it becomes; or list the pins."""
+    found = api.checkpoint(name, store)
+    if pin_name is None:
+        pins = [(str(t.batch), *map(str, t.pins)) for t in found.status().batches if t.pins]
+        if as_json:
+            print_json([{"batch": int(batch), "pins": names} for batch, *names in pins])
+        else:
+            out.print("\n".join(f"{' '.join(names)}: batch {batch}" for batch, *names in pins) or "no pins")
+    elif remove:
+        found.unpin(pin_name)
+        out.print(f"{pin_name} is taken back")
+    else:
+        made = found.pin(pin_name, at)
+        out.print(f"{made.name} keeps batch {made.batch}")
+
+
+def _print_made(made: api.Restored, *, as_json: bool, kept_as: str | None = None) -> None:
+    if as_json:
+        rest = {} if kept_as is None else {"kept_as": kept_as}
+        print_json(
+            {"path": str(made.path), "batch": made.batch, "files": made.files, "same_offsets": made.repeats_offsets}
+            | rest
+        )
+        return
+    again = f"batch {made.batch + 1} reads what it read before" if made.repeats_offsets else "it reads what is new"
+    out.print(f"{made.path}: a query goes on after batch {made.batch} ({made.files} files); {again}", soft_wrap=True)
+    if kept_as is not None:
+        out.print(f"what came after is kept as checkpoint {kept_as}")
+
+
+def _number(t: int | None) -> str:
+    return "none" if t is None else str(t)
+
+
+def _wait_for_signal() -> None:
+    stopped = threading.Event()
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        stopped.set()
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, stop)
+    while not stopped.wait(1.0):
+        pass

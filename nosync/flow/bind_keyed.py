@@ -1,0 +1,231 @@
+"""Binding of the stages that keep state by key: aggregates, updates, dedupes, windows and joins. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pyarrow as pa
+
+from nosync.flow.bindings import Bindings, change_fields, visible
+from nosync.flow.bound_stage import ARRANGE, DISTINCT, LATE, WATERMARK, BoundStage, SegmentOutput
+from nosync.flow.event_time import LATE_ROWS, WATERMARK_AFTER, WATERMARK_BEFORE, inputs_field
+from nosync.flow.internal_columns import TOUCHED_COLUMN
+from nosync.flow.persistence import NONE
+from nosync.flow.stage import AGGREGATE, DEDUPE, MAP, UPDATE, Stage
+from nosync.flow.stage_options import NO_OPTIONS, ArrangeOptions, JoinOptions, UpdateOptions, WatermarkOptions
+from nosync.kernels.aggregate_plan import ALL_ROWS, ALL_ROWS_TYPE, Plan
+from nosync.kernels.joins import JoinSpec, arranged_schema, joined_schema
+from nosync.kernels.windows import END, MIN, START, Window, is_time, window_type
+from nosync.lsm.columnar.columns import CHANGE_TYPE_COLUMN, describe
+from nosync.lsm.columnar.hashing import check_key_type
+from nosync.lsm.errors import FlowError, SchemaError
+from nosync.lsm.platform.nearest import did_you_mean
+
+_CHANGE_FIELD = pa.field(CHANGE_TYPE_COLUMN, pa.string())
+
+
+def check_key(stage: Stage, key: Sequence[str], upstream: BoundStage) -> None:
+    """Raises SchemaError for a key column that the input does not have, or whose type cannot be one."""
+    for name in key:
+        if name not in upstream.output.names:
+            raise SchemaError(
+                f"stage {stage.name}: key column {name!r} is not in its input {upstream.name} "
+                f"({describe(upstream.output)})"
+                f"{did_you_mean(name, upstream.output.names)}"
+            )
+        try:
+            check_key_type(name, upstream.output.field(name).type)
+        except SchemaError as error:
+            raise SchemaError(f"stage {stage.name}: {error}") from None
+
+
+def _hashed_options(edge_key: tuple[str, ...], **others: object) -> str:
+    """Returns the text that fingerprints have of a part's options, under the names that these had when stores were
+    first written.
+    """
+    return str({"feed_key": edge_key, **others})
+
+
+# --- aggregates, updates and dedupes ----------------------------------------------------------------------------------
+
+
+def bind_keyed(bindings: Bindings, stage: Stage) -> None:
+    """Binds an aggregate, an update or a dedupe."""
+    if stage.kind == AGGREGATE and not stage.key:
+        stage = _over_all_rows(bindings, stage)
+    upstream = bindings.stages[stage.inputs[0]]
+    key = stage.key or tuple(upstream.output.names)  # a dedupe without a key is one by whole rows
+    check_key(stage, key, upstream)
+    kind, changing, plan, options = stage.kind, True, None, NO_OPTIONS
+    if stage.kind == AGGREGATE:
+        plan = Plan(stage.name, key, stage.aggregates, upstream.output, retracts=upstream.changing)
+        schema = plan.schema
+    elif stage.kind == DEDUPE:
+        rest = [name for name in upstream.output.names if name not in key]
+        if upstream.changing:
+            kind, plan = AGGREGATE, Plan.of_rows(stage.name, key, rest, upstream.output)
+            schema = plan.schema
+        else:
+            kind, changing = DISTINCT, False
+            schema = pa.schema([upstream.output.field(name) for name in (*key, *rest)])
+    else:
+        assert stage.kind == UPDATE
+        options = UpdateOptions(stage.options.get("ttl"))
+        touched = [pa.field(TOUCHED_COLUMN, pa.int64())] if options.ttl is not None else []
+        schema = pa.schema([*(upstream.output.field(name) for name in key), *bindings.parse(stage), *touched])
+    origins = () if changing else bindings.inputs.origins(stage)
+    bound = bindings.stage(
+        stage, schema, changing=changing, key=key, edge_key=key, plan=plan, options=options, origins=origins
+    )
+    bound = replace(bound, kind=kind)
+    if upstream.placed_by == key and upstream.name in bindings.segment_of and upstream.loop is None:
+        bindings.add_beside(bound, upstream.name)  # the rows of each key are in its shard already
+    else:
+        bindings.add_segment(bound, [bindings.edge(upstream.name, key)])
+
+
+def _over_all_rows(bindings: Bindings, stage: Stage) -> Stage:
+    """Returns the aggregate by a key that is the same in all rows, which a stage before it adds to them."""
+    upstream = bindings.stages[stage.inputs[0]]
+    output = pa.schema([*upstream.output, pa.field(ALL_ROWS, ALL_ROWS_TYPE)])
+    schema = pa.schema([*output, *change_fields(upstream.rows_schema)])
+    described = "None {}"  # fingerprints have a window and options of every part, and this one has neither
+    part = bindings.part(stage, "all", MAP, upstream.name)
+    bound = bindings.stage(part, schema, changing=upstream.changing, described=described)
+    bindings.add_after(replace(bound, function=with_one_key, output=output, level=NONE), upstream.name)
+    return replace(stage, key=(ALL_ROWS,), inputs=(part.name,))
+
+
+def with_one_key(rows: pa.Table) -> pa.Table:
+    """Returns rows with the key that all of them have."""
+    return rows.append_column(ALL_ROWS, pa.repeat(pa.scalar(0, ALL_ROWS_TYPE), rows.num_rows))
+
+
+# --- windows ----------------------------------------------------------------------------------------------------------
+
+
+def bind_window(bindings: Bindings, stage: Stage) -> None:
+    """Binds a window as three stages on the same rows: the watermark, the late rows, and the aggregates."""
+    upstream = bindings.recorded(stage.inputs[0])
+    window: Window = stage.options["window"]
+    _check_window(stage, window, upstream)
+    time_type = window_type(upstream.output.field(window.time).type)
+    bounds = [pa.field(name, time_type) for name in (START, END)]
+    expanded = pa.schema([*upstream.output, *bounds])
+    key = (*stage.key, START) if window.session else (*stage.key, START, END)
+    edge_key = stage.key if window.session else key
+    plan = Plan(stage.name, key, stage.aggregates, expanded, retracts=upstream.changing)
+    schema = pa.schema([*plan.schema, bounds[1]]) if window.session else plan.schema
+
+    window = replace(window, policy=bindings.inputs.policy(stage))
+    inputs = upstream.origins if window.policy == MIN else ()
+    of_inputs = {"of_inputs": inputs, "idle_after": window.idle_after} if inputs else {}
+    described = f"{window} {_hashed_options(edge_key, **of_inputs)}"
+    parts = []
+    if window.delay_us is not None:
+        part = bindings.part(stage, "watermark", WATERMARK, upstream.name)
+        parts.append(
+            bindings.stage(
+                part, _watermark_schema(time_type, inputs), changing=False, edge_key=edge_key, window=window,
+                options=WatermarkOptions(inputs), described=described,
+            )
+        )  # fmt: skip
+    part = bindings.part(stage, "late", LATE, upstream.name)
+    late = pa.schema([*expanded, *change_fields(upstream.rows_schema)])
+    parts.append(
+        bindings.stage(part, late, changing=upstream.changing, edge_key=edge_key, window=window, described=described)
+    )
+    described = described if inputs else repr(window)
+    parts.append(
+        bindings.stage(
+            stage, schema, changing=True, key=key, edge_key=edge_key, plan=plan, window=window, described=described
+        )
+    )
+    edge = replace(bindings.edge(upstream.name, edge_key), output=SegmentOutput(upstream.name, window))
+    bindings.add_segment(parts[0], [edge])
+    for bound in parts[1:]:
+        bindings.add_beside(bound, parts[0].name)
+
+
+def _check_window(stage: Stage, window: Window, upstream: BoundStage) -> None:
+    if window.time not in upstream.output.names:
+        raise SchemaError(
+            f"stage {stage.name}: time column {window.time!r} is not in its input {upstream.name} "
+            f"({describe(upstream.output)}){did_you_mean(window.time, upstream.output.names)}"
+        )
+    time_type = upstream.output.field(window.time).type
+    if not is_time(time_type):
+        raise SchemaError(
+            f"stage {stage.name}: time column {window.time!r} is {time_type}, expected a timestamp or date"
+        )
+    if window.session and (upstream.changing or not stage.key):
+        why = "needs a key" if not stage.key else f"needs an input that only grows, and {upstream.name} changes"
+        raise FlowError(f"stage {stage.name}: a session window {why}")
+    check_key(stage, stage.key, upstream)
+    for name in (START, END):
+        if name in upstream.output.names:
+            raise SchemaError(f"stage {stage.name}: its input has a column {name!r}, which the window adds: rename it")
+
+
+def _watermark_schema(time_type: pa.DataType, inputs: Sequence[str]) -> pa.Schema:
+    """Returns what a window records of its watermark at each epoch. `inputs` are those that have a watermark each."""
+    stamps = [pa.field(name, time_type) for name in (WATERMARK_BEFORE, WATERMARK_AFTER)]
+    return pa.schema([*stamps, pa.field(LATE_ROWS, pa.int64()), *([inputs_field(time_type)] if inputs else [])])
+
+
+# --- joins ------------------------------------------------------------------------------------------------------------
+
+
+def bind_join(bindings: Bindings, stage: Stage) -> None:
+    """Binds a join as three stages in one segment: the two sides, arranged by key, and the joined rows."""
+    left, right = (bindings.stages[name] for name in stage.inputs)
+    spec = JoinSpec(stage.options["on"], stage.options["how"])
+    _check_join(stage, spec, left, right)
+    drops_nulls = [spec.how == "inner", spec.how in ("inner", "left")]
+    parts = [
+        _arranged(bindings, stage, part, side, spec, drops_nulls=drops)
+        for part, side, drops in zip(("left", "right"), (left, right), drops_nulls, strict=True)
+    ]
+    schema, key = joined_schema(left.output, right.output, spec)
+    options = JoinOptions(spec, schema, key)
+    changing = left.changing or right.changing or spec.how != "inner"
+    if stage.loop is not None:
+        schema, key = pa.schema([*visible(schema), *([_CHANGE_FIELD] if changing else [])]), ()
+    declared = replace(stage, inputs=tuple(part.name for part in parts))
+    bindings.add_segment(parts[0], list(dict.fromkeys(bindings.edge(side.name, spec.on) for side in (left, right))))
+    bindings.add_beside(parts[1], parts[0].name)
+    bound = bindings.stage(declared, schema, changing=changing, key=key, options=options, described=repr(spec))
+    bindings.add_beside(replace(bound, placed_by=spec.on), parts[0].name)
+
+
+def _check_join(stage: Stage, spec: JoinSpec, left: BoundStage, right: BoundStage) -> None:
+    for side in (left, right):
+        check_key(stage, spec.on, side)
+    for name in spec.on:
+        types = [side.output.field(name).type for side in (left, right)]
+        if types[0] != types[1]:
+            raise SchemaError(
+                f"stage {stage.name}: join column {name!r} is {types[0]} in {left.name} "
+                f"and {types[1]} in {right.name}: cast one"
+            )
+    clash = [n for n in left.output.names if n in right.output.names and n not in spec.on]
+    if clash:
+        raise SchemaError(
+            f"stage {stage.name}: {left.name} and {right.name} both have a column {clash[0]!r}; rename one with select "
+            "or map"
+        )
+
+
+def _arranged(
+    bindings: Bindings, stage: Stage, part: str, side: BoundStage, spec: JoinSpec, *, drops_nulls: bool
+) -> BoundStage:
+    """Returns one side of a join, by the join's key."""
+    schema, key = arranged_schema(side.output, spec.on)
+    # Versions before took rows that differ in which of their columns is null for equal ones.
+    described = f"None {_hashed_options(spec.on, drop_nulls=drops_nulls)}{' nulls' if side.changing else ''}"
+    bound = bindings.stage(
+        bindings.part(stage, part, ARRANGE, side.name), schema, changing=side.changing, key=key, edge_key=spec.on,
+        options=ArrangeOptions(drops_nulls), described=described,
+    )  # fmt: skip
+    return replace(bound, output=schema)

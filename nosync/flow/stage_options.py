@@ -1,0 +1,110 @@
+"""What some kinds of stage need to know beside what all stages have: the options of a bound stage. Pure data.
+
+Fingerprints do not see these classes. What a fingerprint has of options is a text of its own (see `binder`), so fields
+may get other names.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+
+if TYPE_CHECKING:  # commands that only look at a job know its stages, and start without what joins load
+    from nosync.kernels.expressions import Step
+    from nosync.kernels.joins import JoinSpec
+
+
+@dataclass(frozen=True)
+class StageOptions:
+    """The options of a stage whose kind has none, such as a source, a map or an aggregate."""
+
+
+NO_OPTIONS = StageOptions()
+
+
+@dataclass(frozen=True)
+class UnionOptions(StageOptions):
+    """The options of a union whose rows say by which input they came (see `BoundStage.origins`)."""
+
+    numbers: tuple[tuple[int, ...], ...]
+    """For each stage that it unites it has the numbers that this stage's own inputs have in the union."""
+
+
+@dataclass(frozen=True)
+class UpdateOptions(StageOptions):
+    """The options of an update."""
+
+    ttl: int | None = None
+    """A key without changes for this many epochs is deleted. None keeps all keys."""
+
+
+@dataclass(frozen=True)
+class WatermarkOptions(StageOptions):
+    """The options of the part of a window that records its watermark."""
+
+    inputs: tuple[str, ...] = ()
+    """The inputs that have a watermark each, if the window goes by the minimum over several. Else it is empty."""
+
+
+@dataclass(frozen=True)
+class ArrangeOptions(StageOptions):
+    """The options of one side of a join."""
+
+    drops_nulls: bool
+    """Says whether the join needs no rows of this side whose key is null: they match nothing."""
+
+
+@dataclass(frozen=True)
+class JoinOptions(StageOptions):
+    """The options of the joined rows."""
+
+    spec: JoinSpec
+    """The columns that are equal, and which rows without a match stay."""
+    schema: pa.Schema
+    """The columns of the joined rows, with the ids of both sides. Those of a join in a loop are not recorded."""
+    key: tuple[str, ...]
+    """The columns of `schema` that tell joined rows apart."""
+
+
+@dataclass(frozen=True)
+class JvmOptions(StageOptions):
+    """The options of a stage that the JVM evaluates. Tasks get this much of it, without handles on objects of the
+    JVM.
+    """
+
+    kept: Mapping[str, str] = field(default_factory=dict)
+    """The columns of its output that are columns of its input, each with the name that it has there."""
+    computed: Mapping[str, str] = field(default_factory=dict)
+    """The columns of its output that one expression over columns of its input makes, each with that expression."""
+    plain: bool = True
+    """Says whether it calls no function of users, and nothing that depends on when it is asked."""
+    step: Step | None = None
+    """The expressions for tasks that evaluate them themselves, if they can."""
+
+
+@dataclass(frozen=True)
+class ExpressionOptions(JvmOptions):
+    """The options of a select or a where."""
+
+    expressions: tuple[Any, ...] = ()
+    """SQL texts or Column objects. A where has one, its condition."""
+
+    @property
+    def texts(self) -> tuple[str, ...] | None:
+        """Returns the expressions as SQL. It is None where one of them is a Column object."""
+        return self.expressions if all(isinstance(one, str) for one in self.expressions) else None
+
+
+@dataclass(frozen=True, kw_only=True)
+class StaticJoinOptions(JvmOptions):
+    """The options of a join with a table that does not change."""
+
+    table: Any
+    """The table, a Spark DataFrame."""
+    on: tuple[str, ...]
+    """The columns that are equal."""
+    how: str
+    """The rows that stay: `inner` or `left`."""

@@ -1,0 +1,150 @@
+"""Checks what a branch's flow may have: which stages change or begin anew, and whether they can. Pure.
+
+A branch shares every layer of stages whose fingerprint is its parent's. What is missing are the layers of changed
+stages and of what is computed from them; the recorded inputs give them again, and nothing else runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Mapping
+
+import pyarrow as pa
+
+from nosync.flow.bound_flow import BoundFlow
+from nosync.flow.bound_stage import ARRANGE, LATE, WATERMARK, BoundStage
+from nosync.flow.dataflow import Dataflow
+from nosync.flow.stage import LOOP, PART_SEPARATOR, UPDATE, WINDOW
+from nosync.lsm.columnar.columns import describe, unify_schemas
+from nosync.lsm.errors import FlowError, NosyncError, SchemaError
+from nosync.lsm.manifests.manifest import DROP
+
+
+def changed_stages(flow: BoundFlow, recorded: Mapping[str, str]) -> list[str]:
+    """Returns the recorded stages of a flow that a manifest has with another fingerprint, or not at all."""
+    return [stage.name for stage in flow.recorded if recorded.get(stage.name) != stage.fingerprint]
+
+
+def check_states_fit(
+    flow: BoundFlow,
+    changed: Iterable[str],
+    anew: Collection[str],
+    schema_of: Callable[[str], tuple[tuple[str, ...], pa.Schema] | None],
+) -> None:
+    """Checks that a changed keyed stage can read its parent's state, which it goes on from.
+
+    A stage that begins `anew` must read it as well, for what it held before is taken back.
+
+    `schema_of(stage)`: key and columns that the parent recorded; None for a new stage. Raises SchemaError naming the
+    stage.
+    """
+    for name in changed:
+        stage, before = flow.stages[name], schema_of(name)
+        if before is None or not (stage.keyed or name in anew):
+            continue
+        key, schema = before
+        try:
+            if key != stage.key:
+                raise SchemaError(f"its key was ({', '.join(key)}) and is now ({', '.join(stage.key)})")
+            unify_schemas(schema, stage.schema, f"stage {name}")
+        except NosyncError as error:
+            raise SchemaError(
+                f"stage {name} cannot go on from its parent's state ({describe(schema)}): {error}. Give the changed "
+                "stage another name (drop= the old one, add= the new), so that it begins with no state"
+            ) from error
+
+
+def stages_to_bootstrap(
+    flow: BoundFlow, changed: Collection[str], own: Collection[str], known: Collection[str]
+) -> list[str]:
+    """Returns the recorded stages that begin anew with a branch's first epoch, from all rows of their inputs that are
+    there.
+
+    Rows of an input that changes may be taken back after the fork though they came before it. So a stage with other
+    code, or a new one, counts all that are there as its code sees them, and so does what follows it. `changed`: the
+    recorded stages that do not share their layers with the parent; `own`: declared stages whose own code is another
+    one; `known`: stages that were there at the fork, with the code that they have on the parent. Raises FlowError
+    naming a stage that cannot.
+    """
+    anew: dict[str, str] = {}  # and the declared stage that it is for
+    for stage in flow.stages.values():
+        if stage.recorded and stage.name not in changed:
+            continue
+        declared = _declared(stage)
+        because = next((anew[name] for name in stage.inputs if name in anew), None)
+        if because is None and (declared in own or stage.name not in known) and _begins(flow, stage):
+            because = declared
+        if because is None:
+            continue
+        if stage.kind in _IN_ORDER or stage.loop is not None:
+            what = f"can neither have other code on a branch nor begin there: its input {_changing_input(flow, stage)} changes"
+            if because != declared:
+                what = f"cannot follow {because} on a branch: {because} begins anew there, because its input changes"
+            raise FlowError(
+                f"stage {declared} {what}, and what {_named(stage)} makes of rows depends on when they came. Change what comes "
+                "before, where rows only come; or run the changed flow in a store of its own, with backfill()"
+            )
+        anew[stage.name] = because
+    recorded = [name for name in anew if flow.stages[name].recorded]
+    for segment in flow.segments.values():
+        if any(len(flow.takes_whole(segment, edge, recorded)) > 1 for edge in segment.edges):
+            head = flow.stages[segment.name]
+            why = "is joined with itself in another way: give the join another name (drop= the old one, add= the new)"
+            if not head.recorded:
+                why = "is not recorded (persist='none'), and of what takes its rows only a part begins anew: persist it"
+            raise FlowError(
+                f"stage {_declared(head)} cannot be fed on the branch what is there and what changed: it {why}"
+            )
+    return recorded
+
+
+_IN_ORDER = (UPDATE, WINDOW, WATERMARK, LATE, LOOP)
+"""Kinds of stages for which the rows that are there do not say all: what they hold depends on the epochs before."""
+
+
+def _begins(flow: BoundFlow, stage: BoundStage) -> bool:
+    """Returns whether a stage begins anew by itself. An update's function sees what goes, and may do with it what it
+    likes.
+    """
+    return stage.kind != UPDATE and _changing_input(flow, stage) is not None
+
+
+def _changing_input(flow: BoundFlow, stage: BoundStage) -> str | None:
+    """Returns an input that changes. For a side of a join it may be an input of the other side."""
+    inputs = list(stage.inputs)
+    if stage.kind == ARRANGE:
+        inputs = [name for side in flow.stages[_declared(stage)].inputs for name in flow.stages[side].inputs]
+    return next((name for name in inputs if flow.stages[name].changing), None)
+
+
+def _declared(stage: BoundStage) -> str:
+    """Returns the name of the stage that users named, of which it may be a part."""
+    return stage.name.partition(PART_SEPARATOR)[0]
+
+
+def _named(stage: BoundStage) -> str:
+    if stage.loop is not None:
+        return f"the loop {stage.loop}"
+    return "an update" if stage.kind == UPDATE else "a window"
+
+
+def check_rows_are_kept(flow: BoundFlow, anew: Collection[str], declared: Dataflow) -> None:
+    """Raises FlowError where a source lets go of rows that a stage which begins `anew` reads."""
+    release = {source.name for source in declared.sources if source.at_safe_point == DROP}
+    for stage in (flow.stages[name] for name in anew):
+        for source in (up.name for name in stage.inputs for up in flow.changes_from(name) if up.name in release):
+            raise FlowError(
+                f"stage {_declared(stage)} begins anew on the branch, from all rows of source {source}, which "
+                f"are let go of when they are safe (at_safe_point={DROP!r}): keep them, or run the changed flow in a store of "
+                "its own, with backfill()"
+            )
+
+
+def check_same_sources(before: Dataflow, after: Dataflow) -> None:
+    """Raises FlowError unless both flows have the same sources, for a branch replays the recorded inputs."""
+    old = {stage.name: stage.schema for stage in before.sources}
+    new = {stage.name: stage.schema for stage in after.sources}
+    for name in sorted(old.keys() ^ new.keys()):
+        raise FlowError(
+            f"source {name} {'is dropped' if name in old else 'is new'}: a branch has the sources of its parent, whose "
+            "recorded rows it replays"
+        )

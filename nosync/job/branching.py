@@ -1,0 +1,149 @@
+"""Branching off, promoting and rewinding: what changes on which timeline a job goes on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any
+
+import pyarrow as pa
+
+from nosync.flow.dataflow import Dataflow
+from nosync.job.branch_checks import (
+    changed_stages,
+    check_rows_are_kept,
+    check_same_sources,
+    check_states_fit,
+    stages_to_bootstrap,
+)
+from nosync.job.delivery import Delivery, check_sinks
+from nosync.job.flow_versions import FlowVersions
+from nosync.job.position import Position
+from nosync.job.sinks import Sink
+from nosync.lsm.errors import CompactedError, FlowError, NosyncError
+from nosync.lsm.manifests.branches import MAIN
+from nosync.lsm.model.layer import TraceId
+from nosync.lsm.store.reading import BEFORE_FIRST_EPOCH
+from nosync.lsm.store.store import Store
+
+
+class Branching:
+    """Changes the branches of the store that a job runs on."""
+
+    def __init__(
+        self,
+        store: Store,
+        position: Position,
+        versions: FlowVersions,
+        delivery: Delivery,
+        sinks: Mapping[str, Sink],
+    ) -> None:
+        self._store, self._position, self._versions = store, position, versions
+        self._delivery, self._sinks = delivery, sinks
+        self._node, self._directory = store.node, store.directory
+
+    def fork(
+        self,
+        name: str,
+        t: int,
+        replace: Mapping[str, Any] | None,
+        add: Callable[[Dataflow], object] | None,
+        drop: Sequence[str],
+    ) -> Dataflow:
+        """Makes a branch at a sealed epoch, unless the same call made it before. Returns its flow."""
+        since = self._store.since()
+        if t < since:
+            raise CompactedError(
+                f"cannot branch at {t}: the history before {since} was merged away. Keep more with retain=, or "
+                "hold a point with pin()"
+            )
+        flow = self._versions.declared.changed(replace, add, drop)
+        check_same_sources(self._versions.declared, flow)
+        changed, anew = self._what_differs(flow, t, {*(replace or {}), *drop})
+        refs = self._node.timelines.refs
+        known = refs.timeline_of(name) if name in refs.names else None
+        parent = self._node.timelines.timeline(self._position.branch).id
+        wanted = (parent, t, tuple(sorted(changed)), tuple(sorted(anew)))
+        if known is None or (known.parent, known.at, known.changed, known.anew) != wanted:
+            self._node.create_branch(name, self._position.branch, t, changed, anew)
+        return flow
+
+    def _what_differs(self, flow: Dataflow, t: int, touched: Collection[str]) -> tuple[list[str], list[str]]:
+        """Returns the recorded stages that are others than at epoch `t` or are gone, and those that begin anew.
+
+        `touched`: the stages that are replaced or dropped. One that is dropped and added again under its name is
+        replaced as well. Raises FlowError or SchemaError where the flow cannot go on from there.
+        """
+        manifest = self._position.manifest(t)
+        assert manifest is not None, "it is sealed"
+        traces = {e.id.trace.stage: e.id.trace for e in manifest.entries}
+        recorded = {stage: trace.fingerprint for stage, trace in traces.items()}
+        now = self._versions.flow
+        bound = self._versions.bound(flow, {stage.name: recorded[stage.name] for stage in now.sources})
+        changed = changed_stages(bound, recorded)
+        both = [name for name in touched if name in bound.stages and name in now.stages]
+        own = [name for name in both if bound.stages[name].fingerprint != now.stages[name].fingerprint]
+        anew = stages_to_bootstrap(bound, changed, own, self._known_at(t, recorded))
+        check_rows_are_kept(bound, anew, flow)
+        check_states_fit(bound, changed, anew, lambda stage: self._recorded_schema(traces.get(stage)))
+        return [*changed, *(name for name in recorded if name not in bound.stages)], anew
+
+    def _known_at(self, t: int, recorded: Collection[str]) -> set[str]:
+        """Returns the stages that were there at an epoch with the job's code.
+
+        It is only right for what matters to stages that follow rows that change.
+        """
+        refs = self._node.timelines.refs
+        steps = [refs.timelines[id] for id in refs.left(self._node.timelines.timeline(self._position.branch).id)]
+        later = {name for step in steps if step.at is not None and step.at >= t for name in step.anew}
+        stages = self._versions.flow.stages.items()
+        return {name for name, stage in stages if name in recorded or not stage.recorded} - later
+
+    def _recorded_schema(self, trace: TraceId | None) -> tuple[tuple[str, ...], pa.Schema] | None:
+        if trace is None:
+            return None
+        reader = self._directory.reader_of_any(trace)
+        return reader.info.key, reader.schema
+
+    def promote(self, other: Position, declared: Dataflow, keep_as: str | None) -> None:
+        """Lets main be the timeline of another job's branch, whose flow is `declared`. Sinks are noted first."""
+        if other.root != self._position.root:
+            raise FlowError(f"branch {other.branch!r} is one of {other.root}, not of {self._position.root}")
+        if self._position.branch != MAIN:
+            raise FlowError(f"promote() belongs to the job on {MAIN!r}; this one is on {self._position.branch!r}")
+        timelines = self._node.timelines
+        at, before = timelines.timeline(other.branch).at, timelines.timeline(MAIN).id
+        mine, theirs = self._position.last_sealed(), other.last_sealed()
+        if at is None or theirs is None or mine is None or theirs < mine:
+            raise FlowError(f"branch {other.branch} is at epoch {theirs}, main at {mine}: replay() it first")
+        check_sinks(self._sinks, declared)
+        pending = self._delivery.schedule_redelivery(other.branch, self._common(other, int(min(mine, at))))
+        try:
+            self._node.promote(other.branch, keep_as)
+        except NosyncError:
+            if timelines.timeline(MAIN).id == before:
+                for marks, element in pending:
+                    marks.take_back([element])
+            raise
+
+    def _common(self, other: Position, at: int) -> int:
+        """Returns the last epoch up to `at` that both timelines share.
+
+        It is before `at` where the branch is one of another branch, or main was rewound since.
+        """
+        while at > BEFORE_FIRST_EPOCH and _sealed_by(self._position, at) != _sealed_by(other, at):
+            at -= 1
+        return at
+
+    def rewind(self, t: int, keep_as: str | None) -> str | None:
+        """Lets main go on from an epoch. Returns the name of the branch that keeps what came after it."""
+        if self._position.branch != MAIN:
+            raise FlowError(
+                f"rewind() belongs to the job on {MAIN!r}; branch {self._position.branch!r} can be branched off at {t} instead"
+            )
+        return self._store.rewind(t, keep_as)
+
+
+def _sealed_by(position: Position, t: int) -> str | None:
+    """Returns the timeline that an epoch was sealed on."""
+    manifest = position.manifest(t)
+    return None if manifest is None else manifest.timeline

@@ -1,0 +1,133 @@
+"""Reading what a job recorded, as DataFrames, and explaining it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from nosync.flow.bound_stage import BoundStage
+from nosync.job.explain import Explanation, explain
+from nosync.job.flow_versions import FlowVersions
+from nosync.job.position import Position
+from nosync.job.replay import Progress
+from nosync.lsm.errors import NotAvailableError, UnknownStageError
+from nosync.lsm.manifests.lost_ends import check_there
+from nosync.lsm.model.timestamp import Epoch, pack
+from nosync.lsm.platform.nearest import did_you_mean
+from nosync.lsm.store.reading import BEFORE_FIRST_EPOCH, check_range
+from nosync.lsm.store.store import Store
+from nosync.replication.client.fetching_directory import StoreLocation
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+    from nosync.spark.derived import DerivedReader
+    from nosync.spark.stage_reader import StageReader
+
+
+class Reading:
+    """Reads the stages of a flow on one timeline."""
+
+    def __init__(
+        self,
+        spark: SparkSession,
+        store: Store,
+        location: StoreLocation,
+        position: Position,
+        versions: FlowVersions,
+        settings: Mapping[str, str],
+    ) -> None:
+        """`settings`: what expressions mean, by `expression_settings`."""
+        self._spark, self._store, self._node = spark, store, store.node
+        self._location, self._settings = location, settings
+        self._position, self._versions = position, versions
+
+    def sealed(self, t: int | None) -> int:
+        """Returns the epoch, or the newest one for None. Raises NotAvailableError where it is not sealed."""
+        if t is not None:
+            pack(t)
+        check_there(self._node.timelines, self._position.branch, t)
+        last = self._position.last_sealed()
+        if last is None:
+            raise NotAvailableError("no epoch was run yet: call advance() first")
+        if t is None:
+            return last
+        if t > last:
+            raise NotAvailableError(f"epoch {t} was not run yet; the newest is {last}")
+        return t
+
+    def stage(self, name: str) -> BoundStage:
+        """Returns a stage with its schemas. Raises UnknownStageError."""
+        flow = self._versions.flow
+        if name not in flow.stages:
+            raise UnknownStageError(
+                f"no stage {name!r} in {flow.name}; stages: {', '.join(flow.stages)}{did_you_mean(name, flow.stages)}"
+            )
+        return flow.stages[name]
+
+    def state(self, stage: str, as_of: int | None) -> DataFrame:
+        """Returns the state of a stage as of an epoch."""
+        t = self.sealed(as_of)
+        return self._reader(stage).state(self._spark, t)
+
+    def changes(self, stage: str, after: int, until: int) -> DataFrame:
+        """Returns the change feed of a stage."""
+        check_range(after, until)
+        until = self.sealed(until)
+        return self._reader(stage).changes(self._spark, after, until)
+
+    def _reader(self, stage: str) -> StageReader | DerivedReader:
+        from nosync.spark.derived import DerivedReader  # noqa: PLC0415
+        from nosync.spark.expressions import for_tasks  # noqa: PLC0415
+        from nosync.spark.schemas import check_readable  # noqa: PLC0415
+        from nosync.spark.stage_reader import StageReader  # noqa: PLC0415 - the store works without pyspark
+
+        below = self.stage(stage)
+        expressions: list[BoundStage] = []
+        while not below.recorded and below.in_jvm and below.loop is None:
+            expressions.insert(0, below)
+            below = self._versions.flow.stages[below.inputs[0]]
+        if not below.recorded or below.of_rounds:
+            raise NotAvailableError(_why_not_recorded(stage, below))
+        check_readable(below)
+        history = self._node.histories(self._position.branch).get(below.name, ())
+        reader = StageReader(self._location, for_tasks(below), history)
+        return DerivedReader(reader, tuple(expressions), self._settings) if expressions else reader
+
+    def shared_until(self, other: Position, stage: str) -> int:
+        """Returns the last epoch up to which a stage's layers are the same files at another position; -1: none are."""
+        here, there = self._position.manifests(), other.manifests()
+        epochs = [t for t in here if t in there]
+
+        def same(t: int) -> bool:
+            mine, theirs = ({e for e in m[Epoch(t)].entries if e.id.trace.stage == stage} for m in (here, there))
+            return mine == theirs
+
+        # Once they differ, fingerprints do, and those never become equal again: so the point can be bisected.
+        low, high = -1, len(epochs)
+        while high - low > 1:
+            middle = (low + high) // 2
+            low, high = (middle, high) if same(epochs[middle]) else (low, middle)
+        return epochs[low] if low >= 0 else BEFORE_FIRST_EPOCH
+
+    def explain(self, stage: str, key: Mapping[str, Any], t: int | None, progress: Progress | None) -> Explanation:
+        """Returns the input rows that led to the value of a key as of an epoch."""
+        from nosync.spark.expressions import evaluator  # noqa: PLC0415 - the store works without pyspark
+
+        at = self.sealed(t)
+        flow, evaluate = self._versions.at(at), evaluator(self._spark, self._settings)
+        branch = self._position.branch
+        return explain(flow, self._store, stage, key, at, evaluate=evaluate, branch=branch, progress=progress)
+
+
+def _why_not_recorded(stage: str, below: BoundStage) -> str:
+    """Says why a stage cannot be read. `below`: what it would be computed from by expressions alone, maybe itself."""
+    if below.loop is not None:
+        return (
+            f"stage {stage} is computed in the rounds of the loop {below.loop}, which are not kept: read {below.loop}"
+        )
+    of = "" if below.name == stage else f" is computed from {below.name}, which"
+    return (
+        f"stage {stage}{of} is not recorded (persist='none'), and a {below.kind} is not an expression over what is: read what "
+        "it is computed from, or persist it"
+    )

@@ -1,0 +1,111 @@
+"""A checkpoint as a Structured Streaming query writes it, without Spark: small, and of every kind of state store."""
+
+from __future__ import annotations
+
+import io
+import json
+import zipfile
+from pathlib import Path
+
+KINDS = ("hdfs", "rocksdb", "changelog", "v2")
+
+
+class FakeQuery:
+    """Writes batches into a directory. Two operators: one with a store, one with two named stores, as a join has."""
+
+    def __init__(self, root: Path, kind: str, *, partitions: int = 2, snapshot_every: int = 3) -> None:
+        self.root, self.kind, self.partitions, self.snapshot_every = root, kind, partitions, snapshot_every
+        self.batch = -1
+        self.ids: dict[str, str] = {}
+        self.write("metadata", json.dumps({"id": "4c0c1a0e-0000-4000-8000-000000000000"}))
+        self.stores = [(0, p, "") for p in range(partitions)]
+        self.stores += [
+            (1, p, name) for p in range(partitions) for name in ("left-keyToNumValues", "right-keyToNumValues")
+        ]
+        for operator, names in ((0, ["default"]), (1, ["left-keyToNumValues", "right-keyToNumValues"])):
+            info = [{"storeName": name, "numColsPrefixKey": 0, "numPartitions": partitions} for name in names]
+            said = {"operatorInfo": {"operatorId": operator, "operatorName": "x"}, "stateStoreInfo": info}
+            self.write(f"state/{operator}/_metadata/metadata", "v1\n" + json.dumps(said))
+        for operator, partition, name in self.stores:
+            self.write(f"{self.directory(operator, partition, name)}/_metadata/schema", "v3 of a schema")
+
+    def directory(self, operator: int, partition: int, name: str) -> str:
+        return f"state/{operator}/{partition}" + (f"/{name}" if name else "")
+
+    def write(self, path: str, data: str | bytes) -> None:
+        target = self.root / path
+        target.parent.mkdir(parents=True, exist_ok=True)
+        making = target.with_name(f".{target.name}.tmp")
+        making.write_bytes(data.encode() if isinstance(data, str) else data)
+        making.rename(target)
+
+    def begin(self) -> int:
+        """Writes what a batch reads, and returns its number: as far as a query comes that dies in the middle."""
+        self.batch += 1
+        t = self.batch
+        self.write(f"sources/0/{t}", f"v1\n{json.dumps({'path': f'f{t}', 'batchId': t})}")
+        if t % 4 == 3:
+            self.write(f"sources/0/{t}.compact", f"v1\nall up to {t}")
+            (self.root / f"sources/0/{t}").unlink()
+        conf = {"conf": {"spark.sql.shuffle.partitions": str(self.partitions)}}
+        self.write(f"offsets/{t}", f"v1\n{json.dumps(conf)}\n{json.dumps({'logOffset': t})}")
+        return t
+
+    def states(self) -> None:
+        """Writes the states after the batch."""
+        version = self.batch + 1
+        for operator, partition, name in self.stores:
+            directory = self.directory(operator, partition, name)
+            suffix = f"_{operator}{partition}{version}{len(name)}-abc" if self.kind == "v2" else ""
+            self.ids[directory, version] = suffix[1:]  # type: ignore[index]
+            is_base = version % self.snapshot_every == 0
+            content = f"{directory} {version}"
+            if self.kind == "hdfs":
+                self.write(f"{directory}/{version}.delta", content)
+                if is_base:
+                    self.write(f"{directory}/{version}.snapshot", "all of " + content)
+            else:
+                if self.kind != "rocksdb":
+                    self.write(f"{directory}/{version}{suffix}.changelog", content)
+                if self.kind == "rocksdb" or is_base:
+                    self.snapshot(directory, version, suffix)
+
+    def snapshot(self, directory: str, version: int, suffix: str) -> None:
+        """Writes the zip file of a RocksDB snapshot, and the SST files that it names, of which it shares one."""
+        shared, own = f"000001-{directory.replace('/', '')}.sst", f"{version:06}-own{suffix}.sst"
+        for sst, data in ((shared, b"shared"), (own, b"own" * version)):
+            if not (self.root / directory / "SSTs" / sst).exists():
+                self.write(f"{directory}/SSTs/{sst}", data)
+        files = [
+            {
+                "localSstFileName": name,
+                "dfsSstFileName": name,
+                "sizeBytes": (self.root / directory / "SSTs" / name).stat().st_size,
+            }
+            for name in (shared, own)
+        ]
+        text = "v1\n" + json.dumps({"sstFiles": files, "logFiles": [], "numKeys": 1})
+        made = io.BytesIO()
+        with zipfile.ZipFile(made, "w") as archive:
+            archive.writestr("metadata", text)
+        self.write(f"{directory}/{version}{suffix}.zip", made.getvalue())
+
+    def commit(self) -> None:
+        """Writes that the batch is done."""
+        said: dict[str, object] = {"nextBatchWatermarkMs": 0}
+        if self.kind == "v2":
+            version, ids = self.batch + 1, {}
+            for operator, names in ((0, [""]), (1, ["left-keyToNumValues", "right-keyToNumValues"])):
+                ids[str(operator)] = [
+                    [self.ids[self.directory(operator, p, name), version] for name in names]  # type: ignore[index]
+                    for p in range(self.partitions)
+                ]
+            said["stateUniqueIds"] = ids
+        self.write(f"commits/{self.batch}", f"v{2 if self.kind == 'v2' else 1}\n{json.dumps(said)}")
+
+    def run(self, batches: int = 1) -> None:
+        """Runs batches to their end."""
+        for _ in range(batches):
+            self.begin()
+            self.states()
+            self.commit()

@@ -1,0 +1,143 @@
+"""What a query needs to go on after a batch: all of it, and nothing else."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from nosync.checkpoints.closure import Closures, IncompleteBatchError
+from nosync.checkpoints.index import FileIndex
+from nosync.checkpoints.keep import files_below
+from nosync.checkpoints.names import Batch
+from nosync.lsm.errors import CorruptionError
+from nosync.lsm.platform.env import Env
+from tests.checkpoints.fake_query import KINDS, FakeQuery
+
+
+def closures(root: Path, without: str | None = None) -> Closures:
+    sizes = {path: (root / path).stat().st_size for path in files_below(root, Env()) if path != without}
+    return Closures(FileIndex(sizes), lambda path: (root / path).read_bytes())
+
+
+def oracle(query: FakeQuery, t: int) -> set[str]:
+    """The same by hand, for what FakeQuery writes: no index, no walk back over versions."""
+    need = {"metadata", f"commits/{t}", f"offsets/{t}", "state/0/_metadata/metadata", "state/1/_metadata/metadata"}
+    need |= {f"offsets/{t - 1}"} if t else set()
+    compact = max((n for n in range(t + 1) if n % 4 == 3), default=None)
+    need |= set() if compact is None else {f"sources/0/{compact}.compact"}
+    need |= {f"sources/0/{n}" for n in range(0 if compact is None else compact + 1, t + 1)}
+    version = t + 1
+    base = version if query.kind == "rocksdb" else version - version % query.snapshot_every
+    for operator, partition, name in query.stores:
+        directory = query.directory(operator, partition, name)
+        need.add(f"{directory}/_metadata/schema")
+        form = "delta" if query.kind == "hdfs" else "changelog"
+        for v in range(base + 1, version + 1):
+            suffix = f"_{query.ids[directory, v]}" if query.kind == "v2" else ""  # type: ignore[index]
+            need.add(f"{directory}/{v}{suffix}.{form}")
+        if base and query.kind == "hdfs":
+            need.add(f"{directory}/{base}.snapshot")
+        elif base:
+            suffix = f"_{query.ids[directory, base]}" if query.kind == "v2" else ""  # type: ignore[index]
+            need.add(f"{directory}/{base}{suffix}.zip")
+            need |= {f"{directory}/SSTs/{name}" for name in sorted(_ssts(query, directory, base, suffix))}
+    return need
+
+
+def _ssts(query: FakeQuery, directory: str, version: int, suffix: str) -> set[str]:
+    return {f"000001-{directory.replace('/', '')}.sst", f"{version:06}-own{suffix}.sst"}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_closure_is_what_the_batch_needs(tmp_path: Path, kind: str) -> None:
+    query = FakeQuery(tmp_path, kind)
+    query.run(9)
+    found = closures(tmp_path)
+    for t in range(9):
+        assert set(found.of(Batch(t)).paths) == oracle(query, t), t
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_without_any_file_of_it_a_batch_cannot_be_gone_on_from(tmp_path: Path, kind: str) -> None:
+    query = FakeQuery(tmp_path, kind)
+    query.run(5)
+    need = closures(tmp_path).of(Batch(4)).paths
+    opaque = {path for path in need if path.endswith("_metadata/schema")}  # nothing says how many there are
+    for path in sorted(files_below(tmp_path, Env())):
+        if path in need - opaque:
+            if path.endswith("_metadata/metadata"):
+                continue
+            less = closures(tmp_path, without=path)
+            try:
+                rest = less.of(Batch(4)).paths
+            except IncompleteBatchError:
+                continue
+            else:  # an earlier base serves as well
+                assert path.rpartition("/")[2].endswith((".snapshot", ".zip", ".sst")), path
+                assert path not in rest
+        else:
+            assert path in opaque or closures(tmp_path, without=path).of(Batch(4)).paths == need, path
+
+
+def test_a_torn_sst_file_makes_an_earlier_base_count(tmp_path: Path) -> None:
+    query = FakeQuery(tmp_path, "changelog")
+    query.run(6)
+    torn = tmp_path / "state/0/1/SSTs/000006-own.sst"
+    torn.write_bytes(torn.read_bytes()[:-1])
+    found = closures(tmp_path).of(Batch(5)).paths
+    assert "state/0/1/6.zip" not in found
+    assert {"state/0/1/3.zip", "state/0/1/4.changelog", "state/0/1/5.changelog", "state/0/1/6.changelog"} <= found
+    plain = FakeQuery(tmp_path / "plain", "rocksdb")
+    plain.run(2)
+    torn = tmp_path / "plain/state/0/1/SSTs/000002-own.sst"
+    torn.write_bytes(b"")
+    with pytest.raises(IncompleteBatchError, match=r"state/0/1/SSTs/000002-own.sst has 0 bytes, and should have 6"):
+        closures(tmp_path / "plain").of(Batch(1))
+    assert closures(tmp_path / "plain").newest().batch == 0  # type: ignore[union-attr]
+
+
+def test_the_attempt_that_was_committed_counts(tmp_path: Path) -> None:
+    """With format v2 two attempts may have written a version; of a batch before the commit of its batch says which."""
+    query = FakeQuery(tmp_path, "v2")
+    query.run(2)
+    loser = tmp_path / "state/0/0/1_dead-beef.changelog"
+    loser.write_text("of another attempt")
+    assert "state/0/0/1_dead-beef.changelog" not in closures(tmp_path).of(Batch(1)).paths
+    winner = next((tmp_path / "state/0/0").glob("1_*-abc.changelog"))
+    winner.unlink()
+    with pytest.raises(IncompleteBatchError, match=r"state/0/0/1 has no file"):
+        closures(tmp_path).of(Batch(1))
+
+
+def test_a_partition_that_is_missing_whole_is_missed(tmp_path: Path) -> None:
+    query = FakeQuery(tmp_path, "hdfs")
+    query.run(2)
+    for path in (tmp_path / "state/0/1").rglob("*"):
+        if path.is_file():
+            path.unlink()
+    with pytest.raises(IncompleteBatchError, match="state/0/1/2 has no file"):
+        closures(tmp_path).of(Batch(1))
+
+
+def test_a_query_without_state_needs_its_logs(tmp_path: Path) -> None:
+    query = FakeQuery(tmp_path, "hdfs")
+    query.run(3)
+    found = closures(tmp_path)
+    for path in [path for path in found.index.paths() if path.startswith("state/")]:
+        found.index.discard(path)
+    assert set(found.of(Batch(1)).paths) == {
+        "metadata", "commits/1", "offsets/1", "offsets/0", "sources/0/0", "sources/0/1",
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("damage", [b"", b"v1", b"no version", b"v1\n[1]", b'v1\n{"stateUniqueIds": 3}', b"\xff\xfe"])
+def test_damaged_small_files_are_named(tmp_path: Path, damage: bytes) -> None:
+    query = FakeQuery(tmp_path, "v2")
+    query.run(1)
+    (tmp_path / "commits/0").write_bytes(damage)
+    if damage == b"v1":  # a commit of an early Spark says nothing else
+        assert closures(tmp_path).of(Batch(0)).batch == 0
+        return
+    with pytest.raises(CorruptionError, match="commits/0"):
+        closures(tmp_path).of(Batch(0))

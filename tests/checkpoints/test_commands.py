@@ -1,0 +1,154 @@
+"""Commands and Python names for kept checkpoints, as people use them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+import nosync
+from nosync.checkpoints.rewind import SinkRemembersError
+from nosync.cli import main
+from tests.checkpoints.fake_query import FakeQuery
+from tests.checkpoints.test_keep import contents
+
+
+def run(capsys: pytest.CaptureFixture[str], *arguments: object) -> tuple[int, str, str]:
+    try:
+        main([str(a) for a in arguments])
+        code = 0
+    except SystemExit as ended:
+        code = int(ended.code or 0)
+    printed = capsys.readouterr()
+    return code, printed.out, printed.err
+
+
+@pytest.fixture
+def kept(tmp_path: Path) -> FakeQuery:
+    query = FakeQuery(tmp_path / "words", "changelog")
+    query.run(5)
+    query.begin()
+    with nosync.checkpoints.watch(query.root, tmp_path / "data"):
+        pass
+    return query
+
+
+def test_from_watching_to_going_on(kept: FakeQuery, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    data = tmp_path / "data"
+    code, out, _ = run(capsys, "checkpoint", "watch", kept.root, "--once", "--store", data)
+    assert code == 0
+    assert "words: committed 4, safe 4" in out
+    code, out, _ = run(capsys, "checkpoint", "list", "--store", data)
+    assert code == 0
+    assert out.splitlines()[1].split()[:3] == ["words", "4", "4"]
+    code, out, _ = run(capsys, "checkpoint", "status", "words", "--store", data, "--json")
+    said = json.loads(out)
+    assert (said["safe"], said["committed"]) == (4, 4)
+    assert [b["batch"] for b in said["batches"]] == [0, 1, 2, 3, 4]
+    assert all(b["why_not"] is None and b["files"] > 10 for b in said["batches"])
+    code, out, _ = run(capsys, "checkpoint", "restore", "words", tmp_path / "again", "--store", data)
+    assert code == 0
+    assert "goes on after batch 4" in out
+    assert "batch 5 reads what it read before" in " ".join(out.split())
+    code, out, _ = run(
+        capsys, "checkpoint", "fork", "words", "what-if", tmp_path / "f", "--at", 2, "--store", data, "--json"
+    )
+    assert json.loads(out)["batch"] == 2
+    assert nosync.checkpoint("what-if", data).status().safe == 2
+    assert nosync.checkpoint("what-if", data).query() != nosync.checkpoint("words", data).query()
+
+
+def test_mistakes_are_one_line(kept: FakeQuery, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    data = tmp_path / "data"
+    for arguments, text in (
+        (("status", "word", "--store", data), "did you mean 'words'"),
+        (
+            ("restore", "words", tmp_path / "r", "--at", 77, "--store", data),
+            "The nearest that can be gone on from is 4",
+        ),
+        (("restore", "words", kept.root, "--store", data), "is there, and not empty"),
+        (("status", "words"), "Missing option '--store'"),
+        (("rewind", "words", tmp_path / "r", "--at", 1, "--store", data), "--sink-rewound"),
+        (
+            ("watch", tmp_path / "data", "--once", "--store", data),
+            "is not the checkpoint of a Structured Streaming query",
+        ),
+        (("fork", "words", "words", tmp_path / "r", "--store", data), "is kept already"),
+    ):
+        code, out, err = run(capsys, "checkpoint", *arguments)
+        assert code in (1, 2), arguments
+        assert text in " ".join(err.split()), err
+        assert "Traceback" not in out + err
+    other = FakeQuery(tmp_path / "other" / "words", "hdfs")
+    other.write("metadata", json.dumps({"id": "another"}))
+    other.begin()
+    with pytest.raises(
+        nosync.InvalidInputError, match="is kept of query 4c0c1a0e.*is of query another: say another name"
+    ):
+        nosync.checkpoints.watch(other.root, data)
+
+
+def test_rewinding_keeps_what_came_after(kept: FakeQuery, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    data = tmp_path / "data"
+    before = contents(data / "checkpoints" / "words")
+    code, out, _ = run(
+        capsys, "checkpoint", "rewind", "words", tmp_path / "r", "--at", 2, "--sink-rewound", "--store", data
+    )
+    assert code == 0
+    assert "what came after is kept as checkpoint words-before-rewind-1" in out
+    assert contents(data / "checkpoints" / "words-before-rewind-1") == before
+    words = nosync.checkpoint("words", data)
+    assert words.status().committed == 2
+    assert sorted(p.name for p in (tmp_path / "r" / "offsets").iterdir()) == ["1", "2"]
+    # The query goes on with other rows under the same numbers, and is followed under the same name.
+    again = FakeQuery(tmp_path / "words2", "changelog")
+    for path, data_ in contents(tmp_path / "r").items():
+        again.write(path, data_)
+    again.batch = 2
+    again.begin()
+    again.write("offsets/3", 'v1\n{}\n{"logOffset": 3}')
+    again.states()
+    again.write("state/0/0/4.changelog", "other rows")
+    again.commit()
+    with nosync.checkpoints.watch(again.root, data, name="words"):
+        pass
+    assert nosync.checkpoint("words", data).status().safe == 3
+    assert (data / "checkpoints/words/state/0/0/4.changelog").read_text() == "other rows"
+    assert nosync.checkpoint("words-before-rewind-1", data).status().safe == 4
+
+
+def test_a_sink_that_remembers_batches_is_found_out(kept: FakeQuery, tmp_path: Path) -> None:
+    words = nosync.checkpoint("words", tmp_path / "data")
+    parquet = tmp_path / "out"
+    (parquet / "_spark_metadata").mkdir(parents=True)
+    (parquet / "_spark_metadata" / "4").touch()
+    with pytest.raises(SinkRemembersError, match="has batches up to 4 .* Those after 2 would run again"):
+        words.rewind(2, tmp_path / "r", output=parquet)
+    delta = tmp_path / "delta"
+    (delta / "_delta_log").mkdir(parents=True)
+    txn = {"txn": {"appId": words.query(), "version": 4, "lastUpdated": 0}}
+    (delta / "_delta_log" / "00000000000000000004.json").write_text('{"commitInfo":{}}\n' + json.dumps(txn))
+    with pytest.raises(SinkRemembersError, match="_delta_log has batches up to 4"):
+        words.rewind(2, tmp_path / "r", output=delta)
+    txn["txn"]["appId"] = "another query"
+    (delta / "_delta_log" / "00000000000000000004.json").write_text(json.dumps(txn))
+    assert words.status().committed == 4, "nothing was changed"
+    assert words.rewind(2, tmp_path / "r", output=delta)[0].batch == 2
+    with pytest.raises(nosync.InvalidInputError, match="say where the query writes to"):
+        nosync.checkpoint("words", tmp_path / "data").rewind(1, tmp_path / "r2")
+
+
+def test_the_state_at_a_batch_has_a_directory(kept: FakeQuery, tmp_path: Path) -> None:
+    words = nosync.checkpoint("words", tmp_path / "data")
+    made = words.at(3)
+    assert sorted(p.name for p in (made.path / "commits").iterdir()) == ["3"]
+    assert words.at(3).path == made.path
+
+
+def test_objects_say_what_they_are(kept: FakeQuery, tmp_path: Path) -> None:
+    words = nosync.checkpoint("words", tmp_path / "data")
+    assert repr(words) == "Checkpoint('words', committed=4, safe=4)"
+    assert "batch 4: can be gone on from" in repr(words.status())
+    assert words.pin("before-upgrade").batch == 4
+    assert words.status().batches[-1].pins == ("before-upgrade",)

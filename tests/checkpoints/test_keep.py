@@ -1,0 +1,301 @@
+"""The keep of a checkpoint: taking in, crashes in between, going on elsewhere, forks, pins and what is let go of."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import random
+from pathlib import Path
+
+import pytest
+
+from nosync.checkpoints.follow import Follower
+from nosync.checkpoints.keep import Keep, files_below, open_keep
+from nosync.checkpoints.names import Batch
+from nosync.checkpoints.restore import fork, restore
+from nosync.checkpoints.retention import garbage, pin, pins, unpin
+from nosync.lsm.errors import CorruptionError, InvalidInputError, NotAvailableError, StorageError
+from nosync.lsm.platform.env import Env
+from tests.checkpoints.fake_query import KINDS, FakeQuery
+
+
+def contents(root: Path) -> dict[str, bytes]:
+    return {path: (root / path).read_bytes() for path in files_below(root, Env())}
+
+
+def follow(query: FakeQuery, keep: Keep) -> list[str]:
+    return Follower(query.root, keep, list_every_s=0.0).look()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_batch_can_be_gone_on_from_elsewhere(tmp_path: Path, kind: str) -> None:
+    query, keep = FakeQuery(tmp_path / "ck", kind), Keep(tmp_path / "data", "q", Env())
+    for _ in range(6):
+        query.run()
+        follow(query, keep)
+    query.begin()
+    query.states()  # a batch that does not come to its end
+    follow(query, keep)
+    assert keep.safe() == 5
+    there = contents(query.root)
+    for t in range(6):
+        made = restore(keep, tmp_path / f"r{t}", t)
+        assert made.batch == t
+        assert made.repeats_offsets == (t < 6)
+        found = contents(made.path)
+        assert set(found) >= keep.closures.of(Batch(t)).paths
+        assert found == {path: there[path] for path in found}
+        assert max(int(p.name) for p in (made.path / "offsets").iterdir()) == t + 1
+        assert max(int(p.name) for p in (made.path / "commits").iterdir()) == t
+    assert contents(query.root) == there, "the original is never changed"
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_following_by_name_finds_what_a_listing_finds(tmp_path: Path, kind: str) -> None:
+    query, by_name = FakeQuery(tmp_path / "ck", kind), Keep(tmp_path / "a", "q", Env())
+    follower = Follower(query.root, by_name, list_every_s=1e9)
+    for _ in range(7):
+        query.run()
+        follower.look()
+    listed = Keep(tmp_path / "b", "q", Env())
+    follow(query, listed)
+    for t in range(7):
+        assert by_name.closures.of(Batch(t)) == listed.closures.of(Batch(t)), t
+
+
+def test_what_spark_removes_stays_kept(tmp_path: Path) -> None:
+    query, keep = FakeQuery(tmp_path / "ck", "changelog"), Keep(tmp_path / "data", "q", Env())
+    for _ in range(8):
+        query.run()
+        follow(query, keep)
+    for path in list(files_below(query.root, Env())):
+        number = path.rpartition("/")[2].partition(".")[0].partition("_")[0]
+        if number.isdigit() and int(number) < 6 and "metadata" not in path:
+            (query.root / path).unlink()
+    again = Keep(tmp_path / "data", "q", Env())
+    assert [t for t in range(8) if again.closures.why_not(Batch(t)) is None] == list(range(8))
+
+
+class Dies(BaseException):
+    """The process is killed."""
+
+
+class KilledAt(Env):
+    """Dies at the n-th change of the disk."""
+
+    def __init__(self, n: int) -> None:
+        self.left = n
+
+    def _step(self) -> None:
+        self.left -= 1
+        if self.left < 0:
+            raise Dies
+
+    def link(self, source: Path, target: Path) -> None:
+        self._step()
+        super().link(source, target)
+
+    def sync_file(self, path: Path) -> None:
+        self._step()
+        super().sync_file(path)
+
+    def sync_dir(self, path: Path) -> None:
+        self._step()
+        super().sync_dir(path)
+
+    def create(self, path: Path):  # type: ignore[no-untyped-def]
+        self._step()
+        return super().create(path)
+
+
+def test_killed_at_every_step_of_taking_in(tmp_path: Path) -> None:
+    """A commit that is kept has all that belongs to it, whenever the process died; and going on takes the rest."""
+    query = FakeQuery(tmp_path / "ck", "changelog", partitions=1, snapshot_every=2)
+    query.run(2)
+    n = 0
+    while True:
+        data = tmp_path / f"d{n}"
+        try:
+            keep = Keep(data, "q", KilledAt(n))
+            Follower(query.root, keep).look()
+            break
+        except Dies:
+            pass
+        found = Keep(data, "q", Env())
+        for t in found.index.batches():
+            assert found.closures.why_not(t) is None, (n, t)
+        Follower(query.root, found).look()
+        assert found.safe() == 1
+        n += 1
+    assert n > 40
+
+
+def test_killed_at_every_step_of_restoring(tmp_path: Path) -> None:
+    query = FakeQuery(tmp_path / "ck", "v2", partitions=1)
+    query.run(3)
+    keep = Keep(tmp_path / "data", "q", Env())
+    follow(query, keep)
+    before = contents(keep.root)
+    n = 0
+    while True:
+        keep.env = KilledAt(n)
+        try:
+            restore(keep, tmp_path / "r")
+            break
+        except Dies:
+            assert not (tmp_path / "r").exists() or set(contents(tmp_path / "r")) >= keep.closures.of(Batch(2)).paths
+            if (tmp_path / "r").exists():
+                break
+        n += 1
+    assert n > 10
+    assert contents(keep.root) == before
+
+
+class OtherFileSystem(Env):
+    """Where nothing can have a second name."""
+
+    def link(self, source: Path, target: Path) -> None:
+        if source.parent.name != "tmp":
+            raise OSError(errno.EXDEV, os.strerror(errno.EXDEV))
+        super().link(source, target)
+
+
+def test_a_checkpoint_on_another_file_system_is_copied(tmp_path: Path) -> None:
+    query, keep = FakeQuery(tmp_path / "ck", "changelog"), Keep(tmp_path / "data", "q", OtherFileSystem())
+    query.run(4)
+    follow(query, keep)
+    assert keep.safe() == 3
+    assert not os.path.samefile(keep.root / "metadata", query.root / "metadata")
+    made = restore(keep, tmp_path / "r")
+    assert contents(made.path) == {path: (query.root / path).read_bytes() for path in contents(made.path)}
+
+
+def test_a_fork_has_an_id_of_its_own_and_other_offsets(tmp_path: Path) -> None:
+    query, keep = FakeQuery(tmp_path / "ck", "hdfs"), Keep(tmp_path / "data", "q", Env())
+    query.write(
+        "state/0/_metadata/v2/0",
+        'v2\n{"stateStoreInfo":[{"storeName":"default","numPartitions":2,"stateSchemaFilePaths":'
+        f'["file:{query.root}/state/0/_stateSchema/default/0_x"]}}]}}',
+    )
+    query.write("state/0/_stateSchema/default/0_x", "schema")
+    query.run(3)
+    follow(query, keep)
+    made = fork(keep, tmp_path / "f", 1)
+    assert not made.repeats_offsets
+    assert (
+        json.loads((made.path / "metadata").read_text())["id"]
+        != json.loads((query.root / "metadata").read_text())["id"]
+    )
+    assert sorted(p.name for p in (made.path / "offsets").iterdir()) == ["0", "1"]
+    text = (made.path / "state/0/_metadata/v2/0").read_text()
+    assert f'"file:{made.path}/state/0/_stateSchema/default/0_x"' in text
+    assert str(query.root) in (keep.root / "state/0/_metadata/v2/0").read_text(), "the keep stays as it was"
+    assert (
+        "webhdfs://host/q/state/0"
+        in (fork(keep, tmp_path / "g", 1, address="webhdfs://host/q").path / "state/0/_metadata/v2/0").read_text()
+    )
+
+
+def test_mistakes_are_said_where_they_are(tmp_path: Path) -> None:
+    query, keep = FakeQuery(tmp_path / "ck", "hdfs"), Keep(tmp_path / "data", "words", Env())
+    with pytest.raises(NotAvailableError, match="no batch can be gone on from yet; none was committed"):
+        restore(keep, tmp_path / "r")
+    query.run(5)
+    follow(query, keep)
+    (keep.root / "state/0/0/3.delta").unlink()
+    (keep.root / "state/0/0/3.snapshot").unlink()
+    keep = open_keep(tmp_path / "data", "words", Env())
+    with pytest.raises(
+        NotAvailableError, match=r"from batch 2: state/0/0/3 has no file.*nearest that can be gone on from is 1"
+    ):
+        restore(keep, tmp_path / "r", 2)
+    with pytest.raises(NotAvailableError, match=r"from batch 99: batch 99 was not kept.*is 1"):
+        restore(keep, tmp_path / "r", 99)
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full/x").touch()
+    with pytest.raises(InvalidInputError, match="is there, and not empty"):
+        restore(keep, tmp_path / "full", 0)
+    assert [p.name for p in (tmp_path / "full").iterdir()] == ["x"]
+    with pytest.raises(InvalidInputError, match=r"no checkpoint 'word'.*did you mean 'words'"):
+        open_keep(tmp_path / "data", "word", Env())
+    with pytest.raises(InvalidInputError, match="checkpoint name"):
+        Keep(tmp_path / "data", "../x", Env())
+    assert not [p for p in tmp_path.iterdir() if p.name.endswith(".making")]
+
+
+def test_links_of_a_checkpoint_are_not_followed(tmp_path: Path) -> None:
+    query, keep = FakeQuery(tmp_path / "ck", "hdfs"), Keep(tmp_path / "data", "q", Env())
+    (tmp_path / "secret").write_text("secret")
+    query.run(1)
+    (query.root / "sources/0/7").symlink_to(tmp_path / "secret")
+    (query.root / "state/0/_metadata/v2").symlink_to(tmp_path)
+    follow(query, keep)
+    assert b"secret" not in contents(keep.root).values()
+    assert "sources/0/7" not in keep.index
+
+
+def test_a_full_disk_loses_nothing_and_it_goes_on(tmp_path: Path) -> None:
+    class Full(Env):
+        is_full = True
+
+        def link(self, source: Path, target: Path) -> None:
+            if self.is_full and "commits" in target.parts:
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            super().link(source, target)
+
+    env = Full()
+    query, keep = FakeQuery(tmp_path / "ck", "v2"), Keep(tmp_path / "data", "q", env)
+    query.run(2)
+    with pytest.raises(StorageError, match="No space left"):
+        follow(query, keep)
+    env.is_full = False
+    follow(query, keep)
+    assert keep.safe() == 1
+
+
+def test_what_is_let_go_of_leaves_the_last_batches_and_pins(tmp_path: Path) -> None:
+    for seed in range(12):
+        chance = random.Random(seed)
+        kind = KINDS[seed % len(KINDS)]
+        query = FakeQuery(tmp_path / f"ck{seed}", kind, snapshot_every=chance.randint(2, 5))
+        keep = Keep(tmp_path / f"d{seed}", "q", Env())
+        for _ in range(chance.randint(5, 14)):
+            query.run()
+            follow(query, keep)
+        last = keep.committed()
+        assert last is not None
+        pinned = {Batch(chance.randrange(last + 1))}
+        held = {*pinned, *(Batch(t) for t in range(max(0, last - 2), last + 1))}
+        size = len(keep.index)
+        keep.remove(garbage(keep, 3, pinned))
+        assert len(keep.index) < size
+        query.run()
+        follow(query, keep)
+        again = Keep(tmp_path / f"d{seed}", "q", Env())
+        assert {t for t in again.index.batches() if again.closures.why_not(t) is None} >= held | {Batch(last + 1)}
+
+
+def test_pins(tmp_path: Path) -> None:
+    query, keep = FakeQuery(tmp_path / "ck", "hdfs"), Keep(tmp_path / "data", "q", Env())
+    query.run(3)
+    follow(query, keep)
+    assert pin(keep, "before", 1) == pin(keep, "before", 1)
+    with pytest.raises(InvalidInputError, match="pin 'before' holds batch 1"):
+        pin(keep, "before", 2)
+    assert [(p.name, p.batch) for p in pins(Keep(tmp_path / "data", "q", Env()))] == [("before", 1)]
+    unpin(keep, "before")
+    assert pins(keep) == []
+    with pytest.raises(InvalidInputError, match="has no pin 'before'"):
+        unpin(keep, "before")
+
+
+def test_a_damaged_pin_is_named(tmp_path: Path) -> None:
+    query, keep = FakeQuery(tmp_path / "ck", "hdfs"), Keep(tmp_path / "data", "q", Env())
+    query.run(1)
+    follow(query, keep)
+    pin(keep, "p")
+    (path,) = (keep.root / "pins").iterdir()
+    path.write_bytes(path.read_bytes()[:-3])
+    with pytest.raises(CorruptionError, match="pins/p-"):
+        pins(keep)
