@@ -117,7 +117,7 @@ def _learn(root: Path, epochs: int) -> tuple[float, float]:
                 )
             manifest, _ = of_a_job.seal(t, ids, MAIN, None, None)
             if t % 2:
-                told_s.append(timed(lambda path=manifest.path: store.node.learn([path])))  # type: ignore[misc]
+                told_s.append(timed(lambda path=manifest.path: store.node.parts.learning.learn([path])))  # type: ignore[misc]
             else:
                 untold_s.append(timed(store.node.learn))
             if store.last_sealed() != t:

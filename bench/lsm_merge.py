@@ -24,7 +24,7 @@ from nosync.lsm.compaction.worker import MergeProcess
 from nosync.lsm.layers.writer import arrange
 from nosync.lsm.model.layer import Description, LayerId, Shard, TraceId
 from nosync.lsm.model.timestamp import pack
-from nosync.lsm.processor import numpy_environment
+from nosync.lsm.platform.process import numpy_environment
 from nosync.lsm.trace.directory import LayerDirectory
 
 LAYERS = 8

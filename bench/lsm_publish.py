@@ -18,12 +18,12 @@ import pyarrow as pa
 
 from bench.harness import Result, Samples, timed
 from bench.states import build_state
-from nosync.lsm.compaction.compactor import BACKGROUND_PAUSE_SHARE
 from nosync.lsm.compaction.merge import Merge
 from nosync.lsm.compaction.worker import OUT_OF_THE_WAY, MergeProcess
 from nosync.lsm.layers.writer import arrange
 from nosync.lsm.model.layer import Description, LayerId, Shard, TraceId
 from nosync.lsm.model.timestamp import Time, epoch_of
+from nosync.lsm.node.compactor import BACKGROUND_PAUSE_SHARE
 from nosync.lsm.platform.file_pool import FilePool
 from nosync.lsm.trace.directory import LayerDirectory
 

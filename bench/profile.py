@@ -23,7 +23,7 @@ from nosync.flow.internal_columns import HASH64_COLUMN
 from nosync.lsm.columnar.hashing import hash64
 from nosync.lsm.model.history import Span
 from nosync.lsm.model.timestamp import pack
-from nosync.lsm.processor import numpy_environment
+from nosync.lsm.platform.process import numpy_environment
 from nosync.replication.client.fetching_directory import StoreLocation
 from nosync.runtime.segment_task import SegmentTask
 from nosync.runtime.shard_run import run_shard

@@ -19,8 +19,7 @@ from nosync.lsm.layers import reader
 from nosync.lsm.layers.writer import arrange
 from nosync.lsm.model.layer import Description, LayerId, Shard, TraceId
 from nosync.lsm.model.timestamp import Time, last_of, pack
-from nosync.lsm.platform.process import keep_freed_memory
-from nosync.lsm.processor import numpy_environment
+from nosync.lsm.platform.process import keep_freed_memory, numpy_environment
 from nosync.lsm.trace.directory import LayerDirectory
 from nosync.lsm.trace.trace import Trace
 

@@ -7,6 +7,9 @@ these at the one module that talks to the library, so `except nosync.NosyncError
 
 from __future__ import annotations
 
+import base64
+import json
+import re
 from pathlib import Path
 
 from nosync.lsm.visible import visible
@@ -151,3 +154,25 @@ class FlowError(NosyncError, ValueError):
 
 class UnknownOperatorError(FlowError, AttributeError):
     """A stage or a dataflow has no operator of that name. It is an AttributeError too, which `hasattr` asks for."""
+
+
+# --- across the process boundary: Spark carries an exception of a task to the driver as text only ---------------------
+
+_MARK = re.compile(r"nosync-failure:([A-Za-z0-9+/=]+):end")
+
+
+def encode_failure(error: NosyncError) -> str:
+    """A text that `decode_failure` finds inside whatever Spark wraps around it."""
+    fields = {name: value for name, value in vars(error).items() if isinstance(value, str)}
+    text = json.dumps({"kind": type(error).__name__, "message": str(error), "fields": fields})
+    return f"{error}\nnosync-failure:{base64.b64encode(text.encode()).decode()}:end"
+
+
+def decode_failure(text: str) -> NosyncError | None:
+    """The error that a task raised, or None where the text holds none."""
+    found = _MARK.search(text)
+    if found is None:
+        return None
+    failure = json.loads(base64.b64decode(found[1]))
+    kind: type[NosyncError] = globals().get(failure["kind"], NosyncError)
+    return kind(failure["message"], **failure["fields"])

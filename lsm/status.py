@@ -4,14 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 
-from nosync.lsm.compaction.policy import level_of
-from nosync.lsm.errors import NosyncError
-from nosync.lsm.layers.reader import LayerReader
 from nosync.lsm.manifests.branches import MAIN
-from nosync.lsm.model.layer import LayerId
-from nosync.lsm.model.timestamp import Time, is_number, show
 from nosync.lsm.platform.notebook import facts_html, rows_html
 
 
@@ -142,47 +136,3 @@ class StoreStatus:
         rows = [(n, s["shards"], s["layers"], s["rows"], s["bytes"], s["upper"] - 1) for n, s in self.stages.items()]
         columns = ["stage", "shards", "layers", "entries", "bytes", "recorded up to"]
         return facts_html(f"store {self.path}", facts, rows_html(columns, rows))
-
-
-def shown(time: Time) -> int | str:
-    text = show(time)
-    return int(text) if is_number(text) else text
-
-
-def status_of(reader: LayerReader, *, durable: bool) -> LayerStatus:
-    d, trace, info = reader.id.description, reader.id.trace, reader.info
-    return LayerStatus(
-        trace.stage,
-        trace.fingerprint,
-        trace.shard.index,
-        trace.shard.count,
-        shown(d.lower),
-        shown(d.upper),
-        shown(d.since),
-        info.rows,
-        info.tombstones,
-        reader.size_bytes,
-        reader.digest,
-        "disk" if durable else "memory",
-        level_of(info.rows, has_key=bool(info.key)),
-        str(reader.path),
-    )
-
-
-def status_of_bad(id: LayerId, path: Path, error: NosyncError) -> LayerStatus:
-    d, trace = id.description, id.trace
-    ends = (shown(d.lower), shown(d.upper), shown(d.since))
-    return LayerStatus(
-        trace.stage,
-        trace.fingerprint,
-        trace.shard.index,
-        trace.shard.count,
-        *ends,
-        0,
-        0,
-        0,
-        "",
-        "corrupt",
-        0,
-        str(path),
-    )

@@ -9,11 +9,13 @@ from pathlib import Path
 from nosync.lsm.columnar.hashing import Hasher, hash32
 from nosync.lsm.errors import InvalidInputError, ReplicationError, StoreLockedError
 from nosync.lsm.platform.env import Env
+from nosync.lsm.platform.layout import PLACE_FILE
 from nosync.lsm.platform.paths import local_path
 from nosync.lsm.settings import StoreSettings
 from nosync.lsm.store.opened import note_opened
-from nosync.lsm.store.store import Store, checked_marker, checked_settings, open_store
-from nosync.lsm.trace.directory import PLACE_FILE, LayerDirectory
+from nosync.lsm.store.opening import checked_marker, checked_settings, open_store
+from nosync.lsm.store.store import Store
+from nosync.lsm.trace.directory import LayerDirectory
 from nosync.replication.client.fetching_directory import ADDRESS_FILE, address_of, keeper_of
 
 _ADDRESS = re.compile(r"[^/]+:[0-9]{1,5}")

@@ -1,7 +1,7 @@
 """Whole-column work on keys and rows: equality, order within equal hashes, and schemas.
 
-Keys are compared as in Spark's GROUP BY: null equals null, NaN equals NaN, 0.0 equals -0.0, and nested values are equal where all
-of their parts are.
+Keys are compared as in Spark's GROUP BY: null equals null, NaN equals NaN, 0.0 equals -0.0, and nested values are equal
+where all of their parts are.
 """
 
 from __future__ import annotations
@@ -100,8 +100,8 @@ def gather(pieces: Sequence[tuple[pa.RecordBatch, Indices, Indices]], schema: pa
 
 
 def packed(batch: pa.RecordBatch) -> pa.RecordBatch:
-    """The batch in buffers of its own rows alone: Arrow writes some of what lies behind a slice, so that equal rows would
-    become files of different bytes.
+    """The batch in buffers of its own rows alone: Arrow writes some of what lies behind a slice, so that equal rows
+    would become files of different bytes.
     """
     if all(map(_is_packed, batch.columns)):
         return batch
@@ -111,7 +111,9 @@ def packed(batch: pa.RecordBatch) -> pa.RecordBatch:
 
 
 def _is_packed(column: pa.Array) -> bool:
-    """Whether its buffers have the sizes that its rows need, and nothing lies under nulls. False also where that is not known."""
+    """Returns whether its buffers have the sizes that its rows need, and nothing lies under nulls. False also where
+    that is not known.
+    """
     rows, type_ = len(column), column.type
     if column.null_count:
         return False
@@ -138,13 +140,13 @@ def _is_packed(column: pa.Array) -> bool:
 
 
 def _are_bits_of(buffer: pa.Buffer, rows: int) -> bool:
-    """Whether it has a bit for each row and then zeros."""
+    """Returns whether it has a bit for each row and then zeros."""
     return bool(buffer.size == -(-rows // 8) and not (rows % 8 and memoryview(buffer)[-1] >> rows % 8))
 
 
 def rows_equal(left: Sequence[pa.Array], left_at: Indices, right: Sequence[pa.Array], right_at: Indices) -> Bools:
-    """For each i: whether row `left_at[i]` of `left` and row `right_at[i]` of `right` agree in every column. Nested values, which
-    Arrow does not compare, do not.
+    """For each i: whether row `left_at[i]` of `left` and row `right_at[i]` of `right` agree in every column. Nested
+    values, which Arrow does not compare, do not.
     """
     equal: Bools = np.ones(len(left_at), dtype=np.bool_)
     for a, b in zip(left, right, strict=True):
@@ -215,8 +217,8 @@ def _lists_equal(a: pa.Array, a_at: Indices, b: pa.Array, b_at: Indices) -> Bool
 
 
 def comparable(column: pa.Array) -> pa.Array:
-    """Values that are equal where a user would call them so: nested ones by their text, for Arrow does not compare them; and NaN
-    equals itself, as in Spark.
+    """Values that are equal where a user would call them so: nested ones by their text, for Arrow does not compare
+    them; and NaN equals itself, as in Spark.
     """
     if pa.types.is_floating(column.type):
         values = column.cast(pa.float64()).fill_null(0.0).to_numpy(zero_copy_only=False) + 0.0  # one zero
@@ -230,7 +232,8 @@ def comparable(column: pa.Array) -> pa.Array:
 def sort_hashes(hashes: U32) -> tuple[Indices, U32]:
     """The stable order of the hashes, and the hashes in that order.
 
-    Sorting (hash, position) as one 64-bit integer is 5 to 12 times faster than a stable argsort. Rows of a layer need none.
+    Sorting (hash, position) as one 64-bit integer is 5 to 12 times faster than a stable argsort. Rows of a layer need
+    none.
     """
     if (hashes[1:] >= hashes[:-1]).all():
         return np.arange(len(hashes)), hashes
@@ -295,7 +298,9 @@ def _order_collisions(order: Indices, same_hash: Bools, same_key: Bools, keys: S
 
 
 def _sortable(column: pa.Array) -> pa.Array:
-    """Arrow sorts neither nulls-only, boolean nor nested columns in every version; their order here only has to be fixed."""
+    """Arrow sorts neither nulls-only, boolean nor nested columns in every version; their order here only has to be
+    fixed.
+    """
     if pa.types.is_null(column.type):
         return pa.nulls(len(column), pa.int8())
     if pa.types.is_nested(column.type):
@@ -411,7 +416,8 @@ def unify_schemas(older: pa.Schema, newer: pa.Schema, whose: str) -> pa.Schema:
 
 
 def joined_schema(a: pa.Schema, b: pa.Schema, whose: str) -> pa.Schema:
-    """The columns of both, those of `a` first: two shards may get a column in different epochs, so neither is the older one.
+    """The columns of both, those of `a` first: two shards may get a column in different epochs, so neither is the older
+    one.
 
     Raises SchemaError for a column of two types.
     """
@@ -432,7 +438,8 @@ def describe(schema: pa.Schema) -> str:
 def conform(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
     """The batch with the columns of `schema`, in that order; columns it lacks are null.
 
-    So is one of another type: a merged layer may go on beyond where a rewound line left it, with a column that only came there.
+    So is one of another type: a merged layer may go on beyond where a rewound line left it, with a column that only
+    came there.
     """
     if batch.schema.equals(schema):
         return batch

@@ -6,10 +6,10 @@ upper 32 bits, `hash32`, are stored: they order rows inside a layer and give the
 `hash32 * key_groups >> 32`. That map is monotone, so an order by `hash32` is an order by
 (key group, hash). Equal hashes are told apart by comparing keys, never by trusting the hash.
 
-Algorithm: XXH64 (Yann Collet), as `org.apache.spark.sql.catalyst.expressions.XXH64` applies it: the
-seed is 42, each column is hashed with the previous column's result as its seed, nulls are passed over,
-8- to 32-bit integers and dates are hashed as 4 bytes, 64-bit ones, timestamps and intervals as 8; a struct is hashed field by
-field, an array element by element. NaN has one hash, and so have the two zeros.
+Algorithm: XXH64 (Yann Collet), as `org.apache.spark.sql.catalyst.expressions.XXH64` applies it: the seed is 42, each
+column is hashed with the previous column's result as its seed, nulls are passed over, 8- to 32-bit integers and dates
+are hashed as 4 bytes, 64-bit ones, timestamps and intervals as 8; a struct is hashed field by field, an array element
+by element. NaN has one hash, and so have the two zeros.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ def _can_be_key(type_: pa.DataType) -> bool:
 
 
 def is_list(type_: pa.DataType) -> bool:
-    """Whether it is a list, of any kind but a map."""
+    """Returns whether it is a list, of any kind but a map."""
     return bool(pa.types.is_list(type_) or pa.types.is_large_list(type_) or pa.types.is_fixed_size_list(type_))
 
 
@@ -94,7 +94,9 @@ def hash32(columns: Sequence[pa.Array]) -> U32:
 
 
 def is_quick(types: Iterable[pa.DataType]) -> bool:
-    """Whether to hash columns of these types takes less time than to have their hash sent along: all are of fixed width."""
+    """Returns whether to hash columns of these types takes less time than to have their hash sent along: all are of
+    fixed width.
+    """
     t = pa.types
     return all(
         (t.is_integer(type_) and not t.is_uint64(type_))
@@ -179,7 +181,7 @@ def _hash_lists(column: pa.Array, seed: U64) -> U64:
 
 
 def list_parts(column: pa.Array) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], pa.Array]:
-    """Where the elements of each list begin, how many there are (of null none), and all elements."""
+    """Returns where the elements of each list begin, how many there are (of null none), and all elements."""
     n, valid = len(column), _validity(column)
     if pa.types.is_fixed_size_list(column.type):
         size = column.type.list_size

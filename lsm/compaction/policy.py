@@ -1,7 +1,7 @@
 """Which layers of a trace to merge next. Pure: sizes and time ranges in, a choice out.
 
-Layers have levels by their rows, as in an LSM tree. So many of one level with nothing larger after them become one, and what
-`since` has made stale is merged into the oldest layer once it is a quarter of it.
+Layers have levels by their rows, as in an LSM tree. So many of one level with nothing larger after them become one, and
+what `since` has made stale is merged into the oldest layer once it is a quarter of it.
 """
 
 from __future__ import annotations
@@ -16,7 +16,9 @@ from nosync.lsm.model.timestamp import Time
 
 FANOUT = 4
 LOG_FANOUT = 16
-"""Nobody looks keys up in all layers of a log, so more of them may lie side by side: rows are written again half as often."""
+"""Nobody looks keys up in all layers of a log, so more of them may lie side by side: rows are written again half as
+often.
+"""
 _SMALLEST_LEVEL_ROWS = 1024
 _STALE_SHARE = 0.25
 
@@ -46,11 +48,11 @@ def choose_merge(trace: Sequence[Candidate], since: Time, *, taken: int = 0) -> 
 
     `taken`: so many of the oldest are being merged already, and left alone.
 
-    Two rules. *Geometric levels*: FANOUT layers of one level (LOG_FANOUT of a log), with nothing larger after them, become one,
-    together with older ones that are smaller than what comes of it; so a trace of n rows has at most (FANOUT - 1) layers at
-    each of O(log n) levels. *Stale rows*: when the layers above the
-    oldest that `since` has passed hold more than a quarter of its rows, they are merged into it, so that superseded
-    rows do not take more than about that share of the space.
+    Two rules. *Geometric levels*: FANOUT layers of one level (LOG_FANOUT of a log), with nothing larger after them,
+    become one, together with older ones that are smaller than what comes of it; so a trace of n rows has at most
+    (FANOUT - 1) layers at each of O(log n) levels. *Stale rows*: when the layers above the oldest that `since` has
+    passed hold more than a quarter of its rows, they are merged into it, so that superseded rows do not take more than
+    about that share of the space.
     """
     # A small layer with a larger one after it counts as one of that level: it waits for the same merge.
     fanout = FANOUT if not trace or trace[0].has_key else LOG_FANOUT
@@ -74,7 +76,7 @@ def choose_merge(trace: Sequence[Candidate], since: Time, *, taken: int = 0) -> 
 
 
 def is_behind(trace: Sequence[Candidate]) -> bool:
-    """Whether there are far more layers than merging leaves: so many that reading feels it."""
+    """Returns whether there are far more layers than merging leaves: so many that reading feels it."""
     fanout = FANOUT if not trace or trace[0].has_key else LOG_FANOUT
     levels = {_level(layer) for layer in trace}
     return len(trace) > (fanout - 1) * len(levels) + 2 * FANOUT**2

@@ -1,8 +1,9 @@
 """Merges in a process of their own, so that appends in this one never wait for the interpreter lock.
 
-The parent sends a request for each merge (a line of JSON on standard input), the child merges, publishes, and answers with a line
-on standard output. It stays for the next one, because to start takes longer than many a merge, and ends by itself when none comes
-for a while, or when its parent is gone. Killing it at any moment leaves nothing but a temporary file, which the parent removes.
+The parent sends a request for each merge (a line of JSON on standard input), the child merges, publishes, and answers
+with a line on standard output. It stays for the next one, because to start takes longer than many a merge, and ends by
+itself when none comes for a while, or when its parent is gone. Killing it at any moment leaves nothing but a temporary
+file, which the parent removes.
 """
 
 from __future__ import annotations
@@ -22,16 +23,13 @@ from typing import Any
 import pyarrow as pa
 
 from nosync.lsm.compaction.merge import Merge
-from nosync.lsm.errors import NosyncError, StorageError
-from nosync.lsm.failures import decode_failure, encode_failure
+from nosync.lsm.errors import NosyncError, StorageError, decode_failure, encode_failure
 from nosync.lsm.layers.reader import LayerReader
 from nosync.lsm.layers.writer import Published
 from nosync.lsm.model.layer import Digest, LayerId, parse_path
 from nosync.lsm.model.timestamp import Time
-from nosync.lsm.no_pandas import leave_out_pandas
 from nosync.lsm.platform.env import Env, storage_errors
-from nosync.lsm.platform.process import keep_freed_memory
-from nosync.lsm.processor import numpy_environment
+from nosync.lsm.platform.process import keep_freed_memory, leave_out_pandas, numpy_environment
 
 _POLL_S = 0.02
 IDLE_S = 10.0
@@ -64,8 +62,8 @@ class MergeProcess:
     def run(self, merge: Merge, stop: Callable[[], bool], *, pause_share: float = 0.0) -> Published | None:
         """Carries out a merge. None: `stop()` said so, and the child was killed.
 
-        After each step it rests for `pause_share` times as long as the step took: the kernel then has time to write what was
-        merged without taking the processor from those who append.
+        After each step it rests for `pause_share` times as long as the step took: the kernel then has time to write
+        what was merged without taking the processor from those who append.
 
         Raises what the merge raises, and StorageError where the process died.
         """

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from pathlib import Path, PurePosixPath
 
-from nosync.lsm.facts.or_set import SINKS, Element, add_element, elements, remove
+from nosync.lsm.facts.or_set import Element, add_element, elements, remove
 from nosync.lsm.manifests.branches import Refs
 from nosync.lsm.model.timestamp import is_number
 from nosync.lsm.platform.env import Env, storage_errors
+from nosync.lsm.platform.layout import SINKS
 
 _KEPT_EPOCHS = 1000
 _OWED, _FIRST, _OUTPUT = "_owed", "_first", "_output"
@@ -22,7 +23,7 @@ _NOT_TIMELINES = (_OWED, _FIRST, _OUTPUT)
 
 
 class DeliveryLog:
-    """Those of one sink on one store. `timeline`: the one that the job goes on with."""
+    """The deliveries of one sink on one store. `timeline`: the one that the job goes on with."""
 
     def __init__(self, root: Path, stage: str, timeline: str, refs: Refs, env: Env) -> None:
         self._root, self._env, self._timeline, self._refs = root, env, timeline, refs
@@ -30,7 +31,7 @@ class DeliveryLog:
         self._held = refs.held_until(timeline)
 
     def delivered(self, t: int) -> bool:
-        """Whether epoch `t` was marked."""
+        """Returns whether epoch `t` was marked."""
         return any(marked == t for marked in self._marked())
 
     def last(self) -> int | None:
@@ -109,7 +110,7 @@ class DeliveryLog:
         add_element(self._root, self._directory / _OUTPUT, output, {"output": output}, self._env)
 
     def owns(self, output: str) -> bool:
-        """Whether `own` said so, for this stage of this store."""
+        """Returns whether `own` said so, for this stage of this store."""
         return any(element.what == output for element in self._of(_OUTPUT))
 
     def take_back(self, marks: list[Element]) -> None:

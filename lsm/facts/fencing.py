@@ -13,10 +13,10 @@ from pathlib import Path, PurePosixPath
 from typing import NamedTuple
 
 from nosync.lsm.errors import FencedError
-from nosync.lsm.facts.or_set import JOBS
 from nosync.lsm.model.timestamp import is_number
 from nosync.lsm.platform.env import Env, storage_errors
 from nosync.lsm.platform.json_file import publish_small
+from nosync.lsm.platform.layout import JOBS
 
 _KEPT = 2
 

@@ -1,4 +1,5 @@
-"""An observed-remove set of small facts that any node may add or take back at any time, without agreement: pins, marks of sinks.
+"""An observed-remove set of small facts that any node may add or take back at any time, without agreement: pins, marks
+of sinks.
 
 An element is a file with a name that nobody else takes, `<what>-<token>.json`; it is taken back by another one,
 `<what>-<token>.gone.json`. Files are only ever added, so nodes exchange them in any order and agree as soon as they
@@ -16,10 +17,8 @@ from typing import Any
 from nosync.lsm.model.timestamp import is_number
 from nosync.lsm.platform.env import Env, storage_errors
 from nosync.lsm.platform.json_file import publish_small, read_small, sync_published
-from nosync.lsm.trace.directory import PINS
+from nosync.lsm.platform.layout import REGISTERS
 
-JOBS, SINKS = "jobs", "sinks"
-REGISTERS = (JOBS, PINS, SINKS)
 _SUFFIX, _GONE = ".json", ".gone.json"
 
 
@@ -35,7 +34,7 @@ class Element:
 
 
 def is_taken_back(path: PurePosixPath) -> bool:
-    """Whether a file takes an element back, rather than being one."""
+    """Returns whether a file takes an element back, rather than being one."""
     return path.name.endswith(_GONE)
 
 

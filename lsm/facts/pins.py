@@ -12,8 +12,8 @@ from nosync.lsm.facts.or_set import Element, add_element, elements, read_element
 from nosync.lsm.model.layer import check_name
 from nosync.lsm.model.timestamp import Epoch, pack
 from nosync.lsm.platform.env import Env
+from nosync.lsm.platform.layout import PINS
 from nosync.lsm.platform.parsing import parsed
-from nosync.lsm.trace.directory import PINS
 
 
 @dataclass(frozen=True, order=True)
@@ -31,14 +31,14 @@ def pin_of(fields: Mapping[str, Any]) -> Pin:
 
 
 class Pins:
-    """Those of a data directory. What a file says never changes, so each is read once, however many there are."""
+    """The pins of a data directory. What a file says never changes, so each is read once, however many there are."""
 
     def __init__(self, root: Path, env: Env) -> None:
         self._root, self._env = root, env
         self._read: dict[PurePosixPath, Pin] = {}
 
     def by_name(self) -> dict[str, Pin]:
-        """Where two nodes gave a name to two epochs at once, the earlier one counts: it keeps what both need.
+        """Returns where two nodes gave a name to two epochs at once, the earlier one counts: it keeps what both need.
 
         Raises CorruptionError for a file that is damaged when it is first read.
         """
@@ -48,7 +48,9 @@ class Pins:
         return pins
 
     def publish(self, pin: Pin) -> list[PurePosixPath]:
-        """Durable when this returns; the files that came. Raises InvalidInputError where the name holds another epoch."""
+        """Publishes a pin, durably, and returns the files that came. Raises InvalidInputError where the name holds
+        another epoch.
+        """
         check_name(pin.name, "pin name")
         recorded = self.by_name().get(pin.name)
         if recorded is None:

@@ -354,8 +354,8 @@ def open_body(opened: Opened, where: str) -> pa.ipc.RecordBatchFileReader:
 def read_checked(opened: Opened, file: pa.ipc.RecordBatchFileReader, index: int, where: str) -> pa.RecordBatch:
     """Block `index`, whose digest was verified, as if a stranger had written it.
 
-    Arrow trusts offsets in a batch, and would read beyond its buffers. So this looks at all of them, at every character, and at
-    what the description says of the block. Raises CorruptionError.
+    Arrow trusts offsets in a batch, and would read beyond its buffers. So this looks at all of them, at every
+    character, and at what the description says of the block. Raises CorruptionError.
     """
     info, block = opened.info, opened.info.blocks[index]
     start = info.blocks[index - 1].end if index else _ARROW_MAGIC_BYTES
@@ -378,9 +378,11 @@ def read_checked(opened: Opened, file: pa.ipc.RecordBatchFileReader, index: int,
 
 
 def _is_compressed(metadata: pa.Buffer) -> bool:
-    """Whether an Arrow record batch says that its buffers are compressed, which pyarrow does not tell before it unpacks them.
+    """Returns whether an Arrow record batch says that its buffers are compressed, which pyarrow does not tell before it
+    unpacks them.
 
-    Field 2 of the flatbuffer table `Message` is its header, field 3 of `RecordBatch` the compression (Arrow's Message.fbs).
+    Field 2 of the flatbuffer table `Message` is its header, field 3 of `RecordBatch` the compression (Arrow's
+    Message.fbs).
     """
     data = metadata.to_pybytes()
     message = struct.unpack_from("<I", data, 0)[0]
@@ -389,7 +391,7 @@ def _is_compressed(metadata: pa.Buffer) -> bool:
 
 
 def _field_of(data: bytes, table: int, index: int) -> int | None:
-    """Where a field of a flatbuffer table lies; None where it is not set."""
+    """Returns where a field of a flatbuffer table lies; None where it is not set."""
     vtable = table - struct.unpack_from("<i", data, table)[0]
     if vtable < 0 or 4 + 2 * index + 2 > struct.unpack_from("<H", data, vtable)[0]:
         return None

@@ -88,8 +88,8 @@ class LayerReader:
     def open(cls, path: Path, env: Env, expected: LayerId | None = None, *, is_validated: bool = False) -> LayerReader:
         """Maps the file and verifies its ends; milliseconds for any size.
 
-        `is_validated`: this host's node looked at all of it. Else each block is looked at in full when it is first touched, for
-        Arrow follows offsets in a forged one to wherever they point.
+        `is_validated`: this host's node looked at all of it. Else each block is looked at in full when it is first
+        touched, for Arrow follows offsets in a forged one to wherever they point.
 
         Raises FileNotFoundError when the file is gone (a merge may have replaced it), CorruptionError when it is
         not the whole layer that its name promises.
@@ -122,7 +122,7 @@ class LayerReader:
 
     @property
     def group_offsets(self) -> npt.NDArray[np.uint64]:
-        """Where each key group's rows begin: `key_groups + 1` row numbers; empty for a layer without a key."""
+        """Returns where each key group's rows begin: `key_groups + 1` row numbers; empty for a layer without a key."""
         return self._opened.group_offsets
 
     @property

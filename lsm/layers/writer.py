@@ -153,7 +153,7 @@ def _with_deletes(rows: pa.Table, deletes: pa.Table, key: Sequence[str], whose: 
 
 
 def group_offsets(hashes: U32, key_groups: int) -> npt.NDArray[np.uint64]:
-    """Where each key group's rows begin in sorted `hashes`: `key_groups + 1` row numbers."""
+    """Returns where each key group's rows begin in sorted `hashes`: `key_groups + 1` row numbers."""
     starts: npt.NDArray[np.uint64] = np.searchsorted(hashes, _group_bounds(key_groups)).astype(np.uint64)
     return np.append(starts, np.uint64(len(hashes)))
 
@@ -223,7 +223,7 @@ def _other_contents(
 
 
 def _same_rows(recorded: LayerReader, rejected: LayerReader) -> bool:
-    """Whether two files of different bytes hold equal rows, as when another version of Arrow laid them out."""
+    """Returns whether two files of different bytes hold equal rows, as when another version of Arrow laid them out."""
     if not recorded.schema.equals(rejected.schema) or recorded.block_count != rejected.block_count:
         return False
     return all(a.batch.equals(b.batch) for a, b in zip(recorded.blocks(), rejected.blocks(), strict=True))
@@ -234,9 +234,9 @@ def publish_rows(
 ) -> Published:
     """Steps 3 and 4: publishes one fresh layer under the data directory `root`.
 
-    `expected`: what the manifest of its epoch lists; a layer that is another one is not published at all.
-    Raises DeterminismError for that, and where the name is taken by other contents, StorageError where the disk refuses; in both
-    cases what was there before is untouched.
+    `expected`: what the manifest of its epoch lists; a layer that is another one is not published at all. Raises
+    DeterminismError for that, and where the name is taken by other contents, StorageError where the disk refuses; in
+    both cases what was there before is untouched.
     """
     offsets = np.empty(0, dtype=np.uint64)
     if rows.key:

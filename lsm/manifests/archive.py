@@ -38,8 +38,8 @@ from nosync.lsm.platform.json_file import (
     unseal_json,
     whole_number,
 )
+from nosync.lsm.platform.layout import MANIFESTS
 from nosync.lsm.platform.parsing import parsed
-from nosync.lsm.trace.directory import MANIFESTS
 
 MOST_LAYERS = 50_000
 """Layers that one archive lists at most; where epochs have many, fewer of them share one."""

@@ -23,10 +23,10 @@ from nosync.lsm.model.layer import check_name
 from nosync.lsm.model.timestamp import Epoch, is_number, pack
 from nosync.lsm.platform.env import Env, storage_errors
 from nosync.lsm.platform.json_file import publish_small, read_small, sync_published
+from nosync.lsm.platform.layout import BRANCHES
 from nosync.lsm.platform.nearest import did_you_mean
 from nosync.lsm.platform.parsing import parsed
 
-BRANCHES = "branches"
 MAIN = "main"
 MOST_BRANCHES = 1000
 """So many a store has at most: looking at each of them takes time on every start."""

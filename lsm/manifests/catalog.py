@@ -4,14 +4,14 @@ It holds nothing that cannot be rebuilt from the files, and answers no read: lay
 What it adds is *durability known*: a record is written only after the layer's file and directory were synced.
 A version edit (LevelDB's word) adds and removes records atomically.
 
-An edit that only adds is not synced itself: a power cut may take the last of them, as if it had come a moment earlier; the
-next start finds those layers, verifies them and adds them again before it serves anyone. One that removes is synced, because
-files are deleted after it.
+An edit that only adds is not synced itself: a power cut may take the last of them, as if it had come a moment earlier;
+the next start finds those layers, verifies them and adds them again before it serves anyone. One that removes is
+synced, because files are deleted after it.
 
-Facts of the library that this module deals with: `raw_mode` (the default unpickles what it reads); iterators are checked
-with `status()`, because they end early and silently on corruption; errors come as bare `Exception` and are mapped to
-CatalogError here; `write` keeps the interpreter's lock, so with `sync` no other thread would run until the disk has answered:
-`flush_wal` lets them.
+Facts of the library that this module deals with: `raw_mode` (the default unpickles what it reads); iterators are
+checked with `status()`, because they end early and silently on corruption; errors come as bare `Exception` and are
+mapped to CatalogError here; `write` keeps the interpreter's lock, so with `sync` no other thread would run until the
+disk has answered: `flush_wal` lets them.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ from rocksdict import AccessType, Options, Rdict, WriteBatch
 from nosync.lsm.errors import CatalogError, StorageError, StoreLockedError
 from nosync.lsm.model.layer import Digest, LayerId, Record, parse_path
 from nosync.lsm.platform.env import advice
+from nosync.lsm.platform.layout import CATALOG
 
 _LAYER = b"layer/"
 _META = b"meta/"
@@ -223,6 +224,21 @@ def _decode(key: bytes, value: bytes, path: Path) -> Record:
         return Record(id, Digest(fields["digest"]), int(fields["rows"]), int(fields["bytes"]))
     except (ValueError, KeyError, TypeError) as error:
         raise CatalogError(f"catalog {path}: record {key!r} is damaged ({error}); it can be rebuilt") from error
+
+
+def recorded_layers(root: Path) -> list[Record]:
+    """The durable layers of a directory, as its catalog on disk says now.
+
+    Where no node has ever run, or the catalog is damaged, nothing is known to be durable.
+    """
+    try:
+        catalog = Catalog(root / CATALOG, read_only=True)
+    except (CatalogError, StorageError):
+        return []
+    try:
+        return catalog.records()
+    finally:
+        catalog.close()
 
 
 def set_aside(path: Path, token: str) -> Path | None:

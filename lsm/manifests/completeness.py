@@ -69,7 +69,8 @@ def to_look_at(
     """All manifests but those of runs of which nothing can be missing, because merged layers stand for all that they
     list.
 
-    `released_until`: the epoch up to which inputs may be gone. `held(trace)`: the time ranges of the layers that are there.
+    `released_until`: the epoch up to which inputs may be gone. `held(trace)`: the time ranges of the layers that are
+    there.
     """
     for piece in sealed.pieces():
         if isinstance(piece, Manifest):
@@ -79,8 +80,8 @@ def to_look_at(
 
 
 def is_whole(run: Run, released_until: int, held: Callable[[TraceId], Iterable[Description]]) -> bool:
-    """Whether merged layers alone stand for all that a run lists. A layer of one epoch is compared by whoever looks at
-    it.
+    """Returns whether merged layers alone stand for all that a run lists. A layer of one epoch is compared by whoever
+    looks at it.
     """
     for one in run.listed:
         if one.trace.stage in run.policies and run.last <= released_until:

@@ -40,7 +40,7 @@ def releasable_until(timelines: Timelines, safe: int | None) -> Epoch:
 
 
 def is_released(manifest: Manifest, entry: Entry, until: int) -> bool:
-    """Whether a layer need not be there any more."""
+    """Returns whether a layer need not be there any more."""
     return manifest.t <= until and entry.id.trace.stage in policies(manifest)
 
 

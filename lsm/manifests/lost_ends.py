@@ -12,13 +12,13 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from nosync.lsm.errors import CorruptionError, LostEpochError
-from nosync.lsm.manifests.branches import BRANCHES, MAIN, missing_entry
+from nosync.lsm.manifests.branches import MAIN, missing_entry
 from nosync.lsm.manifests.remembered import END, Kept, entries_lost, timelines_without_entry
 from nosync.lsm.manifests.timelines import Timelines
 from nosync.lsm.model.layer import LayerId
 from nosync.lsm.model.timestamp import Epoch, Time, end_of, epoch_of
 from nosync.lsm.platform.env import Env
-from nosync.lsm.trace.directory import MANIFESTS, PLACE_FILE
+from nosync.lsm.platform.layout import BRANCHES, MANIFESTS, PLACE_FILE
 
 LOST_MANIFEST, LOST_END = "a lost manifest of ", "lost epochs at the end of "
 """Of the problems of a node those begin with these, before a branch, that are of manifests."""

@@ -17,8 +17,8 @@ from nosync.lsm.model.layer import Description, Digest, LayerId, Shard, TraceId,
 from nosync.lsm.model.timestamp import END_OF_TIME, Epoch, Time, end_of, pack, show
 from nosync.lsm.platform.env import Env, Identity
 from nosync.lsm.platform.json_file import publish_text, read_if_there, seal_json, unseal_json, whole_number
+from nosync.lsm.platform.layout import MANIFESTS
 from nosync.lsm.platform.parsing import parsed
-from nosync.lsm.trace.directory import MANIFESTS
 
 MAIN_TIMELINE = "main"
 AT_SAFE_POINT = "at_safe_point"

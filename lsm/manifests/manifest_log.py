@@ -19,7 +19,7 @@ from nosync.lsm.manifests.manifest import Manifest
 from nosync.lsm.model.timestamp import MAX_EPOCH, Epoch, is_number
 from nosync.lsm.platform.env import Env
 from nosync.lsm.platform.json_file import read_if_there
-from nosync.lsm.trace.directory import MANIFESTS
+from nosync.lsm.platform.layout import MANIFESTS
 
 _DETAILS_IN_MEMORY = 4
 _RELISTS = 5

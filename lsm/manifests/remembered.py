@@ -20,12 +20,12 @@ from typing import NamedTuple
 
 from nosync.lsm.errors import CatalogError, CorruptionError, StorageError
 from nosync.lsm.manifests.archive import epochs_of
-from nosync.lsm.manifests.branches import BRANCHES, Refs
+from nosync.lsm.manifests.branches import Refs
 from nosync.lsm.manifests.catalog import Catalog
 from nosync.lsm.model.timestamp import MAX_EPOCH, Epoch, is_number
 from nosync.lsm.platform.env import Env
 from nosync.lsm.platform.json_file import canonical, read_small
-from nosync.lsm.trace.directory import CATALOG, MANIFESTS
+from nosync.lsm.platform.layout import BRANCHES, CATALOG, MANIFESTS
 
 SEALED_META, ENTRY_META, SAFE_META = "sealed/", "branches/", "safe/"
 """Catalog: by timeline, the first and the last epoch that was durable; by number, an entry of the log of branches; by

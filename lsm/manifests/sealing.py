@@ -7,23 +7,18 @@ file, and waits for nobody.
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from nosync.lsm.errors import CorruptionError, DeterminismError, HoleError, OutOfOrderError
 from nosync.lsm.manifests.branches import MAIN
-from nosync.lsm.manifests.completeness import MissingLayer
 from nosync.lsm.manifests.lost_ends import epochs_text, lost_begin, lost_end
 from nosync.lsm.manifests.manifest import Content, Entry, Manifest, check_same, publish_manifest
-from nosync.lsm.manifests.manifest_log import ManifestLog
 from nosync.lsm.manifests.remembered import Recall, recalled
 from nosync.lsm.manifests.timelines import Timelines
-from nosync.lsm.model.history import History
 from nosync.lsm.model.layer import Digest, LayerId, TraceId
 from nosync.lsm.model.timestamp import Epoch, Time, epoch_of, round_of
-from nosync.lsm.platform.env import storage_error
 from nosync.lsm.trace.directory import LayerDirectory
 
 
@@ -40,7 +35,7 @@ class Sealer:
         self.timelines = Timelines(directory.root, directory.env, recall or (lambda: recalled(directory.root)))
 
     def origin(self, trace: TraceId) -> Time | None:
-        """Where a trace first begins, as far as manifests say."""
+        """Returns where a trace first begins, as far as manifests say."""
         return min(self.timelines.origins(trace), default=None)
 
     def seal(
@@ -114,19 +109,8 @@ class Sealer:
                     f"{id}: its file has digest {digest[:16]}, and its sealed epoch lists {entry.digest[:16]}"
                 )
 
-    def exists(self, id: LayerId) -> bool:
-        """Whether a file of this name is there."""
-        path = self.directory.path_of(id)
-        try:
-            self.directory.env.size_bytes(path)
-        except FileNotFoundError:
-            return False
-        except OSError as error:
-            raise storage_error("look at", path, error) from error
-        return True
-
     def _sealed_elsewhere(self, t: int, sealed: Manifest | None) -> dict[LayerId, Entry]:
-        """What manifests of the epoch say of layers: that of the branch, and those of others, whose layers it shares."""
+        """Returns what manifests of the epoch say of layers: the branch's, and others', whose layers it shares."""
         found: dict[LayerId, Entry] = {}
         others = [self.timelines.manifest(t, name) for name in self.timelines.refs.names]
         for manifest in [*others, sealed]:
@@ -144,7 +128,7 @@ class Sealer:
         known = sealed.get(id)
         content = contents.get(id)
         if content is None:
-            if known is not None and not self.exists(id):
+            if known is not None and not self.directory.has_file(id):
                 return known  # merged since: the manifest remembers what it was
             try:
                 content = Content(*self.directory.contents_of(id))
@@ -162,48 +146,3 @@ class Sealer:
                 origin = min(d.lower for d in self.directory.descriptions(id.trace))
                 origin = min(origin, self.origin(id.trace) or origin)
         return Entry(id, content.digest, content.rows, origin)
-
-
-class HasSealer(ABC):
-    """What whoever keeps a directory says of its manifests: the node, or what stands in for a daemon's."""
-
-    directory: LayerDirectory
-    sealer: Sealer
-
-    @abstractmethod
-    def lost(self, branch: str = MAIN) -> list[MissingLayer]:
-        """See nosync.lsm.node.api.StoreBackend."""
-
-    @abstractmethod
-    def fetch(self, lost: list[MissingLayer]) -> list[MissingLayer]:
-        """See nosync.lsm.node.api.StoreBackend."""
-
-    def missing(self, branch: str = MAIN) -> list[MissingLayer]:
-        """See nosync.lsm.node.api.StoreBackend."""
-        return self.fetch(self.lost(branch))
-
-    @property
-    def timelines(self) -> Timelines:
-        return self.sealer.timelines
-
-    def notice_changes(self, timeline: str | None = None) -> None:  # noqa: B027 - nothing is what most have to do
-        """Of a node that is here nothing: it learns of them as it goes."""
-
-    def origin(self, trace: TraceId) -> Time | None:
-        """Where a trace first begins, as far as manifests say."""
-        return self.sealer.origin(trace)
-
-    def histories(self, branch: str = MAIN) -> dict[str, History]:
-        """By stage, which fingerprint and number of shards wrote each stretch of the branch's sealed epochs."""
-        return self.timelines.histories(branch)
-
-    def manifests(self, branch: str = MAIN) -> ManifestLog:
-        """By epoch, in order; those of the parent up to the fork included."""
-        return self.timelines.manifests(branch)
-
-    def last_sealed(self, branch: str = MAIN) -> Epoch | None:
-        return self.timelines.last_sealed(branch)
-
-    def check_sealable(self, t: int, branch: str = MAIN) -> None:
-        """Raises OutOfOrderError unless epoch `t` is the next one of the branch, or sealed already."""
-        self.sealer.check_sealable(t, branch)

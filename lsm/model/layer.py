@@ -53,11 +53,13 @@ class Description:
 
     @property
     def is_of_rounds(self) -> bool:
-        """Whether it begins or ends inside an epoch: rounds of a loop, for which the layer of their epoch will stand."""
+        """Returns whether it begins or ends inside an epoch: rounds of a loop, for which the layer of their epoch will
+        stand.
+        """
         return round_of(self.lower) > 0 or round_of(self.upper) > 0
 
     def covers(self, other: Description) -> bool:
-        """Whether a layer of this time range stands for one of the other."""
+        """Returns whether a layer of this time range stands for one of the other."""
         return self.lower <= other.lower and other.upper <= self.upper
 
     def __str__(self) -> str:
@@ -73,7 +75,8 @@ def of_round(t: int, round: int) -> Description:
 class Shard:
     """Shard `index` of `count`: the key groups `[first_group, end_group)` of `key_groups`.
 
-    `count == 0` means that the caller places keys itself (as with Kafka's partitions); such a shard may hold any key group.
+    `count == 0` means that the caller places keys itself (as with Kafka's partitions); such a shard may hold any key
+    group.
     """
 
     index: int

@@ -67,7 +67,7 @@ def show_as_of(time: Time) -> str:
 
 
 def is_number(text: str) -> bool:
-    """Whether a text is a number as nosync writes it. `isdigit` alone takes superscripts, which `int` does not."""
+    """Returns whether a text is a number as nosync writes it. `isdigit` alone takes superscripts, which `int` does not."""
     return text.isascii() and text.isdigit() and len(text) <= _MOST_DIGITS
 
 

@@ -1,4 +1,4 @@
-"""The roles around a data directory: what its keeper offers to stores and jobs, and who is told of what it holds."""
+"""What a node offers to stores and jobs, and who is told of what it holds."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from nosync.lsm.model.timestamp import Epoch, Time
 
 
 class DurabilityListener(Protocol):
-    """Who is told of what this node durably holds: replication."""
+    """Replication, which is told of what this node durably holds."""
 
     def held(self, added: Sequence[Record], gone: Sequence[LayerId], *, dropped: bool = False) -> None:
         """These layers are durable here, and those are not any more. `dropped`: nobody needs them."""
@@ -47,10 +47,10 @@ class DurabilityListener(Protocol):
         """Layers of this trace that end before a time are not kept here any more, merged or not."""
 
     def is_first_replica(self, trace: TraceId) -> bool:
-        """Whether this node is the one that keeps a trace of which one copy is kept."""
+        """Returns whether this node is the one that keeps a trace of which one copy is kept."""
 
     def has_earlier_replica(self, record: Record) -> bool:
-        """Whether a node that is to keep a layer before this one is there, and said that it holds it."""
+        """Returns whether a node that is to keep a layer before this one is there, and said that it holds it."""
 
     def copies(self, entry: Entry) -> int:
         """On how many nodes a layer is durable."""
@@ -60,7 +60,7 @@ class DurabilityListener(Protocol):
 
 
 class StoreBackend(Protocol):
-    """What a store and a job need of whoever keeps the directory: a `Node` in this process, or a daemon."""
+    """What a store and a job need of whoever owns the directory: a `Node` in this process, or a daemon."""
 
     problems: dict[str, str]
     """What keeps layers from being durable, by path; empty when all is well."""
@@ -78,19 +78,35 @@ class StoreBackend(Protocol):
 
     @property
     def store_id(self) -> str:
-        """Of a store whose tasks find it on several nodes; empty: there is one directory."""
+        """The id of a store whose tasks find it on several nodes; empty: there is one directory."""
 
     @property
     def node_id(self) -> str:
-        """Which of these nodes this is."""
+        """Which of these nodes this is; empty: it has no peers that would matter to a job."""
 
-    def lost_hosts(self) -> frozenset[str]: ...
-    def note(self, ids: Iterable[LayerId]) -> None: ...
-    def origin(self, trace: TraceId) -> Time | None: ...
-    def histories(self, branch: str = MAIN) -> dict[str, History]: ...
-    def manifests(self, branch: str = MAIN) -> ManifestLog: ...
-    def last_sealed(self, branch: str = MAIN) -> Epoch | None: ...
-    def check_sealable(self, t: int, branch: str = MAIN) -> None: ...
+    def lost_hosts(self) -> frozenset[str]:
+        """The hosts of nodes that are gone, where tasks are of no use. An embedded node has none."""
+
+    def note(self, ids: Iterable[LayerId]) -> None:
+        """Tells whoever makes layers durable that these were published. It would find them by itself, later."""
+
+    # --- epochs -------------------------------------------------------------------------------------------------------
+
+    def origin(self, trace: TraceId) -> Time | None:
+        """Returns where a trace first begins, as far as manifests say."""
+
+    def histories(self, branch: str = MAIN) -> dict[str, History]:
+        """Returns, by stage, which fingerprint and number of shards wrote each stretch of the branch's sealed epochs."""
+
+    def manifests(self, branch: str = MAIN) -> ManifestLog:
+        """Returns the manifests by epoch, in order; those of the parent up to the fork are included."""
+
+    def last_sealed(self, branch: str = MAIN) -> Epoch | None:
+        """The newest sealed epoch of a branch."""
+
+    def check_sealable(self, t: int, branch: str = MAIN) -> None:
+        """Raises OutOfOrderError unless epoch `t` is the next one of the branch, or sealed already."""
+
     def seal(
         self,
         t: int,
@@ -99,8 +115,26 @@ class StoreBackend(Protocol):
         meta: dict[str, Any] | None = None,
         copies: Mapping[str, int] | None = None,
         contents: Mapping[LayerId, Content] | None = None,
-    ) -> Manifest: ...
-    def conflict(self, error: DeterminismError, branch: str = MAIN) -> None: ...
+    ) -> Manifest:
+        """Writes the manifest of epoch `t` with these layers, which must exist. The same again is a success.
+
+        `copies`: by stage, how many durable copies the safe point waits for (default: the number that the node was made
+        with; 0: it does not wait).
+        `contents`: what the writers of layers said of them; of the others the files are looked into.
+        Raises OutOfOrderError unless `t` is the next one to be sealed or sealed already, DeterminismError when it was
+        sealed with other layers.
+        """
+
+    def conflict(self, error: DeterminismError, branch: str = MAIN) -> None:
+        """A layer of a sealed epoch was computed again with other rows: the safe point does not pass over it."""
+
+    def safe_point(self, branch: str = MAIN) -> Epoch | None:
+        """The largest epoch up to which every manifest exists and every layer in it is durable; None if there is none.
+
+        With peers: has as many copies as its stage asks for. Then it never goes back, a restart included: inputs may
+        have been let go of. What peers lost since is filled again, and until then shown as what they are behind.
+        """
+
     def missing(self, branch: str = MAIN) -> list[MissingLayer]:
         """What is lost here and does not come from peers either: `fetch(lost(branch))`."""
 
@@ -110,23 +144,64 @@ class StoreBackend(Protocol):
     def fetch(self, lost: list[MissingLayer]) -> list[MissingLayer]:
         """Has peers send these layers. Returns those that do not come."""
 
-    def pins(self) -> dict[str, Pin]: ...
-    def pin(self, pin: Pin) -> None: ...
-    def unpin(self, name: str) -> None: ...
-    def durable_ids(self) -> set[LayerId]: ...
-    def safe_point(self, branch: str = MAIN) -> Epoch | None: ...
-    def since(self) -> Time: ...
-    def make_durable_now(self) -> None: ...
-    def sync(self) -> None: ...
-    def check(self) -> list[NosyncError]: ...
-    def recheck(self, ids: Sequence[LayerId]) -> list[NosyncError]: ...
-    def compact(self, stage: str | None = None) -> Iterator[int]: ...
-    def drop_rounds(self, stage: str, t: int, *, at_once: bool = False) -> None: ...
-    def create_branch(
-        self, name: str, parent: str, at: int, changed: Iterable[str], anew: Iterable[str] = ()
-    ) -> None: ...
-    def promote(self, name: str, keep_as: str | None) -> None: ...
-    def rewind(self, t: int, keep_as: str | None) -> None: ...
-    def release_first_attempt(self) -> None: ...
-    def delete_branch(self, name: str) -> int: ...
-    def close(self) -> None: ...
+    # --- what is kept -------------------------------------------------------------------------------------------------
+
+    def pins(self) -> dict[str, Pin]:
+        """The pins by name."""
+
+    def pin(self, pin: Pin) -> None:
+        """Keeps the state as of an epoch readable."""
+
+    def unpin(self, name: str) -> None:
+        """Takes a pin back."""
+
+    def since(self) -> Time:
+        """The compaction frontier: reads as of this time and later are exact."""
+
+    def durable_ids(self) -> set[LayerId]:
+        """Every durable layer."""
+
+    def make_durable_now(self) -> None:
+        """Looks at what is on disk and makes it durable where that succeeds; what is torn goes to quarantine."""
+
+    def sync(self) -> None:
+        """Makes everything durable that was published before the call. Raises StorageError when that fails."""
+
+    def check(self) -> list[NosyncError]:
+        """Verifies every byte of every layer; what is bad goes to quarantine. Returns an error for each."""
+
+    def recheck(self, ids: Sequence[LayerId]) -> list[NosyncError]:
+        """Verifies every byte of these layers, and that they are what sealed epochs list. Returns an error for each."""
+
+    def compact(self, stage: str | None = None) -> Iterator[int]:
+        """Merges each trace into one layer and removes what that replaced. Yields the number of merges done so far."""
+
+    def drop_rounds(self, stage: str, t: int, *, at_once: bool = False) -> None:
+        """Forgets and deletes a stage's layers of single rounds inside epoch `t`. `at_once`: they run again now."""
+
+    # --- branches -----------------------------------------------------------------------------------------------------
+
+    def create_branch(self, name: str, parent: str, at: int, changed: Iterable[str], anew: Iterable[str] = ()) -> None:
+        """Makes a branch of `parent` at a sealed epoch. Durable when this returns."""
+
+    def promote(self, name: str, keep_as: str | None) -> None:
+        """Lets `main` be the timeline of a branch; the old timeline is kept as another branch, or dropped."""
+
+    def rewind(self, t: int, keep_as: str | None) -> None:
+        """Lets `main` be a new timeline that begins at a sealed epoch; the old timeline is kept as a branch, or
+        dropped.
+        """
+
+    def release_first_attempt(self) -> None:
+        """Forgets all layers of a store that has no sealed epochs, so that its first one can be given other rows.
+
+        Raises LostEpochError where it had some, and their manifests are lost.
+        """
+
+    def delete_branch(self, name: str) -> int:
+        """Deletes a branch with what nothing else needs. Returns the number of layers."""
+
+    def close(self) -> None:
+        """Makes everything published durable and gives the directory back. Raises StorageError if something is not
+        durable.
+        """

@@ -9,27 +9,36 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from pathlib import Path, PurePosixPath
 
-from nosync.lsm.errors import CorruptionError
+from blake3 import blake3
+
+from nosync.lsm.errors import CorruptionError, NosyncError
 from nosync.lsm.manifests.archive import epochs_of
-from nosync.lsm.manifests.branches import BRANCHES
+from nosync.lsm.manifests.branches import MAIN
 from nosync.lsm.manifests.timelines import Timelines
 from nosync.lsm.model.layer import LayerId
-from nosync.lsm.model.timestamp import Epoch, is_number, pack
+from nosync.lsm.model.timestamp import END_OF_TIME, Epoch, is_number, pack
+from nosync.lsm.node.announcer import Announcer
+from nosync.lsm.node.compactor import Compactor
+from nosync.lsm.node.durable_files import DurableFiles
+from nosync.lsm.node.durable_layers import DurableLayers
+from nosync.lsm.node.input_release import InputRelease
+from nosync.lsm.node.metadata_sync import MetadataSync
+from nosync.lsm.node.quarantine import Quarantine
+from nosync.lsm.node.safe_point import SafePoint
 from nosync.lsm.platform.env import Env
-from nosync.lsm.platform.json_file import read_small, replace_small
+from nosync.lsm.platform.json_file import read_if_there, read_small, replace_small
+from nosync.lsm.platform.layout import BRANCHES, DISCARDED, LAYERS, MANIFESTS
 from nosync.lsm.platform.parsing import parsed
-from nosync.lsm.trace.directory import MANIFESTS, LayerDirectory
+from nosync.lsm.trace.directory import LayerDirectory
 
 log = logging.getLogger("nosync")
 
-DISCARDED = "given-up.json"
-"""In the directory: the contents that an operator gave up here."""
-
 
 class DiscardedVersions:
-    """By file, relative to the data directory, the digest of what was given up. Of this directory alone."""
+    """Holds, by file relative to the data directory, the digest of what was given up in this directory."""
 
     def __init__(self, root: Path, env: Env) -> None:
         self._root, self._env = root, env
@@ -52,8 +61,79 @@ class DiscardedVersions:
         self.digests = kept
 
 
+class Discards:
+    """Sets aside what does not count in one directory, with all that was built upon it."""
+
+    def __init__(
+        self,
+        directory: LayerDirectory,
+        timelines: Timelines,
+        layers: DurableLayers,
+        files: DurableFiles,
+        small: MetadataSync,
+        quarantine: Quarantine,
+        compactor: Compactor,
+        safe_points: SafePoint,
+        inputs: InputRelease,
+        announcer: Announcer,
+    ) -> None:
+        self._directory, self._env, self._timelines, self._layers = directory, directory.env, timelines, layers
+        self._files, self._small, self._quarantine, self._compactor = files, small, quarantine, compactor
+        self._safe_points, self._inputs, self._announcer = safe_points, inputs, announcer
+        self.versions = DiscardedVersions(directory.root, directory.env)
+
+    def set_aside(
+        self, ids: Iterable[LayerId], small: Iterable[PurePosixPath], *, is_decided: bool = False
+    ) -> list[PurePosixPath]:
+        """Sends these to quarantine with all that was built upon them, and returns what went. Peers have what counts.
+
+        `is_decided`: an operator gave them up, so that they do not come back, and what was safe of them is not for
+        that.
+        """
+        # Or a merge of ours that ends later would cover theirs.
+        with self._compactor.paused(), self._files.going:
+            layers, files = dependents_of(small := list(small), self._directory, self._timelines)
+            layers, files = {*ids, *layers}, {*small, *files}
+            if is_decided:
+                self._count_no_more(layers, files)
+            # Manifests first: what an interruption leaves is layers that nothing lists, and no epochs without theirs.
+            for path in sorted(files):
+                error = NosyncError(f"{path}: another node's contents count")
+                self._quarantine.put_file(self._directory.root / path, ".".join(path.parts[:-1]), error)
+            for id in sorted(layers):
+                self._quarantine.put_layer_file(id, NosyncError(f"{id}: another node's contents count"))
+                self._quarantine.lose(id, "another node's contents count")
+            gone = self._small.forget_gone()
+            self._timelines.reload()
+            self._safe_points.something_changed()
+            self._announcer.peers.lost_files(gone, sorted(layers))
+        return sorted([*files, *(PurePosixPath(LAYERS, id.path) for id in layers)])
+
+    def _count_no_more(self, layers: Iterable[LayerId], files: Iterable[PurePosixPath]) -> None:
+        """Remembers what is given up, and takes back what was said of its safety."""
+        digests: dict[str, str] = {}
+        for path in files:
+            with suppress(FileNotFoundError):
+                digests[str(path)] = blake3(read_if_there(self._directory.root / path, self._env)).hexdigest()
+        for id in layers:
+            record = self._layers.of(id.trace).get(id.description)
+            if record is not None:
+                digests[str(PurePosixPath(LAYERS, id.path))] = record.digest
+        self.versions.remember(digests)
+        first = first_discarded(files)
+        entries = [int(path.stem) for path in files if path.parts[0] == BRANCHES and is_number(path.stem)]
+        self._files.discard(first, min(entries, default=None))
+        for timeline, t in first.items():
+            self._safe_points.take_back(timeline, Epoch(t - 1))
+        main = self._timelines.timeline(MAIN).id
+        if main in first:
+            self._inputs.take_back(Epoch(first[main] - 1))
+        before = pack(min(first.values())) if first else END_OF_TIME
+        self._announcer.peers.versions_discarded(self.versions.digests, before)
+
+
 def first_discarded(paths: Iterable[PurePosixPath]) -> dict[str, Epoch]:
-    """By timeline, the first epoch whose manifest is among these files."""
+    """Returns, by timeline, the first epoch whose manifest is among these files."""
     first: dict[str, Epoch] = {}
     for path in paths:
         if path.parts[0] == MANIFESTS and (span := epochs_of(path.name)) is not None:
@@ -64,8 +144,10 @@ def first_discarded(paths: Iterable[PurePosixPath]) -> dict[str, Epoch]:
 def dependents_of(
     discarded: Iterable[PurePosixPath], directory: LayerDirectory, timelines: Timelines
 ) -> tuple[set[LayerId], set[PurePosixPath]]:
-    """Of a manifest all that its timeline has from there on, layers that were merged with earlier ones included; of an
-    entry of the log of branches those after it.
+    """Returns the layers and files that are built upon these files.
+
+    On a manifest all is built that its timeline has from there on, layers that were merged with earlier ones included;
+    on an entry of the log of branches those after it.
     """
     discarded = list(discarded)
     first = first_discarded(discarded)

@@ -17,8 +17,9 @@ from nosync.lsm.errors import NosyncError
 from nosync.lsm.layers.reader import LayerReader
 from nosync.lsm.model.layer import LayerId, Record
 from nosync.lsm.platform.env import storage_error, storage_errors
+from nosync.lsm.platform.layout import LAYERS
 from nosync.lsm.platform.publish import write_again
-from nosync.lsm.trace.directory import LAYERS, LayerDirectory
+from nosync.lsm.trace.directory import LayerDirectory
 
 log = logging.getLogger("nosync")
 
@@ -27,12 +28,13 @@ class LayerSyncQueue:
     """`problems`: gets an entry for each layer that cannot be made durable, which is tried again after `retry_s`."""
 
     def __init__(self, directory: LayerDirectory, problems: dict[str, str], retry_s: float) -> None:
-        self._directory, self._env, self._problems, self._retry_s = directory, directory.env, problems, retry_s
+        self._directory, self._env, self.problems, self._retry_s = directory, directory.env, problems, retry_s
         self._lock = threading.Lock()
         self._waiting: dict[LayerId, None] = {}
         self._retry_at: dict[LayerId, float] = {}
         self._verified: dict[LayerId, Record] = {}  # of those, whose bytes were checked as they came
         self._synced: set[Path] = set()
+        self._forgotten: set[LayerId] = set()
 
     # --- which there are ----------------------------------------------------------------------------------------------
 
@@ -44,23 +46,31 @@ class LayerSyncQueue:
                 self._verified[verified.id] = verified
 
     def waiting(self) -> set[LayerId]:
+        """Returns the layers that are not durable yet."""
         with self._lock:
             return set(self._waiting)
 
+    def begin(self) -> None:
+        """Somebody begins to make layers durable: what is forgotten from now on does not become durable."""
+        with self._lock:
+            self._forgotten = set()
+
     def due(self, *, again: bool = False) -> list[LayerId]:
-        """Those to be made durable now, in the order in which they came. `again`: also those that failed just now."""
+        """Returns those to be made durable now, in the order in which they came. `again`: also those that failed just
+        now.
+        """
         now_s = self._env.monotonic_s()
         with self._lock:
             return [id for id in self._waiting if again or self._retry_at.get(id, now_s) <= now_s]
 
     def widest_first(self) -> None:
-        """What a merged layer replaced is recognised by that, and dropped rather than made durable."""
+        """Puts merged layers first: so what they replaced is recognised, and dropped rather than made durable."""
         with self._lock:
             ids = sorted(self._waiting, key=lambda id: id.description.upper - id.description.lower, reverse=True)
             self._waiting = dict.fromkeys(ids)
 
     def is_doubtful(self, id: LayerId) -> bool:
-        """Whether its fsync failed, and has not succeeded since."""
+        """Returns whether its fsync failed, and has not succeeded since."""
         with self._lock:
             return id in self._retry_at
 
@@ -70,13 +80,26 @@ class LayerSyncQueue:
             self._waiting.pop(id, None)
             self._retry_at.pop(id, None)
             self._verified.pop(id, None)
-            self._problems.pop(str(id.path), None)
+            self.problems.pop(str(id.path), None)
+
+    def forget(self, ids: Iterable[LayerId]) -> None:
+        """Nothing needs these, also where they are being made durable just now."""
+        for id in ids:
+            self.settled(id)
+            with self._lock:
+                self._forgotten.add(id)
+
+    def is_forgotten(self, id: LayerId) -> bool:
+        """Returns whether a layer was forgotten since `begin`."""
+        with self._lock:
+            return id in self._forgotten
 
     def failed(self, ids: Sequence[LayerId], error: NosyncError) -> None:
+        """These cannot be made durable now, and are tried again."""
         log.error("not durable: %s", error)
         with self._lock:
             for id in ids:
-                self._problems[str(id.path)] = str(error)
+                self.problems[str(id.path)] = str(error)
                 self._retry_at[id] = self._env.monotonic_s() + self._retry_s
 
     # --- making durable ---------------------------------------------------------------------------------------------

@@ -12,11 +12,11 @@ from nosync.lsm.errors import CorruptionError
 from nosync.lsm.facts.or_set import is_taken_back
 from nosync.lsm.facts.pins import pin_of
 from nosync.lsm.manifests.archive import Archive, Details, parse_name
-from nosync.lsm.manifests.branches import BRANCHES, check_entry
+from nosync.lsm.manifests.branches import check_entry
 from nosync.lsm.manifests.manifest import Manifest
 from nosync.lsm.platform.json_file import unseal_json
+from nosync.lsm.platform.layout import BRANCHES, MANIFESTS, PINS
 from nosync.lsm.platform.parsing import parsed
-from nosync.lsm.trace.directory import MANIFESTS, PINS
 
 
 def check_contents(path: PurePosixPath, text: bytes) -> None:

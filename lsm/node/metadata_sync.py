@@ -16,11 +16,10 @@ from pathlib import Path, PurePosixPath
 
 from nosync.lsm.errors import NosyncError
 from nosync.lsm.facts.or_set import register_files
-from nosync.lsm.manifests.branches import BRANCHES
 from nosync.lsm.platform.env import Env, storage_error, storage_errors
 from nosync.lsm.platform.json_file import read_if_there, unseal_json
+from nosync.lsm.platform.layout import BRANCHES, MANIFESTS
 from nosync.lsm.platform.publish import write_again
-from nosync.lsm.trace.directory import MANIFESTS
 
 log = logging.getLogger("nosync")
 
@@ -36,7 +35,7 @@ class MetadataSync:
         self._doubtful: set[PurePosixPath] = set()  # their fsync failed
 
     def listed(self) -> list[PurePosixPath]:
-        """Those that are there."""
+        """Returns the small files that are there."""
         found = [PurePosixPath(BRANCHES, name) for name in self._env.list_dir(self._root / BRANCHES)]
         for timeline in self._env.list_dir(self._root / MANIFESTS):
             names = self._env.list_dir(self._root / MANIFESTS / timeline)
@@ -59,7 +58,7 @@ class MetadataSync:
             return list(self._waiting)
 
     def is_durable(self, path: PurePosixPath) -> bool:
-        """Whether a file was made durable. One that nobody noted yet is not, though it does not wait either."""
+        """Returns whether a file was made durable. One that nobody noted yet is not, though it does not wait either."""
         with self._lock:
             return path in self._durable
 

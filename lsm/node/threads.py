@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, MutableMapping, Sequence
+from dataclasses import dataclass
 
 from nosync.lsm.errors import NosyncError, described
 from nosync.lsm.platform.env import Env
@@ -21,41 +22,43 @@ _RETRY_MERGES_S = 60.0
 Step = Callable[[], object]
 
 
-class NodeThreads:
-    """`looking`: what is done every `scan_interval_s`; `making_durable`: whenever something was published;
-    `merge_once`: until there is nothing to merge; `make_ahead`: whenever something was published, for what is published
-    next; `idle_at_most_s`: how long nothing needs to be done, given how long nothing is due.
-    """
+@dataclass(frozen=True)
+class Steps:
+    """What the threads do."""
 
-    def __init__(
-        self,
-        env: Env,
-        settings: StoreSettings,
-        problems: MutableMapping[str, str],
-        *,
-        looking: Sequence[Step],
-        making_durable: Sequence[Step],
-        merge_once: Callable[[], bool],
-        make_ahead: Step,
-        idle_at_most_s: Callable[[float], float],
-    ) -> None:
+    looking: Sequence[Step]
+    """Taken every `scan_interval_s`."""
+    making_durable: Sequence[Step]
+    """Taken whenever something was published."""
+    merge_once: Callable[[], bool]
+    """Taken until there is nothing to merge."""
+    make_ahead: Step
+    """Taken whenever something was published, for what is published next."""
+    idle_at_most_s: Callable[[float], float]
+    """Says how long nothing needs to be done, given how long nothing is due."""
+
+
+class NodeThreads:
+    """The threads of one node. What was published before they begin is found when they do."""
+
+    def __init__(self, env: Env, settings: StoreSettings, problems: MutableMapping[str, str]) -> None:
         self._env, self._settings, self._problems = env, settings, problems
-        self._looking, self._making_durable = looking, making_durable
-        self._merge_once, self._make_ahead, self._idle_at_most_s = merge_once, make_ahead, idle_at_most_s
         self._wake, self._wake_merger, self._closing = threading.Event(), threading.Event(), threading.Event()
         self._published = threading.Event()
-        self._threads = [
-            threading.Thread(target=self._guard, args=(work,), name=f"nosync-{name}", daemon=True)
-            for name, work in (
-                ("durability", self._durability_loop),
-                ("merge", self._merge_loop),
-                ("ahead", self._ahead_loop),
-            )
-            if settings.background and (name != "merge" or settings.merge)
-        ]
+        self._threads: list[threading.Thread] = []
 
-    def start(self) -> None:
+    def start(self, steps: Steps) -> None:
         """Begins; where settings say `background=False` nothing runs, and callers take the steps."""
+        loops: dict[str, Callable[[Steps], None]] = {
+            "durability": self._durability_loop,
+            "merge": self._merge_loop,
+            "ahead": self._ahead_loop,
+        }
+        self._threads = [
+            threading.Thread(target=self._guard, args=(loop, steps), name=f"nosync-{name}", daemon=True)
+            for name, loop in loops.items()
+            if self._settings.background and (name != "merge" or self._settings.merge)
+        ]
         for thread in self._threads:
             thread.start()
 
@@ -69,6 +72,7 @@ class NodeThreads:
             thread.join()
 
     def is_closing(self) -> bool:
+        """Returns whether the threads are to end."""
         return self._closing.is_set()
 
     def wake(self) -> None:
@@ -80,10 +84,10 @@ class NodeThreads:
         """There may be something to merge."""
         self._wake_merger.set()
 
-    def _guard(self, work: Callable[[], None]) -> None:
+    def _guard(self, loop: Callable[[Steps], None], steps: Steps) -> None:
         while not self._closing.is_set():
             try:
-                work()
+                loop(steps)
             except Exception as error:  # without this thread nothing more would become durable
                 problem = described(error)
                 log.error(
@@ -111,30 +115,30 @@ class NodeThreads:
                 self._problems.pop(at, None)
         return not failed
 
-    def _durability_loop(self) -> None:
+    def _durability_loop(self, steps: Steps) -> None:
         next_look = self._env.monotonic_s()
         while not self._closing.is_set():
             is_well = True
             if self._env.monotonic_s() >= next_look:
-                is_well = self._attempt(self._looking)
+                is_well = self._attempt(steps.looking)
                 next_look = self._env.monotonic_s() + self._settings.scan_interval_s
-            is_well = self._attempt(self._making_durable) and is_well
+            is_well = self._attempt(steps.making_durable) and is_well
             if not is_well:
                 next_look = min(next_look, self._env.monotonic_s() + self._settings.retry_s)
-            self._wake.wait(max(0.0, self._idle_at_most_s(next_look - self._env.monotonic_s())))
+            self._wake.wait(max(0.0, steps.idle_at_most_s(next_look - self._env.monotonic_s())))
             self._wake.clear()
 
-    def _merge_loop(self) -> None:
+    def _merge_loop(self, steps: Steps) -> None:
         while not self._closing.is_set():
             self._wake_merger.clear()
-            if not self._merge_once():
+            if not steps.merge_once():
                 self._problems.pop(threading.current_thread().name, None)
                 self._wake_merger.wait(_RETRY_MERGES_S)
 
-    def _ahead_loop(self) -> None:
+    def _ahead_loop(self, steps: Steps) -> None:
         is_well = True
         while not self._closing.is_set():
             self._published.wait(None if is_well else self._settings.retry_s)
             self._published.clear()
             if not self._closing.is_set():
-                is_well = self._attempt([self._make_ahead])
+                is_well = self._attempt([steps.make_ahead])

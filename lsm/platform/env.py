@@ -4,8 +4,9 @@ Everything in `lsm` that touches the disk goes through an `Env`, so that tests c
 fsync or a power cut (`nosync.testing`), and so that nothing else needs patching. Methods raise plain
 `OSError`; `storage_errors` turns it into a `StorageError` with a reason and an advice.
 
-A data directory may come from somebody else, or others may write to it. So no open follows a symbolic link or waits for a FIFO:
-what is no regular file is a `NotRegularFileError`. The directory itself may be reached through links: that is its owner's choice.
+A data directory may come from somebody else, or others may write to it. So no open follows a symbolic link or waits for
+a FIFO: what is no regular file is a `NotRegularFileError`. The directory itself may be reached through links: that is
+its owner's choice.
 
 What is made in it is for its owner, who writes, and their group, which reads, whatever the umask of who makes it.
 """
@@ -88,7 +89,8 @@ _KINDS = (
 
 
 def open_regular(path: Path | str, flags: int) -> tuple[int, os.stat_result]:
-    """The descriptor of a regular file, and what it is. Raises NotRegularFileError for a link or anything else; never waits.
+    """The descriptor of a regular file, and what it is. Raises NotRegularFileError for a link or anything else; never
+    waits.
 
     A file that is made (O_CREAT) gets FILE_MODE.
     """
@@ -197,11 +199,13 @@ class Env:
         return open(path, "ab", opener=_created)
 
     def may_write(self, path: Path) -> bool:
-        """Whether this process's user may write to a file that is there."""
+        """Returns whether this process's user may write to a file that is there."""
         return os.access(path, os.W_OK)
 
     def is_unused(self, path: Path) -> bool:
-        """Whether a name is that of a regular file which is empty and has no other name. Raises FileNotFoundError."""
+        """Returns whether a name is that of a regular file which is empty and has no other name. Raises
+        FileNotFoundError.
+        """
         found = os.lstat(path)
         return stat.S_ISREG(found.st_mode) and found.st_size == 0 and found.st_nlink == 1
 
@@ -284,7 +288,7 @@ class Env:
         return [(name, is_directory) for name, is_directory, is_file in kinds if is_directory or is_file]
 
     def exists(self, path: Path) -> bool:
-        """Whether a name is there, be it that of a link to nowhere."""
+        """Returns whether a name is there, be it that of a link to nowhere."""
         return os.path.lexists(path)
 
     def changed_ns(self, path: Path) -> int:
@@ -329,7 +333,9 @@ class Env:
 
 
 def is_foreign(error: OSError) -> bool:
-    """Whether a file was not opened because it is none that a store writes: a link, a FIFO, a directory, or far too large."""
+    """Returns whether a file was not opened because it is none that a store writes: a link, a FIFO, a directory, or far
+    too large.
+    """
     return isinstance(error, NotRegularFileError | TooLargeError)
 
 

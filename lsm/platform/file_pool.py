@@ -21,9 +21,8 @@ from typing import BinaryIO
 
 from nosync.lsm.errors import StorageError
 from nosync.lsm.platform.env import Env, storage_errors
+from nosync.lsm.platform.layout import MADE, MAKING, READY
 
-READY = "ready"
-MADE, MAKING = "made", "making"
 FEWEST, _MOST = 16, 512
 
 
@@ -49,7 +48,7 @@ def new_file(root: Path, path: Path, env: Env) -> BinaryIO:
 
 
 def _is_taken(ready: Path, path: Path, env: Env) -> bool:
-    """Whether a file has its new name, and is nothing else."""
+    """Returns whether a file has its new name, and is nothing else."""
     if not env.may_write(ready):  # another process was quicker, or it is another user's
         return False
     try:

@@ -24,8 +24,8 @@ from nosync.lsm.platform.env import (
     storage_error,
     storage_errors,
 )
+from nosync.lsm.platform.layout import LOCK
 
-LOCK = "LOCK"
 _PACKAGE = __name__.partition(".")[0]
 _held: dict[tuple[int, int], DirectoryLock] = {}
 """Those of this process, by device and inode: the number in the file may be that of a process in another container."""

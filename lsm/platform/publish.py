@@ -6,8 +6,7 @@ from pathlib import Path
 
 from nosync.lsm.platform.env import Env, Identity
 from nosync.lsm.platform.file_pool import new_file
-
-TEMPORARY_DIRECTORY = "tmp"
+from nosync.lsm.platform.layout import TEMPORARY_DIRECTORY
 
 
 def give_name(temporary: Path, final: Path, env: Env) -> Identity:

@@ -21,26 +21,18 @@ from pathlib import Path, PurePosixPath
 from nosync.lsm.errors import CorruptionError, InvalidInputError, NosyncError
 from nosync.lsm.facts.or_set import register_files
 from nosync.lsm.facts.pins import Pins
-from nosync.lsm.manifests.branches import BRANCHES, MAIN
+from nosync.lsm.manifests.branches import MAIN
 from nosync.lsm.manifests.completeness import lost
 from nosync.lsm.manifests.lost_ends import inferred, log_problem, lost_manifests
 from nosync.lsm.manifests.timelines import Timelines
 from nosync.lsm.model.layer import LayerId
 from nosync.lsm.model.timestamp import Epoch
-from nosync.lsm.node.discards import DISCARDED
-from nosync.lsm.node.input_release import RELEASED
 from nosync.lsm.platform.env import Env, storage_error
 from nosync.lsm.platform.json_file import read_small, replace_small, whole_number
+from nosync.lsm.platform.layout import BRANCHES, DISCARDED, LAYERS, MANIFESTS, MARKER, RELEASED
+from nosync.lsm.platform.store_marker import make_subdirectories, read_marker, write_marker
 from nosync.lsm.store.verify import VerifyReport, verify_directory
-from nosync.lsm.trace.directory import (
-    LAYERS,
-    MANIFESTS,
-    MARKER,
-    LayerDirectory,
-    make_subdirectories,
-    read_marker,
-    write_marker,
-)
+from nosync.lsm.trace.directory import LayerDirectory
 
 _MOST_PASSES = 20
 _STANDING_STILL = 2
@@ -162,7 +154,7 @@ class _Copy:
         return f"timeline {next(iter(later))} goes on" if later else None
 
     def _released(self) -> Epoch | None:
-        """Up to which epoch inputs may have been let go of."""
+        """Returns up to which epoch inputs may have been let go of."""
         timelines = Timelines(self.target.root, self._env)
         last = timelines.last_sealed()
         path = self._source.root / RELEASED

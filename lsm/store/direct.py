@@ -24,7 +24,7 @@ RAW_FINGERPRINT = "raw"
 
 
 def raw_fingerprint(timeline: Timeline) -> str:
-    """Of the raw layers that a timeline has of its own."""
+    """Returns the fingerprint of the raw layers that a timeline has of its own."""
     return RAW_FINGERPRINT if timeline.id == MAIN_TIMELINE else f"{RAW_FINGERPRINT}-{timeline.id}"
 
 
@@ -46,7 +46,7 @@ def raw_traces_after(timelines: Timelines, directory: LayerDirectory, stage: str
 
 
 def raw_trace(timelines: Timelines, stage: str, index: int, t: int) -> TraceId:
-    """Where the layer of a shard at an epoch of the main timeline is, or goes."""
+    """Returns where the layer of a shard at an epoch of the main timeline is, or goes."""
     for trace in _listed(timelines.manifest(t)):
         if (trace.stage, trace.shard.index) == (stage, index):
             return trace

@@ -19,7 +19,7 @@ from typing import Any
 from nosync.lsm.errors import CorruptionError, NosyncError, NotAStoreError
 from nosync.lsm.layers.reader import LayerReader
 from nosync.lsm.manifests.archive import epochs_of
-from nosync.lsm.manifests.branches import BRANCHES, MAIN, Refs, check_entry
+from nosync.lsm.manifests.branches import MAIN, Refs, check_entry
 from nosync.lsm.manifests.remembered import (
     KEY_GROUPS_META,
     STORE_ID_META,
@@ -31,20 +31,10 @@ from nosync.lsm.model.layer import parse_path
 from nosync.lsm.model.timestamp import is_number
 from nosync.lsm.platform.env import Env, storage_errors
 from nosync.lsm.platform.json_file import publish_small, read_small, sync_published
+from nosync.lsm.platform.layout import BRANCHES, LAYERS, MANIFESTS, MARKER, PLACE_FILE, QUARANTINE
 from nosync.lsm.platform.lock import DirectoryLock
 from nosync.lsm.platform.parsing import parsed
-from nosync.lsm.trace.directory import (
-    LAYERS,
-    MANIFESTS,
-    MARKER,
-    PLACE_FILE,
-    QUARANTINE,
-    Marker,
-    looks_like_store,
-    make_subdirectories,
-    read_marker,
-    write_marker,
-)
+from nosync.lsm.platform.store_marker import Marker, looks_like_store, make_subdirectories, read_marker, write_marker
 
 _LAYERS_ASKED = 50
 _SAID = ("do", "name", "parent", "at", "keep_as", "changed", "anew")
@@ -67,7 +57,7 @@ class RepairPlan:
 
 
 class Repair:
-    """Of one directory, which nobody else may have open meanwhile. Use as a context manager.
+    """Repairs one directory, which nobody else may have open meanwhile. Use as a context manager.
 
     Raises StoreLockedError where it is open, NotAStoreError where it was never a store.
     """
@@ -204,7 +194,7 @@ class Repair:
         }
 
     def _leave_out(self, n: int, bad: set[int], *, last: bool) -> bool:
-        """Whether the log may do without an entry of which nothing is known: where nothing comes after it."""
+        """Returns whether the log may do without an entry of which nothing is known: where nothing comes after it."""
         path = PurePosixPath(BRANCHES, f"{n}.json")
         if (self._root / PLACE_FILE).exists():
             self._plan_move(path, "peers send it again")

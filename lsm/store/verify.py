@@ -13,7 +13,9 @@ from nosync.lsm.manifests.branches import missing_entry, read_refs
 from nosync.lsm.manifests.manifest_log import ManifestLog, read_manifest_log
 from nosync.lsm.model.layer import SUFFIX, parse_path
 from nosync.lsm.platform.json_file import read_small
-from nosync.lsm.trace.directory import LAYERS, MANIFESTS, LayerDirectory, read_marker
+from nosync.lsm.platform.layout import LAYERS, MANIFESTS
+from nosync.lsm.platform.store_marker import read_marker
+from nosync.lsm.trace.directory import LayerDirectory
 
 
 @dataclass(frozen=True)

@@ -1,44 +1,20 @@
 """A data directory as any process may see it: list layers, open traces, publish. No catalog, no lock.
-
-Layout (docs/format.md):
-
-    NOSYNC                                        what this is: format, store id, key groups
-    LOCK                                          held by the node of this directory
-    layers/<stage>/<fingerprint>/<shard>/<lower>-<upper>-<since>.layer
-    manifests/<timeline>/<epoch>.json                 or, of many old epochs, <first>-<last>.json
-    branches/<n>.json                             the log of what branches there are
-    jobs/<timeline>/<n>-<token>.json                  instances of a job; the newest one may write
-    pins/<name>-<token>.json
-    sinks/<stage>/<timeline>/<epoch>-<token>.json     what was delivered
-    quarantine/                                   what was torn or flipped, kept for inspection
-    tmp/                                          being written; emptied at the node's start
-    ready/                                        empty files that the node made ahead, to be written
-    catalog/                                      RocksDB, the node's rebuildable index
+What it is called there: nosync.lsm.platform.layout.
 """
 
 from __future__ import annotations
 
-import contextlib
-import json
-import os
-import re
-import stat
 import threading
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
 from pathlib import Path, PurePosixPath
-from typing import Any
 
 import pyarrow as pa
-from blake3 import blake3
 
 from nosync.lsm.columnar.hashing import Hasher, hash32
 from nosync.lsm.errors import (
     CompactedError,
     CorruptionError,
-    FormatVersionError,
     HoleError,
-    InvalidInputError,
     NotAStoreError,
     NotAvailableError,
     UnknownStageError,
@@ -49,174 +25,15 @@ from nosync.lsm.model.history import Part, View
 from nosync.lsm.model.layer import Description, Digest, LayerId, Shard, TraceId, parse_file_name
 from nosync.lsm.model.timestamp import Time, pack, show
 from nosync.lsm.platform.env import Env, storage_error, storage_errors
-from nosync.lsm.platform.file_pool import MADE, MAKING, READY
+from nosync.lsm.platform.layout import LAYERS, MARKER
 from nosync.lsm.platform.nearest import did_you_mean
-from nosync.lsm.platform.parsing import parsed
-from nosync.lsm.platform.publish import TEMPORARY_DIRECTORY
 from nosync.lsm.platform.verified import is_verified_here
+from nosync.lsm.trace.cover import choose_cover, overlaps
 from nosync.lsm.trace.presence import is_there
-from nosync.lsm.trace.trace import Trace, choose_cover, overlaps
+from nosync.lsm.trace.trace import Trace
 
-STORE_FORMAT = 1
-MARKER = "NOSYNC"
-LAYERS, MANIFESTS, PINS, QUARANTINE, CATALOG = "layers", "manifests", "pins", "quarantine", "catalog"
-PLACE_FILE = "place.json"
-"""In a directory that a daemon keeps: a token of it."""
-MAX_KEY_GROUPS = 1 << 15
-DEFAULT_KEY_GROUPS = 128
 MAX_OPEN_LAYERS = 2048
-_OWN = (
-    LAYERS, MANIFESTS, PINS, QUARANTINE, CATALOG, TEMPORARY_DIRECTORY, "branches", "jobs", "sinks", READY,
-    f"{READY}/{MADE}", f"{READY}/{MAKING}",
-)  # fmt: skip
-_LOST_FOUND = "lost+found"
-"""What mkfs leaves in an empty ext4, which may be mounted as a data directory."""
-_TOKEN = re.compile(r"[0-9a-f]{16}\Z")
 _RELISTS = 5
-
-
-@dataclass(frozen=True)
-class Marker:
-    """The contents of the file NOSYNC."""
-
-    store_id: str
-    key_groups: int
-
-
-def check_key_groups(key_groups: int) -> None:
-    """Raises InvalidInputError for a number of key groups that no store has."""
-    if not 1 <= key_groups <= MAX_KEY_GROUPS:
-        raise InvalidInputError(f"key_groups is {key_groups}, expected 1 to {MAX_KEY_GROUPS}")
-
-
-def create_store(root: Path, key_groups: int, env: Env, *, store_id: str | None = None) -> Marker:
-    """Makes an empty store in `root`, which must not exist or be empty. Raises NotAStoreError otherwise.
-
-    `store_id`: that of the store which other nodes have (default: a new one).
-    """
-    check_key_groups(key_groups)
-    with storage_errors("create the store", root):
-        new = [path for path in (root, *root.parents) if not path.exists()]
-        env.make_dirs(root)
-        check_can_be_store(root, env)
-        if (root / MARKER).exists():  # another process was quicker
-            return read_marker(root, env)
-        make_subdirectories(root, env)
-        marker = Marker(store_id or env.token(), key_groups)
-        marker = write_marker(root, marker, env)
-        for path in new:  # or a power cut takes all of the store
-            env.sync_dir(path.parent)
-    return marker
-
-
-def write_marker(root: Path, marker: Marker, env: Env) -> Marker:
-    """Writes the file NOSYNC, unless there is one, and returns what it says. Durable when this returns."""
-    fields = {"nosync_store": STORE_FORMAT, "store_id": marker.store_id, "key_groups": marker.key_groups}
-    text = json.dumps(fields | {"blake3": _digest_of(fields)})
-    temporary = root / TEMPORARY_DIRECTORY / env.token()
-    with env.create(temporary) as file:
-        file.write(text.encode() + b"\n")
-    env.sync_file(temporary)
-    try:
-        env.link(temporary, root / MARKER)
-    except FileExistsError:  # another process was a moment quicker
-        marker = read_marker(root, env)
-    env.unlink(temporary)
-    env.sync_dir(root)
-    return marker
-
-
-def looks_like_store(root: Path, env: Env) -> bool:
-    """Whether a directory without a marker was a store: it has layers, or manifests, in the places for them."""
-    return any(env.list_dir(root / kind / name) for kind in (LAYERS, MANIFESTS) for name in env.list_dir(root / kind))
-
-
-def check_can_be_store(root: Path, env: Env) -> None:
-    """Raises NotAStoreError where `root` is neither a store nor a place for a new one."""
-    if root.is_file():
-        raise NotAStoreError(f"{root} is a file, not a store directory")
-    if (root / MARKER).exists():
-        return
-    foreign = [
-        name for name in env.list_dir(root.resolve()) if not name.startswith(".") and not _is_begun(root, name, env)
-    ]
-    if foreign and looks_like_store(root, env):
-        raise NotAStoreError(f"{root / MARKER} is lost, and {LAYERS}/ and {MANIFESTS}/ are there: {_repair_hint(root)}")
-    if foreign:
-        raise NotAStoreError(
-            f"{root} is not a nosync store (it has no {MARKER} file) and is not empty ({', '.join(sorted(foreign)[:3])}, "
-            "...): give an empty or new directory"
-        )
-
-
-def check_own_directories(root: Path) -> None:
-    """Raises NotAStoreError where one of a store's own directories is a link, or a file."""
-    for name in _OWN:
-        path = root / name
-        with contextlib.suppress(OSError):  # what is not there is made, and what cannot be looked at cannot be opened
-            if not stat.S_ISDIR(os.lstat(path).st_mode):
-                raise NotAStoreError(
-                    f"{path} is {'a symbolic link' if path.is_symlink() else 'no directory'}, and a store's own directories are "
-                    "none: what is written or deleted there would be elsewhere. Remove it; to keep a store on another disk, link "
-                    "to the whole store"
-                )
-
-
-def make_subdirectories(root: Path, env: Env) -> None:
-    """Those that every store has and this one has not, such as a copy that left out `tmp/`."""
-    for name in (LAYERS, MANIFESTS, PINS, QUARANTINE, TEMPORARY_DIRECTORY):
-        if not (root / name).is_dir():
-            env.make_dirs(root / name)
-
-
-def _is_begun(root: Path, name: str, env: Env) -> bool:
-    """Whether a directory is one that making a store left, which was interrupted or is going on in another process."""
-    if name == TEMPORARY_DIRECTORY:
-        return all(_TOKEN.match(one) for one in env.list_dir(root / name))
-    return name in (LAYERS, MANIFESTS, PINS, QUARANTINE, _LOST_FOUND) and not env.list_dir(root / name)
-
-
-def read_marker(root: Path, env: Env) -> Marker:
-    """Raises NotAStoreError where `root` is no store, or one whose own directories are links, and FormatVersionError
-    where it is a newer one.
-    """
-    check_own_directories(root)
-    try:
-        text = env.read(root / MARKER)
-    except FileNotFoundError:
-        if looks_like_store(root, env):
-            check_can_be_store(root, env)
-        there = "is not a nosync store" if root.exists() else "does not exist"
-        raise NotAStoreError(
-            f"{root} {there}: expected a directory that nosync.open() made (with a {MARKER} file)"
-        ) from None
-    except NotADirectoryError:
-        raise NotAStoreError(f"{root} is a file, not a store directory") from None
-    except OSError as error:
-        raise storage_error("read", root / MARKER, error) from error
-    try:
-        with parsed("the marker of a store", str(root / MARKER)):
-            fields = json.loads(text)
-            digest = fields.pop("blake3", None)  # None: of an earlier version
-            version, marker = int(fields["nosync_store"]), Marker(str(fields["store_id"]), int(fields["key_groups"]))
-            check_key_groups(marker.key_groups)
-    except CorruptionError as error:
-        raise NotAStoreError(f"{root / MARKER} is damaged ({error}); {_repair_hint(root)}") from error
-    if version > STORE_FORMAT and digest in (None, _digest_of(fields)):
-        raise FormatVersionError(
-            f"{root} is a store of format {version}, this nosync knows up to {STORE_FORMAT}: upgrade nosync"
-        )
-    if digest not in (None, _digest_of(fields)):
-        raise NotAStoreError(f"{root / MARKER} is damaged (its digest is another one); {_repair_hint(root)}")
-    return marker
-
-
-def _repair_hint(root: Path) -> str:
-    return f"say `nosync verify --repair {root}`, which first says what it will do"
-
-
-def _digest_of(fields: Mapping[str, Any]) -> str:
-    return str(blake3(json.dumps(fields, sort_keys=True).encode()).hexdigest())
 
 
 class LayerDirectory:
@@ -247,7 +64,7 @@ class LayerDirectory:
         return sorted(found)
 
     def traces_of(self, stage: str, fingerprint: str) -> list[TraceId]:
-        """Those of a stage that have a fingerprint."""
+        """Returns the traces of a stage that have a fingerprint."""
         found = []
         for shard in self._list(PurePosixPath(stage, fingerprint)):
             try:
@@ -262,8 +79,19 @@ class LayerDirectory:
         return [d for name in names if (d := parse_file_name(name)) is not None]
 
     def holds(self, id: LayerId) -> bool:
-        """Whether a layer is there, or a merged one that stands for it."""
+        """Returns whether a layer is there, or a merged one that stands for it."""
         return is_there(id, self.descriptions(id.trace))
+
+    def has_file(self, id: LayerId) -> bool:
+        """Returns whether a file of this very name is there. Raises StorageError."""
+        path = self.path_of(id)
+        try:
+            self.env.size_bytes(path)
+        except FileNotFoundError:
+            return False
+        except OSError as error:
+            raise storage_error("look at", path, error) from error
+        return True
 
     def fetch(self, id: LayerId) -> bool:
         """Asks peers for a layer that is not here. Returns whether it came: a directory alone has no peers."""
@@ -287,7 +115,7 @@ class LayerDirectory:
 
     @property
     def is_validated(self) -> bool:
-        """Whether this host's node looked at all that is here; else readers do, block by block
+        """Returns whether this host's node looked at all that is here; else readers do, block by block
         (nosync.lsm.platform.verified).
         """
         self._is_validated = self._is_validated or is_verified_here(self.root)
@@ -336,7 +164,7 @@ class LayerDirectory:
         return self.open_view(View(id, origin), until=until, as_of=as_of)
 
     def open_view(self, view: View, *, until: Time, as_of: Time) -> Trace:
-        """As `trace`, for a shard whose state begins in older traces.
+        """Opens what `trace` opens, for a shard whose state begins in older traces.
 
         A merge may delete files between listing and opening; then the directory is listed again, and the merged
         layer that replaced them is found.

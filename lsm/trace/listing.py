@@ -1,7 +1,7 @@
 """What is in a data directory, listed again only where something changed.
 
-A directory's time of change says whether a name came or went since it was listed. File systems keep that time coarsely, so
-a directory is listed until it has stood still for a while.
+A directory's time of change says whether a name came or went since it was listed. File systems keep that time coarsely,
+so a directory is listed until it has stood still for a while.
 """
 
 from __future__ import annotations
@@ -11,7 +11,8 @@ from pathlib import PurePosixPath
 
 from nosync.lsm.model.layer import Description, TraceId, parse_file_name
 from nosync.lsm.platform.env import storage_errors
-from nosync.lsm.trace.directory import LAYERS, LayerDirectory
+from nosync.lsm.platform.layout import LAYERS
+from nosync.lsm.trace.directory import LayerDirectory
 
 _COARSEST_CLOCK_S = 2.0
 """Of a file system: FAT's."""
@@ -36,7 +37,9 @@ class Listing(LayerDirectory):
         self._before: set[TraceId] = set()
 
     def changed(self) -> dict[TraceId, list[Description]]:
-        """What the traces hold that may have changed since the last call; the first time all of them. Raises StorageError."""
+        """What the traces hold that may have changed since the last call; the first time all of them. Raises
+        StorageError.
+        """
         self._fresh.clear()
         found, there = dict[TraceId, list[Description]](), self.traces()
         for trace in there:

@@ -1,10 +1,11 @@
 """Whether a layer is there: the one answer for planner, tasks, daemons, fetches and status.
 
-A directory lists more than what lasts: files that a merge replaced stay for a grace period, for readers that are about to open
-them. Invariants
+A directory lists more than what lasts: files that a merge replaced stay for a grace period, for readers that are about
+to open them. Invariants
 - A layer is *live* unless a merged layer beside it, which goes back no less, stands for it. Only live layers last.
-- A layer is *there* when a listed one covers its time range. What covers it is live, or a live one covers that: so what is there
-  now is there after the grace period as well, as long as the node takes back what lost its merged layer (`Compactor`).
+- A layer is *there* when a listed one covers its time range. What covers it is live, or a live one covers that: so what
+  is there now is there after the grace period as well, as long as the node takes back what lost its merged layer
+  (`Compactor`).
 """
 
 from __future__ import annotations
@@ -18,7 +19,8 @@ from nosync.lsm.model.timestamp import Time, end_of, epoch_of
 def live(listed: Collection[Description], frontier: Time) -> list[Description]:
     """The layers of one trace that no merged one among them replaces.
 
-    `frontier`: the compaction frontier. A merged layer that was compacted further replaces nothing: the others have more history.
+    `frontier`: the compaction frontier. A merged layer that was compacted further replaces nothing: the others have
+    more history.
     """
     merged = [d for d in listed if _is_merged(d) and d.since <= frontier]
     return [d for d in listed if not any(_replaces(m, d) for m in merged)]
@@ -34,7 +36,7 @@ def _replaces(merged: Description, d: Description) -> bool:
 
 
 def is_there(id: LayerId, listed: Iterable[Description]) -> bool:
-    """Whether a layer, or a merged one that stands for it, is among the listed ones of its trace."""
+    """Returns whether a layer, or a merged one that stands for it, is among the listed ones of its trace."""
     return any(d.covers(id.description) for d in listed)
 
 
@@ -52,5 +54,5 @@ class Presence:
         return self._listed[trace]
 
     def has(self, id: LayerId) -> bool:
-        """Whether a layer, or a merged one that stands for it, is there."""
+        """Returns whether a layer, or a merged one that stands for it, is there."""
         return is_there(id, self.listed(id.trace))

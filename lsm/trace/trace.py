@@ -14,10 +14,8 @@ from __future__ import annotations
 import copy
 import itertools
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
 from nosync.lsm.columnar.columns import (
@@ -34,133 +32,17 @@ from nosync.lsm.columnar.columns import (
     take_batch,
 )
 from nosync.lsm.columnar.hashing import U32, first_hash_of_group
-from nosync.lsm.errors import CompactedError, HoleError, NotAvailableError
+from nosync.lsm.errors import CompactedError, HoleError
 from nosync.lsm.layers.merging import RowFilter, Rows, concat_batches, merged_blocks, unified_schema
 from nosync.lsm.layers.reader import Block, LayerReader
-from nosync.lsm.model.layer import Description, LayerId, TraceId
-from nosync.lsm.model.timestamp import END_OF_TIME, ROUND_BITS, Time, epoch_of, show, show_as_of
-
-INSERT, UPDATE_BEFORE, UPDATE_AFTER, DELETE = "insert", "update_preimage", "update_postimage", "delete"
-CHANGE_TYPES = (INSERT, UPDATE_BEFORE, UPDATE_AFTER, DELETE)
-
-
-def choose_cover(
-    trace: TraceId, available: Sequence[Description], until: Time, as_of: Time, origin: Time | None = None
-) -> list[Description]:
-    """The fewest contiguous layers, oldest first, that cover the trace from its beginning to `until` (exclusive).
-
-    Only layers whose `since` is at most `as_of` can serve. Merged layers may overlap the layers they were made of; any
-    contiguous choice gives the same state. Where none is contiguous, as after nodes that merged differently filled each other's
-    gaps, layers that overlap in part serve too: each adds what comes after the end of the one before (`overlaps`).
-    The trace begins at `origin`; None: at the smallest `lower` available.
-    Raises HoleError naming the first gap, CompactedError if only too far compacted layers bridge it, and
-    NotAvailableError if nothing reaches `until` yet.
-    """
-    if origin is None:
-        origin = min((d.lower for d in available), default=Time(0))
-    if until <= origin:
-        return []
-    steps_to_end: dict[Time, int] = {}
-    choice: dict[Time, Description] = {}
-    usable = sorted((d for d in available if d.since <= max(as_of, 0)), key=lambda d: (d.lower, d.since), reverse=True)
-    for d in usable:
-        steps = 0 if d.upper >= until else steps_to_end.get(d.upper)
-        if steps is not None and (d.lower not in choice or steps + 1 < steps_to_end[d.lower]):
-            steps_to_end[d.lower], choice[d.lower] = steps + 1, d
-    if origin not in choice:
-        overlapping = _overlapping_cover(usable, until, origin)
-        if not overlapping:
-            _raise_gap(trace, available, usable, origin, until, as_of)
-        return overlapping
-    cover = [choice[origin]]
-    while cover[-1].upper < until:
-        cover.append(choice[cover[-1].upper])
-    return cover
-
-
-def _overlapping_cover(usable: Sequence[Description], until: Time, origin: Time) -> list[Description]:
-    """Layers of which each begins in or right after the one before; none where there is a hole."""
-    cover: list[Description] = []
-    reached = origin
-    while reached < until:
-        following = [
-            d
-            for d in usable
-            if d.lower <= reached < d.upper and (d.lower > cover[-1].lower if cover else d.lower == origin)
-        ]
-        if not following:
-            return []
-        cover.append(max(following, key=lambda d: (d.upper, d.lower)))
-        reached = cover[-1].upper
-    return cover
-
-
-def overlaps(cover: Sequence[LayerId]) -> dict[LayerId, Time]:
-    """Of layers of one trace, oldest first, those that begin inside the one before, and where that one ends.
-
-    What such a layer holds of that stretch the one before holds as well. For the state that does not matter: the newest entry
-    of a key is the same in both. In a change feed, or a log, each entry must count once.
-    """
-    return {
-        b: a.description.upper
-        for a, b in itertools.pairwise(cover)
-        if a.trace == b.trace and a.description.upper > b.description.lower
-    }
-
-
-def lost_tail(id: TraceId, until: Time, error: NotAvailableError) -> HoleError:
-    """What opening a trace raised, where it was recorded up to `until`: the rest is lost, and not still to come."""
-    return HoleError(
-        f"{id}: its last layers, up to {epoch_of(Time(until - 1))}, are missing ({error}); recover() recomputes them",
-        stage=id.stage,
-        shard=str(id.shard),
-        lower="?",
-        upper=show(until),
-    )
-
-
-def _raise_gap(
-    trace: TraceId,
-    available: Sequence[Description],
-    usable: Sequence[Description],
-    origin: Time,
-    until: Time,
-    as_of: Time,
-) -> None:
-    reached = _reach(usable, origin)
-    if _reach(available, origin) > reached:
-        raise CompactedError(
-            f"{trace}: the state as of {show_as_of(as_of)} was merged away; the oldest exact timestamp is "
-            f"{show(max(d.since for d in available))}. Keep more history with retain=, or hold a point with pin()"
-        )
-    later = [d.lower for d in available if d.lower > reached]
-    if not later:
-        raise NotAvailableError(
-            f"{trace}: recorded up to {epoch_of(Time(reached - 1))}, not up to {epoch_of(Time(until - 1))}"
-        )
-    raise HoleError(
-        f"{trace}: the layers [{show(reached)}, {show(min(later))}) are missing; recover() recomputes them",
-        stage=trace.stage,
-        shard=str(trace.shard),
-        lower=show(reached),
-        upper=show(min(later)),
-    )
-
-
-def _reach(descriptions: Sequence[Description], origin: Time) -> Time:
-    reached = origin
-    for d in sorted(descriptions):
-        if d.lower <= reached < d.upper:
-            reached = d.upper
-    return reached
-
-
-@dataclass(frozen=True)
-class Lookup:
-    """The answer to a lookup of n keys: `found` (n booleans), and a row of `data` for each key found, in key order."""
-
-    found: Bools
-    data: pa.RecordBatch
+from nosync.lsm.model.layer import LayerId, TraceId
+from nosync.lsm.model.timestamp import END_OF_TIME, ROUND_BITS, Time, show, show_as_of
+from nosync.lsm.trace.change_feed import (
+    Lookup,
+    change_rows,
+    first_of_keys,
+    with_change_columns,
+)
 
 
 class Trace:
@@ -180,10 +62,9 @@ class Trace:
         until: Time | None = None,
         key: tuple[str, ...] = (),
     ) -> None:
-        """`schema`, `key`: of a trace without layers. `ends`: of layers that count only up to a time (exclusive), because the
-        state goes on elsewhere from there.
-        `begins`: of layers whose entries before a time are in the layer before as well. `until`: nothing is asked for at this
-        time or later, so columns that came with it are not there.
+        """`schema`, `key`: of a trace without layers. `ends`: of layers that count only up to a time (exclusive),
+        because the state goes on elsewhere from there. `begins`: of layers whose entries before a time are in the layer
+        before as well. `until`: nothing is asked for at this time or later, so columns that came with it are not there.
         """
         self.ends, self.begins = ends or {}, begins or {}
         for previous, layer in itertools.pairwise(layers):
@@ -209,11 +90,13 @@ class Trace:
         self._end_hash = first_hash_of_group(groups.stop, key_groups)
 
     def has_hash(self, hash32: int) -> bool:
-        """Whether keys of a hash belong to the trace's shard."""
+        """Returns whether keys of a hash belong to the trace's shard."""
         return self._first_hash <= hash32 < self._end_hash
 
     def read_as(self, schema: pa.Schema) -> Trace:
-        """The same, with columns that its layers may lack: these are null. Columns of its own that `schema` lacks come last."""
+        """The same, with columns that its layers may lack: these are null. Columns of its own that `schema` lacks come
+        last.
+        """
         if self.schema.equals(schema):
             return self
         more = [field for field in self.schema if schema.get_field_index(field.name) < 0]
@@ -230,7 +113,7 @@ class Trace:
         return self.layers[-1].id.description.upper if self.layers else Time(0)
 
     def _until(self, layer: LayerReader, as_of: Time) -> Time:
-        """Up to which time a layer counts in a read as of `as_of`."""
+        """Returns up to which time a layer counts in a read as of `as_of`."""
         end = self.ends.get(layer.id)
         return as_of if end is None else Time(min(as_of, end - 1))
 
@@ -313,8 +196,9 @@ class Trace:
         return self._gather(hits, order, n)
 
     def lookup_prefix(self, prefix: Sequence[pa.Array], hashes: U32, as_of: Time) -> pa.RecordBatch:
-        """The live rows as of `as_of` whose first key columns are one of the given ones; for stages whose rows are hashed
-        by those columns alone (the sides of a join). `prefix` holds each combination once; rows come in stored order.
+        """The live rows as of `as_of` whose first key columns are one of the given ones; for stages whose rows are
+        hashed by those columns alone (the sides of a join). `prefix` holds each combination once; rows come in stored
+        order.
         """
         self._check_exact(as_of)
         order, wanted = sort_hashes(hashes)
@@ -441,7 +325,7 @@ class Trace:
         row_epochs = np.concatenate([*epochs, np.empty(0, dtype=np.int64)])
         if CHANGE_TYPE_COLUMN in self.schema.names:  # a log of changes says itself what each row does
             return pa.Table.from_batches([data]).append_column(EPOCH_COLUMN, pa.array(row_epochs))
-        return _with_change_columns(data, np.zeros(len(data), dtype=np.int8), row_epochs)
+        return with_change_columns(data, np.zeros(len(data), dtype=np.int8), row_epochs)
 
 
 def _between(column: pa.Array, low: int, high: int) -> Bools:
@@ -454,7 +338,8 @@ def _between(column: pa.Array, low: int, high: int) -> Bools:
 def _probe(
     block: Block, hashes: U32, probes: Indices, keys: Sequence[pa.Array], as_of: Time | None
 ) -> tuple[Indices, Indices]:
-    """For each of the keys and hashes at `probes`: the newest row of it in the block (not after `as_of`), and the probe.
+    """Returns for each of the keys and hashes at `probes`: the newest row of it in the block (not after `as_of`), and
+    the probe.
 
     Starts at the last row of each hash and steps down while hashes are equal; one step is enough unless hashes
     collide or the row is too new.
@@ -472,44 +357,3 @@ def _probe(
         found_probes.append(np.take(probes, hit))
         probes, at = np.take(probes, miss), np.take(at, miss) - 1
     return np.concatenate(found_rows), np.concatenate(found_probes)
-
-
-def first_of_keys(rows: Rows, key_columns: int) -> Bools:
-    """Which of the rows, in order of (hash, key, time), is the first of its key."""
-    first: Bools = np.ones(len(rows.hashes), dtype=np.bool_)
-    keys = rows.data.columns[:key_columns]
-    if len(rows.hashes) > 1:
-        at = np.arange(len(rows.hashes) - 1)
-        first[1:] = (rows.hashes[1:] != rows.hashes[:-1]) | ~keys_equal(keys, at, keys, at + 1)
-    return first
-
-
-def change_rows(rows: Rows, first_of_key: Bools, before: Lookup) -> pa.Table:
-    """Entries in (hash, key, time) order, and the state before each key's first, as change rows."""
-    n = len(rows.hashes)
-    # Each entry's predecessor: the entry before it, or for a key's first entry a row of `before`, or none (-1).
-    predecessor: npt.NDArray[np.int64] = np.arange(-1, n - 1, dtype=np.int64)
-    first = np.flatnonzero(first_of_key)
-    of_first = np.full(len(first), -1, dtype=np.int64)
-    of_first[before.found] = n + np.arange(len(before.data))
-    predecessor[first] = of_first
-    inner = ~first_of_key
-    predecessor[inner] = np.where(rows.tombstones[predecessor[inner]], -1, predecessor[inner])
-
-    has_before, alive = predecessor >= 0, ~rows.tombstones
-    entry = np.arange(n)
-    # Two output slots an entry: its preimage (or the deleted row), then its postimage (or the inserted row).
-    slot_rows = np.stack([predecessor, entry], axis=1).ravel()
-    slot_types = np.stack([np.where(alive, 1, 3), np.where(has_before, 2, 0)], axis=1).ravel().astype(np.int8)
-    slot_used = np.stack([has_before, alive], axis=1).ravel()
-    epochs = np.repeat(rows.times >> ROUND_BITS, 2)
-    used = np.flatnonzero(slot_used)
-    used = used[np.argsort(epochs[used], kind="stable")]
-    values = concat_batches([rows.data, before.data], rows.data.schema) if n else rows.data
-    return _with_change_columns(take_batch(values, slot_rows[used]), slot_types[used], epochs[used])
-
-
-def _with_change_columns(data: pa.RecordBatch, types: npt.NDArray[np.int8], epochs: npt.NDArray[np.int64]) -> pa.Table:
-    names = pa.array(CHANGE_TYPES).take(pa.array(types))
-    table = pa.Table.from_batches([data])
-    return table.append_column(CHANGE_TYPE_COLUMN, names).append_column(EPOCH_COLUMN, pa.array(epochs))

@@ -16,7 +16,7 @@ from rich.markup import escape
 from nosync.cli.app import cli
 from nosync.cli.console import JSON, STORE, GivenPath, check_store, err, log_to_stderr, out, print_json, table_of
 from nosync.lsm.errors import NosyncError, ReplicationError
-from nosync.lsm.no_pandas import leave_out_pandas
+from nosync.lsm.platform.process import leave_out_pandas
 
 if TYPE_CHECKING:
     from nosync.replication.daemon.server import DaemonClient

@@ -44,7 +44,7 @@ from nosync.lsm.manifests.input_policy import POLICIES
 from nosync.lsm.manifests.manifest import KEEP
 from nosync.lsm.model.layer import check_name
 from nosync.lsm.platform.nearest import did_you_mean
-from nosync.lsm.trace.directory import DEFAULT_KEY_GROUPS, MAX_KEY_GROUPS
+from nosync.lsm.platform.store_marker import DEFAULT_KEY_GROUPS, MAX_KEY_GROUPS
 
 _FOR_EXPRESSIONS = {MAP: "select()", FILTER: "where()"}
 """The methods to call in the place of these where there is no function."""

@@ -22,7 +22,8 @@ from nosync.job.sinks import Sink
 from nosync.lsm.errors import CompactedError, FlowError, NosyncError
 from nosync.lsm.manifests.branches import MAIN
 from nosync.lsm.model.layer import TraceId
-from nosync.lsm.store.store import BEFORE_FIRST_EPOCH, Store
+from nosync.lsm.store.reading import BEFORE_FIRST_EPOCH
+from nosync.lsm.store.store import Store
 
 
 class Branching:

@@ -24,7 +24,7 @@ from nosync.lsm.manifests.branches import MAIN
 from nosync.lsm.manifests.lost_ends import lost_begin
 from nosync.lsm.model.timestamp import pack
 from nosync.lsm.node.api import StoreBackend
-from nosync.lsm.store.store import BEFORE_FIRST_EPOCH
+from nosync.lsm.store.reading import BEFORE_FIRST_EPOCH
 from nosync.replication.client.fetching_directory import MISSING_LAYER_ERRORS
 from nosync.runtime.epoch_batches import ScheduledEpoch
 

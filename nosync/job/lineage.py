@@ -30,7 +30,7 @@ from nosync.lsm.columnar.columns import CHANGE_TYPE_COLUMN, EPOCH_COLUMN, Bools,
 from nosync.lsm.errors import CompactedError
 from nosync.lsm.manifests.branches import MAIN
 from nosync.lsm.model.layer import Description, LayerId, Shard, TraceId
-from nosync.lsm.trace.trace import INSERT
+from nosync.lsm.trace.change_feed import INSERT
 from nosync.operators.base import as_changes, call, conform
 
 TAG = "_row"

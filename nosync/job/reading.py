@@ -14,7 +14,8 @@ from nosync.lsm.errors import NotAvailableError, UnknownStageError
 from nosync.lsm.manifests.lost_ends import check_there
 from nosync.lsm.model.timestamp import Epoch, pack
 from nosync.lsm.platform.nearest import did_you_mean
-from nosync.lsm.store.store import BEFORE_FIRST_EPOCH, Store, check_range
+from nosync.lsm.store.reading import BEFORE_FIRST_EPOCH, check_range
+from nosync.lsm.store.store import Store
 from nosync.replication.client.fetching_directory import StoreLocation
 
 if TYPE_CHECKING:

@@ -33,7 +33,8 @@ from nosync.lsm.columnar.columns import (
 from nosync.lsm.columnar.hashing import U32, hash32, hash64
 from nosync.lsm.layers.writer import LayerRows, arrange
 from nosync.lsm.model.timestamp import Time
-from nosync.lsm.trace.trace import DELETE, UPDATE_BEFORE, Lookup, Trace
+from nosync.lsm.trace.change_feed import DELETE, UPDATE_BEFORE, Lookup
+from nosync.lsm.trace.trace import Trace
 
 ROW_ID = ("__a", "__b")
 _WENT = pa.array([DELETE, UPDATE_BEFORE])

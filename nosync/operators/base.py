@@ -44,7 +44,8 @@ from nosync.lsm.layers.merging import Rows
 from nosync.lsm.layers.writer import LayerRows, arrange
 from nosync.lsm.model.layer import LayerId
 from nosync.lsm.model.timestamp import Time, epoch_of, pack
-from nosync.lsm.trace.trace import DELETE, INSERT, UPDATE_BEFORE, Lookup, Trace, change_rows
+from nosync.lsm.trace.change_feed import DELETE, INSERT, UPDATE_BEFORE, Lookup, change_rows
+from nosync.lsm.trace.trace import Trace
 
 NO_WATERMARKS = Watermarks()
 _WENT = pa.array([DELETE, UPDATE_BEFORE])

@@ -18,7 +18,7 @@ from nosync.lsm.columnar.columns import CHANGE_TYPE_COLUMN, as_array, as_batch
 from nosync.lsm.columnar.hashing import HASH_BITS, hash32
 from nosync.lsm.layers.writer import arrange
 from nosync.lsm.model.layer import LayerId, Shard
-from nosync.lsm.trace.trace import DELETE, INSERT
+from nosync.lsm.trace.change_feed import DELETE, INSERT
 from nosync.operators.base import OperatorOutput, produce_from, rows_of_layer, weights_of
 
 

@@ -43,7 +43,8 @@ from nosync.lsm.layers.merging import Rows
 from nosync.lsm.layers.writer import arrange
 from nosync.lsm.model.layer import LayerId
 from nosync.lsm.model.timestamp import Time, pack
-from nosync.lsm.trace.trace import DELETE, INSERT, Lookup, Trace, change_rows, first_of_keys
+from nosync.lsm.trace.change_feed import DELETE, INSERT, Lookup, change_rows, first_of_keys
+from nosync.lsm.trace.trace import Trace
 from nosync.operators.base import (
     OperatorInput,
     OperatorOutput,

@@ -34,7 +34,7 @@ from nosync.lsm.columnar.columns import (
 from nosync.lsm.columnar.hashing import U32, hash64
 from nosync.lsm.layers.writer import arrange
 from nosync.lsm.model.layer import LayerId
-from nosync.lsm.trace.trace import DELETE, INSERT, UPDATE_AFTER, UPDATE_BEFORE, Lookup
+from nosync.lsm.trace.change_feed import DELETE, INSERT, UPDATE_AFTER, UPDATE_BEFORE, Lookup
 from nosync.operators.base import (
     TAKEN_BACK,
     OperatorInput,

@@ -18,7 +18,8 @@ from nosync.lsm.model.history import View, continued, span_at, view_at, views_of
 from nosync.lsm.model.layer import Description, Digest, LayerId, Shard, TraceId, of_round
 from nosync.lsm.model.timestamp import Time, end_of, pack
 from nosync.lsm.platform.env import storage_errors
-from nosync.lsm.trace.trace import Trace, lost_tail
+from nosync.lsm.trace.cover import lost_tail
+from nosync.lsm.trace.trace import Trace
 from nosync.operators.base import NO_WATERMARKS, OperatorOutput, as_changes, weights_of
 from nosync.operators.bootstrap import net_changes, rows_of_shard
 from nosync.operators.loops import recorded_changes

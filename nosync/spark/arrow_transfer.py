@@ -26,8 +26,7 @@ from nosync.flow.bound_flow import BoundFlow
 from nosync.flow.internal_columns import REPORT_COLUMN
 from nosync.flow.stage import SOURCE
 from nosync.flow.stage_options import JvmOptions
-from nosync.lsm.errors import WideRowError
-from nosync.lsm.failures import encode_failure
+from nosync.lsm.errors import WideRowError, encode_failure
 from nosync.runtime.segment_task import edge_schema
 from nosync.spark.expressions import analyzed, quoted
 from nosync.spark.session import arrow_settings, contains

@@ -31,7 +31,8 @@ from nosync.lsm.columnar.columns import CHANGE_TYPE_COLUMN, EPOCH_COLUMN
 from nosync.lsm.errors import InvalidInputError, NotAvailableError
 from nosync.lsm.manifests.branches import MAIN
 from nosync.lsm.platform.nearest import did_you_mean
-from nosync.lsm.store.store import BEFORE_FIRST_EPOCH, Store
+from nosync.lsm.store.reading import BEFORE_FIRST_EPOCH
+from nosync.lsm.store.store import Store
 from nosync.spark.versions import arrow_schema
 from nosync.stores import open_to_read
 

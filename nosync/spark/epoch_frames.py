@@ -22,8 +22,7 @@ from nosync.flow.bound_stage import BoundStage, InputEdge, Segment, SegmentOutpu
 from nosync.flow.internal_columns import HASH64_COLUMN, REPORT_COLUMN, SIDE_COLUMN, TAG_COLUMN
 from nosync.lsm.columnar.columns import EPOCH_COLUMN
 from nosync.lsm.columnar.hashing import HASH_BITS
-from nosync.lsm.errors import NosyncError
-from nosync.lsm.failures import encode_failure
+from nosync.lsm.errors import NosyncError, encode_failure
 from nosync.operators.canonical import is_hashed_in_tasks
 from nosync.runtime.epoch_batches import run_epochs_of_shard
 from nosync.runtime.file_shuffle import Exchange

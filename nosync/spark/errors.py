@@ -9,8 +9,7 @@ from contextlib import contextmanager
 from py4j.protocol import Py4JError
 from pyspark.errors import PySparkException
 
-from nosync.lsm.errors import NosyncError
-from nosync.lsm.failures import decode_failure
+from nosync.lsm.errors import NosyncError, decode_failure
 
 _CALL, _CLASS = re.compile(r"An error occurred while calling \S+$"), re.compile(r"^:\s*([\w.$]+: )?")
 """What Py4J has before the message of an exception of Java's."""

@@ -18,8 +18,7 @@ import pyarrow as pa
 from pyspark import TaskContext
 from pyspark.sql import DataFrame, SparkSession
 
-from nosync.lsm.errors import NosyncError
-from nosync.lsm.failures import encode_failure
+from nosync.lsm.errors import NosyncError, encode_failure
 from nosync.lsm.platform.env import storage_errors
 from nosync.runtime.file_shuffle import Exchange, Placement, write_by_shard
 from nosync.spark.arrow_transfer import Handover

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from nosync.lsm.errors import NosyncError
-from nosync.lsm.processor import numpy_environment
+from nosync.lsm.platform.process import numpy_environment
 
 OLDEST_JAVA = 17
 _COLLECTOR = re.compile(r"-XX:\+Use\w*GC\b")

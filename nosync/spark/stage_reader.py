@@ -19,11 +19,12 @@ from pyspark.sql.pandas.types import from_arrow_schema
 from nosync.flow.bound_stage import BoundStage
 from nosync.flow.internal_columns import TAG_COLUMN
 from nosync.lsm.columnar.columns import CHANGE_TYPE_COLUMN, EPOCH_COLUMN
-from nosync.lsm.errors import CorruptionError, HoleError, NosyncError, NotAvailableError, StorageError
-from nosync.lsm.failures import encode_failure
+from nosync.lsm.errors import CorruptionError, HoleError, NosyncError, NotAvailableError, StorageError, encode_failure
 from nosync.lsm.model.history import History, View, views_of
 from nosync.lsm.model.timestamp import end_of, last_of, pack
-from nosync.lsm.trace.trace import DELETE, UPDATE_BEFORE, Trace, lost_tail
+from nosync.lsm.trace.change_feed import DELETE, UPDATE_BEFORE
+from nosync.lsm.trace.cover import lost_tail
+from nosync.lsm.trace.trace import Trace
 from nosync.replication.client.fetching_directory import StoreLocation, open_directory
 
 _COUNT = "__n"

@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from nosync.lsm.node.node import Node
 from nosync.lsm.platform.env import Env
-from nosync.lsm.platform.file_pool import MADE
+from nosync.lsm.platform.layout import MADE
 from nosync.lsm.store.store import Store
 
 

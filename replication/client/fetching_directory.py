@@ -22,8 +22,10 @@ from nosync.lsm.model.history import View
 from nosync.lsm.model.layer import LayerId, TraceId
 from nosync.lsm.model.timestamp import Time
 from nosync.lsm.platform.env import Env, is_foreign, read_regular, storage_error
+from nosync.lsm.platform.layout import PLACE_FILE
 from nosync.lsm.platform.parsing import parsed
-from nosync.lsm.trace.directory import PLACE_FILE, LayerDirectory, read_marker
+from nosync.lsm.platform.store_marker import read_marker
+from nosync.lsm.trace.directory import LayerDirectory
 from nosync.lsm.trace.trace import Trace
 
 log = logging.getLogger("nosync.replication")

@@ -12,23 +12,23 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from nosync.lsm.errors import (
-    CatalogError,
     CorruptionError,
     DeterminismError,
     InvalidInputError,
     NosyncError,
     ReplicationError,
-    StorageError,
 )
 from nosync.lsm.facts.pins import Pin, Pins
 from nosync.lsm.manifests.branches import MAIN
-from nosync.lsm.manifests.catalog import Catalog
+from nosync.lsm.manifests.catalog import recorded_layers
 from nosync.lsm.manifests.completeness import MissingLayer, lost
 from nosync.lsm.manifests.manifest import Content, Manifest
-from nosync.lsm.manifests.sealing import HasSealer, Sealer
-from nosync.lsm.model.layer import LayerId
+from nosync.lsm.manifests.manifest_log import ManifestLog
+from nosync.lsm.manifests.sealing import Sealer
+from nosync.lsm.model.history import History
+from nosync.lsm.model.layer import LayerId, TraceId
 from nosync.lsm.model.timestamp import Epoch, Time, pack
-from nosync.lsm.trace.directory import CATALOG, LayerDirectory
+from nosync.lsm.trace.directory import LayerDirectory
 from nosync.lsm.trace.presence import Presence
 from nosync.proto.v1 import replication_pb2 as pb
 from nosync.replication.client.fetching_directory import address_of, wait_for_peers
@@ -41,9 +41,9 @@ FILL_PATIENCE_S = 60.0
 """How long a job that starts on another node waits for what only others have."""
 
 
-class RemoteNode(HasSealer):
-    """What a store and a job need of a node, beside a daemon. See nosync.lsm.node.node.Node for what each method
-    promises.
+class RemoteNode:
+    """What a store and a job need of a node, beside a daemon. See nosync.lsm.node.api.StoreBackend for what each
+    method promises.
     """
 
     def __init__(self, directory: LayerDirectory, client: DaemonClient) -> None:
@@ -59,6 +59,7 @@ class RemoteNode(HasSealer):
         if not reply.filled:
             log.warning("not everything that peers have is on this node yet; recover() recomputes what does not come")
         self.sealer = Sealer(directory, reply.replicas)
+        self.timelines = self.sealer.timelines
         self._pins = Pins(directory.root, directory.env)
 
     # --- files ------------------------------------------------------------------------------------------------------
@@ -81,8 +82,26 @@ class RemoteNode(HasSealer):
         self.note(ids)
         return manifest
 
+    def check_sealable(self, t: int, branch: str = MAIN) -> None:
+        self.sealer.check_sealable(t, branch)
+
+    def origin(self, trace: TraceId) -> Time | None:
+        return self.sealer.origin(trace)
+
+    def histories(self, branch: str = MAIN) -> dict[str, History]:
+        return self.timelines.histories(branch)
+
+    def manifests(self, branch: str = MAIN) -> ManifestLog:
+        return self.timelines.manifests(branch)
+
+    def last_sealed(self, branch: str = MAIN) -> Epoch | None:
+        return self.timelines.last_sealed(branch)
+
     def conflict(self, error: DeterminismError, branch: str = MAIN) -> None:
         """The daemon sees what is not there."""
+
+    def missing(self, branch: str = MAIN) -> list[MissingLayer]:
+        return self.fetch(self.lost(branch))
 
     def lost(self, branch: str = MAIN) -> list[MissingLayer]:
         return lost(self.timelines, self.directory, self._safe_or_none(), branch)
@@ -112,14 +131,7 @@ class RemoteNode(HasSealer):
         self._pins.delete(name)
 
     def durable_ids(self) -> set[LayerId]:
-        try:
-            catalog = Catalog(self.directory.root / CATALOG, read_only=True)
-        except (CatalogError, StorageError):
-            return set()
-        try:
-            return {record.id for record in catalog.records()}
-        finally:
-            catalog.close()
+        return {record.id for record in recorded_layers(self.directory.root)}
 
     def notice_changes(self, timeline: str | None = None) -> None:
         self.timelines.notice_changes(timeline)
@@ -176,7 +188,7 @@ class RemoteNode(HasSealer):
         return [CorruptionError(text) for text in self.client.check()]
 
     def recheck(self, ids: Sequence[LayerId]) -> list[NosyncError]:
-        return self.check() if any(self.sealer.exists(id) for id in ids) else []
+        return self.check() if any(self.directory.has_file(id) for id in ids) else []
 
     def compact(self, stage: str | None = None) -> Iterator[int]:
         return self.client.compact(stage or "")

@@ -28,17 +28,20 @@ from nosync.lsm.errors import (
     described,
 )
 from nosync.lsm.layers.format import decode
-from nosync.lsm.manifests.branches import BRANCHES, MAIN
+from nosync.lsm.manifests.branches import MAIN
 from nosync.lsm.manifests.lost_ends import LOST_END
 from nosync.lsm.manifests.timelines import Timelines
 from nosync.lsm.model.layer import SUFFIX
 from nosync.lsm.node.api import StoreBackend
 from nosync.lsm.platform.env import Env, Identity
+from nosync.lsm.platform.layout import BRANCHES, LAYERS, MARKER
+from nosync.lsm.platform.store_marker import create_store, read_marker
 from nosync.lsm.settings import StoreSettings
 from nosync.lsm.status import LayerStatus, StoreStatus
 from nosync.lsm.store.store import Store
+from nosync.lsm.store.timelines_view import EndChecks
 from nosync.lsm.store.verify import VerifyReport
-from nosync.lsm.trace.directory import LAYERS, MARKER, LayerDirectory, create_store, read_marker
+from nosync.lsm.trace.directory import LayerDirectory
 from nosync.proto.v1 import replication_pb2 as pb
 from nosync.replication.client.fetching_directory import address_of
 from nosync.replication.daemon.daemon import client_of
@@ -144,6 +147,24 @@ def _not_written(address: str) -> StorageError:
     )
 
 
+class _DaemonsEnds(EndChecks):
+    """The daemon knows what of the logs is lost, and what is on its way from a peer."""
+
+    def __init__(self, directory: LayerDirectory, client: DaemonClient) -> None:
+        super().__init__(directory)
+        self._client = client
+
+    def check_log(self, timelines: Timelines) -> None:
+        problem = self._client.status(lag=False).problems.get(BRANCHES)
+        if problem is not None:
+            raise CorruptionError(problem)
+
+    def check_newest(self, timelines: Timelines, branch: str) -> None:
+        problem = self._client.status(lag=False).problems.get(LOST_END + branch)
+        if problem is not None:
+            raise LostEpochError(problem)
+
+
 class RemoteStore(Store):
     """A store over a connection: everything that reads works as it does beside the files. Made by `nosync.connect`."""
 
@@ -151,7 +172,7 @@ class RemoteStore(Store):
         self, directory: LayerDirectory, client: DaemonClient, temporary: TemporaryDirectory[str] | None
     ) -> None:
         """`temporary`: where what was fetched is kept, if only until it is closed."""
-        super().__init__(directory, StoreSettings(), None)
+        super().__init__(directory, StoreSettings(), None, _DaemonsEnds(directory, client))
         self.client, self._temporary = client, temporary
 
     @property
@@ -159,25 +180,12 @@ class RemoteStore(Store):
         """Raises StorageError: the node is elsewhere."""
         raise _not_written(self.client.address)
 
-    def _check_log(self, timelines: Timelines) -> None:
-        """The daemon knows whether an entry of the log of branches is lost, or on its way from a peer."""
-        problem = self.client.status(lag=False).problems.get(BRANCHES)
-        if problem is not None:
-            raise CorruptionError(problem)
-
-    def newest(self, branch: str = MAIN) -> int | None:
-        """Raises LostEpochError where the daemon says that later epochs are lost."""
-        problem = self.client.status(lag=False).problems.get(LOST_END + branch)
-        if problem is not None:
-            raise LostEpochError(problem)
-        return self.last_sealed(branch)
-
     def safe_point(self, branch: str = MAIN) -> int | None:
         """As of the daemon: on as many nodes as asked for."""
         reply = self.client.status(branch, lag=False)
         return reply.safe_point if reply.HasField("safe_point") else None
 
-    def _read_only_safe_point(self) -> int | None:
+    def _safe_point_now(self) -> int | None:
         return self.safe_point()
 
     def since(self) -> int:

@@ -21,30 +21,26 @@ from pathlib import Path, PurePosixPath
 from blake3 import blake3
 
 from nosync.lsm.errors import InvalidInputError, NosyncError, ReplicationError, StoreLockedError
-from nosync.lsm.facts.or_set import REGISTERS
 from nosync.lsm.manifests.branches import MAIN
 from nosync.lsm.model.layer import parse_path
 from nosync.lsm.model.timestamp import epoch_of
 from nosync.lsm.node.node import Node
 from nosync.lsm.platform.env import Env, storage_errors
 from nosync.lsm.platform.json_file import read_if_there, replace_small, unseal_json
+from nosync.lsm.platform.layout import LAYERS, MANIFESTS, MARKER, PLACE_FILE, REGISTERS
 from nosync.lsm.platform.parsing import parsed
 from nosync.lsm.platform.paths import local_path
 from nosync.lsm.platform.publish import temporary_path
-from nosync.lsm.settings import ARCHIVE_EPOCHS, StoreSettings
-from nosync.lsm.trace.directory import (
+from nosync.lsm.platform.store_marker import (
     DEFAULT_KEY_GROUPS,
-    LAYERS,
-    MANIFESTS,
-    MARKER,
-    PLACE_FILE,
-    LayerDirectory,
     Marker,
     check_can_be_store,
     check_key_groups,
     create_store,
     read_marker,
 )
+from nosync.lsm.settings import ARCHIVE_EPOCHS, StoreSettings
+from nosync.lsm.trace.directory import LayerDirectory
 from nosync.proto.v1 import replication_pb2 as pb
 from nosync.replication.client.fetching_directory import ADDRESS_FILE, Kept, address_of, keeper_of
 from nosync.replication.daemon.directory_watch import Watch, Watcher

@@ -10,13 +10,13 @@ from blake3 import blake3
 
 from nosync.lsm.errors import ReplicationError
 from nosync.lsm.layers.reader import LayerReader
-from nosync.lsm.manifests.branches import BRANCHES
 from nosync.lsm.model.timestamp import is_number
 from nosync.lsm.node.node import Node
 from nosync.lsm.platform.env import Env, storage_error, storage_errors
+from nosync.lsm.platform.layout import BRANCHES, LAYERS, MANIFESTS, PINS
 from nosync.lsm.status import LayerStatus
 from nosync.lsm.store.store import Store
-from nosync.lsm.trace.directory import LAYERS, MANIFESTS, PINS, LayerDirectory
+from nosync.lsm.trace.directory import LayerDirectory
 from nosync.proto.v1 import replication_pb2 as pb
 from nosync.replication.protocol.inventory import FileVersion, layer_of
 from nosync.replication.protocol.messages import FileRequest, NotFound

@@ -178,7 +178,7 @@ class Replicator:
 
     def stop(self) -> None:
         self._closing.set()
-        self._node.listener = None
+        self._node.announcer.listen(None)
         if self._clock.is_alive():
             self._clock.join()
         with self._lock:

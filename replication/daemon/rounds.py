@@ -16,7 +16,7 @@ from nosync.lsm.errors import CorruptionError, ReplicationError
 from nosync.lsm.model.layer import LayerId, check_name
 from nosync.lsm.model.timestamp import end_of, pack
 from nosync.lsm.node.node import Node
-from nosync.lsm.trace.directory import LAYERS
+from nosync.lsm.platform.layout import LAYERS
 from nosync.replication.daemon.peer_queries import Lookup
 from nosync.replication.daemon.server import DaemonClient
 from nosync.replication.transport.codec import check_group

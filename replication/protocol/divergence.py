@@ -11,9 +11,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import InitVar, dataclass, field
 
-from nosync.lsm.manifests.branches import BRANCHES
 from nosync.lsm.model.layer import Description
 from nosync.lsm.model.timestamp import Time, is_number, pack
+from nosync.lsm.platform.layout import BRANCHES
 from nosync.replication.protocol.inventory import epochs_of, layer_of, place_of
 
 

@@ -20,10 +20,9 @@ from typing import NewType
 from blake3 import blake3
 
 from nosync.lsm.manifests import archive
-from nosync.lsm.manifests.branches import BRANCHES
 from nosync.lsm.model.layer import Description, LayerId, parse_path
 from nosync.lsm.model.timestamp import Time, end_of, is_number, pack
-from nosync.lsm.trace.directory import MANIFESTS
+from nosync.lsm.platform.layout import BRANCHES, MANIFESTS
 
 NodeId = NewType("NodeId", str)
 LAYERS = "layers"

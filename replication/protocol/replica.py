@@ -32,7 +32,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
 from nosync.lsm.manifests.manifest import MAIN_TIMELINE
 from nosync.lsm.model.timestamp import Time, epoch_of
-from nosync.lsm.trace.directory import MANIFESTS
+from nosync.lsm.platform.layout import MANIFESTS
 from nosync.replication.protocol.divergence import is_register
 from nosync.replication.protocol.fetches import Fetches
 from nosync.replication.protocol.inventory import (

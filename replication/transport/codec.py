@@ -16,7 +16,7 @@ from nosync.lsm.errors import ReplicationError
 from nosync.lsm.model.layer import parse_file_name
 from nosync.lsm.model.timestamp import MAX_EPOCH
 from nosync.lsm.platform.env import MOST_SMALL_BYTES
-from nosync.lsm.trace.directory import MANIFESTS
+from nosync.lsm.platform.layout import MANIFESTS
 from nosync.proto.v1 import replication_pb2 as pb
 from nosync.replication.protocol.inventory import LAYERS, FileVersion, NodeId, epochs_of, layer_of
 from nosync.replication.protocol.messages import (

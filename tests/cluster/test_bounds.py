@@ -14,7 +14,7 @@ from blake3 import blake3
 
 from nosync.lsm.errors import CorruptionError, StorageError
 from nosync.lsm.platform.env import Env
-from nosync.lsm.trace.directory import create_store
+from nosync.lsm.platform.store_marker import create_store
 from nosync.proto.v1 import replication_pb2 as pb
 from nosync.replication.daemon.metrics import MOST_CONNECTIONS
 from nosync.replication.daemon.server import DaemonClient

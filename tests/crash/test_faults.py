@@ -16,10 +16,10 @@ import pyarrow as pa
 import pytest
 
 import nosync
-from nosync.lsm.compaction.compactor import RETRY_S
 from nosync.lsm.layers.writer import arrange
 from nosync.lsm.manifests.catalog import Catalog
 from nosync.lsm.model.layer import Description, LayerId, Record, Shard, TraceId
+from nosync.lsm.node.merge_queue import RETRY_S
 from nosync.lsm.node.node import Node
 from nosync.lsm.platform.env import Env
 from nosync.lsm.trace.directory import LayerDirectory
@@ -455,16 +455,16 @@ def test_a_layer_that_is_rewritten_is_not_taken_for_obsolete(open_store: OpenSto
     node = store.node
     assert isinstance(node, Node)
     before = store.read("counts", as_of=3).to_pylist()
-    replace = node.replace
+    replace = node.parts.compactor.replace
     seen: list[str] = []
 
     def late(merged: Record, inputs: Sequence[LayerId]) -> bool:
         seen.append(str(merged.id.file_name))
         node.scan()
-        node._drain()
+        node.parts.upkeep.drain()
         return replace(merged, inputs)
 
-    node.replace = late  # type: ignore[method-assign]
+    node.parts.compactor.replace = late  # type: ignore[method-assign]
     assert store.compact() == 1
     assert seen == ["0-4-3.layer"]
     assert [id.file_name for id in store.directory.layer_ids()] == seen
@@ -482,14 +482,14 @@ def test_a_merged_layer_that_is_gone_before_it_is_recorded_replaces_nothing(open
     before = snapshot(store)
     node = store.node
     assert isinstance(node, Node)
-    replace = node.replace
+    replace = node.parts.compactor.replace
 
     def robbed(merged: Record, inputs: Sequence[LayerId]) -> bool:
         store.directory.path_of(merged.id).unlink()
-        node.replace = replace  # type: ignore[method-assign]
+        node.parts.compactor.replace = replace  # type: ignore[method-assign]
         return replace(merged, inputs)
 
-    node.replace = robbed  # type: ignore[method-assign]
+    node.parts.compactor.replace = robbed  # type: ignore[method-assign]
     store.compact()
     store.close()
     again = open_store()
@@ -520,7 +520,7 @@ def test_a_layer_that_cannot_be_read_holds_up_no_other(open_store: OpenStore) ->
     env.fail("map", errno.EIO, times=1, matches=lambda path: path.name == "4-5-0.layer")
     node = store.node
     assert isinstance(node, Node)
-    node._drain()
+    node.parts.upkeep.drain()
     assert [id.file_name for id in sorted(node.durable_ids())][-1] == "5-6-0.layer"
     assert any(os.strerror(errno.EIO) in problem for problem in store.status().problems.values())
     assert store.safe_point() == 3

@@ -126,7 +126,7 @@ def test_a_safe_point_that_cannot_be_written_down_is_not_told(tmp_path: Path) ->
     with nosync.open(tmp_path / "n1", alone=True, settings=settings) as store:
         node = store.node
         assert isinstance(node, Node)
-        node.listener = _OneCopy()
+        node.announcer.listen(_OneCopy())
         append(store, 0)
         store.sync()
         with full(node._catalog):

@@ -63,7 +63,7 @@ def test_what_cannot_be_removed_keeps_nothing_from_being_durable(open_store: Ope
 
     def is_safe() -> bool:
         env.now_s += 1.0
-        store.node._background.wake()
+        store.node.parts.threads.wake()
         return store.safe_point() == 19
 
     eventually("all is durable", is_safe)
@@ -131,7 +131,7 @@ def test_a_crash_between_a_merge_and_its_edit_leaves_no_inputs_for_ever(
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patched:
-        patched.setattr(store.node, "replace", dies)
+        patched.setattr(store.node.parts.compactor, "replace", dies)
         with pytest.raises(KeyboardInterrupt):
             store.compact()
     crash(store)
@@ -176,7 +176,7 @@ def test_a_manifest_that_nobody_noted_yet_is_not_safe(open_store: OpenStore) -> 
     store.append("s", t=1, rows=pa.table({"k": [1], "v": [1]}), key=["k"])
     store.sync()
     id = LayerId(TraceId("s", "raw", Shard(0)), Description.of_epoch(1))
-    node.sealer.seal(1, [id], "main", {}, None)  # as `Node.seal` does, up to where it notes the manifest
+    node.parts.sealer.seal(1, [id], "main", {}, None)  # as `Node.seal` does, up to where it notes the manifest
     assert store.safe_point() == 0
     listed = node.small.listed
 
@@ -214,5 +214,5 @@ def test_a_manifest_that_is_lost_in_the_middle_is_named_and_can_be_sealed_again(
     assert store.safe_point() == 7
     assert path.read_bytes() == text
     assert isinstance(store.node, Node)
-    store.node._note_gaps()
+    store.node.parts.checks.note_gaps()
     assert not store.status().problems

@@ -129,7 +129,7 @@ def test_what_was_not_durable_when_the_directory_went_is_when_it_is_back(tmp_pat
         assert isinstance(node, Node)
         append(store, 0)
         for make in ("make_durable", "sync"):
-            of = node.new if make == "make_durable" else node.small
+            of = node.parts.queue if make == "make_durable" else node.small
             right = getattr(of, make)
 
             def and_it_stays_away(what: object, right: Callable[[object], object] = right) -> object:

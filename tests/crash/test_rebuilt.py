@@ -17,7 +17,7 @@ from nosync.lsm.facts.fencing import take_over
 from nosync.lsm.layers.writer import arrange
 from nosync.lsm.model.layer import Description, LayerId, Shard, TraceId
 from nosync.lsm.platform.env import Env
-from nosync.lsm.trace.directory import read_marker
+from nosync.lsm.platform.store_marker import read_marker
 from tests.conftest import OpenStore
 
 SETTINGS = nosync.StoreSettings(background=False, retain=2, grace_s=10.0)
@@ -38,7 +38,7 @@ def test_a_catalog_is_rebuilt_beside_two_merged_layers_of_the_same_epochs(open_s
     store.compact()
     store.unpin("p")
     store.sync()
-    while store.node._compactor.merge_once(lambda: False, whole=True):
+    while store.node.parts.compactor.merge_once(lambda: False, whole=True):
         pass
     root = store.directory.root
     assert len([*root.rglob("*.layer")]) == 2, "the one before stays for those who read it"

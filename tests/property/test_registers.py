@@ -22,7 +22,7 @@ from nosync.lsm.facts.pins import Pin, Pins
 from nosync.lsm.manifests.branches import Refs
 from nosync.lsm.model.timestamp import Epoch
 from nosync.lsm.platform.env import Env
-from nosync.lsm.trace.directory import create_store
+from nosync.lsm.platform.store_marker import create_store
 from nosync.replication.transport.codec import check_name
 
 ENV = Env()

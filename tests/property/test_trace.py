@@ -20,8 +20,9 @@ from nosync.lsm.errors import CompactedError, HoleError, NotAvailableError
 from nosync.lsm.layers.writer import arrange
 from nosync.lsm.model.layer import Description, LayerId, Shard, TraceId
 from nosync.lsm.model.timestamp import Time, end_of, last_of, pack
+from nosync.lsm.trace.cover import choose_cover
 from nosync.lsm.trace.directory import LayerDirectory
-from nosync.lsm.trace.trace import Trace, choose_cover
+from nosync.lsm.trace.trace import Trace
 from tests.helpers import KEY_VALUES, State, colliding, state_of
 
 TRACE = TraceId("s", "raw", Shard(0))

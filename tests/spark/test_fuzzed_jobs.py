@@ -89,7 +89,7 @@ def test_whatever_happens_every_epoch_reads_as_without_it(
         lose_some(store, random)
         report = job.recover(lambda e: {"rows": frame(spark, rows[e])})
         assert report.unrecoverable == {}, (seed, ops)
-        store.node._compactor.collect_garbage(all=True)
+        store.node.parts.garbage.collect(all=True)
         assert store.missing() == [], (seed, ops)
     stages = [stage.name for stage in oracle.flow.recorded]
     assert states(store, stages) == states(calm, stages), (seed, ops)

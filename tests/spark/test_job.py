@@ -18,7 +18,7 @@ import pytest
 
 import nosync
 from nosync.lsm.columnar.hashing import hash64
-from nosync.lsm.processor import numpy_environment
+from nosync.lsm.platform.process import numpy_environment
 from nosync.spark import java, session
 from nosync.spark.java import collector_settings
 from nosync.spark.session import conf_set
@@ -268,7 +268,7 @@ def test_recovered_layers_outlive_the_garbage_of_a_merge(
         path.unlink()
     report = job.recover()
     assert report.unrecoverable == {}
-    store.node._compactor.collect_garbage(all=True)
+    store.node.parts.garbage.collect(all=True)
     assert store.missing() == []
     assert [rows_of(job.read("n", as_of=t), "word") for t in range(6)] == state
     assert job.recover().lost == 0

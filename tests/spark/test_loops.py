@@ -144,7 +144,7 @@ def test_a_layer_that_is_lost_while_its_rounds_are_still_there(
     for layer in store.layers():
         if layer.stage in ("reached", "parity") and str(layer.lower) == "1" and str(layer.upper) == "2":
             Path(layer.path).unlink()
-    report = job.recover(progress=lambda *_: store.node._compactor.collect_garbage(all=True))
+    report = job.recover(progress=lambda *_: store.node.parts.garbage.collect(all=True))
     assert report.lost == report.recomputed > 0
     assert {at: digest for at, digest in layers_of(store).items() if at not in rounds} == {
         at: digest for at, digest in there.items() if at not in rounds

@@ -81,10 +81,10 @@ def test_sync_waits_for_what_was_published_before_it_and_for_nothing_else(open_s
                 node.note([record.id for record in added])
                 store.append("s", t=1, rows=pa.table({"k": [1], "v": [1]}), key=["k"])
 
-    node.listener = Watcher(1, 1)
+    node.announcer.listen(Watcher(1, 1))
     store.append("s", t=0, rows=pa.table({"k": [1], "v": [0]}), key=["k"])
     store.sync()
-    node.listener = Peers(1, 1)
+    node.announcer.listen(Peers(1, 1))
     store.sync()
     assert len(node.durable_ids()) == 2
 
@@ -93,7 +93,7 @@ def test_what_is_told_is_an_epoch(open_store: OpenStore) -> None:
     """It goes to peers, who could do nothing with `none`."""
     store = open_store()
     assert isinstance(store.node, Node)
-    peers = store.node.listener = Peers(1, 1)
+    store.node.announcer.listen(peers := Peers(1, 1))
     seal(store, 0, 2)
     assert store.safe_point() is None
     assert store.node.safe_points.announced() == {}
@@ -111,7 +111,7 @@ def test_it_waits_for_copies_of_layers_and_of_manifests(
 ) -> None:
     store = open_store()
     assert isinstance(store.node, Node)
-    peers = store.node.listener = Peers(layers, files)
+    store.node.announcer.listen(peers := Peers(layers, files))
     seal(store, 0, required)
     assert store.safe_point() == safe
     assert peers.announced == ["stage s shard 0 timestamp 0", "manifests/main/0.json"]
@@ -120,7 +120,7 @@ def test_it_waits_for_copies_of_layers_and_of_manifests(
 def test_it_does_not_go_back_when_copies_are_lost(tmp_path: Path, open_store: OpenStore) -> None:
     store = open_store()
     assert isinstance(store.node, Node)
-    peers = store.node.listener = Peers(2, 2)
+    store.node.announcer.listen(peers := Peers(2, 2))
     seal(store, 0, 2)
     assert store.safe_point() == 0
     peers.layers = 1
@@ -129,10 +129,10 @@ def test_it_does_not_go_back_when_copies_are_lost(tmp_path: Path, open_store: Op
     store.close()
     again = open_store()
     assert isinstance(again.node, Node)
-    again.node.listener = Peers(1, 1)
+    again.node.announcer.listen(Peers(1, 1))
     assert again.safe_point() == 0, "what was told stays, a restart included"
     assert isinstance(again.node, Node)
-    again.node.listener = Peers(2, 2)
+    again.node.announcer.listen(Peers(2, 2))
     assert again.safe_point() == 1
 
 
@@ -141,7 +141,7 @@ def test_epochs_in_an_archive_wait_for_copies_too(open_store: OpenStore) -> None
     settings = nosync.StoreSettings(background=False, grace_s=0.0, archive_epochs=2)
     store = open_store(settings=settings)
     assert isinstance(store.node, Node)
-    peers = store.node.listener = Peers(2, 2)
+    store.node.announcer.listen(peers := Peers(2, 2))
     for t in range(6):
         seal(store, t, 2)
     store.node.archive_manifests()

@@ -85,7 +85,7 @@ def test_an_epoch_that_comes_before_its_time_is_read_with_the_one_it_waits_for(
 def test_a_known_epoch_that_is_another_one_now_is_for_a_look_at_all(store: nosync.Store, lines: Timelines) -> None:
     before = lines.manifests()[EPOCHS - 1]
     (store.directory.root / before.path).unlink()
-    publish_manifest(store.directory.root, Manifest(before.line, before.t, before.entries, {"other": 1}), Env())
+    publish_manifest(store.directory.root, Manifest(before.timeline, before.t, before.entries, {"other": 1}), Env())
     assert lines.follow([before.path]) is None
     lines.refresh()
     assert lines.manifests()[EPOCHS - 1].meta == {"other": 1}
@@ -142,7 +142,7 @@ def test_a_node_learns_without_listing_all_epochs(open_store: OpenStore) -> None
         for path in (other.directory.root / kind).rglob(f"{EPOCHS}*"):
             path.rename(store.directory.root / path.relative_to(other.directory.root))
     store.node.note_files([path_of(EPOCHS)])  # type: ignore[attr-defined]
-    store.node._drain()  # type: ignore[attr-defined]
+    store.node.parts.upkeep.drain()  # type: ignore[attr-defined]
     assert store.last_sealed() == EPOCHS
     assert store.directory.root / "manifests" / "main" not in listed
     store.sync()

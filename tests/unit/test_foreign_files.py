@@ -21,11 +21,11 @@ from nosync.cli import main
 from nosync.lsm.compaction.worker import MergeProcess
 from nosync.lsm.errors import CorruptionError, FormatVersionError, NosyncError, NotAStoreError
 from nosync.lsm.layers.reader import LayerReader
-from nosync.lsm.manifests.branches import BRANCHES, MOST_BRANCHES, read_refs
+from nosync.lsm.manifests.branches import MOST_BRANCHES, read_refs
 from nosync.lsm.manifests.manifest import MOST_LAYERS, Manifest
 from nosync.lsm.platform.env import Env
 from nosync.lsm.platform.json_file import seal_json, unseal_json
-from nosync.lsm.platform.verified import VERIFIED
+from nosync.lsm.platform.layout import BRANCHES, VERIFIED
 from tests.conftest import OpenStore
 from tests.forging import Fields, forge_body, forge_layer
 

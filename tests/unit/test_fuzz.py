@@ -16,7 +16,7 @@ import pytest
 from nosync.lsm.errors import CorruptionError, ReplicationError
 from nosync.lsm.layers.reader import LayerReader
 from nosync.lsm.platform.env import Env
-from nosync.lsm.trace.directory import PLACE_FILE
+from nosync.lsm.platform.layout import PLACE_FILE
 from nosync.replication.client.fetching_directory import ADDRESS_FILE, address_of
 from nosync.replication.daemon.daemon import MEMBERS_FILE, Daemon, DaemonConfig, peers_of
 from tests.conftest import OpenStore

@@ -14,8 +14,9 @@ from nosync.lsm.manifests.sealing import Sealer
 from nosync.lsm.manifests.timelines import Timelines
 from nosync.lsm.model.layer import Description, LayerId
 from nosync.lsm.model.timestamp import END_OF_TIME
-from nosync.lsm.node.discards import DISCARDED, DiscardedVersions
+from nosync.lsm.node.discards import DiscardedVersions
 from nosync.lsm.platform.env import Env
+from nosync.lsm.platform.layout import DISCARDED
 from nosync.lsm.trace.directory import LayerDirectory
 from nosync.replication.protocol.inventory import FileVersion, NodeId, place_of
 from nosync.replication.protocol.messages import Hello, Send, SessionId, Want
@@ -193,16 +194,16 @@ def test_what_a_peer_gives_back_of_epochs_that_were_dropped_goes_again(open_stor
     }
     for path, text in gone.items():
         path.write_bytes(text)
-    store.node.listener = listener = Dropping(1, 1)
+    store.node.announcer.listen(listener := Dropping(1, 1))
     env.now_s += 61.0
-    store.node._look()
+    store.node.parts.discovery.look()
     store.node.make_durable_now()
     env.now_s += 61.0
-    store.node._look()
+    store.node.parts.discovery.look()
     store.node.collect_garbage()
     assert not [path for path in gone if path.exists()]
     assert len(listener.dropped) in (0, EPOCHS - 4)
-    store.node.listener = None
+    store.node.announcer.listen(None)
     assert store.last_sealed() == 3
 
 
@@ -217,7 +218,7 @@ def test_who_sealed_an_epoch_sees_that_another_one_took_its_place(open_store: Op
     of_a_job.timelines.notice_changes()
     assert not env.read_paths
     assert of_a_job.timelines.manifests()[EPOCHS] is before
-    other = Manifest(before.line, before.t, before.entries, {"of": "another job"})
+    other = Manifest(before.timeline, before.t, before.entries, {"of": "another job"})
     (tmp_path / "other").write_bytes(other.to_json())
     (tmp_path / "other").replace(store.directory.root / before.path)
     of_a_job.timelines.notice_changes()

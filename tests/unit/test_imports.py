@@ -20,7 +20,7 @@ HEAVY = ("pandas", "pyspark", "grpc", "rocksdict", "nosync.job.job", "nosync.spa
         ("from nosync.lsm.compaction.worker import main", ()),
         ("import nosync; nosync.Job", ("nosync.job.job",)),
         (
-            "from nosync.lsm.no_pandas import leave_out_pandas as do; do(); "
+            "from nosync.lsm.platform.process import leave_out_pandas as do; do(); "
             "import numpy, pyarrow as pa; pa.array(numpy.ones(2))",
             (),
         ),

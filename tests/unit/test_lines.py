@@ -263,7 +263,7 @@ def test_a_merge_process_that_is_stopped_leaves_nothing(open_store: OpenStore) -
     node = store.node
     assert isinstance(node, Node)
     temporary = store.directory.root / "tmp"
-    assert not node._compactor.merge_once(lambda: any(temporary.iterdir()), whole=True), (
+    assert not node.parts.compactor.merge_once(lambda: any(temporary.iterdir()), whole=True), (
         "it was stopped when it had begun to write"
     )
     assert list(temporary.iterdir()) == []

@@ -15,7 +15,8 @@ import nosync
 from nosync.lsm.layers.writer import arrange
 from nosync.lsm.model.layer import Description, LayerId, Shard, TraceId
 from nosync.lsm.platform.env import Env
-from nosync.lsm.trace.directory import LAYERS, LayerDirectory
+from nosync.lsm.platform.layout import LAYERS
+from nosync.lsm.trace.directory import LayerDirectory
 from nosync.lsm.trace.listing import Listing
 from nosync.testing.daemon_cluster import eventually
 
@@ -140,13 +141,13 @@ def test_a_node_at_rest_notices_what_comes_and_goes(
     store.seal(0)
     store.sync()
     (first,) = store.directory.layer_ids()
-    monkeypatch.setattr(store.node, "scan", lambda: pytest.fail("everything was looked at"))
+    monkeypatch.setattr(store.node.parts.discovery, "scan", lambda: pytest.fail("everything was looked at"))
     other = LayerDirectory(store.directory.root, store.directory.key_groups)  # as a task in another process has it
     second = LayerId(first.trace, Description.of_epoch(1))
     other.publish(second, arrange(table, ["word"], whose="test"))
-    eventually("it is noticed", lambda: store.node._is_recorded(second))
+    eventually("it is noticed", lambda: store.node.parts.durability.is_recorded(second))
     assert store.node.durable_ids() == {first, second}
     os.unlink(other.path_of(second))
-    eventually("it is missed", lambda: not store.node._is_recorded(second))
+    eventually("it is missed", lambda: not store.node.parts.durability.is_recorded(second))
     assert store.node.durable_ids() == {first}
     monkeypatch.undo()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import fcntl
 import multiprocessing
+import operator
 import os
 import resource
 import subprocess
@@ -128,15 +129,15 @@ def test_a_catalog_that_cannot_be_closed_gives_the_directory_back(tmp_path: Path
         assert again.read("counts").num_rows == 1
 
 
-@pytest.mark.parametrize("part", ["_background.stop", "_compactor.close", "_catalog.close"])
+@pytest.mark.parametrize("part", ["parts.threads.stop", "parts.compactor.close", "_catalog.close"])
 @pytest.mark.parametrize("end", ["close", "abandon"])
 def test_whatever_fails_at_the_end_the_directory_is_given_back(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, part: str, end: str
 ) -> None:
     store = filled(tmp_path / "s")
     assert isinstance(store.node, Node)
-    owner, name = part.split(".")
-    of = getattr(store.node, owner)
+    owner, _, name = part.rpartition(".")
+    of = operator.attrgetter(owner)(store.node)
     whole = getattr(of, name)
 
     def fails() -> None:

@@ -177,7 +177,7 @@ def test_the_newest_entry_of_the_log_after_a_rewind(
     assert problem in said(capsys, "verify", root)
     with nosync.open(root, read_only=True) as reader:
         for as_of in (None, 5):
-            with pytest.raises(nosync.CorruptionError, match="which line is main is not known"):
+            with pytest.raises(nosync.CorruptionError, match="which timeline is main is not known"):
                 reader.read("c", as_of)
     with pytest.raises(nosync.CorruptionError, match="nosync verify --repair"):
         open_store(settings=SETTINGS)

@@ -161,18 +161,18 @@ def test_a_manifest_is_durable_after_its_layers(open_store: OpenStore, monkeypat
     store = filled(open_store, 1)
     node = store.node
     assert isinstance(node, Node)
-    due = node.new.due
+    due = node.parts.queue.due
 
     def meanwhile(**options: bool) -> list[LayerId]:
         found = list(due(**options))
-        monkeypatch.setattr(node.new, "due", due)
+        monkeypatch.setattr(node.parts.queue, "due", due)
         store.append("c", t=2, rows=rows(a2=2))
         store.seal(2)
         return found
 
     store.append("c", t=1, rows=rows(a1=1))
     store.seal(1)
-    monkeypatch.setattr(node.new, "due", meanwhile)
+    monkeypatch.setattr(node.parts.queue, "due", meanwhile)
     store.sync()
     manifests = [PurePosixPath(f"manifests/main/{t}.json") for t in (1, 2)]
     assert [node.small.is_durable(path) for path in manifests] == [True, False]

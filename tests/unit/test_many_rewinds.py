@@ -69,7 +69,7 @@ def test_a_thousand_rewinds_one_from_another(tmp_path: Path) -> None:
     sealed = found.manifests()
     assert (sealed.first, sealed.last, len(sealed)) == (0, lines - 1, lines)
     assert [*sealed] == [piece.t for piece in sealed.pieces() if isinstance(piece, Manifest)] == [*range(lines)]
-    assert [sealed[t].line for t in (0, 1, 700, lines - 1)] == [MAIN_TIMELINE, "r0", "r699", f"r{lines - 2}"]
+    assert [sealed[t].timeline for t in (0, 1, 700, lines - 1)] == [MAIN_TIMELINE, "r0", "r699", f"r{lines - 2}"]
     assert sealed.gap(None) is None
     assert lines not in sealed
     found.prune()

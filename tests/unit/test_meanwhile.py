@@ -21,8 +21,9 @@ from nosync.lsm.model.layer import Description, LayerId, Shard, TraceId
 from nosync.lsm.model.timestamp import Time, pack
 from nosync.lsm.node.node import Node
 from nosync.lsm.platform.env import Env
+from nosync.lsm.platform.store_marker import create_store
 from nosync.lsm.settings import StoreSettings
-from nosync.lsm.trace.directory import LayerDirectory, create_store
+from nosync.lsm.trace.directory import LayerDirectory
 from nosync.testing import FaultyEnv
 from tests.conftest import OpenStore
 
@@ -94,7 +95,7 @@ def test_a_merge_of_layers_that_went_meanwhile_goes_as_well(
     def then_forgotten(self: Merge) -> Iterator[Any]:
         yield from steps(self)
         store.node.scan()  # its file is there already, and does not count before it stands for others
-        store.node.forget([layer.id for layer in self.layers[1:]])
+        store.node.parts.garbage.forget([layer.id for layer in self.layers[1:]])
 
     monkeypatch.setattr(Merge, "steps", then_forgotten)
     assert store.node.merge_once()
@@ -114,7 +115,7 @@ def test_a_merge_whose_edit_of_the_catalog_failed_stands_for_its_inputs_when_it_
         raise StorageError("no space is left")
 
     with monkeypatch.context() as patched:
-        patched.setattr(store.node, "_edit", failing)
+        patched.setattr(store.node.parts.layers, "apply", failing)
         assert not store.node.merge_once()
     store.node.make_durable_now()
     store.node.collect_garbage()
@@ -153,12 +154,13 @@ def test_where_keys_of_a_trace_may_begin(open_store: OpenStore) -> None:
                 store.append(stage, shard=shard, t=t, rows=pa.table({"k": [1]}), key=["k"])
         store.seal(t)
     lines = store.node.timelines
+    known = lines._known
     counted = [TraceId("a", "f", Shard(0, 2)), TraceId("a", "g", Shard(1, 3))]
     for t, trace in enumerate(counted):
-        lines._origins[trace] = {pack(t + 3)}
-    lines._first_origins = None
-    for trace in [*lines._origins, TraceId("c", "f", Shard(0)), TraceId("b", "f", Shard(7))]:
-        of_stage = {other: at for other, at in lines._origins.items() if other.stage == trace.stage}
+        known._origins[trace] = {pack(t + 3)}
+    known._first_origins = None
+    for trace in [*known._origins, TraceId("c", "f", Shard(0)), TraceId("b", "f", Shard(7))]:
+        of_stage = {other: at for other, at in known._origins.items() if other.stage == trace.stage}
         shared = [
             min(at)
             for other, at in of_stage.items()
@@ -202,13 +204,13 @@ def test_what_is_safe_elsewhere_counts_up_to_where_manifests_were_compared(open_
     store = filled(open_store(), range(7))
     peers = Peers(safe=9, compared=4)
     store.node.safe_points.something_changed()
-    store.node.listener = peers  # type: ignore[assignment]
+    store.node.announcer.listen(peers)  # type: ignore[assignment]
     assert store.safe_point() == 4  # the peer may have sealed other epochs 5 and 6
     peers.compared = 6
     assert store.safe_point() == 6
     peers.safe = 2
     assert store.safe_point() == 6  # told once, it holds
-    store.node.listener = None
+    store.node.announcer.listen(None)
 
 
 def test_pins_are_read_before_history_is_let_go_of_for_epochs_that_others_sealed(tmp_path: Path) -> None:

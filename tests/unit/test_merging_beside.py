@@ -11,10 +11,10 @@ import pyarrow as pa
 import pytest
 
 import nosync
-from nosync.lsm.compaction import compactor
 from nosync.lsm.compaction.merge import Merge
 from nosync.lsm.compaction.worker import OUT_OF_THE_WAY, MergeProcess
 from nosync.lsm.layers.writer import Published
+from nosync.lsm.node import compactor
 from nosync.testing.daemon_cluster import eventually
 from tests.conftest import OpenStore
 

@@ -13,9 +13,8 @@ import pytest
 import nosync
 from nosync.lsm.errors import NosyncError
 from nosync.lsm.platform.env import Env
-from nosync.lsm.platform.file_pool import MADE, READY, FilePool, new_file
-from nosync.lsm.platform.lock import LOCK
-from nosync.lsm.trace.directory import PLACE_FILE
+from nosync.lsm.platform.file_pool import FilePool, new_file
+from nosync.lsm.platform.layout import LOCK, MADE, PLACE_FILE, READY
 from nosync.replication.client.fetching_directory import ADDRESS_FILE
 from nosync.replication.daemon.daemon import Daemon, DaemonConfig
 from nosync.replication.transport.sockets import SOCKET_FILE

@@ -17,7 +17,8 @@ from nosync.lsm.model.history import View
 from nosync.lsm.model.layer import Description, LayerId, Shard, TraceId
 from nosync.lsm.model.timestamp import Time, pack
 from nosync.lsm.platform.env import Env
-from nosync.lsm.trace.directory import LayerDirectory, create_store
+from nosync.lsm.platform.store_marker import create_store
+from nosync.lsm.trace.directory import LayerDirectory
 from nosync.replication.client import fetching_directory as places
 from nosync.replication.client.fetching_directory import DATA_VARIABLE, FetchingDirectory, StoreLocation
 from nosync.replication.daemon import daemon

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from nosync.lsm.processor import numpy_environment
+from nosync.lsm.platform.process import numpy_environment
 
 DISABLE = "NPY_DISABLE_CPU_FEATURES"
 NEWER, OLDER = ["X86_V3", "X86_V4", "AVX512_ICL"], ["AVX2", "AVX512F", "AVX512_SKX"]
@@ -59,7 +59,7 @@ def test_what_the_user_has_set_stays(tmp_path: Path, monkeypatch: pytest.MonkeyP
 def test_numpy_takes_what_it_is_told(tmp_path: Path) -> None:
     """With the names of this NumPy on this processor: it warns of a name that it does not know."""
     code = (
-        "import os, sys, numpy; from pathlib import Path; from nosync.lsm.processor import numpy_environment; "
+        "import os, sys, numpy; from pathlib import Path; from nosync.lsm.platform.process import numpy_environment; "
         "os.environ.update(numpy_environment(Path(sys.argv[1]))); "
         "os.execv(sys.executable, [sys.executable, '-W', 'error', '-c', 'import numpy; print(numpy.arange(3)[::-1].copy())'])"
     )

@@ -15,7 +15,8 @@ import pytest
 
 import nosync
 from nosync.lsm.platform.env import Env
-from nosync.lsm.platform.file_pool import FEWEST, MADE, MAKING, READY, FilePool, new_file
+from nosync.lsm.platform.file_pool import FEWEST, FilePool, new_file
+from nosync.lsm.platform.layout import MADE, MAKING, READY
 from nosync.testing import FaultyEnv, crash
 from nosync.testing.daemon_cluster import eventually
 from tests.conftest import OpenStore

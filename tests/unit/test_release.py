@@ -148,7 +148,7 @@ def test_what_is_published_again_is_not_removed(open_store: OpenStore) -> None:
     store.sync()
     node = node_of(store)
     id = LayerId(TraceId("sums", "raw", Shard(0)), Description.of_epoch(0))
-    node.forget([id])
+    node.parts.garbage.forget([id])
     assert node.unknown([id]) == [], "that its file is there means nothing"
     node.note([id])
     store.sync()

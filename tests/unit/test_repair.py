@@ -16,7 +16,8 @@ from nosync.lsm.manifests.branches import read_refs
 from nosync.lsm.manifests.catalog import Catalog
 from nosync.lsm.manifests.remembered import ENTRY_META, KEY_GROUPS_META
 from nosync.lsm.platform.env import Env
-from nosync.lsm.trace.directory import PLACE_FILE, read_marker
+from nosync.lsm.platform.layout import PLACE_FILE
+from nosync.lsm.platform.store_marker import read_marker
 from tests.conftest import OpenStore
 
 SETTINGS = nosync.StoreSettings(background=False, grace_s=0.0, retry_s=0.0, merge=False)

@@ -18,8 +18,9 @@ import pytest
 import nosync
 from nosync.lsm.node.node import Node
 from nosync.lsm.platform.env import MOST_SMALL_BYTES
+from nosync.lsm.platform.store_marker import create_store, read_marker
 from nosync.lsm.settings import StoreSettings
-from nosync.lsm.trace.directory import LayerDirectory, create_store, read_marker
+from nosync.lsm.trace.directory import LayerDirectory
 from nosync.proto.v1 import replication_pb2 as pb
 from nosync.replication.daemon.replicator import LOG_AGAIN_S, PART_KEPT_S, Replicator, Session
 from nosync.replication.daemon.server import cancel_when_closed
@@ -41,7 +42,7 @@ class Receiver:
         marker = read_marker(root, self.env)
         self.node = Node(LayerDirectory(root, 128, self.env), marker, StoreSettings(background=False))
         self.replicator = Replicator(self.node, N1, "s", [N1, N2], replicas=2)
-        self.node.listener = self.replicator
+        self.node.announcer.listen(self.replicator)
         self.connect()
 
     def connect(self) -> None:
@@ -82,7 +83,7 @@ class Receiver:
 def receiver(tmp_path: Path) -> Iterator[Receiver]:
     found = Receiver(tmp_path / "n1")
     yield found
-    found.node.listener = None
+    found.node.announcer.listen(None)
     found.node.abandon()
 
 
@@ -320,7 +321,7 @@ class Sender(Receiver):
 def sender(tmp_path: Path, large: tuple[FileVersion, Path]) -> Iterator[Sender]:
     found = Sender(tmp_path / "n1", *large)
     yield found
-    found.node.listener = None
+    found.node.announcer.listen(None)
     found.node.abandon()
 
 
@@ -590,7 +591,7 @@ def test_what_came_and_is_gone_before_it_is_durable_is_no_problem(
     receiver.send(held, path)
     (receiver.root / held.name).unlink()
     for _ in range(2):  # at first the node has only seen that it cannot be made durable
-        receiver.node._drain()
+        receiver.node.parts.upkeep.drain()
         receiver.env.now_s += 60.0
     assert receiver.durable == []
     assert receiver.node.problems == {}

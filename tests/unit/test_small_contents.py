@@ -93,7 +93,7 @@ def test_whatever_is_changed_is_refused_or_harmless(
 def receiver(tmp_path: Path) -> Iterator[Receiver]:
     found = Receiver(tmp_path / "n1")
     yield found
-    found.node.listener = None
+    found.node.announcer.listen(None)
     found.node.abandon()
 
 

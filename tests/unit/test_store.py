@@ -29,7 +29,7 @@ from nosync.lsm.model.layer import Description, LayerId, Shard, TraceId
 from nosync.lsm.model.timestamp import ZERO
 from nosync.lsm.node.node import Node
 from nosync.lsm.platform.env import Env
-from nosync.lsm.trace.directory import create_store
+from nosync.lsm.platform.store_marker import create_store
 from nosync.testing.daemon_cluster import eventually
 from nosync.testing.faulty_env import FaultyEnv
 from tests.conftest import OpenStore
@@ -695,7 +695,7 @@ def test_a_merge_that_gets_no_processor_begins_again_when_layers_pile_up(
     open_store: OpenStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """On a machine that is busy all the time a process that is out of the way gets nowhere."""
-    from nosync.lsm.compaction import compactor
+    from nosync.lsm.node import compactor
 
     began, nices, run_it = threading.Event(), [], MergeProcess.run
 
@@ -755,7 +755,7 @@ def test_a_merge_looks_only_at_traces_of_which_something_changed(
     while node.merge_once():
         pass
     looked: list[str] = []
-    chains = node.sealed_chains
+    chains = node.parts.compactor.chains
 
     def seen(trace: TraceId) -> list[Chain]:
         looked.append(trace.stage)
@@ -766,11 +766,11 @@ def test_a_merge_looks_only_at_traces_of_which_something_changed(
         node.merge_once()
         return looked
 
-    monkeypatch.setattr(node, "sealed_chains", seen)
+    monkeypatch.setattr(node.parts.compactor, "chains", seen)
     assert looked_at() == []
     store.append("b", t=3, rows=words(y=1), key=["word"])
     store.node.note([LayerId(TraceId("b", "raw", Shard(0)), Description.of_epoch(3))])
-    node._drain()
+    node.parts.upkeep.drain()
     assert looked_at() == ["b"]
     store.append("a", t=3, rows=words(y=1), key=["word"])
     store.seal(3)

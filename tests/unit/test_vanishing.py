@@ -63,8 +63,8 @@ def test_a_layer_that_is_dropped_and_published_again_meanwhile(store: nosync.Sto
         return digest
 
     def drop_and_publish() -> None:
-        store.node.forget([id], grace=False)
-        store.node._compactor.collect_garbage()
+        store.node.parts.garbage.forget([id], grace=False)
+        store.node.parts.garbage.collect()
         digests.append(publish(2))
 
     digests = [publish(1)]
@@ -72,7 +72,7 @@ def test_a_layer_that_is_dropped_and_published_again_meanwhile(store: nosync.Sto
     store.sync()
     store.sync()
     assert digests[0] != digests[1]
-    (record,) = store.node._records[id.trace].values()
+    (record,) = store.node.parts.layers.of(id.trace).values()
     assert record.digest == digests[1] == LayerReader.open(store.directory.path_of(id), env, id).digest
     store.close()
 

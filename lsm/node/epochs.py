@@ -1,0 +1,94 @@
+"""Sealing epochs on the node, and what of sealed epochs is lost or was computed again with other rows."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, MutableMapping, Sequence
+from typing import Any
+
+from nosync.lsm.errors import DeterminismError
+from nosync.lsm.manifests.completeness import MissingLayer, to_look_at
+from nosync.lsm.manifests.input_policy import is_released, releasable_until
+from nosync.lsm.manifests.manifest import Content, Manifest
+from nosync.lsm.manifests.sealing import Sealer
+from nosync.lsm.model.layer import LayerId
+from nosync.lsm.node.durable_layers import DurableLayers
+from nosync.lsm.node.layer_sync import LayerSyncQueue
+from nosync.lsm.node.manifest_checks import ManifestChecks
+from nosync.lsm.node.metadata_sync import MetadataSync
+from nosync.lsm.node.safe_point import SafePoint
+
+
+class Epochs:
+    """The epochs that one node seals."""
+
+    def __init__(
+        self,
+        sealer: Sealer,
+        layers: DurableLayers,
+        queue: LayerSyncQueue,
+        small: MetadataSync,
+        safe_points: SafePoint,
+        checks: ManifestChecks,
+        problems: MutableMapping[str, str],
+    ) -> None:
+        self._sealer, self._timelines, self._layers, self._queue = sealer, sealer.timelines, layers, queue
+        self._small, self._safe_points, self._checks, self._problems = small, safe_points, checks, problems
+
+    def seal(
+        self,
+        t: int,
+        ids: Sequence[LayerId],
+        branch: str,
+        meta: Mapping[str, Any] | None,
+        copies: Mapping[str, int] | None,
+        contents: Mapping[LayerId, Content] | None,
+    ) -> Manifest:
+        """Writes the manifest of an epoch, and queues it. See nosync.lsm.manifests.sealing.Sealer."""
+
+        def on_conflict(found: list[LayerId]) -> None:
+            self._conflict(t, found)
+
+        manifest, is_new = self._sealer.seal(t, ids, branch, meta, copies, contents, on_conflict)
+        if is_new:
+            self._small.note([manifest.path])
+            self._safe_points.learned([manifest])
+        self._checks.sealed()
+        return manifest
+
+    def conflict(self, error: DeterminismError, branch: str) -> None:
+        """A layer of a sealed epoch was computed again with other rows: the safe point does not pass over it."""
+        t = int(error.t) if error.t.isdecimal() else None
+        manifest = None if t is None else self._timelines.manifest(t, branch)
+        at = error.stage, error.shard
+        ids = [e.id for e in manifest.entries if (e.id.trace.stage, str(e.id.trace.shard)) == at] if manifest else []
+        if ids and t is not None:
+            self._conflict(t, ids)
+
+    def _conflict(self, t: int, ids: Sequence[LayerId]) -> None:
+        with self._layers.lock:
+            self._problems[f"timestamp {t}"] = (
+                f"{ids[0] if ids else t} was computed again with other rows than were sealed"
+            )
+        self._safe_points.conflict(ids)
+
+    def lost(self, branch: str) -> list[MissingLayer]:
+        """The layers that manifests of a branch list and no file holds, by epoch."""
+        found: list[MissingLayer] = []
+        until = releasable_until(self._timelines, self._safe_points.point())
+        held = self._layers.by_trace()
+        for manifest in to_look_at(self._timelines.manifests(branch), until, lambda trace: held.get(trace, ())):
+            with self._layers.lock:
+                waiting = self._queue.waiting()
+            found += [
+                MissingLayer(e, manifest.t, manifest.timeline)
+                for e in manifest.entries
+                if not self._safe_points.is_durable(e) and e.id not in waiting and not is_released(manifest, e, until)
+            ]
+        return found
+
+    def optional_stages(self) -> frozenset[str]:
+        """The stages that no copies are asked for, in the newest epoch of the main timeline."""
+        last = self._timelines.last_sealed()
+        manifest = self._timelines.manifest(last) if last is not None else None
+        entries = manifest.entries if manifest is not None else ()
+        return frozenset(e.id.trace.stage for e in entries if not e.copies)

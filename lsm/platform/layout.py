@@ -1,0 +1,38 @@
+"""Every name on disk, on one page. What is in the files: docs/format.md.
+
+NOSYNC                                          what this is: format, store id, key groups
+LOCK                                            held by the node of this directory
+VERIFIED                                        on which host all of this was looked at
+layers/<stage>/<fingerprint>/<shard>/<lower>-<upper>-<since>.layer
+manifests/<timeline>/<epoch>.json               or, of many old epochs, <first>-<last>.json
+branches/<n>.json                               the log of what branches there are
+jobs/<timeline>/<n>-<token>.json                instances of a job; the newest one may write
+pins/<name>-<token>.json
+sinks/<stage>/<timeline>/<epoch>-<token>.json   what was delivered
+quarantine/                                     what was torn or flipped, kept for inspection
+tmp/                                            being written; emptied at the node's start
+ready/                                          empty files that the node made ahead, to be written
+catalog/                                        RocksDB, the node's rebuildable index
+given-up.json, let-go.json                      what an operator discarded here; up to where inputs were released
+place.json                                      in a directory that a daemon keeps: a token of it
+"""
+
+from __future__ import annotations
+
+MARKER, LOCK, VERIFIED, CATALOG = "NOSYNC", "LOCK", "VERIFIED", "catalog"
+LAYERS, MANIFESTS, BRANCHES, QUARANTINE = "layers", "manifests", "branches", "quarantine"
+JOBS, PINS, SINKS = "jobs", "pins", "sinks"
+REGISTERS = (JOBS, PINS, SINKS)
+"""Each holds small facts, which any node may add or take back."""
+TEMPORARY_DIRECTORY = "tmp"
+READY, MADE, MAKING = "ready", "made", "making"
+"""Files made ahead; in that directory those that can be taken, and those that are being made."""
+DISCARDED, RELEASED = "given-up.json", "let-go.json"
+"""The contents that an operator gave up here; and the main timeline's safe point when inputs were last let go of, which
+the catalog has too, and may lose.
+"""
+PLACE_FILE = "place.json"
+OWN_DIRECTORIES = (
+    LAYERS, MANIFESTS, PINS, QUARANTINE, CATALOG, TEMPORARY_DIRECTORY, BRANCHES, JOBS, SINKS, READY, f"{READY}/{MADE}",
+    f"{READY}/{MAKING}",
+)  # fmt: skip

@@ -1,0 +1,259 @@
+"""Reading the stages of a store as of an epoch."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from nosync.lsm.columnar.columns import (
+    CHANGE_TYPE_COLUMN,
+    EPOCH_COLUMN,
+    INTERNAL_PREFIX,
+    Bools,
+    describe,
+    joined_schema,
+    key_columns,
+    keys_equal,
+    plain,
+)
+from nosync.lsm.columnar.table_diff import compare
+from nosync.lsm.errors import InvalidInputError, NotAvailableError, SchemaError, UnknownStageError
+from nosync.lsm.layers.merging import RowFilter
+from nosync.lsm.manifests.branches import MAIN
+from nosync.lsm.model.history import View
+from nosync.lsm.model.timestamp import end_of, last_of, pack
+from nosync.lsm.platform.nearest import did_you_mean
+from nosync.lsm.store.stage_views import stage_views
+from nosync.lsm.store.timelines_view import TimelinesView
+from nosync.lsm.trace.cover import lost_tail
+from nosync.lsm.trace.directory import LayerDirectory
+from nosync.lsm.trace.trace import Trace
+
+BEFORE_FIRST_EPOCH = -1
+
+
+class StoreReader:
+    """The part of a store that reads its stages, from files only."""
+
+    def __init__(self, directory: LayerDirectory, view: TimelinesView) -> None:
+        self.directory, self._view = directory, view
+
+    def read(
+        self,
+        stage: str,
+        as_of: int | None = None,
+        *,
+        shard: int | None = None,
+        columns: Sequence[str] | None = None,
+        prefix: Mapping[str, Any] | None = None,
+        branch: str = MAIN,
+    ) -> pa.Table:
+        """The state of a stage as of epoch `as_of` (default: the last sealed one): one row per live key.
+
+        Rows come shard by shard in stored order. `columns` selects columns; `prefix` gives values of the first key
+        columns. Before the stage's first epoch the state is empty. Raises UnknownStageError, NotAvailableError
+        (not recorded yet), CompactedError (below `since`), HoleError, CorruptionError.
+        """
+        as_of = self._as_of(as_of, branch)
+        traces = [self._trace(view, as_of) for view in self._views(stage, as_of, shard, branch)]
+        keep = _prefix_filter(prefix, traces[0], stage) if prefix else None
+        return self._table(stage, traces, lambda trace: trace.scan(last_of(as_of), keep), columns)
+
+    def lookup(
+        self,
+        stage: str,
+        keys: pa.Table,
+        as_of: int | None = None,
+        *,
+        columns: Sequence[str] | None = None,
+        branch: str = MAIN,
+    ) -> pa.Table:
+        """The rows of the given keys as of `as_of`, in the order of `keys`; keys without a row are left out."""
+        as_of = self._as_of(as_of, branch)
+        traces = [self._trace(view, as_of) for view in self._views(stage, as_of, None, branch)]
+        key = next((trace.key for trace in traces if trace.key), None)
+        if key is None:
+            raise InvalidInputError(f"stage {stage} is a log: it has no key to look up; use read() or changes()")
+        whose = f"lookup in stage {stage}"
+        keys = plain(keys)
+        key_columns(keys, key, whose)
+        schema = self._unified(stage, traces)
+        wanted = []
+        for name in key:
+            column = keys.column(name).combine_chunks()
+            try:
+                wanted.append(column.cast(schema.field(name).type))
+            except pa.ArrowInvalid as error:
+                raise SchemaError(
+                    f"{whose}: key column {name!r} does not fit {schema.field(name).type}: {error}"
+                ) from error
+            except pa.ArrowNotImplementedError as error:
+                raise SchemaError(
+                    f"{whose}: key column {name!r} is {column.type}, expected {schema.field(name).type}"
+                ) from error
+        hashes = self.directory.hasher(wanted)
+        positions, batches = [], []
+        for trace in traces:
+            answer = trace.lookup(wanted, hashes, last_of(as_of))
+            positions.append(pa.array(answer.found.nonzero()[0]))
+            batches.append(pa.Table.from_batches([answer.data]))
+        if len(batches) == 1:
+            return _select(batches[0], columns, stage)
+        table = pa.concat_tables(batches, promote_options="default")
+        return _select(table.take(pc.sort_indices(pa.concat_arrays(positions))), columns, stage)
+
+    def changes(self, stage: str, after: int, until: int, *, shard: int | None = None, branch: str = MAIN) -> pa.Table:
+        """The change feed: what turns the state as of epoch `after` into the state as of epoch `until`.
+
+        Columns: the stage's, `_change_type` (insert, update_preimage, update_postimage, delete) and `_epoch`, in
+        order of epoch within a shard. `after=-1` is the empty state before the first epoch.
+        """
+        check_range(after, until)
+        traces = [self._trace(view, until, exact_from=after) for view in self._views(stage, until, shard, branch)]
+        begun = [t for t in traces if t.layers] or traces[:1]
+        tables = [t.changes(last_of(after), last_of(until)) for t in begun]
+        table = pa.concat_tables(tables, promote_options="default")
+        last = [
+            CHANGE_TYPE_COLUMN,
+            EPOCH_COLUMN,
+        ]  # a shard that has more columns than the first brings them after these
+        names = [name for name in table.column_names if name not in last]
+        return _select(table.select([*names, *(name for name in last if name in table.column_names)]), None, stage)
+
+    def diff(self, stage: str, a: str, b: str, as_of: int | None = None) -> pa.Table:
+        """The keys of a stage whose rows differ between two branches as of an epoch (default: the newest of both).
+
+        Columns: the key, `_diff` (only_a, only_b, changed), then each value column as `<column>_a` and `<column>_b`.
+        """
+        if as_of is None:
+            as_of = min(self._as_of(None, a), self._as_of(None, b))
+        key = self.key(stage, as_of, branch=a)
+        schemas = [self.schema(stage, as_of, branch=branch) for branch in (a, b)]
+        hidden = [name for name in key if name.startswith(INTERNAL_PREFIX)]  # rows are matched by these, too
+        tables = [
+            self.read(stage, as_of, columns=[*schema.names, *hidden], branch=branch)
+            for schema, branch in zip(schemas, (a, b), strict=True)
+        ]
+        return compare(tables[0], tables[1], key, f"stage {stage}").drop_columns(hidden)
+
+    def schema(self, stage: str, as_of: int | None = None, *, branch: str = MAIN) -> pa.Schema:
+        """The columns of a stage at an epoch (default: the last sealed one), without reading its rows."""
+        as_of = self._as_of(as_of, branch)
+        traces = [self._trace(view, as_of) for view in self._views(stage, as_of, None, branch)]
+        return _select(self._unified(stage, traces).empty_table(), None, stage).schema
+
+    def key(self, stage: str, as_of: int | None = None, *, branch: str = MAIN) -> tuple[str, ...]:
+        """The key columns of a stage at an epoch (default: the last sealed one); none of a log."""
+        as_of = self._as_of(as_of, branch)
+        return self._trace(self._views(stage, as_of, None, branch)[0], as_of).key
+
+    def shards(self, stage: str, t: int, *, branch: str = MAIN) -> list[int]:
+        """The numbers of the shards that a stage has at an epoch. Raises UnknownStageError."""
+        return sorted({view.id.shard.index for view in self._views(stage, t, None, branch)})
+
+    def newest(self, branch: str = MAIN) -> int | None:
+        """Returns what `last_sealed` does, to who reads it. Raises LostEpochError where later epochs are lost."""
+        return self._view.newest(branch)
+
+    @contextlib.contextmanager
+    def held(self) -> Iterator[None]:
+        """A read-only store sees here what was sealed when it began, and reads manifests once, not for every question."""
+        with self._view.held():
+            yield
+
+    def _as_of(self, as_of: int | None, branch: str) -> int:
+        if as_of is None:
+            as_of = self._view.newest(branch)
+            if as_of is None:
+                raise NotAvailableError("no timestamp is sealed yet: seal one, or give as_of= to read what is recorded")
+        pack(as_of)
+        return as_of
+
+    def _views(self, stage: str, t: int, shard: int | None, branch: str) -> list[View]:
+        """What the stage's state as of an epoch is made of, by shard."""
+        views = stage_views(self.directory, self._view.current(), stage, t, branch)
+        chosen = [view for view in views if shard is None or view.id.shard.index == shard]
+        if not chosen:
+            raise UnknownStageError(
+                f"stage {stage} has no shard {shard}; it has {', '.join(str(view.id.shard) for view in views)}"
+            )
+        return chosen
+
+    def _trace(self, view: View, as_of: int, exact_from: int | None = None) -> Trace:
+        exact = last_of(as_of if exact_from is None else exact_from)
+        until = end_of(as_of)
+        try:
+            return self.directory.open_view(view, until=until, as_of=exact)
+        except NotAvailableError as error:
+            if until > self._view.current().sealed_until(view.id):
+                raise
+            raise lost_tail(view.id, until, error) from None
+
+    def _unified(self, stage: str, traces: Iterable[Trace]) -> pa.Schema:
+        schema: pa.Schema | None = None
+        for trace in traces:
+            schema = trace.schema if schema is None else joined_schema(schema, trace.schema, f"stage {stage}")
+        assert schema is not None, "a stage has at least one trace"
+        return schema
+
+    def _table(
+        self,
+        stage: str,
+        traces: Sequence[Trace],
+        read: Callable[[Trace], Sequence[pa.RecordBatch]],
+        columns: Sequence[str] | None,
+    ) -> pa.Table:
+        schema = self._unified(stage, traces)
+        tables = [pa.Table.from_batches(read(trace), schema=trace.schema) for trace in traces]
+        table = tables[0] if len(tables) == 1 else pa.concat_tables(tables, promote_options="default")
+        return _select(table.select(schema.names), columns, stage)
+
+
+def check_range(after: int, until: int) -> None:
+    """Raises InvalidInputError unless both are epochs (or `after` is -1: before the first) and in order."""
+    if after != BEFORE_FIRST_EPOCH:
+        pack(after)
+    pack(until)
+    if until < after:
+        raise InvalidInputError(f"changes from {after} to {until}: the first timestamp must not be after the second")
+
+
+def _select(table: pa.Table, columns: Sequence[str] | None, stage: str) -> pa.Table:
+    if columns is None:
+        return table.select([name for name in table.column_names if not name.startswith(INTERNAL_PREFIX)])
+    if isinstance(columns, str):
+        raise InvalidInputError(f"columns={columns!r} is one name, expected a list of names: columns=[{columns!r}]")
+    for name in columns:
+        if name not in table.column_names:
+            offered = pa.schema([field for field in table.schema if not field.name.startswith(INTERNAL_PREFIX)])
+            raise SchemaError(
+                f"stage {stage} has no column {name!r}; it has {describe(offered)}{did_you_mean(name, offered.names)}"
+            )
+    return table.select(list(columns))
+
+
+def _prefix_filter(prefix: Mapping[str, Any], trace: Trace, stage: str) -> RowFilter:
+    if list(prefix) != list(trace.key[: len(prefix)]) or len(prefix) > len(trace.key):
+        raise InvalidInputError(
+            f"stage {stage}: prefix columns {list(prefix)} are not the first of the key {list(trace.key)}, in order"
+        )
+    wanted = {}
+    for name, value in prefix.items():
+        type_ = trace.schema.field(name).type
+        try:
+            if pa.types.is_integer(type_) and isinstance(value, float) and not value.is_integer():
+                raise pa.ArrowInvalid("it is no whole number")  # Arrow would cut it
+            wanted[name] = pa.array([value], type_)
+        except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError) as error:
+            raise SchemaError(f"stage {stage}: prefix {name}={value!r} does not fit {type_}: {error}") from error
+
+    def keep(batch: pa.RecordBatch) -> Bools:
+        columns = [batch.column(name) for name in wanted]
+        return keys_equal(columns, np.arange(len(batch)), list(wanted.values()), np.zeros(len(batch), dtype=np.int64))
+
+    return keep
