@@ -24,13 +24,13 @@ from nosync.lsm.platform.env import storage_errors
 
 @dataclass(frozen=True)
 class Exchange:
-    """Where the rows of a segment are."""
+    """Knows where the rows of a segment are."""
 
     files: Sequence[Path]
     shards: int
 
     def rows_of(self, shard: int) -> Iterator[pa.RecordBatch]:
-        """Those of a shard. Raises StorageError where a file cannot be read."""
+        """Yields the rows of a shard. Raises StorageError where a file cannot be read."""
         for path in self.files:
             with _file_errors("read", path), pa.memory_map(str(path)) as mapped, pa.ipc.open_file(mapped) as file:
                 for i in range(shard, file.num_record_batches, self.shards):
@@ -39,15 +39,15 @@ class Exchange:
 
 @dataclass(frozen=True)
 class Placement:
-    """Which of `shards` shards a row goes to: as `nosync.lsm.model.layer.Shard` has it for the hash of columns."""
+    """Says which of `shards` shards a row goes to, as `nosync.lsm.model.layer.Shard` has it for the hash of columns."""
 
     shards: int
     key_groups: int
     names: Sequence[str]
-    """Of the columns. Empty: the rows' last column is the shard, and goes no further."""
+    """The columns whose hash decides. Empty: the rows' last column is the shard, and goes no further."""
 
     def placed(self, rows: pa.RecordBatch) -> tuple[pa.RecordBatch, npt.NDArray[np.uint16]]:
-        """Rows, and the shard of each."""
+        """Returns the rows, and the shard of each."""
         if not self.names:
             *columns, shard = rows.columns
             schema = pa.schema(list(rows.schema)[:-1])

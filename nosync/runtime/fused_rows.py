@@ -35,18 +35,20 @@ ALL = -1
 
 @dataclass(frozen=True)
 class Carried:
-    """Which columns carry the rows of one source."""
+    """Says which columns carry the rows of one source."""
 
     given: Mapping[str, str]
-    """By column of the source."""
+    """The column that carries each column of the source."""
     made: Mapping[str, str]
-    """By column that its expressions compute."""
+    """The column that carries each column which its expressions compute."""
 
 
 def carried(
     sources: Sequence[BoundStage], edges: Sequence[InputEdge], stages: Mapping[str, BoundStage]
 ) -> list[Carried]:
-    """For each source. The order of the columns is that of the sources, so both sides come to the same."""
+    """Returns what carries the rows of each source. The order of the columns is that of the sources, so both sides come
+    to the same.
+    """
     numbers: dict[tuple[pa.DataType, int, int], int] = {}
     found = []
     for n, source in enumerate(sources):
@@ -76,8 +78,10 @@ def edge_of(source: BoundStage, edges: Sequence[InputEdge]) -> InputEdge | None:
 def split(
     rows: pa.Table, sources: Sequence[BoundStage], edges: Sequence[InputEdge], stages: Mapping[str, BoundStage]
 ) -> tuple[list[pa.Table], dict[int, pa.Table]]:
-    """What the JVM sent: the rows of each source in canonical order with `_hash64` of the whole row, and by number of
-    each edge of expressions its rows, with `_hash64` of the key.
+    """Parts what the JVM sent.
+
+    Returns the rows of each source in canonical order, with `_hash64` of the whole row; and by number of each edge of
+    expressions its rows, with `_hash64` of the key.
     """
     given, fed = [], {}
     for n, (source, columns) in enumerate(zip(sources, carried(sources, edges, stages), strict=True)):
@@ -100,11 +104,11 @@ def _made(passed: pa.Table, columns: Carried, edge: InputEdge, stages: Mapping[s
 
 
 def renamed(rows: pa.Table, schema: pa.Schema, names: Sequence[str]) -> pa.Table:
-    """The columns of these names, as those of `schema`."""
+    """Returns the columns of these names, as those of `schema`."""
     columns = [one_nan(conformed(rows.column(name), field.type)) for name, field in zip(names, schema, strict=True)]
     return pa.Table.from_arrays(columns, schema=schema)
 
 
 def no_rows(schema: pa.Schema) -> pa.Table:
-    """As `split` gives them."""
+    """Returns no rows, in the form that `split` gives them."""
     return schema.append(pa.field(HASH64_COLUMN, pa.int64())).empty_table()

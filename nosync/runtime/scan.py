@@ -54,16 +54,16 @@ class ParquetFile(NamedTuple):
 
 @dataclass(frozen=True)
 class Scan:
-    """What the tasks of a segment read."""
+    """Says what the tasks of a segment read."""
 
     files: Mapping[str, Sequence[ParquetFile]]
-    """By source."""
+    """The files of each source."""
     key_groups: int
 
     def rows(
         self, shard: Shard, sources: Sequence[BoundStage], edges: Sequence[InputEdge], stages: Mapping[str, BoundStage]
     ) -> tuple[list[pa.Table], dict[int, pa.Table]]:
-        """Those of a shard, as `nosync.runtime.fused_rows.split` returns them.
+        """Returns the rows of a shard, as `nosync.runtime.fused_rows.split` returns them.
 
         Raises ScanError where a file cannot be read, or an expression not be evaluated, as the driver thought.
         """
@@ -112,7 +112,7 @@ def _parts(files: Sequence[ParquetFile], schema: pa.Schema) -> Iterator[pa.Table
 
 @dataclass(frozen=True)
 class _Placed:
-    """How a source's rows get to their shards: see `BoundStage.placed_by`."""
+    """Finds the shards that a source's rows get to: see `BoundStage.placed_by`."""
 
     source: BoundStage
     edge: InputEdge | None
