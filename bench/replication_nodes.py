@@ -31,8 +31,8 @@ from nosync.lsm.layers.writer import LayerRows, arrange
 from nosync.lsm.model.layer import Description, LayerId, Shard, TraceId
 from nosync.lsm.trace.directory import LayerDirectory
 from nosync.replication.daemon.daemon import Daemon, DaemonConfig
-from nosync.replication.daemon.server import OPTIONS
 from nosync.replication.protocol.inventory import name_of
+from nosync.replication.transport.channel import OPTIONS
 from nosync.replication.transport.codec import CHUNK_BYTES
 from nosync.testing.daemon_cluster import Daemons, eventually, free_ports
 

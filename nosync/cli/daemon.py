@@ -19,7 +19,7 @@ from nosync.lsm.errors import NosyncError, ReplicationError
 from nosync.lsm.no_pandas import leave_out_pandas
 
 if TYPE_CHECKING:
-    from nosync.replication.daemon.server import DaemonClient
+    from nosync.replication.transport.client import DaemonClient
 
 OTHERS_GET_NOTHING = 0o027
 
@@ -134,7 +134,7 @@ def _peer(text: str, option: str = "--peer") -> tuple[str, str]:
 
 def _client(path: Path) -> DaemonClient:
     try:
-        from nosync.replication.daemon.daemon import client_of  # noqa: PLC0415
+        from nosync.replication.transport.client import client_of  # noqa: PLC0415
     except ImportError as error:
         raise NosyncError(f"daemons need {error.name}: pip install 'nosync[daemon]'") from error
     check_store(path)

@@ -65,7 +65,8 @@ from nosync.lsm.platform.nearest import did_you_mean
 from nosync.lsm.platform.notebook import facts_html, rows_html
 from nosync.lsm.status import StoreStatus
 from nosync.lsm.store.store import BEFORE_FIRST_EPOCH, Store, check_range
-from nosync.replication.client.fetching_directory import MISSING_LAYER_ERRORS, StoreLocation
+from nosync.replication.client.fetching_directory import MISSING_LAYER_ERRORS
+from nosync.replication.client.location import StoreLocation
 from nosync.runtime.epoch_batches import MOST_GIVEN_ROWS, ScheduledEpoch, batch_epochs
 
 if TYPE_CHECKING:

@@ -79,7 +79,8 @@ from nosync.operators.operators import (
     weights_of,
 )
 from nosync.operators.windows import apply_late, apply_watermark, apply_window
-from nosync.replication.client.fetching_directory import FetchingDirectory, StoreLocation, open_directory
+from nosync.replication.client.fetching_directory import FetchingDirectory
+from nosync.replication.client.location import StoreLocation, open_directory
 from nosync.runtime.fused_rows import no_rows, renamed, split
 from nosync.runtime.scan import Scan
 

@@ -36,7 +36,7 @@ from nosync.lsm.model.layer import Description, Digest, Shard, TraceId, of_round
 from nosync.lsm.model.timestamp import Time, pack, round_of
 from nosync.operators.loops import Phase, next_phase, recorded_changes, rounds_done
 from nosync.operators.operators import is_hashed_in_tasks
-from nosync.replication.client.fetching_directory import StoreLocation, open_directory
+from nosync.replication.client.location import StoreLocation, open_directory
 from nosync.runtime.epoch_batches import run_epochs_of_shard
 from nosync.runtime.file_shuffle import Exchange, Placement
 from nosync.runtime.scan import ParquetFile, Scan

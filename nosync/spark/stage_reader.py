@@ -24,7 +24,7 @@ from nosync.lsm.failures import encode_failure
 from nosync.lsm.model.history import History, View, views_of
 from nosync.lsm.model.timestamp import end_of, last_of, pack
 from nosync.lsm.trace.trace import DELETE, UPDATE_BEFORE, Trace, lost_tail
-from nosync.replication.client.fetching_directory import StoreLocation, open_directory
+from nosync.replication.client.location import StoreLocation, open_directory
 
 _COUNT = "__n"
 _MOST_ROWS_OF_A_VIEW = 1 << 40

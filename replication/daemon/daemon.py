@@ -46,30 +46,21 @@ from nosync.lsm.trace.directory import (
     read_marker,
 )
 from nosync.proto.v1 import replication_pb2 as pb
-from nosync.replication.client.fetching_directory import ADDRESS_FILE, Kept, address_of, keeper_of
 from nosync.replication.daemon.directory_watch import Watch, Watcher
 from nosync.replication.daemon.file_service import contents_of, layers_of, names_in
 from nosync.replication.daemon.peer_queries import Lookup
 from nosync.replication.daemon.replicator import NEVER_HEARD, Replicator
 from nosync.replication.daemon.rounds import Rounds
-from nosync.replication.daemon.server import (
-    MOST_READING,
-    MOST_WORKING,
-    PLACE_KEY,
-    Certificates,
-    DaemonClient,
-    Transport,
-    Ways,
-    check_addresses,
-    check_free,
-    host_of,
-    is_of_this_host,
-)
+from nosync.replication.daemon.server import MOST_READING, MOST_WORKING, Transport
 from nosync.replication.protocol.inventory import NodeId, layer_of
 from nosync.replication.protocol.peer import AWAY_PATIENCE_S
+from nosync.replication.transport.addresses import check_addresses, check_free, host_of
 from nosync.replication.transport.calls import MEMBERS, OWNER, READERS, Call, Caller
+from nosync.replication.transport.channel import PLACE_KEY, Certificates
+from nosync.replication.transport.client import Ways
 from nosync.replication.transport.codec import check_node_id
-from nosync.replication.transport.sockets import SOCKET_FILE, Meeting, SocketPath, answers, sockets_of_user
+from nosync.replication.transport.daemon_files import ADDRESS_FILE, Kept, keeper_of
+from nosync.replication.transport.sockets import Meeting, sockets_of_user
 
 log = logging.getLogger("nosync.replication")
 
@@ -204,29 +195,6 @@ def _ways(config: DaemonConfig, env: Env) -> Ways:
     if config.tls is not None:
         return Ways(Certificates.of_directory(config.tls, config.node), None)
     return Ways(None, Meeting((config.sockets or sockets_of_user()).absolute(), env))
-
-
-def client_of(root: Path) -> DaemonClient | None:
-    """A client of the daemon that owns a directory; None where none is there.
-
-    It goes through the directory's socket. Where this user may not open that, it goes to the address, as one who reads,
-    or who shows the node's certificate. An address of another host came with the directory from elsewhere, and is not
-    followed.
-    """
-    found = address_of(root)
-    if found is None:
-        return None
-    socket = root / SOCKET_FILE
-    if answers(socket):
-        return DaemonClient(found["address"], None, found["node"], found.get("place"), SocketPath(socket))
-    if not is_of_this_host(found["address"]):
-        log.warning(
-            "%s names a daemon at %s, which is no address of this host, so it is not asked: the file came from elsewhere, and "
-            "can be removed. If that daemon is meant, nosync.connect its address", root / ADDRESS_FILE, found["address"],
-        )  # fmt: skip
-        return None
-    tls = Certificates.of_directory(Path(found["tls"]), found["node"]) if found.get("tls") else None
-    return DaemonClient(found["address"], tls, found["node"], found.get("place"))
 
 
 class Daemon:

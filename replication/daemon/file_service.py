@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
@@ -11,19 +10,16 @@ from blake3 import blake3
 from nosync.lsm.errors import ReplicationError
 from nosync.lsm.layers.reader import LayerReader
 from nosync.lsm.manifests.branches import BRANCHES
-from nosync.lsm.model.timestamp import is_number
 from nosync.lsm.node.node import Node
 from nosync.lsm.platform.env import Env, storage_error, storage_errors
-from nosync.lsm.status import LayerStatus
 from nosync.lsm.store.store import Store
 from nosync.lsm.trace.directory import LAYERS, MANIFESTS, PINS, LayerDirectory
 from nosync.proto.v1 import replication_pb2 as pb
 from nosync.replication.protocol.inventory import FileVersion, layer_of
 from nosync.replication.protocol.messages import FileRequest, NotFound
-from nosync.replication.transport.codec import Encoder, check_group, check_name
+from nosync.replication.transport.codec import Encoder, check_group, check_name, layer_message
 
 NAMES_PER_REPLY = 10_000
-TIMES = ("lower", "upper", "since")
 _READABLE = (LAYERS, MANIFESTS, BRANCHES, PINS)
 
 
@@ -78,12 +74,4 @@ def _held(directory: LayerDirectory, name: str, path: Path) -> FileVersion:
 
 def layers_of(node: Node) -> Iterator[pb.Layer]:
     """Every layer file of a node."""
-    for layer in Store(node.directory, node.settings, node).layers():
-        fields = dataclasses.asdict(layer)
-        yield pb.Layer(**fields | {name: str(fields[name]) for name in TIMES})
-
-
-def status_of(layer: pb.Layer) -> LayerStatus:
-    """What `layers_of` made a message of."""
-    fields = {field.name: getattr(layer, field.name) for field in dataclasses.fields(LayerStatus)}
-    return LayerStatus(**fields | {name: int(t) if is_number(t := fields[name]) else t for name in TIMES})
+    return map(layer_message, Store(node.directory, node.settings, node).layers())

@@ -4,6 +4,7 @@ uses it.
 
 from __future__ import annotations
 
+import dataclasses
 import errno
 import re
 from collections.abc import Iterator, Sequence
@@ -14,8 +15,9 @@ import zstandard
 
 from nosync.lsm.errors import ReplicationError
 from nosync.lsm.model.layer import parse_file_name
-from nosync.lsm.model.timestamp import MAX_EPOCH
+from nosync.lsm.model.timestamp import MAX_EPOCH, is_number
 from nosync.lsm.platform.env import MOST_SMALL_BYTES
+from nosync.lsm.status import LayerStatus
 from nosync.lsm.trace.directory import MANIFESTS
 from nosync.proto.v1 import replication_pb2 as pb
 from nosync.replication.protocol.inventory import LAYERS, FileVersion, NodeId, epochs_of, layer_of
@@ -48,6 +50,8 @@ _LARGEST_SMALL_BYTES = 32 << 10
 _SAMPLES = 64
 _DICTIONARY_BYTES = 8 << 10
 _ZSTD_LEVEL = 1
+_TIMES = ("lower", "upper", "since")
+"""Of a listed layer, the fields that are an epoch, or the text of a round in one."""
 _NODE = re.compile(r"[a-z0-9_-]{1,64}\Z")
 _DIGEST = re.compile(r"[0-9a-f]{64}\Z")
 _INCARNATION = re.compile(r"[0-9a-zA-Z_-]{1,64}\Z")
@@ -341,3 +345,18 @@ def _is_layer(name: str) -> bool:
         return layer_of(name) is not None and parse_file_name(name.rpartition("/")[2]) is not None
     except Exception:  # noqa: BLE001 - whatever a name does to the parser, it is not a layer's
         return False
+
+
+# --- layers as they are listed ----------------------------------------------------------------------------------------
+
+
+def layer_message(layer: LayerStatus) -> pb.Layer:
+    """Returns the message that tells of a layer."""
+    fields = dataclasses.asdict(layer)
+    return pb.Layer(**fields | {name: str(fields[name]) for name in _TIMES})
+
+
+def layer_status_of(layer: pb.Layer) -> LayerStatus:
+    """Returns the layer that `layer_message` made a message of."""
+    fields = {field.name: getattr(layer, field.name) for field in dataclasses.fields(LayerStatus)}
+    return LayerStatus(**fields | {name: int(t) if is_number(t := fields[name]) else t for name in _TIMES})

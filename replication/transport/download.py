@@ -13,8 +13,8 @@ from nosync.lsm.errors import CorruptionError, StorageError
 from nosync.lsm.layers.reader import LayerReader
 from nosync.lsm.platform.env import Env, storage_errors
 from nosync.lsm.platform.publish import temporary_path
-from nosync.replication.daemon.server import DaemonClient
 from nosync.replication.protocol.inventory import FileVersion, layer_of
+from nosync.replication.transport.client import DaemonClient
 from nosync.replication.transport.codec import Chunk, Decoder
 
 _KEPT_FREE_BYTES = 64 << 20

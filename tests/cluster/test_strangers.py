@@ -31,11 +31,13 @@ from nosync.cli import main
 from nosync.lsm.errors import ReplicationError
 from nosync.proto.v1 import replication_pb2 as pb
 from nosync.proto.v1 import replication_pb2_grpc as rpc
-from nosync.replication.daemon.daemon import client_of
-from nosync.replication.daemon.server import MOST_READING, OPTIONS, Certificates, DaemonClient, channel_to, is_loopback
+from nosync.replication.daemon.server import MOST_READING
 from nosync.replication.protocol.inventory import FileVersion, Inventory, in_order
 from nosync.replication.protocol.messages import PROTOCOL_VERSION, Message
+from nosync.replication.transport.addresses import is_loopback
 from nosync.replication.transport.certs import make_certificates
+from nosync.replication.transport.channel import OPTIONS, Certificates, channel_to
+from nosync.replication.transport.client import DaemonClient, client_of
 from nosync.replication.transport.codec import CHUNK_BYTES, Chunk, Decoder, Encoder
 from nosync.testing.daemon_cluster import Daemons, eventually, free_ports, running
 from tests.cluster.test_daemons import expected, publish, rows, state

@@ -21,10 +21,10 @@ from nosync.lsm.layers.reader import LayerReader
 from nosync.lsm.model.layer import parse_path
 from nosync.lsm.platform.env import Env
 from nosync.replication.daemon.daemon import Daemon, DaemonConfig
-from nosync.replication.daemon.server import check_free, host_of
 from nosync.replication.protocol.inventory import FileVersion, NodeId, name_of
 from nosync.replication.protocol.messages import FileRequest, Have, Hello, Summary
 from nosync.replication.transport import codec as wire
+from nosync.replication.transport.addresses import check_free, host_of
 from nosync.testing.daemon_cluster import eventually, free_ports, running
 from tests.cluster.test_daemons import publish
 

@@ -14,8 +14,9 @@ import pytest
 import nosync
 from nosync.cli.inspect import _show_now
 from nosync.replication.daemon.daemon import Daemon, DaemonConfig
-from nosync.replication.daemon.server import Certificates, DaemonClient
 from nosync.replication.transport.certs import make_certificates
+from nosync.replication.transport.channel import Certificates
+from nosync.replication.transport.client import DaemonClient
 from nosync.replication.transport.handshake import look
 from nosync.testing.daemon_cluster import eventually, free_ports
 

@@ -13,8 +13,8 @@ import pytest
 import nosync
 from nosync.proto.v1 import replication_pb2 as pb
 from nosync.replication.daemon import daemon
-from nosync.replication.daemon.daemon import Daemon, DaemonConfig, client_of
-from nosync.replication.daemon.server import DaemonClient
+from nosync.replication.daemon.daemon import Daemon, DaemonConfig
+from nosync.replication.transport.client import DaemonClient, client_of
 from nosync.testing.daemon_cluster import eventually, free_ports
 
 
