@@ -31,7 +31,7 @@ from nosync.lsm.layers.writer import LayerRows, arrange
 from nosync.lsm.model.layer import Description, LayerId, Shard, TraceId
 from nosync.lsm.trace.directory import LayerDirectory
 from nosync.replication.daemon.daemon import Daemon, DaemonConfig
-from nosync.replication.protocol.inventory import name_of
+from nosync.replication.protocol.file_names import FileName
 from nosync.replication.transport.channel import OPTIONS
 from nosync.replication.transport.codec import CHUNK_BYTES
 from nosync.testing.daemon_cluster import Daemons, eventually, free_ports
@@ -87,7 +87,7 @@ class Watch:
     def __init__(self, cluster: Cluster, copies: int) -> None:
         self._replicator, self._copies = cluster.me.replicator, copies
         self._lock = threading.Lock()
-        self._waiting: dict[str, tuple[str, float]] = {}
+        self._waiting: dict[FileName, tuple[str, float]] = {}
         self.took_s: list[float] = []
         self._received, self._held = self._replicator.received, self._replicator.held
 
@@ -106,7 +106,7 @@ class Watch:
 
         return look
 
-    def add(self, name: str, digest: str, since_s: float) -> None:
+    def add(self, name: FileName, digest: str, since_s: float) -> None:
         with self._lock:
             self._waiting[name] = (digest, since_s)
 
@@ -139,7 +139,7 @@ def publish_steadily(
             time.sleep(pause_s)
         id = LayerId(TraceId(stage, "raw", Shard(i % TRACES)), Description.of_epoch(i // TRACES))
         published = directory.publish(id, layers[i % 8])
-        out.send((name_of(id), published.digest, time.perf_counter()))
+        out.send((FileName.of_layer(id), published.digest, time.perf_counter()))
     out.send(None)
 
 

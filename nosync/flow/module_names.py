@@ -122,6 +122,7 @@ NAMES_IN_FINGERPRINTS = {
     "nosync.replication.daemon.server": "nosync.replication.transport",
     "nosync.replication.protocol.divergence": "nosync.replication.divergence",
     "nosync.replication.protocol.fetches": "nosync.replication.fetches",
+    "nosync.replication.protocol.file_names": "nosync.replication.inventory",
     "nosync.replication.protocol.inventory": "nosync.replication.inventory",
     "nosync.replication.protocol.messages": "nosync.replication.messages",
     "nosync.replication.protocol.peer": "nosync.replication.peer",

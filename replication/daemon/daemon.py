@@ -52,8 +52,8 @@ from nosync.replication.daemon.peer_queries import Lookup
 from nosync.replication.daemon.replicator import NEVER_HEARD, Replicator
 from nosync.replication.daemon.rounds import Rounds
 from nosync.replication.daemon.server import MOST_READING, MOST_WORKING, Transport
-from nosync.replication.protocol.inventory import NodeId, layer_of
 from nosync.replication.protocol.peer import AWAY_PATIENCE_S
+from nosync.replication.protocol.placement import NodeId
 from nosync.replication.transport.addresses import check_addresses, check_free, host_of
 from nosync.replication.transport.calls import MEMBERS, OWNER, READERS, Call, Caller
 from nosync.replication.transport.channel import PLACE_KEY, Certificates
@@ -506,10 +506,10 @@ class Daemon:
                 self._check_caller(call, OWNER)
             names = self.replicator.conflicts_to_discard() if request.take_theirs else self.replicator.conflicts()
             if request.take_theirs and names:
-                layers = [id for name in names if (id := layer_of(name)) is not None]
-                gone = self.node.discard(layers, [PurePosixPath(name) for name in names if layer_of(name) is None])
+                layers = [id for name in names if (id := name.layer) is not None]
+                gone = self.node.discard(layers, [PurePosixPath(name) for name in names if name.layer is None])
                 log.warning("took the peers' contents of %s", ", ".join(names))
-                names = [str(path) for path in gone]
+                return pb.ConflictsReply(names=map(str, gone))
             return pb.ConflictsReply(names=names)
         raise AssertionError("the context was aborted")
 

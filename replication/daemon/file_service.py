@@ -15,7 +15,7 @@ from nosync.lsm.platform.env import Env, storage_error, storage_errors
 from nosync.lsm.store.store import Store
 from nosync.lsm.trace.directory import LAYERS, MANIFESTS, PINS, LayerDirectory
 from nosync.proto.v1 import replication_pb2 as pb
-from nosync.replication.protocol.inventory import FileVersion, layer_of
+from nosync.replication.protocol.file_names import FileName, FileVersion
 from nosync.replication.protocol.messages import FileRequest, NotFound
 from nosync.replication.transport.codec import Encoder, check_group, check_name, layer_message
 
@@ -48,8 +48,8 @@ def _written_ns(path: Path, env: Env) -> int:
 def contents_of(directory: LayerDirectory, names: Iterable[str]) -> Iterator[pb.Frame]:
     """Files in pieces, one after the other, as they go between nodes; a NotFound for each that is not."""
     encoder = Encoder()
-    for name in names:
-        path = directory.root / check_name(name)
+    for name in map(check_name, names):
+        path = directory.root / name
         if name.partition("/")[0] not in _READABLE:
             raise ReplicationError(f"{name!r} is not one of {', '.join(_READABLE)}, or in it")
         try:
@@ -63,8 +63,8 @@ def contents_of(directory: LayerDirectory, names: Iterable[str]) -> Iterator[pb.
             yield from encoder.chunks(FileRequest(held), file)
 
 
-def _held(directory: LayerDirectory, name: str, path: Path) -> FileVersion:
-    id = layer_of(name)
+def _held(directory: LayerDirectory, name: FileName, path: Path) -> FileVersion:
+    id = name.layer
     if id is None:
         contents = directory.env.read(path)
         return FileVersion(name, blake3(contents).hexdigest(), len(contents))

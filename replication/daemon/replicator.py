@@ -31,7 +31,7 @@ from nosync.lsm.platform.env import storage_errors
 from nosync.lsm.platform.file_pool import new_file
 from nosync.lsm.platform.publish import temporary_path
 from nosync.proto.v1 import replication_pb2 as pb
-from nosync.replication.protocol.inventory import FileVersion, NodeId, layer_of, name_of, replica_set
+from nosync.replication.protocol.file_names import FileName, FileVersion
 from nosync.replication.protocol.messages import (
     Close,
     Effect,
@@ -44,6 +44,7 @@ from nosync.replication.protocol.messages import (
     bytes_of,
 )
 from nosync.replication.protocol.peer import Peer
+from nosync.replication.protocol.placement import NodeId, replica_set
 from nosync.replication.protocol.replica import Replica
 from nosync.replication.transport.codec import Chunk, Decoder, Encoder, check_name
 
@@ -90,10 +91,10 @@ class Session:
     outbox: deque[Message | FileRequest] = field(default_factory=deque)
     waiting_bytes: int = 0
     """Of what is in it."""
-    incoming: dict[str, _Incoming] = field(default_factory=dict)
-    sent: deque[str] = field(default_factory=lambda: deque(maxlen=_SENT_KEPT))
+    incoming: dict[FileName, _Incoming] = field(default_factory=dict)
+    sent: deque[FileName] = field(default_factory=lambda: deque(maxlen=_SENT_KEPT))
     """The files that went over last."""
-    suspects: set[str] = field(default_factory=set)
+    suspects: set[FileName] = field(default_factory=set)
     """Those that went over again, for which there may be a reason here."""
     files: threading.Lock = field(default_factory=threading.Lock)
     """FileVersion while a piece of a file is written."""
@@ -162,7 +163,7 @@ class Replicator:
         self._sessions: dict[SessionId, Session] = {}
         self._unannounced: dict[PurePosixPath, str] = {}  # files that could not be read, and why
         self._logged_s: dict[str, float] = {}  # reasons, and when they were logged
-        self._parts: dict[str, _Incoming] = {}  # of files whose sessions ended in the middle of them
+        self._parts: dict[FileName, _Incoming] = {}  # of files whose sessions ended in the middle of them
         self._next_session = 0
         self._began_s = self._env.monotonic_s()
         self._closing = threading.Event()
@@ -191,7 +192,8 @@ class Replicator:
     def _held_file(self, path: PurePosixPath) -> FileVersion | None:
         """What a durable manifest, or entry of the log of branches, holds."""
         try:
-            text = self._env.read(self._root / check_name(str(path)))
+            name = check_name(str(path))
+            text = self._env.read(self._root / name)
         except ReplicationError as error:  # peers would take nothing more from a node that announced it
             log.warning("not announced: %s; move it out of the store's directory", error)
             return None
@@ -202,7 +204,7 @@ class Replicator:
             with self._lock:
                 self._unannounced[path] = described(error)
             return None
-        return FileVersion(str(path), blake3(text).hexdigest(), len(text))
+        return FileVersion(name, blake3(text).hexdigest(), len(text))
 
     def _announce_again(self) -> None:
         """What could not be read when it had become durable: peers would wait for it for ever."""
@@ -222,7 +224,7 @@ class Replicator:
     def held(self, added: Sequence[Record], gone: Sequence[LayerId], *, dropped: bool = False) -> None:
         """See nosync.lsm.node.api.DurabilityListener."""
         new = [held for record in added if (held := _held_layer(record)) is not None]
-        names = [name_of(id) for id in gone]
+        names = [FileName.of_layer(id) for id in gone]
         with self._lock:
             if dropped:
                 self._replica.unwanted(names)
@@ -238,7 +240,7 @@ class Replicator:
 
     def dropped_files(self, paths: Sequence[PurePosixPath]) -> None:
         """See nosync.lsm.node.api.DurabilityListener."""
-        gone = [str(path) for path in paths]
+        gone = [FileName(str(path)) for path in paths]
         with self._lock:
             self._replica.unwanted(gone)
             self._act(self._replica.holds([], gone))
@@ -246,19 +248,21 @@ class Replicator:
     def lost_files(self, paths: Sequence[PurePosixPath], layers: Sequence[LayerId] = ()) -> None:
         """See nosync.lsm.node.api.DurabilityListener."""
         with self._lock:
-            self._act(self._replica.holds([], [*map(str, paths), *map(name_of, layers)]))
+            self._act(
+                self._replica.holds([], [*(FileName(str(path)) for path in paths), *map(FileName.of_layer, layers)])
+            )
 
     def versions_discarded(self, digests: Mapping[str, str], before: Time) -> None:
         """See nosync.lsm.node.api.DurabilityListener."""
         with self._lock:
             self._replica.discard(digests, before)
 
-    def conflicts(self) -> list[str]:
+    def conflicts(self) -> list[FileName]:
         """Files of which peers hold other contents."""
         with self._lock:
             return sorted(self._replica.conflicts())
 
-    def conflicts_to_discard(self) -> list[str]:
+    def conflicts_to_discard(self) -> list[FileName]:
         """As `conflicts`, where the other contents can be fetched from a peer that is up. Raises ReplicationError where
         there are only others.
         """
@@ -293,7 +297,7 @@ class Replicator:
 
     def has_earlier_replica(self, record: Record) -> bool:
         """See nosync.lsm.node.api.DurabilityListener."""
-        name = name_of(record.id)
+        name = FileName.of_layer(record.id)
         with self._lock:
             now_s, me = self._env.monotonic_s(), self._replica.me
             holders = [
@@ -303,9 +307,9 @@ class Replicator:
 
     def copies(self, entry: Entry) -> int:
         """See nosync.lsm.node.api.DurabilityListener."""
-        return self.copies_by_name(name_of(entry.id), entry.digest)
+        return self.copies_by_name(FileName.of_layer(entry.id), entry.digest)
 
-    def copies_by_name(self, name: str, digest: str) -> int:
+    def copies_by_name(self, name: FileName, digest: str) -> int:
         """On how many nodes a file is durable, as far as they said so."""
         with self._lock:
             return self._replica.copies(name, digest)
@@ -318,7 +322,7 @@ class Replicator:
     def copies_of_file(self, path: PurePosixPath) -> int:
         """See nosync.lsm.node.api.DurabilityListener."""
         with self._lock:
-            return self._replica.copies_of_mine(str(path))
+            return self._replica.copies_of_mine(FileName(str(path)))
 
     def keep_traces(self, traces: Iterable[str]) -> None:
         """A task reads these: what peers have of them is fetched."""
@@ -461,7 +465,7 @@ class Replicator:
         self.counters.sent_bytes += held.size_bytes - wanted.offset
 
     def _doubt(self, held: FileVersion) -> None:
-        id = layer_of(held.name)
+        id = held.name.layer
         self._node.suspect([] if id is None else [id], [PurePosixPath(held.name)] if id is None else [])
 
     def _act(self, effects: list[Effect]) -> None:
@@ -543,7 +547,7 @@ class Replicator:
             self._replica.has_part(held, 0)
             return self._parts.pop(held.name)
 
-    def _drop_part(self, name: str) -> None:
+    def _drop_part(self, name: FileName) -> None:
         with self._lock:
             part = self._parts.pop(name, None)
             if part is not None:
@@ -567,7 +571,7 @@ class Replicator:
     def _keep(self, session: Session, incoming: _Incoming) -> None:
         """Verifies a whole file and publishes it. Raises CorruptionError where it is not what was announced."""
         held, final = incoming.held, self._root / incoming.held.name
-        id, record = layer_of(held.name), None
+        id, record = held.name.layer, None
         try:
             if id is not None:
                 reader = LayerReader.open(incoming.path, self._env, id)
@@ -601,7 +605,7 @@ class Replicator:
         self._abandon(incoming)
         self._not_kept(incoming.held.name, why)
 
-    def _not_kept(self, name: str, why: str) -> None:
+    def _not_kept(self, name: FileName, why: str) -> None:
         log.warning("not kept: %s: %s", name, why)
         self._node.problems[_NOT_KEPT] = f"not kept, and asked for again: {name}: {why}"
         self.counters.refused_files += 1
@@ -711,4 +715,4 @@ def _held_layer(record: Record) -> FileVersion | None:
     d = record.id.description
     if d.is_of_rounds:
         return None
-    return FileVersion(name_of(record.id), record.digest, record.size_bytes)
+    return FileVersion(FileName.of_layer(record.id), record.digest, record.size_bytes)

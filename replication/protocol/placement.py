@@ -2,7 +2,27 @@
 
 from __future__ import annotations
 
-from nosync.replication.protocol.inventory import NodeId, rank, replica_set
+import functools
+from collections.abc import Iterable
+from typing import NewType
+
+from blake3 import blake3
+
+NodeId = NewType("NodeId", str)
+
+
+def replica_set(trace: str, members: Iterable[NodeId], replicas: int) -> list[NodeId]:
+    """The nodes that keep a trace: rendezvous hashing, so that a member more or less moves as little as possible.
+
+    (Thaler and Ravishankar, Using name-based mappings to increase hit rates, 1998.)
+    """
+    return sorted(members, key=lambda node: rank(node, trace), reverse=True)[:replicas]
+
+
+@functools.lru_cache(maxsize=1 << 14)
+def rank(node: NodeId, trace: str) -> bytes:
+    """The higher, the earlier a node is one of those that keep a trace."""
+    return blake3(f"{node}\0{trace}".encode()).digest()
 
 
 class Placement:

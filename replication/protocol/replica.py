@@ -33,23 +33,9 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from nosync.lsm.manifests.manifest import MAIN_TIMELINE
 from nosync.lsm.model.timestamp import Time, epoch_of
 from nosync.lsm.trace.directory import MANIFESTS
-from nosync.replication.protocol.divergence import is_register
 from nosync.replication.protocol.fetches import Fetches
-from nosync.replication.protocol.inventory import (
-    FileVersion,
-    Inventory,
-    NodeId,
-    archive_of,
-    covers,
-    epochs_of,
-    group_of,
-    in_order,
-    layer_of,
-    missing,
-    missing_of_trace,
-    place_of,
-    replica_set,
-)
+from nosync.replication.protocol.file_names import FileName, FileVersion
+from nosync.replication.protocol.inventory import Inventory, covers, in_order, missing, missing_of_trace
 from nosync.replication.protocol.messages import (
     PROTOCOL_VERSION,
     Change,
@@ -69,7 +55,7 @@ from nosync.replication.protocol.messages import (
     Want,
 )
 from nosync.replication.protocol.peer import SMALLEST_WINDOW_BYTES, SUSPECT_AFTER_S, WINDOW_S, Peer
-from nosync.replication.protocol.placement import Placement
+from nosync.replication.protocol.placement import NodeId, Placement, replica_set
 
 WINDOW_BYTES = 64 << 20
 WINDOW_FILES = 64
@@ -129,7 +115,7 @@ class Replica:
         self._sessions: dict[SessionId, NodeId | None] = {}
         self._heard_s: dict[SessionId, float] = {}
         self._fetching = Fetches()
-        self._again_s: dict[str, float] = {}
+        self._again_s: dict[FileName, float] = {}
         self._parts: dict[FileVersion, int] = {}
         self._beat_s = now_s
         self._weighed_s = float("-inf")
@@ -164,7 +150,7 @@ class Replica:
 
     # --- events: this node ------------------------------------------------------------------------------------------
 
-    def holds(self, added: Iterable[FileVersion], gone: Iterable[str] = ()) -> list[Effect]:
+    def holds(self, added: Iterable[FileVersion], gone: Iterable[FileName] = ()) -> list[Effect]:
         """These files are durable here now, and those are gone. Says so: at once to who waits for it, else with the
         next beat.
         """
@@ -186,7 +172,7 @@ class Replica:
         for name in gone:
             self.mine.discard(name)
         self._touched([*(held.name for held in added), *gone])
-        for archive in [name for name in (*(held.name for held in added), *gone) if archive_of(name)]:
+        for archive in [name for name in (*(held.name for held in added), *gone) if name.archive]:
             for peer in self.peers.values():
                 peer.dirty.update(peer.holds.manifests_of(archive))
         if not added and not gone:
@@ -203,9 +189,9 @@ class Replica:
 
     def _may_push(self, held: FileVersion) -> bool:
         """What is small, new, and not to be computed again. Nodes merge, and archive manifests, for themselves."""
-        id = layer_of(held.name)
+        id = held.name.layer
         if id is None:
-            is_fresh = not archive_of(held.name)
+            is_fresh = not held.name.archive
         else:
             is_fresh = epoch_of(id.description.lower) == epoch_of(Time(id.description.upper - 1))
         return is_fresh and held.size_bytes <= PUSH_FILE_BYTES and not self._is_optional(held.name)
@@ -217,7 +203,7 @@ class Replica:
         coming = sum(size for size, _ in peer.pushed.values())
         chosen = []
         for held in files:
-            is_kept = layer_of(held.name) is None or peer.node in self._placement.replica_set(place_of(held.name))
+            is_kept = held.name.layer is None or peer.node in self._placement.replica_set(held.name.place)
             if is_kept and held.name not in peer.holds and coming + held.size_bytes <= PUSH_BYTES:
                 coming += held.size_bytes
                 peer.pushed[held.name] = held.size_bytes, self.now_s
@@ -240,7 +226,7 @@ class Replica:
         added = tuple(held for held in unsaid.values() if held is not None)
         return [Send(peer.session, Change(peer.said, added, tuple(n for n, held in unsaid.items() if held is None)))]
 
-    def unwanted(self, names: Iterable[str]) -> None:
+    def unwanted(self, names: Iterable[FileName]) -> None:
         """Nobody needs these any more: what belonged to a branch that was deleted is not fetched from those who still
         have it.
 
@@ -250,12 +236,12 @@ class Replica:
             for peer in self.peers.values():
                 peer.unwanted[name] = float("inf") if name in peer.holds else self.now_s + UNWANTED_S
 
-    def fetch_failed(self, name: str) -> list[Effect]:
+    def fetch_failed(self, name: FileName) -> list[Effect]:
         """A file did not come whole, or could not be kept. It is tried again later, from anyone."""
         self._retry_later(name)
         return self._fetch()
 
-    def _retry_later(self, name: str) -> None:
+    def _retry_later(self, name: FileName) -> None:
         self._fetching.end(name)
         self._again_s[name] = self.now_s + RETRY_AFTER_S
         self._touched([name])
@@ -310,8 +296,8 @@ class Replica:
         required = sum(size for name, size in wanted.items() if not self._is_optional(name))
         self.is_loaded = required > (CAUGHT_UP_BYTES if self.is_loaded else LOADED_BYTES)
 
-    def _is_optional(self, name: str) -> bool:
-        id = layer_of(name)
+    def _is_optional(self, name: FileName) -> bool:
+        id = name.layer
         return id is not None and id.trace.stage in self.optional
 
     def _waits(self, held: FileVersion) -> bool:
@@ -356,7 +342,7 @@ class Replica:
         self._look_again([trace for trace, until in self._released.items() if until > before])
         self._released = {trace: min(until, before) for trace, until in self._released.items()}
         for peer in self.peers.values():
-            self._touched_of(peer, [name for name in digests if name in peer.holds])
+            self._touched_of(peer, [held.name for name in digests if (held := peer.holds.get(name)) is not None])
 
     def release(self, trace: str, until: Time) -> None:
         """Inputs that are safe: layers of this trace that end by `until` are fetched no more, unless a task asks for
@@ -615,7 +601,7 @@ class Replica:
             elif known.get(group) != root:
                 unknown.append(group)
         peer.seq, peer.unknown = summary.seq, set(unknown)
-        peer.has_dropped([n for n in peer.unwanted if n not in peer.holds and group_of(n) not in peer.unknown])
+        peer.has_dropped([n for n in peer.unwanted if n not in peer.holds and n.group not in peer.unknown])
         peer.asked_s = self.now_s if unknown else None
         peer.is_known |= not unknown
         portions = [tuple(unknown[i : i + GROUPS_AT_ONCE]) for i in range(0, len(unknown), GROUPS_AT_ONCE)]
@@ -624,19 +610,19 @@ class Replica:
     def _learned(self, peer: Peer, inventory: Have) -> list[Effect]:
         by_group: dict[str, list[FileVersion]] = {group: [] for group in inventory.groups if group in peer.unknown}
         for held in inventory.held:
-            if (group := group_of(held.name)) in by_group:
+            if (group := held.name.group) in by_group:
                 by_group[group].append(held)
         for group, members in by_group.items():
             self._holds_now(peer, group, members)
         peer.unknown -= by_group.keys()
-        peer.has_dropped([n for n in peer.unwanted if n not in peer.holds and group_of(n) in by_group])
+        peer.has_dropped([n for n in peer.unwanted if n not in peer.holds and n.group in by_group])
         peer.asked_s = self.now_s if peer.unknown else None
         peer.is_known |= not peer.unknown
         return []
 
     def _changed(self, peer: Peer, change: Change) -> list[Effect]:
         peer.seq = change.seq
-        added = [held for held in change.added if group_of(held.name) not in peer.unknown]  # those are on their way
+        added = [held for held in change.added if held.name.group not in peer.unknown]  # those are on their way
         for held in added:
             peer.holds.add(held)
         for name in change.gone:
@@ -672,12 +658,12 @@ class Replica:
                 effects.append(Send(session, NotFound(wanted.held.name)))
         return [*effects, SendFiles(session, tuple(there))] if there else effects
 
-    def is_replica(self, name: str) -> bool:
+    def is_replica(self, name: FileName) -> bool:
         """Whether this node is one of those that keep a file. While one of them is away the next one stands in for it."""
-        id = layer_of(name)
+        id = name.layer
         if id is None:
             return True
-        trace = place_of(name)
+        trace = name.place
         is_released = id.description.upper <= self._released.get(trace, 0)
         return self._keeps_trace(trace) and (not is_released or trace in self._kept_s)
 
@@ -705,8 +691,8 @@ class Replica:
                 (peer, held) for todo in peer.todo.values() for held in todo if not self._is_unwanted(peer, held.name)
             )
 
-    def _touched(self, names: Iterable[str]) -> None:
-        self._look_again({place_of(name) for name in names})
+    def _touched(self, names: Iterable[FileName]) -> None:
+        self._look_again({name.place for name in names})
 
     def _look_again(self, places: Collection[str]) -> None:
         """What is to be fetched of these traces and other files may have changed. Of who holds none of them nothing is."""
@@ -714,9 +700,9 @@ class Replica:
             peer.dirty.update(place for place in places if peer.holds.has_at(place))
 
     @staticmethod
-    def _touched_of(peer: Peer, names: Iterable[str]) -> None:
+    def _touched_of(peer: Peer, names: Iterable[FileName]) -> None:
         for name in names:
-            peer.dirty.add(place_of(name))
+            peer.dirty.add(name.place)
             peer.pushed.pop(name, None)
 
     def _fetch(self) -> list[Effect]:
@@ -756,7 +742,8 @@ class Replica:
             and not any(other.holds.layers(place) for other in self.peers.values())
         ):
             self._placement.forget(place)
-        names = [*layers.values(), *([place] if place in peer.holds else [])]
+        other = peer.holds.get(place)
+        names = [*layers.values(), *([other.name] if other is not None else [])]
         may_differ = bool(self.discarded) or self.mine.has_at(place)
         found = {name: self._conflict(peer, name) for name in names} if may_differ else {}
         peer.conflict_at(place, {name: digests for name, digests in found.items() if digests is not None})
@@ -766,7 +753,7 @@ class Replica:
         if todo:
             peer.todo[place] = todo
 
-    def _lacking(self, peer: Peer, place: str, names: Iterable[str]) -> list[FileVersion]:
+    def _lacking(self, peer: Peer, place: str, names: Iterable[FileName]) -> list[FileVersion]:
         """What of a trace, or one other file, a peer holds and this node should keep, and neither has nor fetches."""
         if not peer.holds.layers(place):
             todo = [held for name in names if (held := peer.holds.get(name)) and not self._has_or_fetches(name)]
@@ -781,12 +768,12 @@ class Replica:
         """The safe point of the main timeline, -1 where there is none."""
         return max(of.get(self.main_timeline, -1) for of in (self.safe, *(peer.safe for peer in self._linked())))
 
-    def _is_after(self, safe: int, name: str) -> bool:
+    def _is_after(self, safe: int, name: FileName) -> bool:
         """Whether a file begins after the safe point of the main timeline, if there is one."""
         first = _first_epoch(name, self.main_timeline)
         return safe >= 0 and first is not None and first > safe
 
-    def _conflict(self, peer: Peer, name: str) -> tuple[str, str] | None:
+    def _conflict(self, peer: Peer, name: FileName) -> tuple[str, str] | None:
         """Our digest and a peer's, where they differ; ours is empty where the peer holds what was given up here."""
         ours, its = self.mine.get(name), peer.holds.get(name)
         if its is None:
@@ -798,7 +785,7 @@ class Replica:
     def _is_given_up(self, held: FileVersion) -> bool:
         return self.discarded.get(held.name) == held.digest
 
-    def _has_or_fetches(self, name: str) -> bool:
+    def _has_or_fetches(self, name: FileName) -> bool:
         return name in self.mine or name in self._fetching or self.mine.has_archived(name)
 
     def _choose(self, peer: Peer) -> tuple[FileVersion, ...]:
@@ -851,7 +838,7 @@ class Replica:
             peer.queued_s = self.now_s
         while peer.queue:
             held = peer.queue.pop()
-            if held in peer.todo.get(place_of(held.name), ()):
+            if held in peer.todo.get(held.name.place, ()):
                 yield held
 
     def _is_new(self, until_s: float) -> bool:
@@ -864,21 +851,21 @@ class Replica:
         known = self._is_unwanted(peer, held.name) or self._has_or_fetches(held.name) or self._is_given_up(held)
         return not (waiting or known or self._waits(held)) and self._is_of_ours(peer, held.name)
 
-    def _is_unwanted(self, peer: Peer, name: str) -> bool:
+    def _is_unwanted(self, peer: Peer, name: FileName) -> bool:
         """Whether it was dropped here, and no task has asked for it since."""
-        return name in peer.unwanted and place_of(name) not in self._kept_s
+        return name in peer.unwanted and name.place not in self._kept_s
 
     @staticmethod
-    def _is_of_ours(peer: Peer, name: str) -> bool:
+    def _is_of_ours(peer: Peer, name: FileName) -> bool:
         """Whether a file of a peer belongs to the history that this node has. Before all is known that the peer has,
         nothing that stands for more than a layer of one epoch does, and no manifest.
         """
-        id = layer_of(name)
-        if not peer.is_known and not (is_register(name) or (id is not None and id.is_fresh)):
+        id = name.layer
+        if not peer.is_known and not (name.is_register or (id is not None and id.is_fresh)):
             return False
         return not peer.is_of_another_history(name)
 
-    def _has_copy(self, peer: Peer, name: str, digest: str) -> bool:
+    def _has_copy(self, peer: Peer, name: FileName, digest: str) -> bool:
         """Whether a peer holds these very contents. What it merged of another history does not stand for them."""
         exact = peer.holds.get(name)
         if exact is not None:
@@ -897,8 +884,8 @@ class Replica:
             return False
         if not self._wants(peer, held):
             return False
-        id = layer_of(held.name)
-        if id is not None and covers(self.mine.layers(place_of(held.name)), id.description):
+        id = held.name.layer
+        if id is not None and covers(self.mine.layers(held.name.place), id.description):
             return False
         self._fetching.begin(held, session, self.now_s)
         self._touched([held.name])
@@ -906,11 +893,11 @@ class Replica:
 
     # --- questions --------------------------------------------------------------------------------------------------
 
-    def copies(self, name: str, digest: str) -> int:
+    def copies(self, name: FileName, digest: str) -> int:
         """On how many nodes a file is durable, as far as they said so: this one and its peers, whether up or away."""
         return self.mine.holds(name, digest) + sum(self._has_copy(peer, name, digest) for peer in self.peers.values())
 
-    def copies_of_mine(self, name: str) -> int:
+    def copies_of_mine(self, name: FileName) -> int:
         """As `copies`, of a file as it is here; 0: it is not. A manifest may be in an archive by now, here or there."""
         mine = self.mine.get(name)
         if mine is not None:
@@ -919,12 +906,12 @@ class Replica:
             return 0
         return 1 + sum(name in peer.holds or peer.holds.has_archived(name) for peer in self.peers.values())
 
-    def conflicts(self) -> dict[str, tuple[NodeId, str, str]]:
+    def conflicts(self) -> dict[FileName, tuple[NodeId, str, str]]:
         """By file: a peer that holds other contents, our digest and theirs; one that is up where one of them is."""
         peers = sorted(self.peers.values(), key=lambda peer: peer.is_up(self.now_s))
         return {name: (peer.node, *found) for peer in peers for name, found in peer.all_conflicts().items() if found[0]}
 
-    def given_up_elsewhere(self) -> dict[str, NodeId]:
+    def given_up_elsewhere(self) -> dict[FileName, NodeId]:
         """By file that is not here: a peer that holds what was given up."""
         return {
             name: peer.node
@@ -965,16 +952,16 @@ class Replica:
             behind = [
                 held
                 for held in missing(peer.holds, self.mine)
-                if layer_of(held.name) is None or peer.node in replica_set_of(place_of(held.name))
+                if held.name.layer is None or peer.node in replica_set_of(held.name.place)
             ]
             found[peer.node] = (len(behind), sum(held.size_bytes for held in behind))
         return found
 
 
-def _first_epoch(name: str, timeline: str) -> int | None:
+def _first_epoch(name: FileName, timeline: str) -> int | None:
     """The first epoch that a file says anything of: a layer, or a manifest of the line. None for another file."""
-    id = layer_of(name)
+    id = name.layer
     if id is not None:
         return epoch_of(id.description.lower)
-    span = epochs_of(name)
-    return span[1] if span is not None and span[0] == f"{MANIFESTS}/{timeline}" else None
+    span = name.span
+    return span.first if span is not None and span.timeline == f"{MANIFESTS}/{timeline}" else None

@@ -21,8 +21,9 @@ from nosync.lsm.layers.reader import LayerReader
 from nosync.lsm.model.layer import parse_path
 from nosync.lsm.platform.env import Env
 from nosync.replication.daemon.daemon import Daemon, DaemonConfig
-from nosync.replication.protocol.inventory import FileVersion, NodeId, name_of
+from nosync.replication.protocol.file_names import FileName, FileVersion
 from nosync.replication.protocol.messages import FileRequest, Have, Hello, Summary
+from nosync.replication.protocol.placement import NodeId
 from nosync.replication.transport import codec as wire
 from nosync.replication.transport.addresses import check_free, host_of
 from nosync.testing.daemon_cluster import eventually, free_ports, running
@@ -34,7 +35,7 @@ def held_layers(daemon: Daemon) -> set[str]:
 
 
 def durable_layers(daemon: Daemon) -> set[str]:
-    return {name_of(record.id) for record in daemon.node.durable_records()}
+    return {FileName.of_layer(record.id) for record in daemon.node.durable_records()}
 
 
 def test_a_file_that_is_not_a_stores_stops_nothing(tmp_path: Path) -> None:
@@ -92,7 +93,7 @@ def test_a_layer_that_comes_for_nothing_is_not_waited_for(tmp_path: Path) -> Non
         look()
         store.compact()
         look()
-        trace = name_of(next(iter(store.node.durable_ids()))).rpartition("/")[0]
+        trace = FileName.of_layer(next(iter(store.node.durable_ids()))).rpartition("/")[0]
     single = next(name for name in files if name.startswith("1-2"))
     merged = next(name for name in files if name.startswith("0-6"))
     daemon = Daemon(DaemonConfig("n1", tmp_path / "n1", "127.0.0.1:0", {"n2": "127.0.0.1:1"}, 2))
@@ -102,7 +103,9 @@ def test_a_layer_that_comes_for_nothing_is_not_waited_for(tmp_path: Path) -> Non
         ids = {name: parse_path(PurePosixPath(trace.removeprefix("layers/"), name)) for name in (single, merged)}
         path = tmp_path / single
         path.write_bytes(files[single])
-        held = FileVersion(f"{trace}/{single}", LayerReader.open(path, Env(), ids[single]).digest, len(files[single]))
+        held = FileVersion(
+            FileName(f"{trace}/{single}"), LayerReader.open(path, Env(), ids[single]).digest, len(files[single])
+        )
         session = replicator.open_session()
 
         def say(message: Any) -> None:

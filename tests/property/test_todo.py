@@ -11,18 +11,11 @@ import pytest
 
 from nosync.lsm.model.layer import Description, LayerId, Shard, TraceId
 from nosync.lsm.model.timestamp import pack
-from nosync.replication.protocol.inventory import (
-    FileVersion,
-    Inventory,
-    NodeId,
-    layer_of,
-    missing,
-    name_of,
-    place_of,
-    replica_set,
-)
+from nosync.replication.protocol.file_names import FileName, FileVersion
+from nosync.replication.protocol.inventory import Inventory, missing
 from nosync.replication.protocol.messages import Change, Effect, Have, Hello, Send, SessionId, Summary, Want
 from nosync.replication.protocol.peer import SMALLEST_WINDOW_BYTES
+from nosync.replication.protocol.placement import NodeId, replica_set
 from nosync.replication.protocol.replica import KEEP_S, Replica
 
 ME, *OTHERS = (NodeId(f"n{i}") for i in range(5))
@@ -31,10 +24,10 @@ TRACES = [TraceId(stage, "f", Shard(0)) for stage in "abcdef"]
 DIRECTORIES = [str(trace.directory) for trace in TRACES]
 
 
-def layer(trace: TraceId, first: int, epochs: int) -> str:
+def layer(trace: TraceId, first: int, epochs: int) -> FileName:
     lower, end = pack(first), pack(first + epochs)
     d = Description.of_epoch(first) if epochs == 1 else Description(lower, end, lower)
-    return name_of(LayerId(trace, d))
+    return FileName.of_layer(LayerId(trace, d))
 
 
 class OneNode:
@@ -55,11 +48,12 @@ class OneNode:
         for _ in range(self.random.randint(1, 6)):
             first, epochs = self.random.randint(0, 6), self.random.randint(1, 3)
             is_layer = self.random.random() < 0.85
-            name = layer(self.random.choice(TRACES), first, epochs) if is_layer else f"manifests/main/{first}.json"
+            manifest = FileName(f"manifests/main/{first}.json")
+            name = layer(self.random.choice(TRACES), first, epochs) if is_layer else manifest
             found[name] = FileVersion(name, f"{self.random.choice('dddddx')} {name}", SMALLEST_WINDOW_BYTES)
         return list(found.values())
 
-    def some_of(self, inventory: Inventory) -> list[str]:
+    def some_of(self, inventory: Inventory) -> list[FileName]:
         there = [held.name for held in inventory]
         return self.random.sample(there, min(len(there), self.random.randint(0, 3)))
 
@@ -197,12 +191,12 @@ class OneNode:
         ours()
         return ours.__name__
 
-    def is_replica(self, name: str, up: list[NodeId]) -> bool:
-        id = layer_of(name)
-        if id is None or place_of(name) in self.one._kept_s:
+    def is_replica(self, name: FileName, up: list[NodeId]) -> bool:
+        id = name.layer
+        if id is None or name.place in self.one._kept_s:
             return True
-        is_released = id.description.upper <= self.one._released.get(place_of(name), 0)
-        return not is_released and (self.one.keep_all or ME in replica_set(place_of(name), up, REPLICAS))
+        is_released = id.description.upper <= self.one._released.get(name.place, 0)
+        return not is_released and (self.one.keep_all or ME in replica_set(name.place, up, REPLICAS))
 
     def check(self) -> None:
         """What is to be fetched of each peer, by its definition."""

@@ -9,7 +9,8 @@ from unittest import mock
 from nosync.lsm.model.layer import Description
 from nosync.replication.protocol import inventory
 from nosync.replication.protocol import replica as protocol
-from nosync.replication.protocol.inventory import FileVersion, Inventory
+from nosync.replication.protocol.file_names import FileName, FileVersion
+from nosync.replication.protocol.inventory import Inventory
 from nosync.replication.protocol.messages import Change, Effect, Have, Heartbeat, Hello, Message, SessionId, Summary
 from nosync.replication.protocol.peer import Peer
 from nosync.replication.protocol.replica import Replica
@@ -17,7 +18,7 @@ from nosync.testing.simulation import Cluster, Data, SimNode, digest_of, layers_
 
 
 class _AckBeforeDurable(SimNode):
-    def publish(self, name: str, contents: str) -> None:
+    def publish(self, name: FileName, contents: str) -> None:
         super().publish(name, contents)
         if self.replica is not None:
             self.act(self.replica.holds([FileVersion(name, digest_of(contents))]))
@@ -31,7 +32,7 @@ class _AckOnReceipt(SimNode):
 
 
 class _AckAfterFailedSync(SimNode):
-    def sync(self, name: str) -> None:
+    def sync(self, name: FileName) -> None:
         if self.replica is not None and name in self.volatile and self.cluster.chance(0.1, faults=True):
             self.act(self.replica.holds([FileVersion(name, digest_of(self.volatile[name]))]))
             return
@@ -42,7 +43,7 @@ class _DigestNotChecked(SimNode):
     def is_whole(self, data: Data) -> bool:
         return True
 
-    def sync(self, name: str) -> None:
+    def sync(self, name: FileName) -> None:
         if self.replica is not None and name in self.volatile:
             self.keep(name, self.volatile.pop(name))
 
@@ -85,7 +86,7 @@ class _BeatsIgnored(Replica):
 
 
 class _NeverAgain(Replica):
-    def fetch_failed(self, name: str) -> list[Effect]:
+    def fetch_failed(self, name: FileName) -> list[Effect]:
         effects = super().fetch_failed(name)
         self._again_s[name] = float("inf")
         return effects
@@ -98,7 +99,7 @@ class _NoTimeout(Replica):
 
 
 class _CountsItselfTwice(Replica):
-    def copies(self, name: str, digest: str) -> int:
+    def copies(self, name: FileName, digest: str) -> int:
         return super().copies(name, digest) + self.mine.holds(name, digest)
 
 
@@ -114,9 +115,9 @@ class _HolesIgnored(Cluster):
 
 class _ArchiveStandsForTheLine(Cluster):
     def run(self) -> list[str]:
-        def has_archived(self: Inventory, name: str) -> bool:
-            spans = [span for held in self if (span := inventory.epochs_of(held.name)) is not None]
-            return inventory.epochs_of(name) is not None and any(first < last for _, first, last in spans)
+        def has_archived(self: Inventory, name: FileName) -> bool:
+            spans = [span for held in self if (span := held.name.span) is not None]
+            return name.span is not None and any(first < last for _, first, last in spans)
 
         with mock.patch.object(Inventory, "has_archived", has_archived):
             return super().run()

@@ -8,10 +8,11 @@ from typing import Any
 import pytest
 
 from nosync.lsm.model.layer import Description, LayerId, Shard, TraceId
-from nosync.replication.protocol import inventory, placement
-from nosync.replication.protocol.inventory import FileVersion, Inventory, NodeId, name_of, replica_set
+from nosync.replication.protocol import placement
+from nosync.replication.protocol.file_names import FileName, FileVersion
+from nosync.replication.protocol.inventory import Inventory
 from nosync.replication.protocol.messages import Change, Effect, Heartbeat, Hello, Send, SessionId, Summary, Want
-from nosync.replication.protocol.placement import Placement
+from nosync.replication.protocol.placement import NodeId, Placement, replica_set
 from nosync.replication.protocol.replica import BEAT_S, Replica
 
 IDS = [NodeId(f"n{i:02}") for i in range(12)]
@@ -21,7 +22,7 @@ TRACES = 30
 
 def held(trace: int, t: int) -> FileVersion:
     return FileVersion(
-        name_of(LayerId(TraceId(f"s{trace}", "f", Shard(0)), Description.of_epoch(t))), f"{trace} {t}", 1
+        FileName.of_layer(LayerId(TraceId(f"s{trace}", "f", Shard(0)), Description.of_epoch(t))), f"{trace} {t}", 1
     )
 
 
@@ -68,24 +69,23 @@ def counted(monkeypatch: pytest.MonkeyPatch, of: Any, name: str) -> Callable[[],
 
 def test_each_trace_is_ranked_once_however_much_is_said_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
     cluster = Linked()
-    ours, all_nodes = counted(monkeypatch, placement, "rank"), counted(monkeypatch, inventory, "rank")
+    ranked = counted(monkeypatch, placement, "rank")
     cluster.all_tell(0)
-    assert ours() == TRACES * len(IDS), "each node for each trace"
+    assert ranked() == TRACES * len(IDS), "each node for each trace"
     for t in range(1, 6):
         cluster.all_tell(t)
         cluster.one.tick(t * BEAT_S)
         for node in OTHERS:
             cluster.one.heard_from(SessionId(OTHERS.index(node)), 0)
-    assert ours() == 0
+    assert ranked() == 0
     assert cluster.one.peers.keys() == set(OTHERS)
     cluster.one.disconnected(SessionId(0))
-    assert ours() == 2 * TRACES, "the one that went, against this one"
+    assert ranked() == 2 * TRACES, "the one that went, against this one"
     cluster.comes(OTHERS[0])
-    assert ours() == 2 * TRACES
-    assert all_nodes() == 0
+    assert ranked() == 2 * TRACES
     for t in range(10):
         cluster.one.holds([held(99, t)])
-    assert all_nodes() == len(IDS), "who is sent what is written here, too"
+    assert ranked() == len(IDS), "who is sent what is written here, too"
 
 
 def test_a_statement_has_its_sender_looked_at_and_nobody_else(monkeypatch: pytest.MonkeyPatch) -> None:

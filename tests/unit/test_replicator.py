@@ -23,8 +23,10 @@ from nosync.lsm.trace.directory import LayerDirectory, create_store, read_marker
 from nosync.proto.v1 import replication_pb2 as pb
 from nosync.replication.daemon.replicator import LOG_AGAIN_S, PART_KEPT_S, Replicator, Session
 from nosync.replication.daemon.server import cancel_when_closed
-from nosync.replication.protocol.inventory import FileVersion, Inventory, NodeId, missing
+from nosync.replication.protocol.file_names import FileName, FileVersion
+from nosync.replication.protocol.inventory import Inventory, missing
 from nosync.replication.protocol.messages import PROTOCOL_VERSION, FileRequest, InventoryRequest, NotFound, Want
+from nosync.replication.protocol.placement import NodeId
 from nosync.replication.protocol.replica import SILENT_S
 from nosync.replication.transport.codec import CHUNK_BYTES, LARGEST_FILE_BYTES, Chunk, Decoder, Encoder
 from nosync.testing import FaultyEnv
@@ -93,7 +95,7 @@ def theirs(tmp_path: Path) -> tuple[FileVersion, Path]:
         store.append("s", t=0, rows=pa.table({"k": list(range(100)), "v": list(range(100))}), key=["k"])
         layer = store.layers()[0]
     path = Path(layer.path)
-    return FileVersion(str(path.relative_to(tmp_path / "n2")), layer.digest, path.stat().st_size), path
+    return FileVersion(FileName(str(path.relative_to(tmp_path / "n2"))), layer.digest, path.stat().st_size), path
 
 
 def test_a_file_that_comes_is_kept(receiver: Receiver, theirs: tuple[FileVersion, Path]) -> None:
@@ -114,7 +116,7 @@ def large(tmp_path: Path) -> tuple[FileVersion, Path]:
         layer = store.layers()[0]
     path = Path(layer.path)
     assert path.stat().st_size > 3 * CHUNK_BYTES
-    return FileVersion(str(path.relative_to(tmp_path / "n2")), layer.digest, path.stat().st_size), path
+    return FileVersion(FileName(str(path.relative_to(tmp_path / "n2"))), layer.digest, path.stat().st_size), path
 
 
 def test_after_a_session_broke_the_rest_of_a_file_is_enough(
@@ -185,7 +187,7 @@ def test_small_layers_go_over_with_a_dictionary_and_come_as_they_were(tmp_path: 
     sent_bytes = []
     for path in paths:
         name = str(path.relative_to(tmp_path / "n2"))
-        held = FileVersion(name, "0" * 64, path.stat().st_size)
+        held = FileVersion(FileName(name), "0" * 64, path.stat().st_size)
         with path.open("rb") as file:
             frames = list(encoder.chunks(FileRequest(held), file))
         came = [chunk for frame in frames if isinstance(chunk := decoder.decode(frame), Chunk)]
@@ -471,8 +473,8 @@ def test_a_question_names_each_group_once_and_not_too_many(monkeypatch: pytest.M
 def test_answers_that_nobody_reads_are_bounded_in_bytes(
     receiver: Receiver, monkeypatch: pytest.MonkeyPatch, groups: tuple[str, ...]
 ) -> None:
-    held = [FileVersion(f"layers/s/raw/0/{n}-{n + 1}-0.layer", "0" * 64, 1) for n in range(500)]
-    held += [FileVersion(f"layers/s{n}/raw/0/0-1-0.layer", "0" * 64, 1) for n in range(500)]
+    held = [FileVersion(FileName(f"layers/s/raw/0/{n}-{n + 1}-0.layer"), "0" * 64, 1) for n in range(500)]
+    held += [FileVersion(FileName(f"layers/s{n}/raw/0/0-1-0.layer"), "0" * 64, 1) for n in range(500)]
     receiver.replicator._act(receiver.replicator._replica.holds(held))
     while receiver.session.outbox:
         receiver.session.take()
@@ -490,7 +492,7 @@ def test_answers_that_nobody_reads_are_bounded_in_bytes(
 def test_one_answer_goes_out_however_large_and_what_went_out_counts_no_more(
     receiver: Receiver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    held = [FileVersion(f"layers/s{n}/raw/0/0-1-0.layer", "0" * 64, 1) for n in range(500)]
+    held = [FileVersion(FileName(f"layers/s{n}/raw/0/0-1-0.layer"), "0" * 64, 1) for n in range(500)]
     receiver.replicator._act(receiver.replicator._replica.holds(held))
     while receiver.session.outbox:
         receiver.session.take()
@@ -515,7 +517,7 @@ def test_how_far_peers_are_behind_is_not_found_out_anew_for_everyone_who_asks(
 
     monkeypatch.setattr("nosync.replication.protocol.replica.missing", counted)
     for n in range(3):
-        held = FileVersion(f"branches/{n}.json", "0" * 64, 7)
+        held = FileVersion(FileName(f"branches/{n}.json"), "0" * 64, 7)
         receiver.replicator._act(receiver.replicator._replica.holds([held]))
         for _ in range(20):
             (peer,) = receiver.replicator.peers()
@@ -529,7 +531,7 @@ def test_how_far_peers_are_behind_is_not_found_out_anew_for_everyone_who_asks(
 
 def test_a_long_list_of_wanted_files_is_looked_at_once(receiver: Receiver, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each was compared with all others: 50,000 in one frame took minutes, with the lock held."""
-    held = [FileVersion(f"layers/s{n}/raw/0/0-1-0.layer", "0" * 64, 1) for n in range(300)]
+    held = [FileVersion(FileName(f"layers/s{n}/raw/0/0-1-0.layer"), "0" * 64, 1) for n in range(300)]
     receiver.replicator._act(receiver.replicator._replica.holds(held))
     receiver.session.outbox.clear()
     compared: list[None] = []
