@@ -209,7 +209,7 @@ class SimNode:
         while self.is_safe(self.safe + 1):
             self.safe += 1
         if self.safe >= 0:
-            self.replica.safe = {MAIN_TIMELINE: Epoch(self.safe)}
+            self.replica.state.safe = {MAIN_TIMELINE: Epoch(self.safe)}
         return self.safe
 
     def is_safe(self, t: int) -> bool:

@@ -228,14 +228,16 @@ class Replicator:
         with self._lock:
             if dropped:
                 self._replica.unwanted(names)
-            self._replica.now_s = self._env.monotonic_s()  # who fell silent since the last tick is sent nothing unasked
+            self._replica.state.advance(
+                self._env.monotonic_s()
+            )  # who fell silent since the last tick is sent nothing unasked
             self._act(self._replica.holds(new, names))
 
     def held_files(self, paths: Sequence[PurePosixPath]) -> None:
         """See nosync.lsm.node.api.DurabilityListener."""
         held = [found for path in paths if (found := self._held_file(path)) is not None]
         with self._lock:
-            self._replica.now_s = self._env.monotonic_s()
+            self._replica.state.advance(self._env.monotonic_s())
             self._act(self._replica.holds(held))
 
     def dropped_files(self, paths: Sequence[PurePosixPath]) -> None:
@@ -269,7 +271,7 @@ class Replicator:
         with self._lock:
             self._act(self._replica.tick(self._env.monotonic_s()))
             found = self._replica.conflicts()
-            up = {peer.node for peer in self._replica.peers.values() if peer.is_up(self._replica.now_s)}
+            up = {peer.node for peer in self._replica.peers.values() if peer.is_up(self._replica.state.now_s)}
         names = sorted(name for name, (node, _, _) in found.items() if node in up)
         if found and not names:
             nodes = ", ".join(sorted({node for node, _, _ in found.values()}))
@@ -565,7 +567,7 @@ class Replicator:
     def _is_heard(self, session: Session) -> None:
         """While a large file is verified nothing is read from its sender, who is there all the same."""
         with self._lock:
-            self._replica.now_s = max(self._replica.now_s, self._env.monotonic_s())
+            self._replica.state.advance(max(self._replica.state.now_s, self._env.monotonic_s()))
             self._replica.heard_from(session.id, 0)
 
     def _keep(self, session: Session, incoming: _Incoming) -> None:
@@ -644,18 +646,15 @@ class Replicator:
         announced, optional = self._node.safe_points.announced(), self._node.optional_stages()
         main_timeline = self._node.timelines.timeline(MAIN).id
         with self._lock:
-            self._replica.safe, self._replica.optional, self._replica.main_timeline = (
-                dict(announced),
-                optional,
-                main_timeline,
-            )
+            state = self._replica.state
+            state.safe, state.optional, state.main_timeline = dict(announced), optional, main_timeline
 
     def _tick(self) -> None:
         self._announce_again()
         with self._lock:
             self._act(self._replica.tick(self._env.monotonic_s()))
-            conflicts, discarded = self._replica.conflicts(), self._replica.given_up_elsewhere()
-            if not self._replica.backlog_bytes:  # of what was refused, nothing is to come any more
+            conflicts, discarded = self._replica.conflicts(), self._replica.discarded_elsewhere()
+            if not self._replica.planner.backlog_bytes:  # of what was refused, nothing is to come any more
                 self._node.problems.pop(_NOT_KEPT, None)
         self._drop_old_parts()
         for name in list(self._node.problems):  # in one go: other threads change it
@@ -675,7 +674,7 @@ class Replicator:
     def backlog(self) -> tuple[int, bool]:
         """How many bytes peers have that should be here too, and whether so many that recomputable stages wait."""
         with self._lock:
-            return self._replica.backlog_bytes, self._replica.is_loaded
+            return self._replica.planner.backlog_bytes, self._replica.planner.is_loaded
 
     def peers(self, *, lag: bool = True) -> list[pb.PeerStatus]:
         """How the peers are, and how far behind."""

@@ -11,6 +11,8 @@ from nosync.replication.protocol.placement import NodeId
 SessionId = NewType("SessionId", int)
 
 PROTOCOL_VERSION = 3
+PUSH_FILE_BYTES = 64 << 10
+"""No larger file goes unasked."""
 
 
 # --- messages ---------------------------------------------------------------------------------------------------------

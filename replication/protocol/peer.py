@@ -8,9 +8,10 @@ from dataclasses import dataclass, field
 from nosync.replication.protocol.divergence import Divergence
 from nosync.replication.protocol.file_names import FileName, FileVersion
 from nosync.replication.protocol.inventory import Inventory
-from nosync.replication.protocol.messages import SessionId
+from nosync.replication.protocol.messages import Change, Effect, Send, SessionId
 from nosync.replication.protocol.placement import NodeId
 
+BEAT_S = 0.6
 SUSPECT_AFTER_S = 1.5
 """A peer that says nothing for so long, two beats and a half, is not counted on."""
 AWAY_PATIENCE_S = 5.0
@@ -98,6 +99,36 @@ class Peer:
     def all_conflicts(self) -> dict[FileName, tuple[str, str]]:
         """By file."""
         return {name: digests for files in self.conflicts.values() for name, digests in files.items()}
+
+    def touched(self, names: Iterable[FileName]) -> None:
+        """Files changed there, or are not on their way to it any more."""
+        for name in names:
+            self.dirty.add(name.place)
+            self.pushed.pop(name, None)
+
+    def void(self) -> None:
+        """Nothing counts that it said of what it holds."""
+        self.touched(held.name for held in self.holds)
+        self.holds, self.todo, self.not_safe, self.unwanted = Inventory(), {}, {}, {}
+        self.conflicts, self.found_diverged = {}, None
+        self.todo_files, self.queue = 0, []
+
+    def measure_rate(self, seconds: float) -> None:
+        """So long it took what came since the last time, if anything did."""
+        if self.arrived_bytes:
+            self.rate_bytes_s = (self.rate_bytes_s + self.arrived_bytes / seconds) / 2
+            self.arrived_bytes = 0
+
+    def say(self) -> list[Effect]:
+        """Tells it what it was not told yet."""
+        assert self.session is not None, "only of a session that lasts"
+        if not self.unsaid:
+            return []
+        unsaid, self.unsaid = self.unsaid, {}
+        self.said += 1
+        added = tuple(held for held in unsaid.values() if held is not None)
+        gone = tuple(name for name, held in unsaid.items() if held is None)
+        return [Send(self.session, Change(self.said, added, gone))]
 
     def has_dropped(self, names: Iterable[FileName]) -> None:
         """It does not hold these: if it does again, they are other ones."""

@@ -115,7 +115,7 @@ def test_a_layer_that_comes_for_nothing_is_not_waited_for(tmp_path: Path) -> Non
         say(Hello(NodeId("n2"), "another", daemon._store_id, 2, key_groups=128))
         say(Summary(0, ((trace, "1:1"),)))
         say(Have(0, (trace,), (held,)))
-        assert held.name in replicator._replica._fetching
+        assert held.name in replicator._replica.state.fetching
         (tmp_path / "n1" / trace).mkdir(parents=True)
         (tmp_path / merged).write_bytes(files[merged])
         os.link(tmp_path / merged, tmp_path / "n1" / trace / merged)  # whole at once: the daemon looks there by itself
@@ -125,7 +125,7 @@ def test_a_layer_that_comes_for_nothing_is_not_waited_for(tmp_path: Path) -> Non
         eventually("the merged one is durable", lambda: id in daemon.node.durable_ids())
         for frame in wire.Encoder().chunks(FileRequest(held), io.BytesIO(files[single])):
             replicator.received(session, frame)
-        eventually("nothing is waited for", lambda: held.name not in replicator._replica._fetching, 3.0)
+        eventually("nothing is waited for", lambda: held.name not in replicator._replica.state.fetching, 3.0)
     finally:
         daemon.stop()
 

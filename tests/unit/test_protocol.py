@@ -8,8 +8,19 @@ import pytest
 
 from nosync.lsm.model.layer import Description, LayerId, Shard, TraceId
 from nosync.lsm.model.timestamp import Time, pack
+from nosync.replication.protocol.eager_push import PUSH_BYTES, PUSH_PAUSE_S
+from nosync.replication.protocol.fetch_planner import (
+    ASKED_S,
+    FETCH_TIMEOUT_S,
+    FEW_FILES,
+    LOADED_BYTES,
+    OPTIONAL_WINDOW_BYTES,
+    RETRY_AFTER_S,
+    WINDOW_BYTES,
+)
 from nosync.replication.protocol.file_names import FileName, FileVersion
 from nosync.replication.protocol.messages import (
+    PUSH_FILE_BYTES,
     Change,
     Close,
     Effect,
@@ -24,24 +35,9 @@ from nosync.replication.protocol.messages import (
     Summary,
     Want,
 )
-from nosync.replication.protocol.peer import SMALLEST_WINDOW_BYTES
+from nosync.replication.protocol.peer import BEAT_S, SMALLEST_WINDOW_BYTES
 from nosync.replication.protocol.placement import NodeId, replica_set
-from nosync.replication.protocol.replica import (
-    ASKED_S,
-    BEAT_S,
-    FETCH_TIMEOUT_S,
-    FEW_FILES,
-    LOADED_BYTES,
-    MEET_S,
-    OPTIONAL_WINDOW_BYTES,
-    PUSH_BYTES,
-    PUSH_FILE_BYTES,
-    PUSH_PAUSE_S,
-    RETRY_AFTER_S,
-    UNWANTED_S,
-    WINDOW_BYTES,
-    Replica,
-)
+from nosync.replication.protocol.replica import MEET_S, UNWANTED_S, Replica
 
 N1, N2 = NodeId("n1"), NodeId("n2")
 SESSION = SessionId(0)
@@ -186,43 +182,43 @@ def test_under_load_what_can_be_computed_again_waits() -> None:
     """And comes when the rest has come: nothing is left out for good."""
     pair = Pair()
     slow = pair.nodes[N2]
-    slow.optional = frozenset({"cheap"})
+    slow.state.optional = frozenset({"cheap"})
     part = LOADED_BYTES // 4
     files = [held(t, stage=stage, size_bytes=part) for t in range(8) for stage in ("cheap", "dear")]
     [told] = [e for e in pair.nodes[N1].holds(files) if isinstance(e, Send)]
     slow.received(SESSION, told.message)
     slow.tick(pair.now_s + BEAT_S)
-    assert slow.is_loaded
-    assert slow.backlog_bytes == 16 * part
-    while slow._fetching:  # what it asked for before it knew does not come
-        slow.fetch_failed(next(iter(slow._fetching)))
+    assert slow.planner.is_loaded
+    assert slow.planner.backlog_bytes == 16 * part
+    while slow.state.fetching:  # what it asked for before it knew does not come
+        slow.fetch_failed(next(iter(slow.state.fetching)))
     slow.tick(pair.now_s + BEAT_S + 2 * RETRY_AFTER_S)
-    assert {name.layer.trace.stage for name in slow._fetching} == {"dear"}
-    while slow._fetching:
-        slow.holds([fetch.held for fetch in slow._fetching.values()])
+    assert {name.layer.trace.stage for name in slow.state.fetching} == {"dear"}
+    while slow.state.fetching:
+        slow.holds([fetch.held for fetch in slow.state.fetching.values()])
     assert [file for file in pair.has(N2) if "cheap" in file.name] == []
     pair.pass_s(20.0)
     assert len(pair.has(N2)) == 16
-    assert not slow.is_loaded
+    assert not slow.planner.is_loaded
 
 
 def test_of_what_can_be_computed_again_little_is_on_its_way() -> None:
     pair = Pair()
-    pair.nodes[N2].optional = frozenset({"cheap"})
+    pair.nodes[N2].state.optional = frozenset({"cheap"})
     files = [held(t, stage="cheap", size_bytes=OPTIONAL_WINDOW_BYTES // 4) for t in range(20)]
     [told] = [e for e in pair.nodes[N1].holds(files) if isinstance(e, Send)]
     pair.nodes[N2].received(SESSION, told.message)
-    assert len(pair.nodes[N2]._fetching) == 4
+    assert len(pair.nodes[N2].state.fetching) == 4
     huge = held(0, stage="cheap", size_bytes=10 * OPTIONAL_WINDOW_BYTES)
     other = Pair()
-    other.nodes[N2].optional = frozenset({"cheap"})
+    other.nodes[N2].state.optional = frozenset({"cheap"})
     other.holds(N1, huge)
     assert other.has(N2) == [huge], "one that is larger than the window comes alone"
 
 
 def test_a_small_backlog_leaves_nothing_out() -> None:
     pair = Pair()
-    pair.nodes[N2].optional = frozenset({"cheap"})
+    pair.nodes[N2].state.optional = frozenset({"cheap"})
     pair.holds(N1, held(0, stage="cheap"), held(0))
     pair.pass_s(1.0)
     assert len(pair.has(N2)) == 2
@@ -256,11 +252,11 @@ def test_more_is_asked_for_where_more_comes() -> None:
     files = [held(t, size_bytes=part) for t in range(60)]
     [told] = [e for e in pair.nodes[N1].holds(files) if isinstance(e, Send)]
     receiver.received(SESSION, told.message)
-    assert len(receiver._fetching) == 4
+    assert len(receiver.state.fetching) == 4
     for i in range(1, 8):
         receiver.heard_from(SESSION, WINDOW_BYTES)
         receiver.tick(i * BEAT_S)
-    assert len(receiver._fetching) == 60
+    assert len(receiver.state.fetching) == 60
 
 
 def epoch(t: int) -> FileVersion:
@@ -465,7 +461,7 @@ def test_what_is_small_and_written_here_goes_unasked_ahead_of_the_statement() ->
     assert _pushed(one.holds([held(1, size_bytes=PUSH_FILE_BYTES + 1)])) == []
     merged = FileVersion(FileName.of_layer(LayerId(TraceId("s", "f", Shard(0)), Description(pack(2), pack(4)))), "m", 1)
     assert _pushed(one.holds([merged])) == [], "nodes merge for themselves"
-    one.optional = frozenset({"lazy"})
+    one.state.optional = frozenset({"lazy"})
     assert _pushed(one.holds([held(0, stage="lazy")])) == []
     two.holds([held(9)])
     pair.deliver(N2, two.tick(BEAT_S + 0.1))
@@ -531,7 +527,9 @@ def test_files_go_unasked_to_those_who_keep_them() -> None:
     stages = [f"s{i}" for i in range(20)]
     for stage in stages:
         name = held(0, stage=stage).name
-        sent = [one._sessions[e.session] for e in one.holds([held(0, stage=stage)]) if isinstance(e, SendFiles)]
+        sent = [
+            one.state.by_session[e.session].node for e in one.holds([held(0, stage=stage)]) if isinstance(e, SendFiles)
+        ]
         assert sent == [node for node in ids[1:] if node in replica_set(name.place, ids, 2)]
     assert _pushed(one.holds([manifest(0, 9)])) == [], "nodes archive for themselves"
     to_all = [e for e in one.holds([manifest(0)]) if isinstance(e, SendFiles)]
@@ -615,9 +613,9 @@ def test_what_failed_once_is_not_remembered_for_ever() -> None:
     replica = Replica(N1, "life", "store", (N1, N2), replicas=2)
     for t in range(50):
         replica.fetch_failed(held(t).name)
-    assert replica._again_s
+    assert replica.planner._again_s
     replica.tick(RETRY_AFTER_S + 1)
-    assert not replica._again_s
+    assert not replica.planner._again_s
 
 
 def asked_for(effects: list[Effect]) -> list[FileVersion]:
@@ -672,7 +670,7 @@ def test_what_is_not_safe_yet_comes_before_history(knows: str, files: int, new: 
     manifests = [FileVersion(FileName(f"manifests/main/{t}.json"), "m", 1) for t in (0, files)]
     everything = [*history, *late, *manifests]
     if knows == "at first":
-        n2.safe = {"main": files - 1}
+        n2.state.safe = {"main": files - 1}
     n1 = Replica(N1, "life-of-n1", "store", (N1, N2), replicas=2)
     n1.holds(everything)
     summary = Summary(0, tuple(n1.mine.groups().items()))

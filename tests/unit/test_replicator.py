@@ -27,7 +27,7 @@ from nosync.replication.protocol.file_names import FileName, FileVersion
 from nosync.replication.protocol.inventory import Inventory, missing
 from nosync.replication.protocol.messages import PROTOCOL_VERSION, FileRequest, InventoryRequest, NotFound, Want
 from nosync.replication.protocol.placement import NodeId
-from nosync.replication.protocol.replica import SILENT_S
+from nosync.replication.protocol.sessions import SILENT_S
 from nosync.replication.transport.codec import CHUNK_BYTES, LARGEST_FILE_BYTES, Chunk, Decoder, Encoder
 from nosync.testing import FaultyEnv
 
@@ -515,7 +515,7 @@ def test_how_far_peers_are_behind_is_not_found_out_anew_for_everyone_who_asks(
         found.append(None)
         return missing(mine, theirs)
 
-    monkeypatch.setattr("nosync.replication.protocol.replica.missing", counted)
+    monkeypatch.setattr("nosync.replication.protocol.copies.missing", counted)
     for n in range(3):
         held = FileVersion(FileName(f"branches/{n}.json"), "0" * 64, 7)
         receiver.replicator._act(receiver.replicator._replica.holds([held]))
