@@ -89,15 +89,16 @@ class Watch:
         self._lock = threading.Lock()
         self._waiting: dict[FileName, tuple[str, float]] = {}
         self.took_s: list[float] = []
-        self._received, self._held = self._replicator.received, self._replicator.held
+        self._told = self._replicator.announcements
+        self._received, self._held = self._replicator.received, self._told.held
 
     def __enter__(self) -> Watch:
         self._replicator.received = self._after(self._received)  # type: ignore[method-assign]
-        self._replicator.held = self._after(self._held)  # type: ignore[method-assign]
+        self._told.held = self._after(self._held)  # type: ignore[method-assign]
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._replicator.received, self._replicator.held = self._received, self._held  # type: ignore[method-assign]
+        self._replicator.received, self._told.held = self._received, self._held  # type: ignore[method-assign]
 
     def _after(self, call: Callable[..., None]) -> Callable[..., None]:
         def look(*arguments: Any, **more: Any) -> None:
@@ -114,7 +115,7 @@ class Watch:
         now_s = time.perf_counter()
         with self._lock:
             for name, (digest, since_s) in list(self._waiting.items()):
-                if self._replicator.copies_by_name(name, digest) >= self._copies:
+                if self._told.copies_by_name(name, digest) >= self._copies:
                     self.took_s.append(now_s - since_s)
                     del self._waiting[name]
 

@@ -49,7 +49,8 @@ from nosync.proto.v1 import replication_pb2 as pb
 from nosync.replication.daemon.directory_watch import Watch, Watcher
 from nosync.replication.daemon.file_service import contents_of, layers_of, names_in
 from nosync.replication.daemon.peer_queries import Lookup
-from nosync.replication.daemon.replicator import NEVER_HEARD, Replicator
+from nosync.replication.daemon.peer_status import NEVER_HEARD
+from nosync.replication.daemon.replicator import Replicator
 from nosync.replication.daemon.rounds import Rounds
 from nosync.replication.daemon.server import MOST_READING, MOST_WORKING, Transport
 from nosync.replication.protocol.peer import AWAY_PATIENCE_S
@@ -504,7 +505,8 @@ class Daemon:
         with self._answering(call, READERS):
             if request.take_theirs:
                 self._check_caller(call, OWNER)
-            names = self.replicator.conflicts_to_discard() if request.take_theirs else self.replicator.conflicts()
+            conflicts = self.replicator.conflicts
+            names = conflicts.to_discard() if request.take_theirs else conflicts.names()
             if request.take_theirs and names:
                 layers = [id for name in names if (id := name.layer) is not None]
                 gone = self.node.discard(layers, [PurePosixPath(name) for name in names if name.layer is None])

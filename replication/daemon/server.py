@@ -21,7 +21,8 @@ from nosync.lsm.errors import NosyncError, ReplicationError, described
 from nosync.lsm.platform.env import Env
 from nosync.proto.v1 import replication_pb2 as pb
 from nosync.proto.v1 import replication_pb2_grpc as rpc
-from nosync.replication.daemon.replicator import Replicator, Session
+from nosync.replication.daemon.replicator import Replicator
+from nosync.replication.daemon.session import Session
 from nosync.replication.protocol.placement import NodeId
 from nosync.replication.transport.addresses import check_addresses, check_free, is_loopback
 from nosync.replication.transport.calls import (

@@ -59,14 +59,14 @@ def test_a_node_says_that_it_holds_what_it_holds(tmp_path: Path) -> None:
     daemon = Daemon(config)
     daemon.start()
     try:
-        tell = daemon.replicator.held
+        tell = daemon.replicator.announcements.held
 
         def late(added: Any, gone: Any, *, dropped: bool = False) -> None:
             if added and not gone:
                 time.sleep(0.2)
             tell(added, gone, dropped=dropped)
 
-        daemon.replicator.held = late  # type: ignore[method-assign]
+        daemon.replicator.announcements.held = late  # type: ignore[method-assign]
         with nosync.open(tmp_path / "n1") as store:
             for t in range(16):
                 store.append("c", t=t, rows=pa.table({"k": list(range(20)), "v": [t] * 20}), key=["k"])

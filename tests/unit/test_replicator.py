@@ -21,8 +21,11 @@ from nosync.lsm.platform.env import MOST_SMALL_BYTES
 from nosync.lsm.settings import StoreSettings
 from nosync.lsm.trace.directory import LayerDirectory, create_store, read_marker
 from nosync.proto.v1 import replication_pb2 as pb
-from nosync.replication.daemon.replicator import LOG_AGAIN_S, PART_KEPT_S, Replicator, Session
+from nosync.replication.daemon.incoming_files import PART_KEPT_S
+from nosync.replication.daemon.replicator import Replicator
 from nosync.replication.daemon.server import cancel_when_closed
+from nosync.replication.daemon.session import Session
+from nosync.replication.daemon.shared_replica import LOG_AGAIN_S
 from nosync.replication.protocol.file_names import FileName, FileVersion
 from nosync.replication.protocol.inventory import Inventory, missing
 from nosync.replication.protocol.messages import PROTOCOL_VERSION, FileRequest, InventoryRequest, NotFound, Want
@@ -43,7 +46,7 @@ class Receiver:
         marker = read_marker(root, self.env)
         self.node = Node(LayerDirectory(root, 128, self.env), marker, StoreSettings(background=False))
         self.replicator = Replicator(self.node, N1, "s", [N1, N2], replicas=2)
-        self.node.listener = self.replicator
+        self.node.listener = self.replicator.announcements
         self.connect()
 
     def connect(self) -> None:
@@ -155,7 +158,7 @@ def test_a_beginning_that_was_damaged_is_found_and_all_is_fetched_again(
     assert receiver.replicator.counters.refused_files == 1
     assert not list((receiver.root / "tmp").iterdir())
     receiver.session.outbox.clear()
-    receiver.replicator._act(receiver.replicator._replica.tick(receiver.env.monotonic_s() + 5))
+    receiver.replicator._shared.act(receiver.replicator._replica.tick(receiver.env.monotonic_s() + 5))
     assert receiver.wanted() == [FileRequest(held)], "from the beginning"
     receiver.send(held, path)
     receiver.node.sync()
@@ -167,10 +170,10 @@ def test_a_part_that_nobody_sends_the_rest_of_goes(receiver: Receiver, large: tu
     receiver.announce(held)
     receiver.send(held, path, most=1)
     receiver.replicator.close_session(receiver.session)
-    receiver.replicator._drop_old_parts()
+    receiver.replicator._incoming.drop_old_parts()
     assert len(list((receiver.root / "tmp").iterdir())) == 1
     receiver.env.now_s += PART_KEPT_S + 1
-    receiver.replicator._drop_old_parts()
+    receiver.replicator._incoming.drop_old_parts()
     assert not list((receiver.root / "tmp").iterdir())
     receiver.connect()
     receiver.announce(held)
@@ -262,8 +265,8 @@ def test_what_a_full_disk_left_ends_no_session_and_no_clock(
     receiver.replicator.close_session(receiver.session)
     receiver.env.fail("unlink", errno.EIO)
     receiver.env.now_s += PART_KEPT_S + 1
-    receiver.replicator._drop_old_parts()
-    assert not receiver.replicator._parts
+    receiver.replicator._incoming.drop_old_parts()
+    assert not receiver.replicator._incoming._parts
 
 
 @pytest.mark.parametrize(
@@ -361,7 +364,7 @@ def test_a_file_that_ends_in_the_middle_is_asked_for_anew(receiver: Receiver, la
     receiver.receive(pb.Frame(not_there=pb.NotThere(name=held.name)))
     assert not list((receiver.root / "tmp").iterdir())
     receiver.session.outbox.clear()
-    receiver.replicator._act(receiver.replicator._replica.tick(receiver.env.monotonic_s() + 5))
+    receiver.replicator._shared.act(receiver.replicator._replica.tick(receiver.env.monotonic_s() + 5))
     assert receiver.wanted() == [FileRequest(held)]
     receiver.send(held, path)
     receiver.node.sync()
@@ -377,10 +380,10 @@ def test_the_rest_of_what_is_gone_is_no_use(receiver: Receiver, large: tuple[Fil
     receiver.replicator.close_session(receiver.session)
     receiver.connect()
     receiver.announce(held)
-    receiver.replicator._drop_part(held.name)
+    receiver.replicator._incoming._drop_part(held.name)
     receiver.send(held, path, offset=2 * CHUNK_BYTES)
     receiver.session.outbox.clear()
-    receiver.replicator._act(receiver.replicator._replica.tick(receiver.env.monotonic_s() + 5))
+    receiver.replicator._shared.act(receiver.replicator._replica.tick(receiver.env.monotonic_s() + 5))
     assert receiver.wanted() == [FileRequest(held)], "all of it, although pieces still come"
 
 
@@ -394,7 +397,7 @@ def test_an_inventory_without_an_end_is_refused(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_who_asks_and_does_not_listen_is_let_go(receiver: Receiver, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("nosync.replication.daemon.replicator.MOST_WAITING", 50)
+    monkeypatch.setattr("nosync.replication.daemon.session.MOST_WAITING", 50)
     for n in range(60):
         receiver.receive(pb.Frame(want=pb.Want(files=[pb.Held(name=f"branches/{n}.json", digest="0" * 64)])))
     assert not receiver.session.is_open
@@ -475,10 +478,10 @@ def test_answers_that_nobody_reads_are_bounded_in_bytes(
 ) -> None:
     held = [FileVersion(FileName(f"layers/s/raw/0/{n}-{n + 1}-0.layer"), "0" * 64, 1) for n in range(500)]
     held += [FileVersion(FileName(f"layers/s{n}/raw/0/0-1-0.layer"), "0" * 64, 1) for n in range(500)]
-    receiver.replicator._act(receiver.replicator._replica.holds(held))
+    receiver.replicator._shared.act(receiver.replicator._replica.holds(held))
     while receiver.session.outbox:
         receiver.session.take()
-    monkeypatch.setattr("nosync.replication.daemon.replicator.MOST_WAITING_BYTES", 50_000)
+    monkeypatch.setattr("nosync.replication.daemon.session.MOST_WAITING_BYTES", 50_000)
     asked = 0
     while receiver.session.is_open:
         assert len(receiver.session.outbox) <= 1 or receiver.session.waiting_bytes <= 50_000
@@ -493,11 +496,11 @@ def test_one_answer_goes_out_however_large_and_what_went_out_counts_no_more(
     receiver: Receiver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     held = [FileVersion(FileName(f"layers/s{n}/raw/0/0-1-0.layer"), "0" * 64, 1) for n in range(500)]
-    receiver.replicator._act(receiver.replicator._replica.holds(held))
+    receiver.replicator._shared.act(receiver.replicator._replica.holds(held))
     while receiver.session.outbox:
         receiver.session.take()
     assert receiver.session.waiting_bytes == 0
-    monkeypatch.setattr("nosync.replication.daemon.replicator.MOST_WAITING_BYTES", 1000)
+    monkeypatch.setattr("nosync.replication.daemon.session.MOST_WAITING_BYTES", 1000)
     for _ in range(5):
         receiver.receive(pb.Frame(ask_inventory=pb.AskInventory()))
         assert receiver.session.waiting_bytes > 1000
@@ -518,7 +521,7 @@ def test_how_far_peers_are_behind_is_not_found_out_anew_for_everyone_who_asks(
     monkeypatch.setattr("nosync.replication.protocol.copies.missing", counted)
     for n in range(3):
         held = FileVersion(FileName(f"branches/{n}.json"), "0" * 64, 7)
-        receiver.replicator._act(receiver.replicator._replica.holds([held]))
+        receiver.replicator._shared.act(receiver.replicator._replica.holds([held]))
         for _ in range(20):
             (peer,) = receiver.replicator.peers()
             assert (peer.behind_files, peer.behind_bytes) == (n + 1, 7 * (n + 1))
@@ -532,7 +535,7 @@ def test_how_far_peers_are_behind_is_not_found_out_anew_for_everyone_who_asks(
 def test_a_long_list_of_wanted_files_is_looked_at_once(receiver: Receiver, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each was compared with all others: 50,000 in one frame took minutes, with the lock held."""
     held = [FileVersion(FileName(f"layers/s{n}/raw/0/0-1-0.layer"), "0" * 64, 1) for n in range(300)]
-    receiver.replicator._act(receiver.replicator._replica.holds(held))
+    receiver.replicator._shared.act(receiver.replicator._replica.holds(held))
     receiver.session.outbox.clear()
     compared: list[None] = []
 
