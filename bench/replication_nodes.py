@@ -30,7 +30,8 @@ from bench.spark_epochs import MEMORY_DIRECTORY
 from nosync.lsm.layers.writer import LayerRows, arrange
 from nosync.lsm.model.layer import Description, LayerId, Shard, TraceId
 from nosync.lsm.trace.directory import LayerDirectory
-from nosync.replication.daemon.daemon import Daemon, DaemonConfig
+from nosync.replication.daemon.config import DaemonConfig
+from nosync.replication.daemon.daemon import Daemon
 from nosync.replication.protocol.file_names import FileName
 from nosync.replication.transport.channel import OPTIONS
 from nosync.replication.transport.codec import CHUNK_BYTES

@@ -46,7 +46,8 @@ from nosync.lsm.platform.env import Env
 from nosync.lsm.platform.json_file import seal_json, unseal_json
 from nosync.lsm.platform.verified import VERIFIED, is_verified_here
 from nosync.lsm.trace.directory import MARKER, _digest_of, read_marker
-from nosync.replication.daemon.daemon import MEMBERS_FILE, DaemonConfig, peers_of
+from nosync.replication.daemon.config import DaemonConfig
+from nosync.replication.daemon.members import MEMBERS_FILE, peers_of
 from nosync.replication.transport.daemon_files import ADDRESS_FILE, address_of
 from nosync.replication.transport.revocation import REVOKED, read_revoked
 from tests.forging import forge_layer

@@ -63,7 +63,10 @@ def daemon(config: Path | None, peers: tuple[str, ...], check: bool, verbose: bo
     """
     try:
         from nosync.replication.daemon.config import explain_config, make_config, read_config  # noqa: PLC0415
-        from nosync.replication.daemon.daemon import MEMBERS_FILE, Daemon, check_config, peers_of  # noqa: PLC0415 - gRPC takes a moment to import
+        from nosync.replication.daemon.daemon import Daemon  # noqa: PLC0415 - gRPC takes a moment to import
+        from nosync.replication.daemon.members import MEMBERS_FILE, peers_of  # noqa: PLC0415
+        from nosync.replication.daemon.process import serve  # noqa: PLC0415
+        from nosync.replication.daemon.startup import check_config  # noqa: PLC0415
     except ImportError as error:
         raise NosyncError(f"the daemon needs {error.name}: pip install 'nosync[daemon]'") from error
     fields = read_config(config) if config is not None else {}
@@ -97,10 +100,11 @@ def daemon(config: Path | None, peers: tuple[str, ...], check: bool, verbose: bo
     _take_descriptors()
     _give_way(found.nice)
     one = Daemon(found)
-    one.run(
+    serve(
+        one,
         ready=lambda: err.print(
-            f"node {found.node} serves {escape(str(found.data))} on {one.transport.address}", soft_wrap=True
-        )
+            f"node {found.node} serves {escape(str(found.data))} on {one.servers.address}", soft_wrap=True
+        ),
     )
 
 

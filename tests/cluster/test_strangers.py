@@ -31,7 +31,7 @@ from nosync.cli import main
 from nosync.lsm.errors import ReplicationError
 from nosync.proto.v1 import replication_pb2 as pb
 from nosync.proto.v1 import replication_pb2_grpc as rpc
-from nosync.replication.daemon.server import MOST_READING
+from nosync.replication.daemon.service import MOST_READING
 from nosync.replication.protocol.file_names import FileName, FileVersion
 from nosync.replication.protocol.inventory import Inventory, in_order
 from nosync.replication.protocol.messages import PROTOCOL_VERSION, Message

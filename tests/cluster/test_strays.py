@@ -20,7 +20,8 @@ import nosync
 from nosync.lsm.layers.reader import LayerReader
 from nosync.lsm.model.layer import parse_path
 from nosync.lsm.platform.env import Env
-from nosync.replication.daemon.daemon import Daemon, DaemonConfig
+from nosync.replication.daemon.config import DaemonConfig
+from nosync.replication.daemon.daemon import Daemon
 from nosync.replication.protocol.file_names import FileName, FileVersion
 from nosync.replication.protocol.messages import FileRequest, Have, Hello, Summary
 from nosync.replication.protocol.placement import NodeId
@@ -112,7 +113,7 @@ def test_a_layer_that_comes_for_nothing_is_not_waited_for(tmp_path: Path) -> Non
             for frame in wire.Encoder().frames(message):
                 replicator.received(session, frame)
 
-        say(Hello(NodeId("n2"), "another", daemon._store_id, 2, key_groups=128))
+        say(Hello(NodeId("n2"), "another", daemon.store_id, 2, key_groups=128))
         say(Summary(0, ((trace, "1:1"),)))
         say(Have(0, (trace,), (held,)))
         assert held.name in replicator._replica.state.fetching

@@ -19,7 +19,8 @@ import nosync
 from nosync.cli import main
 from nosync.lsm.errors import ReplicationError
 from nosync.proto.v1 import replication_pb2 as pb
-from nosync.replication.daemon.daemon import Daemon, DaemonConfig
+from nosync.replication.daemon.config import DaemonConfig
+from nosync.replication.daemon.daemon import Daemon
 from nosync.replication.protocol.messages import PROTOCOL_VERSION
 from nosync.replication.transport.addresses import is_of_this_host
 from nosync.replication.transport.calls import MOST_OF_READER

@@ -16,7 +16,8 @@ from nosync.lsm.platform.env import Env
 from nosync.lsm.platform.file_pool import MADE, READY, FilePool, new_file
 from nosync.lsm.platform.lock import LOCK
 from nosync.lsm.trace.directory import PLACE_FILE
-from nosync.replication.daemon.daemon import Daemon, DaemonConfig
+from nosync.replication.daemon.config import DaemonConfig
+from nosync.replication.daemon.daemon import Daemon
 from nosync.replication.transport.daemon_files import ADDRESS_FILE
 from nosync.replication.transport.sockets import SOCKET_FILE
 from nosync.testing.daemon_cluster import eventually

@@ -22,8 +22,8 @@ from nosync.lsm.settings import StoreSettings
 from nosync.lsm.trace.directory import LayerDirectory, create_store, read_marker
 from nosync.proto.v1 import replication_pb2 as pb
 from nosync.replication.daemon.incoming_files import PART_KEPT_S
+from nosync.replication.daemon.links import cancel_when_closed
 from nosync.replication.daemon.replicator import Replicator
-from nosync.replication.daemon.server import cancel_when_closed
 from nosync.replication.daemon.session import Session
 from nosync.replication.daemon.shared_replica import LOG_AGAIN_S
 from nosync.replication.protocol.file_names import FileName, FileVersion
