@@ -24,7 +24,7 @@ from nosync.lsm.columnar.hashing import hash64
 from nosync.lsm.model.history import Span
 from nosync.lsm.model.timestamp import pack
 from nosync.lsm.platform.process import numpy_environment
-from nosync.replication.client.fetching_directory import StoreLocation
+from nosync.replication.client.location import StoreLocation
 from nosync.runtime.segment_task import SegmentTask
 from nosync.runtime.shard_run import run_shard
 from nosync.spark.schemas import parse_ddl

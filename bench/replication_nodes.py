@@ -30,10 +30,11 @@ from bench.spark_epochs import MEMORY_DIRECTORY
 from nosync.lsm.layers.writer import LayerRows, arrange
 from nosync.lsm.model.layer import Description, LayerId, Shard, TraceId
 from nosync.lsm.trace.directory import LayerDirectory
-from nosync.replication.daemon.daemon import Daemon, DaemonConfig
-from nosync.replication.daemon.server import OPTIONS
-from nosync.replication.protocol.inventory import name_of
+from nosync.replication.daemon.config import DaemonConfig
+from nosync.replication.daemon.daemon import Daemon
+from nosync.replication.protocol.file_names import FileName
 from nosync.replication.transport.certs import make_certificates
+from nosync.replication.transport.channel import OPTIONS
 from nosync.replication.transport.codec import CHUNK_BYTES
 from nosync.testing.daemon_cluster import Daemons, eventually, free_ports
 
@@ -94,17 +95,18 @@ class Watch:
     def __init__(self, cluster: Cluster, copies: int) -> None:
         self._replicator, self._copies = cluster.me.replicator, copies
         self._lock = threading.Lock()
-        self._waiting: dict[str, tuple[str, float]] = {}
+        self._waiting: dict[FileName, tuple[str, float]] = {}
         self.took_s: list[float] = []
-        self._received, self._held = self._replicator.received, self._replicator.held
+        self._told = self._replicator.announcements
+        self._received, self._held = self._replicator.received, self._told.held
 
     def __enter__(self) -> Watch:
         self._replicator.received = self._after(self._received)  # type: ignore[method-assign]
-        self._replicator.held = self._after(self._held)  # type: ignore[method-assign]
+        self._told.held = self._after(self._held)  # type: ignore[method-assign]
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._replicator.received, self._replicator.held = self._received, self._held  # type: ignore[method-assign]
+        self._replicator.received, self._told.held = self._received, self._held  # type: ignore[method-assign]
 
     def _after(self, call: Callable[..., None]) -> Callable[..., None]:
         def look(*arguments: Any, **more: Any) -> None:
@@ -113,7 +115,7 @@ class Watch:
 
         return look
 
-    def add(self, name: str, digest: str, since_s: float) -> None:
+    def add(self, name: FileName, digest: str, since_s: float) -> None:
         with self._lock:
             self._waiting[name] = (digest, since_s)
 
@@ -121,7 +123,7 @@ class Watch:
         now_s = time.perf_counter()
         with self._lock:
             for name, (digest, since_s) in list(self._waiting.items()):
-                if self._replicator.copies_by_name(name, digest) >= self._copies:
+                if self._told.copies_by_name(name, digest) >= self._copies:
                     self.took_s.append(now_s - since_s)
                     del self._waiting[name]
 
@@ -146,7 +148,7 @@ def publish_steadily(
             time.sleep(pause_s)
         id = LayerId(TraceId(stage, "raw", Shard(i % TRACES)), Description.of_epoch(i // TRACES))
         published = directory.publish(id, layers[i % 8])
-        out.send((name_of(id), published.digest, time.perf_counter()))
+        out.send((FileName.of_layer(id), published.digest, time.perf_counter()))
     out.send(None)
 
 

@@ -22,8 +22,9 @@ from blake3 import blake3
 from bench.harness import Result
 from nosync.lsm.model.layer import Description, LayerId, Shard, TraceId
 from nosync.lsm.model.timestamp import pack
-from nosync.replication.protocol.inventory import FileVersion, NodeId, layer_of, name_of
+from nosync.replication.protocol.file_names import FileName, FileVersion
 from nosync.replication.protocol.messages import Effect, Message, Send, SendFiles, SessionId
+from nosync.replication.protocol.placement import NodeId
 from nosync.replication.protocol.replica import Replica
 from nosync.replication.transport.codec import Encoder
 
@@ -89,7 +90,7 @@ class Node:
     def keep(self, held: FileVersion) -> None:
         """A file is durable here; layers of a size become one."""
         self.ask(lambda: self.replica.holds([held]))
-        id = layer_of(held.name)
+        id = held.name.layer
         if id is None:
             return
         end, width = int(id.description.upper) // int(pack(1)), MERGED
@@ -97,16 +98,16 @@ class Node:
             merged = Description(pack(end - width), pack(end))
             layers = self.replica.mine.layers(str(id.trace.directory))
             inputs = [name for d, name in layers.items() if merged.covers(d)]
-            self.ask(lambda merged=merged: self.replica.holds([file_of(name_of(LayerId(id.trace, merged)))]))  # type: ignore[misc]
+            self.ask(lambda merged=merged: self.replica.holds([file_of(FileName.of_layer(LayerId(id.trace, merged)))]))  # type: ignore[misc]
             self.ask(lambda inputs=inputs: self.replica.holds([], inputs))  # type: ignore[misc]
             width *= MERGED
 
     def publish(self, shard: int, epoch: int) -> None:
         trace = TraceId("rows", "f" * 16, Shard(shard, self.network.shards))
-        self.keep(file_of(name_of(LayerId(trace, Description.of_epoch(epoch)))))
+        self.keep(file_of(FileName.of_layer(LayerId(trace, Description.of_epoch(epoch)))))
 
 
-def file_of(name: str) -> FileVersion:
+def file_of(name: FileName) -> FileVersion:
     return FileVersion(name, blake3(name.encode()).hexdigest(), LAYER_BYTES)
 
 
@@ -150,7 +151,7 @@ class Network:
                 for j, shard in enumerate(node.shards):
                     at_s = epoch - first + (j + i / len(self.nodes)) / LAYERS_PER_S
                     self.after(at_s, lambda node=node, shard=shard, epoch=epoch: node.publish(shard, epoch))  # type: ignore[misc]
-            manifest = file_of(f"manifests/main/{epoch}.json")
+            manifest = file_of(FileName(f"manifests/main/{epoch}.json"))
             self.after(epoch - first + 0.99, lambda manifest=manifest: self.nodes[0].keep(manifest))  # type: ignore[misc]
         end_s = self.now_s + seconds
         while self._queue[0][0] < end_s:
@@ -163,7 +164,7 @@ class Network:
         for node in self.nodes:
             for shard in node.shards:
                 trace = TraceId("rows", "f" * 16, Shard(shard, self.shards))
-                name = name_of(LayerId(trace, Description.of_epoch(epochs - 3)))
+                name = FileName.of_layer(LayerId(trace, Description.of_epoch(epochs - 3)))
                 copies = sum(peer.holds.holds(name, file_of(name).digest) for peer in node.replica.peers.values())
                 assert copies >= REPLICAS - 1, f"{name} has {copies} copies besides that of {node.id}, which wrote it"
 

@@ -16,7 +16,7 @@ from nosync.lsm.store.opened import note_opened
 from nosync.lsm.store.opening import checked_marker, checked_settings, open_store
 from nosync.lsm.store.store import Store
 from nosync.lsm.trace.directory import LayerDirectory
-from nosync.replication.client.fetching_directory import ADDRESS_FILE, address_of, keeper_of
+from nosync.replication.transport.daemon_files import ADDRESS_FILE, address_of, keeper_of
 
 _ADDRESS = re.compile(r"[^/]+:[0-9]{1,5}")
 DAEMON_PATIENCE_S = 10.0
@@ -94,7 +94,9 @@ def connect(
     """
     try:
         from nosync.replication.client.remote_store import by_its_socket, connected_store, is_here, may_be_opened  # noqa: PLC0415 - needs the extra `daemon`
-        from nosync.replication.daemon.server import Certificates, DaemonClient, host_of  # noqa: PLC0415
+        from nosync.replication.transport.addresses import host_of  # noqa: PLC0415
+        from nosync.replication.transport.channel import Certificates  # noqa: PLC0415
+        from nosync.replication.transport.client import DaemonClient  # noqa: PLC0415
     except ImportError as error:
         raise ReplicationError(f"connecting needs the extra: pip install 'nosync[daemon]' ({error})") from None
     if (tls is None) != (identity is None):
@@ -141,7 +143,7 @@ def _beside_daemon(found: LayerDirectory) -> Store:
     try:
         from nosync.replication.client.fetching_directory import FetchingDirectory  # noqa: PLC0415
         from nosync.replication.client.remote_node import RemoteNode  # noqa: PLC0415 - needs the extra `daemon`
-        from nosync.replication.daemon.daemon import client_of  # noqa: PLC0415
+        from nosync.replication.transport.client import client_of  # noqa: PLC0415
     except ImportError as error:
         raise ReplicationError(
             f"{root} is kept by a daemon, beside which a store needs the extra: pip install 'nosync[daemon]' ({error}); "

@@ -47,8 +47,9 @@ from nosync.lsm.platform.json_file import seal_json, unseal_json
 from nosync.lsm.platform.layout import MARKER, VERIFIED
 from nosync.lsm.platform.store_marker import _digest_of, read_marker
 from nosync.lsm.platform.verified import is_verified_here
-from nosync.replication.client.fetching_directory import ADDRESS_FILE, address_of
-from nosync.replication.daemon.daemon import MEMBERS_FILE, DaemonConfig, peers_of
+from nosync.replication.daemon.config import DaemonConfig
+from nosync.replication.daemon.members import MEMBERS_FILE, peers_of
+from nosync.replication.transport.daemon_files import ADDRESS_FILE, address_of
 from nosync.replication.transport.revocation import REVOKED, read_revoked
 from tests.forging import forge_layer
 

@@ -24,7 +24,7 @@ from nosync.lsm.model.history import Span, views_of
 from nosync.lsm.model.layer import Description, LayerId, Shard, TraceId
 from nosync.lsm.model.timestamp import end_of, last_of, pack
 from nosync.operators.loops import first_phase, next_phase
-from nosync.replication.client.fetching_directory import StoreLocation, open_directory
+from nosync.replication.client.location import StoreLocation, open_directory
 from nosync.runtime.segment_task import (
     TAG_SHARD_BITS,
     Report,

@@ -83,7 +83,9 @@ class Appended:
         for trace in raw_traces_at(timelines, self._directory, t):
             id = LayerId(trace, Description.of_epoch(t))
             if self._next.get(trace) == t + 1 and self._directory.env.exists(self._directory.path_of(id)):
-                recorded.append(id)  # as this process wrote it: listing what merges left takes the longer the more it is
+                recorded.append(
+                    id
+                )  # as this process wrote it: listing what merges left takes the longer the more it is
                 continue
             available = self._directory.descriptions(trace)
             if available and min(d.lower for d in available) > id.description.lower:

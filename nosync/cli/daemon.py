@@ -19,7 +19,7 @@ from nosync.lsm.errors import NosyncError, ReplicationError
 from nosync.lsm.platform.process import leave_out_pandas
 
 if TYPE_CHECKING:
-    from nosync.replication.daemon.server import DaemonClient
+    from nosync.replication.transport.client import DaemonClient
 
 OTHERS_GET_NOTHING = 0o027
 
@@ -63,7 +63,10 @@ def daemon(config: Path | None, peers: tuple[str, ...], check: bool, verbose: bo
     """
     try:
         from nosync.replication.daemon.config import explain_config, make_config, read_config  # noqa: PLC0415
-        from nosync.replication.daemon.daemon import MEMBERS_FILE, Daemon, check_config, peers_of  # noqa: PLC0415 - gRPC takes a moment to import
+        from nosync.replication.daemon.daemon import Daemon  # noqa: PLC0415 - gRPC takes a moment to import
+        from nosync.replication.daemon.members import MEMBERS_FILE, peers_of  # noqa: PLC0415
+        from nosync.replication.daemon.process import serve  # noqa: PLC0415
+        from nosync.replication.daemon.startup import check_config  # noqa: PLC0415
     except ImportError as error:
         raise NosyncError(f"the daemon needs {error.name}: pip install 'nosync[daemon]'") from error
     fields = read_config(config) if config is not None else {}
@@ -97,10 +100,11 @@ def daemon(config: Path | None, peers: tuple[str, ...], check: bool, verbose: bo
     _take_descriptors()
     _give_way(found.nice)
     one = Daemon(found)
-    one.run(
+    serve(
+        one,
         ready=lambda: err.print(
-            f"node {found.node} serves {escape(str(found.data))} on {one.transport.address}", soft_wrap=True
-        )
+            f"node {found.node} serves {escape(str(found.data))} on {one.servers.address}", soft_wrap=True
+        ),
     )
 
 
@@ -134,7 +138,7 @@ def _peer(text: str, option: str = "--peer") -> tuple[str, str]:
 
 def _client(path: Path) -> DaemonClient:
     try:
-        from nosync.replication.daemon.daemon import client_of  # noqa: PLC0415
+        from nosync.replication.transport.client import client_of  # noqa: PLC0415
     except ImportError as error:
         raise NosyncError(f"daemons need {error.name}: pip install 'nosync[daemon]'") from error
     check_store(path)

@@ -10,7 +10,7 @@ from nosync.lsm.manifests.manifest import Manifest
 from nosync.lsm.manifests.manifest_log import ManifestLog
 from nosync.lsm.model.timestamp import Epoch
 from nosync.lsm.store.store import Store
-from nosync.replication.client.fetching_directory import StoreLocation
+from nosync.replication.client.location import StoreLocation
 
 
 class Position:

@@ -16,7 +16,7 @@ from nosync.lsm.model.timestamp import Epoch, pack
 from nosync.lsm.platform.nearest import did_you_mean
 from nosync.lsm.store.reading import BEFORE_FIRST_EPOCH, check_range
 from nosync.lsm.store.store import Store
-from nosync.replication.client.fetching_directory import StoreLocation
+from nosync.replication.client.location import StoreLocation
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -20,7 +20,7 @@ from nosync.lsm.errors import HoleError
 from nosync.lsm.facts.fencing import Instance
 from nosync.lsm.model.history import History
 from nosync.lsm.model.layer import Digest
-from nosync.replication.client.fetching_directory import StoreLocation
+from nosync.replication.client.location import StoreLocation
 from nosync.runtime.scan import Scan
 
 TAG_SHARD_BITS = 40

@@ -23,7 +23,7 @@ from nosync.lsm.trace.trace import Trace
 from nosync.operators.base import NO_WATERMARKS, OperatorOutput, as_changes, weights_of
 from nosync.operators.bootstrap import net_changes, rows_of_shard
 from nosync.operators.loops import recorded_changes
-from nosync.replication.client.fetching_directory import open_directory
+from nosync.replication.client.location import open_directory
 from nosync.runtime.segment_task import Report, SegmentTask
 
 

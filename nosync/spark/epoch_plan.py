@@ -15,7 +15,7 @@ from nosync.lsm.facts.fencing import Instance
 from nosync.lsm.model.history import History
 from nosync.lsm.model.layer import Digest
 from nosync.operators.loops import Phase
-from nosync.replication.client.fetching_directory import StoreLocation
+from nosync.replication.client.location import StoreLocation
 from nosync.runtime.scan import ParquetFile, Scan
 from nosync.runtime.segment_task import Report, SegmentTask
 from nosync.spark.expressions import for_tasks

@@ -15,7 +15,7 @@ from nosync.lsm.model.history import view_at
 from nosync.lsm.model.layer import Description, Shard, TraceId, of_round
 from nosync.lsm.model.timestamp import Time, pack, round_of
 from nosync.operators.loops import next_phase, recorded_changes, rounds_done
-from nosync.replication.client.fetching_directory import open_directory
+from nosync.replication.client.location import open_directory
 from nosync.runtime.segment_task import Report
 from nosync.spark.arrow_transfer import handover
 from nosync.spark.epoch_job import EpochJob, Work

@@ -18,7 +18,7 @@ from nosync.lsm.model.history import continued
 from nosync.lsm.model.layer import Digest
 from nosync.lsm.model.timestamp import pack
 from nosync.lsm.node.api import StoreBackend
-from nosync.replication.client.fetching_directory import StoreLocation
+from nosync.replication.client.location import StoreLocation
 from nosync.runtime.epoch_batches import ScheduledEpoch, batch_epochs
 from nosync.runtime.segment_task import Report, rows_in
 from nosync.spark.epoch_plan import EpochPlan, Reports

@@ -25,7 +25,7 @@ from nosync.lsm.model.timestamp import end_of, last_of, pack
 from nosync.lsm.trace.change_feed import DELETE, UPDATE_BEFORE
 from nosync.lsm.trace.cover import lost_tail
 from nosync.lsm.trace.trace import Trace
-from nosync.replication.client.fetching_directory import StoreLocation, open_directory
+from nosync.replication.client.location import StoreLocation, open_directory
 
 _COUNT = "__n"
 _MOST_ROWS_OF_A_VIEW = 1 << 40

@@ -17,8 +17,8 @@ from pathlib import Path
 import nosync
 from nosync.lsm.platform.env import Env
 from nosync.proto.v1 import replication_pb2 as pb
-from nosync.replication.client.fetching_directory import address_of
-from nosync.replication.daemon.daemon import client_of
+from nosync.replication.transport.client import client_of
+from nosync.replication.transport.daemon_files import address_of
 from nosync.replication.transport.sockets import Meeting, SocketPath
 
 PATIENCE_S = 60.0

@@ -29,8 +29,10 @@ from blake3 import blake3
 from nosync.lsm.manifests.manifest import MAIN_TIMELINE
 from nosync.lsm.model.layer import Description, LayerId, Shard, TraceId
 from nosync.lsm.model.timestamp import Epoch, Time, epoch_of
-from nosync.replication.protocol.inventory import FileVersion, Inventory, NodeId, covers, layer_of, name_of, place_of
+from nosync.replication.protocol.file_names import FileName, FileVersion
+from nosync.replication.protocol.inventory import Inventory, covers
 from nosync.replication.protocol.messages import Close, Effect, Message, Send, SendFiles, SessionId
+from nosync.replication.protocol.placement import NodeId
 from nosync.replication.protocol.replica import Replica
 
 SHARDS = 2
@@ -55,7 +57,7 @@ class Data:
     contents: str
 
 
-def contents_of(name: str) -> str:
+def contents_of(name: FileName) -> str:
     """What a file of this name holds: stages are functional, so every node computes the same."""
     return f"contents of {name}"
 
@@ -71,9 +73,9 @@ class SimNode:
     cluster: Cluster
     id: NodeId
     incarnation: str
-    durable: dict[str, str] = field(default_factory=dict)
-    volatile: dict[str, str] = field(default_factory=dict)
-    rotten: set[str] = field(default_factory=set)
+    durable: dict[FileName, str] = field(default_factory=dict)
+    volatile: dict[FileName, str] = field(default_factory=dict)
+    rotten: set[FileName] = field(default_factory=set)
     replica: Replica | None = None
     safe: int = -1
 
@@ -85,13 +87,13 @@ class SimNode:
 
     # --- disk -------------------------------------------------------------------------------------------------------
 
-    def publish(self, name: str, contents: str) -> None:
+    def publish(self, name: FileName, contents: str) -> None:
         """Visible, and lost in a crash until it is synced."""
         if name not in self.durable:
             self.volatile[name] = contents
         self.cluster.after(self.cluster.random.uniform(0.005, 0.3), lambda: self.sync(name))
 
-    def sync(self, name: str) -> None:
+    def sync(self, name: FileName) -> None:
         """The node makes a file durable, after reading it back; that may fail, and is then tried again."""
         if self.replica is None or name not in self.volatile:
             return
@@ -104,13 +106,13 @@ class SimNode:
             return
         self.keep(name, contents)
 
-    def keep(self, name: str, contents: str) -> None:
+    def keep(self, name: FileName, contents: str) -> None:
         assert self.replica is not None, "only while it runs"
         self.durable[name] = contents
         self.cluster.was_durable.add((self.id, self.incarnation, name, digest_of(contents)))
         self.act(self.replica.holds([FileVersion(name, digest_of(contents))]))
 
-    def drop(self, names: list[str]) -> None:
+    def drop(self, names: list[FileName]) -> None:
         assert self.replica is not None, "only while it runs"
         for name in names:
             self.durable.pop(name, None)
@@ -126,7 +128,7 @@ class SimNode:
             return
         layers = self.replica.mine.layers(traces[int(self.cluster.random.integers(len(traces)))])
         mine = self.replica.mine
-        sealed = [d for d in sorted(layers) if _stands(mine, f"manifests/main/{epoch_of(Time(d.upper - 1))}.json")]
+        sealed = [d for d in sorted(layers) if _stands(mine, manifest_at(epoch_of(Time(d.upper - 1))))]
         starts = [i for i, d in enumerate(sealed[1:]) if sealed[i].upper == d.lower]
         if not starts:
             return
@@ -140,9 +142,9 @@ class SimNode:
         if any(name in self.rotten for name in inputs):
             self.drop([name for name in inputs if name in self.rotten])  # a merge verifies what it reads
             return
-        id = layer_of(inputs[0])
+        id = inputs[0].layer
         assert id is not None, "they are layers"
-        merged = name_of(LayerId(id.trace, Description(run[0].lower, run[-1].upper)))
+        merged = FileName.of_layer(LayerId(id.trace, Description(run[0].lower, run[-1].upper)))
         if merged not in inputs:
             self.keep(merged, contents_of(merged))
             self.drop(inputs)
@@ -151,13 +153,13 @@ class SimNode:
         """Puts manifests of a random group of safe epochs into one file."""
         size = ARCHIVED_EPOCHS[int(self.cluster.random.integers(len(ARCHIVED_EPOCHS)))]
         first = size * int(self.cluster.random.integers(EPOCHS // size))
-        group = [f"manifests/main/{t}.json" for t in range(first, first + size)]
+        group = [manifest_at(t) for t in range(first, first + size)]
         if self.replica is None or first + size - 1 > self.safe or any(n not in self.durable for n in group):
             return
         if any(name in self.rotten for name in group):
             self.drop([name for name in group if name in self.rotten])  # who reads them notices
             return
-        name = f"manifests/main/{first}-{first + size - 1}.json"
+        name = FileName(f"manifests/main/{first}-{first + size - 1}.json")
         self.keep(name, contents_of(name))
         self.drop(group)
 
@@ -207,19 +209,24 @@ class SimNode:
         while self.is_safe(self.safe + 1):
             self.safe += 1
         if self.safe >= 0:
-            self.replica.safe = {MAIN_TIMELINE: Epoch(self.safe)}
+            self.replica.state.safe = {MAIN_TIMELINE: Epoch(self.safe)}
         return self.safe
 
     def is_safe(self, t: int) -> bool:
         assert self.replica is not None, "only while it runs"
-        names = [f"manifests/main/{t}.json", *layers_at(t)]
+        names = [manifest_at(t), *layers_at(t)]
         return all(self.replica.copies(n, digest_of(contents_of(n))) >= self.cluster.replicas for n in names)
 
 
-def layers_at(t: int) -> list[str]:
+def manifest_at(t: int) -> FileName:
+    """Returns the name of an epoch's manifest."""
+    return FileName(f"manifests/main/{t}.json")
+
+
+def layers_at(t: int) -> list[FileName]:
     """The layers that manifest `t` lists."""
     traces = [TraceId("s", "f" * 8, Shard(i, SHARDS)) for i in range(SHARDS)]
-    return [name_of(LayerId(trace, Description.of_epoch(t))) for trace in traces]
+    return [FileName.of_layer(LayerId(trace, Description.of_epoch(t))) for trace in traces]
 
 
 @dataclass
@@ -375,11 +382,11 @@ class Cluster:
         # It goes on after what its node has. What is lost there of earlier epochs it computes again, to the same layers.
         have = {**node.durable, **node.volatile}
         held = Inventory(FileVersion(name, "") for name in have)
-        t = next((t for t in range(EPOCHS) if not _stands(held, f"manifests/main/{t}.json")), EPOCHS)
+        t = next((t for t in range(EPOCHS) if not _stands(held, manifest_at(t))), EPOCHS)
         for e in range(min(t + 1, EPOCHS)):
-            for name in [*layers_at(e), f"manifests/main/{e}.json"]:
-                id = layer_of(name)
-                covered = id is not None and covers(node.replica.mine.layers(place_of(name)), id.description)
+            for name in [*layers_at(e), manifest_at(e)]:
+                id = name.layer
+                covered = id is not None and covers(node.replica.mine.layers(name.place), id.description)
                 if name not in have and not covered and (id is not None or not _stands(held, name)):
                     node.publish(name, contents_of(name))
         self.note(f"{node.id} publishes {t}")
@@ -452,7 +459,7 @@ class Cluster:
         assert node.replica is not None, "it made a claim"
         views = [(peer.node, peer.incarnation, peer.holds) for peer in node.replica.peers.values()]
         for t in range(before + 1, node.safe + 1):
-            for name in [f"manifests/main/{t}.json", *layers_at(t)]:
+            for name in [manifest_at(t), *layers_at(t)]:
                 copies = int(_stands(Inventory(FileVersion(n, "") for n in node.durable), name))
                 copies += sum(_stands(holds, name) for _, _, holds in views)
                 if copies < self.replicas:
@@ -480,7 +487,7 @@ class Cluster:
             if name not in node.rotten and contents != contents_of(name):
                 self._fail(f"whole: {node.id} keeps wrong contents under {name}")
         for t in range(EPOCHS):
-            for name in [f"manifests/main/{t}.json", *layers_at(t)]:
+            for name in [manifest_at(t), *layers_at(t)]:
                 if replica.is_replica(name) and not _stands(held, name):
                     self._fail(f"healed: {node.id} still misses {name}")
         for peer in replica.peers.values():
@@ -491,11 +498,11 @@ class Cluster:
             self._fail(f"healed: the safe point of {node.id} stays at {node.safe}")
 
 
-def _stands(inventory: Inventory, name: str) -> bool:
+def _stands(inventory: Inventory, name: FileName) -> bool:
     """By a slow way of its own: whether every epoch of a layer is in some layer, and a manifest in some archive;
     another file is there by name.
     """
-    id = layer_of(name)
+    id = name.layer
     if id is None or name in inventory:
         directory, _, last = name.rpartition("/")
         spans = [
@@ -506,7 +513,7 @@ def _stands(inventory: Inventory, name: str) -> bool:
         return name in inventory or any(
             int(low) <= int(number) <= int(high) for low, high in archived if number.isdigit()
         )
-    of_trace = inventory.layers(place_of(name))
+    of_trace = inventory.layers(name.place)
     d = id.description
     epochs = range(epoch_of(d.lower), epoch_of(Time(d.upper - 1)) + 1)
     return all(any(epoch_of(o.lower) <= e <= epoch_of(Time(o.upper - 1)) for o in of_trace) for e in epochs)

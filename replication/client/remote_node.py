@@ -31,9 +31,11 @@ from nosync.lsm.model.timestamp import Epoch, Time, pack
 from nosync.lsm.trace.directory import LayerDirectory
 from nosync.lsm.trace.presence import Presence
 from nosync.proto.v1 import replication_pb2 as pb
-from nosync.replication.client.fetching_directory import address_of, wait_for_peers
-from nosync.replication.daemon.server import DaemonClient, host_of
+from nosync.replication.client.fetching_directory import wait_for_peers
 from nosync.replication.protocol.peer import AWAY_PATIENCE_S
+from nosync.replication.transport.addresses import host_of
+from nosync.replication.transport.client import DaemonClient
+from nosync.replication.transport.daemon_files import address_of
 
 log = logging.getLogger("nosync.replication")
 

@@ -43,11 +43,9 @@ from nosync.lsm.store.timelines_view import EndChecks
 from nosync.lsm.store.verify import VerifyReport
 from nosync.lsm.trace.directory import LayerDirectory
 from nosync.proto.v1 import replication_pb2 as pb
-from nosync.replication.client.fetching_directory import address_of
-from nosync.replication.daemon.daemon import client_of
-from nosync.replication.daemon.file_service import status_of
-from nosync.replication.daemon.server import DaemonClient, Listed
+from nosync.replication.transport.client import DaemonClient, Listed, client_of
 from nosync.replication.transport.codec import is_name
+from nosync.replication.transport.daemon_files import address_of
 from nosync.replication.transport.download import fetch_files
 from nosync.replication.transport.sockets import SOCKET_FILE, answers
 
@@ -210,7 +208,7 @@ class RemoteStore(Store):
         return VerifyReport(len(layers), 0, sum(layer.bytes for layer in layers), tuple(errors))
 
     def layers(self) -> list[LayerStatus]:
-        return [status_of(layer) for layer in self.client.layers()]
+        return self.client.layers()
 
     def status(self) -> StoreStatus:
         problems = dict(self.client.status(lag=False).problems)

@@ -1,16 +1,79 @@
-"""A daemon's configuration from a TOML file. `docs/daemons.md` lists the fields, from `DaemonConfig`."""
+"""A daemon's configuration, and how it is read from a TOML file. `docs/daemons.md` lists the fields."""
 
 from __future__ import annotations
 
 import dataclasses
 import tomllib
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from nosync.lsm.errors import ReplicationError
-from nosync.replication.daemon.daemon import DaemonConfig
+from nosync.lsm.errors import InvalidInputError, ReplicationError
+from nosync.lsm.platform.store_marker import DEFAULT_KEY_GROUPS, check_key_groups
+from nosync.lsm.settings import ARCHIVE_EPOCHS, StoreSettings
+from nosync.replication.transport.addresses import host_of
+from nosync.replication.transport.codec import check_node_id
 
+SCAN_INTERVAL_S = 5.0
+"""How often the directory is listed, in case that neither a job nor the watch told of something."""
+MOST_NICE = 19
 _TYPES = {"replicas": int, "retain": int, "archive_epochs": int, "key_groups": int, "nice": int}
+
+
+@dataclass(frozen=True)
+class DaemonConfig:
+    """How one daemon runs. Every field but `node` and `data` has a default."""
+
+    node: str
+    """This node's id, unlike any other's: 1 to 64 of a-z, 0-9, _ and -."""
+    data: Path
+    """The data directory. A new one is made where there is none."""
+    listen: str = "127.0.0.1:7500"
+    """HOST:PORT for jobs and other nodes. Port 0: any free one."""
+    peers: dict[str, str] = field(default_factory=dict)
+    """Node id to HOST:PORT of every other node of the store."""
+    replicas: int = 2
+    """On how many nodes every layer is kept, this one included. The same on all nodes; more than there are is refused.
+    """
+    tls: Path | None = None
+    """Directory with ca.pem, NODE.pem and NODE.key (nosync certs makes them). Needed off loopback."""
+    sockets: Path | None = None
+    """Without TLS: a directory of this user alone (mode 0700) where its daemons on this machine find each other. None:
+    $XDG_STATE_HOME/nosync, or ~/.local/state/nosync."""
+    metrics: str | None = None
+    """HOST:PORT where Prometheus fetches metrics; none by default."""
+    retain: int | None = None
+    """Epochs of history that stay readable; none: all."""
+    archive_epochs: int | None = ARCHIVE_EPOCHS
+    """Manifests of so many old epochs share one file. The same on all nodes."""
+    key_groups: int = DEFAULT_KEY_GROUPS
+    """Of a new store: the most shards that a stage can ever have."""
+    nice: int = 0
+    """How much smaller a share of the processors than tasks the process of `nosync daemon` gets, 0 (no smaller) to 19.
+    Where tasks keep all of them busy copies come later, and more is lost with a host.
+    """
+
+    def __post_init__(self) -> None:
+        check_node_id(self.node)
+        for node in self.peers:
+            check_node_id(node)
+        if self.node in self.peers:
+            raise ReplicationError(f"node {self.node} is among its own peers: --node and --peer name different nodes")
+        addresses = {"listen": self.listen, **{f"peers.{node}": address for node, address in self.peers.items()}}
+        for field_name, address in (addresses | ({"metrics": self.metrics} if self.metrics else {})).items():
+            try:
+                host_of(address)
+            except ReplicationError as error:
+                raise ReplicationError(f"{field_name}: {error}") from None
+        check_key_groups(self.key_groups)
+        if not 0 <= self.nice <= MOST_NICE:
+            raise InvalidInputError(f"nice is {self.nice}, expected 0 to {MOST_NICE}")
+        self.settings  # noqa: B018 - its fields are checked when it is made
+
+    @property
+    def settings(self) -> StoreSettings:
+        """What of it concerns the store. Raises InvalidInputError for values that none can have."""
+        return StoreSettings(retain=self.retain, archive_epochs=self.archive_epochs, scan_interval_s=SCAN_INTERVAL_S)
 
 
 def read_config(path: Path) -> dict[str, Any]:
@@ -57,10 +120,10 @@ def explain_config(config: DaemonConfig) -> list[tuple[str, str, str]]:
     (node,) = ast.parse(inspect.getsource(DaemonConfig)).body
     assert isinstance(node, ast.ClassDef), "it is a class"
     found = []
-    for field, text in zip(node.body, node.body[1:], strict=False):
+    for one, text in zip(node.body, node.body[1:], strict=False):
         documented = isinstance(text, ast.Expr) and isinstance(text.value, ast.Constant)
-        if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name) and documented:
-            name = field.target.id
+        if isinstance(one, ast.AnnAssign) and isinstance(one.target, ast.Name) and documented:
+            name = one.target.id
             meaning = str(text.value.value)  # type: ignore[attr-defined]
             found.append((name, str(getattr(config, name)), " ".join(meaning.split())))
     return found

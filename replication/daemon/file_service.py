@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
@@ -10,20 +9,17 @@ from blake3 import blake3
 
 from nosync.lsm.errors import ReplicationError
 from nosync.lsm.layers.reader import LayerReader
-from nosync.lsm.model.timestamp import is_number
 from nosync.lsm.node.node import Node
 from nosync.lsm.platform.env import Env, storage_error, storage_errors
 from nosync.lsm.platform.layout import BRANCHES, LAYERS, MANIFESTS, PINS
-from nosync.lsm.status import LayerStatus
 from nosync.lsm.store.store import Store
 from nosync.lsm.trace.directory import LayerDirectory
 from nosync.proto.v1 import replication_pb2 as pb
-from nosync.replication.protocol.inventory import FileVersion, layer_of
+from nosync.replication.protocol.file_names import FileName, FileVersion
 from nosync.replication.protocol.messages import FileRequest, NotFound
-from nosync.replication.transport.codec import Encoder, check_group, check_name
+from nosync.replication.transport.codec import Encoder, check_group, check_name, layer_message
 
 NAMES_PER_REPLY = 10_000
-TIMES = ("lower", "upper", "since")
 _READABLE = (LAYERS, MANIFESTS, BRANCHES, PINS)
 
 
@@ -52,8 +48,8 @@ def _written_ns(path: Path, env: Env) -> int:
 def contents_of(directory: LayerDirectory, names: Iterable[str]) -> Iterator[pb.Frame]:
     """Files in pieces, one after the other, as they go between nodes; a NotFound for each that is not."""
     encoder = Encoder()
-    for name in names:
-        path = directory.root / check_name(name)
+    for name in map(check_name, names):
+        path = directory.root / name
         if name.partition("/")[0] not in _READABLE:
             raise ReplicationError(f"{name!r} is not one of {', '.join(_READABLE)}, or in it")
         try:
@@ -67,8 +63,8 @@ def contents_of(directory: LayerDirectory, names: Iterable[str]) -> Iterator[pb.
             yield from encoder.chunks(FileRequest(held), file)
 
 
-def _held(directory: LayerDirectory, name: str, path: Path) -> FileVersion:
-    id = layer_of(name)
+def _held(directory: LayerDirectory, name: FileName, path: Path) -> FileVersion:
+    id = name.layer
     if id is None:
         contents = directory.env.read(path)
         return FileVersion(name, blake3(contents).hexdigest(), len(contents))
@@ -78,12 +74,4 @@ def _held(directory: LayerDirectory, name: str, path: Path) -> FileVersion:
 
 def layers_of(node: Node) -> Iterator[pb.Layer]:
     """Every layer file of a node."""
-    for layer in Store(node.directory, node.settings, node).layers():
-        fields = dataclasses.asdict(layer)
-        yield pb.Layer(**fields | {name: str(fields[name]) for name in TIMES})
-
-
-def status_of(layer: pb.Layer) -> LayerStatus:
-    """What `layers_of` made a message of."""
-    fields = {field.name: getattr(layer, field.name) for field in dataclasses.fields(LayerStatus)}
-    return LayerStatus(**fields | {name: int(t) if is_number(t := fields[name]) else t for name in TIMES})
+    return map(layer_message, Store(node.directory, node.settings, node).layers())

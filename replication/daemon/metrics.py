@@ -17,7 +17,7 @@ from prometheus_client.registry import Collector
 
 from nosync.lsm.errors import ReplicationError
 from nosync.proto.v1 import replication_pb2 as pb
-from nosync.replication.daemon.replicator import Counters
+from nosync.replication.daemon.session import Counters
 
 log = logging.getLogger("nosync.replication")
 

@@ -17,7 +17,7 @@ from nosync.lsm.model.layer import LayerId, parse_path
 from nosync.lsm.platform.layout import LAYERS
 from nosync.lsm.trace.directory import LayerDirectory
 from nosync.lsm.trace.presence import is_there
-from nosync.replication.daemon.server import DaemonClient, Ways
+from nosync.replication.transport.client import DaemonClient, Ways
 from nosync.replication.transport.codec import check_group
 
 log = logging.getLogger("nosync.replication")

@@ -18,7 +18,7 @@ from nosync.lsm.model.timestamp import end_of, pack
 from nosync.lsm.node.node import Node
 from nosync.lsm.platform.layout import LAYERS
 from nosync.replication.daemon.peer_queries import Lookup
-from nosync.replication.daemon.server import DaemonClient
+from nosync.replication.transport.client import DaemonClient
 from nosync.replication.transport.codec import check_group
 from nosync.replication.transport.download import fetch_files
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from nosync.lsm.model.layer import Description
-from nosync.replication.protocol.inventory import FileVersion, layer_of, place_of
+from nosync.replication.protocol.file_names import FileName, FileVersion
 from nosync.replication.protocol.messages import SessionId
 
 
@@ -21,18 +21,18 @@ class Fetch:
     since_s: float
 
 
-class Fetches(Mapping[str, Fetch]):
+class Fetches(Mapping[FileName, Fetch]):
     """All of them, by name. Each comes from one peer."""
 
     def __init__(self) -> None:
-        self._by_name: dict[str, Fetch] = {}
-        self._sizes: dict[SessionId, dict[str, int]] = {}
-        self._layers: dict[str, dict[Description, str]] = {}
+        self._by_name: dict[FileName, Fetch] = {}
+        self._sizes: dict[SessionId, dict[FileName, int]] = {}
+        self._layers: dict[str, dict[Description, FileName]] = {}
 
-    def __getitem__(self, name: str) -> Fetch:
+    def __getitem__(self, name: FileName) -> Fetch:
         return self._by_name[name]
 
-    def __iter__(self) -> Iterator[str]:
+    def __iter__(self) -> Iterator[FileName]:
         return iter(self._by_name)
 
     def __len__(self) -> int:
@@ -45,11 +45,11 @@ class Fetches(Mapping[str, Fetch]):
         assert held.name not in self._by_name, "a file is fetched from one peer at a time"
         self._by_name[held.name] = Fetch(held, session, now_s)
         self._sizes.setdefault(session, {})[held.name] = held.size_bytes
-        id = layer_of(held.name)
-        if id is not None:
-            self._layers.setdefault(place_of(held.name), {})[id.description] = held.name
+        layer = held.name.layer
+        if layer is not None:
+            self._layers.setdefault(held.name.place, {})[layer.description] = held.name
 
-    def end(self, name: str) -> None:
+    def end(self, name: FileName) -> None:
         """It came, or is not waited for any more. Ending twice is fine."""
         fetch = self._by_name.pop(name, None)
         if fetch is None:
@@ -58,17 +58,17 @@ class Fetches(Mapping[str, Fetch]):
         del sizes[name]
         if not sizes:
             del self._sizes[fetch.session]
-        id = layer_of(name)
-        if id is not None:
-            layers = self._layers[place_of(name)]
-            del layers[id.description]
+        layer, trace = fetch.held.name.layer, fetch.held.name.place
+        if layer is not None:
+            layers = self._layers[trace]
+            del layers[layer.description]
             if not layers:
-                del self._layers[place_of(name)]
+                del self._layers[trace]
 
-    def of_session(self, session: SessionId) -> Mapping[str, int]:
+    def of_session(self, session: SessionId) -> Mapping[FileName, int]:
         """What comes from a peer: its names and sizes."""
         return self._sizes.get(session, {})
 
-    def layers(self, trace: str) -> Mapping[Description, str]:
+    def layers(self, trace: str) -> Mapping[Description, FileName]:
         """By description, the names of the layers of a trace that are to come."""
         return self._layers.get(trace, {})

@@ -1,4 +1,4 @@
-"""What a node holds, and what of another node's it is missing. Pure; names and digests only, never contents.
+"""What a node holds, and what another node holds and this one is missing. Pure; names and digests only, never contents.
 
 Invariants
 - A layer counts as held when layers of its trace cover its time range: a merged layer stands for what it was merged
@@ -11,81 +11,18 @@ Invariants
 from __future__ import annotations
 
 import bisect
-import functools
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from pathlib import PurePosixPath
-from typing import NewType
+from operator import attrgetter
 
 from blake3 import blake3
 
-from nosync.lsm.manifests import archive
-from nosync.lsm.model.layer import Description, LayerId, parse_path
-from nosync.lsm.model.timestamp import Time, end_of, is_number, pack
-from nosync.lsm.platform.layout import BRANCHES, MANIFESTS
+from nosync.lsm.model.layer import Description
+from nosync.lsm.model.timestamp import Time
+from nosync.replication.protocol.file_names import EPOCHS_OF_GROUP, LAYERS, FileName, FileVersion
 
-NodeId = NewType("NodeId", str)
-LAYERS = "layers"
-EPOCHS_OF_GROUP = 1000
-_NAMES_KEPT = 1 << 15
-"""Of names, what they say: enough for what is looked at again and again; with all that ever came a daemon would only
-grow.
-"""
 _HASH_BITS = 128
-
-
-@dataclass(frozen=True, order=True)
-class FileVersion:
-    """One file of a store: its path relative to the data directory, and what it holds."""
-
-    name: str
-    digest: str
-    size_bytes: int = 0
-
-
-@functools.lru_cache(maxsize=_NAMES_KEPT)
-def layer_of(name: str) -> LayerId | None:
-    """The layer that a file is; None for a manifest, an archive or another small file."""
-    prefix, _, rest = name.partition("/")
-    return parse_path(PurePosixPath(rest)) if prefix == LAYERS else None
-
-
-@functools.lru_cache(maxsize=_NAMES_KEPT)
-def place_of(name: str) -> str:
-    """The directory of a layer's trace, relative to that of all layers; of another file its own path."""
-    return name[len(LAYERS) + 1 :].rpartition("/")[0] if name.startswith(f"{LAYERS}/") else name
-
-
-@functools.lru_cache(maxsize=_NAMES_KEPT)
-def epochs_of(name: str) -> tuple[str, int, int] | None:
-    """Of a manifest or an archive of manifests: its timeline's directory, and its first and last epoch. None for
-    another file.
-    """
-    directory, _, last = name.rpartition("/")
-    if not directory.startswith(f"{MANIFESTS}/"):
-        return None
-    span = archive.epochs_of(last)
-    return None if span is None else (directory, *span)
-
-
-def archive_of(name: str) -> tuple[str, Description] | None:
-    """Of an archive of manifests: its timeline's directory, and the time that it covers. None for another file."""
-    span = epochs_of(name)
-    return None if span is None or span[1] == span[2] else (span[0], Description(pack(span[1]), end_of(span[2])))
-
-
-def group_of(name: str) -> str:
-    """The group of files that a file belongs to: the layers of a trace, a thousand manifests of a timeline, another
-    directory.
-    """
-    span = epochs_of(name)
-    if span is not None and span[1] == span[2]:
-        return f"{span[0]}/{span[1] // EPOCHS_OF_GROUP}"
-    return name.rpartition("/")[0]
-
-
-def name_of(id: LayerId) -> str:
-    return f"{LAYERS}/{id.path}"
+_ORDER = attrgetter("name.order", "name")
 
 
 class Inventory:
@@ -95,7 +32,7 @@ class Inventory:
 
     def __init__(self, held: Iterable[FileVersion] = ()) -> None:
         self._by_name: dict[str, FileVersion] = {}
-        self._layers: dict[str, dict[Description, str]] = {}
+        self._layers: dict[str, dict[Description, FileName]] = {}
         self._stretches: dict[str, Stretches] = {}  # of traces that were asked about since they changed
         self._groups: dict[str, _Group] = {}
         self._archives: dict[str, set[Description]] = {}  # by directory of a timeline, their time ranges
@@ -105,38 +42,35 @@ class Inventory:
             self.add(one)
 
     def add(self, held: FileVersion) -> None:
-        self.discard(held.name)
-        self._by_name[held.name] = held
+        name = held.name
+        self.discard(name)
+        self._by_name[name] = held
         hashed = _hash_of(held)
         self._sum += hashed
-        self._groups.setdefault(group_of(held.name), _Group()).add(held, hashed)
-        id = layer_of(held.name)
-        if id is not None:
-            trace = place_of(held.name)
-            self._layers.setdefault(trace, {})[id.description] = held.name
-            self._stretches.pop(trace, None)
-        elif (archive := archive_of(held.name)) is not None:
+        self._groups.setdefault(name.group, _Group()).add(held, hashed)
+        if name.layer is not None:
+            self._layers.setdefault(name.place, {})[name.layer.description] = name
+            self._stretches.pop(name.place, None)
+        elif (archive := name.archive) is not None:
             self._archives.setdefault(archive[0], set()).add(archive[1])
             self._archived.pop(archive[0], None)
 
-    def discard(self, name: str) -> None:
-        held = self._by_name.pop(name, None)
+    def discard(self, text: str) -> None:
+        held = self._by_name.pop(text, None)
         if held is None:
             return
-        hashed, group = _hash_of(held), group_of(name)
+        hashed, name = _hash_of(held), held.name
         self._sum -= hashed
-        self._groups[group].discard(name, hashed)
-        if not self._groups[group].held:
-            del self._groups[group]
-        id = layer_of(name)
-        if id is not None:
-            trace = place_of(name)
-            of_trace = self._layers[trace]
-            del of_trace[id.description]
-            self._stretches.pop(trace, None)
+        self._groups[name.group].discard(name, hashed)
+        if not self._groups[name.group].held:
+            del self._groups[name.group]
+        if name.layer is not None:
+            of_trace = self._layers[name.place]
+            del of_trace[name.layer.description]
+            self._stretches.pop(name.place, None)
             if not of_trace:
-                del self._layers[trace]
-        elif (archive := archive_of(name)) is not None:
+                del self._layers[name.place]
+        elif (archive := name.archive) is not None:
             self._archives[archive[0]].remove(archive[1])
             self._archived.pop(archive[0], None)
 
@@ -173,46 +107,44 @@ class Inventory:
         """Whether anything is held of a trace, or this other file is."""
         return place in self._layers or place in self._by_name
 
-    def layers(self, trace: str) -> dict[Description, str]:
+    def layers(self, trace: str) -> dict[Description, FileName]:
         """By description, the names of the layers of a trace."""
         return self._layers.get(trace, {})
 
-    def holds(self, name: str, digest: str) -> bool:
+    def holds(self, name: FileName, digest: str) -> bool:
         """Whether this very file is held, or layers that stand for it. Another digest under its name is not."""
         exact = self._by_name.get(name)
         if exact is not None:
             return exact.digest == digest
-        id = layer_of(name)
-        if id is None:
+        if name.layer is None:
             return self.has_archived(name)
-        trace = place_of(name)
+        trace = name.place
         if trace not in self._stretches:
             self._stretches[trace] = _stretches(self.layers(trace))
-        return _is_within(self._stretches[trace], id.description)
+        return _is_within(self._stretches[trace], name.layer.description)
 
-    def has_archived(self, name: str) -> bool:
+    def has_archived(self, name: FileName) -> bool:
         """Whether a file is a manifest for which an archive stands."""
-        span = epochs_of(name)
-        if span is None or span[1] < span[2] or not self._archives.get(span[0]):
+        span = name.span
+        if span is None or span.first < span.last or not self._archives.get(span.timeline):
             return False
-        if span[0] not in self._archived:
-            self._archived[span[0]] = _stretches(self._archives[span[0]])
-        return _is_within(self._archived[span[0]], Description.of_epoch(span[1]))
+        if span.timeline not in self._archived:
+            self._archived[span.timeline] = _stretches(self._archives[span.timeline])
+        return _is_within(self._archived[span.timeline], Description.of_epoch(span.first))
 
-    def manifests_of(self, archive: str) -> list[str]:
-        """Those that an archive stands for, of which there are files of their own."""
-        span = epochs_of(archive)
-        if span is None or span[1] == span[2]:
+    def manifests_of(self, archive: FileName) -> list[FileName]:
+        """Returns the manifests that an archive stands for, and that have files of their own."""
+        span = archive.span
+        if span is None or span.first == span.last:
             return []
-        directory, first, last = span
-        groups = range(first // EPOCHS_OF_GROUP, last // EPOCHS_OF_GROUP + 1)
-        names = (name for group in groups if (of := self._groups.get(f"{directory}/{group}")) for name in of.held)
-        return [name for name in names if (one := epochs_of(name)) is not None and first <= one[1] <= last]
+        groups = range(span.first // EPOCHS_OF_GROUP, span.last // EPOCHS_OF_GROUP + 1)
+        names = (name for group in groups if (of := self._groups.get(f"{span.timeline}/{group}")) for name in of.held)
+        return [name for name in names if name.span is not None and span.first <= name.span.first <= span.last]
 
 
 @dataclass
 class _Group:
-    held: dict[str, FileVersion] = field(default_factory=dict)
+    held: dict[FileName, FileVersion] = field(default_factory=dict)
     sum: int = 0
     _root: str = ""
 
@@ -220,7 +152,7 @@ class _Group:
         self.held[held.name] = held
         self.sum, self._root = self.sum + hashed, ""
 
-    def discard(self, name: str, hashed: int) -> None:
+    def discard(self, name: FileName, hashed: int) -> None:
         self.held.pop(name, None)
         self.sum, self._root = self.sum - hashed, ""
 
@@ -282,46 +214,20 @@ def missing(mine: Inventory, theirs: Inventory) -> list[FileVersion]:
     return in_order(wanted)
 
 
-def missing_of_trace(mine: Mapping[Description, str], theirs: Inventory, trace: str) -> list[FileVersion]:
+def missing_of_trace(mine: Mapping[Description, FileName], theirs: Inventory, trace: str) -> list[FileVersion]:
     """What to fetch of one trace, of which `mine` is there."""
     found = (theirs.get(name) for name in _missing_layers(mine, theirs.layers(trace)))
     return [held for held in found if held is not None]
 
 
 def in_order(wanted: Iterable[FileVersion]) -> list[FileVersion]:
-    """The log of branches first, as it was written, then the oldest epochs, and each manifest after its layers."""
-    return sorted(wanted, key=lambda held: _order(held.name))
+    """Returns files in the order in which they are fetched, see `FileName.order`."""
+    return sorted(wanted, key=_ORDER)
 
 
-def _missing_layers(mine: Mapping[Description, str], theirs: Mapping[Description, str]) -> list[str]:
+def _missing_layers(mine: Mapping[Description, FileName], theirs: Mapping[Description, FileName]) -> list[FileName]:
     """The widest of their layers that hold anything which ours do not."""
     ours = _stretches(mine)
     lacking = [d for d in theirs if d not in mine and not _is_within(ours, d)]
     chosen = [d for d in lacking if not any(o != d and o.covers(d) for o in lacking)]
     return [theirs[d] for d in sorted(chosen)]
-
-
-@functools.lru_cache(maxsize=_NAMES_KEPT)
-def _order(name: str) -> tuple[int, int, str]:
-    id = layer_of(name)
-    if id is not None:
-        return (int(id.description.upper), 0, name)
-    span = epochs_of(name)
-    if span is not None:
-        return int(end_of(span[2])), 1, name
-    number = name.removeprefix(f"{BRANCHES}/").removesuffix(".json")
-    return (-2, int(number), name) if is_number(number) else (-1, 0, name)
-
-
-def replica_set(trace: str, members: Iterable[NodeId], replicas: int) -> list[NodeId]:
-    """The nodes that keep a trace: rendezvous hashing, so that a member more or less moves as little as possible.
-
-    (Thaler and Ravishankar, Using name-based mappings to increase hit rates, 1998.)
-    """
-    return sorted(members, key=lambda node: rank(node, trace), reverse=True)[:replicas]
-
-
-@functools.lru_cache(maxsize=1 << 14)
-def rank(node: NodeId, trace: str) -> bytes:
-    """The higher, the earlier a node is one of those that keep a trace."""
-    return blake3(f"{node}\0{trace}".encode()).digest()

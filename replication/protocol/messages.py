@@ -5,11 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NewType
 
-from nosync.replication.protocol.inventory import FileVersion, NodeId
+from nosync.replication.protocol.file_names import FileName, FileVersion
+from nosync.replication.protocol.placement import NodeId
 
 SessionId = NewType("SessionId", int)
 
 PROTOCOL_VERSION = 3
+PUSH_FILE_BYTES = 64 << 10
+"""No larger file goes unasked."""
 
 
 # --- messages ---------------------------------------------------------------------------------------------------------
@@ -52,7 +55,7 @@ class Change:
 
     seq: int
     added: tuple[FileVersion, ...] = ()
-    gone: tuple[str, ...] = ()
+    gone: tuple[FileName, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -91,7 +94,7 @@ class Want:
 class NotFound:
     """A file that was wanted is not held any more."""
 
-    name: str
+    name: FileName
 
 
 Message = Hello | Summary | Have | Change | Heartbeat | InventoryRequest | Want | NotFound

@@ -6,9 +6,12 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from nosync.replication.protocol.divergence import Divergence
-from nosync.replication.protocol.inventory import FileVersion, Inventory, NodeId
-from nosync.replication.protocol.messages import SessionId
+from nosync.replication.protocol.file_names import FileName, FileVersion
+from nosync.replication.protocol.inventory import Inventory
+from nosync.replication.protocol.messages import Change, Effect, Send, SessionId
+from nosync.replication.protocol.placement import NodeId
 
+BEAT_S = 0.6
 SUSPECT_AFTER_S = 1.5
 """A peer that says nothing for so long, two beats and a half, is not counted on."""
 AWAY_PATIENCE_S = 5.0
@@ -32,7 +35,7 @@ class Peer:
     """Its last statement that counted; -1: none yet in this session."""
     said: int = 0
     """The number of our last statement to it in this session."""
-    unsaid: dict[str, FileVersion | None] = field(default_factory=dict)
+    unsaid: dict[FileName, FileVersion | None] = field(default_factory=dict)
     """What is held since then, and what is not any more (None)."""
     heard_s: float = float("-inf")
     asked_s: float | None = None
@@ -60,13 +63,13 @@ class Peer:
     """Its last session ended because nothing came any more: it, its host or the network may be gone, and nobody said
     so.
     """
-    unwanted: dict[str, float] = field(default_factory=dict)
+    unwanted: dict[FileName, float] = field(default_factory=dict)
     """What was dropped here, and is not to come back from this peer: until it drops it too (inf), or a time."""
-    pushed: dict[str, tuple[int, float]] = field(default_factory=dict)
+    pushed: dict[FileName, tuple[int, float]] = field(default_factory=dict)
     """What is on its way to it unasked: bytes, and since when."""
     push_again_s: float = float("-inf")
     """Until then nothing goes to it unasked."""
-    conflicts: dict[str, dict[str, tuple[str, str]]] = field(default_factory=dict)
+    conflicts: dict[str, dict[FileName, tuple[str, str]]] = field(default_factory=dict)
     """Files of other contents there than here, by trace or by themselves: our digest and theirs."""
     found_diverged: Divergence | None = None
     """What of its files they make another history, until they change."""
@@ -77,7 +80,7 @@ class Peer:
     safe: dict[str, int] = field(default_factory=dict)
     """By timeline, the safe point that it told in this session."""
 
-    def is_of_another_history(self, name: str) -> bool:
+    def is_of_another_history(self, name: FileName) -> bool:
         """Whether a file that it holds is, or may be."""
         if not self.conflicts:
             return False
@@ -85,7 +88,7 @@ class Peer:
             self.found_diverged = Divergence(self.all_conflicts())
         return self.found_diverged.has(name)
 
-    def conflict_at(self, place: str, found: Mapping[str, tuple[str, str]]) -> None:
+    def conflict_at(self, place: str, found: Mapping[FileName, tuple[str, str]]) -> None:
         """Of one trace, or one other file, these are all."""
         before = self.conflicts.pop(place, {})
         if found:
@@ -93,11 +96,41 @@ class Peer:
         if before.keys() != found.keys():
             self.found_diverged = None
 
-    def all_conflicts(self) -> dict[str, tuple[str, str]]:
+    def all_conflicts(self) -> dict[FileName, tuple[str, str]]:
         """By file."""
         return {name: digests for files in self.conflicts.values() for name, digests in files.items()}
 
-    def has_dropped(self, names: Iterable[str]) -> None:
+    def touched(self, names: Iterable[FileName]) -> None:
+        """Files changed there, or are not on their way to it any more."""
+        for name in names:
+            self.dirty.add(name.place)
+            self.pushed.pop(name, None)
+
+    def void(self) -> None:
+        """Nothing counts that it said of what it holds."""
+        self.touched(held.name for held in self.holds)
+        self.holds, self.todo, self.not_safe, self.unwanted = Inventory(), {}, {}, {}
+        self.conflicts, self.found_diverged = {}, None
+        self.todo_files, self.queue = 0, []
+
+    def measure_rate(self, seconds: float) -> None:
+        """So long it took what came since the last time, if anything did."""
+        if self.arrived_bytes:
+            self.rate_bytes_s = (self.rate_bytes_s + self.arrived_bytes / seconds) / 2
+            self.arrived_bytes = 0
+
+    def say(self) -> list[Effect]:
+        """Tells it what it was not told yet."""
+        assert self.session is not None, "only of a session that lasts"
+        if not self.unsaid:
+            return []
+        unsaid, self.unsaid = self.unsaid, {}
+        self.said += 1
+        added = tuple(held for held in unsaid.values() if held is not None)
+        gone = tuple(name for name, held in unsaid.items() if held is None)
+        return [Send(self.session, Change(self.said, added, gone))]
+
+    def has_dropped(self, names: Iterable[FileName]) -> None:
         """It does not hold these: if it does again, they are other ones."""
         for name in names:
             if self.unwanted.get(name) == float("inf"):

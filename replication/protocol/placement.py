@@ -1,13 +1,38 @@
-"""Which of the nodes that are up keep a trace, each trace ranked once. Pure."""
+"""Which nodes keep a trace, each trace ranked once, and what this node keeps for other reasons. Pure."""
 
 from __future__ import annotations
 
-from nosync.replication.protocol.inventory import NodeId, rank, replica_set
+import functools
+from collections.abc import Collection, Iterable
+from typing import NewType
+
+from blake3 import blake3
+
+from nosync.lsm.model.timestamp import Time
+from nosync.replication.protocol.file_names import FileName
+
+NodeId = NewType("NodeId", str)
+
+
+def replica_set(trace: str, members: Iterable[NodeId], replicas: int) -> list[NodeId]:
+    """The nodes that keep a trace: rendezvous hashing, so that a member more or less moves as little as possible.
+
+    (Thaler and Ravishankar, Using name-based mappings to increase hit rates, 1998.)
+    """
+    return sorted(members, key=lambda node: rank(node, trace), reverse=True)[:replicas]
+
+
+@functools.lru_cache(maxsize=1 << 14)
+def rank(node: NodeId, trace: str) -> bytes:
+    """The higher, the earlier a node is one of those that keep a trace."""
+    return blake3(f"{node}\0{trace}".encode()).digest()
 
 
 class Placement:
     """The nodes that are up, `me` always, and which of them keep a trace: while one is away the next one stands in for
     it.
+
+    Beside these this node keeps the traces that a task here asked for, and not the inputs that it has released.
 
     What is asked again and again is whether this node keeps a trace. So how many nodes rank before it is counted once
     for each, and a node that comes or goes is ranked against this one alone: the other nodes are not looked at.
@@ -18,6 +43,12 @@ class Placement:
         self._others: set[NodeId] = set()  # that are up
         self._before_me: dict[str, int] = {}
         self._replica_sets: dict[str, frozenset[NodeId]] = {}
+        self.keep_all = False
+        """This node keeps what others keep as well."""
+        self.kept_until_s: dict[str, float] = {}
+        """The traces that tasks here asked for, and until when they are kept."""
+        self.released_until: dict[str, Time] = {}
+        """By trace of inputs, the time up to which its layers are not kept here any more, unless a task asks for them."""
 
     def is_up(self, node: NodeId) -> bool:
         return node == self._me or node in self._others
@@ -25,6 +56,41 @@ class Placement:
     def __contains__(self, trace: str) -> bool:
         """Whether a trace was ranked."""
         return trace in self._before_me or trace in self._replica_sets
+
+    def is_replica(self, name: FileName) -> bool:
+        """Whether this node is one of those that keep a file."""
+        if name.layer is None:
+            return True
+        is_released = name.layer.description.upper <= self.released_until.get(name.place, 0)
+        return self.keeps_trace(name.place) and (not is_released or name.place in self.kept_until_s)
+
+    def keeps_trace(self, trace: str) -> bool:
+        """Whether this node keeps the layers of a trace that were not released."""
+        return self.keep_all or trace in self.kept_until_s or self.is_mine(trace)
+
+    def keep(self, traces: Iterable[str], until_s: float) -> Collection[str]:
+        """A task asks for these traces. Returns those that no task has asked for lately."""
+        asked = dict.fromkeys(traces, until_s)
+        new = asked.keys() - self.kept_until_s.keys()
+        self.kept_until_s |= asked
+        return new
+
+    def keep_no_longer(self, now_s: float) -> Collection[str]:
+        """Traces are not kept for tasks any more that none has asked for since. Returns these."""
+        over = [trace for trace, until_s in self.kept_until_s.items() if until_s <= now_s]
+        for trace in over:
+            del self.kept_until_s[trace]
+        return over
+
+    def release(self, trace: str, until: Time) -> None:
+        """Layers of this trace that end by a time are not kept any more."""
+        self.released_until[trace] = max(until, self.released_until.get(trace, until))
+
+    def take_back_release(self, after: Time) -> Collection[str]:
+        """Inputs are needed again that end after a time. Returns the traces of which more is kept than before."""
+        more = [trace for trace, until in self.released_until.items() if until > after]
+        self.released_until = {trace: min(until, after) for trace, until in self.released_until.items()}
+        return more
 
     def is_mine(self, trace: str) -> bool:
         """Whether this node is one of those that keep a trace."""

@@ -1,4 +1,4 @@
-"""Bytes between nodes: frames, certificates, handshakes, files that are fetched.
+"""Bytes between nodes, and to a daemon: frames, channels, clients, certificates, handshakes, files that are fetched.
 
-Above `protocol`. Only here and in `daemon.server` is gRPC spoken.
+Above `protocol`. gRPC is spoken here, and by the servers and links of the daemon.
 """

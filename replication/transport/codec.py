@@ -4,6 +4,7 @@ uses it.
 
 from __future__ import annotations
 
+import dataclasses
 import errno
 import re
 from collections.abc import Iterator, Sequence
@@ -13,12 +14,12 @@ from typing import BinaryIO, TypeVar
 import zstandard
 
 from nosync.lsm.errors import ReplicationError
-from nosync.lsm.model.layer import parse_file_name
-from nosync.lsm.model.timestamp import MAX_EPOCH
+from nosync.lsm.model.timestamp import MAX_EPOCH, is_number
 from nosync.lsm.platform.env import MOST_SMALL_BYTES
 from nosync.lsm.platform.layout import MANIFESTS
+from nosync.lsm.status import LayerStatus
 from nosync.proto.v1 import replication_pb2 as pb
-from nosync.replication.protocol.inventory import LAYERS, FileVersion, NodeId, epochs_of, layer_of
+from nosync.replication.protocol.file_names import LAYERS, FileName, FileVersion
 from nosync.replication.protocol.messages import (
     Change,
     FileRequest,
@@ -31,6 +32,7 @@ from nosync.replication.protocol.messages import (
     Summary,
     Want,
 )
+from nosync.replication.protocol.placement import NodeId
 
 T = TypeVar("T")
 CHUNK_BYTES = 1 << 20
@@ -44,10 +46,13 @@ MOST_INVENTORY_BYTES = 256 << 20
 """Of all these frames: more than a million names."""
 MOST_GROUPS_ASKED = 4_000
 """In one question: twice as many as nodes of any version ask for at once."""
+_LONGEST_NAME = 1000
 _LARGEST_SMALL_BYTES = 32 << 10
 _SAMPLES = 64
 _DICTIONARY_BYTES = 8 << 10
 _ZSTD_LEVEL = 1
+_TIMES = ("lower", "upper", "since")
+"""Of a listed layer, the fields that are an epoch, or the text of a round in one."""
 _NODE = re.compile(r"[a-z0-9_-]{1,64}\Z")
 _DIGEST = re.compile(r"[0-9a-f]{64}\Z")
 _INCARNATION = re.compile(r"[0-9a-zA-Z_-]{1,64}\Z")
@@ -312,32 +317,53 @@ def _checked_root(root: str) -> str:
 
 def _checked(held: pb.Held) -> FileVersion:
     name = check_name(held.name)
-    most_bytes = LARGEST_FILE_BYTES if name.startswith(f"{LAYERS}/") else MOST_SMALL_BYTES
+    most_bytes = MOST_SMALL_BYTES if name.layer is None else LARGEST_FILE_BYTES
     if not _DIGEST.match(held.digest) or held.size_bytes > most_bytes:
         raise ReplicationError(f"{name!r}: a digest or a size that no file has")
     return FileVersion(name, held.digest, held.size_bytes)
 
 
-def is_name(name: str) -> bool:
+def is_name(text: str) -> bool:
     """Whether a store writes files of this name."""
-    is_small = _SMALL.match(name) and (not name.startswith(f"{MANIFESTS}/") or epochs_of(name) is not None)
-    return bool(len(name) <= 1000 and (is_small or _is_layer(name)) and ".." not in name.split("/"))
+    return _parsed(text) is not None
 
 
-def check_name(name: str) -> str:
-    """A name that a store writes; nothing else ever becomes a path."""
-    if is_name(name):
-        return name
-    raise ReplicationError(
-        f"{name[:200]!r} is not the name of a layer, a manifest or an archive of them, a register's fact, or an entry of the log "
-        "of branches"
-    )
+def check_name(text: str) -> FileName:
+    """Parses a name that a store writes; nothing else ever becomes a path. Raises ReplicationError for another text."""
+    name = _parsed(text)
+    if name is None:
+        raise ReplicationError(
+            f"{text[:200]!r} is not the name of a layer, a manifest or an archive of them, a register's fact, or an entry of the "
+            "log of branches"
+        )
+    return name
 
 
-def _is_layer(name: str) -> bool:
-    if not name.startswith(f"{LAYERS}/"):
-        return False
+def _parsed(text: str) -> FileName | None:
+    """Returns the name, if a store writes this one so."""
+    is_small = _SMALL.match(text) is not None
+    if len(text) > _LONGEST_NAME or not (is_small or text.startswith(f"{LAYERS}/")):
+        return None
     try:
-        return layer_of(name) is not None and parse_file_name(name.rpartition("/")[2]) is not None
-    except Exception:  # noqa: BLE001 - whatever a name does to the parser, it is not a layer's
-        return False
+        name = FileName(text)
+    except Exception:  # noqa: BLE001 - whatever a text does to the parser, it is no name
+        return None
+    if name.layer is not None:
+        return name
+    is_numbered = name.span is not None or not text.startswith(f"{MANIFESTS}/")
+    return name if is_small and is_numbered else None
+
+
+# --- layers as they are listed ----------------------------------------------------------------------------------------
+
+
+def layer_message(layer: LayerStatus) -> pb.Layer:
+    """Returns the message that tells of a layer."""
+    fields = dataclasses.asdict(layer)
+    return pb.Layer(**fields | {name: str(fields[name]) for name in _TIMES})
+
+
+def layer_status_of(layer: pb.Layer) -> LayerStatus:
+    """Returns the layer that `layer_message` made a message of."""
+    fields = {field.name: getattr(layer, field.name) for field in dataclasses.fields(LayerStatus)}
+    return LayerStatus(**fields | {name: int(t) if is_number(t := fields[name]) else t for name in _TIMES})

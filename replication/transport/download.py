@@ -13,8 +13,8 @@ from nosync.lsm.errors import CorruptionError, StorageError
 from nosync.lsm.layers.reader import LayerReader
 from nosync.lsm.platform.env import Env, storage_errors
 from nosync.lsm.platform.publish import temporary_path
-from nosync.replication.daemon.server import DaemonClient
-from nosync.replication.protocol.inventory import FileVersion, layer_of
+from nosync.replication.protocol.file_names import FileVersion
+from nosync.replication.transport.client import DaemonClient
 from nosync.replication.transport.codec import Chunk, Decoder
 
 _KEPT_FREE_BYTES = 64 << 20
@@ -69,7 +69,7 @@ def _check_begun(client: DaemonClient, held: FileVersion, to_come: Collection[st
 
 def _keep(held: FileVersion, root: Path, temporary: Path, env: Env) -> None:
     """A whole file, once it is what the daemon said it is."""
-    final, id = root / held.name, layer_of(held.name)
+    final, id = root / held.name, held.name.layer
     with storage_errors("keep what was fetched", final):
         if id is None:
             found: str = blake3(env.read(temporary)).hexdigest()

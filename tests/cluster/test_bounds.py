@@ -17,8 +17,8 @@ from nosync.lsm.platform.env import Env
 from nosync.lsm.platform.store_marker import create_store
 from nosync.proto.v1 import replication_pb2 as pb
 from nosync.replication.daemon.metrics import MOST_CONNECTIONS
-from nosync.replication.daemon.server import DaemonClient
 from nosync.replication.transport.certs import make_certificates
+from nosync.replication.transport.client import DaemonClient
 from nosync.replication.transport.download import fetch_files
 from nosync.testing.daemon_cluster import Daemons, eventually, free_ports, running
 

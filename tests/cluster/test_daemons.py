@@ -28,7 +28,7 @@ from nosync.lsm.model.layer import Description, LayerId, Shard, TraceId, of_roun
 from nosync.lsm.platform.env import Env
 from nosync.lsm.trace.directory import LayerDirectory
 from nosync.replication.client.fetching_directory import FetchingDirectory, wait_for_peers
-from nosync.replication.daemon.daemon import client_of
+from nosync.replication.transport.client import client_of
 from nosync.testing.daemon_cluster import Daemons, eventually, free_ports, running
 
 CYCLES = int(os.environ.get("NOSYNC_DAEMON_CYCLES", "6"))

@@ -15,10 +15,10 @@ import numpy as np
 import pytest
 
 from nosync.proto.v1 import replication_pb2 as pb
-from nosync.replication.daemon.server import OPTIONS, Certificates, channel_to
 from nosync.replication.protocol.messages import PROTOCOL_VERSION
 from nosync.replication.transport.calls import SOCKET_THREADS, TCP_THREADS
 from nosync.replication.transport.certs import make_certificates
+from nosync.replication.transport.channel import OPTIONS, Certificates, channel_to
 from nosync.replication.transport.sockets import SOCKET_FILE, SocketPath
 from nosync.testing.daemon_cluster import Daemons, eventually, running
 from tests.cluster.test_daemons import expected, publish, state

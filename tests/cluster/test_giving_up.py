@@ -12,7 +12,7 @@ import pytest
 import nosync
 from nosync.lsm.errors import ReplicationError
 from nosync.lsm.model.layer import Description, LayerId, Shard, TraceId
-from nosync.replication.daemon.daemon import client_of
+from nosync.replication.transport.client import client_of
 from nosync.testing.daemon_cluster import Daemons, eventually, running
 
 NODES = ("n1", "n2", "n3")

@@ -9,8 +9,9 @@ import pytest
 
 from nosync.cli import main
 from nosync.lsm.errors import ReplicationError
-from nosync.replication.daemon.server import Certificates, DaemonClient
 from nosync.replication.transport.certs import make_certificates, revoke
+from nosync.replication.transport.channel import Certificates
+from nosync.replication.transport.client import DaemonClient
 from nosync.replication.transport.revocation import REVOKED, Revocations, read_revoked, serial_of
 from nosync.testing.daemon_cluster import eventually, running
 from tests.cluster.test_daemons import publish

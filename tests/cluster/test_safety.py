@@ -9,7 +9,7 @@ import pytest
 import nosync
 from nosync.cli import main
 from nosync.lsm.model.layer import Description, LayerId, Shard, TraceId
-from nosync.replication.protocol.inventory import NodeId, replica_set
+from nosync.replication.protocol.placement import NodeId, replica_set
 from nosync.testing.daemon_cluster import Daemons, eventually, free_ports, running
 from tests.cluster.test_daemons import _inputs, _publish_with_input, expected, publish, rows, state
 

@@ -31,11 +31,14 @@ from nosync.cli import main
 from nosync.lsm.errors import ReplicationError
 from nosync.proto.v1 import replication_pb2 as pb
 from nosync.proto.v1 import replication_pb2_grpc as rpc
-from nosync.replication.daemon.daemon import client_of
-from nosync.replication.daemon.server import MOST_READING, OPTIONS, Certificates, DaemonClient, channel_to, is_loopback
-from nosync.replication.protocol.inventory import FileVersion, Inventory, in_order
+from nosync.replication.daemon.service import MOST_READING
+from nosync.replication.protocol.file_names import FileName, FileVersion
+from nosync.replication.protocol.inventory import Inventory, in_order
 from nosync.replication.protocol.messages import PROTOCOL_VERSION, Message
+from nosync.replication.transport.addresses import is_loopback
 from nosync.replication.transport.certs import make_certificates
+from nosync.replication.transport.channel import OPTIONS, Certificates, channel_to
+from nosync.replication.transport.client import DaemonClient, client_of
 from nosync.replication.transport.codec import CHUNK_BYTES, Chunk, Decoder, Encoder
 from nosync.testing.daemon_cluster import Daemons, eventually, free_ports, running
 from tests.cluster.test_daemons import expected, publish, rows, state
@@ -81,8 +84,8 @@ def test_only_names_that_a_store_writes_are_taken(name: str) -> None:
         assert path.resolve().is_relative_to("/data")
         assert path.parts[2] in ("layers", "manifests", "branches")
         assert name not in ("manifests/main/5-3.json", "manifests/main/5-5.json")
-        assert len(Inventory([FileVersion(name, "d")])) == 1
-        assert in_order([FileVersion(name, "d")])
+        assert len(Inventory([FileVersion(FileName(name), "d")])) == 1
+        assert in_order([FileVersion(FileName(name), "d")])
 
 
 @pytest.mark.parametrize(
@@ -407,7 +410,7 @@ def test_only_a_stores_own_files_are_served(tmp_path: Path) -> None:
 def test_a_large_inventory_comes_in_parts() -> None:
     from nosync.replication.protocol.messages import Have, Summary
 
-    held = tuple(FileVersion(f"manifests/main/{i}.json", DIGEST, i) for i in range(12_345))
+    held = tuple(FileVersion(FileName(f"manifests/main/{i}.json"), DIGEST, i) for i in range(12_345))
     groups = tuple((f"manifests/main/{i}", f"1000:{i:x}") for i in range(12_345))
     messages: list[Message] = [Have(7, ("manifests/main/0",), held), Summary(7, groups)]
     decoder = Decoder()

@@ -20,11 +20,13 @@ import nosync
 from nosync.lsm.layers.reader import LayerReader
 from nosync.lsm.model.layer import parse_path
 from nosync.lsm.platform.env import Env
-from nosync.replication.daemon.daemon import Daemon, DaemonConfig
-from nosync.replication.daemon.server import check_free, host_of
-from nosync.replication.protocol.inventory import FileVersion, NodeId, name_of
+from nosync.replication.daemon.config import DaemonConfig
+from nosync.replication.daemon.daemon import Daemon
+from nosync.replication.protocol.file_names import FileName, FileVersion
 from nosync.replication.protocol.messages import FileRequest, Have, Hello, Summary
+from nosync.replication.protocol.placement import NodeId
 from nosync.replication.transport import codec as wire
+from nosync.replication.transport.addresses import check_free, host_of
 from nosync.testing.daemon_cluster import eventually, free_ports, running
 from tests.cluster.test_daemons import publish
 
@@ -34,7 +36,7 @@ def held_layers(daemon: Daemon) -> set[str]:
 
 
 def durable_layers(daemon: Daemon) -> set[str]:
-    return {name_of(record.id) for record in daemon.node.durable_records()}
+    return {FileName.of_layer(record.id) for record in daemon.node.durable_records()}
 
 
 def test_a_file_that_is_not_a_stores_stops_nothing(tmp_path: Path) -> None:
@@ -58,14 +60,14 @@ def test_a_node_says_that_it_holds_what_it_holds(tmp_path: Path) -> None:
     daemon = Daemon(config)
     daemon.start()
     try:
-        tell = daemon.replicator.held
+        tell = daemon.replicator.announcements.held
 
         def late(added: Any, gone: Any, *, dropped: bool = False) -> None:
             if added and not gone:
                 time.sleep(0.2)
             tell(added, gone, dropped=dropped)
 
-        daemon.replicator.held = late  # type: ignore[method-assign]
+        daemon.replicator.announcements.held = late  # type: ignore[method-assign]
         with nosync.open(tmp_path / "n1") as store:
             for t in range(16):
                 store.append("c", t=t, rows=pa.table({"k": list(range(20)), "v": [t] * 20}), key=["k"])
@@ -92,7 +94,7 @@ def test_a_layer_that_comes_for_nothing_is_not_waited_for(tmp_path: Path) -> Non
         look()
         store.compact()
         look()
-        trace = name_of(next(iter(store.node.durable_ids()))).rpartition("/")[0]
+        trace = FileName.of_layer(next(iter(store.node.durable_ids()))).rpartition("/")[0]
     single = next(name for name in files if name.startswith("1-2"))
     merged = next(name for name in files if name.startswith("0-6"))
     daemon = Daemon(DaemonConfig("n1", tmp_path / "n1", "127.0.0.1:0", {"n2": "127.0.0.1:1"}, 2))
@@ -102,17 +104,19 @@ def test_a_layer_that_comes_for_nothing_is_not_waited_for(tmp_path: Path) -> Non
         ids = {name: parse_path(PurePosixPath(trace.removeprefix("layers/"), name)) for name in (single, merged)}
         path = tmp_path / single
         path.write_bytes(files[single])
-        held = FileVersion(f"{trace}/{single}", LayerReader.open(path, Env(), ids[single]).digest, len(files[single]))
+        held = FileVersion(
+            FileName(f"{trace}/{single}"), LayerReader.open(path, Env(), ids[single]).digest, len(files[single])
+        )
         session = replicator.open_session()
 
         def say(message: Any) -> None:
             for frame in wire.Encoder().frames(message):
                 replicator.received(session, frame)
 
-        say(Hello(NodeId("n2"), "another", daemon._store_id, 2, key_groups=128))
+        say(Hello(NodeId("n2"), "another", daemon.store_id, 2, key_groups=128))
         say(Summary(0, ((trace, "1:1"),)))
         say(Have(0, (trace,), (held,)))
-        assert held.name in replicator._replica._fetching
+        assert held.name in replicator._replica.state.fetching
         (tmp_path / "n1" / trace).mkdir(parents=True)
         (tmp_path / merged).write_bytes(files[merged])
         os.link(tmp_path / merged, tmp_path / "n1" / trace / merged)  # whole at once: the daemon looks there by itself
@@ -122,7 +126,7 @@ def test_a_layer_that_comes_for_nothing_is_not_waited_for(tmp_path: Path) -> Non
         eventually("the merged one is durable", lambda: id in daemon.node.durable_ids())
         for frame in wire.Encoder().chunks(FileRequest(held), io.BytesIO(files[single])):
             replicator.received(session, frame)
-        eventually("nothing is waited for", lambda: held.name not in replicator._replica._fetching, 3.0)
+        eventually("nothing is waited for", lambda: held.name not in replicator._replica.state.fetching, 3.0)
     finally:
         daemon.stop()
 

@@ -19,11 +19,14 @@ import nosync
 from nosync.cli import main
 from nosync.lsm.errors import ReplicationError
 from nosync.proto.v1 import replication_pb2 as pb
-from nosync.replication.daemon.daemon import Daemon, DaemonConfig, client_of
-from nosync.replication.daemon.server import OPTIONS, Certificates, DaemonClient, channel_to, is_of_this_host
+from nosync.replication.daemon.config import DaemonConfig
+from nosync.replication.daemon.daemon import Daemon
 from nosync.replication.protocol.messages import PROTOCOL_VERSION
+from nosync.replication.transport.addresses import is_of_this_host
 from nosync.replication.transport.calls import MOST_OF_READER
 from nosync.replication.transport.certs import make_certificates
+from nosync.replication.transport.channel import OPTIONS, Certificates, channel_to
+from nosync.replication.transport.client import DaemonClient, client_of
 from nosync.testing.daemon_cluster import Daemons, eventually, free_ports, running
 from tests.cluster.test_daemons import expected, publish, rows, state
 
@@ -263,7 +266,7 @@ def test_another_user_of_the_host_reads_over_the_connection(tmp_path: Path, monk
         with daemons.open("n1") as store:
             publish(store, 0)
             store.sync()
-        for module in ("client.remote_store", "daemon.daemon"):  # he may not open the socket
+        for module in ("client.remote_store", "transport.client"):  # he may not open the socket
             monkeypatch.setattr(f"nosync.replication.{module}.answers", lambda _: False)
         with nosync.connect(f"127.0.0.1:{daemons.ports['n1']}") as there:
             assert state(there, 0) == expected(0)

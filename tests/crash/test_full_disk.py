@@ -16,7 +16,8 @@ import pytest
 import nosync
 from nosync.lsm.manifests.catalog import Catalog
 from nosync.lsm.node.node import Node
-from nosync.replication.daemon.daemon import Daemon, DaemonConfig
+from nosync.replication.daemon.config import DaemonConfig
+from nosync.replication.daemon.daemon import Daemon
 from nosync.testing.daemon_cluster import eventually, free_ports
 
 ROOM_BYTES = 192 << 10

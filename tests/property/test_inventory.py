@@ -10,16 +10,9 @@ from hypothesis import strategies as st
 
 from nosync.lsm.model.layer import Description, LayerId, Shard, TraceId
 from nosync.lsm.model.timestamp import Time, epoch_of, pack
-from nosync.replication.protocol.inventory import (
-    FileVersion,
-    Inventory,
-    NodeId,
-    covers,
-    in_order,
-    missing,
-    name_of,
-    replica_set,
-)
+from nosync.replication.protocol.file_names import FileName, FileVersion
+from nosync.replication.protocol.inventory import Inventory, covers, in_order, missing
+from nosync.replication.protocol.placement import NodeId, replica_set
 
 TRACE = TraceId("s", "f", Shard(0))
 ranges = st.tuples(st.integers(0, 9), st.integers(1, 5)).map(lambda r: Description(pack(r[0]), pack(r[0] + r[1])))
@@ -27,7 +20,11 @@ layers = st.sets(ranges, max_size=8)
 
 
 def held(d: Description) -> FileVersion:
-    return FileVersion(name_of(LayerId(TRACE, d)), f"digest of {d}", 1)
+    return FileVersion(FileName.of_layer(LayerId(TRACE, d)), f"digest of {d}", 1)
+
+
+def manifest(first: int, last: int) -> FileName:
+    return FileName(f"manifests/main/{first}.json" if first == last else f"manifests/main/{first}-{last}.json")
 
 
 def epochs(of: set[Description]) -> set[int]:
@@ -72,7 +69,7 @@ def test_the_hash_depends_on_what_is_held_and_on_nothing_else(steps: list[tuple[
 def test_an_archive_stands_for_the_epochs_in_it(steps: list[tuple[bool, int, int]], t: int) -> None:
     inventory, expected = Inventory(), set()
     for add, first, more in steps:
-        name = f"manifests/main/{first}-{first + more}.json" if more else f"manifests/main/{first}.json"
+        name = manifest(first, first + more)
         if add:
             inventory.add(FileVersion(name, "d"))
             expected.add((first, first + more))
@@ -80,24 +77,27 @@ def test_an_archive_stands_for_the_epochs_in_it(steps: list[tuple[bool, int, int
             inventory.discard(name)
             expected.discard((first, first + more))
     archives = {(first, last) for first, last in expected if first < last}
-    assert inventory.has_archived(f"manifests/main/{t}.json") == any(first <= t <= last for first, last in archives)
+    assert inventory.has_archived(manifest(t, t)) == any(first <= t <= last for first, last in archives)
     for digest in ("d", "other"):
         alone = (t, t) in expected
         found = digest == "d" if alone else any(first <= t <= last for first, last in archives)
-        assert inventory.holds(f"manifests/main/{t}.json", digest) == found
-    assert not inventory.has_archived(f"manifests/other/{t}.json")
-    assert not inventory.has_archived(f"manifests/main/{t}-{t + 1}.json")
+        assert inventory.holds(manifest(t, t), digest) == found
+    assert not inventory.has_archived(FileName(f"manifests/other/{t}.json"))
+    assert not inventory.has_archived(manifest(t, t + 1))
     singles = {f"manifests/main/{first}.json" for first, last in expected if first == last and t <= first <= t + 2}
-    assert set(inventory.manifests_of(f"manifests/main/{t}-{t + 2}.json")) == singles
+    assert set(inventory.manifests_of(manifest(t, t + 2))) == singles
 
 
 def test_a_manifest_comes_after_its_layers_and_the_log_first() -> None:
-    files = [
-        FileVersion("manifests/main/10.json", "m"), FileVersion("manifests/main/2.json", "m"),
-        held(Description(pack(10), pack(11))),
-        held(Description(pack(2), pack(3))), FileVersion("branches/1.json", "b"), held(Description(pack(0), pack(3))),
-        FileVersion("branches/10.json", "b"), FileVersion("branches/9.json", "b"), FileVersion("pins/p-0.json", "p"),
-    ]  # fmt: skip
+    others = [
+        "manifests/main/10.json",
+        "manifests/main/2.json",
+        "branches/1.json",
+        "branches/10.json",
+        "branches/9.json",
+    ]
+    files = [FileVersion(FileName(name), "x") for name in [*others, "pins/p-0.json"]]
+    files[2:2] = [held(Description(pack(first), pack(end))) for first, end in ((10, 11), (2, 3), (0, 3))]
     names = [file.name.rpartition("/")[2] for file in in_order(files)]
     assert names == [
         "1.json",

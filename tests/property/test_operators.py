@@ -20,7 +20,7 @@ import nosync
 from nosync.flow.internal_columns import HASH64_COLUMN, REPORT_COLUMN
 from nosync.kernels.aggregates import Aggregate
 from nosync.kernels.windows import times_us
-from nosync.replication.client.fetching_directory import StoreLocation, open_directory
+from nosync.replication.client.location import StoreLocation, open_directory
 from nosync.runtime.shard_run import run_shard
 from tests.helpers import state_of
 from tests.runner import SHARDS, Runner

@@ -11,19 +11,13 @@ import pytest
 
 from nosync.lsm.model.layer import Description, LayerId, Shard, TraceId
 from nosync.lsm.model.timestamp import pack
-from nosync.replication.protocol.inventory import (
-    FileVersion,
-    Inventory,
-    NodeId,
-    layer_of,
-    missing,
-    name_of,
-    place_of,
-    replica_set,
-)
+from nosync.replication.protocol.fetch_planner import KEEP_S
+from nosync.replication.protocol.file_names import FileName, FileVersion
+from nosync.replication.protocol.inventory import Inventory, missing
 from nosync.replication.protocol.messages import Change, Effect, Have, Hello, Send, SessionId, Summary, Want
 from nosync.replication.protocol.peer import SMALLEST_WINDOW_BYTES
-from nosync.replication.protocol.replica import KEEP_S, Replica
+from nosync.replication.protocol.placement import NodeId, replica_set
+from nosync.replication.protocol.replica import Replica
 
 ME, *OTHERS = (NodeId(f"n{i}") for i in range(5))
 REPLICAS = 2
@@ -31,10 +25,10 @@ TRACES = [TraceId(stage, "f", Shard(0)) for stage in "abcdef"]
 DIRECTORIES = [str(trace.directory) for trace in TRACES]
 
 
-def layer(trace: TraceId, first: int, epochs: int) -> str:
+def layer(trace: TraceId, first: int, epochs: int) -> FileName:
     lower, end = pack(first), pack(first + epochs)
     d = Description.of_epoch(first) if epochs == 1 else Description(lower, end, lower)
-    return name_of(LayerId(trace, d))
+    return FileName.of_layer(LayerId(trace, d))
 
 
 class OneNode:
@@ -55,11 +49,12 @@ class OneNode:
         for _ in range(self.random.randint(1, 6)):
             first, epochs = self.random.randint(0, 6), self.random.randint(1, 3)
             is_layer = self.random.random() < 0.85
-            name = layer(self.random.choice(TRACES), first, epochs) if is_layer else f"manifests/main/{first}.json"
+            manifest = FileName(f"manifests/main/{first}.json")
+            name = layer(self.random.choice(TRACES), first, epochs) if is_layer else manifest
             found[name] = FileVersion(name, f"{self.random.choice('dddddx')} {name}", SMALLEST_WINDOW_BYTES)
         return list(found.values())
 
-    def some_of(self, inventory: Inventory) -> list[str]:
+    def some_of(self, inventory: Inventory) -> list[FileName]:
         there = [held.name for held in inventory]
         return self.random.sample(there, min(len(there), self.random.randint(0, 3)))
 
@@ -128,20 +123,20 @@ class OneNode:
     # --- what this node does ----------------------------------------------------------------------------------------
 
     def time_passes(self) -> None:
-        self.one.tick(self.one.now_s + self.random.choice([0.2, 0.7, 1.0]))
+        self.one.tick(self.one.state.now_s + self.random.choice([0.2, 0.7, 1.0]))
 
     def all_wait_for_long(self) -> None:
-        self.one.tick(self.one.now_s + self.random.choice([2.0, KEEP_S + 1]))
+        self.one.tick(self.one.state.now_s + self.random.choice([2.0, KEEP_S + 1]))
 
     def a_while_passes_in_which_all_are_heard(self) -> None:
         """What tasks asked for is not kept any more after it."""
         for _ in range(int(KEEP_S) + 2):
-            self.one.tick(self.one.now_s + 1.0)
+            self.one.tick(self.one.state.now_s + 1.0)
             for node in OTHERS:
                 self.is_heard(node)
 
     def an_event_finds_that_time_has_passed(self) -> None:
-        self.one.now_s += self.random.choice([0.2, 1.0, 2.0])
+        self.one.state.advance(self.one.state.now_s + self.random.choice([0.2, 1.0, 2.0]))
 
     def files_are_written(self) -> None:
         self.one.holds(self.some_files()[:2])
@@ -150,11 +145,11 @@ class OneNode:
         self.one.holds([], self.some_of(self.one.mine))
 
     def a_file_comes(self) -> None:
-        if fetching := sorted(self.one._fetching):
-            self.one.holds([self.one._fetching[self.random.choice(fetching)].held])
+        if fetching := sorted(self.one.state.fetching):
+            self.one.holds([self.one.state.fetching[self.random.choice(fetching)].held])
 
     def a_file_is_no_good(self) -> None:
-        if fetching := sorted(self.one._fetching):
+        if fetching := sorted(self.one.state.fetching):
             self.one.fetch_failed(self.random.choice(fetching))
 
     def a_task_reads(self) -> None:
@@ -166,7 +161,7 @@ class OneNode:
     def an_operator_takes_files_back(self) -> None:
         conflicts = sorted(self.one.conflicts().items())[:2]
         discarded = {name: ours for name, (_, ours, _) in conflicts}
-        self.one.discard({**self.one.discarded, **discarded}, pack(self.random.randint(0, 8)))
+        self.one.discard({**self.one.state.discarded, **discarded}, pack(self.random.randint(0, 8)))
         self.one.holds([], list(discarded))
 
     def a_job_wants_all(self) -> None:
@@ -197,29 +192,29 @@ class OneNode:
         ours()
         return ours.__name__
 
-    def is_replica(self, name: str, up: list[NodeId]) -> bool:
-        id = layer_of(name)
-        if id is None or place_of(name) in self.one._kept_s:
+    def is_replica(self, name: FileName, up: list[NodeId]) -> bool:
+        id = name.layer
+        if id is None or name.place in self.one.state.placement.kept_until_s:
             return True
-        is_released = id.description.upper <= self.one._released.get(place_of(name), 0)
-        return not is_released and (self.one.keep_all or ME in replica_set(place_of(name), up, REPLICAS))
+        is_released = id.description.upper <= self.one.state.placement.released_until.get(name.place, 0)
+        return not is_released and (self.one.state.placement.keep_all or ME in replica_set(name.place, up, REPLICAS))
 
     def check(self) -> None:
         """What is to be fetched of each peer, by its definition."""
         one = self.one
-        up = [ME, *(peer.node for peer in one.peers.values() if peer.is_up(one.now_s))]
+        up = [ME, *(peer.node for peer in one.peers.values() if peer.is_up(one.state.now_s))]
         for directory, trace in zip(DIRECTORIES, TRACES, strict=True):
             assert one.is_replica(layer(trace, 99, 1)) == self.is_replica(layer(trace, 99, 1), up), directory
-        while _asks(one._fetch()):
+        while _asks(one.planner.fetch()):
             pass
-        have = Inventory([*one.mine, *(fetch.held for fetch in one._fetching.values())])
+        have = Inventory([*one.mine, *(fetch.held for fetch in one.state.fetching.values())])
         for peer in one.peers.values():
             if peer.session is None:
                 continue
             wanted = [
                 held
                 for held in missing(have, peer.holds)
-                if self.is_replica(held.name, up) and one.discarded.get(held.name) != held.digest
+                if self.is_replica(held.name, up) and one.state.discarded.get(held.name) != held.digest
             ]
             assert sorted(held for todo in peer.todo.values() for held in todo) == sorted(wanted), peer.node
             assert peer.todo_files == len(wanted)

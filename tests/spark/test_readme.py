@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from nosync.replication.daemon.daemon import client_of
+from nosync.replication.transport.client import client_of
 from nosync.testing.daemon_cluster import eventually, free_ports
 
 if TYPE_CHECKING:

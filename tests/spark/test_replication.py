@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import nosync
-from nosync.replication.daemon.server import CALL_TIMEOUT_S
+from nosync.replication.transport.channel import CALL_TIMEOUT_S
 from nosync.testing.daemon_cluster import eventually, running
 from nosync.testing.driver import make_flow, outcome
 

@@ -17,8 +17,10 @@ from nosync.lsm.errors import CorruptionError, ReplicationError
 from nosync.lsm.layers.reader import LayerReader
 from nosync.lsm.platform.env import Env
 from nosync.lsm.platform.layout import PLACE_FILE
-from nosync.replication.client.fetching_directory import ADDRESS_FILE, address_of
-from nosync.replication.daemon.daemon import MEMBERS_FILE, Daemon, DaemonConfig, peers_of
+from nosync.replication.daemon.config import DaemonConfig
+from nosync.replication.daemon.daemon import Daemon
+from nosync.replication.daemon.members import MEMBERS_FILE, peers_of
+from nosync.replication.transport.daemon_files import ADDRESS_FILE, address_of
 from tests.conftest import OpenStore
 from tests.forging import forge_layer
 from tests.fuzzing import READERS

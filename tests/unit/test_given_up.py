@@ -18,8 +18,9 @@ from nosync.lsm.node.discards import DiscardedVersions
 from nosync.lsm.platform.env import Env
 from nosync.lsm.platform.layout import DISCARDED
 from nosync.lsm.trace.directory import LayerDirectory
-from nosync.replication.protocol.inventory import FileVersion, NodeId, place_of
+from nosync.replication.protocol.file_names import FileName, FileVersion
 from nosync.replication.protocol.messages import Hello, Send, SessionId, Want
+from nosync.replication.protocol.placement import NodeId
 from nosync.replication.protocol.replica import Replica
 from nosync.testing import FaultyEnv
 from tests.conftest import OpenStore
@@ -152,14 +153,14 @@ def test_a_peer_that_holds_what_was_given_up_has_another_history() -> None:
     for node, digest, session in ((NodeId("n2"), "wrong", 2), (NodeId("n3"), "right", 3)):
         replica.connected(SessionId(session))
         replica.received(SessionId(session), Hello(node, f"i{session}", "s", 3))
-        held = [FileVersion(f"manifests/main/{t}.json", digest) for t in (4, 5)] + [
-            FileVersion("manifests/main/3.json", "same")
+        held = [FileVersion(FileName(f"manifests/main/{t}.json"), digest) for t in (4, 5)] + [
+            FileVersion(FileName("manifests/main/3.json"), "same")
         ]
-        merged = [FileVersion(layer.format(f"{0}-{6 << 20}-0"), f"merged {digest}")]
+        merged = [FileVersion(FileName(layer.format(f"{0}-{6 << 20}-0")), f"merged {digest}")]
         replica.peers[node].seq, replica.peers[node].is_known = 0, True
         for one in [*held, *merged]:
             replica.peers[node].holds.add(one)
-            replica.peers[node].dirty.add(place_of(one.name))
+            replica.peers[node].dirty.add(one.name.place)
     replica.discard({"manifests/main/4.json": "wrong"}, END_OF_TIME)
     asked = {
         effect.session: {wanted.held.digest for wanted in effect.message.files}
@@ -168,7 +169,7 @@ def test_a_peer_that_holds_what_was_given_up_has_another_history() -> None:
     }
     assert asked == {SessionId(2): {"same"}, SessionId(3): {"right", "merged right"}}
     assert replica.conflicts() == {}
-    assert replica.given_up_elsewhere() == {"manifests/main/4.json": NodeId("n2")}
+    assert replica.discarded_elsewhere() == {"manifests/main/4.json": NodeId("n2")}
 
 
 class Dropping(Peers):

@@ -13,9 +13,11 @@ import pytest
 
 import nosync
 from nosync.cli.status import _show_now
-from nosync.replication.daemon.daemon import Daemon, DaemonConfig
-from nosync.replication.daemon.server import Certificates, DaemonClient
+from nosync.replication.daemon.config import DaemonConfig
+from nosync.replication.daemon.daemon import Daemon
 from nosync.replication.transport.certs import make_certificates
+from nosync.replication.transport.channel import Certificates
+from nosync.replication.transport.client import DaemonClient
 from nosync.replication.transport.handshake import look
 from nosync.testing.daemon_cluster import eventually, free_ports
 
@@ -61,7 +63,7 @@ def test_each_reason_is_named(tmp_path: Path) -> None:
     (port,) = free_ports(1)
     daemon = Daemon(DaemonConfig("n2", tmp_path / "d", f"127.0.0.1:{port}", {}, replicas=1, tls=tls))
     daemon.start()
-    address = daemon.transport.address
+    address = daemon.servers.address
     try:
 
         def said(directory: Path, identity: str, node: str = "n2") -> str:

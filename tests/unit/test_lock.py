@@ -22,7 +22,9 @@ from nosync.lsm.manifests.catalog import Catalog
 from nosync.lsm.node.node import Node
 from nosync.lsm.platform import lock
 from nosync.lsm.platform.lock import DirectoryLock
-from nosync.replication.daemon.daemon import Daemon, DaemonConfig
+from nosync.replication.daemon import startup
+from nosync.replication.daemon.config import DaemonConfig
+from nosync.replication.daemon.daemon import Daemon
 
 FORK = multiprocessing.get_context("fork")
 ROWS = pa.table({"word": ["a"], "n": [1]})
@@ -207,13 +209,13 @@ def test_a_daemon_that_cannot_begin_gives_the_directory_back(tmp_path: Path, mon
 
     config = DaemonConfig("n1", tmp_path / "s", "127.0.0.1:0", replicas=1)
     with monkeypatch.context() as patched:
-        patched.setattr(Daemon, "_write_json", refuse)
+        patched.setattr(startup, "temporary_path", refuse)
         with pytest.raises(nosync.StorageError, match="No space"):
             Daemon(config)
     assert opened_elsewhere(tmp_path / "s") == ""
     daemon = Daemon(config)
     daemon.start()
-    monkeypatch.setattr(daemon.transport, "stop", refuse)
+    monkeypatch.setattr(daemon.servers, "stop", refuse)
     with pytest.raises(OSError, match="No space"):
         daemon.stop()
     assert opened_elsewhere(tmp_path / "s") == ""

@@ -9,7 +9,10 @@ import pytest
 
 import nosync
 from nosync.lsm.platform.json_file import unseal_json
-from nosync.replication.daemon.daemon import MEMBERS_FILE, Daemon, DaemonConfig, client_of, peers_of, read_members
+from nosync.replication.daemon.config import DaemonConfig
+from nosync.replication.daemon.daemon import Daemon
+from nosync.replication.daemon.members import MEMBERS_FILE, peers_of, read_members
+from nosync.replication.transport.client import client_of
 from nosync.testing.daemon_cluster import free_ports
 
 TOLD = {"n2": "127.0.0.1:7502", "body": "127.0.0.1:7503", "nosync": "127.0.0.1:7504"}

@@ -15,8 +15,9 @@ from nosync.lsm.errors import NosyncError
 from nosync.lsm.platform.env import Env
 from nosync.lsm.platform.file_pool import FilePool, new_file
 from nosync.lsm.platform.layout import LOCK, MADE, PLACE_FILE, READY
-from nosync.replication.client.fetching_directory import ADDRESS_FILE
-from nosync.replication.daemon.daemon import Daemon, DaemonConfig
+from nosync.replication.daemon.config import DaemonConfig
+from nosync.replication.daemon.daemon import Daemon
+from nosync.replication.transport.daemon_files import ADDRESS_FILE
 from nosync.replication.transport.sockets import SOCKET_FILE
 from nosync.testing.daemon_cluster import eventually
 from tests.conftest import OpenStore

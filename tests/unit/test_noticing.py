@@ -12,9 +12,11 @@ import pytest
 
 import nosync
 from nosync.proto.v1 import replication_pb2 as pb
-from nosync.replication.daemon import daemon
-from nosync.replication.daemon.daemon import Daemon, DaemonConfig, client_of
-from nosync.replication.daemon.server import DaemonClient
+from nosync.replication.daemon import config, daemon, published_files
+from nosync.replication.daemon.config import DaemonConfig
+from nosync.replication.daemon.daemon import Daemon
+from nosync.replication.daemon.service import Service
+from nosync.replication.transport.client import DaemonClient, client_of
 from nosync.testing.daemon_cluster import eventually, free_ports
 
 
@@ -25,8 +27,9 @@ def no_watch(roots: Iterable[Path]) -> NoReturn:
 @pytest.mark.parametrize("is_watched", [True, False])
 def test_what_is_published_is_durable_soon(is_watched: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     if not is_watched:
-        monkeypatch.setattr(daemon, "Watch", no_watch)
-    monkeypatch.setattr(daemon, "SCAN_INTERVAL_S", 3600.0)  # listing would find it as well
+        monkeypatch.setattr(published_files, "Watch", no_watch)
+    for module in (config, daemon):
+        monkeypatch.setattr(module, "SCAN_INTERVAL_S", 3600.0)  # listing would find it as well
     told: list[str] = []
     tell = DaemonClient.note
 
@@ -53,11 +56,11 @@ def test_whatever_a_job_tells_arrives(tmp_path: Path, monkeypatch: pytest.Monkey
     """Nobody waits for these calls, and gRPC cancels a call when the last reference to it goes."""
     told: list[str] = []
 
-    def note(_: Daemon, request: pb.NoteRequest, context: object) -> pb.Done:
+    def note(_: Service, request: pb.NoteRequest, context: object) -> pb.Done:
         told.extend(request.layers)
         return pb.Done()
 
-    monkeypatch.setattr(Daemon, "Note", note)
+    monkeypatch.setattr(Service, "Note", note)
     (port,) = free_ports(1)
     mine = Daemon(DaemonConfig("n1", tmp_path, f"127.0.0.1:{port}", {}, 1))
     mine.start()

@@ -8,11 +8,15 @@ from typing import Any
 import pytest
 
 from nosync.lsm.model.layer import Description, LayerId, Shard, TraceId
-from nosync.replication.protocol import inventory, placement
-from nosync.replication.protocol.inventory import FileVersion, Inventory, NodeId, name_of, replica_set
+from nosync.replication.protocol import placement
+from nosync.replication.protocol.fetch_planner import FetchPlanner
+from nosync.replication.protocol.file_names import FileName, FileVersion
+from nosync.replication.protocol.inventory import Inventory
 from nosync.replication.protocol.messages import Change, Effect, Heartbeat, Hello, Send, SessionId, Summary, Want
-from nosync.replication.protocol.placement import Placement
-from nosync.replication.protocol.replica import BEAT_S, Replica
+from nosync.replication.protocol.peer import BEAT_S
+from nosync.replication.protocol.placement import NodeId, Placement, replica_set
+from nosync.replication.protocol.replica import Replica
+from nosync.replication.protocol.todo import Todo
 
 IDS = [NodeId(f"n{i:02}") for i in range(12)]
 ME, *OTHERS = IDS
@@ -21,7 +25,7 @@ TRACES = 30
 
 def held(trace: int, t: int) -> FileVersion:
     return FileVersion(
-        name_of(LayerId(TraceId(f"s{trace}", "f", Shard(0)), Description.of_epoch(t))), f"{trace} {t}", 1
+        FileName.of_layer(LayerId(TraceId(f"s{trace}", "f", Shard(0)), Description.of_epoch(t))), f"{trace} {t}", 1
     )
 
 
@@ -68,32 +72,31 @@ def counted(monkeypatch: pytest.MonkeyPatch, of: Any, name: str) -> Callable[[],
 
 def test_each_trace_is_ranked_once_however_much_is_said_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
     cluster = Linked()
-    ours, all_nodes = counted(monkeypatch, placement, "rank"), counted(monkeypatch, inventory, "rank")
+    ranked = counted(monkeypatch, placement, "rank")
     cluster.all_tell(0)
-    assert ours() == TRACES * len(IDS), "each node for each trace"
+    assert ranked() == TRACES * len(IDS), "each node for each trace"
     for t in range(1, 6):
         cluster.all_tell(t)
         cluster.one.tick(t * BEAT_S)
         for node in OTHERS:
             cluster.one.heard_from(SessionId(OTHERS.index(node)), 0)
-    assert ours() == 0
+    assert ranked() == 0
     assert cluster.one.peers.keys() == set(OTHERS)
     cluster.one.disconnected(SessionId(0))
-    assert ours() == 2 * TRACES, "the one that went, against this one"
+    assert ranked() == 2 * TRACES, "the one that went, against this one"
     cluster.comes(OTHERS[0])
-    assert ours() == 2 * TRACES
-    assert all_nodes() == 0
+    assert ranked() == 2 * TRACES
     for t in range(10):
         cluster.one.holds([held(99, t)])
-    assert all_nodes() == len(IDS), "who is sent what is written here, too"
+    assert ranked() == len(IDS), "who is sent what is written here, too"
 
 
 def test_a_statement_has_its_sender_looked_at_and_nobody_else(monkeypatch: pytest.MonkeyPatch) -> None:
     cluster = Linked()
     cluster.all_tell(0)
     cluster.one.tick(0.0)
-    looked = counted(monkeypatch, Replica, "_look_at")
-    chosen = counted(monkeypatch, Replica, "_choose")
+    looked = counted(monkeypatch, Todo, "_look_at")
+    chosen = counted(monkeypatch, FetchPlanner, "_choose")
     kept = [trace for trace in range(TRACES) if cluster.one.is_replica(held(trace, 1).name)]
     assert 0 < len(kept) < TRACES
     other = next(trace for trace in range(TRACES) if trace not in kept)
@@ -110,8 +113,8 @@ def test_what_others_are_to_keep_is_not_weighed_and_not_looked_through(monkeypat
     cluster.all_tell(0)
     missing = {held.name for peer in cluster.one.peers.values() for todo in peer.todo.values() for held in todo}
     assert all(cluster.one.is_replica(name) for name in missing)
-    cluster.one.holds([fetch.held for fetch in cluster.one._fetching.values()])
-    wants = counted(monkeypatch, Replica, "_wants")
+    cluster.one.holds([fetch.held for fetch in cluster.one.state.fetching.values()])
+    wants = counted(monkeypatch, FetchPlanner, "_wants")
     cluster.one.tick(BEAT_S)
     cluster.all_tell(1)
     fetched = sum(cluster.one.is_replica(held(trace, 0).name) for trace in range(TRACES))
@@ -153,10 +156,10 @@ def test_who_keeps_a_trace_is_as_if_all_were_ranked_again() -> None:
 def test_a_trace_that_nobody_holds_any_more_is_forgotten() -> None:
     cluster = Linked()
     cluster.all_tell(0)
-    assert len(cluster.one._placement._before_me) == TRACES
+    assert len(cluster.one.state.placement._before_me) == TRACES
     for trace in range(TRACES):
         for i in range(3):
             node = OTHERS[(trace + i) % len(OTHERS)]
             peer = cluster.one.peers[node]
             cluster.one.received(SessionId(OTHERS.index(node)), Change(peer.seq + 1, (), (held(trace, 0).name,)))
-    assert cluster.one._placement._before_me == {}
+    assert cluster.one.state.placement._before_me == {}

@@ -19,9 +19,11 @@ from nosync.lsm.model.timestamp import Time, pack
 from nosync.lsm.platform.env import Env
 from nosync.lsm.platform.store_marker import create_store
 from nosync.lsm.trace.directory import LayerDirectory
-from nosync.replication.client import fetching_directory as places
-from nosync.replication.client.fetching_directory import DATA_VARIABLE, FetchingDirectory, StoreLocation
-from nosync.replication.daemon import daemon
+from nosync.replication.client import fetching_directory, location
+from nosync.replication.client.fetching_directory import FetchingDirectory
+from nosync.replication.client.location import DATA_VARIABLE, StoreLocation
+from nosync.replication.transport import client
+from nosync.replication.transport.daemon_files import ADDRESS_FILE
 
 TRACE = TraceId("counts", "raw", Shard(0))
 STATE = View(TRACE, pack(0))
@@ -71,7 +73,7 @@ def theirs(tmp_path: Path) -> Path:
 
 def empty(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fake: FakeDaemon | None) -> FetchingDirectory:
     create_store(tmp_path / "mine", 128, Env(), store_id="s")
-    monkeypatch.setattr(daemon, "client_of", lambda root: fake)
+    monkeypatch.setattr(client, "client_of", lambda root: fake)
     found = FetchingDirectory(tmp_path / "mine", 128)
     found.env = Clock()
     return found
@@ -102,13 +104,16 @@ def test_waiting_has_an_end_and_in_vain_it_is_not_repeated(tmp_path: Path, monke
     directory = empty(tmp_path, monkeypatch, fake)
     clock = directory.env
     assert isinstance(clock, Clock)
-    for waited_s in (places.FETCH_PATIENCE_S, places.FETCH_PATIENCE_S + places.LOOK_EVERY_S):
+    for waited_s in (
+        fetching_directory.FETCH_PATIENCE_S,
+        fetching_directory.FETCH_PATIENCE_S + fetching_directory.LOOK_EVERY_S,
+    ):
         with pytest.raises(nosync.NosyncError, match="counts"):
             directory.layer_at(TRACE, pack(1))
         assert clock.now_s == pytest.approx(waited_s, abs=0.05)
     clock.now_s += 60
     assert not directory.fetch(LayerId(TRACE, Description.of_epoch(2)))
-    assert clock.now_s > 60 + places.FETCH_PATIENCE_S * 1.9
+    assert clock.now_s > 60 + fetching_directory.FETCH_PATIENCE_S * 1.9
 
 
 @pytest.mark.parametrize("fake", [None, FakeDaemon(may_come=False), FakeDaemon(down=True)])
@@ -118,7 +123,7 @@ def test_where_nobody_can_send_it_nobody_waits(
     directory = empty(tmp_path, monkeypatch, fake)
     with pytest.raises(nosync.NosyncError, match="counts"):
         directory.layer_at(TRACE, pack(1))
-    assert directory.env.monotonic_s() < places.LOOK_EVERY_S
+    assert directory.env.monotonic_s() < fetching_directory.LOOK_EVERY_S
 
 
 def test_what_comes_while_the_peers_are_asked_is_seen(
@@ -130,21 +135,21 @@ def test_what_comes_while_the_peers_are_asked_is_seen(
 
 
 def test_a_task_finds_the_store_of_its_host(tmp_path: Path, theirs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    alone = places.open_directory(StoreLocation(str(theirs), 128))
+    alone = location.open_directory(StoreLocation(str(theirs), 128))
     assert alone.root == theirs
     assert not isinstance(alone, FetchingDirectory)
     create_store(tmp_path / "here", 128, Env(), store_id="s")
     monkeypatch.setenv(DATA_VARIABLE, str(tmp_path / "here"))
-    assert places.open_directory(StoreLocation(str(theirs), 128)).root == theirs, (
+    assert location.open_directory(StoreLocation(str(theirs), 128)).root == theirs, (
         "of an embedded store there is one directory"
     )
-    found = places.open_directory(StoreLocation("/driver/has/it/here", 128, "s"))
+    found = location.open_directory(StoreLocation("/driver/has/it/here", 128, "s"))
     assert found.root == tmp_path / "here"
     with pytest.raises(nosync.ReplicationError, match=r"belongs to store s, the job's is other"):
-        places.open_directory(StoreLocation("/driver/has/it/here", 128, "other"))
+        location.open_directory(StoreLocation("/driver/has/it/here", 128, "other"))
     monkeypatch.setenv(DATA_VARIABLE, str(tmp_path / "nowhere"))
     with pytest.raises(nosync.ReplicationError, match=r"nowhere does not exist.*spark.executorEnv.NOSYNC_DATA"):
-        places.open_directory(StoreLocation("/driver/has/it/there", 128, "s"))
+        location.open_directory(StoreLocation("/driver/has/it/there", 128, "s"))
 
 
 def test_rounds_of_other_hosts_are_asked_for_where_a_daemon_is(tmp_path: Path) -> None:
@@ -152,7 +157,7 @@ def test_rounds_of_other_hosts_are_asked_for_where_a_daemon_is(tmp_path: Path) -
     directory = FetchingDirectory(tmp_path / "here", 128)
     traces = [TraceId("hops", "f", Shard(0, 1))]
     directory.fetch_rounds(traces, 3)  # no daemon: what is here is all there is
-    (tmp_path / "here" / places.ADDRESS_FILE).write_text('{"address": "127.0.0.1:1", "node": "n2"}')
+    (tmp_path / "here" / ADDRESS_FILE).write_text('{"address": "127.0.0.1:1", "node": "n2"}')
     with pytest.raises(nosync.ReplicationError, match="does not answer"):
         directory.fetch_rounds(traces, 3)
 
@@ -160,15 +165,15 @@ def test_rounds_of_other_hosts_are_asked_for_where_a_daemon_is(tmp_path: Path) -
 def test_what_a_process_has_mapped_of_stores_that_it_has_left_is_let_go_of(tmp_path: Path) -> None:
     def opened(name: str) -> weakref.ref[LayerDirectory]:
         nosync.open(tmp_path / name).close()
-        return weakref.ref(places.open_directory(StoreLocation(str(tmp_path / name), 128)))
+        return weakref.ref(location.open_directory(StoreLocation(str(tmp_path / name), 128)))
 
     first, second = opened("a"), opened("b")
     shutil.rmtree(tmp_path / "a")
     others = [opened("c0")]
     assert first() is None, "its directory is gone"
-    others += [opened(f"c{i}") for i in range(1, places.MOST_DIRECTORIES - 1)]
+    others += [opened(f"c{i}") for i in range(1, location.MOST_DIRECTORIES - 1)]
     assert second() is not None
-    assert places.open_directory(StoreLocation(str(tmp_path / "b"), 128)) is second(), (
+    assert location.open_directory(StoreLocation(str(tmp_path / "b"), 128)) is second(), (
         "and it is the most lately used now"
     )
     others.append(opened("d"))

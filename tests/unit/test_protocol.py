@@ -8,8 +8,19 @@ import pytest
 
 from nosync.lsm.model.layer import Description, LayerId, Shard, TraceId
 from nosync.lsm.model.timestamp import Time, pack
-from nosync.replication.protocol.inventory import FileVersion, NodeId, layer_of, name_of, place_of, replica_set
+from nosync.replication.protocol.eager_push import PUSH_BYTES, PUSH_PAUSE_S
+from nosync.replication.protocol.fetch_planner import (
+    ASKED_S,
+    FETCH_TIMEOUT_S,
+    FEW_FILES,
+    LOADED_BYTES,
+    OPTIONAL_WINDOW_BYTES,
+    RETRY_AFTER_S,
+    WINDOW_BYTES,
+)
+from nosync.replication.protocol.file_names import FileName, FileVersion
 from nosync.replication.protocol.messages import (
+    PUSH_FILE_BYTES,
     Change,
     Close,
     Effect,
@@ -24,23 +35,9 @@ from nosync.replication.protocol.messages import (
     Summary,
     Want,
 )
-from nosync.replication.protocol.peer import SMALLEST_WINDOW_BYTES
-from nosync.replication.protocol.replica import (
-    ASKED_S,
-    BEAT_S,
-    FETCH_TIMEOUT_S,
-    FEW_FILES,
-    LOADED_BYTES,
-    MEET_S,
-    OPTIONAL_WINDOW_BYTES,
-    PUSH_BYTES,
-    PUSH_FILE_BYTES,
-    PUSH_PAUSE_S,
-    RETRY_AFTER_S,
-    UNWANTED_S,
-    WINDOW_BYTES,
-    Replica,
-)
+from nosync.replication.protocol.peer import BEAT_S, SMALLEST_WINDOW_BYTES
+from nosync.replication.protocol.placement import NodeId, replica_set
+from nosync.replication.protocol.replica import MEET_S, UNWANTED_S, Replica
 
 N1, N2 = NodeId("n1"), NodeId("n2")
 SESSION = SessionId(0)
@@ -48,7 +45,7 @@ SESSION = SessionId(0)
 
 def held(t: int, digest: str = "d", stage: str = "s", size_bytes: int = 1) -> FileVersion:
     return FileVersion(
-        name_of(LayerId(TraceId(stage, "f", Shard(0)), Description.of_epoch(t))), f"{digest}{t}", size_bytes
+        FileName.of_layer(LayerId(TraceId(stage, "f", Shard(0)), Description.of_epoch(t))), f"{digest}{t}", size_bytes
     )
 
 
@@ -185,43 +182,43 @@ def test_under_load_what_can_be_computed_again_waits() -> None:
     """And comes when the rest has come: nothing is left out for good."""
     pair = Pair()
     slow = pair.nodes[N2]
-    slow.optional = frozenset({"cheap"})
+    slow.state.optional = frozenset({"cheap"})
     part = LOADED_BYTES // 4
     files = [held(t, stage=stage, size_bytes=part) for t in range(8) for stage in ("cheap", "dear")]
     [told] = [e for e in pair.nodes[N1].holds(files) if isinstance(e, Send)]
     slow.received(SESSION, told.message)
     slow.tick(pair.now_s + BEAT_S)
-    assert slow.is_loaded
-    assert slow.backlog_bytes == 16 * part
-    while slow._fetching:  # what it asked for before it knew does not come
-        slow.fetch_failed(next(iter(slow._fetching)))
+    assert slow.planner.is_loaded
+    assert slow.planner.backlog_bytes == 16 * part
+    while slow.state.fetching:  # what it asked for before it knew does not come
+        slow.fetch_failed(next(iter(slow.state.fetching)))
     slow.tick(pair.now_s + BEAT_S + 2 * RETRY_AFTER_S)
-    assert {layer_of(name).trace.stage for name in slow._fetching} == {"dear"}
-    while slow._fetching:
-        slow.holds([fetch.held for fetch in slow._fetching.values()])
+    assert {name.layer.trace.stage for name in slow.state.fetching} == {"dear"}
+    while slow.state.fetching:
+        slow.holds([fetch.held for fetch in slow.state.fetching.values()])
     assert [file for file in pair.has(N2) if "cheap" in file.name] == []
     pair.pass_s(20.0)
     assert len(pair.has(N2)) == 16
-    assert not slow.is_loaded
+    assert not slow.planner.is_loaded
 
 
 def test_of_what_can_be_computed_again_little_is_on_its_way() -> None:
     pair = Pair()
-    pair.nodes[N2].optional = frozenset({"cheap"})
+    pair.nodes[N2].state.optional = frozenset({"cheap"})
     files = [held(t, stage="cheap", size_bytes=OPTIONAL_WINDOW_BYTES // 4) for t in range(20)]
     [told] = [e for e in pair.nodes[N1].holds(files) if isinstance(e, Send)]
     pair.nodes[N2].received(SESSION, told.message)
-    assert len(pair.nodes[N2]._fetching) == 4
+    assert len(pair.nodes[N2].state.fetching) == 4
     huge = held(0, stage="cheap", size_bytes=10 * OPTIONAL_WINDOW_BYTES)
     other = Pair()
-    other.nodes[N2].optional = frozenset({"cheap"})
+    other.nodes[N2].state.optional = frozenset({"cheap"})
     other.holds(N1, huge)
     assert other.has(N2) == [huge], "one that is larger than the window comes alone"
 
 
 def test_a_small_backlog_leaves_nothing_out() -> None:
     pair = Pair()
-    pair.nodes[N2].optional = frozenset({"cheap"})
+    pair.nodes[N2].state.optional = frozenset({"cheap"})
     pair.holds(N1, held(0, stage="cheap"), held(0))
     pair.pass_s(1.0)
     assert len(pair.has(N2)) == 2
@@ -255,15 +252,15 @@ def test_more_is_asked_for_where_more_comes() -> None:
     files = [held(t, size_bytes=part) for t in range(60)]
     [told] = [e for e in pair.nodes[N1].holds(files) if isinstance(e, Send)]
     receiver.received(SESSION, told.message)
-    assert len(receiver._fetching) == 4
+    assert len(receiver.state.fetching) == 4
     for i in range(1, 8):
         receiver.heard_from(SESSION, WINDOW_BYTES)
         receiver.tick(i * BEAT_S)
-    assert len(receiver._fetching) == 60
+    assert len(receiver.state.fetching) == 60
 
 
 def epoch(t: int) -> FileVersion:
-    return FileVersion(f"manifests/main/{t}.json", f"e{t}")
+    return FileVersion(FileName(f"manifests/main/{t}.json"), f"e{t}")
 
 
 def test_meeting_again_costs_what_changed_and_not_what_there_is() -> None:
@@ -314,7 +311,8 @@ def _message(effects: list[Effect]) -> Message:
 
 def manifest(t: int, last: int | None = None) -> FileVersion:
     """Of an epoch; or an archive up to another one."""
-    return FileVersion(f"manifests/main/{t}.json" if last is None else f"manifests/main/{t}-{last}.json", f"m{t}", 1)
+    name = f"manifests/main/{t}.json" if last is None else f"manifests/main/{t}-{last}.json"
+    return FileVersion(FileName(name), f"m{t}", 1)
 
 
 def test_an_archive_stands_for_its_manifests() -> None:
@@ -461,9 +459,9 @@ def test_what_is_small_and_written_here_goes_unasked_ahead_of_the_statement() ->
     assert not any(isinstance(message, Want) for message in pair.sent)
     assert one.peers[N2].pushed == {}, "it said that it holds it"
     assert _pushed(one.holds([held(1, size_bytes=PUSH_FILE_BYTES + 1)])) == []
-    merged = FileVersion(name_of(LayerId(TraceId("s", "f", Shard(0)), Description(pack(2), pack(4)))), "m", 1)
+    merged = FileVersion(FileName.of_layer(LayerId(TraceId("s", "f", Shard(0)), Description(pack(2), pack(4)))), "m", 1)
     assert _pushed(one.holds([merged])) == [], "nodes merge for themselves"
-    one.optional = frozenset({"lazy"})
+    one.state.optional = frozenset({"lazy"})
     assert _pushed(one.holds([held(0, stage="lazy")])) == []
     two.holds([held(9)])
     pair.deliver(N2, two.tick(BEAT_S + 0.1))
@@ -487,7 +485,7 @@ def test_what_is_not_wanted_is_not_taken() -> None:
     assert not two.accepts(SessionId(7), held(1)), "nobody is known there"
     two.unwanted([held(2).name])
     assert not two.accepts(SESSION, held(2))
-    merged = FileVersion(name_of(LayerId(TraceId("s", "f", Shard(0)), Description(pack(3), pack(6)))), "m", 1)
+    merged = FileVersion(FileName.of_layer(LayerId(TraceId("s", "f", Shard(0)), Description(pack(3), pack(6)))), "m", 1)
     two.holds([merged])
     assert not two.accepts(SESSION, held(4)), "a merged layer stands for it"
     assert two.accepts(SESSION, held(6))
@@ -495,7 +493,7 @@ def test_what_is_not_wanted_is_not_taken() -> None:
     assert not two.accepts(SESSION, held(6, digest="other"))
     two.fetch_failed(held(6).name)
     assert not two.accepts(SESSION, held(6)), "it was no good: it is asked for later"
-    two.release(place_of(held(8).name), pack(20))
+    two.release(held(8).name.place, pack(20))
     assert not two.accepts(SESSION, held(8))
 
 
@@ -529,8 +527,10 @@ def test_files_go_unasked_to_those_who_keep_them() -> None:
     stages = [f"s{i}" for i in range(20)]
     for stage in stages:
         name = held(0, stage=stage).name
-        sent = [one._sessions[e.session] for e in one.holds([held(0, stage=stage)]) if isinstance(e, SendFiles)]
-        assert sent == [node for node in ids[1:] if node in replica_set(place_of(name), ids, 2)]
+        sent = [
+            one.state.by_session[e.session].node for e in one.holds([held(0, stage=stage)]) if isinstance(e, SendFiles)
+        ]
+        assert sent == [node for node in ids[1:] if node in replica_set(name.place, ids, 2)]
     assert _pushed(one.holds([manifest(0, 9)])) == [], "nodes archive for themselves"
     to_all = [e for e in one.holds([manifest(0)]) if isinstance(e, SendFiles)]
     assert len(to_all) == 3
@@ -539,11 +539,11 @@ def test_files_go_unasked_to_those_who_keep_them() -> None:
 def layer(first: int, end: int, digest: str = "d", stage: str = "s") -> FileVersion:
     """Epochs `first` to `end - 1`, merged where these are several."""
     d = Description(pack(first), pack(end), pack(first) if end > first + 1 else Time(0))
-    return FileVersion(name_of(LayerId(TraceId(stage, "f", Shard(0)), d)), f"{digest}{first}-{end}", 1)
+    return FileVersion(FileName.of_layer(LayerId(TraceId(stage, "f", Shard(0)), d)), f"{digest}{first}-{end}", 1)
 
 
 def sealed(t: int, digest: str) -> FileVersion:
-    return FileVersion(f"manifests/main/{t}.json", f"{digest}{t}", 1)
+    return FileVersion(FileName(f"manifests/main/{t}.json"), f"{digest}{t}", 1)
 
 
 def test_nothing_of_another_history_is_fetched_or_counted() -> None:
@@ -553,12 +553,12 @@ def test_nothing_of_another_history_is_fetched_or_counted() -> None:
         pair.holds(N1, layer(t, t + 1), sealed(t, "d"))
     for node in (N1, N2):
         pair.deliver(node, pair.nodes[node].disconnected(SESSION))
-    pair.nodes[N1].holds([layer(2, 3), sealed(2, "d"), FileVersion("branches/1.json", "d", 1)])
+    pair.nodes[N1].holds([layer(2, 3), sealed(2, "d"), FileVersion(FileName("branches/1.json"), "d", 1)])
     theirs = [
         sealed(2, "x"),
         sealed(3, "x"),
-        FileVersion("branches/1.json", "x", 1),
-        FileVersion("branches/2.json", "x", 1),
+        FileVersion(FileName("branches/1.json"), "x", 1),
+        FileVersion(FileName("branches/2.json"), "x", 1),
     ]
     pair.nodes[N2].holds([layer(0, 5, "x"), layer(5, 6, "x"), *theirs], [layer(t, t + 1).name for t in range(2)])
     before = {node: pair.has(node) for node in (N1, N2)}
@@ -568,7 +568,7 @@ def test_nothing_of_another_history_is_fetched_or_counted() -> None:
     assert sorted(pair.nodes[N1].conflicts()) == ["branches/1.json", "manifests/main/2.json"]
     assert pair.nodes[N1].copies(layer(2, 3).name, layer(2, 3).digest) == 1
     assert pair.nodes[N2].copies(layer(5, 6, "x").name, "x5-6") == 1
-    pin = FileVersion("pins/p-1.json", "p", 1)
+    pin = FileVersion(FileName("pins/p-1.json"), "p", 1)
     pair.holds(N2, pin)
     assert pin in pair.has(N1), "what is of no history goes on"
     pair.holds(
@@ -581,11 +581,11 @@ def test_what_a_task_asks_for_comes_also_where_it_was_let_go_of() -> None:
     pair = Pair()
     one, two = pair.nodes[N1], pair.nodes[N2]
     pair.holds(N1, held(0))
-    two.release(place_of(held(0).name), pack(5))
+    two.release(held(0).name.place, pack(5))
     pair.drop(N2, held(0).name)
     pair.pass_s(UNWANTED_S + 5)
     assert held(0).name not in two.mine
-    pair.deliver(N2, two.keep_traces([place_of(held(0).name)]))
+    pair.deliver(N2, two.keep_traces([held(0).name.place]))
     assert held(0).name in two.mine
     assert held(0).name in one.mine
 
@@ -613,9 +613,9 @@ def test_what_failed_once_is_not_remembered_for_ever() -> None:
     replica = Replica(N1, "life", "store", (N1, N2), replicas=2)
     for t in range(50):
         replica.fetch_failed(held(t).name)
-    assert replica._again_s
+    assert replica.planner._again_s
     replica.tick(RETRY_AFTER_S + 1)
-    assert not replica._again_s
+    assert not replica.planner._again_s
 
 
 def asked_for(effects: list[Effect]) -> list[FileVersion]:
@@ -647,7 +647,7 @@ def test_what_a_task_waits_for_comes_before_what_is_copied_for_safety(files: int
     waiting = [first]
     n2.tick(BEAT_S)  # of many files the order stands for a while
     if asked_s is not None:
-        waiting += asked_for(n2.keep_traces([place_of(larger[0].name), place_of(newest.name)]))
+        waiting += asked_for(n2.keep_traces([larger[0].name.place, newest.name.place]))
         waiting += asked_for(n2.tick(BEAT_S + asked_s))  # a task that still waits would have asked again
     is_waited_for = asked_s == 0.0
     coming = arriving(n2, waiting)
@@ -667,10 +667,10 @@ def test_what_is_not_safe_yet_comes_before_history(knows: str, files: int, new: 
     n2.received(SESSION, Hello(N1, "life-of-n1", "store", 2))
     history = [held(t, stage="history", size_bytes=SMALLEST_WINDOW_BYTES) for t in range(files)]
     late = [held(t, stage="late") for t in range(files, files + new)]
-    manifests = [FileVersion(f"manifests/main/{t}.json", "m", 1) for t in (0, files)]
+    manifests = [FileVersion(FileName(f"manifests/main/{t}.json"), "m", 1) for t in (0, files)]
     everything = [*history, *late, *manifests]
     if knows == "at first":
-        n2.safe = {"main": files - 1}
+        n2.state.safe = {"main": files - 1}
     n1 = Replica(N1, "life-of-n1", "store", (N1, N2), replicas=2)
     n1.holds(everything)
     summary = Summary(0, tuple(n1.mine.groups().items()))

@@ -22,11 +22,16 @@ from nosync.lsm.platform.store_marker import create_store, read_marker
 from nosync.lsm.settings import StoreSettings
 from nosync.lsm.trace.directory import LayerDirectory
 from nosync.proto.v1 import replication_pb2 as pb
-from nosync.replication.daemon.replicator import LOG_AGAIN_S, PART_KEPT_S, Replicator, Session
-from nosync.replication.daemon.server import cancel_when_closed
-from nosync.replication.protocol.inventory import FileVersion, Inventory, NodeId, missing
+from nosync.replication.daemon.incoming_files import PART_KEPT_S
+from nosync.replication.daemon.links import cancel_when_closed
+from nosync.replication.daemon.replicator import Replicator
+from nosync.replication.daemon.session import Session
+from nosync.replication.daemon.shared_replica import LOG_AGAIN_S
+from nosync.replication.protocol.file_names import FileName, FileVersion
+from nosync.replication.protocol.inventory import Inventory, missing
 from nosync.replication.protocol.messages import PROTOCOL_VERSION, FileRequest, InventoryRequest, NotFound, Want
-from nosync.replication.protocol.replica import SILENT_S
+from nosync.replication.protocol.placement import NodeId
+from nosync.replication.protocol.sessions import SILENT_S
 from nosync.replication.transport.codec import CHUNK_BYTES, LARGEST_FILE_BYTES, Chunk, Decoder, Encoder
 from nosync.testing import FaultyEnv
 
@@ -42,7 +47,7 @@ class Receiver:
         marker = read_marker(root, self.env)
         self.node = Node(LayerDirectory(root, 128, self.env), marker, StoreSettings(background=False))
         self.replicator = Replicator(self.node, N1, "s", [N1, N2], replicas=2)
-        self.node.announcer.listen(self.replicator)
+        self.node.listener = self.replicator.announcements
         self.connect()
 
     def connect(self) -> None:
@@ -83,7 +88,7 @@ class Receiver:
 def receiver(tmp_path: Path) -> Iterator[Receiver]:
     found = Receiver(tmp_path / "n1")
     yield found
-    found.node.announcer.listen(None)
+    found.node.listener = None
     found.node.abandon()
 
 
@@ -94,7 +99,7 @@ def theirs(tmp_path: Path) -> tuple[FileVersion, Path]:
         store.append("s", t=0, rows=pa.table({"k": list(range(100)), "v": list(range(100))}), key=["k"])
         layer = store.layers()[0]
     path = Path(layer.path)
-    return FileVersion(str(path.relative_to(tmp_path / "n2")), layer.digest, path.stat().st_size), path
+    return FileVersion(FileName(str(path.relative_to(tmp_path / "n2"))), layer.digest, path.stat().st_size), path
 
 
 def test_a_file_that_comes_is_kept(receiver: Receiver, theirs: tuple[FileVersion, Path]) -> None:
@@ -115,7 +120,7 @@ def large(tmp_path: Path) -> tuple[FileVersion, Path]:
         layer = store.layers()[0]
     path = Path(layer.path)
     assert path.stat().st_size > 3 * CHUNK_BYTES
-    return FileVersion(str(path.relative_to(tmp_path / "n2")), layer.digest, path.stat().st_size), path
+    return FileVersion(FileName(str(path.relative_to(tmp_path / "n2"))), layer.digest, path.stat().st_size), path
 
 
 def test_after_a_session_broke_the_rest_of_a_file_is_enough(
@@ -154,7 +159,7 @@ def test_a_beginning_that_was_damaged_is_found_and_all_is_fetched_again(
     assert receiver.replicator.counters.refused_files == 1
     assert not list((receiver.root / "tmp").iterdir())
     receiver.session.outbox.clear()
-    receiver.replicator._act(receiver.replicator._replica.tick(receiver.env.monotonic_s() + 5))
+    receiver.replicator._shared.act(receiver.replicator._replica.tick(receiver.env.monotonic_s() + 5))
     assert receiver.wanted() == [FileRequest(held)], "from the beginning"
     receiver.send(held, path)
     receiver.node.sync()
@@ -166,10 +171,10 @@ def test_a_part_that_nobody_sends_the_rest_of_goes(receiver: Receiver, large: tu
     receiver.announce(held)
     receiver.send(held, path, most=1)
     receiver.replicator.close_session(receiver.session)
-    receiver.replicator._drop_old_parts()
+    receiver.replicator._incoming.drop_old_parts()
     assert len(list((receiver.root / "tmp").iterdir())) == 1
     receiver.env.now_s += PART_KEPT_S + 1
-    receiver.replicator._drop_old_parts()
+    receiver.replicator._incoming.drop_old_parts()
     assert not list((receiver.root / "tmp").iterdir())
     receiver.connect()
     receiver.announce(held)
@@ -186,7 +191,7 @@ def test_small_layers_go_over_with_a_dictionary_and_come_as_they_were(tmp_path: 
     sent_bytes = []
     for path in paths:
         name = str(path.relative_to(tmp_path / "n2"))
-        held = FileVersion(name, "0" * 64, path.stat().st_size)
+        held = FileVersion(FileName(name), "0" * 64, path.stat().st_size)
         with path.open("rb") as file:
             frames = list(encoder.chunks(FileRequest(held), file))
         came = [chunk for frame in frames if isinstance(chunk := decoder.decode(frame), Chunk)]
@@ -261,8 +266,8 @@ def test_what_a_full_disk_left_ends_no_session_and_no_clock(
     receiver.replicator.close_session(receiver.session)
     receiver.env.fail("unlink", errno.EIO)
     receiver.env.now_s += PART_KEPT_S + 1
-    receiver.replicator._drop_old_parts()
-    assert not receiver.replicator._parts
+    receiver.replicator._incoming.drop_old_parts()
+    assert not receiver.replicator._incoming._parts
 
 
 @pytest.mark.parametrize(
@@ -321,7 +326,7 @@ class Sender(Receiver):
 def sender(tmp_path: Path, large: tuple[FileVersion, Path]) -> Iterator[Sender]:
     found = Sender(tmp_path / "n1", *large)
     yield found
-    found.node.announcer.listen(None)
+    found.node.listener = None
     found.node.abandon()
 
 
@@ -360,7 +365,7 @@ def test_a_file_that_ends_in_the_middle_is_asked_for_anew(receiver: Receiver, la
     receiver.receive(pb.Frame(not_there=pb.NotThere(name=held.name)))
     assert not list((receiver.root / "tmp").iterdir())
     receiver.session.outbox.clear()
-    receiver.replicator._act(receiver.replicator._replica.tick(receiver.env.monotonic_s() + 5))
+    receiver.replicator._shared.act(receiver.replicator._replica.tick(receiver.env.monotonic_s() + 5))
     assert receiver.wanted() == [FileRequest(held)]
     receiver.send(held, path)
     receiver.node.sync()
@@ -376,10 +381,10 @@ def test_the_rest_of_what_is_gone_is_no_use(receiver: Receiver, large: tuple[Fil
     receiver.replicator.close_session(receiver.session)
     receiver.connect()
     receiver.announce(held)
-    receiver.replicator._drop_part(held.name)
+    receiver.replicator._incoming._drop_part(held.name)
     receiver.send(held, path, offset=2 * CHUNK_BYTES)
     receiver.session.outbox.clear()
-    receiver.replicator._act(receiver.replicator._replica.tick(receiver.env.monotonic_s() + 5))
+    receiver.replicator._shared.act(receiver.replicator._replica.tick(receiver.env.monotonic_s() + 5))
     assert receiver.wanted() == [FileRequest(held)], "all of it, although pieces still come"
 
 
@@ -393,7 +398,7 @@ def test_an_inventory_without_an_end_is_refused(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_who_asks_and_does_not_listen_is_let_go(receiver: Receiver, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("nosync.replication.daemon.replicator.MOST_WAITING", 50)
+    monkeypatch.setattr("nosync.replication.daemon.session.MOST_WAITING", 50)
     for n in range(60):
         receiver.receive(pb.Frame(want=pb.Want(files=[pb.Held(name=f"branches/{n}.json", digest="0" * 64)])))
     assert not receiver.session.is_open
@@ -472,12 +477,12 @@ def test_a_question_names_each_group_once_and_not_too_many(monkeypatch: pytest.M
 def test_answers_that_nobody_reads_are_bounded_in_bytes(
     receiver: Receiver, monkeypatch: pytest.MonkeyPatch, groups: tuple[str, ...]
 ) -> None:
-    held = [FileVersion(f"layers/s/raw/0/{n}-{n + 1}-0.layer", "0" * 64, 1) for n in range(500)]
-    held += [FileVersion(f"layers/s{n}/raw/0/0-1-0.layer", "0" * 64, 1) for n in range(500)]
-    receiver.replicator._act(receiver.replicator._replica.holds(held))
+    held = [FileVersion(FileName(f"layers/s/raw/0/{n}-{n + 1}-0.layer"), "0" * 64, 1) for n in range(500)]
+    held += [FileVersion(FileName(f"layers/s{n}/raw/0/0-1-0.layer"), "0" * 64, 1) for n in range(500)]
+    receiver.replicator._shared.act(receiver.replicator._replica.holds(held))
     while receiver.session.outbox:
         receiver.session.take()
-    monkeypatch.setattr("nosync.replication.daemon.replicator.MOST_WAITING_BYTES", 50_000)
+    monkeypatch.setattr("nosync.replication.daemon.session.MOST_WAITING_BYTES", 50_000)
     asked = 0
     while receiver.session.is_open:
         assert len(receiver.session.outbox) <= 1 or receiver.session.waiting_bytes <= 50_000
@@ -491,12 +496,12 @@ def test_answers_that_nobody_reads_are_bounded_in_bytes(
 def test_one_answer_goes_out_however_large_and_what_went_out_counts_no_more(
     receiver: Receiver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    held = [FileVersion(f"layers/s{n}/raw/0/0-1-0.layer", "0" * 64, 1) for n in range(500)]
-    receiver.replicator._act(receiver.replicator._replica.holds(held))
+    held = [FileVersion(FileName(f"layers/s{n}/raw/0/0-1-0.layer"), "0" * 64, 1) for n in range(500)]
+    receiver.replicator._shared.act(receiver.replicator._replica.holds(held))
     while receiver.session.outbox:
         receiver.session.take()
     assert receiver.session.waiting_bytes == 0
-    monkeypatch.setattr("nosync.replication.daemon.replicator.MOST_WAITING_BYTES", 1000)
+    monkeypatch.setattr("nosync.replication.daemon.session.MOST_WAITING_BYTES", 1000)
     for _ in range(5):
         receiver.receive(pb.Frame(ask_inventory=pb.AskInventory()))
         assert receiver.session.waiting_bytes > 1000
@@ -514,10 +519,10 @@ def test_how_far_peers_are_behind_is_not_found_out_anew_for_everyone_who_asks(
         found.append(None)
         return missing(mine, theirs)
 
-    monkeypatch.setattr("nosync.replication.protocol.replica.missing", counted)
+    monkeypatch.setattr("nosync.replication.protocol.copies.missing", counted)
     for n in range(3):
-        held = FileVersion(f"branches/{n}.json", "0" * 64, 7)
-        receiver.replicator._act(receiver.replicator._replica.holds([held]))
+        held = FileVersion(FileName(f"branches/{n}.json"), "0" * 64, 7)
+        receiver.replicator._shared.act(receiver.replicator._replica.holds([held]))
         for _ in range(20):
             (peer,) = receiver.replicator.peers()
             assert (peer.behind_files, peer.behind_bytes) == (n + 1, 7 * (n + 1))
@@ -530,8 +535,8 @@ def test_how_far_peers_are_behind_is_not_found_out_anew_for_everyone_who_asks(
 
 def test_a_long_list_of_wanted_files_is_looked_at_once(receiver: Receiver, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each was compared with all others: 50,000 in one frame took minutes, with the lock held."""
-    held = [FileVersion(f"layers/s{n}/raw/0/0-1-0.layer", "0" * 64, 1) for n in range(300)]
-    receiver.replicator._act(receiver.replicator._replica.holds(held))
+    held = [FileVersion(FileName(f"layers/s{n}/raw/0/0-1-0.layer"), "0" * 64, 1) for n in range(300)]
+    receiver.replicator._shared.act(receiver.replicator._replica.holds(held))
     receiver.session.outbox.clear()
     compared: list[None] = []
 
@@ -591,7 +596,7 @@ def test_what_came_and_is_gone_before_it_is_durable_is_no_problem(
     receiver.send(held, path)
     (receiver.root / held.name).unlink()
     for _ in range(2):  # at first the node has only seen that it cannot be made durable
-        receiver.node.parts.upkeep.drain()
+        receiver.node._drain()
         receiver.env.now_s += 60.0
     assert receiver.durable == []
     assert receiver.node.problems == {}

@@ -19,7 +19,7 @@ import nosync
 from nosync.lsm.errors import CorruptionError, NosyncError
 from nosync.lsm.node.metadata_checks import check_contents
 from nosync.lsm.platform.json_file import seal_json
-from nosync.replication.protocol.inventory import FileVersion
+from nosync.replication.protocol.file_names import FileName, FileVersion
 from tests.unit.test_replicator import Receiver
 
 LAYERS = [
@@ -110,7 +110,7 @@ def test_what_no_store_writes_gets_no_name_here(receiver: Receiver, name: str, f
     text = seal_json(fields)
     source = receiver.root.parent / "source"
     source.write_bytes(text)
-    held = FileVersion(name, blake3(text).hexdigest(), len(text))
+    held = FileVersion(FileName(name), blake3(text).hexdigest(), len(text))
     receiver.announce(held)
     receiver.send(held, source)
     assert not (receiver.root / name).exists()

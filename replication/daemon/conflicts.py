@@ -1,0 +1,56 @@
+"""Files of which peers hold other contents than this node: what an operator is told, and what can be given up."""
+
+from __future__ import annotations
+
+from nosync.lsm.errors import ReplicationError
+from nosync.replication.daemon.shared_replica import SharedReplica
+from nosync.replication.protocol.file_names import FileName
+
+_CONFLICT = "conflict "
+
+
+class Conflicts:
+    """The conflicts of one node. `problems`: where the node tells what is wrong."""
+
+    def __init__(self, shared: SharedReplica, problems: dict[str, str]) -> None:
+        self._shared, self._replica, self._problems = shared, shared.replica, problems
+
+    def names(self) -> list[FileName]:
+        """Returns the files of which peers hold other contents."""
+        with self._shared.lock:
+            return sorted(self._replica.conflicts())
+
+    def to_discard(self) -> list[FileName]:
+        """Returns the files of which a peer that is up has the other contents. Raises ReplicationError where there are only
+        others.
+        """
+        self._shared.tick()
+        with self._shared.lock:
+            found = self._replica.conflicts()
+            up = {peer.node for peer in self._replica.peers.values() if peer.is_up(self._replica.state.now_s)}
+        names = sorted(name for name, (node, _, _) in found.items() if node in up)
+        if found and not names:
+            nodes = ", ".join(sorted({node for node, _, _ in found.values()}))
+            raise ReplicationError(
+                f"the other contents are on {nodes}, which is away: giving up what is here would leave nothing. Start its daemon "
+                "first; or take it out with nosync peers --remove, if it is gone for good, and what is here counts"
+            )
+        return names
+
+    def tell(self) -> None:
+        """Says in the node's problems which conflicts there are now."""
+        with self._shared.lock:
+            conflicts, discarded = self._replica.conflicts(), self._replica.discarded_elsewhere()
+        for name in list(self._problems):  # in one go: other threads change it
+            if name.startswith(_CONFLICT) and name[len(_CONFLICT) :] not in {*conflicts, *discarded}:
+                self._problems.pop(name, None)
+        for name, node in discarded.items():
+            self._problems[_CONFLICT + name] = (
+                f"was given up here, and node {node} still holds it: nosync conflicts --take-theirs there as well, or wait for "
+                "the node whose contents count"
+            )
+        for name, (node, ours, theirs) in conflicts.items():
+            self._problems[_CONFLICT + name] = (
+                f"node {node} has other contents: digest {theirs[:16]} there, {ours[:16]} here; a stage is not "
+                "deterministic, or two jobs ran. The safe point waits until one of the two gives way: nosync conflicts"
+            )

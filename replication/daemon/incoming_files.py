@@ -1,0 +1,209 @@
+"""Files that come from other nodes: written to `tmp/`, verified whole, and published by a link, as a task publishes.
+
+Then the node makes them durable like anything else. What came of a file when its session ended is kept for a while, and the rest
+is asked for.
+"""
+
+from __future__ import annotations
+
+import logging
+from pathlib import PurePosixPath
+
+from blake3 import blake3
+
+from nosync.lsm.errors import CorruptionError, NosyncError
+from nosync.lsm.layers.reader import LayerReader
+from nosync.lsm.model.layer import Record
+from nosync.lsm.node.metadata_checks import check_contents
+from nosync.lsm.node.node import Node
+from nosync.lsm.platform.env import storage_errors
+from nosync.lsm.platform.file_pool import new_file
+from nosync.lsm.platform.publish import temporary_path
+from nosync.replication.daemon.session import Counters, IncomingFile, Session
+from nosync.replication.daemon.shared_replica import SharedReplica
+from nosync.replication.protocol.file_names import FileName, FileVersion
+from nosync.replication.transport.codec import Chunk
+
+log = logging.getLogger("nosync.replication")
+
+PART_KEPT_S = 600.0
+_NOT_KEPT = "files that come from peers"
+
+
+class IncomingFiles:
+    """The files that one node receives."""
+
+    def __init__(self, node: Node, shared: SharedReplica, counters: Counters) -> None:
+        self._node, self._root, self._env = node, node.directory.root, node.directory.env
+        self._shared, self._replica, self._counters = shared, shared.replica, counters
+        self._parts: dict[FileName, IncomingFile] = {}  # of files whose sessions ended in the middle of them
+        self._is_stopped = False
+
+    def came(self, session: Session, chunk: Chunk) -> None:
+        """A piece of a file came."""
+        with self._shared.lock:
+            self._replica.heard_from(session.id, len(chunk.data))
+        with session.files:
+            if session.is_open:
+                self._chunk(session, chunk)
+
+    def gone(self, session: Session, name: FileName) -> None:
+        """A file is not there any more, perhaps since some of it came."""
+        with session.files:
+            if (incoming := session.incoming.pop(name, None)) is not None:
+                self._abandon(incoming)
+
+    def session_ended(self, session: Session) -> None:
+        """What came in part is kept."""
+        with session.files:
+            parts, session.incoming = session.incoming, {}
+        with self._shared.lock:
+            for name, part in parts.items():
+                if part.received_bytes and name not in self._parts and not self._is_stopped:
+                    part.stopped_s = self._env.monotonic_s()
+                    self._parts[name] = part
+                    self._replica.has_part(part.held, part.received_bytes)
+                else:
+                    self._abandon(part)
+
+    def stop(self) -> None:
+        """What came in part is not kept any more."""
+        with self._shared.lock:
+            self._is_stopped = True
+            parts, self._parts = self._parts, {}
+        for part in parts.values():
+            self._abandon(part)
+
+    def all_came(self) -> None:
+        """Peers have nothing that should be here too: so nothing is to come any more of what was refused."""
+        self._node.problems.pop(_NOT_KEPT, None)
+
+    def _chunk(self, session: Session, chunk: Chunk) -> None:
+        name = chunk.held.name
+        incoming = session.incoming.get(name)
+        if incoming is None:
+            with self._shared.lock:
+                is_taken = self._replica.accepts(session.id, chunk.held)
+            if not is_taken:
+                return  # given up meanwhile, or not wanted
+            incoming = self._begun(chunk.held) if chunk.offset else self._begin(chunk.held)
+            if incoming is None:
+                if chunk.offset:  # what this is the rest of is gone: all of it is asked for again
+                    with self._shared.lock:
+                        self._shared.act(self._replica.fetch_failed(name))
+                return
+            session.incoming[name] = incoming
+        if chunk.held != incoming.held or chunk.offset != incoming.received_bytes:
+            self._refuse(session, incoming, "its pieces do not follow each other")
+            return
+        try:
+            with storage_errors("write", incoming.path):
+                incoming.file.write(chunk.data)
+                incoming.received_bytes += len(chunk.data)
+                if incoming.received_bytes < incoming.held.size_bytes:
+                    return
+                incoming.file.close()
+            self._keep(session, incoming)
+        except NosyncError as error:
+            self._refuse(session, incoming, str(error))
+            return
+        session.incoming.pop(name, None)
+        self._node.problems.pop(_NOT_KEPT, None)
+        self._counters.received_files += 1
+        self._counters.received_bytes += incoming.held.size_bytes
+
+    def _begin(self, held: FileVersion) -> IncomingFile | None:
+        """None: it cannot be kept."""
+        self._drop_part(held.name)
+        path = temporary_path(self._root, self._env)
+        try:
+            with storage_errors("write", path):
+                return IncomingFile(held, path, new_file(self._root, path, self._env))
+        except NosyncError as error:
+            self._not_kept(held.name, str(error))
+        return None
+
+    def _begun(self, held: FileVersion) -> IncomingFile | None:
+        """What came of a file in a session that ended. None: nothing that this is the rest of."""
+        with self._shared.lock:
+            part = self._parts.get(held.name)
+            if part is None or part.held != held:
+                return None
+            self._replica.has_part(held, 0)
+            return self._parts.pop(held.name)
+
+    def _drop_part(self, name: FileName) -> None:
+        with self._shared.lock:
+            part = self._parts.pop(name, None)
+            if part is not None:
+                self._replica.has_part(part.held, 0)
+                self._abandon(part)
+
+    def drop_old_parts(self) -> None:
+        """Of files that are here now, or that nobody sent the rest of."""
+        with self._shared.lock:
+            until_s = self._env.monotonic_s() - PART_KEPT_S
+            old = [name for name, part in self._parts.items() if part.stopped_s < until_s or name in self._replica.mine]
+        for name in old:
+            self._drop_part(name)
+
+    def _is_heard(self, session: Session) -> None:
+        """While a large file is verified nothing is read from its sender, who is there all the same."""
+        with self._shared.lock:
+            self._shared.advance()
+            self._replica.heard_from(session.id, 0)
+
+    def _keep(self, session: Session, incoming: IncomingFile) -> None:
+        """Verifies a whole file and publishes it. Raises CorruptionError where it is not what was announced."""
+        held, final = incoming.held, self._root / incoming.held.name
+        id, record = held.name.layer, None
+        try:
+            if id is not None:
+                reader = LayerReader.open(incoming.path, self._env, id)
+                groups = reader.info.key_groups
+                if id.trace.shard.count and groups != self._node.directory.key_groups:
+                    raise CorruptionError(f"{held.name}: is of {groups} key groups, this store has others")
+                reader.verify(lambda: self._is_heard(session))
+                found: str = reader.digest
+                record = Record(id, reader.digest, reader.info.rows, reader.size_bytes)
+            else:
+                text = self._env.read(incoming.path)
+                check_contents(PurePosixPath(held.name), text)
+                found = blake3(text).hexdigest()
+            if found != held.digest:
+                raise CorruptionError(f"{held.name}: came with digest {found[:16]}, announced was {held.digest[:16]}")
+            with storage_errors("publish", final):
+                self._env.make_dirs(final.parent)
+                try:
+                    self._env.link(incoming.path, final)
+                except FileExistsError:
+                    record = None  # the node checks what stands there, and peers are told of its digest
+        finally:
+            self._env.unlink(incoming.path)
+        if id is not None:
+            self._node.note([id], record)
+        else:
+            self._node.note_files([PurePosixPath(held.name)])
+
+    def _refuse(self, session: Session, incoming: IncomingFile, why: str) -> None:
+        session.incoming.pop(incoming.held.name, None)
+        self._abandon(incoming)
+        self._not_kept(incoming.held.name, why)
+
+    def _not_kept(self, name: FileName, why: str) -> None:
+        log.warning("not kept: %s: %s", name, why)
+        self._node.problems[_NOT_KEPT] = f"not kept, and asked for again: {name}: {why}"
+        self._counters.refused_files += 1
+        with self._shared.lock:
+            self._shared.act(self._replica.fetch_failed(name))
+
+    def _abandon(self, incoming: IncomingFile) -> None:
+        """Never raises: on a full disk closing fails too, and what is left of the file goes when the node starts again."""
+        try:
+            incoming.file.close()
+        except OSError as error:
+            log.debug("%s: %s", incoming.path, error)
+        try:
+            self._env.unlink(incoming.path)
+        except OSError as error:
+            log.warning("not removed: %s: %s", incoming.path, error)

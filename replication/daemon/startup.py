@@ -1,0 +1,107 @@
+"""What a daemon does before it serves: it checks its configuration, and takes or makes the directory's store."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+from pathlib import Path
+
+from blake3 import blake3
+
+from nosync.lsm.errors import ReplicationError, StoreLockedError
+from nosync.lsm.node.node import Node
+from nosync.lsm.platform.env import Env, storage_errors
+from nosync.lsm.platform.layout import MARKER, PLACE_FILE
+from nosync.lsm.platform.paths import local_path
+from nosync.lsm.platform.publish import temporary_path
+from nosync.lsm.platform.store_marker import Marker, check_can_be_store, create_store, read_marker
+from nosync.lsm.trace.directory import LayerDirectory
+from nosync.replication.daemon.config import DaemonConfig
+from nosync.replication.daemon.members import peers_of
+from nosync.replication.transport.addresses import check_addresses
+from nosync.replication.transport.channel import Certificates
+from nosync.replication.transport.client import Ways
+from nosync.replication.transport.daemon_files import Kept, keeper_of
+from nosync.replication.transport.sockets import Meeting, sockets_of_user
+
+JOIN_TIMEOUT_S = 1.0
+
+
+def check_config(config: DaemonConfig) -> None:
+    """All that a start would refuse, but for a port that is taken. Raises ReplicationError, and for the directory what
+    opening a store raises.
+    """
+    local_path(config.data)
+    with storage_errors("look into", config.data):
+        check_can_be_store(config.data, Env())
+        if (config.data / MARKER).exists():
+            read_marker(config.data, Env())
+    peers = peers_of(config)
+    if config.tls is not None:
+        Certificates.of_directory(config.tls, config.node).check_as_peers_do(config.node)
+    check_addresses(config.node, config.listen, peers.values(), is_secure=config.tls is not None)
+    meeting = ways_of(config, Env()).meeting
+    if meeting is not None and meeting.is_made():
+        meeting.check()
+
+
+def ways_of(config: DaemonConfig, env: Env) -> Ways:
+    """How peers are reached, and reach this node. Raises ReplicationError."""
+    if config.tls is not None:
+        return Ways(Certificates.of_directory(config.tls, config.node), None)
+    return Ways(None, Meeting((config.sockets or sockets_of_user()).absolute(), env))
+
+
+def make_store(config: DaemonConfig, ways: Ways, env: Env) -> None:
+    """A new directory joins the store of its peers; where none answers, all members make the same one."""
+    key_groups = config.key_groups
+    name = ",".join([*sorted([config.node, *config.peers]), f"key_groups={key_groups}"])
+    # Alone it need not be found by others: two nodes of one name are two stores.
+    store_id = blake3(name.encode()).hexdigest(length=8) if config.peers else env.token()
+    for node, address in config.peers.items():
+        with (
+            contextlib.suppress(ReplicationError),
+            contextlib.closing(ways.client(address, node)) as client,
+        ):
+            reply = client.status(timeout_s=JOIN_TIMEOUT_S)
+            key_groups, store_id = int(reply.key_groups), reply.store_id
+    create_store(config.data, key_groups, env, store_id=store_id)
+
+
+def open_node(config: DaemonConfig, marker: Marker, env: Env) -> tuple[Node, str]:
+    """Makes the node. Returns it, and what tells this directory from others on the host: daemons take each other's ports.
+
+    Who opens the directory while the node starts has to see that a daemon keeps it, so that is written first.
+    """
+    before = keeper_of(config.data)
+    token = before.token if before is not None else None  # a damaged one told nobody apart who is still there
+    keeper = Kept(token or env.token(), config.replicas)
+    if keeper != before:
+        write_json(config.data / PLACE_FILE, dataclasses.asdict(keeper), env)
+    try:
+        node = Node(
+            LayerDirectory(config.data, marker.key_groups, env),
+            marker,
+            config.settings,
+            replicated=True,
+            copies=config.replicas,
+        )
+    except StoreLockedError:
+        if before is None:
+            with contextlib.suppress(OSError):
+                env.unlink(config.data / PLACE_FILE)
+        raise
+    assert keeper.token is not None
+    return node, keeper.token
+
+
+def write_json(path: Path, value: object, env: Env) -> None:
+    """Puts a file in the place of what has its name, whole or not at all. Raises StorageError."""
+    with storage_errors("write", path):
+        temporary = temporary_path(path.parent, env)
+        with env.create(temporary) as file:
+            file.write(json.dumps(value).encode())
+        env.sync_file(temporary)
+        env.replace(temporary, path)
+        env.sync_dir(path.parent)
