@@ -45,9 +45,8 @@ from nosync.lsm.node.metadata_checks import check_contents
 from nosync.lsm.platform.env import Env
 from nosync.lsm.platform.json_file import seal_json, unseal_json
 from nosync.lsm.platform.layout import MARKER, VERIFIED
-from nosync.lsm.platform.store_marker import read_marker
+from nosync.lsm.platform.store_marker import _digest_of, read_marker
 from nosync.lsm.platform.verified import is_verified_here
-from nosync.lsm.trace.directory import _digest_of
 from nosync.replication.client.fetching_directory import ADDRESS_FILE, address_of
 from nosync.replication.daemon.daemon import MEMBERS_FILE, DaemonConfig, peers_of
 from nosync.replication.transport.revocation import REVOKED, read_revoked
