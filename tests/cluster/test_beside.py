@@ -10,9 +10,10 @@ import pytest
 
 import nosync
 from nosync.cli import main
-from nosync.replication.daemon import startup
 from nosync.replication.daemon.config import DaemonConfig
 from nosync.replication.daemon.daemon import Daemon
+from nosync.lsm.node.parts import NodeParts
+from nosync.lsm.trace.directory import LayerDirectory
 from nosync.testing import FaultyEnv
 from nosync.testing.daemon_cluster import eventually, running
 
@@ -125,14 +126,14 @@ def test_who_opens_a_directory_that_a_daemon_just_takes_sees_it(
     """Its node opens the catalog and looks at all files before it serves anyone."""
     seen: list[str] = []
 
-    class Slow(startup.Node):
-        def _start(self) -> None:
+    class Slow(NodeParts):
+        def start(self, directory: LayerDirectory, *, replicated: bool) -> None:
             with pytest.raises(nosync.ReplicationError, match="is kept by a daemon"):
                 nosync.open(tmp_path / "n1", env=Hasty())
             seen.append("while it starts")
-            super()._start()
+            super().start(directory, replicated=replicated)
 
-    monkeypatch.setattr(startup, "Node", Slow)
+    monkeypatch.setattr("nosync.lsm.node.node.NodeParts", Slow)
     daemon = Daemon(DaemonConfig("n1", tmp_path / "n1", "127.0.0.1:0", {"n2": "127.0.0.1:1"}, 2))
     daemon.start()
     daemon.stop()

@@ -173,7 +173,7 @@ def test_the_newest_entry_of_the_log_after_a_rewind(
         shutil.rmtree(root / "catalog")
         if not sealed_after:
             return  # as if it had been copied before the rewind
-    problem = "is missing" + (", and no entry names line rewind-1" if sealed_after else "")
+    problem = "is missing" + (", and no entry names timeline rewind-1" if sealed_after else "")
     assert problem in said(capsys, "verify", root)
     with nosync.open(root, read_only=True) as reader:
         for as_of in (None, 5):

@@ -24,7 +24,8 @@ import os, sys
 from pathlib import Path
 import pandas, pyarrow as pa
 import nosync
-from nosync.lsm.trace.directory import LayerDirectory, read_marker
+from nosync.lsm.trace.directory import LayerDirectory
+from nosync.lsm.platform.store_marker import read_marker
 from nosync.lsm.platform.env import Env
 from nosync.lsm.model.layer import Description, LayerId, Shard, TraceId
 from nosync.lsm.layers.writer import arrange
