@@ -16,6 +16,7 @@ import pytest
 from pyspark.errors import StreamingQueryException
 
 import nosync
+from nosync.job.epoch_runs import EpochRuns
 from tests.conftest import OpenStore
 
 if TYPE_CHECKING:
@@ -333,7 +334,7 @@ def test_a_new_checkpoint_whose_first_batch_died_goes_on(
     run_stream(job, spark, tmp_path)
     job.rewind(0)
 
-    finish = nosync.Job._finish
+    finish = EpochRuns.finish
 
     def dies_before(*_: object, **__: object) -> None:
         raise OSError("killed")
@@ -345,7 +346,7 @@ def test_a_new_checkpoint_whose_first_batch_died_goes_on(
     again = {"checkpoint": tmp_path / "cp2", "first": 1}
     for dies in (dies_before, dies_after):  # the epoch is not sealed; it is, and its batch is not committed
         with monkeypatch.context() as patch:
-            patch.setattr(nosync.Job, "_finish", dies)
+            patch.setattr(EpochRuns, "finish", dies)
             with pytest.raises(StreamingQueryException):
                 run_stream(make_job(store, spark), spark, tmp_path, **again)
     run_stream(make_job(store, spark), spark, tmp_path, **again)
