@@ -10,10 +10,10 @@ import pytest
 
 import nosync
 from nosync.cli import main
-from nosync.replication.daemon.config import DaemonConfig
-from nosync.replication.daemon.daemon import Daemon
 from nosync.lsm.node.parts import NodeParts
 from nosync.lsm.trace.directory import LayerDirectory
+from nosync.replication.daemon.config import DaemonConfig
+from nosync.replication.daemon.daemon import Daemon
 from nosync.testing import FaultyEnv
 from nosync.testing.daemon_cluster import eventually, running
 
