@@ -13,7 +13,7 @@ from nosync.lsm.errors import NosyncError, ReplicationError
 from nosync.proto.v1 import replication_pb2 as pb
 from nosync.replication.daemon.replicator import Replicator
 from nosync.replication.daemon.session import Session
-from nosync.replication.transport.calls import Caller, Gate, first_of, identity_of
+from nosync.replication.transport.calls import Caller, Gate, first_of, identity_of, reader_of
 from nosync.replication.transport.revocation import Revocations
 
 log = logging.getLogger("nosync.replication")
@@ -60,7 +60,9 @@ class LinkService:
         self._replicator, self._gate, self._linked, self._is_local = replicator, gate, linked, is_local
 
     def handlers(self) -> grpc.GenericRpcHandler:
-        link = grpc.stream_stream_rpc_method_handler(self.link, pb.Frame.FromString, pb.Frame.SerializeToString)
+        link = grpc.stream_stream_rpc_method_handler(
+            self.link, reader_of(pb.Frame.FromString), pb.Frame.SerializeToString
+        )
         return grpc.method_handlers_generic_handler("nosync.v1.Replication", {"Link": link})
 
     def link(self, incoming: Iterator[pb.Frame], context: grpc.ServicerContext) -> Iterator[pb.Frame]:

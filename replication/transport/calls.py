@@ -20,6 +20,7 @@ from typing import Any
 import grpc
 from google.protobuf import message_factory
 from google.protobuf.descriptor import MethodDescriptor
+from google.protobuf.message import DecodeError
 from grpc_health.v1 import health_pb2
 
 from nosync.lsm.errors import ReplicationError
@@ -43,6 +44,8 @@ _LOOK_EVERY_S = 0.5
 READERS, MEMBERS, OWNER = "readers", "members", "owner"
 """Who may ask: anybody who gets through to the daemon (with TLS by a certificate of the authority); the store's nodes; who has
 this node's own certificate, or may open its socket."""
+UNREADABLE = object()
+"""Stands for a message that is none. See `reader_of`."""
 _BOUNDS = {READERS: (MOST_OF_READER, MOST_OF_READERS), MEMBERS: (MOST_OF_MEMBER, MOST_OF_MEMBERS)}
 
 
@@ -197,7 +200,7 @@ def _handler(
         gate.enter(caller, context)
         with gate.deadline(context):
             request = next(incoming, None)
-        if request is None:
+        if request is None or request is UNREADABLE:
             context.abort(grpc.StatusCode.INVALID_ARGUMENT, f"{method.name} without a message that this version knows")
         return request, Call(context, caller)
 
@@ -207,15 +210,43 @@ def _handler(
     def many(incoming: Iterator[Any], context: grpc.ServicerContext) -> Iterator[Any]:
         yield from behaviour(*begun(incoming, context))
 
-    parse = message_factory.GetMessageClass(method.input_type).FromString
+    parse = reader_of(message_factory.GetMessageClass(method.input_type).FromString)
     answer = message_factory.GetMessageClass(method.output_type).SerializeToString
     if method.server_streaming:
         return grpc.stream_stream_rpc_method_handler(many, parse, answer)
     return grpc.stream_unary_rpc_method_handler(one, parse, answer)
 
 
-def first_of(incoming: Iterator[pb.Frame], gate: Gate, context: grpc.ServicerContext) -> Iterator[pb.Frame]:
-    """The frames of a stream between nodes, of which the first one comes soon, before anything is kept for it."""
+def reader_of(parse: Callable[[bytes], Any]) -> Callable[[bytes], Any]:
+    """Returns a deserializer for gRPC that returns UNREADABLE for bytes that are no message, and never raises.
+
+    Where one raises, gRPC ends the call by itself. A method that then ends it, too, leaves what gRPC knows of the call in
+    memory for good, about 6 KB: a stranger could fill it.
+    """
+
+    def read(data: bytes) -> Any:
+        try:
+            return parse(data)
+        except DecodeError:
+            return UNREADABLE
+
+    return read
+
+
+def first_of(incoming: Iterator[Any], gate: Gate, context: grpc.ServicerContext) -> Iterator[pb.Frame]:
+    """Returns the frames of a stream between nodes. The first one comes soon, before anything is kept for it.
+
+    Reading on raises ReplicationError where a later one is no frame.
+    """
     with gate.deadline(context):
         first = next(incoming, None)
-    return iter(()) if first is None else itertools.chain([first], incoming)
+    if first is UNREADABLE:
+        context.abort(grpc.StatusCode.INVALID_ARGUMENT, "a link without a frame that this version knows")
+    return iter(()) if first is None else itertools.chain([first], _readable(incoming))
+
+
+def _readable(incoming: Iterator[Any]) -> Iterator[pb.Frame]:
+    for frame in incoming:
+        if frame is UNREADABLE:
+            raise ReplicationError("what came is no frame that this version knows")
+        yield frame

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import socket
 import urllib.request
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, cast
 
+import grpc
 import pytest
 from blake3 import blake3
 
@@ -16,10 +18,14 @@ from nosync.lsm.errors import CorruptionError, StorageError
 from nosync.lsm.platform.env import Env
 from nosync.lsm.platform.store_marker import create_store
 from nosync.proto.v1 import replication_pb2 as pb
+from nosync.replication.daemon.config import DaemonConfig
+from nosync.replication.daemon.daemon import Daemon
 from nosync.replication.daemon.metrics import MOST_CONNECTIONS
 from nosync.replication.transport.certs import make_certificates
+from nosync.replication.transport.channel import channel_to
 from nosync.replication.transport.client import DaemonClient
 from nosync.replication.transport.download import fetch_files
+from nosync.replication.transport.sockets import SOCKET_FILE, SocketPath
 from nosync.testing.daemon_cluster import Daemons, eventually, free_ports, running
 
 MANY = 100
@@ -128,3 +134,39 @@ def test_a_daemon_does_not_fill_the_disk(cache: Path) -> None:
     with pytest.raises(StorageError, match="has 1,099,511,627,776 bytes, and .* are free"):
         fetch_files(cast(DaemonClient, _Sender([layer])), cache, [layer.name], Env())
     assert not list((cache / "tmp").iterdir())
+
+
+def _calls_in_memory() -> int:
+    gc.collect()
+    return sum(type(one).__name__ == "_RPCState" for one in gc.get_objects())
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        ("Daemon/Note", [b"\xff\xff\xff"]),
+        ("Daemon/Layers", [b"\xff\xff\xff"]),
+        ("Daemon/Note", []),
+        ("Replication/Link", [b"\xff\xff\xff"]),
+        ("Replication/Link", [b"", b"\xff\xff\xff"]),
+        ("Daemon/Note", [b"\x0a\x80\x80\x80\x40" + bytes(128 << 20)]),
+    ],
+    ids=["unary", "answered by a stream", "nothing", "first frame", "second frame", "too large"],
+)
+def test_a_call_that_was_refused_leaves_nothing_in_memory(tmp_path: Path, call: tuple[str, list[bytes]]) -> None:
+    """gRPC keeps what it knows of a call for good where both it and the method end the call: a stranger could fill memory."""
+    config = DaemonConfig("n1", tmp_path / "n1", "127.0.0.1:0", {}, 1, sockets=tmp_path / "sockets")
+    daemon = Daemon(config)
+    daemon.start()
+    method, sent = call
+    times = 3 if sum(map(len, sent)) > 1 << 20 else 60
+    try:
+        way = SocketPath(tmp_path / "n1" / SOCKET_FILE)
+        with contextlib.closing(way), channel_to("", None, socket=way) as channel:
+            before = _calls_in_memory()
+            for _ in range(times):
+                with contextlib.suppress(grpc.RpcError):
+                    list(channel.stream_stream(f"/nosync.v1.{method}")(iter(sent), timeout=5.0))
+        eventually("calls are forgotten", lambda: _calls_in_memory() <= before + times // 10 + 1, 10.0)
+    finally:
+        daemon.stop()
