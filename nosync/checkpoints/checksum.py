@@ -16,6 +16,7 @@ from nosync.lsm.platform.env import Env
 from nosync.lsm.platform.parsing import parsed
 
 _ALGORITHM = "CRC32C"
+_PIECE_BYTES = 1 << 20
 _UNSIGNED = (1 << 32) - 1
 """The JVM writes the checksum as a number with a sign."""
 
@@ -32,5 +33,12 @@ def check(crc: bytes, file: Path, env: Env) -> None:
     data = memoryview(env.map(file))
     if len(data) != size_bytes:
         raise CorruptionError(f"{file}: has {len(data):,} bytes, and its checksum is of {size_bytes:,}")
-    if algorithm == _ALGORITHM and google_crc32c.value(data) != value & _UNSIGNED:
+    if algorithm == _ALGORITHM and _crc32c(data) != value & _UNSIGNED:
         raise CorruptionError(f"{file}: does not match the checksum that Spark wrote beside it")
+
+
+def _crc32c(data: memoryview) -> int:
+    found = 0
+    for start in range(0, len(data), _PIECE_BYTES):
+        found = google_crc32c.extend(found, bytes(data[start : start + _PIECE_BYTES]))
+    return found

@@ -22,6 +22,7 @@ log = logging.getLogger("nosync")
 
 LOOK_EVERY_S = 0.05
 LIST_EVERY_S = 10.0
+AGAIN_AFTER_S = 1.0
 _FORMS = ("delta", "changelog", "snapshot", "zip")
 
 
@@ -64,7 +65,12 @@ class Follower:
                 if self.problem != str(error):
                     log.error("checkpoint %s: %s", self._keep.name, error)
                 self.problem = str(error)
-                stopped.wait(1.0)
+                stopped.wait(AGAIN_AFTER_S)
+            except Exception as error:  # a defect of ours: whoever looks is told, and what can be kept is
+                if self.problem != repr(error):
+                    log.exception("checkpoint %s", self._keep.name)
+                self.problem = repr(error)
+                stopped.wait(AGAIN_AFTER_S)
             stopped.wait(LOOK_EVERY_S)
 
     def _commits(self) -> list[Batch]:

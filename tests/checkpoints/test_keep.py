@@ -8,6 +8,7 @@ import os
 import random
 from pathlib import Path
 
+import google_crc32c
 import pytest
 
 from nosync.checkpoints.follow import Follower
@@ -274,6 +275,32 @@ def test_what_is_let_go_of_leaves_the_last_batches_and_pins(tmp_path: Path) -> N
         follow(query, keep)
         again = Keep(tmp_path / f"d{seed}", "q", Env())
         assert {t for t in again.index.batches() if again.closures.why_not(t) is None} >= held | {Batch(last + 1)}
+
+
+@pytest.mark.parametrize("damage", [None, "bit", "size", "text", "algorithm"])
+def test_a_file_is_checked_beside_what_spark_wrote(tmp_path: Path, damage: str | None) -> None:
+    query, keep = FakeQuery(tmp_path / "ck", "hdfs"), Keep(tmp_path / "data", "q", Env())
+    query.run(2)
+    path = "state/0/0/2.delta"
+    data = (query.root / path).read_bytes()
+    crc = google_crc32c.value(data) ^ (damage in ("bit", "algorithm"))
+    signed = crc - (1 << 32) if crc >> 31 else crc
+    said = {
+        "algorithm": "SHA1" if damage == "algorithm" else "CRC32C",
+        "value": signed,
+        "mainFileSize": len(data) + (damage == "size"),
+    }
+    query.write(path + ".crc", "x" if damage == "text" else json.dumps(said))
+    if damage in (None, "algorithm"):
+        follow(query, keep)
+        assert keep.safe() == 1
+        assert path + ".crc" in keep.closures.of(Batch(1)).paths
+    else:
+        with pytest.raises(CorruptionError, match="2.delta"):
+            follow(query, keep)
+        again = Keep(tmp_path / "data", "q", Env())
+        assert again.safe() in (None, 0)
+        assert path not in again.index
 
 
 def test_pins(tmp_path: Path) -> None:
