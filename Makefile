@@ -19,8 +19,6 @@ JOBS ?= 20
 MINUTES ?= 12
 # Processes that run tests: one more than two cores, for many tests wait for daemons.
 WORKERS ?= 3
-IN_PARALLEL := tests/unit tests/property tests/model tests/format tests/simulation tests/crash tests/cluster
-ON_HOSTS := tests/cluster/test_hosts.py
 
 .PHONY: help setup java demo test docs compat check format crash kills sim cluster model fuzz audit sbom bench bench-full bench-compare clean
 
@@ -44,8 +42,8 @@ demo: setup  ## Run a year of real flights through Spark, damage the store, reco
 	$(BIN)/nosync demo --out $(OUT)
 
 test: setup  ## Run the tests (about 20 minutes on 2 cores).
-	$(BIN)/python -m pytest -n $(WORKERS) $(IN_PARALLEL) --ignore=$(ON_HOSTS) --durations=10
-	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile tests/spark $(ON_HOSTS) --durations=10
+	$(BIN)/python -m pytest -n $(WORKERS) -m 'not spark' --ignore=tests/compat --durations=10
+	$(BIN)/python -m pytest -n $(WORKERS) -m spark --ignore=tests/compat --dist loadfile --durations=10
 
 docs: $(DOCS)/.installed  ## Write the site of docs/ to site/. A link or an anchor that leads nowhere is an error.
 	@rm -rf build/docs && mkdir -p build/docs
@@ -75,23 +73,23 @@ crash: setup  ## The kill -9 loop, CYCLES=200 times.
 	NOSYNC_CRASH_CYCLES=$(CYCLES) $(BIN)/python -m pytest tests/crash/test_kill.py
 
 kills: setup  ## Kill the driver of a streaming job KILLS=50 times, at any moment.
-	NOSYNC_STREAM_KILLS=$(KILLS) $(BIN)/python -m pytest tests/spark/test_stream.py -k killing
+	NOSYNC_STREAM_KILLS=$(KILLS) $(BIN)/python -m pytest tests/job/test_streams.py -k killing
 
 sim: setup  ## Run the replication protocol under faults from SEEDS=10000 seeds, or SEED=n once, with its course.
 	$(BIN)/python -m tests.simulation.run $(if $(SEED),--seed $(SEED),--seeds $(SEEDS))
 
 cluster: setup  ## Daemons as processes, Spark over three hosts: the long tests, with CYCLES=200 kills under load.
-	NOSYNC_LONG=1 NOSYNC_DAEMON_CYCLES=$(CYCLES) $(BIN)/python -m pytest tests/cluster tests/spark/test_replication.py \
-		tests/spark/test_failures.py --timeout 3600
+	NOSYNC_LONG=1 NOSYNC_DAEMON_CYCLES=$(CYCLES) $(BIN)/python -m pytest tests/cluster tests/job/test_replication.py \
+		tests/job/test_process_failures.py --timeout 3600
 
 model:  ## Check docs/model with Spin, and that planted bugs break it. Needs spin and a C compiler.
 	sh docs/model/check.sh
 
 fuzz: setup  ## Damaged and forged files (FILES=1000000), calls (CALLS=1000000), random flows (FLOWS=500), jobs (JOBS=20): two hours.
-	NOSYNC_FUZZ=$(FILES) $(BIN)/python -m pytest -s tests/unit/test_fuzz.py --timeout 0
+	NOSYNC_FUZZ=$(FILES) $(BIN)/python -m pytest -s tests/lsm/platform/test_fuzz_files.py --timeout 0
 	NOSYNC_FUZZ=$(CALLS) $(BIN)/python -m pytest -v tests/cluster/test_fuzz_calls.py --timeout 0
 	NOSYNC_FUZZ=$(FLOWS) $(BIN)/python -m pytest -v tests/property/test_fuzzed_flows.py --timeout 0
-	NOSYNC_FUZZ=$(JOBS) $(BIN)/python -m pytest -v tests/spark/test_fuzzed_jobs.py --timeout 0
+	NOSYNC_FUZZ=$(JOBS) $(BIN)/python -m pytest -v tests/job/test_fuzzed_jobs.py --timeout 0
 
 audit: setup  ## Look for packages with known holes: by a list kept by hand, and by pip-audit where it reaches its data.
 	@test -x $(AUDIT)/bin/pip-audit || { $(PYTHON) -m venv $(AUDIT) && $(AUDIT)/bin/python -m pip install --quiet pip-audit; } || true

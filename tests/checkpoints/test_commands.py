@@ -11,7 +11,7 @@ import nosync
 from nosync.checkpoints.rewind import SinkRemembersError
 from nosync.cli import main
 from tests.checkpoints.fake_query import FakeQuery
-from tests.checkpoints.test_keep import contents
+from tests.helpers.checkpoints import contents
 
 
 def run(capsys: pytest.CaptureFixture[str], *arguments: object) -> tuple[int, str, str]:

@@ -19,10 +19,7 @@ from nosync.checkpoints.retention import garbage, pin, pins, unpin
 from nosync.lsm.errors import CorruptionError, InvalidInputError, NotAvailableError, StorageError
 from nosync.lsm.platform.env import Env
 from tests.checkpoints.fake_query import KINDS, FakeQuery
-
-
-def contents(root: Path) -> dict[str, bytes]:
-    return {path: (root / path).read_bytes() for path in files_below(root, Env())}
+from tests.helpers.checkpoints import contents
 
 
 def follow(query: FakeQuery, keep: Keep) -> list[str]:

@@ -21,6 +21,8 @@ import nosync
 from nosync.checkpoints.names import Batch
 from tests.checkpoints import ordinary_queries
 
+pytestmark = pytest.mark.spark
+
 NAMES = ("aggregate", "join", "dedupe", "processor", "arbitrary")
 FILES = 8
 PATIENCE_S = 240.0

@@ -23,36 +23,16 @@ from nosync.lsm.facts.deliveries import DeliveryLog
 from nosync.lsm.facts.fencing import Instance, check_fence, take_over
 from nosync.lsm.layers.writer import arrange
 from nosync.lsm.manifests.branches import Refs
-from nosync.lsm.manifests.catalog import Catalog
 from nosync.lsm.model.layer import Description, LayerId, Shard, TraceId, of_round
 from nosync.lsm.platform.env import Env
 from nosync.lsm.trace.directory import LayerDirectory
 from nosync.replication.client.fetching_directory import FetchingDirectory, wait_for_peers
 from nosync.replication.transport.client import client_of
 from nosync.testing.daemon_cluster import Daemons, eventually, free_ports, running
+from tests.helpers.daemons import _inputs, _publish_with_input, expected, publish, rows, state
 
 CYCLES = int(os.environ.get("NOSYNC_DAEMON_CYCLES", "6"))
 """Cycles of the kill loop; the long suite (`make cluster`) does 1,000."""
-
-
-def rows(t: int, n: int = 50) -> pa.Table:
-    return pa.table({"k": list(range(n)), "v": [1000 * t + i for i in range(n)]})
-
-
-def publish(store: nosync.Store, t: int, values_of: int | None = None) -> None:
-    """An epoch of two shards. `values_of`: with the values of another epoch."""
-    values = rows(t if values_of is None else values_of)
-    for shard in (0, 1):
-        store.append("counts", shard=shard, t=t, rows=values.slice(25 * shard, 25), key=["k"])
-    store.seal(t)
-
-
-def state(store: nosync.Store, t: int) -> list[tuple[int, int]]:
-    return sorted((row["k"], row["v"]) for row in store.read("counts", t).to_pylist())
-
-
-def expected(t: int) -> list[tuple[int, int]]:
-    return [(i, 1000 * t + i) for i in range(50)]
 
 
 def test_another_node_goes_on_without_a_restore(tmp_path: Path) -> None:
@@ -641,24 +621,6 @@ def test_publishing_goes_on_while_the_daemon_is_away(tmp_path: Path) -> None:
 
 
 # --- letting go of inputs ---------------------------------------------------------------------------------------------
-
-
-def _publish_with_input(store: nosync.Store, t: int, policy: str) -> None:
-    store.append("rows", t=t, rows=rows(t), key=[])
-    for shard in (0, 1):
-        store.append("counts", shard=shard, t=t, rows=rows(t).slice(25 * shard, 25), key=["k"])
-    ids = [LayerId(TraceId("counts", "raw", Shard(i)), Description.of_epoch(t)) for i in (0, 1)]
-    ids.append(LayerId(TraceId("rows", "raw", Shard(0)), Description.of_epoch(t)))
-    store.node.seal(t, ids, meta={"at_safe_point": {"rows": policy}})
-
-
-def _inputs(daemons: Daemons, node: str) -> int:
-    """How many layers of the source a node's catalog has; the files go a while later."""
-    catalog = Catalog(daemons.data(node) / "catalog", read_only=True)
-    try:
-        return sum(record.id.trace.stage == "rows" for record in catalog.records())
-    finally:
-        catalog.close()
 
 
 @pytest.mark.parametrize(("policy", "nodes_that_keep"), [("drop", 0), ("disk", 1)])

@@ -23,6 +23,8 @@ from nosync.testing.spark_hosts import Driver, SparkHosts, cluster
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+pytestmark = pytest.mark.spark
+
 EPOCHS = 7
 DETECTION_S = 30.0
 """An epoch that loses a host takes less: Spark by itself would wait 120 s. The figures are in bench/takeover_hosts.py."""

@@ -14,7 +14,7 @@ from nosync.replication.transport.channel import Certificates
 from nosync.replication.transport.client import DaemonClient
 from nosync.replication.transport.revocation import REVOKED, Revocations, read_revoked, serial_of
 from nosync.testing.daemon_cluster import eventually, running
-from tests.cluster.test_daemons import publish
+from tests.helpers.daemons import publish
 
 
 def test_what_a_command_revokes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -15,7 +15,7 @@ import pytest
 import nosync
 from nosync.lsm.layers.writer import arrange
 from nosync.lsm.model.layer import Description, LayerId, Shard, TraceId
-from tests.helpers import state_of
+from tests.helpers.oracles import state_of
 
 CYCLES = int(os.environ.get("NOSYNC_CRASH_CYCLES", "6"))
 SHARDS = 3

@@ -16,7 +16,7 @@ from blake3 import blake3
 
 import nosync
 from tests.format.golden_flow import EPOCHS, inputs, make_flow, triple
-from tests.runner import StoreRunner
+from tests.helpers.runner import StoreRunner
 
 
 def state_of(runner: StoreRunner, t: int) -> dict[str, str]:

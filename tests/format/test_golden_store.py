@@ -22,7 +22,7 @@ from nosync.lsm.model.layer import parse_path
 from tests.format.golden_flow import EPOCHS, inputs, make_flow, triple
 from tests.format.golden_functions import make_flow as make_functions
 from tests.format.make_golden import state_of
-from tests.runner import StoreRunner, parse_ddl
+from tests.helpers.runner import StoreRunner, parse_ddl
 
 GOLDEN = Path(__file__).parent / "golden"
 VERSIONS = ["v0.1"]

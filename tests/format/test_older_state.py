@@ -11,8 +11,8 @@ import pyarrow as pa
 import pytest
 
 import nosync
-from tests.helpers import state_of
-from tests.runner import StoreRunner
+from tests.helpers.oracles import state_of
+from tests.helpers.runner import StoreRunner
 
 GOLDEN = Path(__file__).parent / "golden" / "v1-aggregates.zip"
 """A store of `flow_of_before` with the rows of EPOCHS, by the version before sums had 128 bits."""

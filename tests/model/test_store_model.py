@@ -17,7 +17,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 import nosync
 from nosync.lsm.platform.file_pool import FilePool
 from nosync.testing import FaultyEnv, crash
-from tests.helpers import State, colliding, state_of
+from tests.helpers.oracles import State, colliding, state_of
 
 KEYS = st.integers(0, 9)
 SHARDS = 2

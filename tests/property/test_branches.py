@@ -21,10 +21,10 @@ from nosync.flow.binder import bind
 from nosync.flow.bound_stage import BoundStage
 from nosync.job.branch_checks import stages_to_bootstrap
 from nosync.job.explain import explain
-from tests import pipelines
-from tests.helpers import weights
-from tests.pipelines import CHANGEABLE, Op, build, change, table
-from tests.runner import SHARDS, StoreRunner, parse_ddl
+from tests.helpers import pipelines
+from tests.helpers.oracles import weights
+from tests.helpers.pipelines import CHANGEABLE, Op, build, change, table
+from tests.helpers.runner import SHARDS, StoreRunner, parse_ddl
 
 
 @contextmanager
@@ -91,7 +91,7 @@ def began(main: StoreRunner, at: int) -> list[str]:
     try:
         return stages_to_bootstrap(main.flow, main.flow.stages, [f"s{at}"], main.flow.stages)
     except nosync.FlowError:
-        assume(False)  # tests/spark/test_branches.py
+        assume(False)  # tests/job/test_branching.py
         return []
 
 

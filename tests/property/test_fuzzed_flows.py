@@ -20,9 +20,9 @@ from hypothesis import strategies as st
 import nosync
 from nosync.job.recovery_planner import Cell, RecordedCells, plan
 from nosync.lsm.platform.env import Env
-from tests import pipelines
-from tests.pipelines import Op, build, table
-from tests.runner import StoreRunner
+from tests.helpers import pipelines
+from tests.helpers.pipelines import Op, build, table
+from tests.helpers.runner import StoreRunner
 
 EXAMPLES = int(os.environ.get("NOSYNC_FUZZ", "15"))
 GRACE_S = 100.0

@@ -20,7 +20,7 @@ import nosync
 from nosync.kernels.groups import Groups
 from nosync.lsm.columnar.columns import keys_equal, match_keys, order_by_key
 from nosync.lsm.columnar.hashing import U32, hash32
-from tests.runner import Runner
+from tests.helpers.runner import Runner
 
 NAN = math.nan
 FLOATS = st.none() | st.sampled_from([NAN, 0.0, -0.0, 1.0, math.inf])

@@ -18,35 +18,13 @@ from nosync.lsm.model.timestamp import round_of
 from nosync.lsm.node.node import Node
 from nosync.operators.loops import Phase, next_phase, rounds_done
 from nosync.testing import FaultyEnv
-from tests.runner import Runner, StoreRunner
+from tests.helpers.graphs import hop, last_word, only, reach_slowly
+from tests.helpers.runner import Runner, StoreRunner
 
 NODE = st.integers(0, 5)
 CHANGE = st.tuples(NODE, NODE, st.booleans())
 EPOCH = st.tuples(st.integers(1, 3), st.lists(CHANGE, max_size=8), st.lists(st.tuples(NODE, st.booleans()), max_size=2))
 EPOCHS = st.lists(EPOCH, min_size=1, max_size=6)
-
-
-def last_word(changes: pa.Table, state: pa.Table) -> pa.Table:
-    """Whether each key is there: the last change of the epoch says so (by the order of `i`)."""
-    key = state.column_names[:-1]
-    on: dict[Any, bool] = {}
-    for row in sorted(changes.to_pylist(), key=lambda r: r["i"]):
-        on[tuple(row[name] for name in key)] = bool(row["there"])
-    kept = [k for k, there in on.items() if there]
-    columns = [pa.array([k[i] for k in kept], pa.int64()) for i in range(len(key))]
-    return pa.Table.from_arrays([*columns, pa.array([1] * len(kept), pa.int64())], names=state.column_names)
-
-
-def hop(rows: pa.Table) -> pa.Table:
-    names = ["dst", *(name for name in rows.column_names if name == "_change_type")]
-    return rows.select(names).rename_columns(["node", *names[1:]])
-
-
-def only(*names: str) -> Any:
-    def select(rows: pa.Table) -> pa.Table:
-        return rows.select([*names, *(n for n in rows.column_names if n == "_change_type")])
-
-    return select
 
 
 def reachability() -> nosync.Dataflow:
@@ -67,17 +45,6 @@ def reachability() -> nosync.Dataflow:
 def log(changes: list[tuple[Any, ...]], names: list[str]) -> pa.Table:
     columns = [pa.array([int(c[i]) for c in changes], pa.int64()) for i in range(len(names))]
     return pa.Table.from_arrays([*columns, pa.array(range(len(changes)), pa.int64())], names=[*names, "i"])
-
-
-def reach_slowly(roots: set[int], edges: set[tuple[int, int]]) -> set[int]:
-    reached: set[int] = set()
-    todo = list(roots)
-    while todo:
-        node = todo.pop()
-        if node not in reached:
-            reached.add(node)
-            todo += [b for a, b in edges if a == node]
-    return reached
 
 
 CYCLE = [(1, [(0, 1, True), (1, 2, True), (2, 1, True)], [(0, True)]), (2, [(0, 1, False)], [])]

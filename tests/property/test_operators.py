@@ -22,8 +22,8 @@ from nosync.kernels.aggregates import Aggregate
 from nosync.kernels.windows import times_us
 from nosync.replication.client.location import StoreLocation, open_directory
 from nosync.runtime.shard_run import run_shard
-from tests.helpers import state_of
-from tests.runner import SHARDS, Runner
+from tests.helpers.oracles import state_of
+from tests.helpers.runner import SHARDS, Runner
 
 VALUES = st.none() | st.integers(-3, 3)
 ROW = st.tuples(st.sampled_from(["a", "b", "c", None]), VALUES)

@@ -22,8 +22,8 @@ import nosync
 from nosync.kernels.groups import Groups
 from nosync.kernels.sums import DoesNotFitError, sum_of
 from nosync.lsm.columnar.hashing import hash32
-from tests.helpers import state_of
-from tests.runner import Runner
+from tests.helpers.oracles import state_of
+from tests.helpers.runner import Runner
 
 LEAST, MOST = -(2**63), 2**63 - 1
 WHOLE = st.sampled_from([LEAST, MOST, MOST, LEAST + 1, 0, 1, -1, 2**62]) | st.integers(LEAST, MOST)

@@ -23,7 +23,7 @@ from nosync.lsm.model.timestamp import Time, end_of, last_of, pack
 from nosync.lsm.trace.cover import choose_cover
 from nosync.lsm.trace.directory import LayerDirectory
 from nosync.lsm.trace.trace import Trace
-from tests.helpers import KEY_VALUES, State, colliding, state_of
+from tests.helpers.oracles import KEY_VALUES, State, colliding, state_of
 
 TRACE = TraceId("s", "raw", Shard(0))
 HASHERS = st.sampled_from([hash32, colliding])

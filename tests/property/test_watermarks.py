@@ -28,7 +28,7 @@ from nosync.flow.stage import Stage
 from nosync.lsm.model.layer import Shard, TraceId
 from nosync.lsm.model.timestamp import Time, last_of, pack
 from nosync.replication.client.location import StoreLocation, open_directory
-from tests.runner import Runner, parse_ddl
+from tests.helpers.runner import Runner, parse_ddl
 
 START = datetime.datetime(2026, 1, 1, tzinfo=datetime.UTC)
 MINUTE = datetime.timedelta(minutes=1)

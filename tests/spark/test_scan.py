@@ -15,7 +15,8 @@ import pytest
 import nosync
 from nosync.lsm.errors import NosyncError
 from tests.conftest import OpenStore
-from tests.spark.rows_by_two_ways import (
+from tests.helpers.orders import digests
+from tests.helpers.rows_by_two_ways import (
     FLOWS,
     ROWS,
     ROWS_NAMES,
@@ -28,7 +29,6 @@ from tests.spark.rows_by_two_ways import (
     rows_of,
     wide_rows,
 )
-from tests.spark.test_batches import digests
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
