@@ -18,7 +18,8 @@ from nosync.replication.protocol.replica import Replica
 from nosync.replication.protocol.sessions import Sessions
 from nosync.replication.protocol.state import ReplicaState
 from nosync.replication.protocol.statements import Statement, Statements
-from nosync.testing.simulation import Cluster, Data, SimNode, digest_of, layers_at
+from nosync.testing.simulated_node import Data, SimNode, digest_of, layers_at
+from nosync.testing.simulation import Cluster
 
 
 class _AckBeforeDurable(SimNode):
@@ -37,7 +38,7 @@ class _AckOnReceipt(SimNode):
 
 class _AckAfterFailedSync(SimNode):
     def sync(self, name: FileName) -> None:
-        if self.replica is not None and name in self.volatile and self.cluster.chance(0.1, faults=True):
+        if self.replica is not None and name in self.volatile and self.world.chance(0.1, faults=True):
             self.act(self.replica.holds([FileVersion(name, digest_of(self.volatile[name]))]))
             return
         super().sync(name)
@@ -57,7 +58,7 @@ class _ManifestIgnored(SimNode):
         assert self.replica is not None
         names = [*layers_at(t)]
         return t < 8 and all(
-            self.replica.copies(n, digest_of(f"contents of {n}")) >= self.cluster.replicas for n in names
+            self.replica.copies(n, digest_of(f"contents of {n}")) >= self.world.replicas for n in names
         )
 
 
