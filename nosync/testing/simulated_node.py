@@ -36,7 +36,7 @@ class Data:
 
 
 def contents_of(name: FileName) -> str:
-    """What a file of this name holds: stages are functional, so every node computes the same."""
+    """Returns what a file of this name holds: stages are functional, so every node computes the same."""
     return f"contents of {name}"
 
 
@@ -50,14 +50,14 @@ def manifest_at(t: int) -> FileName:
 
 
 def layers_at(t: int) -> list[FileName]:
-    """The layers that manifest `t` lists."""
+    """Returns the layers that manifest `t` lists."""
     traces = [TraceId("s", "f" * 8, Shard(i, SHARDS)) for i in range(SHARDS)]
     return [FileName.of_layer(LayerId(trace, Description.of_epoch(t))) for trace in traces]
 
 
 def stands(inventory: Inventory, name: FileName) -> bool:
-    """Whether every epoch of a layer is in some layer, and a manifest in some archive; another file is there by name. This is
-    found out in a slow way of its own.
+    """Returns whether every epoch of a layer is in some layer, and a manifest in some archive; another file is there by
+    name. This is found out in a slow way of its own.
     """
     id = name.layer
     if id is None or name in inventory:
@@ -96,7 +96,7 @@ class World:
         heapq.heappush(self.queue, (self.now_s + delay_s, next(self.numbers), do))
 
     def chance(self, share: float, *, faults: bool) -> bool:
-        """Whether something happens; faults only as long as there are any."""
+        """Returns whether something happens; faults only as long as there are any."""
         return bool(self.random.random() < share) and not (faults and self.now_s > FAULTS_UNTIL_S)
 
     def parted(self, a: SimNode, b: SimNode) -> bool:
@@ -278,7 +278,7 @@ class SimNode:
     # --- the safe point ---------------------------------------------------------------------------------------------
 
     def claim(self) -> int:
-        """The largest epoch up to which everything, the manifests too, has enough copies; it is remembered."""
+        """Returns the largest epoch up to which everything, the manifests too, has enough copies; it is remembered."""
         assert self.replica is not None, "only while it runs"
         while self.is_safe(self.safe + 1):
             self.safe += 1

@@ -141,7 +141,7 @@ class Cluster:
             running = [n for n in self.world.ids if self.nodes[n].replica is not None]
             self.leader = running[0] if running else self.leader
             return
-        # It goes on after what its node has. What is lost there of earlier epochs it computes again, to the same layers.
+        # It goes on after what its node has. What is lost there of earlier epochs it computes again, to the same ones.
         have = {**node.durable, **node.volatile}
         held = Inventory(FileVersion(name, "") for name in have)
         t = next((t for t in range(EPOCHS) if not stands(held, manifest_at(t))), EPOCHS)

@@ -39,8 +39,8 @@ class Oracle:
                 for held in peer.holds:
                     if (peer.node, peer.incarnation, held.name, held.digest) not in self._world.was_durable:
                         self._fail(
-                            f"acked: {node.id} believes that {peer.node} {peer.incarnation} holds {held.name}, which never "
-                            "was durable there"
+                            f"acked: {node.id} believes that {peer.node} {peer.incarnation} holds {held.name}, which "
+                            "never was durable there"
                         )
 
     def check_claim(self, node: SimNode) -> None:

@@ -32,7 +32,7 @@ class Announcements:
         self._unannounced: dict[PurePosixPath, str] = {}  # files that could not be read, and why
 
     def _held_file(self, path: PurePosixPath) -> FileVersion | None:
-        """What a durable manifest, or entry of the log of branches, holds."""
+        """Returns what a durable manifest, or entry of the log of branches, holds."""
         try:
             name = check_name(str(path))
             text = self._env.read(self._root / name)
@@ -49,7 +49,7 @@ class Announcements:
         return FileVersion(name, blake3(text).hexdigest(), len(text))
 
     def announce_again(self) -> None:
-        """What could not be read when it had become durable: peers would wait for it for ever."""
+        """Announces what could not be read when it had become durable: peers would wait for it for ever."""
         with self._shared.lock:
             tried, self._unannounced = self._unannounced, {}
         if not tried:
@@ -141,7 +141,7 @@ class Announcements:
 
 
 def _held_layer(record: Record) -> FileVersion | None:
-    """None for the layers of a loop's rounds, which are gone soon."""
+    """Returns what a durable layer holds; None for a layer of a loop's rounds, which is gone soon."""
     d = record.id.description
     if d.is_of_rounds:
         return None

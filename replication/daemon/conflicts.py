@@ -21,8 +21,8 @@ class Conflicts:
             return sorted(self._replica.conflicts())
 
     def to_discard(self) -> list[FileName]:
-        """Returns the files of which a peer that is up has the other contents. Raises ReplicationError where there are only
-        others.
+        """Returns the files of which a peer that is up has the other contents. Raises ReplicationError where there are
+        only others.
         """
         self._shared.tick()
         with self._shared.lock:
@@ -32,8 +32,9 @@ class Conflicts:
         if found and not names:
             nodes = ", ".join(sorted({node for node, _, _ in found.values()}))
             raise ReplicationError(
-                f"the other contents are on {nodes}, which is away: giving up what is here would leave nothing. Start its daemon "
-                "first; or take it out with nosync peers --remove, if it is gone for good, and what is here counts"
+                f"the other contents are on {nodes}, which is away: giving up what is here would leave nothing. Start "
+                "its daemon first; or take it out with nosync peers --remove, if it is gone for good, and what is here "
+                "counts"
             )
         return names
 
@@ -46,8 +47,8 @@ class Conflicts:
                 self._problems.pop(name, None)
         for name, node in discarded.items():
             self._problems[_CONFLICT + name] = (
-                f"was given up here, and node {node} still holds it: nosync conflicts --take-theirs there as well, or wait for "
-                "the node whose contents count"
+                f"was given up here, and node {node} still holds it: nosync conflicts --take-theirs there as well, or "
+                "wait for the node whose contents count"
             )
         for name, (node, ours, theirs) in conflicts.items():
             self._problems[_CONFLICT + name] = (

@@ -1,7 +1,7 @@
 """Files that come from other nodes: written to `tmp/`, verified whole, and published by a link, as a task publishes.
 
-Then the node makes them durable like anything else. What came of a file when its session ended is kept for a while, and the rest
-is asked for.
+Then the node makes them durable like anything else. What came of a file when its session ended is kept for a while,
+and the rest is asked for.
 """
 
 from __future__ import annotations
@@ -113,7 +113,7 @@ class IncomingFiles:
         self._counters.received_bytes += incoming.held.size_bytes
 
     def _begin(self, held: FileVersion) -> IncomingFile | None:
-        """None: it cannot be kept."""
+        """Begins to receive a file. Returns None where it cannot be kept."""
         self._drop_part(held.name)
         path = temporary_path(self._root, self._env)
         try:
@@ -124,7 +124,7 @@ class IncomingFiles:
         return None
 
     def _begun(self, held: FileVersion) -> IncomingFile | None:
-        """What came of a file in a session that ended. None: nothing that this is the rest of."""
+        """Returns what came of a file in a session that ended. None: there is nothing that this is the rest of."""
         with self._shared.lock:
             part = self._parts.get(held.name)
             if part is None or part.held != held:
@@ -140,7 +140,7 @@ class IncomingFiles:
                 self._abandon(part)
 
     def drop_old_parts(self) -> None:
-        """Of files that are here now, or that nobody sent the rest of."""
+        """Drops parts of files that are here now, or that nobody sent the rest of."""
         with self._shared.lock:
             until_s = self._env.monotonic_s() - PART_KEPT_S
             old = [name for name, part in self._parts.items() if part.stopped_s < until_s or name in self._replica.mine]
@@ -198,7 +198,9 @@ class IncomingFiles:
             self._shared.act(self._replica.fetch_failed(name))
 
     def _abandon(self, incoming: IncomingFile) -> None:
-        """Never raises: on a full disk closing fails too, and what is left of the file goes when the node starts again."""
+        """Never raises: on a full disk closing fails too, and what is left of the file goes when the node starts
+        again.
+        """
         try:
             incoming.file.close()
         except OSError as error:

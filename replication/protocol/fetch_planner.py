@@ -1,7 +1,7 @@
 """Which files a node asks its peers for, in which order, and how much at once.
 
-A file is fetched from one peer at a time, at most a window of bytes at once. First comes what tasks wait for, then what is not
-safe yet, then history.
+A file is fetched from one peer at a time, at most a window of bytes at once. First comes what tasks wait for, then what
+is not safe yet, then history.
 """
 
 from __future__ import annotations
@@ -21,7 +21,9 @@ FETCH_TIMEOUT_S = 30.0
 """After so long a file is asked for elsewhere, if no piece of any file came from the peer."""
 RETRY_AFTER_S = 1.0
 LOADED_BYTES = 4 << 20
-"""A node that is so far behind with what copies are asked for leaves out what can be computed again, until it has caught up."""
+"""A node that is so far behind with what copies are asked for leaves out what can be computed again, until it has
+caught up.
+"""
 CAUGHT_UP_BYTES = 1 << 20
 OPTIONAL_WINDOW_BYTES = 2 << 20
 """Of what can be computed again no more is on its way at once, so that it holds up little of the rest."""
@@ -30,7 +32,8 @@ KEEP_S = 60.0
 ASKED_S = 1.0
 """A task that waits asks again within this time: what it waits for comes before all else."""
 FEW_FILES, MANY_FILES = 256, 20_000
-"""So few are put in order whenever one comes; of so many it takes a beat until they are again, once all were asked for."""
+"""So few are put in order whenever one comes; of so many it takes a beat until they are again, once all were asked for.
+"""
 
 
 class FetchPlanner:
@@ -62,7 +65,9 @@ class FetchPlanner:
         return [Send(peer.session, Want(tuple(FileRequest(held, self._parts.get(held, 0)) for held in wanted)))]
 
     def accepts(self, session: SessionId, held: FileVersion) -> bool:
-        """Whether a file that begins to come was asked for, or would be once its sender says that it holds it. Then it is."""
+        """Returns whether a file that begins to come was asked for, or would be once its sender says that it holds it.
+        Then it is.
+        """
         state, name = self._state, held.name
         fetch = state.fetching.get(name)
         if fetch is not None:
@@ -133,7 +138,7 @@ class FetchPlanner:
         self.is_loaded = required > (CAUGHT_UP_BYTES if self.is_loaded else LOADED_BYTES)
 
     def is_filled(self) -> bool:
-        """Whether nothing that should be here and that a peer is known to have is missing."""
+        """Returns whether nothing that should be here and that a peer is known to have is missing."""
         missing = (_is_of_ours(peer, held.name) for peer, held in self.todo.missing())
         return not self._state.fetching and not any(missing)
 
@@ -161,11 +166,13 @@ class FetchPlanner:
         return tuple(chosen)
 
     def _candidates(self, peer: Peer) -> Iterator[FileVersion]:
-        """Returns what a peer could be asked for, in order. Many files, as to fill a new node, are ordered once in a while.
+        """Returns what a peer could be asked for, in order. Many files, as to fill a new node, are ordered once in a
+        while.
 
-        First comes what tasks wait for, and of that the traces of which the least is missing: a layer of the last epoch does
-        not wait until the history of another shard has come, which is asked for when this node stands in for one that was
-        lost. Then comes what is not safe yet: the safe point goes on while history is copied, however much of that there is.
+        First comes what tasks wait for, and of that the traces of which the least is missing: a layer of the last epoch
+        does not wait until the history of another shard has come, which is asked for when this node stands in for one
+        that was lost. Then comes what is not safe yet: the safe point goes on while history is copied, however much of
+        that there is.
         """
         kept = self._state.placement.kept_until_s.items()
         asked = [peer.todo[trace] for trace, until_s in kept if trace in peer.todo and self._is_new(until_s)]
@@ -190,18 +197,20 @@ class FetchPlanner:
                 yield held
 
     def _is_new(self, until_s: float) -> bool:
-        """Whether a task asked just now for what is kept until then."""
+        """Returns whether a task asked just now for what is kept until then."""
         return until_s - KEEP_S >= self._state.now_s - ASKED_S
 
     def _wants(self, peer: Peer, held: FileVersion) -> bool:
-        """Whether a file that this node should keep is to be taken from a peer now, if nothing here stands for it."""
+        """Returns whether a file that this node should keep is to be taken from a peer now, if nothing here stands for
+        it.
+        """
         state, name = self._state, held.name
         waiting = self._again_s.get(name, state.now_s) > state.now_s
         known = self.todo.is_unwanted(peer, name) or state.has_or_fetches(name) or state.is_discarded(held)
         return not (waiting or known or self._waits(held)) and _is_of_ours(peer, name)
 
     def _waits(self, held: FileVersion) -> bool:
-        """Whether a file is left out as long as there is so much else to fetch."""
+        """Returns whether a file is left out as long as there is so much else to fetch."""
         state = self._state
         if not state.is_optional(held.name):
             return False
@@ -210,8 +219,8 @@ class FetchPlanner:
 
 
 def _is_of_ours(peer: Peer, name: FileName) -> bool:
-    """Whether a file of a peer belongs to the history that this node has. Before all is known that the peer has, nothing that
-    stands for more than a layer of one epoch does, and no manifest.
+    """Returns whether a file of a peer belongs to the history that this node has. Before all is known that the peer
+    has, nothing that stands for more than a layer of one epoch does, and no manifest.
     """
     if not peer.is_known and not (name.is_register or (name.layer is not None and name.layer.is_fresh)):
         return False

@@ -81,7 +81,7 @@ class Peer:
     """By timeline, the safe point that it told in this session."""
 
     def is_of_another_history(self, name: FileName) -> bool:
-        """Whether a file that it holds is, or may be."""
+        """Returns whether a file that it holds is of another history than ours, or may be."""
         if not self.conflicts:
             return False
         if self.found_diverged is None:
@@ -89,7 +89,7 @@ class Peer:
         return self.found_diverged.has(name)
 
     def conflict_at(self, place: str, found: Mapping[FileName, tuple[str, str]]) -> None:
-        """Of one trace, or one other file, these are all."""
+        """These are all conflicts of one trace, or of one other file."""
         before = self.conflicts.pop(place, {})
         if found:
             self.conflicts[place] = dict(found)
@@ -97,7 +97,7 @@ class Peer:
             self.found_diverged = None
 
     def all_conflicts(self) -> dict[FileName, tuple[str, str]]:
-        """By file."""
+        """Returns the conflicts by file."""
         return {name: digests for files in self.conflicts.values() for name, digests in files.items()}
 
     def touched(self, names: Iterable[FileName]) -> None:

@@ -1,28 +1,29 @@
 """The protocol between the nodes of a store: events in, effects out. No clock, thread, socket or file inside.
 
-Every node tells every other what it durably holds, and fetches what it is missing and should hold. That is all: fresh
-layers, catching up after an absence, filling a new node and repairing a damaged one are the same exchange, and doing
-any of it twice or in another order changes nothing.
+Every node tells every other what it durably holds, and fetches what it is missing and should hold. That is all:
+fresh layers, catching up after an absence, filling a new node and repairing a damaged one are the same exchange, and
+doing any of it twice or in another order changes nothing.
 
-The parts share one record, `state.py`: `sessions.py` knows who is there, `statements.py` says what is held and hears what peers
-hold, `todo.py` works out what is missing, `fetch_planner.py` asks for it, `eager_push.py` sends what was not asked for, and
-`copies.py` counts. `placement.py` says which nodes keep a trace.
+The parts share one record, `state.py`: `sessions.py` knows who is there, `statements.py` says what is held and hears
+what peers hold, `todo.py` works out what is missing, `fetch_planner.py` asks for it, `eager_push.py` sends what was
+not asked for, and `copies.py` counts. `placement.py` says which nodes keep a trace.
 
 Invariants
 - An `Have` or `Change` names, and a `Summary` hashes, only files that are durable, with the digest that was
-  verified, under the incarnation of the `Hello` that began its session. So each is an acknowledgement, and nothing else
-  is.
+  verified, under the incarnation of the `Hello` that began its session. So each is an acknowledgement, and nothing
+  else is.
 - What a peer holds is known per incarnation: a `Hello` with another one voids all that was known.
 - Who gave a file is told at once that it is durable here, and everyone of what came from this node, and of what is
   gone; the others with the next beat, because nobody waits for it.
-- Statements of a session are numbered, and count in order only. A gap, or a beat whose hash does not fit, asks for the
-  inventory again: a summary by groups of files, and then the names in those groups whose hash is neither that of what
-  the peer was known to hold nor that of what this node holds. So meeting again costs what changed, not what there is.
+- Statements of a session are numbered, and count in order only. A gap, or a beat whose hash does not fit, asks for
+  the inventory again: a summary by groups of files, and then the names in those groups whose hash is neither that of
+  what the peer was known to hold nor that of what this node holds. So meeting again costs what changed, not what
+  there is.
 - A file is fetched from one peer at a time, at most a window of bytes at once, and kept only if its bytes have the
   digest that was announced.
-- What is small and was just written here goes unasked to who keeps it, ahead of the statement that it is durable here:
-  that saves a question and its answer. Who does not want it throws it away; who is slow to take it is asked for no
-  more.
+- What is small and was just written here goes unasked to who keeps it, ahead of the statement that it is durable
+  here: that saves a question and its answer. Who does not want it throws it away; who is slow to take it is asked
+  for no more.
 - Where a peer sealed other contents, what it has from that epoch on is another history: it is neither fetched nor
   counted, merged layers that reach into it least of all, until an operator says whose contents count.
 - Nobody waits for anybody: no event blocks, and a peer that is away only falls behind.
@@ -89,7 +90,9 @@ class Replica:
     # --- events: this node ------------------------------------------------------------------------------------------
 
     def holds(self, added: Iterable[FileVersion], gone: Iterable[FileName] = ()) -> list[Effect]:
-        """These files are durable here now, and those are gone. Says so: at once to who waits for it, else with the next beat."""
+        """These files are durable here now, and those are gone. Says so: at once to who waits for it, else with the
+        next beat.
+        """
         mine, fetching = self.mine, self.state.fetching
         added, names = tuple(added), tuple(gone)
         gone = tuple(name for name in names if name in mine)
@@ -128,7 +131,8 @@ class Replica:
         return effects
 
     def unwanted(self, names: Iterable[FileName]) -> None:
-        """Nobody needs these any more: what belonged to a branch that was deleted is not fetched from those who still have it.
+        """Nobody needs these any more: what belonged to a branch that was deleted is not fetched from those who
+        still have it.
 
         A branch that is made again has layers of the same names. So this holds until a peer has dropped its own.
         """
@@ -166,7 +170,8 @@ class Replica:
         return self.planner.fetch()
 
     def want_all(self) -> list[Effect]:
-        """A job runs here and wants to read all: this node keeps what others keep as well, and asks them what that is by now.
+        """A job runs here and wants to read all: this node keeps what others keep as well, and asks them what that
+        is by now.
 
         What they came to hold since their last beat they may not have said yet, and who gave it to them may be gone.
         """
@@ -179,14 +184,18 @@ class Replica:
         return [*ask, *self.planner.fetch()]
 
     def discard(self, digests: Mapping[str, str], before: Time) -> None:
-        """These contents count no more, all that were given up so far; inputs are needed again that end after `before`."""
+        """These contents count no more, all that were given up so far; inputs are needed again that end after
+        `before`.
+        """
         self.state.discarded = dict(digests)
         self.state.look_again(self.state.placement.take_back_release(before))
         for peer in self.peers.values():
             peer.touched([held.name for name in digests if (held := peer.holds.get(name)) is not None])
 
     def release(self, trace: str, until: Time) -> None:
-        """Inputs are safe: layers of this trace that end by `until` are fetched no more, unless a task asks for them."""
+        """Inputs are safe: layers of this trace that end by `until` are fetched no more, unless a task asks for
+        them.
+        """
         self.state.placement.release(trace, until)
         for peer in self.peers.values():
             if trace in peer.todo:
@@ -227,7 +236,7 @@ class Replica:
         self._sessions.piece_came(session, size_bytes)
 
     def accepts(self, session: SessionId, held: FileVersion) -> bool:
-        """Whether a file that begins to come is taken."""
+        """Returns whether a file that begins to come is taken."""
         return self.planner.accepts(session, held)
 
     def received(self, session: SessionId, message: Message) -> list[Effect]:
@@ -266,13 +275,16 @@ class Replica:
     # --- questions --------------------------------------------------------------------------------------------------
 
     def is_replica(self, name: FileName) -> bool:
-        """Whether this node is one of those that keep a file. While one of them is away the next one stands in for it."""
+        """Returns whether this node is one of those that keep a file. While one of them is away the next one stands
+        in for it.
+        """
         return self.state.placement.is_replica(name)
 
     def is_filled(self) -> bool:
-        """Whether nothing that should be here and that any peer has is missing.
+        """Returns whether nothing that should be here and that any peer has is missing.
 
-        What peers have that nobody met yet is not known: so it is not right after the start, while they may be on their way.
+        What peers have that nobody met yet is not known: so it is not right after the start, while they may be on
+        their way.
         """
         now_s = self.state.now_s
         for peer in self.peers.values():

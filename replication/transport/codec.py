@@ -93,7 +93,7 @@ class Encoder:
         self._samples: list[bytes | bytearray | memoryview[int]] | None = []  # None: learned from
 
     def frames(self, message: Message) -> Iterator[pb.Frame]:
-        """A message as one frame, or for a large inventory as several."""
+        """Returns a message as one frame, or for a large inventory as several."""
         if isinstance(message, Have):
             for part, last in _parts(message.held):
                 groups = message.groups if last else ()
@@ -107,8 +107,8 @@ class Encoder:
             yield _frame(message)
 
     def chunks(self, wanted: FileRequest, file: BinaryIO) -> Iterator[pb.Frame]:
-        """A file in pieces. Where one does not compress well, the rest is not tried. Raises OSError where it ends
-        early.
+        """Returns a file in pieces. Where one does not compress well, the rest is not tried. Raises OSError where it
+        ends early.
         """
         held, offset, pays = wanted.held, wanted.offset, True
         file.seek(offset)
@@ -204,7 +204,7 @@ class Decoder:
         self._unzip = self._unzip_small = zstandard.ZstdDecompressor()
 
     def decode(self, frame: pb.Frame) -> Message | Chunk | None:
-        """None: of an inventory whose last part is still to come."""
+        """Returns what a frame says; None for a part of an inventory whose last part is still to come."""
         kind = frame.WhichOneof("kind")
         if kind == "chunk":
             return self._chunk(frame.chunk)
@@ -232,7 +232,8 @@ class Decoder:
             if not _INCARNATION.match(hello.incarnation) or not _INCARNATION.match(hello.store_id):
                 raise ReplicationError("a Hello with an incarnation or store id that none can be")
             return Hello(
-                check_node_id(hello.node), hello.incarnation, hello.store_id, hello.replicas, hello.version, hello.key_groups
+                check_node_id(hello.node), hello.incarnation, hello.store_id, hello.replicas, hello.version,
+                hello.key_groups,
             )  # fmt: skip
         raise ReplicationError("a frame of no kind that this version knows")
 
@@ -324,7 +325,7 @@ def _checked(held: pb.Held) -> FileVersion:
 
 
 def is_name(text: str) -> bool:
-    """Whether a store writes files of this name."""
+    """Returns whether a store writes files of this name."""
     return _parsed(text) is not None
 
 
@@ -333,8 +334,8 @@ def check_name(text: str) -> FileName:
     name = _parsed(text)
     if name is None:
         raise ReplicationError(
-            f"{text[:200]!r} is not the name of a layer, a manifest or an archive of them, a register's fact, or an entry of the "
-            "log of branches"
+            f"{text[:200]!r} is not the name of a layer, a manifest or an archive of them, a register's fact, or an "
+            "entry of the log of branches"
         )
     return name
 
