@@ -251,7 +251,7 @@ class SimNode:
             if isinstance(effect, Send):
                 link.send(self, effect.message)
             elif isinstance(effect, SendFiles):
-                for held in (wanted.held for wanted in effect.files):
+                for held in (request.held for request in effect.files):
                     if held.name in self.durable:
                         link.send(self, Data(held, self.durable[held.name]))
             else:
@@ -265,7 +265,7 @@ class SimNode:
             self.act(self.replica.received(session, message))
             return
         name = message.held.name
-        if not self.replica.accepts(session, message.held):
+        if not self.replica.planner.accepts(session, message.held):
             return
         if self.is_whole(message):
             self.publish(name, message.contents)
@@ -289,4 +289,4 @@ class SimNode:
     def is_safe(self, t: int) -> bool:
         assert self.replica is not None, "only while it runs"
         names = [manifest_at(t), *layers_at(t)]
-        return all(self.replica.copies(n, digest_of(contents_of(n))) >= self.world.replicas for n in names)
+        return all(self.replica.copies.of(n, digest_of(contents_of(n))) >= self.world.replicas for n in names)

@@ -80,7 +80,7 @@ class Oracle:
                 self._fail(f"whole: {node.id} keeps wrong contents under {name}")
         for t in range(EPOCHS):
             for name in [manifest_at(t), *layers_at(t)]:
-                if replica.is_replica(name) and not stands(held, name):
+                if replica.state.placement.is_replica(name) and not stands(held, name):
                     self._fail(f"healed: {node.id} still misses {name}")
         for peer in replica.peers.values():
             other = self._nodes[peer.node].replica

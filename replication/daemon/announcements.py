@@ -102,7 +102,7 @@ class Announcements:
     def safe_elsewhere(self, timeline: str) -> Epoch:
         """See nosync.lsm.node.api.DurabilityListener."""
         with self._shared.lock:
-            return Epoch(self._replica.safe_elsewhere(timeline))
+            return Epoch(self._replica.copies.safe_elsewhere(timeline))
 
     def inputs_released(self, trace: TraceId, until: Time) -> None:
         """See nosync.lsm.node.api.DurabilityListener."""
@@ -132,12 +132,12 @@ class Announcements:
     def copies_by_name(self, name: FileName, digest: str) -> int:
         """Returns on how many nodes a file is durable, as far as they said so."""
         with self._shared.lock:
-            return self._replica.copies(name, digest)
+            return self._replica.copies.of(name, digest)
 
     def copies_of_file(self, path: PurePosixPath) -> int:
         """See nosync.lsm.node.api.DurabilityListener."""
         with self._shared.lock:
-            return self._replica.copies_of_mine(FileName(str(path)))
+            return self._replica.copies.of_mine(FileName(str(path)))
 
 
 def _held_layer(record: Record) -> FileVersion | None:

@@ -18,7 +18,7 @@ class Conflicts:
     def names(self) -> list[FileName]:
         """Returns the files of which peers hold other contents."""
         with self._shared.lock:
-            return sorted(self._replica.conflicts())
+            return sorted(self._replica.copies.conflicts())
 
     def to_discard(self) -> list[FileName]:
         """Returns the files of which a peer that is up has the other contents. Raises ReplicationError where there are
@@ -26,7 +26,7 @@ class Conflicts:
         """
         self._shared.tick()
         with self._shared.lock:
-            found = self._replica.conflicts()
+            found = self._replica.copies.conflicts()
             up = {peer.node for peer in self._replica.peers.values() if peer.is_up(self._replica.state.now_s)}
         names = sorted(name for name, (node, _, _) in found.items() if node in up)
         if found and not names:
@@ -41,7 +41,7 @@ class Conflicts:
     def tell(self) -> None:
         """Says in the node's problems which conflicts there are now."""
         with self._shared.lock:
-            conflicts, discarded = self._replica.conflicts(), self._replica.discarded_elsewhere()
+            conflicts, discarded = self._replica.copies.conflicts(), self._replica.copies.discarded_elsewhere()
         for name in list(self._problems):  # in one go: other threads change it
             if name.startswith(_CONFLICT) and name[len(_CONFLICT) :] not in {*conflicts, *discarded}:
                 self._problems.pop(name, None)

@@ -1,7 +1,7 @@
 """Links to peers that this node begins. Of two nodes the one whose id comes first dials.
 
-Keepalive pings notice a peer that is gone without a word; the protocol's own beats notice one that is there and does
-nothing.
+Keepalive pings notice a peer that is gone without a word; the protocol's own heartbeats notice one that is there and
+does nothing.
 """
 
 from __future__ import annotations

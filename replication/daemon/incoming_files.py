@@ -42,7 +42,7 @@ class IncomingFiles:
     def came(self, session: Session, chunk: Chunk) -> None:
         """A piece of a file came."""
         with self._shared.lock:
-            self._replica.heard_from(session.id, len(chunk.data))
+            self._replica.sessions.piece_came(session.id, len(chunk.data))
         with session.files:
             if session.is_open:
                 self._chunk(session, chunk)
@@ -62,7 +62,7 @@ class IncomingFiles:
                 if part.received_bytes and name not in self._parts and not self._is_stopped:
                     part.stopped_s = self._env.monotonic_s()
                     self._parts[name] = part
-                    self._replica.has_part(part.held, part.received_bytes)
+                    self._replica.planner.has_part(part.held, part.received_bytes)
                 else:
                     self._abandon(part)
 
@@ -83,7 +83,7 @@ class IncomingFiles:
         incoming = session.incoming.get(name)
         if incoming is None:
             with self._shared.lock:
-                is_taken = self._replica.accepts(session.id, chunk.held)
+                is_taken = self._replica.planner.accepts(session.id, chunk.held)
             if not is_taken:
                 return  # given up meanwhile, or not wanted
             incoming = self._begun(chunk.held) if chunk.offset else self._begin(chunk.held)
@@ -129,14 +129,14 @@ class IncomingFiles:
             part = self._parts.get(held.name)
             if part is None or part.held != held:
                 return None
-            self._replica.has_part(held, 0)
+            self._replica.planner.has_part(held, 0)
             return self._parts.pop(held.name)
 
     def _drop_part(self, name: FileName) -> None:
         with self._shared.lock:
             part = self._parts.pop(name, None)
             if part is not None:
-                self._replica.has_part(part.held, 0)
+                self._replica.planner.has_part(part.held, 0)
                 self._abandon(part)
 
     def drop_old_parts(self) -> None:
@@ -151,7 +151,7 @@ class IncomingFiles:
         """While a large file is verified nothing is read from its sender, who is there all the same."""
         with self._shared.lock:
             self._shared.advance()
-            self._replica.heard_from(session.id, 0)
+            self._replica.sessions.piece_came(session.id, 0)
 
     def _keep(self, session: Session, incoming: IncomingFile) -> None:
         """Verifies a whole file and publishes it. Raises CorruptionError where it is not what was announced."""

@@ -102,7 +102,7 @@ class Replicator:
             self._incoming.gone(session, message.name)
         with self._shared.lock:
             if message is None:
-                self._replica.part_came(session.id)
+                self._replica.sessions.part_came(session.id)
             else:
                 self._shared.act(self._replica.received(session.id, message))
 
@@ -167,7 +167,7 @@ class Replicator:
         """Returns how the peers are, and how far behind."""
         with self._shared.lock:
             now_s = self._env.monotonic_s()
-            behind = self._replica.lag() if lag else {}
+            behind = self._replica.copies.lag() if lag else {}
             was_time = now_s - self._began_s > NEVER_HEARD_S
             return [
                 peer_status(peer, now_s, *behind.get(peer.node, (0, 0)), was_time=was_time)

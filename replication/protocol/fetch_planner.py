@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from nosync.replication.protocol.file_names import FileName, FileVersion
 from nosync.replication.protocol.inventory import covers, in_order
 from nosync.replication.protocol.messages import PUSH_FILE_BYTES, Effect, FileRequest, Send, SessionId, Want
-from nosync.replication.protocol.peer import BEAT_S, SMALLEST_WINDOW_BYTES, WINDOW_S, Peer
+from nosync.replication.protocol.peer import HEARTBEAT_S, SMALLEST_WINDOW_BYTES, WINDOW_S, Peer
 from nosync.replication.protocol.state import ReplicaState
 from nosync.replication.protocol.todo import Todo
 
@@ -32,7 +32,8 @@ KEEP_S = 60.0
 ASKED_S = 1.0
 """A task that waits asks again within this time: what it waits for comes before all else."""
 FEW_FILES, MANY_FILES = 256, 20_000
-"""So few are put in order whenever one comes; of so many it takes a beat until they are again, once all were asked for.
+"""So few are put in order whenever one comes; of so many it takes a heartbeat until they are again, once all were asked
+for.
 """
 
 
@@ -116,8 +117,8 @@ class FetchPlanner:
         else:
             self._parts.pop(held, None)
 
-    def beat(self, seconds: float) -> None:
-        """Looks at what came in the time since the last beat, and what is still to come."""
+    def heartbeat(self, seconds: float) -> None:
+        """Looks at what came in the time since the last heartbeat, and what is still to come."""
         state = self._state
         for peer in state.peers.values():
             peer.measure_rate(seconds)
@@ -126,9 +127,12 @@ class FetchPlanner:
         self._weigh_backlog()
 
     def _weigh_backlog(self) -> None:
-        """Many files are not weighed at every beat, which would be late for it."""
+        """Many files are not weighed at every heartbeat, which would be late for it."""
         state = self._state
-        if state.now_s - self._weighed_s < BEAT_S * sum(peer.todo_files for peer in state.peers.values()) / MANY_FILES:
+        if (
+            state.now_s - self._weighed_s
+            < HEARTBEAT_S * sum(peer.todo_files for peer in state.peers.values()) / MANY_FILES
+        ):
             return
         self._weighed_s = state.now_s
         wanted = {held.name: held.size_bytes for _, held in self.todo.missing()}
@@ -186,7 +190,7 @@ class FetchPlanner:
             yield from in_order(held for todo in peer.todo.values() for held in todo)
             return
         if not peer.queue:
-            if self._state.now_s - peer.queued_s < BEAT_S * peer.todo_files / MANY_FILES:
+            if self._state.now_s - peer.queued_s < HEARTBEAT_S * peer.todo_files / MANY_FILES:
                 return
             everything = in_order(held for todo in peer.todo.values() for held in todo)
             peer.queue = [*in_order(not_safe), *everything][::-1]

@@ -14,8 +14,8 @@ Invariants
   else is.
 - What a peer holds is known per incarnation: a `Hello` with another one voids all that was known.
 - Who gave a file is told at once that it is durable here, and everyone of what came from this node, and of what is
-  gone; the others with the next beat, because nobody waits for it.
-- Statements of a session are numbered, and count in order only. A gap, or a beat whose hash does not fit, asks for
+  gone; the others with the next heartbeat, because nobody waits for it.
+- Statements of a session are numbered, and count in order only. A gap, or a heartbeat whose hash does not fit, asks for
   the inventory again: a summary by groups of files, and then the names in those groups whose hash is neither that of
   what the peer was known to hold nor that of what this node holds. So meeting again costs what changed, not what
   there is.
@@ -51,7 +51,7 @@ from nosync.replication.protocol.messages import (
     SessionId,
     Want,
 )
-from nosync.replication.protocol.peer import BEAT_S, Peer
+from nosync.replication.protocol.peer import HEARTBEAT_S, Peer
 from nosync.replication.protocol.placement import NodeId, Placement
 from nosync.replication.protocol.sessions import Sessions
 from nosync.replication.protocol.state import ReplicaState
@@ -64,7 +64,10 @@ UNWANTED_S = 10.0
 
 
 class Replica:
-    """The protocol on one node. `members`: all nodes of the store, this one included."""
+    """The protocol on one node. `members`: all nodes of the store, this one included.
+
+    What needs no answer, and questions, go to the part that is asked: `sessions`, `planner`, `copies`, `state`.
+    """
 
     def __init__(
         self,
@@ -80,18 +83,18 @@ class Replica:
         peers = {node: Peer(node) for node in sorted(set(members) - {me})}
         self.state = ReplicaState(Placement(me, replicas), peers, now_s)
         self.mine, self.peers = self.state.mine, self.state.peers
+        self.sessions = Sessions(self.state, Hello(me, incarnation, store_id, replicas, key_groups=key_groups))
         self.planner = FetchPlanner(self.state)
-        self._copies = Copies(self.state, me, replicas)
+        self.copies = Copies(self.state, me, replicas)
         self._push = EagerPush(self.state)
-        self._sessions = Sessions(self.state, Hello(me, incarnation, store_id, replicas, key_groups=key_groups))
         self._statements = Statements(self.state, self.planner)
-        self._began_s = self._beat_s = now_s
+        self._began_s = self._heartbeat_s = now_s
 
     # --- events: this node ------------------------------------------------------------------------------------------
 
     def holds(self, added: Iterable[FileVersion], gone: Iterable[FileName] = ()) -> list[Effect]:
         """These files are durable here now, and those are gone. Says so: at once to who waits for it, else with the
-        next beat.
+        next heartbeat.
         """
         mine, fetching = self.mine, self.state.fetching
         added, names = tuple(added), tuple(gone)
@@ -145,21 +148,17 @@ class Replica:
         self.planner.failed(name)
         return self.planner.fetch()
 
-    def has_part(self, held: FileVersion, received_bytes: int) -> None:
-        """So much of a file had come when its session ended, and is kept (0: not any more): the rest is asked for."""
-        self.planner.has_part(held, received_bytes)
-
     def tick(self, now_s: float) -> list[Effect]:
-        """Time passes: beats go out, silent fetches are given up."""
+        """Time passes: heartbeats go out, silent fetches are given up."""
         self.state.advance(now_s)
-        effects = [*self.planner.give_up_slow(), *self._sessions.end_silent()]
-        if now_s - self._beat_s >= BEAT_S:
-            self.planner.beat(now_s - self._beat_s)
-            self._beat_s = now_s
+        effects = [*self.planner.give_up_slow(), *self.sessions.end_silent()]
+        if now_s - self._heartbeat_s >= HEARTBEAT_S:
+            self.planner.heartbeat(now_s - self._heartbeat_s)
+            self._heartbeat_s = now_s
             self._push.pause_slow()
             for peer in self.peers.values():
                 peer.unwanted = {name: until for name, until in peer.unwanted.items() if until > now_s}
-            effects += self._statements.beat()
+            effects += self._statements.heartbeat()
         return [*effects, *self.planner.fetch()]
 
     def keep_traces(self, traces: Iterable[str]) -> list[Effect]:
@@ -173,7 +172,8 @@ class Replica:
         """A job runs here and wants to read all: this node keeps what others keep as well, and asks them what that
         is by now.
 
-        What they came to hold since their last beat they may not have said yet, and who gave it to them may be gone.
+        What they came to hold since their last heartbeat they may not have said yet, and who gave it to them may be
+        gone.
         """
         if not self.state.placement.keep_all:
             self.state.placement.keep_all = True
@@ -213,38 +213,26 @@ class Replica:
         if peer is None or peer.session is None:
             return []
         session = peer.session
-        self._sessions.end(session)
+        self.sessions.end(session)
         return [Close(session, f"node {node} was removed from the store's members")]
 
     # --- events: sessions -------------------------------------------------------------------------------------------
 
     def connected(self, session: SessionId) -> list[Effect]:
         """A session begins; who is at its other end is not known yet."""
-        return self._sessions.begin(session)
+        return self.sessions.begin(session)
 
     def disconnected(self, session: SessionId) -> list[Effect]:
         """A session has ended."""
-        self._sessions.end(session)
+        self.sessions.end(session)
         return self.planner.fetch()
-
-    def part_came(self, session: SessionId) -> None:
-        """A part of a message came that needs several frames."""
-        self._sessions.part_came(session)
-
-    def heard_from(self, session: SessionId, size_bytes: int) -> None:
-        """A piece of a file came."""
-        self._sessions.piece_came(session, size_bytes)
-
-    def accepts(self, session: SessionId, held: FileVersion) -> bool:
-        """Returns whether a file that begins to come is taken."""
-        return self.planner.accepts(session, held)
 
     def received(self, session: SessionId, message: Message) -> list[Effect]:
         """A message came. Of sessions that have ended nothing counts."""
         if isinstance(message, Hello):
-            greeted, effects = self._sessions.greeted(session, message)
+            greeted, effects = self.sessions.greeted(session, message)
             return effects if greeted is None else [*effects, *self._statements.ask(greeted)]
-        peer, is_back = self._sessions.heard(session)
+        peer, is_back = self.sessions.heard(session)
         if peer is None:
             return []
         effects = self._heard(peer, session, message)
@@ -265,20 +253,14 @@ class Replica:
     def _wanted(self, session: SessionId, want: Want) -> list[Effect]:
         there: list[FileRequest] = []
         effects: list[Effect] = []
-        for wanted in want.files:
-            if self.mine.get(wanted.held.name) == wanted.held:
-                there.append(wanted)
+        for request in want.files:
+            if self.mine.get(request.held.name) == request.held:
+                there.append(request)
             else:
-                effects.append(Send(session, NotFound(wanted.held.name)))
+                effects.append(Send(session, NotFound(request.held.name)))
         return [*effects, SendFiles(session, tuple(there))] if there else effects
 
     # --- questions --------------------------------------------------------------------------------------------------
-
-    def is_replica(self, name: FileName) -> bool:
-        """Returns whether this node is one of those that keep a file. While one of them is away the next one stands
-        in for it.
-        """
-        return self.state.placement.is_replica(name)
 
     def is_filled(self) -> bool:
         """Returns whether nothing that should be here and that any peer has is missing.
@@ -292,27 +274,3 @@ class Replica:
             if is_to_come or (peer.is_up(now_s) and (peer.asked_s is not None or not peer.is_known)):
                 return False
         return self.planner.is_filled()
-
-    def copies(self, name: FileName, digest: str) -> int:
-        """Returns on how many nodes a file is durable, as far as they said so."""
-        return self._copies.of(name, digest)
-
-    def copies_of_mine(self, name: FileName) -> int:
-        """Returns on how many nodes a file is durable as it is here; 0: it is not."""
-        return self._copies.of_mine(name)
-
-    def conflicts(self) -> dict[FileName, tuple[NodeId, str, str]]:
-        """Returns by file a peer that holds other contents, our digest and theirs."""
-        return self._copies.conflicts()
-
-    def discarded_elsewhere(self) -> dict[FileName, NodeId]:
-        """Returns by file that is not here a peer that holds what was given up."""
-        return self._copies.discarded_elsewhere()
-
-    def safe_elsewhere(self, timeline: str) -> int:
-        """Returns the largest safe point that a peer told and that holds here, -1 where none did."""
-        return self._copies.safe_elsewhere(timeline)
-
-    def lag(self) -> Mapping[NodeId, tuple[int, int]]:
-        """Returns by peer how many files, and bytes, of ours it is missing and should hold."""
-        return self._copies.lag()

@@ -1,7 +1,7 @@
 """What nodes say that they hold: this node's statements to its peers, and theirs to it.
 
-Statements of a session are numbered, and count in order only. A gap, or a beat whose hash does not fit, asks for the
-inventory again: first a summary by groups of files, then the names in those groups whose hash is not known.
+Statements of a session are numbered, and count in order only. A gap, or a heartbeat whose hash does not fit, asks for
+the inventory again: first a summary by groups of files, then the names in those groups whose hash is not known.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Statements:
 
     # --- ours -------------------------------------------------------------------------------------------------------
 
-    def beat(self) -> list[Effect]:
+    def heartbeat(self) -> list[Effect]:
         """Tells all peers that this node is alive, and what they were not told yet."""
         effects: list[Effect] = []
         root, safe = self._state.mine.root, tuple(sorted(self._state.safe.items()))

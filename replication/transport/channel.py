@@ -26,8 +26,8 @@ _FLIGHTS = 3
 OPTIONS = [
     ("grpc.max_receive_message_length", MAX_FRAME_BYTES),
     ("grpc.max_send_message_length", MAX_FRAME_BYTES),
-    # All three, or a peer whose host is gone is noticed after a minute. The protocol's beats notice it before these
-    # do, and on a slow link a ping waits behind the files that were sent before it.
+    # All three, or a peer whose host is gone is noticed after a minute. The protocol's heartbeats notice it before
+    # these do, and on a slow link a ping waits behind the files that were sent before it.
     ("grpc.keepalive_time_ms", 1000),
     ("grpc.keepalive_timeout_ms", 5000),
     ("grpc.http2.ping_timeout_ms", 20000),

@@ -106,11 +106,11 @@ class Encoder:
         else:
             yield _frame(message)
 
-    def chunks(self, wanted: FileRequest, file: BinaryIO) -> Iterator[pb.Frame]:
+    def chunks(self, request: FileRequest, file: BinaryIO) -> Iterator[pb.Frame]:
         """Returns a file in pieces. Where one does not compress well, the rest is not tried. Raises OSError where it
         ends early.
         """
-        held, offset, pays = wanted.held, wanted.offset, True
+        held, offset, pays = request.held, request.offset, True
         file.seek(offset)
         is_small = held.size_bytes <= _LARGEST_SMALL_BYTES
         while offset < held.size_bytes:
@@ -167,8 +167,8 @@ def _frame(message: Message) -> pb.Frame:
     if isinstance(message, Heartbeat):
         return pb.Frame(beat=pb.Beat(seq=message.seq, root=message.root, safe=dict(message.safe)))
     if isinstance(message, Want):
-        offsets = [wanted.offset for wanted in message.files]
-        files = [_held(wanted.held) for wanted in message.files]
+        offsets = [request.offset for request in message.files]
+        files = [_held(request.held) for request in message.files]
         return pb.Frame(want=pb.Want(files=files, offsets=offsets if any(offsets) else ()))
     if isinstance(message, NotFound):
         return pb.Frame(not_there=pb.NotThere(name=message.name))
