@@ -47,7 +47,7 @@ class Receiver:
         marker = read_marker(root, self.env)
         self.node = Node(LayerDirectory(root, 128, self.env), marker, StoreSettings(background=False))
         self.replicator = Replicator(self.node, N1, "s", [N1, N2], replicas=2)
-        self.node.listener = self.replicator.announcements
+        self.node.announcer.listen(self.replicator.announcements)
         self.connect()
 
     def connect(self) -> None:
@@ -88,7 +88,7 @@ class Receiver:
 def receiver(tmp_path: Path) -> Iterator[Receiver]:
     found = Receiver(tmp_path / "n1")
     yield found
-    found.node.listener = None
+    found.node.announcer.listen(None)
     found.node.abandon()
 
 
@@ -326,7 +326,7 @@ class Sender(Receiver):
 def sender(tmp_path: Path, large: tuple[FileVersion, Path]) -> Iterator[Sender]:
     found = Sender(tmp_path / "n1", *large)
     yield found
-    found.node.listener = None
+    found.node.announcer.listen(None)
     found.node.abandon()
 
 
@@ -596,7 +596,7 @@ def test_what_came_and_is_gone_before_it_is_durable_is_no_problem(
     receiver.send(held, path)
     (receiver.root / held.name).unlink()
     for _ in range(2):  # at first the node has only seen that it cannot be made durable
-        receiver.node._drain()
+        receiver.node.parts.upkeep.drain()
         receiver.env.now_s += 60.0
     assert receiver.durable == []
     assert receiver.node.problems == {}
