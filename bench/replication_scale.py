@@ -69,8 +69,8 @@ class Node:
                 self.spent.said_bytes += size_of(effect.message)
                 self._send(effect.session, effect.message)
             elif isinstance(effect, SendFiles):
-                for wanted in effect.files:
-                    self._send(effect.session, wanted.held)
+                for request in effect.files:
+                    self._send(effect.session, request.held)
 
     def _send(self, session: SessionId, sent: Message | FileVersion) -> None:
         target = self.sessions[session]
@@ -81,8 +81,8 @@ class Node:
             self.ask(lambda: self.replica.received(session, sent))
             return
         began_s = time.thread_time()
-        self.replica.heard_from(session, sent.size_bytes)
-        is_taken = self.replica.accepts(session, sent)
+        self.replica.sessions.piece_came(session, sent.size_bytes)
+        is_taken = self.replica.planner.accepts(session, sent)
         self.spent.cpu_s += time.thread_time() - began_s
         if is_taken:
             self.network.after(SYNC_S, lambda: self.keep(sent))

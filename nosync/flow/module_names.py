@@ -130,11 +130,13 @@ NAMES_IN_FINGERPRINTS = {
     "nosync.replication.daemon.daemon": "nosync.replication.daemon",
     "nosync.replication.daemon.directory_watch": "nosync.replication.watch",
     "nosync.replication.daemon.file_service": "nosync.replication.serving",
+    "nosync.replication.daemon.members": "nosync.replication.daemon",
     "nosync.replication.daemon.metrics": "nosync.replication.metrics",
     "nosync.replication.daemon.peer_queries": "nosync.replication.lookup",
     "nosync.replication.daemon.replicator": "nosync.replication.replicator",
     "nosync.replication.daemon.rounds": "nosync.replication.rounds",
     "nosync.replication.daemon.server": "nosync.replication.transport",
+    "nosync.replication.daemon.session": "nosync.replication.replicator",
     "nosync.replication.protocol.divergence": "nosync.replication.divergence",
     "nosync.replication.protocol.fetches": "nosync.replication.fetches",
     "nosync.replication.protocol.file_names": "nosync.replication.inventory",
@@ -176,7 +178,9 @@ NAMES_IN_FINGERPRINTS = {
     "nosync.testing.daemon_cluster": "nosync.testing.daemons",
     "nosync.testing.faulty_env": "nosync.testing.env",
     "nosync.testing.namespaces": "nosync.testing.hosts",
+    "nosync.testing.simulated_node": "nosync.testing.cluster",
     "nosync.testing.simulation": "nosync.testing.cluster",
+    "nosync.testing.simulation_oracle": "nosync.testing.cluster",
 }
 
 

@@ -63,14 +63,15 @@ class Daemons:
 
     @property
     def sockets(self) -> Path:
-        """Where those without TLS meet."""
+        """Returns where daemons without TLS meet."""
         return self.root / "sockets"
 
     def command(self, node: str, *more: str) -> list[str]:
         peers = [f"--peer={other}=127.0.0.1:{self.ports[other]}" for other in self.know or self.nodes if other != node]
         return [
             sys.executable, "-m", "nosync.cli", "daemon", "--node", node, "--data", str(self.data(node)),
-            "--listen", f"127.0.0.1:{self.ports[node]}", "--replicas", str(self.replicas), "--sockets", str(self.sockets),
+            "--listen", f"127.0.0.1:{self.ports[node]}", "--replicas", str(self.replicas),
+            "--sockets", str(self.sockets),
             *peers, *self.extra, *more,
         ]  # fmt: skip
 
@@ -118,11 +119,11 @@ class Daemons:
         return next(peer for peer in self.status(node).peers if peer.node == other)
 
     def way_of_peers(self, node: str) -> SocketPath:
-        """How a peer of the same user reaches a daemon without TLS."""
+        """Returns how a peer of the same user reaches a daemon without TLS."""
         return SocketPath(Meeting(self.sockets, Env()).socket_of(self.ports[node]))
 
     def open(self, node: str) -> nosync.Store:
-        """The store of a node, beside its daemon."""
+        """Returns the store of a node, beside its daemon."""
         return nosync.open(self.data(node))
 
 

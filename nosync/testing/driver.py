@@ -1,8 +1,10 @@
-"""The driver of a streaming job on a cluster of hosts, as a program of its own: `python -m nosync.testing.driver settings.json`.
+"""The driver of a streaming job on a cluster of hosts, as a program of its own: `python -m nosync.testing.driver
+settings.json`.
 
-It says what it did, epoch by epoch, in a file of JSON lines; a test or benchmark follows it, and does harm to hosts meanwhile.
-With `loop` in the settings the flow has a loop. With `keys` it aggregates that many keys with about 256 bytes of state each,
-which come in the first epochs, and says how many rows came of it, and of how many keys the sum is wrong.
+It says what it did, epoch by epoch, in a file of JSON lines; a test or benchmark follows it, and does harm to hosts
+meanwhile. With `loop` in the settings the flow has a loop. With `keys` it aggregates that many keys with about 256
+bytes of state each, which come in the first epochs, and says how many rows came of it, and of how many keys the sum is
+wrong.
 """
 
 from __future__ import annotations
@@ -62,7 +64,7 @@ def loading_epochs(keys: int) -> int:
 
 
 def keyed_rows(spark: SparkSession, t: int, keys: int) -> dict[str, DataFrame]:
-    """All keys in the first epochs, then some rows of any."""
+    """Returns all keys in the first epochs, then some rows of any."""
     if t < loading_epochs(keys):
         ids = spark.range(t * KEYS_PER_EPOCH, min(keys, (t + 1) * KEYS_PER_EPOCH), 1, SHARDS)
     else:
@@ -77,7 +79,7 @@ NODES, LINKS_PER_EPOCH = 40, 12
 
 
 def make_loop(copies: int) -> nosync.Dataflow:
-    """What can be reached from node 0 by links that are up."""
+    """Returns what can be reached from node 0 by links that are up."""
     flow = nosync.Dataflow("loop", persist=nosync.replicated(copies) if copies > 1 else "disk")
     roots, log = flow.source("roots", NODE), flow.source("links", LINK)
     state = log.update("links_up", key=["node", "next"], state="one bigint", fn=keep_up)
@@ -91,7 +93,7 @@ def make_loop(copies: int) -> nosync.Dataflow:
 
 
 def keep_up(changes: pa.Table, state: pa.Table) -> pa.Table:
-    """The links that are up after an epoch, in which each changes once."""
+    """Returns the links that are up after an epoch, in which each changes once."""
     up = changes.filter(changes["up"])
     return up.select(["node", "next"]).append_column("one", pa.array([1] * up.num_rows, pa.int64()))
 
@@ -113,7 +115,9 @@ def outcome(job: nosync.Job, epochs: int, stages: Sequence[str] = STAGES["sums"]
 
 
 def counted(job: nosync.Job) -> dict[str, int]:
-    """Of the sums: rows, and keys whose sum is not that of their rows, which have the key as their value."""
+    """Returns of the sums the number of rows, and of keys whose sum is not that of their rows, which have the key as
+    their value.
+    """
     (row,) = job.read("sums").selectExpr("sum(n) AS rows", "count_if(total <> n * k) AS wrong").collect()
     return {"rows": row.rows, "wrong_keys": row.wrong}
 

@@ -118,8 +118,8 @@ class FaultyEnv(Env):
         """Does to the files what a power cut may: `choose(n)` picks one of n outcomes. Returns what was harmed.
 
         Files whose name was not synced may vanish; those whose contents were not synced may be empty, cut short, zeroed
-        or whole; and files that were made ahead may have their first name again beside the one they are published under.
-        The catalog is left alone: RocksDB syncs its own writes.
+        or whole; and files that were made ahead may have their first name again beside the one they are published
+        under. The catalog is left alone: RocksDB syncs its own writes.
         """
         harmed = []
         for path in sorted(p for d in ("layers", "manifests", "tmp") for p in (root / d).rglob("*") if p.is_file()):

@@ -1,7 +1,8 @@
-"""Hosts of a cluster: network namespaces of the test's own where they can be made, else addresses of the loopback network.
+"""Hosts of a cluster: network namespaces of the test's own where they can be made, else addresses of the loopback
+network.
 
-Every process of a host carries the host's name in its environment, so that it can be found, stopped and killed with all that
-it started.
+Every process of a host carries the host's name in its environment, so that it can be found, stopped and killed with all
+that it started.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ _NOWHERE = "02:00:00:00:00:99"
 
 
 def can_make_namespaces() -> bool:
-    """Whether this process may make network namespaces: root, with `ip`."""
+    """Returns whether this process may make network namespaces: root, with `ip`."""
     name = f"nosync-{secrets.token_hex(3)}"
     try:
         made = subprocess.run(["ip", "netns", "add", name], capture_output=True, check=False).returncode == 0
@@ -48,7 +49,7 @@ class Hosts:
     def start(
         self, host: str, command: Sequence[str], log: Path, environment: Mapping[str, str] | None = None
     ) -> subprocess.Popen[bytes]:
-        """A process on a host; what it prints goes to `log`."""
+        """Starts a process on a host; what it prints goes to `log`."""
         env = {**os.environ, **(environment or {}), _VARIABLE: self._mark(host)}
         inside = ["ip", "netns", "exec", self._namespace(host)] if self.isolated else []
         with log.open("ab") as out:
@@ -57,7 +58,7 @@ class Hosts:
         return process
 
     def pids(self, host: str) -> list[int]:
-        """The processes of a host, and what they started."""
+        """Returns the processes of a host, and what they started."""
         mark = f"{_VARIABLE}={self._mark(host)}".encode()
         found = []
         for entry in Path("/proc").iterdir():
@@ -88,7 +89,9 @@ class Hosts:
             self._ip("-n", self._namespace(host), "link", "set", "eth0", "up")
 
     def cut_off(self, host: str, *, connected: bool = False) -> None:
-        """What the host sends to others gets lost, and what they send arrives; or (`connected`) nothing is lost any more."""
+        """What the host sends to others gets lost, and what they send arrives; or (`connected`) nothing is lost any
+        more.
+        """
         for other in self.names:
             if other != host:
                 where = ("neigh", "replace" if not connected else "del", self.address(other), "dev", "eth0")
@@ -108,7 +111,7 @@ class Hosts:
         subprocess.run(command, check=True, capture_output=True)
 
     def received_bytes(self, host: str) -> int:
-        """What came to a host by its link so far."""
+        """Returns what came to a host by its link so far."""
         counter = ["cat", "/sys/class/net/eth0/statistics/rx_bytes"]
         command = ["ip", "netns", "exec", self._namespace(host), *counter]
         return int(subprocess.run(command, check=True, capture_output=True).stdout)

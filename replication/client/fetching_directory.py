@@ -1,7 +1,8 @@
 """The directory of a task's host, whose daemon fetches from peers what tasks need and what is not here.
 
-A task publishes into its own host's directory, and that is all it waits for. What it reads and does not find there, say
-because its shard ran on another host an epoch ago, it asks the host's daemon to keep, and reads it when it has come.
+A task publishes into its own host's directory, and that is all it waits for. What it reads and does not find there,
+say because its shard ran on another host an epoch ago, it asks the host's daemon to keep, and reads it when it has
+come.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ class FetchingDirectory(LayerDirectory):
 
     @property
     def node(self) -> str:
-        """The id of this host's node; empty where no daemon says so."""
+        """Returns the id of this host's node; empty where no daemon says so."""
         return str((address_of(self.root) or {}).get("node", ""))
 
     def open_view(self, view: View, *, until: Time, as_of: Time) -> Trace:
@@ -60,7 +61,7 @@ class FetchingDirectory(LayerDirectory):
         return self._fetched([id], lambda: read(id, time))
 
     def fetch(self, id: LayerId) -> bool:
-        """Whether a layer, or one that covers it, is here, after a peer was given time to send it."""
+        """Returns whether a layer, or one that covers it, is here, after a peer was given time to send it."""
 
         return self.holds(id) or self._wait_for([id.trace], lambda: self.holds(id))
 
@@ -86,7 +87,7 @@ class FetchingDirectory(LayerDirectory):
         return found[0] if found else read()
 
     def _wait_for(self, traces: Iterable[TraceId], is_here: Callable[[], bool]) -> bool:
-        from nosync.replication.transport.client import client_of  # noqa: PLC0415 - gRPC, where something has to be fetched
+        from nosync.replication.transport.client import client_of  # noqa: PLC0415 - gRPC, where something is fetched
 
         names = [str(trace.directory) for trace in traces]
         client = client_of(self.root)
@@ -112,7 +113,9 @@ class Fetcher(Protocol):
 def wait_for_peers(
     daemon: Fetcher, env: Env, traces: list[str], is_here: Callable[[], bool], patience_s: float = FETCH_PATIENCE_S
 ) -> bool:
-    """Has a daemon fetch traces, and waits until something is here. False: not in time, or no peer that is up has it."""
+    """Has a daemon fetch traces, and waits until something is here. False: not in time, or no peer that is up has
+    it.
+    """
     end_s = ask_s = env.monotonic_s()
     end_s += patience_s
     try:

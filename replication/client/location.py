@@ -60,8 +60,8 @@ def _open(location: StoreLocation) -> LayerDirectory:
         found = read_marker(root, Env()).store_id
     except NosyncError as error:
         raise ReplicationError(
-            f"a task found no store on its host: {error}. Run a nosync daemon on every host of Spark's, with its data at that "
-            f"path, or set spark.executorEnv.{DATA_VARIABLE} to where it is"
+            f"a task found no store on its host: {error}. Run a nosync daemon on every host of Spark's, with its data "
+            f"at that path, or set spark.executorEnv.{DATA_VARIABLE} to where it is"
         ) from None
     if found != location.store_id:
         raise ReplicationError(f"{root} on a task's host belongs to store {found}, the job's is {location.store_id}")

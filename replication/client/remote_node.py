@@ -1,7 +1,7 @@
 """The store of a job whose directory belongs to a daemon: files for what may not wait, the daemon for the rest.
 
-Publishing and sealing are links in the directory, so they work, and are as fast, while the daemon is away. What needs
-the catalog or the peers (safe point, durability, merging, dropping branches) is asked of the daemon.
+Publishing and sealing are links in the directory, so they work, and are as fast, while the daemon is away. What
+needs the catalog or the peers (safe point, durability, merging, dropping branches) is asked of the daemon.
 """
 
 from __future__ import annotations
@@ -67,7 +67,9 @@ class RemoteNode:
     # --- files ------------------------------------------------------------------------------------------------------
 
     def note(self, ids: Iterable[LayerId]) -> None:
-        """Tells the daemon of published layers, where the system gave it no watch by which it notices them by itself."""
+        """Tells the daemon of published layers, where the system gave it no watch by which it notices them by
+        itself.
+        """
         if not self._daemon_notices:
             self.client.note([str(id.path) for id in ids])
 
@@ -161,8 +163,8 @@ class RemoteNode:
         return Epoch(reply.safe_point) if reply.HasField("safe_point") else None
 
     def lost_hosts(self) -> frozenset[str]:
-        """The hosts of peers that fell silent, or whose daemon is gone for a while: tasks there are of no use to
-        others.
+        """Returns the hosts of peers that fell silent, or whose daemon is gone for a while: tasks there are of no
+        use to others.
         """
         try:
             peers = self._status().peers
@@ -204,8 +206,8 @@ class RemoteNode:
         self._change(pb.ChangeBranchesRequest(create=made))
         if set(self.timelines.timeline(name).anew) != set(anew):
             raise ReplicationError(
-                f"branch {name} was made by a daemon of an earlier version, which does not know that stages begin anew on it "
-                f"({', '.join(anew)}): delete the branch, upgrade the daemon, and make it again"
+                f"branch {name} was made by a daemon of an earlier version, which does not know that stages begin anew "
+                f"on it ({', '.join(anew)}): delete the branch, upgrade the daemon, and make it again"
             )
 
     def promote(self, name: str, keep_as: str | None) -> None:
@@ -218,8 +220,8 @@ class RemoteNode:
     def release_first_attempt(self) -> None:
         """Raises InvalidInputError: peers may have been sent some of it."""
         raise InvalidInputError(
-            "cannot rewind to -1 beside a daemon: peers may have what the first attempt recorded. Begin with another epoch "
-            "number, which leaves that alone, or with a new store"
+            "cannot rewind to -1 beside a daemon: peers may have what the first attempt recorded. Begin with another "
+            "epoch number, which leaves that alone, or with a new store"
         )
 
     def delete_branch(self, name: str) -> int:

@@ -98,8 +98,8 @@ class RemoteEnv(Env):
             self._fetch([self._relative(path)])
 
     def _is_kept(self, path: Path) -> bool:
-        """Whether a file is here, and the one that the daemon has, which the digest says: a crash of this machine, or
-        another program, may have left anything under its name.
+        """Returns whether a file is here, and the one that the daemon has, which the digest says: a crash of this
+        machine, or another program, may have left anything under its name.
         """
         if not self._local.exists(path):
             return False
@@ -115,7 +115,7 @@ class RemoteEnv(Env):
         return False
 
     def _digest_of(self, path: Path) -> str:
-        """Empty of what is no file of a store."""
+        """Returns the digest of a file; empty where it is no file of a store."""
         try:
             if path.suffix == SUFFIX:
                 return decode(self._local.map(path), str(path)).digest
@@ -140,8 +140,8 @@ class RemoteEnv(Env):
 
 def _not_written(address: str) -> StorageError:
     return StorageError(
-        f"the store at {address} is connected to, so it can be read and not written: on the daemon's host nosync.open() of "
-        "its directory does both"
+        f"the store at {address} is connected to, so it can be read and not written: on the daemon's host "
+        "nosync.open() of its directory does both"
     )
 
 
@@ -179,7 +179,7 @@ class RemoteStore(Store):
         raise _not_written(self.client.address)
 
     def safe_point(self, branch: str = MAIN) -> int | None:
-        """As of the daemon: on as many nodes as asked for."""
+        """Returns what the daemon says: up to there all is on as many nodes as asked for."""
         reply = self.client.status(branch, lag=False)
         return reply.safe_point if reply.HasField("safe_point") else None
 
@@ -194,7 +194,7 @@ class RemoteStore(Store):
         self.client.sync()
 
     def compact(self, stage: str | None = None, progress: Callable[[int], None] | None = None) -> int:
-        """On the daemon's node. Returns the number of merges."""
+        """Merges on the daemon's node. Returns the number of merges."""
         done = 0
         for done in self.client.compact(stage or ""):
             if progress:
@@ -227,7 +227,7 @@ class RemoteStore(Store):
 
 
 def is_here(about: pb.StatusReply) -> bool:
-    """Whether the directory of the daemon that says this of itself is on this host."""
+    """Returns whether the directory of the daemon that says this of itself is on this host."""
     data = Path(about.data)
     try:
         found = read_marker(data, Env()).store_id
@@ -237,12 +237,14 @@ def is_here(about: pb.StatusReply) -> bool:
 
 
 def may_be_opened(about: pb.StatusReply) -> bool:
-    """Whether the daemon's directory is here, and this user may go through its socket."""
+    """Returns whether the daemon's directory is here, and this user may go through its socket."""
     return is_here(about) and answers(Path(about.data) / SOCKET_FILE)
 
 
 def by_its_socket(client: DaemonClient, about: pb.StatusReply) -> DaemonClient:
-    """On the daemon's host a client that goes through the socket in its directory, if this user may: that of the owner."""
+    """Returns on the daemon's host a client that goes through the socket in its directory, if this user may: the
+    owner's.
+    """
     found = client_of(Path(about.data)) if may_be_opened(about) else None
     if found is None:
         return client
@@ -251,7 +253,7 @@ def by_its_socket(client: DaemonClient, about: pb.StatusReply) -> DaemonClient:
 
 
 def connected_store(client: DaemonClient, about: pb.StatusReply, cache: Path | None) -> Store:
-    """The store of a daemon that says this of itself. See `nosync.connect`."""
+    """Returns the store of a daemon that says this of itself. See `nosync.connect`."""
     temporary = None
     if cache is None:
         temporary = TemporaryDirectory(prefix="nosync-")
@@ -261,15 +263,15 @@ def connected_store(client: DaemonClient, about: pb.StatusReply, cache: Path | N
     found = read_marker(cache, Env()).store_id
     if found != about.store_id:
         raise ReplicationError(
-            f"{cache} keeps what was fetched of store {found}, and {client.address} serves store {about.store_id}: give "
-            "another cache="
+            f"{cache} keeps what was fetched of store {found}, and {client.address} serves store {about.store_id}: "
+            "give another cache="
         )
     return RemoteStore(LayerDirectory(cache, about.key_groups, RemoteEnv(cache, client)), client, temporary)
 
 
 @contextmanager
 def daemon_of(store: Store) -> Iterator[DaemonClient | None]:
-    """The daemon that keeps a store; None where none does."""
+    """Gives the daemon that keeps a store; None where none does."""
     if isinstance(store, RemoteStore):
         yield store.client
         return

@@ -29,7 +29,9 @@ class Admission:
 
     @contextlib.contextmanager
     def answering(self, call: Call, who: str, slots: Slots | None = None) -> Iterator[None]:
-        """Answers with an error that the caller can read. `slots`: how many such calls there may be at once, by role."""
+        """Answers with an error that the caller can read. `slots`: how many such calls there may be at once, by
+        role.
+        """
         with contextlib.ExitStack() as taken:
             try:
                 self.check(call, who)
@@ -45,7 +47,9 @@ class Admission:
                 call.fail(error)
 
     def role_of(self, caller: Caller) -> str:
-        """Returns what a caller is to this node. Without TLS nobody knows who calls its address, so whoever does may read."""
+        """Returns what a caller is to this node. Without TLS nobody knows who calls its address, so whoever does may
+        read.
+        """
         if caller.is_local or caller.identity == self._config.node:
             return OWNER
         return MEMBERS if caller.identity in self._members.peers else READERS
@@ -62,6 +66,6 @@ class Admission:
         if who == READERS or role in (OWNER, who):
             return
         raise ReplicationError(
-            f"{call.caller} may read this store and not change it: ask as the user of node {self._config.node}'s daemon, on its "
-            f"host and by its data directory, or with the certificate of node {self._config.node}"
+            f"{call.caller} may read this store and not change it: ask as the user of node {self._config.node}'s "
+            f"daemon, on its host and by its data directory, or with the certificate of node {self._config.node}"
         )

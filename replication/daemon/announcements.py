@@ -32,7 +32,7 @@ class Announcements:
         self._unannounced: dict[PurePosixPath, str] = {}  # files that could not be read, and why
 
     def _held_file(self, path: PurePosixPath) -> FileVersion | None:
-        """What a durable manifest, or entry of the log of branches, holds."""
+        """Returns what a durable manifest, or entry of the log of branches, holds."""
         try:
             name = check_name(str(path))
             text = self._env.read(self._root / name)
@@ -49,7 +49,7 @@ class Announcements:
         return FileVersion(name, blake3(text).hexdigest(), len(text))
 
     def announce_again(self) -> None:
-        """What could not be read when it had become durable: peers would wait for it for ever."""
+        """Announces what could not be read when it had become durable: peers would wait for it for ever."""
         with self._shared.lock:
             tried, self._unannounced = self._unannounced, {}
         if not tried:
@@ -102,7 +102,7 @@ class Announcements:
     def safe_elsewhere(self, timeline: str) -> Epoch:
         """See nosync.lsm.node.api.DurabilityListener."""
         with self._shared.lock:
-            return Epoch(self._replica.safe_elsewhere(timeline))
+            return Epoch(self._replica.copies.safe_elsewhere(timeline))
 
     def inputs_released(self, trace: TraceId, until: Time) -> None:
         """See nosync.lsm.node.api.DurabilityListener."""
@@ -132,16 +132,16 @@ class Announcements:
     def copies_by_name(self, name: FileName, digest: str) -> int:
         """Returns on how many nodes a file is durable, as far as they said so."""
         with self._shared.lock:
-            return self._replica.copies(name, digest)
+            return self._replica.copies.of(name, digest)
 
     def copies_of_file(self, path: PurePosixPath) -> int:
         """See nosync.lsm.node.api.DurabilityListener."""
         with self._shared.lock:
-            return self._replica.copies_of_mine(FileName(str(path)))
+            return self._replica.copies.of_mine(FileName(str(path)))
 
 
 def _held_layer(record: Record) -> FileVersion | None:
-    """None for the layers of a loop's rounds, which are gone soon."""
+    """Returns what a durable layer holds; None for a layer of a loop's rounds, which is gone soon."""
     d = record.id.description
     if d.is_of_rounds:
         return None

@@ -33,13 +33,15 @@ class DaemonConfig:
     peers: dict[str, str] = field(default_factory=dict)
     """Node id to HOST:PORT of every other node of the store."""
     replicas: int = 2
-    """On how many nodes every layer is kept, this one included. The same on all nodes; more than there are is refused.
+    """On how many nodes every layer is kept, this one included. The same on all nodes; more than there are is
+    refused.
     """
     tls: Path | None = None
     """Directory with ca.pem, NODE.pem and NODE.key (nosync certs makes them). Needed off loopback."""
     sockets: Path | None = None
-    """Without TLS: a directory of this user alone (mode 0700) where its daemons on this machine find each other. None:
-    $XDG_STATE_HOME/nosync, or ~/.local/state/nosync."""
+    """Without TLS: a directory of this user alone (mode 0700) where its daemons on this machine find each other.
+    None: $XDG_STATE_HOME/nosync, or ~/.local/state/nosync.
+    """
     metrics: str | None = None
     """HOST:PORT where Prometheus fetches metrics; none by default."""
     retain: int | None = None
@@ -49,8 +51,8 @@ class DaemonConfig:
     key_groups: int = DEFAULT_KEY_GROUPS
     """Of a new store: the most shards that a stage can ever have."""
     nice: int = 0
-    """How much smaller a share of the processors than tasks the process of `nosync daemon` gets, 0 (no smaller) to 19.
-    Where tasks keep all of them busy copies come later, and more is lost with a host.
+    """How much smaller a share of the processors than tasks the process of `nosync daemon` gets, 0 (no smaller) to
+    19. Where tasks keep all of them busy copies come later, and more is lost with a host.
     """
 
     def __post_init__(self) -> None:
@@ -72,12 +74,14 @@ class DaemonConfig:
 
     @property
     def settings(self) -> StoreSettings:
-        """What of it concerns the store. Raises InvalidInputError for values that none can have."""
+        """Returns what concerns the store. Raises InvalidInputError for values that none can have."""
         return StoreSettings(retain=self.retain, archive_epochs=self.archive_epochs, scan_interval_s=SCAN_INTERVAL_S)
 
 
 def read_config(path: Path) -> dict[str, Any]:
-    """The fields that a file gives. Raises ReplicationError naming the file, the field, and what was expected."""
+    """Returns the fields that a file gives. Raises ReplicationError naming the file, the field, and what was
+    expected.
+    """
     try:
         fields = tomllib.loads(path.read_text())
     except OSError as error:
@@ -113,7 +117,7 @@ def make_config(fields: dict[str, Any], where: str) -> DaemonConfig:
 
 
 def explain_config(config: DaemonConfig) -> list[tuple[str, str, str]]:
-    """By field: name, value, and what it means, from the class."""
+    """Returns name, value and meaning of each field, from the class."""
     import ast  # noqa: PLC0415 - only for --check
     import inspect  # noqa: PLC0415
 

@@ -18,36 +18,37 @@ class Conflicts:
     def names(self) -> list[FileName]:
         """Returns the files of which peers hold other contents."""
         with self._shared.lock:
-            return sorted(self._replica.conflicts())
+            return sorted(self._replica.copies.conflicts())
 
     def to_discard(self) -> list[FileName]:
-        """Returns the files of which a peer that is up has the other contents. Raises ReplicationError where there are only
-        others.
+        """Returns the files of which a peer that is up has the other contents. Raises ReplicationError where there are
+        only others.
         """
         self._shared.tick()
         with self._shared.lock:
-            found = self._replica.conflicts()
+            found = self._replica.copies.conflicts()
             up = {peer.node for peer in self._replica.peers.values() if peer.is_up(self._replica.state.now_s)}
         names = sorted(name for name, (node, _, _) in found.items() if node in up)
         if found and not names:
             nodes = ", ".join(sorted({node for node, _, _ in found.values()}))
             raise ReplicationError(
-                f"the other contents are on {nodes}, which is away: giving up what is here would leave nothing. Start its daemon "
-                "first; or take it out with nosync peers --remove, if it is gone for good, and what is here counts"
+                f"the other contents are on {nodes}, which is away: giving up what is here would leave nothing. Start "
+                "its daemon first; or take it out with nosync peers --remove, if it is gone for good, and what is here "
+                "counts"
             )
         return names
 
     def tell(self) -> None:
         """Says in the node's problems which conflicts there are now."""
         with self._shared.lock:
-            conflicts, discarded = self._replica.conflicts(), self._replica.discarded_elsewhere()
+            conflicts, discarded = self._replica.copies.conflicts(), self._replica.copies.discarded_elsewhere()
         for name in list(self._problems):  # in one go: other threads change it
             if name.startswith(_CONFLICT) and name[len(_CONFLICT) :] not in {*conflicts, *discarded}:
                 self._problems.pop(name, None)
         for name, node in discarded.items():
             self._problems[_CONFLICT + name] = (
-                f"was given up here, and node {node} still holds it: nosync conflicts --take-theirs there as well, or wait for "
-                "the node whose contents count"
+                f"was given up here, and node {node} still holds it: nosync conflicts --take-theirs there as well, or "
+                "wait for the node whose contents count"
             )
         for name, (node, ours, theirs) in conflicts.items():
             self._problems[_CONFLICT + name] = (

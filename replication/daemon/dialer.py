@@ -1,6 +1,7 @@
 """Links to peers that this node begins. Of two nodes the one whose id comes first dials.
 
-Keepalive pings notice a peer that is gone without a word; the protocol's own beats notice one that is there and does nothing.
+Keepalive pings notice a peer that is gone without a word; the protocol's own heartbeats notice one that is there and
+does nothing.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ class Dialer:
                 try:
                     with self._ways.channel(address, node) as channel:
                         self._link(channel, node)
-                except Exception as error:  # noqa: BLE001 - certificates that are being replaced, say; only this side dials
+                except Exception as error:  # noqa: BLE001 - certificates that are being replaced, say
                     log.error("cannot dial node %s at %s, which is tried again: %s", node, address, described(error))
             self._closing.wait(REDIAL_S)
 

@@ -20,7 +20,7 @@ _NEW = flags.CREATE | flags.MOVED_TO | flags.ONLYDIR
 
 
 class Watch:
-    """Of directories and all that are below them, those included that are made later."""
+    """Watches directories and all that are below them, those included that are made later."""
 
     def __init__(self, roots: Iterable[Path]) -> None:
         """Raises OSError where the system has no watch to give."""
@@ -31,7 +31,9 @@ class Watch:
         self._stopped, self._stop = os.pipe()
 
     def changes(self) -> Iterator[list[Path]]:
-        """First the files that are there, then those that come, until `stop`. The same one may be told twice."""
+        """Returns first the files that are there, then those that come, until `stop`. The same one may be told
+        twice.
+        """
         there = [path for root in self._roots for path in self._add(root)]
         if there:
             yield there
@@ -65,8 +67,8 @@ class Watch:
             if error.errno == errno.ENOSPC and not self._is_short:
                 self._is_short = True
                 log.warning(
-                    "the system has no more watches: what is published in %s and others is noticed by listing them; raise "
-                    "fs.inotify.max_user_watches", directory,
+                    "the system has no more watches: what is published in %s and others is noticed by listing them; "
+                    "raise fs.inotify.max_user_watches", directory,
                 )  # fmt: skip
             if error.errno not in (errno.ENOSPC, errno.ENOENT):
                 raise
@@ -92,7 +94,9 @@ class Watch:
 
 
 class Watcher:
-    """A thread that tells of new files until it is stopped. A watch that ends, say for want of descriptors, is begun again."""
+    """A thread that tells of new files until it is stopped. A watch that ends, say for want of descriptors, is begun
+    again.
+    """
 
     def __init__(self, begin: Callable[[], Watch], noticed: Callable[[list[Path]], None], again_s: float) -> None:
         """`begin` raises OSError where there is no watch to be had; it is called again every `again_s` then."""
@@ -147,7 +151,7 @@ class Watcher:
             for paths in watch.changes():
                 try:
                     self._noticed(paths)
-                except Exception as error:  # noqa: BLE001 - of these; the scan finds them, and what comes next is noticed
+                except Exception as error:  # noqa: BLE001 - of these; the scan finds them
                     log.warning("noticed %s s later: %s: %s", self._again_s, paths[0], described(error))
         except OSError as error:
             log.warning("what is published is noticed every %s s until it is watched again: %s", self._again_s, error)

@@ -24,8 +24,8 @@ _READABLE = (LAYERS, MANIFESTS, BRANCHES, PINS)
 
 
 def names_in(directory: LayerDirectory, relative: str) -> Iterator[dict[str, int]]:
-    """The names in a directory, in pieces, with the time at which the file of each was written: what was given up and
-    fetched again has the same name. Raises ReplicationError for a directory that is not there to be read.
+    """Returns the names in a directory, in pieces, with the time at which the file of each was written: what was given
+    up and fetched again has the same name. Raises ReplicationError for a directory that is not there to be read.
     """
     if check_group(relative).partition("/")[0] not in _READABLE:
         raise ReplicationError(f"{relative!r} is not one of {', '.join(_READABLE)}, or in it")
@@ -46,7 +46,7 @@ def _written_ns(path: Path, env: Env) -> int:
 
 
 def contents_of(directory: LayerDirectory, names: Iterable[str]) -> Iterator[pb.Frame]:
-    """Files in pieces, one after the other, as they go between nodes; a NotFound for each that is not."""
+    """Returns files in pieces, one after the other, as they go between nodes; a NotFound for each that is not."""
     encoder = Encoder()
     for name in map(check_name, names):
         path = directory.root / name

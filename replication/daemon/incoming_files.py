@@ -1,7 +1,7 @@
 """Files that come from other nodes: written to `tmp/`, verified whole, and published by a link, as a task publishes.
 
-Then the node makes them durable like anything else. What came of a file when its session ended is kept for a while, and the rest
-is asked for.
+Then the node makes them durable like anything else. What came of a file when its session ended is kept for a while,
+and the rest is asked for.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class IncomingFiles:
     def came(self, session: Session, chunk: Chunk) -> None:
         """A piece of a file came."""
         with self._shared.lock:
-            self._replica.heard_from(session.id, len(chunk.data))
+            self._replica.sessions.piece_came(session.id, len(chunk.data))
         with session.files:
             if session.is_open:
                 self._chunk(session, chunk)
@@ -62,7 +62,7 @@ class IncomingFiles:
                 if part.received_bytes and name not in self._parts and not self._is_stopped:
                     part.stopped_s = self._env.monotonic_s()
                     self._parts[name] = part
-                    self._replica.has_part(part.held, part.received_bytes)
+                    self._replica.planner.has_part(part.held, part.received_bytes)
                 else:
                     self._abandon(part)
 
@@ -83,7 +83,7 @@ class IncomingFiles:
         incoming = session.incoming.get(name)
         if incoming is None:
             with self._shared.lock:
-                is_taken = self._replica.accepts(session.id, chunk.held)
+                is_taken = self._replica.planner.accepts(session.id, chunk.held)
             if not is_taken:
                 return  # given up meanwhile, or not wanted
             incoming = self._begun(chunk.held) if chunk.offset else self._begin(chunk.held)
@@ -113,7 +113,7 @@ class IncomingFiles:
         self._counters.received_bytes += incoming.held.size_bytes
 
     def _begin(self, held: FileVersion) -> IncomingFile | None:
-        """None: it cannot be kept."""
+        """Begins to receive a file. Returns None where it cannot be kept."""
         self._drop_part(held.name)
         path = temporary_path(self._root, self._env)
         try:
@@ -124,23 +124,23 @@ class IncomingFiles:
         return None
 
     def _begun(self, held: FileVersion) -> IncomingFile | None:
-        """What came of a file in a session that ended. None: nothing that this is the rest of."""
+        """Returns what came of a file in a session that ended. None: there is nothing that this is the rest of."""
         with self._shared.lock:
             part = self._parts.get(held.name)
             if part is None or part.held != held:
                 return None
-            self._replica.has_part(held, 0)
+            self._replica.planner.has_part(held, 0)
             return self._parts.pop(held.name)
 
     def _drop_part(self, name: FileName) -> None:
         with self._shared.lock:
             part = self._parts.pop(name, None)
             if part is not None:
-                self._replica.has_part(part.held, 0)
+                self._replica.planner.has_part(part.held, 0)
                 self._abandon(part)
 
     def drop_old_parts(self) -> None:
-        """Of files that are here now, or that nobody sent the rest of."""
+        """Drops parts of files that are here now, or that nobody sent the rest of."""
         with self._shared.lock:
             until_s = self._env.monotonic_s() - PART_KEPT_S
             old = [name for name, part in self._parts.items() if part.stopped_s < until_s or name in self._replica.mine]
@@ -151,7 +151,7 @@ class IncomingFiles:
         """While a large file is verified nothing is read from its sender, who is there all the same."""
         with self._shared.lock:
             self._shared.advance()
-            self._replica.heard_from(session.id, 0)
+            self._replica.sessions.piece_came(session.id, 0)
 
     def _keep(self, session: Session, incoming: IncomingFile) -> None:
         """Verifies a whole file and publishes it. Raises CorruptionError where it is not what was announced."""
@@ -198,7 +198,9 @@ class IncomingFiles:
             self._shared.act(self._replica.fetch_failed(name))
 
     def _abandon(self, incoming: IncomingFile) -> None:
-        """Never raises: on a full disk closing fails too, and what is left of the file goes when the node starts again."""
+        """Never raises: on a full disk closing fails too, and what is left of the file goes when the node starts
+        again.
+        """
         try:
             incoming.file.close()
         except OSError as error:

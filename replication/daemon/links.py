@@ -30,7 +30,9 @@ class OpenLinks:
 
     @contextlib.contextmanager
     def __call__(self, session: Session, shown: bytes | None) -> Iterator[None]:
-        """A link is open. `shown`: the certificate of the other side; None: this one dialled, and looks when it dials again."""
+        """A link is open. `shown`: the certificate of the other side; None: this one dialled, and looks when it dials
+        again.
+        """
         with self._lock:
             self._open[session.id] = session, shown
         try:

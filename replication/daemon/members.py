@@ -21,7 +21,7 @@ MEMBERS_FILE = "members.json"
 
 
 def peers_of(config: DaemonConfig) -> dict[str, str]:
-    """The peers: those that operators made them while it ran, where they did; else those of the configuration.
+    """Returns the peers: those that operators made them while it ran, where they did; else those of the configuration.
 
     Raises ReplicationError where they are too few for the copies that are asked for.
     """
@@ -32,15 +32,15 @@ def peers_of(config: DaemonConfig) -> dict[str, str]:
     if not 1 <= config.replicas <= members:
         changed = f" (as nosync peers left them in {path})" if peers != config.peers else ""
         raise ReplicationError(
-            f"replicas={config.replicas}, and the store has {members} nodes ({', '.join([config.node, *peers])}){changed}: "
-            f"add a peer, or set replicas to at most {members}"
+            f"replicas={config.replicas}, and the store has {members} nodes "
+            f"({', '.join([config.node, *peers])}){changed}: add a peer, or set replicas to at most {members}"
         )
     return peers
 
 
 def read_members(path: Path) -> dict[str, str] | None:
-    """The peers that operators told a daemon of; None where they told it of none. Raises ReplicationError where the
-    file is damaged: a peer that is lost from it would be one that no copies are counted of.
+    """Returns the peers that operators told a daemon of; None where they told it of none. Raises ReplicationError where
+    the file is damaged: a peer that is lost from it would be one that no copies are counted of.
     """
     try:
         text = read_if_there(path, Env())

@@ -117,7 +117,7 @@ class _Server(ThreadingMixIn, WSGIServer):
         super().shutdown_request(request)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Of a connection that ended in the middle."""
+        """A connection ended in the middle."""
         log.debug("metrics: a connection ended", exc_info=True)
 
 

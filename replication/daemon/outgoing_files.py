@@ -38,9 +38,9 @@ class OutgoingFiles:
             else:
                 yield from encoder.frames(item)
 
-    def _file_frames(self, session: Session, wanted: FileRequest, encoder: Encoder) -> Iterator[pb.Frame]:
-        held = wanted.held
-        if held.name in session.sent and held.name not in session.suspects and not wanted.offset:
+    def _file_frames(self, session: Session, request: FileRequest, encoder: Encoder) -> Iterator[pb.Frame]:
+        held = request.held
+        if held.name in session.sent and held.name not in session.suspects and not request.offset:
             session.suspects.add(held.name)
             self._suspect(held)  # it was of no use there; or it is lost again, or was not wanted before
         session.sent.append(held.name)
@@ -49,7 +49,7 @@ class OutgoingFiles:
                 size_bytes = os.fstat(file.fileno()).st_size
                 if size_bytes != held.size_bytes:
                     raise OSError(errno.EIO, f"the file has {size_bytes} bytes, and had {held.size_bytes}")
-                yield from encoder.chunks(wanted, file)
+                yield from encoder.chunks(request, file)
         except FileNotFoundError:
             yield from encoder.frames(NotFound(held.name))  # merged since it was asked for
             return
@@ -59,7 +59,7 @@ class OutgoingFiles:
             yield from encoder.frames(NotFound(held.name))
             return
         self._counters.sent_files += 1
-        self._counters.sent_bytes += held.size_bytes - wanted.offset
+        self._counters.sent_bytes += held.size_bytes - request.offset
 
     def _suspect(self, held: FileVersion) -> None:
         id = held.name.layer

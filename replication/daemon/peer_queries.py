@@ -1,4 +1,5 @@
-"""What the peers have of a trace at this moment, on their disks: they are asked, because what they said may be of a while ago.
+"""What the peers have of a trace at this moment, on their disks: they are asked, because what they said may be of a
+while ago.
 
 A peer announces a layer once it is durable there. Who has to know whether waiting for one is any use looks behind that.
 """
@@ -29,26 +30,28 @@ _AT_ONCE = 16
 
 
 class Lookup:
-    """Of one node, whose directory this is."""
+    """Asks the peers of one node, whose directory this is."""
 
     def __init__(self, directory: LayerDirectory, ways: Ways) -> None:
         self._directory, self._ways = directory, ways
         self._slots = threading.BoundedSemaphore(_AT_ONCE)
 
     def asked(self, node: str, address: str) -> closing[DaemonClient]:
-        """A peer's daemon. What is done with it raises ReplicationError where it does not answer."""
+        """Returns a peer's daemon. What is done with it raises ReplicationError where it does not answer."""
         return closing(self._ways.client(address, node))
 
     def layers_of(self, client: DaemonClient, trace: str, timeout_s: float = ANSWER_S) -> list[LayerId]:
-        """What a peer has of a trace. Raises ReplicationError for a name that is none, and where it does not answer."""
+        """Returns what a peer has of a trace. Raises ReplicationError for a name that is none, and where it does not
+        answer.
+        """
         group = check_group(f"{LAYERS}/{trace}")
         names = client.list_files(group, timeout_s)
         paths = [PurePosixPath(trace, name) for name in names]
         return [id for path in paths if (id := parse_path(path)) is not None]
 
     def may_come(self, traces: Sequence[str], peers: Mapping[str, str]) -> bool:
-        """Whether a peer has layers of these traces (directories relative to `layers/`) that are not here, nor any that stand for
-        them; or one does not say, so nobody knows. `peers`: the addresses of those that are up.
+        """Returns whether a peer has layers of these traces (directories relative to `layers/`) that are not here, nor
+        any that stand for them; or one does not say, so nobody knows. `peers`: the addresses of those that are up.
 
         Raises ReplicationError for a name that is none.
         """
@@ -80,6 +83,8 @@ class Lookup:
         return False
 
     def _lacks_any(self, of_trace: Sequence[LayerId]) -> bool:
-        """Whether one of these layers of one trace is not here. Looked for after they were listed: one may just have come."""
+        """Returns whether one of these layers of one trace is not here. It is looked for after they were listed: one
+        may just have come.
+        """
         ours = self._directory.descriptions(of_trace[0].trace) if of_trace else []
         return any(not is_there(id, ours) for id in of_trace)

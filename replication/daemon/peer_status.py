@@ -11,7 +11,9 @@ NEVER_HEARD_S = 10.0
 
 
 def peer_status(peer: Peer, now_s: float, files: int, size: int, *, was_time: bool) -> pb.PeerStatus:
-    """Returns how a peer is. `files`, `size`: how far it is behind. `was_time`: this node was there long enough to be found."""
+    """Returns how a peer is. `files`, `size`: how far it is behind. `was_time`: this node was there long enough to be
+    found.
+    """
     why = peer.refused
     if not why and peer.session is None and peer.heard_s == float("-inf") and was_time:
         why = f"{NEVER_HEARD}: its daemon is away, or names no such peer as this node (there nosync peers DIR --add)"

@@ -80,7 +80,7 @@ class Replicator:
         self._incoming.session_ended(session)
 
     def is_linked(self, node: NodeId) -> bool:
-        """Whether there is a session with a node."""
+        """Returns whether there is a session with a node."""
         with self._shared.lock:
             peer = self._replica.peers.get(node)
             return peer is not None and peer.session is not None
@@ -102,7 +102,7 @@ class Replicator:
             self._incoming.gone(session, message.name)
         with self._shared.lock:
             if message is None:
-                self._replica.part_came(session.id)
+                self._replica.sessions.part_came(session.id)
             else:
                 self._shared.act(self._replica.received(session.id, message))
 
@@ -119,7 +119,9 @@ class Replicator:
             self._shared.act(self._replica.keep_traces(traces))
 
     def keep_all(self, patience_s: float) -> bool:
-        """From now on this node keeps everything. Waits until it has what peers have; False: it has not within `patience_s`."""
+        """From now on this node keeps everything. Waits until it has what peers have; False: it has not within
+        `patience_s`.
+        """
         self._shared.tick()
         with self._shared.lock:
             self._shared.act(self._replica.want_all())
@@ -155,7 +157,9 @@ class Replicator:
             return [held.digest if (held := self._replica.mine.get(name)) is not None else "" for name in names]
 
     def backlog(self) -> tuple[int, bool]:
-        """Returns how many bytes peers have that should be here too, and whether so many that recomputable stages wait."""
+        """Returns how many bytes peers have that should be here too, and whether so many that recomputable stages
+        wait.
+        """
         with self._shared.lock:
             return self._replica.planner.backlog_bytes, self._replica.planner.is_loaded
 
@@ -163,7 +167,7 @@ class Replicator:
         """Returns how the peers are, and how far behind."""
         with self._shared.lock:
             now_s = self._env.monotonic_s()
-            behind = self._replica.lag() if lag else {}
+            behind = self._replica.copies.lag() if lag else {}
             was_time = now_s - self._began_s > NEVER_HEARD_S
             return [
                 peer_status(peer, now_s, *behind.get(peer.node, (0, 0)), was_time=was_time)

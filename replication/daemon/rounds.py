@@ -1,8 +1,8 @@
 """The rounds of a loop whose tasks run on several hosts.
 
-What a round records is gone when its epoch is done, so it is not replicated. But a shard's next round may run on another host:
-then the daemon there fetches what it lacks from the daemons of the others. Where a host was lost with what it had, the loop
-begins again at the first round, which finds what is left and computes the rest.
+What a round records is gone when its epoch is done, so it is not replicated. But a shard's next round may run on
+another host: then the daemon there fetches what it lacks from the daemons of the others. Where a host was lost with
+what it had, the loop begins again at the first round, which finds what is left and computes the rest.
 """
 
 from __future__ import annotations
@@ -26,7 +26,9 @@ log = logging.getLogger("nosync.replication")
 
 
 class Rounds:
-    """Of one node. `peers`: the addresses of those that are up; what one of them does not answer is left out."""
+    """Fetches and drops the rounds of one node. `peers`: the addresses of those that are up; what one of them does not
+    answer is left out.
+    """
 
     def __init__(self, node: Node, lookup: Lookup) -> None:
         self._node, self._lookup = node, lookup
@@ -48,7 +50,8 @@ class Rounds:
                 self._node.note([id for id in lacking if directory.path_of(id).exists()])
 
     def drop(self, stage: str, t: int, peers: Mapping[str, str], *, at_once: bool = False) -> None:
-        """Here, and soon on the peers: no epoch waits for these. With `at_once` they are gone everywhere when this returns.
+        """Drops rounds here, and soon on the peers: no epoch waits for these. With `at_once` they are gone everywhere
+        when this returns.
 
         Raises InvalidInputError for a name or an epoch that none can be: peers say them, and a name becomes a path.
         """
@@ -75,6 +78,6 @@ class Rounds:
 
 
 def _is_round_of(id: LayerId, t: int) -> bool:
-    """Whether a layer is of a round of the epoch."""
+    """Returns whether a layer is of a round of the epoch."""
     d = id.description
     return pack(t) <= d.lower and d.upper <= end_of(t) and d.is_of_rounds

@@ -40,7 +40,7 @@ STOP_GRACE_S = 1.0
 
 
 def check_not_revoked(context: grpc.ServicerContext, certificates: Certificates | None) -> bytes | None:
-    """The certificate of who calls; None without TLS. Raises ReplicationError where it is revoked."""
+    """Returns the certificate of who calls; None without TLS. Raises ReplicationError where it is revoked."""
     found: Any = context.auth_context().get("x509_pem_cert")
     if certificates is None or not found:
         return None
@@ -51,8 +51,9 @@ def check_not_revoked(context: grpc.ServicerContext, certificates: Certificates 
 class Servers:
     """The servers of one daemon.
 
-    Whoever gets through to `listen` may read; with TLS members open links there. What the owner of `data` may do is done through
-    a socket in it. Without TLS peers of this user meet at sockets, too: on loopback nobody can tell who calls.
+    Whoever gets through to `listen` may read; with TLS members open links there. What the owner of `data` may do is
+    done through a socket in it. Without TLS peers of this user meet at sockets, too: on loopback nobody can tell who
+    calls.
     """
 
     def __init__(

@@ -26,8 +26,9 @@ from nosync.replication.transport.calls import MEMBERS, OWNER, READERS, Call
 log = logging.getLogger("nosync.replication")
 
 MOST_READING, MOST_WORKING = 16, 24
-"""Calls at once that read files, and that take long, of readers, members and the owner each; the others' threads are for who asks
-briefly."""
+"""Calls at once that read files, and that take long, of readers, members and the owner each; the others' threads are
+for who asks briefly.
+"""
 
 
 class Service:
@@ -110,7 +111,7 @@ class Service:
         return pb.Done()
 
     def _peers_up(self) -> dict[str, str]:
-        """The addresses of peers that are there."""
+        """Returns the addresses of peers that are there."""
         up = [peer.node for peer in self._replicator.peers(lag=False) if peer.state == "up"]
         return {node: address for node, address in list(self._members.peers.items()) if node in up}
 

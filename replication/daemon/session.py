@@ -83,7 +83,7 @@ class Session:
             self.more.notify()
 
     def take(self) -> Message | FileRequest | None:
-        """What goes out next, once there is something. None: the session was closed."""
+        """Returns what goes out next, once there is something. None: the session was closed."""
         with self.more:
             self.more.wait_for(lambda: self.outbox or not self.is_open)
             if not self.outbox:

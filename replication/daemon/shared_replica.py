@@ -17,7 +17,9 @@ LOG_AGAIN_S = 60.0
 
 
 class SharedReplica:
-    """A replica with its lock, and the sessions. Whoever calls the replica holds the lock, and hands its effects to `act`."""
+    """A replica with its lock, and the sessions. Whoever calls the replica holds the lock, and hands its effects to
+    `act`.
+    """
 
     def __init__(self, replica: Replica, env: Env) -> None:
         self.replica, self._env = replica, env
@@ -54,7 +56,9 @@ class SharedReplica:
                 session.close()
 
     def advance(self) -> None:
-        """Tells the replica the time, with the lock held: who fell silent since the last tick is sent nothing unasked."""
+        """Tells the replica the time, with the lock held: who fell silent since the last tick is sent nothing
+        unasked.
+        """
         state = self.replica.state
         state.advance(max(state.now_s, self._env.monotonic_s()))
 

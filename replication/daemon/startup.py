@@ -29,8 +29,8 @@ JOIN_TIMEOUT_S = 1.0
 
 
 def check_config(config: DaemonConfig) -> None:
-    """All that a start would refuse, but for a port that is taken. Raises ReplicationError, and for the directory what
-    opening a store raises.
+    """Checks all that a start would refuse, but for a port that is taken. Raises ReplicationError, and for the
+    directory what opening a store raises.
     """
     local_path(config.data)
     with storage_errors("look into", config.data):
@@ -47,7 +47,7 @@ def check_config(config: DaemonConfig) -> None:
 
 
 def ways_of(config: DaemonConfig, env: Env) -> Ways:
-    """How peers are reached, and reach this node. Raises ReplicationError."""
+    """Returns how peers are reached, and reach this node. Raises ReplicationError."""
     if config.tls is not None:
         return Ways(Certificates.of_directory(config.tls, config.node), None)
     return Ways(None, Meeting((config.sockets or sockets_of_user()).absolute(), env))
@@ -70,7 +70,8 @@ def make_store(config: DaemonConfig, ways: Ways, env: Env) -> None:
 
 
 def open_node(config: DaemonConfig, marker: Marker, env: Env) -> tuple[Node, str]:
-    """Makes the node. Returns it, and what tells this directory from others on the host: daemons take each other's ports.
+    """Makes the node. Returns it, and what tells this directory from others on the host: daemons take each other's
+    ports.
 
     Who opens the directory while the node starts has to see that a daemon keeps it, so that is written first.
     """

@@ -34,7 +34,9 @@ class DaemonStatus:
         self._members, self._findings, self._meeting = members, findings, meeting
 
     def of(self, branch: str = MAIN, *, lag: bool = True) -> pb.StatusReply:
-        """Returns node, safe point, problems, peers; and how far these are behind, for which all that they hold is compared."""
+        """Returns node, safe point, problems, peers; and how far these are behind, for which all that they hold is
+        compared.
+        """
         problems = {}
         try:
             self._node.learn()

@@ -35,7 +35,9 @@ class Copies:
         return 1 + sum(name in peer.holds or peer.holds.has_archived(name) for peer in peers)
 
     def conflicts(self) -> dict[FileName, tuple[NodeId, str, str]]:
-        """Returns by file a peer that holds other contents, our digest and theirs; one that is up where one of them is."""
+        """Returns by file a peer that holds other contents, our digest and theirs; one that is up where one of them
+        is.
+        """
         peers = sorted(self._state.peers.values(), key=lambda peer: peer.is_up(self._state.now_s))
         return {name: (peer.node, *found) for peer in peers for name, found in peer.all_conflicts().items() if found[0]}
 
@@ -49,10 +51,11 @@ class Copies:
         }
 
     def safe_elsewhere(self, timeline: str) -> int:
-        """Returns the largest safe point that a peer told, -1 where none did: what is safe there is safe here, if it is the same.
+        """Returns the largest safe point that a peer told, -1 where none did: what is safe there is safe here, if it
+        is the same.
 
-        So of a peer only counts what it told once it is known what it holds, and up to where that is known to be other
-        contents than here: in the manifests of the timeline, or in layers.
+        So of a peer only counts what it told once it is known what it holds, and up to where that is known to be
+        other contents than here: in the manifests of the timeline, or in layers.
         """
         found = -1
         for peer in self._state.peers.values():
@@ -65,7 +68,8 @@ class Copies:
     def lag(self) -> Mapping[NodeId, tuple[int, int]]:
         """Returns by peer how many files, and bytes, of ours it is missing and should hold.
 
-        Who asks again, and nothing has changed, is told the same: names are not compared anew for everybody who looks.
+        Who asks again, and nothing has changed, is told the same: names are not compared anew for everybody who
+        looks.
         """
         peers = self._state.peers
         about = (self._state.mine.root, *((node, peer.holds.root) for node, peer in peers.items()))
@@ -87,7 +91,7 @@ class Copies:
 
 
 def _has_copy(peer: Peer, name: FileName, digest: str) -> bool:
-    """Whether a peer holds these very contents. What it merged of another history does not stand for them."""
+    """Returns whether a peer holds these very contents. What it merged of another history does not stand for them."""
     exact = peer.holds.get(name)
     if exact is not None:
         return exact.digest == digest

@@ -37,7 +37,7 @@ class Divergence:
                 self._entry = entry if self._entry is None else min(entry, self._entry)
 
     def has(self, name: FileName) -> bool:
-        """Whether a file is of the other history, or may be."""
+        """Returns whether a file is of the other history, or may be."""
         layer, span = name.layer, name.span
         if layer is not None:
             reached: Time = layer.description.upper

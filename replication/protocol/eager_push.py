@@ -1,6 +1,8 @@
-"""Files that go to peers unasked: what is small and was just written here, ahead of the statement that it is durable here.
+"""Files that go to peers unasked: what is small and was just written here, ahead of the statement that it is durable
+here.
 
-That saves a question and its answer. Who does not want a file throws it away; who is slow to take it gets no more for a while.
+That saves a question and its answer. Who does not want a file throws it away; who is slow to take it gets no more for a
+while.
 """
 
 from __future__ import annotations
@@ -27,7 +29,9 @@ class EagerPush:
         self._state = state
 
     def may_push(self, held: FileVersion) -> bool:
-        """Whether a file is small, new, and not to be computed again. Nodes merge, and archive manifests, for themselves."""
+        """Returns whether a file is small, new, and not to be computed again. Nodes merge, and archive manifests, for
+        themselves.
+        """
         layer = held.name.layer
         if layer is None:
             is_fresh = held.name.archive is None

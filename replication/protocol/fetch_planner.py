@@ -1,7 +1,7 @@
 """Which files a node asks its peers for, in which order, and how much at once.
 
-A file is fetched from one peer at a time, at most a window of bytes at once. First comes what tasks wait for, then what is not
-safe yet, then history.
+A file is fetched from one peer at a time, at most a window of bytes at once. First comes what tasks wait for, then what
+is not safe yet, then history.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from nosync.replication.protocol.file_names import FileName, FileVersion
 from nosync.replication.protocol.inventory import covers, in_order
 from nosync.replication.protocol.messages import PUSH_FILE_BYTES, Effect, FileRequest, Send, SessionId, Want
-from nosync.replication.protocol.peer import BEAT_S, SMALLEST_WINDOW_BYTES, WINDOW_S, Peer
+from nosync.replication.protocol.peer import HEARTBEAT_S, SMALLEST_WINDOW_BYTES, WINDOW_S, Peer
 from nosync.replication.protocol.state import ReplicaState
 from nosync.replication.protocol.todo import Todo
 
@@ -21,7 +21,9 @@ FETCH_TIMEOUT_S = 30.0
 """After so long a file is asked for elsewhere, if no piece of any file came from the peer."""
 RETRY_AFTER_S = 1.0
 LOADED_BYTES = 4 << 20
-"""A node that is so far behind with what copies are asked for leaves out what can be computed again, until it has caught up."""
+"""A node that is so far behind with what copies are asked for leaves out what can be computed again, until it has
+caught up.
+"""
 CAUGHT_UP_BYTES = 1 << 20
 OPTIONAL_WINDOW_BYTES = 2 << 20
 """Of what can be computed again no more is on its way at once, so that it holds up little of the rest."""
@@ -30,7 +32,9 @@ KEEP_S = 60.0
 ASKED_S = 1.0
 """A task that waits asks again within this time: what it waits for comes before all else."""
 FEW_FILES, MANY_FILES = 256, 20_000
-"""So few are put in order whenever one comes; of so many it takes a beat until they are again, once all were asked for."""
+"""So few are put in order whenever one comes; of so many it takes a heartbeat until they are again, once all were asked
+for.
+"""
 
 
 class FetchPlanner:
@@ -62,7 +66,9 @@ class FetchPlanner:
         return [Send(peer.session, Want(tuple(FileRequest(held, self._parts.get(held, 0)) for held in wanted)))]
 
     def accepts(self, session: SessionId, held: FileVersion) -> bool:
-        """Whether a file that begins to come was asked for, or would be once its sender says that it holds it. Then it is."""
+        """Returns whether a file that begins to come was asked for, or would be once its sender says that it holds it.
+        Then it is.
+        """
         state, name = self._state, held.name
         fetch = state.fetching.get(name)
         if fetch is not None:
@@ -111,8 +117,8 @@ class FetchPlanner:
         else:
             self._parts.pop(held, None)
 
-    def beat(self, seconds: float) -> None:
-        """Looks at what came in the time since the last beat, and what is still to come."""
+    def heartbeat(self, seconds: float) -> None:
+        """Looks at what came in the time since the last heartbeat, and what is still to come."""
         state = self._state
         for peer in state.peers.values():
             peer.measure_rate(seconds)
@@ -121,9 +127,12 @@ class FetchPlanner:
         self._weigh_backlog()
 
     def _weigh_backlog(self) -> None:
-        """Many files are not weighed at every beat, which would be late for it."""
+        """Many files are not weighed at every heartbeat, which would be late for it."""
         state = self._state
-        if state.now_s - self._weighed_s < BEAT_S * sum(peer.todo_files for peer in state.peers.values()) / MANY_FILES:
+        if (
+            state.now_s - self._weighed_s
+            < HEARTBEAT_S * sum(peer.todo_files for peer in state.peers.values()) / MANY_FILES
+        ):
             return
         self._weighed_s = state.now_s
         wanted = {held.name: held.size_bytes for _, held in self.todo.missing()}
@@ -133,7 +142,7 @@ class FetchPlanner:
         self.is_loaded = required > (CAUGHT_UP_BYTES if self.is_loaded else LOADED_BYTES)
 
     def is_filled(self) -> bool:
-        """Whether nothing that should be here and that a peer is known to have is missing."""
+        """Returns whether nothing that should be here and that a peer is known to have is missing."""
         missing = (_is_of_ours(peer, held.name) for peer, held in self.todo.missing())
         return not self._state.fetching and not any(missing)
 
@@ -161,11 +170,13 @@ class FetchPlanner:
         return tuple(chosen)
 
     def _candidates(self, peer: Peer) -> Iterator[FileVersion]:
-        """Returns what a peer could be asked for, in order. Many files, as to fill a new node, are ordered once in a while.
+        """Returns what a peer could be asked for, in order. Many files, as to fill a new node, are ordered once in a
+        while.
 
-        First comes what tasks wait for, and of that the traces of which the least is missing: a layer of the last epoch does
-        not wait until the history of another shard has come, which is asked for when this node stands in for one that was
-        lost. Then comes what is not safe yet: the safe point goes on while history is copied, however much of that there is.
+        First comes what tasks wait for, and of that the traces of which the least is missing: a layer of the last epoch
+        does not wait until the history of another shard has come, which is asked for when this node stands in for one
+        that was lost. Then comes what is not safe yet: the safe point goes on while history is copied, however much of
+        that there is.
         """
         kept = self._state.placement.kept_until_s.items()
         asked = [peer.todo[trace] for trace, until_s in kept if trace in peer.todo and self._is_new(until_s)]
@@ -179,7 +190,7 @@ class FetchPlanner:
             yield from in_order(held for todo in peer.todo.values() for held in todo)
             return
         if not peer.queue:
-            if self._state.now_s - peer.queued_s < BEAT_S * peer.todo_files / MANY_FILES:
+            if self._state.now_s - peer.queued_s < HEARTBEAT_S * peer.todo_files / MANY_FILES:
                 return
             everything = in_order(held for todo in peer.todo.values() for held in todo)
             peer.queue = [*in_order(not_safe), *everything][::-1]
@@ -190,18 +201,20 @@ class FetchPlanner:
                 yield held
 
     def _is_new(self, until_s: float) -> bool:
-        """Whether a task asked just now for what is kept until then."""
+        """Returns whether a task asked just now for what is kept until then."""
         return until_s - KEEP_S >= self._state.now_s - ASKED_S
 
     def _wants(self, peer: Peer, held: FileVersion) -> bool:
-        """Whether a file that this node should keep is to be taken from a peer now, if nothing here stands for it."""
+        """Returns whether a file that this node should keep is to be taken from a peer now, if nothing here stands for
+        it.
+        """
         state, name = self._state, held.name
         waiting = self._again_s.get(name, state.now_s) > state.now_s
         known = self.todo.is_unwanted(peer, name) or state.has_or_fetches(name) or state.is_discarded(held)
         return not (waiting or known or self._waits(held)) and _is_of_ours(peer, name)
 
     def _waits(self, held: FileVersion) -> bool:
-        """Whether a file is left out as long as there is so much else to fetch."""
+        """Returns whether a file is left out as long as there is so much else to fetch."""
         state = self._state
         if not state.is_optional(held.name):
             return False
@@ -210,8 +223,8 @@ class FetchPlanner:
 
 
 def _is_of_ours(peer: Peer, name: FileName) -> bool:
-    """Whether a file of a peer belongs to the history that this node has. Before all is known that the peer has, nothing that
-    stands for more than a layer of one epoch does, and no manifest.
+    """Returns whether a file of a peer belongs to the history that this node has. Before all is known that the peer
+    has, nothing that stands for more than a layer of one epoch does, and no manifest.
     """
     if not peer.is_known and not (name.is_register or (name.layer is not None and name.layer.is_fresh)):
         return False

@@ -22,7 +22,7 @@ class Fetch:
 
 
 class Fetches(Mapping[FileName, Fetch]):
-    """All of them, by name. Each comes from one peer."""
+    """The files that are to come, by name. Each comes from one peer."""
 
     def __init__(self) -> None:
         self._by_name: dict[FileName, Fetch] = {}
@@ -66,9 +66,9 @@ class Fetches(Mapping[FileName, Fetch]):
                 del self._layers[trace]
 
     def of_session(self, session: SessionId) -> Mapping[FileName, int]:
-        """What comes from a peer: its names and sizes."""
+        """Returns what comes from a peer: its names and sizes."""
         return self._sizes.get(session, {})
 
     def layers(self, trace: str) -> Mapping[Description, FileName]:
-        """By description, the names of the layers of a trace that are to come."""
+        """Returns by description the names of the layers of a trace that are to come."""
         return self._layers.get(trace, {})

@@ -1,7 +1,8 @@
-"""The names of a store's files. A name is parsed once: by the codec where a peer says it, by the driver where this node does.
+"""The names of a store's files. A name is parsed once: by the codec where a peer says it, by the driver where this
+node does.
 
-A name is the file's path relative to the data directory. It is a text still, and equal to that text, so dictionaries find it as
-fast as any text; what it says is read from its fields.
+A name is the file's path relative to the data directory. It is a text still, and equal to that text, so dictionaries
+find it as fast as any text; what it says is read from its fields.
 """
 
 from __future__ import annotations
@@ -21,7 +22,9 @@ EPOCHS_OF_GROUP = 1000
 _LAYERS_PREFIX = f"{LAYERS}/"
 _TRACES_KEPT = 1 << 12
 _OTHERS_FIRST, _LOG_FIRST = -1, -(1 << 62)
-"""Where the files come in the order of fetching that say nothing of an epoch, and the entries of the log of branches."""
+"""Where the files come in the order of fetching that say nothing of an epoch, and the entries of the log of
+branches.
+"""
 
 
 class Span(NamedTuple):
@@ -44,12 +47,15 @@ class FileName(str):
     span: Span | None
     """The epochs that a manifest or an archive is of; None for another file."""
     place: str
-    """A layer's place is the directory of its trace, relative to that of all layers; another file's is its own path."""
+    """A layer's place is the directory of its trace, relative to that of all layers; another file's is its own path.
+    """
     group: str
-    """Files are compared by groups: the layers of a trace, a thousand manifests of a timeline, or another directory."""
+    """Files are compared by groups: the layers of a trace, a thousand manifests of a timeline, or another directory.
+    """
     order: int
-    """Files are fetched in this order: the log of branches as it was written, then small files, then the oldest epochs first, and
-    each manifest after its layers."""
+    """Files are fetched in this order: the log of branches as it was written, then small files, then the oldest
+    epochs first, and each manifest after its layers.
+    """
 
     def __new__(cls, text: str) -> FileName:
         """Parses a name. A name that is parsed already stays as it is."""
@@ -84,7 +90,9 @@ class FileName(str):
 
     @property
     def archive(self) -> tuple[str, Description] | None:
-        """The directory of an archive's timeline, and the time that the archive covers. None for another file."""
+        """Returns the directory of an archive's timeline, and the time that the archive covers. None for another
+        file.
+        """
         span = self.span
         if span is None or span.first == span.last:
             return None
@@ -92,12 +100,14 @@ class FileName(str):
 
     @property
     def entry(self) -> int | None:
-        """The number of an entry in the log of branches. None for another file."""
+        """Returns the number of an entry in the log of branches. None for another file."""
         return _entry(self)
 
     @property
     def is_register(self) -> bool:
-        """Whether the file is no layer, no manifest and no entry of the log: any node may add such a file at any time."""
+        """Returns whether the file is no layer, no manifest and no entry of the log: any node may add such a file at
+        any time.
+        """
         return self.layer is None and self.span is None and self.entry is None
 
 

@@ -92,11 +92,11 @@ class Inventory:
         return _root(len(self._by_name), self._sum)
 
     def groups(self) -> dict[str, str]:
-        """By name, the root of each group."""
+        """Returns the root of each group, by name."""
         return {name: group.root for name, group in self._groups.items()}
 
     def of_group(self, group: str) -> list[FileVersion]:
-        """What is held of a group, in the order in which it came."""
+        """Returns what is held of a group, in the order in which it came."""
         found = self._groups.get(group)
         return [] if found is None else list(found.held.values())
 
@@ -104,15 +104,15 @@ class Inventory:
         return sorted(self._layers)
 
     def has_at(self, place: str) -> bool:
-        """Whether anything is held of a trace, or this other file is."""
+        """Returns whether anything is held of a trace, or this other file is."""
         return place in self._layers or place in self._by_name
 
     def layers(self, trace: str) -> dict[Description, FileName]:
-        """By description, the names of the layers of a trace."""
+        """Returns by description the names of the layers of a trace."""
         return self._layers.get(trace, {})
 
     def holds(self, name: FileName, digest: str) -> bool:
-        """Whether this very file is held, or layers that stand for it. Another digest under its name is not."""
+        """Returns whether this very file is held, or layers that stand for it. Another digest under its name is not."""
         exact = self._by_name.get(name)
         if exact is not None:
             return exact.digest == digest
@@ -124,7 +124,7 @@ class Inventory:
         return _is_within(self._stretches[trace], name.layer.description)
 
     def has_archived(self, name: FileName) -> bool:
-        """Whether a file is a manifest for which an archive stands."""
+        """Returns whether a file is a manifest for which an archive stands."""
         span = name.span
         if span is None or span.first < span.last or not self._archives.get(span.timeline):
             return False
@@ -173,7 +173,7 @@ def _hash_of(held: FileVersion) -> int:
 
 
 def covers(layers: Iterable[Description], wanted: Description) -> bool:
-    """Whether layers together cover a time range without a hole."""
+    """Returns whether layers together cover a time range without a hole."""
     return _is_within(_stretches(layers), wanted)
 
 
@@ -200,7 +200,7 @@ def _is_within(stretches: Stretches, wanted: Description) -> bool:
 
 
 def missing(mine: Inventory, theirs: Inventory) -> list[FileVersion]:
-    """What to fetch from a node that holds `theirs`, in order. Groups that are the same are not looked into."""
+    """Returns what to fetch from a node that holds `theirs`, in order. Groups that are the same are not looked into."""
     ours, wanted = mine.groups(), []
     for group, root in theirs.groups().items():
         if ours.get(group) == root:
@@ -215,7 +215,7 @@ def missing(mine: Inventory, theirs: Inventory) -> list[FileVersion]:
 
 
 def missing_of_trace(mine: Mapping[Description, FileName], theirs: Inventory, trace: str) -> list[FileVersion]:
-    """What to fetch of one trace, of which `mine` is there."""
+    """Returns what to fetch of one trace, of which `mine` is there."""
     found = (theirs.get(name) for name in _missing_layers(mine, theirs.layers(trace)))
     return [held for held in found if held is not None]
 
@@ -226,7 +226,7 @@ def in_order(wanted: Iterable[FileVersion]) -> list[FileVersion]:
 
 
 def _missing_layers(mine: Mapping[Description, FileName], theirs: Mapping[Description, FileName]) -> list[FileName]:
-    """The widest of their layers that hold anything which ours do not."""
+    """Returns the widest of their layers that hold anything which ours do not."""
     ours = _stretches(mine)
     lacking = [d for d in theirs if d not in mine and not _is_within(ours, d)]
     chosen = [d for d in lacking if not any(o != d and o.covers(d) for o in lacking)]

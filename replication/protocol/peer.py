@@ -11,9 +11,9 @@ from nosync.replication.protocol.inventory import Inventory
 from nosync.replication.protocol.messages import Change, Effect, Send, SessionId
 from nosync.replication.protocol.placement import NodeId
 
-BEAT_S = 0.6
+HEARTBEAT_S = 0.6
 SUSPECT_AFTER_S = 1.5
-"""A peer that says nothing for so long, two beats and a half, is not counted on."""
+"""A peer that says nothing for so long, two heartbeats and a half, is not counted on."""
 AWAY_PATIENCE_S = 5.0
 """How long a daemon may be away, say to be restarted, until the tasks on its host are taken elsewhere."""
 SMALLEST_WINDOW_BYTES = 4 << 20
@@ -54,7 +54,7 @@ class Peer:
     dirty: set[str] = field(default_factory=set)
     """Traces and other files that changed here or there, or in who keeps them, since `todo` was made."""
     arrived_bytes: int = 0
-    """Pieces of files since the last beat."""
+    """Pieces of files since the last heartbeat."""
     rate_bytes_s: float = SMALLEST_WINDOW_BYTES / WINDOW_S
     """How fast files come from it, while any do."""
     piece_s: float = float("-inf")
@@ -81,7 +81,7 @@ class Peer:
     """By timeline, the safe point that it told in this session."""
 
     def is_of_another_history(self, name: FileName) -> bool:
-        """Whether a file that it holds is, or may be."""
+        """Returns whether a file that it holds is of another history than ours, or may be."""
         if not self.conflicts:
             return False
         if self.found_diverged is None:
@@ -89,7 +89,7 @@ class Peer:
         return self.found_diverged.has(name)
 
     def conflict_at(self, place: str, found: Mapping[FileName, tuple[str, str]]) -> None:
-        """Of one trace, or one other file, these are all."""
+        """These are all conflicts of one trace, or of one other file."""
         before = self.conflicts.pop(place, {})
         if found:
             self.conflicts[place] = dict(found)
@@ -97,7 +97,7 @@ class Peer:
             self.found_diverged = None
 
     def all_conflicts(self) -> dict[FileName, tuple[str, str]]:
-        """By file."""
+        """Returns the conflicts by file."""
         return {name: digests for files in self.conflicts.values() for name, digests in files.items()}
 
     def touched(self, names: Iterable[FileName]) -> None:

@@ -15,7 +15,8 @@ NodeId = NewType("NodeId", str)
 
 
 def replica_set(trace: str, members: Iterable[NodeId], replicas: int) -> list[NodeId]:
-    """The nodes that keep a trace: rendezvous hashing, so that a member more or less moves as little as possible.
+    """Returns the nodes that keep a trace: rendezvous hashing, so that a member more or less moves as little as
+    possible.
 
     (Thaler and Ravishankar, Using name-based mappings to increase hit rates, 1998.)
     """
@@ -24,7 +25,7 @@ def replica_set(trace: str, members: Iterable[NodeId], replicas: int) -> list[No
 
 @functools.lru_cache(maxsize=1 << 14)
 def rank(node: NodeId, trace: str) -> bytes:
-    """The higher, the earlier a node is one of those that keep a trace."""
+    """Returns a rank: the higher it is, the earlier a node is one of those that keep a trace."""
     return blake3(f"{node}\0{trace}".encode()).digest()
 
 
@@ -48,24 +49,25 @@ class Placement:
         self.kept_until_s: dict[str, float] = {}
         """The traces that tasks here asked for, and until when they are kept."""
         self.released_until: dict[str, Time] = {}
-        """By trace of inputs, the time up to which its layers are not kept here any more, unless a task asks for them."""
+        """By trace of inputs, the time up to which its layers are not kept here any more, unless a task asks for them.
+        """
 
     def is_up(self, node: NodeId) -> bool:
         return node == self._me or node in self._others
 
     def __contains__(self, trace: str) -> bool:
-        """Whether a trace was ranked."""
+        """Returns whether a trace was ranked."""
         return trace in self._before_me or trace in self._replica_sets
 
     def is_replica(self, name: FileName) -> bool:
-        """Whether this node is one of those that keep a file."""
+        """Returns whether this node is one of those that keep a file."""
         if name.layer is None:
             return True
         is_released = name.layer.description.upper <= self.released_until.get(name.place, 0)
         return self.keeps_trace(name.place) and (not is_released or name.place in self.kept_until_s)
 
     def keeps_trace(self, trace: str) -> bool:
-        """Whether this node keeps the layers of a trace that were not released."""
+        """Returns whether this node keeps the layers of a trace that were not released."""
         return self.keep_all or trace in self.kept_until_s or self.is_mine(trace)
 
     def keep(self, traces: Iterable[str], until_s: float) -> Collection[str]:
@@ -93,7 +95,7 @@ class Placement:
         return more
 
     def is_mine(self, trace: str) -> bool:
-        """Whether this node is one of those that keep a trace."""
+        """Returns whether this node is one of those that keep a trace."""
         before = self._before_me.get(trace)
         if before is None:
             mine = rank(self._me, trace)
@@ -101,7 +103,7 @@ class Placement:
         return before < self._replicas
 
     def replica_set(self, trace: str) -> frozenset[NodeId]:
-        """Those that keep a trace."""
+        """Returns the nodes that keep a trace."""
         found = self._replica_sets.get(trace)
         if found is None:
             found = self._replica_sets[trace] = frozenset(replica_set(trace, [self._me, *self._others], self._replicas))

@@ -1,28 +1,29 @@
 """The protocol between the nodes of a store: events in, effects out. No clock, thread, socket or file inside.
 
-Every node tells every other what it durably holds, and fetches what it is missing and should hold. That is all: fresh
-layers, catching up after an absence, filling a new node and repairing a damaged one are the same exchange, and doing
-any of it twice or in another order changes nothing.
+Every node tells every other what it durably holds, and fetches what it is missing and should hold. That is all:
+fresh layers, catching up after an absence, filling a new node and repairing a damaged one are the same exchange, and
+doing any of it twice or in another order changes nothing.
 
-The parts share one record, `state.py`: `sessions.py` knows who is there, `statements.py` says what is held and hears what peers
-hold, `todo.py` works out what is missing, `fetch_planner.py` asks for it, `eager_push.py` sends what was not asked for, and
-`copies.py` counts. `placement.py` says which nodes keep a trace.
+The parts share one record, `state.py`: `sessions.py` knows who is there, `statements.py` says what is held and hears
+what peers hold, `todo.py` works out what is missing, `fetch_planner.py` asks for it, `eager_push.py` sends what was
+not asked for, and `copies.py` counts. `placement.py` says which nodes keep a trace.
 
 Invariants
 - An `Have` or `Change` names, and a `Summary` hashes, only files that are durable, with the digest that was
-  verified, under the incarnation of the `Hello` that began its session. So each is an acknowledgement, and nothing else
-  is.
+  verified, under the incarnation of the `Hello` that began its session. So each is an acknowledgement, and nothing
+  else is.
 - What a peer holds is known per incarnation: a `Hello` with another one voids all that was known.
 - Who gave a file is told at once that it is durable here, and everyone of what came from this node, and of what is
-  gone; the others with the next beat, because nobody waits for it.
-- Statements of a session are numbered, and count in order only. A gap, or a beat whose hash does not fit, asks for the
-  inventory again: a summary by groups of files, and then the names in those groups whose hash is neither that of what
-  the peer was known to hold nor that of what this node holds. So meeting again costs what changed, not what there is.
+  gone; the others with the next heartbeat, because nobody waits for it.
+- Statements of a session are numbered, and count in order only. A gap, or a heartbeat whose hash does not fit, asks for
+  the inventory again: a summary by groups of files, and then the names in those groups whose hash is neither that of
+  what the peer was known to hold nor that of what this node holds. So meeting again costs what changed, not what
+  there is.
 - A file is fetched from one peer at a time, at most a window of bytes at once, and kept only if its bytes have the
   digest that was announced.
-- What is small and was just written here goes unasked to who keeps it, ahead of the statement that it is durable here:
-  that saves a question and its answer. Who does not want it throws it away; who is slow to take it is asked for no
-  more.
+- What is small and was just written here goes unasked to who keeps it, ahead of the statement that it is durable
+  here: that saves a question and its answer. Who does not want it throws it away; who is slow to take it is asked
+  for no more.
 - Where a peer sealed other contents, what it has from that epoch on is another history: it is neither fetched nor
   counted, merged layers that reach into it least of all, until an operator says whose contents count.
 - Nobody waits for anybody: no event blocks, and a peer that is away only falls behind.
@@ -50,7 +51,7 @@ from nosync.replication.protocol.messages import (
     SessionId,
     Want,
 )
-from nosync.replication.protocol.peer import BEAT_S, Peer
+from nosync.replication.protocol.peer import HEARTBEAT_S, Peer
 from nosync.replication.protocol.placement import NodeId, Placement
 from nosync.replication.protocol.sessions import Sessions
 from nosync.replication.protocol.state import ReplicaState
@@ -63,7 +64,10 @@ UNWANTED_S = 10.0
 
 
 class Replica:
-    """The protocol on one node. `members`: all nodes of the store, this one included."""
+    """The protocol on one node. `members`: all nodes of the store, this one included.
+
+    What needs no answer, and questions, go to the part that is asked: `sessions`, `planner`, `copies`, `state`.
+    """
 
     def __init__(
         self,
@@ -79,17 +83,19 @@ class Replica:
         peers = {node: Peer(node) for node in sorted(set(members) - {me})}
         self.state = ReplicaState(Placement(me, replicas), peers, now_s)
         self.mine, self.peers = self.state.mine, self.state.peers
+        self.sessions = Sessions(self.state, Hello(me, incarnation, store_id, replicas, key_groups=key_groups))
         self.planner = FetchPlanner(self.state)
-        self._copies = Copies(self.state, me, replicas)
+        self.copies = Copies(self.state, me, replicas)
         self._push = EagerPush(self.state)
-        self._sessions = Sessions(self.state, Hello(me, incarnation, store_id, replicas, key_groups=key_groups))
         self._statements = Statements(self.state, self.planner)
-        self._began_s = self._beat_s = now_s
+        self._began_s = self._heartbeat_s = now_s
 
     # --- events: this node ------------------------------------------------------------------------------------------
 
     def holds(self, added: Iterable[FileVersion], gone: Iterable[FileName] = ()) -> list[Effect]:
-        """These files are durable here now, and those are gone. Says so: at once to who waits for it, else with the next beat."""
+        """These files are durable here now, and those are gone. Says so: at once to who waits for it, else with the
+        next heartbeat.
+        """
         mine, fetching = self.mine, self.state.fetching
         added, names = tuple(added), tuple(gone)
         gone = tuple(name for name in names if name in mine)
@@ -128,7 +134,8 @@ class Replica:
         return effects
 
     def unwanted(self, names: Iterable[FileName]) -> None:
-        """Nobody needs these any more: what belonged to a branch that was deleted is not fetched from those who still have it.
+        """Nobody needs these any more: what belonged to a branch that was deleted is not fetched from those who
+        still have it.
 
         A branch that is made again has layers of the same names. So this holds until a peer has dropped its own.
         """
@@ -141,21 +148,17 @@ class Replica:
         self.planner.failed(name)
         return self.planner.fetch()
 
-    def has_part(self, held: FileVersion, received_bytes: int) -> None:
-        """So much of a file had come when its session ended, and is kept (0: not any more): the rest is asked for."""
-        self.planner.has_part(held, received_bytes)
-
     def tick(self, now_s: float) -> list[Effect]:
-        """Time passes: beats go out, silent fetches are given up."""
+        """Time passes: heartbeats go out, silent fetches are given up."""
         self.state.advance(now_s)
-        effects = [*self.planner.give_up_slow(), *self._sessions.end_silent()]
-        if now_s - self._beat_s >= BEAT_S:
-            self.planner.beat(now_s - self._beat_s)
-            self._beat_s = now_s
+        effects = [*self.planner.give_up_slow(), *self.sessions.end_silent()]
+        if now_s - self._heartbeat_s >= HEARTBEAT_S:
+            self.planner.heartbeat(now_s - self._heartbeat_s)
+            self._heartbeat_s = now_s
             self._push.pause_slow()
             for peer in self.peers.values():
                 peer.unwanted = {name: until for name, until in peer.unwanted.items() if until > now_s}
-            effects += self._statements.beat()
+            effects += self._statements.heartbeat()
         return [*effects, *self.planner.fetch()]
 
     def keep_traces(self, traces: Iterable[str]) -> list[Effect]:
@@ -166,9 +169,11 @@ class Replica:
         return self.planner.fetch()
 
     def want_all(self) -> list[Effect]:
-        """A job runs here and wants to read all: this node keeps what others keep as well, and asks them what that is by now.
+        """A job runs here and wants to read all: this node keeps what others keep as well, and asks them what that
+        is by now.
 
-        What they came to hold since their last beat they may not have said yet, and who gave it to them may be gone.
+        What they came to hold since their last heartbeat they may not have said yet, and who gave it to them may be
+        gone.
         """
         if not self.state.placement.keep_all:
             self.state.placement.keep_all = True
@@ -179,14 +184,18 @@ class Replica:
         return [*ask, *self.planner.fetch()]
 
     def discard(self, digests: Mapping[str, str], before: Time) -> None:
-        """These contents count no more, all that were given up so far; inputs are needed again that end after `before`."""
+        """These contents count no more, all that were given up so far; inputs are needed again that end after
+        `before`.
+        """
         self.state.discarded = dict(digests)
         self.state.look_again(self.state.placement.take_back_release(before))
         for peer in self.peers.values():
             peer.touched([held.name for name in digests if (held := peer.holds.get(name)) is not None])
 
     def release(self, trace: str, until: Time) -> None:
-        """Inputs are safe: layers of this trace that end by `until` are fetched no more, unless a task asks for them."""
+        """Inputs are safe: layers of this trace that end by `until` are fetched no more, unless a task asks for
+        them.
+        """
         self.state.placement.release(trace, until)
         for peer in self.peers.values():
             if trace in peer.todo:
@@ -204,38 +213,26 @@ class Replica:
         if peer is None or peer.session is None:
             return []
         session = peer.session
-        self._sessions.end(session)
+        self.sessions.end(session)
         return [Close(session, f"node {node} was removed from the store's members")]
 
     # --- events: sessions -------------------------------------------------------------------------------------------
 
     def connected(self, session: SessionId) -> list[Effect]:
         """A session begins; who is at its other end is not known yet."""
-        return self._sessions.begin(session)
+        return self.sessions.begin(session)
 
     def disconnected(self, session: SessionId) -> list[Effect]:
         """A session has ended."""
-        self._sessions.end(session)
+        self.sessions.end(session)
         return self.planner.fetch()
-
-    def part_came(self, session: SessionId) -> None:
-        """A part of a message came that needs several frames."""
-        self._sessions.part_came(session)
-
-    def heard_from(self, session: SessionId, size_bytes: int) -> None:
-        """A piece of a file came."""
-        self._sessions.piece_came(session, size_bytes)
-
-    def accepts(self, session: SessionId, held: FileVersion) -> bool:
-        """Whether a file that begins to come is taken."""
-        return self.planner.accepts(session, held)
 
     def received(self, session: SessionId, message: Message) -> list[Effect]:
         """A message came. Of sessions that have ended nothing counts."""
         if isinstance(message, Hello):
-            greeted, effects = self._sessions.greeted(session, message)
+            greeted, effects = self.sessions.greeted(session, message)
             return effects if greeted is None else [*effects, *self._statements.ask(greeted)]
-        peer, is_back = self._sessions.heard(session)
+        peer, is_back = self.sessions.heard(session)
         if peer is None:
             return []
         effects = self._heard(peer, session, message)
@@ -256,23 +253,20 @@ class Replica:
     def _wanted(self, session: SessionId, want: Want) -> list[Effect]:
         there: list[FileRequest] = []
         effects: list[Effect] = []
-        for wanted in want.files:
-            if self.mine.get(wanted.held.name) == wanted.held:
-                there.append(wanted)
+        for request in want.files:
+            if self.mine.get(request.held.name) == request.held:
+                there.append(request)
             else:
-                effects.append(Send(session, NotFound(wanted.held.name)))
+                effects.append(Send(session, NotFound(request.held.name)))
         return [*effects, SendFiles(session, tuple(there))] if there else effects
 
     # --- questions --------------------------------------------------------------------------------------------------
 
-    def is_replica(self, name: FileName) -> bool:
-        """Whether this node is one of those that keep a file. While one of them is away the next one stands in for it."""
-        return self.state.placement.is_replica(name)
-
     def is_filled(self) -> bool:
-        """Whether nothing that should be here and that any peer has is missing.
+        """Returns whether nothing that should be here and that any peer has is missing.
 
-        What peers have that nobody met yet is not known: so it is not right after the start, while they may be on their way.
+        What peers have that nobody met yet is not known: so it is not right after the start, while they may be on
+        their way.
         """
         now_s = self.state.now_s
         for peer in self.peers.values():
@@ -280,27 +274,3 @@ class Replica:
             if is_to_come or (peer.is_up(now_s) and (peer.asked_s is not None or not peer.is_known)):
                 return False
         return self.planner.is_filled()
-
-    def copies(self, name: FileName, digest: str) -> int:
-        """Returns on how many nodes a file is durable, as far as they said so."""
-        return self._copies.of(name, digest)
-
-    def copies_of_mine(self, name: FileName) -> int:
-        """Returns on how many nodes a file is durable as it is here; 0: it is not."""
-        return self._copies.of_mine(name)
-
-    def conflicts(self) -> dict[FileName, tuple[NodeId, str, str]]:
-        """Returns by file a peer that holds other contents, our digest and theirs."""
-        return self._copies.conflicts()
-
-    def discarded_elsewhere(self) -> dict[FileName, NodeId]:
-        """Returns by file that is not here a peer that holds what was given up."""
-        return self._copies.discarded_elsewhere()
-
-    def safe_elsewhere(self, timeline: str) -> int:
-        """Returns the largest safe point that a peer told and that holds here, -1 where none did."""
-        return self._copies.safe_elsewhere(timeline)
-
-    def lag(self) -> Mapping[NodeId, tuple[int, int]]:
-        """Returns by peer how many files, and bytes, of ours it is missing and should hold."""
-        return self._copies.lag()

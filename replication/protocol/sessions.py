@@ -43,7 +43,9 @@ class Sessions:
         return [Close(session, f"nothing was heard for {SILENT_S} s") for session in silent]
 
     def heard(self, session: SessionId) -> tuple[Peer | None, bool]:
-        """Something came. Returns the peer, and whether it is back; of a session that has ended, or was not greeted, none."""
+        """Something came. Returns the peer, and whether it is back; of a session that has ended, or was not greeted,
+        none.
+        """
         if session not in self._heard_s:
             return None, False
         self._heard_s[session] = self._state.now_s
@@ -54,7 +56,9 @@ class Sessions:
         return peer, self._state.note_liveness(peer)
 
     def part_came(self, session: SessionId) -> None:
-        """A part of a message came that needs several frames: the other side is alive, and still answers what was asked."""
+        """A part of a message came that needs several frames: the other side is alive, and still answers what was
+        asked.
+        """
         peer, _ = self.heard(session)
         if peer is not None and peer.asked_s is not None:
             peer.asked_s = self._state.now_s
@@ -116,8 +120,8 @@ class Sessions:
             )
         if hello.key_groups and mine.key_groups and hello.key_groups != mine.key_groups:
             return (
-                f"node {hello.node} has key_groups={hello.key_groups}, this one {mine.key_groups}: it never changes, so "
-                "one of the two directories has to be emptied, and made again with the other's"
+                f"node {hello.node} has key_groups={hello.key_groups}, this one {mine.key_groups}: it never changes, "
+                "so one of the two directories has to be emptied, and made again with the other's"
             )
         if hello.store_id != mine.store_id:
             return f"node {hello.node} belongs to store {hello.store_id}, this one to {mine.store_id}"
@@ -125,8 +129,8 @@ class Sessions:
             return f"node {hello.node} keeps replicas={hello.replicas}, this one {mine.replicas}: make them equal"
         if hello.incarnation == mine.incarnation:
             return (
-                f"node {hello.node} has this node's incarnation {mine.incarnation}: its data directory is a copy of this "
-                "one. Empty one of the two directories; it is filled again"
+                f"node {hello.node} has this node's incarnation {mine.incarnation}: its data directory is a copy of "
+                "this one. Empty one of the two directories; it is filled again"
             )
         if hello.node not in self._state.peers:
             members = ", ".join([mine.node, *self._state.peers])

@@ -1,4 +1,6 @@
-"""What a node knows at a moment, and all parts of the protocol share: its files, its peers, what is on its way, and the time."""
+"""What a node knows at a moment, and all parts of the protocol share: its files, its peers, what is on its way, and the
+time.
+"""
 
 from __future__ import annotations
 
@@ -61,7 +63,9 @@ class ReplicaState:
         self.look_again({name.place for name in names})
 
     def look_again(self, places: Collection[str]) -> None:
-        """What is to be fetched of these traces and other files may have changed, of the peers that hold something of them."""
+        """What is to be fetched of these traces and other files may have changed, of the peers that hold something of
+        them.
+        """
         for peer in self.peers.values() if places else ():
             peer.dirty.update(place for place in places if peer.holds.has_at(place))
 
@@ -69,11 +73,11 @@ class ReplicaState:
         return name in self.mine or name in self.fetching or self.mine.has_archived(name)
 
     def is_optional(self, name: FileName) -> bool:
-        """Whether a file is a layer that can be computed again."""
+        """Returns whether a file is a layer that can be computed again."""
         return name.layer is not None and name.layer.trace.stage in self.optional
 
     def is_discarded(self, held: FileVersion) -> bool:
-        """Whether an operator gave up these very contents here."""
+        """Returns whether an operator gave up these very contents here."""
         return self.discarded.get(held.name) == held.digest
 
 

@@ -1,7 +1,7 @@
 """What nodes say that they hold: this node's statements to its peers, and theirs to it.
 
-Statements of a session are numbered, and count in order only. A gap, or a beat whose hash does not fit, asks for the inventory
-again: first a summary by groups of files, then the names in those groups whose hash is not known.
+Statements of a session are numbered, and count in order only. A gap, or a heartbeat whose hash does not fit, asks for
+the inventory again: first a summary by groups of files, then the names in those groups whose hash is not known.
 """
 
 from __future__ import annotations
@@ -30,14 +30,16 @@ ASK_AGAIN_S = 3.0
 
 
 class Statements:
-    """The statements of one node. What a peer says that it holds is fetched from it at once, as far as it is missing here."""
+    """The statements of one node. What a peer says that it holds is fetched from it at once, as far as it is missing
+    here.
+    """
 
     def __init__(self, state: ReplicaState, planner: FetchPlanner) -> None:
         self._state, self._planner = state, planner
 
     # --- ours -------------------------------------------------------------------------------------------------------
 
-    def beat(self) -> list[Effect]:
+    def heartbeat(self) -> list[Effect]:
         """Tells all peers that this node is alive, and what they were not told yet."""
         effects: list[Effect] = []
         root, safe = self._state.mine.root, tuple(sorted(self._state.safe.items()))
@@ -101,7 +103,9 @@ class Statements:
         peer.safe |= safe
 
     def _summarized(self, peer: Peer, summary: Summary) -> list[Effect]:
-        """Groups that hash to what is known stay, or are what this node holds itself; the names in the others are asked for."""
+        """Groups that hash to what is known stay, or are what this node holds itself; the names in the others are asked
+        for.
+        """
         assert peer.session is not None, "only of a session that lasts"
         there = dict(summary.groups)
         known, mine = peer.holds.groups(), self._state.mine.groups()

@@ -42,7 +42,7 @@ class Todo:
             )
 
     def is_unwanted(self, peer: Peer, name: FileName) -> bool:
-        """Whether a file was dropped here, and no task has asked for it since."""
+        """Returns whether a file was dropped here, and no task has asked for it since."""
         return name in peer.unwanted and name.place not in self._state.placement.kept_until_s
 
     def _look_at(self, peer: Peer, place: str) -> None:
@@ -85,12 +85,14 @@ class Todo:
         return max(of.get(state.main_timeline, -1) for of in told)
 
     def _is_after(self, safe: int, name: FileName) -> bool:
-        """Whether a file begins after the safe point of the main timeline, if there is one."""
+        """Returns whether a file begins after the safe point of the main timeline, if there is one."""
         first = first_epoch(name, self._state.main_timeline)
         return safe >= 0 and first is not None and first > safe
 
     def _conflict(self, peer: Peer, name: FileName) -> tuple[str, str] | None:
-        """Returns our digest and a peer's, where they differ; ours is empty where the peer holds what was given up here."""
+        """Returns our digest and a peer's, where they differ; ours is empty where the peer holds what was given up
+        here.
+        """
         ours, its = self._state.mine.get(name), peer.holds.get(name)
         if its is None:
             return None

@@ -13,7 +13,7 @@ from nosync.lsm.model.timestamp import is_number
 
 
 def host_of(address: str) -> str:
-    """The host of HOST:PORT. Raises ReplicationError for anything else."""
+    """Returns the host of HOST:PORT. Raises ReplicationError for anything else."""
     host, colon, port = address.rpartition(":")
     if not colon or not host or not is_number(port) or int(port) > 65535:
         raise ReplicationError(f"address {address!r} is not HOST:PORT, with a port up to 65535")
@@ -23,7 +23,7 @@ def host_of(address: str) -> str:
 
 
 def is_loopback(address: str) -> bool:
-    """Whether only this machine can reach an address."""
+    """Returns whether only this machine can reach an address."""
     host = host_of(address)
     if host == "localhost":
         return True
@@ -33,7 +33,7 @@ def is_loopback(address: str) -> bool:
 
 
 def is_of_this_host(address: str) -> bool:
-    """Whether an address is one of this machine's. Names are not looked up: who wrote one would hear of it."""
+    """Returns whether an address is one of this machine's. Names are not looked up: who wrote one would hear of it."""
     try:
         host = host_of(address)
     except ReplicationError:
@@ -61,8 +61,8 @@ def check_addresses(me: str, listen: str, peers: Iterable[str], *, is_secure: bo
     twice = next((address for i, address in enumerate(peers) if address in peers[:i]), None)
     if twice is not None:
         raise ReplicationError(
-            f"two peers of node {me} are said to listen on {twice}: each node has an address of its own. To replace a node by "
-            "another one in its place, give nosync peers --remove and --add in one call"
+            f"two peers of node {me} are said to listen on {twice}: each node has an address of its own. To replace a "
+            "node by another one in its place, give nosync peers --remove and --add in one call"
         )
     if listen in peers and not listen.endswith(":0"):
         raise ReplicationError(
@@ -94,9 +94,13 @@ def check_free(listen: str) -> None:
             raise refused[0]
     except OSError as error:
         advice = {
-            errno.EADDRINUSE: "another program has this port, a daemon that still runs perhaps: stop it, or --listen on another",
+            errno.EADDRINUSE: (
+                "another program has this port, a daemon that still runs perhaps: stop it, or --listen on another"
+            ),
             errno.EACCES: "ports below 1024 are for root: --listen on a higher one",
-            errno.EADDRNOTAVAIL: "no interface of this machine has that address: --listen on one that has, or 0.0.0.0 for all",
+            errno.EADDRNOTAVAIL: (
+                "no interface of this machine has that address: --listen on one that has, or 0.0.0.0 for all"
+            ),
         }.get(error.errno or 0, "give --listen an address of this machine")
         raise ReplicationError(
             f"cannot listen on {listen}: {(error.strerror or str(error)).lower()}; {advice}"

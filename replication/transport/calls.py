@@ -1,8 +1,9 @@
 """What calls a daemon's servers take: from whom, how many at once, and for how long half of one is waited for.
 
-A call of gRPC holds a thread from its first byte on. So who calls is looked at before anything of the call is read, one caller
-has only so many calls, those who merely read have only so many together, and a call whose message does not come ends. A call
-counts until its answer was taken, so nobody makes the daemon keep answers that he does not read.
+A call of gRPC holds a thread from its first byte on. So who calls is looked at before anything of the call is read,
+one caller has only so many calls, those who merely read have only so many together, and a call whose message does
+not come ends. A call counts until its answer was taken, so nobody makes the daemon keep answers that he does not
+read.
 """
 
 from __future__ import annotations
@@ -42,8 +43,9 @@ MOST_CALLS = 1024
 _LOOK_EVERY_S = 0.5
 
 READERS, MEMBERS, OWNER = "readers", "members", "owner"
-"""Who may ask: anybody who gets through to the daemon (with TLS by a certificate of the authority); the store's nodes; who has
-this node's own certificate, or may open its socket."""
+"""Who may ask: anybody who gets through to the daemon (with TLS by a certificate of the authority); the store's
+nodes; who has this node's own certificate, or may open its socket.
+"""
 UNREADABLE = object()
 """Stands for a message that is none. See `reader_of`."""
 _BOUNDS = {READERS: (MOST_OF_READER, MOST_OF_READERS), MEMBERS: (MOST_OF_MEMBER, MOST_OF_MEMBERS)}
@@ -51,7 +53,9 @@ _BOUNDS = {READERS: (MOST_OF_READER, MOST_OF_READERS), MEMBERS: (MOST_OF_MEMBER,
 
 @dataclass(frozen=True)
 class Caller:
-    """Who calls. `identity`: by the certificate; None without TLS. `is_local`: it came through a socket of the owner's."""
+    """Who calls. `identity`: by the certificate; None without TLS. `is_local`: it came through a socket of the
+    owner's.
+    """
 
     identity: str | None
     is_local: bool = False
@@ -63,8 +67,8 @@ class Caller:
 
 
 class Gate:
-    """Counts the calls of one server. `role_of`: what a caller is to this node. `checked`: the certificate that a call shows;
-    raises ReplicationError where it is revoked.
+    """Counts the calls of one server. `role_of`: what a caller is to this node. `checked`: the certificate that a
+    call shows; raises ReplicationError where it is revoked.
     """
 
     def __init__(
@@ -87,7 +91,7 @@ class Gate:
         self._clock.join()
 
     def certificate_of(self, context: grpc.ServicerContext) -> bytes | None:
-        """What the caller shows; None without TLS. Ends the call where it is revoked."""
+        """Returns what the caller shows; None without TLS. Ends the call where it is revoked."""
         try:
             return self._checked(context)
         except ReplicationError as error:
@@ -103,7 +107,7 @@ class Gate:
             self._count(("calls", caller), most_of_one, role, most, context)
 
     def enter_link(self, caller: Caller, context: grpc.ServicerContext) -> None:
-        """As `enter`, of a stream between nodes, which only members open."""
+        """Does what `enter` does for a stream between nodes, which only members open."""
         if self._role_of(caller) == READERS:
             context.abort(
                 grpc.StatusCode.PERMISSION_DENIED, f"{caller} is no member of this store: only its nodes open a link"
@@ -160,7 +164,7 @@ class Call:
         self.context, self.caller = context, caller
 
     def metadata(self, key: str) -> str | None:
-        """The first value that the caller gave under a key."""
+        """Returns the first value that the caller gave under a key."""
         values = (str(value) for name, value in self.context.invocation_metadata() or () if name == key)
         return next(values, None)
 
@@ -170,13 +174,15 @@ class Call:
 
 
 def identity_of(context: grpc.ServicerContext) -> str | None:
-    """Who calls, by the certificate; None without TLS."""
+    """Returns who calls, by the certificate; None without TLS."""
     names: Any = context.auth_context().get("x509_common_name")
     return bytes(names[0]).decode(errors="replace") if names else None
 
 
 def calls_of(service: Any, gate: Gate, *, is_local: bool) -> grpc.GenericRpcHandler:
-    """The methods of the service Daemon. All are declared as streams of messages, so that they begin before any has come."""
+    """Returns the methods of the service Daemon. All are declared as streams of messages, so that they begin before
+    any has come.
+    """
     methods = pb.DESCRIPTOR.services_by_name["Daemon"].methods
     handlers = {
         method.name: _handler(method, getattr(service, method.name), gate, is_local=is_local) for method in methods
@@ -185,7 +191,7 @@ def calls_of(service: Any, gate: Gate, *, is_local: bool) -> grpc.GenericRpcHand
 
 
 def health_of(check: Callable[[Any, Any], Any], gate: Gate) -> grpc.GenericRpcHandler:
-    """The check of gRPC's health service."""
+    """Returns the check of gRPC's health service."""
     (method,) = [one for one in health_pb2.DESCRIPTOR.services_by_name["Health"].methods if one.name == "Check"]
     handlers = {"Check": _handler(method, check, gate, is_local=False)}
     return grpc.method_handlers_generic_handler("grpc.health.v1.Health", handlers)
@@ -220,8 +226,8 @@ def _handler(
 def reader_of(parse: Callable[[bytes], Any]) -> Callable[[bytes], Any]:
     """Returns a deserializer for gRPC that returns UNREADABLE for bytes that are no message, and never raises.
 
-    Where one raises, gRPC ends the call by itself. A method that then ends it, too, leaves what gRPC knows of the call in
-    memory for good, about 6 KB: a stranger could fill it.
+    Where one raises, gRPC ends the call by itself. A method that then ends it, too, leaves what gRPC knows of the call
+    in memory for good, about 6 KB: a stranger could fill it.
     """
 
     def read(data: bytes) -> Any:

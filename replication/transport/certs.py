@@ -32,8 +32,8 @@ _SHARED_KEY_MODE = 0o640
 def make_certificates(directory: Path, nodes: list[str], *, now: datetime.datetime | None = None) -> list[Path]:
     """Writes `ca.pem`, and `<node>.pem` and `<node>.key` for each node. An authority that is there already is used.
 
-    The node's id is the certificate's common name. Raises ReplicationError for an id that none can be, and where a link has one
-    of the names, StorageError.
+    The node's id is the certificate's common name. Raises ReplicationError for an id that none can be, and where a link
+    has one of the names, StorageError.
     """
     at = now or datetime.datetime.now(datetime.UTC)
     for node in nodes:
@@ -48,7 +48,7 @@ def make_certificates(directory: Path, nodes: list[str], *, now: datetime.dateti
             authority, authority_key = _authority(directory)
         else:
             authority_key = ec.generate_private_key(ec.SECP256R1())
-            # A name of its own: of two authorities in one ca.pem, as while they are replaced, the right one is found by it.
+            # A name of its own: of two authorities in one ca.pem, while they are replaced, it tells the right one.
             authority = _certificate(f"nosync {Env().token()}", authority_key, None, None, at)
             written += _write(directory, _AUTHORITY, authority, authority_key)
         for node in nodes:
@@ -58,12 +58,14 @@ def make_certificates(directory: Path, nodes: list[str], *, now: datetime.dateti
 
 
 def _authority(directory: Path) -> tuple[x509.Certificate, ec.EllipticCurvePrivateKey]:
-    """That which is there. Raises ReplicationError where a part of it is not, or it is another kind of one."""
+    """Returns the authority that is there. Raises ReplicationError where a part of it is not, or it is another kind of
+    one.
+    """
     for path in (directory / _CA, directory / _CA_KEY):
         if not path.exists():
             raise ReplicationError(
-                f"{path} is not there, and the other half of the authority is: put it back to add nodes, or take an empty "
-                "directory for a new authority, whose certificates every node then needs"
+                f"{path} is not there, and the other half of the authority is: put it back to add nodes, or take an "
+                "empty directory for a new authority, whose certificates every node then needs"
             )
     try:
         authority = x509.load_pem_x509_certificate((directory / _CA).read_bytes())
@@ -74,8 +76,8 @@ def _authority(directory: Path) -> tuple[x509.Certificate, ec.EllipticCurvePriva
         ) from error
     if not isinstance(key, ec.EllipticCurvePrivateKey) or key.public_key() != authority.public_key():
         raise ReplicationError(
-            f"{directory}: {_CA} and {_CA_KEY} are not a pair that nosync certs made; use the tool that made them, or an "
-            "empty directory"
+            f"{directory}: {_CA} and {_CA_KEY} are not a pair that nosync certs made; use the tool that made them, or "
+            "an empty directory"
         )
     return authority, key
 
@@ -140,13 +142,13 @@ def revoke(directory: Path, what: list[str]) -> list[tuple[int, str]]:
 
 
 def _serial(directory: Path, what: str) -> tuple[int, str]:
-    """The serial number that is meant, and of whom it is."""
+    """Returns the serial number that is meant, and of whom it is."""
     file = next((path for path in (directory / f"{what}.pem", Path(what)) if path.is_file()), None)
     if file is None:
         if len(what) < _SHORTEST_SERIAL:
             raise ReplicationError(
-                f"{directory / what}.pem is not there, and {what!r} is no serial number: name a node, the file of a certificate, "
-                "or what `openssl x509 -serial` says of it"
+                f"{directory / what}.pem is not there, and {what!r} is no serial number: name a node, the file of a "
+                "certificate, or what `openssl x509 -serial` says of it"
             )
         return parse_serial(what, "the command line"), "by its serial number"
     with storage_errors("read", file):

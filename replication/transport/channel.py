@@ -26,8 +26,8 @@ _FLIGHTS = 3
 OPTIONS = [
     ("grpc.max_receive_message_length", MAX_FRAME_BYTES),
     ("grpc.max_send_message_length", MAX_FRAME_BYTES),
-    # All three, or a peer whose host is gone is noticed after a minute. The protocol's beats notice it before these do, and on a
-    # slow link a ping waits behind the files that were sent before it.
+    # All three, or a peer whose host is gone is noticed after a minute. The protocol's heartbeats notice it before
+    # these do, and on a slow link a ping waits behind the files that were sent before it.
     ("grpc.keepalive_time_ms", 1000),
     ("grpc.keepalive_timeout_ms", 5000),
     ("grpc.http2.ping_timeout_ms", 20000),
@@ -66,8 +66,8 @@ class Certificates:
                 raise ReplicationError(f"{path} is not there: make certificates with nosync certs {directory} {node}")
             if not os.access(path, os.R_OK):
                 raise ReplicationError(
-                    f"{path} cannot be read by this user: who works beside the daemon of node {node} shows its certificate, so "
-                    "let the group of both read it"
+                    f"{path} cannot be read by this user: who works beside the daemon of node {node} shows its "
+                    "certificate, so let the group of both read it"
                 )
         found._context(ssl.PROTOCOL_TLS_CLIENT)
         return found
@@ -87,8 +87,8 @@ class Certificates:
                         side.do_handshake()
         except ssl.SSLCertVerificationError as error:
             raise ReplicationError(
-                f"{self.certificate}: peers would refuse it, with {self.ca}: {error.verify_message}. See to this machine's "
-                f"clock, or {again}"
+                f"{self.certificate}: peers would refuse it, with {self.ca}: {error.verify_message}. See to this "
+                f"machine's clock, or {again}"
             ) from None
         found: Any = dialling.getpeercert()
         names = [value for part in found["subject"] for kind, value in part if kind == "commonName"]
@@ -96,8 +96,8 @@ class Certificates:
         # Who is dialled goes by the common name; who dials, by the alternative names if there are any.
         if names[:1] != [node] or (others and node not in others):
             raise ReplicationError(
-                f"{self.certificate} is of {', '.join(dict.fromkeys([*names, *others])) or 'nobody'}, and both its common name "
-                f"and its alternative names, if it has any, have to say {node}: {again}"
+                f"{self.certificate} is of {', '.join(dict.fromkeys([*names, *others])) or 'nobody'}, and both its "
+                f"common name and its alternative names, if it has any, have to say {node}: {again}"
             )
 
     def check_server(self, address: str) -> None:
@@ -120,7 +120,7 @@ class Certificates:
             self.revocations.check_serial(int(found["serialNumber"], 16), f"the daemon at {address}")
 
     def _context(self, protocol: int) -> ssl.SSLContext:
-        """What gRPC makes of the files, which would only say that it cannot listen where they are no good."""
+        """Returns what gRPC makes of the files, which would only say that it cannot listen where they are no good."""
         context = ssl.SSLContext(protocol)
         context.check_hostname = False
         context.verify_mode = ssl.CERT_REQUIRED
@@ -135,13 +135,13 @@ class Certificates:
             context.load_cert_chain(self.certificate, self.key)
         except ssl.SSLError as error:
             raise ReplicationError(
-                f"{self.certificate} and {self.key} are not a certificate and its key ({error.reason or error}): put back the "
-                "pair, or make a new one with nosync certs"
+                f"{self.certificate} and {self.key} are not a certificate and its key ({error.reason or error}): put "
+                "back the pair, or make a new one with nosync certs"
             ) from None
         return context
 
     def as_client(self) -> ssl.SSLContext:
-        """For a handshake beside gRPC's. Raises ReplicationError as `of_directory` does."""
+        """Returns what a handshake beside gRPC's needs. Raises ReplicationError as `of_directory` does."""
         return self._context(ssl.PROTOCOL_TLS_CLIENT)
 
     def of_server(self) -> grpc.ServerCredentials:
@@ -160,12 +160,13 @@ def context_of(certificates: Certificates | None) -> ssl.SSLContext | None:
 def channel_to(
     address: str, certificates: Certificates | None, node: str | None = None, socket: SocketPath | None = None
 ) -> grpc.Channel:
-    """A channel to a daemon; with certificates to the daemon of that node and to no other, with a socket to who made that.
+    """Returns a channel to a daemon; with certificates to the daemon of that node and to no other, with a socket to who
+    made that.
 
     Raises ReplicationError where its certificate is revoked.
     """
     if socket is not None:
-        # gRPC shares the connections of channels with one target, and this one may have stood for another directory just now.
+        # gRPC shares the connections of channels with one target, which may just have stood for another directory.
         return grpc.insecure_channel(socket.target, [*OPTIONS, ("grpc.use_local_subchannel_pool", 1)])
     if certificates is None:
         return grpc.insecure_channel(address, OPTIONS)

@@ -51,8 +51,8 @@ class DaemonClient:
         place: str | None = None,
         socket: SocketPath | None = None,
     ) -> None:
-        """`place`: the token of the directory whose daemon is meant; another one at the address refuses. `socket`: calls go
-        there, and `address` is what messages say; it is closed with the client.
+        """`place`: the token of the directory whose daemon is meant; another one at the address refuses. `socket`:
+        calls go there, and `address` is what messages say; it is closed with the client.
         """
         self.address, self.node = address, node or ""
         self._certificates, self._socket = certificates, socket
@@ -77,7 +77,9 @@ class DaemonClient:
         return reply
 
     def keep(self, traces: list[str]) -> bool:
-        """Asks that what peers have of these traces is fetched. Returns whether they have, or may have, what is not here."""
+        """Asks that what peers have of these traces is fetched. Returns whether they have, or may have, what is not
+        here.
+        """
         with self._errors("keep"):
             request = pb.KeepRequest(traces=traces)
             return bool(self._stub.Keep(request, timeout=CALL_TIMEOUT_S, metadata=self._asked).peers)
@@ -116,7 +118,7 @@ class DaemonClient:
             )
 
     def conflicts(self, *, take_theirs: bool = False) -> list[str]:
-        """The files of which peers hold other contents. `take_theirs`: those count, and ours were given up."""
+        """Returns the files of which peers hold other contents. `take_theirs`: those count, and ours were given up."""
         with self._errors("conflicts"):
             return list(
                 self._stub.Conflicts(
@@ -125,7 +127,7 @@ class DaemonClient:
             )
 
     def list_files(self, directory: str, timeout_s: float = 60.0) -> dict[str, Listed]:
-        """The names in a directory of the daemon's, and what it says of the file of each."""
+        """Returns the names in a directory of the daemon's, and what it says of the file of each."""
         with self._errors("list"):
             replies = self._stub.ListFiles(
                 pb.ListFilesRequest(directory=directory), timeout=timeout_s, metadata=self._asked
@@ -137,12 +139,12 @@ class DaemonClient:
             return found
 
     def fetch_files(self, names: Sequence[str], timeout_s: float = 3600.0) -> Iterator[pb.Frame]:
-        """The contents of files, as they go between nodes."""
+        """Returns the contents of files, as they go between nodes."""
         with self._errors("fetch"):
             yield from self._stub.FetchFiles(pb.FetchFilesRequest(names=names), timeout=timeout_s, metadata=self._asked)
 
     def layers(self) -> list[LayerStatus]:
-        """The layer files of the daemon's node."""
+        """Returns the layer files of the daemon's node."""
         with self._errors("list layers"):
             layers = self._stub.Layers(pb.LayersRequest(), timeout=600.0, metadata=self._asked)
             return [layer_status_of(layer) for layer in layers]
@@ -192,13 +194,17 @@ class DaemonClient:
 
 @dataclass(frozen=True)
 class Ways:
-    """How a daemon reaches its peers: with certificates, or without TLS by sockets, which only daemons of this user make."""
+    """How a daemon reaches its peers: with certificates, or without TLS by sockets, which only daemons of this user
+    make.
+    """
 
     certificates: Certificates | None
     meeting: Meeting | None
 
     def socket_of(self, address: str) -> SocketPath | None:
-        """None: peers are reached by TLS. Raises ReplicationError where others may have put sockets there."""
+        """Returns the socket of a peer; None: peers are reached by TLS. Raises ReplicationError where others may have
+        put sockets there.
+        """
         if self.meeting is None:
             return None
         self.meeting.check()
@@ -219,7 +225,7 @@ class Ways:
 
 
 def client_of(root: Path) -> DaemonClient | None:
-    """A client of the daemon that owns a directory; None where none is there.
+    """Returns a client of the daemon that owns a directory; None where none is there.
 
     It goes through the directory's socket. Where this user may not open that, it goes to the address, as one who reads,
     or who shows the node's certificate. An address of another host came with the directory from elsewhere, and is not
@@ -233,8 +239,9 @@ def client_of(root: Path) -> DaemonClient | None:
         return DaemonClient(found["address"], None, found["node"], found.get("place"), SocketPath(socket))
     if not is_of_this_host(found["address"]):
         log.warning(
-            "%s names a daemon at %s, which is no address of this host, so it is not asked: the file came from elsewhere, and "
-            "can be removed. If that daemon is meant, nosync.connect its address", root / ADDRESS_FILE, found["address"],
+            "%s names a daemon at %s, which is no address of this host, so it is not asked: the file came from "
+            "elsewhere, and can be removed. If that daemon is meant, nosync.connect its address",
+            root / ADDRESS_FILE, found["address"],
         )  # fmt: skip
         return None
     tls = Certificates.of_directory(Path(found["tls"]), found["node"]) if found.get("tls") else None

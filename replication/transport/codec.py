@@ -93,7 +93,7 @@ class Encoder:
         self._samples: list[bytes | bytearray | memoryview[int]] | None = []  # None: learned from
 
     def frames(self, message: Message) -> Iterator[pb.Frame]:
-        """A message as one frame, or for a large inventory as several."""
+        """Returns a message as one frame, or for a large inventory as several."""
         if isinstance(message, Have):
             for part, last in _parts(message.held):
                 groups = message.groups if last else ()
@@ -106,11 +106,11 @@ class Encoder:
         else:
             yield _frame(message)
 
-    def chunks(self, wanted: FileRequest, file: BinaryIO) -> Iterator[pb.Frame]:
-        """A file in pieces. Where one does not compress well, the rest is not tried. Raises OSError where it ends
-        early.
+    def chunks(self, request: FileRequest, file: BinaryIO) -> Iterator[pb.Frame]:
+        """Returns a file in pieces. Where one does not compress well, the rest is not tried. Raises OSError where it
+        ends early.
         """
-        held, offset, pays = wanted.held, wanted.offset, True
+        held, offset, pays = request.held, request.offset, True
         file.seek(offset)
         is_small = held.size_bytes <= _LARGEST_SMALL_BYTES
         while offset < held.size_bytes:
@@ -167,8 +167,8 @@ def _frame(message: Message) -> pb.Frame:
     if isinstance(message, Heartbeat):
         return pb.Frame(beat=pb.Beat(seq=message.seq, root=message.root, safe=dict(message.safe)))
     if isinstance(message, Want):
-        offsets = [wanted.offset for wanted in message.files]
-        files = [_held(wanted.held) for wanted in message.files]
+        offsets = [request.offset for request in message.files]
+        files = [_held(request.held) for request in message.files]
         return pb.Frame(want=pb.Want(files=files, offsets=offsets if any(offsets) else ()))
     if isinstance(message, NotFound):
         return pb.Frame(not_there=pb.NotThere(name=message.name))
@@ -204,7 +204,7 @@ class Decoder:
         self._unzip = self._unzip_small = zstandard.ZstdDecompressor()
 
     def decode(self, frame: pb.Frame) -> Message | Chunk | None:
-        """None: of an inventory whose last part is still to come."""
+        """Returns what a frame says; None for a part of an inventory whose last part is still to come."""
         kind = frame.WhichOneof("kind")
         if kind == "chunk":
             return self._chunk(frame.chunk)
@@ -232,7 +232,8 @@ class Decoder:
             if not _INCARNATION.match(hello.incarnation) or not _INCARNATION.match(hello.store_id):
                 raise ReplicationError("a Hello with an incarnation or store id that none can be")
             return Hello(
-                check_node_id(hello.node), hello.incarnation, hello.store_id, hello.replicas, hello.version, hello.key_groups
+                check_node_id(hello.node), hello.incarnation, hello.store_id, hello.replicas, hello.version,
+                hello.key_groups,
             )  # fmt: skip
         raise ReplicationError("a frame of no kind that this version knows")
 
@@ -324,7 +325,7 @@ def _checked(held: pb.Held) -> FileVersion:
 
 
 def is_name(text: str) -> bool:
-    """Whether a store writes files of this name."""
+    """Returns whether a store writes files of this name."""
     return _parsed(text) is not None
 
 
@@ -333,8 +334,8 @@ def check_name(text: str) -> FileName:
     name = _parsed(text)
     if name is None:
         raise ReplicationError(
-            f"{text[:200]!r} is not the name of a layer, a manifest or an archive of them, a register's fact, or an entry of the "
-            "log of branches"
+            f"{text[:200]!r} is not the name of a layer, a manifest or an archive of them, a register's fact, or an "
+            "entry of the log of branches"
         )
     return name
 

@@ -25,7 +25,7 @@ MOST_ADDRESS_BYTES = 1 << 20
 
 
 def address_of(root: Path) -> dict[str, Any] | None:
-    """What the daemon of a directory wrote about itself; None where none did, or somebody else did.
+    """Returns what the daemon of a directory wrote about itself; None where none did, or somebody else did.
 
     Raises StorageError where this user may not read it: there is a daemon, and nothing else would say why it cannot be
     asked.
@@ -57,7 +57,7 @@ class Kept:
 
 
 def keeper_of(root: Path) -> Kept | None:
-    """Of the daemon that keeps a directory, whether it runs or not; None where none ever did."""
+    """Returns what the daemon that keeps a directory left there, whether it runs or not; None where none ever did."""
     try:
         text = read_regular(root / PLACE_FILE, MOST_ADDRESS_BYTES)
     except (FileNotFoundError, NotADirectoryError):

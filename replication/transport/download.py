@@ -62,13 +62,13 @@ def _check_begun(client: DaemonClient, held: FileVersion, to_come: Collection[st
         free_bytes = shutil.disk_usage(root).free
     if held.size_bytes > free_bytes - _KEPT_FREE_BYTES:
         raise StorageError(
-            f"cannot keep {held.name} of {client.address} in {root}: it has {held.size_bytes:,} bytes, and {free_bytes:,} are "
-            "free: give a cache= elsewhere, or free space"
+            f"cannot keep {held.name} of {client.address} in {root}: it has {held.size_bytes:,} bytes, and "
+            f"{free_bytes:,} are free: give a cache= elsewhere, or free space"
         )
 
 
 def _keep(held: FileVersion, root: Path, temporary: Path, env: Env) -> None:
-    """A whole file, once it is what the daemon said it is."""
+    """Keeps a whole file, once it is what the daemon said it is."""
     final, id = root / held.name, held.name.layer
     with storage_errors("keep what was fetched", final):
         if id is None:

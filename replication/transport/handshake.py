@@ -20,24 +20,30 @@ _ALERT = b"\x15"
 
 @dataclass(frozen=True)
 class Finding:
-    """What is wrong, after "something takes connections". `is_refusal`: one side does not accept the other's certificate."""
+    """What is wrong, after "something takes connections". `is_refusal`: one side does not accept the other's
+    certificate.
+    """
 
     text: str
     is_refusal: bool = True
 
 
 _SAYS_NOTHING = Finding(
-    "says nothing: its process is stopped (SIGSTOP, a debugger), or its machine is overloaded: let it go on, or start it again",
+    "says nothing: its process is stopped (SIGSTOP, a debugger), or its machine is overloaded: let it go on, or start "
+    "it again",
     is_refusal=False,
 )
 
 _NOT_ACCEPTED = Finding(
-    "ends the session: it does not accept the certificate that is shown here, which has expired or is of another authority"
+    "ends the session: it does not accept the certificate that is shown here, which has expired or is of another "
+    "authority"
 )
 
 
 def look(address: str, context: ssl.SSLContext | None, node: str) -> Finding | None:
-    """What keeps a session from coming about; None where nobody is there, or all is well. `context`: None: without TLS."""
+    """Returns what keeps a session from coming about; None where nobody is there, or all is well. `context`: None:
+    without TLS.
+    """
     host, _, port = address.rpartition(":")
     try:
         with socket.create_connection((host.strip("[]"), int(port)), timeout=PATIENCE_S) as connection:
@@ -81,8 +87,8 @@ def _with_tls(connection: socket.socket, context: ssl.SSLContext, node: str) -> 
                 "has a certificate that has expired: make another one for it (nosync certs), or see to the clocks"
             )
         return Finding(
-            f"has a certificate that is not accepted here ({error.verify_message}): the certificates are not of one authority, "
-            "or a clock is wrong"
+            f"has a certificate that is not accepted here ({error.verify_message}): the certificates are not of one "
+            "authority, or a clock is wrong"
         )
     except ssl.SSLError as error:
         said = (error.reason or str(error)).lower().replace("_", " ")

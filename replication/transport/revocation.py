@@ -2,9 +2,9 @@
 
     <tls>/revoked      a serial number in hexadecimal a line; what follows # is for people
 
-`nosync certs revoke` writes it; give it to every node as ca.pem was given. Daemons look at it again every second, and when it has
-changed they end the links of those it names. A list that cannot be read revokes what the one before it did, and is logged: an
-editor may just be writing it.
+`nosync certs revoke` writes it; give it to every node as ca.pem was given. Daemons look at it again every second, and
+when it has changed they end the links of those it names. A list that cannot be read revokes what the one before it did,
+and is logged: an editor may just be writing it.
 """
 
 from __future__ import annotations
@@ -26,7 +26,9 @@ _MOST_BYTES = 16 << 20
 
 
 def read_revoked(path: Path) -> frozenset[int]:
-    """The serial numbers of a list; none where there is no list. Raises ReplicationError naming the line that is none."""
+    """Returns the serial numbers of a list; none where there is no list. Raises ReplicationError naming the line that
+    is none.
+    """
     try:
         # It may be a link, as in a Kubernetes secret, but nothing that never ends.
         fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
@@ -48,7 +50,7 @@ def read_revoked(path: Path) -> frozenset[int]:
 
 
 def parse_serial(text: str, where: str) -> int:
-    """A serial number as certificates show it. Raises ReplicationError."""
+    """Returns a serial number as certificates show it. Raises ReplicationError."""
     digits = text.replace(":", "")
     if not digits.isascii() or not digits.isalnum():
         raise ReplicationError(f"{where}: {text!r} is no serial number, expected hexadecimal digits")
@@ -60,7 +62,7 @@ def parse_serial(text: str, where: str) -> int:
 
 @functools.lru_cache(maxsize=1024)
 def serial_of(pem: bytes) -> int:
-    """That of a certificate. Raises ReplicationError for what is none."""
+    """Returns the serial number of a certificate. Raises ReplicationError for what is none."""
     from cryptography import x509  # noqa: PLC0415 - takes a moment, and is needed only where something is revoked
 
     try:
@@ -105,7 +107,7 @@ class Revocations:
             raise _revoked(whose, serial_of(pem))
 
     def check_serial(self, serial: int, whose: str) -> None:
-        """As `check`."""
+        """Does what `check` does, by the serial number."""
         if serial in self._serials:
             raise _revoked(whose, serial)
 
@@ -119,6 +121,6 @@ class Revocations:
 
 def _revoked(whose: str, serial: int) -> ReplicationError:
     return ReplicationError(
-        f"the certificate of {whose} was revoked (serial {serial:x}): make another one with nosync certs, and give it to who "
-        "should have it"
+        f"the certificate of {whose} was revoked (serial {serial:x}): make another one with nosync certs, and give it "
+        "to who should have it"
     )

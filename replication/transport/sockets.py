@@ -1,7 +1,8 @@
-"""Unix sockets: the way in of who owns a data directory, and without TLS of peers that run on this machine as the same user.
+"""Unix sockets: the way in of who owns a data directory, and without TLS of peers that run on this machine as the same
+user.
 
-A socket is reached by who may open it, which the system checks on every connection. So nothing secret goes over it that whoever
-took a daemon's port could be told, and what strangers do on that port holds up nobody here.
+A socket is reached by who may open it, which the system checks on every connection. So nothing secret goes over it that
+whoever took a daemon's port could be told, and what strangers do on that port holds up nobody here.
 """
 
 from __future__ import annotations
@@ -22,7 +23,9 @@ _STATE_VARIABLE = "XDG_STATE_HOME"
 
 
 class SocketPath:
-    """The address of a socket, for gRPC. It goes by a descriptor of the directory: a socket's path may have 107 bytes only."""
+    """The address of a socket, for gRPC. It goes by a descriptor of the directory: a socket's path may have 107 bytes
+    only.
+    """
 
     def __init__(self, path: Path) -> None:
         """Raises ReplicationError where there is no such directory."""
@@ -40,7 +43,7 @@ class SocketPath:
 
 
 def answers(path: Path) -> bool:
-    """Whether a socket is there itself, no link to one, and this user may open it, and a process listens."""
+    """Returns whether a socket is there itself, no link to one, and this user may open it, and a process listens."""
     try:
         if not stat.S_ISSOCK(os.lstat(path).st_mode):
             return False
@@ -57,12 +60,13 @@ def answers(path: Path) -> bool:
 
 
 def listen_at(path: Path, env: Env, listen: Callable[[str], object]) -> None:
-    """Has a server listen on a socket that nobody else can open. What was there of a process that was killed is replaced.
+    """Has a server listen on a socket that nobody else can open. What was there of a process that was killed is
+    replaced.
 
     It is made in a directory that only this user can enter, and moved once it has its mode. Raises StorageError.
     """
     aside = path.with_name(f".{env.token()}")
-    # When gRPC ends it removes this name by the descriptor, which may stand for another directory by then: so none has it.
+    # When gRPC ends it removes this name by the descriptor, which may stand for another directory by then: none has it.
     made = aside / f"nosync-{aside.name[1:]}"
     with storage_errors("listen on", path):
         aside.mkdir(mode=0o700)
@@ -82,7 +86,7 @@ def listen_at(path: Path, env: Env, listen: Callable[[str], object]) -> None:
 
 
 def sockets_of_user() -> Path:
-    """Where daemons of this user on this machine find each other, if they are not told of another directory."""
+    """Returns where daemons of this user on this machine find each other, if they are not told of another directory."""
     state = os.environ.get(_STATE_VARIABLE)
     try:
         return (Path(state) if state else Path.home() / ".local" / "state") / "nosync"
@@ -103,8 +107,8 @@ class Meeting:
         path = self.socket_of(port)
         if answers(path):
             raise ReplicationError(
-                f"another daemon of this user listens on port {port}, of another address of this machine perhaps: without TLS "
-                f"they find each other by ports ({path}), so --listen on another port"
+                f"another daemon of this user listens on port {port}, of another address of this machine perhaps: "
+                f"without TLS they find each other by ports ({path}), so --listen on another port"
             )
         listen_at(path, self._env, listen)
         return path
@@ -123,7 +127,8 @@ class Meeting:
                 self.directory.mkdir(mode=0o700)
         except OSError as error:
             raise ReplicationError(
-                f"cannot make {self.directory}, where peers without TLS meet: {error.strerror}: give --sockets DIR, or --tls"
+                f"cannot make {self.directory}, where peers without TLS meet: {error.strerror}: give --sockets DIR, or "
+                "--tls"
             ) from error
         self.check()
 
@@ -138,6 +143,6 @@ class Meeting:
         is_private = stat.S_ISDIR(found.st_mode) and not stat.S_IMODE(found.st_mode) & 0o077
         if not is_private or found.st_uid != os.geteuid():
             raise ReplicationError(
-                f"{self.directory}, where peers without TLS meet, is not a directory of this user alone: expected mode 0700 and "
-                "this user as its owner. Mend that, or give --sockets another one"
+                f"{self.directory}, where peers without TLS meet, is not a directory of this user alone: expected mode "
+                "0700 and this user as its owner. Mend that, or give --sockets another one"
             )

@@ -58,8 +58,8 @@ def test_who_sealed_other_contents_takes_nothing_for_safe(tmp_path: Path) -> Non
         eventually("it is safe", lambda: daemons.safe_point("n1") == 1)
         daemons.start("n2")
         eventually("they disagree", lambda: "has other contents" in str(daemons.status("n2").problems))
-        beats = daemons.status("n2").peers
-        assert {peer.state for peer in beats} <= {"up", "suspect"}
+        heartbeats = daemons.status("n2").peers
+        assert {peer.state for peer in heartbeats} <= {"up", "suspect"}
         for _ in range(5):
             assert daemons.safe_point("n2") is None
         assert _inputs(daemons, "n2") == 2, "nobody else has them"

@@ -30,7 +30,7 @@ class Receiver:
         marker = read_marker(root, self.env)
         self.node = Node(LayerDirectory(root, 128, self.env), marker, StoreSettings(background=False))
         self.replicator = Replicator(self.node, N1, "s", [N1, N2], replicas=2)
-        self.node.listener = self.replicator.announcements
+        self.node.announcer.listen(self.replicator.announcements)
         self.connect()
 
     def connect(self) -> None:

@@ -107,7 +107,7 @@ class OneNode:
     def is_heard(self, node: NodeId) -> None:
         peer = self.one.peers.get(node)
         if peer is not None and peer.session is not None:
-            self.one.heard_from(peer.session, 0)
+            self.one.sessions.piece_came(peer.session, 0)
 
     def joins(self, node: NodeId) -> None:
         self.one.add_member(node)
@@ -118,7 +118,7 @@ class OneNode:
     def sends_a_file_unasked(self, node: NodeId) -> None:
         peer = self.one.peers.get(node)
         if peer is not None and peer.session is not None:
-            self.one.accepts(peer.session, replace(self.some_files()[0], size_bytes=1))
+            self.one.planner.accepts(peer.session, replace(self.some_files()[0], size_bytes=1))
 
     # --- what this node does ----------------------------------------------------------------------------------------
 
@@ -159,7 +159,7 @@ class OneNode:
         self.one.release(self.random.choice(DIRECTORIES), pack(self.random.randint(0, 8)))
 
     def an_operator_takes_files_back(self) -> None:
-        conflicts = sorted(self.one.conflicts().items())[:2]
+        conflicts = sorted(self.one.copies.conflicts().items())[:2]
         discarded = {name: ours for name, (_, ours, _) in conflicts}
         self.one.discard({**self.one.state.discarded, **discarded}, pack(self.random.randint(0, 8)))
         self.one.holds([], list(discarded))
@@ -204,7 +204,9 @@ class OneNode:
         one = self.one
         up = [ME, *(peer.node for peer in one.peers.values() if peer.is_up(one.state.now_s))]
         for directory, trace in zip(DIRECTORIES, TRACES, strict=True):
-            assert one.is_replica(layer(trace, 99, 1)) == self.is_replica(layer(trace, 99, 1), up), directory
+            assert one.state.placement.is_replica(layer(trace, 99, 1)) == self.is_replica(layer(trace, 99, 1), up), (
+                directory
+            )
         while _asks(one.planner.fetch()):
             pass
         have = Inventory([*one.mine, *(fetch.held for fetch in one.state.fetching.values())])

@@ -9,6 +9,7 @@ from unittest import mock
 from nosync.lsm.model.layer import Description
 from nosync.replication.protocol import fetch_planner, inventory
 from nosync.replication.protocol import replica as protocol
+from nosync.replication.protocol.copies import Copies
 from nosync.replication.protocol.fetch_planner import FetchPlanner
 from nosync.replication.protocol.file_names import FileName, FileVersion
 from nosync.replication.protocol.inventory import Inventory
@@ -18,7 +19,8 @@ from nosync.replication.protocol.replica import Replica
 from nosync.replication.protocol.sessions import Sessions
 from nosync.replication.protocol.state import ReplicaState
 from nosync.replication.protocol.statements import Statement, Statements
-from nosync.testing.simulation import Cluster, Data, SimNode, digest_of, layers_at
+from nosync.testing.simulated_node import Data, SimNode, digest_of, layers_at
+from nosync.testing.simulation import Cluster
 
 
 class _AckBeforeDurable(SimNode):
@@ -37,7 +39,7 @@ class _AckOnReceipt(SimNode):
 
 class _AckAfterFailedSync(SimNode):
     def sync(self, name: FileName) -> None:
-        if self.replica is not None and name in self.volatile and self.cluster.chance(0.1, faults=True):
+        if self.replica is not None and name in self.volatile and self.world.chance(0.1, faults=True):
             self.act(self.replica.holds([FileVersion(name, digest_of(self.volatile[name]))]))
             return
         super().sync(name)
@@ -57,7 +59,7 @@ class _ManifestIgnored(SimNode):
         assert self.replica is not None
         names = [*layers_at(t)]
         return t < 8 and all(
-            self.replica.copies(n, digest_of(f"contents of {n}")) >= self.cluster.replicas for n in names
+            self.replica.copies.of(n, digest_of(f"contents of {n}")) >= self.world.replicas for n in names
         )
 
 
@@ -85,7 +87,7 @@ class _OrderNotChecked(Statements):
         return super().received(peer, message)
 
 
-class _BeatsIgnored(Statements):
+class _HeartbeatsIgnored(Statements):
     def received(self, peer: Peer, message: Statement) -> list[Effect]:
         return [] if isinstance(message, Heartbeat) else super().received(peer, message)
 
@@ -102,9 +104,9 @@ class _NoTimeout(Replica):
             return super().tick(now_s)
 
 
-class _CountsItselfTwice(Replica):
-    def copies(self, name: FileName, digest: str) -> int:
-        return super().copies(name, digest) + self.mine.holds(name, digest)
+class _CountsItselfTwice(Copies):
+    def of(self, name: FileName, digest: str) -> int:
+        return super().of(name, digest) + self._state.mine.holds(name, digest)
 
 
 class _HolesIgnored(Cluster):
@@ -185,13 +187,13 @@ BUGS: dict[str, type[Cluster]] = {
     "does not say what is gone": _with_replica(_GoneNotSaid),
     "does not check incarnations": _with_part(_IncarnationNotChecked),
     "takes statements in any order": _with_part(_OrderNotChecked),
-    "ignores beats": _with_part(_BeatsIgnored),
+    "ignores heartbeats": _with_part(_HeartbeatsIgnored),
     "takes its own files for the peer's": _with_part(_RootsNotCompared),
     "forgets what changes beside a summary": _with_part(_ChangesBesideASummaryForgotten),
     "takes inventories of any time": _with_part(_InventoriesOfAnyTime),
     "never tries again": _with_part(_NeverAgain),
     "waits for ever for a file": _with_replica(_NoTimeout),
-    "counts itself twice": _with_replica(_CountsItselfTwice),
+    "counts itself twice": _with_part(_CountsItselfTwice),
     "takes a merged layer for more than it covers": _HolesIgnored,
     "takes an archive for one of the whole line": _ArchiveStandsForTheLine,
     "does not notice what it lost": _with_part(_ForgetsPeersChanges),

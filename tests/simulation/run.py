@@ -7,7 +7,8 @@ import multiprocessing
 import sys
 import time
 
-from nosync.testing.simulation import Cluster, SimulationError
+from nosync.testing.simulation import Cluster
+from nosync.testing.simulation_oracle import SimulationError
 
 
 def failure_of(seed: int) -> str:

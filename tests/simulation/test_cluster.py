@@ -13,7 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from nosync.testing.simulation import Cluster, SimulationError
+from nosync.testing.simulation import Cluster
+from nosync.testing.simulation_oracle import SimulationError
 from tests.simulation.bugs import BUGS
 
 SEEDS = 60
@@ -37,7 +38,7 @@ def test_a_planted_bug_is_found(bug: str) -> None:
 
 
 def test_a_seed_takes_the_same_course_in_every_process() -> None:
-    code = "from nosync.testing.simulation import Cluster; c = Cluster(5); print(c.run(), c.now_s)"
+    code = "from nosync.testing.simulation import Cluster; c = Cluster(5); print(c.run(), c.world.now_s)"
     found = [
         subprocess.run(
             [sys.executable, "-c", code], capture_output=True, text=True, check=True,

@@ -168,8 +168,8 @@ def test_a_peer_that_holds_what_was_given_up_has_another_history() -> None:
         if isinstance(effect, Send) and isinstance(effect.message, Want)
     }
     assert asked == {SessionId(2): {"same"}, SessionId(3): {"right", "merged right"}}
-    assert replica.conflicts() == {}
-    assert replica.discarded_elsewhere() == {"manifests/main/4.json": NodeId("n2")}
+    assert replica.copies.conflicts() == {}
+    assert replica.copies.discarded_elsewhere() == {"manifests/main/4.json": NodeId("n2")}
 
 
 class Dropping(Peers):

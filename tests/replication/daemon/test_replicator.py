@@ -27,13 +27,14 @@ from nosync.replication.protocol.messages import PROTOCOL_VERSION, FileRequest, 
 from nosync.replication.protocol.sessions import SILENT_S
 from nosync.replication.transport.codec import CHUNK_BYTES, LARGEST_FILE_BYTES, Chunk, Decoder, Encoder
 from tests.helpers.receiver import Receiver
+from nosync.testing import FaultyEnv
 
 
 @pytest.fixture
 def receiver(tmp_path: Path) -> Iterator[Receiver]:
     found = Receiver(tmp_path / "n1")
     yield found
-    found.node.listener = None
+    found.node.announcer.listen(None)
     found.node.abandon()
 
 
@@ -271,7 +272,7 @@ class Sender(Receiver):
 def sender(tmp_path: Path, large: tuple[FileVersion, Path]) -> Iterator[Sender]:
     found = Sender(tmp_path / "n1", *large)
     yield found
-    found.node.listener = None
+    found.node.announcer.listen(None)
     found.node.abandon()
 
 
@@ -541,7 +542,7 @@ def test_what_came_and_is_gone_before_it_is_durable_is_no_problem(
     receiver.send(held, path)
     (receiver.root / held.name).unlink()
     for _ in range(2):  # at first the node has only seen that it cannot be made durable
-        receiver.node._drain()
+        receiver.node.parts.upkeep.drain()
         receiver.env.now_s += 60.0
     assert receiver.durable == []
     assert receiver.node.problems == {}

@@ -13,7 +13,7 @@ from nosync.replication.protocol.fetch_planner import FetchPlanner
 from nosync.replication.protocol.file_names import FileName, FileVersion
 from nosync.replication.protocol.inventory import Inventory
 from nosync.replication.protocol.messages import Change, Effect, Heartbeat, Hello, Send, SessionId, Summary, Want
-from nosync.replication.protocol.peer import BEAT_S
+from nosync.replication.protocol.peer import HEARTBEAT_S
 from nosync.replication.protocol.placement import NodeId, Placement, replica_set
 from nosync.replication.protocol.replica import Replica
 from nosync.replication.protocol.todo import Todo
@@ -77,9 +77,9 @@ def test_each_trace_is_ranked_once_however_much_is_said_of_it(monkeypatch: pytes
     assert ranked() == TRACES * len(IDS), "each node for each trace"
     for t in range(1, 6):
         cluster.all_tell(t)
-        cluster.one.tick(t * BEAT_S)
+        cluster.one.tick(t * HEARTBEAT_S)
         for node in OTHERS:
-            cluster.one.heard_from(SessionId(OTHERS.index(node)), 0)
+            cluster.one.sessions.piece_came(SessionId(OTHERS.index(node)), 0)
     assert ranked() == 0
     assert cluster.one.peers.keys() == set(OTHERS)
     cluster.one.disconnected(SessionId(0))
@@ -97,7 +97,7 @@ def test_a_statement_has_its_sender_looked_at_and_nobody_else(monkeypatch: pytes
     cluster.one.tick(0.0)
     looked = counted(monkeypatch, Todo, "_look_at")
     chosen = counted(monkeypatch, FetchPlanner, "_choose")
-    kept = [trace for trace in range(TRACES) if cluster.one.is_replica(held(trace, 1).name)]
+    kept = [trace for trace in range(TRACES) if cluster.one.state.placement.is_replica(held(trace, 1).name)]
     assert 0 < len(kept) < TRACES
     other = next(trace for trace in range(TRACES) if trace not in kept)
     assert cluster.tells(OTHERS[0], held(other, 1)) == []
@@ -112,12 +112,12 @@ def test_what_others_are_to_keep_is_not_weighed_and_not_looked_through(monkeypat
     cluster = Linked()
     cluster.all_tell(0)
     missing = {held.name for peer in cluster.one.peers.values() for todo in peer.todo.values() for held in todo}
-    assert all(cluster.one.is_replica(name) for name in missing)
+    assert all(cluster.one.state.placement.is_replica(name) for name in missing)
     cluster.one.holds([fetch.held for fetch in cluster.one.state.fetching.values()])
     wants = counted(monkeypatch, FetchPlanner, "_wants")
-    cluster.one.tick(BEAT_S)
+    cluster.one.tick(HEARTBEAT_S)
     cluster.all_tell(1)
-    fetched = sum(cluster.one.is_replica(held(trace, 0).name) for trace in range(TRACES))
+    fetched = sum(cluster.one.state.placement.is_replica(held(trace, 0).name) for trace in range(TRACES))
     assert 0 < wants() <= 3 * fetched, "each layer that is to be kept, for each peer that holds it"
 
 
@@ -127,7 +127,7 @@ def test_a_beat_hashes_the_inventory_once_for_all_peers(monkeypatch: pytest.Monk
     root = Inventory.root.fget
     assert root is not None
     monkeypatch.setattr(Inventory, "root", property(lambda self: asked.append(1) or root(self)))
-    effects = cluster.one.tick(BEAT_S + 0.01)
+    effects = cluster.one.tick(HEARTBEAT_S + 0.01)
     assert sum(isinstance(e, Send) and isinstance(e.message, Heartbeat) for e in effects) == len(OTHERS)
     assert len(asked) == 1
 

@@ -35,7 +35,7 @@ from nosync.replication.protocol.messages import (
     Summary,
     Want,
 )
-from nosync.replication.protocol.peer import BEAT_S, SMALLEST_WINDOW_BYTES
+from nosync.replication.protocol.peer import HEARTBEAT_S, SMALLEST_WINDOW_BYTES
 from nosync.replication.protocol.placement import NodeId, replica_set
 from nosync.replication.protocol.replica import MEET_S, UNWANTED_S, Replica
 
@@ -78,7 +78,7 @@ class Pair:
                 self.closed.append(effect.reason)
                 continue
             else:
-                taken = [w.held for w in effect.files if self.nodes[receiver].accepts(effect.session, w.held)]
+                taken = [w.held for w in effect.files if self.nodes[receiver].planner.accepts(effect.session, w.held)]
                 answers = self.nodes[receiver].holds(taken)
             waiting.extend((receiver, answer) for answer in answers)
 
@@ -137,9 +137,9 @@ def test_what_stood_in_the_place_of_a_file_that_came_and_was_no_good_is_fetched_
     n2 = pair.nodes[N2]
     [asked] = [e for e in pair.nodes[N1].holds([held(0)]) if isinstance(e, Send)]
     n2.received(SESSION, asked.message)
-    assert n2.accepts(SESSION, held(0))
+    assert n2.planner.accepts(SESSION, held(0))
     n2.holds([], [held(0).name])  # it came, and was not kept: another file stood there, and is in quarantine now
-    assert not n2.accepts(SESSION, held(0))
+    assert not n2.planner.accepts(SESSION, held(0))
     pair.pass_s(2 * RETRY_AFTER_S)
     assert pair.has(N2) == [held(0)]
 
@@ -150,11 +150,11 @@ def test_a_conflict_is_told_of_until_one_of_the_two_is_gone() -> None:
         pair.nodes[node].disconnected(SESSION)
         pair.nodes[node].holds([held(0, digest=node)])
     pair.connect()
-    assert pair.nodes[N1].conflicts() == {held(0).name: (N2, "n10", "n20")}
-    assert pair.nodes[N2].conflicts() == {held(0).name: (N1, "n20", "n10")}
-    assert pair.nodes[N1].copies(held(0).name, "n10") == 1
+    assert pair.nodes[N1].copies.conflicts() == {held(0).name: (N2, "n10", "n20")}
+    assert pair.nodes[N2].copies.conflicts() == {held(0).name: (N1, "n20", "n10")}
+    assert pair.nodes[N1].copies.of(held(0).name, "n10") == 1
     pair.holds(N2, gone=(held(0).name,))
-    assert pair.nodes[N1].conflicts() == pair.nodes[N2].conflicts() == {}
+    assert pair.nodes[N1].copies.conflicts() == pair.nodes[N2].copies.conflicts() == {}
     assert pair.has(N2) == [held(0, digest="n1")]
 
 
@@ -164,9 +164,9 @@ def test_the_conflicts_of_a_node_go_with_it() -> None:
         pair.nodes[node].disconnected(SESSION)
         pair.nodes[node].holds([held(0, digest=node)])
     pair.connect()
-    assert pair.nodes[N1].conflicts()
+    assert pair.nodes[N1].copies.conflicts()
     pair.nodes[N1].remove_member(N2)
-    assert pair.nodes[N1].conflicts() == {}
+    assert pair.nodes[N1].copies.conflicts() == {}
 
 
 def test_a_copied_directory_is_told_what_to_do() -> None:
@@ -187,12 +187,12 @@ def test_under_load_what_can_be_computed_again_waits() -> None:
     files = [held(t, stage=stage, size_bytes=part) for t in range(8) for stage in ("cheap", "dear")]
     [told] = [e for e in pair.nodes[N1].holds(files) if isinstance(e, Send)]
     slow.received(SESSION, told.message)
-    slow.tick(pair.now_s + BEAT_S)
+    slow.tick(pair.now_s + HEARTBEAT_S)
     assert slow.planner.is_loaded
     assert slow.planner.backlog_bytes == 16 * part
     while slow.state.fetching:  # what it asked for before it knew does not come
         slow.fetch_failed(next(iter(slow.state.fetching)))
-    slow.tick(pair.now_s + BEAT_S + 2 * RETRY_AFTER_S)
+    slow.tick(pair.now_s + HEARTBEAT_S + 2 * RETRY_AFTER_S)
     assert {name.layer.trace.stage for name in slow.state.fetching} == {"dear"}
     while slow.state.fetching:
         slow.holds([fetch.held for fetch in slow.state.fetching.values()])
@@ -236,7 +236,7 @@ def test_a_slow_file_is_waited_for_as_long_as_pieces_come() -> None:
         while pair.now_s < until_s:
             pair.now_s += 1.0
             if pieces:
-                slow.heard_from(SESSION, 1000)
+                slow.sessions.piece_came(SESSION, 1000)
             slow.received(SESSION, Heartbeat(told.message.seq, pair.nodes[N1].mine.root))
             found += sum(isinstance(e, Send) and isinstance(e.message, Want) for e in slow.tick(pair.now_s))
         return found
@@ -254,8 +254,8 @@ def test_more_is_asked_for_where_more_comes() -> None:
     receiver.received(SESSION, told.message)
     assert len(receiver.state.fetching) == 4
     for i in range(1, 8):
-        receiver.heard_from(SESSION, WINDOW_BYTES)
-        receiver.tick(i * BEAT_S)
+        receiver.sessions.piece_came(SESSION, WINDOW_BYTES)
+        receiver.tick(i * HEARTBEAT_S)
     assert len(receiver.state.fetching) == 60
 
 
@@ -324,7 +324,7 @@ def test_an_archive_stands_for_its_manifests() -> None:
     assert manifest(0, 3).name in two.mine, "a peer fetches it, or makes it by itself"
     pair.deliver(N2, two.holds([], [manifest(t).name for t in range(4)]))
     assert {held.name for held in two.mine} == {held.name for held in one.mine}
-    assert [one.copies_of_mine(manifest(t).name) for t in (0, 3, 4, 5, 6)] == [2, 2, 2, 2, 0]
+    assert [one.copies.of_mine(manifest(t).name) for t in (0, 3, 4, 5, 6)] == [2, 2, 2, 2, 0]
     asked = [message for message in pair.sent if isinstance(message, Want)]
     assert [wanted.held for want in asked for wanted in want.files] == [manifest(0, 3)]
 
@@ -338,8 +338,8 @@ def test_manifests_that_an_archive_stands_for_are_not_fetched_and_not_waited_for
     assert manifest(4).name in one.mine
     assert manifest(2).name not in one.mine
     assert one.is_filled()
-    assert one.lag()[N2] == (0, 0)
-    assert [one.copies_of_mine(manifest(t).name) for t in (2, 4)] == [2, 2]
+    assert one.copies.lag()[N2] == (0, 0)
+    assert [one.copies.of_mine(manifest(t).name) for t in (2, 4)] == [2, 2]
 
 
 def test_what_comes_first_of_an_archive_and_its_manifests_is_enough() -> None:
@@ -391,14 +391,14 @@ def test_who_gave_a_file_is_told_at_once_that_it_is_durable_and_others_with_the_
     }
     one.received(sessions[ids[0]], Change(2, (held(2),)))
     one.holds([held(2)])
-    effects = one.tick(BEAT_S + 0.1)
+    effects = one.tick(HEARTBEAT_S + 0.1)
     assert _told(effects) == {sessions[ids[2]]: [held(2).name]}
-    beats = [effect for effect in effects if isinstance(effect, Send) and isinstance(effect.message, Heartbeat)]
-    assert [(e.session, e.message.seq) for e in beats if isinstance(e.message, Heartbeat)] == [
+    heartbeats = [effect for effect in effects if isinstance(effect, Send) and isinstance(effect.message, Heartbeat)]
+    assert [(e.session, e.message.seq) for e in heartbeats if isinstance(e.message, Heartbeat)] == [
         (sessions[ids[0]], 3),
         (sessions[ids[2]], 2),
     ]
-    assert effects.index(beats[1]) > max(i for i, e in enumerate(effects) if _told([e]))
+    assert effects.index(heartbeats[1]) > max(i for i, e in enumerate(effects) if _told([e]))
 
 
 def test_what_waits_to_be_told_is_told_before_an_inventory() -> None:
@@ -423,7 +423,7 @@ def test_a_node_that_wants_all_asks_for_what_was_not_said_yet() -> None:
     two.peers[N1].unsaid = {held(0).name: held(0)}
     assert not one.is_filled(), "n3 may come yet"
     one.tick(MEET_S)
-    one.heard_from(SESSION, 0)
+    one.sessions.piece_came(SESSION, 0)
     assert one.is_filled()
     asked = one.want_all()
     assert not one.is_filled()
@@ -464,7 +464,7 @@ def test_what_is_small_and_written_here_goes_unasked_ahead_of_the_statement() ->
     one.state.optional = frozenset({"lazy"})
     assert _pushed(one.holds([held(0, stage="lazy")])) == []
     two.holds([held(9)])
-    pair.deliver(N2, two.tick(BEAT_S + 0.1))
+    pair.deliver(N2, two.tick(HEARTBEAT_S + 0.1))
     assert _pushed(one.holds([held(9)])) == [], "it has it already"
 
 
@@ -479,22 +479,22 @@ def test_what_is_not_wanted_is_not_taken() -> None:
     pair = Pair()
     two = pair.nodes[N2]
     two.holds([held(0)])
-    assert not two.accepts(SESSION, held(0)), "it is here"
-    assert not two.accepts(SESSION, held(0, digest="other")), "and is not replaced"
-    assert not two.accepts(SESSION, held(1, size_bytes=PUSH_FILE_BYTES + 1))
-    assert not two.accepts(SessionId(7), held(1)), "nobody is known there"
+    assert not two.planner.accepts(SESSION, held(0)), "it is here"
+    assert not two.planner.accepts(SESSION, held(0, digest="other")), "and is not replaced"
+    assert not two.planner.accepts(SESSION, held(1, size_bytes=PUSH_FILE_BYTES + 1))
+    assert not two.planner.accepts(SessionId(7), held(1)), "nobody is known there"
     two.unwanted([held(2).name])
-    assert not two.accepts(SESSION, held(2))
+    assert not two.planner.accepts(SESSION, held(2))
     merged = FileVersion(FileName.of_layer(LayerId(TraceId("s", "f", Shard(0)), Description(pack(3), pack(6)))), "m", 1)
     two.holds([merged])
-    assert not two.accepts(SESSION, held(4)), "a merged layer stands for it"
-    assert two.accepts(SESSION, held(6))
-    assert two.accepts(SESSION, held(6)), "its next piece"
-    assert not two.accepts(SESSION, held(6, digest="other"))
+    assert not two.planner.accepts(SESSION, held(4)), "a merged layer stands for it"
+    assert two.planner.accepts(SESSION, held(6))
+    assert two.planner.accepts(SESSION, held(6)), "its next piece"
+    assert not two.planner.accepts(SESSION, held(6, digest="other"))
     two.fetch_failed(held(6).name)
-    assert not two.accepts(SESSION, held(6)), "it was no good: it is asked for later"
+    assert not two.planner.accepts(SESSION, held(6)), "it was no good: it is asked for later"
     two.release(held(8).name.place, pack(20))
-    assert not two.accepts(SESSION, held(8))
+    assert not two.planner.accepts(SESSION, held(8))
 
 
 def test_a_peer_that_is_slow_to_take_what_it_did_not_ask_for_has_to_ask() -> None:
@@ -507,12 +507,12 @@ def test_a_peer_that_is_slow_to_take_what_it_did_not_ask_for_has_to_ask() -> Non
     assert _pushed(one.holds([held(101)])) == [held(101).name]
     now_s = 0.0
     for _ in range(12):  # it lives, and says no more
-        now_s += BEAT_S
+        now_s += HEARTBEAT_S
         one.tick(now_s)
         one.received(SESSION, Heartbeat(one.peers[N2].seq, one.peers[N2].holds.root, ()))
     assert _pushed(one.holds([held(102)])) == []
-    for _ in range(int(PUSH_PAUSE_S / BEAT_S) + 2):
-        now_s += BEAT_S
+    for _ in range(int(PUSH_PAUSE_S / HEARTBEAT_S) + 2):
+        now_s += HEARTBEAT_S
         one.tick(now_s)
         one.received(SESSION, Heartbeat(one.peers[N2].seq, one.peers[N2].holds.root, ()))
     assert _pushed(one.holds([held(103)])) == [held(103).name]
@@ -565,9 +565,9 @@ def test_nothing_of_another_history_is_fetched_or_counted() -> None:
     pair.connect()
     pair.pass_s(5.0)
     assert {node: pair.has(node) for node in (N1, N2)} == before
-    assert sorted(pair.nodes[N1].conflicts()) == ["branches/1.json", "manifests/main/2.json"]
-    assert pair.nodes[N1].copies(layer(2, 3).name, layer(2, 3).digest) == 1
-    assert pair.nodes[N2].copies(layer(5, 6, "x").name, "x5-6") == 1
+    assert sorted(pair.nodes[N1].copies.conflicts()) == ["branches/1.json", "manifests/main/2.json"]
+    assert pair.nodes[N1].copies.of(layer(2, 3).name, layer(2, 3).digest) == 1
+    assert pair.nodes[N2].copies.of(layer(5, 6, "x").name, "x5-6") == 1
     pin = FileVersion(FileName("pins/p-1.json"), "p", 1)
     pair.holds(N2, pin)
     assert pin in pair.has(N1), "what is of no history goes on"
@@ -605,7 +605,7 @@ def test_after_a_partition_what_differs_is_put_together_once(monkeypatch: pytest
             super().connect()
 
     pair = Apart()
-    assert len(pair.nodes[N1].conflicts()) == 300
+    assert len(pair.nodes[N1].copies.conflicts()) == 300
     assert 0 < len(made) < 30
 
 
@@ -645,10 +645,10 @@ def test_what_a_task_waits_for_comes_before_what_is_copied_for_safety(files: int
     told = [e.message for e in pair.nodes[N1].holds([*history, *larger, newest]) if isinstance(e, Send)]
     [first, *_] = asked_for([effect for message in told for effect in n2.received(SESSION, message)])
     waiting = [first]
-    n2.tick(BEAT_S)  # of many files the order stands for a while
+    n2.tick(HEARTBEAT_S)  # of many files the order stands for a while
     if asked_s is not None:
         waiting += asked_for(n2.keep_traces([larger[0].name.place, newest.name.place]))
-        waiting += asked_for(n2.tick(BEAT_S + asked_s))  # a task that still waits would have asked again
+        waiting += asked_for(n2.tick(HEARTBEAT_S + asked_s))  # a task that still waits would have asked again
     is_waited_for = asked_s == 0.0
     coming = arriving(n2, waiting)
     assert sorted(coming, key=lambda h: h.name) == sorted([*history, *larger, newest], key=lambda h: h.name)
@@ -659,7 +659,7 @@ def test_what_a_task_waits_for_comes_before_what_is_copied_for_safety(files: int
 
 @pytest.mark.parametrize("files", [10, FEW_FILES + 10])
 @pytest.mark.parametrize("new", [1, FEW_FILES + 1])
-@pytest.mark.parametrize("knows", ["at first", "by a beat", "of another timeline", "never"])
+@pytest.mark.parametrize("knows", ["at first", "by a heartbeat", "of another timeline", "never"])
 def test_what_is_not_safe_yet_comes_before_history(knows: str, files: int, new: int) -> None:
     """Else the safe point would stand still for as long as a node is filled."""
     n2 = Replica(N2, "life-of-n2", "store", (N1, N2), replicas=2)
@@ -676,12 +676,12 @@ def test_what_is_not_safe_yet_comes_before_history(knows: str, files: int, new: 
     summary = Summary(0, tuple(n1.mine.groups().items()))
     n2.received(SESSION, summary)
     first = asked_for(n2.received(SESSION, Have(0, tuple(n1.mine.groups()), tuple(everything))))
-    if knows in ("by a beat", "of another timeline"):
-        line = "main" if knows == "by a beat" else "what-if"
+    if knows in ("by a heartbeat", "of another timeline"):
+        line = "main" if knows == "by a heartbeat" else "what-if"
         n2.received(SESSION, Heartbeat(0, n1.mine.root, ((line, files - 1),)))
-        n2.tick(2 * BEAT_S)
+        n2.tick(2 * HEARTBEAT_S)
     coming = arriving(n2, list(first))
     assert sorted(coming, key=lambda h: h.name) == sorted(everything, key=lambda h: h.name)
     before = coming[: max(coming.index(one) for one in (*late, manifests[1]))]
     comes_after_history = any(one in history and one not in first for one in before)
-    assert comes_after_history == (knows not in ("at first", "by a beat"))
+    assert comes_after_history == (knows not in ("at first", "by a heartbeat"))
