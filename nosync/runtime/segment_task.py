@@ -110,7 +110,7 @@ class SegmentTask:
     """How many rounds a loop took that is done; they become the epoch's layers."""
     phase: str = ""
     fused: bool = False
-    """See nosync.flow.bound_flow.Segment."""
+    """See `nosync.flow.bound_stage.Segment`."""
     scan: Scan | None = None
     """The files of its sources that the task reads itself; None: their rows come."""
     emits: bool = True
