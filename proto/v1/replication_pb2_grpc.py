@@ -47,7 +47,7 @@ class ReplicationServicer:
     """
 
     def Link(self, request_iterator, context):
-        """MissingLayer associated documentation comment in .proto file."""
+        """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
@@ -192,7 +192,7 @@ class DaemonServicer:
     """
 
     def Status(self, request, context):
-        """MissingLayer associated documentation comment in .proto file."""
+        """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
@@ -235,7 +235,7 @@ class DaemonServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Compact(self, request, context):
-        """MissingLayer associated documentation comment in .proto file."""
+        """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
@@ -249,7 +249,7 @@ class DaemonServicer:
         raise NotImplementedError('Method not implemented!')
 
     def DropRounds(self, request, context):
-        """MissingLayer associated documentation comment in .proto file."""
+        """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
@@ -262,7 +262,7 @@ class DaemonServicer:
         raise NotImplementedError('Method not implemented!')
 
     def ChangeBranches(self, request, context):
-        """MissingLayer associated documentation comment in .proto file."""
+        """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
@@ -283,13 +283,13 @@ class DaemonServicer:
         raise NotImplementedError('Method not implemented!')
 
     def FetchFiles(self, request, context):
-        """MissingLayer associated documentation comment in .proto file."""
+        """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Layers(self, request, context):
-        """MissingLayer associated documentation comment in .proto file."""
+        """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')

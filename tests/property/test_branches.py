@@ -28,8 +28,8 @@ from tests.helpers.runner import SHARDS, StoreRunner, parse_ddl
 
 
 @contextmanager
-def a_store() -> Iterator[nosync.Store]:
-    settings = nosync.StoreSettings(background=False, grace_s=0.0)
+def a_store(retain: int | None = None) -> Iterator[nosync.Store]:
+    settings = nosync.StoreSettings(background=False, grace_s=0.0, retain=retain)
     with tempfile.TemporaryDirectory() as directory, nosync.open(Path(directory) / "s", settings=settings) as store:
         yield store
 
@@ -256,8 +256,7 @@ def test_a_function_over_whole_tables_is_not_explained_row_by_row() -> None:
 
 
 def test_what_was_merged_away_is_named() -> None:
-    with a_store() as store:
-        store.node.settings = nosync.StoreSettings(background=False, grace_s=0.0, retain=1)
+    with a_store(retain=1) as store:
         runner = StoreRunner(build([Op("sums", 0, 0, 0), Op("counts", 0, 1, 0)]), store, 1)
         for t in range(5):
             runner.advance(t, table([(1, t, 2), (2, t, 1)]))

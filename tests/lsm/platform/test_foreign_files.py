@@ -422,11 +422,11 @@ def test_the_process_that_merges_runs_no_code_of_the_current_directory(
     for name in ("nosync.py", "json.py", "pyarrow.py", "numpy.py"):
         (here / name).write_text(f"open({str(tmp_path / 'ran')!r}, 'w').close()\n")
     monkeypatch.chdir(here)
-    with MergeProcess() as process, open_store() as store:
+    settings = nosync.StoreSettings(background=False, merge_process_rows=0)
+    with MergeProcess() as process, open_store(settings=settings) as store:
         for t in range(6):
             store.append("words", t=t, rows=pa.table({"k": range(9), "v": [t] * 9}), key=["k"])
             store.seal(t)
-        store.node.settings = nosync.StoreSettings(background=False, merge_process_rows=0)
         assert store.compact() > 0
         del process
     assert not (tmp_path / "ran").exists()

@@ -20,10 +20,10 @@ from nosync.lsm.platform.layout import PLACE_FILE
 from nosync.replication.daemon.config import DaemonConfig
 from nosync.replication.daemon.daemon import Daemon
 from nosync.replication.daemon.members import MEMBERS_FILE, peers_of
-from nosync.replication.transport.calls import READERS
 from nosync.replication.transport.daemon_files import ADDRESS_FILE, address_of
 from tests.conftest import OpenStore
 from tests.helpers.forging import forge_layer
+from tests.helpers.fuzzing import READERS
 
 ROOT = Path(__file__).parents[3]
 INPUTS = int(os.environ.get("NOSYNC_FUZZ", "4000"))

@@ -27,7 +27,6 @@ from nosync.replication.protocol.messages import PROTOCOL_VERSION, FileRequest, 
 from nosync.replication.protocol.sessions import SILENT_S
 from nosync.replication.transport.codec import CHUNK_BYTES, LARGEST_FILE_BYTES, Chunk, Decoder, Encoder
 from tests.helpers.receiver import Receiver
-from nosync.testing import FaultyEnv
 
 
 @pytest.fixture
