@@ -17,10 +17,11 @@ CALLS ?= 1000000
 FLOWS ?= 500
 JOBS ?= 20
 MINUTES ?= 12
+DEPTH ?= 5
 # Processes that run tests: one more than two cores, for many tests wait for daemons.
 WORKERS ?= 3
 
-.PHONY: help setup java demo test docs compat check format crash kills sim cluster model fuzz audit sbom bench bench-full bench-compare clean
+.PHONY: help setup java demo test docs compat check format crash kills sim cluster model properties fuzz audit sbom bench bench-full bench-compare clean
 
 help:  ## Show the targets.
 	@grep -hE '^[a-z-]+:.*## ' Makefile | awk -F ':.*## ' '{printf "  make %-13s %s\n", $$1, $$2}'
@@ -84,6 +85,9 @@ cluster: setup  ## Daemons as processes, Spark over three hosts: the long tests,
 
 model:  ## Check docs/model with Spin, and that planted bugs break it. Needs spin and a C compiler.
 	sh docs/model/check.sh
+
+properties: setup  ## Ten times the random examples that `make test` tries against slow oracles (DEPTH=5; twenty minutes).
+	NOSYNC_DEPTH=$(DEPTH) $(BIN)/python -m pytest -n $(WORKERS) tests/property tests/model --timeout 0
 
 fuzz: setup  ## Damaged and forged files (FILES=1000000), calls (CALLS=1000000), random flows (FLOWS=500), jobs (JOBS=20): two hours.
 	NOSYNC_FUZZ=$(FILES) $(BIN)/python -m pytest -s tests/lsm/platform/test_fuzz_files.py --timeout 0

@@ -17,6 +17,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 import nosync
 from nosync.lsm.platform.file_pool import FilePool
 from nosync.testing import FaultyEnv, crash
+from tests.helpers.depth import examples
 from tests.helpers.oracles import State, colliding, state_of
 
 KEYS = st.integers(0, 9)
@@ -223,5 +224,5 @@ class StoreMachine(RuleBasedStateMachine):
             assert not self.store.node.problems
 
 
-StoreMachine.TestCase.settings = settings(max_examples=120, stateful_step_count=30)
+StoreMachine.TestCase.settings = settings(max_examples=examples(120), stateful_step_count=30)
 TestStoreModel = StoreMachine.TestCase

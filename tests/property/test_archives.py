@@ -21,6 +21,7 @@ from nosync.lsm.model.history import History
 from nosync.lsm.model.layer import Description, LayerId, Shard, TraceId
 from nosync.lsm.model.timestamp import ZERO, Epoch, epoch_of, pack, round_of
 from nosync.lsm.node.node import Node
+from tests.helpers.depth import examples
 
 SETTINGS = nosync.StoreSettings(background=False, grace_s=0.0, archive_epochs=4)
 
@@ -80,7 +81,7 @@ def _span(piece: object) -> tuple[int, int]:
     return (piece.t, piece.t + 1) if isinstance(piece, Manifest) else (piece.first, piece.last + 1)  # type: ignore[attr-defined]
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 @given(steps, st.sampled_from([0, 3, 4]))
 @example([("seal", 9, 0), ("seal", 9, 1), ("archive", 3, 0), ("rewind", 5, True), ("seal", 9, 2), ("reopen", 0, 0)], 0)
 @example([("seal", 9, 0), ("archive", 1, 0)], 3)

@@ -22,6 +22,7 @@ from nosync.flow.bound_stage import BoundStage
 from nosync.job.branch_checks import stages_to_bootstrap
 from nosync.job.explain import explain
 from tests.helpers import pipelines
+from tests.helpers.depth import examples
 from tests.helpers.oracles import weights
 from tests.helpers.pipelines import CHANGEABLE, Op, build, change, table
 from tests.helpers.runner import SHARDS, StoreRunner, parse_ddl
@@ -50,7 +51,7 @@ def no_jvm(stage: BoundStage, rows: pa.Table, keep: Any) -> pa.Table:
     raise AssertionError("these pipelines have no expressions")
 
 
-@settings(max_examples=25)
+@settings(max_examples=examples(25))
 @given(pipelines.pipelines, pipelines.epochs, st.integers(0, 9), st.integers(0, 3), st.integers(0, 9), st.booleans())
 def test_a_replayed_branch_is_a_run_whose_code_changed_at_the_fork(
     ops: list[Op], rows: list[list[tuple[int, int, int]]], which: int, number: int, fork: int, compact: bool
@@ -102,7 +103,7 @@ def state_of(store: nosync.Store, runner: StoreRunner, name: str, t: int, branch
     return weights(store.changes(name, -1, t, branch=branch).drop_columns(["_epoch"]))
 
 
-@settings(max_examples=25)
+@settings(max_examples=examples(25))
 @given(
     pipelines.after_rows_that_change(), pipelines.added, pipelines.epochs, st.integers(1, 3), st.integers(0, 9), st.booleans(),
     st.integers(0, 5), st.integers(0, 7),
@@ -190,7 +191,7 @@ def test_what_gets_other_code_after_rows_that_change_is_what_that_code_makes_of_
 DIAMOND = [Op("sums", 1, 0, 0), Op("keep", 1, 1, 0), Op("join", 0, 1, 2), Op("counts", 0, 3, 0)]
 
 
-@settings(max_examples=25)
+@settings(max_examples=examples(25))
 @given(pipelines.pipelines, pipelines.epochs, st.integers(0, 9), st.integers(0, 7))
 @example(DIAMOND, [[(1, 2, 3), (2, 2, 4)], [(1, 0, 2)], [(2, 1, 1), (1, 3, 3)]], 2, 1)
 @example([Op("project", 1, 0, 0)], [[(1, 2, 3), (2, 2, 4)], [(1, 2, 3)]], 1, 1)

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 import nosync
 from nosync.job.explain import explain
+from tests.helpers.depth import examples
 from tests.helpers.runner import Runner, StoreRunner
 
 FUNCTIONS: dict[str, nosync.Aggregate] = {
@@ -53,7 +54,7 @@ def slowly(values: list[int | None]) -> dict[str, Any]:
 
 
 @given(st.lists(st.lists(ROW, max_size=4, unique_by=lambda r: r[0]), min_size=1, max_size=4), st.booleans())
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=examples(25), deadline=None)
 def test_one_row_always(epochs: list[list[tuple[int, int | None]]], changing: bool) -> None:
     with tempfile.TemporaryDirectory() as root:
         runner = Runner(flow_over(changing=changing), Path(root) / "s", 1)

@@ -20,6 +20,7 @@ import nosync
 from nosync.kernels.groups import Groups
 from nosync.lsm.columnar.columns import keys_equal, match_keys, order_by_key
 from nosync.lsm.columnar.hashing import U32, hash32
+from tests.helpers.depth import examples
 from tests.helpers.runner import Runner
 
 NAN = math.nan
@@ -57,7 +58,7 @@ def colliding(columns: Sequence[pa.Array]) -> U32:
 
 @pytest.mark.parametrize("name", KEYS)
 @given(st.data())
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 def test_equality_order_and_groups(name: str, data: st.DataObject) -> None:
     type_, values = KEYS[name]
     given_values = data.draw(st.lists(values, max_size=12))
@@ -84,7 +85,7 @@ def test_equality_order_and_groups(name: str, data: st.DataObject) -> None:
 
 @pytest.mark.parametrize("name", KEYS)
 @given(st.data())
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=examples(15), deadline=None)
 def test_a_store_keeps_the_newest_of_each_key(name: str, data: st.DataObject) -> None:
     """Appended, deleted, merged, looked up, read as changes."""
     type_, values = KEYS[name]
@@ -128,7 +129,7 @@ def newest(changes: pa.Table, state: pa.Table) -> pa.Table:
 
 @pytest.mark.parametrize("name", KEYS)
 @given(st.data())
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=examples(10), deadline=None)
 def test_operators_group_by_them(name: str, data: st.DataObject) -> None:
     type_, values = KEYS[name]
     epochs = data.draw(st.lists(st.lists(st.tuples(values, st.integers(0, 2)), max_size=6), min_size=1, max_size=4))

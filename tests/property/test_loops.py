@@ -18,6 +18,7 @@ from nosync.lsm.model.timestamp import round_of
 from nosync.lsm.node.node import Node
 from nosync.operators.loops import Phase, next_phase, rounds_done
 from nosync.testing import FaultyEnv
+from tests.helpers.depth import examples
 from tests.helpers.graphs import hop, last_word, only, reach_slowly
 from tests.helpers.runner import Runner, StoreRunner
 
@@ -52,7 +53,7 @@ CYCLE = [(1, [(0, 1, True), (1, 2, True), (2, 1, True)], [(0, True)]), (2, [(0, 
 
 @given(EPOCHS, st.integers(0, 2**32))
 @example(CYCLE, 0)
-@settings(max_examples=25)
+@settings(max_examples=examples(25))
 def test_reachability_with_edges_and_roots_that_come_and_go(epochs: list[Any], seed: int) -> None:
     with tempfile.TemporaryDirectory() as root:
         runner = Runner(reachability(), Path(root) / "s", seed)
@@ -80,7 +81,7 @@ def test_reachability_with_edges_and_roots_that_come_and_go(epochs: list[Any], s
 
 @given(EPOCHS, st.integers(0, 2**32), st.lists(st.integers(0, 3), min_size=6, max_size=6))
 @example([*CYCLE, *[(2, [(1, 3, True), (i, i + 1, True)], []) for i in range(4)]], 0, [1] * 6)
-@settings(max_examples=10)
+@settings(max_examples=examples(10))
 def test_merging_before_rounds_are_dropped_changes_nothing(epochs: list[Any], seed: int, merges: list[int]) -> None:
     """An epoch is sealed when of its layers only those of rounds are durable yet; and the node is quick to merge."""
     settings_, env = nosync.StoreSettings(background=False, grace_s=0.0, retry_s=0.0), FaultyEnv()
@@ -116,7 +117,7 @@ def test_merging_before_rounds_are_dropped_changes_nothing(epochs: list[Any], se
 
 
 @given(st.lists(st.lists(st.tuples(NODE, NODE), max_size=6), min_size=1, max_size=4), st.integers(0, 2**32))
-@settings(max_examples=15)
+@settings(max_examples=examples(15))
 def test_paths_that_only_grow(epochs: list[Any], seed: int) -> None:
     """Nothing is taken back, so no round is spent on it: transitive closure, the variable joined on either side."""
     flow = nosync.Dataflow("f")

@@ -19,6 +19,7 @@ from nosync.lsm.model.layer import Description, LayerId, Shard, TraceId
 from nosync.lsm.model.timestamp import ZERO, pack
 from nosync.lsm.platform.env import Env
 from nosync.lsm.trace.presence import live
+from tests.helpers.depth import examples
 
 GRACE_S = 100.0
 STAGES = ("one", "two")
@@ -75,7 +76,7 @@ def state(store: nosync.Store, stage: str, t: int) -> list[tuple[int, int]]:
     return sorted(zip(table["k"].to_pylist(), table["v"].to_pylist(), strict=True))
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 @given(
     epochs=st.integers(5, 12),
     merges=st.integers(1, 2),

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 import nosync
 from nosync.flow.binder import bind
 from tests.conftest import OpenStore
+from tests.helpers.depth import examples
 from tests.helpers.runner import Runner, StoreRunner, parse_ddl
 
 SMALL = st.none() | st.integers(0, 1)
@@ -38,7 +39,7 @@ def table(rows: list[tuple[Any, ...]], names: str) -> pa.Table:
     return pa.table({name: pa.array(column, pa.int64()) for name, column in zip(names.split(), columns, strict=True)})
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(
     st.lists(st.dictionaries(st.integers(0, 2), ROW, max_size=3), min_size=1, max_size=4),
     st.sampled_from(["inner", "left", "full"]),

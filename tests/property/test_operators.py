@@ -22,6 +22,7 @@ from nosync.kernels.aggregates import Aggregate
 from nosync.kernels.windows import times_us
 from nosync.replication.client.location import StoreLocation, open_directory
 from nosync.runtime.shard_run import run_shard
+from tests.helpers.depth import examples
 from tests.helpers.oracles import state_of
 from tests.helpers.runner import SHARDS, Runner
 
@@ -85,7 +86,7 @@ def to_table(rows: list[tuple[Any, Any]]) -> pa.Table:
 
 
 @given(EPOCHS, st.integers(0, 2**32))
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 def test_aggregates_over_rows_that_only_come(epochs: list[list[tuple[Any, Any]]], seed: int) -> None:
     flow = nosync.Dataflow("f")
     flow.source("rows", "word string, x bigint, tag string").aggregate("all", key=["word"], **FUNCTIONS)
@@ -126,7 +127,7 @@ def parity(rows: pa.Table) -> pa.Table:
 
 
 @given(EPOCHS, st.integers(0, 2**32))
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 def test_aggregates_over_rows_that_change_and_go(epochs: list[list[tuple[Any, Any]]], seed: int) -> None:
     """A stage whose rows are updated and deleted, remapped to another key, aggregated with every function."""
     flow = nosync.Dataflow("f")
@@ -149,7 +150,7 @@ def test_aggregates_over_rows_that_change_and_go(epochs: list[list[tuple[Any, An
 
 
 @given(st.lists(ROW, max_size=30), st.integers(1, 5), st.integers(0, 2**32))
-@settings(max_examples=25)
+@settings(max_examples=examples(25))
 def test_how_rows_are_cut_into_epochs_does_not_matter(rows: list[tuple[Any, Any]], cuts: int, seed: int) -> None:
     flow = nosync.Dataflow("f")
     flow.source("rows", "word string, x bigint, tag string").aggregate("all", key=["word"], **FUNCTIONS)

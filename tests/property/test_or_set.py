@@ -24,6 +24,7 @@ from nosync.lsm.model.timestamp import Epoch
 from nosync.lsm.platform.env import Env
 from nosync.lsm.platform.store_marker import create_store
 from nosync.replication.transport.codec import check_name
+from tests.helpers.depth import examples
 
 ENV = Env()
 NODES = 3
@@ -57,7 +58,7 @@ STEPS = st.lists(
 )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(STEPS)
 def test_pins_of_several_nodes_agree_in_the_end(steps: list[tuple[str, int, object, int]]) -> None:
     """The oracle: an unpin takes back the pins that its node had been told of, and nothing else."""

@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 
 import nosync
 from nosync.flow.dataflow import Dataflow
+from tests.helpers.depth import examples
 from tests.helpers.oracles import state_of
 from tests.helpers.runner import Runner
 
@@ -74,7 +75,7 @@ def join_slowly(left: Counter[Any], right: Counter[Any], how: str) -> Counter[tu
 
 
 @given(EPOCHS, SEED, st.sampled_from(["inner", "left", "full"]))
-@settings(max_examples=30)
+@settings(max_examples=examples(30))
 def test_joins_of_inputs_that_only_grow(epochs: list[Any], seed: int, how: str) -> None:
     flow = nosync.Dataflow("f")
     left, right = flow.source("l", "k string, x bigint"), flow.source("r", "k string, y bigint")
@@ -108,7 +109,7 @@ def drop_key(rows: pa.Table) -> pa.Table:
 
 
 @given(EPOCHS, SEED, st.sampled_from(["inner", "left", "full"]), st.booleans())
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 def test_joins_of_inputs_that_change(epochs: list[Any], seed: int, how: str, swapped: bool) -> None:
     """One side is updated, deleted, and has equal rows; the other one grows. A count follows the join."""
     flow = nosync.Dataflow("f")
@@ -141,7 +142,7 @@ def test_joins_of_inputs_that_change(epochs: list[Any], seed: int, how: str, swa
 
 
 @given(EPOCHS, SEED)
-@settings(max_examples=15)
+@settings(max_examples=examples(15))
 def test_a_stage_can_be_joined_with_itself(epochs: list[Any], seed: int) -> None:
     flow = nosync.Dataflow("f")
     left = flow.source("l", "k string, x bigint")
@@ -156,7 +157,7 @@ def test_a_stage_can_be_joined_with_itself(epochs: list[Any], seed: int) -> None
 
 
 @given(EPOCHS, SEED)
-@settings(max_examples=20)
+@settings(max_examples=examples(20))
 def test_unions_within_and_across_segments(epochs: list[Any], seed: int) -> None:
     flow = nosync.Dataflow("f")
     left, right = flow.source("l", "k string, x bigint"), flow.source("r", "k string, x bigint")
@@ -178,7 +179,7 @@ def test_unions_within_and_across_segments(epochs: list[Any], seed: int) -> None
 
 
 @given(EPOCHS, SEED)
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 def test_dedupe(epochs: list[Any], seed: int) -> None:
     """By key and by whole rows over an input that grows; by key over one that changes."""
     flow = nosync.Dataflow("f")
@@ -220,7 +221,7 @@ def count_key(
 
 
 @given(EPOCHS, SEED, st.integers(1, 3))
-@settings(max_examples=30)
+@settings(max_examples=examples(30))
 def test_time_to_live_and_functions_of_one_key(epochs: list[Any], seed: int, ttl: int) -> None:
     flow = nosync.Dataflow("f")
     source = flow.source("l", "k string, x bigint")
@@ -272,7 +273,7 @@ ON_THE_EDGE = [(1, [("a", 10, 1)]), (1, [("a", 0, 1)])]  # the watermark is just
 
 @given(EVENT_EPOCHS, SEED, SHAPES, DELAY, KEEP)
 @example(ON_THE_EDGE, 0, (10, 10), 0, None)
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 def test_tumbling_and_sliding_windows(
     epochs: list[Any], seed: int, shape: tuple[int, int], delay: int | None, keep: int | None
 ) -> None:
@@ -341,7 +342,7 @@ def sessions_slowly(open_: list[list[Any]], new: list[tuple[int, int]], gap: int
 
 
 @given(EVENT_EPOCHS, SEED, DELAY, KEEP)
-@settings(max_examples=50)
+@settings(max_examples=examples(50))
 def test_session_windows(epochs: list[Any], seed: int, delay: int | None, keep: int | None) -> None:
     gap = 5
     flow = nosync.Dataflow("f")
@@ -390,7 +391,7 @@ def test_session_windows(epochs: list[Any], seed: int, delay: int | None, keep: 
 
 
 @given(EPOCHS, SEED)
-@settings(max_examples=20)
+@settings(max_examples=examples(20))
 def test_logs_and_states_survive_any_rescaling(epochs: list[Any], seed: int) -> None:
     """2 -> 4 -> 2 shards and so on: no layer is rewritten, and reads as of every epoch stay exact."""
     flow = nosync.Dataflow("f")

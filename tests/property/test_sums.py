@@ -22,6 +22,7 @@ import nosync
 from nosync.kernels.groups import Groups
 from nosync.kernels.sums import DoesNotFitError, sum_of
 from nosync.lsm.columnar.hashing import hash32
+from tests.helpers.depth import examples
 from tests.helpers.oracles import state_of
 from tests.helpers.runner import Runner
 
@@ -77,7 +78,7 @@ def rows_of(values: st.SearchStrategy[Any]) -> st.SearchStrategy[list[list[tuple
 
 
 @given(rows_of(WHOLE), st.booleans())
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 def test_means_and_sums_of_whole_numbers(epochs: list[list[tuple[int, str, Any]]], changing: bool) -> None:
     flow = made("bigint", changing=changing, m=nosync.mean("x"), v=nosync.variance("x"))
     with tempfile.TemporaryDirectory() as root:
@@ -89,7 +90,7 @@ def test_means_and_sums_of_whole_numbers(epochs: list[list[tuple[int, str, Any]]
 
 
 @given(rows_of(WHOLE), st.booleans())
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 def test_a_sum_is_an_error_where_it_does_not_fit_and_only_there(
     epochs: list[list[tuple[int, str, Any]]], changing: bool
 ) -> None:
@@ -151,7 +152,7 @@ def test_nanosecond_times(tmp_path: Path) -> None:
 
 
 @given(rows_of(DECIMALS), st.booleans())
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 def test_decimals_of_38_digits(epochs: list[list[tuple[int, str, Any]]], changing: bool) -> None:
     flow = made("decimal(38,0)", changing=changing, m=nosync.mean("x"))
     with tempfile.TemporaryDirectory() as root:
@@ -181,7 +182,7 @@ def spark_variance(values: list[float]) -> float | None:
 
 
 @given(rows_of(FLOATS), st.booleans())
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=examples(80), deadline=None)
 def test_what_is_not_finite_goes_without_a_trace(epochs: list[list[tuple[int, str, Any]]], changing: bool) -> None:
     functions = {"s": nosync.sum("x"), "m": nosync.mean("x"), "v": nosync.variance("x"), "d": nosync.stddev("x")}
     with tempfile.TemporaryDirectory() as root:
@@ -199,7 +200,7 @@ def test_what_is_not_finite_goes_without_a_trace(epochs: list[list[tuple[int, st
 
 @pytest.mark.parametrize("type_", [pa.int64(), pa.uint64(), pa.int32(), pa.uint8()])
 @given(st.lists(st.tuples(st.sampled_from("abc"), st.none() | st.integers(0, 2**64 - 1), st.sampled_from([1, -1]))))
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=examples(50), deadline=None)
 def test_wide_sums_of_every_whole_type(type_: pa.DataType, rows: list[tuple[str, int | None, int]]) -> None:
     low, high = (0, 2**type_.bit_width) if str(type_).startswith("u") else (-(2**63), 2**63)
     if type_ == pa.int32():

@@ -23,6 +23,7 @@ from nosync.lsm.model.timestamp import Time, end_of, last_of, pack
 from nosync.lsm.trace.cover import choose_cover
 from nosync.lsm.trace.directory import LayerDirectory
 from nosync.lsm.trace.trace import Trace
+from tests.helpers.depth import examples
 from tests.helpers.oracles import KEY_VALUES, State, colliding, state_of
 
 TRACE = TraceId("s", "raw", Shard(0))
@@ -118,7 +119,7 @@ def test_fresh_layers(history: list[dict[str, Any]], hasher: Hasher) -> None:
 
 
 @given(HISTORY, HASHERS, st.data())
-@settings(max_examples=150)
+@settings(max_examples=examples(150))
 def test_any_merges_change_no_read_from_since_on(
     history: list[dict[str, Any]], hasher: Hasher, data: st.DataObject
 ) -> None:

@@ -28,6 +28,7 @@ from nosync.flow.stage import Stage
 from nosync.lsm.model.layer import Shard, TraceId
 from nosync.lsm.model.timestamp import Time, last_of, pack
 from nosync.replication.client.location import StoreLocation, open_directory
+from tests.helpers.depth import examples
 from tests.helpers.runner import Runner, parse_ddl
 
 START = datetime.datetime(2026, 1, 1, tzinfo=datetime.UTC)
@@ -175,7 +176,7 @@ def rows_that_come(shape: str, given: dict[str, list[Row]], seen: set[Any]) -> l
     seed=0,
     idle_after=1,
 )
-@settings(max_examples=15)
+@settings(max_examples=examples(15))
 def test_the_slowest_input_that_is_not_idle_says_what_is_late(
     shape: str, epochs: list[Any], seed: int, idle_after: int | None
 ) -> None:
@@ -207,7 +208,7 @@ def test_the_slowest_input_that_is_not_idle_says_what_is_late(
 
 
 @given(epochs=EPOCHS, seed=SEED)
-@settings(max_examples=15)
+@settings(max_examples=examples(15))
 def test_the_fastest_input_counts_where_that_is_asked_for(epochs: list[Any], seed: int) -> None:
     oracle = Oracle(("all",), None)
     with running(declared("union", policy="max"), seed) as runner:

@@ -20,6 +20,7 @@ from nosync.lsm.errors import CorruptionError, NosyncError
 from nosync.lsm.node.metadata_checks import check_contents
 from nosync.lsm.platform.json_file import seal_json
 from nosync.replication.protocol.file_names import FileName, FileVersion
+from tests.helpers.depth import examples
 from tests.helpers.receiver import Receiver
 
 LAYERS = [
@@ -64,7 +65,7 @@ def changed(fields: Any, draw: st.DrawFn) -> Any:
     return draw(st.sampled_from(ODD))
 
 
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 @given(st.data(), st.sampled_from(sorted(set(GOOD) - {"pins/p-00.gone.json"})))
 def test_whatever_is_changed_is_refused_or_harmless(
     tmp_path_factory: pytest.TempPathFactory, data: st.DataObject, name: str
