@@ -70,8 +70,8 @@ format: setup  ## Rewrite the sources as `check` wants them.
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-crash: setup  ## The kill -9 loop, CYCLES=200 times.
-	NOSYNC_CRASH_CYCLES=$(CYCLES) $(BIN)/python -m pytest tests/crash/test_kill.py
+crash: setup  ## The kill -9 loop, CYCLES=200 times (ten minutes).
+	NOSYNC_CRASH_CYCLES=$(CYCLES) $(BIN)/python -m pytest -s tests/crash/test_kill.py
 
 kills: setup  ## Kill the driver of a streaming job KILLS=50 times, at any moment.
 	NOSYNC_STREAM_KILLS=$(KILLS) $(BIN)/python -m pytest tests/job/test_streams.py -k killing
@@ -80,7 +80,7 @@ sim: setup  ## Run the replication protocol under faults from SEEDS=10000 seeds,
 	$(BIN)/python -m tests.simulation.run $(if $(SEED),--seed $(SEED),--seeds $(SEEDS))
 
 cluster: setup  ## Daemons as processes, Spark over three hosts: the long tests, with CYCLES=200 kills under load.
-	NOSYNC_LONG=1 NOSYNC_DAEMON_CYCLES=$(CYCLES) $(BIN)/python -m pytest tests/cluster tests/job/test_replication.py \
+	NOSYNC_LONG=1 NOSYNC_DAEMON_CYCLES=$(CYCLES) $(BIN)/python -m pytest -s -v tests/cluster tests/job/test_replication.py \
 		tests/job/test_process_failures.py --timeout 3600
 
 model:  ## Check docs/model with Spin, and that planted bugs break it. Needs spin and a C compiler.

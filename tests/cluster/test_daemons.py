@@ -30,6 +30,7 @@ from nosync.replication.client.fetching_directory import FetchingDirectory, wait
 from nosync.replication.transport.client import client_of
 from nosync.testing.daemon_cluster import Daemons, eventually, free_ports, running
 from tests.helpers.daemons import _inputs, _publish_with_input, expected, publish, rows, state
+from tests.helpers.progress import shown
 
 CYCLES = int(os.environ.get("NOSYNC_DAEMON_CYCLES", "6"))
 """Cycles of the kill loop; the long suite (`make cluster`) does 1,000."""
@@ -401,7 +402,7 @@ def test_kill_9_under_load_loses_nothing_that_was_safe(tmp_path: Path) -> None:
     random = np.random.default_rng(7)
     with running(tmp_path, replicas=2) as daemons, daemons.open("n1") as store:
         t, safest = 0, -1
-        for _ in range(CYCLES):
+        for _ in shown(CYCLES, "kills under load"):
             for _ in range(5):
                 publish(store, t)
                 t += 1

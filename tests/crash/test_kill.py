@@ -16,6 +16,7 @@ import nosync
 from nosync.lsm.layers.writer import arrange
 from nosync.lsm.model.layer import Description, LayerId, Shard, TraceId
 from tests.helpers.oracles import state_of
+from tests.helpers.progress import shown
 
 CYCLES = int(os.environ.get("NOSYNC_CRASH_CYCLES", "6"))
 SHARDS = 3
@@ -75,7 +76,7 @@ def expected_state(t: int) -> dict[tuple[object, ...], tuple[object, ...]]:
     return state
 
 
-@pytest.mark.timeout(1200)
+@pytest.mark.timeout(max(300, 30 * CYCLES))  # a round takes under 3 s where nothing else runs
 def test_kill_loop(tmp_path: Path) -> None:
     seed = random.randrange(10**9)
     print(f"seed {seed}")
@@ -86,7 +87,7 @@ def test_kill_loop(tmp_path: Path) -> None:
             publish(store.directory, shard, 0)
         store.seal(0)
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
-    for _ in range(CYCLES):
+    for _ in shown(CYCLES, "rounds of kill -9"):
         with nosync.open(root, settings=nosync.StoreSettings(background=False)) as store:
             sealed = store.last_sealed()
             begin = [
