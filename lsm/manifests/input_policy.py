@@ -1,4 +1,4 @@
-"""Letting go of inputs at the safe point: up to there no stage has to be computed from them again (the poster's input
+"""Releasing inputs at the safe point: up to there no stage has to be computed from them again (the poster's input
 downgrade).
 
 What happens to a source's layers then is declared with the source, and written into every manifest, so that all nodes
@@ -11,13 +11,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from nosync.lsm.manifests.branches import MAIN
-from nosync.lsm.manifests.manifest import KEEP, LETTING_GO, Entry, Manifest
+from nosync.lsm.manifests.manifest import KEEP, RELEASING, Entry, Manifest
 from nosync.lsm.manifests.timelines import Timelines
 from nosync.lsm.model.layer import LayerId, TraceId
 from nosync.lsm.model.timestamp import Epoch, pack
 from nosync.lsm.trace.directory import LayerDirectory
 
-POLICIES = (KEEP, *LETTING_GO)
+POLICIES = (KEEP, *RELEASING)
 NOTHING = Epoch(-1)
 
 
@@ -27,7 +27,7 @@ def policies(manifest: Manifest | None) -> Mapping[str, str]:
 
 
 def releasable_until(timelines: Timelines, safe: int | None) -> Epoch:
-    """The epoch up to which inputs may be let go of, given the main timeline's safe point.
+    """The epoch up to which inputs may be released, given the main timeline's safe point.
 
     A branch holds what came after its fork, which it may still replay.
     """

@@ -86,7 +86,7 @@ def check_there(timelines: Timelines, branch: str, t: int | None) -> None:
     """
     last = timelines.last_sealed(branch)
     if (t is None or last is None or t > last) and lost_end(timelines, branch):
-        timelines.reload()  # they may have come, or been given up, since this process looked
+        timelines.reload()  # they may have come, or been discarded, since this process looked
         if epochs := lost_end(timelines, branch):
             raise LostEpochError(lost_end_text(timelines, branch, epochs))
 

@@ -23,7 +23,7 @@ from nosync.lsm.platform.parsing import parsed
 MAIN_TIMELINE = "main"
 AT_SAFE_POINT = "at_safe_point"
 KEEP, DISK, DROP = "keep", "disk", "drop"
-LETTING_GO = (DISK, DROP)
+RELEASING = (DISK, DROP)
 MOST_LAYERS = 1 << 17
 """Layers that one epoch lists at most: so many stages times shards."""
 """In `meta`: by source, what is done with its layers at the safe point, where they are not kept."""
@@ -52,7 +52,7 @@ class Entry:
 
 def known_policies(found: object) -> dict[str, str]:
     """By source, what is done with its layers; a word that this version does not know lets nothing go."""
-    return {s: p for s, p in found.items() if p in LETTING_GO} if isinstance(found, dict) else {}
+    return {s: p for s, p in found.items() if p in RELEASING} if isinstance(found, dict) else {}
 
 
 @dataclass(frozen=True)
@@ -81,7 +81,7 @@ class Manifest:
     def unknown_policies(self) -> Mapping[str, str]:
         """By source, what this version does not know and so does not do: its layers are kept."""
         found = self.meta.get(AT_SAFE_POINT, {})
-        known = (KEEP, *LETTING_GO)
+        known = (KEEP, *RELEASING)
         return {str(s): str(p) for s, p in found.items() if p not in known} if isinstance(found, dict) else {}
 
     def sums(self, stage: str) -> list[str]:

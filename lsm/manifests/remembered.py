@@ -7,7 +7,7 @@ Invariants
   So layers of an epoch that is being written are remembered by nobody, and are not called lost.
 - What is remembered is not synced. A power cut may take the last of it, as if less had been; the next start adds it
   again.
-- What is given up on purpose is forgotten before its files go. What branches need no more is not asked for.
+- What is discarded on purpose is forgotten before its files go. What branches need no more is not asked for.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from nosync.lsm.platform.layout import BRANCHES, CATALOG, MANIFESTS
 
 SEALED_META, ENTRY_META, SAFE_META = "sealed/", "branches/", "safe/"
 """Catalog: by timeline, the first and the last epoch that was durable; by number, an entry of the log of branches; by
-timeline, the safe point that was told, where there are peers or inputs are let go of.
+timeline, the safe point that was told, where there are peers or inputs are released.
 """
 KEY_GROUPS_META, STORE_ID_META = "key_groups", "store_id"
 """Catalog: what the file NOSYNC says, should it be lost."""
@@ -111,7 +111,7 @@ class Remembered:
         return changed
 
     def discard(self, first: Mapping[str, Epoch], entry: int | None) -> dict[str, str]:
-        """By timeline, the epoch from which on manifests are given up; and the entry from which on the log of branches
+        """By timeline, the epoch from which on manifests are discarded; and the entry from which on the log of branches
         is.
         """
         changed = {}

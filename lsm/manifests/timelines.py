@@ -87,7 +87,7 @@ class Timelines:
             return learned
 
     def notice_changes(self, timeline: str | None = None) -> None:
-        """Does what `refresh` does where another process, or node, changed the branches, or gave up what it had of a
+        """Does what `refresh` does where another process, or node, changed the branches, or discarded what it had of a
         timeline (default: of any): nearly always that is a look at two names.
         """
         with self._lock:

@@ -36,7 +36,7 @@ class DurabilityListener(Protocol):
         """
 
     def versions_discarded(self, digests: Mapping[str, str], before: Time) -> None:
-        """These contents count no more, all that were given up so far; inputs of epochs from `before` on are needed
+        """These contents count no more, all that were discarded so far; inputs of epochs from `before` on are needed
         again.
         """
 
@@ -70,7 +70,7 @@ class StoreBackend(Protocol):
         """The timelines of the store."""
 
     def notice_changes(self, timeline: str | None = None) -> None:
-        """Looks whether others changed the branches, or gave up what a timeline (default: any) had."""
+        """Looks whether others changed the branches, or discarded what a timeline (default: any) had."""
 
     @property
     def replicas(self) -> int:
@@ -132,7 +132,7 @@ class StoreBackend(Protocol):
         """The largest epoch up to which every manifest exists and every layer in it is durable; None if there is none.
 
         With peers: has as many copies as its stage asks for. Then it never goes back, a restart included: inputs may
-        have been let go of. What peers lost since is filled again, and until then shown as what they are behind.
+        have been released. What peers lost since is filled again, and until then shown as what they are behind.
         """
 
     def missing(self, branch: str = MAIN) -> list[MissingLayer]:

@@ -4,7 +4,7 @@ Invariants
 - A merged layer is durable before its inputs leave the catalog, and they leave it in the edit that adds the merged one.
 - One merge runs at a time, and while another process carries out a large one, small ones beside it: of other layers
   than those, and of the same trace only of later ones. Between any two steps all of that can be abandoned.
-- Layers that were given up, or are not needed any more, no merge that had begun before brings back: `paused`,
+- Layers that were discarded, or are not needed any more, no merge that had begun before brings back: `paused`,
   `replace`.
 """
 
@@ -300,7 +300,7 @@ class Compactor:
 
     def replace(self, merged: Record, inputs: Mapping[LayerId, Digest]) -> bool:
         """One version edit: the merged layer, whose file is durable, stands for its inputs from now on. False: it is
-        gone, or what was merged was let go of, or given up, meanwhile; then it goes as well.
+        gone, or what was merged was released, or discarded, meanwhile; then it goes as well.
 
         A scan that saw its file before this may take it for obsolete: a layer that is rewritten alone, because `since`
         moved on, covers what the merged one covers.

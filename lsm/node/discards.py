@@ -1,4 +1,4 @@
-"""Contents that an operator gives up, because another node's count: what goes with them, and that they do not come
+"""Contents that an operator discards, because another node's count: what goes with them, and that they do not come
 back.
 
 A third node may hold them as well, until it gives them up in its turn. So they are remembered, by name and digest, and
@@ -38,7 +38,7 @@ log = logging.getLogger("nosync")
 
 
 class DiscardedVersions:
-    """Holds, by file relative to the data directory, the digest of what was given up in this directory."""
+    """Holds, by file relative to the data directory, the digest of what was discarded in this directory."""
 
     def __init__(self, root: Path, env: Env) -> None:
         self._root, self._env = root, env
@@ -52,7 +52,7 @@ class DiscardedVersions:
                 log.error("%s: what was given up before may be taken from a peer that still holds it", error)
 
     def remember(self, digests: Mapping[str, str]) -> None:
-        """These do not count any more. Durable when this returns. Where they took the place of what was given up
+        """These do not count any more. Durable when this returns. Where they took the place of what was discarded
         before, that counts again.
         """
         is_reversed = any(self.digests.get(name, digest) != digest for name, digest in digests.items())
@@ -110,7 +110,7 @@ class Discards:
         return sorted([*files, *(PurePosixPath(LAYERS, id.path) for id in layers)])
 
     def _count_no_more(self, layers: Iterable[LayerId], files: Iterable[PurePosixPath]) -> None:
-        """Remembers what is given up, and takes back what was said of its safety."""
+        """Remembers what is discarded, and takes back what was said of its safety."""
         digests: dict[str, str] = {}
         for path in files:
             with suppress(FileNotFoundError):

@@ -64,7 +64,9 @@ class DurableFiles:
             self._announcer.peers.dropped_files(self._small.forget_gone())
 
     def discard(self, first: Mapping[str, Epoch], entry: int | None) -> None:
-        """Forgets what is given up: by timeline the manifests from an epoch on, and the log of branches from an entry on."""
+        """Forgets what is discarded: by timeline the manifests from an epoch on, and the log of branches from an entry
+        on.
+        """
         with self._layers.lock:
             self._catalog.apply(meta=self.remembered.discard(first, entry))
 

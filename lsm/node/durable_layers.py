@@ -95,7 +95,7 @@ class DurableLayers:
 def open_catalog(root: Path, marker: Marker, env: Env, announced: Mapping[str, str]) -> tuple[Catalog, list[Record]]:
     """Opens the catalog of a store, and returns its records with it. A damaged one is set aside, and a new one begun.
 
-    `announced`: what a new catalog has to say of the inputs that an earlier incarnation of the directory let go of.
+    `announced`: what a new catalog has to say of the inputs that an earlier incarnation of the directory released.
     """
     path = root / CATALOG
     try:
@@ -127,7 +127,7 @@ def _catalog_in(path: Path, env: Env) -> Catalog:
 
 
 def _begun(catalog: Catalog, marker: Marker, env: Env, announced: Mapping[str, str]) -> Catalog:
-    """A catalog that is new: another incarnation of the directory, which may have let go of inputs before."""
+    """A catalog that is new: another incarnation of the directory, which may have released inputs before."""
     fields = {STORE_ID_META: marker.store_id, KEY_GROUPS_META: str(marker.key_groups)}
     catalog.apply(meta={**fields, INCARNATION_META: env.token(), **announced})
     return catalog

@@ -1,4 +1,4 @@
-"""Letting go of inputs on one node, as its safe point and its sources' policies (nosync.lsm.manifests.input_policy)
+"""Releasing inputs on one node, as its safe point and its sources' policies (nosync.lsm.manifests.input_policy)
 say.
 
 Invariants
@@ -96,7 +96,7 @@ class InputRelease:
         replace_small(root, root / RELEASED, {"line": self._timelines.timeline(MAIN).id, "safe": until}, self._env)
 
     def take_back(self, until: Epoch) -> None:
-        """Epochs after this one were given up, for others that are not safe yet: their inputs are needed."""
+        """Epochs after this one were discarded, for others that are not safe yet: their inputs are needed."""
         self._done, self._tried = min(self._done, until), min(self._tried, until)
         root = self._directory.root
         if any(int(safe) > until for safe in announced_safe_points(root, self._env).values()):
@@ -109,7 +109,7 @@ class InputRelease:
 
 
 def announced_safe_points(root: Path, env: Env) -> dict[str, str]:
-    """Returns, for a catalog that is made anew, the safe point up to which inputs were let go of; nothing where none
+    """Returns, for a catalog that is made anew, the safe point up to which inputs were released; nothing where none
     were.
     """
     path = root / RELEASED

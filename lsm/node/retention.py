@@ -68,7 +68,7 @@ class Retention:
             self.read_pins()
 
     def read_pins(self) -> None:
-        """Reads the pins as they are now. A damaged one may hold any epoch: then nothing of history is let go of."""
+        """Reads the pins as they are now. A damaged one may hold any epoch: then nothing of history is released."""
         try:
             self._pins = self._files.by_name()
             self._are_known = True

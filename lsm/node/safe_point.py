@@ -3,8 +3,8 @@
 Invariants
 - An epoch is safe when its manifest is, and every layer in it whose stage asks for copies; and all epochs before it
   are.
-- What was told is relied upon, here and by peers: inputs may have been let go of. So where there are peers, or inputs
-  are let go of, it is written down and never goes back, unless an operator gives epochs up for those of another node.
+- What was told is relied upon, here and by peers: inputs may have been released. So where there are peers, or inputs
+  are released, it is written down and never goes back, unless an operator replaces epochs by those of another node.
 """
 
 from __future__ import annotations
@@ -209,7 +209,7 @@ class SafePoint:
             self._known.clear()
 
     def take_back(self, timeline: str, until: Epoch) -> None:
-        """The epochs after this one were given up: what takes their place is not safe for that they were."""
+        """The epochs after this one were discarded: what takes their place is not safe for that they were."""
         with self._lock:
             self._known.clear()
             if self._announced(timeline) > until:

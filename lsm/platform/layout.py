@@ -28,8 +28,8 @@ TEMPORARY_DIRECTORY = "tmp"
 READY, MADE, MAKING = "ready", "made", "making"
 """Files made ahead; in that directory those that can be taken, and those that are being made."""
 DISCARDED, RELEASED = "given-up.json", "let-go.json"
-"""The contents that an operator gave up here; and the main timeline's safe point when inputs were last let go of, which
-the catalog has too, and may lose.
+"""The contents that an operator discarded here; and the main timeline's safe point when inputs were last released,
+which the catalog has too, and may lose.
 """
 PLACE_FILE = "place.json"
 OWN_DIRECTORIES = (

@@ -154,7 +154,7 @@ class _Copy:
         return f"timeline {next(iter(later))} goes on" if later else None
 
     def _released(self) -> Epoch | None:
-        """Returns up to which epoch inputs may have been let go of."""
+        """Returns up to which epoch inputs may have been released."""
         timelines = Timelines(self.target.root, self._env)
         last = timelines.last_sealed()
         path = self._source.root / RELEASED

@@ -168,7 +168,7 @@ class Store(StoreReader):
         returned.
 
         `keep_as`: that branch's name (default `before-rewind-<n>`); `""` drops it. Where `t` is the last sealed epoch,
-        there is nothing to keep: what was recorded of later ones, which failed, is let go of, so that they can be given
+        there is nothing to keep: what was recorded of later ones, which failed, is released, so that they can be given
         other rows. Where no epoch is sealed yet that is -1. Raises InvalidInputError for a `t` that is not between
         `since` and the last epoch.
         """

@@ -125,7 +125,7 @@ class LayerDirectory:
         """Raises FileNotFoundError when the layer is gone, CorruptionError when its bytes are not its own."""
         with self._lock:
             reader = self._open.pop(id, None)
-        # What was given up, or let go of and recorded anew, has the same name.
+        # What was discarded, or released and recorded anew, has the same name.
         if reader is None or self.env.identity(reader.path) != reader.identity:
             reader = LayerReader.open(self.path_of(id), self.env, id, is_validated=self.is_validated)
             if reader.info.key_groups != self.key_groups:

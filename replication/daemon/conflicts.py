@@ -1,4 +1,4 @@
-"""Files of which peers hold other contents than this node: what an operator is told, and what can be given up."""
+"""Files of which peers hold other contents than this node: what an operator is told, and what can be discarded."""
 
 from __future__ import annotations
 

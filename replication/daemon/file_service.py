@@ -24,8 +24,8 @@ _READABLE = (LAYERS, MANIFESTS, BRANCHES, PINS)
 
 
 def names_in(directory: LayerDirectory, relative: str) -> Iterator[dict[str, int]]:
-    """Returns the names in a directory, in pieces, with the time at which the file of each was written: what was given
-    up and fetched again has the same name. Raises ReplicationError for a directory that is not there to be read.
+    """Returns the names in a directory, in pieces, with the time at which the file of each was written: what was
+    discarded and fetched again has the same name. Raises ReplicationError for a directory that is not there to be read.
     """
     if check_group(relative).partition("/")[0] not in _READABLE:
         raise ReplicationError(f"{relative!r} is not one of {', '.join(_READABLE)}, or in it")

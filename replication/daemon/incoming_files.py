@@ -85,7 +85,7 @@ class IncomingFiles:
             with self._shared.lock:
                 is_taken = self._replica.planner.accepts(session.id, chunk.held)
             if not is_taken:
-                return  # given up meanwhile, or not wanted
+                return  # discarded meanwhile, or not wanted
             incoming = self._begun(chunk.held) if chunk.offset else self._begin(chunk.held)
             if incoming is None:
                 if chunk.offset:  # what this is the rest of is gone: all of it is asked for again

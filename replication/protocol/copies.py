@@ -42,7 +42,7 @@ class Copies:
         return {name: (peer.node, *found) for peer in peers for name, found in peer.all_conflicts().items() if found[0]}
 
     def discarded_elsewhere(self) -> dict[FileName, NodeId]:
-        """Returns by file that is not here a peer that holds what was given up."""
+        """Returns by file that is not here a peer that holds what was discarded."""
         return {
             name: peer.node
             for peer in self._state.peers.values()

@@ -149,7 +149,7 @@ class Replica:
         return self.planner.fetch()
 
     def tick(self, now_s: float) -> list[Effect]:
-        """Time passes: heartbeats go out, silent fetches are given up."""
+        """Time passes: heartbeats go out, silent fetches are abandoned."""
         self.state.advance(now_s)
         effects = [*self.planner.give_up_slow(), *self.sessions.end_silent()]
         if now_s - self._heartbeat_s >= HEARTBEAT_S:
@@ -184,7 +184,7 @@ class Replica:
         return [*ask, *self.planner.fetch()]
 
     def discard(self, digests: Mapping[str, str], before: Time) -> None:
-        """These contents count no more, all that were given up so far; inputs are needed again that end after
+        """These contents count no more, all that were discarded so far; inputs are needed again that end after
         `before`.
         """
         self.state.discarded = dict(digests)

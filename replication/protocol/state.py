@@ -38,7 +38,7 @@ class ReplicaState:
     main_timeline: str = MAIN_TIMELINE
     """The node says which timeline its main branch has."""
     discarded: dict[str, str] = field(default_factory=dict)
-    """By file, the digest of contents that an operator gave up here: no peer's count, nor what is built upon them."""
+    """By file, the digest of contents that an operator discarded here: no peer's count, nor what is built upon them."""
 
     def advance(self, now_s: float) -> None:
         """Time passes. A peer that was silent for long by then is not counted on any more."""
@@ -77,7 +77,7 @@ class ReplicaState:
         return name.layer is not None and name.layer.trace.stage in self.optional
 
     def is_discarded(self, held: FileVersion) -> bool:
-        """Returns whether an operator gave up these very contents here."""
+        """Returns whether an operator discarded these very contents here."""
         return self.discarded.get(held.name) == held.digest
 
 

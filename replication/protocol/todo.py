@@ -90,7 +90,7 @@ class Todo:
         return safe >= 0 and first is not None and first > safe
 
     def _conflict(self, peer: Peer, name: FileName) -> tuple[str, str] | None:
-        """Returns our digest and a peer's, where they differ; ours is empty where the peer holds what was given up
+        """Returns our digest and a peer's, where they differ; ours is empty where the peer holds what was discarded
         here.
         """
         ours, its = self._state.mine.get(name), peer.holds.get(name)

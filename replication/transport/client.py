@@ -118,7 +118,7 @@ class DaemonClient:
             )
 
     def conflicts(self, *, take_theirs: bool = False) -> list[str]:
-        """Returns the files of which peers hold other contents. `take_theirs`: those count, and ours were given up."""
+        """Returns the files of which peers hold other contents. `take_theirs`: those count, and ours were discarded."""
         with self._errors("conflicts"):
             return list(
                 self._stub.Conflicts(

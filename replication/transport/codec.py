@@ -219,7 +219,7 @@ class Decoder:
         if kind == "beat":
             safe = tuple(sorted(frame.beat.safe.items()))
             if not all(_LINE.match(line) and t <= MAX_EPOCH for line, t in safe):
-                raise ReplicationError("a Heartbeat with a line or an epoch that none can be")
+                raise ReplicationError("a Beat with a timeline or an epoch that none can be")
             return Heartbeat(frame.beat.seq, frame.beat.root, safe)
         if kind == "want":
             return _want(frame.want)
