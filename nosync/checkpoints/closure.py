@@ -9,7 +9,8 @@ Steps, for batch `t`:
 2. Of each source the entries of its log up to the one that `offsets/t` names: from the newest compacted one on.
 3. What operators say of themselves, as of the batch.
 4. Of each state store version `t + 1`, and the versions before it back to the newest one that has a whole base: a
-   snapshot, or a zip file all of whose SST files are there; else back to version 1.
+   snapshot, or a zip file all of whose SST files are there; else back to version 1. With format v2 a changelog says
+   from which snapshot on Spark goes, so an older base does not serve.
 5. Beside each of these the checksum that Spark wrote (`<file>.crc`), where there is one.
 """
 
@@ -25,6 +26,7 @@ from nosync.checkpoints.spark_files import (
     Offsets,
     PartFile,
     read_commit,
+    read_lineage,
     read_offsets,
     read_operator,
     read_snapshot,
@@ -32,7 +34,7 @@ from nosync.checkpoints.spark_files import (
 from nosync.lsm.errors import CorruptionError, NotAvailableError
 
 Read = Callable[[str], bytes]
-"""Returns the contents of a small file by its name. Raises FileNotFoundError."""
+"""Returns the contents of a small file by its name, or the first bytes of any. Raises FileNotFoundError."""
 
 
 @dataclass(frozen=True)
@@ -56,8 +58,10 @@ class IncompleteBatchError(NotAvailableError):
 class Closures:
     """Finds closures over an index that grows. What small files say is read once: files never change."""
 
-    def __init__(self, index: FileIndex, read: Read) -> None:
-        self._index, self._read = index, read
+    def __init__(self, index: FileIndex, read: Read, head: Read) -> None:
+        """`read`: reads a small file. `head`: reads the first HEAD_BYTES of a file of any size."""
+        self._index, self._read, self._head = index, read, head
+        self._lineages: dict[str, dict[int, str] | None] = {}
         self._commits: dict[Batch, Commit] = {}
         self._offsets: dict[Batch, Offsets] = {}
         self._parts: dict[str, list[PartFile]] = {}
@@ -109,6 +113,12 @@ class Closures:
         if path not in self._parts:
             self._parts[path] = read_snapshot(self._read(path), path)
         return self._parts[path]
+
+    def lineage(self, path: str) -> dict[int, str] | None:
+        """Returns which files a changelog goes on from, by version; None where it does not say."""
+        if path not in self._lineages:
+            self._lineages[path] = read_lineage(self._head(path), path)
+        return self._lineages[path]
 
     def stores_of(self, path: str, operator: int) -> list[StoreId]:
         """Returns the state stores that the metadata of an operator names."""
@@ -189,20 +199,28 @@ class _Search:
     def _state(self, store: StoreId) -> None:
         """Takes version `t + 1` of a store: from the newest whole base on."""
         versions = self._index.versions(store)
+        lineage: dict[int, str] | None = None
         for version in range(self._t + 1, 0, -1):
-            files = self._written(store, version, versions.get(version, ()))
+            files = self._written(store, version, versions.get(version, ()), lineage)
             base = self._base(store, files)
             if base:
                 self._take(base)
                 return
             changes = [file.path for file in files if not file.form.is_base]
-            if not changes:
+            is_first = bool(lineage) and version == min(lineage or ()) > 1
+            if not changes or is_first:  # what Spark goes on from is a snapshot there
                 raise IncompleteBatchError(self._t, *self._lacks(store, version, files))
             self._take(changes)
+            if version == self._t + 1:
+                lineage = self._closures.lineage(changes[0]) if files[0].form is Form.CHANGELOG else None
 
-    def _written(self, store: StoreId, version: int, files: Iterable[StateFile]) -> list[StateFile]:
-        """Returns the files of the attempt that counts: with format v2 the commit of the batch before says which."""
+    def _written(
+        self, store: StoreId, version: int, files: Iterable[StateFile], lineage: dict[int, str] | None
+    ) -> list[StateFile]:
+        """Returns the files of the attempt that counts: with format v2 the changelog, or the batch's commit, says which."""
         known = list(files)
+        if lineage is not None and version in lineage:
+            return [file for file in known if file.id == lineage[version]]
         commit = Batch(version - 1)
         if f"commits/{commit}" not in self._index:
             return known
@@ -228,6 +246,8 @@ class _Search:
     def _lacks(self, store: StoreId, version: int, files: Sequence[StateFile]) -> tuple[str, str]:
         """Returns which file is missing of a version, and why it does not count."""
         for file in files:
+            if file.form is not Form.ZIP:
+                continue
             try:
                 parts = self._closures.parts(file.path)
             except CorruptionError:
@@ -239,7 +259,8 @@ class _Search:
                     return path, f"is not there, and {file.path} names it"
                 if found != part.size_bytes:
                     return path, f"has {found:,} bytes, and should have {part.size_bytes:,}"
-        return f"{store.directory}/{version}", "has no file of the state's version"
+        what = "snapshot, from which the changelogs after it go on" if files else "file of the state's version"
+        return f"{store.directory}/{version}", f"has no {what}"
 
     def _take(self, paths: Iterable[str]) -> None:
         for path in paths:

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from nosync.checkpoints.keep import Keep, files_below
-from nosync.checkpoints.names import Batch, StateFile, parse
+from nosync.checkpoints.names import Batch, StateFile, StoreId, parse
 from nosync.checkpoints.spark_files import read_commit, read_offsets
 from nosync.lsm.errors import InvalidInputError, NosyncError
 from nosync.lsm.platform.env import storage_errors
@@ -23,6 +23,8 @@ log = logging.getLogger("nosync")
 LOOK_EVERY_S = 0.05
 LIST_EVERY_S = 10.0
 AGAIN_AFTER_S = 1.0
+_MOST_LATER = 100
+"""Of so many versions a snapshot is looked for after each commit; of older ones when all is listed."""
 _FORMS = ("delta", "changelog", "snapshot", "zip")
 
 
@@ -95,7 +97,18 @@ class Follower:
         for store in self._keep.index.stores():
             names = [f"{t + 1}_{id}" for id in sorted(ids.get((store.operator, store.partition), ()))] or [f"{t + 1}"]
             found += [f"{store.directory}/{name}.{form}" for name in names for form in _FORMS]
+            found += self._later_bases(store)
         return [*found, *(f"{path}.crc" for path in found)]
+
+    def _later_bases(self, store: StoreId) -> list[str]:
+        """Returns the names of bases that Spark may have made since, of versions after the newest one that is kept.
+
+        They come after the commit of their batch. The next batch goes on from them, so they have to be here before its commit.
+        """
+        versions = self._keep.index.versions(store)
+        newest = max((v for v, files in versions.items() if any(f.form.is_base for f in files)), default=0)
+        later = [file for v in sorted(versions)[-_MOST_LATER:] if v > newest for file in versions[v]]
+        return [f"{file.path.rpartition('.')[0]}.{form}" for file in later for form in ("zip", "snapshot")]
 
     def _log_entries(self, t: Batch) -> list[str]:
         """Returns the entries of sources' logs that the batch reads and that are not kept yet."""

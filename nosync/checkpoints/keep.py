@@ -20,6 +20,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import logging
+import os
 from collections.abc import Iterable, Iterator
 from pathlib import Path, PurePosixPath
 
@@ -27,10 +28,10 @@ from nosync.checkpoints.checksum import check
 from nosync.checkpoints.closure import Closures
 from nosync.checkpoints.index import FileIndex
 from nosync.checkpoints.names import CRC_SUFFIX, Batch, BatchFile, Form, StateFile, is_kept, parse
-from nosync.checkpoints.spark_files import PartFile, read_snapshot
+from nosync.checkpoints.spark_files import HEAD_BYTES, PartFile, read_snapshot
 from nosync.lsm.errors import CorruptionError, InvalidInputError, NotAvailableError
 from nosync.lsm.model.layer import check_name
-from nosync.lsm.platform.env import Env, storage_errors
+from nosync.lsm.platform.env import Env, opened_regular, storage_errors
 from nosync.lsm.platform.json_file import read_if_there
 from nosync.lsm.platform.nearest import did_you_mean
 from nosync.lsm.platform.publish import temporary_path
@@ -53,11 +54,16 @@ class Keep:
         self.data, self.env = data, env
         self.root = data / CHECKPOINTS / name
         self.index = FileIndex({path: env.size_bytes(self.root / path) for path in files_below(self.root, env)})
-        self.closures = Closures(self.index, self.read)
+        self.closures = Closures(self.index, self.read, self.head)
 
     def read(self, path: str) -> bytes:
         """Returns the contents of a small file of the keep. Raises FileNotFoundError and StorageError."""
         return read_if_there(self.root / path, self.env)
+
+    def head(self, path: str) -> bytes:
+        """Returns the first bytes of a file of the keep, of any size. Raises FileNotFoundError and StorageError."""
+        with opened_regular(self.root / path, os.O_RDONLY) as (fd, _):
+            return os.read(fd, HEAD_BYTES)
 
     def committed(self) -> Batch | None:
         """Returns the newest batch whose commit is kept; None where there is none."""

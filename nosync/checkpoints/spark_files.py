@@ -8,10 +8,13 @@ from __future__ import annotations
 
 import io
 import json
+import struct
 import zipfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
+
+import pyarrow as pa
 
 from nosync.checkpoints.names import StoreId
 from nosync.lsm.errors import CorruptionError
@@ -20,6 +23,14 @@ from nosync.lsm.platform.parsing import parsed
 _MOST_SNAPSHOT_TEXT_BYTES = 64 << 20
 """The text of a snapshot has a few hundred bytes for each SST file."""
 _FILE_LOG = {"logOffset"}
+HEAD_BYTES = 1 << 17
+"""So much of a changelog is read for its lineage."""
+_LINEAGE_BYTES = 1 << 16
+"""The longest text that Java writes with its length in two bytes."""
+_ZSTD_MAGIC, _LZ4_MAGIC = b"\x28\xb5\x2f\xfd", b"LZ4Block"
+_LZ4_HEAD_BYTES, _LZ4_STORED = 21, 0x10
+"""Of a block of lz4-java's LZ4BlockOutputStream: magic, token, two sizes and a checksum."""
+_MOST_BLOCK_BYTES = 32 << 20
 
 
 @dataclass(frozen=True)
@@ -108,6 +119,40 @@ def read_snapshot(data: bytes, where: str) -> list[PartFile]:
         return found + [
             _part("logs", file["dfsLogFileName"], file["sizeBytes"]) for file in fields.get("logFiles") or ()
         ]
+
+
+def read_lineage(head: bytes, where: str) -> dict[int, str] | None:
+    """Reads the first bytes of a changelog of format v2: which files of the versions before it goes on from, by version.
+
+    The first of them is a snapshot, unless it is version 1. Returns None for a changelog that says nothing of it, or that
+    is compressed by a codec which cannot be read here. The text comes first in the file: `v3` and JSON, each after its
+    length in two bytes.
+    """
+    with parsed("a changelog", where):
+        data = _first_bytes(head)
+        if data is None or data[:2] != b"\x00\x02" or data[2:3] != b"v" or data[3:4] in (b"1", b"2"):
+            return None
+        length = int.from_bytes(data[4:6], "big")
+        items = json.loads(data[6 : 6 + length])
+        return {int(item["version"]): str(item["checkpointUniqueId"]) for item in items}
+
+
+def _first_bytes(head: bytes) -> bytes | None:
+    """Returns what the first bytes of a compressed file stand for; None where the codec is none that is known here."""
+    if head.startswith(_ZSTD_MAGIC):
+        with pa.CompressedInputStream(pa.BufferReader(head), "zstd") as stream:
+            return bytes(stream.read(_LINEAGE_BYTES))
+    if not head.startswith(_LZ4_MAGIC):
+        return None
+    found = b""
+    while len(found) < _LINEAGE_BYTES and head.startswith(_LZ4_MAGIC):
+        token, packed, size = struct.unpack_from("<BII", head, len(_LZ4_MAGIC))
+        body = head[_LZ4_HEAD_BYTES : _LZ4_HEAD_BYTES + packed]
+        if size > _MOST_BLOCK_BYTES or len(body) < packed:
+            break
+        found += body if token & 0xF0 == _LZ4_STORED else pa.decompress(body, size, codec="lz4_raw", asbytes=True)
+        head = head[_LZ4_HEAD_BYTES + packed :]
+    return found
 
 
 def _part(directory: str, name: str, size_bytes: int) -> PartFile:

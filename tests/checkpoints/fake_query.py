@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import io
 import json
+import struct
 import zipfile
 from pathlib import Path
+
+import pyarrow as pa
 
 KINDS = ("hdfs", "rocksdb", "changelog", "v2")
 
@@ -66,9 +69,19 @@ class FakeQuery:
                     self.write(f"{directory}/{version}.snapshot", "all of " + content)
             else:
                 if self.kind != "rocksdb":
-                    self.write(f"{directory}/{version}{suffix}.changelog", content)
+                    text = self.with_lineage(directory, version, content) if self.kind == "v2" else content
+                    self.write(f"{directory}/{version}{suffix}.changelog", text)
                 if self.kind == "rocksdb" or is_base:
                     self.snapshot(directory, version, suffix)
+
+    def with_lineage(self, directory: str, version: int, content: str) -> bytes:
+        """Returns a changelog as format v2 has it: what it goes on from comes first, in a block of lz4-java's stream."""
+        first = max(1, (version - 1) - (version - 1) % self.snapshot_every)
+        items = [{"version": v, "checkpointUniqueId": self.ids[directory, v]} for v in range(first, version)]  # type: ignore[index]
+        said = json.dumps(items).encode()
+        data = b"\x00\x02v3" + len(said).to_bytes(2, "big") + said + content.encode()
+        packed = pa.compress(data, codec="lz4_raw", asbytes=True)
+        return b"LZ4Block" + struct.pack("<BIII", 0x25, len(packed), len(data), 0) + packed
 
     def snapshot(self, directory: str, version: int, suffix: str) -> None:
         """Writes the zip file of a RocksDB snapshot, and the SST files that it names, of which it shares one."""

@@ -17,7 +17,7 @@ from tests.checkpoints.fake_query import KINDS, FakeQuery
 
 def closures(root: Path, without: str | None = None) -> Closures:
     sizes = {path: (root / path).stat().st_size for path in files_below(root, Env()) if path != without}
-    return Closures(FileIndex(sizes), lambda path: (root / path).read_bytes())
+    return Closures(FileIndex(sizes), *[lambda path: (root / path).read_bytes()] * 2)
 
 
 def oracle(query: FakeQuery, t: int) -> set[str]:
@@ -141,3 +141,14 @@ def test_damaged_small_files_are_named(tmp_path: Path, damage: bytes) -> None:
         return
     with pytest.raises(CorruptionError, match="commits/0"):
         closures(tmp_path).of(Batch(0))
+
+
+def test_a_batch_that_goes_on_from_a_snapshot_needs_it(tmp_path: Path) -> None:
+    """Spark does not go on from an older base, though all changelogs since are there: its error is "lineage is incomplete"."""
+    query = FakeQuery(tmp_path, "v2")
+    query.run(5)
+    for path in (tmp_path / "state/0/0").glob("3_*.zip"):
+        path.unlink()
+    assert closures(tmp_path).of(Batch(1)).batch == 1
+    with pytest.raises(IncompleteBatchError, match=r"state/0/0/3 has no snapshot"):
+        closures(tmp_path).of(Batch(4))

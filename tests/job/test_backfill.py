@@ -14,10 +14,7 @@ import pytest
 import nosync
 from nosync.kernels.aggregates import count
 from tests.conftest import OpenStore
-from tests.helpers.orders import ITEMS, digests, make_flow, rows
-from tests.job.test_job import SHARDS
-from tests.job.test_keys import counted
-from tests.job.test_operators import ORDERS
+from tests.helpers.orders import ITEMS, ORDERS, SHARDS, counted, digests, make_flow, rows
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
