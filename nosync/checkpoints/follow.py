@@ -93,6 +93,8 @@ class Follower:
         """Returns the names that the files of a batch can have; not all of them are there."""
         found = [f"commits/{t}", f"offsets/{t}", f"offsets/{t + 1}"]
         found += self._log_entries(t)
+        if self._keep.env.exists(self._source / f"offsets/{t + 1}"):  # sources write their logs before it
+            found += self._log_entries(Batch(t + 1))
         ids = read_commit(self._read(f"commits/{t}"), str(self._source / f"commits/{t}")).ids
         for store in self._keep.index.stores():
             names = [f"{t + 1}_{id}" for id in sorted(ids.get((store.operator, store.partition), ()))] or [f"{t + 1}"]

@@ -58,8 +58,8 @@ def _make(keep: Keep, directory: Path, t: Batch, address: str | None, *, new_id:
     if env.list_dir(directory) or (env.exists(directory) and not directory.is_dir()):
         raise InvalidInputError(f"{directory} is there, and not empty: say a new directory; nothing was changed")
     paths = set(keep.closures.of(t).paths)
-    if repeats := not new_id and f"offsets/{t + 1}" in keep.index:
-        paths |= _next_offsets(keep, t)
+    following = set() if new_id else _next_offsets(keep, t)
+    paths |= following
     making = directory.with_name(f".{directory.name}.{env.token()}.making")
     try:
         for path in sorted(paths):
@@ -75,16 +75,26 @@ def _make(keep: Keep, directory: Path, t: Batch, address: str | None, *, new_id:
             env.sync_dir(directory.parent)
     finally:
         _remove_tree(making)
-    return Restored(directory, t, len(paths), repeats)
+    return Restored(directory, t, len(paths), bool(following))
 
 
 def _next_offsets(keep: Keep, t: Batch) -> set[str]:
-    """Returns the files by which the batch after `t` reads what it read before: exactly this one entry of `offsets`."""
+    """Returns the files by which the batch after `t` reads what it read before: exactly this one entry of `offsets`.
+
+    There are none where the entry is not kept, or where entries of sources' logs are missing that it names.
+    """
     path, following = f"offsets/{t + 1}", Batch(t + 1)
+    if path not in keep.index:
+        return set()
     found = {path, path + CRC_SUFFIX} & set(keep.index.paths())
+    before = keep.closures.offsets(t).log_ends
     for source, end in keep.closures.offsets(following).log_ends.items():
         entries = keep.index.source_log(source)
-        found |= {entry for (number, is_compact), entry in entries.items() if number <= end and not is_compact}
+        for number in range(before.get(source, -1) + 1, end + 1):
+            named = [entries[key] for key in ((number, False), (number, True)) if key in entries]
+            if not named:
+                return set()
+            found.update(named)
     return found
 
 

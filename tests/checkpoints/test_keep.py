@@ -49,6 +49,19 @@ def test_every_batch_can_be_gone_on_from_elsewhere(tmp_path: Path, kind: str) ->
     assert contents(query.root) == there, "the original is never changed"
 
 
+def test_offsets_whose_log_is_not_kept_are_left_out(tmp_path: Path) -> None:
+    """Spark would not start: "batch 3 doesn't exist"."""
+    query, keep = FakeQuery(tmp_path / "ck", "hdfs"), Keep(tmp_path / "data", "q", Env())
+    query.run(2)
+    query.begin()
+    follow(query, keep)
+    assert restore(keep, tmp_path / "whole").repeats_offsets
+    keep.remove(["sources/0/2"])
+    made = restore(keep, tmp_path / "without")
+    assert not made.repeats_offsets
+    assert sorted(p.name for p in (made.path / "offsets").iterdir()) == ["0", "1"]
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_following_by_name_finds_what_a_listing_finds(tmp_path: Path, kind: str) -> None:
     query, by_name = FakeQuery(tmp_path / "ck", kind), Keep(tmp_path / "a", "q", Env())

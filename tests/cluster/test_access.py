@@ -28,8 +28,7 @@ from nosync.replication.transport.certs import make_certificates
 from nosync.replication.transport.channel import OPTIONS, Certificates, channel_to
 from nosync.replication.transport.client import DaemonClient, client_of
 from nosync.testing.daemon_cluster import Daemons, eventually, free_ports, running
-from tests.cluster.test_hosts import expected
-from tests.helpers.daemons import publish, rows, state
+from tests.helpers.daemons import expected, publish, rows, state
 
 MANY = 70
 """More than there once were threads."""

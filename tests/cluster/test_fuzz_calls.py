@@ -21,8 +21,7 @@ from nosync.replication.transport.certs import make_certificates
 from nosync.replication.transport.channel import OPTIONS, Certificates, channel_to
 from nosync.replication.transport.sockets import SOCKET_FILE, SocketPath
 from nosync.testing.daemon_cluster import Daemons, eventually, running
-from tests.cluster.test_hosts import expected
-from tests.helpers.daemons import publish, state
+from tests.helpers.daemons import expected, publish, state
 
 INPUTS = int(os.environ.get("NOSYNC_FUZZ", "4000"))
 MOST_MEMORY_BYTES = 256 << 20

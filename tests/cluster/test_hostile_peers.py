@@ -41,8 +41,7 @@ from nosync.replication.transport.channel import OPTIONS, Certificates, channel_
 from nosync.replication.transport.client import DaemonClient, client_of
 from nosync.replication.transport.codec import CHUNK_BYTES, Chunk, Decoder, Encoder
 from nosync.testing.daemon_cluster import Daemons, eventually, free_ports, running
-from tests.cluster.test_hosts import expected
-from tests.helpers.daemons import publish, rows, state
+from tests.helpers.daemons import expected, publish, rows, state
 
 DIGEST = "ab" * 32
 LAYER = "layers/s/f/0/0-1-0.layer"

@@ -11,8 +11,7 @@ from nosync.cli import main
 from nosync.lsm.model.layer import Description, LayerId, Shard, TraceId
 from nosync.replication.protocol.placement import NodeId, replica_set
 from nosync.testing.daemon_cluster import Daemons, eventually, free_ports, running
-from tests.cluster.test_hosts import expected
-from tests.helpers.daemons import _inputs, _publish_with_input, publish, rows, state
+from tests.helpers.daemons import _inputs, _publish_with_input, expected, publish, rows, state
 
 NODES = ("n1", "n2", "n3")
 

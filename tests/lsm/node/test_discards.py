@@ -24,7 +24,7 @@ from nosync.replication.protocol.placement import NodeId
 from nosync.replication.protocol.replica import Replica
 from nosync.testing import FaultyEnv
 from tests.conftest import OpenStore
-from tests.lsm.node.test_concurrent_maintenance import Peers
+from tests.helpers.peers import Peers
 
 EPOCHS = 8
 
