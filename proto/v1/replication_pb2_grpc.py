@@ -198,16 +198,14 @@ class DaemonServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Attach(self, request, context):
-        """A job is to run beside this daemon, which keeps everything from now on, and answers when it has what its
-        peers have.
+        """A job is to run beside this daemon, which keeps everything from now on, and answers when it has what its peers have.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Keep(self, request, context):
-        """A task here reads these traces: fetch what peers have of them, and go on for a while. Asks the peers what
-        that is.
+        """A task here reads these traces: fetch what peers have of them, and go on for a while. Asks the peers what that is.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -241,8 +239,7 @@ class DaemonServicer:
         raise NotImplementedError('Method not implemented!')
 
     def FetchRounds(self, request, context):
-        """A task here runs a round of a loop: fetch what other hosts recorded of the epoch's rounds. Returns when it is
-        here.
+        """A task here runs a round of a loop: fetch what other hosts recorded of the epoch's rounds. Returns when it is here.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -268,8 +265,7 @@ class DaemonServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Conflicts(self, request, context):
-        """The files of which peers hold other contents; and where an operator has decided that theirs count, this
-        node's go to quarantine.
+        """The files of which peers hold other contents; and where an operator has decided that theirs count, this node's go to quarantine.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
