@@ -1,4 +1,4 @@
-"""DeliveryLog: which epochs a sink was given, so that a job that goes on, on whatever node, does not give them again.
+"""Deliveries: which epochs a sink was given, so that a job that goes on, on whatever node, does not give them again.
 
 A mark names the timeline that sealed the epoch: after a rewind the same number is another epoch. Which marks still hold
 is said by the branches alone, so a manifest that is damaged or lost changes nothing.

@@ -32,8 +32,8 @@ _held: dict[tuple[int, int], DirectoryLock] = {}
 
 
 class DirectoryLock:
-    """FileVersion from construction to `release`. Raises StoreLockedError naming the holder, StorageError where there
-    are no locks.
+    """The lock is held from construction to `release`. Raises StoreLockedError naming the holder, StorageError where
+    there are no locks.
     """
 
     def __init__(self, root: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import threading
@@ -18,8 +19,8 @@ from nosync.checkpoints.keep import Keep, keeps_of, open_keep
 from nosync.checkpoints.names import Batch
 from nosync.checkpoints.restore import Restored, fork, restore
 from nosync.checkpoints.retention import KEPT_BATCHES, CheckpointPin, garbage, pin, pins, unpin
-from nosync.lsm.errors import CorruptionError, InvalidInputError, NosyncError
-from nosync.lsm.platform.env import Env, storage_errors
+from nosync.lsm.errors import InvalidInputError, NosyncError
+from nosync.lsm.platform.env import Env
 from nosync.lsm.visible import visible
 
 DATA_VARIABLE = "NOSYNC_DATA"
@@ -88,8 +89,8 @@ class Checkpoint:
             named.setdefault(one.batch, []).append(one.name)
         found = []
         for t in batches if last is None else batches[-last:]:
-            why = keep.closures.why_not(t)
-            paths = keep.closures.of(t).paths if why is None else frozenset()
+            closure = keep.closures.find(t)
+            why, paths = (closure, frozenset[str]()) if isinstance(closure, str) else (None, closure.paths)
             size = sum(index.size_bytes(path) or 0 for path in paths)
             found.append(BatchStatus(t, why, len(paths), size, tuple(named.get(t, ()))))
         total = sum(index.size_bytes(path) or 0 for path in index.paths())
@@ -129,7 +130,9 @@ class Checkpoint:
             raise InvalidInputError(f"checkpoint {name!r} is kept already: say another name")
         made = fork(self._keep, Path(directory), at, address=address)
         if name is not None:
-            Follower(made.path, Keep(self._keep.data, name, self._keep.env)).look()
+            keep = Keep(self._keep.data, name, self._keep.env)
+            with keep.writing():
+                Follower(made.path, keep).look()
         return made
 
     def rewind(
@@ -158,8 +161,9 @@ class Checkpoint:
         path = Path(directory)
         if self._keep.env.list_dir(path):
             raise InvalidInputError(f"{path} is there, and not empty: say a new directory; nothing was changed")
-        kept = rewinding.rewind(self._keep, batch, keep_as=keep_as)
-        return restore(self._keep, path, batch), kept
+        with self._keep.writing():
+            kept = rewinding.rewind(self._keep, batch, keep_as=keep_as)
+            return restore(self._keep, path, batch), kept
 
     def at(self, batch: int) -> Restored:
         """Returns a directory of the checkpoint as of a batch, for Spark's `statestore` reader to read.
@@ -184,16 +188,25 @@ class Checkpoint:
         unpin(self._keep, name)
 
     def clean(self, batches: int = KEPT_BATCHES) -> int:
-        """Removes what neither the last `batches` nor pinned ones need. Returns how many files went."""
-        gone = garbage(self._keep, batches, {one.batch for one in pins(self._keep)})
-        self._keep.remove(gone)
-        return len(gone)
+        """Removes what neither the last `batches` nor pinned ones need. Returns how many files went.
+
+        Raises StoreLockedError while the checkpoint is followed: `watch` does the same by itself.
+        """
+        with self._keep.writing():
+            return _clean(self._keep, batches)
 
     def __repr__(self) -> str:
         keep = self._keep
         return visible(
             f"Checkpoint({keep.name!r}, committed={_or_none(keep.committed())}, safe={_or_none(keep.safe())})"
         )
+
+
+def _clean(keep: Keep, batches: int) -> int:
+    """Removes garbage. Raises CorruptionError for a pin that cannot be read: then nothing goes."""
+    gone = garbage(keep, batches, {one.batch for one in pins(keep)})
+    keep.remove(gone)
+    return len(gone)
 
 
 def checkpoint(name: str, store: str | os.PathLike[str] | None = None) -> Checkpoint:
@@ -222,6 +235,8 @@ class Watch:
 
     def __init__(self, source: Path, keep: Keep, keep_batches: int = KEPT_BATCHES) -> None:
         self._keep, self._batches = keep, keep_batches
+        self._writing = contextlib.ExitStack()
+        self._writing.enter_context(keep.writing())
         self._follower = Follower(source, keep)
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._run, name=f"nosync-checkpoint-{keep.name}", daemon=True)
@@ -242,21 +257,16 @@ class Watch:
         if not self._stopped.is_set():
             self._stopped.set()
             self._thread.join()
-            self._follower.look()
+            with self._writing:
+                self._follower.look()
 
     def _run(self) -> None:
         self._follower.run(self._stopped, self._clean)
 
     def _clean(self, taken: list[str]) -> None:
-        if (
-            not any(path.startswith("commits/") for path in taken)
-            or len(self._keep.index.batches()) <= 2 * self._batches
-        ):
-            return
-        try:
-            self._keep.remove(garbage(self._keep, self._batches, {one.batch for one in pins(self._keep)}))
-        except CorruptionError:
-            return  # of a pin that cannot be read: then nothing goes
+        has_commit = any(path.startswith("commits/") for path in taken)
+        if has_commit and len(self._keep.index.batches()) > 2 * self._batches:
+            _clean(self._keep, self._batches)
 
     def __enter__(self) -> Self:
         return self
@@ -278,15 +288,13 @@ def watch(
 
     `path`: the query's checkpointLocation, on a file system of this host; it need not be there yet. `name`: what it is
     kept as (default: the directory's name). Spark does not notice: nothing of this is on its way. Raises
-    InvalidInputError where the name is that of another query's checkpoint.
+    InvalidInputError where the name is that of another query's checkpoint, StoreLockedError where it is followed already.
     """
     source = Path(os.fspath(path).removeprefix("file://").removeprefix("file:"))
     if source.exists() and any(source.iterdir()):
         check_checkpoint(source)
     keep = Keep(data_directory(store), name or source.name.lower(), Env())
     _check_same_query(source, keep)
-    with storage_errors("make", keep.root):
-        keep.env.make_dirs(keep.root)
     return Watch(source, keep, keep_batches)
 
 

@@ -74,23 +74,24 @@ class Closures:
         """
         return Closure(t, frozenset(_Search(self, t).paths()))
 
+    def find(self, t: Batch) -> Closure | str:
+        """Returns the closure of a batch, or why it cannot be gone on from."""
+        try:
+            return self.of(t)
+        except IncompleteBatchError as error:
+            return f"{error.path} {error.why}"
+        except CorruptionError as error:
+            return str(error)
+
     def why_not(self, t: Batch) -> str | None:
         """Returns why a batch cannot be gone on from; None where it can."""
-        try:
-            self.of(t)
-        except (IncompleteBatchError, CorruptionError) as error:
-            return str(error) if isinstance(error, CorruptionError) else f"{error.path} {error.why}"
-        return None
+        found = self.find(t)
+        return found if isinstance(found, str) else None
 
-    def newest(self, until: Batch | None = None) -> Closure | None:
-        """Returns the closure of the newest batch that can be gone on from, `until` at most; None where none can."""
-        for t in reversed(self._index.batches()):
-            if until is None or t <= until:
-                try:
-                    return self.of(t)
-                except (IncompleteBatchError, CorruptionError):
-                    continue
-        return None
+    def newest(self) -> Closure | None:
+        """Returns the closure of the newest batch that can be gone on from; None where none can."""
+        found = map(self.find, reversed(self._index.batches()))
+        return next((one for one in found if isinstance(one, Closure)), None)
 
     @property
     def index(self) -> FileIndex:

@@ -130,7 +130,7 @@ class Follower:
 
 
 def check_checkpoint(source: Path) -> None:
-    """Raises InvalidInputError where a directory is not a checkpoint of a query, or one without state to keep."""
+    """Raises InvalidInputError where a directory is not the checkpoint of a query."""
     if not source.is_dir():
         raise InvalidInputError(f"{source} is no directory: say the query's checkpointLocation")
     if not (source / "metadata").is_file() or not (source / "offsets").is_dir():

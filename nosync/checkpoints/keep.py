@@ -7,6 +7,8 @@ Invariants
   has all of the batch that was there to be kept.
 - A state of version `v` enters after `commits/(v - 1)` is there: a batch that runs again may write other states before.
 - The files that a snapshot of RocksDB names enter with it, in the sizes that it says: Spark writes them in place.
+- One process at a time takes in and removes files (`writing`). It begins by syncing what is there: of what an earlier
+  one linked, it may have died before it synced.
 
 Steps of taking in what a checkpoint has (`take`):
 1. Link the new files, all but commits; the SST files of a snapshot before the snapshot.
@@ -19,9 +21,8 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import logging
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path, PurePosixPath
 
 from nosync.checkpoints.checksum import check
@@ -29,19 +30,19 @@ from nosync.checkpoints.closure import Closures
 from nosync.checkpoints.index import FileIndex
 from nosync.checkpoints.names import CRC_SUFFIX, Batch, BatchFile, Form, StateFile, is_kept, parse
 from nosync.checkpoints.spark_files import HEAD_BYTES, PartFile, read_snapshot
-from nosync.lsm.errors import CorruptionError, InvalidInputError, NotAvailableError
+from nosync.lsm.errors import CorruptionError, InvalidInputError, NotAvailableError, StoreLockedError
 from nosync.lsm.model.layer import check_name
 from nosync.lsm.platform.env import Env, opened_regular, storage_errors
 from nosync.lsm.platform.json_file import read_if_there
+from nosync.lsm.platform.layout import LOCK
+from nosync.lsm.platform.lock import DirectoryLock
 from nosync.lsm.platform.nearest import did_you_mean
 from nosync.lsm.platform.publish import temporary_path
 
-log = logging.getLogger("nosync")
-
 CHECKPOINTS = "checkpoints"
 """The directory of all keeps, in a data directory."""
-PINS, FORKS = "pins", "forks"
-_OWN = (PINS, FORKS)
+PINS = "pins"
+_OWN = (PINS, LOCK)
 _CROSS_DEVICE = (errno.EXDEV, errno.EPERM, errno.EMLINK, errno.EOPNOTSUPP)
 """What link(2) says where there can be no second name: then the file is copied."""
 
@@ -53,7 +54,11 @@ class Keep:
         self.name = check_name(name, "checkpoint name")
         self.data, self.env = data, env
         self.root = data / CHECKPOINTS / name
-        self.index = FileIndex({path: env.size_bytes(self.root / path) for path in files_below(self.root, env)})
+        self._load()
+
+    def _load(self) -> None:
+        paths = files_below(self.root, self.env)
+        self.index = FileIndex({path: self.env.size_bytes(self.root / path) for path in paths})
         self.closures = Closures(self.index, self.read, self.head)
 
     def read(self, path: str) -> bytes:
@@ -97,6 +102,25 @@ class Keep:
             f"checkpoint {self.name}: cannot go on from batch {t}: {why}. The nearest that can be gone on from is {best}"
         )
 
+    @contextlib.contextmanager
+    def writing(self) -> Iterator[None]:
+        """Holds the keep for one writer, and makes durable what is in it. Raises StoreLockedError where there is another."""
+        with storage_errors("make", self.root):
+            self.env.make_dirs(self.root)
+        try:
+            lock = DirectoryLock(self.root)
+        except StoreLockedError as error:
+            raise StoreLockedError(
+                f"checkpoint {self.name} is followed or changed by another process, or elsewhere in this one ({self.root}): "
+                "end that first, or say another name"
+            ) from error
+        try:
+            self._load()
+            self._sync(self.index.paths())
+            yield
+        finally:
+            lock.release()
+
     def take(self, source: Path, paths: Iterable[str]) -> list[str]:
         """Takes in files of a checkpoint at `source`. Returns those that are new here; they are durable.
 
@@ -115,15 +139,19 @@ class Keep:
         linked: dict[str, int] = {}
         for path in paths:
             linked |= self._link_with_parts(source, path)
-        for path in linked:
-            with storage_errors("sync", self.root / path):
-                self.env.sync_file(self.root / path)
-        for directory in sorted({parent for path in linked for parent in PurePosixPath(path).parents}):
-            with storage_errors("sync", self.root / directory):
-                self.env.sync_dir(self.root / directory)
+        self._sync(linked)
         for path, size_bytes in linked.items():
             self.index.add(path, size_bytes)
         return list(linked)
+
+    def _sync(self, paths: Collection[str]) -> None:
+        """Makes files durable, and then the directories that they are in."""
+        for path in paths:
+            with storage_errors("sync", self.root / path):
+                self.env.sync_file(self.root / path)
+        for directory in sorted({parent for path in paths for parent in PurePosixPath(path).parents}):
+            with storage_errors("sync", self.root / directory):
+                self.env.sync_dir(self.root / directory)
 
     def _link_with_parts(self, source: Path, path: str) -> dict[str, int]:
         """Links a file, and before it those that it names. Returns sizes by name; none where some are not there yet."""
@@ -154,13 +182,15 @@ class Keep:
     def _link(self, source: Path, path: str) -> int | None:
         """Gives a file a name in the keep, and returns its size in bytes; None where it is not there any more."""
         target = self.root / path
+        if not self.env.exists(source / path):  # most names that are asked for: they could be, and are not
+            return None
         with storage_errors("link", target):
             self.env.make_dirs(target.parent)
             try:
                 self.env.link(source / path, target)
             except FileExistsError:
                 pass
-            except FileNotFoundError:
+            except FileNotFoundError:  # Spark removed it just now
                 return None
             except OSError as error:
                 if error.errno not in _CROSS_DEVICE:

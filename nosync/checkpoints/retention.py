@@ -9,6 +9,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import PurePosixPath
 
+from nosync.checkpoints.closure import Closure
 from nosync.checkpoints.keep import CHECKPOINTS, PINS, Keep
 from nosync.checkpoints.names import Batch, BatchFile, SourceFile, StateFile, StorePart, parse
 from nosync.lsm.errors import InvalidInputError
@@ -71,11 +72,12 @@ def garbage(keep: Keep, batches: int = KEPT_BATCHES, pinned: Collection[Batch] =
 
     Pure, but for what closures read. Where no batch can be gone on from, nothing is garbage.
     """
-    restorable = [t for t in keep.index.batches() if keep.closures.why_not(t) is None]
-    kept = restorable[-batches:]
+    found = [keep.closures.find(t) for t in keep.index.batches()]
+    restorable = {one.batch: one.paths for one in found if isinstance(one, Closure)}
+    kept = list(restorable)[-batches:]
     if not kept:
         return set()
-    needed = {path for t in {*kept, *(set(pinned) & set(restorable))} for path in keep.closures.of(t).paths}
+    needed = {path for t in {*kept, *(restorable.keys() & set(pinned))} for path in restorable[t]}
     return {path for path in keep.index.paths() if path not in needed and _is_before(keep, path, kept[0])}
 
 

@@ -2,7 +2,7 @@
 
 A function's fingerprint covers its bytecode, constants, names, defaults, what it closes over, and, in the same way, the
 functions, classes and data that it refers to by global name, also by the name of a module of yours (`helpers.clean`).
-Of what is installed (Python's own modules, and those in site-packages) the name counts, and not the code. Timeline
+Of what is installed (Python's own modules, and those in site-packages) the name counts, and not the code. Line
 numbers, comments and docstrings do not count. Two versions of Python compile to different bytecode: pass `version=` to
 a stage to vouch for its code yourself.
 """

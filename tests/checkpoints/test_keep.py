@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import json
 import os
@@ -11,13 +12,15 @@ from pathlib import Path
 import google_crc32c
 import pytest
 
+import nosync
 from nosync.checkpoints.follow import Follower
 from nosync.checkpoints.keep import Keep, files_below, open_keep
 from nosync.checkpoints.names import Batch
 from nosync.checkpoints.restore import fork, restore
 from nosync.checkpoints.retention import garbage, pin, pins, unpin
-from nosync.lsm.errors import CorruptionError, InvalidInputError, NotAvailableError, StorageError
+from nosync.lsm.errors import CorruptionError, InvalidInputError, NotAvailableError, StorageError, StoreLockedError
 from nosync.lsm.platform.env import Env
+from nosync.testing.daemon_cluster import eventually
 from tests.checkpoints.fake_query import KINDS, FakeQuery
 from tests.helpers.checkpoints import contents
 
@@ -311,6 +314,46 @@ def test_a_file_is_checked_beside_what_spark_wrote(tmp_path: Path, damage: str |
         again = Keep(tmp_path / "data", "q", Env())
         assert again.safe() in (None, 0)
         assert path not in again.index
+
+
+def test_one_process_at_a_time_changes_a_keep(tmp_path: Path) -> None:
+    query = FakeQuery(tmp_path / "ck", "hdfs")
+    query.run(8)
+    with nosync.checkpoints.watch(query.root, tmp_path / "data", name="q") as running:
+        for change in (
+            lambda: nosync.checkpoints.watch(query.root, tmp_path / "data", name="q"),
+            lambda: nosync.checkpoint("q", tmp_path / "data").clean(),
+            lambda: nosync.checkpoint("q", tmp_path / "data").rewind(0, tmp_path / "r", sink_rewound=True),
+        ):
+            eventually("the batch is there", lambda: running.checkpoint.status(last=0).safe == 7)
+            with pytest.raises(StoreLockedError, match="checkpoint q is followed or changed by another process"):
+                change()
+        assert running.checkpoint.restore(tmp_path / "reading").batch == 7, "who reads needs no lock"
+    found = nosync.checkpoint("q", tmp_path / "data")
+    assert found.clean(2) > 0
+    assert [b.batch for b in found.status().batches if b.why_not is None] == [6, 7]
+    assert "LOCK" not in found._keep.index
+
+
+def test_what_a_killed_process_linked_is_synced_by_the_next(tmp_path: Path) -> None:
+    """It may have died between linking and syncing; a power cut later must not leave a commit without its batch."""
+    query = FakeQuery(tmp_path / "ck", "changelog", partitions=1, snapshot_every=2)
+    query.run(2)
+    for n in range(0, 40, 7):
+        data = tmp_path / f"d{n}"
+        with contextlib.suppress(Dies):
+            Follower(query.root, Keep(data, "q", KilledAt(n))).look()
+        synced: list[Path] = []
+
+        class Seen(Env):
+            def sync_file(self, path: Path, seen: list[Path] = synced) -> None:
+                seen.append(path)
+                super().sync_file(path)
+
+        keep = Keep(data, "q", Seen())
+        with keep.writing():
+            Follower(query.root, keep).look()
+        assert {keep.root / path for path in keep.index.paths()} <= set(synced), n
 
 
 def test_pins(tmp_path: Path) -> None:
