@@ -21,7 +21,7 @@ DEPTH ?= 5
 # Processes that run tests: one more than two cores, for many tests wait for daemons.
 WORKERS ?= 3
 
-.PHONY: help setup java demo test docs compat check format crash kills sim cluster model properties fuzz audit sbom bench bench-full bench-compare clean
+.PHONY: help setup java demo test docs compat check format crash kills sim cluster model checkpoints properties fuzz audit sbom bench bench-full bench-compare clean
 
 help:  ## Show the targets.
 	@grep -hE '^[a-z-]+:.*## ' Makefile | awk -F ':.*## ' '{printf "  make %-13s %s\n", $$1, $$2}'
@@ -85,6 +85,9 @@ cluster: setup  ## Daemons as processes, Spark over three hosts: the long tests,
 
 model:  ## Check docs/model with Spin, and that planted bugs break it. Needs spin and a C compiler.
 	sh docs/model/check.sh
+
+checkpoints: setup  ## Kept checkpoints of five queries on Spark, with every kind of state store: a host is lost (ten minutes).
+	NOSYNC_LONG=1 $(BIN)/python -m pytest -v tests/checkpoints/test_with_spark.py
 
 properties: setup  ## Ten times the random examples that `make test` tries against slow oracles (DEPTH=5; twenty minutes).
 	NOSYNC_DEPTH=$(DEPTH) $(BIN)/python -m pytest -n $(WORKERS) tests/property tests/model --timeout 0

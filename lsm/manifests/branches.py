@@ -4,7 +4,7 @@ changed.
 Invariants
 - A *timeline* is a sequence of manifests. It begins with those of its parent up to the fork, and goes on with its own;
   nothing is copied, and nothing of the parent is ever edited.
-- A *branch* is a name for a line. `main` is the first timeline, until another one is promoted: then the name moves.
+- A *branch* is a name for a timeline. `main` is the first timeline, until another one is promoted: then the name moves.
 - The log `branches/<n>.json` is the only truth about names. Each entry is published by linking it to the next number,
   so two writers cannot both be the n-th; what the log says after a crash is what it said before or after an entry.
 - A timeline without a name is kept as far as a timeline with a name begins in it.

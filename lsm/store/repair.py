@@ -172,7 +172,7 @@ class Repair:
         return there, bad
 
     def _rewound_at(self, n: int) -> int | None:
-        """The first epoch of timeline `rewind-<n>`, which the n-th entry made; None where there is no such line."""
+        """The first epoch of timeline `rewind-<n>`, which the n-th entry made; None where there is no such timeline."""
         names = self._env.list_dir(self._root / MANIFESTS / f"rewind-{n}")
         return min((span[0] for name in names if (span := epochs_of(name)) is not None), default=None)
 

@@ -12,13 +12,13 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 
 import nosync
 from nosync.checkpoints.names import Batch
+from nosync.testing.daemon_cluster import eventually
 from tests.checkpoints import ordinary_queries
 
 pytestmark = pytest.mark.spark
@@ -71,11 +71,11 @@ def test_a_host_is_lost_and_its_queries_go_on_elsewhere(tmp_path: Path, source: 
     host, data = tmp_path / "host", tmp_path / "data"
     running = {name: nosync.checkpoints.watch(host / name, data, name=name) for name in NAMES}
     process = start(host, tmp_path / "out", source, form)
-    end = time.monotonic() + PATIENCE_S
-    while time.monotonic() < end and process.poll() is None:
-        if all((watch.checkpoint.status(last=0).committed or 0) >= 3 for watch in running.values()):
-            break
-        time.sleep(0.05)
+    eventually(
+        "every query has committed four batches",
+        lambda: all((watch.checkpoint.status(last=0).committed or 0) >= 3 for watch in running.values()),
+        PATIENCE_S,
+    )
     os.killpg(process.pid, signal.SIGKILL)
     process.wait()
     for watch in running.values():
