@@ -183,6 +183,10 @@ class Checkpoint:
         """Keeps a batch, by default the newest that is safe, for as long as the name is there."""
         return pin(self._keep, name, at)
 
+    def pins(self) -> list[CheckpointPin]:
+        """Returns the pins, by batch. Raises CorruptionError for a damaged one."""
+        return pins(self._keep)
+
     def unpin(self, name: str) -> None:
         """Takes a name back. Raises InvalidInputError where there is none."""
         unpin(self._keep, name)

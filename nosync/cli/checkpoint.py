@@ -164,11 +164,11 @@ def pin(name: str, pin_name: str | None, at: int | None, remove: bool, store: Pa
     """Keep a batch under the name PIN, however old it becomes; or list the pins."""
     found = api.checkpoint(name, store)
     if pin_name is None:
-        pins = [(str(t.batch), *map(str, t.pins)) for t in found.status().batches if t.pins]
+        pins = found.pins()
         if as_json:
-            print_json([{"batch": int(batch), "pins": names} for batch, *names in pins])
+            print_json([{"name": one.name, "batch": one.batch} for one in pins])
         else:
-            out.print("\n".join(f"{' '.join(names)}: batch {batch}" for batch, *names in pins) or "no pins")
+            out.print("\n".join(f"{one.name}: batch {one.batch}" for one in pins) or "no pins")
     elif remove:
         found.unpin(pin_name)
         out.print(f"{pin_name} is taken back")

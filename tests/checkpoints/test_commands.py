@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 
 import nosync
@@ -57,6 +58,33 @@ def test_from_watching_to_going_on(kept: FakeQuery, tmp_path: Path, capsys: pyte
     assert json.loads(out)["batch"] == 2
     assert nosync.checkpoint("what-if", data).status().safe == 2
     assert nosync.checkpoint("what-if", data).query() != nosync.checkpoint("words", data).query()
+
+
+def test_pins_on_the_command_line(kept: FakeQuery, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    data = tmp_path / "data"
+    assert "no pins" in run(capsys, "checkpoint", "pin", "words", "--store", data)[1]
+    assert "good keeps batch 3" in run(capsys, "checkpoint", "pin", "words", "good", "--at", 3, "--store", data)[1]
+    assert "good: batch 3" in run(capsys, "checkpoint", "pin", "words", "--store", data)[1]
+    found = json.loads(run(capsys, "checkpoint", "pin", "words", "--json", "--store", data)[1])
+    assert found == [{"name": "good", "batch": 3}]
+    assert "taken back" in run(capsys, "checkpoint", "pin", "words", "good", "--remove", "--store", data)[1]
+    code, _, err = run(capsys, "checkpoint", "pin", "words", "good", "--remove", "--store", data)
+    assert code == 1
+    assert "has no pin 'good'" in err
+
+
+def test_a_store_and_kept_checkpoints_share_a_directory(kept: FakeQuery, tmp_path: Path) -> None:
+    both = tmp_path / "both"
+    with nosync.open(both) as store:
+        store.append("s", t=0, rows=pa.table({"k": [1]}), key=["k"])
+        store.seal(0)
+        with nosync.checkpoints.watch(kept.root, both):
+            pass
+        assert store.verify().ok
+    with nosync.open(both) as store:
+        assert store.read("s").num_rows == 1
+        assert store.status().problems == {}
+    assert nosync.checkpoint("words", both).status().safe == 4
 
 
 def test_mistakes_are_one_line(kept: FakeQuery, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
