@@ -15,6 +15,9 @@ ready/                                          empty files that the node made a
 catalog/                                        RocksDB, the node's rebuildable index
 given-up.json, let-go.json                      what an operator discarded here; up to where inputs were released
 place.json                                      in a directory that a daemon keeps: a token of it
+checkpoints/<name>/                             a kept checkpoint of a Structured Streaming query, under Spark's names
+checkpoints/<name>/pins/<pin>-<token>.json
+checkpoint-views/<name>/<batch>/                the checkpoint as of a batch, made of hard links for who reads it
 """
 
 from __future__ import annotations
@@ -32,6 +35,7 @@ DISCARDED, RELEASED = "given-up.json", "let-go.json"
 which the catalog has too, and may lose.
 """
 PLACE_FILE = "place.json"
+CHECKPOINTS, CHECKPOINT_VIEWS = "checkpoints", "checkpoint-views"
 OWN_DIRECTORIES = (
     LAYERS, MANIFESTS, PINS, QUARANTINE, CATALOG, TEMPORARY_DIRECTORY, BRANCHES, JOBS, SINKS, READY, f"{READY}/{MADE}",
     f"{READY}/{MAKING}",

@@ -21,6 +21,7 @@ from nosync.checkpoints.restore import Restored, fork, restore
 from nosync.checkpoints.retention import KEPT_BATCHES, CheckpointPin, garbage, pin, pins, unpin
 from nosync.lsm.errors import InvalidInputError, NosyncError
 from nosync.lsm.platform.env import Env
+from nosync.lsm.platform.layout import CHECKPOINT_VIEWS
 from nosync.lsm.visible import visible
 
 DATA_VARIABLE = "NOSYNC_DATA"
@@ -173,7 +174,7 @@ class Checkpoint:
         It is made when it is asked for the first time, of hard links, in the data directory.
         """
         t = self._keep.at(batch)
-        directory = self._keep.data / "checkpoint-views" / self.name / str(t)
+        directory = self._keep.data / CHECKPOINT_VIEWS / self.name / str(t)
         if self._keep.env.exists(directory / METADATA):
             return Restored(directory, t, len(self._keep.closures.of(t).paths), repeats_offsets=False)
         self._keep.env.make_dirs(directory.parent)

@@ -34,14 +34,11 @@ from nosync.lsm.errors import CorruptionError, InvalidInputError, NotAvailableEr
 from nosync.lsm.model.layer import check_name
 from nosync.lsm.platform.env import Env, opened_regular, storage_errors
 from nosync.lsm.platform.json_file import read_if_there
-from nosync.lsm.platform.layout import LOCK
+from nosync.lsm.platform.layout import CHECKPOINTS, LOCK, PINS
 from nosync.lsm.platform.lock import DirectoryLock
 from nosync.lsm.platform.nearest import did_you_mean
 from nosync.lsm.platform.publish import temporary_path
 
-CHECKPOINTS = "checkpoints"
-"""The directory of all keeps, in a data directory."""
-PINS = "pins"
 _OWN = (PINS, LOCK)
 _CROSS_DEVICE = (errno.EXDEV, errno.EPERM, errno.EMLINK, errno.EOPNOTSUPP)
 """What link(2) says where there can be no second name: then the file is copied."""

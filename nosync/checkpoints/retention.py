@@ -10,11 +10,12 @@ from dataclasses import dataclass
 from pathlib import PurePosixPath
 
 from nosync.checkpoints.closure import Closure
-from nosync.checkpoints.keep import CHECKPOINTS, PINS, Keep
+from nosync.checkpoints.keep import Keep
 from nosync.checkpoints.names import Batch, BatchFile, SourceFile, StateFile, StorePart, parse
 from nosync.lsm.errors import InvalidInputError
 from nosync.lsm.facts.or_set import add_element, elements, read_element, remove
 from nosync.lsm.model.layer import check_name
+from nosync.lsm.platform.layout import CHECKPOINTS, PINS
 from nosync.lsm.platform.parsing import parsed
 
 KEPT_BATCHES = 100
