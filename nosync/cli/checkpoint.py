@@ -10,6 +10,7 @@ from types import FrameType
 import click
 
 from nosync.checkpoints import api
+from nosync.checkpoints.follow import check_checkpoint
 from nosync.checkpoints.restore import Restored
 from nosync.checkpoints.retention import KEPT_BATCHES
 from nosync.cli.app import Group, cli
@@ -50,9 +51,12 @@ def checkpoint() -> None:
 @DATA
 def watch(path: Path, name: str | None, keep_batches: int, once: bool, store: Path) -> None:
     """Keep the checkpoint at PATH, the query's checkpointLocation, until Ctrl-C."""
+    if once:  # there is nothing to wait for
+        check_checkpoint(path)
     with api.watch(path, store, name=name, keep_batches=keep_batches) as running:
         if not once:
-            out.print(f"keeping {path} as {running.checkpoint.name} in {store}; Ctrl-C ends it")
+            wait = "" if path.exists() else f"{path} is not there yet: waiting for its query. "
+            out.print(f"{wait}keeping {path} as {running.checkpoint.name} in {store}; Ctrl-C ends it", soft_wrap=True)
             _wait_for_signal()
     status = running.checkpoint.status(last=1)
     out.print(

@@ -102,6 +102,10 @@ def test_mistakes_are_one_line(kept: FakeQuery, tmp_path: Path, capsys: pytest.C
             ("watch", tmp_path / "data", "--once", "--store", data),
             "is not the checkpoint of a Structured Streaming query",
         ),
+        (
+            ("watch", tmp_path / "nowhere", "--once", "--store", data),
+            "is no directory: say the query's checkpointLocation",
+        ),
         (("fork", "words", "words", tmp_path / "r", "--store", data), "is kept already"),
     ):
         code, out, err = run(capsys, "checkpoint", *arguments)
