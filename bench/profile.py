@@ -55,7 +55,7 @@ def driver(spark: SparkSession, root: Path) -> None:
                 one.advance(batch(spark, i * rows, rows, KEYS)) for i in range(first, last)
             ],
             "cumulative",
-            only=r"(job|epoch|ledger|dataframe)\.py",
+            only=r"(job|epoch_\w+|runner|sealing|dataframe)\.py",
         )
         one.store.close()
 

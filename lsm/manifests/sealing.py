@@ -1,7 +1,6 @@
-"""The ledger of a store as one process writes it: manifests of epochs, sealed in order. Files only: no catalog, no
-lock.
+"""Sealing, as one process does it: manifests of epochs, in order. Files only: no catalog, no lock.
 
-The node of a directory has one, and so has a job whose directory belongs to a daemon: sealing an epoch is linking a
+The node of a directory has a sealer, and so has a job whose directory belongs to a daemon: sealing an epoch is linking a
 file, and waits for nobody.
 """
 
@@ -50,7 +49,7 @@ class Sealer:
     ) -> tuple[Manifest, bool]:
         """Publishes the manifest of epoch `t` with these layers, which must exist; and whether it is a new one.
 
-        `copies`: by stage, how many durable copies the safe point waits for, where that is not the ledger's own number.
+        `copies`: by stage, how many durable copies the safe point waits for, where that is not the sealer's own number.
         `contents`: of layers whose writers said what is in them; the files of the others are looked into.
 
         Raises OutOfOrderError unless `t` is the next one to be sealed or sealed already, DeterminismError when it was
