@@ -17,7 +17,7 @@ WORSE = 0.20
 
 
 def regressions(now: list[dict[str, Any]], before: list[dict[str, Any]]) -> list[str]:
-    """What became worse. Only results with a goal say which direction is the better one."""
+    """Returns what became worse. Only results with a goal say which direction is the better one."""
     known, found = {_key(r): r for r in now}, []
     for old in before:
         if not old["goal"]:
@@ -38,12 +38,12 @@ def regressions(now: list[dict[str, Any]], before: list[dict[str, Any]]) -> list
 
 
 def _is_of_value(goal: str) -> bool:
-    """Whether a goal names a unit, as `<= 1 ms`."""
+    """Returns whether a goal names a unit, as `<= 1 ms` does."""
     return len(goal.split()) > 2
 
 
 def _worse(goal: str, before: float, now: float) -> float:
-    """How many times worse."""
+    """Returns how many times worse the result is."""
     return before / now if goal.startswith(">") else now / before
 
 
@@ -52,7 +52,7 @@ def _key(r: dict[str, Any]) -> tuple[str, ...]:
 
 
 def committed(name: str) -> dict[str, Any] | None:
-    """A benchmark's results in the last commit; None where it has none."""
+    """Returns a benchmark's results in the last commit; None where it has none."""
     done = subprocess.run(["git", "show", f"HEAD:bench/results/{name}"], capture_output=True, text=True, check=False)
     found: dict[str, Any] | None = json.loads(done.stdout) if done.returncode == 0 else None
     return found

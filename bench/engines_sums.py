@@ -286,7 +286,9 @@ def _in_python(rows: int, keys: int, warm: int, repeats: int) -> Run:
 
 
 def _batches(stream: StreamingQuery, rows: int, warm: int, repeats: int) -> Run:
-    """Of the micro-batches after the warm ones. What was spent is of those that are seen to begin and end."""
+    """Runs the query, and measures the micro-batches after the warm ones. Cost is counted over those that are seen to
+    begin and end.
+    """
     progress: dict[int, Any] = {}
     before: Spent | None = None
     first = 0

@@ -21,7 +21,7 @@ LOOK_EVERY_S = 1.0
 
 @dataclass(frozen=True)
 class Spent:
-    """Of a process tree since it began; children that have ended are in what their parents spent."""
+    """Says what a process tree has spent since it began. What children spent that have ended is in it."""
 
     cpu_s: float
     written_bytes: int
@@ -62,8 +62,8 @@ def cpu_by_process() -> dict[str, float]:
 
 @dataclass(frozen=True)
 class Memory:
-    """Of several processes: what only they use and cannot be dropped, and what they have mapped from files, which can be. Page
-    cache that nobody has mapped is in neither.
+    """Says how much memory several processes use: their own, which cannot be dropped, and what they have mapped from
+    files, which can be. Page cache that nobody has mapped is in neither.
     """
 
     own_bytes: int = 0

@@ -131,7 +131,7 @@ def is_busy(load: float) -> bool:
 
 
 def source_digest(top: Path = BENCH.parent) -> str:
-    """Of the code that is measured."""
+    """Returns the digest of the code that is measured."""
     digest = blake3()
     for path in sorted(path for directory in MEASURED for path in (top / directory).rglob("*.py")):
         digest.update(f"{path.relative_to(top)}\0".encode())

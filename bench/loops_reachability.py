@@ -52,7 +52,7 @@ def run(scale: str) -> Iterator[Result]:
 
 
 def _epochs(nodes: int, measured: int) -> Iterator[tuple[pa.Table, pa.Table]]:
-    """By epoch, links and sources that come up or go down; at first all links and sources that there are."""
+    """Yields for each epoch the links and sources that come up or go down; first all links and sources that there are."""
     random = np.random.default_rng(11)
     links: Links = set(map(tuple, random.integers(0, nodes, (nodes * LINKS_PER_NODE, 2)).tolist()))
     sources = set(random.choice(nodes, SOURCES, replace=False).tolist())
@@ -90,7 +90,7 @@ def _sources(sources: set[int], up: bool) -> pa.Table:
 
 
 def _up(epochs: list[tuple[pa.Table, pa.Table]]) -> tuple[Links, set[int]]:
-    """What is up after these epochs."""
+    """Returns what is up after these epochs."""
     links: Links = set()
     sources: set[int] = set()
     for changed, roots in epochs:
@@ -102,7 +102,7 @@ def _up(epochs: list[tuple[pa.Table, pa.Table]]) -> tuple[Links, set[int]]:
 
 
 def reachable(links: Links, sources: set[int]) -> set[int]:
-    """A search, one node after the other."""
+    """Searches the graph, one node after the other."""
     neighbours = defaultdict(list)
     for a, b in links:
         neighbours[a].append(b)
@@ -151,7 +151,7 @@ def _check(job: nosync.Job, links: Links, sources: set[int]) -> None:
 
 
 def _incrementally(spark: SparkSession, root: Path, epochs: list[tuple[pa.Table, pa.Table]]) -> list[float]:
-    """Seconds of each epoch."""
+    """Returns the seconds of each epoch."""
     with nosync.open(root) as store:
         job = nosync.Job(_flow(), store, spark=spark, shards=SHARDS)
         seconds = []

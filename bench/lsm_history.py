@@ -135,5 +135,5 @@ def _open(root: Path) -> list[float]:
 
 
 def _bytes(root: Path) -> int:
-    """As the disk counts them, in blocks."""
+    """Returns what the manifests take on the disk, which counts in blocks."""
     return sum(path.stat().st_blocks * 512 for path in (root / "manifests").rglob("*.json"))

@@ -56,7 +56,7 @@ class Publisher:
         self.ready = FilePool(directory.root, directory.env)
 
     def seconds(self, *, ahead: bool = True) -> float:
-        """Of publishing one more. `ahead`: files were made before."""
+        """Returns how long one more layer took to publish. `ahead`: files were made before."""
         if ahead:
             self.ready.fill()
         return timed(self.publish)

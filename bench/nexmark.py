@@ -42,7 +42,7 @@ class Query:
 
     @property
     def names(self) -> list[str]:
-        """Of the columns."""
+        """Returns the names of the columns."""
         return [column.split()[0] for column in self.columns.split(", ")]
 
 

@@ -140,7 +140,9 @@ def _flinks(settings: dict[str, str], harm: Callable[[Hosts], None]) -> dict[str
 
 @dataclass(frozen=True)
 class Found:
-    """Of one run: an epoch before the harm (median), the time from that to the output of the epoch it hit, and what was lost."""
+    """Says what one run found: the time of an epoch before the harm (median), the time from the harm to the output of
+    the epoch that it hit, and what was lost.
+    """
 
     normal_s: float
     until_s: float

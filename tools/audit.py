@@ -34,7 +34,7 @@ def refused() -> list[tuple[str, SpecifierSet, str]]:
 
 
 def installed() -> dict[str, str]:
-    """By name, the version of every distribution of this environment."""
+    """Returns the version of every distribution of this environment, by name."""
     return {canonicalize_name(one.metadata["Name"]): one.version for one in metadata.distributions()}
 
 

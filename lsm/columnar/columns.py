@@ -173,7 +173,7 @@ def _null_safe_equal(a: pa.Array, b: pa.Array) -> Bools:
 
 
 def keys_equal(left: Sequence[pa.Array], left_at: Indices, right: Sequence[pa.Array], right_at: Indices) -> Bools:
-    """As `rows_equal`, for keys: see the module's first lines."""
+    """Returns the same as `rows_equal`, for keys, which the module's first lines say how to compare."""
     equal: Bools = np.ones(len(left_at), dtype=np.bool_)
     for a, b in zip(left, right, strict=True):
         equal &= _keys_equal(a, left_at, b, right_at)

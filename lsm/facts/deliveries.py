@@ -131,7 +131,7 @@ class DeliveryLog:
 
 
 def old_deliveries(paths: list[PurePosixPath]) -> list[PurePosixPath]:
-    """Of the files of all registers, the marks of epochs so long ago that nobody asks for them."""
+    """Returns, of the files of all registers, the marks of epochs so long ago that nobody asks for them."""
     newest: dict[PurePosixPath, int] = {}
     of_timelines = [path for path in paths if path.parts[0] == SINKS and path.parent.name not in _NOT_TIMELINES]
     numbers = {path: path.name.partition("-")[0] for path in of_timelines}

@@ -62,7 +62,7 @@ def check_fence(root: Path, timeline: str, instance: Instance | None, env: Env) 
 
 
 def old_instances(paths: list[PurePosixPath]) -> list[PurePosixPath]:
-    """Of the files of all registers, the instances that newer ones have long replaced."""
+    """Returns, of the files of all registers, the instances that newer ones have long replaced."""
     by_timeline: dict[PurePosixPath, list[tuple[Instance, PurePosixPath]]] = {}
     for path in paths:
         if path.parts[0] == JOBS and (found := _of_name(path.name)) is not None:

@@ -76,15 +76,15 @@ class Run:
         return end_of(self.last)
 
     def traces(self) -> Iterator[tuple[TraceId, Time]]:
-        """Each with where it begins."""
+        """Returns each trace with the time at which it begins."""
         return ((listed.trace, listed.origin) for listed in self.listed)
 
     def required(self) -> Run:
-        """Of it what the safe point waits for."""
+        """Returns the run with only those layers that the safe point waits for."""
         return replace(self, listed=tuple(listed for listed in self.listed if listed.copies))
 
     def until(self, t: int) -> Run:
-        """The same up to an epoch."""
+        """Returns the same run up to an epoch."""
         return self if self.last <= t else replace(self, last=Epoch(t))
 
 
@@ -121,7 +121,7 @@ class Archive:
 
     @classmethod
     def parse(cls, text: bytes, timeline: str, name: str, where: str) -> Self:
-        """As `read`, of the file's bytes."""
+        """Returns the archive that a file's bytes are. Raises CorruptionError where they are damaged."""
         head, rest = unseal_json(text, where)
         with parsed("an archive of manifests", where):
             found = cls(head["line"], head["first"], head["last"], tuple(_runs(head)))
@@ -146,14 +146,14 @@ class Details:
 
     @classmethod
     def parse(cls, archive: Archive, text: bytes, where: str) -> Self:
-        """Of the file's bytes."""
+        """Returns the details that a file's bytes have."""
         found = cls.__new__(cls)
         found._where = where
         found._begin(archive, text)
         return found
 
     def manifest(self, t: int) -> Manifest:
-        """That of an epoch of the archive. Raises CorruptionError where its line is not one."""
+        """Returns the manifest of an epoch of the archive. Raises CorruptionError where its line is not one."""
         run = self._archive.runs[bisect.bisect_right(self._begins, t) - 1]
         with parsed(f"an archive of manifests, at epoch {t}", self._where):
             line = json.loads(self._lines[t - self._archive.first])

@@ -34,7 +34,7 @@ MOST_BRANCHES = 1000
 
 @dataclass(frozen=True)
 class Timeline:
-    """Where a timeline begins: at `at` of `parent`; the first one has no parent."""
+    """Says where a timeline begins: at `at` of `parent`; the first one has no parent."""
 
     id: str
     parent: str | None = None
@@ -70,7 +70,7 @@ class Refs:
         return self.timelines[self.names[branch]]
 
     def lineage(self, timeline: str) -> list[Timeline]:
-        """The timeline and its ancestors, oldest first."""
+        """Returns the timeline and its ancestors, oldest first."""
         found = [self.timelines[timeline]]
         while (parent := found[-1].parent) is not None:
             found.append(self.timelines[parent])
@@ -78,8 +78,8 @@ class Refs:
         return found
 
     def shared_until(self, a: str, b: str) -> Epoch | None:
-        """The last epoch that two timelines have in common; None: one is the other. After a rewind main begins in the
-        timeline it was.
+        """Returns the last epoch that two timelines have in common; None: one is the other. After a rewind main begins
+        in the timeline that it was.
         """
         mine, theirs = self.held_until(a), self.held_until(b)
         shared = [
@@ -90,8 +90,8 @@ class Refs:
         return max((min(ends) for ends in shared if ends), default=None) if all(shared) else None
 
     def held_until(self, timeline: str) -> dict[str, Epoch | None]:
-        """The timeline and its ancestors, each with the last of its epochs that is one of the timeline's, too; None:
-        all of them are.
+        """Returns the timeline and its ancestors, each with the last of its epochs that the timeline has, too; None: it
+        has all of them.
         """
         found: dict[str, Epoch | None] = {}
         end: Epoch | None = None
@@ -102,8 +102,8 @@ class Refs:
         return found
 
     def left(self, timeline: str) -> dict[str, Epoch | None]:
-        """As `held_until`, oldest first, without the ancestors that it has no epoch of: main may have been rewound to
-        before one began, or to where it did.
+        """Returns what `held_until` returns, oldest first, without the ancestors of which the timeline has no epoch:
+        main may have been rewound to before one began, or to where it did.
         """
         known = self._left.get(timeline)
         if known is None:
@@ -113,8 +113,8 @@ class Refs:
         return known
 
     def begins(self, timeline: str) -> dict[str, str]:
-        """By stage whose code is another one than at the root of a timeline: where that code began, the same text for
-        the same state.
+        """Returns where the code of each stage began that has other code than at the root of the timeline: the same
+        text for the same state.
 
         What such a stage holds at an epoch depends on the state that it began with, so two branches may share its
         layers only where they left the same timeline at the same epoch.
@@ -123,7 +123,9 @@ class Refs:
         return {stage: f"{step.parent}@{step.at}" for step in steps if step.own_states for stage in step.changed}
 
     def anew(self, timeline: str) -> dict[str, int]:
-        """By stage that began anew where it was changed last on the way to a timeline: the epoch at which it did."""
+        """Returns the epoch at which each stage began anew that did so where it was changed last on the way to a
+        timeline.
+        """
         found: dict[str, int] = {}
         for step in (self.timelines[id] for id in self.left(timeline)):
             if step.at is not None:

@@ -22,7 +22,7 @@ NOTHING = Epoch(-1)
 
 
 def policies(manifest: Manifest | None) -> Mapping[str, str]:
-    """By source, what is done with its layers at the safe point; of those that are not kept."""
+    """Returns by source what is done with its layers at the safe point. Sources whose layers are kept are left out."""
     return manifest.policies if manifest is not None else {}
 
 

@@ -51,7 +51,7 @@ class Entry:
 
 
 def known_policies(found: object) -> dict[str, str]:
-    """By source, what is done with its layers; a word that this version does not know lets nothing go."""
+    """Returns by source what is done with its layers. A word that this version does not know releases nothing."""
     return {s: p for s, p in found.items() if p in RELEASING} if isinstance(found, dict) else {}
 
 
@@ -74,18 +74,20 @@ class Manifest:
 
     @property
     def policies(self) -> Mapping[str, str]:
-        """By source, what is done with its layers at the safe point; of those that are not kept (see `input_policy`)."""
+        """Returns by source what is done with its layers at the safe point. Sources whose layers are kept are left out
+        (see `input_policy`).
+        """
         return known_policies(self.meta.get(AT_SAFE_POINT, {}))
 
     @property
     def unknown_policies(self) -> Mapping[str, str]:
-        """By source, what this version does not know and so does not do: its layers are kept."""
+        """Returns by source the policy that this version does not know and so does not carry out: it keeps the layers."""
         found = self.meta.get(AT_SAFE_POINT, {})
         known = (KEEP, *RELEASING)
         return {str(s): str(p) for s, p in found.items() if p not in known} if isinstance(found, dict) else {}
 
     def sums(self, stage: str) -> list[str]:
-        """The columns of a stage that may be added up; of versions that did not say so none."""
+        """Returns the columns of a stage that may be added up; none where the manifest's version did not say so."""
         found = self.meta.get(SUMS, {})
         return list(found.get(stage, [])) if isinstance(found, dict) else []
 

@@ -26,7 +26,7 @@ _RELISTS = 5
 
 
 class ManifestLog(Mapping[Epoch, Manifest]):
-    """Of one line, in order of epochs. To be changed by one thread; others may look meanwhile."""
+    """Holds the manifests of one timeline, in order of epochs. One thread changes it; others may look meanwhile."""
 
     def __init__(
         self, timeline: str, root: Path, env: Env, parent: ManifestLog | None = None, at: Epoch | None = None
@@ -129,32 +129,32 @@ class ManifestLog(Mapping[Epoch, Manifest]):
         return max([*ends, *([] if newest is None else [newest])], default=None)
 
     def singles(self) -> list[Epoch]:
-        """The epochs that have a file of their own, in order."""
+        """Returns the epochs that have a file of their own, in order."""
         return list(self._own[1])
 
     def archives(self) -> tuple[Archive, ...]:
         return self._own[0]
 
     def archive_at(self, t: int) -> Archive | None:
-        """The archive that an epoch of this timeline itself is in."""
+        """Returns the archive that holds an epoch of this timeline itself."""
         return archive_of(self._own[0], t)
 
     def pieces(self, after: int = -1) -> Iterator[Run | Manifest]:
-        """All of it in order, old epochs as runs; what ends by epoch `after` is left out."""
+        """Yields all of it in order, old epochs as runs. What ends by epoch `after` is left out."""
         for timeline, until in self._before:
             if until > after:
                 yield from timeline._pieces_until(after, until)
         yield from self.own_pieces(after)
 
     def _pieces_until(self, after: int, until: Epoch) -> Iterator[Run | Manifest]:
-        """As `own_pieces`, of epochs up to `until`."""
+        """Yields what `own_pieces` yields, of epochs up to `until`."""
         for piece in self.own_pieces(after):
             if (piece.first if isinstance(piece, Run) else piece.t) > until:
                 return
             yield piece.until(until) if isinstance(piece, Run) else piece
 
     def own_pieces(self, after: int = -1) -> Iterator[Run | Manifest]:
-        """As `pieces`, of the epochs that are none of the parent's."""
+        """Yields what `pieces` yields, without the epochs of the timeline's parents."""
         for own in self._pieces_of_own(after):
             if isinstance(own, Archive):
                 yield from (run for run in own.runs if run.last > after)

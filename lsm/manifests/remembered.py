@@ -75,7 +75,7 @@ class Remembered:
         self.earliest = min((kept.first for kept in self._kept.values()), default=END)
 
     def copy(self) -> Remembered:
-        """As it is now."""
+        """Returns a copy of what is remembered now."""
         found = Remembered()
         found._kept, found.entries = dict(self._kept), dict(self.entries)
         found._find_ends()
@@ -111,8 +111,8 @@ class Remembered:
         return changed
 
     def discard(self, first: Mapping[str, Epoch], entry: int | None) -> dict[str, str]:
-        """By timeline, the epoch from which on manifests are discarded; and the entry from which on the log of branches
-        is.
+        """Forgets manifests from an epoch of each timeline on (`first`), and the log of branches from an entry on.
+        Returns what the catalog must change.
         """
         changed = {}
         for timeline, t in first.items():

@@ -62,7 +62,7 @@ def show(time: Time) -> str:
 
 
 def show_as_of(time: Time) -> str:
-    """As `show`, but the end of an epoch is just that epoch: how reads as of an epoch are worded."""
+    """Returns what `show` returns, but the end of an epoch is just that epoch: so reads as of an epoch are worded."""
     return str(epoch_of(time)) if round_of(time) == MAX_ROUND else show(time)
 
 

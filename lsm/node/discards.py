@@ -46,10 +46,10 @@ class DiscardedVersions:
         if (root / DISCARDED).exists():
             try:
                 fields = read_small(root / DISCARDED, env)
-                with parsed("what was given up", str(root / DISCARDED)):
+                with parsed("what was discarded", str(root / DISCARDED)):
                     self.digests = {str(name): str(digest) for name, digest in fields["digests"].items()}
             except CorruptionError as error:
-                log.error("%s: what was given up before may be taken from a peer that still holds it", error)
+                log.error("%s: what was discarded before may be taken from a peer that still holds it", error)
 
     def remember(self, digests: Mapping[str, str]) -> None:
         """These do not count any more. Durable when this returns. Where they took the place of what was discarded

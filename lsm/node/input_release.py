@@ -37,7 +37,7 @@ _AGAIN_S = 2.0
 
 
 class InputRelease:
-    """Lets go of the inputs of one node."""
+    """Releases the inputs of one node."""
 
     def __init__(
         self,
@@ -115,7 +115,7 @@ def announced_safe_points(root: Path, env: Env) -> dict[str, str]:
     path = root / RELEASED
     try:
         fields = read_small(path, env)
-        with parsed("what inputs were let go of", str(path)):
+        with parsed("what inputs were released", str(path)):
             return {SAFE_META + check_name(fields["line"], "timeline name"): str(whole_number(fields["safe"], "safe"))}
     except (CorruptionError, StorageError) as error:
         if path.exists():

@@ -116,7 +116,7 @@ def open_regular(path: Path | str, flags: int) -> tuple[int, os.stat_result]:
 
 @contextlib.contextmanager
 def opened_regular(path: Path, flags: int) -> Iterator[tuple[int, os.stat_result]]:
-    """As `open_regular`; closes the descriptor."""
+    """Opens as `open_regular` does, and closes the descriptor in the end."""
     fd, found = open_regular(path, flags)
     try:
         yield fd, found
@@ -180,7 +180,9 @@ def read_regular(path: Path, most_bytes: int = MOST_SMALL_BYTES) -> bytes:
 
 
 class Identity(NamedTuple):
-    """Of a file. Published files are never written again, so a name that has another one stands for another file."""
+    """Tells files of one name apart. Published files are never written again, so a name that has another identity
+    stands for another file.
+    """
 
     inode: int
     written_ns: int
@@ -255,7 +257,7 @@ class Env:
             _make_directory(path)
 
     def make_dir(self, path: Path) -> None:
-        """As `make_dirs`, but FileNotFoundError where it would have to make what the directory is in."""
+        """Makes a directory. Raises FileNotFoundError where `make_dirs` would make what the directory is in."""
         _make_directory(path)
 
     def list_dir(self, path: Path) -> list[str]:

@@ -62,7 +62,7 @@ def _is_taken(ready: Path, path: Path, env: Env) -> bool:
 
 
 class FilePool:
-    """Those of the data directory `root`, for the one node that owns it."""
+    """Keeps the ready files of the data directory `root`, for the one node that owns it."""
 
     def __init__(self, root: Path, env: Env) -> None:
         self._made, self._making, self._env = root / READY / MADE, root / READY / MAKING, env

@@ -2,7 +2,7 @@
 
 The lock is on an inode, and everything else goes by paths: `check` says whether they still are the same directory.
 
-A forked process inherits the descriptor, and with it the lock, which it must not keep when its parent has let go: the
+A forked process inherits the descriptor, and with it the lock, which it must not keep when its parent released it: the
 lock is released by name (LOCK_UN, which is for all descriptors of it), and a child closes its copy at once.
 """
 

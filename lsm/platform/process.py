@@ -4,7 +4,7 @@ Pandas.
 Freed memory stays with processes that will want as much again at once.
 
 glibc gives large arrays back to the kernel as soon as they are freed, and the next one of the size is mapped and zeroed
-page by page. Where one column after the other is made and let go, as in a task or a merge, that is a seventh of the
+page by page. Where one column after the other is made and freed, as in a task or a merge, that is a seventh of the
 time (`python -m bench task_parts`).
 
 What NumPy is told of this machine's processor, in the Python processes that are started for its sake.

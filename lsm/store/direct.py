@@ -29,14 +29,14 @@ def raw_fingerprint(timeline: Timeline) -> str:
 
 
 def raw_traces(timelines: Timelines, directory: LayerDirectory, stage: str, branch: str) -> list[TraceId]:
-    """Those of a stage that a branch's timeline has of its own, sealed or not."""
+    """Returns the traces of a stage that a branch's timeline has of its own, sealed or not."""
     fingerprint = raw_fingerprint(timelines.timeline(branch))
     return [trace for trace in directory.traces_of(stage, fingerprint) if not trace.shard.count]
 
 
 def raw_traces_after(timelines: Timelines, directory: LayerDirectory, stage: str, branch: str) -> list[TraceId]:
-    """Those of a stage at epochs that are not sealed: shards that this timeline did not append to yet go on from the
-    timeline before.
+    """Returns the traces of a stage at epochs that are not sealed. Shards to which this timeline did not append yet go
+    on from the timeline before.
     """
     mine = raw_traces(timelines, directory, stage, branch)
     last = _listed(timelines.manifest(t, branch) if (t := timelines.last_sealed(branch)) is not None else None)
@@ -54,7 +54,7 @@ def raw_trace(timelines: Timelines, stage: str, index: int, t: int) -> TraceId:
 
 
 def raw_traces_at(timelines: Timelines, directory: LayerDirectory, t: int) -> list[TraceId]:
-    """Of all stages and shards that are known at an epoch of the main timeline."""
+    """Returns the traces of all stages and shards that are known at an epoch of the main timeline."""
     sealed, last = timelines.manifest(t), timelines.last_sealed()
     if sealed is not None:
         return list(_listed(sealed))
@@ -108,8 +108,8 @@ def raw_view(timelines: Timelines, branch: str, id: TraceId, t: int) -> View:
 
 
 def _fingerprint_at(timelines: Timelines, t: int) -> str:
-    """Of the main timeline's raw layers at an epoch that is not sealed or whose manifest is lost: the parent's before
-    the fork.
+    """Returns the fingerprint of the main timeline's raw layers at an epoch that is not sealed, or whose manifest is
+    lost: before the fork it is the parent's.
     """
     return raw_fingerprint(timelines.refs.timelines[timelines.manifests().timeline_at(t)])
 

@@ -15,7 +15,7 @@ from nosync.lsm.trace.directory import LayerDirectory
 
 
 def stage_views(directory: LayerDirectory, timelines: Timelines, stage: str, t: int, branch: str) -> list[View]:
-    """By shard; of a log whose shards were other ones before, by shard of then and now.
+    """Returns a view for each shard; of a log whose shards were other ones before, for each shard of then and now.
 
     Epochs that are not sealed yet can be asked for, too. Raises UnknownStageError for a stage that the branch does not
     have, NotAvailableError for an epoch after a fork that only other branches have, LostEpochError for one whose

@@ -45,7 +45,7 @@ class Form(Enum):
 
     @property
     def is_base(self) -> bool:
-        """Whether the file holds the whole state, so that no earlier version is needed."""
+        """Returns whether the file holds the whole state, so that no earlier version is needed."""
         return self in (Form.SNAPSHOT, Form.ZIP)
 
 

@@ -113,7 +113,7 @@ def _place(keep: Keep, path: str, making: Path) -> None:
 
 
 def _replace(keep: Keep, making: Path, path: str, text: str) -> None:
-    """Writes a file of the directory anew. The name alone is given up: its contents are the keep's."""
+    """Writes a file of the directory anew. It replaces the name alone: the contents before are the keep's."""
     target = making / path
     with storage_errors("write", target):
         keep.env.unlink(target)

@@ -1,6 +1,6 @@
 """What a keep holds on to: the last batches, what is pinned, and all that these need. The rest is garbage after a grace.
 
-Spark's own deletes touch Spark's directory alone. A keep lets go of nothing but here.
+Spark's own deletes touch Spark's directory alone. A keep deletes nothing but here.
 """
 
 from __future__ import annotations

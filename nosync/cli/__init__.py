@@ -20,7 +20,7 @@ __all__ = ["checkpoint", "cli", "daemon", "demo", "inspect", "jobs", "main", "ma
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """The entry point of the command `nosync`."""
+    """Runs the command `nosync`."""
     log_to_stderr(logging.ERROR, "%(message)s")
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):  # where the locale has no letter for what is in a store

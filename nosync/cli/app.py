@@ -28,7 +28,7 @@ class Command(click.Command):
 
 
 class Group(click.Group):
-    """The commands of `nosync`."""
+    """Holds the commands of `nosync`."""
 
     command_class = Command
 

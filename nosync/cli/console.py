@@ -39,13 +39,13 @@ PLAIN_WIDTH = 140
 
 
 class Screen(Console):
-    """Where a reader such as `head` has seen enough, that is no failure: `main` ends with 0."""
+    """Prints. Where a reader such as `head` has seen enough, that is no failure: `main` ends with 0."""
 
     def on_broken_pipe(self) -> None:
         raise BrokenPipeError
 
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
-        """All that is printed comes through here: nothing acts on the terminal but what this process does to it."""
+        """Makes all visible that is printed: nothing acts on the terminal but what this process does to it."""
         for text, style, control in super().render(renderable, options):
             yield Segment(text if control else visible(text, keep="\n"), style, control)
 
@@ -65,7 +65,7 @@ def log_to_stderr(level: int, format: str, *, force: bool = False) -> None:
 
 
 class PlainTable(Table):
-    """A table whose cells are texts as they are: nothing in them is markup, and no line break looks like another row."""
+    """Shows cells as the texts that they are: nothing in them is markup, and no line break looks like another row."""
 
     def add_column(self, header: RenderableType = "", *args: Any, **options: Any) -> None:
         super().add_column(_plain(header), *args, **options)
@@ -83,7 +83,9 @@ err = Screen(stderr=True, highlight=False, emoji=False)
 
 
 class GivenPath(click.Path):
-    """A path as a `Path`. What is empty, as where a variable of the shell is not set, would be the working directory."""
+    """Takes a path, as a `Path`. An empty one is refused: where a variable of the shell is not set, it would be the
+    working directory.
+    """
 
     def __init__(self, **options: Any) -> None:
         super().__init__(path_type=Path, **options)
@@ -95,7 +97,7 @@ class GivenPath(click.Path):
 
 
 STORE = click.argument("path", metavar="PATH", type=GivenPath())
-ALONE = click.option("--alone", is_flag=True, help="Without the daemon that keeps the directory, which is stopped.")
+ALONE = click.option("--alone", is_flag=True, help="Work without the directory's daemon, which must be stopped.")
 JSON = click.option("--json", "as_json", is_flag=True, help="Print JSON instead of tables.")
 MOST_ROWS_SHOWN = 50
 _LEAST_SHOWN, _FIRST_SHORTENED = 1e-6, 1e21
@@ -114,7 +116,7 @@ def print_json(value: Any) -> None:
 
 
 def json_text(value: Any) -> str:
-    """One value as `print_json` has it."""
+    """Returns one value as `print_json` prints it."""
     return json.dumps(_for_json(value), default=str, allow_nan=False)
 
 
@@ -123,7 +125,9 @@ def head(rows: pa.Table, limit: int) -> pa.Table:
 
 
 def _for_json(value: Any) -> Any:
-    """JSON has no NaN, no infinities and no bytes: they become texts, bytes as Spark's to_json has them."""
+    """Returns the value with texts for what JSON does not have: NaN, infinities, and bytes, which Spark's to_json
+    writes in the same way.
+    """
     if isinstance(value, float) and not math.isfinite(value):
         return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
     if isinstance(value, bytes):
@@ -134,12 +138,12 @@ def _for_json(value: Any) -> Any:
 
 
 def read_only(path: Path) -> Store:
-    """A store to look at: in a directory, or of the daemon at HOST:PORT."""
+    """Opens a store to look at: one in a directory, or that of the daemon at HOST:PORT."""
     return open_to_read(str(path)) if _ADDRESS.match(str(path)) else nosync.open(path, read_only=True)
 
 
 def check_store(path: Path) -> None:
-    """Before a command that changes a store: a missing one is an error, not a new store, and so is one that is elsewhere."""
+    """Raises before a command changes a store that is missing, which would make a new one, or that is on another host."""
     if _ADDRESS.match(str(path)) and not path.exists():
         raise InvalidInputError(
             f"{path} is a daemon's address; this command needs the store's directory: run it on the daemon's host, with the "
@@ -150,7 +154,7 @@ def check_store(path: Path) -> None:
 
 @contextmanager
 def progress(text: str, *, quiet: bool = False) -> Iterator[Callable[[int, int, str], None]]:
-    """A bar on standard error: `advance(done, of, note)`."""
+    """Shows a bar on standard error, which `advance(done, of, note)` moves."""
     columns = (
         TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(),
         TimeRemainingColumn(), TextColumn("{task.fields[note]}"),
@@ -161,12 +165,12 @@ def progress(text: str, *, quiet: bool = False) -> Iterator[Callable[[int, int, 
 
 
 def table_of(*columns: str) -> Table:
-    """Columns whose name ends in > are right-aligned."""
+    """Returns a table. Columns whose name ends in > are right-aligned."""
     return _table([(column.removesuffix(">"), column.endswith(">")) for column in columns])
 
 
 def _table(columns: Iterable[tuple[str, bool]]) -> Table:
-    """`columns`: their names, as they are, and whether they are right-aligned."""
+    """Returns a table. `columns`: their names, as they are, and whether they are right-aligned."""
     table = PlainTable(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
     for name, is_right in columns:
         table.add_column(name, justify="right" if is_right else "left", overflow="fold")
@@ -200,7 +204,7 @@ def parse_keys(store: Store, stage: str, as_of: int | None, keys: Sequence[str],
 
 
 def _parsed(value: str, type_: pa.DataType, text: str) -> Any:
-    """What a table shows, as a value of that type."""
+    """Returns the value of that type which a table shows as this text."""
     try:
         if pa.types.is_binary(type_):
             return base64.b64decode(value, validate=True)
@@ -211,7 +215,7 @@ def _parsed(value: str, type_: pa.DataType, text: str) -> Any:
 
 
 def show_layers(found: Sequence[LayerStatus], branches: Sequence[tuple[str, ...]]) -> None:
-    """`branches`: for each layer those whose epochs it holds."""
+    """Prints a table of layers. `branches`: for each layer those whose epochs it holds."""
     columns = ("stage", "shard", "epochs>", "since>", "entries>", "size>", "level", "tree level>", "branch", "digest")
     table = table_of(*columns)
     for layer, names in zip(found, branches, strict=True):
@@ -236,7 +240,7 @@ def show_rows(rows: pa.Table, of: int) -> None:
 
 
 def by_key(rows: pa.Table, key: Sequence[str]) -> pa.Table:
-    """The rows in order of their key, nulls first; as they are where there is no key, or no order of such keys."""
+    """Returns the rows in order of their key, nulls first; as they are where there is no key, or no order of such keys."""
     ordered = [
         name
         for name in key
@@ -249,13 +253,15 @@ def by_key(rows: pa.Table, key: Sequence[str]) -> pa.Table:
 
 
 def values_of(column: pa.ChunkedArray) -> list[Any]:
-    """Its values as Python has them; those of 32 bits with the digits that they need, 0.1 and not 0.10000000149011612."""
+    """Returns a column's values as Python has them; those of 32 bits with the digits that they need, 0.1 and not
+    0.10000000149011612.
+    """
     values: list[Any] = column.to_pylist()
     return [_short(value, column.type) for value in values] if _has_short(column.type) else values
 
 
 def rows_of(rows: pa.Table) -> list[dict[str, Any]]:
-    """The rows for `print_json`."""
+    """Returns the rows for `print_json`."""
     columns = [values_of(column) for column in rows.columns]
     return [dict(zip(rows.column_names, row, strict=True)) for row in zip(*columns, strict=True)]
 
@@ -279,7 +285,9 @@ def _short(value: Any, type_: pa.DataType) -> Any:
 
 
 def _number(value: float) -> str:
-    """As people write it, with all digits that it takes to have the same value again, so that --key takes what is shown."""
+    """Returns a number as people write it, with all digits that it takes to have the same value again, so that --key
+    takes what is shown.
+    """
     if not math.isfinite(value):
         return str(_for_json(value))
     is_near = value == 0 or _LEAST_SHOWN <= abs(value) < _FIRST_SHORTENED

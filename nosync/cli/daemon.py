@@ -109,16 +109,16 @@ def daemon(config: Path | None, peers: tuple[str, ...], check: bool, verbose: bo
 
 
 def _take_descriptors() -> None:
-    """As many as this process may have: connections of strangers and files of the store share them."""
+    """Lets this process have as many descriptors as it may: connections of strangers and files of the store share them."""
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     with contextlib.suppress(ValueError, OSError):  # a sandbox may forbid it
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
 def _give_way(nice: int) -> None:
-    """Of this process: the threads that libraries have started by now, and all that are started from now on. They take the
-    processor from nobody in the middle of a turn (each link() of a task wakes one, and the task would wait until its file was
-    looked at), and get a smaller share if that is wanted.
+    """Makes the threads of this process give way: those that libraries have started by now, and all that are started
+    from now on. They take the processor from nobody in the middle of a turn (each link() of a task wakes one, and the
+    task would wait until its file was looked at), and get a smaller share if that is wanted.
     """
     priority = os.getpriority(os.PRIO_PROCESS, 0) + nice
     for thread in map(int, os.listdir("/proc/self/task")):
@@ -155,7 +155,11 @@ def _client(path: Path) -> DaemonClient:
 @STORE
 @click.option("--add", "added", multiple=True, metavar="NODE=HOST:PORT", help="A node that joins the store.")
 @click.option(
-    "--remove", "removed", multiple=True, metavar="NODE", help="A node that is gone for good: its copies count no more."
+    "--remove",
+    "removed",
+    multiple=True,
+    metavar="NODE",
+    help="A node that is gone for good: its copies no longer count.",
 )
 @JSON
 def peers(path: Path, added: tuple[str, ...], removed: tuple[str, ...], as_json: bool) -> None:
@@ -187,10 +191,10 @@ def peers(path: Path, added: tuple[str, ...], removed: tuple[str, ...], as_json:
 @click.option("--take-theirs", is_flag=True, help="This node is wrong: what its peers hold counts, and is fetched.")
 @JSON
 def conflicts(path: Path, take_theirs: bool, as_json: bool) -> None:
-    """List the files of which peers hold other contents than the node of PATH, or decide that theirs count.
+    """List the files whose contents differ between the node of PATH and its peers, or decide that theirs count.
 
     One layer was computed twice with different results: a stage is not deterministic, or two jobs ran on two nodes. The
-    safe point waits until you decide which node is wrong, and say so there. What it gives up goes to its quarantine/.
+    safe point waits until you decide which node is wrong, and say so there. What it discards goes to its quarantine/.
 
     \b
       nosync conflicts d2
@@ -203,13 +207,15 @@ def conflicts(path: Path, take_theirs: bool, as_json: bool) -> None:
         print_json(names)
         return
     for name in names:
-        out.print(f"{'gave up' if take_theirs else 'conflict'}  {escape(name)}")
+        out.print(f"{'discarded' if take_theirs else 'conflict'}  {escape(name)}")
     if not names:
         out.print("no conflicts")
 
 
 class _Certs(click.Group):
-    """Commands for certificates; without the name of one, what is given is a directory and nodes to make certificates for."""
+    """Holds the commands for certificates. Without the name of one, a directory is given, and the nodes to make
+    certificates for.
+    """
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
@@ -253,10 +259,10 @@ def make(directory: Path, nodes: tuple[str, ...]) -> None:
 @click.argument("directory", type=click.Path(path_type=Path, file_okay=False, exists=True))
 @click.argument("what", nargs=-1, required=True)
 def revoke(directory: Path, what: tuple[str, ...]) -> None:
-    """Let certificates count no more: WHAT is a node or reader, the file of a certificate, or a serial number.
+    """Revoke certificates: WHAT is a node or reader, the file of a certificate, or a serial number.
 
-    They are added to the file `revoked` in DIRECTORY. Give it to every node, in its tls directory: daemons look at it every
-    second, end the links of those it names, and answer them no more. Then make another certificate where one is wanted.
+    They are added to the file `revoked` in DIRECTORY. Give it to every node, in its tls directory: daemons look at it
+    every second, end the links of those it names, and refuse them. Then make another certificate where one is wanted.
 
     \b
       nosync certs revoke tls n2

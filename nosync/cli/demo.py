@@ -79,7 +79,7 @@ def demo(by: str, directory: Path, cores: int | None, what_if: bool, as_json: bo
 
 
 def _show_nothing(part: str, what: Any) -> None:
-    """For --json, which prints the result only."""
+    """Shows nothing, for --json, which prints the result only."""
 
 
 def _show_demo_part(part: str, what: Any) -> None:

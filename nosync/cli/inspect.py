@@ -45,7 +45,7 @@ from nosync.lsm.visible import visible
 @click.option("--stage", help="Only this stage.")
 @JSON
 def layers(path: Path, stage: str | None, as_json: bool) -> None:
-    """List the layer files: which stage, shard, epochs and branches each is of, its size, level and digest."""
+    """List the layer files: the stage, shard, epochs and branches of each, its size, level and digest."""
     with read_only(path) as store:
         if stage is not None:
             store.directory.check_stage(stage)
@@ -113,7 +113,7 @@ def _print_csv(table: pa.Table) -> None:
 
 
 def _flat(table: pa.Table) -> pa.Table:
-    """CSV has no nested values: they become JSON text."""
+    """Returns the rows with JSON text for nested values, which CSV does not have."""
     for i, f in enumerate(table.schema):
         if pa.types.is_binary(f.type) or pa.types.is_large_binary(f.type) or pa.types.is_fixed_size_binary(f.type):
             texts = [
@@ -186,7 +186,9 @@ _DIFF_KINDS = {"changed": "keys changed", "only_a": "only in a", "only_b": "only
 @ALONE
 @JSON
 def branch(path: Path, name: str | None, delete: bool, alone: bool, as_json: bool) -> None:
-    """List the branches of a store, describe one, or delete one. Jobs make them: job.branch("name", at=26, replace={...}).
+    """List the branches of a store, describe one, or delete one.
+
+    Jobs make branches: job.branch("name", at=26, replace={...}).
 
     \b
       nosync branch state/                         list

@@ -93,7 +93,7 @@ def _session(cores: int | None) -> Iterator[SparkSession]:
 
 @contextmanager
 def _job(path: Path, flow: nosync.Dataflow, branch: str, cores: int | None, *, alone: bool) -> Iterator[nosync.Job]:
-    """The job that goes on where the store is; whoever ran it is fenced."""
+    """Opens the job that goes on where the store is; an older job that still runs is fenced."""
     check_store(path)
     with nosync.open(path, alone=alone) as store:
         last = store.last_sealed(branch)
@@ -125,10 +125,10 @@ def replay(
     alone: bool,
     as_json: bool,
 ) -> None:
-    """Replay BRANCH from the recorded inputs: the stages whose code is another one, and what is computed from them.
+    """Replay BRANCH from the recorded inputs: the stages whose code has changed, and what is computed from them.
 
-    The flow is the branch's, with the changed code. Interrupted, the same command goes on where it was. A job that runs
-    on BRANCH is stopped (FencedError), except by --dry-run, which changes nothing.
+    The flow is the branch's, with the changed code. After an interruption the same command goes on where it was. A job
+    that runs on BRANCH is stopped (FencedError), except by --dry-run, which changes nothing.
 
     \b
       nosync replay state/ no-weather --flow my_job:without_weather
@@ -237,7 +237,7 @@ def _explained(
 def recover(
     path: Path, flow_name: str, verify: bool, branch: str, cores: int | None, alone: bool, as_json: bool
 ) -> None:
-    """Recompute the layers that are lost, and nothing else. Exits 1 where some cannot be had back.
+    """Recompute the layers that are lost, and nothing else. Exits 1 where some cannot be recovered.
 
     Where something is lost, a job that runs on the branch is stopped (FencedError): start it again afterwards.
 

@@ -33,7 +33,7 @@ from nosync.lsm.store.repair import Repair
 @cli.command()
 @STORE
 @click.option("--stage", help="Only this stage.")
-@click.option("--retain", type=click.IntRange(min=0), help="First let go of history older than this many epochs.")
+@click.option("--retain", type=click.IntRange(min=0), help="First release history older than this many epochs.")
 @ALONE
 @JSON
 def compact(path: Path, stage: str | None, retain: int | None, alone: bool, as_json: bool) -> None:
@@ -70,7 +70,7 @@ def rewind(path: Path, epoch: int, keep_as: str | None, drop: bool, alone: bool,
     """Let the main timeline go on from EPOCH; what it had after that is kept as a branch.
 
     Sinks take back what they were given for later epochs when the job is started again. With the last sealed epoch,
-    what a failed attempt at the next one has recorded is let go of, so that it can be given other rows.
+    what a failed attempt at the next one has recorded is deleted, so that it can be given other rows.
 
     \b
       nosync rewind state/ 26
@@ -85,7 +85,7 @@ def rewind(path: Path, epoch: int, keep_as: str | None, drop: bool, alone: bool,
         print_json({"epoch": epoch, "was": last, "kept_as": kept})
     else:
         if epoch == last:
-            out.print(f"the main timeline is at epoch {epoch}; what was recorded of later ones is let go of")
+            out.print(f"the main timeline is at epoch {epoch}; what was recorded of later ones is deleted")
             return
         rest = f"epochs {epoch + 1} to {last} are " + ("deleted" if kept is None else f"kept as branch {escape(kept)}")
         out.print(f"the main timeline is at epoch {epoch} again; {rest}")
@@ -133,7 +133,7 @@ def pin(path: Path, name: str | None, epoch: int | None, remove: bool, alone: bo
 @cli.command()
 @STORE
 @click.option(
-    "--repair", is_flag=True, help="Before that write small files again without which the store does not open."
+    "--repair", is_flag=True, help="First write lost or damaged small files again that the store needs to open."
 )
 @click.option("--yes", is_flag=True, help="With --repair: do it without asking.")
 @click.option("--untrusted", is_flag=True, help="A store of somebody else: its catalog is not opened.")
@@ -141,8 +141,8 @@ def pin(path: Path, name: str | None, epoch: int | None, remove: bool, alone: bo
 def verify(path: Path, repair: bool, yes: bool, untrusted: bool, as_json: bool) -> None:
     """Check every byte of every file against its digest. Exits 1 where something is wrong.
 
-    With --repair a lost or damaged NOSYNC file, and entries of the log of branches, are written again from what the catalog and
-    other files say. It says first what it will do, and asks; with --json it does nothing without --yes.
+    With --repair a lost or damaged NOSYNC file, and entries of the log of branches, are written again from what the
+    catalog and other files say. It says first what it will do, and asks; with --json it does nothing without --yes.
 
     \b
       nosync verify state/
@@ -173,8 +173,8 @@ def verify(path: Path, repair: bool, yes: bool, untrusted: bool, as_json: bool) 
 def backup(path: Path, target: Path, as_json: bool) -> None:
     """Copy a store to a new DIRECTORY, while it is in use: whole, verified, and as it was at some epoch.
 
-    A copy has no catalog, so that what is opened there is another incarnation of the directory, and verifies what it has. To
-    put it back, move it to where the store was.
+    A copy has no catalog: when it is opened, it becomes another incarnation of the directory, and its files are
+    verified. To put it back, move it to where the store was.
 
     \b
       nosync backup state/ /backups/state-2

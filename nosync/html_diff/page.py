@@ -47,7 +47,7 @@ Times = Mapping[int, datetime.datetime]
 
 @dataclass(frozen=True)
 class _At:
-    """Both branches as of one epoch."""
+    """Holds both branches as of one epoch."""
 
     t: int
     counts: dict[str, int]
@@ -64,7 +64,7 @@ def diff_page(
     *,
     progress: Callable[[int, int], None] | None = None,
 ) -> str:
-    """The page that compares a stage on two branches as of an epoch (default: the newest of both).
+    """Returns the page that compares a stage on two branches as of an epoch (default: the newest of both).
 
     Raises what `Store.diff` raises, and NosyncError where matplotlib or jinja2 are not installed.
     """
@@ -121,12 +121,12 @@ def diff_page(
 
 
 def _fork(store: Store, a: str, b: str) -> int | None:
-    """The last epoch that both timelines have in common; None where they have none."""
+    """Returns the last epoch that both timelines have in common; None where they have none."""
     branches = store.branches()
     timelines: dict[str, Timeline] = {timeline.id: timeline for timeline in store.timelines_by_id().values()}
 
     def ends(name: str) -> dict[str, float]:
-        """By timeline of its lineage, up to which epoch it belongs to the branch."""
+        """Returns for each timeline of the branch's lineage up to which epoch it belongs to the branch."""
         timeline, end, found = branches[name], float("inf"), {}
         while True:
             found[timeline.id] = end
@@ -146,8 +146,8 @@ def _spread(first: int, last: int) -> list[int]:
 
 
 def _times(store: Store, stage: str, branch: str, epochs: Sequence[int]) -> Times:
-    """The event time that each epoch had come to: the watermark of the stage, where it is a window, or of the only
-    window.
+    """Returns the event time that each epoch had come to: the watermark of the stage, where it is a window, or of the
+    only window.
 
     An epoch has none before the first time came.
     """
@@ -185,7 +185,7 @@ def _total(column: pa.ChunkedArray) -> float:
 
 
 def _median(column: pa.ChunkedArray) -> float:
-    """NaN where there is no value."""
+    """Returns the median; NaN where there is no value."""
     values = _doubles(column).drop_null().to_numpy()
     values = values[~np.isnan(values)]
     return float(np.median(values)) if len(values) else math.nan
@@ -196,8 +196,8 @@ def _is_number(type_: pa.DataType) -> bool:
 
 
 def _differences(found: pa.Table, name: str, *, adds_up: bool) -> npt.NDArray[np.float64]:
-    """Of b less a. Of what adds up nothing counts as zero; of the rest there is no difference from nothing, which is
-    NaN.
+    """Returns b less a. Where values add up, a missing one counts as zero; else there is no difference from it, which
+    is NaN.
     """
     nothing = 0.0 if adds_up else math.nan
     a, b = (_doubles(found.column(f"{name}_{side}")).fill_null(nothing).to_numpy() for side in "ab")
@@ -246,7 +246,7 @@ def _number(value: float | None) -> str:
 
 
 def _seen(value: object) -> object:
-    """What a template is given, if it is a text that is not HTML yet."""
+    """Returns what a template may show: a text that is not HTML yet is made visible."""
     return value if hasattr(value, "__html__") or not isinstance(value, str | bytes) else visible(str(value))
 
 
@@ -254,7 +254,7 @@ def _seen(value: object) -> object:
 
 
 def _axes(width: float, height: float, times: Times) -> tuple[Figure, Axes]:
-    """`times`: of the epochs on the axis, where they have any."""
+    """Returns a figure with axes. `times`: of the epochs on the axis, where they have any."""
     from matplotlib.figure import Figure  # noqa: PLC0415 - slow to import
     from matplotlib.ticker import EngFormatter, MaxNLocator  # noqa: PLC0415
 
@@ -273,7 +273,7 @@ def _axes(width: float, height: float, times: Times) -> tuple[Figure, Axes]:
 
 
 def _tick(epoch: int, times: Times) -> str:
-    """An epoch, and below it its time; of days without the hour."""
+    """Returns an epoch, and below it its time; where all are whole days, without the hour."""
     if epoch not in times:
         return str(epoch)
     are_days = all(time.time() == datetime.time() for time in times.values())

@@ -10,7 +10,7 @@ from pathlib import Path
 def plot_trend(
     rows: Sequence[tuple[str, datetime.date, float]], path: Path, marks: Mapping[datetime.date, str]
 ) -> None:
-    """The smoothed departure delay (minutes) of each origin by day, as a PNG. `rows`: (origin, day, minutes)."""
+    """Draws the smoothed departure delay (minutes) of each origin by day, as a PNG. `rows`: (origin, day, minutes)."""
     from matplotlib.dates import DateFormatter, MonthLocator, date2num  # noqa: PLC0415 - slow to import
     from matplotlib.figure import Figure  # noqa: PLC0415
 

@@ -128,13 +128,13 @@ def _named(stage: BoundStage) -> str:
 
 
 def check_rows_are_kept(flow: BoundFlow, anew: Collection[str], declared: Dataflow) -> None:
-    """Raises FlowError where a source lets go of rows that a stage which begins `anew` reads."""
+    """Raises FlowError where a source releases rows that a stage which begins `anew` reads."""
     release = {source.name for source in declared.sources if source.at_safe_point == DROP}
     for stage in (flow.stages[name] for name in anew):
         for source in (up.name for name in stage.inputs for up in flow.changes_from(name) if up.name in release):
             raise FlowError(
                 f"stage {_declared(stage)} begins anew on the branch, from all rows of source {source}, which "
-                f"are let go of when they are safe (at_safe_point={DROP!r}): keep them, or run the changed flow in a store of "
+                f"are released when they are safe (at_safe_point={DROP!r}): keep them, or run the changed flow in a store of "
                 "its own, with backfill()"
             )
 

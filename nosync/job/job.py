@@ -315,7 +315,7 @@ class Job:
         returned.
 
         `keep_as`: that branch's name (default `before-rewind-<n>`); `""` drops it. Sinks withdraw epochs after `t`.
-        With the last sealed epoch, or -1 where there is none, it lets go of what a failed attempt at the next ones
+        With the last sealed epoch, or -1 where there is none, it deletes what a failed attempt at the next ones
         recorded, so that they can be given other rows.
         """
         kept = self._branching.rewind(t, keep_as)

@@ -48,7 +48,7 @@ class KeptInputs(Mapping[int, "Mapping[str, DataFrame]"]):
             self._kept[t] = inputs()
 
     def release(self) -> None:
-        """Lets go of what is safe by now, and of the oldest where there are too many. It waits for nobody."""
+        """Releases what is safe by now, and the oldest where there are too many. It waits for nobody."""
         if not self._node.store_id:
             return
         for t in sorted(self._kept)[:-MOST_EPOCHS]:

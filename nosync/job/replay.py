@@ -139,7 +139,7 @@ class ReplayPlanner:
             if gone and policy == DROP:
                 raise NotAvailableError(
                     f"cannot replay branch {self._position.branch} from {epoch_of(entry.id.description.lower)}: the rows of "
-                    f"source {entry.id.trace.stage} were let go of when they were safe (at_safe_point={policy!r})"
+                    f"source {entry.id.trace.stage} were released when they were safe (at_safe_point={policy!r})"
                 )
 
 

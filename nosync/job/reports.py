@@ -59,7 +59,7 @@ class RecoveryReport:
     reused: int
     """Recorded layers that recomputation read instead of computing them."""
     unrecoverable: Mapping[str, str]
-    """Layers that could not be had back, with the reason."""
+    """Layers that could not be recovered, with the reason."""
     seconds: Mapping[str, float]
     """The seconds of each part: inspect, plan, compute, seal."""
 
@@ -97,7 +97,7 @@ class Recovered:
         self._unrecoverable: dict[Cell, str] = {}
 
     def found(self, missing: Sequence[MissingLayer], fetched: int, chosen: Collection[str]) -> list[Cell]:
-        """Counts what is missing now, and what came from peers. Returns what is wanted and was not given up before."""
+        """Counts what is missing now, and what came from peers. Returns the cells that are to be computed."""
         self.looks += 1
         cells = [Cell(m.t, m.entry.id.trace.stage, m.entry.id.trace.shard.index) for m in missing]
         wanted = [cell for cell in cells if cell.stage in chosen and cell not in self._unrecoverable]

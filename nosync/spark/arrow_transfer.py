@@ -41,15 +41,15 @@ ArrowFunction = Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]
 
 @dataclass(frozen=True)
 class Handover:
-    """How the rows of an epoch are handed over."""
+    """Says how the rows of an epoch are handed over."""
 
     settings: Mapping[str, str] = field(default_factory=dict)
     """Of the session, while it is planned and run."""
     is_text_limited: bool = False
 
     def mapped(self, rows: DataFrame, function: ArrowFunction, schema: pa.Schema) -> DataFrame:
-        """`rows.mapInArrow`. A task that runs it raises WideRowError where a row has more text than `settings` allow
-        for.
+        """Returns `rows.mapInArrow`. A task that runs it raises WideRowError where a row has more text than `settings`
+        allow for.
         """
         if self.is_text_limited:
             rows = _limited(rows)
@@ -59,8 +59,8 @@ class Handover:
 def handover(
     spark: SparkSession, flow: BoundFlow, inputs: Mapping[str, DataFrame], *, has_wide_rows: bool = False
 ) -> Handover:
-    """How to hand over an epoch's rows. `has_wide_rows`: some have more text than `MOST_TEXT_BYTES`, so bytes are
-    counted.
+    """Returns how to hand over an epoch's rows. `has_wide_rows`: some have more text than `MOST_TEXT_BYTES`, so bytes
+    are counted.
     """
     plans = [(frame.sparkSession, analyzed(frame)) for frame in inputs.values()]
     if any(contains(session, plan, "PYTHON_UDF") for session, plan in plans) or any(
@@ -77,7 +77,7 @@ def handover(
 
 
 def selected(rows: DataFrame, expressions: Sequence[str]) -> DataFrame:
-    """`rows.selectExpr`, in a few calls to the JVM in place of some for each expression."""
+    """Returns `rows.selectExpr`, in a few calls to the JVM in place of some for each expression."""
     text = _SEPARATOR.join(expressions)
     if text.count(_SEPARATOR) >= len(expressions):
         return rows.selectExpr(*expressions)
@@ -87,8 +87,8 @@ def selected(rows: DataFrame, expressions: Sequence[str]) -> DataFrame:
 
 
 def _mapped(rows: DataFrame, function: ArrowFunction, schema: StructType) -> DataFrame:
-    """`rows.mapInArrow`, which takes calls to the JVM for each column, and a dot in a column's name for that of a
-    field.
+    """Returns `rows.mapInArrow`, which by itself calls the JVM for each column, and takes a dot in a column's name for
+    that of a field.
     """
     there = UserDefinedFunction(function, schema, evalType=PythonEvalType.SQL_MAP_ARROW_ITER_UDF)._judf
     called = there.fromUDFExpr(there.builder(analyzed(rows).output()))
@@ -112,7 +112,7 @@ def _is_repeatable(spark: SparkSession, plan: Any) -> bool:
 
 
 def _handed_over(flow: BoundFlow) -> list[pa.Schema]:
-    """Of each segment, all columns of all that it may get."""
+    """Returns for each segment all columns of all that it may get."""
     found = []
     for segment in flow.segments.values():
         schemas = [edge_schema(flow.stages, edge) for edge in segment.edges]
@@ -122,7 +122,9 @@ def _handed_over(flow: BoundFlow) -> list[pa.Schema]:
 
 
 def _row_bytes(schemas: Sequence[pa.Schema]) -> int | None:
-    """The most that a row can have, if its text is limited. None: nobody knows, for there are arrays, say."""
+    """Returns the most bytes that a row can have, if its text is limited. None: nobody knows, for there are arrays,
+    say.
+    """
     widest = 0
     for schema in schemas:
         types = [column.type for column in schema]

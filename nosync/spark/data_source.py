@@ -62,7 +62,7 @@ def register(spark: SparkSession) -> None:
 
 
 class Options:
-    """The options of one read, checked. Raises InvalidInputError naming the option."""
+    """Holds the options of one read, checked. Raises InvalidInputError naming the option."""
 
     def __init__(self, given: Any) -> None:
         found = {str(name).lower(): str(value) for name, value in given.items()}
@@ -96,7 +96,7 @@ class Options:
                 raise InvalidInputError(f"option {OPTIONS[name]} is for {needs}")
 
     def open(self) -> Store:
-        """The store to read, with what its host lacks fetched from peers, or from the daemon at an address."""
+        """Opens the store to read, with what its host lacks fetched from peers, or from the daemon at an address."""
         return open_to_read(self.path)
 
 
@@ -110,7 +110,7 @@ def _epoch(options: dict[str, str], name: str) -> int | None:
 
 
 class ShardPartition(ds.InputPartition):
-    """One shard at an epoch, or its changes over a range of epochs."""
+    """Stands for one shard at an epoch, or for its changes over a range of epochs."""
 
     def __init__(self, shard: int, after: int, until: int) -> None:
         super().__init__(shard)
@@ -118,7 +118,7 @@ class ShardPartition(ds.InputPartition):
 
 
 class NosyncDataSource(ds.DataSource):
-    """The format itself; Spark makes one for each read."""
+    """Is the format itself; Spark makes one for each read."""
 
     @classmethod
     def name(cls) -> str:
@@ -177,12 +177,12 @@ def _read(
 
 
 def _column_and_value(comparison: Any) -> tuple[str, Any]:
-    """Of a filter that `Reader.pushFilters` took: the comparisons have these two fields."""
+    """Returns the two fields that each comparison has which `Reader.pushFilters` takes."""
     return comparison.attribute[0], comparison.value
 
 
 class Reader(ds.DataSourceReader):
-    """A batch read of a state or of a change feed."""
+    """Reads a state, or a change feed, as a batch."""
 
     def __init__(self, options: Options, schema: StructType) -> None:
         self._options, self._schema = options, schema
@@ -219,7 +219,7 @@ Offset = dict[str, Any]
 
 
 class StreamReader(ds.DataSourceStreamReader):
-    """The change feed as a stream: an offset is the last epoch that was read, and the timeline that sealed it."""
+    """Reads the change feed as a stream: an offset is the last epoch that was read, and the timeline that sealed it."""
 
     def __init__(self, options: Options, schema: StructType) -> None:
         self._options, self._schema = options, schema
@@ -260,7 +260,7 @@ class StreamReader(ds.DataSourceStreamReader):
         return _read(self._options, partition, self._schema, ())
 
     def commit(self, end: Offset) -> None:
-        """Nothing to let go of: retain= and pins decide what is kept."""
+        """Does nothing: retain= and pins decide what is kept."""
 
     def stop(self) -> None:
-        """Nothing is held."""
+        """Does nothing: the reader holds nothing."""

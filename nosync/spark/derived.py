@@ -26,18 +26,18 @@ from nosync.spark.stage_reader import StageReader
 
 @dataclass(frozen=True)
 class DerivedReader:
-    """Expressions over a recorded stage. `settings`: what they mean, by `expression_settings`."""
+    """Reads expressions over a recorded stage. `settings`: what they mean, by `expression_settings`."""
 
     below: StageReader
     stages: tuple[BoundStage, ...]
     settings: Mapping[str, str]
 
     def state(self, spark: SparkSession, as_of: int) -> DataFrame:
-        """As `StageReader.state`."""
+        """Returns the state as of an epoch, as `StageReader.state` does."""
         return self._applied(spark, self.below.state(spark, as_of), ())
 
     def changes(self, spark: SparkSession, after: int, until: int) -> DataFrame:
-        """As `StageReader.changes`."""
+        """Returns the change feed, as `StageReader.changes` does."""
         # A stage that drops rows may drop half of an update.
         in_halves = self.below.stage.changing and any(stage.kind != SELECT for stage in self.stages)
         rows = self.below.changes(spark, after, until, places=in_halves)
@@ -58,7 +58,7 @@ class DerivedReader:
 
 
 def _halves_named(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """The changes of a task, where half of an update is an insertion or a deletion, as in a recorded stage."""
+    """Yields the changes of a task, where half of an update is an insertion or a deletion, as in a recorded stage."""
     given = list(batches)
     if given:
         rows = pa.Table.from_batches(given)

@@ -24,30 +24,30 @@ _COUNT, _COUNTED = "n", "n?"
 
 
 class Side(Protocol):
-    """What is compared: a job, on its branch."""
+    """Is what is compared: a job, on its branch."""
 
     def read(self, stage: str, as_of: int | None = None) -> DataFrame:
-        """The state of a stage as of an epoch."""
+        """Returns the state of a stage as of an epoch."""
 
     def changes(self, stage: str, after: int, until: int) -> DataFrame:
-        """The change feed of a stage."""
+        """Returns the change feed of a stage."""
 
     def stage(self, name: str) -> BoundStage:
-        """A stage with its schemas."""
+        """Returns a stage with its schemas."""
 
     def sums_of(self, stage: str) -> tuple[str, ...]:
-        """The columns of a stage that may be added up."""
+        """Returns the columns of a stage that may be added up."""
 
     def last_sealed(self) -> int | None:
-        """The newest epoch."""
+        """Returns the newest epoch."""
 
     def shared_until(self, other: Any, stage: str) -> int:
-        """The last epoch up to which a stage's layers are the same files on another branch."""
+        """Returns the last epoch up to which a stage's layers are the same files on another branch."""
 
 
 @dataclass(frozen=True)
 class ColumnDiff:
-    """A numeric column on both sides, and the differences (b - a) of the keys that changed.
+    """Describes a numeric column on both sides, and the differences (b - a) of the keys that changed.
 
     Of counts and sums the totals over all rows, where a key that one side lacks counts as 0. Other values, such as
     means and minima, cannot be added up: of these the medians, and the differences of keys that both sides have.
@@ -66,13 +66,13 @@ class ColumnDiff:
 
     @property
     def both(self) -> tuple[float | None, float | None]:
-        """The two totals, or the two medians."""
+        """Returns the two totals, or the two medians."""
         return (self.total_a, self.total_b) if self.adds_up else (self.median_a, self.median_b)
 
 
 @dataclass(frozen=True)
 class DiffSummary:
-    """How two states differ."""
+    """Says how two states differ."""
 
     stage: str
     as_of: int
@@ -115,7 +115,8 @@ def _text(value: float | None) -> str:
 
 
 def diff(a: Side, b: Side, stage: str, as_of: int | None = None) -> DataFrame:
-    """The keys whose rows differ between two jobs (branches) as of an epoch (default: the newest that both have).
+    """Returns the keys whose rows differ between two jobs (branches) as of an epoch (default: the newest that both
+    have).
 
     Columns: the key, `_diff` (only_a, only_b, changed), then each value column twice, as `<column>_a` and `<column>_b`.
     For a stage without a key: the rows that one side has more often, with how often as `n_a` and `n_b`.
@@ -134,7 +135,7 @@ def diff(a: Side, b: Side, stage: str, as_of: int | None = None) -> DataFrame:
 
 
 def _differences(a: Side, b: Side, stage: str, as_of: int) -> DataFrame:
-    """As `diff`, with values under names that no column has: `a;x` and `b;x`."""
+    """Returns what `diff` returns, with values under names that no column has: `a;x` and `b;x`."""
     key, values = _columns(a, b, stage)
     sides = []
     for job, side in ((a, "a"), (b, "b")):
@@ -165,12 +166,14 @@ def _differences(a: Side, b: Side, stage: str, as_of: int) -> DataFrame:
 
 
 def _entries(column: Column) -> Column:
-    """Of a map, in order: Spark compares no maps."""
+    """Returns a map's entries in order, because Spark compares no maps."""
     return F.sort_array(F.map_entries(column))
 
 
 def diff_changes(a: Side, b: Side, stage: str, after: int, until: int) -> DataFrame:
-    """The change feeds of two branches over a range of epochs: the rows that only one has, with `_side` a or b."""
+    """Compares the change feeds of two branches over a range of epochs. Returns the rows that only one has, with
+    `_side` a or b.
+    """
     left, right = a.changes(stage, after, until), b.changes(stage, after, until)
     maps = [f.name for f in left.schema if isinstance(f.dataType, MapType)]
     left, right = (rows.withColumns({name: _entries(F.col(quoted(name))) for name in maps}) for rows in (left, right))
@@ -180,7 +183,9 @@ def diff_changes(a: Side, b: Side, stage: str, after: int, until: int) -> DataFr
 
 
 def summarize(a: Side, b: Side, stage: str, as_of: int | None = None) -> DiffSummary:
-    """How many keys differ and how, and for each numeric column the totals or medians, and the differences."""
+    """Counts the keys that differ, and how; for each numeric column it returns the totals or medians, and the
+    differences.
+    """
     _, values = _columns(a, b, stage)
     as_of = _newest_of_both(a, b) if as_of is None else as_of
     found = _differences(a, b, stage, as_of).cache()
@@ -211,7 +216,8 @@ def _column_diff(a: Side, b: Side, stage: str, as_of: int, found: DataFrame, nam
 
 
 def diverges_at(a: Side, b: Side, stage: str) -> int | None:
-    """The first epoch whose changes of a stage differ between two branches; None where they agree as far as both go.
+    """Returns the first epoch whose changes of a stage differ between two branches; None where they agree as far as
+    both go.
 
     Bisection over what manifests say: an epoch whose layers are the same files needs no reading, and neither do all
     epochs before it. Where the code differs the contents are compared, from the last epoch that is shared on.
@@ -231,7 +237,7 @@ def diverges_at(a: Side, b: Side, stage: str) -> int | None:
 
 
 def _columns(a: Side, b: Side, stage: str) -> tuple[list[str], list[str]]:
-    """The key and the value columns that both sides have. Raises FlowError where they cannot be compared."""
+    """Returns the key and the value columns that both sides have. Raises FlowError where they cannot be compared."""
     left, right = (job.stage(stage) for job in (a, b))
     if left.key != right.key:
         raise FlowError(

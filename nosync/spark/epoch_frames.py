@@ -61,7 +61,7 @@ class EpochFrames:
         self._shared: dict[SegmentOutput, DataFrame] = {}
 
     def release(self) -> None:
-        """Lets go of rows that were kept for the epoch."""
+        """Releases the rows that were kept for the epoch."""
         for rows in self._shared.values():
             rows.unpersist()
 

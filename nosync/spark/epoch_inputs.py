@@ -27,7 +27,7 @@ EpochOf = str | Column | Mapping[str, str | Column]
 
 
 class GivenEpochs:
-    """The rows of each source with the number of their epoch.
+    """Holds the rows of each source with the number of their epoch.
 
     Raises InvalidInputError where Spark cannot evaluate the expression, it is no whole number, or another one each
     time.
@@ -51,7 +51,7 @@ class GivenEpochs:
         }
 
     def counts(self) -> dict[int, dict[str, int]]:
-        """How many rows each source has in each epoch, in order of the epochs. Reads all rows once.
+        """Returns how many rows each source has in each epoch, in order of the epochs. Reads all rows once.
 
         Raises InvalidInputError for rows whose epoch is null or no epoch's number, and for more than 100,000 epochs.
         """
@@ -78,13 +78,13 @@ class GivenEpochs:
         return dict(sorted(found.items()))
 
     def between(self, first: int, last: int) -> dict[str, DataFrame]:
-        """The rows of some epochs, which say in `_epoch` of which they are."""
+        """Returns the rows of some epochs, which say in `_epoch` to which of them they belong."""
         return {
             source: frame.where(f"{EPOCH_COLUMN} BETWEEN {first} AND {last}") for source, frame in self._frames.items()
         }
 
     def at(self, t: int) -> dict[str, DataFrame]:
-        """The rows of one epoch."""
+        """Returns the rows of one epoch."""
         return {source: frame.drop(EPOCH_COLUMN) for source, frame in self.between(t, t).items()}
 
 

@@ -59,7 +59,7 @@ class EpochJob:
         return [bytes(row[0]) for row in rows]
 
     def release(self) -> None:
-        """Lets go of what was kept for the job."""
+        """Releases what was kept for the job."""
         if self._exchanging is not None:
             self._exchanging.release()
         self._frames.release()

@@ -45,7 +45,7 @@ Reports = dict[tuple[str, int], Report]
 
 @dataclass(frozen=True)
 class Part:
-    """The part of an epoch that a Spark job is: a round of a loop, or (without a loop) all the rest."""
+    """Is the part of an epoch that one Spark job runs: a round of a loop, or (without a loop) all the rest."""
 
     loop: str | None = None
     round: int | None = None

@@ -18,7 +18,7 @@ _FRAME = re.compile(r"\s+at \S+\(")
 
 
 def reason_of(text: str) -> str:
-    """What went wrong, of all that Spark says: where Python failed its exception, else the first line.
+    """Returns what went wrong, of all that Spark says: the exception where Python failed, else the first line.
 
     A line that only announces, such as `SparkException:`, goes on with those below it.
     """
@@ -37,7 +37,7 @@ def _indent(line: str) -> int:
 
 
 def _statement(lines: list[str]) -> str:
-    """The first line, and below it those that it and they announce; not where Java's code was."""
+    """Returns the first line, and below it the lines that it announces, without those that say where Java's code was."""
     said: list[str] = []
     for line in lines:
         if said and (not said[-1].endswith(":") or _FRAME.match(line)):

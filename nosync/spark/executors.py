@@ -31,7 +31,7 @@ _able: set[tuple[str, str]] = set()
 
 @dataclass(frozen=True)
 class Worker:
-    """What a worker said. `lack`: why nosync cannot be imported there; empty where it can."""
+    """Holds what a worker said. `lack`: why nosync cannot be imported there; empty where it can."""
 
     python: str
     version: str
@@ -57,7 +57,7 @@ def check_workers(spark: SparkSession) -> None:
 
 
 def _ask(spark: SparkSession) -> list[Worker]:
-    """Each of some workers what it is."""
+    """Asks some workers what they are."""
     context = spark.sparkContext
 
     # Pickled by value, as functions inside of others are, and without names of this module: there may be no nosync to import.
@@ -94,7 +94,7 @@ def _refused(python: str, reason: str) -> str:
 
 
 def _python_of(context: SparkContext) -> str:
-    """The workers' Python where no worker could say it, with its version where it is on this machine."""
+    """Returns the workers' Python where no worker could say it, with its version where it is on this machine."""
     if not _is_local(context):
         return context.pythonExec
     show = "import platform; print(platform.python_version())"
@@ -106,7 +106,9 @@ def _python_of(context: SparkContext) -> str:
 
 
 def _are_as_the_driver(context: SparkContext) -> bool:
-    """Whether workers are processes of this machine with the driver's interpreter, and nosync is installed in it."""
+    """Returns whether workers are processes of this machine with the driver's interpreter, and nosync is installed in
+    it.
+    """
     if not _is_local(context):
         return False
     python = shutil.which(context.pythonExec)

@@ -23,11 +23,13 @@ Names = Mapping[int, str]
 
 
 class _Other(Exception):
-    """Of a kind that a task cannot evaluate."""
+    """Says that an expression is of a kind that a task cannot evaluate."""
 
 
 def step_of(plan: Any) -> Step | None:
-    """Of a where or a select over rows, as Spark has analyzed it. None where it is of a kind that only Spark evaluates."""
+    """Returns a where or a select over rows, as Spark has analyzed it. None where it is of a kind that only Spark
+    evaluates.
+    """
     root, *below = json.loads(plan.toJSON())
     if len(below) != 1 or "output" not in below[0]:  # of columns that other expressions of the same select make
         return None
@@ -50,7 +52,7 @@ def _named(nodes: Sequence[Node], names: Names) -> tuple[str, Expression]:
 
 
 def _parsed(nodes: Sequence[Node], names: Names) -> tuple[Expression, str]:
-    """The expression whose nodes these are, each before its children; and the name of its type."""
+    """Returns the expression whose nodes these are, each before its children; and the name of its type."""
     left = iter(nodes)
     parsed = _next(left, names)
     if next(left, None) is not None:
@@ -99,7 +101,7 @@ def _literal(node: Node) -> tuple[Expression, str]:
 
 
 def _cast(of: tuple[Expression, str], type_: str) -> tuple[Expression, str]:
-    """To a wider integer."""
+    """Returns a cast to a wider integer. Raises _Other for any other cast."""
     expression, before = of
     if before not in _INTEGERS or type_ not in _INTEGERS or _WIDTHS.index(type_) < _WIDTHS.index(before):
         raise _Other
@@ -125,5 +127,5 @@ def _name(node: Node) -> str:
 
 
 def _text(type_: Any) -> str:
-    """The name of a simple type; of others none that is known."""
+    """Returns the name of a simple type; of another one a name that no type has."""
     return type_ if isinstance(type_, str) else ""

@@ -53,12 +53,12 @@ def quoted(name: str) -> str:
 
 
 def hash_of(names: Sequence[str]) -> str:
-    """The hash of columns, as nosync.lsm.columnar.hashing.hash64 computes it."""
+    """Returns the hash of columns, which Spark computes as nosync.lsm.columnar.hashing.hash64 does."""
     return f"xxhash64({', '.join(map(quoted, names))})"
 
 
 def place_of(source: BoundStage) -> str:
-    """The hash by which a source's rows are placed; of all columns where nothing else is said."""
+    """Returns the hash by which a source's rows are placed; that of all columns where nothing else is said."""
     names = source.schema.names
     if source.is_placed_by_columns:
         return hash_of(source.placed_by or names)
@@ -70,14 +70,16 @@ def place_of(source: BoundStage) -> str:
 
 
 def for_tasks(stage: BoundStage) -> BoundStage:
-    """The stage without what only the driver can use: columns and DataFrames are handles on objects of the JVM."""
+    """Returns the stage without what only the driver can use: columns and DataFrames are handles on objects of the JVM."""
     if not isinstance(stage.options, JvmOptions):
         return stage
     return replace(stage, options=JvmOptions(stage.options.kept, step=stage.options.step))
 
 
 def jvm_rows(stage: BoundStage, rows: DataFrame, keep: Sequence[str]) -> DataFrame:
-    """The stage's expressions over `rows`. Rows that carry a report (in the last of `keep`) pass as they are."""
+    """Returns what the stage's expressions make of `rows`. Rows that carry a report (in the last of `keep`) pass as
+    they are.
+    """
     if stage.changing:
         keep = [CHANGE_TYPE_COLUMN, *keep]
     made = [name for name in stage.rows_schema.names if name not in keep]
@@ -86,15 +88,15 @@ def jvm_rows(stage: BoundStage, rows: DataFrame, keep: Sequence[str]) -> DataFra
 
 
 def expressions_over(stage: BoundStage, rows: DataFrame, keep: Sequence[str]) -> DataFrame:
-    """The stage's expressions over rows without reports, which keep these columns beside those that it makes."""
+    """Returns what the stage's expressions make of rows without reports, with the columns of `keep` beside it."""
     return _apply(stage.kind, stage.options, rows, keep, report=None)
 
 
 def _apply(
     kind: str, options: StageOptions, rows: DataFrame, keep: Sequence[str], report: str | None, made: Sequence[str] = ()
 ) -> DataFrame:
-    """`report`: the column that says which rows carry a report; `made`: the columns that a select then makes of the
-    others.
+    """Applies a stage. `report`: the column that says which rows carry a report; `made`: the columns that a select then
+    makes of the others.
     """
     kept = [F.col(name) for name in keep]
     if isinstance(options, StaticJoinOptions):
@@ -116,7 +118,7 @@ def _apply(
 
 
 def _joined(options: StaticJoinOptions, rows: DataFrame, keep: Sequence[str], report: str | None) -> DataFrame:
-    """The rows joined with a static table. Rows that carry a report stay as they are."""
+    """Returns the rows joined with a static table. Rows that carry a report stay as they are."""
     table: DataFrame = options.table
     on = list(options.on)
     columns = [name for name in rows.columns if name not in keep]
@@ -131,8 +133,8 @@ def _joined(options: StaticJoinOptions, rows: DataFrame, keep: Sequence[str], re
 
 
 def conditional(expression: str, name: str, condition: str) -> str:
-    """The expression where the condition holds, else null. As it is where what it computes cannot be told from its
-    name.
+    """Returns the expression where the condition holds, else null. It stays as it is where its name cannot be told from
+    what it computes.
     """
     expression = _COMMENT.sub(lambda found: found[1] or " ", expression)
     match = _NAMED.match(expression)
@@ -144,7 +146,7 @@ def conditional(expression: str, name: str, condition: str) -> str:
 
 
 def is_star(expression: str | Column) -> bool:
-    """All columns of the input, but not those of ours beside them."""
+    """Returns whether it stands for all columns of the input, without those of nosync beside them."""
     return isinstance(expression, str) and expression.strip() == "*"
 
 
@@ -153,7 +155,9 @@ def _column(expression: str | Column) -> Column:
 
 
 def evaluator(spark: SparkSession, settings: Mapping[str, str]) -> Evaluate:
-    """Evaluates stages of expressions over tables on the driver. `settings`: what they mean, by `expression_settings`."""
+    """Returns a function that evaluates stages of expressions over tables on the driver. `settings`: what they mean, by
+    `expression_settings`.
+    """
 
     def evaluate(stage: BoundStage, rows: pa.Table, keep: Sequence[str]) -> pa.Table:
         kept = [*(n for n in (CHANGE_TYPE_COLUMN,) if stage.changing), *keep]
@@ -174,7 +178,7 @@ class Analyzer:
         self._known: dict[tuple[int, pa.Schema], tuple[Stage, Analysis]] = {}
 
     def __call__(self, stage: Stage, given: pa.Schema) -> Analysis:
-        """See nosync.flow.binder.Analyze. Raises FlowError or SchemaError naming the stage."""
+        """Returns what nosync.flow.binder.Analyze asks for. Raises FlowError or SchemaError naming the stage."""
         at = (id(stage), given)
         if at not in self._known:
             with conf_set(self._spark, self._settings):
@@ -205,8 +209,8 @@ class Analyzer:
         return Analysis(schema, described, _kept_columns(empty, rows), computed, plain, step)
 
     def _computed_columns(self, stage: Stage, given: DataFrame, rows: DataFrame) -> dict[str, str]:
-        """By column of a select, the expression that makes it of columns of its input, and of none that the select
-        makes.
+        """Returns by column of a select the expression that computes it from columns of the input alone, not from other
+        columns of the select.
         """
         texts = [_NAMED.match(e) for e in stage.options["expressions"] if isinstance(e, str) and not _STAR.search(e)]
         named = {match["name"].strip("`"): match["text"] for match in texts if match}
@@ -223,7 +227,9 @@ class Analyzer:
         return found
 
     def _check_stars(self, stage: Stage) -> None:
-        """A star takes all columns that there are, and there are some of ours beside those of the input."""
+        """Raises SchemaError for a star inside an expression: it takes all columns, and some beside those of the input
+        are of nosync.
+        """
         for e in stage.options["expressions"]:
             if is_star(e) or "*" not in str(e):
                 continue
@@ -288,7 +294,9 @@ class Analyzer:
         return f"{stage.options['on']} {stage.options['how']} {table.schema.simpleString()} {n} rows {total}"
 
     def _functions(self, rows: DataFrame) -> list[str]:
-        """Of Python functions in expressions, what Spark sends to workers: their names say nothing of their code."""
+        """Returns what Spark sends to workers of the Python functions in expressions: their names say nothing of their
+        code.
+        """
         if not contains(self._spark, analyzed(rows), "PYTHON_UDF"):
             return []
         waiting, found = [analyzed(rows).expressions()], []
@@ -307,7 +315,7 @@ class Analyzer:
 
 
 def _has_star(expression: Any) -> bool:
-    """Whether a parsed expression takes all columns of its input; `s.*` takes those inside of one."""
+    """Returns whether a parsed expression takes all columns of its input; `s.*` takes those inside of one."""
     if expression.getClass().getSimpleName().startswith("UnresolvedStar") and not expression.target().isDefined():
         return True
     children = expression.children()
@@ -319,7 +327,7 @@ def _text_of(column: Column) -> str:
 
 
 def _kept_columns(given: DataFrame, rows: DataFrame) -> dict[str, str]:
-    """By column of a select, the column of its input that it is under this name or another."""
+    """Returns by column of a select the column of its input that it is, under this name or another."""
     columns, inputs = analyzed(rows).projectList(), analyzed(given).output()
     # By id: where a column is used beside its definition there are two projections, and the outer one's names are the inner's.
     names = {inputs.apply(i).exprId().id(): inputs.apply(i).name() for i in range(inputs.size())}
@@ -333,5 +341,5 @@ def _kept_columns(given: DataFrame, rows: DataFrame) -> dict[str, str]:
 
 
 def analyzed(rows: DataFrame) -> Any:
-    """The plan of the JVM."""
+    """Returns the plan of the JVM."""
     return rows._jdf.queryExecution().analyzed()

@@ -58,7 +58,7 @@ class Exchanges:
 
 
 class Exchanging:
-    """The files of one Spark job, as long as it runs."""
+    """Keeps the files of one Spark job, as long as it runs."""
 
     def __init__(self, spark: SparkSession, exchanges: Exchanges) -> None:
         self._exchanges = exchanges

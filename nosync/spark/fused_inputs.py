@@ -27,7 +27,7 @@ from nosync.spark.expressions import conditional, hash_of, is_star, place_of, qu
 
 @dataclass(frozen=True)
 class Given:
-    """The rows of a segment's sources, and how they get to their shards."""
+    """Holds the rows of a segment's sources, and how they get to their shards."""
 
     rows: DataFrame
     place: str
@@ -45,7 +45,9 @@ def given_rows(
     inputs: Mapping[str, DataFrame],
     beside: Sequence[str] = (),
 ) -> Given:
-    """Each source's rows with what expressions say of them. `beside`: columns of all rows, which are sent as they are."""
+    """Returns each source's rows with what expressions say of them. `beside`: columns of all rows, which are sent as
+    they are.
+    """
     frames, places, is_place_wanted, placed_by = [], [], False, tuple[str, ...]()
     for n, (source, columns) in enumerate(zip(sources, carried(sources, edges, stages), strict=True)):
         given = inputs[source.name]
@@ -76,7 +78,7 @@ def given_rows(
 
 
 def _sent(side: int | None, source: BoundStage, carried: Carried) -> dict[str, str]:
-    """Columns and what is in them, of every row."""
+    """Returns the columns of every row, and what is in them."""
     sent = {carried.given[name]: quoted(name) for name in source.schema.names}
     if side is not None:
         sent[SIDE_COLUMN] = str(side)
@@ -95,14 +97,14 @@ def _queried(given: DataFrame, text: str) -> DataFrame:
     try:
         return given.sparkSession.sql(f"WITH __given AS (TABLE {view}) {text}")
     finally:
-        # Not by `spark.catalog`, which lets go of what is cached of the rows as well, and whoever gave them may have cached them.
+        # Not by `spark.catalog`, which also drops what is cached of the rows, and whoever gave them may have cached them.
         given.sparkSession._jsparkSession.sessionState().catalog().dropTempView(view)
 
 
 def _text(
     sent: Mapping[str, str], source: BoundStage, carried: Carried, edge: InputEdge, stages: Mapping[str, BoundStage]
 ) -> str:
-    """The expressions one after the other, each over what the one before returns."""
+    """Returns the expressions one after the other, each over what the one before returns."""
     columns = [quoted(name) for name in source.schema.names]
     keep = [quoted(name) for name in sent]
     text = f"SELECT {', '.join([*_named(sent), f'TRUE AS {OK_COLUMN}', *columns])} FROM __given"
@@ -117,7 +119,7 @@ def _text(
 
 
 def _applied(stage: BoundStage, rows: str, columns: Sequence[str], keep: Sequence[str], *, is_some_out: bool) -> str:
-    """A stage over `rows`, whose columns are `columns` beside those to keep.
+    """Returns a stage over `rows`, whose columns are `columns` beside those to keep.
 
     Rows that do not pass stay, for they are the source's. `is_some_out`: there may be such rows; expressions are not
     asked of them.

@@ -43,7 +43,7 @@ class HostWatch:
         self._lost: set[str] = set()  # those whose tasks were cancelled, as long as they stay lost
 
     def run(self, work: Callable[[], T]) -> T:
-        """Raises NodeLostError where a host was lost meanwhile, and else what the work raises."""
+        """Runs the work. Raises NodeLostError where a host was lost meanwhile, and else what the work raises."""
         tag = f"nosync-{secrets.token_hex(8)}"
         done = threading.Event()
         newly: set[str] = set()
@@ -92,7 +92,7 @@ class HostWatch:
         return self._context._jsc.sc()
 
     def _executors(self) -> dict[str, str]:
-        """By executor, the host it is on."""
+        """Returns the host of each executor."""
         found = {}
         executors = self._scala.statusStore().executorList(True)
         for i in range(executors.size()):

@@ -38,14 +38,16 @@ def check_java() -> None:
 
 
 def launch_settings(options: Mapping[str, object]) -> dict[str, str]:
-    """Settings that only count when a session's JVM starts, without those that somebody chose. `options`: a builder's."""
+    """Returns settings that only count when a session's JVM starts, without those that somebody chose. `options`: a
+    builder's.
+    """
     workers = {f"spark.executorEnv.{name}": value for name, value in numpy_environment().items()}
     found = workers | collector_settings(options) | socket_settings(options)
     return {name: value for name, value in found.items() if name not in options}
 
 
 def collector_settings(options: Mapping[str, object] = _NONE) -> dict[str, str]:
-    """Spark's setting for a garbage collector that suits epochs; none where somebody has chosen one.
+    """Returns Spark's setting for a garbage collector that suits epochs; none where somebody has chosen one.
 
     What planning an epoch leaves behind is garbage soon. Parallel collections of a small heap hold tasks up for less
     time than G1's, and leave its barriers out of everything else (`bench/spark_session.py`). Two choices would end the
@@ -57,7 +59,7 @@ def collector_settings(options: Mapping[str, object] = _NONE) -> dict[str, str]:
 
 
 def socket_settings(options: Mapping[str, object] = _NONE) -> dict[str, str]:
-    """Spark's setting for Unix sockets between JVM and Python workers; none where somebody has chosen.
+    """Returns Spark's setting for Unix sockets between JVM and Python workers; none where somebody has chosen.
 
     Over TCP the end of what the JVM sends to a task often waits for an acknowledgement that the kernel puts off for 40
     ms (Nagle's algorithm and delayed acknowledgements; `bench/spark_session.py`).
@@ -68,7 +70,7 @@ def socket_settings(options: Mapping[str, object] = _NONE) -> dict[str, str]:
 
 
 def _chosen(options: Mapping[str, object]) -> list[str]:
-    """Where options may have been chosen before a session is made; `options`: of its builder."""
+    """Returns the texts in which options may have been chosen before a session is made; `options`: of its builder."""
     chosen = [os.environ.get(name, "") for name in _OPTIONS]
     chosen += [f"{name}={value}" for name, value in options.items()]
     home = os.environ.get("SPARK_HOME")

@@ -51,11 +51,11 @@ _FIELD_ID = "parquet.field.id"
 
 
 class _ByJvm(Exception):
-    """Why the JVM has to read a source's rows."""
+    """Says why the JVM has to read a source's rows."""
 
 
 def files_to_scan(flow: BoundFlow, shards: int, inputs: Mapping[str, DataFrame]) -> dict[str, list[ParquetFile]]:
-    """By source its files. Empty where the JVM is to read them."""
+    """Returns the files of each source. It is empty where the JVM is to read them."""
     try:
         return _files_to_scan(flow, shards, inputs)
     except _ByJvm as reason:
@@ -82,7 +82,9 @@ def _files_to_scan(flow: BoundFlow, shards: int, inputs: Mapping[str, DataFrame]
 
 
 def _check_evaluated_in_tasks(flow: BoundFlow) -> None:
-    """Whether tasks can do all that the JVM does with a source's rows: to hash them, and what expressions make of them."""
+    """Raises _ByJvm where tasks cannot do all that the JVM does with a source's rows: hash them, and evaluate
+    expressions.
+    """
     for segment in flow.segments.values():
         for source in (flow.stages[name] for name in segment.stages if flow.stages[name].kind == SOURCE):
             for column in source.schema:
@@ -99,7 +101,7 @@ def _check_evaluated_in_tasks(flow: BoundFlow) -> None:
 
 
 def _is_hashed(type_: pa.DataType) -> bool:
-    """Whether tasks hash it as Spark does: not arrays, structs, intervals."""
+    """Returns whether tasks hash it as Spark does, which they do not for arrays, structs and intervals."""
     t = pa.types
     return is_quick([type_]) or any(is_one(type_) for is_one in (t.is_string, t.is_binary, t.is_decimal128))
 
@@ -143,14 +145,18 @@ def _file_at(uri: str) -> ParquetFile:
 
 
 def _is_rebased(frame: DataFrame) -> bool:
-    """Whether Spark may take dates and timestamps of files that it did not write for those of the Julian calendar."""
+    """Returns whether Spark may take dates and timestamps of files that it did not write for those of the Julian
+    calendar.
+    """
     options: str = frame._jdf.queryExecution().analyzed().relation().options().toString()
     by_default = str(frame.sparkSession.conf.get(_REBASED_BY_DEFAULT)).upper()
     return _REBASE_MODE.lower() in options.lower() or by_default != "CORRECTED"
 
 
 def _size_bytes(file: ParquetFile, schema: pa.Schema, *, is_rebased: bool | None) -> int:
-    """Of a file that has the columns as the schema has them. `is_rebased`: None where there is nothing to rebase."""
+    """Returns the size of a file. Raises _ByJvm where it does not have the columns as the schema has them.
+    `is_rebased`: None where there is nothing to rebase.
+    """
     try:
         with file.open() as parquet:
             found, columns, metadata = parquet.schema_arrow, parquet.schema, parquet.metadata
@@ -173,7 +179,9 @@ def _size_bytes(file: ParquetFile, schema: pa.Schema, *, is_rebased: bool | None
 
 
 def _spark_version(written: Mapping[bytes, bytes]) -> tuple[int, int] | None:
-    """Of Spark, where it wrote the file. One that wrote it in the calendar of Spark 2 counts as that."""
+    """Returns the version of Spark that wrote the file; None where another program did. A file in the calendar of Spark
+    2 counts as 0.0.
+    """
     text = written.get(_WRITTEN_BY_SPARK)
     if text is None:
         return None

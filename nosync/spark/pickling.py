@@ -19,7 +19,7 @@ from nosync.spark.session import in_own_zone
 
 
 def frozen(flow: Dataflow, spark: SparkSession) -> Dataflow:
-    """The flow with its functions, and tables to join with, as they are now.
+    """Returns the flow with its functions, and tables to join with, as they are now.
 
     Raises FlowError where a function cannot be sent to tasks, or fingerprinted.
 

@@ -35,7 +35,7 @@ log = logging.getLogger("nosync")
 
 
 def parse_ddl(text: str) -> pa.Schema:
-    """Spark's DDL as an Arrow schema; timestamps in UTC."""
+    """Returns Spark's DDL as an Arrow schema, with timestamps in UTC."""
     try:
         schema = StructType.fromDDL(text)
     except ParseException as error:
@@ -72,7 +72,7 @@ def warn_of_unreadable(flow: BoundFlow) -> None:
 
 
 def _unread_by_spark(type_: pa.DataType) -> pa.DataType | None:
-    """The type, or one inside of it, that Spark does not read from Arrow."""
+    """Returns the type, or one inside of it, that Spark does not read from Arrow."""
     for i in range(type_.num_fields):
         unread = _unread_by_spark(type_.field(i).type)
         if unread is not None:

@@ -45,7 +45,7 @@ _MOST_ROWS, _MOST_BYTES = (f"spark.sql.execution.arrow.max{what}PerBatch" for wh
 
 
 def local_session(cores: int | None = None, app: str = "nosync", log: Path | None = None) -> SparkSession:
-    """A SparkSession on this machine (`local[cores]`, all by default) with settings that suit nosync.
+    """Returns a SparkSession on this machine (`local[cores]`, all by default) with settings that suit nosync.
 
     `log` is where the JVM's own messages go, instead of standard error.
     """
@@ -86,7 +86,7 @@ def configure_spark(builder: SparkSession.Builder) -> SparkSession.Builder:
 
 @contextlib.contextmanager
 def _standard_error_to(path: Path | None) -> Iterator[None]:
-    """Processes started meanwhile inherit `path` as their standard error, and keep it."""
+    """Lets processes that are started meanwhile inherit `path` as their standard error, and keep it."""
     if path is None:
         yield
         return
@@ -101,7 +101,7 @@ def _standard_error_to(path: Path | None) -> Iterator[None]:
 
 
 def session_settings() -> dict[str, str]:
-    """Settings of the session that a job's epochs run with."""
+    """Returns the settings of the session that a job's epochs run with."""
     return {
         # One Arrow batch a shard where it fits, so that nothing is concatenated.
         _MOST_ROWS: ARROW_BATCH_ROWS,
@@ -112,17 +112,17 @@ def session_settings() -> dict[str, str]:
 
 
 def expression_settings(spark: SparkSession) -> dict[str, str]:
-    """What expressions mean in the session as it is: a job's stay what they were when it was made."""
+    """Returns what expressions mean in the session as it is: a job's stay what they were when it was made."""
     return {name: str(spark.conf.get(name)) for name in _OF_EXPRESSIONS}
 
 
 def unusual(settings: Mapping[str, str]) -> list[str]:
-    """Those of `expression_settings` that are other ones than Spark's own, as text."""
+    """Returns, as text, those of `expression_settings` that are not Spark's own."""
     return [f"{name}={value}" for name, value in settings.items() if value.lower() != _OF_EXPRESSIONS[name].lower()]
 
 
 def arrow_settings(spark: SparkSession, row_bytes: int | None) -> dict[str, str]:
-    """How many rows of `row_bytes` (None: of any number of bytes) go to a Python task at once.
+    """Returns the settings for how many rows of `row_bytes` (None: of any number of bytes) go to a Python task at once.
 
     Spark would look after each row how many bytes there are by now, which takes more time than to write the row. Where
     rows have a fixed width it is told a number of rows instead. Whoever has set a number of bytes keeps it.
@@ -134,12 +134,12 @@ def arrow_settings(spark: SparkSession, row_bytes: int | None) -> dict[str, str]
 
 
 def contains(spark: SparkSession, tree: Any, *patterns: str) -> bool:
-    """Whether a plan or an expression of the JVM has a node of one of these patterns (Spark's `TreePattern`)."""
+    """Returns whether a plan or an expression of the JVM has a node of one of these patterns (Spark's `TreePattern`)."""
     return any(tree.containsPattern(_pattern(spark._jvm, name)) for name in patterns)
 
 
 def in_own_zone(frame: DataFrame) -> DataFrame:
-    """The frame, planned with the session's time zone as it is now, where its rows depend on that.
+    """Returns the frame; where its rows depend on the session's time zone, it is planned with the zone as it is now.
 
     Epochs run in UTC, and text formats look for the zone when they are planned, which is then. Functions of users look
     for it when they run: rows that they make are computed first, and kept by Spark until the epoch is done.
@@ -166,7 +166,7 @@ def _pattern(jvm: Any, name: str) -> Any:
 
 @contextlib.contextmanager
 def conf_set(spark: SparkSession, settings: Mapping[str, str]) -> Iterator[None]:
-    """The session's configuration with these values; what was there comes back afterwards."""
+    """Gives the session's configuration these values; what was there comes back afterwards."""
     found = {name: spark.conf.get(name, None) for name in settings}
     before = {name: old for name, old in found.items() if old != settings[name]}  # each is a call to the JVM
     for name in before:
@@ -182,7 +182,9 @@ def conf_set(spark: SparkSession, settings: Mapping[str, str]) -> Iterator[None]
 
 
 def is_enabled(spark: SparkSession, setting: str) -> bool:
-    """What a setting of ours says, which is true where it says nothing. Raises FlowError where it says something else."""
+    """Returns what a setting of nosync says, which is true where it says nothing. Raises FlowError where it says
+    something else.
+    """
     value = str(spark.conf.get(setting, "true"))
     if value.lower() not in ("true", "false"):
         raise FlowError(f"{setting} is {value!r}, expected true or false: set or unset it with spark.conf")
@@ -190,8 +192,7 @@ def is_enabled(spark: SparkSession, setting: str) -> bool:
 
 
 def in_workers_of_queries(spark: SparkSession, rdd: RDD[T]) -> RDD[T]:
-    """The RDD, whose tasks run in the Python workers that queries of the session run in. Of one that was not run
-    before.
+    """Returns the RDD, which was not run before, so that its tasks run in the Python workers of the session's queries.
 
     Spark starts other workers for each environment, so that a job of both would keep what it needs in memory twice.
     """
@@ -218,8 +219,8 @@ _turns: dict[str, threading.RLock] = {}
 
 @contextlib.contextmanager
 def turn_of(spark: SparkSession) -> Iterator[None]:
-    """The session for one epoch at a time: its settings are those of the epoch that runs, and another's rows could mean
-    others.
+    """Gives the session to one epoch at a time: its settings are those of the epoch that runs, and another's rows could
+    mean others.
 
     Waits for an epoch of another thread. Sessions have turns of their own.
     """
@@ -228,7 +229,7 @@ def turn_of(spark: SparkSession) -> Iterator[None]:
 
 
 def is_of_connect(thing: object) -> bool:
-    """Whether a session or a DataFrame is one of Spark Connect, which has no JVM in this process."""
+    """Returns whether a session or a DataFrame is one of Spark Connect, which has no JVM in this process."""
     return type(thing).__module__.startswith("pyspark.sql.connect.")
 
 

@@ -35,14 +35,16 @@ ReadView = Callable[[View, int], Iterator[pa.RecordBatch]]
 
 @dataclass(frozen=True)
 class StageReader:
-    """A recorded stage; pickled to the workers. `history`: where its layers are."""
+    """Reads a recorded stage; it is pickled to the workers. `history`: where its layers are."""
 
     location: StoreLocation
     stage: BoundStage
     history: History
 
     def state(self, spark: SparkSession, as_of: int) -> DataFrame:
-        """The state as of an epoch; lazily, so errors of missing layers come with the action. Raises CompactedError."""
+        """Returns the state as of an epoch. It reads lazily, so errors of missing layers come with the action. Raises
+        CompactedError.
+        """
         if not self.stage.keyed and self.stage.changing:
             return self._rows_that_are_left(spark, as_of)
 
@@ -53,7 +55,9 @@ class StageReader:
         return self._per_view(spark, read, self.stage.output, as_of, as_of)
 
     def _rows_that_are_left(self, spark: SparkSession, as_of: int) -> DataFrame:
-        """Of a stateless stage over rows that change: all insertions, less the rows that were taken back."""
+        """Returns the rows of a stateless stage whose input changes: all insertions, less the rows that were taken
+        back.
+        """
         weight = F.when(F.col(CHANGE_TYPE_COLUMN).isin(DELETE, UPDATE_BEFORE), -1).otherwise(1)
         columns = [F.col("`" + name.replace("`", "``") + "`") for name in self.stage.output.names]
         summed = (
@@ -63,7 +67,7 @@ class StageReader:
         return repeated.drop(_COUNT)
 
     def changes(self, spark: SparkSession, after: int, until: int, *, places: bool = False) -> DataFrame:
-        """The change feed: the stage's columns, `_change_type` and `_epoch`.
+        """Returns the change feed: the stage's columns, `_change_type` and `_epoch`.
 
         `places`: also `_tag`, which numbers the rows, so that a preimage comes right before its postimage.
         """

@@ -27,7 +27,9 @@ Advance = Callable[[int, Mapping[str, DataFrame]], object]
 
 
 class EpochsQuery(StreamingQuery):
-    """Spark's query, of which a failed epoch is an error of nosync: Spark has it inside of its own, after thirty lines."""
+    """Is Spark's query, but raises the error of nosync when an epoch fails. Spark has that error inside of its own,
+    after thirty lines.
+    """
 
     def __init__(self, query: StreamingQuery, failures: list[NosyncError]) -> None:
         """`failures`: what batches raised, which the caller adds to."""
@@ -60,8 +62,8 @@ class EpochsQuery(StreamingQuery):
 
 
 def last_batch(spark: SparkSession, checkpoint: str | Path) -> int | None:
-    """The last batch of a checkpoint that was committed. None where it is not there, or was made, and then saw no rows
-    or died in its first batch, which is as good as new.
+    """Returns the last batch of a checkpoint that was committed. None where there is no checkpoint, or one that saw no
+    rows or died in its first batch, which is as good as new.
 
     It is looked for where Spark would find it. Raises InvalidInputError where that cannot be reached.
     """
@@ -110,7 +112,7 @@ def start_stream(
 
 
 def _combined(inputs: Mapping[str, DataFrame]) -> DataFrame:
-    """One streaming DataFrame for all sources: each row in a struct column of its source."""
+    """Returns one streaming DataFrame for all sources: each row in a struct column of its source."""
     if len(inputs) == 1:
         return next(iter(inputs.values()))
     tagged = [

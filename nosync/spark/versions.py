@@ -16,5 +16,5 @@ _IN_UTC: Mapping[str, Any] = {"timezone": "UTC"} if "timezone" in _PARAMETERS el
 
 
 def arrow_schema(schema: StructType) -> pa.Schema:
-    """Spark's columns as Arrow's; timestamps in UTC."""
+    """Returns Spark's columns as Arrow's, with timestamps in UTC."""
     return to_arrow_schema(schema, **_IN_UTC)

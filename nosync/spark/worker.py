@@ -16,7 +16,7 @@ _tasks = itertools.count()
 
 @contextlib.contextmanager
 def task_in_worker() -> Iterator[None]:
-    """What a task of ours runs in, in sessions of users as well: a process that runs one task after the other."""
+    """Prepares the process for a task of nosync, also in sessions of users: it runs one task after the other."""
     keep_freed_memory()
     with lasting_objects_frozen():
         yield
@@ -24,7 +24,7 @@ def task_in_worker() -> Iterator[None]:
 
 @contextlib.contextmanager
 def lasting_objects_frozen() -> Iterator[None]:
-    """After each task takes what is left, modules, and layers that stay open, out of the garbage collector's sight.
+    """Hides from the garbage collector, after each task, what stays: modules, and layers that stay open.
 
     Spark's worker collects all garbage after every task. That goes through every object that there is, and the next
     task of the process waits for it: longer than many a task takes (`python -m bench spark_handover`). What goes later

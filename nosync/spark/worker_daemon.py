@@ -1,7 +1,7 @@
-"""Spark's daemon that forks Python workers (`pyspark.daemon`), which is silent about workers that the JVM lets go of.
+"""Spark's daemon that forks Python workers (`pyspark.daemon`), silent about workers that the JVM needs no more.
 
-A worker that had nothing to do for a minute is let go of by closing its socket. Over a Unix socket it notices that it
-cannot say goodbye any more, and would print a stack trace for that. Spark starts this module by
+The JVM ends a worker that had nothing to do for a minute by closing its socket. Over a Unix socket the worker notices
+that it cannot say goodbye any more, and would print a stack trace for that. Spark starts this module by
 `spark.python.daemon.module`. It must import nothing that starts threads, because it forks.
 """
 
@@ -16,7 +16,7 @@ _worker = daemon.worker
 
 
 def quiet_worker(sock: socket.socket, authenticated: bool) -> int:
-    """A worker's life. Ends the process where the JVM listens no more."""
+    """Runs a worker for its whole life. Ends the process where the JVM listens no more."""
     try:
         return _worker(sock, authenticated)
     except BrokenPipeError:

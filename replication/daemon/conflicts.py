@@ -32,7 +32,7 @@ class Conflicts:
         if found and not names:
             nodes = ", ".join(sorted({node for node, _, _ in found.values()}))
             raise ReplicationError(
-                f"the other contents are on {nodes}, which is away: giving up what is here would leave nothing. Start "
+                f"the other contents are on {nodes}, which is away: discarding what is here would leave nothing. Start "
                 "its daemon first; or take it out with nosync peers --remove, if it is gone for good, and what is here "
                 "counts"
             )
@@ -47,7 +47,7 @@ class Conflicts:
                 self._problems.pop(name, None)
         for name, node in discarded.items():
             self._problems[_CONFLICT + name] = (
-                f"was given up here, and node {node} still holds it: nosync conflicts --take-theirs there as well, or "
+                f"was discarded here, and node {node} still holds it: nosync conflicts --take-theirs there as well, or "
                 "wait for the node whose contents count"
             )
         for name, (node, ours, theirs) in conflicts.items():

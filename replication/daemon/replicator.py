@@ -140,7 +140,7 @@ class Replicator:
             self._replica.add_member(node)
 
     def remove_member(self, node: NodeId, replicas: int) -> None:
-        """A node leaves the store: its copies count no more. Raises ReplicationError where too few are left."""
+        """A node leaves the store: its copies no longer count. Raises ReplicationError where too few are left."""
         with self._shared.lock:
             peers = self._replica.peers
             if node not in peers:

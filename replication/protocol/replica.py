@@ -207,7 +207,7 @@ class Replica:
             self.peers.setdefault(node, Peer(node))
 
     def remove_member(self, node: NodeId) -> list[Effect]:
-        """An operator took a node out: its copies count no more."""
+        """An operator took a node out: its copies no longer count."""
         peer = self.peers.pop(node, None)
         self.state.look_again(self.state.placement.changed(node, is_up=False))
         if peer is None or peer.session is None:

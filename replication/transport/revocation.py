@@ -1,4 +1,4 @@
-"""Certificates that count no more before they run out: a list of their serial numbers in the tls directory.
+"""Certificates that are revoked before they run out: a list of their serial numbers in the tls directory.
 
     <tls>/revoked      a serial number in hexadecimal a line; what follows # is for people
 

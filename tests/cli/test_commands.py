@@ -273,7 +273,7 @@ def test_rewind(capsys: pytest.CaptureFixture[str], path: str) -> None:
     assert code == 1
     assert "cannot rewind to 9: possible are 0 to 4" in err
     assert (
-        "the main timeline is at epoch 4; what was recorded of later ones is let go of"
+        "the main timeline is at epoch 4; what was recorded of later ones is deleted"
         in run(capsys, "rewind", path, "4")[1]
     )
     assert [b["name"] for b in answer(capsys, "branch", path)] == ["main"]

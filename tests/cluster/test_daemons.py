@@ -621,7 +621,7 @@ def test_publishing_goes_on_while_the_daemon_is_away(tmp_path: Path) -> None:
         eventually("all is safe", lambda: store.safe_point() == 2)
 
 
-# --- letting go of inputs ---------------------------------------------------------------------------------------------
+# --- releasing inputs -------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("policy", "nodes_that_keep"), [("drop", 0), ("disk", 1)])
@@ -643,7 +643,7 @@ def test_inputs_go_from_all_nodes_when_they_are_safe(tmp_path: Path, policy: str
             daemons.start("n2")
             eventually("both know it is safe", lambda: [daemons.safe_point(n) for n in nodes] == [2, 2])
             kept = nodes_that_keep * 3
-            eventually("they let go", lambda: sum(_inputs(daemons, n) for n in nodes) == kept)
+            eventually("they released their rows", lambda: sum(_inputs(daemons, n) for n in nodes) == kept)
             assert store.missing() == []
             # A node that comes with nothing is told what is safe, and does not ask for what is gone.
             daemons.kill("n2")

@@ -114,7 +114,7 @@ def test_what_was_safe_of_the_one_is_not_for_the_other(tmp_path: Path) -> None:
         eventually("now it is", lambda: all(daemons.safe_point(node) == 3 for node in NODES))
 
 
-def test_the_only_copy_is_not_given_up(tmp_path: Path) -> None:
+def test_the_only_copy_is_not_discarded(tmp_path: Path) -> None:
     with running(tmp_path, ("n1", "n2"), replicas=2, start=()) as daemons:
         for node, value in (("n1", 1), ("n2", 2)):
             daemons.start(node)

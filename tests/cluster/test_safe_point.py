@@ -1,4 +1,4 @@
-"""What counts as safe, and what is let go of, where nodes are away, disagree, or are opened without their daemon."""
+"""What counts as safe, and what is released, where nodes are away, disagree, or are opened without their daemon."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def test_what_one_node_keeps_is_kept_by_one_that_has_it(tmp_path: Path) -> None:
         eventually("one keeps it", lambda: sum(_inputs(daemons, n) for n in others) == 3)
         daemons.start(first)
         eventually("it has it", lambda: _inputs(daemons, first) == 3)
-        eventually("the others let go", lambda: sum(_inputs(daemons, n) for n in others) == 0)
+        eventually("the others released their rows", lambda: sum(_inputs(daemons, n) for n in others) == 0)
         assert store.missing() == []
         _publish_with_input(store, 3, "disk")
         eventually("it goes on", lambda: all(daemons.safe_point(n) == 3 for n in NODES))

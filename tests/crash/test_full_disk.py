@@ -120,7 +120,7 @@ def test_status_and_metrics_answer_where_nothing_can_be_written(tmp_path: Path, 
 
 
 def test_a_safe_point_that_cannot_be_written_down_is_not_told(tmp_path: Path) -> None:
-    """Nothing would bind the next process to it, and inputs may be let go of for it."""
+    """Nothing would bind the next process to it, and inputs may be released because of it."""
     settings = nosync.StoreSettings(background=False)
     daemon = Daemon(DaemonConfig("n1", tmp_path / "n1", "127.0.0.1:0", {}, 1))
     daemon.node.close()

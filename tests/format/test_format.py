@@ -169,7 +169,7 @@ def test_version_1_is_still_written_byte_for_byte(tmp_path: Path) -> None:
 
 
 def archive_of_two_codes(root: Path) -> Archive:
-    """Of four epochs, in which a stage's code changes, and an input begins to be let go of."""
+    """Of four epochs, in which a stage's code changes, and an input begins to be released."""
     manifests = []
     for t in range(4, 8):
         counts = LayerId(TraceId("counts", "c0de1" if t < 6 else "c0de2", Shard(1, 4)), Description.of_epoch(t))

@@ -174,13 +174,13 @@ def read_members(root: Path, _: PurePosixPath) -> None:
     assert all(isinstance(one, str) for item in peers.items() for one in item)
 
 
-def read_given_up(root: Path, _: PurePosixPath) -> None:
+def read_discarded(root: Path, _: PurePosixPath) -> None:
     assert all(isinstance(one, str) for item in DiscardedVersions(root, ENV).digests.items() for one in item)
 
 
 READERS: dict[str, Callable[[Path, PurePosixPath], object]] = {
     "layers": read_layer, "manifests": read_manifest, "branches": read_branches, "pins": read_register,
-    "jobs": read_register, "sinks": read_register, "given-up.json": read_given_up, ADDRESS_FILE: read_address,
+    "jobs": read_register, "sinks": read_register, "given-up.json": read_discarded, ADDRESS_FILE: read_address,
     MEMBERS_FILE: read_members, MARKER: lambda root, _: read_marker(root, ENV),
     VERIFIED: lambda root, _: is_verified_here(root), REVOKED: lambda root, _: read_revoked(root / REVOKED),
 }  # fmt: skip

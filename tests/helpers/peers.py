@@ -36,7 +36,7 @@ class Peers:
         return Epoch(-1)
 
     def inputs_released(self, trace: TraceId, until: Time) -> None:
-        raise AssertionError("nothing is let go of here")
+        raise AssertionError("nothing is discarded here")
 
     def is_first_replica(self, trace: TraceId) -> bool:
         return True

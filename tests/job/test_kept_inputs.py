@@ -1,4 +1,4 @@
-"""Sources that let go of their rows at the safe point: a job goes on, recovers, and says what can no longer be
+"""Sources whose rows are released at the safe point: a job goes on, recovers, and says what can no longer be
 replayed.
 """
 
@@ -40,7 +40,7 @@ def release(store: nosync.Store) -> list[str]:
     return [layer.stage for layer in store.layers() if layer.stage == "rows"]
 
 
-def test_rows_that_were_let_go_of_are_missed_by_replays_only(spark: SparkSession, open_store: OpenStore) -> None:
+def test_rows_that_were_released_are_missed_by_replays_only(spark: SparkSession, open_store: OpenStore) -> None:
     settings = nosync.StoreSettings(background=False, grace_s=0.0)
     store = open_store(settings=settings)
     job = nosync.Job(make_flow("drop"), store, spark=spark, shards=2)
@@ -51,7 +51,7 @@ def test_rows_that_were_let_go_of_are_missed_by_replays_only(spark: SparkSession
     assert job.recover().lost == 0
     assert sorted(map(tuple, job.read("sums", as_of=1).collect())) == state
     with pytest.raises(
-        nosync.NotAvailableError, match=r"replay branch b from 1: the rows of source rows were let go of"
+        nosync.NotAvailableError, match=r"replay branch b from 1: the rows of source rows were released"
     ):
         job.branch("b", at=0, replace={"kept": lambda rows: rows}).replay()
     store.delete_branch("b")

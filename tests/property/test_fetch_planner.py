@@ -155,7 +155,7 @@ class OneNode:
     def a_task_reads(self) -> None:
         self.one.keep_traces([self.random.choice(DIRECTORIES)])
 
-    def inputs_are_let_go(self) -> None:
+    def inputs_are_released(self) -> None:
         self.one.release(self.random.choice(DIRECTORIES), pack(self.random.randint(0, 8)))
 
     def an_operator_takes_files_back(self) -> None:
@@ -179,7 +179,7 @@ class OneNode:
             self.time_passes, self.time_passes, self.all_wait_for_long,
             self.a_while_passes_in_which_all_are_heard, self.an_event_finds_that_time_has_passed,
             self.files_are_written, self.files_go, self.a_file_comes, self.a_file_comes, self.a_file_is_no_good,
-            self.a_task_reads, self.inputs_are_let_go, self.an_operator_takes_files_back,
+            self.a_task_reads, self.inputs_are_released, self.an_operator_takes_files_back,
         ]  # fmt: skip
         if self.random.random() < 0.02:
             self.a_job_wants_all()

@@ -1,4 +1,4 @@
-"""Workers that Spark's JVM lets go of say nothing."""
+"""Workers whose connection Spark's JVM closes say nothing."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import pytest
 from nosync.testing.daemon_cluster import eventually
 
 
-def said_of_a_worker_that_is_let_go_of(module: str, sockets: str) -> str:
+def said_of_a_worker_that_the_jvm_ends(module: str, sockets: str) -> str:
     """Does what the JVM does: starts the daemon, asks it for a worker, closes the worker's socket, ends the daemon."""
     environment = {
         **os.environ,
@@ -43,8 +43,8 @@ def said_of_a_worker_that_is_let_go_of(module: str, sockets: str) -> str:
 
 
 @pytest.mark.parametrize("module", ["nosync.spark.worker_daemon", "pyspark.daemon"])
-def test_a_worker_that_is_let_go_of_ends_in_silence(module: str) -> None:
+def test_a_worker_that_the_jvm_ends_says_nothing(module: str) -> None:
     with tempfile.TemporaryDirectory() as sockets:  # not tmp_path: the path of a socket has room for 107 characters
-        said = said_of_a_worker_that_is_let_go_of(module, sockets)
+        said = said_of_a_worker_that_the_jvm_ends(module, sockets)
     assert ("BrokenPipeError" in said) == (module == "pyspark.daemon"), said
     assert module == "pyspark.daemon" or not said

@@ -23,8 +23,8 @@ FIRST = 5
 """Epochs of all keys: the first four are enough for a large merge, and the newest is left alone."""
 
 
-class FileVersion:
-    """The process that merges out of the way, which gets no further before it is let go on. `nices`: of all that began."""
+class HeldMerge:
+    """Stands for the process that merges out of the way, and holds it until `go_on`. `nices`: of all that began."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.began, self.go_on, self.nices = threading.Event(), threading.Event(), list[int]()
@@ -68,9 +68,9 @@ def spans(store: nosync.Store, stage: str) -> list[tuple[int, int]]:
 
 
 @pytest.fixture
-def held(monkeypatch: pytest.MonkeyPatch) -> FileVersion:
+def held(monkeypatch: pytest.MonkeyPatch) -> HeldMerge:
     monkeypatch.setattr(compactor, "LOOK_S", 0.01)
-    return FileVersion(monkeypatch)
+    return HeldMerge(monkeypatch)
 
 
 @pytest.fixture
@@ -79,8 +79,8 @@ def store(open_store: OpenStore) -> nosync.Store:
 
 
 @contextmanager
-def merging(store: nosync.Store, held: FileVersion) -> Iterator[None]:
-    """A large merge has begun, of the first layers of `one`; and ends when it is let go on."""
+def merging(store: nosync.Store, held: HeldMerge) -> Iterator[None]:
+    """Begins a large merge, of the first layers of `one`, and lets it end at the end of the `with`."""
     for t in range(FIRST):
         put(store, "one", t, KEYS)
         store.seal(t, fill_missing=True)
@@ -101,8 +101,8 @@ def merging(store: nosync.Store, held: FileVersion) -> Iterator[None]:
     assert not thread.is_alive()
 
 
-def test_new_layers_do_not_pile_up_behind_a_large_merge(store: nosync.Store, held: FileVersion) -> None:
-    """Far more come than that process would be given up for."""
+def test_new_layers_do_not_pile_up_behind_a_large_merge(store: nosync.Store, held: HeldMerge) -> None:
+    """More layers come than the node would let wait for that process."""
     last = FIRST + 60
     with merging(store, held):
         for t in range(FIRST, last):
@@ -113,13 +113,13 @@ def test_new_layers_do_not_pile_up_behind_a_large_merge(store: nosync.Store, hel
                 eventually("they are merged", lambda: len(store.layers()) < 24, 10.0)
         assert spans(store, "one")[:5] == [(t, t + 1) for t in range(4)] + [(4, spans(store, "one")[4][1])]
         assert [state(store, t) for t in range(last)] == [expected(t) for t in range(last)]
-    assert held.nices == [OUT_OF_THE_WAY], "it was never given up for one that hurries"
+    assert held.nices == [OUT_OF_THE_WAY], "no process that hurries took its place"
     assert spans(store, "one")[0] >= (0, 4)
     assert [state(store, t) for t in range(last)] == [expected(t) for t in range(last)]
     assert store.verify().errors == ()
 
 
-def test_other_traces_are_merged_meanwhile_and_large_ones_after_it(store: nosync.Store, held: FileVersion) -> None:
+def test_other_traces_are_merged_meanwhile_and_large_ones_after_it(store: nosync.Store, held: HeldMerge) -> None:
     for t in range(FIRST):
         put(store, "small", t, 2)
         put(store, "zlarge", t, KEYS)
@@ -131,7 +131,7 @@ def test_other_traces_are_merged_meanwhile_and_large_ones_after_it(store: nosync
     assert held.nices == [OUT_OF_THE_WAY] * 2
 
 
-def test_a_pause_ends_all_of_them(store: nosync.Store, held: FileVersion) -> None:
+def test_a_pause_ends_all_of_them(store: nosync.Store, held: HeldMerge) -> None:
     """What is rewound is gone when that returns, whatever was being merged."""
     with merging(store, held):
         for t in range(FIRST, FIRST + 9):
@@ -146,7 +146,7 @@ def test_a_pause_ends_all_of_them(store: nosync.Store, held: FileVersion) -> Non
     assert store.verify().errors == ()
 
 
-def test_a_damaged_layer_is_looked_at_after_the_large_merge(store: nosync.Store, held: FileVersion) -> None:
+def test_a_damaged_layer_is_looked_at_after_the_large_merge(store: nosync.Store, held: HeldMerge) -> None:
     for t in range(FIRST):
         put(store, "small", t, 2)
     with merging(store, held):

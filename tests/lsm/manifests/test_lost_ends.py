@@ -111,7 +111,7 @@ def test_all_manifests(open_store: OpenStore, capsys: pytest.CaptureFixture[str]
     with pytest.raises(nosync.LostEpochError):
         store.read("c")
     with pytest.raises(nosync.LostEpochError):
-        store.rewind(-1)  # would let go of all layers
+        store.rewind(-1)  # would delete all layers
     for t in range(7):
         store.seal(t)
     assert keys_of(store) == {f"a{t}" for t in range(7)}

@@ -1,4 +1,4 @@
-"""What is given up, let go of or pinned while a merge, or a look at the directory, is under way."""
+"""What is discarded, released or pinned while a merge, or a look at the directory, is under way."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def descriptions(store: nosync.Store) -> list[Description]:
     return store.directory.descriptions(trace)
 
 
-def test_a_merge_that_runs_while_layers_are_given_up_does_not_bring_them_back(
+def test_a_merge_that_runs_while_layers_are_discarded_does_not_bring_them_back(
     open_store: OpenStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store = filled(open_store())
@@ -213,7 +213,7 @@ def test_what_is_safe_elsewhere_counts_up_to_where_manifests_were_compared(open_
     store.node.announcer.listen(None)
 
 
-def test_pins_are_read_before_history_is_let_go_of_for_epochs_that_others_sealed(tmp_path: Path) -> None:
+def test_pins_are_read_before_history_is_released_for_epochs_that_others_sealed(tmp_path: Path) -> None:
     """A job beside a daemon pins an epoch, and goes on; the daemon sees the epochs first, or the pin."""
     asked: list[int] = []
 

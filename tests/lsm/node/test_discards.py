@@ -1,4 +1,4 @@
-"""Who has a store open while its node gives up contents, and gets others of the same names, sees those."""
+"""Who has a store open while its node discards contents, and gets others of the same names, sees those."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def discard(store: nosync.Store, first: int) -> None:
     store.node.make_durable_now()
 
 
-def test_a_reader_sees_what_took_the_place_of_what_was_given_up(open_store: OpenStore, tmp_path: Path) -> None:
+def test_a_reader_sees_what_took_the_place_of_what_was_discarded(open_store: OpenStore, tmp_path: Path) -> None:
     store = open_store()
     record(store, range(EPOCHS))
     with nosync.open(tmp_path / "store", read_only=True) as reader:
@@ -74,7 +74,7 @@ def test_a_reader_sees_what_took_the_place_of_what_was_given_up(open_store: Open
         assert reader.changes("c", 4, 5).column("v").to_pylist() == [104, 105, 4, 5]
 
 
-def test_a_task_takes_no_layer_for_recorded_that_was_given_up(open_store: OpenStore) -> None:
+def test_a_task_takes_no_layer_for_recorded_that_was_discarded(open_store: OpenStore) -> None:
     """Its process has the layer mapped, and asks for it by its name."""
     store = open_store()
     record(store, range(EPOCHS))
@@ -123,7 +123,7 @@ def test_branches_that_others_count_for_are_noticed(open_store: OpenStore, tmp_p
         assert sorted(reader.branches()) == ["main", "theirs"]
 
 
-def test_what_is_given_up_is_remembered(open_store: OpenStore, tmp_path: Path) -> None:
+def test_what_is_discarded_is_remembered(open_store: OpenStore, tmp_path: Path) -> None:
     store = open_store()
     record(store, range(EPOCHS))
     (trace,) = store.directory.traces("c")
@@ -147,7 +147,7 @@ def test_what_is_given_up_is_remembered(open_store: OpenStore, tmp_path: Path) -
     )
 
 
-def test_a_peer_that_holds_what_was_given_up_has_another_history() -> None:
+def test_a_peer_that_holds_what_was_discarded_has_another_history() -> None:
     replica = Replica(NodeId("n1"), "i1", "s", [NodeId("n1"), NodeId("n2"), NodeId("n3")], 3)
     layer = "layers/c/raw/0/{}.layer"
     for node, digest, session in ((NodeId("n2"), "wrong", 2), (NodeId("n3"), "right", 3)):

@@ -1,4 +1,4 @@
-"""Inputs are let go of at the safe point and not before, for good, and nothing else notices."""
+"""Inputs are released at the safe point and not before, for good, and nothing else notices."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def test_a_catalog_that_is_lost_takes_nothing_of_what_was_safe_with_it(open_stor
     assert store.safe_point() == 4
 
 
-def test_what_cannot_be_made_safe_is_not_let_go_of(open_store: OpenStore) -> None:
+def test_what_cannot_be_made_safe_is_not_released(open_store: OpenStore) -> None:
     env = FaultyEnv()
     store = manual(open_store, env)
     run(store, 0)

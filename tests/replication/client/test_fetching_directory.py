@@ -162,7 +162,7 @@ def test_rounds_of_other_hosts_are_asked_for_where_a_daemon_is(tmp_path: Path) -
         directory.fetch_rounds(traces, 3)
 
 
-def test_what_a_process_has_mapped_of_stores_that_it_has_left_is_let_go_of(tmp_path: Path) -> None:
+def test_what_a_process_has_mapped_of_stores_that_it_has_left_is_unmapped(tmp_path: Path) -> None:
     def opened(name: str) -> weakref.ref[LayerDirectory]:
         nosync.open(tmp_path / name).close()
         return weakref.ref(location.open_directory(StoreLocation(str(tmp_path / name), 128)))

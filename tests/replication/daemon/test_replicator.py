@@ -342,7 +342,7 @@ def test_an_inventory_without_an_end_is_refused(monkeypatch: pytest.MonkeyPatch)
         decoder.decode(pb.Frame(summary=pb.Summary(groups=roots)))
 
 
-def test_who_asks_and_does_not_listen_is_let_go(receiver: Receiver, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_who_asks_and_does_not_listen_is_disconnected(receiver: Receiver, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("nosync.replication.daemon.session.MOST_WAITING", 50)
     for n in range(60):
         receiver.receive(pb.Frame(want=pb.Want(files=[pb.Held(name=f"branches/{n}.json", digest="0" * 64)])))

@@ -574,10 +574,10 @@ def test_nothing_of_another_history_is_fetched_or_counted() -> None:
     pair.holds(
         N2, gone=tuple(held.name for held in before[N2] if held.name not in (sealed(0, "d").name, sealed(1, "d").name))
     )
-    assert pair.has(N1) == pair.has(N2), "given up, it gets what counts"
+    assert pair.has(N1) == pair.has(N2), "once it discarded its own, it gets what counts"
 
 
-def test_what_a_task_asks_for_comes_also_where_it_was_let_go_of() -> None:
+def test_what_a_task_asks_for_comes_also_where_it_was_released() -> None:
     pair = Pair()
     one, two = pair.nodes[N1], pair.nodes[N2]
     pair.holds(N1, held(0))
