@@ -64,7 +64,7 @@ def test_a_node_says_that_it_holds_what_it_holds(tmp_path: Path) -> None:
 
         def late(added: Any, gone: Any, *, dropped: bool = False) -> None:
             if added and not gone:
-                time.sleep(0.2)
+                time.sleep(0.2)  # not a wait: a slow listener, so that merges come before what it hears
             tell(added, gone, dropped=dropped)
 
         daemon.replicator.announcements.held = late  # type: ignore[method-assign]

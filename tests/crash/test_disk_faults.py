@@ -8,7 +8,6 @@ import shutil
 import stat
 import subprocess
 import threading
-import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path, PurePosixPath
 
@@ -24,6 +23,7 @@ from nosync.lsm.node.node import Node
 from nosync.lsm.platform.env import Env
 from nosync.lsm.trace.directory import LayerDirectory
 from nosync.testing import FaultyEnv, crash
+from nosync.testing.daemon_cluster import eventually
 from tests.conftest import OpenStore
 from tests.helpers.stores import filled, snapshot, words
 
@@ -563,10 +563,7 @@ def test_an_error_that_nobody_expected_ends_no_thread_of_the_node(
     assert store.status().problems["nosync-durability: drain"] == "unexpected ZeroDivisionError: planted"
     monkeypatch.setattr(node.small, "sync", whole)
     _one_more(store, 0)
-    end_s = time.monotonic() + 20
-    while (store.safe_point() != 0 or store.status().problems) and time.monotonic() < end_s:
-        time.sleep(0.01)
-    assert (store.safe_point(), store.status().problems) == (0, {})
+    eventually("it is safe, and no problem is left", lambda: store.safe_point() == 0 and not store.status().problems)
 
 
 def test_a_start_that_failed_takes_nothing_from_the_next(open_store: OpenStore) -> None:

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import contextlib
 import threading
-import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -202,9 +201,7 @@ def test_jobs_of_one_session_take_turns(
 
     def wait(rows: pa.Table) -> pa.Table:
         begun.touch()
-        end_s = time.monotonic() + 60
-        while not go.exists() and time.monotonic() < end_s:
-            time.sleep(0.01)
+        eventually("the other job waits for its turn", go.exists)
         return rows
 
     waiting = threading.Event()

@@ -39,13 +39,13 @@ def filled(store: nosync.Store, epochs: range = range(EPOCHS)) -> nosync.Store:
 
 
 def merging(store: nosync.Store, monkeypatch: pytest.MonkeyPatch) -> threading.Thread:
-    """A merge that has begun, and takes two seconds more unless it is abandoned."""
+    """Begins a merge, which takes two seconds more unless it is abandoned."""
     begun, steps = threading.Event(), Merge.steps
 
     def slowly(self: Merge) -> Iterator[Any]:
         begun.set()
         for _ in range(400):
-            time.sleep(0.005)
+            time.sleep(0.005)  # not a wait: the merge is slow, so that it cannot end before what is done meanwhile
             yield
         yield from steps(self)
 
@@ -224,7 +224,7 @@ def test_pins_are_read_before_history_is_released_for_epochs_that_others_sealed(
             if path.name == "pins" and is_asked:
                 is_asked.clear()
                 asking.start()
-                asking.join(0.3)
+                asking.join(0.3)  # not a wait: nothing is answered before the list is there
             return super().list_dir(path)
 
     is_asked: list[bool] = []

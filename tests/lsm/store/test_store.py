@@ -10,7 +10,6 @@ import secrets
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -538,21 +537,9 @@ def test_background_threads_make_things_durable_and_merge(tmp_path: Path) -> Non
         for t in range(40):
             store.append("counts", t=t, rows=words(a=t, b=t), key=["word"])
             store.seal(t)
-        deadline = 60.0
-        waited = _wait(lambda: store.safe_point() == 39 and len(store.layers()) <= 8, deadline)
-        assert waited, (store.safe_point(), len(store.layers()))
+        eventually("all is safe", lambda: store.safe_point() == 39)
+        eventually("layers are merged", lambda: len(store.layers()) <= 8)
         assert state_of(store.read("counts"), ["word"]) == {("a",): (39,), ("b",): (39,)}
-
-
-def _wait(condition: object, deadline_s: float) -> bool:
-    import threading
-
-    pause = threading.Event()
-    for _ in range(int(deadline_s / 0.02)):
-        if condition():  # type: ignore[operator]
-            return True
-        pause.wait(0.02)
-    return False
 
 
 def test_unsealed_layers_are_never_merged(open_store: OpenStore) -> None:
@@ -689,9 +676,10 @@ def test_a_merge_that_gets_no_processor_begins_again_when_layers_pile_up(
     ) -> Published | None:
         nices.append(process._nice)
         began.set()
-        while process._nice and not stop():
-            time.sleep(0.001)
-        return None if process._nice else run_it(process, merge, stop)
+        if not process._nice:
+            return run_it(process, merge, stop)
+        eventually("it is stopped", stop)
+        return None
 
     monkeypatch.setattr(MergeProcess, "run", run)
     monkeypatch.setattr(compactor, "LOOK_S", 0.01)

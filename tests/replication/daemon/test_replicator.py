@@ -5,8 +5,8 @@ from __future__ import annotations
 import contextlib
 import errno
 import queue
+import sys
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 from types import SimpleNamespace
@@ -26,6 +26,7 @@ from nosync.replication.protocol.inventory import Inventory, missing
 from nosync.replication.protocol.messages import PROTOCOL_VERSION, FileRequest, InventoryRequest, NotFound
 from nosync.replication.protocol.sessions import SILENT_S
 from nosync.replication.transport.codec import CHUNK_BYTES, LARGEST_FILE_BYTES, Chunk, Decoder, Encoder
+from nosync.testing.daemon_cluster import eventually
 from tests.helpers.receiver import Receiver
 
 
@@ -495,6 +496,12 @@ def test_a_long_list_of_wanted_files_is_looked_at_once(receiver: Receiver, monke
     assert len(compared) <= 300
 
 
+def _waits(thread: threading.Thread) -> bool:
+    """Returns whether a thread waits for an event or a condition."""
+    frame = sys._current_frames().get(thread.ident or 0)
+    return frame is not None and frame.f_code is threading.Condition.wait.__code__
+
+
 def test_each_message_goes_out_at_once(receiver: Receiver) -> None:
     """Also on the side that dials, where another thread waits for the session to end."""
     session, sent, ended = receiver.session, queue.SimpleQueue[pb.Frame](), threading.Event()
@@ -509,7 +516,7 @@ def test_each_message_goes_out_at_once(receiver: Receiver) -> None:
     ]
     for thread in threads:
         thread.start()
-        time.sleep(0.1)  # they wait in this order
+        eventually("they wait in this order", lambda thread=thread: _waits(thread))  # type: ignore[misc]
     while not sent.empty():
         sent.get()
     for number in range(5):
