@@ -34,7 +34,7 @@ from nosync.spark.session import conf_set, local_session, session_settings
 
 @dataclass(frozen=True)
 class Size:
-    """How many events an epoch has; so many epochs of a run come before those that are measured."""
+    """Says how many events an epoch has. So many epochs of a run come before those that are measured."""
 
     events: int
     warm: int
@@ -159,9 +159,10 @@ def _timed(spark: SparkSession, root: Path, queries: Sequence[Query], hot: float
 
 
 def _later_runs(engines: Mapping[str, Callable[[], list[T]]], size: Size) -> dict[str, list[T]]:
-    """What each epoch took, in the later half of several runs of each engine.
+    """Returns what each epoch took, in the later half of several runs of each engine.
 
-    They take turns, whoever had least time so far: all have the machine as it is meanwhile, and a JVM that has compiled as much.
+    They take turns, whoever had least time so far: all have the machine as it is meanwhile, and a JVM that has compiled
+    as much.
     """
     used_s = dict.fromkeys(engines, 0.0)
     runs: dict[str, list[list[T]]] = {name: [] for name in engines}
@@ -177,7 +178,9 @@ def _later_runs(engines: Mapping[str, Callable[[], list[T]]], size: Size) -> dic
 
 
 def _beside_moving(spark: SparkSession, root: Path, query: Query, size: Size, workload: str, digest: str) -> Result:
-    """Epochs of ours, and the same files read and rows moved, by turns: what the machine does meanwhile hits both."""
+    """Runs epochs of nosync by turns with the same files read and rows moved: what the machine does meanwhile hits
+    both.
+    """
 
     def run() -> list[tuple[float, float]]:
         moving: list[float] = []
@@ -198,7 +201,7 @@ def _beside_moving(spark: SparkSession, root: Path, query: Query, size: Size, wo
 
 
 def _moved(spark: SparkSession, root: Path, t: int) -> None:
-    """What Q3 reads of epoch `t`, by the people's ids, as nosync moves rows."""
+    """Moves what Q3 reads of epoch `t`, by the people's ids, as nosync moves rows."""
     file = f"{t:04}.parquet"
     people = _read(spark, root / PERSONS / file, PERSONS).selectExpr(
         "id", "name", "city", "state", "ts", "state IN ('OR', 'ID', 'CA') AS ok"
@@ -279,7 +282,7 @@ def _nosync(spark: SparkSession, root: Path, query: Query) -> list[float]:
 
 
 def _backfilled(spark: SparkSession, root: Path, query: Query) -> list[float]:
-    """What all epochs took in one call, reading and counting their rows included, shared among them."""
+    """Returns what all epochs took in one call, reading and counting their rows included, shared among them."""
     with tempfile.TemporaryDirectory(dir=root) as directory, nosync.open(Path(directory) / "store") as store:
         began_s = time.perf_counter()
         report = _backfill(spark, root, query, store)[1]
@@ -346,7 +349,9 @@ def _answer_of_spark(spark: SparkSession, root: Path, query: Query) -> str:
 
 
 def _flink(root: Path, streams: Collection[str], queries: Sequence[Query], what: Mapping[str, Any]) -> dict[str, Any]:
-    """Its version, and by query the rows of the answers, or the seconds that a long job takes more than a short one."""
+    """Returns Flink's version, and by query the rows of the answers, or the seconds that a long job takes more than a
+    short one.
+    """
     return run_flink(
         "flink_nexmark.py",
         {

@@ -81,7 +81,9 @@ def _nosync(spark: SparkSession, root: Path) -> Samples:
 
 
 def _stream(spark: SparkSession, root: Path, take: object = None) -> list[float]:
-    """Seconds of each micro-batch that had input. `take(batch, id)` gets the sessions; None: they go nowhere."""
+    """Returns the seconds of each micro-batch that had input. `take(batch, id)` gets the sessions; None: they go
+    nowhere.
+    """
     files = spark.readStream.schema(STREAMS[BIDS]).option("maxFilesPerTrigger", 1).parquet(str(root / BIDS))
     bids = files.withColumn("at", F.timestamp_seconds("ts")).withWatermark("at", "0 seconds")
     sessions = bids.groupBy("bidder", F.session_window("at", GAP).alias("w")).agg(F.count(F.lit(1)).alias("n"))

@@ -62,8 +62,8 @@ Task = Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]
 
 @dataclass(frozen=True)
 class Run:
-    """What one engine took for `rows`: seconds of each epoch (of Flink, which has none, of each pair of jobs), until they were
-    on disk, and the rest.
+    """Holds what one engine took for `rows`: seconds of each epoch (of Flink, which has none, of each pair of jobs),
+    until they were on disk, and the rest.
     """
 
     rows: int
@@ -78,12 +78,12 @@ class Run:
 
     @property
     def cpu_s(self) -> float:
-        """For a million rows."""
+        """Returns the processor seconds for a million rows."""
         return 1e6 * self.spent.cpu_s / self.rows
 
     @property
     def written(self) -> float:
-        """Bytes written for each byte of change."""
+        """Returns the bytes written for each byte of change."""
         return self.spent.written_bytes / (BYTES_OF_CHANGE * self.rows)
 
 
@@ -153,7 +153,7 @@ def _beside(mine: Run, workload: str, peer: str, theirs: Run, goal: float) -> It
 
 
 def _filled(spark: SparkSession, path: Path, keys: int) -> EpochsOfOurs:
-    """A job whose state has all keys."""
+    """Returns a job whose state has all keys."""
     one = start(spark, path)
     for first in range(0, keys, LARGE):
         one.advance(batch(spark, first, min(LARGE, keys - first), keys))
@@ -200,9 +200,11 @@ def moved(spark: SparkSession, i: int, rows: int) -> None:
 
 
 def _beside_the_floor(rows: int, warm: int, repeats: int) -> tuple[Samples, Samples]:
-    """Seconds of epochs, and of moving as many rows, by turns in one JVM, so that what the machine does meanwhile hits both.
+    """Returns the seconds of epochs, and of moving as many rows. They run by turns in one JVM, so that what the machine
+    does meanwhile hits both.
 
-    The rows are not the same: for each range of ids Spark compiles code anew, and the second to come would find it compiled.
+    The rows are not the same: for each range of ids Spark compiles code anew, and the second to come would find it
+    compiled.
     """
     spark = local_session(CORES, "nosync-bench")
     ours, floor = [], []
@@ -316,7 +318,9 @@ def _batches(stream: StreamingQuery, rows: int, warm: int, repeats: int) -> Run:
 
 
 def _flink(first: int, rows: int, pairs: int, settings: dict[str, str]) -> tuple[str, Run]:
-    """Its version, and what so many rows took after those that have each key once; its JVM warms up with `first` rows."""
+    """Returns Flink's version, and what so many rows took after those that have each key once; its JVM warms up with
+    `first` rows.
+    """
     about = {
         "first_rows": first, "warm_rows": KEYS, "rows": KEYS + rows, "pairs": pairs, "keys": KEYS, "settings": settings,
     }  # fmt: skip

@@ -46,7 +46,7 @@ def flink_home() -> Path:
 
 
 def variables() -> dict[str, str]:
-    """The environment of its processes."""
+    """Returns the environment of Flink's processes."""
     java = os.environ.get("JAVA_HOME") or str(Path(os.path.realpath(shutil.which("java") or "java")).parents[1])
     # Without our own path, on which it would find our `proto` instead of its own.
     return {name: value for name, value in os.environ.items() if name != "PYTHONPATH"} | {"JAVA_HOME": java}

@@ -60,7 +60,7 @@ class FlinkHosts:
         )  # fmt: skip
 
     def seconds_to_run_again(self, keys: int, harm: Callable[[Hosts], None]) -> dict[str, Any]:
-        """From the harm until all tasks run again, with their state; and how large that is."""
+        """Returns the seconds from the harm until all tasks run again, with their state; and how large that is."""
         about = {
             "rest": self.hosts.address(NAMES[0]), "keys": keys, "pad_bytes": PAD_BYTES, "rows_per_s": 2_000,
             "checkpoints": (self._root / "checkpoints").as_uri(),

@@ -31,7 +31,7 @@ class Spent:
 
 
 def tree() -> list[psutil.Process]:
-    """This process and those it started: Spark's JVM, its Python workers, merges, daemons."""
+    """Returns this process and those it started: Spark's JVM, its Python workers, merges, daemons."""
     me = psutil.Process()
     return [me, *me.children(recursive=True)]
 
@@ -47,7 +47,9 @@ def spent() -> Spent:
 
 
 def cpu_by_process() -> dict[str, float]:
-    """Processor seconds so far: of the JVM, of Python tasks, of this process (the driver and its node), and of merges."""
+    """Returns the processor seconds so far: of the JVM, of Python tasks, of this process (the driver and its node), and
+    of merges.
+    """
     seconds = {"JVM": 0.0, "Python tasks": 0.0, "driver and node": 0.0, "merges": 0.0}
     for process in tree():
         with contextlib.suppress(psutil.NoSuchProcess):

@@ -29,7 +29,7 @@ _LOOKS, _LOOK_S = 10, 2.0
 
 @dataclass(frozen=True)
 class Result:
-    """One measurement. `ratio` is value / baseline_value, in the unit's own direction."""
+    """Holds one measurement. `ratio` is value / baseline_value, in the unit's own direction."""
 
     workload: str
     engine: str
@@ -50,12 +50,12 @@ class Result:
 
 @dataclass(frozen=True)
 class Samples:
-    """Seconds of repeated calls."""
+    """Holds the seconds of repeated calls."""
 
     seconds: Sequence[float]
 
     def percentile(self, p: float) -> float:
-        """The smallest that `p` percent are not above."""
+        """Returns the smallest that `p` percent are not above."""
         ordered = sorted(self.seconds)
         return ordered[max(0, math.ceil(p * len(ordered) / 100) - 1)]
 
@@ -65,7 +65,7 @@ class Samples:
 
     @property
     def spread(self) -> float:
-        """Interquartile range over the median."""
+        """Returns the interquartile range over the median."""
         return (self.percentile(75) - self.percentile(25)) / self.median
 
 
@@ -114,7 +114,7 @@ def machine() -> dict[str, Any]:
 
 
 def load_before() -> float:
-    """How many cores something else takes now. Looks again for a while where that is too many.
+    """Returns how many cores something else takes now. Looks again for a while where that is too many.
 
     The system's own load averages go back a minute, into the benchmark before this one.
     """
@@ -153,7 +153,7 @@ def write(name: str, results: Sequence[Result], load: float, scale: str, seconds
 
 @dataclass
 class Progress:
-    """What a run of several benchmarks has done, kept in a file so that a run that was interrupted can go on."""
+    """Remembers what a run of several benchmarks has done, in a file, so that a run that was interrupted can go on."""
 
     scale: str
     path: Path = UNFINISHED
@@ -161,7 +161,7 @@ class Progress:
     done: list[str] = field(default_factory=list)
 
     def resume(self) -> list[str]:
-        """What an interrupted run of the same code and scale has done; nothing where there was none."""
+        """Returns what an interrupted run of the same code and scale has done; nothing where there was none."""
         try:
             found = json.loads(self.path.read_text())
         except (FileNotFoundError, ValueError):  # none, or one that a crash cut short

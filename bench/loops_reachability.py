@@ -119,7 +119,7 @@ def reachable(links: Links, sources: set[int]) -> set[int]:
 
 
 def _latest(changes: pa.Table, state: pa.Table) -> pa.Table:
-    """What is up after an epoch, in which each changes once; what is down is forgotten."""
+    """Returns what is up after an epoch, in which each changes once; what is down is forgotten."""
     up = changes.filter(changes["up"])
     keys = [name for name in ("node", "neighbour") if name in up.column_names]
     return up.select(keys).append_column("one", pa.array([1] * up.num_rows, pa.int64()))

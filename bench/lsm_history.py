@@ -102,8 +102,8 @@ def _fill(root: Path, epochs: int) -> None:
 
 
 def _learn(root: Path, epochs: int) -> tuple[float, float]:
-    """Medians of how long a node takes to know of an epoch that another process sealed: by turns told of its file, and
-    not.
+    """Returns medians of how long a node takes to know of an epoch that another process sealed: by turns told of its
+    file, and not.
     """
     told_s, untold_s = list[float](), list[float]()
     with nosync.open(root, settings=nosync.StoreSettings(background=False)) as store:
@@ -126,7 +126,7 @@ def _learn(root: Path, epochs: int) -> tuple[float, float]:
 
 
 def _open(root: Path) -> list[float]:
-    """Medians of what `OPEN` measures, each time in a new process."""
+    """Returns medians of what `OPEN` measures, each time in a new process."""
     found = [
         json.loads(subprocess.run([sys.executable, "-c", OPEN, root], check=True, capture_output=True).stdout)
         for _ in range(REPEATS)

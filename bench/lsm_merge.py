@@ -162,7 +162,9 @@ def _windows(root: Path, retain: int) -> Iterator[Result]:
 
 
 def _rocksdb_compaction(path: Path, tables: Sequence[pa.Table]) -> float:
-    """Seconds that RocksDB takes to merge the same runs, of keys and values of 8 bytes, into one, which is synced."""
+    """Returns the seconds that RocksDB takes to merge the same runs, of keys and values of 8 bytes, into one, which is
+    synced.
+    """
     options = Options(raw_mode=True)
     options.set_disable_auto_compactions(True)
     options.set_max_background_jobs(1)

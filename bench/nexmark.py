@@ -31,7 +31,7 @@ _STATES = ["AZ", "CA", "ID", "OR", "WA", "WY"]
 
 @dataclass(frozen=True)
 class Query:
-    """One query: what it reads, its text in the SQL that Spark and Flink have in common, and its columns."""
+    """Holds one query: what it reads, its text in the SQL that Spark and Flink have in common, and its columns."""
 
     name: str
     streams: tuple[str, ...]
@@ -79,7 +79,9 @@ QUERIES = (
 
 
 def epoch_of_events(t: int, events: int, hot: float, seed: int, streams: Collection[str]) -> dict[str, pa.Table]:
-    """The events of one epoch, of these streams. `hot`: the share of bids, and of auctions, that a few people make."""
+    """Returns the events of one epoch, of these streams. `hot`: the share of bids, and of auctions, that a few people
+    make.
+    """
     first = t * events
     counts = {name: events * share // 50 for name, share in OF_FIFTY.items()}
     known = (t + 1) * counts[PERSONS]  # ids of people who have registered by the end of this epoch
@@ -141,7 +143,9 @@ def epoch_of_events(t: int, events: int, hot: float, seed: int, streams: Collect
 def write_events(
     root: Path, epochs: int, events: int, hot: float, streams: Collection[str] = tuple(STREAMS), seed: int = 7
 ) -> str:
-    """`root/<stream>/<t>.parquet` for Spark, and `root/csv/<stream>/<t>.csv` for Flink. Returns a digest of all rows."""
+    """Writes `root/<stream>/<t>.parquet` for Spark, and `root/csv/<stream>/<t>.csv` for Flink. Returns a digest of all
+    rows.
+    """
     digest = hashlib.blake2b(digest_size=8)
     for t in range(epochs):
         for name, rows in epoch_of_events(t, events, hot, seed, streams).items():
@@ -157,6 +161,6 @@ def write_events(
 
 
 def digest_of_rows(rows: Iterable[Iterable[object]]) -> str:
-    """Equal for the same rows in any order."""
+    """Returns a digest that is equal for the same rows in any order."""
     lines = sorted("|".join(map(str, row)) for row in rows)
     return hashlib.blake2b("\n".join(lines).encode(), digest_size=8).hexdigest()

@@ -61,7 +61,9 @@ def driver(spark: SparkSession, root: Path) -> None:
 
 
 def processes(spark: SparkSession, root: Path) -> None:
-    """Beside the same rows moved and not kept: where both keep all cores busy, the ratio of their times is this one."""
+    """Shows the time of processes beside the same rows moved and not kept: where both keep all cores busy, the ratio of
+    their times is this one.
+    """
     one, rows = start(spark, root / "processes"), 500_000
 
     def ours(i: int) -> None:

@@ -64,7 +64,7 @@ STAGE = "sums"
 
 
 class Work:
-    """Epochs over a state of so many keys in a store."""
+    """Runs epochs over a state of so many keys in a store."""
 
     def __init__(self, store: nosync.Store, keys: int) -> None:
         self.store, self.keys, self.t = store, keys, 0
@@ -74,7 +74,7 @@ class Work:
         self.store.compact()
 
     def compute(self, t: int) -> pa.Table:
-        """The new values of an epoch's keys."""
+        """Returns the new values of an epoch's keys."""
         keys = np.unique(np.random.default_rng(t).integers(0, self.keys, ROWS))
         old = self.store.lookup(STAGE, pa.table({"k": keys}), t - 1)
         return pa.table({"k": old.column("k"), "total": pc.add(old.column("total"), 1)})
@@ -85,7 +85,7 @@ class Work:
         self.t += 1
 
     def publish_and_wait(self, rows: pa.Table) -> None:
-        """Until as many nodes have it as should."""
+        """Publishes, and waits until as many nodes have it as should."""
         self.publish(rows)
         while (self.store.safe_point() or 0) < self.t - 1:
             time.sleep(0.001)
@@ -194,7 +194,7 @@ def kept_by_a_daemon(root: Path) -> Iterator[nosync.Store]:
 
 
 def _served(path: Path, keys: int) -> float:
-    """Seconds until another process that knows nothing yet has looked 2,000 keys up."""
+    """Returns the seconds until another process that knows nothing yet has looked 2,000 keys up."""
 
     def serve() -> None:
         with nosync.open(path, read_only=True) as other:
@@ -278,7 +278,7 @@ def _passive(disk: Path, _: Path, keys: int, epochs: int) -> Measured:
 
 
 def _beside_a_slow_node(keys: int, epochs: int) -> Iterator[Result]:
-    """What a second node that is slow does to us, and to who waits for it."""
+    """Measures what a second node that is slow does to nosync, and to those who wait for it."""
     found: dict[tuple[str, bool], list[float]] = {}
     for engine, many in (("nosync", epochs // (2 * SLOW_TURNS)), ("passive standby", 10)):
         with (

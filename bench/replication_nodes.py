@@ -49,7 +49,7 @@ NODES = ("n1", "n2", "n3")
 
 
 def rows(size_bytes: int, seed: int = 0) -> LayerRows:
-    """A layer of about so many bytes, which do not compress."""
+    """Returns a layer of about so many bytes, which do not compress."""
     random = np.random.default_rng(seed)
     n = size_bytes // 20
     return arrange(pa.table({"k": random.permutation(n), "v": random.random(n)}), ["k"], whose="bench")
@@ -155,8 +155,8 @@ def publish_steadily(
 def acknowledged(
     cluster: Cluster, copies: int, stage: str, count: int, size_bytes: int, rate_hz: float
 ) -> tuple[Samples, float]:
-    """Seconds from the publishing of each layer, by another process, until it has so many copies; and from the first one's
-    publishing until all have.
+    """Returns the seconds from the publishing of each layer, by another process, until it has so many copies; and from
+    the first one's publishing until all have.
     """
     spawn = multiprocessing.get_context("spawn")
     receiving, sending = spawn.Pipe(duplex=False)
@@ -201,7 +201,7 @@ def run(scale: str) -> Iterator[Result]:
 
 
 def _acks(cluster: Cluster, count: int) -> Iterator[Result]:
-    """At a steady rate; each layer's acknowledgements are waited for by threads of their own."""
+    """Measures acknowledgements at a steady rate; those of each layer are waited for by threads of their own."""
     for copies, what, goal_s in ((1, "durable on this disk", 0.010), (3, "and on two peers", 0.030)):
         samples, _ = acknowledged(cluster, copies, f"acks{copies}", count // 2, LAYER_BYTES, RATE_HZ)
         yield Result(
@@ -266,7 +266,9 @@ def _write_and_sync(directory: Path, times: int) -> None:
 
 
 def _bare_streams(root: Path, files: int, *, kept: bool) -> float:
-    """Seconds for large files over a stream of gRPC to each of two processes, in pieces of the size that we send."""
+    """Returns the seconds for large files over a stream of gRPC to each of two processes, in pieces of the size that
+    nosync sends.
+    """
     spawn = multiprocessing.get_context("spawn")
     piece = np.random.default_rng(0).bytes(CHUNK_BYTES)
     with tempfile.TemporaryDirectory(dir=root) as directory, contextlib.ExitStack() as streams:
@@ -333,8 +335,8 @@ def _at_rest(cluster: Cluster, rest_s: int) -> Iterator[Result]:
 
 
 def _publishing(cluster: Cluster, root: Path, repeats: int) -> Iterator[Result]:
-    """What a task's publish takes beside a daemon with peers, one of them frozen or dead, and in an embedded store, whose own
-    thread makes the same layers durable.
+    """Measures what a task's publish takes beside a daemon with peers, one of them frozen or dead, and in an embedded
+    store, whose own thread makes the same layers durable.
     """
     import signal  # noqa: PLC0415
 

@@ -41,7 +41,7 @@ GOAL = 20
 
 @dataclass
 class Spent:
-    """What one node took since the count began."""
+    """Holds what one node took since the count began."""
 
     cpu_s: float = 0.0
     said_bytes: int = 0
@@ -113,12 +113,12 @@ def file_of(name: FileName) -> FileVersion:
 
 @functools.lru_cache(maxsize=1 << 12)
 def size_of(message: Message) -> int:
-    """On the wire. Most goes to many peers as it is."""
+    """Returns the size on the wire. Most goes to many peers as it is."""
     return sum(frame.ByteSize() for frame in Encoder().frames(message))
 
 
 class Network:
-    """So many nodes, each linked with each."""
+    """Holds so many nodes, each linked with each."""
 
     def __init__(self, nodes: int) -> None:
         self.now_s, self.shards = 0.0, nodes * LAYERS_PER_S
@@ -145,7 +145,7 @@ class Network:
         self.after(TICK_S, lambda: self._tick(node))
 
     def run(self, seconds: int, first: int = 0) -> None:
-        """So many epochs, one a second, from `first` on: in each a layer of every shard, and the manifest."""
+        """Runs so many epochs, one a second, from `first` on: in each a layer of every shard, and the manifest."""
         for epoch in range(first, first + seconds):
             for i, node in enumerate(self.nodes):
                 for j, shard in enumerate(node.shards):
@@ -170,7 +170,7 @@ class Network:
 
 
 def measured(nodes: int, seconds: int) -> Spent:
-    """What a node takes in a second, the median of all."""
+    """Returns what a node takes in a second, the median of all."""
     network = Network(nodes)
     network.run(WARM_S)
     for node in network.nodes:

@@ -55,7 +55,7 @@ def start(spark: SparkSession, path: Path) -> Run:
 
 
 def rows_of_batch(spark: SparkSession, first: int, rows: int, keys: int) -> DataFrame:
-    """Rows `first ..` of an endless random sequence of keys."""
+    """Returns rows `first ..` of an endless random sequence of keys."""
     return spark.range(first, first + rows, 1, CORES).selectExpr(f"pmod(xxhash64(id), {keys}) AS k", "id AS v")
 
 
@@ -235,6 +235,6 @@ def _recovery(spark: SparkSession, root: Path) -> Iterator[Result]:
 
 
 def _newest_layers(store: nosync.Store, stage: str, epochs: int) -> list[Path]:
-    """The files of shard 0 of a stage that hold its newest epochs."""
+    """Returns the files of shard 0 of a stage that hold its newest epochs."""
     mine = sorted((x for x in store.layers() if x.stage == stage and x.shard == 0), key=lambda x: int(x.lower))
     return [Path(x.path) for x in mine if int(x.upper) - int(x.lower) == 1][-epochs:]

@@ -86,7 +86,7 @@ def _passed_frozen(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch
 
 
 def _hops(task: Task) -> tuple[float, float]:
-    """Seconds of a job of several hops, and processor seconds of its Python workers."""
+    """Returns the seconds of a job of several hops, and the processor seconds of its Python workers."""
     with tempfile.TemporaryDirectory(dir=".") as directory:
         spark = local_session(CORES, "nosync-bench", log=Path(directory) / "spark.log")
         seconds = []

@@ -28,7 +28,7 @@ def state_layers(directory: LayerDirectory, rows: int, trace: TraceId) -> list[L
 
 
 def build_state(root: Path, rows: int, trace: TraceId) -> LayerDirectory:
-    """A trace with `rows` live rows in one merged layer."""
+    """Returns a trace with `rows` live rows in one merged layer."""
     (root / "tmp").mkdir(parents=True)
     directory = LayerDirectory(root, 128)
     ids = state_layers(directory, rows, trace)

@@ -52,7 +52,9 @@ REPEATS = {"short": 1, "normal": 3, "full": 5}
 
 @dataclass(frozen=True)
 class Harm:
-    """What happens to a host: ours, and Flink's. `goal_s`: at most so much later is the output than without it."""
+    """Says what happens to a host: that of nosync, and Flink's. `goal_s`: at most so much later is the output than
+    without it.
+    """
 
     name: str
     ours: Callable[[SparkHosts], None]

@@ -78,7 +78,7 @@ def run(scale: str) -> Iterator[Result]:
 
 
 def _anew(spark: SparkSession, root: Path, keys: int) -> float:
-    """Seconds of all epochs but the first, many in each Spark job: what has no branches runs everything."""
+    """Returns the seconds of all epochs but the first, many in each Spark job: what has no branches runs everything."""
     with nosync.open(root) as store:
         job = nosync.Job(five_stages(), store, spark=spark, shards=SHARDS)
         job.advance(0, {"rows": all_keys(spark, keys)})
@@ -87,6 +87,6 @@ def _anew(spark: SparkSession, root: Path, keys: int) -> float:
 
 
 def _bytes(root: Path) -> int:
-    """Without the catalog, and the layers that are merged meanwhile."""
+    """Returns the bytes on disk, without the catalog, and without layers that are merged meanwhile."""
     others = {"catalog", "layers"}
     return sum(path.stat().st_size for path in root.rglob("*") if path.is_file() and not others & set(path.parts))

@@ -49,7 +49,7 @@ def rules() -> nosync.Dataflow:
 
 
 def run(spark: SparkSession, directory: Path) -> list[tuple[int, str, str]]:
-    """What changed among the suspicious cards: (epoch, card, change)."""
+    """Returns what changed among the suspicious cards: (epoch, card, change)."""
     with nosync.open(directory / "store") as store:
         job = nosync.Job(rules(), store, spark=spark, shards=2)
         for t, charges in enumerate(EPOCHS):

@@ -23,7 +23,7 @@ class NosyncError(Exception):
 
 
 def described(error: Exception) -> str:
-    """What a status shows of an error that ended a piece of work in the background."""
+    """Returns what a status shows of an error that ended a piece of work in the background."""
     return str(error) if isinstance(error, NosyncError) else f"unexpected {type(error).__name__}: {error}"
 
 
@@ -75,7 +75,7 @@ class CorruptionError(NosyncError):
     """The file, where whoever caught this has to move it aside."""
 
     def of_file(self, path: Path) -> CorruptionError:
-        """The same error, which knows its file."""
+        """Returns the same error, which knows its file."""
         self.path = path
         return self
 
@@ -162,14 +162,14 @@ _MARK = re.compile(r"nosync-failure:([A-Za-z0-9+/=]+):end")
 
 
 def encode_failure(error: NosyncError) -> str:
-    """A text that `decode_failure` finds inside whatever Spark wraps around it."""
+    """Returns a text that `decode_failure` finds inside whatever Spark wraps around it."""
     fields = {name: value for name, value in vars(error).items() if isinstance(value, str)}
     text = json.dumps({"kind": type(error).__name__, "message": str(error), "fields": fields})
     return f"{error}\nnosync-failure:{base64.b64encode(text.encode()).decode()}:end"
 
 
 def decode_failure(text: str) -> NosyncError | None:
-    """The error that a task raised, or None where the text holds none."""
+    """Returns the error that a task raised, or None where the text holds none."""
     found = _MARK.search(text)
     if found is None:
         return None

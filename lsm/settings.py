@@ -12,7 +12,7 @@ ARCHIVE_EPOCHS = 1000
 
 @dataclass(frozen=True)
 class StoreSettings:
-    """How a node keeps one data directory. Frozen; every field states unit, default, and what it costs."""
+    """Says how a node keeps one data directory. It is frozen; every field states unit, default, and what it costs."""
 
     retain: int | None = None
     """How many sealed epochs before the newest stay readable. None: all of them, and space grows with history.

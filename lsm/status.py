@@ -11,7 +11,7 @@ from nosync.lsm.platform.notebook import facts_html, rows_html
 
 @dataclass(frozen=True)
 class StageProgress:
-    """How far a stage is on the way from sealed to safe. Epochs; None: not even the first one."""
+    """Says how far a stage is on the way from sealed to safe, in epochs. None: not even the first one."""
 
     stage: str
     complete: int | None
@@ -28,7 +28,9 @@ class StageProgress:
 
 @dataclass(frozen=True)
 class LayerStatus:
-    """One layer file as `layers()` lists it. `lower` and `upper` are epochs (text such as "7.3" inside a loop)."""
+    """Describes one layer file as `layers()` lists it. `lower` and `upper` are epochs (text such as "7.3" inside a
+    loop).
+    """
 
     stage: str
     fingerprint: str
@@ -51,7 +53,7 @@ class LayerStatus:
 
 @dataclass(frozen=True)
 class BranchInfo:
-    """What a branch is made of. Sizes in bytes, of layer files as they are on disk now."""
+    """Says what a branch is made of. Sizes are in bytes, of layer files as they are on disk now."""
 
     name: str
     timeline: str
@@ -73,7 +75,7 @@ class BranchInfo:
 
 @dataclass(frozen=True)
 class InputStatus:
-    """How far one of several inputs of a window has come in event time."""
+    """Says how far one of several inputs of a window has come in event time."""
 
     watermark: str | None
     """In UTC, as ISO 8601 has it; None: it has had no row with a time."""
@@ -101,7 +103,7 @@ class WindowStatus:
 
 @dataclass(frozen=True)
 class StoreStatus:
-    """A summary of the store. Timestamps are epochs, None where there is none yet."""
+    """Sums a store up. Timestamps are epochs, None where there is none yet."""
 
     path: str
     key_groups: int

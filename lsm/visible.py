@@ -15,7 +15,9 @@ _ACTING = frozenset({"Cc", "Cf", "Cs", "Zl", "Zp"})
 
 
 def visible(text: str, keep: str = "") -> str:
-    """The text with everything escaped that acts instead of being seen. `keep`: what may act, such as line breaks."""
+    """Returns the text with everything escaped that acts instead of being seen. `keep`: what may act, such as line
+    breaks.
+    """
     if text.isprintable():
         return text
     return "".join(_shown(c) if c not in keep and unicodedata.category(c) in _ACTING else c for c in text)

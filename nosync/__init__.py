@@ -113,7 +113,7 @@ if not TYPE_CHECKING:  # type checkers see the imports above, and find what is m
 
 
 def _meant(name: str) -> str:
-    """What an error adds about a name that this module does not have."""
+    """Returns what an error adds about a name that this module does not have."""
     if name.startswith("_"):  # Python and notebooks ask for such
         return ""
     from nosync.flow.foreign_words import FUNCTIONS_ELSEWHERE  # noqa: PLC0415
@@ -135,14 +135,14 @@ def register(spark: SparkSession) -> None:
 
 
 def diff(a: Job, b: Job, stage: str, as_of: int | None = None) -> DataFrame:
-    """The keys of a stage whose rows differ between two branches as of an epoch: see nosync.spark.diff."""
+    """Returns the keys of a stage whose rows differ between two branches as of an epoch: see nosync.spark.diff."""
     from nosync.spark.diff import diff as diff_branches  # noqa: PLC0415 - the store works without pyspark
 
     return diff_branches(a, b, stage, as_of)
 
 
 def diff_changes(a: Job, b: Job, stage: str, after: int, until: int) -> DataFrame:
-    """The changes of a stage over a range of epochs that only one of two branches has, with `_side`."""
+    """Returns the changes of a stage over a range of epochs that only one of two branches has, with `_side`."""
     from nosync.spark.diff import diff_changes as diff_feeds  # noqa: PLC0415
 
     return diff_feeds(a, b, stage, after, until)
@@ -156,7 +156,7 @@ def diff_summary(a: Job, b: Job, stage: str, as_of: int | None = None) -> DiffSu
 
 
 def diverges_at(a: Job, b: Job, stage: str) -> int | None:
-    """The first epoch at which two branches differ in a stage's changes; None where they agree."""
+    """Returns the first epoch at which two branches differ in a stage's changes; None where they agree."""
     from nosync.spark.diff import diverges_at as first_difference  # noqa: PLC0415
 
     return first_difference(a, b, stage)

@@ -84,7 +84,7 @@ def connect(
     node: str | None = None,
     cache: str | Path | None = None,
 ) -> Store:
-    """The store of the daemon at HOST:PORT.
+    """Returns the store of the daemon at HOST:PORT.
 
     On the daemon's own host, and as its user, that is what `open` of its directory returns. From elsewhere it can be
     read: what is asked for is fetched, verified, and kept in `cache` (default: until the store is closed); with `cache`
@@ -118,9 +118,9 @@ def connect(
 
 
 def open_to_read(path: str) -> Store:
-    """A store for who only reads it, on whatever host: the directory `path`, with what only peers have fetched by its
-    daemon, or the store of the daemon at HOST:PORT (NOSYNC_TLS, NOSYNC_IDENTITY and NOSYNC_NODE say how it is reached
-    off loopback).
+    """Returns a store for who only reads it, on whatever host: the directory `path`, with what only peers have fetched
+    by its daemon, or the store of the daemon at HOST:PORT (NOSYNC_TLS, NOSYNC_IDENTITY and NOSYNC_NODE say how it is
+    reached off loopback).
     """
     if _ADDRESS.fullmatch(path) and not Path(path).exists():
         tls, identity, node = (os.environ.get(f"NOSYNC_{name}") for name in ("TLS", "IDENTITY", "NODE"))
@@ -135,7 +135,7 @@ def open_to_read(path: str) -> Store:
 
 
 def _beside_daemon(found: LayerDirectory) -> Store:
-    """The store beside the daemon that keeps a directory, once it answers.
+    """Returns the store beside the daemon that keeps a directory, once it answers.
 
     Nobody takes the directory's lock meanwhile, or the daemon could not start.
     """

@@ -58,7 +58,7 @@ def admitted(requirements: Sequence[str]) -> list[str]:
 
 
 def by_pip_audit(program: str) -> tuple[list[str], str]:
-    """What pip-audit finds, a line each, and what it says of itself: how much it has looked at."""
+    """Returns what pip-audit finds, a line each, and what it says of itself: how much it has looked at."""
     site = sysconfig.get_paths()["purelib"]
     command = [program, "--path", site, "--format", "json", "--progress-spinner", "off"]
     try:

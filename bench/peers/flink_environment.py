@@ -22,7 +22,9 @@ BASE = {
 
 
 def table_environment(about: dict[str, Any]) -> TableEnvironment:
-    """For streams, with RocksDB and checkpoints into `about["checkpoints"]`; `about["settings"]` are more of Flink's."""
+    """Returns an environment for streams, with RocksDB and checkpoints into `about["checkpoints"]`; `about["settings"]`
+    are more of Flink's.
+    """
     configuration = Configuration()
     for name, value in {
         **BASE,
@@ -36,7 +38,9 @@ def table_environment(about: dict[str, Any]) -> TableEnvironment:
 
 
 def spent() -> tuple[float, int]:
-    """Processor seconds, and bytes written, of this process and those it started (Flink runs in a JVM of its own)."""
+    """Returns the processor seconds, and bytes written, of this process and those it started (Flink runs in a JVM of
+    its own).
+    """
     cpu_s, written = 0.0, 0
     for process in _tree(os.getpid()):
         with contextlib.suppress(FileNotFoundError, ProcessLookupError):

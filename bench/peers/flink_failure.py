@@ -46,7 +46,7 @@ def _field(kind: str, low: str, high: str, last: int) -> str:
 
 
 class Job:
-    """The only job of a cluster, as its REST interface shows it."""
+    """Shows the only job of a cluster, as its REST interface has it."""
 
     def __init__(self, host: str) -> None:
         self._url = f"http://{host}:8081/jobs"
@@ -77,7 +77,7 @@ class Job:
 
 
 def wait_for(condition: Any) -> float:
-    """Seconds of the machine's clock when it holds."""
+    """Waits until it holds, and returns the seconds of the machine's clock then."""
     end_s = time.monotonic() + PATIENCE_S
     while time.monotonic() < end_s:
         if condition():

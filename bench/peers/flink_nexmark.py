@@ -29,7 +29,7 @@ def environment(about: dict[str, Any], csv: Path) -> TableEnvironment:
 
 
 def answer(about: dict[str, Any], query: dict[str, Any]) -> list[list[Any]]:
-    """The rows that are left when all changes are applied."""
+    """Returns the rows that are left when all changes are applied."""
     counts: dict[tuple[Any, ...], int] = {}
     with environment(about, Path(about["csv"])).execute_sql(query["sql"]).collect() as rows:
         for row in rows:
@@ -39,7 +39,7 @@ def answer(about: dict[str, Any], query: dict[str, Any]) -> list[list[Any]]:
 
 
 def seconds(about: dict[str, Any], query: dict[str, Any], csv: Path) -> float:
-    """From the submission of a bounded job to its end."""
+    """Returns the seconds from the submission of a bounded job to its end."""
     env = environment(about, csv)
     env.execute_sql(f"CREATE TEMPORARY TABLE sink ({query['columns']}) WITH ('connector' = 'blackhole')")
     began = time.perf_counter()
@@ -57,7 +57,7 @@ def _first_files(about: dict[str, Any], directory: Path, files: int) -> Path:
 
 
 def more_s(about: dict[str, Any], query: dict[str, Any]) -> float:
-    """Seconds that a long run takes more than a short one, of the medians of several.
+    """Returns the seconds that a long run takes more than a short one, of the medians of several.
 
     A job's start and end take the same time whatever it does between.
     """

@@ -18,7 +18,7 @@ KEY = "CASE WHEN id < {keys} THEN id ELSE MOD(" + _DRAWN + ", {keys}) END"
 
 
 def run(about: dict[str, Any], rows: int) -> float:
-    """Seconds from the submission of a bounded job to its end."""
+    """Returns the seconds from the submission of a bounded job to its end."""
     env = table_environment(about)
     env.execute_sql(
         "CREATE TEMPORARY TABLE ids (id BIGINT) WITH ('connector' = 'datagen', 'rows-per-second' = '1000000000', "
@@ -49,7 +49,7 @@ def main() -> None:
 
 
 def _difference(about: dict[str, Any]) -> tuple[float, float, int]:
-    """Seconds, processor seconds and bytes written that a long job takes more than a short one."""
+    """Returns the seconds, processor seconds and bytes written that a long job takes more than a short one."""
     at = [spent()]
     short_s = run(about, about["warm_rows"])
     at.append(spent())

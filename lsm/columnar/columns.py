@@ -32,19 +32,19 @@ RESERVED = frozenset({HASH_COLUMN, TIME_COLUMN, TOMBSTONE_COLUMN, CHANGE_TYPE_CO
 
 
 def as_array(column: pa.ChunkedArray | pa.Array) -> pa.Array:
-    """One contiguous array, without a copy where there is only one chunk."""
+    """Returns one contiguous array, without a copy where there is only one chunk."""
     if isinstance(column, pa.Array):
         return column
     return column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
 
 
 def as_batch(table: pa.Table) -> pa.RecordBatch:
-    """The table as one record batch, without a copy where it is one already."""
+    """Returns the table as one record batch, without a copy where it is one already."""
     return pa.RecordBatch.from_arrays([as_array(column) for column in table.columns], schema=table.schema)
 
 
 def fixed_view(column: pa.Array) -> npt.NDArray[np.generic] | None:
-    """A fixed-width column without nulls as NumPy sees it in place; None for any other."""
+    """Returns a fixed-width column without nulls as NumPy sees it in place; None for any other."""
     fixed = pa.types.is_integer(column.type) or pa.types.is_floating(column.type)
     if pa.types.is_date32(column.type):
         column, fixed = column.view(pa.int32()), True
@@ -57,7 +57,7 @@ def fixed_view(column: pa.Array) -> npt.NDArray[np.generic] | None:
 
 
 def take(column: pa.Array, indices: Indices) -> pa.Array:
-    """The rows at `indices`; NumPy's gather is the faster one where it can be used."""
+    """Returns the rows at `indices`; NumPy's gather is the faster one where it can be used."""
     view = fixed_view(column) if not (pa.types.is_date(column.type) or pa.types.is_timestamp(column.type)) else None
     if view is not None:
         # np.take and not view[indices], which would hold the interpreter's lock all the while.
@@ -66,7 +66,7 @@ def take(column: pa.Array, indices: Indices) -> pa.Array:
 
 
 def take_batch(batch: pa.RecordBatch, indices: Indices) -> pa.RecordBatch:
-    """Rows of the batch in buffers of their own, but for columns that would come out as they are."""
+    """Returns rows of the batch in buffers of their own, but for columns that would come out as they are."""
     n = len(batch)
     # Nearly always the ends tell already.
     takes_all = len(indices) == n > 0 == indices[0] and indices[-1] == n - 1 and bool((np.diff(indices) == 1).all())
@@ -78,7 +78,8 @@ def take_batch(batch: pa.RecordBatch, indices: Indices) -> pa.RecordBatch:
 
 
 def gather(pieces: Sequence[tuple[pa.RecordBatch, Indices, Indices]], schema: pa.Schema) -> pa.RecordBatch:
-    """Rows of several batches of one schema: of each batch the rows at the first indices, put to those at the second.
+    """Returns rows of several batches of one schema: of each batch the rows at the first indices, put to those at the
+    second.
 
     The second ones are all of 0 .. n - 1, once each.
     """
@@ -100,8 +101,8 @@ def gather(pieces: Sequence[tuple[pa.RecordBatch, Indices, Indices]], schema: pa
 
 
 def packed(batch: pa.RecordBatch) -> pa.RecordBatch:
-    """The batch in buffers of its own rows alone: Arrow writes some of what lies behind a slice, so that equal rows
-    would become files of different bytes.
+    """Returns the batch in buffers of its own rows alone: Arrow writes some of what lies behind a slice, so that equal
+    rows would become files of different bytes.
     """
     if all(map(_is_packed, batch.columns)):
         return batch
@@ -145,8 +146,8 @@ def _are_bits_of(buffer: pa.Buffer, rows: int) -> bool:
 
 
 def rows_equal(left: Sequence[pa.Array], left_at: Indices, right: Sequence[pa.Array], right_at: Indices) -> Bools:
-    """For each i: whether row `left_at[i]` of `left` and row `right_at[i]` of `right` agree in every column. Nested
-    values, which Arrow does not compare, do not.
+    """Returns for each i whether row `left_at[i]` of `left` and row `right_at[i]` of `right` agree in every column.
+    Nested values, which Arrow does not compare, do not.
     """
     equal: Bools = np.ones(len(left_at), dtype=np.bool_)
     for a, b in zip(left, right, strict=True):
@@ -202,7 +203,7 @@ def _keys_equal(a: pa.Array, a_at: Indices, b: pa.Array, b_at: Indices) -> Bools
 
 
 def _lists_equal(a: pa.Array, a_at: Indices, b: pa.Array, b_at: Indices) -> Bools:
-    """For lists that are not null."""
+    """Returns which lists are equal. None of them is null."""
     (a_starts, a_lengths, a_elements), (b_starts, b_lengths, b_elements) = list_parts(a), list_parts(b)
     lengths = a_lengths[a_at]
     equal: Bools = lengths == b_lengths[b_at]
@@ -217,8 +218,8 @@ def _lists_equal(a: pa.Array, a_at: Indices, b: pa.Array, b_at: Indices) -> Bool
 
 
 def comparable(column: pa.Array) -> pa.Array:
-    """Values that are equal where a user would call them so: nested ones by their text, for Arrow does not compare
-    them; and NaN equals itself, as in Spark.
+    """Returns values that are equal where a user would call them so: nested ones by their text, for Arrow does not
+    compare them; and NaN equals itself, as in Spark.
     """
     if pa.types.is_floating(column.type):
         values = column.cast(pa.float64()).fill_null(0.0).to_numpy(zero_copy_only=False) + 0.0  # one zero
@@ -230,7 +231,7 @@ def comparable(column: pa.Array) -> pa.Array:
 
 
 def sort_hashes(hashes: U32) -> tuple[Indices, U32]:
-    """The stable order of the hashes, and the hashes in that order.
+    """Returns the stable order of the hashes, and the hashes in that order.
 
     Sorting (hash, position) as one 64-bit integer is 5 to 12 times faster than a stable argsort. Rows of a layer need
     none.
@@ -243,7 +244,9 @@ def sort_hashes(hashes: U32) -> tuple[Indices, U32]:
 
 
 def order_of(values: Indices) -> Indices:
-    """What a stable argsort of 64-bit integers returns, faster where few of them begin alike, as of hashes."""
+    """Returns what a stable argsort of 64-bit integers returns. It is faster where few of them begin alike, as hashes
+    do.
+    """
     order, begin = sort_hashes(((values.view(np.uint64) ^ _SIGN) >> _HALF).astype(np.uint32))
     is_alike = begin[1:] == begin[:-1]
     at = np.flatnonzero(np.append(is_alike, False) | np.concatenate([[False], is_alike]))
@@ -254,7 +257,7 @@ def order_of(values: Indices) -> Indices:
 
 
 def order_by_key(hashes: U32, keys: Sequence[pa.Array]) -> tuple[Indices, Bools]:
-    """The stable order of rows by (hash, key), and for each row of it but the last: has the next the same key?
+    """Returns the stable order of rows by (hash, key), and for each row of it but the last: has the next the same key?
 
     Rows of one key keep the order they came in. Where all rows of one hash have one key, which is
     nearly always, only the hashes are sorted; keys are sorted only within the hashes that collide.
@@ -309,7 +312,7 @@ def _sortable(column: pa.Array) -> pa.Array:
 
 
 def _of_numbers(column: pa.Array) -> pa.Array:
-    """The same values with numbers for floats and times, so that equal keys have equal texts."""
+    """Returns the same values with numbers for floats and times, so that equal keys have equal texts."""
     type_, missing = column.type, column.is_null()
     if pa.types.is_struct(type_):
         fields = [_of_numbers(column.field(i)) for i in range(type_.num_fields)]
@@ -329,7 +332,9 @@ def _of_numbers(column: pa.Array) -> pa.Array:
 
 
 def plain_type(type_: pa.DataType, name: str) -> pa.DataType:
-    """The type a column is stored as: dictionaries decoded, at any depth. SchemaError for what cannot be stored."""
+    """Returns the type a column is stored as: dictionaries decoded, at any depth. Raises SchemaError for what cannot be
+    stored.
+    """
     t = pa.types
     if t.is_dictionary(type_):
         return plain_type(type_.value_type, name)
@@ -351,7 +356,7 @@ def plain_type(type_: pa.DataType, name: str) -> pa.DataType:
 
 
 def plain(table: pa.Table, *, allow: frozenset[str] = frozenset()) -> pa.Table:
-    """The table as it is stored: one chunk a column, no dictionaries, all fields nullable, no metadata.
+    """Returns the table as it is stored: one chunk a column, no dictionaries, all fields nullable, no metadata.
 
     `allow` names reserved columns that it may have all the same. Raises SchemaError for what is no Arrow table.
     """
@@ -382,7 +387,7 @@ def _plain_column(column: pa.ChunkedArray, field: pa.Field) -> pa.Array:
 
 
 def key_columns(table: pa.Table, key: Sequence[str], whose: str) -> list[pa.Array]:
-    """The key's columns. SchemaError where one is missing or cannot be a key."""
+    """Returns the key's columns. Raises SchemaError where one is missing or cannot be a key."""
     for name in key:
         if name not in table.column_names:
             raise SchemaError(
@@ -393,7 +398,7 @@ def key_columns(table: pa.Table, key: Sequence[str], whose: str) -> list[pa.Arra
 
 
 def nullable(type_: pa.DataType) -> pa.DataType:
-    """The same type, whose parts may be null: whether they may is nothing that rows are told apart by."""
+    """Returns the same type, whose parts may be null: whether they may is nothing that rows are told apart by."""
     if pa.types.is_list(type_):
         return pa.list_(nullable(type_.value_type))
     if pa.types.is_struct(type_):
@@ -402,7 +407,7 @@ def nullable(type_: pa.DataType) -> pa.DataType:
 
 
 def unify_schemas(older: pa.Schema, newer: pa.Schema, whose: str) -> pa.Schema:
-    """The schema that reads both: `newer` may add columns (null in older rows); it may not drop or retype any.
+    """Returns the schema that reads both: `newer` may add columns (null in older rows); it may not drop or retype any.
 
     A stage's internal columns may be missing where all rows are null in them. Raises SchemaError naming the columns.
     """
@@ -416,8 +421,8 @@ def unify_schemas(older: pa.Schema, newer: pa.Schema, whose: str) -> pa.Schema:
 
 
 def joined_schema(a: pa.Schema, b: pa.Schema, whose: str) -> pa.Schema:
-    """The columns of both, those of `a` first: two shards may get a column in different epochs, so neither is the older
-    one.
+    """Returns the columns of both, those of `a` first: two shards may get a column in different epochs, so neither is
+    the older one.
 
     Raises SchemaError for a column of two types.
     """
@@ -436,7 +441,7 @@ def describe(schema: pa.Schema) -> str:
 
 
 def conform(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
-    """The batch with the columns of `schema`, in that order; columns it lacks are null.
+    """Returns the batch with the columns of `schema`, in that order; columns it lacks are null.
 
     So is one of another type: a merged layer may go on beyond where a rewound line left it, with a column that only
     came there.
@@ -452,7 +457,7 @@ def conform(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
 
 
 def match_keys(hashes: U32, keys: Sequence[pa.Array], wanted_hashes: U32, wanted: Sequence[pa.Array]) -> Indices:
-    """For each wanted key the row of `keys` that equals it, or -1. Keys are unique on either side."""
+    """Returns for each wanted key the row of `keys` that equals it, or -1. Keys are unique on either side."""
     n = len(hashes)
     both = [pa.concat_arrays([a, b]) for a, b in zip(keys, wanted, strict=True)]
     order, same_key = order_by_key(np.concatenate([hashes, wanted_hashes]), both)
@@ -463,5 +468,5 @@ def match_keys(hashes: U32, keys: Sequence[pa.Array], wanted_hashes: U32, wanted
 
 
 def conformed(column: pa.ChunkedArray, type_: pa.DataType) -> pa.ChunkedArray:
-    """The column with a type that it has but for its width: Spark may hand large strings where strings went in."""
+    """Returns the column with a type that it has but for its width: Spark may hand large strings where strings went in."""
     return column if column.type == type_ else column.cast(type_)

@@ -89,7 +89,7 @@ def is_list(type_: pa.DataType) -> bool:
 
 
 def hash32(columns: Sequence[pa.Array]) -> U32:
-    """The upper half of `hash64`, the form that layers store."""
+    """Returns the upper half of `hash64`, the form that layers store."""
     return (hash64(columns) >> np.uint64(HASH_BITS)).astype(np.uint32)
 
 
@@ -110,7 +110,7 @@ def is_quick(types: Iterable[pa.DataType]) -> bool:
 
 
 def hash64(columns: Sequence[pa.Array]) -> U64:
-    """Spark's `xxhash64` of every row of `columns` (equal lengths), as unsigned 64-bit integers."""
+    """Returns Spark's `xxhash64` of every row of `columns` (equal lengths), as unsigned 64-bit integers."""
     if not columns:
         raise InvalidInputError("a key needs at least one column")
     n = len(columns[0])
@@ -132,7 +132,7 @@ def key_groups_of(hashes: U32, key_groups: int) -> npt.NDArray[np.int64]:
 
 
 def first_hash_of_group(group: int, key_groups: int) -> int:
-    """The smallest `hash32` in `group`; `2**32` for the group after the last one."""
+    """Returns the smallest `hash32` in `group`; `2**32` for the group after the last one."""
     return -(-(group << HASH_BITS) // key_groups)
 
 
@@ -142,7 +142,7 @@ def _validity(column: pa.Array) -> npt.NDArray[np.bool_]:
 
 
 def _hashed(column: pa.Array, seed: U64) -> U64:
-    """The column's hash on top of those before it; nulls leave these as they are."""
+    """Returns the column's hash on top of those before it; nulls leave these as they are."""
     hashed = _hash_column(column, seed)
     return np.where(_validity(column), hashed, seed) if column.null_count else hashed
 
@@ -191,7 +191,7 @@ def list_parts(column: pa.Array) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.
 
 
 def _fixed_width_words(column: pa.Array) -> tuple[U64, bool]:
-    """The value of each row as raw bits, and whether Spark hashes this type as 4 bytes."""
+    """Returns the value of each row as raw bits, and whether Spark hashes this type as 4 bytes."""
     type_ = column.type
     t = pa.types
     if t.is_floating(type_):
@@ -237,7 +237,7 @@ def _decimal_bytes(column: pa.Array) -> pa.Array:
 
 
 def _rotl(x: U64, bits: int) -> U64:
-    """In place, as all that is temporary: it takes two thirds of the time."""
+    """Rotates in place, as all that is temporary: it takes two thirds of the time."""
     high = x >> np.uint64(64 - bits)
     x <<= np.uint64(bits)
     x |= high
@@ -245,7 +245,7 @@ def _rotl(x: U64, bits: int) -> U64:
 
 
 def _avalanche(h: U64) -> U64:
-    """In place."""
+    """Mixes the bits in place."""
     h ^= h >> np.uint64(33)
     h *= _P2
     h ^= h >> np.uint64(29)
@@ -323,7 +323,9 @@ def _hash_bytes_column(column: pa.Array, seed: U64) -> U64:
 def _hash_stripes(
     words: U64, at: npt.NDArray[np.int64], end: npt.NDArray[np.int64], seed: U64
 ) -> tuple[U64, npt.NDArray[np.int64]]:
-    """The 32-byte stripes of long values. Returns the state before the length is added, and where the rest begins."""
+    """Hashes the 32-byte stripes of long values. Returns the state before the length is added, and where the rest
+    begins.
+    """
     lanes = [seed + _P1 + _P2, seed + _P2, seed.copy(), seed - _P1]
     rows = np.arange(len(at))
     while len(rows):

@@ -16,10 +16,11 @@ CHANGE = "_diff"
 
 
 def compare(a: pa.Table, b: pa.Table, key: Sequence[str], whose: str) -> pa.Table:
-    """The keys whose rows differ: the key's columns, `_diff`, then each value column as `<column>_a` and `<column>_b`.
+    """Returns the keys whose rows differ: the key's columns, `_diff`, then each value column as `<column>_a` and
+    `<column>_b`.
 
-    Both tables hold each key once. Columns that only one side has are left out. A column that has the name of another one gets
-    underscores. Raises InvalidInputError without a key, SchemaError where a column has two types.
+    Both tables hold each key once. Columns that only one side has are left out. A column that has the name of another
+    one gets underscores. Raises InvalidInputError without a key, SchemaError where a column has two types.
     """
     if not key:
         raise InvalidInputError(f"{whose} is a log, whose rows have no key to compare by")

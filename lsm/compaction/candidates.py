@@ -24,7 +24,7 @@ def candidates(
     first_origin: Time | None,
     is_input: bool,
 ) -> list[Chain]:
-    """The chains of a trace that may be merged.
+    """Returns the chains of a trace that may be merged.
 
     `origins`: where its stretches begin, in order. `frontier(origin, reached)`: up to where the history of a stretch
     may be compacted. `first_origin`: where the first layer begins in which values of its keys may be. `is_input`: what

@@ -33,7 +33,7 @@ class Candidate:
 
 
 def level_of(rows: int, *, has_key: bool = True) -> int:
-    """A layer's level: 0 below 1024 rows, then one more for each factor of FANOUT, of logs of LOG_FANOUT."""
+    """Returns a layer's level: 0 below 1024 rows, then one more for each factor of FANOUT, of logs of LOG_FANOUT."""
     if rows < _SMALLEST_LEVEL_ROWS:
         return 0
     return int(math.log(rows / _SMALLEST_LEVEL_ROWS, FANOUT if has_key else LOG_FANOUT)) + 1
@@ -44,7 +44,7 @@ def _level(layer: Candidate) -> int:
 
 
 def choose_merge(trace: Sequence[Candidate], since: Time, *, taken: int = 0) -> tuple[int, int] | None:
-    """Which layers `[i, j)` of a contiguous trace, oldest first, to merge next; None when it is in shape.
+    """Returns which layers `[i, j)` of a contiguous trace, oldest first, to merge next; None when it is in shape.
 
     `taken`: so many of the oldest are being merged already, and left alone.
 

@@ -104,7 +104,9 @@ class MergeProcess:
             self._ended(self._child)
 
     def _ask(self, request: dict[str, Any], stop: Callable[[], bool]) -> tuple[bytes | None, int]:
-        """The child's answer; nothing and its exit status where it ended without one, None where `stop()` said so."""
+        """Returns the child's answer; nothing and its exit status where it ended without one, None where `stop()` said
+        so.
+        """
         child = self._started()
         assert child.stdin is not None
         assert child.stdout is not None

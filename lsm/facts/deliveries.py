@@ -35,7 +35,7 @@ class DeliveryLog:
         return any(marked == t for marked in self._marked())
 
     def last(self) -> int | None:
-        """The newest epoch that was marked and is one of the timeline's; None: none was."""
+        """Returns the newest epoch that was marked and is one of the timeline's; None: none was."""
         return max(self._marked(), default=None)
 
     def mark(self, t: int) -> None:
@@ -44,8 +44,8 @@ class DeliveryLog:
         add_element(self._root, self._directory / timeline, str(t), {"line": timeline, "t": t}, self._env)
 
     def left_after(self) -> int | None:
-        """The epoch after which another timeline that was marked goes a way of its own, the earliest; None: there is
-        none.
+        """Returns the epoch after which another timeline that was marked goes a way of its own, the earliest; None:
+        there is none.
 
         What was given for the epochs after it may be that of the other timeline, also where it was marked too long ago
         to be known.
@@ -58,11 +58,11 @@ class DeliveryLog:
         return min((-1 if t is None else t for t in shared), default=None)
 
     def after(self, t: int) -> list[Element]:
-        """The marks of epochs after `t`, of whatever timeline."""
+        """Returns the marks of epochs after `t`, of whatever timeline."""
         return [element for timeline in self._timelines() for element in self._of(timeline) if int(element.what) > t]
 
     def _marked(self) -> list[int]:
-        """The epochs of the timeline."""
+        """Returns the epochs of the timeline."""
         return [
             int(element.what)
             for timeline in self._held
@@ -71,7 +71,7 @@ class DeliveryLog:
         ]
 
     def _stale(self) -> list[tuple[str, Element]]:
-        """With their timeline, the marks of epochs that are not, or no longer, the branch's."""
+        """Returns, with their timelines, the marks of epochs that are not, or no longer, the branch's."""
         return [
             (timeline, element)
             for timeline in self._timelines()
@@ -92,7 +92,7 @@ class DeliveryLog:
         return add_element(self._root, self._directory / _OWED, str(after), {"after": after}, self._env)
 
     def pending(self) -> list[Element]:
-        """What `schedule_redelivery` said, until it is taken back."""
+        """Returns what `schedule_redelivery` said, until it is taken back."""
         return self._of(_OWED)
 
     def begin(self, first: int) -> None:
@@ -102,7 +102,7 @@ class DeliveryLog:
         self.take_back(before)
 
     def first(self) -> int | None:
-        """What `begin` said last."""
+        """Returns what `begin` said last."""
         return max((int(element.what) for element in self._of(_FIRST)), default=None)
 
     def own(self, output: str) -> None:

@@ -37,7 +37,7 @@ def _of_name(name: str) -> Instance | None:
 
 
 def newest_instance(root: Path, timeline: str, env: Env) -> Instance | None:
-    """None where there was none on this timeline."""
+    """Returns the newest instance of a job on a timeline; None where there was none."""
     with storage_errors("list", root / JOBS / timeline):
         names = env.list_dir(root / JOBS / timeline)
     return max((found for name in names if (found := _of_name(name)) is not None), default=None)

@@ -39,7 +39,7 @@ def is_taken_back(path: PurePosixPath) -> bool:
 
 
 def elements(root: Path, directory: PurePosixPath, env: Env) -> list[Element]:
-    """What stands in a register, and was not taken back; in order."""
+    """Returns what stands in a register, and was not taken back, in order."""
     with storage_errors("list", root / directory):
         names = set(env.list_dir(root / directory))
     return [
@@ -71,7 +71,7 @@ def remove(root: Path, element: Element, env: Env) -> PurePosixPath:
 
 
 def register_files(root: Path, env: Env) -> list[PurePosixPath]:
-    """Every file of every register."""
+    """Returns every file of every register."""
     found: list[PurePosixPath] = []
     directories = [PurePosixPath(name) for name in REGISTERS]
     while directories:

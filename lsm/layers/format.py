@@ -58,7 +58,7 @@ class BlockInfo:
 
 @dataclass(frozen=True)
 class LayerInfo:
-    """What a layer file says about itself."""
+    """Holds what a layer file says about itself."""
 
     id: LayerId
     rows: int
@@ -175,7 +175,7 @@ class _HashingSink:
         return len(data)
 
     def take_digest(self) -> str:
-        """The digest of what was written since the last call."""
+        """Returns the digest of what was written since the last call."""
         digest = self._hasher.hexdigest()
         self._hasher = blake3()
         return digest
@@ -193,7 +193,7 @@ class _HashingSink:
         return False
 
     def flush(self) -> None:
-        """Nothing is held back here."""
+        """Does nothing: the sink holds nothing back."""
 
     def close(self) -> None:
         self.closed = True
@@ -223,7 +223,7 @@ class LayerFileWriter:
 
     @property
     def body_bytes(self) -> int:
-        """How much of the body was written so far."""
+        """Returns how much of the body was written so far."""
         return self._sink.position
 
     def write_block(self, batch: pa.RecordBatch) -> None:
@@ -341,7 +341,7 @@ def verify_block(opened: Opened, index: int, where: str) -> None:
 
 
 def open_body(opened: Opened, where: str) -> pa.ipc.RecordBatchFileReader:
-    """The Arrow file in a layer. Raises CorruptionError where its footer describes another one."""
+    """Returns the Arrow file in a layer. Raises CorruptionError where its footer describes another one."""
     with parsed("a layer, whose body is an Arrow file", where):
         file = pa.ipc.open_file(opened.body)
         if file.num_record_batches != len(opened.info.blocks) - 1:

@@ -31,7 +31,7 @@ class HashIndex:
         return bucket
 
     def last_at_most(self, wanted: U32) -> Indices:
-        """For each wanted hash the last row whose hash is at most that; -1 where all are larger."""
+        """Returns for each wanted hash the last row whose hash is at most that; -1 where all are larger."""
         inside = np.clip(wanted, self._first, self._last)
         at: Indices = np.take(self._ends, self._bucket_of(inside)).astype(np.int64) - 1
         ahead = np.flatnonzero(np.take(self._hashes, at) > inside)

@@ -33,7 +33,7 @@ RowFilter = Callable[[pa.RecordBatch], Bools]
 
 @dataclass(frozen=True)
 class Rows:
-    """Rows of several layers in (hash, key, time) order; `data` has the user's columns."""
+    """Holds rows of several layers in (hash, key, time) order; `data` has the user's columns."""
 
     data: pa.RecordBatch
     hashes: U32
@@ -52,10 +52,11 @@ def merged_blocks(
     first_hash: int = 0,
     end_hash: int = 1 << HASH_BITS,
 ) -> Iterator[Rows]:
-    """The merged rows of keyed, contiguous `layers` (oldest first), a range of hashes at a time.
+    """Yields the merged rows of keyed, contiguous `layers` (oldest first), a range of hashes at a time.
 
     `until` leaves out, of each layer, rows after that time, `keep` rows of keys that it does not select, and
-    `[first_hash, end_hash)` bounds the hashes. Raises CorruptionError when a block of a layer does not match its digest.
+    `[first_hash, end_hash)` bounds the hashes. Raises CorruptionError when a block of a layer does not match its
+    digest.
     """
     schema = unified_schema(layers, None if until is None else [Time(time + 1) for time in until])
     cursors = [_Cursor(layer, first_hash) for layer in layers]
@@ -75,7 +76,7 @@ def merged_blocks(
 
 
 def unified_schema(layers: Sequence[LayerReader], until: Sequence[Time] | None = None) -> pa.Schema:
-    """The columns of all. `until`: of each, the time before which a column must be there."""
+    """Returns the columns of all. `until`: of each, the time before which a column must be there."""
     schemas = [layer.schema for layer in layers]
     if until is not None:
         schemas = [layer.schema_until(end) for layer, end in zip(layers, until, strict=True)]
@@ -87,7 +88,8 @@ def unified_schema(layers: Sequence[LayerReader], until: Sequence[Time] | None =
 
 
 def added_columns(layers: Sequence[LayerReader], since: Time) -> dict[str, Time]:
-    """Columns that the first of these layers, oldest first, had not from its beginning, and from when on they are there.
+    """Returns the columns that the first of these layers, oldest first, did not have from its beginning, and from when
+    on they are there.
 
     Without those that are there at every time that can still be asked for.
     """
@@ -102,7 +104,7 @@ def added_columns(layers: Sequence[LayerReader], since: Time) -> dict[str, Time]
 
 
 class _Cursor:
-    """How far a merge has come in one layer."""
+    """Knows how far a merge has come in one layer."""
 
     def __init__(self, layer: LayerReader, first_hash: int) -> None:
         self._layer = layer
@@ -110,7 +112,7 @@ class _Cursor:
         self.position = self.rank(first_hash)
 
     def rank(self, hash: int) -> int:
-        """How many of the layer's rows have a smaller hash."""
+        """Returns how many of the layer's rows have a smaller hash."""
         infos = self._layer.info.blocks
         for i in range(len(infos) - 1):
             if infos[i].last_hash >= hash:
@@ -121,7 +123,7 @@ class _Cursor:
         return int(self._ends[-1])
 
     def advance(self, cut: int) -> Iterator[tuple[Block, int, int]]:
-        """The (block, start, stop) pieces of the rows from here to the first with a hash >= cut."""
+        """Yields the (block, start, stop) pieces of the rows from here to the first with a hash >= cut."""
         end = self.rank(cut) if cut < 1 << HASH_BITS else int(self._ends[-1])
         for i in range(len(self._ends) - 1):
             start, stop = max(self.position, int(self._ends[i])), min(end, int(self._ends[i + 1]))
@@ -131,7 +133,7 @@ class _Cursor:
 
 
 def _cut(cursors: Sequence[_Cursor], low: int, end: int, budget: int) -> int:
-    """The largest hash such that at most `budget` rows lie before it; at least one hash is always taken."""
+    """Returns the largest hash such that at most `budget` rows lie before it; at least one hash is always taken."""
 
     def rows_before(hash: int) -> int:
         return sum(cursor.rank(hash) - cursor.position for cursor in cursors)
@@ -184,7 +186,7 @@ def _merge_pieces(
 
 
 def _survivors(times: npt.NDArray[np.int64], dead: Bools, next_is_same_key: Bools, since: Time, bottom: bool) -> Bools:
-    """Which rows, ordered by key and then time, a merge at `since` keeps."""
+    """Returns which rows, ordered by key and then time, a merge at `since` keeps."""
     passed = times <= since
     superseded = np.zeros(len(times), dtype=np.bool_)
     superseded[:-1] = next_is_same_key & passed[1:]
@@ -202,7 +204,7 @@ def concat_batches(batches: Sequence[pa.RecordBatch], schema: pa.Schema) -> pa.R
 
 
 def log_blocks(layers: Sequence[LayerReader], schema: pa.Schema, block_rows: int) -> Iterator[Rows]:
-    """The rows of logs, one after the other, in blocks of about `block_rows`, or fewer where rows are large."""
+    """Yields the rows of logs, one after the other, in blocks of about `block_rows`, or fewer where rows are large."""
     waiting: list[Block] = []
     rows = size_bytes = 0
     for layer in layers:

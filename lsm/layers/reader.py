@@ -52,7 +52,7 @@ class Block:
         return int(self.batch.num_rows)
 
     def last_at_most(self, wanted: U32) -> Indices:
-        """For each hash the last row whose hash is at most that, or -1. Of a block with rows."""
+        """Returns for each hash the last row whose hash is at most that, or -1. The block must have rows."""
         if self._index is None:
             if len(wanted) * ROWS_OF_A_LOOKUP < self.rows:
                 return np.searchsorted(self.hashes, wanted, side="right").astype(np.int64) - 1
@@ -60,7 +60,7 @@ class Block:
         return self._index.last_at_most(wanted)
 
     def row_times(self) -> npt.NDArray[np.int64]:
-        """The packed time of every row."""
+        """Returns the packed time of every row."""
         if self.time_index is None:
             return np.full(self.rows, self._times[0], dtype=np.int64)
         times: npt.NDArray[np.int64] = self._times[self.time_index]
@@ -127,16 +127,16 @@ class LayerReader:
 
     @property
     def last_time(self) -> Time:
-        """The newest time of any row (the layer's lower bound where it has no rows)."""
+        """Returns the newest time of any row (the layer's lower bound where it has no rows)."""
         return self.info.times[-1]
 
     @property
     def schema(self) -> pa.Schema:
-        """The user's columns: the key's first, then the values."""
+        """Returns the user's columns: the key's first, then the values."""
         return pa.schema([field for field in self._file.schema if field.name not in _BOOKKEEPING])
 
     def schema_until(self, until: Time) -> pa.Schema:
-        """The columns that there are before a time: a merged layer may have some that came later."""
+        """Returns the columns that there are before a time: a merged layer may have some that came later."""
         added = self.info.added
         return pa.schema([field for field in self.schema if field.name not in added or added[field.name] < until])
 
@@ -162,7 +162,7 @@ class LayerReader:
         return (self.block(i) for i in range(self.block_count))
 
     def blocks_between(self, first_hash: int, last_hash: int) -> Iterator[Block]:
-        """The blocks that may hold hashes in `[first_hash, last_hash]`."""
+        """Yields the blocks that may hold hashes in `[first_hash, last_hash]`."""
         for i, block in enumerate(self.info.blocks[:-1]):
             if block.first_hash <= last_hash and block.last_hash >= first_hash:
                 yield self.block(i)

@@ -131,7 +131,7 @@ def arrange(
 
 
 def without_empty(rows: LayerRows, rare: Collection[str]) -> LayerRows:
-    """The layer without those of the columns `rare` that are null in all of its rows."""
+    """Returns the layer without those of the columns `rare` that are null in all of its rows."""
     names = rows.batch.schema.names
     kept = [
         name for i, name in enumerate(names) if name not in rare or rows.batch.column(i).null_count < len(rows.batch)
@@ -194,7 +194,7 @@ def link_layer(root: Path, id: LayerId, temporary: Path, info: LayerInfo, digest
 
 
 def _reconcile(final: Path, id: LayerId, temporary: Path, digest: Digest, env: Env) -> LayerReader:
-    """The layer that stands; DeterminismError if it is not the one that was to be published."""
+    """Returns the layer that stands. Raises DeterminismError if it is not the one that was to be published."""
     try:
         recorded = LayerReader.open(final, env, id)
         if recorded.digest == digest or _same_rows(recorded, LayerReader.open(temporary, env)):

@@ -103,7 +103,7 @@ class Archive:
 
     @property
     def path(self) -> PurePosixPath:
-        """Relative to the data directory."""
+        """Returns the path relative to the data directory."""
         return PurePosixPath(MANIFESTS, self.timeline, self.name)
 
     def __contains__(self, t: int) -> bool:
@@ -190,15 +190,15 @@ def _runs(head: Mapping[str, Any]) -> Iterator[Run]:
 
 
 def parse_name(name: str) -> tuple[Epoch, Epoch] | None:
-    """The first and the last epoch of the archive that a file is; None where it is none."""
+    """Returns the first and the last epoch of the archive that a file is; None where it is none."""
     match = _NAME.match(name)
     first, last = (int(match[1]), int(match[2])) if match else (0, 0)
     return (Epoch(first), Epoch(last)) if first < last <= MAX_EPOCH else None
 
 
 def epochs_of(name: str) -> tuple[Epoch, Epoch] | None:
-    """The first and the last epoch that a file of a timeline's directory is of, twice the same for a manifest. None:
-    another file.
+    """Returns the first and the last epoch that a file of a timeline's directory is of, twice the same for a manifest.
+    None: another file.
     """
     number = name.removesuffix(".json")
     if not is_number(number):
@@ -207,7 +207,9 @@ def epochs_of(name: str) -> tuple[Epoch, Epoch] | None:
 
 
 def run_of(manifest: Manifest) -> Run | None:
-    """The run that an epoch begins; None where its manifest lists anything but one layer of that epoch for each trace."""
+    """Returns the run that an epoch begins; None where its manifest lists anything but one layer of that epoch for each
+    trace.
+    """
     whole = Description.of_epoch(manifest.t)
     if any(entry.id.description != whole for entry in manifest.entries):
         return None
@@ -216,7 +218,7 @@ def run_of(manifest: Manifest) -> Run | None:
 
 
 def group_to_archive(epochs: Sequence[Epoch], until: int, size: int, layers: Callable[[Epoch], int]) -> range | None:
-    """The oldest whole, aligned group of epochs up to `until`; None where there is none.
+    """Returns the oldest whole, aligned group of epochs up to `until`; None where there is none.
 
     `epochs`: those with a file of their own, in order. `layers(t)`: how many layers an epoch lists. `size`: of a group.
     """

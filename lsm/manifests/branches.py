@@ -51,7 +51,7 @@ class Timeline:
 
 @dataclass(frozen=True)
 class Refs:
-    """What the log says: timelines by id, and the timeline of each branch."""
+    """Holds what the log says: timelines by id, and the timeline of each branch."""
 
     timelines: Mapping[str, Timeline] = field(default_factory=lambda: {MAIN_TIMELINE: Timeline(MAIN_TIMELINE)})
     names: Mapping[str, str] = field(default_factory=lambda: {MAIN: MAIN_TIMELINE})
@@ -134,7 +134,7 @@ class Refs:
         return found
 
     def kept_until(self) -> dict[str, Epoch | None]:
-        """The timelines that are needed, and up to which epoch of their own; None: all of them."""
+        """Returns the timelines that are needed, and up to which epoch of their own; None: all of them."""
         kept: dict[str, Epoch | None] = dict.fromkeys(self.names.values())
         for name in self.names.values():
             for id, end in self.left(name).items():
@@ -144,7 +144,9 @@ class Refs:
         return kept
 
     def after(self, entry: Mapping[str, Any]) -> Refs:
-        """What the log says with one more entry. Raises KeyError, TypeError or ValueError for one that cannot follow."""
+        """Returns what the log says with one more entry. Raises KeyError, TypeError or ValueError for one that cannot
+        follow.
+        """
         timelines, names = dict(self.timelines), dict(self.names)
         if not isinstance(entry["name"], str) or entry["name"] == MAIN:
             raise ValueError(f"{entry['name']!r} is no name of a branch that is made or deleted")
@@ -231,7 +233,7 @@ def read_refs(root: Path, env: Env) -> Refs:
 
 
 def missing_entry(root: Path, refs: Refs) -> str:
-    """What to say where one is missing in the middle, or does not follow those before it."""
+    """Returns what to say where an entry is missing in the middle, or does not follow those before it."""
     path = root / BRANCHES / f"{refs.entries + 1}.json"
     if path.exists():
         return (
@@ -264,7 +266,7 @@ def append(root: Path, refs: Refs, entry: Mapping[str, Any], env: Env) -> Refs:
 def creation(
     refs: Refs, name: str, parent: str, at: int, changed: Iterable[str], anew: Iterable[str] = ()
 ) -> dict[str, Any]:
-    """The entry that makes a branch. Raises InvalidInputError for a name that is taken or not possible."""
+    """Returns the entry that makes a branch. Raises InvalidInputError for a name that is taken or not possible."""
     check_name(name, "branch name")
     if len(refs.names) >= MOST_BRANCHES:
         raise InvalidInputError(

@@ -83,7 +83,7 @@ class Catalog:
         _catalogs.add(self)
 
     def records(self) -> list[Record]:
-        """Every durable layer. Raises CatalogError where RocksDB finds its files damaged."""
+        """Returns every durable layer. Raises CatalogError where RocksDB finds its files damaged."""
         found = []
         with _rocksdb_errors("read", self.path):
             iterator = self._db.iter()
@@ -100,7 +100,7 @@ class Catalog:
         return None if value is None else value.decode()
 
     def metas(self, prefix: str = "") -> dict[str, str]:
-        """All facts whose names begin with `prefix`."""
+        """Returns all facts whose names begin with `prefix`."""
         found, begin = {}, _META + prefix.encode()
         with _rocksdb_errors("read", self.path):
             iterator = self._db.iter()
@@ -166,7 +166,7 @@ class Catalog:
             self._db.close()
 
     def leave_to_parent(self) -> None:
-        """In a forked child: RocksDB's threads are not here, and its end would wait for them, so it never ends."""
+        """Leaks the database in a forked child: RocksDB's threads are not here, and closing it would wait for them."""
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(self._db))
 
 
@@ -207,7 +207,7 @@ def _opened(path: Path, *, read_only: bool, create: bool) -> Rdict:
 
 
 def _identity(path: Path) -> tuple[int, int] | None:
-    """Which directory stands under a name; None: none."""
+    """Returns which directory stands under a name; None where none does."""
     try:
         found = os.stat(path)
     except OSError:
@@ -227,7 +227,7 @@ def _decode(key: bytes, value: bytes, path: Path) -> Record:
 
 
 def recorded_layers(root: Path) -> list[Record]:
-    """The durable layers of a directory, as its catalog on disk says now.
+    """Returns the durable layers of a directory, as its catalog on disk says now.
 
     Where no node has ever run, or the catalog is damaged, nothing is known to be durable.
     """

@@ -32,8 +32,8 @@ class MissingLayer:
 
 
 def lost(timelines: Timelines, directory: LayerDirectory, safe: int | None, branch: str = MAIN) -> list[MissingLayer]:
-    """The layers that manifests of a branch list and that no file covers; inputs that the safe point has passed may be
-    gone.
+    """Returns the layers that manifests of a branch list and that no file covers; inputs that the safe point has passed
+    may be gone.
     """
     until = releasable_until(timelines, safe)
     presence = Presence(directory.descriptions)
@@ -48,8 +48,8 @@ def lost(timelines: Timelines, directory: LayerDirectory, safe: int | None, bran
 def safe_from(
     sealed: ManifestLog, safe: Epoch, is_safe_run: Callable[[Run], bool], is_safe: Callable[[Manifest], bool]
 ) -> Epoch:
-    """The last epoch up to which all are safe, where those up to `safe` are. A run is asked about once, and then its
-    epochs.
+    """Returns the last epoch up to which all are safe, where those up to `safe` are. A run is asked about once, and
+    then its epochs.
     """
     for piece in sealed.pieces(safe):
         if isinstance(piece, Run) and piece.first <= safe + 1 and is_safe_run(piece):
@@ -66,8 +66,8 @@ def safe_from(
 def to_look_at(
     sealed: ManifestLog, released_until: int, held: Callable[[TraceId], Iterable[Description]]
 ) -> Iterator[Manifest]:
-    """All manifests but those of runs of which nothing can be missing, because merged layers stand for all that they
-    list.
+    """Yields all manifests but those of runs of which nothing can be missing, because merged layers stand for all that
+    they list.
 
     `released_until`: the epoch up to which inputs may be gone. `held(trace)`: the time ranges of the layers that are
     there.

@@ -27,7 +27,7 @@ def policies(manifest: Manifest | None) -> Mapping[str, str]:
 
 
 def releasable_until(timelines: Timelines, safe: int | None) -> Epoch:
-    """The epoch up to which inputs may be released, given the main timeline's safe point.
+    """Returns the epoch up to which inputs may be released, given the main timeline's safe point.
 
     A branch holds what came after its fork, which it may still replay.
     """
@@ -47,8 +47,8 @@ def is_released(manifest: Manifest, entry: Entry, until: int) -> bool:
 def inputs_to_release(
     directory: LayerDirectory, timelines: Timelines, until: int
 ) -> Iterator[tuple[str, TraceId, list[LayerId]]]:
-    """The traces of the main timeline's sources, each with its policy and its layers that lie before the end of epoch
-    `until`.
+    """Yields the traces of the main timeline's sources, each with its policy and its layers that lie before the end of
+    epoch `until`.
     """
     for stage, policy in policies(timelines.manifest(until)).items():
         fingerprints = {span.fingerprint for span in timelines.histories(MAIN).get(stage, ())}

@@ -61,7 +61,7 @@ class Known:
         self.learn(manifest.timeline, manifest)
 
     def not_in(self, before: Known) -> list[Manifest]:
-        """The manifests with files of their own whose epochs were not known before, by timeline."""
+        """Returns the manifests with files of their own whose epochs were not known before, by timeline."""
         own = {timeline: set(log.own()) for timeline, log in before.logs.items()}
         there = [(log, t) for log in self.logs.values() for t in log.singles()]
         return [log[t] for log, t in there if t not in own.get(log.timeline, ())]
@@ -71,11 +71,11 @@ class Known:
         self._newest = self._stretches = None
 
     def log(self, branch: str) -> ManifestLog:
-        """The manifests of a branch."""
+        """Returns the manifests of a branch."""
         return self.logs[self.refs.timeline_of(branch).id]
 
     def archives(self) -> list[Archive]:
-        """The archives of all timelines."""
+        """Returns the archives of all timelines."""
         return [archive for log in self.logs.values() for archive in log.archives()]
 
     def learn(self, timeline: str, piece: Run | Manifest) -> None:
@@ -89,7 +89,7 @@ class Known:
             self._sealed_until[trace] = max(self._sealed_until.get(trace, Time(0)), piece.end)
 
     def newest(self) -> list[Epoch]:
-        """The last sealed epoch of each branch that has one."""
+        """Returns the last sealed epoch of each branch that has one."""
         if self._newest is None:
             lasts = [self.log(name).last for name in self.refs.names]
             self._newest = [last for last in lasts if last is not None]
@@ -114,7 +114,7 @@ class Known:
         return min((self._first_origins[at] for at in wanted if at in self._first_origins), default=None)
 
     def sealed_until(self, trace: TraceId) -> Time:
-        """The end of the newest epoch whose manifest lists the trace; zero where none does."""
+        """Returns the end of the newest epoch whose manifest lists the trace; zero where none does."""
         return self._sealed_until.get(trace, Time(0))
 
     def left_at(self, trace: TraceId, origin: Time, reached: Time) -> Time | None:

@@ -25,7 +25,9 @@ LOST_MANIFEST, LOST_END = "a lost manifest of ", "lost epochs at the end of "
 
 
 def lost_end(timelines: Timelines, branch: str = MAIN) -> range:
-    """The epochs at the end of a branch that were sealed, and whose manifests are not there; empty where none are."""
+    """Returns the epochs at the end of a branch that were sealed, and whose manifests are not there; empty where none
+    are.
+    """
     timeline, last = timelines.timeline(branch), timelines.last_sealed(branch)
     kept = timelines.remembered.of_timeline(timeline.id)
     ends = [end for end in (None if kept is None else kept.last, timeline.at) if end is not None]
@@ -36,7 +38,7 @@ def lost_end(timelines: Timelines, branch: str = MAIN) -> range:
 
 
 def lost_begin(timelines: Timelines, branch: str = MAIN) -> Epoch | None:
-    """The first epoch of a branch, where it is lost; None where it is there, or there was none."""
+    """Returns the first epoch of a branch, where it is lost; None where it is there, or there was none."""
     first = timelines.manifests(branch).first
     if timelines.remembered.earliest >= (END if first is None else first):
         return None
@@ -48,7 +50,7 @@ def lost_begin(timelines: Timelines, branch: str = MAIN) -> Epoch | None:
 
 
 def first_lost(timelines: Timelines, branch: str, safe: int | None) -> Epoch | None:
-    """The first epoch of a branch whose manifest is lost: at the beginning, in the middle beyond `safe` (None:
+    """Returns the first epoch of a branch whose manifest is lost: at the beginning, in the middle beyond `safe` (None:
     anywhere), or at the end.
     """
     begin, gap, end = lost_begin(timelines, branch), timelines.manifests(branch).gap(safe), lost_end(timelines, branch)
@@ -56,14 +58,16 @@ def first_lost(timelines: Timelines, branch: str, safe: int | None) -> Epoch | N
 
 
 def lost_manifests(timelines: Timelines, branch: str, safe: int | None) -> dict[str, str]:
-    """What to say of the manifests of a branch that are lost, under the name of the problem; nothing where none are."""
+    """Returns what to say of the manifests of a branch that are lost, under the name of the problem; nothing where none
+    are.
+    """
     at, end = first_lost(timelines, branch, safe), lost_end(timelines, branch)
     found = {LOST_MANIFEST + branch: gap_text(at)} if at is not None and at not in end else {}
     return found | ({LOST_END + branch: lost_end_text(timelines, branch, end)} if end else {})
 
 
 def gap_text(t: int) -> str:
-    """What to say of an epoch whose manifest is lost, and later ones are there."""
+    """Returns what to say of an epoch whose manifest is lost while later ones are there."""
     return (
         f"the manifest of epoch {t} is not there, and later ones are, so the safe point stops before it: put the file back, from "
         f"a backup or another node; or seal the epoch again (a job: advance({t}) with the same rows, until its layers are merged)"
@@ -71,7 +75,7 @@ def gap_text(t: int) -> str:
 
 
 def lost_end_text(timelines: Timelines, branch: str, epochs: range) -> str:
-    """What to say of epochs that are lost at the end of a branch."""
+    """Returns what to say of epochs that are lost at the end of a branch."""
     where = f"{MANIFESTS}/{timelines.manifests(branch).timeline_at(epochs[0])}"
     return (
         f"branch {branch} was sealed up to epoch {epochs[-1]}, and the manifests of {epochs_text(epochs)} are not in {where}: "
@@ -92,7 +96,7 @@ def check_there(timelines: Timelines, branch: str, t: int | None) -> None:
 
 
 def epochs_text(epochs: range) -> str:
-    """For messages: `epoch 7`, or `epochs 7 to 9`."""
+    """Returns a text for messages: `epoch 7`, or `epochs 7 to 9`."""
     return f"epoch {epochs[0]}" if len(epochs) == 1 else f"epochs {epochs[0]} to {epochs[-1]}"
 
 
@@ -100,8 +104,8 @@ def epochs_text(epochs: range) -> str:
 
 
 def log_problem(timelines: Timelines, root: Path, env: Env) -> str | None:
-    """What to say where an entry of the log of branches is lost; None where none is. With peers one may be on its way,
-    so there it is lost only where it was here.
+    """Returns what to say where an entry of the log of branches is lost; None where none is. With peers one may be on
+    its way, so there it is lost only where it was here.
     """
     refs, lost, alone = (
         timelines.refs,
@@ -136,7 +140,8 @@ def check_log(timelines: Timelines, root: Path, env: Env) -> None:
 def inferred(
     timelines: Timelines, layers: Iterable[LayerId], pins: Iterable[Epoch], announced: Mapping[str, Epoch]
 ) -> dict[str, Kept]:
-    """What layers, pins and safe points that were told show of timelines: epochs were sealed, and no manifest says so.
+    """Returns what layers, pins and safe points that were told show of timelines: epochs were sealed, and no manifest
+    says so.
 
     For a directory without peers. Where a timeline was cut, layers and pins of what was cut may be left, so they show
     nothing.
@@ -160,7 +165,9 @@ def inferred(
 
 
 def _sealed_by(id: LayerId, timelines: Timelines) -> tuple[str, Epoch]:
-    """The timeline that a merged layer shows something of, and the last epoch that it shows was sealed; -1: none."""
+    """Returns the timeline that a merged layer shows something of, and the last epoch that it shows was sealed; -1:
+    none.
+    """
     d = id.description
     is_merged = not d.is_of_rounds and d.upper > end_of(epoch_of(d.lower))
     main = timelines.timeline(MAIN).id

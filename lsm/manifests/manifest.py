@@ -32,7 +32,7 @@ SUMS = "sums"
 
 
 class Content(NamedTuple):
-    """What is in a layer, as its writer said."""
+    """Says what is in a layer, as its writer said it."""
 
     digest: Digest
     rows: int
@@ -69,7 +69,7 @@ class Manifest:
 
     @property
     def path(self) -> PurePosixPath:
-        """Relative to the data directory."""
+        """Returns the path relative to the data directory."""
         return PurePosixPath(MANIFESTS, self.timeline, self.name)
 
     @property
@@ -100,7 +100,7 @@ class Manifest:
         return end_of(self.t)
 
     def traces(self) -> Iterator[tuple[TraceId, Time]]:
-        """The traces of its layers, each with where it begins."""
+        """Yields the traces of its layers, each with where it begins."""
         return ((entry.id.trace, entry.origin) for entry in self.entries)
 
     def to_json(self) -> bytes:
@@ -189,7 +189,7 @@ class Histories:
         self._spans: dict[str, list[Span]] = {}
 
     def add(self, at: Time, listed: Iterable[tuple[TraceId, Time]]) -> None:
-        """What manifests list from a time on: traces, and where they begin."""
+        """Learns what manifests list from a time on: traces, and where they begin."""
         seen: dict[str, tuple[str, int, Time]] = {}
         for trace, begin in listed:
             _, _, origin = seen.get(trace.stage, (0, 0, begin))
@@ -209,7 +209,7 @@ class Histories:
         return tuple(self._spans.get(stage, ()))
 
     def until(self, t: int) -> Histories:
-        """The same up to an epoch: where a branch begins."""
+        """Returns the histories up to an epoch, where a branch begins."""
         end, found = pack(t + 1), Histories()
         for stage, spans in self._spans.items():
             kept = [replace(s, upper=END_OF_TIME) if s.upper >= end else s for s in spans if s.lower < end]

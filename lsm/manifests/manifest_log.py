@@ -41,7 +41,7 @@ class ManifestLog(Mapping[Epoch, Manifest]):
         self._details: OrderedDict[Archive, Details] = OrderedDict()
 
     def until(self, at: Epoch) -> tuple[tuple[ManifestLog, Epoch], ...]:
-        """The timelines that the epochs up to `at` are of, this one included, each with the last of them."""
+        """Returns the timelines that the epochs up to `at` are of, this one included, each with the last of them."""
         kept = bisect.bisect_left(self._before, at, key=lambda before: before[1])
         timeline = self._before[kept][0] if kept < len(self._before) else self
         return (*self._before[:kept], (timeline, at))
@@ -66,11 +66,11 @@ class ManifestLog(Mapping[Epoch, Manifest]):
         return t in singles or archive_of(archives, t) is not None
 
     def timeline_at(self, t: int) -> str:
-        """The timeline that an epoch is, or would be, one of its own of."""
+        """Returns the timeline that an epoch belongs to, or would belong to."""
         return self._timeline_at(t).timeline
 
     def _timeline_at(self, t: int) -> ManifestLog:
-        """The timeline that an epoch is, or would be, one of its own of."""
+        """Returns the log of the timeline that an epoch belongs to, or would belong to."""
         at = bisect.bisect_left(self._before, t, key=lambda before: before[1])
         return self._before[at][0] if at < len(self._before) else self
 
@@ -89,7 +89,7 @@ class ManifestLog(Mapping[Epoch, Manifest]):
         return self.first is not None
 
     def own(self) -> Iterator[Epoch]:
-        """The epochs that are not the parent's, in order."""
+        """Yields the epochs that are not the parent's, in order."""
         for piece in self._pieces_of_own():
             yield from (Epoch(t) for t in (piece.epochs if isinstance(piece, Archive) else (piece.t,)))
 
@@ -162,8 +162,8 @@ class ManifestLog(Mapping[Epoch, Manifest]):
                 yield own
 
     def gap(self, safe: int | None) -> int | None:
-        """The first epoch beyond `safe` (None: of all) whose manifest is not there, and later ones are: one that was
-        lost.
+        """Returns the first epoch beyond `safe` (None: of all) whose manifest is not there, and later ones are: one
+        that was lost.
         """
         reached = self.first if safe is None else safe + 1
         if reached is None:
@@ -176,7 +176,7 @@ class ManifestLog(Mapping[Epoch, Manifest]):
         return None
 
     def of_run(self, run: Run) -> Iterator[Manifest]:
-        """The manifests of a run, one by one."""
+        """Yields the manifests of a run, one by one."""
         return (self[t] for t in range(run.first, run.last + 1))
 
     def _pieces_of_own(self, after: int = -1) -> list[Archive | Manifest]:
@@ -228,7 +228,7 @@ class ManifestLog(Mapping[Epoch, Manifest]):
         self._own = outermost([*archives, archive]), kept
 
     def remove(self, gone: Iterable[Epoch], archives: Iterable[Archive] = ()) -> None:
-        """Epochs with files of their own, or whole archives."""
+        """Removes epochs with files of their own, or whole archives."""
         there, singles = self._own
         without, dropped = set(gone), set(archives)
         self._own = (
@@ -238,7 +238,7 @@ class ManifestLog(Mapping[Epoch, Manifest]):
 
 
 def _end_of(singles: dict[Epoch, Manifest], *, newest: bool = False) -> Epoch | None:
-    """The first or the last key of a dictionary to which another thread may add one at this moment."""
+    """Returns the first or the last key of a dictionary to which another thread may add one at this moment."""
     while True:
         try:
             return next(reversed(singles) if newest else iter(singles), None)
@@ -247,13 +247,13 @@ def _end_of(singles: dict[Epoch, Manifest], *, newest: bool = False) -> Epoch | 
 
 
 def archive_of(archives: Sequence[Archive], t: int) -> Archive | None:
-    """The one that an epoch is in."""
+    """Returns the archive that an epoch is in; None where it is in none."""
     at = bisect.bisect_left(archives, t, key=lambda archive: archive.last)
     return archives[at] if at < len(archives) and t in archives[at] else None
 
 
 def outermost(archives: Iterable[Archive]) -> tuple[Archive, ...]:
-    """In order, without those that another one stands for."""
+    """Returns the archives in order, without those that another one stands for."""
     kept: list[Archive] = []
     for archive in sorted(archives, key=lambda archive: (archive.first, -archive.last)):
         if not kept or archive.last > kept[-1].last:
@@ -262,7 +262,7 @@ def outermost(archives: Iterable[Archive]) -> tuple[Archive, ...]:
 
 
 def list_timeline(root: Path, timeline: str, env: Env) -> tuple[set[str], set[Epoch]]:
-    """The names of a timeline's archives, and the epochs that have files of their own."""
+    """Returns the names of a timeline's archives, and the epochs that have files of their own."""
     names = env.list_dir(root / MANIFESTS / timeline)
     archives = {name for name in names if parse_name(name)}
     return archives, {
@@ -301,7 +301,9 @@ def _read_listed(sealed: ManifestLog, root: Path, env: Env) -> list[CorruptionEr
 
 
 def read_manifest(root: Path, timeline: str, t: int, env: Env) -> Manifest:
-    """One with a file of its own. Raises CorruptionError, or FileNotFoundError where it has none (any more)."""
+    """Reads a manifest that has a file of its own. Raises CorruptionError, or FileNotFoundError where it has none (any
+    more).
+    """
     path = root / MANIFESTS / timeline / f"{t}.json"
     manifest = Manifest.from_json(read_if_there(path, env), str(path))
     if (manifest.t, manifest.timeline) != (t, timeline):

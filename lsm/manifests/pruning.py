@@ -30,8 +30,8 @@ class Pruning:
         )
 
     def _ended(self, known: Known) -> dict[str, Epoch | None]:
-        """The timelines that have manifests here and get no more: up to which epoch they are needed, None where none
-        are.
+        """Returns the timelines that have manifests here and get no more: up to which epoch they are needed, None where
+        none are.
         """
         kept, there = known.refs.kept_until(), {*self._env.list_dir(self._root / MANIFESTS)}
         return {
@@ -41,7 +41,7 @@ class Pruning:
         }
 
     def _last_listed(self, timeline: str) -> int:
-        """The last epoch of a timeline that files say anything of; -1 where there are none."""
+        """Returns the last epoch of a timeline that files say anything of; -1 where there are none."""
         names, epochs = list_timeline(self._root, timeline, self._env)
         return max([*epochs, *(span[1] for name in names if (span := parse_name(name)) is not None)], default=-1)
 
@@ -89,15 +89,15 @@ class Pruning:
         return {trace for piece in gone for trace, _ in piece.traces()}
 
     def _write_singly(self, manifests: Iterable[Manifest]) -> None:
-        """What is left of an archive, as durable as it was."""
+        """Writes what is left of an archive as single files, as durable as it was."""
         for manifest in manifests:
             publish_manifest(self._root, manifest, self._env)
             sync_published(self._root, self._root / manifest.path, self._env)
 
 
 def _growing(known: Known) -> set[TraceId]:
-    """The traces that branches have epochs in of their own, so that there may be more of them than manifests say
-    here: an epoch that is running has published its layers before it is sealed, and those of another node come in
+    """Returns the traces that branches have epochs in of their own, so that there may be more of them than manifests
+    say here: an epoch that is running has published its layers before it is sealed, and those of another node come in
     any order.
     """
     return {

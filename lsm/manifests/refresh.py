@@ -56,8 +56,8 @@ class Changes:
         return [m for timeline, found in listed.items() for m in self._new_of(known, known.logs[timeline], *found)]
 
     def next_ones(self, known: Known, came: Iterable[PurePosixPath]) -> list[Manifest] | None:
-        """The epochs that come next on their timelines, of which these manifests are some. None where these files are
-        anything else.
+        """Returns the epochs that come next on their timelines, of which these manifests are some. None where these
+        files are anything else.
         """
         by_timeline: dict[str, set[Epoch]] = {}
         for path in came:
@@ -77,8 +77,8 @@ class Changes:
         return learned
 
     def _next_of(self, timeline: str, sealed: ManifestLog | None, came: set[Epoch]) -> list[Manifest] | None:
-        """The epochs that follow what is known of a timeline; None where one of those that came does not, or is another
-        one now.
+        """Returns the epochs that follow what is known of a timeline; None where one of those that came does not, or is
+        another one now.
         """
         found = list[Manifest]()
         if sealed is None or sealed.last is None:
@@ -117,7 +117,7 @@ class Changes:
         return False
 
     def _new_of(self, knowing: Known, sealed: ManifestLog, archives: set[str], epochs: set[Epoch]) -> list[Manifest]:
-        """The manifests of a timeline that were added since, as far as they follow each other."""
+        """Returns the manifests of a timeline that were added since, as far as they follow each other."""
         learned: list[Manifest] = []
         known = {archive.name for archive in sealed.archives()}
         spans = [(span[0], name) for name in archives - known if (span := parse_name(name)) is not None]

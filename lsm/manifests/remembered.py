@@ -82,7 +82,7 @@ class Remembered:
         return found
 
     def of_timeline(self, timeline: str) -> Kept | None:
-        """None where nothing is remembered."""
+        """Returns the epochs of a timeline that are remembered; None where nothing is."""
         return self._kept.get(timeline)
 
     def note_timeline(self, timeline: str, kept: Kept) -> dict[str, str]:
@@ -132,7 +132,7 @@ Recall = Callable[[], Remembered]
 
 
 def catalog_metas(root: Path) -> dict[str, str]:
-    """What the catalog of a directory says beside its records; nothing where none is there and whole."""
+    """Returns what the catalog of a directory says beside its records; nothing where none is there and whole."""
     if not (root / CATALOG).is_dir():
         return {}
     try:
@@ -146,12 +146,12 @@ def catalog_metas(root: Path) -> dict[str, str]:
 
 
 def recalled(root: Path) -> Remembered:
-    """What is remembered of a directory, for a process that does not keep it."""
+    """Returns what is remembered of a directory, for a process that does not keep it."""
     return Remembered(catalog_metas(root))
 
 
 def timelines_without_entry(root: Path, refs: Refs, env: Env) -> list[str]:
-    """The timelines of which there are manifests, and that no entry of the log of branches names."""
+    """Returns the timelines of which there are manifests, and that no entry of the log of branches names."""
     found = [timeline for timeline in env.list_dir(root / MANIFESTS) if timeline not in refs.timelines]
     return sorted(
         timeline for timeline in found if any(epochs_of(name) for name in env.list_dir(root / MANIFESTS / timeline))
@@ -159,7 +159,7 @@ def timelines_without_entry(root: Path, refs: Refs, env: Env) -> list[str]:
 
 
 def entries_lost(refs: Refs, remembered: Remembered) -> Iterator[int]:
-    """The entries of the log of branches that were durable once, and are not there: those in the middle, and at the
-    end.
+    """Yields the entries of the log of branches that were durable once, and are not there: those in the middle, and at
+    the end.
     """
     yield from (n for n in sorted(remembered.entries) if n > refs.entries and n not in refs.later)

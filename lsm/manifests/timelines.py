@@ -38,17 +38,17 @@ class Timelines:
 
     @property
     def refs(self) -> Refs:
-        """The branches."""
+        """Returns the branches."""
         return self._known.refs
 
     @property
     def remembered(self) -> Remembered:
-        """What is remembered of these timelines."""
+        """Returns what is remembered of these timelines."""
         return self._known.remembered
 
     @property
     def errors(self) -> list[CorruptionError]:
-        """An error for each damaged manifest."""
+        """Returns an error for each damaged manifest."""
         return self._known.errors
 
     # --- what others did ----------------------------------------------------------------------------------------------
@@ -129,12 +129,12 @@ class Timelines:
             return self._known.log(branch).last
 
     def expected(self, branch: str = MAIN) -> Epoch | None:
-        """The next epoch to be sealed; None where any may come first."""
+        """Returns the next epoch to be sealed; None where any may come first."""
         last = self.last_sealed(branch)
         return None if last is None else Epoch(last + 1)
 
     def newest(self) -> list[Epoch]:
-        """The last sealed epoch of each branch that has one."""
+        """Returns the last sealed epoch of each branch that has one."""
         with self._lock:
             return self._known.newest()
 
@@ -149,7 +149,7 @@ class Timelines:
             return self._known.first_origin(trace)
 
     def sealed_until(self, trace: TraceId) -> Time:
-        """The end of the newest epoch whose manifest lists the trace; zero where none does."""
+        """Returns the end of the newest epoch whose manifest lists the trace; zero where none does."""
         with self._lock:
             return self._known.sealed_until(trace)
 
@@ -159,7 +159,7 @@ class Timelines:
             return self._known.left_at(trace, origin, reached)
 
     def archives(self) -> list[Archive]:
-        """The archives of all timelines."""
+        """Returns the archives of all timelines."""
         with self._lock:
             return self._known.archives()
 
@@ -183,7 +183,7 @@ class Timelines:
         self._known.branches_changed()
 
     def create(self, name: str, parent: str, at: int, changed: Iterable[str], anew: Iterable[str] = ()) -> Timeline:
-        """A branch of `parent` at a sealed epoch. Durable when this returns."""
+        """Makes a branch of `parent` at a sealed epoch. Durable when this returns."""
         with self._lock:
             timeline = self.refs.timeline_of(parent)
             if at not in self._known.logs[timeline.id]:
@@ -268,8 +268,8 @@ class Timelines:
         return archive
 
     def beside_archives(self) -> tuple[list[PurePosixPath], list[CorruptionError]]:
-        """The manifests that have files of their own though an archive stands for them; and an error for each of them
-        that is damaged, or says otherwise than the archive.
+        """Returns the manifests that have files of their own though an archive stands for them; and an error for each
+        of them that is damaged, or says otherwise than the archive.
         """
         with self._lock:
             timelines = [sealed for sealed in self._known.logs.values() if sealed.archives()]

@@ -21,7 +21,7 @@ from nosync.lsm.model.timestamp import END_OF_TIME, Time
 
 @dataclass(frozen=True)
 class Span:
-    """In `[lower, upper)` a stage's layers have this fingerprint and number of shards."""
+    """Says which fingerprint and number of shards a stage's layers have in `[lower, upper)`."""
 
     fingerprint: str
     shard_count: int
@@ -37,7 +37,9 @@ History = tuple[Span, ...]
 
 
 def continued(history: History, fingerprint: str, shard_count: int, lower: Time) -> History:
-    """The history, where layers of this fingerprint and number of shards are written from `lower` on, before any is sealed."""
+    """Returns the history, where layers of this fingerprint and number of shards are written from `lower` on, before
+    any is sealed.
+    """
     at = span_at(history, lower)
     if at is not None and (at.fingerprint, at.shard_count) == (fingerprint, shard_count):
         return history
@@ -57,7 +59,7 @@ class Part:
 
 @dataclass(frozen=True)
 class View:
-    """What one shard's state is made of: its own trace from `origin` on, above stretches of older traces."""
+    """Says what one shard's state is made of: its own trace from `origin` on, above stretches of older traces."""
 
     id: TraceId
     origin: Time | None = None
@@ -71,7 +73,7 @@ def span_at(history: Sequence[Span], time: Time) -> Span | None:
 
 
 def view_at(history: Sequence[Span], id: TraceId, time: Time, key_groups: int) -> View:
-    """What the state of a keyed stage's shard `id` at `time` is made of; `id` may begin a new span there."""
+    """Returns what the state of a keyed stage's shard `id` at `time` is made of; `id` may begin a new span there."""
     earlier = [span for span in history if span.lower < time or (span.lower == time and _is_of(span, id))]
     origin = time
     if earlier and _is_of(earlier[-1], id):
@@ -89,14 +91,16 @@ def _is_of(span: Span, id: TraceId) -> bool:
 
 
 def _overlapping(shard: Shard, count: int, key_groups: int) -> list[Shard]:
-    """The shards of `count` that hold key groups of `shard`."""
+    """Returns the shards of `count` that hold key groups of `shard`."""
     mine = shard.groups(key_groups)
     others = [Shard(i, count) for i in range(count)]
     return [o for o in others if o.groups(key_groups).start < mine.stop and mine.start < o.groups(key_groups).stop]
 
 
 def views_of(history: Sequence[Span], stage: str, as_of: Time, key_groups: int, *, log: bool) -> list[View]:
-    """The views that together are a stage's state as of a time: one a shard; of a log, one a shard of each span."""
+    """Returns the views that together are a stage's state as of a time: one a shard; of a log, one a shard of each
+    span.
+    """
     if log:
         spans = [span for span in history if span.lower <= as_of]
         return [View(span.trace(stage, i), span.lower, span.upper) for span in spans for i in range(span.shard_count)]

@@ -67,7 +67,7 @@ class Description:
 
 
 def of_round(t: int, round: int) -> Description:
-    """The time range of one round of a loop inside epoch `t`."""
+    """Returns the time range of one round of a loop inside epoch `t`."""
     return Description(pack(t, round), pack(t, round + 1))
 
 
@@ -138,7 +138,7 @@ class LayerId:
 
     @property
     def path(self) -> PurePosixPath:
-        """Relative to the `layers/` directory of a store."""
+        """Returns the path relative to the `layers/` directory of a store."""
         return _path(self)
 
     @property
@@ -155,7 +155,7 @@ class LayerId:
 
 @functools.lru_cache(maxsize=1 << 15)  # the same names are listed again and again, and in every shard
 def parse_file_name(name: str) -> Description | None:
-    """The description in a file's name, or None where it is not a layer's name."""
+    """Returns the description in a file's name, or None where it is not a layer's name."""
     if not name.endswith(SUFFIX):
         return None
     parts = name[: -len(SUFFIX)].split("-")
@@ -179,7 +179,7 @@ def _path(id: LayerId) -> PurePosixPath:
 
 
 def parse_path(path: PurePosixPath) -> LayerId | None:
-    """The layer id of a path relative to `layers/`, or None."""
+    """Returns the layer id of a path relative to `layers/`, or None."""
     if len(path.parts) != 4:
         return None
     stage, fingerprint, shard_text, name = path.parts

@@ -27,7 +27,7 @@ END_OF_TIME = Time((1 << 63) - 1)
 
 
 def pack(epoch: int, round: int = 0) -> Time:
-    """The packed time of `(epoch, round)`. Raises InvalidInputError outside the ranges."""
+    """Returns the packed time of `(epoch, round)`. Raises InvalidInputError outside the ranges."""
     if isinstance(epoch, bool) or not isinstance(epoch, int) or not 0 <= epoch <= MAX_EPOCH:
         advice = "; give int(...) of it" if isinstance(epoch, SupportsIndex) and not isinstance(epoch, int) else ""
         raise InvalidInputError(
@@ -47,12 +47,12 @@ def round_of(time: Time) -> int:
 
 
 def end_of(epoch: int) -> Time:
-    """The first time after `epoch`: the `upper` of a layer that covers just that epoch."""
+    """Returns the first time after `epoch`: the `upper` of a layer that covers just that epoch."""
     return pack(epoch + 1)
 
 
 def last_of(epoch: int) -> Time:
-    """The last time inside `epoch`, rounds included: what a read as of `epoch` may see."""
+    """Returns the last time inside `epoch`, rounds included: what a read as of `epoch` may see."""
     return Time(end_of(epoch) - 1)
 
 
@@ -72,7 +72,7 @@ def is_number(text: str) -> bool:
 
 
 def parse(text: str) -> Time:
-    """The inverse of `show`. Raises ValueError for other text."""
+    """Returns the inverse of `show`. Raises ValueError for other text."""
     epoch, _, round = text.partition(".")
     if not (is_number(epoch) and (not round or is_number(round))):
         raise ValueError(f"not a timestamp: {text!r}")

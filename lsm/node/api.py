@@ -41,7 +41,7 @@ class DurabilityListener(Protocol):
         """
 
     def safe_elsewhere(self, timeline: str) -> Epoch:
-        """The largest safe point that a peer told; -1 where none did."""
+        """Returns the largest safe point that a peer told; -1 where none did."""
 
     def inputs_released(self, trace: TraceId, until: Time) -> None:
         """Layers of this trace that end before a time are not kept here any more, merged or not."""
@@ -53,39 +53,39 @@ class DurabilityListener(Protocol):
         """Returns whether a node that is to keep a layer before this one is there, and said that it holds it."""
 
     def copies(self, entry: Entry) -> int:
-        """On how many nodes a layer is durable."""
+        """Returns on how many nodes a layer is durable."""
 
     def copies_of_file(self, path: PurePosixPath) -> int:
-        """On how many nodes a manifest is durable."""
+        """Returns on how many nodes a manifest is durable."""
 
 
 class StoreBackend(Protocol):
-    """What a store and a job need of whoever owns the directory: a `Node` in this process, or a daemon."""
+    """Is what a store and a job need of whoever owns the directory: a `Node` in this process, or a daemon."""
 
     problems: dict[str, str]
     """What keeps layers from being durable, by path; empty when all is well."""
 
     @property
     def timelines(self) -> Timelines:
-        """The timelines of the store."""
+        """Returns the timelines of the store."""
 
     def notice_changes(self, timeline: str | None = None) -> None:
         """Looks whether others changed the branches, or discarded what a timeline (default: any) had."""
 
     @property
     def replicas(self) -> int:
-        """On how many nodes layers can be kept, this one included."""
+        """Returns on how many nodes layers can be kept, this one included."""
 
     @property
     def store_id(self) -> str:
-        """The id of a store whose tasks find it on several nodes; empty: there is one directory."""
+        """Returns the id of a store whose tasks find it on several nodes; empty: there is one directory."""
 
     @property
     def node_id(self) -> str:
-        """Which of these nodes this is; empty: it has no peers that would matter to a job."""
+        """Returns which of these nodes this is; empty: it has no peers that would matter to a job."""
 
     def lost_hosts(self) -> frozenset[str]:
-        """The hosts of nodes that are gone, where tasks are of no use. An embedded node has none."""
+        """Returns the hosts of nodes that are gone, where tasks are of no use. An embedded node has none."""
 
     def note(self, ids: Iterable[LayerId]) -> None:
         """Tells whoever makes layers durable that these were published. It would find them by itself, later."""
@@ -102,7 +102,7 @@ class StoreBackend(Protocol):
         """Returns the manifests by epoch, in order; those of the parent up to the fork are included."""
 
     def last_sealed(self, branch: str = MAIN) -> Epoch | None:
-        """The newest sealed epoch of a branch."""
+        """Returns the newest sealed epoch of a branch."""
 
     def check_sealable(self, t: int, branch: str = MAIN) -> None:
         """Raises OutOfOrderError unless epoch `t` is the next one of the branch, or sealed already."""
@@ -129,17 +129,18 @@ class StoreBackend(Protocol):
         """A layer of a sealed epoch was computed again with other rows: the safe point does not pass over it."""
 
     def safe_point(self, branch: str = MAIN) -> Epoch | None:
-        """The largest epoch up to which every manifest exists and every layer in it is durable; None if there is none.
+        """Returns the largest epoch up to which every manifest exists and every layer in it is durable; None if there
+        is none.
 
         With peers: has as many copies as its stage asks for. Then it never goes back, a restart included: inputs may
         have been released. What peers lost since is filled again, and until then shown as what they are behind.
         """
 
     def missing(self, branch: str = MAIN) -> list[MissingLayer]:
-        """What is lost here and does not come from peers either: `fetch(lost(branch))`."""
+        """Returns what is lost here and does not come from peers either: `fetch(lost(branch))`."""
 
     def lost(self, branch: str = MAIN) -> list[MissingLayer]:
-        """The layers that manifests of the branch list and no file here holds, by epoch."""
+        """Returns the layers that manifests of the branch list and no file here holds, by epoch."""
 
     def fetch(self, lost: list[MissingLayer]) -> list[MissingLayer]:
         """Has peers send these layers. Returns those that do not come."""
@@ -147,7 +148,7 @@ class StoreBackend(Protocol):
     # --- what is kept -------------------------------------------------------------------------------------------------
 
     def pins(self) -> dict[str, Pin]:
-        """The pins by name."""
+        """Returns the pins by name."""
 
     def pin(self, pin: Pin) -> None:
         """Keeps the state as of an epoch readable."""
@@ -156,10 +157,10 @@ class StoreBackend(Protocol):
         """Takes a pin back."""
 
     def since(self) -> Time:
-        """The compaction frontier: reads as of this time and later are exact."""
+        """Returns the compaction frontier: reads as of this time and later are exact."""
 
     def durable_ids(self) -> set[LayerId]:
-        """Every durable layer."""
+        """Returns every durable layer."""
 
     def make_durable_now(self) -> None:
         """Looks at what is on disk and makes it durable where that succeeds; what is torn goes to quarantine."""

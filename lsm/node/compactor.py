@@ -73,7 +73,7 @@ class Compactor:
 
     @contextlib.contextmanager
     def paused(self) -> Iterator[None]:
-        """No merge runs meanwhile. One that had begun is abandoned, and begins again with what is there then."""
+        """Lets no merge run meanwhile. One that had begun is abandoned, and begins again with what is there then."""
         if self._has_turn == threading.get_ident():  # between two merges of this thread's, or in another pause
             yield
             return
@@ -161,7 +161,7 @@ class Compactor:
         return True
 
     def _carry_out(self, merge: Merge, stop: Callable[[], bool], *, waited_for: bool) -> Published | None:
-        """None: it was abandoned because `stop()` said so."""
+        """Carries out a merge. Returns None where it was abandoned because `stop()` said so."""
         if self._is_large(merge.layers):
             return self._in_process(merge, stop, waited_for=waited_for)
         for _ in merge.steps():
@@ -279,7 +279,7 @@ class Compactor:
     # --- what there is to merge, and what was merged ------------------------------------------------------------------
 
     def chains(self, trace: TraceId) -> list[Chain]:
-        """The stretches of a trace that may be merged."""
+        """Returns the stretches of a trace that may be merged."""
         with self._layers.lock:
             durable = list(self._layers.of(trace))
         timelines, since = self._timelines, self._retention.since()
@@ -299,8 +299,8 @@ class Compactor:
         )
 
     def replace(self, merged: Record, inputs: Mapping[LayerId, Digest]) -> bool:
-        """One version edit: the merged layer, whose file is durable, stands for its inputs from now on. False: it is
-        gone, or what was merged was released, or discarded, meanwhile; then it goes as well.
+        """Makes one version edit: the merged layer, whose file is durable, stands for its inputs from now on. False: it
+        is gone, or what was merged was released, or discarded, meanwhile; then it goes as well.
 
         A scan that saw its file before this may take it for obsolete: a layer that is rewritten alone, because `since`
         moved on, covers what the merged one covers.

@@ -78,7 +78,9 @@ class Durability:
             self._files.sync(small)
 
     def _make_durable(self, id: LayerId) -> Record | None:
-        """None: it is gone, obsolete, or torn (now in quarantine). Raises StorageError."""
+        """Makes a layer durable. Returns None where it is gone, obsolete, or torn (now in quarantine). Raises
+        StorageError.
+        """
         with self._layers.lock:  # a merge that is about to record it comes before or after this
             if self._layers.covering(id):
                 self._garbage.discard([id], is_replaced=True)

@@ -29,7 +29,7 @@ INCARNATION_META = "incarnation"
 
 
 class DurableLayers:
-    """What every part of the node stands on. `lock` guards the records and the catalog; it may be taken again."""
+    """Holds what every part of the node stands on. `lock` guards the records and the catalog; it may be taken again."""
 
     def __init__(self, catalog: Catalog, records: Sequence[Record], ownership: Ownership, announcer: Announcer) -> None:
         self.lock = threading.RLock()
@@ -39,7 +39,7 @@ class DurableLayers:
             self._records.setdefault(record.id.trace, {})[record.id.description] = record
 
     def of(self, trace: TraceId) -> Mapping[Description, Record]:
-        """The records of a trace. To be looked at with the lock held."""
+        """Returns the records of a trace. To be looked at with the lock held."""
         return self._records.get(trace, {})
 
     def holds(self, id: LayerId) -> bool:
@@ -47,16 +47,16 @@ class DurableLayers:
         return id.description in self._records.get(id.trace, {})
 
     def ids(self) -> set[LayerId]:
-        """Every durable layer."""
+        """Returns every durable layer."""
         return {record.id for record in self.records()}
 
     def records(self) -> list[Record]:
-        """Every durable layer, with its digest and size."""
+        """Returns every durable layer, with its digest and size."""
         with self.lock:
             return [record for records in self._records.values() for record in records.values()]
 
     def traces(self) -> list[TraceId]:
-        """The traces of which there are durable layers."""
+        """Returns the traces of which there are durable layers."""
         with self.lock:
             return [trace for trace, records in self._records.items() if records]
 
@@ -67,7 +67,7 @@ class DurableLayers:
             return {trace: list(self._records[trace]) for trace in wanted if trace in self._records}
 
     def covering(self, id: LayerId) -> list[LayerId]:
-        """The durable layers of other names that cover this one."""
+        """Returns the durable layers of other names that cover this one."""
         with self.lock:
             others = [d for d in self.of(id.trace) if d != id.description]
         return [LayerId(id.trace, d) for d in others if d.covers(id.description)]

@@ -72,7 +72,7 @@ class Epochs:
         self._safe_points.conflict(ids)
 
     def lost(self, branch: str) -> list[MissingLayer]:
-        """The layers that manifests of a branch list and no file holds, by epoch."""
+        """Returns the layers that manifests of a branch list and no file holds, by epoch."""
         found: list[MissingLayer] = []
         until = releasable_until(self._timelines, self._safe_points.point())
         held = self._layers.by_trace()
@@ -87,7 +87,7 @@ class Epochs:
         return found
 
     def optional_stages(self) -> frozenset[str]:
-        """The stages that no copies are asked for, in the newest epoch of the main timeline."""
+        """Returns the stages that no copies are asked for, in the newest epoch of the main timeline."""
         last = self._timelines.last_sealed()
         manifest = self._timelines.manifest(last) if last is not None else None
         entries = manifest.entries if manifest is not None else ()

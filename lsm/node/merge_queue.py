@@ -46,7 +46,7 @@ class MergeQueue:
             self._touched.discard(trace)
 
     def all_of(self, stage: str | None) -> list[TraceId]:
-        """Every trace, changed or not; of one stage, or of all."""
+        """Returns every trace, changed or not; of one stage, or of all."""
         return sorted(trace for trace in self._layers.traces() if stage in (None, trace.stage))
 
     def due(self) -> Iterator[TraceId]:

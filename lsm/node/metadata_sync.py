@@ -118,7 +118,7 @@ class MetadataSync:
             self._env.sync_dir(self._root / directory)
 
     def _sync_file(self, path: PurePosixPath) -> bool:
-        """False: it is gone, with its branch."""
+        """Makes a small file durable. Returns False where it is gone, with its branch."""
         final = self._root / path
         try:
             if path in self._doubtful:

@@ -101,7 +101,7 @@ class Node:
 
     @property
     def incarnation(self) -> str:
-        """Which life of the data directory this is: another one after a catalog was lost, or the disk replaced."""
+        """Returns which life of the data directory this is: another one after a catalog was lost, or the disk replaced."""
         assert self._incarnation is not None, "it is written when a catalog is made"
         return self._incarnation
 
@@ -160,7 +160,7 @@ class Node:
         return self.parts.layers.ids()
 
     def durable_records(self) -> list[Record]:
-        """Every durable layer, with its digest and size."""
+        """Returns every durable layer, with its digest and size."""
         return self.parts.layers.records()
 
     def unknown(self, ids: Iterable[LayerId]) -> list[LayerId]:
@@ -206,7 +206,7 @@ class Node:
         return self.safe_points.point(branch)
 
     def optional_stages(self) -> frozenset[str]:
-        """The stages that no copies are asked for, in the newest epoch of the main timeline."""
+        """Returns the stages that no copies are asked for, in the newest epoch of the main timeline."""
         return self.parts.epochs.optional_stages()
 
     def origin(self, trace: TraceId) -> Time | None:
@@ -253,8 +253,8 @@ class Node:
         return self.parts.quarantine.recheck(ids)
 
     def discard(self, ids: Iterable[LayerId], small: Iterable[PurePosixPath]) -> list[PurePosixPath]:
-        """What others hold other contents of, which count, as an operator decided: ours go to quarantine with all that
-        was built upon them, and theirs are fetched as anything lost is. Returns what went.
+        """Discards, as an operator decided, contents of which others hold other ones that count. They go to quarantine
+        with all that was built upon them, and the others' are fetched as anything lost is. Returns what went.
         """
         return self.parts.discards.set_aside(ids, small, is_decided=True)
 

@@ -48,7 +48,7 @@ from nosync.lsm.trace.directory import LayerDirectory
 
 
 class NodeParts:
-    """What one node consists of. See each part."""
+    """Holds what one node consists of. See each part."""
 
     def __init__(
         self,

@@ -21,7 +21,7 @@ _VALIDATED_AT_ONCE_BYTES = 64 << 20
 
 
 class Rechecks:
-    """What of one directory is to be looked at. What is bad goes to quarantine."""
+    """Knows what of one directory is to be looked at. What is bad goes to quarantine."""
 
     def __init__(
         self,

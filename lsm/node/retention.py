@@ -33,7 +33,7 @@ class Retention:
         self._are_known = True
 
     def since(self) -> Time:
-        """The compaction frontier: reads as of this time and later are exact."""
+        """Returns the compaction frontier: reads as of this time and later are exact."""
         with self._layers.lock:
             newest = self._timelines.newest()
             if self._retain is None or not newest or not self._are_known:
@@ -51,7 +51,7 @@ class Retention:
             )
 
     def pins(self) -> dict[str, Pin]:
-        """The pins by name."""
+        """Returns the pins by name."""
         with self._layers.lock:
             return dict(self._pins)
 

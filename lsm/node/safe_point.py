@@ -58,8 +58,8 @@ class EpochSafety:
         self._conflicts.update(ids)
 
     def last_safe(self, branch: str, manifests: ManifestLog, announced: Epoch, known: Epoch) -> Epoch | None:
-        """The largest epoch of a branch, which has these manifests, up to which all are safe; None where the first one
-        is not.
+        """Returns the largest epoch of a branch, which has these manifests, up to which all are safe; None where the
+        first one is not.
 
         `announced`: the safe point that was written down, which holds whatever happens. `known`: what was found before.
         """
@@ -75,8 +75,8 @@ class EpochSafety:
         return safe if safe in manifests else None
 
     def _safe_elsewhere(self, manifests: ManifestLog, safe: Epoch, last: Epoch) -> Epoch:
-        """The safe point that a peer told, or `safe` if that is larger: up to the last epoch whose manifest could be
-        compared with the peer's. One that was sealed here just now may be of another history than the peer's.
+        """Returns the safe point that a peer told, or `safe` if that is larger: up to the last epoch whose manifest
+        could be compared with the peer's. One that was sealed here just now may be of another history than the peer's.
         """
         peers = self._announcer.peers
         reached = min(peers.safe_elsewhere(manifests.timeline), last)
@@ -151,7 +151,7 @@ class EpochSafety:
 
 
 def safe_point_on_disk(timelines: Timelines, root: Path) -> Epoch | None:
-    """The safe point of the main timeline, for a process that only reads: as the catalog on disk says it now."""
+    """Returns the safe point of the main timeline, for a process that only reads: as the catalog on disk says it now."""
     records: dict[TraceId, dict[Description, Record]] = {}
     for record in recorded_layers(root):
         records.setdefault(record.id.trace, {})[record.id.description] = record
@@ -219,7 +219,7 @@ class SafePoint:
     # --- the safe point ---------------------------------------------------------------------------------------------
 
     def point(self, branch: str = MAIN) -> Epoch | None:
-        """The largest epoch up to which all are safe; None where the first one is not."""
+        """Returns the largest epoch up to which all are safe; None where the first one is not."""
         manifests, timeline = self._timelines.manifests(branch), self._timelines.timeline(branch).id
         with self._lock:
             announced, known = self._announced(timeline), self._known.get(timeline, NOTHING)

@@ -24,7 +24,7 @@ Step = Callable[[], object]
 
 @dataclass(frozen=True)
 class Steps:
-    """What the threads do."""
+    """Is what the threads do."""
 
     looking: Sequence[Step]
     """Taken every `scan_interval_s`."""

@@ -89,8 +89,8 @@ _KINDS = (
 
 
 def open_regular(path: Path | str, flags: int) -> tuple[int, os.stat_result]:
-    """The descriptor of a regular file, and what it is. Raises NotRegularFileError for a link or anything else; never
-    waits.
+    """Returns the descriptor of a regular file, and what it is. Raises NotRegularFileError for a link or anything else;
+    never waits.
 
     A file that is made (O_CREAT) gets FILE_MODE.
     """
@@ -125,7 +125,7 @@ def opened_regular(path: Path, flags: int) -> Iterator[tuple[int, os.stat_result
 
 
 def checked_regular(fd: int, path: Path | str) -> int:
-    """The descriptor, where it is of a regular file; else it is closed. Raises NotRegularFileError."""
+    """Returns the descriptor, where it is of a regular file; else it is closed. Raises NotRegularFileError."""
     mode = os.fstat(fd).st_mode
     if not stat.S_ISREG(mode):
         os.close(fd)
@@ -134,7 +134,7 @@ def checked_regular(fd: int, path: Path | str) -> int:
 
 
 def _mode_in(directory: Path | str, mode: int) -> int:
-    """The mode of what is made in a directory: where its group may write, the group may write to that, too."""
+    """Returns the mode of what is made in a directory: where its group may write, the group may write to that, too."""
     return mode | (mode >> 3 & 0o070) if os.stat(directory or ".").st_mode & stat.S_IWGRP else mode
 
 
@@ -169,7 +169,9 @@ def _created(path: str, flags: int) -> int:
 
 
 def read_regular(path: Path, most_bytes: int = MOST_SMALL_BYTES) -> bytes:
-    """The bytes of a regular file. Raises NotRegularFileError for anything else, TooLargeError for a larger one."""
+    """Returns the bytes of a regular file. Raises NotRegularFileError for anything else, TooLargeError for a larger
+    one.
+    """
     with opened_regular(path, os.O_RDONLY) as (fd, found):
         if found.st_size > most_bytes:
             raise TooLargeError(
@@ -217,7 +219,7 @@ class Env:
             return open(os.dup(fd), "wb", buffering=_WRITE_BUFFER_BYTES)
 
     def map(self, path: Path) -> pa.Buffer:
-        """The whole file, memory-mapped and not copied. The mapping lives as long as the buffer.
+        """Returns the whole file, memory-mapped and not copied. The mapping lives as long as the buffer.
 
         Small files are read: it is as fast, and a process may have only so many mappings (`vm.max_map_count`).
         """
@@ -230,7 +232,7 @@ class Env:
                 return file.read_buffer()
 
     def read(self, path: Path) -> bytes:
-        """A file that is read whole. Raises TooLargeError for one of more than MOST_SMALL_BYTES."""
+        """Reads a whole file. Raises TooLargeError for one of more than MOST_SMALL_BYTES."""
         return read_regular(path)
 
     def copy(self, path: Path, target: BinaryIO) -> None:
@@ -261,7 +263,9 @@ class Env:
         _make_directory(path)
 
     def list_dir(self, path: Path) -> list[str]:
-        """Names in a directory, in no order; none where it does not exist, or is a file that somebody put there."""
+        """Returns names in a directory, in no order; none where it does not exist, or is a file that somebody put
+        there.
+        """
         try:
             fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
         except FileNotFoundError:
@@ -301,7 +305,7 @@ class Env:
             return 0
 
     def identity(self, path: Path) -> Identity:
-        """Which file stands under a name. Raises FileNotFoundError."""
+        """Returns which file stands under a name. Raises FileNotFoundError."""
         found = os.lstat(path)
         return Identity(found.st_ino, found.st_mtime_ns, found.st_size)
 
@@ -330,7 +334,7 @@ class Env:
         time.sleep(seconds)
 
     def token(self) -> str:
-        """A random name for a temporary file or an incarnation."""
+        """Returns a random name for a temporary file or an incarnation."""
         return secrets.token_hex(8)
 
 
@@ -351,10 +355,10 @@ def storage_errors(doing: str, path: Path) -> Iterator[None]:
 
 
 def storage_error(doing: str, path: Path, error: OSError) -> StorageError:
-    """What was being done, to which path, and what to do."""
+    """Returns an error that says what was being done, to which path, and what to do."""
     return StorageError(f"cannot {doing} {path}: {error.strerror or error}; {advice(error.errno)}")
 
 
 def advice(number: int | None) -> str:
-    """What to do about an error of the operating system."""
+    """Returns what to do about an error of the operating system."""
     return _ADVICE.get(number or 0, "check the data directory and its disk")

@@ -25,12 +25,12 @@ _ATTEMPTS = 3
 
 
 def canonical(fields: Mapping[str, Any]) -> str:
-    """One text for equal values, whoever writes it."""
+    """Returns one text for equal values, whoever writes it."""
     return json.dumps(fields, sort_keys=True, separators=(",", ":"))
 
 
 def seal_json(fields: Mapping[str, Any], rest: bytes = b"") -> bytes:
-    """The bytes of such a file. `rest`: its attachment."""
+    """Returns the bytes of such a file. `rest`: its attachment."""
     body = {**fields, _REST: blake3(rest).hexdigest()} if rest else fields
     outer = {"nosync": 1, "blake3": blake3(canonical(body).encode()).hexdigest(), "body": body}
     head = json.dumps(outer, sort_keys=True).encode()
@@ -38,7 +38,7 @@ def seal_json(fields: Mapping[str, Any], rest: bytes = b"") -> bytes:
 
 
 def unseal_json(text: bytes, where: str) -> tuple[dict[str, Any], bytes]:
-    """The fields and the attachment. Raises CorruptionError where either is not what was written."""
+    """Returns the fields and the attachment. Raises CorruptionError where either is not what was written."""
     head, _, rest = text.partition(b"\n")
     with parsed("a whole file; it is torn", where):
         outer = json.loads(head)
@@ -59,7 +59,7 @@ def unseal_json(text: bytes, where: str) -> tuple[dict[str, Any], bytes]:
 
 
 def whole_number(value: object, what: str) -> int:
-    """A count or a time, as JSON has it. Raises ValueError for anything else."""
+    """Returns a count or a time, as JSON has it. Raises ValueError for anything else."""
     if isinstance(value, bool) or not isinstance(value, int) or value < 0:
         raise ValueError(f"{what} is {value!r}, expected a number >= 0")
     return value
@@ -110,7 +110,7 @@ def replace_small(root: Path, final: Path, fields: Mapping[str, Any], env: Env) 
 
 
 def read_small(path: Path, env: Env) -> dict[str, Any]:
-    """What `publish_small` wrote. Raises CorruptionError where it is damaged, its attachment included."""
+    """Returns what `publish_small` wrote. Raises CorruptionError where it is damaged, its attachment included."""
     try:
         text = read_if_there(path, env)
     except FileNotFoundError as error:
@@ -119,8 +119,8 @@ def read_small(path: Path, env: Env) -> dict[str, Any]:
 
 
 def read_if_there(path: Path, env: Env) -> bytes:
-    """A file that others may remove. Raises FileNotFoundError where they did, StorageError where it cannot be read, and
-    CorruptionError where it is a link, a FIFO or anything else that a store does not write.
+    """Reads a file that others may remove. Raises FileNotFoundError where they did, StorageError where it cannot be
+    read, and CorruptionError where it is a link, a FIFO or anything else that a store does not write.
     """
     try:
         return env.read(path)

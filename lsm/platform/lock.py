@@ -88,7 +88,7 @@ class DirectoryLock:
 
     @property
     def where(self) -> str:
-        """The line of the program that asked for it."""
+        """Returns the line of the program that asked for it."""
         return self._where
 
     def release(self) -> None:
@@ -107,7 +107,7 @@ class DirectoryLock:
 
 
 def _open(path: Path, root_fd: int) -> tuple[int, OSError | None]:
-    """The descriptor, and why it cannot be written to: who may only read the file still learns who holds it."""
+    """Returns the descriptor, and why it cannot be written to: who may only read the file still learns who holds it."""
     flags = os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
     with storage_errors("lock", path):
         try:
@@ -139,7 +139,7 @@ def _who_holds(root: Path, fd: int, ours: DirectoryLock | None) -> str:
 
 
 def _caller() -> str:
-    """The file and line of the first frame that is not of this package."""
+    """Returns the file and line of the first frame that is not of this package."""
     frame = sys._getframe(1)
     while frame.f_back is not None and str(frame.f_globals.get("__name__")).partition(".")[0] == _PACKAGE:
         frame = frame.f_back

@@ -10,13 +10,15 @@ _ALIKE = 0.6
 
 
 def nearest(name: str, known: Iterable[str]) -> str | None:
-    """The known name that is most like this one; None where none is like it. Upper and lower case count as equal."""
+    """Returns the known name that is most like this one; None where none is like it. Upper and lower case count as
+    equal.
+    """
     by_lower = {other.lower(): other for other in known}
     found = difflib.get_close_matches(name.lower(), by_lower, n=1, cutoff=_ALIKE)
     return by_lower[found[0]] if found else None
 
 
 def did_you_mean(name: object, known: Iterable[str]) -> str:
-    """What an error about an unknown name adds to its text: nothing where no known name is like it."""
+    """Returns what an error about an unknown name adds to its text: nothing where no known name is like it."""
     found = nearest(name, known) if isinstance(name, str) else None
     return "" if found is None else f" (did you mean {found!r}?)"

@@ -12,18 +12,18 @@ _MOST_ROWS = 20
 
 
 def escape(text: str) -> str:
-    """A text as HTML that looks like it, and does nothing."""
+    """Returns a text as HTML that looks like it, and does nothing."""
     return html.escape(visible(text, keep="\n\t"))
 
 
 def facts_html(title: str, facts: Mapping[str, Any], *more: str) -> str:
-    """A title, a table of names and values, and what `rows_html` made."""
+    """Returns a title, a table of names and values, and what `rows_html` made."""
     rows = "".join(f"<tr><th style='text-align:left'>{escape(n)}</th><td>{cell(v)}</td></tr>" for n, v in facts.items())
     return f"<div><b>{escape(title)}</b><table>{rows}</table>{''.join(more)}</div>"
 
 
 def rows_html(columns: Sequence[str], rows: Iterable[Sequence[Any]], caption: str = "") -> str:
-    """A table; of more than 20 rows the first ones, and how many more there are."""
+    """Returns a table; of more than 20 rows the first ones, and how many more there are."""
     listed = list(rows)
     head = "".join(f"<th>{escape(name)}</th>" for name in columns)
     body = "".join("<tr>" + "".join(f"<td>{cell(v)}</td>" for v in row) + "</tr>" for row in listed[:_MOST_ROWS])
@@ -33,7 +33,7 @@ def rows_html(columns: Sequence[str], rows: Iterable[Sequence[Any]], caption: st
 
 
 def cell(value: Any) -> str:
-    """A value as the text of a table's cell."""
+    """Returns a value as the text of a table's cell."""
     if value is None:
         return ""
     if isinstance(value, bool):

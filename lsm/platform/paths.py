@@ -19,12 +19,13 @@ _STORE_INSTEAD = "Give a local directory, of which daemons keep copies on other 
 
 
 def local_path(path: str | Path, what: str = "a store", instead: str = _STORE_INSTEAD) -> Path:
-    """A directory of this host, absolute, for the process may go to another one. `file:` and `~` are understood.
+    """Returns a directory of this host, absolute, for the process may go to another one. `file:` and `~` are
+    understood.
 
     `what` the path is of, and what to do `instead` of another file system, are said where it is refused.
 
-    Raises InvalidInputError for what another file system or a daemon keeps, of which Path would make a directory here, and for
-    what can be no directory; StorageError where this user may not look.
+    Raises InvalidInputError for what another file system or a daemon keeps, of which Path would make a directory here,
+    and for what can be no directory; StorageError where this user may not look.
     """
     if not isinstance(path, str | os.PathLike):
         raise InvalidInputError(f"{path!r} is a {type(path).__name__}, expected the path of a directory")

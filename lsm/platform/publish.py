@@ -25,7 +25,9 @@ def temporary_path(root: Path, env: Env) -> Path:
 
 
 def write_again(root: Path, path: Path, env: Env) -> None:
-    """After a failed fsync: what was published goes to a new inode, which takes the name once it is durable."""
+    """Writes again after a failed fsync: what was published goes to a new inode, which takes the name once it is
+    durable.
+    """
     temporary = temporary_path(root, env)
     try:
         with new_file(root, temporary, env) as file:

@@ -60,7 +60,7 @@ class Appended:
             )
 
     def shape(self, timelines: Timelines, stage: str) -> Shape | None:
-        """The key and the columns of a stage on the main timeline; None for a new one."""
+        """Returns the key and the columns of a stage on the main timeline; None for a new one."""
         at = (timelines.timeline().id, stage)
         if at not in self._shapes:
             for id, end in raw_layers(timelines, self._directory, stage):
@@ -77,7 +77,9 @@ class Appended:
         self._next[id.trace] = max(t + 1, self._next.get(id.trace, 0))
 
     def layers_at(self, timelines: Timelines, t: int) -> tuple[list[LayerId], list[LayerId]]:
-        """The layers that all stages and shards known so far have at an epoch: what is recorded, and what is absent."""
+        """Returns the layers that all stages and shards known so far have at an epoch: what is recorded, and what is
+        absent.
+        """
         recorded: list[LayerId] = []
         absent: list[LayerId] = []
         for trace in raw_traces_at(timelines, self._directory, t):
@@ -96,7 +98,7 @@ class Appended:
 
 
 def key_to_record(key: Sequence[str] | None, known: Shape | None, whose: str) -> tuple[str, ...]:
-    """The key with which rows are recorded, given what the caller said and what the stage has."""
+    """Returns the key with which rows are recorded, given what the caller said and what the stage has."""
     if key is not None and len(set(key)) != len(list(key)):
         raise InvalidInputError(f"{whose}: the key {list(key)} names a column twice")
     if key is None:

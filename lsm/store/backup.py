@@ -128,7 +128,7 @@ class _Copy:
             self._progress(len(self._copied))
 
     def missing(self) -> str | None:
-        """What the copy lacks to be whole; None where it lacks nothing."""
+        """Returns what the copy lacks to be whole; None where it lacks nothing."""
         root = self.target.root
         if self._vanished is not None:
             return f"{self._vanished} was listed, and vanished"

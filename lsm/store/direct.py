@@ -64,15 +64,17 @@ def raw_traces_at(timelines: Timelines, directory: LayerDirectory, t: int) -> li
 
 
 def raw_begin(timelines: Timelines, trace: TraceId) -> Epoch | None:
-    """The first epoch of a trace that goes on where one of another timeline was left; None for one that does not."""
+    """Returns the first epoch of a trace that goes on where one of another timeline was left; None for one that does
+    not.
+    """
     last = timelines.last_sealed()
     before = [t for t in _listed(_at(timelines, last)) if (t.stage, t.shard) == (trace.stage, trace.shard)]
     return None if last is None or not before or trace in before else Epoch(last + 1)
 
 
 def raw_layers(timelines: Timelines, directory: LayerDirectory, stage: str) -> list[tuple[LayerId, Time]]:
-    """The newest layer of each trace that holds rows of a stage on the main timeline, and until when it counts there:
-    they say which columns the stage has.
+    """Returns the newest layer of each trace that holds rows of a stage on the main timeline, and until when it counts
+    there: they say which columns the stage has.
     """
     found = []
     for id, until in timelines.refs.left(timelines.timeline().id).items():
@@ -85,7 +87,7 @@ def raw_layers(timelines: Timelines, directory: LayerDirectory, stage: str) -> l
 
 
 def raw_view(timelines: Timelines, branch: str, id: TraceId, t: int) -> View:
-    """What the state of a shard at an epoch is made of. `id`: its trace then."""
+    """Returns what the state of a shard at an epoch is made of. `id`: its trace then."""
     last, manifests = timelines.last_sealed(branch), timelines.manifests(branch)
     base = []
     for span in timelines.histories(branch).get(id.stage, ()):
@@ -119,6 +121,6 @@ def _at(timelines: Timelines, t: int | None) -> Manifest | None:
 
 
 def _listed(manifest: Manifest | None) -> dict[TraceId, Time]:
-    """The traces of raw layers in a manifest, each with where it begins."""
+    """Returns the traces of raw layers in a manifest, each with where it begins."""
     entries: tuple[Entry, ...] = manifest.entries if manifest is not None else ()
     return {entry.id.trace: entry.origin for entry in entries if not entry.id.trace.shard.count}

@@ -24,7 +24,7 @@ from nosync.lsm.trace.directory import LayerDirectory
 
 
 def layers(directory: LayerDirectory, durable: Collection[LayerId]) -> list[LayerStatus]:
-    """Every layer file, by stage, shard and time; not those that a durable merged layer has replaced."""
+    """Returns every layer file, by stage, shard and time; not those that a durable merged layer has replaced."""
     found = []
     for id in directory.layer_ids():
         if id not in durable and any(d.trace == id.trace and d.description.covers(id.description) for d in durable):
@@ -41,7 +41,7 @@ def layers(directory: LayerDirectory, durable: Collection[LayerId]) -> list[Laye
 
 
 def stages(found: Sequence[LayerStatus], timelines: Timelines) -> dict[str, dict[str, int]]:
-    """What `StoreStatus.stages` says of these layers."""
+    """Returns what `StoreStatus.stages` says of these layers."""
     stages: dict[str, dict[str, int]] = {}
     shards: dict[str, set[int]] = {}
     for layer in found:
@@ -150,7 +150,7 @@ def branches_of(
 
 
 def _files_of(directory: LayerDirectory, timelines: Timelines, branch: str) -> set[LayerId]:
-    """The layer files that hold what a branch's manifests list."""
+    """Returns the layer files that hold what a branch's manifests list."""
     traces: dict[TraceId, list[tuple[Time, Time]]] = {}
     for piece in timelines.manifests(branch).pieces():
         for trace, _ in piece.traces():
@@ -163,7 +163,7 @@ def _files_of(directory: LayerDirectory, timelines: Timelines, branch: str) -> s
 
 
 def _place(id: LayerId) -> tuple[str, str, int, int, int | str, int | str]:
-    """What tells a layer file from others in its `LayerStatus`."""
+    """Returns what tells a layer file from others in its `LayerStatus`."""
     trace, d = id.trace, id.description
     return trace.stage, trace.fingerprint, trace.shard.index, trace.shard.count, shown(d.lower), shown(d.upper)
 
@@ -172,7 +172,7 @@ def _place(id: LayerId) -> tuple[str, str, int, int, int | str, int | str]:
 
 
 def lost_manifests_of(timelines: Timelines, safe: int | None) -> dict[str, str]:
-    """The problems of a store without a node. `safe`: the safe point of the main timeline."""
+    """Returns the problems of a store without a node. `safe`: the safe point of the main timeline."""
     found: dict[str, str] = {}
     for name in sorted(timelines.refs.names):
         found |= lost_manifests(timelines, name, safe if name == MAIN else None)
@@ -180,7 +180,8 @@ def lost_manifests_of(timelines: Timelines, safe: int | None) -> dict[str, str]:
 
 
 def holes(directory: LayerDirectory, remembered: Remembered | None, safe_point: Callable[[], int | None]) -> list[str]:
-    """What manifests list, or what ought to be a manifest, and no file holds. Files are looked at as they are now.
+    """Returns what manifests list, or what ought to be a manifest, and no file holds. Files are looked at as they are
+    now.
 
     `remembered`: what is remembered of the timelines (None: the catalog on disk is asked).
     """

@@ -18,13 +18,13 @@ from nosync.lsm.trace.directory import LayerDirectory
 
 
 class Writer(Protocol):
-    """A store, as far as it is known here."""
+    """Is a store, as far as it is known here."""
 
     directory: LayerDirectory
 
     @property
     def node(self) -> StoreBackend:
-        """What it closes when it is closed."""
+        """Returns what the store closes when it is closed."""
 
     def only_read(self, parent: int) -> None:
         """From now on this is a child's copy of a store of that process."""

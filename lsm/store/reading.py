@@ -53,7 +53,7 @@ class StoreReader:
         prefix: Mapping[str, Any] | None = None,
         branch: str = MAIN,
     ) -> pa.Table:
-        """The state of a stage as of epoch `as_of` (default: the last sealed one): one row per live key.
+        """Returns the state of a stage as of epoch `as_of` (default: the last sealed one): one row per live key.
 
         Rows come shard by shard in stored order. `columns` selects columns; `prefix` gives values of the first key
         columns. Before the stage's first epoch the state is empty. Raises UnknownStageError, NotAvailableError
@@ -73,7 +73,7 @@ class StoreReader:
         columns: Sequence[str] | None = None,
         branch: str = MAIN,
     ) -> pa.Table:
-        """The rows of the given keys as of `as_of`, in the order of `keys`; keys without a row are left out."""
+        """Returns the rows of the given keys as of `as_of`, in the order of `keys`; keys without a row are left out."""
         as_of = self._as_of(as_of, branch)
         traces = [self._trace(view, as_of) for view in self._views(stage, as_of, None, branch)]
         key = next((trace.key for trace in traces if trace.key), None)
@@ -108,7 +108,7 @@ class StoreReader:
         return _select(table.take(pc.sort_indices(pa.concat_arrays(positions))), columns, stage)
 
     def changes(self, stage: str, after: int, until: int, *, shard: int | None = None, branch: str = MAIN) -> pa.Table:
-        """The change feed: what turns the state as of epoch `after` into the state as of epoch `until`.
+        """Returns the change feed: what turns the state as of epoch `after` into the state as of epoch `until`.
 
         Columns: the stage's, `_change_type` (insert, update_preimage, update_postimage, delete) and `_epoch`, in
         order of epoch within a shard. `after=-1` is the empty state before the first epoch.
@@ -126,7 +126,8 @@ class StoreReader:
         return _select(table.select([*names, *(name for name in last if name in table.column_names)]), None, stage)
 
     def diff(self, stage: str, a: str, b: str, as_of: int | None = None) -> pa.Table:
-        """The keys of a stage whose rows differ between two branches as of an epoch (default: the newest of both).
+        """Returns the keys of a stage whose rows differ between two branches as of an epoch (default: the newest of
+        both).
 
         Columns: the key, `_diff` (only_a, only_b, changed), then each value column as `<column>_a` and `<column>_b`.
         """
@@ -142,18 +143,18 @@ class StoreReader:
         return compare(tables[0], tables[1], key, f"stage {stage}").drop_columns(hidden)
 
     def schema(self, stage: str, as_of: int | None = None, *, branch: str = MAIN) -> pa.Schema:
-        """The columns of a stage at an epoch (default: the last sealed one), without reading its rows."""
+        """Returns the columns of a stage at an epoch (default: the last sealed one), without reading its rows."""
         as_of = self._as_of(as_of, branch)
         traces = [self._trace(view, as_of) for view in self._views(stage, as_of, None, branch)]
         return _select(self._unified(stage, traces).empty_table(), None, stage).schema
 
     def key(self, stage: str, as_of: int | None = None, *, branch: str = MAIN) -> tuple[str, ...]:
-        """The key columns of a stage at an epoch (default: the last sealed one); none of a log."""
+        """Returns the key columns of a stage at an epoch (default: the last sealed one); none of a log."""
         as_of = self._as_of(as_of, branch)
         return self._trace(self._views(stage, as_of, None, branch)[0], as_of).key
 
     def shards(self, stage: str, t: int, *, branch: str = MAIN) -> list[int]:
-        """The numbers of the shards that a stage has at an epoch. Raises UnknownStageError."""
+        """Returns the numbers of the shards that a stage has at an epoch. Raises UnknownStageError."""
         return sorted({view.id.shard.index for view in self._views(stage, t, None, branch)})
 
     def newest(self, branch: str = MAIN) -> int | None:
@@ -175,7 +176,7 @@ class StoreReader:
         return as_of
 
     def _views(self, stage: str, t: int, shard: int | None, branch: str) -> list[View]:
-        """What the stage's state as of an epoch is made of, by shard."""
+        """Returns what the stage's state as of an epoch is made of, by shard."""
         views = stage_views(self.directory, self._view.current(), stage, t, branch)
         chosen = [view for view in views if shard is None or view.id.shard.index == shard]
         if not chosen:

@@ -50,7 +50,7 @@ class RepairStep:
 
 @dataclass
 class RepairPlan:
-    """What can be done, and what cannot, with why."""
+    """Says what can be done, and what cannot, with why."""
 
     steps: list[RepairStep] = field(default_factory=list)
     left: list[str] = field(default_factory=list)
@@ -116,7 +116,7 @@ class Repair:
         self.plan.steps.append(RepairStep(MARKER, what))
 
     def _key_groups(self) -> Iterator[int]:
-        """What layers say; those that are damaged say nothing."""
+        """Returns the number of key groups that layers say; those that are damaged say nothing."""
         for path in (self._root / LAYERS).rglob("*.layer"):
             id = parse_path(PurePosixPath(path.relative_to(self._root / LAYERS)))
             try:
@@ -156,7 +156,7 @@ class Repair:
             self._plan_move(PurePosixPath(MANIFESTS, timeline), "no entry of the log says where this branch begins")
 
     def _read_log(self) -> tuple[dict[int, dict[str, Any]], set[int]]:
-        """The entries that are whole, and the numbers of those that are not."""
+        """Returns the entries that are whole, and the numbers of those that are not."""
         there: dict[int, dict[str, Any]] = {}
         bad: set[int] = set()
         names = self._env.list_dir(self._root / BRANCHES)
@@ -172,13 +172,15 @@ class Repair:
         return there, bad
 
     def _rewound_at(self, n: int) -> int | None:
-        """The first epoch of timeline `rewind-<n>`, which the n-th entry made; None where there is no such timeline."""
+        """Returns the first epoch of timeline `rewind-<n>`, which the n-th entry made; None where there is no such
+        timeline.
+        """
         names = self._env.list_dir(self._root / MANIFESTS / f"rewind-{n}")
         return min((span[0] for name in names if (span := epochs_of(name)) is not None), default=None)
 
     def _rewind_of(self, n: int, refs: Refs) -> dict[str, Any] | None:
-        """The entry that made timeline `rewind-<n>`, as its manifests show it. What was main then is kept, as it is by
-        default.
+        """Returns the entry that made timeline `rewind-<n>`, as its manifests show it. What was main then is kept, as
+        it is by default.
         """
         first, timeline = self._rewound_at(n), f"rewind-{n}"
         if first is None or first < 1 or timeline in refs.timelines:

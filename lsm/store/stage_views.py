@@ -40,7 +40,9 @@ def stage_views(directory: LayerDirectory, timelines: Timelines, stage: str, t: 
 
 
 def _unsealed(directory: LayerDirectory, timelines: Timelines, stage: str, t: int, branch: str) -> list[TraceId]:
-    """The traces of a stage that no manifest lists at an epoch: it begins later, or the epoch is not sealed yet."""
+    """Returns the traces of a stage that no manifest lists at an epoch: it begins later, or the epoch is not sealed
+    yet.
+    """
     directory.check_stage(stage)
     history, last = timelines.histories(branch).get(stage, ()), timelines.last_sealed(branch)
     if last is None:

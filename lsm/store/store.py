@@ -66,7 +66,7 @@ class Store(StoreReader):
 
     @property
     def node(self) -> StoreBackend:
-        """The node behind this store. Raises StorageError where it was opened read-only or is closed."""
+        """Returns the node behind this store. Raises StorageError where it was opened read-only or is closed."""
         if self._closed:
             raise StorageError(f"the store {self.directory.root} is closed")
         if self._parent is not None:
@@ -156,7 +156,7 @@ class Store(StoreReader):
         return refs.anew(refs.timeline_of(branch).id)
 
     def timelines_by_id(self) -> dict[str, Timeline]:
-        """Every timeline that a branch is, or comes from."""
+        """Returns every timeline that a branch is, or comes from."""
         return dict(self._timelines().refs.timelines)
 
     def delete_branch(self, name: str) -> int:
@@ -193,39 +193,44 @@ class Store(StoreReader):
         return self._timelines().last_sealed(branch)
 
     def timeline_of(self, t: int, branch: str = MAIN) -> str | None:
-        """The timeline that sealed an epoch of a branch; None where it is not sealed. After a rewind it is another one."""
+        """Returns the timeline that sealed an epoch of a branch; None where it is not sealed. After a rewind it is
+        another one.
+        """
         manifest = self._timelines().manifest(t, branch)
         return None if manifest is None else manifest.timeline
 
     def manifest(self, t: int, branch: str = MAIN) -> Manifest | None:
-        """What an epoch lists; None: it is not sealed."""
+        """Returns what an epoch lists; None where it is not sealed."""
         return self._timelines().manifest(t, branch)
 
     def sums_of(self, stage: str, t: int, branch: str = MAIN) -> list[str]:
-        """The columns of a stage whose values may be added up over its rows, as the job said that sealed the epoch."""
+        """Returns the columns of a stage whose values may be added up over its rows, as the job said that sealed the
+        epoch.
+        """
         manifest = self._timelines().manifest(t, branch)
         return [] if manifest is None else manifest.sums(stage)
 
     def first_sealed(self, branch: str = MAIN) -> int | None:
-        """The oldest epoch that was sealed; None before the first."""
+        """Returns the oldest epoch that was sealed; None before the first."""
         return self._timelines().manifests(branch).first
 
     # --- state of the store -------------------------------------------------------------------------------------------
 
     def safe_point(self, branch: str = MAIN) -> int | None:
-        """The largest epoch up to which everything is complete and durable, with peers on as many nodes as it asks for.
+        """Returns the largest epoch up to which everything is complete and durable, with peers on as many nodes as it
+        asks for.
 
         None before the first.
         """
         return self.node.safe_point(branch)
 
     def since(self) -> int:
-        """The oldest epoch whose state is sure to be readable; `retain=` and pins decide."""
+        """Returns the oldest epoch whose state is sure to be readable; `retain=` and pins decide."""
         merged = max((id.description.since for id in self.directory.layer_ids()), default=ZERO)
         return epoch_of(max(merged, self._node.since()) if self._node else merged)
 
     def missing(self) -> list[MissingLayer]:
-        """The layers that manifests list and that are lost."""
+        """Returns the layers that manifests list and that are lost."""
         return self.node.missing()
 
     def sync(self) -> None:
@@ -283,7 +288,7 @@ class Store(StoreReader):
         return self.directory.stages()
 
     def layers(self) -> list[LayerStatus]:
-        """Every layer file, by stage, shard and time; not those that a durable merged layer has replaced."""
+        """Returns every layer file, by stage, shard and time; not those that a durable merged layer has replaced."""
         node = self._node
         durable = {r.id for r in recorded_layers(self.directory.root)} if node is None else node.durable_ids()
         return inspection.layers(self.directory, durable)
@@ -323,7 +328,9 @@ class Store(StoreReader):
                 self._node.close()
 
     def only_read(self, parent: int) -> None:
-        """In a process that was forked from the one that has the store: closing this copy leaves it open there."""
+        """Makes this a copy in a process that was forked from the one that has the store: closing it leaves the store
+        open there.
+        """
         self._parent, self._node = parent, None
         self._view.leave_node()
 

@@ -29,7 +29,7 @@ class EndChecks:
 
 
 class TimelinesView:
-    """What one store sees. `node`: None where it is read only."""
+    """Holds what one store sees. `node`: None where it is read only."""
 
     def __init__(self, directory: LayerDirectory, node: StoreBackend | None, ends: EndChecks) -> None:
         self._directory, self._node, self._ends = directory, node, ends
@@ -59,14 +59,14 @@ class TimelinesView:
         return self._seen
 
     def newest(self, branch: str) -> Epoch | None:
-        """The last sealed epoch of a branch, for who reads it. Raises LostEpochError where later ones are lost."""
+        """Returns the last sealed epoch of a branch, for who reads it. Raises LostEpochError where later ones are lost."""
         timelines = self.current()
         self._ends.check_newest(timelines, branch)
         return timelines.last_sealed(branch)
 
     @contextlib.contextmanager
     def held(self) -> Iterator[None]:
-        """Nothing new is looked for here, where the store is read only."""
+        """Looks for nothing new here meanwhile, where the store is read only."""
         self.current()
         self._held = True
         try:
@@ -75,5 +75,5 @@ class TimelinesView:
             self._held = False
 
     def leave_node(self) -> None:
-        """In a forked process the node is the parent's: files are read from now on."""
+        """Leaves the node to the parent of this forked process: files are read from now on."""
         self._node = None

@@ -20,7 +20,7 @@ from nosync.lsm.trace.directory import LayerDirectory
 
 @dataclass(frozen=True)
 class VerifyReport:
-    """What a scrub read, and one message for each file that is not what it should be."""
+    """Says what a scrub read, with one message for each file that is not what it should be."""
 
     layers: int
     manifests: int

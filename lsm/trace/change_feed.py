@@ -31,7 +31,7 @@ class Lookup:
 
 
 def first_of_keys(rows: Rows, key_columns: int) -> Bools:
-    """Which of the rows, in order of (hash, key, time), is the first of its key."""
+    """Returns which of the rows, in order of (hash, key, time), is the first of its key."""
     first: Bools = np.ones(len(rows.hashes), dtype=np.bool_)
     keys = rows.data.columns[:key_columns]
     if len(rows.hashes) > 1:

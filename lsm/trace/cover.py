@@ -13,7 +13,8 @@ from nosync.lsm.model.timestamp import Time, epoch_of, show, show_as_of
 def choose_cover(
     trace: TraceId, available: Sequence[Description], until: Time, as_of: Time, origin: Time | None = None
 ) -> list[Description]:
-    """The fewest contiguous layers, oldest first, that cover the trace from its beginning to `until` (exclusive).
+    """Returns the fewest contiguous layers, oldest first, that cover the trace from its beginning to `until`
+    (exclusive).
 
     Only layers whose `since` is at most `as_of` can serve. Merged layers may overlap the layers they were made of; any
     contiguous choice gives the same state. Where none is contiguous, as after nodes that merged differently filled each
@@ -75,7 +76,9 @@ def overlaps(cover: Sequence[LayerId]) -> dict[LayerId, Time]:
 
 
 def lost_tail(id: TraceId, until: Time, error: NotAvailableError) -> HoleError:
-    """What opening a trace raised, where it was recorded up to `until`: the rest is lost, and not still to come."""
+    """Returns the error for a trace that was recorded up to `until` and ends earlier: the rest is lost, and not still
+    to come.
+    """
     return HoleError(
         f"{id}: its last layers, up to {epoch_of(Time(until - 1))}, are missing ({error}); recover() recomputes them",
         stage=id.stage,

@@ -56,7 +56,7 @@ class LayerDirectory:
         return sorted(self._list(PurePosixPath()))
 
     def traces(self, stage: str | None = None) -> list[TraceId]:
-        """Every trace that has a directory, in order."""
+        """Returns every trace that has a directory, in order."""
         found = []
         for name in self.stages() if stage is None else [stage]:
             for fingerprint in self._list(PurePosixPath(name)):
@@ -74,7 +74,7 @@ class LayerDirectory:
         return sorted(found)
 
     def descriptions(self, trace: TraceId) -> list[Description]:
-        """What the names in a trace's directory say, in no order."""
+        """Returns what the names in a trace's directory say, in no order."""
         names = self._list(trace.directory)
         return [d for name in names if (d := parse_file_name(name)) is not None]
 
@@ -157,7 +157,7 @@ class LayerDirectory:
             self._open.pop(id, None)
 
     def trace(self, id: TraceId, *, until: Time, as_of: Time, origin: Time | None = None) -> Trace:
-        """The trace's layers from its beginning to `until`, usable for reads as of `as_of` and later.
+        """Returns the trace's layers from its beginning to `until`, usable for reads as of `as_of` and later.
 
         Raises HoleError, CompactedError or NotAvailableError as `choose_cover`.
         """
@@ -204,7 +204,8 @@ class LayerDirectory:
         )
 
     def open_rounds(self, view: View, epoch: int, rounds: int) -> Trace:
-        """A shard's state in the middle of an epoch: as of the one before, and the first `rounds` rounds of this one.
+        """Returns a shard's state in the middle of an epoch: as of the one before, and the first `rounds` rounds of
+        this one.
 
         Raises HoleError for a round that is not there.
         """
@@ -222,7 +223,9 @@ class LayerDirectory:
         return Trace(view.id, [*before.layers, *readers], self.key_groups, before.schema, ends, before.begins)
 
     def layer_at(self, id: TraceId, time: Time) -> Trace:
-        """The one layer of a trace that holds a time, as a trace: all that is needed of a log. Raises HoleError."""
+        """Returns the one layer of a trace that holds a time, as a trace: all that is needed of a log. Raises
+        HoleError.
+        """
         for _ in range(_RELISTS):
             covering = [d for d in self.descriptions(id) if d.lower <= time < d.upper]
             if not covering:
@@ -253,7 +256,7 @@ class LayerDirectory:
     def _shape_of_first(
         self, id: TraceId, available: Sequence[Description]
     ) -> tuple[pa.Schema | None, tuple[str, ...]]:
-        """The schema and key that a trace begins with: what it has before, when it is empty."""
+        """Returns the schema and key that a trace begins with: what it has before, when it is empty."""
         if not available:
             return None, ()
         first = min(available)
@@ -269,7 +272,7 @@ class LayerDirectory:
             )
 
     def fingerprint_of(self, stage: str) -> str:
-        """The only fingerprint that a stage was recorded with. Raises UnknownStageError for none or several."""
+        """Returns the only fingerprint that a stage was recorded with. Raises UnknownStageError for none or several."""
         self.check_stage(stage)
         fingerprints = sorted({trace.fingerprint for trace in self.traces(stage)})
         if len(fingerprints) == 1:
@@ -281,7 +284,7 @@ class LayerDirectory:
     # --- writing ----------------------------------------------------------------------------------------------------
 
     def recorded(self, id: LayerId) -> Published:
-        """What stands under the name of a layer."""
+        """Returns what stands under the name of a layer."""
         reader = self.reader(id)
         return Published(id, reader.digest, reader.info.rows, reader.size_bytes, existed=True)
 
@@ -295,7 +298,8 @@ class LayerDirectory:
         return published
 
     def contents_of(self, id: LayerId) -> tuple[Digest, int]:
-        """The digest of a layer and how many rows it has: what was written here a moment ago is not opened for that.
+        """Returns the digest of a layer and how many rows it has: what was written here a moment ago is not opened for
+        that.
 
         Raises as `reader` does.
         """

@@ -37,7 +37,7 @@ class Listing(LayerDirectory):
         self._before: set[TraceId] = set()
 
     def changed(self) -> dict[TraceId, list[Description]]:
-        """What the traces hold that may have changed since the last call; the first time all of them. Raises
+        """Returns what the traces hold that may have changed since the last call; the first time all of them. Raises
         StorageError.
         """
         self._fresh.clear()

@@ -17,7 +17,7 @@ from nosync.lsm.model.timestamp import Time, end_of, epoch_of
 
 
 def live(listed: Collection[Description], frontier: Time) -> list[Description]:
-    """The layers of one trace that no merged one among them replaces.
+    """Returns the layers of one trace that no merged one among them replaces.
 
     `frontier`: the compaction frontier. A merged layer that was compacted further replaces nothing: the others have
     more history.
@@ -41,7 +41,9 @@ def is_there(id: LayerId, listed: Iterable[Description]) -> bool:
 
 
 class Presence:
-    """Which layers are there, where each trace is listed at most once. Make one for each question: listings grow old."""
+    """Knows which layers are there, where each trace is listed at most once. Make one for each question: listings grow
+    old.
+    """
 
     def __init__(self, listed: Callable[[TraceId], Collection[Description]]) -> None:
         self._list = listed

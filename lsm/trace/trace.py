@@ -94,8 +94,8 @@ class Trace:
         return self._first_hash <= hash32 < self._end_hash
 
     def read_as(self, schema: pa.Schema) -> Trace:
-        """The same, with columns that its layers may lack: these are null. Columns of its own that `schema` lacks come
-        last.
+        """Returns the same trace, with columns that its layers may lack: these are null. Columns of its own that
+        `schema` lacks come last.
         """
         if self.schema.equals(schema):
             return self
@@ -118,7 +118,7 @@ class Trace:
         return as_of if end is None else Time(min(as_of, end - 1))
 
     def _after(self, layer: LayerReader, after: Time) -> Time:
-        """After which time a layer's entries count that no layer before has."""
+        """Returns after which time a layer's entries count that no layer before has."""
         begin = self.begins.get(layer.id)
         return after if begin is None else Time(max(after, begin - 1))
 
@@ -133,7 +133,7 @@ class Trace:
     # --- whole state ---------------------------------------------------------------------------------------------
 
     def scan(self, as_of: Time, keep: RowFilter | None = None) -> list[pa.RecordBatch]:
-        """The live rows as of `as_of` in stored order; of a log, all rows up to it.
+        """Returns the live rows as of `as_of` in stored order; of a log, all rows up to it.
 
         `keep` selects rows by key columns (it must select all or none of a key's versions).
         """
@@ -154,7 +154,7 @@ class Trace:
         return [conform(rows.data, self.schema) for rows in blocks]
 
     def _log_rows(self, after: Time, until: Time) -> list[pa.RecordBatch]:
-        """Rows with `after < time <= until` in recorded order."""
+        """Returns the rows with `after < time <= until` in recorded order."""
         batches = []
         for layer in self.layers:
             if layer.last_time <= after or layer.id.description.lower > until:
@@ -170,7 +170,7 @@ class Trace:
     # --- by key --------------------------------------------------------------------------------------------------
 
     def lookup(self, keys: Sequence[pa.Array], hashes: U32, as_of: Time) -> Lookup:
-        """The state of the given keys (columns in the key's order; any row order) as of `as_of`."""
+        """Returns the state of the given keys (columns in the key's order; any row order) as of `as_of`."""
         self._check_exact(as_of)
         n = len(hashes)
         order, sorted_hashes = sort_hashes(hashes)
@@ -196,9 +196,9 @@ class Trace:
         return self._gather(hits, order, n)
 
     def lookup_prefix(self, prefix: Sequence[pa.Array], hashes: U32, as_of: Time) -> pa.RecordBatch:
-        """The live rows as of `as_of` whose first key columns are one of the given ones; for stages whose rows are
-        hashed by those columns alone (the sides of a join). `prefix` holds each combination once; rows come in stored
-        order.
+        """Returns the live rows as of `as_of` whose first key columns are one of the given ones; for stages whose rows
+        are hashed by those columns alone (the sides of a join). `prefix` holds each combination once; rows come in
+        stored order.
         """
         self._check_exact(as_of)
         order, wanted = sort_hashes(hashes)
@@ -229,7 +229,8 @@ class Trace:
         return take_batch(data, newest[~np.concatenate(dead)[newest]])
 
     def rows_where(self, column: str, low: int, high: int, as_of: Time) -> tuple[pa.RecordBatch, U32]:
-        """The live rows as of `as_of` with `low <= column <= high` (an integer or timestamp column), and their hashes.
+        """Returns the live rows as of `as_of` with `low <= column <= high` (an integer or timestamp column), and their
+        hashes.
 
         Reads that one column of every layer, and nothing else of the rows that it leaves out.
         """
@@ -269,7 +270,7 @@ class Trace:
     # --- change feed ---------------------------------------------------------------------------------------------
 
     def rows_between(self, after: Time, until: Time) -> Rows:
-        """Every recorded entry with `after < time <= until`, tombstones included, by (hash, key, time)."""
+        """Returns every recorded entry with `after < time <= until`, tombstones included, by (hash, key, time)."""
         self._check_exact(after)
         batches, hashes, times, dead = [], [], [], []
         for layer in self.layers:
@@ -295,7 +296,7 @@ class Trace:
         return Rows(take_batch(data, order), joined[order], np.concatenate(times)[order], np.concatenate(dead)[order])
 
     def changes(self, after: Time, until: Time) -> pa.Table:
-        """The change feed: what turns the state as of `after` into the state as of `until`.
+        """Returns the change feed: what turns the state as of `after` into the state as of `until`.
 
         Columns: the stage's, then `_change_type` (insert, update_preimage, update_postimage, delete, as in Delta's
         change feed) and `_epoch`. In order of epoch, then of (key group, hash, key); a preimage comes right

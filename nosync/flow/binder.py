@@ -42,7 +42,7 @@ from nosync.lsm.errors import FlowError, SchemaError
 
 @dataclass(frozen=True)
 class Analysis:
-    """What the JVM says of a stage of expressions. `JvmOptions` has the same fields, and says what they are."""
+    """Holds what the JVM says of a stage of expressions. `JvmOptions` has the same fields, and says what they are."""
 
     schema: pa.Schema
     """The columns of its output."""

@@ -133,7 +133,7 @@ class BoundStage:
 
 @dataclass(frozen=True)
 class SegmentOutput:
-    """Rows of a stage that leave its segment. They are expanded to windows where the consumer is a window."""
+    """Describes rows of a stage that leave its segment. They are expanded to windows where the consumer is a window."""
 
     stage: str
     window: Window | None = None
@@ -143,7 +143,7 @@ class SegmentOutput:
 
 @dataclass(frozen=True)
 class InputEdge:
-    """Rows that enter a segment."""
+    """Describes rows that enter a segment."""
 
     input: str
     """The stage whose rows these are."""

@@ -41,7 +41,7 @@ _SHOWN = {
 
 @dataclass(frozen=True)
 class Known:
-    """What is known of a stage. `columns` is None where only the job can say which there are."""
+    """Holds what is known of a stage. `columns` is None where only the job can say which there are."""
 
     columns: Columns | None
     changing: bool = False
@@ -123,7 +123,7 @@ def of_map(stage: str, schema: str | None, known: Known) -> Known:
 
 
 def of_select(stage: str, expressions: Sequence[object], given: str, known: Known) -> Known:
-    """Columns under names that the texts show; not known where one does not."""
+    """Returns columns under names that the texts show; not known where one does not."""
     made: dict[str, pa.DataType | None] = {}
     is_clear = True
     for expression in expressions:

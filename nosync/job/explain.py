@@ -39,7 +39,7 @@ class Explanation:
 
     @property
     def inputs(self) -> dict[str, pa.Table]:
-        """The rows of each source that led to the value, with `_epoch`."""
+        """Returns the rows of each source that led to the value, with `_epoch`."""
         return {step.stage: step.rows for step in self.steps if step.kind == SOURCE}
 
     @property

@@ -120,17 +120,17 @@ class Job:
 
     @property
     def branch_name(self) -> str:
-        """The branch that this job runs on."""
+        """Returns the branch that this job runs on."""
         return self._position.branch
 
     @property
     def instance(self) -> Instance | None:
-        """Which instance of the job on its timeline this is; making a newer one stops this one from writing."""
+        """Returns which instance of the job on its timeline this is; making a newer one stops this one from writing."""
         return self._position.instance
 
     @property
     def flow(self) -> BoundFlow:
-        """The flow with the fingerprints of epochs that bring inputs of their own; `flow_at` has those of others."""
+        """Returns the flow with the fingerprints of epochs with inputs of their own; `flow_at` has those of others."""
         return self._versions.flow
 
     def flow_at(self, t: int) -> BoundFlow:

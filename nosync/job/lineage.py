@@ -42,22 +42,22 @@ class Recorded(Protocol):
     """A store, where recorded rows come from."""
 
     def read(self, stage: str, as_of: int | None = None, *, branch: str = MAIN) -> pa.Table:
-        """The state of a stage as of an epoch."""
+        """Returns the state of a stage as of an epoch."""
 
     def changes(self, stage: str, after: int, until: int, *, shard: int | None = None, branch: str = MAIN) -> pa.Table:
-        """The change feed of a stage."""
+        """Returns the change feed of a stage."""
 
     def shards(self, stage: str, t: int, *, branch: str = MAIN) -> list[int]:
-        """The numbers of the shards that a stage has at an epoch."""
+        """Returns the numbers of the shards that a stage has at an epoch."""
 
     def first_sealed(self, branch: str = MAIN) -> int | None:
-        """The oldest epoch that was sealed."""
+        """Returns the oldest epoch that was sealed."""
 
     def last_sealed(self, branch: str = MAIN) -> int | None:
-        """The newest epoch that was sealed."""
+        """Returns the newest epoch that was sealed."""
 
     def since(self) -> int:
-        """The oldest epoch whose state is sure to be readable."""
+        """Returns the oldest epoch whose state is sure to be readable."""
 
 
 @dataclass(frozen=True)

@@ -26,7 +26,7 @@ class Position:
 
     @property
     def root(self) -> Path:
-        """The directory of the store."""
+        """Returns the directory of the store."""
         return self._directory.root
 
     def take_over(self, timeline: str) -> None:

@@ -57,7 +57,9 @@ class Sink(Protocol):
         """
 
     def last_given(self, marks: DeliveryLog) -> int | None:
-        """The newest epoch that was handed on; None: none yet. What came after it is handed on when the job goes on."""
+        """Returns the newest epoch that was handed on; None: none yet. What came after it is handed on when the job
+        goes on.
+        """
 
     def withdraw(self, after: int, marks: DeliveryLog) -> None:
         """Takes back what was handed on for the epochs after `after`, and their marks: they are others, or no longer

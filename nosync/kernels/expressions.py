@@ -33,7 +33,7 @@ class Expression:
 
 @dataclass(frozen=True)
 class Step:
-    """What a `where` or a `select` does with rows."""
+    """Says what a `where` or a `select` does with rows."""
 
     condition: Expression | None = None
     """Rows pass for which it is true."""

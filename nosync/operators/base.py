@@ -79,7 +79,7 @@ class State:
 
 @dataclass(frozen=True)
 class OperatorInput:
-    """What the operator of a stage is given for one shard and epoch."""
+    """Holds what the operator of a stage is given for one shard and epoch."""
 
     stage: BoundStage
     id: LayerId
@@ -117,7 +117,7 @@ class OperatorInput:
 
 @dataclass(frozen=True)
 class OperatorOutput:
-    """What a stage computed."""
+    """Holds what a stage computed."""
 
     layer: LayerRows
     """The layer to publish."""

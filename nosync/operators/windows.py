@@ -156,7 +156,7 @@ def _sessions(given: OperatorInput, rows: pa.Table) -> Rows:
 
 
 def _group_of(keys: Sequence[pa.Array], hashes: U32, wanted: Sequence[pa.Array], wanted_hashes: U32) -> Numbers:
-    """For each row of `keys` the number of the row of `wanted` that it equals. There always is one."""
+    """Returns for each row of `keys` the number of the row of `wanted` that it equals. There always is one."""
     both = [pa.concat_arrays(pair) for pair in zip(wanted, keys, strict=True)]
     groups = Groups.of(both, np.concatenate([wanted_hashes, hashes]))
     # Rows of a group stand in the order they came in, so that of `wanted` is its first.

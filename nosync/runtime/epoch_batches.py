@@ -59,7 +59,7 @@ class ScheduledEpoch:
 
 
 def batch_epochs(epochs: Iterable[ScheduledEpoch], most_rows: int = MOST_ROWS) -> Iterator[list[ScheduledEpoch]]:
-    """Epochs, which come in order, that run in one Spark job each."""
+    """Groups epochs, which come in order, into those that run in one Spark job each."""
     batch: list[ScheduledEpoch] = []
     for one in epochs:
         if batch and not (_fit(batch[-1], one) and _is_small([*batch, one], most_rows)):
@@ -109,7 +109,7 @@ _NONE: tuple[int | None, Iterator[tuple[int, pa.RecordBatch]]] = (None, iter(())
 
 
 def _by_epoch(rows: Iterator[pa.RecordBatch]) -> Iterator[tuple[int, pa.RecordBatch]]:
-    """The rows without the column of their epoch, cut where it changes."""
+    """Yields the rows without the column of their epoch, cut where it changes."""
     for batch in rows:
         runs = pc.run_end_encode(batch.column(EPOCH_COLUMN))
         rest, first = batch.drop_columns([EPOCH_COLUMN]), 0

@@ -74,7 +74,7 @@ def write_by_shard(batches: Iterable[pa.RecordBatch], placement: Placement, path
 
 
 def _by_shard(batch: pa.RecordBatch, placement: Placement) -> Iterator[pa.RecordBatch]:
-    """A batch for each shard, also for one that has no rows: the place in the file says whose it is."""
+    """Yields a batch for each shard, also for one that has no rows: the place in the file says whose it is."""
     if not batch.num_rows:
         return
     rows, shard_of_row = placement.placed(batch)

@@ -55,7 +55,9 @@ def carried(
         used: dict[pa.DataType, int] = {}
 
         def column(type_: pa.DataType, used: dict[pa.DataType, int] = used, n: int = n) -> str:
-            """The next one of the type; of a type that may be several in Spark (collations) one of the source's own."""
+            """Returns the next column of the type. Where Spark may have several of a type (collations), it is one of
+            the source's own.
+            """
             used[type_] = used.get(type_, 0) + 1
             shared_by = ALL if is_quick([type_]) else n
             return f"__c{numbers.setdefault((type_, shared_by, used[type_]), len(numbers))}"
@@ -71,7 +73,7 @@ def carried(
 
 
 def edge_of(source: BoundStage, edges: Sequence[InputEdge]) -> InputEdge | None:
-    """The edge that brings what expressions make of a source."""
+    """Returns the edge that brings what expressions make of a source."""
     return next((edge for edge in edges if edge.jvm and edge.output.stage == source.name), None)
 
 

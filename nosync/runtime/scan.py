@@ -90,7 +90,7 @@ class Scan:
 
 
 def _steps(edge: InputEdge, stages: Mapping[str, BoundStage]) -> list[Step]:
-    """What the expressions on the way along an edge do with a source's rows."""
+    """Returns what the expressions on the way along an edge do with a source's rows."""
     steps = []
     for name in edge.jvm:
         step = stages[name].options_as(JvmOptions).step
@@ -100,7 +100,7 @@ def _steps(edge: InputEdge, stages: Mapping[str, BoundStage]) -> list[Step]:
 
 
 def _parts(files: Sequence[ParquetFile], schema: pa.Schema) -> Iterator[pa.Table]:
-    """The rows of the files, some at a time: most of them are other shards', and need not stay in memory."""
+    """Yields the rows of the files, some at a time: most of them are other shards', and need not stay in memory."""
     for file in files:
         with file.open() as parquet:
             # A task has one core.

@@ -140,7 +140,7 @@ class SegmentTask:
 
     @property
     def sources(self) -> list[BoundStage]:
-        """The sources whose rows come, in order. A fused segment has several."""
+        """Returns the sources whose rows come, in order. A fused segment has several."""
         return [self.stages[name] for name in self.run if self.stages[name].kind == SOURCE]
 
 

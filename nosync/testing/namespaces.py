@@ -69,7 +69,7 @@ class Hosts:
         return found
 
     def signal(self, host: str, number: signal.Signals) -> None:
-        """To every process of a host."""
+        """Sends a signal to every process of a host."""
         for pid in self.pids(host):
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, number)
@@ -89,8 +89,8 @@ class Hosts:
             self._ip("-n", self._namespace(host), "link", "set", "eth0", "up")
 
     def cut_off(self, host: str, *, connected: bool = False) -> None:
-        """What the host sends to others gets lost, and what they send arrives; or (`connected`) nothing is lost any
-        more.
+        """Lets what the host sends to others get lost, while what they send arrives; or (`connected`) lets everything
+        arrive again.
         """
         for other in self.names:
             if other != host:
@@ -99,7 +99,7 @@ class Hosts:
                 self._ip("-n", self._namespace(host), *where, *to)
 
     def throttle(self, host: str, megabits_per_s: int | None) -> None:
-        """What comes to a host comes no faster than this; None: as before."""
+        """Lets what comes to a host come no faster than this; None: as before."""
         where = ["dev", f"port{self.names.index(host)}", "root"]
         how = (
             []

@@ -77,7 +77,7 @@ def stands(inventory: Inventory, name: FileName) -> bool:
 
 
 class World:
-    """What all nodes share: the time, the network, what happens next, and the chance of faults, from one seed."""
+    """Holds what all nodes share: the time, the network, what happens next, and the chance of faults, from one seed."""
 
     def __init__(self, seed: int, replica_class: type[Replica]) -> None:
         self.seed, self.replica_class = seed, replica_class

@@ -62,7 +62,7 @@ class Cluster:
         self._healed = False
 
     def run(self) -> list[str]:
-        """One course of events. Returns what happened; raises SimulationError."""
+        """Runs one course of events. Returns what happened; raises SimulationError."""
         for node in self.nodes.values():
             node.start()
             self._every(TICK_S, lambda node=node: self._tick(node))  # type: ignore[misc]
@@ -99,8 +99,8 @@ class Cluster:
             self.nodes[self._some()].archive()
 
     def _is_quiet(self) -> bool:
-        """After the faults nodes go on merging in half of the courses. In the others nothing tells of what was lost
-        last.
+        """Returns whether nodes stop merging: after the faults they go on with it in half of the courses. In the others
+        nothing tells of what was lost last.
         """
         return bool(self.world.seed % 2) and self.world.now_s > FAULTS_UNTIL_S
 
@@ -190,7 +190,7 @@ class Cluster:
         self.world.after(self.world.random.uniform(0.2, 3.0), node.start)
 
     def _may_wipe(self, node: SimNode) -> bool:
-        """Only what another node has may be lost: otherwise there is nothing to heal from."""
+        """Returns whether another node has all that this one would lose: otherwise there is nothing to heal from."""
         others = [n for n in self.nodes.values() if n is not node]
         lost = Inventory(FileVersion(n, digest_of(contents_of(n))) for n in node.durable)
         kept = [

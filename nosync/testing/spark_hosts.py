@@ -186,7 +186,7 @@ class Driver:
         eventually(f"epoch {t} is done", is_there, patience_s)
 
     def finish(self, patience_s: float = 240.0) -> dict[str, Any]:
-        """Its last line, with the outcome."""
+        """Waits for the end of the program, and returns its last line, with the outcome."""
         code = self.process.wait(timeout=patience_s)
         assert code == 0, self._log.read_text()[-6000:]
         return self.lines()[-1]

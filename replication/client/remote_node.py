@@ -44,7 +44,7 @@ FILL_PATIENCE_S = 60.0
 
 
 class RemoteNode:
-    """What a store and a job need of a node, beside a daemon. See nosync.lsm.node.api.StoreBackend for what each
+    """Is what a store and a job need of a node, beside a daemon. See nosync.lsm.node.api.StoreBackend for what each
     method promises.
     """
 

@@ -22,7 +22,7 @@ _TYPES = {"replicas": int, "retain": int, "archive_epochs": int, "key_groups": i
 
 @dataclass(frozen=True)
 class DaemonConfig:
-    """How one daemon runs. Every field but `node` and `data` has a default."""
+    """Says how one daemon runs. Every field but `node` and `data` has a default."""
 
     node: str
     """This node's id, unlike any other's: 1 to 64 of a-z, 0-9, _ and -."""

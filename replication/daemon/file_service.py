@@ -73,5 +73,5 @@ def _held(directory: LayerDirectory, name: FileName, path: Path) -> FileVersion:
 
 
 def layers_of(node: Node) -> Iterator[pb.Layer]:
-    """Every layer file of a node."""
+    """Yields every layer file of a node."""
     return map(layer_message, Store(node.directory, node.settings, node).layers())

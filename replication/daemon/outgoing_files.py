@@ -25,8 +25,8 @@ class OutgoingFiles:
         self._node, self._root, self._counters = node, node.directory.root, counters
 
     def frames_of(self, session: Session) -> Iterator[pb.Frame]:
-        """What goes out on a stream, until it is closed. Files are read as they are sent, so the stream holds them
-        back.
+        """Yields what goes out on a stream, until it is closed. Files are read as they are sent, so the stream holds
+        them back.
         """
         encoder = Encoder()
         while True:

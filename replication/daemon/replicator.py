@@ -119,8 +119,8 @@ class Replicator:
             self._shared.act(self._replica.keep_traces(traces))
 
     def keep_all(self, patience_s: float) -> bool:
-        """From now on this node keeps everything. Waits until it has what peers have; False: it has not within
-        `patience_s`.
+        """Lets this node keep everything from now on, and waits until it has what peers have. Returns False where it
+        has not within `patience_s`.
         """
         self._shared.tick()
         with self._shared.lock:

@@ -100,7 +100,7 @@ class Session:
 
 @dataclass
 class Counters:
-    """What went over the wire since the start."""
+    """Counts what went over the wire since the start."""
 
     sent_bytes: int = 0
     sent_files: int = 0

@@ -88,7 +88,7 @@ class Inventory:
 
     @property
     def root(self) -> str:
-        """Equal for equal inventories."""
+        """Returns a hash that is equal for equal inventories."""
         return _root(len(self._by_name), self._sum)
 
     def groups(self) -> dict[str, str]:
@@ -158,7 +158,7 @@ class _Group:
 
     @property
     def root(self) -> str:
-        """Made when it is asked for, and kept until the group changes."""
+        """Returns the hash of the group. It is made when it is asked for, and kept until the group changes."""
         if not self._root:
             self._root = _root(len(self.held), self.sum)
         return self._root

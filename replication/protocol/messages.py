@@ -33,7 +33,7 @@ class Hello:
 
 @dataclass(frozen=True)
 class Summary:
-    """All that the sender durably holds, by group: whoever holds what hashes to the same knows what that is."""
+    """Says all that the sender durably holds, by group: whoever holds what hashes to the same knows what that is."""
 
     seq: int
     groups: tuple[tuple[str, str], ...]
@@ -42,7 +42,7 @@ class Summary:
 
 @dataclass(frozen=True)
 class Have:
-    """All that the sender durably holds of some groups."""
+    """Says all that the sender durably holds of some groups."""
 
     seq: int
     groups: tuple[str, ...]
@@ -51,7 +51,7 @@ class Have:
 
 @dataclass(frozen=True)
 class Change:
-    """What the sender durably holds since the statement before, and what it holds no more."""
+    """Says what the sender durably holds since the statement before, and what it holds no more."""
 
     seq: int
     added: tuple[FileVersion, ...] = ()
@@ -60,7 +60,7 @@ class Change:
 
 @dataclass(frozen=True)
 class Heartbeat:
-    """The sender is alive; `root` is the hash of its inventory after statement `seq`."""
+    """Says that the sender is alive; `root` is the hash of its inventory after statement `seq`."""
 
     seq: int
     root: str
@@ -70,14 +70,14 @@ class Heartbeat:
 
 @dataclass(frozen=True)
 class InventoryRequest:
-    """The receiver of this is to send what it holds of these groups; of none: a summary of all."""
+    """Asks the receiver for what it holds of these groups; of none: for a summary of all."""
 
     groups: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
 class FileRequest:
-    """A file, from a byte on: what is before that came already, in a session that ended."""
+    """Asks for a file, from a byte on: what is before that came already, in a session that ended."""
 
     held: FileVersion
     offset: int = 0
@@ -85,14 +85,14 @@ class FileRequest:
 
 @dataclass(frozen=True)
 class Want:
-    """Send me these files, in this order."""
+    """Asks for these files, in this order."""
 
     files: tuple[FileRequest, ...]
 
 
 @dataclass(frozen=True)
 class NotFound:
-    """A file that was wanted is not held any more."""
+    """Says that a file that was wanted is not held any more."""
 
     name: FileName
 
@@ -101,8 +101,8 @@ Message = Hello | Summary | Have | Change | Heartbeat | InventoryRequest | Want 
 
 
 def bytes_of(message: Message | FileRequest) -> int:
-    """About how much memory a message takes that waits to be sent. Of files that are held anyway it has references
-    only.
+    """Returns about how much memory a message takes that waits to be sent. It has only references to files that are
+    held anyway.
     """
     if isinstance(message, Have):
         return 200 + 8 * (len(message.held) + len(message.groups))
@@ -118,7 +118,7 @@ def bytes_of(message: Message | FileRequest) -> int:
 
 @dataclass(frozen=True)
 class Send:
-    """To a session: a message."""
+    """Asks the driver to send a message to a session."""
 
     session: SessionId
     message: Message
@@ -126,7 +126,7 @@ class Send:
 
 @dataclass(frozen=True)
 class SendFiles:
-    """To a session: the contents of files, in order, as they are on disk."""
+    """Asks the driver to send files to a session, in order, as they are on disk."""
 
     session: SessionId
     files: tuple[FileRequest, ...]
@@ -134,7 +134,7 @@ class SendFiles:
 
 @dataclass(frozen=True)
 class Close:
-    """End a session, for a reason that an operator should read."""
+    """Asks the driver to end a session, for a reason that an operator should read."""
 
     session: SessionId
     reason: str

@@ -25,7 +25,7 @@ came.
 
 @dataclass
 class Peer:
-    """What a node knows of another one."""
+    """Holds what a node knows of another one."""
 
     node: NodeId
     incarnation: str | None = None
@@ -107,14 +107,14 @@ class Peer:
             self.pushed.pop(name, None)
 
     def void(self) -> None:
-        """Nothing counts that it said of what it holds."""
+        """Forgets all that the peer said of what it holds."""
         self.touched(held.name for held in self.holds)
         self.holds, self.todo, self.not_safe, self.unwanted = Inventory(), {}, {}, {}
         self.conflicts, self.found_diverged = {}, None
         self.todo_files, self.queue = 0, []
 
     def measure_rate(self, seconds: float) -> None:
-        """So long it took what came since the last time, if anything did."""
+        """Measures the rate of what came in the last `seconds`, if anything did."""
         if self.arrived_bytes:
             self.rate_bytes_s = (self.rate_bytes_s + self.arrived_bytes / seconds) / 2
             self.arrived_bytes = 0

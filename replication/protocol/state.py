@@ -63,8 +63,8 @@ class ReplicaState:
         self.look_again({name.place for name in names})
 
     def look_again(self, places: Collection[str]) -> None:
-        """What is to be fetched of these traces and other files may have changed, of the peers that hold something of
-        them.
+        """Notes that what is to be fetched of these traces and other files may have changed, of the peers that hold
+        something of them.
         """
         for peer in self.peers.values() if places else ():
             peer.dirty.update(place for place in places if peer.holds.has_at(place))

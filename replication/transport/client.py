@@ -32,7 +32,7 @@ _GIVE_YOURS = ": if it is a daemon with --tls, give yours: NOSYNC_TLS and NOSYNC
 
 
 class Listed(NamedTuple):
-    """What a daemon says of a file."""
+    """Holds what a daemon says of a file."""
 
     written_ns: int
     """When it was written; zero: not known."""
@@ -194,8 +194,8 @@ class DaemonClient:
 
 @dataclass(frozen=True)
 class Ways:
-    """How a daemon reaches its peers: with certificates, or without TLS by sockets, which only daemons of this user
-    make.
+    """Says how a daemon reaches its peers: with certificates, or without TLS by sockets, which only daemons of this
+    user make.
     """
 
     certificates: Certificates | None

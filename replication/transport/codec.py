@@ -68,7 +68,7 @@ _SMALL = re.compile(
 
 @dataclass(frozen=True)
 class Chunk:
-    """A piece of a file."""
+    """Holds a piece of a file."""
 
     held: FileVersion
     offset: int
@@ -86,7 +86,7 @@ def check_node_id(text: str) -> NodeId:
 
 
 class Encoder:
-    """Messages and files of one session as frames."""
+    """Encodes messages and files of one session as frames."""
 
     def __init__(self) -> None:
         self._zip = self._zip_small = _compressor()
@@ -134,7 +134,7 @@ class Encoder:
             offset += len(data)
 
     def _learned_from(self, data: bytes) -> Iterator[pb.Frame]:
-        """Once enough small files went over, a dictionary of what they have in common."""
+        """Yields a dictionary of what small files have in common, once enough of them went over."""
         if self._samples is None:
             return
         self._samples.append(data)
@@ -156,7 +156,7 @@ def _compressor(dictionary: zstandard.ZstdCompressionDict | None = None) -> zsta
 
 
 def _parts(items: tuple[T, ...]) -> Iterator[tuple[tuple[T, ...], bool]]:
-    """Pieces that fit into a frame, at least one, and whether it is the last."""
+    """Yields pieces that fit into a frame, at least one, and whether it is the last."""
     for first in range(0, max(1, len(items)), HELD_PER_FRAME):
         yield items[first : first + HELD_PER_FRAME], first + HELD_PER_FRAME >= len(items)
 
@@ -195,7 +195,7 @@ def _held(held: FileVersion) -> pb.Held:
 
 
 class Decoder:
-    """Frames of one session as messages. Raises ReplicationError for anything that a node would not send."""
+    """Decodes the frames of one session into messages. Raises ReplicationError for anything that a node would not send."""
 
     def __init__(self) -> None:
         self._parts: list[FileVersion] = []
@@ -302,7 +302,9 @@ def check_group(name: str) -> str:
 
 
 def _groups(names: Sequence[str]) -> tuple[str, ...]:
-    """Groups that one message asks for or tells of: each once, or one could be answered any number of times."""
+    """Checks the groups that one message asks for or tells of: each is named once, or one could be answered any number
+    of times.
+    """
     if len(names) > MOST_GROUPS_ASKED:
         raise ReplicationError(f"{len(names):,} groups of files at once, at most {MOST_GROUPS_ASKED:,} are asked for")
     if len(set(names)) < len(names):

@@ -48,7 +48,7 @@ def address_of(root: Path) -> dict[str, Any] | None:
 
 @dataclass(frozen=True)
 class Kept:
-    """What the daemon that keeps a directory leaves there. `token`: tells the directory from others on the host.
+    """Holds what the daemon that keeps a directory leaves there. `token`: tells the directory from others on the host.
     `replicas`: on how many nodes it keeps each layer.
     """
 

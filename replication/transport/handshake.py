@@ -20,7 +20,7 @@ _ALERT = b"\x15"
 
 @dataclass(frozen=True)
 class Finding:
-    """What is wrong, after "something takes connections". `is_refusal`: one side does not accept the other's
+    """Says what is wrong, after "something takes connections". `is_refusal`: one side does not accept the other's
     certificate.
     """
 
