@@ -149,7 +149,9 @@ def diff_changes(a: Job, b: Job, stage: str, after: int, until: int) -> DataFram
 
 
 def diff_summary(a: Job, b: Job, stage: str, as_of: int | None = None) -> DiffSummary:
-    """Keys only here, only there and changed, and the totals and differences of each numeric column."""
+    """Counts the keys that are only here, only there and changed, with the totals and differences of each numeric
+    column.
+    """
     from nosync.spark.diff import summarize  # noqa: PLC0415
 
     return summarize(a, b, stage, as_of)

@@ -222,7 +222,7 @@ def _decimal_low_words(column: pa.Array) -> U64:
 
 
 def _decimal_bytes(column: pa.Array) -> pa.Array:
-    """Wide decimals as Java's `BigInteger.toByteArray` writes them: big-endian, no superfluous sign bytes."""
+    """Returns wide decimals as Java's `BigInteger.toByteArray` writes them: big-endian, no superfluous sign bytes."""
     raw: npt.NDArray[np.uint8] = np.frombuffer(column.buffers()[1], dtype=np.uint8).reshape(-1, 16)
     big_endian = raw[column.offset : column.offset + len(column), ::-1]
     sign = np.where(big_endian[:, :1] >= 0x80, np.uint8(0xFF), np.uint8(0))

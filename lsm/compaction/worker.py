@@ -146,7 +146,7 @@ class MergeProcess:
 
 
 def main(idle_s: float) -> None:
-    """The child."""
+    """Runs the child process."""
     leave_out_pandas()
     keep_freed_memory()
     parent = os.getppid()
@@ -165,7 +165,7 @@ def main(idle_s: float) -> None:
 
 
 def _answer(request: dict[str, Any], parent: int) -> dict[str, Any] | None:
-    """Merges; None where the parent is gone."""
+    """Merges, and returns what to answer; None where the parent is gone."""
     rest, root, env = threading.Event(), Path(request["root"]), Env()
     try:
         layers = [

@@ -39,7 +39,7 @@ class DeliveryLog:
         return max(self._marked(), default=None)
 
     def mark(self, t: int) -> None:
-        """Durable when this returns."""
+        """Marks an epoch as given to the sink. Durable when this returns."""
         timeline = next(timeline for timeline in reversed(self._held) if self._holds(timeline, t))
         add_element(self._root, self._directory / timeline, str(t), {"line": timeline, "t": t}, self._env)
 
@@ -106,7 +106,7 @@ class DeliveryLog:
         return max((int(element.what) for element in self._of(_FIRST)), default=None)
 
     def own(self, output: str) -> None:
-        """The number of a sink's output, by which it is known again. Durable when this returns."""
+        """Records the number of a sink's output, by which it is known again. Durable when this returns."""
         add_element(self._root, self._directory / _OUTPUT, output, {"output": output}, self._env)
 
     def owns(self, output: str) -> bool:
@@ -114,7 +114,7 @@ class DeliveryLog:
         return any(element.what == output for element in self._of(_OUTPUT))
 
     def take_back(self, marks: list[Element]) -> None:
-        """Durable when this returns."""
+        """Takes marks back. Durable when this returns."""
         for element in marks:
             remove(self._root, element, self._env)
 

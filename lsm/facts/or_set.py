@@ -50,7 +50,9 @@ def elements(root: Path, directory: PurePosixPath, env: Env) -> list[Element]:
 
 
 def add_element(root: Path, directory: PurePosixPath, what: str, fields: Mapping[str, Any], env: Env) -> Element:
-    """Durable when this returns. Raises StorageError where it cannot be, and then it does not stand."""
+    """Adds an element, which is durable when this returns. Raises StorageError where it cannot be, and then it does not
+    stand.
+    """
     element = Element(directory / f"{what}-{env.token()}{_SUFFIX}")
     publish_small(root, root / element.path, fields, env)
     sync_published(root, root / element.path, env)
@@ -63,7 +65,7 @@ def read_element(root: Path, element: Element, env: Env) -> dict[str, Any]:
 
 
 def remove(root: Path, element: Element, env: Env) -> PurePosixPath:
-    """Durable when this returns; the file that says so. Taking back twice is fine."""
+    """Takes an element back, and returns the file that says so, which is durable then. Taking back twice is fine."""
     path = element.path.with_name(element.path.name.removesuffix(_SUFFIX) + _GONE)
     if publish_small(root, root / path, {"gone": element.path.name}, env):
         sync_published(root, root / path, env)

@@ -63,7 +63,7 @@ class Pins:
         return []
 
     def delete(self, name: str) -> list[PurePosixPath]:
-        """Durable when this returns; the files that came."""
+        """Takes a pin back, and returns the files that say so, which are durable then."""
         return [remove(self._root, element, self._env) for pin, element in self._known() if pin.name == name]
 
     def _known(self) -> list[tuple[Pin, Element]]:

@@ -150,7 +150,7 @@ def _block(end: object, rows: object, first_hash: object, last_hash: object, dig
 
 
 def _digest(head: bytes, offsets: bytes, description: bytes, trailer: bytes) -> bytes:
-    """Over every byte that is not in the body; the place of the digest itself counts as zeros."""
+    """Returns the digest over every byte that is not in the body; the place of the digest itself counts as zeros."""
     blank = trailer[:_DIGEST_AT] + bytes(32) + trailer[_DIGEST_AT + 32 :]
     return blake3(head + offsets + description + blank).digest()
 
@@ -352,7 +352,7 @@ def open_body(opened: Opened, where: str) -> pa.ipc.RecordBatchFileReader:
 
 
 def read_checked(opened: Opened, file: pa.ipc.RecordBatchFileReader, index: int, where: str) -> pa.RecordBatch:
-    """Block `index`, whose digest was verified, as if a stranger had written it.
+    """Returns block `index`, whose digest was verified, checked as if a stranger had written it.
 
     Arrow trusts offsets in a batch, and would read beyond its buffers. So this looks at all of them, at every
     character, and at what the description says of the block. Raises CorruptionError.

@@ -177,7 +177,7 @@ def check_shard(hashes: U32, shard: Shard, key_groups: int, whose: str) -> None:
 
 
 def link_layer(root: Path, id: LayerId, temporary: Path, info: LayerInfo, digest: Digest, env: Env) -> Published:
-    """Step 4: gives the finished temporary file its final name under `root/layers`. See the module's invariants."""
+    """Gives the finished temporary file its final name under `root/layers` (step 4 of the module)."""
     final = root / "layers" / id.path
     try:
         with storage_errors("publish", final):

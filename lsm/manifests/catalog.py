@@ -125,7 +125,9 @@ class Catalog:
     def apply(
         self, add: Iterable[Record] = (), remove: Iterable[LayerId] = (), meta: dict[str, str] | None = None
     ) -> None:
-        """One version edit: all of it or none. What removes anything, or has `meta`, is durable when this returns."""
+        """Makes one version edit: all of it or none. What removes anything, or has `meta`, is durable when this
+        returns.
+        """
         with _rocksdb_errors("write", self.path):
             self._open_after_failure()
             batch = WriteBatch(raw_mode=True)

@@ -46,7 +46,7 @@ class Known:
             self.learn(timeline.id, piece)
 
     def begin(self, timeline: Timeline) -> None:
-        """A timeline that has no epochs of its own yet."""
+        """Begins a timeline that has no epochs of its own yet."""
         *before, _ = self.refs.left(timeline.id)
         parent = self.logs[before[-1]] if before else None
         histories = Histories()
@@ -56,7 +56,7 @@ class Known:
         self.histories[timeline.id] = histories
 
     def add(self, manifest: Manifest) -> None:
-        """The next epoch of its timeline."""
+        """Adds the next epoch of its timeline."""
         self.logs[manifest.timeline].add(manifest)
         self.learn(manifest.timeline, manifest)
 

@@ -209,11 +209,11 @@ class ManifestLog(Mapping[Epoch, Manifest]):
     # --- changing ---------------------------------------------------------------------------------------------------
 
     def load(self, archives: tuple[Archive, ...], manifests: Iterable[Manifest]) -> None:
-        """All that the timeline has of its own, in order."""
+        """Takes over all that the timeline has of its own, in order."""
         self._own = archives, {manifest.t: manifest for manifest in manifests}
 
     def add(self, manifest: Manifest) -> None:
-        """One more epoch, with a file of its own."""
+        """Adds one more epoch, with a file of its own."""
         archives, singles = self._own
         if singles and manifest.t < next(reversed(singles)):
             singles = dict(sorted([*singles.items(), (manifest.t, manifest)]))

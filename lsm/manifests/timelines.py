@@ -166,14 +166,14 @@ class Timelines:
     # --- changing (the node only) -------------------------------------------------------------------------------------
 
     def add(self, manifest: Manifest, identity: Identity | None = None) -> None:
-        """A manifest that was published, and which file it is, as far as that is known: it need not be read to see."""
+        """Adds a manifest that was published, and which file it is, as far as that is known: then it need not be read."""
         with self._lock:
             if identity is not None:
                 self._changes.note(manifest, identity)
             self._known.add(manifest)
 
     def _append(self, entry: Mapping[str, Any]) -> None:
-        """An entry of the log of branches. Raises CorruptionError where one before it is lost."""
+        """Appends an entry to the log of branches. Raises CorruptionError where one before it is lost."""
         if lost := [*entries_lost(self.refs, self.remembered)]:
             raise CorruptionError(
                 f"{self._root / BRANCHES}: {lost[0]}.json is missing, so the branches cannot be changed: put it back, "

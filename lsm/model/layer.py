@@ -143,7 +143,9 @@ class LayerId:
 
     @property
     def is_fresh(self) -> bool:
-        """Written by a task, not by a merge: it covers one epoch (or one round) and nothing was compacted."""
+        """Returns whether a task wrote the layer, and not a merge: it covers one epoch (or one round) and nothing was
+        compacted.
+        """
         d = self.description
         return d.since == 0 and (d.upper == d.lower + 1 or d.upper == pack(epoch_of(d.lower) + 1))
 

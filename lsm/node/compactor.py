@@ -170,7 +170,7 @@ class Compactor:
         return merge.published
 
     def _in_process(self, merge: Merge, stop: Callable[[], bool], *, waited_for: bool) -> Published | None:
-        """Out of the way of those who append, as long as that gets anywhere.
+        """Merges out of the way of those who append, as long as that gets anywhere.
 
         On a machine that is busy all the time it does not, while layers pile up and every read has to look into all of
         them: then the merge begins again like any other work.
@@ -200,8 +200,8 @@ class Compactor:
             self._merges.touch([trace, *later])
 
     def _merge_beside(self, large: Merge, stop: Callable[[], bool]) -> None:
-        """Small merges, as new layers come: else they piled up for as long as the large one takes, and all who read
-        looked into each of them.
+        """Makes small merges, as new layers come. Else they would pile up for as long as the large one takes, and all
+        who read would look into each of them.
         """
         for trace in self._merges.due():
             try:

@@ -73,7 +73,7 @@ class DurableLayers:
         return [LayerId(id.trace, d) for d in others if d.covers(id.description)]
 
     def apply(self, add: Sequence[Record], remove: Sequence[LayerId]) -> None:
-        """One edit of the catalog, of which the listener is told."""
+        """Makes one edit of the catalog, and tells the listener of it."""
         self._ownership.check()
         with self.lock:
             self._catalog.apply(add, remove)

@@ -69,7 +69,7 @@ class Garbage:
                 self._garbage[id] = _Garbage(due, is_replaced and (known is None or known.is_replaced))
 
     def forget(self, ids: Sequence[LayerId], *, grace: bool = True) -> None:
-        """Layers that nothing lists any more: out of the catalog now, off the disk a grace period later."""
+        """Forgets layers that nothing lists any more: they leave the catalog now, and the disk a grace period later."""
         self._ownership.check()
         # Before the catalog forgets them, or a scan would take them for new ones.
         self.discard(ids, grace=grace)

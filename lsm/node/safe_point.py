@@ -139,7 +139,9 @@ class EpochSafety:
         return any(other.covers(d) for other in records)
 
     def is_safe(self, entry: Entry) -> bool:
-        """Durable, or of a stage that can be computed again; but other rows than were sealed are never passed over."""
+        """Returns whether a layer is durable, or of a stage that can be computed again. Other rows than were sealed are
+        never passed over.
+        """
         durable = self.is_durable(entry)
         replaced = entry.id in self._conflicts or entry.id.description in self._records_of(entry.id.trace)
         if replaced and not durable:

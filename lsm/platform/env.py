@@ -298,7 +298,7 @@ class Env:
         return os.path.lexists(path)
 
     def changed_ns(self, path: Path) -> int:
-        """When a name last came into a directory or went; 0 where it does not exist."""
+        """Returns when a name last came into a directory or went; 0 where it does not exist."""
         try:
             return os.lstat(path).st_mtime_ns
         except FileNotFoundError:

@@ -57,7 +57,7 @@ _ZEN_3_AND_4 = "25"
 
 @functools.cache
 def numpy_environment(cpuinfo: Path = _CPUINFO) -> dict[str, str]:
-    """Environment variables for Python processes on this machine: none, unless NumPy would sort slowly.
+    """Returns environment variables for Python processes on this machine: none, unless NumPy would sort slowly.
 
     Whoever has set `NPY_DISABLE_CPU_FEATURES` keeps it.
     """

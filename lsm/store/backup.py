@@ -168,7 +168,9 @@ class _Copy:
         )
 
     def write_released(self) -> None:
-        """It is not copied: the original may have gone on since its manifests were."""
+        """Writes up to where inputs were released. The file is not copied: the original may have gone on since its
+        manifests were.
+        """
         until = self._released()
         if until is not None:
             timeline = Timelines(self.target.root, self._env).timeline(MAIN).id

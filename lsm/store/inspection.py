@@ -60,7 +60,7 @@ def stages(found: Sequence[LayerStatus], timelines: Timelines) -> dict[str, dict
 
 
 def sealed_at(directory: LayerDirectory, timelines: Timelines) -> str | None:
-    """When the last manifest of the main timeline got its file; None where there is none, or an archive has it."""
+    """Returns when the last manifest of the main timeline got its file; None where there is none, or an archive has it."""
     last = timelines.last_sealed()
     manifest = None if last is None else timelines.manifest(last)
     if manifest is None:

@@ -127,7 +127,7 @@ class Repair:
     # --- the log of branches ------------------------------------------------------------------------------------------
 
     def _plan_log(self, remembered: Remembered) -> None:
-        """Entry by entry, in order: what one says depends on those before it."""
+        """Plans entry by entry, in order: what one says depends on those before it."""
         there, bad = self._read_log()
         refs = Refs()
         end = max([*there, *bad, *remembered.entries], default=0)

@@ -41,7 +41,7 @@ def first_of_keys(rows: Rows, key_columns: int) -> Bools:
 
 
 def change_rows(rows: Rows, first_of_key: Bools, before: Lookup) -> pa.Table:
-    """Entries in (hash, key, time) order, and the state before each key's first, as change rows."""
+    """Returns entries in (hash, key, time) order, and the state before each key's first, as change rows."""
     n = len(rows.hashes)
     # Each entry's predecessor: the entry before it, or for a key's first entry a row of `before`, or none (-1).
     predecessor: npt.NDArray[np.int64] = np.arange(-1, n - 1, dtype=np.int64)

@@ -46,7 +46,7 @@ def choose_cover(
 
 
 def _overlapping_cover(usable: Sequence[Description], until: Time, origin: Time) -> list[Description]:
-    """Layers of which each begins in or right after the one before; none where there is a hole."""
+    """Returns layers of which each begins in or right after the one before; none where there is a hole."""
     cover: list[Description] = []
     reached = origin
     while reached < until:

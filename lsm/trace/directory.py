@@ -140,7 +140,7 @@ class LayerDirectory:
         return reader
 
     def reader_of_any(self, trace: TraceId) -> LayerReader:
-        """Any layer of the trace, for what all of them say. Raises HoleError where none is left."""
+        """Returns any layer of the trace, for what all of them say. Raises HoleError where none is left."""
         for d in self.descriptions(trace):
             try:
                 return self.reader(LayerId(trace, d))

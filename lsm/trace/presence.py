@@ -50,7 +50,7 @@ class Presence:
         self._listed: dict[TraceId, Collection[Description]] = {}
 
     def listed(self, trace: TraceId) -> Collection[Description]:
-        """Everything in the trace's directory."""
+        """Returns everything in the trace's directory."""
         if trace not in self._listed:
             self._listed[trace] = self._list(trace)
         return self._listed[trace]

@@ -281,7 +281,7 @@ def strange_of(m2: Accumulator) -> str:
 
 @np.errstate(invalid="ignore")
 def combined_moments(partial: pa.Table, before: pa.Table, m2: Accumulator) -> tuple[pa.Array, pa.Array]:
-    """Mean and m2 of the rows before, with those that came and without those that went."""
+    """Returns mean and m2 of the rows before, with those that came and without those that went."""
     n, mean, spread = _kept_moments(before, m2)
     lists = as_array(partial.column(m2.name))
     if pa.types.is_fixed_size_list(lists.type):

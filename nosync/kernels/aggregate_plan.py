@@ -205,7 +205,8 @@ class Plan:
         return pa.table(keys | found), groups.first
 
     def combine(self, partial: pa.Table, before: pa.Table) -> pa.Table:
-        """New accumulators: `partial` with `before` (same keys in the same rows, which are null where a key is new).
+        """Returns new accumulators: `partial` with `before` (same keys in the same rows, which are null where a key is
+        new).
 
         `before` is as layers have it. What this returns is, as `partial`, in the wide form of sums
         (nosync.kernels.sums).

@@ -72,7 +72,7 @@ def _column(value: Value, rows: int) -> pa.ChunkedArray:
 
 
 def _is_in(value: Value, *others: Value) -> Value:
-    """Null where the value is, and where it is equal to none of the others and one of them is null."""
+    """Returns null where the value is null, and where it is equal to none of the others and one of them is null."""
     if isinstance(value, pa.ChunkedArray) and all(isinstance(other, pa.Scalar) for other in others):  # never null
         found = pc.is_in(value, value_set=pa.array([other.as_py() for other in others], value.type))
         return pc.if_else(pc.is_valid(value), found, pa.scalar(None, pa.bool_()))

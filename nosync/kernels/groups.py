@@ -90,7 +90,8 @@ class Groups:
         return numbers
 
     def reduce(self, column: pa.Array, how: str) -> pa.Array:
-        """SUM, MIN or MAX of each group's values. Nulls are passed over, and null is what is left of nulls alone.
+        """Returns SUM, MIN or MAX of each group's values. Nulls are passed over, and null is what is left of nulls
+        alone.
 
         Sums of floats add one row after the other, in the order they came in, so that equal rows give equal bits.
         """

@@ -78,7 +78,7 @@ class KeyedChanges:
 def arrange_growing(
     rows: pa.Table, schema: pa.Schema, key: tuple[str, ...], hashes: U32, time: Time, whose: str
 ) -> KeyedChanges:
-    """New rows of an input that only grows, in canonical order: the ids are the time and the place in it."""
+    """Returns new rows of an input that only grows, in canonical order: the ids are the time and the place in it."""
     n = rows.num_rows
     numbered = rows.append_column(ROW_ID[0], pa.repeat(pa.scalar(int(time), pa.int64()), n))
     numbered = numbered.append_column(ROW_ID[1], pa.array(np.arange(n)))
@@ -192,7 +192,7 @@ def _match_rows(old: pa.RecordBatch, on: tuple[str, ...], wanted: Sequence[pa.Ar
 
 
 def _places(counts: Indices) -> Indices:
-    """0, 1, ..., count - 1 for each count, one after the other."""
+    """Returns 0, 1, ..., count - 1 for each count, one after the other."""
     places: Indices = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
     return places
 

@@ -139,7 +139,7 @@ def _kept(rows: pa.Table, id: LayerId) -> OperatorOutput:
 
 
 def apply_aggregate(given: OperatorInput) -> OperatorOutput:
-    """Partial aggregates of the epoch's rows, combined with those found in the state."""
+    """Combines partial aggregates of the epoch's rows with those found in the state."""
     stage, id, rows, plan = given.stage, given.id, given.rows, given.stage.plan
     assert plan is not None, f"stage {stage.name} is an aggregate"
     weights = weights_of(rows) if plan.retracts else None

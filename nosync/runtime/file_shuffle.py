@@ -88,7 +88,7 @@ def _by_shard(batch: pa.RecordBatch, placement: Placement) -> Iterator[pa.Record
 
 @contextlib.contextmanager
 def _file_errors(doing: str, path: Path) -> Iterator[None]:
-    """Arrow's errors of a file, too, as StorageError."""
+    """Raises Arrow's errors of a file, too, as StorageError."""
     try:
         with storage_errors(f"{doing} rows on their way to their shards, in", path):
             yield

@@ -137,7 +137,7 @@ def running(
     start: tuple[str, ...] | None = None,
     know: tuple[str, ...] = (),
 ) -> Iterator[Daemons]:
-    """Started daemons; whatever still runs in the end is killed."""
+    """Yields started daemons; whatever still runs in the end is killed."""
     root.mkdir(parents=True, exist_ok=True)
     found = Daemons(root, nodes, replicas, dict(zip(nodes, free_ports(len(nodes)), strict=True)), extra, know)
     try:

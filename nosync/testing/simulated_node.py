@@ -162,7 +162,7 @@ class SimNode:
     # --- disk -------------------------------------------------------------------------------------------------------
 
     def publish(self, name: FileName, contents: str) -> None:
-        """Visible, and lost in a crash until it is synced."""
+        """Makes a file visible. A crash loses it until it is synced."""
         if name not in self.durable:
             self.volatile[name] = contents
         self.world.after(self.world.random.uniform(0.005, 0.3), lambda: self.sync(name))

@@ -114,7 +114,7 @@ class SparkHosts:
         return int(line.split()[1]) << 10
 
     def stop_spark(self, host: str) -> None:
-        """Everything of a host but its daemon."""
+        """Stops everything of a host but its daemon."""
         daemon = json.loads((self.data(host) / "daemon.json").read_text())["pid"]
         for pid in self.hosts.pids(host):
             if pid != daemon:
@@ -144,7 +144,7 @@ class SparkHosts:
         )  # fmt: skip
 
     def status(self, host: str) -> pb.StatusReply:
-        """Asked on the host itself, as an operator there would."""
+        """Asks for the status on the host itself, as an operator there would."""
         program = (
             "import sys, pathlib; from nosync.replication.daemon.daemon import client_of; "
             "sys.stdout.buffer.write(client_of(pathlib.Path(sys.argv[1])).status().SerializeToString())"
@@ -194,7 +194,7 @@ class Driver:
 
 @contextlib.contextmanager
 def cluster(root: Path, *names: str, replicas: int = 2) -> Iterator[SparkHosts]:
-    """Started hosts with everything; whatever runs in the end is killed."""
+    """Yields started hosts with everything; whatever runs in the end is killed."""
     os.makedirs(root, exist_ok=True)
     with hosts(*names) as found:
         made = SparkHosts(found, root, replicas)

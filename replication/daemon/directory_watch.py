@@ -87,7 +87,7 @@ class Watch:
         os.write(self._stop, b"0")
 
     def close(self) -> None:
-        """After `changes` has ended."""
+        """Closes the watch. To be called after `changes` has ended."""
         self._inotify.close()
         os.close(self._stopped)
         os.close(self._stop)

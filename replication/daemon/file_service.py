@@ -38,7 +38,7 @@ def names_in(directory: LayerDirectory, relative: str) -> Iterator[dict[str, int
 
 
 def _written_ns(path: Path, env: Env) -> int:
-    """Zero where it is gone."""
+    """Returns when a file was written; zero where it is gone."""
     try:
         return env.identity(path).written_ns
     except FileNotFoundError:

@@ -62,7 +62,7 @@ class DaemonClient:
         self._told: set[grpc.Future[pb.Done]] = set()  # gRPC cancels a call that nobody refers to any more
 
     def status(self, branch: str = "", *, lag: bool = True, timeout_s: float = CALL_TIMEOUT_S) -> pb.StatusReply:
-        """Node, safe point, problems, peers; and how far these are behind, which takes longer."""
+        """Returns node, safe point, problems and peers; with `lag` also how far these are behind, which takes longer."""
         with self._errors("status"):
             request = pb.StatusRequest(branch=branch, lag=lag)
             reply: pb.StatusReply = self._stub.Status(request, timeout=timeout_s, metadata=self._asked)

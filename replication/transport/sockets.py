@@ -36,7 +36,7 @@ class SocketPath:
         self.target = f"unix:/proc/self/fd/{self._directory}/{path.name}"
 
     def close(self) -> None:
-        """After whoever used the address has ended."""
+        """Closes the directory of the socket. To be called after whoever used the address has ended."""
         if self._directory is not None:
             os.close(self._directory)
             self._directory = None
