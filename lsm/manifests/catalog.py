@@ -111,13 +111,18 @@ class Catalog:
             iterator.status()
         return found
 
-    def remember(self, meta: Mapping[str, str]) -> None:
-        """Writes what may be lost by a power cut, which files that are durable say again. Nothing waits for the disk."""
+    def remember(self, meta: Mapping[str, str], forget: Iterable[str] = ()) -> None:
+        """Writes what may be lost by a power cut, which files that are durable say again. Nothing waits for the disk.
+
+        `forget`: the names of facts that are removed.
+        """
         with _rocksdb_errors("write", self.path):
             self._open_after_failure()
             batch = WriteBatch(raw_mode=True)
             for name, value in meta.items():
                 batch.put(_META + name.encode(), value.encode())
+            for name in forget:
+                batch.delete(_META + name.encode())
             self._has_failed = True
             self._db.write(batch)
             self._has_failed = False

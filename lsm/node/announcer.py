@@ -11,6 +11,7 @@ from pathlib import PurePosixPath
 
 from nosync.lsm.manifests.manifest import Entry
 from nosync.lsm.model.layer import LayerId, Record, TraceId
+from nosync.lsm.model.opaque import OpaqueRecord
 from nosync.lsm.model.timestamp import Epoch, Time
 from nosync.lsm.node.api import DurabilityListener
 
@@ -31,6 +32,12 @@ class Alone:
         """Nobody is told."""
 
     def lost_files(self, paths: Sequence[PurePosixPath], layers: Sequence[LayerId] = ()) -> None:
+        """Nobody is told."""
+
+    def held_opaque(self, added: Sequence[OpaqueRecord]) -> None:
+        """Nobody is told."""
+
+    def gone_opaque(self, paths: Sequence[PurePosixPath], *, dropped: bool) -> None:
         """Nobody is told."""
 
     def versions_discarded(self, digests: Mapping[str, str], before: Time) -> None:

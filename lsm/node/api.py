@@ -15,6 +15,7 @@ from nosync.lsm.manifests.manifest_log import ManifestLog
 from nosync.lsm.manifests.timelines import Timelines
 from nosync.lsm.model.history import History
 from nosync.lsm.model.layer import LayerId, Record, TraceId
+from nosync.lsm.model.opaque import OpaqueRecord
 from nosync.lsm.model.timestamp import Epoch, Time
 
 
@@ -34,6 +35,12 @@ class DurabilityListener(Protocol):
         """These small files and layers are not here any more, and should be. Told as one: without its manifests a peer
         could take a layer for what they are not.
         """
+
+    def held_opaque(self, added: Sequence[OpaqueRecord]) -> None:
+        """These files of kept checkpoints are durable here."""
+
+    def gone_opaque(self, paths: Sequence[PurePosixPath], *, dropped: bool) -> None:
+        """These files of kept checkpoints are not here any more. `dropped`: nobody needs them; else they are lost."""
 
     def versions_discarded(self, digests: Mapping[str, str], before: Time) -> None:
         """These contents count no more, all that were discarded so far; inputs of epochs from `before` on are needed

@@ -89,15 +89,15 @@ class Node:
             own.release()
             raise
         self.announcer, self.timelines, self.safe_points = parts.announcer, parts.timelines, parts.safe_points
-        self.small, self.discarded = parts.small, parts.discards.versions
+        self.small, self.discarded, self.opaque = parts.small, parts.discards.versions, parts.opaque
         looking = (
             parts.rechecks.validate, parts.discovery.look, parts.checks.note_problems, self.collect_garbage,
             self.archive_manifests,
         )  # fmt: skip
         making_durable = (parts.upkeep.drain, self.release_inputs)
-        parts.threads.start(
-            Steps(looking, making_durable, self.merge_once, self.make_files_ahead, self._idle_at_most_s)
-        )
+        opaque = self.opaque.step if replicated else None
+        steps = Steps(looking, making_durable, self.merge_once, self.make_files_ahead, self._idle_at_most_s, opaque)
+        parts.threads.start(steps)
 
     @property
     def incarnation(self) -> str:

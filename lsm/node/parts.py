@@ -32,6 +32,7 @@ from nosync.lsm.node.learning import Learning
 from nosync.lsm.node.manifest_checks import ManifestChecks
 from nosync.lsm.node.merge_queue import MergeQueue
 from nosync.lsm.node.metadata_sync import MetadataSync
+from nosync.lsm.node.opaque_files import OpaqueFiles
 from nosync.lsm.node.ownership import Ownership
 from nosync.lsm.node.quarantine import Quarantine
 from nosync.lsm.node.rechecks import Rechecks
@@ -102,6 +103,9 @@ class NodeParts:
         )
         self.discovery = Discovery(directory, layers, queue, garbage, bad, compactor, learning, branching, announcer)
         self.upkeep = Upkeep(own, self.discovery, self.rechecks, self.durability, learning)
+        self.opaque = OpaqueFiles(
+            directory.root, env, own, catalog, layers.lock, announcer, problems, self.threads.wake_opaque
+        )
         self.file_pool = FilePool(directory.root, env)
 
     def start(self, directory: LayerDirectory, *, replicated: bool) -> None:

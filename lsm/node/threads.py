@@ -1,5 +1,5 @@
 """The threads of a node: one makes durable what was published and looks after the directory, one merges, one makes
-files ahead.
+files ahead, one looks after the files of kept checkpoints where there are peers.
 
 None ever ends by an error: it is logged, kept in `problems` under the name of what failed, and tried again.
 """
@@ -36,6 +36,8 @@ class Steps:
     """Taken whenever something was published, for what is published next."""
     idle_at_most_s: Callable[[float], float]
     """Says how long nothing needs to be done, given how long nothing is due."""
+    opaque: Step | None
+    """Taken whenever a file of a checkpoint appeared, and every `scan_interval_s`; None where nobody is told of them."""
 
 
 class NodeThreads:
@@ -44,7 +46,7 @@ class NodeThreads:
     def __init__(self, env: Env, settings: StoreSettings, problems: MutableMapping[str, str]) -> None:
         self._env, self._settings, self._problems = env, settings, problems
         self._wake, self._wake_merger, self._closing = threading.Event(), threading.Event(), threading.Event()
-        self._published = threading.Event()
+        self._published, self._opaque_came = threading.Event(), threading.Event()
         self._threads: list[threading.Thread] = []
 
     def start(self, steps: Steps) -> None:
@@ -54,6 +56,8 @@ class NodeThreads:
             "merge": self._merge_loop,
             "ahead": self._ahead_loop,
         }
+        if steps.opaque is not None:
+            loops["opaque"] = self._opaque_loop
         self._threads = [
             threading.Thread(target=self._guard, args=(loop, steps), name=f"nosync-{name}", daemon=True)
             for name, loop in loops.items()
@@ -68,6 +72,7 @@ class NodeThreads:
         self._wake.set()
         self._wake_merger.set()
         self._published.set()
+        self._opaque_came.set()
         for thread in self._threads:
             thread.join()
 
@@ -79,6 +84,10 @@ class NodeThreads:
         """Something was published."""
         self._wake.set()
         self._published.set()
+
+    def wake_opaque(self) -> None:
+        """A file of a kept checkpoint appeared."""
+        self._opaque_came.set()
 
     def wake_merger(self) -> None:
         """There may be something to merge."""
@@ -142,3 +151,10 @@ class NodeThreads:
             self._published.clear()
             if not self._closing.is_set():
                 is_well = self._attempt([steps.make_ahead])
+
+    def _opaque_loop(self, steps: Steps) -> None:
+        assert steps.opaque is not None, "else this thread is not begun"
+        while not self._closing.is_set():
+            self._opaque_came.clear()
+            is_well = self._attempt([steps.opaque])
+            self._opaque_came.wait(self._settings.scan_interval_s if is_well else self._settings.retry_s)

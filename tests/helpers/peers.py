@@ -7,6 +7,7 @@ from pathlib import PurePosixPath
 
 from nosync.lsm.manifests.manifest import Entry
 from nosync.lsm.model.layer import LayerId, Record, TraceId
+from nosync.lsm.model.opaque import OpaqueRecord
 from nosync.lsm.model.timestamp import Epoch, Time
 
 
@@ -25,6 +26,12 @@ class Peers:
 
     def dropped_files(self, paths: Sequence[PurePosixPath]) -> None:
         raise AssertionError("nothing is dropped here")
+
+    def held_opaque(self, added: Sequence[OpaqueRecord]) -> None:
+        self.announced += [str(record.path) for record in added]
+
+    def gone_opaque(self, paths: Sequence[PurePosixPath], *, dropped: bool) -> None:
+        self.gone = [(str(path), dropped) for path in paths]
 
     def versions_discarded(self, digests: Mapping[str, str], before: Time) -> None:
         """Nothing."""

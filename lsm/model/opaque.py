@@ -1,0 +1,34 @@
+"""Files that a store keeps for others and does not look into: those of kept checkpoints.
+
+A name is `checkpoints/<checkpoint>/<the name that Spark gave the file>`. A file never changes once it has its name.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import PurePosixPath
+
+from nosync.lsm.platform.layout import CHECKPOINTS, LOCK
+
+_PART = r"[A-Za-z0-9_][A-Za-z0-9._+=@-]{0,254}"
+_NAME = re.compile(rf"{CHECKPOINTS}/(?P<checkpoint>[a-z0-9_-]{{1,64}})(?:\.[1-9][0-9]{{0,8}})?(?:/{_PART}){{1,8}}\Z")
+_LONGEST_NAME = 900
+_TEMPORARY = ".tmp"
+
+
+@dataclass(frozen=True)
+class OpaqueRecord:
+    """A durable file. `path`: relative to the data directory. `digest`: BLAKE3 of its bytes, hexadecimal."""
+
+    path: PurePosixPath
+    digest: str
+    size_bytes: int
+
+
+def checkpoint_of(path: str) -> str | None:
+    """Returns the checkpoint whose file has this name; None where no file of a checkpoint has such a name."""
+    found = _NAME.match(path) if len(path) <= _LONGEST_NAME else None
+    if found is None or path.endswith(_TEMPORARY) or (path.count("/") == 2 and path.endswith(f"/{LOCK}")):
+        return None
+    return found["checkpoint"]
