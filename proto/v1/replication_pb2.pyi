@@ -400,6 +400,34 @@ class ConflictsReply(_message.Message):
     names: _containers.RepeatedScalarFieldContainer[str]
     def __init__(self, names: _Optional[_Iterable[str]] = ...) -> None: ...
 
+class CountCopiesRequest(_message.Message):
+    __slots__ = ("names",)
+    NAMES_FIELD_NUMBER: _ClassVar[int]
+    names: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, names: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class CountCopiesReply(_message.Message):
+    __slots__ = ("copies",)
+    COPIES_FIELD_NUMBER: _ClassVar[int]
+    copies: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, copies: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class FetchCheckpointRequest(_message.Message):
+    __slots__ = ("checkpoint", "patience_s")
+    CHECKPOINT_FIELD_NUMBER: _ClassVar[int]
+    PATIENCE_S_FIELD_NUMBER: _ClassVar[int]
+    checkpoint: str
+    patience_s: float
+    def __init__(self, checkpoint: _Optional[str] = ..., patience_s: _Optional[float] = ...) -> None: ...
+
+class FetchCheckpointReply(_message.Message):
+    __slots__ = ("filled", "files")
+    FILLED_FIELD_NUMBER: _ClassVar[int]
+    FILES_FIELD_NUMBER: _ClassVar[int]
+    filled: bool
+    files: int
+    def __init__(self, filled: _Optional[bool] = ..., files: _Optional[int] = ...) -> None: ...
+
 class ListFilesRequest(_message.Message):
     __slots__ = ("directory",)
     DIRECTORY_FIELD_NUMBER: _ClassVar[int]

@@ -170,6 +170,16 @@ class DaemonStub:
                 request_serializer=nosync_dot_proto_dot_v1_dot_replication__pb2.ConflictsRequest.SerializeToString,
                 response_deserializer=nosync_dot_proto_dot_v1_dot_replication__pb2.ConflictsReply.FromString,
                 _registered_method=True)
+        self.CountCopies = channel.unary_unary(
+                '/nosync.v1.Daemon/CountCopies',
+                request_serializer=nosync_dot_proto_dot_v1_dot_replication__pb2.CountCopiesRequest.SerializeToString,
+                response_deserializer=nosync_dot_proto_dot_v1_dot_replication__pb2.CountCopiesReply.FromString,
+                _registered_method=True)
+        self.FetchCheckpoint = channel.unary_unary(
+                '/nosync.v1.Daemon/FetchCheckpoint',
+                request_serializer=nosync_dot_proto_dot_v1_dot_replication__pb2.FetchCheckpointRequest.SerializeToString,
+                response_deserializer=nosync_dot_proto_dot_v1_dot_replication__pb2.FetchCheckpointReply.FromString,
+                _registered_method=True)
         self.ListFiles = channel.unary_stream(
                 '/nosync.v1.Daemon/ListFiles',
                 request_serializer=nosync_dot_proto_dot_v1_dot_replication__pb2.ListFilesRequest.SerializeToString,
@@ -271,6 +281,20 @@ class DaemonServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def CountCopies(self, request, context):
+        """On how many nodes files of kept checkpoints are durable, as far as peers said so.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def FetchCheckpoint(self, request, context):
+        """A query is to start here: fetch what peers have of a kept checkpoint, and answer when it is here.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def ListFiles(self, request, context):
         """For who reads the store from elsewhere: names in a directory, files, and what layers there are.
         """
@@ -352,6 +376,16 @@ def add_DaemonServicer_to_server(servicer, server):
                     servicer.Conflicts,
                     request_deserializer=nosync_dot_proto_dot_v1_dot_replication__pb2.ConflictsRequest.FromString,
                     response_serializer=nosync_dot_proto_dot_v1_dot_replication__pb2.ConflictsReply.SerializeToString,
+            ),
+            'CountCopies': grpc.unary_unary_rpc_method_handler(
+                    servicer.CountCopies,
+                    request_deserializer=nosync_dot_proto_dot_v1_dot_replication__pb2.CountCopiesRequest.FromString,
+                    response_serializer=nosync_dot_proto_dot_v1_dot_replication__pb2.CountCopiesReply.SerializeToString,
+            ),
+            'FetchCheckpoint': grpc.unary_unary_rpc_method_handler(
+                    servicer.FetchCheckpoint,
+                    request_deserializer=nosync_dot_proto_dot_v1_dot_replication__pb2.FetchCheckpointRequest.FromString,
+                    response_serializer=nosync_dot_proto_dot_v1_dot_replication__pb2.FetchCheckpointReply.SerializeToString,
             ),
             'ListFiles': grpc.unary_stream_rpc_method_handler(
                     servicer.ListFiles,
@@ -694,6 +728,60 @@ class Daemon:
             '/nosync.v1.Daemon/Conflicts',
             nosync_dot_proto_dot_v1_dot_replication__pb2.ConflictsRequest.SerializeToString,
             nosync_dot_proto_dot_v1_dot_replication__pb2.ConflictsReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def CountCopies(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/nosync.v1.Daemon/CountCopies',
+            nosync_dot_proto_dot_v1_dot_replication__pb2.CountCopiesRequest.SerializeToString,
+            nosync_dot_proto_dot_v1_dot_replication__pb2.CountCopiesReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def FetchCheckpoint(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/nosync.v1.Daemon/FetchCheckpoint',
+            nosync_dot_proto_dot_v1_dot_replication__pb2.FetchCheckpointRequest.SerializeToString,
+            nosync_dot_proto_dot_v1_dot_replication__pb2.FetchCheckpointReply.FromString,
             options,
             channel_credentials,
             insecure,

@@ -11,6 +11,7 @@ from blake3 import blake3
 from nosync.lsm.errors import ReplicationError, described
 from nosync.lsm.manifests.manifest import Entry
 from nosync.lsm.model.layer import LayerId, Record, TraceId
+from nosync.lsm.model.opaque import OpaqueRecord
 from nosync.lsm.model.timestamp import Epoch, Time
 from nosync.lsm.node.node import Node
 from nosync.replication.daemon.shared_replica import SharedReplica
@@ -93,6 +94,21 @@ class Announcements:
             self._shared.act(
                 self._replica.holds([], [*(FileName(str(path)) for path in paths), *map(FileName.of_layer, layers)])
             )
+
+    def held_opaque(self, added: Sequence[OpaqueRecord]) -> None:
+        """See nosync.lsm.node.api.DurabilityListener."""
+        held = [FileVersion(FileName(str(record.path)), record.digest, record.size_bytes) for record in added]
+        with self._shared.lock:
+            self._shared.advance()
+            self._shared.act(self._replica.holds(held))
+
+    def gone_opaque(self, paths: Sequence[PurePosixPath], *, dropped: bool) -> None:
+        """See nosync.lsm.node.api.DurabilityListener."""
+        gone = [FileName(str(path)) for path in paths]
+        with self._shared.lock:
+            if dropped:
+                self._replica.unwanted(gone)
+            self._shared.act(self._replica.holds([], gone))
 
     def versions_discarded(self, digests: Mapping[str, str], before: Time) -> None:
         """See nosync.lsm.node.api.DurabilityListener."""

@@ -7,6 +7,7 @@ and the rest is asked for.
 from __future__ import annotations
 
 import logging
+import os
 from pathlib import PurePosixPath
 
 from blake3 import blake3
@@ -14,9 +15,10 @@ from blake3 import blake3
 from nosync.lsm.errors import CorruptionError, NosyncError
 from nosync.lsm.layers.reader import LayerReader
 from nosync.lsm.model.layer import Record
+from nosync.lsm.model.opaque import OpaqueRecord
 from nosync.lsm.node.metadata_checks import check_contents
 from nosync.lsm.node.node import Node
-from nosync.lsm.platform.env import storage_errors
+from nosync.lsm.platform.env import opened_regular, storage_errors
 from nosync.lsm.platform.file_pool import new_file
 from nosync.lsm.platform.publish import temporary_path
 from nosync.replication.daemon.session import Counters, IncomingFile, Session
@@ -27,6 +29,7 @@ from nosync.replication.transport.codec import Chunk
 log = logging.getLogger("nosync.replication")
 
 PART_KEPT_S = 600.0
+_READ_BYTES = 8 << 20
 _NOT_KEPT = "files that come from peers"
 
 
@@ -156,15 +159,17 @@ class IncomingFiles:
     def _keep(self, session: Session, incoming: IncomingFile) -> None:
         """Verifies a whole file and publishes it. Raises CorruptionError where it is not what was announced."""
         held, final = incoming.held, self._root / incoming.held.name
-        id, record = held.name.layer, None
+        id, record, is_ours = held.name.layer, None, True
         try:
-            if id is not None:
+            if held.name.is_opaque:
+                found = self._digest_of(session, incoming)
+            elif id is not None:
                 reader = LayerReader.open(incoming.path, self._env, id)
                 groups = reader.info.key_groups
                 if id.trace.shard.count and groups != self._node.directory.key_groups:
                     raise CorruptionError(f"{held.name}: is of {groups} key groups, this store has others")
                 reader.verify(lambda: self._is_heard(session))
-                found: str = reader.digest
+                found = reader.digest
                 record = Record(id, reader.digest, reader.info.rows, reader.size_bytes)
             else:
                 text = self._env.read(incoming.path)
@@ -177,13 +182,25 @@ class IncomingFiles:
                 try:
                     self._env.link(incoming.path, final)
                 except FileExistsError:
-                    record = None  # the node checks what stands there, and peers are told of its digest
+                    record, is_ours = None, False  # the node checks what stands there, and peers are told of its digest
         finally:
             self._env.unlink(incoming.path)
-        if id is not None:
+        if held.name.is_opaque:  # read once more when it becomes durable, if another file took its name meanwhile
+            path = PurePosixPath(held.name)
+            self._node.opaque.note([path], OpaqueRecord(path, held.digest, held.size_bytes) if is_ours else None)
+        elif id is not None:
             self._node.note([id], record)
         else:
             self._node.note_files([PurePosixPath(held.name)])
+
+    def _digest_of(self, session: Session, incoming: IncomingFile) -> str:
+        """Returns the digest of a file that came, whose contents nobody here understands."""
+        hashed = blake3()
+        with opened_regular(incoming.path, os.O_RDONLY) as (fd, _), storage_errors("read", incoming.path):
+            while data := os.read(fd, _READ_BYTES):
+                hashed.update(data)
+                self._is_heard(session)
+        return hashed.hexdigest()
 
     def _refuse(self, session: Session, incoming: IncomingFile, why: str) -> None:
         session.incoming.pop(incoming.held.name, None)

@@ -63,4 +63,7 @@ class OutgoingFiles:
 
     def _suspect(self, held: FileVersion) -> None:
         id = held.name.layer
+        if held.name.is_opaque:
+            self._node.opaque.suspect(PurePosixPath(held.name))
+            return
         self._node.suspect([] if id is None else [id], [PurePosixPath(held.name)] if id is None else [])

@@ -23,6 +23,7 @@ from nosync.replication.daemon.outgoing_files import OutgoingFiles
 from nosync.replication.daemon.peer_status import NEVER_HEARD_S, peer_status
 from nosync.replication.daemon.session import Counters, Session
 from nosync.replication.daemon.shared_replica import SharedReplica
+from nosync.replication.protocol.file_names import FileName
 from nosync.replication.protocol.messages import Hello, NotFound
 from nosync.replication.protocol.placement import NodeId
 from nosync.replication.protocol.replica import Replica
@@ -57,6 +58,7 @@ class Replicator:
         self._node.listen(self.announcements)
         self.announcements.versions_discarded(self._node.discarded.digests, END_OF_TIME)
         self.announcements.held_files(self._node.small.durable())
+        self.announcements.held_opaque(self._node.opaque.records())
         self._clock.start()
 
     def stop(self) -> None:
@@ -133,6 +135,27 @@ class Replicator:
             if self._closing.wait(FILL_LOOK_S):
                 return False
         return False
+
+    def count_copies(self, names: Sequence[FileName]) -> list[int]:
+        """Returns on how many nodes each file is durable, as far as they said so; 0: it is not durable here."""
+        with self._shared.lock:
+            return [self._replica.copies.of_mine(name) for name in names]
+
+    def fetch_checkpoint(self, checkpoint: str, patience_s: float) -> tuple[bool, int]:
+        """Keeps the files of a checkpoint here for a while: `checkpoints/<name>`. Waits until it has what peers have.
+
+        Returns whether it has that within `patience_s`, and how many files of it are durable here.
+        """
+        self._shared.tick()
+        with self._shared.lock:
+            self._shared.act(self._replica.keep_checkpoint(checkpoint))
+        end_s = self._env.monotonic_s() + patience_s
+        while True:
+            with self._shared.lock:
+                filled = self._replica.has_all_of(checkpoint)
+                files = sum(1 for _ in self._replica.mine.of_checkpoint(checkpoint))
+            if filled or self._env.monotonic_s() >= end_s or self._closing.wait(FILL_LOOK_S):
+                return filled, files
 
     def add_member(self, node: NodeId) -> None:
         """A node joins the store."""

@@ -7,8 +7,10 @@ from collections.abc import Callable, Iterator
 from pathlib import PurePosixPath
 
 from nosync.lsm.manifests.branches import MAIN
+from nosync.lsm.model.layer import check_name as check_layer_name
 from nosync.lsm.model.layer import parse_path
 from nosync.lsm.node.node import Node
+from nosync.lsm.platform.layout import CHECKPOINTS
 from nosync.proto.v1 import replication_pb2 as pb
 from nosync.replication.daemon.admission import Admission, slots
 from nosync.replication.daemon.config import DaemonConfig
@@ -22,7 +24,9 @@ from nosync.replication.daemon.status import DaemonStatus
 from nosync.replication.protocol.peer import AWAY_PATIENCE_S
 from nosync.replication.protocol.placement import NodeId
 from nosync.replication.transport.calls import MEMBERS, OWNER, READERS, Call
+from nosync.replication.transport.codec import check_name
 
+MOST_PATIENCE_S = 600.0
 log = logging.getLogger("nosync.replication")
 
 MOST_READING, MOST_WORKING = 16, 24
@@ -122,11 +126,28 @@ class Service:
             conflicts = self._replicator.conflicts
             names = conflicts.to_discard() if request.take_theirs else conflicts.names()
             if request.take_theirs and names:
-                layers = [id for name in names if (id := name.layer) is not None]
-                gone = self._node.discard(layers, [PurePosixPath(name) for name in names if name.layer is None])
+                opaque = [PurePosixPath(name) for name in names if name.is_opaque]
+                self._node.opaque.set_aside(opaque, "another node's contents count")
+                rest = [name for name in names if not name.is_opaque]
+                layers = [id for name in rest if (id := name.layer) is not None]
+                small = [PurePosixPath(name) for name in rest if name.layer is None]
+                gone = [*opaque, *(self._node.discard(layers, small) if rest else ())]
                 log.warning("took the peers' contents of %s", ", ".join(names))
                 return pb.ConflictsReply(names=map(str, gone))
             return pb.ConflictsReply(names=names)
+        raise AssertionError("the context was aborted")
+
+    def CountCopies(self, request: pb.CountCopiesRequest, call: Call) -> pb.CountCopiesReply:
+        with self._admission.answering(call, OWNER):
+            return pb.CountCopiesReply(copies=self._replicator.count_copies([check_name(n) for n in request.names]))
+        raise AssertionError("the context was aborted")
+
+    def FetchCheckpoint(self, request: pb.FetchCheckpointRequest, call: Call) -> pb.FetchCheckpointReply:
+        with self._admission.answering(call, OWNER, self._working):
+            name = f"{CHECKPOINTS}/{check_layer_name(request.checkpoint, 'checkpoint name')}"
+            patience_s = min(request.patience_s, MOST_PATIENCE_S)
+            filled, files = self._replicator.fetch_checkpoint(name, patience_s)
+            return pb.FetchCheckpointReply(filled=filled, files=files)
         raise AssertionError("the context was aborted")
 
     def ListFiles(self, request: pb.ListFilesRequest, call: Call) -> Iterator[pb.ListFilesReply]:

@@ -84,7 +84,7 @@ class Copies:
             behind = [
                 held
                 for held in missing(peer.holds, self._state.mine)
-                if held.name.layer is None or peer.node in replica_set_of(held.name.place)
+                if held.name.placed is None or peer.node in replica_set_of(held.name.placed)
             ]
             found[peer.node] = (len(behind), sum(held.size_bytes for held in behind))
         return found

@@ -48,7 +48,7 @@ class EagerPush:
         chosen = []
         for held in files:
             name = held.name
-            is_kept = name.layer is None or peer.node in self._state.placement.replica_set(name.place)
+            is_kept = name.placed is None or peer.node in self._state.placement.replica_set(name.placed)
             if is_kept and name not in peer.holds and coming + held.size_bytes <= PUSH_BYTES:
                 coming += held.size_bytes
                 peer.pushed[name] = held.size_bytes, now_s

@@ -14,16 +14,18 @@ from typing import NamedTuple
 
 from nosync.lsm.manifests import archive
 from nosync.lsm.model.layer import Description, LayerId, Shard, TraceId, parse_file_name
+from nosync.lsm.model.opaque import checkpoint_of
 from nosync.lsm.model.timestamp import end_of, is_number, pack
-from nosync.lsm.platform.layout import BRANCHES, MANIFESTS
+from nosync.lsm.platform.layout import BRANCHES, CHECKPOINTS, MANIFESTS
 
 LAYERS = "layers"
 EPOCHS_OF_GROUP = 1000
 _LAYERS_PREFIX = f"{LAYERS}/"
+_CHECKPOINTS_PREFIX = f"{CHECKPOINTS}/"
 _TRACES_KEPT = 1 << 12
-_OTHERS_FIRST, _LOG_FIRST = -1, -(1 << 62)
-"""Where the files come in the order of fetching that say nothing of an epoch, and the entries of the log of
-branches.
+_OTHERS_FIRST, _LOG_FIRST, _CHECKPOINTS_NEXT = -1, -(1 << 62), 0
+"""Where the files come in the order of fetching that say nothing of an epoch, the entries of the log of branches, and
+the files of kept checkpoints.
 """
 
 
@@ -40,7 +42,7 @@ class Span(NamedTuple):
 class FileName(str):
     """The name of one file of a store."""
 
-    __slots__ = ("group", "layer", "order", "place", "span")
+    __slots__ = ("group", "layer", "order", "place", "placed", "span")
 
     layer: LayerId | None
     """The layer that the file is; None for another file."""
@@ -49,6 +51,8 @@ class FileName(str):
     place: str
     """A layer's place is the directory of its trace, relative to that of all layers; another file's is its own path.
     """
+    placed: str | None
+    """What the nodes that keep the file are chosen by: a layer's trace, or a checkpoint. None: all nodes keep it."""
     group: str
     """Files are compared by groups: the layers of a trace, a thousand manifests of a timeline, or another directory.
     """
@@ -66,8 +70,12 @@ class FileName(str):
             place = directory[len(_LAYERS_PREFIX) :]
             return cls._of_trace(text, place, _layer(place, last))
         name = str.__new__(cls, text)
-        name.layer, name.span, name.place = None, _span(directory, last), text
-        if name.span is None:
+        name.layer, name.span, name.place, name.placed = None, _span(directory, last), text, None
+        if text.startswith(_CHECKPOINTS_PREFIX):
+            checkpoint = checkpoint_of(text)
+            name.placed = None if checkpoint is None else sys.intern(_CHECKPOINTS_PREFIX + checkpoint)
+            name.group, name.order = sys.intern(directory), _CHECKPOINTS_NEXT
+        elif name.span is None:
             name.group, name.order = sys.intern(directory), _order_of_other(text)
         else:
             name.group = sys.intern(_group_of(directory, name.span))
@@ -84,6 +92,7 @@ class FileName(str):
     def _of_trace(cls, text: str, place: str, layer: LayerId | None) -> FileName:
         name = str.__new__(cls, text)
         name.layer, name.span, name.place = layer, None, sys.intern(place)
+        name.placed = name.place
         name.group = sys.intern(_LAYERS_PREFIX + place)
         name.order = _OTHERS_FIRST if layer is None else 2 * int(layer.description.upper)
         return name
@@ -104,9 +113,14 @@ class FileName(str):
         return _entry(self)
 
     @property
+    def is_opaque(self) -> bool:
+        """Returns whether the file is one of a kept checkpoint, which the store does not look into."""
+        return self.layer is None and self.placed is not None
+
+    @property
     def is_register(self) -> bool:
         """Returns whether the file is no layer, no manifest and no entry of the log: any node may add such a file at
-        any time.
+        any time. Files of checkpoints are among these.
         """
         return self.layer is None and self.span is None and self.entry is None
 

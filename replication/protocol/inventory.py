@@ -100,6 +100,12 @@ class Inventory:
         found = self._groups.get(group)
         return [] if found is None else list(found.held.values())
 
+    def of_checkpoint(self, checkpoint: str) -> Iterator[FileName]:
+        """Yields the names of the files that are held of a kept checkpoint: `checkpoints/<name>`."""
+        for group, found in self._groups.items():
+            if group.startswith(checkpoint):
+                yield from (name for name in found.held if name.placed == checkpoint)
+
     def traces(self) -> list[str]:
         return sorted(self._layers)
 

@@ -31,7 +31,7 @@ def rank(node: NodeId, trace: str) -> bytes:
 
 class Placement:
     """The nodes that are up, `me` always, and which of them keep a trace: while one is away the next one stands in for
-    it.
+    it. The files of a kept checkpoint are placed together, as the layers of a trace are.
 
     Beside these this node keeps the traces that a task here asked for, and not the inputs that it has released.
 
@@ -61,8 +61,10 @@ class Placement:
 
     def is_replica(self, name: FileName) -> bool:
         """Returns whether this node is one of those that keep a file."""
-        if name.layer is None:
+        if name.placed is None:
             return True
+        if name.layer is None:  # a checkpoint is not what a job reads, so it is kept where it is placed, or asked for
+            return name.placed in self.kept_until_s or self.is_mine(name.placed)
         is_released = name.layer.description.upper <= self.released_until.get(name.place, 0)
         return self.keeps_trace(name.place) and (not is_released or name.place in self.kept_until_s)
 

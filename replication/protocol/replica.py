@@ -168,6 +168,10 @@ class Replica:
         state.look_again(state.placement.keep(traces, state.now_s + KEEP_S))
         return self.planner.fetch()
 
+    def keep_checkpoint(self, checkpoint: str) -> list[Effect]:
+        """A query is to start here: this node keeps a checkpoint for a while, and asks its peers what they hold by now."""
+        return [*self._ask_all(), *self.keep_traces([checkpoint])]
+
     def want_all(self) -> list[Effect]:
         """A job runs here and wants to read all: this node keeps what others keep as well, and asks them what that
         is by now.
@@ -179,9 +183,11 @@ class Replica:
             self.state.placement.keep_all = True
             for peer in self.peers.values():
                 peer.dirty.update(peer.holds.traces())
+        return [*self._ask_all(), *self.planner.fetch()]
+
+    def _ask_all(self) -> list[Effect]:
         to_ask = [peer for peer in self.state.linked() if peer.asked_s is None]
-        ask = [effect for peer in to_ask for effect in self._statements.ask(peer)]
-        return [*ask, *self.planner.fetch()]
+        return [effect for peer in to_ask for effect in self._statements.ask(peer)]
 
     def discard(self, digests: Mapping[str, str], before: Time) -> None:
         """These contents count no more, all that were discarded so far; inputs are needed again that end after
@@ -268,9 +274,19 @@ class Replica:
         What peers have that nobody met yet is not known: so it is not right after the start, while they may be on
         their way.
         """
+        return self._knows_peers() and self.planner.is_filled()
+
+    def has_all_of(self, checkpoint: str) -> bool:
+        """Returns whether nothing of a kept checkpoint that any peer is known to hold is missing here."""
+        if not self._knows_peers() or any(name.placed == checkpoint for name, _ in self.state.fetching.items()):
+            return False
+        return not any(held.name.placed == checkpoint for _, held in self.planner.todo.missing())
+
+    def _knows_peers(self) -> bool:
+        """Returns whether all peers that are there said what they hold."""
         now_s = self.state.now_s
         for peer in self.peers.values():
             is_to_come = peer.session is None and not peer.refused and now_s - self._began_s < MEET_S
             if is_to_come or (peer.is_up(now_s) and (peer.asked_s is not None or not peer.is_known)):
                 return False
-        return self.planner.is_filled()
+        return True

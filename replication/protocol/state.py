@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from nosync.lsm.manifests.manifest import MAIN_TIMELINE
 from nosync.lsm.model.timestamp import epoch_of
-from nosync.lsm.platform.layout import MANIFESTS
+from nosync.lsm.platform.layout import CHECKPOINTS, MANIFESTS
 from nosync.replication.protocol.fetches import Fetches
 from nosync.replication.protocol.file_names import FileName, FileVersion
 from nosync.replication.protocol.inventory import Inventory
@@ -63,11 +63,14 @@ class ReplicaState:
         self.look_again({name.place for name in names})
 
     def look_again(self, places: Collection[str]) -> None:
-        """Notes that what is to be fetched of these traces and other files may have changed, of the peers that hold
+        """Notes that what is to be fetched may have changed of these traces, checkpoints and other files, where a peer holds
         something of them.
         """
+        checkpoints = [place for place in places if place.startswith(f"{CHECKPOINTS}/") and place.count("/") == 1]
         for peer in self.peers.values() if places else ():
             peer.dirty.update(place for place in places if peer.holds.has_at(place))
+            for checkpoint in checkpoints:
+                peer.dirty.update(peer.holds.of_checkpoint(checkpoint))
 
     def has_or_fetches(self, name: FileName) -> bool:
         return name in self.mine or name in self.fetching or self.mine.has_archived(name)

@@ -69,7 +69,13 @@ class Todo:
         """Returns what of a trace, or one other file, is to be fetched."""
         state = self._state
         if not peer.holds.layers(place):
-            todo = [held for name in names if (held := peer.holds.get(name)) and not state.has_or_fetches(name)]
+            todo = [
+                held
+                for name in names
+                if (held := peer.holds.get(name))
+                and not state.has_or_fetches(name)
+                and (name.placed is None or state.placement.is_replica(name))
+            ]
         elif state.placement.keeps_trace(place):
             ours_and_coming = {**state.mine.layers(place), **state.fetching.layers(place)}
             of_trace = missing_of_trace(ours_and_coming, peer.holds, place)

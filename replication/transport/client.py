@@ -28,6 +28,7 @@ log = logging.getLogger("nosync.replication")
 
 TOLD_PATIENCE_S = 1.0
 """How long a client that closes waits for what it told to arrive."""
+NAMES_PER_CALL = 20_000
 _GIVE_YOURS = ": if it is a daemon with --tls, give yours: NOSYNC_TLS and NOSYNC_IDENTITY, or tls= and identity="
 
 
@@ -125,6 +126,25 @@ class DaemonClient:
                     pb.ConflictsRequest(take_theirs=take_theirs), timeout=60.0, metadata=self._asked
                 ).names
             )
+
+    def count_copies(self, names: Sequence[str]) -> list[int]:
+        """Returns on how many nodes each of these files of kept checkpoints is durable; 0: it is not durable here."""
+        found: list[int] = []
+        for first in range(0, len(names), NAMES_PER_CALL):
+            with self._errors("count copies"):
+                request = pb.CountCopiesRequest(names=names[first : first + NAMES_PER_CALL])
+                found += self._stub.CountCopies(request, timeout=60.0, metadata=self._asked).copies
+        return found
+
+    def fetch_checkpoint(self, checkpoint: str, patience_s: float) -> tuple[bool, int]:
+        """Asks that what peers have of a kept checkpoint is fetched, and waits for it.
+
+        Returns whether all that is known came within `patience_s`, and how many files of it are durable here.
+        """
+        with self._errors("fetch a checkpoint"):
+            request = pb.FetchCheckpointRequest(checkpoint=checkpoint, patience_s=patience_s)
+            reply = self._stub.FetchCheckpoint(request, timeout=patience_s + CALL_TIMEOUT_S, metadata=self._asked)
+        return bool(reply.filled), int(reply.files)
 
     def list_files(self, directory: str, timeout_s: float = 60.0) -> dict[str, Listed]:
         """Returns the names in a directory of the daemon's, and what it says of the file of each."""

@@ -14,9 +14,10 @@ from typing import BinaryIO, TypeVar
 import zstandard
 
 from nosync.lsm.errors import ReplicationError
+from nosync.lsm.model.opaque import checkpoint_of
 from nosync.lsm.model.timestamp import MAX_EPOCH, is_number
 from nosync.lsm.platform.env import MOST_SMALL_BYTES
-from nosync.lsm.platform.layout import MANIFESTS
+from nosync.lsm.platform.layout import CHECKPOINTS, MANIFESTS
 from nosync.lsm.status import LayerStatus
 from nosync.proto.v1 import replication_pb2 as pb
 from nosync.replication.protocol.file_names import LAYERS, FileName, FileVersion
@@ -39,7 +40,7 @@ CHUNK_BYTES = 1 << 20
 MAX_FRAME_BYTES = 8 << 20
 HELD_PER_FRAME = 1_000
 LARGEST_FILE_BYTES = 1 << 40
-"""Of a layer; of all else MOST_SMALL_BYTES, because it is read whole."""
+"""Of a layer, and of a file of a checkpoint; of all else MOST_SMALL_BYTES, because it is read whole."""
 MOST_NAMES = 4_000_000
 """Of one inventory, which comes in as many frames as it takes."""
 MOST_INVENTORY_BYTES = 256 << 20
@@ -296,7 +297,8 @@ def _want(want: pb.Want) -> Want:
 
 def check_group(name: str) -> str:
     """Raises ReplicationError for what is not the name of a directory that files are in."""
-    if not _GROUP.match(name):
+    # The directory of a checkpoint has the names of what could be in it.
+    if not _GROUP.match(name) and (not name.startswith(f"{CHECKPOINTS}/") or checkpoint_of(f"{name}/0") is None):
         raise ReplicationError(f"{name[:200]!r} is not the name of a group of files")
     return name
 
@@ -320,7 +322,7 @@ def _checked_root(root: str) -> str:
 
 def _checked(held: pb.Held) -> FileVersion:
     name = check_name(held.name)
-    most_bytes = MOST_SMALL_BYTES if name.layer is None else LARGEST_FILE_BYTES
+    most_bytes = LARGEST_FILE_BYTES if name.layer is not None or name.is_opaque else MOST_SMALL_BYTES
     if not _DIGEST.match(held.digest) or held.size_bytes > most_bytes:
         raise ReplicationError(f"{name!r}: a digest or a size that no file has")
     return FileVersion(name, held.digest, held.size_bytes)
@@ -336,14 +338,16 @@ def check_name(text: str) -> FileName:
     name = _parsed(text)
     if name is None:
         raise ReplicationError(
-            f"{text[:200]!r} is not the name of a layer, a manifest or an archive of them, a register's fact, or an "
-            "entry of the log of branches"
+            f"{text[:200]!r} is not the name of a layer, a manifest or an archive of them, a register's fact, an entry "
+            "of the log of branches, or a file of a checkpoint"
         )
     return name
 
 
 def _parsed(text: str) -> FileName | None:
     """Returns the name, if a store writes this one so."""
+    if text.startswith(f"{CHECKPOINTS}/"):
+        return None if checkpoint_of(text) is None else FileName(text)
     is_small = _SMALL.match(text) is not None
     if len(text) > _LONGEST_NAME or not (is_small or text.startswith(f"{LAYERS}/")):
         return None

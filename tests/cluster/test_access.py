@@ -146,6 +146,8 @@ def test_without_certificates_whoever_calls_the_address_reads_and_no_more(tmp_pa
                 lambda: stranger.conflicts(take_theirs=True),
                 lambda: stranger.attach(0.1),
                 lambda: stranger.keep(["counts/raw/0"]),
+                lambda: stranger.count_copies(["checkpoints/words/metadata"]),
+                lambda: stranger.fetch_checkpoint("words", 0.1),
                 lambda: stranger.drop_rounds("counts", 0),
                 lambda: stranger.fetch_rounds(["counts/raw/0"], 0),
                 stranger.check,

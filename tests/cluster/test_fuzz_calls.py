@@ -31,11 +31,14 @@ DIGEST = "ab" * 32
 LAYER = "layers/s/raw/0/0-1-0.layer"
 MAY_LAST = ("Replication/Link", "Daemon/Attach")
 UNARY = [method.name for method in pb.DESCRIPTOR.services_by_name["Daemon"].methods]
-HARMLESS_TO_OWNER = sorted({"Status", "Note", "Keep", "ListFiles", "FetchFiles", "Layers", "Conflicts", "FetchRounds"})
+HARMLESS_TO_OWNER = sorted(
+    {"Status", "Note", "Keep", "ListFiles", "FetchFiles", "Layers", "Conflicts", "FetchRounds", "CountCopies"}
+)
 """What else the owner asks for, he gets: branches are deleted and members changed."""
 TEXTS = (
     "", "main", "counts", "n2", "..", "/", "layers", "layers/counts/raw/0", "../../etc/passwd", "x" * 5000, "\x00", "\u00e9",
-    LAYER, "manifests/main", "manifests/main/0.json", "127.0.0.1:1", "counts/raw/0", "9" * 30, "-1", DIGEST,
+    "checkpoints/words/commits/0", "checkpoints/words", LAYER,
+    "manifests/main", "manifests/main/0.json", "127.0.0.1:1", "counts/raw/0", "9" * 30, "-1", DIGEST,
 )  # fmt: skip
 NUMBERS = (0, 1, 2, 7, 1 << 13, (1 << 31) - 1, (1 << 63) - 1)
 
