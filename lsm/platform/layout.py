@@ -16,7 +16,9 @@ catalog/                                        RocksDB, the node's rebuildable 
 given-up.json, let-go.json                      what an operator discarded here; up to where inputs were released
 place.json                                      in a directory that a daemon keeps: a token of it
 checkpoints/<name>/                             a kept checkpoint of a Structured Streaming query, under Spark's names
+checkpoints/<name>.<n>/                         the same after its n-th rewind; `rewound.json` in it says from where
 checkpoints/<name>/pins/<pin>-<token>.json
+checkpoints/<name>/settings/<what>-<token>.json
 checkpoint-views/<name>/<batch>/                the checkpoint as of a batch, made of hard links for who reads it
 """
 

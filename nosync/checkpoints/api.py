@@ -6,21 +6,34 @@ import contextlib
 import json
 import os
 import threading
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+from nosync.checkpoints import peers
 from nosync.checkpoints import rewind as rewinding
+from nosync.checkpoints.closure import Closure
 from nosync.checkpoints.follow import Follower, check_checkpoint
+from nosync.checkpoints.generations import directory_of, keeps_of
 from nosync.checkpoints.index import METADATA
-from nosync.checkpoints.keep import Keep, keeps_of, open_keep
+from nosync.checkpoints.keep import Keep, open_generation, open_keep
 from nosync.checkpoints.names import Batch
 from nosync.checkpoints.restore import Restored, fork, restore
-from nosync.checkpoints.retention import KEPT_BATCHES, CheckpointPin, garbage, pin, pins, unpin
+from nosync.checkpoints.retention import (
+    KEPT_BATCHES,
+    CheckpointPin,
+    garbage_of,
+    kept_batches,
+    pin,
+    pins,
+    set_kept_batches,
+    unpin,
+)
 from nosync.lsm.errors import InvalidInputError, NosyncError
-from nosync.lsm.platform.env import Env
+from nosync.lsm.model.layer import check_name
+from nosync.lsm.platform.env import Env, storage_errors
 from nosync.lsm.platform.layout import CHECKPOINT_VIEWS
 from nosync.lsm.visible import visible
 
@@ -38,19 +51,29 @@ class BatchStatus:
     size_bytes: int
     """The size of all that a query needs to go on after the batch."""
     pins: tuple[str, ...]
+    copies: int | None = None
+    """On how many nodes all of that is; None where it is not known, or the batch cannot be gone on from."""
 
 
 @dataclass(frozen=True)
 class CheckpointStatus:
-    """What is kept of a checkpoint. `safe`: the newest batch that can be gone on from; None where there is none."""
+    """What is kept of a checkpoint.
+
+    `safe`: the newest batch of which all that a query needs is on `nodes` nodes. `newest`: the newest batch that a query
+    can go on from with what is here. Each is None where there is no such batch.
+    """
 
     name: str
     query: str | None
     committed: Batch | None
+    newest: Batch | None
     safe: Batch | None
+    nodes: int
     files: int
     size_bytes: int
     batches: tuple[BatchStatus, ...]
+    problem: str | None = None
+    """Why it is not known what is safe; None when it is."""
 
     def as_dict(self) -> dict[str, Any]:
         """Returns the same as JSON has it."""
@@ -60,6 +83,7 @@ class CheckpointStatus:
         lines = [
             f"checkpoint {self.name}: committed {_or_none(self.committed)}, safe {_or_none(self.safe)}, {self.files} files"
         ]
+        lines += [f"  {self.problem}"] if self.problem else []
         lines += [f"  batch {b.batch}: {b.why_not or 'can be gone on from'}" for b in self.batches]
         return "\n".join(map(visible, lines))
 
@@ -88,14 +112,25 @@ class Checkpoint:
         named: dict[Batch, list[str]] = {}
         for one in pins(keep):
             named.setdefault(one.batch, []).append(one.name)
+        nodes, problem, copies = peers.nodes_of(keep.data), None, Copies({})
+        if nodes > 1:
+            try:
+                copies = Copies(peers.copies_of(keep, index.paths()))
+            except NosyncError as error:
+                problem = f"it is not known what is safe: {error}"
         found = []
-        for t in batches if last is None else batches[-last:]:
+        for t in batches if last is None else batches[len(batches) - last :]:
             closure = keep.closures.find(t)
             why, paths = (closure, frozenset[str]()) if isinstance(closure, str) else (None, closure.paths)
             size = sum(index.size_bytes(path) or 0 for path in paths)
-            found.append(BatchStatus(t, why, len(paths), size, tuple(named.get(t, ()))))
+            on = 1 if nodes == 1 else copies.of(paths)
+            found.append(BatchStatus(t, why, len(paths), size, tuple(named.get(t, ())), on if why is None else None))
         total = sum(index.size_bytes(path) or 0 for path in index.paths())
-        return CheckpointStatus(keep.name, self.query(), keep.committed(), keep.safe(), len(index), total, tuple(found))
+        newest = keep.safe()
+        safe = newest if nodes == 1 else _newest_on(keep, copies, nodes)
+        return CheckpointStatus(
+            keep.name, self.query(), keep.committed(), newest, safe, nodes, len(index), total, tuple(found), problem
+        )  # fmt: skip
 
     def query(self) -> str | None:
         """Returns the id of the query that wrote the checkpoint; None where it is not kept."""
@@ -112,6 +147,7 @@ class Checkpoint:
         `address`: what the query will call the directory, where that is not its path. Raises NotAvailableError where the
         batch cannot be gone on from, InvalidInputError where the directory is not empty, StorageError.
         """
+        self._bring()
         return restore(self._keep, Path(directory), at, address=address)
 
     def fork(
@@ -129,6 +165,7 @@ class Checkpoint:
         """
         if name is not None and name in keeps_of(self._keep.data, self._keep.env):
             raise InvalidInputError(f"checkpoint {name!r} is kept already: say another name")
+        self._bring()
         made = fork(self._keep, Path(directory), at, address=address)
         if name is not None:
             keep = Keep(self._keep.data, name, self._keep.env)
@@ -151,6 +188,7 @@ class Checkpoint:
         looked at for a log that would make the sink skip batches that run again. `sink_rewound`: the output was taken back
         already, or does not remember batches. Raises SinkRemembersError, and as `restore` does.
         """
+        self._bring()
         batch = self._keep.at(at)
         if output is None and not sink_rewound:
             raise InvalidInputError(
@@ -163,8 +201,9 @@ class Checkpoint:
         if self._keep.env.list_dir(path):
             raise InvalidInputError(f"{path} is there, and not empty: say a new directory; nothing was changed")
         with self._keep.writing():
-            kept = rewinding.rewind(self._keep, batch, keep_as=keep_as)
-            return restore(self._keep, path, batch), kept
+            rewound, kept = rewinding.rewind(self._keep, batch, keep_as=keep_as)
+        self._keep = rewound
+        return restore(rewound, path, batch), kept
 
     def at(self, batch: int) -> Restored:
         """Returns a directory of the checkpoint as of a batch, for Spark's `statestore` reader to read.
@@ -173,8 +212,11 @@ class Checkpoint:
 
         It is made when it is asked for the first time, of hard links, in the data directory.
         """
+        if batch not in self._keep.index.batches():
+            self._bring()
         t = self._keep.at(batch)
-        directory = self._keep.data / CHECKPOINT_VIEWS / self.name / str(t)
+        generation = directory_of(self.name, self._keep.generation)
+        directory = self._keep.data / CHECKPOINT_VIEWS / generation / str(t)
         if self._keep.env.exists(directory / METADATA):
             return Restored(directory, t, len(self._keep.closures.of(t).paths), repeats_offsets=False)
         self._keep.env.make_dirs(directory.parent)
@@ -192,34 +234,77 @@ class Checkpoint:
         """Takes a name back. Raises InvalidInputError where there is none."""
         unpin(self._keep, name)
 
-    def clean(self, batches: int = KEPT_BATCHES) -> int:
-        """Removes what neither the last `batches` nor pinned ones need. Returns how many files went.
+    def clean(self, batches: int | None = None) -> int:
+        """Removes what neither the last batches nor pinned ones need. Returns how many files went.
 
-        Raises StoreLockedError while the checkpoint is followed: `watch` does the same by itself.
+        `batches`: how many are kept from now on (default: as many as before). Raises StoreLockedError while the checkpoint
+        is followed, for `watch` does the same by itself; InvalidInputError where a daemon keeps the directory, for it
+        does it by itself on all nodes.
         """
+        if peers.is_kept_by_daemon(self._keep.data):
+            raise InvalidInputError(
+                f"the daemon of {self._keep.data} removes by itself what is not needed, here and on its peers"
+            )
         with self._keep.writing():
-            return _clean(self._keep, batches)
+            set_kept_batches(self._keep, batches or kept_batches(self._keep))
+            return _clean(self._keep)
+
+    def _bring(self) -> None:
+        """Has peers send what is not here, where there are any: a query is to start here, or to be looked at."""
+        if peers.is_kept_by_daemon(self._keep.data):
+            peers.fetch(self._keep.data, self.name)
+            self._keep = open_generation(self._keep.data, self.name, self._keep.env)
 
     def __repr__(self) -> str:
         keep = self._keep
         return visible(
-            f"Checkpoint({keep.name!r}, committed={_or_none(keep.committed())}, safe={_or_none(keep.safe())})"
+            f"Checkpoint({keep.name!r}, committed={_or_none(keep.committed())}, newest={_or_none(keep.safe())})"
         )
 
 
-def _clean(keep: Keep, batches: int) -> int:
-    """Removes garbage. Raises CorruptionError for a pin that cannot be read: then nothing goes."""
-    gone = garbage(keep, batches, {one.batch for one in pins(keep)})
-    keep.remove(gone)
+class Copies:
+    """On how many nodes files are, by name."""
+
+    def __init__(self, counted: Mapping[str, int]) -> None:
+        self._counted = counted
+
+    def of(self, paths: Collection[str]) -> int | None:
+        """Returns on how many nodes all of these files are; None where it is not known."""
+        if not self._counted:
+            return None
+        return min((self._counted.get(path, 0) for path in paths), default=None)
+
+
+def _newest_on(keep: Keep, copies: Copies, nodes: int) -> Batch | None:
+    """Returns the newest batch of which all that a query needs is on so many nodes."""
+    for t in reversed(keep.index.batches()):
+        closure = keep.closures.find(t)
+        if isinstance(closure, Closure) and (copies.of(closure.paths) or 0) >= nodes:
+            return t
+    return None
+
+
+def _clean(keep: Keep) -> int:
+    """Removes garbage of one keep, earlier generations included. Where a pin cannot be read nothing goes."""
+    gone = garbage_of(keep.data, keep.env, keep.name)
+    for path in gone:
+        with storage_errors("remove", keep.data / path):
+            keep.env.unlink(keep.data / path)
+        if path.parts[1] == keep.root.name:
+            keep.index.discard("/".join(path.parts[2:]))
     return len(gone)
 
 
 def checkpoint(name: str, store: str | os.PathLike[str] | None = None) -> Checkpoint:
     """Opens what is kept of a checkpoint. `store`: the data directory (default: $NOSYNC_DATA).
 
-    Raises InvalidInputError where none of this name is kept.
+    Where a daemon keeps the directory and has nothing of the checkpoint, its peers are asked. Raises InvalidInputError
+    where none of this name is kept.
     """
-    return Checkpoint(open_keep(data_directory(store), name, Env()))
+    data = data_directory(store)
+    if peers.is_kept_by_daemon(data) and check_name(name, "checkpoint name") not in keeps_of(data, Env()):
+        peers.fetch(data, name)
+    return Checkpoint(open_keep(data, name, Env()))
 
 
 def checkpoints(store: str | os.PathLike[str] | None = None) -> list[str]:
@@ -239,9 +324,18 @@ class Watch:
     """Follows a query's checkpoint in a thread of its own. Use it in `with`, or call `close`."""
 
     def __init__(self, source: Path, keep: Keep, keep_batches: int = KEPT_BATCHES) -> None:
-        self._keep, self._batches = keep, keep_batches
         self._writing = contextlib.ExitStack()
         self._writing.enter_context(keep.writing())
+        with contextlib.ExitStack() as failed:
+            failed.callback(self._writing.close)
+            going_on = rewinding.going_on(source, keep)
+            if going_on is not keep:
+                self._writing.close()
+                self._writing.enter_context(going_on.writing())
+            failed.pop_all()
+        self._keep = keep = going_on
+        set_kept_batches(keep, keep_batches)
+        self._batches, self._has_daemon = keep_batches, peers.is_kept_by_daemon(keep.data)
         self._follower = Follower(source, keep)
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._run, name=f"nosync-checkpoint-{keep.name}", daemon=True)
@@ -270,8 +364,8 @@ class Watch:
 
     def _clean(self, taken: list[str]) -> None:
         has_commit = any(path.startswith("commits/") for path in taken)
-        if has_commit and len(self._keep.index.batches()) > 2 * self._batches:
-            _clean(self._keep, self._batches)
+        if has_commit and not self._has_daemon and len(self._keep.index.batches()) > 2 * self._batches:
+            _clean(self._keep)
 
     def __enter__(self) -> Self:
         return self
@@ -298,7 +392,7 @@ def watch(
     source = Path(os.fspath(path).removeprefix("file://").removeprefix("file:"))
     if source.exists() and any(source.iterdir()):
         check_checkpoint(source)
-    keep = Keep(data_directory(store), name or source.name.lower(), Env())
+    keep = open_generation(data_directory(store), name or source.name.lower(), Env())
     _check_same_query(source, keep)
     return Watch(source, keep, keep_batches)
 

@@ -11,10 +11,11 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 
+from nosync.checkpoints.index import METADATA
 from nosync.checkpoints.keep import Keep, files_below
 from nosync.checkpoints.names import Batch, StateFile, StoreId, parse
 from nosync.checkpoints.spark_files import read_commit, read_offsets
-from nosync.lsm.errors import InvalidInputError, NosyncError
+from nosync.lsm.errors import CorruptionError, InvalidInputError, NosyncError
 from nosync.lsm.platform.env import storage_errors
 from nosync.lsm.platform.json_file import read_if_there
 
@@ -45,6 +46,8 @@ class Follower:
         is_due = self._listed_s is None or env.monotonic_s() - self._listed_s >= self._list_every_s
         if not new and not is_due:
             return []
+        for t in new:
+            self._check_offsets(t)
         taken: list[str] = []
         # The first time, and where batches came faster than they were looked at, all is listed.
         if is_due or len(new) > 1 or not self._keep.index.stores():
@@ -54,6 +57,15 @@ class Follower:
         for t in new:
             taken += self._keep.take(self._source, self._names_of(t))
         return taken
+
+    def _check_offsets(self, t: Batch) -> None:
+        """Raises CorruptionError where batch `t` read something else than what is kept of it, from before it ran."""
+        path = f"offsets/{t}"
+        if path in self._keep.index and self._read(path) != self._keep.read(path):
+            raise CorruptionError(
+                f"{self._source / path}: is not what is kept of this batch, which was to run before: another query wrote it, "
+                f"or it decided anew. End this, and watch {self._source} again"
+            )
 
     def run(self, stopped: threading.Event, told: Callable[[list[str]], None] = lambda taken: None) -> None:
         """Looks until `stopped`. `told`: is given the names of what was taken in. An error is logged, and tried again."""
@@ -133,7 +145,5 @@ def check_checkpoint(source: Path) -> None:
     """Raises InvalidInputError where a directory is not the checkpoint of a query."""
     if not source.is_dir():
         raise InvalidInputError(f"{source} is no directory: say the query's checkpointLocation")
-    if not (source / "metadata").is_file() or not (source / "offsets").is_dir():
-        raise InvalidInputError(
-            f"{source} is not the checkpoint of a Structured Streaming query: it has no metadata and no offsets"
-        )
+    if not (source / METADATA).is_file():
+        raise InvalidInputError(f"{source} is not the checkpoint of a Structured Streaming query: it has no metadata")

@@ -7,12 +7,13 @@ Invariants
   has all of the batch that was there to be kept.
 - A state of version `v` enters after `commits/(v - 1)` is there: a batch that runs again may write other states before.
 - The files that a snapshot of RocksDB names enter with it, in the sizes that it says: Spark writes them in place.
+- A rewind begins another generation of the keep, a directory of its own. See `generations.py`.
 - One process at a time takes in and removes files (`writing`). It begins by syncing what is there: of what an earlier
   one linked, it may have died before it synced.
 
 Steps of taking in what a checkpoint has (`take`):
-1. Link the new files, all but commits; the SST files of a snapshot before the snapshot.
-2. Check each beside the checksum that Spark wrote, where there is one.
+1. Check each new file, all but commits, beside the checksum that Spark wrote, where there is one.
+2. Link it; the SST files of a snapshot before the snapshot.
 3. Sync the files, then the directories that they are in.
 4. The same for the commits, in order.
 """
@@ -27,19 +28,20 @@ from pathlib import Path, PurePosixPath
 
 from nosync.checkpoints.checksum import check
 from nosync.checkpoints.closure import Closures
+from nosync.checkpoints.generations import REWOUND, SETTINGS, directory_of, generations_of, keeps_of
 from nosync.checkpoints.index import FileIndex
 from nosync.checkpoints.names import CRC_SUFFIX, Batch, BatchFile, Form, StateFile, is_kept, parse
 from nosync.checkpoints.spark_files import HEAD_BYTES, PartFile, read_snapshot
-from nosync.lsm.errors import CorruptionError, InvalidInputError, NotAvailableError, StoreLockedError
+from nosync.lsm.errors import CorruptionError, InvalidInputError, NotAvailableError, StorageError, StoreLockedError
 from nosync.lsm.model.layer import check_name
 from nosync.lsm.platform.env import Env, opened_regular, storage_errors
-from nosync.lsm.platform.json_file import read_if_there
+from nosync.lsm.platform.json_file import read_if_there, read_small
 from nosync.lsm.platform.layout import CHECKPOINTS, LOCK, PINS
 from nosync.lsm.platform.lock import DirectoryLock
 from nosync.lsm.platform.nearest import did_you_mean
 from nosync.lsm.platform.publish import temporary_path
 
-_OWN = (PINS, LOCK)
+_OWN = (PINS, SETTINGS, LOCK, REWOUND)
 _CROSS_DEVICE = (errno.EXDEV, errno.EPERM, errno.EMLINK, errno.EOPNOTSUPP)
 """What link(2) says where there can be no second name: then the file is copied."""
 
@@ -47,13 +49,16 @@ _CROSS_DEVICE = (errno.EXDEV, errno.EPERM, errno.EMLINK, errno.EOPNOTSUPP)
 class Keep:
     """The keep of one checkpoint. `data`: the data directory that it is in. One thread may change it at a time."""
 
-    def __init__(self, data: Path, name: str, env: Env) -> None:
+    def __init__(self, data: Path, name: str, env: Env, generation: int = 0) -> None:
+        """`generation`: how often it was rewound. See `open_generation` for the one that counts."""
         self.name = check_name(name, "checkpoint name")
-        self.data, self.env = data, env
-        self.root = data / CHECKPOINTS / name
+        self.data, self.env, self.generation = data, env, generation
+        self.root = data / CHECKPOINTS / directory_of(name, generation)
         self._load()
 
     def _load(self) -> None:
+        with storage_errors("list", self.root):
+            self.env.list_dir(self.root)  # which refuses a link: it would lead out of the data directory
         paths = files_below(self.root, self.env)
         self.index = FileIndex({path: self.env.size_bytes(self.root / path) for path in paths})
         self.closures = Closures(self.index, self.read, self.head)
@@ -159,16 +164,22 @@ class Keep:
                 name = f"{file.store.directory}/{part.name}"
                 if self.index.size_bytes(name) == part.size_bytes:
                     continue
-                size_bytes = self._link(source, name)
-                if size_bytes != part.size_bytes:
-                    self._unlink(name)
+                # Looked at before it is linked: what has a name here is sent to peers.
+                if self._size_bytes(source / name) != part.size_bytes or self._link(source, name) is None:
                     return linked
-                linked[name] = size_bytes
+                linked[name] = part.size_bytes
+        self._check(source, path)
         size_bytes = self._link(source, path)
         if size_bytes is not None:
-            self._check(path)
             linked[path] = size_bytes
         return linked
+
+    def _size_bytes(self, path: Path) -> int | None:
+        """Returns the size of a file; None where it is not there."""
+        try:
+            return self.env.size_bytes(path)
+        except FileNotFoundError:
+            return None
 
     def _parts(self, source: Path, path: str) -> list[PartFile]:
         try:
@@ -186,7 +197,7 @@ class Keep:
             try:
                 self.env.link(source / path, target)
             except FileExistsError:
-                pass
+                self._check_same(source / path, target)
             except FileNotFoundError:  # Spark removed it just now
                 return None
             except OSError as error:
@@ -211,17 +222,28 @@ class Keep:
             self.env.unlink(temporary)
         return True
 
-    def _check(self, path: str) -> None:
-        """Checks a file beside the checksum that Spark wrote. One that does not fit gets no name here."""
-        crc = self.root / (path.removesuffix(CRC_SUFFIX) + CRC_SUFFIX)
-        file = self.root / path.removesuffix(CRC_SUFFIX)
-        if not (self.env.exists(crc) and self.env.exists(file)):
-            return
+    def _check_same(self, file: Path, kept: Path) -> None:
+        """Raises CorruptionError where a name is taken by other contents: two queries write one checkpoint."""
         try:
-            check(read_if_there(crc, self.env), file, self.env)
-        except CorruptionError:
-            self._unlink(path)
-            raise
+            is_same = self.env.identity(file).inode == self.env.identity(kept).inode or bytes(
+                self.env.map(file)
+            ) == bytes(self.env.map(kept))
+        except FileNotFoundError:
+            return  # one of them went just now
+        if not is_same:
+            raise CorruptionError(
+                f"{file}: has other contents than {kept}, which is kept: two queries write this checkpoint, or it was set "
+                "back by hand. Keep it under another name"
+            )
+
+    def _check(self, source: Path, path: str) -> None:
+        """Checks a file beside the checksum that Spark wrote. One that does not fit gets no name here."""
+        if path.endswith(CRC_SUFFIX):
+            return  # it is looked at with its file
+        for root in (source, self.root):
+            with contextlib.suppress(FileNotFoundError):
+                check(read_if_there(root / (path + CRC_SUFFIX), self.env), source / path, self.env)
+                return
 
     def _unlink(self, path: str) -> None:
         with storage_errors("remove", self.root / path):
@@ -234,19 +256,35 @@ class Keep:
             self._unlink(path)
 
 
+def open_generation(data: Path, name: str, env: Env) -> Keep:
+    """Opens the generation of a keep that counts: the newest one that is whole. There may be none yet: then it is begun.
+
+    A generation that a rewind was making when it died, or that has not come from a peer in full, does not count.
+    """
+    for generation in sorted(generations_of(data, check_name(name, "checkpoint name"), env), reverse=True):
+        keep = Keep(data, name, env, generation)
+        if generation == 0 or _is_whole(keep):
+            return keep
+    return Keep(data, name, env)
+
+
+def _is_whole(keep: Keep) -> bool:
+    """Returns whether a generation has the batch that it was rewound to, or a later one, and all that it needs."""
+    try:
+        fields = read_small(keep.root / REWOUND, keep.env)
+    except (CorruptionError, StorageError):
+        return False
+    safe = keep.safe()
+    return safe is not None and safe >= int(fields["at"])
+
+
 def open_keep(data: Path, name: str, env: Env) -> Keep:
     """Opens a keep that is there. Raises InvalidInputError where there is none of this name, and names the nearest."""
     names = keeps_of(data, env)
     if check_name(name, "checkpoint name") not in names:
         known = ", ".join(names) or "none"
         raise InvalidInputError(f"no checkpoint {name!r} is kept in {data} (kept: {known}){did_you_mean(name, names)}")
-    return Keep(data, name, env)
-
-
-def keeps_of(data: Path, env: Env) -> list[str]:
-    """Returns the names of the checkpoints that a data directory keeps."""
-    with storage_errors("list", data / CHECKPOINTS):
-        return sorted(env.list_dir(data / CHECKPOINTS))
+    return open_generation(data, name, env)
 
 
 def files_below(root: Path, env: Env, directory: str = "") -> Iterator[str]:

@@ -1,22 +1,28 @@
 """What a keep holds on to: the last batches, what is pinned, and all that these need. The rest is garbage after a grace.
 
-Spark's own deletes touch Spark's directory alone. A keep deletes nothing but here.
+Spark's own deletes touch Spark's directory alone. Files of a keep are deleted nowhere but here. Which files are garbage follows
+from what is kept, so nodes that keep the same files remove the same ones, each for itself.
 """
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Collection
 from dataclasses import dataclass
-from pathlib import PurePosixPath
+from pathlib import Path, PurePosixPath
 
 from nosync.checkpoints.closure import Closure
-from nosync.checkpoints.keep import Keep
+from nosync.checkpoints.generations import REWOUND, SETTINGS, directory_of, generations_of, keeps_of
+from nosync.checkpoints.keep import Keep, open_generation
 from nosync.checkpoints.names import Batch, BatchFile, SourceFile, StateFile, StorePart, parse
-from nosync.lsm.errors import InvalidInputError
+from nosync.lsm.errors import InvalidInputError, NosyncError
 from nosync.lsm.facts.or_set import add_element, elements, read_element, remove
 from nosync.lsm.model.layer import check_name
+from nosync.lsm.platform.env import Env
 from nosync.lsm.platform.layout import CHECKPOINTS, PINS
 from nosync.lsm.platform.parsing import parsed
+
+log = logging.getLogger("nosync")
 
 KEPT_BATCHES = 100
 """So many of the newest batches that can be gone on from are kept, if nobody says otherwise."""
@@ -68,6 +74,68 @@ def unpin(keep: Keep, name: str) -> None:
         remove(keep.data, element, keep.env)
 
 
+def copy_pins(keep: Keep, target: Keep, until: Batch | None = None) -> None:
+    """Gives another keep the pins of this one, by default all, else those of batches up to `until`."""
+    there = {one.name for one in pins(target)}
+    for one in pins(keep):
+        if one.name not in there and (until is None or one.batch <= until):
+            add_element(target.data, _directory(target), one.name, {"name": one.name, "batch": one.batch}, target.env)
+
+
+def kept_batches(keep: Keep) -> int:
+    """Returns how many of the newest batches are kept. Raises CorruptionError for a damaged setting."""
+    found = [KEPT_BATCHES] if not (said := elements(keep.data, _settings(keep), keep.env)) else []
+    for element in said:
+        fields = read_element(keep.data, element, keep.env)
+        with parsed("a setting of a checkpoint", str(keep.data / element.path)):
+            if not isinstance(fields["batches"], int) or fields["batches"] < 1:
+                raise ValueError(f"{fields['batches']!r} batches")
+            found.append(fields["batches"])
+    return max(found)
+
+
+def set_kept_batches(keep: Keep, batches: int) -> None:
+    """Says how many of the newest batches are kept. Durable when this returns, and known to all nodes in time."""
+    if kept_batches(keep) == batches:
+        return
+    before = elements(keep.data, _settings(keep), keep.env)
+    add_element(keep.data, _settings(keep), "batches", {"batches": batches}, keep.env)
+    for element in before:
+        remove(keep.data, element, keep.env)
+
+
+def garbage_of(data: Path, env: Env, only: str | None = None) -> list[PurePosixPath]:
+    """Returns the files of all keeps of a directory that nobody needs, relative to it; commits before what they need.
+
+    `only`: of the keep of this name alone. Earlier generations go once a later one is whole. Of a keep whose pins or
+    settings cannot be read nothing goes.
+    """
+    found: list[PurePosixPath] = []
+    for name in keeps_of(data, env) if only is None else [only]:
+        keep = open_generation(data, name, env)
+        for generation in generations_of(data, name, env):
+            if generation < keep.generation:
+                found += _all_of(data, directory_of(name, generation), env)
+        try:
+            gone = garbage(keep, kept_batches(keep), {one.batch for one in pins(keep)})
+        except NosyncError as error:
+            log.error("checkpoint %s: nothing is removed: %s", name, error)
+            continue
+        directory = PurePosixPath(CHECKPOINTS, directory_of(name, keep.generation))
+        found += [directory / path for path in sorted(gone, key=lambda path: not path.startswith("commits/"))]
+    return found
+
+
+def _all_of(data: Path, directory: str, env: Env) -> list[PurePosixPath]:
+    """Returns all files of an earlier generation: the mark that it counts first, then commits, then the rest."""
+    paths, directories = list[PurePosixPath](), [PurePosixPath(CHECKPOINTS, directory)]
+    while directories:
+        at = directories.pop()
+        for name, is_directory in env.entries(data / at):
+            (directories if is_directory else paths).append(at / name)
+    return sorted(paths, key=lambda path: (path.name != REWOUND, path.parts[2] != "commits", path))
+
+
 def garbage(keep: Keep, batches: int = KEPT_BATCHES, pinned: Collection[Batch] = ()) -> set[str]:
     """Returns the files that neither the last `batches` nor pinned ones need. Nothing newer than the oldest goes.
 
@@ -101,4 +169,8 @@ def _is_before(keep: Keep, path: str, oldest: Batch) -> bool:
 
 
 def _directory(keep: Keep) -> PurePosixPath:
-    return PurePosixPath(CHECKPOINTS, keep.name, PINS)
+    return PurePosixPath(CHECKPOINTS, directory_of(keep.name, keep.generation), PINS)
+
+
+def _settings(keep: Keep) -> PurePosixPath:
+    return PurePosixPath(CHECKPOINTS, directory_of(keep.name, keep.generation), SETTINGS)

@@ -1,9 +1,9 @@
 """Rewinding a kept checkpoint: what came after a batch is kept under another name, and the batch is the newest again.
 
 Invariants
-- Nothing is lost: the whole keep, as it was, is kept under the other name before anything goes.
-- Commits go first and from the newest on, so a rewind that dies in between leaves a keep whose batches are whole, and
-  saying the same again finishes it.
+- Nothing is lost: the whole keep, as it was, is kept under the other name before another generation counts.
+- Nothing is changed or removed: a rewind makes another generation of the keep, a directory of links. It counts with its
+  last file, so a rewind that dies in between leaves the keep as it was, and saying the same again does it.
 
 The trap is the sink. A file sink skips batches that its log has, Delta skips what it has of the query's id and batch:
 both would lose what the batches hold when they run again. So a rewind asks where the output goes, and refuses while
@@ -13,14 +13,21 @@ the sink remembers batches that are about to run again.
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Iterator
 from pathlib import Path
 
+from nosync.checkpoints.generations import REWOUND, generations_of, keeps_of
 from nosync.checkpoints.index import FileIndex
-from nosync.checkpoints.keep import Keep, keeps_of
+from nosync.checkpoints.keep import Keep
 from nosync.checkpoints.names import CRC_SUFFIX, Batch, BatchFile, OperatorFile, StateFile, parse
+from nosync.checkpoints.retention import copy_pins, kept_batches, set_kept_batches
 from nosync.lsm.errors import InvalidInputError, NosyncError
+from nosync.lsm.model.timestamp import is_number
 from nosync.lsm.platform.env import Env, storage_errors
+from nosync.lsm.platform.json_file import publish_small, read_if_there, sync_published
+
+log = logging.getLogger("nosync")
 
 _FILE_SINK, _DELTA = "_spark_metadata", "_delta_log"
 
@@ -29,8 +36,8 @@ class SinkRemembersError(NosyncError):
     """A sink has batches that would run again, and would skip them: what they hold would be lost."""
 
 
-def rewind(keep: Keep, t: int, *, keep_as: str | None = None) -> str:
-    """Lets batch `t` be the newest that is kept. Returns the name under which the rest is kept.
+def rewind(keep: Keep, t: int, *, keep_as: str | None = None) -> tuple[Keep, str]:
+    """Lets batch `t` be the newest that is kept. Returns the keep as it is then, and the name under which the rest is kept.
 
     Raises NotAvailableError where the batch cannot be gone on from, InvalidInputError where the name is taken.
     """
@@ -42,18 +49,74 @@ def rewind(keep: Keep, t: int, *, keep_as: str | None = None) -> str:
     if name in taken:
         raise InvalidInputError(f"checkpoint {name!r} is kept already: say another name with --keep-as")
     later = Keep(keep.data, name, keep.env)
-    later.take(keep.root, list(keep.index.paths()))
-    keep.remove(list(_after(keep.index, at)))
-    return name
+    with later.writing():
+        later.take(keep.root, list(keep.index.paths()))
+        copy_pins(keep, later)
+    return begin_generation(keep, at), name
+
+
+def begin_generation(keep: Keep, t: Batch) -> Keep:
+    """Makes the next generation of a keep, of all that is not of batches after `t`. Durable when this returns."""
+    taken = generations_of(keep.data, keep.name, keep.env)
+    made = Keep(keep.data, keep.name, keep.env, max(taken, default=0) + 1)
+    with made.writing():
+        made.take(keep.root, sorted(set(keep.index.paths()).difference(_after(keep.index, t))))
+        copy_pins(keep, made, until=t)
+        set_kept_batches(made, kept_batches(keep))
+        fields = {"from": keep.generation, "at": t}
+        publish_small(keep.data, made.root / REWOUND, fields, keep.env)
+        sync_published(keep.data, made.root / REWOUND, keep.env)
+    return made
+
+
+def going_on(source: Path, keep: Keep) -> Keep:
+    """Returns the keep that the checkpoint at `source` goes on from: this one, or a generation that begins with it.
+
+    A query that was started from an earlier batch than the newest one that is kept went back, as a rewind does. What came
+    after is kept under another name, if a query could go on from it. So did a query that was started where the offsets of
+    the next batch were not kept: it decides anew what that batch reads.
+    Raises InvalidInputError where the checkpoint went back and has run on since: whose batches are kept is not known.
+    """
+    committed, env = keep.committed(), keep.env
+    last = max(_numbers(source / "commits", env), default=None)
+    if committed is None or last is None:
+        return keep
+    kept = keep.index.batches("offsets")
+    path = f"offsets/{min(last, committed)}"
+    if path in keep.index and read_if_there(source / path, env) != keep.read(path):
+        raise InvalidInputError(
+            f"{source / path} is not what is kept of this batch, whose commit is kept: the query went back, and ran again. "
+            f"Rewind checkpoint {keep.name!r} to a batch before it first, or keep {source} under another name"
+        )
+    if last < committed:
+        if (keep.safe() or 0) > last:
+            rewound, name = rewind(keep, last)
+            log.warning("%s went back to batch %d: what came after is kept as checkpoint %s", source, last, name)
+            return rewound
+        return begin_generation(keep, Batch(last))
+    following = f"offsets/{committed + 1}"
+    if last > committed or committed + 1 not in kept or _is_same(source / following, keep, following):
+        return keep
+    return begin_generation(keep, committed)
+
+
+def _is_same(file: Path, keep: Keep, path: str) -> bool:
+    try:
+        return read_if_there(file, keep.env) == keep.read(path)
+    except FileNotFoundError:
+        return False
+
+
+def _numbers(directory: Path, env: Env) -> list[Batch]:
+    with storage_errors("list", directory):
+        return [Batch(int(name)) for name in env.list_dir(directory) if is_number(name)]
 
 
 def _after(index: FileIndex, t: Batch) -> Iterator[str]:
-    """Yields what belongs to batches after `t`, commits first and from the newest on."""
-    for batch in sorted((b for b in index.batches() if b > t), reverse=True):
-        yield f"commits/{batch}"
-    for path in sorted(index.paths()):
+    """Yields what belongs to batches after `t`."""
+    for path in index.paths():
         match parse(path.removesuffix(CRC_SUFFIX)):
-            case BatchFile(_, _, batch) if batch > t and path != f"commits/{batch}":
+            case BatchFile(_, _, batch) if batch > t:
                 yield path
             case StateFile() as file if file.version > t + 1:
                 yield path

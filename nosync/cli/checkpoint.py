@@ -10,11 +10,12 @@ from types import FrameType
 import click
 
 from nosync.checkpoints import api
+from nosync.checkpoints.api import CheckpointStatus
 from nosync.checkpoints.follow import check_checkpoint
 from nosync.checkpoints.restore import Restored
 from nosync.checkpoints.retention import KEPT_BATCHES
 from nosync.cli.app import Group, cli
-from nosync.cli.console import JSON, out, print_json, size_text, table_of
+from nosync.cli.console import JSON, err, out, print_json, size_text, table_of
 
 DATA = click.option(
     "--store", "store", metavar="DIR", envvar=api.DATA_VARIABLE, required=True,
@@ -59,9 +60,7 @@ def watch(path: Path, name: str | None, keep_batches: int, once: bool, store: Pa
             out.print(f"{wait}keeping {path} as {running.checkpoint.name} in {store}; Ctrl-C ends it", soft_wrap=True)
             _wait_for_signal()
     status = running.checkpoint.status(last=1)
-    out.print(
-        f"{status.name}: committed {_number(status.committed)}, safe {_number(status.safe)}, {status.files} files"
-    )
+    out.print(f"{status.name}: {_summary(status)}, {status.files} files")
 
 
 @checkpoint.command(name="list")
@@ -71,11 +70,17 @@ def list_(store: Path, as_json: bool) -> None:
     """List the checkpoints that are kept."""
     found = [api.checkpoint(name, store).status(last=0) for name in api.checkpoints(store)]
     if as_json:
-        print_json([{"name": s.name, "committed": s.committed, "safe": s.safe, "bytes": s.size_bytes} for s in found])
+        print_json(
+            [
+                {"name": s.name, "committed": s.committed, "newest": s.newest, "safe": s.safe, "bytes": s.size_bytes}
+                for s in found
+            ]
+        )
         return
     table = table_of("checkpoint", "committed>", "safe>", "files>", "size>")
     for s in found:
-        table.add_row(s.name, _number(s.committed), _number(s.safe), f"{s.files:,}", size_text(s.size_bytes))
+        safe = "unknown" if s.problem else _number(s.safe)
+        table.add_row(s.name, _number(s.committed), safe, f"{s.files:,}", size_text(s.size_bytes))
     out.print(table if found else f"{store} keeps no checkpoint")
 
 
@@ -91,13 +96,17 @@ def status(name: str, last: int, store: Path, as_json: bool) -> None:
         print_json(found.as_dict())
         return
     out.print(
-        f"checkpoint {found.name} of query {found.query or 'unknown'}: committed {_number(found.committed)}, "
-        f"safe {_number(found.safe)}, {found.files} files, {size_text(found.size_bytes)}"
+        f"checkpoint {found.name} of query {found.query or 'unknown'}: {_summary(found)}, "
+        f"{found.files} files, {size_text(found.size_bytes)}"
     )
-    table = table_of("batch>", "can be gone on from", "files>", "size>", "pins")
+    if found.problem:
+        err.print(found.problem, soft_wrap=True)
+    nodes = ("on nodes>",) if found.nodes > 1 else ()
+    table = table_of("batch>", "can be gone on from", "files>", "size>", *nodes, "pins")
     for b in found.batches:
         why = "yes" if b.why_not is None else f"no: {b.why_not}"
-        table.add_row(str(b.batch), why, f"{b.files:,}", size_text(b.size_bytes), " ".join(b.pins))
+        copies = ("" if b.copies is None else f"{b.copies} of {found.nodes}",) if nodes else ()
+        table.add_row(str(b.batch), why, f"{b.files:,}", size_text(b.size_bytes), *copies, " ".join(b.pins))
     if found.batches:
         out.print(table)
 
@@ -193,6 +202,14 @@ def _print_made(made: Restored, *, as_json: bool, kept_as: str | None = None) ->
     out.print(f"{made.path}: a query goes on after batch {made.batch} ({made.files} files); {again}", soft_wrap=True)
     if kept_as is not None:
         out.print(f"what came after is kept as checkpoint {kept_as}")
+
+
+def _summary(found: CheckpointStatus) -> str:
+    """Returns which batches are there: where there are peers, what is safe is on several nodes."""
+    text = f"committed {_number(found.committed)}, safe {'unknown' if found.problem else _number(found.safe)}"
+    if found.nodes > 1:
+        text += f" (on {found.nodes} nodes), here {_number(found.newest)}"
+    return text
 
 
 def _number(t: int | None) -> str:

@@ -13,9 +13,11 @@ from typing import TYPE_CHECKING, Any
 import click
 from rich.markup import escape
 
+from nosync.checkpoints.retention import garbage_of
 from nosync.cli.app import cli
 from nosync.cli.console import JSON, STORE, GivenPath, check_store, err, log_to_stderr, out, print_json, table_of
 from nosync.lsm.errors import NosyncError, ReplicationError
+from nosync.lsm.platform.env import Env
 from nosync.lsm.platform.process import leave_out_pandas
 
 if TYPE_CHECKING:
@@ -100,6 +102,7 @@ def daemon(config: Path | None, peers: tuple[str, ...], check: bool, verbose: bo
     _take_descriptors()
     _give_way(found.nice)
     one = Daemon(found)
+    one.node.opaque.removes(lambda: garbage_of(found.data, Env()))
     serve(
         one,
         ready=lambda: err.print(

@@ -146,7 +146,9 @@ def test_rewinding_keeps_what_came_after(kept: FakeQuery, tmp_path: Path, capsys
     with nosync.checkpoints.watch(again.root, data, name="words"):
         pass
     assert nosync.checkpoint("words", data).status().safe == 3
-    assert (data / "checkpoints/words/state/0/0/4.changelog").read_text() == "other rows"
+    view = nosync.checkpoint("words", data).at(3).path
+    assert (view / "state/0/0/4.changelog").read_text() == "other rows"
+    assert contents(data / "checkpoints" / "words") == before, "a rewind changes nothing that is there"
     assert nosync.checkpoint("words-before-rewind-1", data).status().safe == 4
 
 
@@ -180,7 +182,7 @@ def test_the_state_at_a_batch_has_a_directory(kept: FakeQuery, tmp_path: Path) -
 
 def test_objects_say_what_they_are(kept: FakeQuery, tmp_path: Path) -> None:
     words = nosync.checkpoint("words", tmp_path / "data")
-    assert repr(words) == "Checkpoint('words', committed=4, safe=4)"
+    assert repr(words) == "Checkpoint('words', committed=4, newest=4)"
     assert "batch 4: can be gone on from" in repr(words.status())
     assert words.pin("before-upgrade").batch == 4
     assert words.status().batches[-1].pins == ("before-upgrade",)

@@ -249,6 +249,18 @@ def test_links_of_a_checkpoint_are_not_followed(tmp_path: Path) -> None:
     assert "sources/0/7" not in keep.index
 
 
+def test_a_keep_that_is_a_link_is_no_keep(tmp_path: Path) -> None:
+    query = FakeQuery(tmp_path / "ck", "hdfs")
+    query.run(1)
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "data" / "checkpoints").mkdir(parents=True)
+    (tmp_path / "data" / "checkpoints" / "words").symlink_to(tmp_path / "elsewhere")
+    assert nosync.checkpoints.api.checkpoints(tmp_path / "data") == []
+    with pytest.raises(StorageError, match="symbolic link"):
+        nosync.checkpoints.watch(query.root, tmp_path / "data", name="words")
+    assert not list((tmp_path / "elsewhere").iterdir())
+
+
 def test_a_full_disk_loses_nothing_and_it_goes_on(tmp_path: Path) -> None:
     class Full(Env):
         is_full = True

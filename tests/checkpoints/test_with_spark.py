@@ -55,7 +55,16 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def start(checkpoints: Path, output: Path, source: Path, form: str, variant: str = "") -> subprocess.Popen[bytes]:
-    command = [sys.executable, ordinary_queries.__file__, checkpoints, output, source, form, ",".join(NAMES[form]), variant]
+    command = [
+        sys.executable,
+        ordinary_queries.__file__,
+        checkpoints,
+        output,
+        source,
+        form,
+        ",".join(NAMES[form]),
+        variant,
+    ]
     output.mkdir(parents=True, exist_ok=True)
     with open(output / "log", "ab") as log:
         return subprocess.Popen([*map(str, command)], stdout=log, stderr=log, start_new_session=True)

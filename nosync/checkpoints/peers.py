@@ -1,0 +1,74 @@
+"""What the daemon of a data directory knows of a kept checkpoint: on how many nodes its files are, and what peers have."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Collection, Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from nosync.checkpoints.generations import directory_of
+from nosync.checkpoints.keep import Keep
+from nosync.lsm.errors import NosyncError, ReplicationError
+from nosync.lsm.platform.layout import CHECKPOINTS, PLACE_FILE
+from nosync.replication.transport.daemon_files import keeper_of
+
+if TYPE_CHECKING:
+    from nosync.replication.transport.client import DaemonClient
+
+log = logging.getLogger("nosync")
+
+FETCH_PATIENCE_S = 60.0
+"""How long a restore waits for what only peers have."""
+
+
+def is_kept_by_daemon(data: Path) -> bool:
+    """Returns whether a daemon keeps a data directory, whether it runs or not."""
+    return (data / PLACE_FILE).exists()
+
+
+def nodes_of(data: Path) -> int:
+    """Returns on how many nodes files of a data directory are to be."""
+    keeper = keeper_of(data)
+    return 1 if keeper is None else keeper.replicas
+
+
+def copies_of(keep: Keep, paths: Collection[str]) -> Mapping[str, int]:
+    """Returns on how many nodes each of these files of a keep is durable, as far as peers said so.
+
+    Raises ReplicationError where the daemon does not answer.
+    """
+    directory = f"{CHECKPOINTS}/{directory_of(keep.name, keep.generation)}"
+    ordered = sorted(paths)
+    with _daemon_of(keep.data) as client:
+        return dict(zip(ordered, client.count_copies([f"{directory}/{path}" for path in ordered]), strict=True))
+
+
+def fetch(data: Path, name: str, patience_s: float = FETCH_PATIENCE_S) -> None:
+    """Fetches what peers have of a checkpoint, where a daemon keeps the directory. What does not come is logged."""
+    if not is_kept_by_daemon(data):
+        return
+    try:
+        with _daemon_of(data) as client:
+            filled, _ = client.fetch_checkpoint(name, patience_s)
+    except NosyncError as error:
+        log.warning("checkpoint %s: what peers have of it is not fetched: %s", name, error)
+        return
+    if not filled:
+        log.warning("checkpoint %s: not all that peers have of it came within %s s", name, patience_s)
+
+
+@contextlib.contextmanager
+def _daemon_of(data: Path) -> Iterator[DaemonClient]:
+    try:
+        from nosync.replication.transport.client import client_of  # noqa: PLC0415 - gRPC takes a moment to import
+    except ImportError as error:
+        raise NosyncError(f"daemons need {error.name}: pip install 'nosync[daemon]'") from error
+    client = client_of(data)
+    if client is None:
+        raise ReplicationError(f"the daemon of {data} is not running: start it again with nosync daemon")
+    try:
+        yield client
+    finally:
+        client.close()

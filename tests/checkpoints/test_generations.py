@@ -1,0 +1,181 @@
+"""Rewinding a keep: a generation of its own, that counts when it is whole. Killed in between, copied in any order."""
+
+from __future__ import annotations
+
+import random
+import shutil
+from pathlib import Path
+
+import pytest
+
+import nosync
+from nosync.checkpoints.follow import Follower
+from nosync.checkpoints.generations import generations_of
+from nosync.checkpoints.keep import Keep, open_generation, open_keep
+from nosync.checkpoints.names import Batch
+from nosync.checkpoints.retention import garbage_of, kept_batches, pin, pins, set_kept_batches
+from nosync.checkpoints.rewind import rewind
+from nosync.lsm.errors import InvalidInputError
+from nosync.lsm.platform.env import Env
+from tests.checkpoints.fake_query import KINDS, FakeQuery
+from tests.checkpoints.test_keep import Dies, KilledAt
+from tests.helpers.checkpoints import contents
+
+
+def kept(tmp_path: Path, kind: str = "changelog", batches: int = 5) -> tuple[FakeQuery, Path]:
+    query = FakeQuery(tmp_path / "ck" / "words", kind)
+    for _ in range(batches):
+        query.run()
+        Follower(query.root, Keep(tmp_path / "data", "words", Env())).look()
+    return query, tmp_path / "data"
+
+
+def continued(root: Path, kind: str) -> FakeQuery:
+    """Returns a query that goes on in a restored directory."""
+    again = FakeQuery(root, kind)
+    again.batch = max(int(p.name) for p in (root / "commits").iterdir())
+    for file in [*root.rglob("*_*.changelog"), *root.rglob("*_*.zip")]:
+        version, _, id = file.stem.partition("_")
+        again.ids[str(file.parent.relative_to(root)), int(version)] = id  # type: ignore[index]
+    return again
+
+
+def test_a_rewind_that_dies_leaves_the_keep_as_it_was_and_can_be_said_again(tmp_path: Path) -> None:
+    _, data = kept(tmp_path)
+    pin(open_keep(data, "words", Env()), "early", 1)
+    pin(open_keep(data, "words", Env()), "late", 4)
+    before = contents(data / "checkpoints" / "words")
+    n, finished = 0, False
+    while not finished:
+        copy = tmp_path / f"data{n}"
+        shutil.copytree(data, copy)
+        keep = open_keep(copy, "words", Env())
+        keep.env = KilledAt(n)
+        try:
+            rewind(keep, 2)
+            finished = True
+        except Dies:
+            pass
+        found = open_keep(copy, "words", Env())
+        assert contents(copy / "checkpoints" / "words") == before, "nothing of it is changed"
+        assert (found.generation, found.safe()) in ((0, 4), (1, 2), (2, 2)), n
+        if found.generation == 0:
+            assert not finished
+            rewind(found, 2)
+        found = open_keep(copy, "words", Env())
+        assert found.safe() == found.committed() == 2
+        assert [p.name for p in pins(found)] == ["early"]
+        kept_as = [name for name in nosync.checkpoints.api.checkpoints(copy) if name != "words"]
+        assert 4 in [open_keep(copy, name, Env()).safe() for name in kept_as], "what came after is kept"
+        n += 5
+        shutil.rmtree(copy)
+    assert n > 60
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_generation_counts_once_it_is_whole_in_whatever_order_its_files_come(tmp_path: Path, kind: str) -> None:
+    _, data = kept(tmp_path, kind)
+    rewound, _ = rewind(open_keep(data, "words", Env()), 2)
+    made = nosync.checkpoint("words", data).restore(tmp_path / "r")
+    again = continued(made.path, kind)
+    again.run(2)
+    Follower(again.root, rewound).look()
+    root = data / "checkpoints"
+    for seed in range(20):
+        chance, peer = random.Random(seed), tmp_path / f"peer{seed}" / "checkpoints"
+        shutil.copytree(root / "words", peer / "words")
+        files = [p for p in (root / "words.1").rglob("*") if p.is_file() and p.name != "LOCK"]
+        chance.shuffle(files)
+        for file in files:
+            target = peer / file.relative_to(root)
+            target.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(file, target)
+            if chance.random() < 0.15:
+                found = open_generation(peer.parent, "words", Env())
+                assert (found.generation, found.safe()) in ((0, 4), (1, 2), (1, 3), (1, 4)), seed
+        found = open_generation(peer.parent, "words", Env())
+        assert (found.generation, found.safe()) == (1, 4)
+        # Earlier generations are garbage then, and nothing of this one is.
+        gone = garbage_of(peer.parent, Env())
+        assert {path.parts[1] for path in gone} == {"words"}
+        assert gone.index(next(p for p in gone if p.parts[2] == "commits")) < gone.index(
+            next(p for p in gone if p.parts[2] == "state")
+        )
+
+
+def test_a_query_that_was_started_from_an_earlier_batch_goes_on_beside_what_came_after(tmp_path: Path) -> None:
+    _, data = kept(tmp_path)
+    made = nosync.checkpoint("words", data).restore(tmp_path / "words", 2)
+    with nosync.checkpoints.watch(made.path, data) as running:
+        continued(made.path, "changelog").run(1)
+    assert running.checkpoint.status().safe == 3
+    assert nosync.checkpoint("words-before-rewind-1", data).status().safe == 4
+    with nosync.checkpoints.watch(made.path, data):
+        pass
+    assert generations_of(data, "words", Env()) == [0, 1], "that was no other history"
+
+
+def test_offsets_that_were_decided_anew_are_another_history(tmp_path: Path) -> None:
+    query, data = kept(tmp_path, batches=3)
+    query.begin()  # the batch after the last commit was decided on, and did not end
+    keep = open_keep(data, "words", Env())
+    keep.take(query.root, ["sources/0/3.compact", "offsets/3"])
+    made = nosync.checkpoint("words", data).restore(tmp_path / "words")
+    assert made.repeats_offsets
+    (made.path / "offsets/3").unlink()  # as if it had not been kept
+    with nosync.checkpoints.watch(made.path, data):
+        again = continued(made.path, "changelog")
+        again.begin()
+        again.write("offsets/3", 'v1\n{"other": 1}\n{"logOffset": 3}')
+        again.states()
+        again.commit()
+    found = open_keep(data, "words", Env())
+    assert (found.generation, found.safe()) == (1, 3)
+    assert "other" in (found.root / "offsets/3").read_text()
+
+
+def test_a_checkpoint_that_went_back_and_ran_on_is_refused(tmp_path: Path) -> None:
+    query, data = kept(tmp_path)
+    query.write("offsets/4", 'v1\n{"other": 1}\n{"logOffset": 4}')
+    with pytest.raises(InvalidInputError, match=r"offsets/4 is not what is kept.*Rewind checkpoint 'words'"):
+        nosync.checkpoints.watch(query.root, data)
+
+
+def test_a_batch_that_read_something_else_than_was_kept_of_it_is_refused(tmp_path: Path) -> None:
+    """Two queries, or one that was set back while it is followed."""
+    query, data = kept(tmp_path, batches=3)
+    query.begin()
+    keep = open_keep(data, "words", Env())
+    keep.take(query.root, ["sources/0/3.compact", "offsets/3"])
+    query.write("offsets/3", 'v1\n{"other": 1}\n{"logOffset": 3}')
+    query.states()
+    query.commit()
+    with pytest.raises(nosync.CorruptionError, match=r"offsets/3: is not what is kept of this batch"):
+        Follower(query.root, keep).look()
+    assert "commits/3" not in open_keep(data, "words", Env()).index
+
+
+def test_a_name_that_other_contents_have_is_refused(tmp_path: Path) -> None:
+    query, data = kept(tmp_path, batches=2)
+    keep = Keep(data, "words", Env())
+    target = keep.root / "state/0/0/9.changelog"
+    target.write_text("of another query")
+    query.write("state/0/0/9.changelog", "of this one")
+    with pytest.raises(nosync.CorruptionError, match="has other contents than"):
+        keep.take(query.root, ["state/0/0/9.changelog"])
+    assert target.read_text() == "of another query"
+
+
+def test_how_many_batches_are_kept_is_remembered(tmp_path: Path) -> None:
+    _, data = kept(tmp_path)
+    keep = open_keep(data, "words", Env())
+    assert kept_batches(keep) == 100
+    set_kept_batches(keep, 2)
+    assert kept_batches(open_keep(data, "words", Env())) == 2
+    set_kept_batches(keep, 300)
+    assert kept_batches(keep) == 300
+    rewound, _ = rewind(keep, Batch(3))
+    assert kept_batches(rewound) == 300
+    assert nosync.checkpoint("words", data).clean(2) > 0
+    assert generations_of(data, "words", Env()) == [0, 1]
+    assert not [p for p in (data / "checkpoints" / "words").rglob("*") if p.is_file() and p.name != "LOCK"]
