@@ -26,10 +26,11 @@ from nosync.lsm.manifests.completeness import lost
 from nosync.lsm.manifests.lost_ends import inferred, log_problem, lost_manifests
 from nosync.lsm.manifests.timelines import Timelines
 from nosync.lsm.model.layer import LayerId
+from nosync.lsm.model.opaque import checkpoint_of
 from nosync.lsm.model.timestamp import Epoch
 from nosync.lsm.platform.env import Env, storage_error
 from nosync.lsm.platform.json_file import read_small, replace_small, whole_number
-from nosync.lsm.platform.layout import BRANCHES, DISCARDED, LAYERS, MANIFESTS, MARKER, RELEASED
+from nosync.lsm.platform.layout import BRANCHES, CHECKPOINTS, DISCARDED, LAYERS, MANIFESTS, MARKER, RELEASED
 from nosync.lsm.platform.store_marker import make_subdirectories, read_marker, write_marker
 from nosync.lsm.store.verify import VerifyReport, verify_directory
 from nosync.lsm.trace.directory import LayerDirectory
@@ -87,7 +88,7 @@ class _Copy:
     def run_pass(self) -> None:
         """Copies what is there now and was not before, or is another file."""
         self._vanished = None
-        for path in [*self._small_files(), *self._log()]:
+        for path in [*self._small_files(), *self._log(), *self._checkpoints()]:
             self._copy(path)
         timelines = Timelines(self.target.root, self._env)
         for trace in self._source.traces():
@@ -107,6 +108,18 @@ class _Copy:
     def _log(self) -> Iterator[PurePosixPath]:
         for name in sorted(self._env.list_dir(self._source.root / BRANCHES)):
             yield PurePosixPath(BRANCHES, name)
+
+    def _checkpoints(self) -> list[PurePosixPath]:
+        """Returns the files of kept checkpoints. What each is good for follows from which are there, so any order does."""
+        found, directories = list[PurePosixPath](), [PurePosixPath(CHECKPOINTS)]
+        while directories:
+            directory = directories.pop()
+            for name, is_directory in self._env.entries(self._source.root / directory):
+                if is_directory:
+                    directories.append(directory / name)
+                elif checkpoint_of(str(directory / name)) is not None:
+                    found.append(directory / name)
+        return found
 
     def _copy(self, path: PurePosixPath) -> None:
         source, target = self._source.root / path, self.target.root / path

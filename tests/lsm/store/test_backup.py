@@ -16,7 +16,9 @@ from nosync.cli import main
 from nosync.lsm.node.node import Node
 from nosync.lsm.platform.env import Env, Identity
 from nosync.lsm.store.backup import backup
+from tests.checkpoints.fake_query import FakeQuery
 from tests.conftest import OpenStore
+from tests.helpers.checkpoints import contents
 
 SETTINGS = nosync.StoreSettings(background=False, grace_s=0.0, retry_s=0.0, archive_epochs=2)
 
@@ -131,6 +133,23 @@ def test_a_store_that_is_not_whole_is_not_copied(open_store: OpenStore, tmp_path
     for copy in tmp_path.glob("copy*"):
         with pytest.raises(nosync.NotAStoreError):
             nosync.open(copy)
+
+
+def test_kept_checkpoints_come_along(open_store: OpenStore, tmp_path: Path) -> None:
+    store = open_store(settings=SETTINGS)
+    epochs(store, range(1))
+    query = FakeQuery(tmp_path / "words", "changelog")
+    query.run(3)
+    with nosync.checkpoints.watch(query.root, store.directory.root):
+        pass
+    nosync.checkpoint("words", store.directory.root).pin("before", 1)
+    (store.directory.root / "checkpoints" / "words" / "commits" / "9").symlink_to("/etc/passwd")
+    backup(store.directory.root, tmp_path / "copy")
+    found = nosync.checkpoint("words", tmp_path / "copy")
+    assert found.status().safe == 2
+    assert [pin.name for pin in found.pins()] == ["before"]
+    assert contents(tmp_path / "copy/checkpoints/words") == contents(store.directory.root / "checkpoints/words")
+    assert not (tmp_path / "copy/checkpoints/words/commits/9").exists()
 
 
 def test_the_command(open_store: OpenStore, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
