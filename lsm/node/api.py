@@ -15,8 +15,8 @@ from nosync.lsm.manifests.manifest_log import ManifestLog
 from nosync.lsm.manifests.timelines import Timelines
 from nosync.lsm.model.history import History
 from nosync.lsm.model.layer import LayerId, Record, TraceId
-from nosync.lsm.model.opaque import OpaqueRecord
 from nosync.lsm.model.timestamp import Epoch, Time
+from nosync.lsm.platform.opaque import OpaqueRecord
 
 
 class DurabilityListener(Protocol):

@@ -23,11 +23,11 @@ from blake3 import blake3
 
 from nosync.lsm.errors import NosyncError
 from nosync.lsm.manifests.catalog import Catalog
-from nosync.lsm.model.opaque import OpaqueRecord, checkpoint_of
 from nosync.lsm.node.announcer import Announcer
 from nosync.lsm.node.ownership import Ownership
 from nosync.lsm.platform.env import Env, opened_regular, storage_error, storage_errors
 from nosync.lsm.platform.layout import CHECKPOINTS, QUARANTINE
+from nosync.lsm.platform.opaque import OpaqueRecord, checkpoint_of
 from nosync.lsm.platform.publish import write_again
 
 log = logging.getLogger("nosync")

@@ -26,11 +26,11 @@ from nosync.lsm.manifests.completeness import lost
 from nosync.lsm.manifests.lost_ends import inferred, log_problem, lost_manifests
 from nosync.lsm.manifests.timelines import Timelines
 from nosync.lsm.model.layer import LayerId
-from nosync.lsm.model.opaque import checkpoint_of
 from nosync.lsm.model.timestamp import Epoch
 from nosync.lsm.platform.env import Env, storage_error
 from nosync.lsm.platform.json_file import read_small, replace_small, whole_number
 from nosync.lsm.platform.layout import BRANCHES, CHECKPOINTS, DISCARDED, LAYERS, MANIFESTS, MARKER, RELEASED
+from nosync.lsm.platform.opaque import checkpoint_of
 from nosync.lsm.platform.store_marker import make_subdirectories, read_marker, write_marker
 from nosync.lsm.store.verify import VerifyReport, verify_directory
 from nosync.lsm.trace.directory import LayerDirectory

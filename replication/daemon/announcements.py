@@ -11,9 +11,9 @@ from blake3 import blake3
 from nosync.lsm.errors import ReplicationError, described
 from nosync.lsm.manifests.manifest import Entry
 from nosync.lsm.model.layer import LayerId, Record, TraceId
-from nosync.lsm.model.opaque import OpaqueRecord
 from nosync.lsm.model.timestamp import Epoch, Time
 from nosync.lsm.node.node import Node
+from nosync.lsm.platform.opaque import OpaqueRecord
 from nosync.replication.daemon.shared_replica import SharedReplica
 from nosync.replication.protocol.file_names import FileName, FileVersion
 from nosync.replication.protocol.placement import replica_set

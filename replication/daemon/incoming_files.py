@@ -15,11 +15,11 @@ from blake3 import blake3
 from nosync.lsm.errors import CorruptionError, NosyncError
 from nosync.lsm.layers.reader import LayerReader
 from nosync.lsm.model.layer import Record
-from nosync.lsm.model.opaque import OpaqueRecord
 from nosync.lsm.node.metadata_checks import check_contents
 from nosync.lsm.node.node import Node
 from nosync.lsm.platform.env import opened_regular, storage_errors
 from nosync.lsm.platform.file_pool import new_file
+from nosync.lsm.platform.opaque import OpaqueRecord
 from nosync.lsm.platform.publish import temporary_path
 from nosync.replication.daemon.session import Counters, IncomingFile, Session
 from nosync.replication.daemon.shared_replica import SharedReplica

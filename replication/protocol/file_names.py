@@ -14,9 +14,9 @@ from typing import NamedTuple
 
 from nosync.lsm.manifests import archive
 from nosync.lsm.model.layer import Description, LayerId, Shard, TraceId, parse_file_name
-from nosync.lsm.model.opaque import checkpoint_of
 from nosync.lsm.model.timestamp import end_of, is_number, pack
 from nosync.lsm.platform.layout import BRANCHES, CHECKPOINTS, MANIFESTS
+from nosync.lsm.platform.opaque import checkpoint_of
 
 LAYERS = "layers"
 EPOCHS_OF_GROUP = 1000

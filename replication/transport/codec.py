@@ -14,10 +14,10 @@ from typing import BinaryIO, TypeVar
 import zstandard
 
 from nosync.lsm.errors import ReplicationError
-from nosync.lsm.model.opaque import checkpoint_of
 from nosync.lsm.model.timestamp import MAX_EPOCH, is_number
 from nosync.lsm.platform.env import MOST_SMALL_BYTES
 from nosync.lsm.platform.layout import CHECKPOINTS, MANIFESTS
+from nosync.lsm.platform.opaque import checkpoint_of
 from nosync.lsm.status import LayerStatus
 from nosync.proto.v1 import replication_pb2 as pb
 from nosync.replication.protocol.file_names import LAYERS, FileName, FileVersion

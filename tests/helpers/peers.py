@@ -7,8 +7,8 @@ from pathlib import PurePosixPath
 
 from nosync.lsm.manifests.manifest import Entry
 from nosync.lsm.model.layer import LayerId, Record, TraceId
-from nosync.lsm.model.opaque import OpaqueRecord
 from nosync.lsm.model.timestamp import Epoch, Time
+from nosync.lsm.platform.opaque import OpaqueRecord
 
 
 class Peers:

@@ -13,9 +13,9 @@ import pytest
 from blake3 import blake3
 
 import nosync
-from nosync.lsm.model.opaque import OpaqueRecord, checkpoint_of
 from nosync.lsm.node.node import Node
 from nosync.lsm.platform.env import Env
+from nosync.lsm.platform.opaque import OpaqueRecord, checkpoint_of
 from nosync.lsm.platform.store_marker import create_store, read_marker
 from nosync.lsm.settings import StoreSettings
 from nosync.lsm.trace.directory import LayerDirectory
