@@ -359,6 +359,13 @@ class Watch:
             with self._writing:
                 self._follower.look()
 
+    def abandon(self) -> None:
+        """Ends without taking in what is there yet: what the death of the process does."""
+        if not self._stopped.is_set():
+            self._stopped.set()
+            self._thread.join()
+            self._writing.close()
+
     def _run(self) -> None:
         self._follower.run(self._stopped, self._clean)
 

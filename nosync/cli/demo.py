@@ -39,12 +39,19 @@ if TYPE_CHECKING:
               help="Where to keep the store, delays.csv and trend.png.")  # fmt: skip
 @click.option("--cores", type=click.IntRange(min=1), help="Cores for Spark. [default: all]")
 @click.option("--what-if", is_flag=True, help="Then branch off at 1 July without flights in bad weather, and compare.")
+@click.option("--checkpoint", is_flag=True, help="Instead, keep the checkpoint of an ordinary query: its host is lost, it "
+              "goes on from a peer, and is forked. Two minutes.")  # fmt: skip
 @JSON
-def demo(by: str, directory: Path, cores: int | None, what_if: bool, as_json: bool) -> None:
+def demo(by: str, directory: Path, cores: int | None, what_if: bool, checkpoint: bool, as_json: bool) -> None:
     """Run a year of real flights through Spark, damage the store, and watch it recover.
 
     Needs the extra `demo` (pip install 'nosync[demo]') and a Java 17+ runtime.
     """
+    if checkpoint:
+        if what_if:
+            raise click.UsageError("--checkpoint has a fork of its own: leave --what-if out")
+        _demo_of_checkpoint(directory, by, as_json=as_json)
+        return
     try:
         from nosync.demo import run_demo  # noqa: PLC0415 - only this command needs Spark
         from nosync.spark.session import local_session  # noqa: PLC0415
@@ -76,6 +83,54 @@ def demo(by: str, directory: Path, cores: int | None, what_if: bool, as_json: bo
         out.print(f"      {command} layers {result.store}")
     if not result.identical:
         fail("the recovered state differs from the one before", 1)
+
+
+def _demo_of_checkpoint(directory: Path, by: str, *, as_json: bool) -> None:
+    try:
+        from nosync.checkpoint_demo import run_checkpoint_demo  # noqa: PLC0415 - only this command needs it
+    except ImportError as error:
+        raise NosyncError(f"the demo needs {error.name}: pip install 'nosync[demo,daemon]'") from error
+    if not as_json:
+        out.print(
+            f"An ordinary Structured Streaming query over a year of flights, a {by} a batch, beside one of two daemons"
+        )
+    with progress(f"one batch per {by}", quiet=as_json) as advance:
+        result = run_checkpoint_demo(directory, by, advance, _show_nothing if as_json else _show_checkpoint_part)
+    if as_json:
+        print_json(dataclasses.asdict(result))
+    else:
+        out.print(f"\n{result.batches} batches, {result.rows:,} rows, {result.seconds:.0f} s with all starts of Spark")
+        out.print(f"kept: {result.plot}, {result.out}", soft_wrap=True)
+        beside = Path(sys.executable).with_name("nosync")  # where the environment is not activated
+        command = "nosync" if shutil.which("nosync") or not beside.exists() else str(beside)
+        data = Path(result.out) / "n2" / "nosync"
+        out.print(f"try:  {command} checkpoint status flights --store {data}", soft_wrap=True)
+        out.print(f"      {command} checkpoint restore flights DIR --at 10 --store {data}", soft_wrap=True)
+    if not (result.identical and result.fork_identical):
+        fail("a batch has other rows than it should have", 1)
+
+
+def _show_checkpoint_part(part: str, what: Any) -> None:
+    if part == "lost":
+        out.print(
+            f"\n[bold]The host is lost[/]: query and daemon are killed, their disk is wiped. Committed {what.committed}, "
+            f"safe {what.safe} (on {what.nodes} hosts)",
+            soft_wrap=True,
+        )
+    elif part == "went_on":
+        status, restore_ms, files = what
+        out.print(
+            f"[bold]It went on beside the other daemon[/] after batch {status.newest}: {files} files as hard links, "
+            f"{restore_ms:.0f} ms",
+            soft_wrap=True,
+        )
+    elif part == "identical":
+        out.print(f"  every batch has the rows of a run without a fault: {'yes' if what else 'NO'}")
+    elif part == "fork":
+        at, mean, without, is_right = what
+        out.print(f"[bold]A fork from batch {at} on, with other code[/]: flights in bad weather do not count")
+        out.print(f"  mean delay over the year: {mean:.2f} minutes, in the fork {without:.2f}")
+        out.print(f"  every batch of the fork is right: {'yes' if is_right else 'NO'}")
 
 
 def _show_nothing(part: str, what: Any) -> None:

@@ -49,6 +49,31 @@ def test_the_demo(tmp_path: Path) -> None:
     assert "exists: choose another --out" in again.stderr
 
 
+@pytest.mark.timeout(600)
+def test_the_demo_of_a_kept_checkpoint(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "nosync.cli", "demo", "--checkpoint", "--by", "month", "--json", "--out", "out"]
+    ran = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert ran.returncode == 0, ran.stderr
+    found = json.loads(ran.stdout)
+    assert (found["batches"], found["rows"], found["fork_at"]) == (12, 336_776, 5)
+    assert found["went_on_after"] >= 5, "from what the peer had, and not from the beginning"
+    assert found["identical"]
+    assert found["fork_identical"]
+    assert (tmp_path / "out" / "checkpoint.png").stat().st_size > 10_000
+    assert not (tmp_path / "out" / "n1").exists()
+
+    flights = load_flights().to_pandas()
+    flown = flights[flights["dep_delay"].notna()]
+    hours = flown["origin"] + " " + flown["day"].astype(str) + " " + flown["hour"].astype(str)
+    kept = flown[(flown["day"] < datetime.date(2013, 7, 1)) | ~hours.isin(set(load_bad_hours()))]
+    assert found["mean_delay"] == pytest.approx(flown["dep_delay"].mean())
+    assert found["mean_delay_without_weather"] == pytest.approx(kept["dep_delay"].mean())
+
+    again = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert again.returncode == 1
+    assert "exists: choose another --out" in again.stderr
+
+
 def test_epochs_of_the_year() -> None:
     assert [epoch_of_day(datetime.date(2013, 12, 31), by) for by in ("day", "week", "month")] == [364, 52, 11]
     assert epoch_of_day(datetime.date(2013, 1, 7), "week") == 0
