@@ -18,7 +18,7 @@ import pytest
 
 import nosync
 from nosync.checkpoints.names import Batch
-from nosync.testing.daemon_cluster import eventually
+from nosync.testing.daemon_cluster import Daemons, eventually, running
 from tests.checkpoints import ordinary_queries
 
 pytestmark = pytest.mark.spark
@@ -86,26 +86,37 @@ def test_a_host_is_lost_and_its_queries_go_on_elsewhere(tmp_path: Path, source: 
     free = outputs(tmp_path / "free", names)
     assert all(len(batches) >= FILES for batches in free.values())
 
-    host, data = tmp_path / "host", tmp_path / "data"
-    running = {name: nosync.checkpoints.watch(host / name, data, name=name) for name in names}
+    with running(tmp_path / "cluster", ("n1", "n2"), replicas=2) as daemons:
+        lose_the_host(tmp_path, source, form, free, daemons)
+
+
+def lose_the_host(
+    tmp_path: Path, source: Path, form: str, free: dict[str, dict[int, list[str]]], daemons: Daemons
+) -> None:
+    """`free`: the outputs of the same queries in a run without faults."""
+    names, host, data = NAMES[form], tmp_path / "host", daemons.data("n1")
+    watches = {name: nosync.checkpoints.watch(host / name, data, name=name) for name in names}
     process = start(host, tmp_path / "out", source, form)
     eventually(
-        "every query has committed four batches",
-        lambda: all((watch.checkpoint.status(last=0).committed or 0) >= 3 for watch in running.values()),
+        "every query has four batches on two nodes",
+        lambda: all((watch.checkpoint.status(last=0).safe or 0) >= 3 for watch in watches.values()),
         PATIENCE_S,
     )
     os.killpg(process.pid, signal.SIGKILL)
     process.wait()
-    for watch in running.values():
-        watch.close()
+    daemons.kill("n1")
+    for watch in watches.values():
+        watch.abandon()
+    daemons.wipe("n1")
     shutil.rmtree(host)  # another path: no name in what is kept may lead back to it
 
+    data = daemons.data("n2")
     for name in names:
         kept = nosync.checkpoint(name, data)
-        safe = kept.status(last=0).safe
-        assert safe is not None
-        assert safe >= 3, kept.status()
-        assert kept.restore(tmp_path / "elsewhere" / name).batch == safe
+        newest = kept.status(last=0).newest
+        assert newest is not None
+        assert newest >= 3, kept.status()
+        assert kept.restore(tmp_path / "elsewhere" / name).batch == newest
     finish(start(tmp_path / "elsewhere", tmp_path / "out", source, form), tmp_path / "out")
     assert outputs(tmp_path / "out", names) == free
 
