@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import datetime
 import json
+import os
+import subprocess
+import sys
 from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,6 +17,7 @@ import pytest
 
 import nosync
 from nosync.flow.stage import Stage
+from tests.checkpoints import ordinary_queries
 from tests.conftest import OpenStore
 
 if TYPE_CHECKING:
@@ -193,3 +197,37 @@ def test_the_data_source(spark: SparkSession, open_store: OpenStore, tmp_path: P
     finally:
         spark.catalog.dropTempView("fed")
     assert found == {"insert": 3, "update_preimage": 1, "update_postimage": 1}
+
+
+@pytest.mark.timeout(600)
+def test_the_checkpoint_of_an_ordinary_query_is_kept_and_gone_on_from(tmp_path: Path) -> None:
+    names = ("aggregate", "arbitrary")
+    for side in "ab":
+        (tmp_path / "source" / side).mkdir(parents=True)
+        for i in range(5):
+            at = [f"2026-01-01T00:00:{10 * i + j:02}Z" for j in range(10)]
+            rows = [json.dumps({"k": f"k{j % 3}", "n": i + j, "ts": ts}) for j, ts in enumerate(at)]
+            path = tmp_path / "source" / side / f"{i}.json"
+            path.write_text("\n".join(rows))
+            os.utime(path, (1.7e9 + i, 1.7e9 + i))
+
+    def run(checkpoints: Path, output: Path) -> dict[str, dict[int, Any]]:
+        output.mkdir()
+        arguments = (checkpoints, output, tmp_path / "source", "v2", ",".join(names))
+        command = [sys.executable, ordinary_queries.__file__, *map(str, arguments)]
+        ran = subprocess.run(command, capture_output=True, text=True, check=False)
+        assert ran.returncode == 0, ran.stderr[-3000:]
+        return {
+            name: {int(p.stem): json.loads(p.read_text()) for p in (output / name).glob("*.json")} for name in names
+        }
+
+    watches = [nosync.checkpoints.watch(tmp_path / "ck" / name, tmp_path / "data", name=name) for name in names]
+    free = run(tmp_path / "ck", tmp_path / "free")
+    for watch in watches:
+        watch.close()
+    for name in names:
+        assert nosync.checkpoint(name, tmp_path / "data").status().safe == max(free[name])
+        assert nosync.checkpoint(name, tmp_path / "data").restore(tmp_path / "again" / name, 1).batch == 1
+    assert run(tmp_path / "again", tmp_path / "out") == {
+        name: {t: rows for t, rows in batches.items() if t > 1} for name, batches in free.items()
+    }
