@@ -86,8 +86,8 @@ cluster: setup  ## Daemons as processes, Spark over three hosts: the long tests,
 model:  ## Check docs/model with Spin, and that planted bugs break it. Needs spin and a C compiler.
 	sh docs/model/check.sh
 
-checkpoints: setup  ## Kept checkpoints of five queries on Spark, with every kind of state store: a host is lost (ten minutes).
-	NOSYNC_LONG=1 $(BIN)/python -m pytest -v tests/checkpoints/test_with_spark.py
+checkpoints: setup  ## Kept checkpoints of five queries on Spark, with every kind of state store: a host is lost (half an hour).
+	NOSYNC_LONG=1 $(BIN)/python -m pytest -v tests/checkpoints/test_with_spark.py tests/checkpoints/door/test_with_spark.py
 
 properties: setup  ## Ten times the random examples that `make test` tries against slow oracles (DEPTH=5; twenty minutes).
 	NOSYNC_DEPTH=$(DEPTH) $(BIN)/python -m pytest -n $(WORKERS) tests/property tests/model --timeout 0

@@ -20,6 +20,9 @@ checkpoints/<name>.<n>/                         the same after its n-th rewind; 
 checkpoints/<name>/pins/<pin>-<token>.json
 checkpoints/<name>/settings/<what>-<token>.json
 checkpoint-views/<name>/<batch>/                the checkpoint as of a batch, made of hard links for who reads it
+checkpoint-live/<name>/                         the checkpoint of a query that writes through the door, as Spark sees it
+checkpoint-live/.writing/<token>                being written; emptied when the door opens
+checkpoint-live/.address, checkpoint-secret     where the door listens; what its callers have to know
 """
 
 from __future__ import annotations
@@ -37,7 +40,8 @@ DISCARDED, RELEASED = "given-up.json", "let-go.json"
 which the catalog has too, and may lose.
 """
 PLACE_FILE = "place.json"
-CHECKPOINTS, CHECKPOINT_VIEWS = "checkpoints", "checkpoint-views"
+CHECKPOINTS, CHECKPOINT_VIEWS, CHECKPOINT_LIVE = "checkpoints", "checkpoint-views", "checkpoint-live"
+CHECKPOINT_SECRET = "checkpoint-secret"
 OWN_DIRECTORIES = (
     LAYERS, MANIFESTS, PINS, QUARANTINE, CATALOG, TEMPORARY_DIRECTORY, BRANCHES, JOBS, SINKS, READY, f"{READY}/{MADE}",
     f"{READY}/{MAKING}",

@@ -6,5 +6,6 @@ from. It may import nosync.lsm; jobs, operators and the flow know nothing of it.
 """
 
 from nosync.checkpoints.api import Checkpoint, CheckpointStatus, Watch, checkpoint, watch
+from nosync.checkpoints.door.api import Door, serve
 
-__all__ = ["Checkpoint", "CheckpointStatus", "Watch", "checkpoint", "watch"]
+__all__ = ["Checkpoint", "CheckpointStatus", "Door", "Watch", "checkpoint", "serve", "watch"]

@@ -24,7 +24,7 @@ from nosync.checkpoints.restore import Restored, fork, restore
 from nosync.checkpoints.retention import (
     KEPT_BATCHES,
     CheckpointPin,
-    garbage_of,
+    clean,
     kept_batches,
     pin,
     pins,
@@ -33,7 +33,7 @@ from nosync.checkpoints.retention import (
 )
 from nosync.lsm.errors import InvalidInputError, NosyncError
 from nosync.lsm.model.layer import check_name
-from nosync.lsm.platform.env import Env, storage_errors
+from nosync.lsm.platform.env import Env
 from nosync.lsm.platform.layout import CHECKPOINT_VIEWS
 from nosync.lsm.visible import visible
 
@@ -247,7 +247,7 @@ class Checkpoint:
             )
         with self._keep.writing():
             set_kept_batches(self._keep, batches or kept_batches(self._keep))
-            return _clean(self._keep)
+            return clean(self._keep)
 
     def _bring(self) -> None:
         """Has peers send what is not here, where there are any: a query is to start here, or to be looked at."""
@@ -282,17 +282,6 @@ def _newest_on(keep: Keep, copies: Copies, nodes: int) -> Batch | None:
         if isinstance(closure, Closure) and (copies.of(closure.paths) or 0) >= nodes:
             return t
     return None
-
-
-def _clean(keep: Keep) -> int:
-    """Removes garbage of one keep, earlier generations included. Where a pin cannot be read nothing goes."""
-    gone = garbage_of(keep.data, keep.env, keep.name)
-    for path in gone:
-        with storage_errors("remove", keep.data / path):
-            keep.env.unlink(keep.data / path)
-        if path.parts[1] == keep.root.name:
-            keep.index.discard("/".join(path.parts[2:]))
-    return len(gone)
 
 
 def checkpoint(name: str, store: str | os.PathLike[str] | None = None) -> Checkpoint:
@@ -372,7 +361,7 @@ class Watch:
     def _clean(self, taken: list[str]) -> None:
         has_commit = any(path.startswith("commits/") for path in taken)
         if has_commit and not self._has_daemon and len(self._keep.index.batches()) > 2 * self._batches:
-            _clean(self._keep)
+            clean(self._keep)
 
     def __enter__(self) -> Self:
         return self

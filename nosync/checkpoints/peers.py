@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import threading
 from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -45,14 +46,42 @@ def copies_of(keep: Keep, paths: Collection[str]) -> Mapping[str, int]:
         return dict(zip(ordered, client.count_copies([f"{directory}/{path}" for path in ordered]), strict=True))
 
 
-def fetch(data: Path, name: str, patience_s: float = FETCH_PATIENCE_S) -> None:
-    """Fetches what peers have of a checkpoint, where a daemon keeps the directory. What does not come is logged."""
+class CountedCopies:
+    """Counts copies again and again by one connection to the daemon of a data directory. One thread at a time."""
+
+    def __init__(self, data: Path) -> None:
+        self._data, self._lock = data, threading.Lock()
+        self._client: DaemonClient | None = None
+
+    def fewest(self, keep: Keep, paths: Collection[str]) -> int:
+        """Returns the number of nodes that have the file that is on the fewest; 0 where the daemon does not answer."""
+        directory = f"{CHECKPOINTS}/{directory_of(keep.name, keep.generation)}"
+        with self._lock:
+            try:
+                if self._client is None:
+                    self._client = _client_of(self._data)
+                return min(self._client.count_copies([f"{directory}/{path}" for path in sorted(paths)]), default=0)
+            except NosyncError as error:
+                log.debug("checkpoint %s: %s", keep.name, error)
+                if self._client is not None:  # the daemon may listen elsewhere when it is back
+                    self._client.close()
+                    self._client = None
+                return 0
+
+
+def fetch(data: Path, name: str, patience_s: float = FETCH_PATIENCE_S, *, must_answer: bool = False) -> None:
+    """Fetches what peers have of a checkpoint, where a daemon keeps the directory. What does not come is logged.
+
+    Where the daemon does not answer, that is logged as well; with `must_answer` it raises ReplicationError.
+    """
     if not is_kept_by_daemon(data):
         return
     try:
         with _daemon_of(data) as client:
             filled, _ = client.fetch_checkpoint(name, patience_s)
     except NosyncError as error:
+        if must_answer:
+            raise
         log.warning("checkpoint %s: what peers have of it is not fetched: %s", name, error)
         return
     if not filled:
@@ -61,6 +90,14 @@ def fetch(data: Path, name: str, patience_s: float = FETCH_PATIENCE_S) -> None:
 
 @contextlib.contextmanager
 def _daemon_of(data: Path) -> Iterator[DaemonClient]:
+    client = _client_of(data)
+    try:
+        yield client
+    finally:
+        client.close()
+
+
+def _client_of(data: Path) -> DaemonClient:
     try:
         from nosync.replication.transport.client import client_of  # noqa: PLC0415 - gRPC takes a moment to import
     except ImportError as error:
@@ -68,7 +105,4 @@ def _daemon_of(data: Path) -> Iterator[DaemonClient]:
     client = client_of(data)
     if client is None:
         raise ReplicationError(f"the daemon of {data} is not running: start it again with nosync daemon")
-    try:
-        yield client
-    finally:
-        client.close()
+    return client

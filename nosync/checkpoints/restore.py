@@ -58,7 +58,7 @@ def _make(keep: Keep, directory: Path, t: Batch, address: str | None, *, new_id:
     if env.list_dir(directory) or (env.exists(directory) and not directory.is_dir()):
         raise InvalidInputError(f"{directory} is there, and not empty: say a new directory; nothing was changed")
     paths = set(keep.closures.of(t).paths)
-    following = set() if new_id else _next_offsets(keep, t)
+    following = set() if new_id else next_offsets(keep, t)
     paths |= following
     making = directory.with_name(f".{directory.name}.{env.token()}.making")
     try:
@@ -78,7 +78,7 @@ def _make(keep: Keep, directory: Path, t: Batch, address: str | None, *, new_id:
     return Restored(directory, t, len(paths), bool(following))
 
 
-def _next_offsets(keep: Keep, t: Batch) -> set[str]:
+def next_offsets(keep: Keep, t: Batch) -> set[str]:
     """Returns the files by which the batch after `t` reads what it read before: exactly this one entry of `offsets`.
 
     There are none where the entry is not kept, or where entries of sources' logs are missing that it names.
@@ -125,9 +125,14 @@ def _replace(keep: Keep, making: Path, path: str, text: str) -> None:
 def _readdress(keep: Keep, making: Path, path: str, address: str) -> None:
     """Lets the schema files that an operator names be those of the new directory."""
     text = keep.read(path).decode()
-    found = _SCHEMA_PATH.sub(lambda match: f'"{address}{match["rest"]}"', text)
+    found = readdressed(text, address)
     if found != text:
         _replace(keep, making, path, found)
+
+
+def readdressed(text: str, address: str) -> str:
+    """Returns what an operator of transformWithState says of itself, with schema files below `address`."""
+    return _SCHEMA_PATH.sub(lambda match: f'"{address}{match["rest"]}"', text)
 
 
 def _remove_tree(directory: Path) -> None:

@@ -18,7 +18,7 @@ from nosync.checkpoints.names import Batch, BatchFile, SourceFile, StateFile, St
 from nosync.lsm.errors import InvalidInputError, NosyncError
 from nosync.lsm.facts.or_set import add_element, elements, read_element, remove
 from nosync.lsm.model.layer import check_name
-from nosync.lsm.platform.env import Env
+from nosync.lsm.platform.env import Env, storage_errors
 from nosync.lsm.platform.layout import CHECKPOINTS, PINS
 from nosync.lsm.platform.parsing import parsed
 
@@ -124,6 +124,20 @@ def garbage_of(data: Path, env: Env, only: str | None = None) -> list[PurePosixP
         directory = PurePosixPath(CHECKPOINTS, directory_of(name, keep.generation))
         found += [directory / path for path in sorted(gone, key=lambda path: not path.startswith("commits/"))]
     return found
+
+
+def clean(keep: Keep) -> int:
+    """Removes garbage of one keep, earlier generations included. Returns how many files went.
+
+    Where a pin cannot be read nothing goes.
+    """
+    gone = garbage_of(keep.data, keep.env, keep.name)
+    for path in gone:
+        with storage_errors("remove", keep.data / path):
+            keep.env.unlink(keep.data / path)
+        if path.parts[1] == keep.root.name:
+            keep.index.discard("/".join(path.parts[2:]))
+    return len(gone)
 
 
 def _all_of(data: Path, directory: str, env: Env) -> list[PurePosixPath]:

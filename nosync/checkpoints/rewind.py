@@ -4,6 +4,7 @@ Invariants
 - Nothing is lost: the whole keep, as it was, is kept under the other name before another generation counts.
 - Nothing is changed or removed: a rewind makes another generation of the keep, a directory of links. It counts with its
   last file, so a rewind that dies in between leaves the keep as it was, and saying the same again does it.
+- What a query behind the door has as its directory gets another name, so that the query goes on from what is kept.
 
 The trap is the sink. A file sink skips batches that its log has, Delta skips what it has of the query's id and batch:
 both would lose what the batches hold when they run again. So a rewind asks where the output goes, and refuses while
@@ -18,14 +19,15 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from nosync.checkpoints.generations import REWOUND, generations_of, keeps_of
-from nosync.checkpoints.index import FileIndex
 from nosync.checkpoints.keep import Keep
-from nosync.checkpoints.names import CRC_SUFFIX, Batch, BatchFile, OperatorFile, StateFile, parse
+from nosync.checkpoints.names import CRC_SUFFIX, Batch, BatchFile, OperatorFile, SourceFile, StateFile, parse
+from nosync.checkpoints.restore import next_offsets
 from nosync.checkpoints.retention import copy_pins, kept_batches, set_kept_batches
 from nosync.lsm.errors import InvalidInputError, NosyncError
 from nosync.lsm.model.timestamp import is_number
 from nosync.lsm.platform.env import Env, storage_errors
 from nosync.lsm.platform.json_file import publish_small, read_if_there, sync_published
+from nosync.lsm.platform.layout import CHECKPOINT_LIVE
 
 log = logging.getLogger("nosync")
 
@@ -52,15 +54,36 @@ def rewind(keep: Keep, t: int, *, keep_as: str | None = None) -> tuple[Keep, str
     with later.writing():
         later.take(keep.root, list(keep.index.paths()))
         copy_pins(keep, later)
+    put_aside(keep.data / CHECKPOINT_LIVE / keep.name, keep.env)
     return begin_generation(keep, at), name
 
 
-def begin_generation(keep: Keep, t: Batch) -> Keep:
-    """Makes the next generation of a keep, of all that is not of batches after `t`. Durable when this returns."""
+def put_aside(live: Path, env: Env) -> None:
+    """Gives the directory of a query behind the door another name: the query goes on from what is kept.
+
+    An empty directory goes.
+    """
+    if not env.exists(live):
+        return
+    with storage_errors("rename", live):
+        if not env.list_dir(live):
+            live.rmdir()
+            return
+        aside = live.with_name(f".{live.name}.{env.token()}.old")
+        live.rename(aside)
+    log.warning("%s is %s now: the query goes on from what is kept", live, aside)
+
+
+def begin_generation(keep: Keep, t: Batch, *, repeats_offsets: bool = False) -> Keep:
+    """Makes the next generation of a keep, of all that is not of batches after `t`. Durable when this returns.
+
+    `repeats_offsets`: with what the next batch has to read again, where that is kept.
+    """
     taken = generations_of(keep.data, keep.name, keep.env)
     made = Keep(keep.data, keep.name, keep.env, max(taken, default=0) + 1)
+    again = next_offsets(keep, t) if repeats_offsets else set()
     with made.writing():
-        made.take(keep.root, sorted(set(keep.index.paths()).difference(_after(keep.index, t))))
+        made.take(keep.root, sorted(set(keep.index.paths()).difference(left_after(keep, t)) | again))
         copy_pins(keep, made, until=t)
         set_kept_batches(made, kept_batches(keep))
         fields = {"from": keep.generation, "at": t}
@@ -112,10 +135,16 @@ def _numbers(directory: Path, env: Env) -> list[Batch]:
         return [Batch(int(name)) for name in env.list_dir(directory) if is_number(name)]
 
 
-def _after(index: FileIndex, t: Batch) -> Iterator[str]:
-    """Yields what belongs to batches after `t`."""
-    for path in index.paths():
+def left_after(keep: Keep, t: Batch) -> Iterator[str]:
+    """Yields what belongs to batches after `t`: when they run again, others may come in their place.
+
+    Of the log of a source these are the entries that batch `t` and those before did not read.
+    """
+    ends = keep.closures.offsets(t).log_ends
+    for path in keep.index.paths():
         match parse(path.removesuffix(CRC_SUFFIX)):
+            case SourceFile(_, source, number) if source in ends and number > ends[source]:
+                yield path
             case BatchFile(_, _, batch) if batch > t:
                 yield path
             case StateFile() as file if file.version > t + 1:
@@ -123,7 +152,7 @@ def _after(index: FileIndex, t: Batch) -> Iterator[str]:
             case OperatorFile(_, _, since) if since is not None and since > t:
                 yield path
             case _:
-                continue  # what a batch reads of a source's log, its offsets say
+                continue
 
 
 def check_sink(output: Path, t: Batch, query: str | None, env: Env) -> None:

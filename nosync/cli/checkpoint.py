@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
 
@@ -58,7 +59,7 @@ def watch(path: Path, name: str | None, keep_batches: int, once: bool, store: Pa
         if not once:
             wait = "" if path.exists() else f"{path} is not there yet: waiting for its query. "
             out.print(f"{wait}keeping {path} as {running.checkpoint.name} in {store}; Ctrl-C ends it", soft_wrap=True)
-            _wait_for_signal()
+            wait_for_signal()
     status = running.checkpoint.status(last=1)
     out.print(f"{status.name}: {_summary(status)}, {status.files} files")
 
@@ -216,7 +217,8 @@ def _number(t: int | None) -> str:
     return "none" if t is None else str(t)
 
 
-def _wait_for_signal() -> None:
+def wait_for_signal(is_going_on: Callable[[], bool] = lambda: True) -> None:
+    """Waits for Ctrl-C or SIGTERM, or until what is waited beside has ended."""
     stopped = threading.Event()
 
     def stop(number: int, frame: FrameType | None) -> None:
@@ -224,5 +226,5 @@ def _wait_for_signal() -> None:
 
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, stop)
-    while not stopped.wait(1.0):
+    while not stopped.wait(1.0) and is_going_on():
         pass

@@ -42,6 +42,9 @@ class FakeQuery:
         making.write_bytes(data.encode() if isinstance(data, str) else data)
         making.rename(target)
 
+    def remove(self, path: str) -> None:
+        (self.root / path).unlink()
+
     def begin(self) -> int:
         """Writes what a batch reads, and returns its number: as far as a query comes that dies in the middle."""
         self.batch += 1
@@ -49,7 +52,7 @@ class FakeQuery:
         self.write(f"sources/0/{t}", f"v1\n{json.dumps({'path': f'f{t}', 'batchId': t})}")
         if t % 4 == 3:
             self.write(f"sources/0/{t}.compact", f"v1\nall up to {t}")
-            (self.root / f"sources/0/{t}").unlink()
+            self.remove(f"sources/0/{t}")
         conf = {"conf": {"spark.sql.shuffle.partitions": str(self.partitions)}}
         self.write(f"offsets/{t}", f"v1\n{json.dumps(conf)}\n{json.dumps({'logOffset': t})}")
         return t

@@ -18,6 +18,7 @@ from nosync.checkpoints.keep import Keep, files_below, open_keep
 from nosync.checkpoints.names import Batch
 from nosync.checkpoints.restore import fork, restore
 from nosync.checkpoints.retention import garbage, pin, pins, unpin
+from nosync.checkpoints.rewind import rewind
 from nosync.lsm.errors import CorruptionError, InvalidInputError, NotAvailableError, StorageError, StoreLockedError
 from nosync.lsm.platform.env import Env
 from nosync.testing.daemon_cluster import eventually
@@ -391,3 +392,16 @@ def test_a_damaged_pin_is_named(tmp_path: Path) -> None:
     path.write_bytes(path.read_bytes()[:-3])
     with pytest.raises(CorruptionError, match="pins/p-"):
         pins(keep)
+
+
+def test_a_rewind_lets_go_of_entries_that_no_batch_before_read(tmp_path: Path) -> None:
+    """The query that goes on may put other files into the entries of these numbers, and the keep overwrites nothing."""
+    query, keep = FakeQuery(tmp_path / "ck", "changelog"), Keep(tmp_path / "data", "q", Env())
+    query.run(6)
+    follow(query, keep)
+    keep, _ = rewind(keep, 2)
+    assert [number for number, _ in sorted(keep.index.source_log(0))] == [0, 1, 2]
+    assert keep.safe() == 2
+    query.write("sources/0/3", "v1\nother files")
+    keep.take(query.root, ["sources/0/3"])
+    assert keep.read("sources/0/3") == b"v1\nother files"

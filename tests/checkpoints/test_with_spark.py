@@ -7,11 +7,8 @@ from __future__ import annotations
 
 import json
 import os
-import random
 import shutil
 import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -20,62 +17,16 @@ import nosync
 from nosync.checkpoints.names import Batch
 from nosync.testing.daemon_cluster import Daemons, eventually, running
 from tests.checkpoints import ordinary_queries
+from tests.checkpoints.spark_runs import FILES, NAMES, PATIENCE_S, finish, make_source, outputs, start
 
 pytestmark = pytest.mark.spark
 
-# Spark's transformWithState, "processor" here, needs its RocksDB store; Spark refuses the query with the other.
-NAMES = {
-    form: tuple(
-        name
-        for name in ("aggregate", "join", "dedupe", "processor", "arbitrary")
-        if form != "hdfs" or name != "processor"
-    )
-    for form in ordinary_queries.FORMATS
-}
-FILES = 8
-PATIENCE_S = 240.0
 IS_LONG = bool(os.environ.get("NOSYNC_LONG"))
 
 
 @pytest.fixture(scope="module")
 def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Returns a directory with two inputs, of a file for each batch."""
-    chance, root = random.Random(5), tmp_path_factory.mktemp("source")
-    for side in "ab":
-        (root / side).mkdir()
-        for i in range(FILES):
-            rows = []
-            for _ in range(60):
-                ms = i * 7000 + chance.randrange(9000)
-                at = f"2026-01-01T00:{ms // 60000:02}:{ms % 60000 // 1000:02}.{ms % 1000:03}Z"
-                rows.append(json.dumps({"k": f"k{chance.randrange(20)}", "n": chance.randrange(100), "ts": at}))
-            (root / side / f"{i:03}.json").write_text("\n".join(rows))
-            os.utime(root / side / f"{i:03}.json", (1.7e9 + i, 1.7e9 + i))
-    return root
-
-
-def start(checkpoints: Path, output: Path, source: Path, form: str, variant: str = "") -> subprocess.Popen[bytes]:
-    command = [
-        sys.executable,
-        ordinary_queries.__file__,
-        checkpoints,
-        output,
-        source,
-        form,
-        ",".join(NAMES[form]),
-        variant,
-    ]
-    output.mkdir(parents=True, exist_ok=True)
-    with open(output / "log", "ab") as log:
-        return subprocess.Popen([*map(str, command)], stdout=log, stderr=log, start_new_session=True)
-
-
-def finish(process: subprocess.Popen[bytes], output: Path) -> None:
-    assert process.wait(timeout=PATIENCE_S) == 0, (output / "log").read_text()[-3000:]
-
-
-def outputs(output: Path, names: tuple[str, ...]) -> dict[str, dict[int, list[str]]]:
-    return {name: {int(p.stem): json.loads(p.read_text()) for p in (output / name).glob("*.json")} for name in names}
+    return make_source(tmp_path_factory.mktemp("source"))
 
 
 @pytest.mark.timeout(600)

@@ -10,11 +10,14 @@ from pathlib import Path
 import pytest
 
 import nosync
+from nosync.checkpoints import serve
 from nosync.checkpoints.names import Batch
 from nosync.cli import main as cli
 from nosync.lsm.errors import InvalidInputError, ReplicationError
 from nosync.replication.transport.client import client_of
 from nosync.testing.daemon_cluster import Daemons, eventually, running
+from tests.checkpoints.door.client import Client, Refused
+from tests.checkpoints.door.query_through_door import QueryThroughDoor
 from tests.checkpoints.fake_query import KINDS, FakeQuery
 from tests.helpers.checkpoints import contents
 
@@ -190,3 +193,42 @@ def test_only_the_owner_asks_for_a_checkpoint_and_only_by_its_name(daemons: Daem
     assert client.count_copies(["checkpoints/words/metadata"]) == [0]
     assert client.fetch_checkpoint("nothing", 5.0) == (True, 0)
     client.close()
+
+
+@pytest.mark.parametrize("mode", ["strict", "async"])
+def test_a_query_behind_the_door_goes_on_beside_another_daemon(daemons: Daemons, tmp_path: Path, mode: str) -> None:
+    """Nothing is restored by hand: the door beside the other daemon has what the first one's had."""
+    door = serve(daemons.data("n1"), mode=mode)  # type: ignore[arg-type]
+    query = QueryThroughDoor(tmp_path / "ck", door.address("words"), "changelog")
+    query.run(5)
+    query.begin()
+    if mode == "strict":
+        assert door.state("words") == "strict"
+        assert is_safe(daemons, "words", 4), "the answer to the offsets of batch 5 waited for that"
+    else:
+        eventually("batch 4 is safe", lambda: is_safe(daemons, "words", 4))
+        eventually("what batch 5 reads is there, too", lambda: len(holders(daemons, "words/offsets/5")) >= 2)
+    daemons.kill("n1")
+    door.close()
+    daemons.wipe("n1")
+    expected = (query.root / "offsets" / "5").read_bytes()
+    for node in ("n2", "n3"):  # one of them has it all, and the other one asks it
+        with serve(daemons.data(node), mode=mode) as there:  # type: ignore[arg-type]
+            client = Client(there.address("words"))
+            assert client.read("commits/4") == (query.root / "commits" / "4").read_bytes()
+            assert client.read("offsets/5") == expected
+            assert client.read("state/0/0/5.changelog") == (query.root / "state/0/0/5.changelog").read_bytes()
+
+
+def test_a_door_whose_daemon_is_away_does_not_begin_a_query_anew(daemons: Daemons, tmp_path: Path) -> None:
+    with serve(daemons.data("n1")) as door:
+        QueryThroughDoor(tmp_path / "ck", door.address("words"), "hdfs").run(2)
+        eventually("it is safe", lambda: is_safe(daemons, "words", 1))
+    daemons.stop("n1")
+    daemons.wipe("n1")
+    daemons.start("n1")
+    daemons.stop("n1")
+    with serve(daemons.data("n1")) as door:
+        with pytest.raises(Refused, match="the daemon of .* is not running") as raised:
+            Client(door.address("words")).status("metadata")
+        assert raised.value.name == "IOException", "for a file that is not there Spark would begin a new query"

@@ -1,0 +1,7 @@
+"""The door: the checkpoints of running queries behind WebHDFS, whose client every pyspark has.
+
+A query whose checkpointLocation is the door's address writes through it. What it publishes is taken into the keep, in
+the order in which it was published. The door may hold an answer back until copies are there, which nobody beside the
+query can. `api` is its face; `server` alone knows the HTTP library. It imports the rest of nosync.checkpoints, and is
+imported by its face and the command line.
+"""

@@ -1,0 +1,144 @@
+"""The live directory of a checkpoint: what its query goes on from, made out of the keep where it is not there.
+
+Invariants
+- A directory that is there, of the same query and not older than the keep, stays as it is.
+- What the keep is further than is never gone on from: it is put aside, and nothing of it is removed.
+- What is in the keep of batches that the query runs again stays behind in an earlier generation: the query may write the
+  same names with other contents, and the keep overwrites nothing.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from pathlib import Path
+
+from nosync.checkpoints.index import METADATA
+from nosync.checkpoints.keep import Keep
+from nosync.checkpoints.names import CRC_SUFFIX, Batch
+from nosync.checkpoints.restore import next_offsets, readdressed, restore
+from nosync.checkpoints.rewind import begin_generation, left_after, put_aside
+from nosync.lsm.errors import InvalidInputError
+from nosync.lsm.platform.env import Env, storage_errors
+from nosync.lsm.platform.json_file import read_if_there
+
+log = logging.getLogger("nosync")
+
+UNFINISHED = ".making"
+"""Ends the name of a directory that did not become a live directory."""
+
+
+def prepare(keep: Keep, directory: Path, address: str) -> Keep:
+    """Lets a directory be what the query goes on from. `address`: what the query calls the directory.
+
+    Returns the keep that it goes on into, which may be another generation. The keep is held for writing. Raises
+    InvalidInputError where the directory is of another query, NotAvailableError where the keep has batches and none can be
+    gone on from, StorageError.
+    """
+    env = keep.env
+    if env.exists(directory / METADATA):
+        _check_same_query(keep, directory)
+        safe = keep.safe()
+        if safe is None or _newest_commit(directory, env) >= safe:
+            _readdress(directory, address, env)
+            return keep
+    if METADATA not in keep.index:
+        with storage_errors("make", directory):
+            env.make_dirs(directory)
+        return keep
+    put_aside(directory, env)
+    if keep.index.batches():
+        return _go_on(keep, directory, address)
+    _begin_again(keep, directory)
+    return keep
+
+
+def _go_on(keep: Keep, directory: Path, address: str) -> Keep:
+    """Makes the directory at the newest batch that can be gone on from, where the keep ends from then on.
+
+    The generation is made first: who dies in between finds no directory, and does it again.
+    """
+    safe = keep.at(None)
+    if not next_offsets(keep, safe).issuperset(left_after(keep, safe)):
+        keep = begin_generation(keep, safe, repeats_offsets=True)
+    made = restore(keep, directory, safe, address=address)
+    again = "with the offsets that it had" if made.repeats_offsets else "with new offsets"
+    log.warning(
+        "checkpoint %s: goes on after batch %d, %s; %s is made of what is kept", keep.name, safe, again, directory
+    )
+    return keep
+
+
+def _begin_again(keep: Keep, directory: Path) -> None:
+    """Makes the directory of a query that has committed nothing: its id, and what its first batch reads if that is known."""
+    paths = {METADATA, *_first_offsets(keep)}
+    keep.remove(set(keep.index.paths()) - paths)
+    making = directory.with_name(f".{directory.name}.{keep.env.token()}{UNFINISHED}")
+    for path in sorted(paths):
+        with storage_errors("make", making / path):
+            keep.env.make_dirs((making / path).parent)
+            keep.env.link(keep.root / path, making / path)
+    with storage_errors("make", directory):
+        making.rename(directory)
+        keep.env.sync_dir(directory.parent)
+    log.warning("checkpoint %s: begins again; nothing of it was committed", keep.name)
+
+
+def _first_offsets(keep: Keep) -> set[str]:
+    """Returns the files by which the first batch reads what it read before; none where they are not all kept."""
+    path = "offsets/0"
+    if path not in keep.index:
+        return set()
+    ends = keep.closures.offsets(Batch(0)).log_ends
+    found = {path, path + CRC_SUFFIX} & set(keep.index.paths())
+    for source in keep.index.sources():
+        found |= {p for (n, _), p in keep.index.source_log(source).items() if source not in ends or n <= ends[source]}
+    for source, end in ends.items():
+        if not {number for number, _ in keep.index.source_log(source)}.issuperset(range(end + 1)):
+            return set()
+    return found
+
+
+def _check_same_query(keep: Keep, directory: Path) -> None:
+    """Raises InvalidInputError where the directory and the keep are of two queries."""
+    if METADATA not in keep.index:
+        return
+    try:
+        kept = json.loads(keep.read(METADATA))["id"]
+        found = json.loads(read_if_there(directory / METADATA, keep.env))["id"]
+    except (ValueError, KeyError, TypeError):
+        raise InvalidInputError(
+            f"{directory / METADATA} says no query: remove {directory}, and it is made anew"
+        ) from None
+    if kept != found:
+        raise InvalidInputError(
+            f"checkpoint {keep.name!r} is kept of query {kept}, and {directory} is of query {found}: move one of them away"
+        )
+
+
+def _newest_commit(directory: Path, env: Env) -> int:
+    with storage_errors("list", directory / "commits"):
+        return max((int(n) for n in env.list_dir(directory / "commits") if n.isascii() and n.isdigit()), default=-1)
+
+
+def _readdress(directory: Path, address: str, env: Env) -> None:
+    """Lets the schema files that operators name be those of this directory: its address may have been another one."""
+    with storage_errors("write", directory):
+        for operator in env.list_dir(directory / "state"):
+            versions = directory / "state" / operator / "_metadata" / "v2"
+            for name in env.list_dir(versions):
+                if name.isascii() and name.isdigit():
+                    _readdress_file(versions / name, address, env)
+
+
+def _readdress_file(path: Path, address: str, env: Env) -> None:
+    text = read_if_there(path, env).decode()
+    found = readdressed(text, address)
+    if found == text:
+        return
+    making = path.with_name(f".{path.name}.{env.token()}.tmp")
+    with env.create(making) as file:
+        file.write(found.encode())
+    for side_file in (f"{path.name}{CRC_SUFFIX}", f".{path.name}{CRC_SUFFIX}"):
+        env.unlink(path.with_name(side_file))  # they are of what it said before
+    env.replace(making, path)

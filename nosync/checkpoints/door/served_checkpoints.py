@@ -1,0 +1,226 @@
+"""The checkpoints behind a door. Each is opened at the first request for it, and stays open until the door closes."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from nosync.checkpoints.door.file_operations import FileOperations, remove_tree
+from nosync.checkpoints.door.gate import PATIENCE_S, Gate, Held
+from nosync.checkpoints.door.intake import Intake
+from nosync.checkpoints.door.live_directory import UNFINISHED, prepare
+from nosync.checkpoints.door.places import Place
+from nosync.checkpoints.door.remote_errors import denied, not_found
+from nosync.checkpoints.generations import keeps_of
+from nosync.checkpoints.keep import Keep, open_generation
+from nosync.checkpoints.names import BatchFile, parse
+from nosync.checkpoints.peers import fetch
+from nosync.checkpoints.retention import KEPT_BATCHES, set_kept_batches
+from nosync.lsm.errors import StoreLockedError
+from nosync.lsm.platform.env import Env, storage_errors
+from nosync.lsm.platform.layout import CHECKPOINT_LIVE
+from nosync.lsm.platform.lock import DirectoryLock
+
+_WRITING = ".writing"
+_POLL_S = 0.05
+"""So often it is asked whether copies have come to other nodes: their coming wakes nobody here."""
+
+FETCH_PATIENCE_S = 20.0
+"""How long the first request for a checkpoint waits for what only peers have. Spark waits for 60 seconds."""
+
+Copies = Callable[[Keep, Collection[str]], int]
+"""Returns, for files of a keep, the number of nodes that have the one that is on the fewest."""
+
+
+@dataclass(frozen=True)
+class DoorSettings:
+    """What a door does. `nodes`: on how many nodes the files are that a strict answer needs; this one counts."""
+
+    is_strict: bool = False
+    nodes: int = 1
+    patience_s: float = PATIENCE_S
+    keep_batches: int = KEPT_BATCHES
+    copies: Copies | None = None
+    """Where it is None, the copy in the keep of this host is the only one."""
+
+
+class ServedCheckpoint:
+    """One checkpoint that is open: its files, what takes them into the keep, and its gate in strict mode."""
+
+    def __init__(
+        self, data: Path, name: str, address: str, env: Env, settings: DoorSettings, changed: Callable[[], None]
+    ) -> None:
+        """`changed`: is called from another thread when files have become durable."""
+        self._directory = data / CHECKPOINT_LIVE / name
+        self._newest: str | None = None
+        self._stopped = threading.Event()
+        fetch(data, name, FETCH_PATIENCE_S)
+        keep = open_generation(data, name, env)
+        with contextlib.ExitStack() as held:
+            held.enter_context(keep.writing())
+            going_on = prepare(keep, self._directory, address)
+            if going_on is not keep:
+                held.close()
+                keep = going_on
+                held.enter_context(keep.writing())
+            set_kept_batches(keep, settings.keep_batches)
+            self.intake = Intake(self._directory, keep, settings.keep_batches, changed)
+            self.intake.take_all()
+            self._held = held.pop_all()
+        self.files = FileOperations(self._directory, data / CHECKPOINT_LIVE / _WRITING, env, self._publish)
+        self.gate: Gate | None = None
+        if settings.is_strict:
+            self.gate = _gate(keep, self.intake, env, settings)
+        newest = keep.committed()
+        self._commit = None if newest is None else f"commits/{newest}"
+        self._thread = threading.Thread(
+            target=self.intake.run, args=(self._stopped,), name=f"nosync-door-{name}", daemon=True
+        )
+        self._thread.start()
+
+    def is_there(self) -> bool:
+        """Returns whether the directory is there: somebody may have removed it."""
+        return self._directory.is_dir()
+
+    def _publish(self, path: str) -> None:
+        if path.startswith("commits/") and isinstance(parse(path), BatchFile):
+            self._commit = path
+        self.intake.published(path)
+
+    def hold(self, path: str) -> Held | None:
+        """Holds the answer to who published a file; None where the answer is given at once."""
+        if self.gate is None or not path.startswith("offsets/") or not isinstance(parse(path), BatchFile):
+            return None
+        return self.gate.hold([path] if self._commit is None else [path, self._commit])
+
+    def close(self) -> None:
+        """Takes in what is there yet, and lets the checkpoint go."""
+        self._stopped.set()
+        self.intake.wake()
+        self._thread.join()
+        self._held.close()
+
+
+def _gate(keep: Keep, intake: Intake, env: Env, settings: DoorSettings) -> Gate:
+    """Returns the gate of a checkpoint, which begins with what is there."""
+    elsewhere = settings.copies
+
+    def copies(paths: Sequence[str]) -> int:
+        here = intake.copies(paths)
+        return here if elsewhere is None or not here else elsewhere(keep, intake.all_of(paths))
+
+    newest = [f"{log}/{batches[-1]}" for log in ("offsets", "commits") if (batches := keep.index.batches(log))]
+    return Gate(keep.name, copies, env.monotonic_s, nodes=settings.nodes, patience_s=settings.patience_s, before=newest)
+
+
+class ServedCheckpoints:
+    """The checkpoints of a data directory. Its methods belong to the thread that answers requests, but for `close`."""
+
+    def __init__(self, data: Path, address: str, env: Env, settings: DoorSettings) -> None:
+        """`address`: that of all checkpoints. Raises StoreLockedError where the directory has a door, StorageError."""
+        self._data, self._address, self._env, self._settings = data, address, env, settings
+        self._live = data / CHECKPOINT_LIVE
+        with storage_errors("make", self._live):
+            env.make_dirs(self._live)
+        try:
+            self._lock = DirectoryLock(self._live)
+        except StoreLockedError as error:
+            raise StoreLockedError(
+                f"{data} has a door already, in another process or in this one ({self._live})"
+            ) from error
+        with storage_errors("empty", self._live / _WRITING):
+            for name in env.list_dir(self._live):
+                if name == _WRITING or (name.startswith(".") and name.endswith(UNFINISHED)):
+                    remove_tree(self._live / name, env)
+            env.make_dirs(self._live / _WRITING)
+        self._open: dict[str, ServedCheckpoint] = {}
+        self._opening = asyncio.Lock()
+        self._changed = asyncio.Event()
+
+    async def of(self, place: Place, *, may_make: bool) -> ServedCheckpoint:
+        """Returns the checkpoint of a place. `may_make`: a new one is made where none of this name is there.
+
+        Raises RemoteError where there is none, NosyncError where it cannot be opened.
+        """
+        found = self._open.get(place.name)
+        if found is not None and found.is_there():
+            return found
+        async with self._opening:
+            found = self._open.get(place.name)
+            if found is not None and not found.is_there():
+                del self._open[place.name]
+                await asyncio.to_thread(found.close)
+                found = None
+            if found is None:
+                if place.name not in self.names():
+                    # Peers may have it. Were the daemon not asked, a query would begin anew where it should go on.
+                    await asyncio.to_thread(fetch, self._data, place.name, FETCH_PATIENCE_S, must_answer=True)
+                if not may_make and place.name not in self.names():
+                    raise not_found(str(place))
+                found = self._open[place.name] = await asyncio.to_thread(
+                    self._opened, place.name, asyncio.get_running_loop()
+                )
+        return found
+
+    def _opened(self, name: str, loop: asyncio.AbstractEventLoop) -> ServedCheckpoint:
+        def changed() -> None:
+            with contextlib.suppress(RuntimeError):  # the loop has ended: nobody waits
+                loop.call_soon_threadsafe(self._wake)
+
+        return ServedCheckpoint(self._data, name, f"{self._address}/{name}", self._env, self._settings, changed)
+
+    def names(self) -> list[str]:
+        """Returns the names of the checkpoints that are there, live or kept."""
+        live = {name for name, is_directory in self._env.entries(self._live) if is_directory and name[0] != "."}
+        return sorted(live | set(keeps_of(self._data, self._env)))
+
+    def state(self, name: str) -> str | None:
+        """Returns the state of a checkpoint's gate, or "async"; None where the checkpoint is not open."""
+        found = self._open.get(name)
+        if found is None:
+            return None
+        return "async" if found.gate is None else found.gate.state.value
+
+    def problem(self, name: str) -> str | None:
+        """Returns what keeps files of a checkpoint from being kept; None when all is well."""
+        found = self._open.get(name)
+        return None if found is None else found.intake.problem
+
+    async def wait_at_gate(self, checkpoint: ServedCheckpoint, path: str) -> None:
+        """Waits until the answer to who published a file may be given."""
+        if checkpoint.gate is None:
+            return
+        # In a thread: on how many nodes files are is asked of the daemon, and requests go on meanwhile.
+        held = await asyncio.to_thread(checkpoint.hold, path)
+        while held is not None and not await asyncio.to_thread(checkpoint.gate.may_answer, held):
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._changed.wait(), _POLL_S)
+
+    def _wake(self) -> None:
+        self._changed.set()
+        self._changed = asyncio.Event()
+
+    async def forget(self, place: Place) -> None:
+        """Removes a checkpoint's directory, which nothing is kept of. Raises RemoteError where something is."""
+        async with self._opening:
+            found = self._open.pop(place.name, None)
+            if found is not None:  # so all is kept that is to be kept
+                await asyncio.to_thread(found.close)
+            if place.name in keeps_of(self._data, self._env) and len(
+                open_generation(self._data, place.name, self._env).index
+            ):
+                raise denied(
+                    f"checkpoint {place.name} is kept, and a query would go on from what is kept: take another name"
+                )
+            await asyncio.to_thread(remove_tree, self._live / place.name, self._env)
+
+    def close(self) -> None:
+        """Takes in what is there yet, and lets all checkpoints go. The requests have ended."""
+        for found in self._open.values():
+            found.close()
+        self._open.clear()
+        self._lock.release()
