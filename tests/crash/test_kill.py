@@ -15,12 +15,15 @@ import pytest
 import nosync
 from nosync.lsm.layers.writer import arrange
 from nosync.lsm.model.layer import Description, LayerId, Shard, TraceId
+from nosync.testing.daemon_cluster import eventually
 from tests.helpers.oracles import state_of
 from tests.helpers.progress import shown
 
 CYCLES = int(os.environ.get("NOSYNC_CRASH_CYCLES", "6"))
 SHARDS = 3
 ROWS = 400
+MERGING_SHARE = 0.3
+"""In so many rounds the node is killed after it has merged, when it goes on to merge what came meanwhile."""
 
 WRITER = """
 import sys
@@ -47,7 +50,7 @@ store = nosync.open(sys.argv[1], settings=settings)
 t = int(sys.argv[2])
 pause = threading.Event()
 while True:
-    pause.wait(0.002)  # or thousands of epochs a cycle are to be looked at
+    pause.wait(0.01)  # or thousands of epochs a cycle are to be looked at
     try:
         store.seal(t)
     except nosync.NotAvailableError:
@@ -66,6 +69,12 @@ def layer_rows(shard: int, t: int) -> pa.Table:
 def publish(directory: object, shard: int, t: int) -> None:
     id = LayerId(TraceId("kv", "raw", Shard(shard)), Description.of_epoch(t))
     directory.publish(id, arrange(layer_rows(shard, t), ["k"], whose="test"))  # type: ignore[attr-defined]
+
+
+def merged(root: Path) -> set[str]:
+    """Returns the names of merged layers."""
+    epochs = [(path.name, *path.name.split("-")[:2]) for path in (root / "layers").rglob("*.layer")]
+    return {name for name, lower, upper in epochs if int(upper) > int(lower) + 1}
 
 
 def expected_state(t: int) -> dict[tuple[object, ...], tuple[object, ...]]:
@@ -105,6 +114,9 @@ def test_kill_loop(tmp_path: Path) -> None:
             said = node.stdout.readline().strip()
             assert said, "the node died by itself"
             acked = max(acked, -1 if said == "None" else int(said))
+        if choose.random() < MERGING_SHARE:  # else a node rarely lives until its merging process is there
+            before = merged(root)
+            eventually("the node has merged", lambda before=before: merged(root) - before)  # type: ignore[misc]
         assert all(child.poll() is None for child in children), "a process died by itself"
         for child in choose.sample(children, len(children)):
             child.send_signal(signal.SIGKILL)
