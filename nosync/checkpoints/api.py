@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from nosync.checkpoints import peers
 from nosync.checkpoints import rewind as rewinding
@@ -31,11 +31,15 @@ from nosync.checkpoints.retention import (
     set_kept_batches,
     unpin,
 )
+from nosync.checkpoints.state_diff import state_diff
 from nosync.lsm.errors import InvalidInputError, NosyncError
 from nosync.lsm.model.layer import check_name
 from nosync.lsm.platform.env import Env
 from nosync.lsm.platform.layout import CHECKPOINT_VIEWS
 from nosync.lsm.visible import visible
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
 
 DATA_VARIABLE = "NOSYNC_DATA"
 """Names the data directory where nobody says one."""
@@ -221,6 +225,17 @@ class Checkpoint:
             return Restored(directory, t, len(self._keep.closures.of(t).paths), repeats_offsets=False)
         self._keep.env.make_dirs(directory.parent)
         return fork(self._keep, directory, t)
+
+    def diff(self, spark: SparkSession, before: int, after: int, **options: str | int) -> DataFrame:
+        """Returns what differs in the state between two batches: partition_id, key, change, before, after.
+
+            nosync.checkpoint("words").diff(spark, 41, 42).show()
+
+        `change` is insert, update or delete. `options`: of Spark's `statestore` reader (operatorId, storeName, joinSide,
+        stateVarName, ...). Raises NotAvailableError where a batch cannot be gone on from.
+        """
+        said = {name: str(value) for name, value in options.items()}
+        return state_diff(spark, self.at(before), self.at(after), said)
 
     def pin(self, name: str, at: int | None = None) -> CheckpointPin:
         """Keeps a batch, by default the newest that is safe, for as long as the name is there."""

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import signal
+import tempfile
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -17,12 +19,14 @@ from nosync.checkpoints.restore import Restored
 from nosync.checkpoints.retention import KEPT_BATCHES
 from nosync.cli.app import Group, cli
 from nosync.cli.console import JSON, err, out, print_json, size_text, table_of
+from nosync.lsm.errors import NosyncError
 
 DATA = click.option(
     "--store", "store", metavar="DIR", envvar=api.DATA_VARIABLE, required=True,
     type=click.Path(path_type=Path), help="The data directory that keeps checkpoints. [env: NOSYNC_DATA]",
 )  # fmt: skip
 NAME = click.argument("name")
+_CHANGED = {"insert": "keys inserted", "update": "keys updated", "delete": "keys deleted"}
 AT = click.option(
     "--at", "at", type=click.IntRange(min=0), help="The batch to go on after. [default: the newest safe one]"
 )
@@ -189,6 +193,58 @@ def pin(name: str, pin_name: str | None, at: int | None, remove: bool, store: Pa
     else:
         made = found.pin(pin_name, at)
         out.print(f"{made.name} keeps batch {made.batch}")
+
+
+@checkpoint.command()
+@NAME
+@click.argument("before", type=click.IntRange(min=0))
+@click.argument("after", type=click.IntRange(min=0))
+@click.option(
+    "--option", "options", multiple=True, metavar="KEY=VALUE",
+    help="An option of Spark's statestore reader: operatorId, storeName, joinSide, stateVarName, ...; once for each.",
+)  # fmt: skip
+@click.option("--limit", default=20, show_default=True, type=click.IntRange(min=0), help="Show so many keys.")
+@DATA
+@JSON
+def diff(name: str, before: int, after: int, options: tuple[str, ...], limit: int, store: Path, as_json: bool) -> None:
+    """Show what differs in the state between the batches BEFORE and AFTER, by Spark's own reader."""
+    said = dict(_option(text) for text in options)
+    found = api.checkpoint(name, store)
+    found.at(before), found.at(after)  # a batch that is not there is told before Spark starts
+    try:
+        from nosync.spark.session import local_session  # noqa: PLC0415 - only this command needs Spark
+    except ImportError as error:
+        raise NosyncError(f"reading states needs {error.name}: pip install 'nosync[spark]'") from error
+    with tempfile.TemporaryDirectory() as logs:
+        spark = local_session(None, "nosync-checkpoint-diff", log=Path(logs) / "spark.log")
+        try:
+            rows = found.diff(spark, before, after, **said).cache()
+            counts = {row["change"]: row["count"] for row in rows.groupBy("change").count().collect()}
+            shown = [row.asDict(recursive=True) for row in rows.orderBy("partition_id").limit(limit).collect()]
+        except Exception as error:  # of Spark's reader, which says what it does not know
+            raise NosyncError(f"Spark cannot read the state: {str(error).splitlines()[0]}") from error
+        finally:
+            spark.stop()
+    if as_json:
+        print_json({"checkpoint": name, "before": before, "after": after, "counts": counts, "rows": shown})
+        return
+    table = table_of("partition>", "change", "key", f"batch {before}", f"batch {after}")
+    for row in shown:
+        values = [
+            json.dumps(row[side], default=str) if row[side] is not None else "" for side in ("key", "before", "after")
+        ]
+        table.add_row(str(row["partition_id"]), row["change"], *values)
+    if shown:
+        out.print(table)
+    total = ", ".join(f"{counts[kind]:,} {word}" for kind, word in _CHANGED.items() if kind in counts)
+    out.print(f"{name}: {total or 'no state differs'} from batch {before} to batch {after}")
+
+
+def _option(text: str) -> tuple[str, str]:
+    name, equals, value = text.partition("=")
+    if not equals or not name:
+        raise click.UsageError(f"--option {text!r} is not KEY=VALUE")
+    return name, value
 
 
 def _print_made(made: Restored, *, as_json: bool, kept_as: str | None = None) -> None:

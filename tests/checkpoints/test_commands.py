@@ -180,6 +180,19 @@ def test_the_state_at_a_batch_has_a_directory(kept: FakeQuery, tmp_path: Path) -
     assert words.at(3).path == made.path
 
 
+def test_mistakes_of_a_diff_are_told_before_spark_starts(
+    kept: FakeQuery, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for arguments, text in (
+        (("1", "99"), "cannot go on from batch 99"),
+        (("1", "2", "--option", "operatorId"), "--option 'operatorId' is not KEY=VALUE"),
+        (("1", "x"), "'x' is not a valid integer"),
+    ):
+        code, _, err = run(capsys, "checkpoint", "diff", "words", *arguments, "--store", tmp_path / "data")
+        assert code in (1, 2)
+        assert text in " ".join(err.split())
+
+
 def test_objects_say_what_they_are(kept: FakeQuery, tmp_path: Path) -> None:
     words = nosync.checkpoint("words", tmp_path / "data")
     assert repr(words) == "Checkpoint('words', committed=4, newest=4)"

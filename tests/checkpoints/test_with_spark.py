@@ -92,9 +92,20 @@ def lose_the_host(
     try:
         path = nosync.checkpoint("arbitrary", data).at(Batch(2)).path
         rows = spark.read.format("statestore").load(str(path)).selectExpr("key.*", "value.*").collect()
-        assert len(rows) == len(last_sums(free["arbitrary"], 2))
+        before, after = last_sums(free["arbitrary"], 2), last_sums(free["arbitrary"], newest_of(data, "arbitrary"))
+        assert len(rows) == len(before)
+        found = nosync.checkpoint("arbitrary", data).diff(spark, 2, newest_of(data, "arbitrary")).collect()
+        changes = {row["key"]["k"]: (row["before"], row["after"]) for row in found}
+        assert changes.keys() == {k for k in after if before.get(k) != after[k]}
+        assert all("total" not in str(b) or b != a for b, a in changes.values())
     finally:
         spark.stop()
+
+
+def newest_of(data: Path, name: str) -> int:
+    newest = nosync.checkpoint(name, data).status(last=0).newest
+    assert newest is not None
+    return newest
 
 
 def last_sums(batches: dict[int, list[str]], until: int) -> dict[str, int]:
