@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import click
 from rich.markup import escape
 
+from nosync.checkpoints.api import watch
 from nosync.checkpoints.retention import garbage_of
 from nosync.cli.app import cli
 from nosync.cli.console import JSON, STORE, GivenPath, check_store, err, log_to_stderr, out, print_json, table_of
@@ -21,6 +22,7 @@ from nosync.lsm.platform.env import Env
 from nosync.lsm.platform.process import leave_out_pandas
 
 if TYPE_CHECKING:
+    from nosync.replication.daemon.config import DaemonConfig
     from nosync.replication.transport.client import DaemonClient
 
 OTHERS_GET_NOTHING = 0o027
@@ -45,6 +47,17 @@ OTHERS_GET_NOTHING = 0o027
     "[default: ~/.local/state/nosync]",
 )
 @click.option("--metrics", metavar="HOST:PORT", help="Where Prometheus fetches metrics.")
+@click.option("--door", metavar="HOST:PORT", help="Where queries write checkpoints that are kept (WebHDFS).")
+@click.option(
+    "--door-mode", type=click.Choice(["async", "strict"]), help="Whether queries wait for copies. [default: async]"
+)
+@click.option(
+    "--checkpoint",
+    "checkpoints",
+    multiple=True,
+    metavar="NAME=PATH",
+    help="A query's checkpoint to watch; once for each.",
+)
 @click.option("--retain", type=click.IntRange(min=0), help="Epochs of history that stay readable. [default: all]")
 @click.option(
     "--archive-epochs", type=click.IntRange(min=2), help="Manifests of so many old epochs share a file. [default: 1000]"
@@ -54,7 +67,14 @@ OTHERS_GET_NOTHING = 0o027
 )
 @click.option("--check", is_flag=True, help="Only check the configuration and explain it.")
 @click.option("--verbose", is_flag=True, help="Log what happens, not only what goes wrong.")
-def daemon(config: Path | None, peers: tuple[str, ...], check: bool, verbose: bool, **given: Any) -> None:
+def daemon(
+    config: Path | None,
+    peers: tuple[str, ...],
+    checkpoints: tuple[str, ...],
+    check: bool,
+    verbose: bool,
+    **given: Any,
+) -> None:
     """Keep a data directory: make durable what jobs publish in it, merge it, and replicate it to peers.
 
     Jobs open the directory as ever and find the daemon by themselves. Stops on SIGTERM, with everything durable.
@@ -79,6 +99,8 @@ def daemon(config: Path | None, peers: tuple[str, ...], check: bool, verbose: bo
         if twice:
             raise click.UsageError(f"--peer names node {twice[0]} twice")
         fields["peers"] = dict(named)
+    if checkpoints:
+        fields["checkpoints"] = dict(_named(text, "--checkpoint", "NAME=PATH") for text in checkpoints)
     found = make_config(fields, str(config or "the command line"))
     if check:
         check_config(found)
@@ -103,12 +125,31 @@ def daemon(config: Path | None, peers: tuple[str, ...], check: bool, verbose: bo
     _give_way(found.nice)
     one = Daemon(found)
     one.node.opaque.removes(lambda: garbage_of(found.data, Env()))
-    serve(
-        one,
-        ready=lambda: err.print(
-            f"node {found.node} serves {escape(str(found.data))} on {one.servers.address}", soft_wrap=True
-        ),
-    )
+    beside = contextlib.ExitStack()
+
+    def ready() -> None:
+        _keep_checkpoints(found, beside)
+        err.print(f"node {found.node} serves {escape(str(found.data))} on {one.servers.address}", soft_wrap=True)
+
+    serve(one, ready, beside.close)
+
+
+def _keep_checkpoints(config: DaemonConfig, beside: contextlib.ExitStack) -> None:
+    """Opens the door, and watches the checkpoints, that the configuration asks for."""
+    if config.door:
+        from nosync.checkpoints.door.api import serve as open_door  # noqa: PLC0415 - uvicorn is an extra
+        from nosync.replication.transport.addresses import is_loopback  # noqa: PLC0415
+
+        host, _, port = config.door.rpartition(":")
+        tls = None if is_loopback(config.door) else config.tls
+        door = open_door(
+            config.data, int(port), host.strip("[]"), "strict" if config.door_mode == "strict" else "async",
+            certificate=tls and tls / f"{config.node}.pem", key=tls and tls / f"{config.node}.key",
+        )  # fmt: skip
+        beside.enter_context(door)
+        err.print(f"queries write checkpoints on {config.door}: nosync checkpoint address NAME", soft_wrap=True)
+    for name, path in config.checkpoints.items():
+        beside.enter_context(watch(path, config.data, name=name))
 
 
 def _take_descriptors() -> None:
@@ -133,10 +174,14 @@ def _give_way(nice: int) -> None:
 
 
 def _peer(text: str, option: str = "--peer") -> tuple[str, str]:
-    node, equals, address = text.partition("=")
-    if not equals or not node or not address:
-        raise click.UsageError(f"{option} {text!r} is not NODE=HOST:PORT")
-    return node, address
+    return _named(text, option, "NODE=HOST:PORT")
+
+
+def _named(text: str, option: str, form: str) -> tuple[str, str]:
+    name, equals, value = text.partition("=")
+    if not equals or not name or not value:
+        raise click.UsageError(f"{option} {text!r} is not {form}")
+    return name, value
 
 
 def _client(path: Path) -> DaemonClient:

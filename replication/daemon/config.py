@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from nosync.lsm.errors import InvalidInputError, ReplicationError
+from nosync.lsm.model.layer import check_name
 from nosync.lsm.platform.store_marker import DEFAULT_KEY_GROUPS, check_key_groups
 from nosync.lsm.settings import ARCHIVE_EPOCHS, StoreSettings
 from nosync.replication.transport.addresses import host_of
@@ -17,6 +18,7 @@ from nosync.replication.transport.codec import check_node_id
 SCAN_INTERVAL_S = 5.0
 """How often the directory is listed, in case that neither a job nor the watch told of something."""
 MOST_NICE = 19
+DOOR_MODES = ("async", "strict")
 _TYPES = {"replicas": int, "retain": int, "archive_epochs": int, "key_groups": int, "nice": int}
 
 
@@ -44,6 +46,12 @@ class DaemonConfig:
     """
     metrics: str | None = None
     """HOST:PORT where Prometheus fetches metrics; none by default."""
+    door: str | None = None
+    """HOST:PORT where Structured Streaming queries write checkpoints that are kept (WebHDFS); none by default."""
+    door_mode: str = "async"
+    """async: queries never wait. strict: a batch begins when the one before is on as many nodes as `replicas` says."""
+    checkpoints: dict[str, str] = field(default_factory=dict)
+    """Name to path of every checkpoint of a query on this host that is watched, and kept."""
     retain: int | None = None
     """Epochs of history that stay readable; none: all."""
     archive_epochs: int | None = ARCHIVE_EPOCHS
@@ -62,11 +70,18 @@ class DaemonConfig:
         if self.node in self.peers:
             raise ReplicationError(f"node {self.node} is among its own peers: --node and --peer name different nodes")
         addresses = {"listen": self.listen, **{f"peers.{node}": address for node, address in self.peers.items()}}
-        for field_name, address in (addresses | ({"metrics": self.metrics} if self.metrics else {})).items():
+        addresses |= {name: said for name in ("metrics", "door") if (said := getattr(self, name))}
+        for field_name, address in addresses.items():
             try:
                 host_of(address)
             except ReplicationError as error:
                 raise ReplicationError(f"{field_name}: {error}") from None
+        if self.door_mode not in DOOR_MODES:
+            raise InvalidInputError(f"door_mode is {self.door_mode!r}, expected {' or '.join(DOOR_MODES)}")
+        for name, path in self.checkpoints.items():
+            check_name(name, "checkpoint name")
+            if not path:
+                raise InvalidInputError(f"checkpoints.{name} is empty, expected the path of a query's checkpoint")
         check_key_groups(self.key_groups)
         if not 0 <= self.nice <= MOST_NICE:
             raise InvalidInputError(f"nice is {self.nice}, expected 0 to {MOST_NICE}")
@@ -94,12 +109,13 @@ def read_config(path: Path) -> dict[str, Any]:
     for name, value in fields.items():
         if name not in known:
             raise ReplicationError(f"{path}: unknown field {name!r}; fields: {', '.join(known)}")
-        expected = dict if name == "peers" else _TYPES.get(name, str)
+        expected = dict if name in ("peers", "checkpoints") else _TYPES.get(name, str)
         if not isinstance(value, expected) or isinstance(value, bool):
             raise ReplicationError(f"{path}: {name} is {value!r}, expected {expected.__name__}")
-    for node, address in fields.get("peers", {}).items():
-        if not isinstance(address, str):
-            raise ReplicationError(f"{path}: peers.{node} is {address!r}, expected HOST:PORT")
+    for table, what in (("peers", "HOST:PORT"), ("checkpoints", "a path")):
+        for name, value in fields.get(table, {}).items():
+            if not isinstance(value, str):
+                raise ReplicationError(f"{path}: {table}.{name} is {value!r}, expected {what}")
     for name in ("data", "tls", "sockets"):
         if name in fields:
             if not fields[name]:

@@ -12,8 +12,11 @@ from collections.abc import Callable
 from nosync.replication.daemon.daemon import Daemon
 
 
-def serve(daemon: Daemon, ready: Callable[[], object]) -> None:
-    """Serves until SIGTERM or SIGINT. `ready` is called once it does."""
+def serve(daemon: Daemon, ready: Callable[[], object], ending: Callable[[], object] = lambda: None) -> None:
+    """Serves until SIGTERM or SIGINT. `ready` is called once it does, and `ending` before it ends.
+
+    What `ready` raises ends it as well.
+    """
     stop = threading.Event()
     reading, writing = socket.socketpair()
     with reading, writing:
@@ -23,13 +26,17 @@ def serve(daemon: Daemon, ready: Callable[[], object]) -> None:
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda *_: stop.set())
         daemon.start()
-        _notify_systemd("READY=1")
-        ready()
-        while not stop.is_set():
-            reading.recv(1)
-        signal.set_wakeup_fd(-1)
-    _notify_systemd("STOPPING=1")
-    daemon.stop()
+        try:
+            ready()
+            _notify_systemd("READY=1")
+            while not stop.is_set():
+                reading.recv(1)
+        finally:
+            signal.set_wakeup_fd(-1)
+            _notify_systemd("STOPPING=1")
+            with contextlib.ExitStack() as last:
+                last.callback(daemon.stop)
+                ending()
 
 
 def _notify_systemd(state: str) -> None:

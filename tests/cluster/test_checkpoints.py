@@ -11,11 +11,12 @@ import pytest
 
 import nosync
 from nosync.checkpoints import serve
+from nosync.checkpoints.door.api import address_of
 from nosync.checkpoints.names import Batch
 from nosync.cli import main as cli
 from nosync.lsm.errors import InvalidInputError, ReplicationError
 from nosync.replication.transport.client import client_of
-from nosync.testing.daemon_cluster import Daemons, eventually, running
+from nosync.testing.daemon_cluster import Daemons, eventually, free_ports, running
 from tests.checkpoints.door.client import Client, Refused
 from tests.checkpoints.door.query_through_door import QueryThroughDoor
 from tests.checkpoints.fake_query import KINDS, FakeQuery
@@ -224,11 +225,46 @@ def test_a_door_whose_daemon_is_away_does_not_begin_a_query_anew(daemons: Daemon
     with serve(daemons.data("n1")) as door:
         QueryThroughDoor(tmp_path / "ck", door.address("words"), "hdfs").run(2)
         eventually("it is safe", lambda: is_safe(daemons, "words", 1))
-    daemons.stop("n1")
+    for node in NODES:
+        daemons.stop(node)
     daemons.wipe("n1")
-    daemons.start("n1")
+    daemons.start("n1")  # it has nothing, and nobody gives it anything
     daemons.stop("n1")
     with serve(daemons.data("n1")) as door:
         with pytest.raises(Refused, match="the daemon of .* is not running") as raised:
             Client(door.address("words")).status("metadata")
         assert raised.value.name == "IOException", "for a file that is not there Spark would begin a new query"
+
+
+@pytest.mark.parametrize("mode", ["async", "strict"])
+def test_a_daemon_watches_checkpoints_and_opens_the_door(tmp_path: Path, mode: str) -> None:
+    (port,) = free_ports(1)
+    query = FakeQuery(tmp_path / "ck" / "words", "changelog")
+    with running(tmp_path / "cluster", ("n1", "n2"), replicas=2, start=("n2",)) as daemons:
+        daemons.start("n1", f"--checkpoint=words={query.root}", f"--door=127.0.0.1:{port}", f"--door-mode={mode}")
+        query.run(3)
+        eventually("the watched one is safe", lambda: is_safe(daemons, "words", 2))
+        eventually("the door is open", lambda: address_of("clicks", daemons.data("n1")))
+        behind = QueryThroughDoor(tmp_path / "clicks", address_of("clicks", daemons.data("n1")), "hdfs")
+        behind.run(3)
+        eventually("the one behind the door is safe", lambda: is_safe(daemons, "clicks", 2))
+        assert daemons.stop("n1") == 0, daemons.log("n1")
+        query.run()
+        daemons.start("n1", f"--checkpoint=words={query.root}")
+        eventually("it is followed again", lambda: is_safe(daemons, "words", 3))
+
+
+def test_mistakes_of_a_daemon_about_checkpoints(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    command = ["daemon", "--node", "n1", "--data", str(tmp_path / "d"), "--replicas", "1", "--check"]
+    for more, text in (
+        (["--checkpoint", "words"], "--checkpoint 'words' is not NAME=PATH"),
+        (["--checkpoint", "Words=/x"], "checkpoint name 'Words' is not a valid name"),
+        (["--door", "7602"], "door: "),
+    ):
+        with pytest.raises(SystemExit):
+            cli([*command, *more])
+        assert text in " ".join(capsys.readouterr().err.split())
+    (tmp_path / "node.toml").write_text('node = "n1"\ndata = "d"\n[checkpoints]\nwords = 3\n')
+    with pytest.raises(SystemExit):
+        cli(["daemon", "--config", str(tmp_path / "node.toml"), "--check"])
+    assert "checkpoints.words is 3, expected a path" in " ".join(capsys.readouterr().err.split())
