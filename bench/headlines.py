@@ -30,6 +30,7 @@ FLINK_DEFAULT = "Flink 2.3.0 SQL, RocksDB incremental, 1 s checkpoints, default"
 DURABLE = "from the end of an epoch of 20,000 rows until it is durable, 10,000,000"
 REPLICATED = "16 layers of 32 MiB, durable on both peers"
 UNTIL = "an epoch without a loss"
+WATCHED = "watched, a daemon and its peer"
 LOST = "the whole host lost, its link too; {} keys"
 Q3 = "NexMark Q3, 0% hot, epochs of 500,000 events"
 MOVING = "moving: the same files read and rows moved into Python tasks"
@@ -110,6 +111,10 @@ HEADLINES = [
     Headline("layers computed again", "spark_epochs", "layers computed again"),
     Headline("32 epochs of 20,000 rows with `backfill`", "spark_epochs", "32 epochs of 20,000"),
     Headline("replay 4 of 40 epochs with other code in 4 of 5 stages", "what_if", "replay 4", baseline="all 40"),
+    Headline("a batch of an unchanged query, watched", "checkpoints_kept", "batch of", "ms a batch", engine=WATCHED),
+    Headline("the same behind the door, async", "checkpoints_kept", "batch of", "ms a batch", engine="door, async"),
+    Headline("the same behind the door, strict", "checkpoints_kept", "batch of", "ms a batch", engine="door, strict"),
+    Headline("restore a checkpoint of 640 MB", "checkpoints_kept", "restore a checkpoint"),
     Headline("durable on this disk, 100 layers/s, p50", "replication_nodes", "100 layers/s of 32 KiB, durable on this"),
     Headline("durable on two peers too, p50", "replication_nodes", "100 layers/s of 32 KiB, and on"),
     Headline("large layers, durable on two peers", "replication_nodes", REPLICATED, "MB/s", "a bare gRPC"),
