@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Self
 from nosync.checkpoints import peers
 from nosync.checkpoints import rewind as rewinding
 from nosync.checkpoints.closure import Closure
+from nosync.checkpoints.file_sink import output_at
 from nosync.checkpoints.follow import Follower, check_checkpoint
 from nosync.checkpoints.generations import directory_of, keeps_of
 from nosync.checkpoints.index import METADATA
@@ -161,15 +162,24 @@ class Checkpoint:
         *,
         name: str | None = None,
         address: str | None = None,
+        output: str | os.PathLike[str] | None = None,
+        new_output: str | os.PathLike[str] | None = None,
     ) -> Restored:
         """Makes a directory from which another query goes on after batch `at`, with an id of its own.
 
         `name`: keeps the fork under this name as well. Give it an output of its own: a sink takes the batches of another
-        query for new ones. Raises as `restore` does.
+        query for new ones. `output`, `new_output`: of a file sink (parquet, json, ...), where the first query writes to, and
+        the directory for the fork, which is given what was there after the batch. Raises as `restore` does.
         """
         if name is not None and name in keeps_of(self._keep.data, self._keep.env):
             raise InvalidInputError(f"checkpoint {name!r} is kept already: say another name")
         self._bring()
+        if (output is None) != (new_output is None):
+            raise InvalidInputError(
+                "say both output= and new_output=: from where, and to where, a file sink's output goes"
+            )
+        if output is not None and new_output is not None:
+            output_at(Path(output), Path(new_output), self._keep.at(at), self._keep.env)
         made = fork(self._keep, Path(directory), at, address=address)
         if name is not None:
             keep = Keep(self._keep.data, name, self._keep.env)
@@ -183,13 +193,15 @@ class Checkpoint:
         directory: str | os.PathLike[str],
         *,
         output: str | os.PathLike[str] | None = None,
+        new_output: str | os.PathLike[str] | None = None,
         sink_rewound: bool = False,
         keep_as: str | None = None,
     ) -> tuple[Restored, str]:
         """Lets batch `at` be the newest, and makes a directory from which the query goes on after it.
 
         What came after is kept under another name, which is returned too. `output`: where the query writes to; it is
-        looked at for a log that would make the sink skip batches that run again. `sink_rewound`: the output was taken back
+        looked at for a log that would make the sink skip batches that run again. `new_output`: of a file sink, a new directory
+        for the query to write to, which is given what was in `output` after the batch. `sink_rewound`: the output was taken back
         already, or does not remember batches. Raises SinkRemembersError, and as `restore` does.
         """
         self._bring()
@@ -199,11 +211,15 @@ class Checkpoint:
                 "say where the query writes to (output=), so that the sink can be looked at, or that it was rewound "
                 "(sink_rewound=True): a sink that remembers batch ids skips those that run again, and their rows are lost"
             )
-        if output is not None and not sink_rewound:
+        if new_output is not None and output is None:
+            raise InvalidInputError("say output= as well: from where the new output is made")
+        if output is not None and new_output is None and not sink_rewound:
             rewinding.check_sink(Path(output), batch, self.query(), self._keep.env)
         path = Path(directory)
         if self._keep.env.list_dir(path):
             raise InvalidInputError(f"{path} is there, and not empty: say a new directory; nothing was changed")
+        if output is not None and new_output is not None:
+            output_at(Path(output), Path(new_output), batch, self._keep.env)
         with self._keep.writing():
             rewound, kept = rewinding.rewind(self._keep, batch, keep_as=keep_as)
         self._keep = rewound

@@ -167,8 +167,8 @@ def check_sink(output: Path, t: Batch, query: str | None, env: Env) -> None:
         log = _FILE_SINK if (output / _FILE_SINK).is_dir() else _DELTA
         raise SinkRemembersError(
             f"{output / log} has batches up to {newest} of this query. Those after {t} would run again, and the sink would "
-            f"skip them: their rows would be lost. Take back what it has of them first, then say --sink-rewound; or fork "
-            f"the checkpoint, and write to another output"
+            f"skip them: their rows would be lost. Take back what it has of them first, then say --sink-rewound; or write to "
+            f"another output: of a file sink --new-output makes one that has what was there after the batch"
         )
 
 

@@ -32,6 +32,12 @@ AT = click.option(
 )
 
 
+NEW_OUTPUT = click.option(
+    "--new-output", type=click.Path(path_type=Path),
+    help="Of a file sink: make this directory with what --output had after the batch, to write to from now on.",
+)  # fmt: skip
+
+
 @cli.group(cls=Group)
 def checkpoint() -> None:
     """Keep the checkpoint of a Structured Streaming query that you have, and go on from any batch of it.
@@ -133,11 +139,26 @@ def restore(name: str, directory: Path, at: int | None, address: str | None, sto
 @click.argument("new")
 @click.argument("directory", type=click.Path(path_type=Path))
 @AT
+@click.option("--output", type=click.Path(path_type=Path), help="Where the query's file sink writes to.")
+@NEW_OUTPUT
 @DATA
 @JSON
-def fork(name: str, new: str, directory: Path, at: int | None, store: Path, as_json: bool) -> None:
+def fork(
+    name: str,
+    new: str,
+    directory: Path,
+    at: int | None,
+    output: Path | None,
+    new_output: Path | None,
+    store: Path,
+    as_json: bool,
+) -> None:
     """Make DIRECTORY, from which another query goes on, and keep it as NEW. Give that query an output of its own."""
-    _print_made(api.checkpoint(name, store).fork(directory, at, name=new), as_json=as_json)
+    if (output is None) != (new_output is None):
+        raise click.UsageError("--output and --new-output go together")
+    found = api.checkpoint(name, store)
+    made = found.fork(directory, at, name=new, output=output, new_output=new_output)
+    _print_made(made, as_json=as_json)
 
 
 @checkpoint.command()
@@ -145,6 +166,7 @@ def fork(name: str, new: str, directory: Path, at: int | None, store: Path, as_j
 @click.argument("directory", type=click.Path(path_type=Path))
 @click.option("--at", "at", type=click.IntRange(min=0), required=True, help="The batch to go back to.")
 @click.option("--output", type=click.Path(path_type=Path), help="Where the query writes to: its sink is looked at.")
+@NEW_OUTPUT
 @click.option("--sink-rewound", is_flag=True, help="The output was taken back, or does not remember batches.")
 @click.option("--keep-as", metavar="NAME", help="What the batches after it are kept as.")
 @DATA
@@ -154,6 +176,7 @@ def rewind(
     directory: Path,
     at: int,
     output: Path | None,
+    new_output: Path | None,
     sink_rewound: bool,
     keep_as: str | None,
     store: Path,
@@ -166,7 +189,7 @@ def rewind(
             "run again, and their rows are lost"
         )
     made, kept = api.checkpoint(name, store).rewind(
-        at, directory, output=output, sink_rewound=sink_rewound, keep_as=keep_as
+        at, directory, output=output, new_output=new_output, sink_rewound=sink_rewound, keep_as=keep_as
     )
     _print_made(made, as_json=as_json, kept_as=kept)
 

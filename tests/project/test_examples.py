@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
-from examples import fraud, orders_join, reachability, regression, sessions, word_count
+from examples import fraud, orders_join, reachability, regression, rewound_sinks, sessions, word_count
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -58,3 +58,11 @@ def test_regression(spark: SparkSession, tmp_path: Path) -> None:
             expected = np.linalg.lstsq(x, mine[:, 2], rcond=None)[0]
             np.testing.assert_allclose(coefficients, expected, rtol=1e-9)
     assert np.allclose(found[-1]["north"], regression.TRUE["north"], atol=0.05)
+
+
+def test_rewound_sinks(spark: SparkSession, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    wrong, right, known = rewound_sinks.run(spark, tmp_path)
+    assert wrong == Counter(" ".join(rewound_sinks.LINES).split())
+    assert right == Counter(" ".join(rewound_sinks.LINES).lower().split())
+    assert known == sorted(right)
+    assert "Those after 1 would run again, and the sink would skip them" in " ".join(capsys.readouterr().out.split())
