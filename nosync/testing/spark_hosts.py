@@ -146,7 +146,7 @@ class SparkHosts:
     def status(self, host: str) -> pb.StatusReply:
         """Asks for the status on the host itself, as an operator there would."""
         program = (
-            "import sys, pathlib; from nosync.replication.daemon.daemon import client_of; "
+            "import sys, pathlib; from nosync.replication.transport.client import client_of; "
             "sys.stdout.buffer.write(client_of(pathlib.Path(sys.argv[1])).status().SerializeToString())"
         )
         out = self.root / host / "status"
