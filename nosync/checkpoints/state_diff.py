@@ -31,4 +31,6 @@ def state_diff(spark: SparkSession, before: Restored, after: Restored, options: 
         "before",
         "after",
     )
-    return compared.where("change <> 'update' OR NOT (to_json(struct(before)) <=> to_json(struct(after)))")
+    return compared.where(
+        "change <> 'update' OR NOT (to_json(named_struct('v', before)) <=> to_json(named_struct('v', after)))"
+    )

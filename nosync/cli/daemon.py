@@ -84,9 +84,8 @@ def daemon(
       nosync daemon --node n2 --data d2 --listen 127.0.0.1:7502 --peer n1=127.0.0.1:7501 --replicas 2
     """
     try:
-        from nosync.replication.daemon.config import explain_config, make_config, read_config  # noqa: PLC0415
+        from nosync.replication.daemon.config import make_config, read_config  # noqa: PLC0415
         from nosync.replication.daemon.daemon import Daemon  # noqa: PLC0415 - gRPC takes a moment to import
-        from nosync.replication.daemon.members import MEMBERS_FILE, peers_of  # noqa: PLC0415
         from nosync.replication.daemon.process import serve  # noqa: PLC0415
         from nosync.replication.daemon.startup import check_config  # noqa: PLC0415
     except ImportError as error:
@@ -104,18 +103,7 @@ def daemon(
     found = make_config(fields, str(config or "the command line"))
     if check:
         check_config(found)
-        table = table_of("field", "value", "meaning")
-        members = peers_of(found)
-        if members != found.peers:
-            err.print(
-                f"peers are those of {escape(str(found.data / MEMBERS_FILE))}, as nosync peers left them: "
-                f"{escape(', '.join(f'{node}={address}' for node, address in members.items()) or 'none')}",
-                soft_wrap=True,
-            )
-            found = dataclasses.replace(found, peers=members)
-        for name, value, meaning in explain_config(found):
-            table.add_row(name, value, meaning)
-        out.print(table)
+        _explain(found)
         return
     level = logging.INFO if verbose else logging.WARNING
     log_to_stderr(level, "%(asctime)s %(levelname)s %(name)s: %(message)s", force=True)
@@ -132,6 +120,25 @@ def daemon(
         err.print(f"node {found.node} serves {escape(str(found.data))} on {one.servers.address}", soft_wrap=True)
 
     serve(one, ready, beside.close)
+
+
+def _explain(config: DaemonConfig) -> None:
+    """Prints each field of a configuration with its meaning. Peers are those that operators left, where they did."""
+    from nosync.replication.daemon.config import explain_config  # noqa: PLC0415 - gRPC takes a moment to import
+    from nosync.replication.daemon.members import MEMBERS_FILE, peers_of  # noqa: PLC0415
+
+    table = table_of("field", "value", "meaning")
+    members = peers_of(config)
+    if members != config.peers:
+        err.print(
+            f"peers are those of {escape(str(config.data / MEMBERS_FILE))}, as nosync peers left them: "
+            f"{escape(', '.join(f'{node}={address}' for node, address in members.items()) or 'none')}",
+            soft_wrap=True,
+        )
+        config = dataclasses.replace(config, peers=members)
+    for name, value, meaning in explain_config(config):
+        table.add_row(name, value, meaning)
+    out.print(table)
 
 
 def _keep_checkpoints(config: DaemonConfig, beside: contextlib.ExitStack) -> None:

@@ -31,7 +31,7 @@ PATIENCE_S = 20.0
 
 
 class GateState(Enum):
-    """Whether answers are held."""
+    """Says whether answers are held."""
 
     CATCHING_UP = "catching up"
     STRICT = "strict"
