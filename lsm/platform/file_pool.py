@@ -89,8 +89,9 @@ class FilePool:
             self._env.replace(self._making / name, self._made / name)
 
     def _begin(self) -> None:
-        for directory in (self._made, self._making):
-            self._env.make_dirs(directory)
+        # Each by itself: were the store's own directory made with them, one that was moved away would be there again.
+        for directory in (self._made.parent, self._made, self._making):
+            self._env.make_dir(directory)
         for name in self._env.list_dir(self._making):  # a node ended while it made one
             self._env.unlink(self._making / name)
         self._wanted = FEWEST
