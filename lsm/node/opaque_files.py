@@ -27,7 +27,7 @@ from nosync.lsm.node.announcer import Announcer
 from nosync.lsm.node.ownership import Ownership
 from nosync.lsm.platform.env import Env, opened_regular, storage_error, storage_errors
 from nosync.lsm.platform.layout import CHECKPOINTS, QUARANTINE
-from nosync.lsm.platform.opaque import OpaqueRecord, checkpoint_of
+from nosync.lsm.platform.opaque import OpaqueRecord, checkpoint_of, files_below
 from nosync.lsm.platform.publish import write_again
 
 log = logging.getLogger("nosync")
@@ -131,18 +131,11 @@ class OpaqueFiles:
         """Yields the files below `checkpoints/`, each with its size in bytes."""
         with storage_errors("list", self._root / CHECKPOINTS):
             self._env.list_dir(self._root / CHECKPOINTS)  # which refuses a link
-        directories = [PurePosixPath(CHECKPOINTS)]
-        while directories:
-            directory = directories.pop()
-            for name, is_directory in self._env.entries(self._root / directory):
-                path = directory / name
-                if is_directory:
-                    directories.append(path)
-                    continue
-                try:
-                    yield path, self._env.size_bytes(self._root / path)
-                except FileNotFoundError:
-                    continue  # it went just now
+        for path in files_below(self._root, PurePosixPath(CHECKPOINTS), self._env):
+            try:
+                yield path, self._env.size_bytes(self._root / path)
+            except FileNotFoundError:
+                continue  # it went just now
 
     def _has_name_of_ours(self, path: PurePosixPath) -> bool:
         """Returns whether peers take a file of this name. Of one that they do not take, the problems say so."""

@@ -6,9 +6,11 @@ A name is `checkpoints/<checkpoint>/<the name that Spark gave the file>`. A file
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import PurePosixPath
+from pathlib import Path, PurePosixPath
 
+from nosync.lsm.platform.env import Env
 from nosync.lsm.platform.layout import CHECKPOINTS, LOCK
 
 _PART = r"[A-Za-z0-9_][A-Za-z0-9._+=@-]{0,254}"
@@ -24,6 +26,18 @@ class OpaqueRecord:
     path: PurePosixPath
     digest: str
     size_bytes: int
+
+
+def files_below(root: Path, directory: PurePosixPath, env: Env) -> Iterator[PurePosixPath]:
+    """Yields the regular files in a directory and below it, relative to `root`. Links are left out."""
+    directories = [directory]
+    while directories:
+        at = directories.pop()
+        for name, is_directory in env.entries(root / at):
+            if is_directory:
+                directories.append(at / name)
+            else:
+                yield at / name
 
 
 def checkpoint_of(path: str) -> str | None:

@@ -30,7 +30,7 @@ from nosync.lsm.model.timestamp import Epoch
 from nosync.lsm.platform.env import Env, storage_error
 from nosync.lsm.platform.json_file import read_small, replace_small, whole_number
 from nosync.lsm.platform.layout import BRANCHES, CHECKPOINTS, DISCARDED, LAYERS, MANIFESTS, MARKER, RELEASED
-from nosync.lsm.platform.opaque import checkpoint_of
+from nosync.lsm.platform.opaque import checkpoint_of, files_below
 from nosync.lsm.platform.store_marker import make_subdirectories, read_marker, write_marker
 from nosync.lsm.store.verify import VerifyReport, verify_directory
 from nosync.lsm.trace.directory import LayerDirectory
@@ -111,15 +111,8 @@ class _Copy:
 
     def _checkpoints(self) -> list[PurePosixPath]:
         """Returns the files of kept checkpoints. What each is good for follows from which are there, so any order does."""
-        found, directories = list[PurePosixPath](), [PurePosixPath(CHECKPOINTS)]
-        while directories:
-            directory = directories.pop()
-            for name, is_directory in self._env.entries(self._source.root / directory):
-                if is_directory:
-                    directories.append(directory / name)
-                elif checkpoint_of(str(directory / name)) is not None:
-                    found.append(directory / name)
-        return found
+        found = files_below(self._source.root, PurePosixPath(CHECKPOINTS), self._env)
+        return [path for path in found if checkpoint_of(str(path)) is not None]
 
     def _copy(self, path: PurePosixPath) -> None:
         source, target = self._source.root / path, self.target.root / path

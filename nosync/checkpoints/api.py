@@ -218,9 +218,9 @@ class Checkpoint:
         path = Path(directory)
         if self._keep.env.list_dir(path):
             raise InvalidInputError(f"{path} is there, and not empty: say a new directory; nothing was changed")
-        if output is not None and new_output is not None:
-            output_at(Path(output), Path(new_output), batch, self._keep.env)
         with self._keep.writing():
+            if output is not None and new_output is not None:
+                output_at(Path(output), Path(new_output), batch, self._keep.env)
             rewound, kept = rewinding.rewind(self._keep, batch, keep_as=keep_as)
         self._keep = rewound
         return restore(rewound, path, batch), kept

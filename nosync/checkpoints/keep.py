@@ -39,6 +39,7 @@ from nosync.lsm.platform.json_file import read_if_there, read_small
 from nosync.lsm.platform.layout import CHECKPOINTS, LOCK, PINS
 from nosync.lsm.platform.lock import DirectoryLock
 from nosync.lsm.platform.nearest import did_you_mean
+from nosync.lsm.platform.parsing import parsed
 from nosync.lsm.platform.publish import temporary_path
 
 _OWN = (PINS, SETTINGS, LOCK, REWOUND)
@@ -272,10 +273,12 @@ def _is_whole(keep: Keep) -> bool:
     """Returns whether a generation has the batch that it was rewound to, or a later one, and all that it needs."""
     try:
         fields = read_small(keep.root / REWOUND, keep.env)
+        with parsed("what a rewind says", str(keep.root / REWOUND)):
+            at = int(fields["at"])
     except (CorruptionError, StorageError):
         return False
     safe = keep.safe()
-    return safe is not None and safe >= int(fields["at"])
+    return safe is not None and safe >= at
 
 
 def open_keep(data: Path, name: str, env: Env) -> Keep:

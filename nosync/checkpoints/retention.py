@@ -20,6 +20,7 @@ from nosync.lsm.facts.or_set import add_element, elements, read_element, remove
 from nosync.lsm.model.layer import check_name
 from nosync.lsm.platform.env import Env, storage_errors
 from nosync.lsm.platform.layout import CHECKPOINTS, PINS
+from nosync.lsm.platform.opaque import files_below
 from nosync.lsm.platform.parsing import parsed
 
 log = logging.getLogger("nosync")
@@ -142,11 +143,7 @@ def clean(keep: Keep) -> int:
 
 def _all_of(data: Path, directory: str, env: Env) -> list[PurePosixPath]:
     """Returns all files of an earlier generation: the mark that it counts first, then commits, then the rest."""
-    paths, directories = list[PurePosixPath](), [PurePosixPath(CHECKPOINTS, directory)]
-    while directories:
-        at = directories.pop()
-        for name, is_directory in env.entries(data / at):
-            (directories if is_directory else paths).append(at / name)
+    paths = files_below(data, PurePosixPath(CHECKPOINTS, directory), env)
     return sorted(paths, key=lambda path: (path.name != REWOUND, path.parts[2] != "commits", path))
 
 

@@ -17,6 +17,7 @@ from nosync.checkpoints.retention import garbage_of, kept_batches, pin, pins, se
 from nosync.checkpoints.rewind import rewind
 from nosync.lsm.errors import InvalidInputError
 from nosync.lsm.platform.env import Env
+from nosync.lsm.platform.json_file import publish_small
 from tests.checkpoints.fake_query import KINDS, FakeQuery
 from tests.checkpoints.test_keep import Dies, KilledAt
 from tests.helpers.checkpoints import contents
@@ -179,3 +180,12 @@ def test_how_many_batches_are_kept_is_remembered(tmp_path: Path) -> None:
     assert nosync.checkpoint("words", data).clean(2) > 0
     assert generations_of(data, "words", Env()) == [0, 1]
     assert not [p for p in (data / "checkpoints" / "words").rglob("*") if p.is_file() and p.name != "LOCK"]
+
+
+@pytest.mark.parametrize("fields", [{}, {"at": "x"}, {"at": None}])
+def test_a_mark_that_says_nothing_makes_no_generation_count(tmp_path: Path, fields: dict[str, object]) -> None:
+    _, data = kept(tmp_path)
+    rewound, _ = rewind(open_keep(data, "words", Env()), 2)
+    (rewound.root / "rewound.json").unlink()
+    publish_small(data, rewound.root / "rewound.json", fields, Env())
+    assert open_keep(data, "words", Env()).safe() == 4
