@@ -12,7 +12,6 @@ import json
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -39,6 +38,7 @@ from nosync.demo import (
 from nosync.lsm.errors import InvalidInputError, NosyncError
 from nosync.replication.transport.daemon_files import address_of
 from nosync.spark.java import check_java
+from nosync.testing.daemon_cluster import free_ports
 
 NAME, FORK = "flights", "flights-no-weather"
 _NODES = ("n1", "n2")
@@ -101,7 +101,7 @@ class CheckpointDemo:
             path = self.out / "flights" / f"{t:03}.parquet"
             pq.write_table(self.flights.filter(pc.equal(self._batch, t)), path)
             os.utime(path, (_FIRST_MTIME_S + t,) * 2)
-        ports = _free_ports(len(_NODES))
+        ports = free_ports(len(_NODES))
         try:
             for node, port in zip(_NODES, ports, strict=True):
                 peers = [f"--peer={n}=127.0.0.1:{p}" for n, p in zip(_NODES, ports, strict=True) if n != node]
@@ -276,13 +276,3 @@ def run_checkpoint_demo(
         out=str(demo.out),
         plot=str(demo.write_plot(before.committed)),
     )
-
-
-def _free_ports(n: int) -> list[int]:
-    sockets = [socket.socket() for _ in range(n)]
-    for one in sockets:
-        one.bind(("127.0.0.1", 0))
-    ports = [int(one.getsockname()[1]) for one in sockets]
-    for one in sockets:
-        one.close()
-    return ports
