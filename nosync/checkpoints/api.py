@@ -6,7 +6,7 @@ import contextlib
 import json
 import os
 import threading
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import TracebackType
@@ -117,15 +117,14 @@ class Checkpoint:
         named: dict[Batch, list[str]] = {}
         for one in pins(keep):
             named.setdefault(one.batch, []).append(one.name)
-        nodes, problem, copies = peers.nodes_of(keep.data), None, Copies({})
-        if nodes > 1:
-            try:
-                copies = Copies(peers.copies_of(keep, index.paths()))
-            except NosyncError as error:
-                problem = f"it is not known what is safe: {error}"
+        nodes = peers.nodes_of(keep.data)
+        shown = batches if last is None else batches[max(0, len(batches) - last) :]
+        closures = {t: keep.closures.find(t) for t in shown}
+        copies = _Copies(keep)
+        if nodes > 1:  # of all at once: each question goes to the daemon
+            copies.of({path for one in closures.values() if isinstance(one, Closure) for path in one.paths})
         found = []
-        for t in batches if last is None else batches[len(batches) - last :]:
-            closure = keep.closures.find(t)
+        for t, closure in closures.items():
             why, paths = (closure, frozenset[str]()) if isinstance(closure, str) else (None, closure.paths)
             size = sum(index.size_bytes(path) or 0 for path in paths)
             on = 1 if nodes == 1 else copies.of(paths)
@@ -134,7 +133,7 @@ class Checkpoint:
         newest = keep.safe()
         safe = newest if nodes == 1 else _newest_on(keep, copies, nodes)
         return CheckpointStatus(
-            keep.name, self.query(), keep.committed(), newest, safe, nodes, len(index), total, tuple(found), problem
+            keep.name, self.query(), keep.committed(), newest, safe, nodes, len(index), total, tuple(found), copies.problem
         )  # fmt: skip
 
     def query(self) -> str | None:
@@ -293,20 +292,26 @@ class Checkpoint:
         )
 
 
-class Copies:
-    """On how many nodes files are, by name."""
+class _Copies:
+    """Says on how many nodes files of a keep are. The daemon is asked of each file once."""
 
-    def __init__(self, counted: Mapping[str, int]) -> None:
-        self._counted = counted
+    def __init__(self, keep: Keep) -> None:
+        self._keep, self._counted = keep, dict[str, int]()
+        self.problem: str | None = None
+        """Why it is not known; None when it is."""
 
     def of(self, paths: Collection[str]) -> int | None:
-        """Returns on how many nodes all of these files are; None where it is not known."""
-        if not self._counted:
-            return None
-        return min((self._counted.get(path, 0) for path in paths), default=None)
+        """Returns on how many nodes all of these files are; None where it is not known, or there are none."""
+        new = [path for path in paths if path not in self._counted]
+        if new and self.problem is None:
+            try:
+                self._counted |= peers.copies_of(self._keep, new)
+            except NosyncError as error:
+                self.problem = f"it is not known what is safe: {error}"
+        return None if self.problem else min((self._counted[path] for path in paths), default=None)
 
 
-def _newest_on(keep: Keep, copies: Copies, nodes: int) -> Batch | None:
+def _newest_on(keep: Keep, copies: _Copies, nodes: int) -> Batch | None:
     """Returns the newest batch of which all that a query needs is on so many nodes."""
     for t in reversed(keep.index.batches()):
         closure = keep.closures.find(t)

@@ -180,6 +180,13 @@ def test_the_state_at_a_batch_has_a_directory(kept: FakeQuery, tmp_path: Path) -
     assert words.at(3).path == made.path
 
 
+def test_so_many_batches_are_shown(kept: FakeQuery, tmp_path: Path) -> None:
+    words = nosync.checkpoint("words", tmp_path / "data")
+    shown = {last: [b.batch for b in words.status(last).batches] for last in (None, 0, 2, 5, 6, 100)}
+    every = [0, 1, 2, 3, 4]
+    assert shown == {None: every, 0: [], 2: [3, 4], 5: every, 6: every, 100: every}
+
+
 def test_mistakes_of_a_diff_are_told_before_spark_starts(
     kept: FakeQuery, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
