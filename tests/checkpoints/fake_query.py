@@ -45,8 +45,11 @@ class FakeQuery:
     def remove(self, path: str) -> None:
         (self.root / path).unlink()
 
-    def begin(self) -> int:
-        """Writes what a batch reads, and returns its number: as far as a query comes that dies in the middle."""
+    def begin(self, offsets: str = "") -> int:
+        """Writes what a batch reads, and returns its number: as far as a query comes that dies in the middle.
+
+        `offsets`: what its offsets say in the place of what they say usually.
+        """
         self.batch += 1
         t = self.batch
         self.write(f"sources/0/{t}", f"v1\n{json.dumps({'path': f'f{t}', 'batchId': t})}")
@@ -54,7 +57,7 @@ class FakeQuery:
             self.write(f"sources/0/{t}.compact", f"v1\nall up to {t}")
             self.remove(f"sources/0/{t}")
         conf = {"conf": {"spark.sql.shuffle.partitions": str(self.partitions)}}
-        self.write(f"offsets/{t}", f"v1\n{json.dumps(conf)}\n{json.dumps({'logOffset': t})}")
+        self.write(f"offsets/{t}", offsets or f"v1\n{json.dumps(conf)}\n{json.dumps({'logOffset': t})}")
         return t
 
     def states(self) -> None:

@@ -126,8 +126,7 @@ def test_offsets_that_were_decided_anew_are_another_history(tmp_path: Path) -> N
     (made.path / "offsets/3").unlink()  # as if it had not been kept
     with nosync.checkpoints.watch(made.path, data):
         again = continued(made.path, "changelog")
-        again.begin()
-        again.write("offsets/3", 'v1\n{"other": 1}\n{"logOffset": 3}')
+        again.begin('v1\n{"other": 1}\n{"logOffset": 3}')
         again.states()
         again.commit()
     found = open_keep(data, "words", Env())
