@@ -96,7 +96,10 @@ class Node:
         )  # fmt: skip
         making_durable = (parts.upkeep.drain, self.release_inputs)
         opaque = self.opaque.step if replicated else None
-        steps = Steps(looking, making_durable, self.merge_once, self.make_files_ahead, self._idle_at_most_s, opaque)
+        steps = Steps(
+            looking, making_durable, self.merge_once, parts.merges.idle_at_most_s, self.make_files_ahead,
+            self._idle_at_most_s, opaque,
+        )  # fmt: skip
         parts.threads.start(steps)
 
     @property

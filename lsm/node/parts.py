@@ -77,7 +77,7 @@ class NodeParts:
         )
         self.retention = retention = Retention(directory, settings.retain, layers, timelines, small, problems)
         self.garbage = garbage = Garbage(directory, settings.grace_s, own, layers, queue, announcer, self.threads.wake)
-        self.merges = merges = MergeQueue(layers, env, problems, self.threads.wake_merger)
+        self.merges = merges = MergeQueue(layers, env, settings.retry_s, problems, self.threads.wake_merger)
         self.quarantine = bad = Quarantine(directory, layers, queue, garbage, self.sealer, safe, announcer)
         self.compactor = compactor = Compactor(
             directory, settings, layers, timelines, retention, merges, queue, garbage, bad, safe

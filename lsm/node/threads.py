@@ -32,6 +32,8 @@ class Steps:
     """Taken whenever something was published."""
     merge_once: Callable[[], bool]
     """Taken until there is nothing to merge."""
+    merges_idle_at_most_s: Callable[[float], float]
+    """Says how long there is nothing to merge, as far as is known."""
     make_ahead: Step
     """Taken whenever something was published, for what is published next."""
     idle_at_most_s: Callable[[float], float]
@@ -142,7 +144,7 @@ class NodeThreads:
             self._wake_merger.clear()
             if not steps.merge_once():
                 self._problems.pop(threading.current_thread().name, None)
-                self._wake_merger.wait(_RETRY_MERGES_S)
+                self._wake_merger.wait(steps.merges_idle_at_most_s(_RETRY_MERGES_S))
 
     def _ahead_loop(self, steps: Steps) -> None:
         is_well = True

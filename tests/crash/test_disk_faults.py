@@ -545,6 +545,27 @@ def test_a_merge_that_failed_is_done_with_the_next_look(open_store: OpenStore) -
     assert snapshot(store) == before
 
 
+def test_a_merge_that_fails_is_tried_again_soon_at_first_and_then_ever_more_rarely(open_store: OpenStore) -> None:
+    """Where a directory was away for a moment nobody waits for half a minute; where a disk stays full, nothing spins."""
+    env = FaultyEnv()
+    store = filled(open_store, epochs=6, env=env)
+    store.sync()
+    node = store.node
+    assert isinstance(node, Node)
+    env.fail("create", errno.ENOSPC, times=1000)
+    waits = []
+    for _ in range(20):
+        assert not node.merge_once()
+        waits.append(node.parts.merges.idle_at_most_s(60.0))
+        env.now_s += waits[-1]
+    assert waits[0] == max(0.01, store.node.settings.retry_s)
+    assert waits == sorted(waits)
+    assert waits[-1] == RETRY_S
+    env.faults.clear()
+    assert node.merge_once()
+    assert not node.problems
+
+
 def test_an_error_that_nobody_expected_ends_no_thread_of_the_node(
     open_store: OpenStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
