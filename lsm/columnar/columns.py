@@ -26,9 +26,11 @@ INTERNAL_PREFIX = "__"
 HASH_COLUMN = "_hash"
 TIME_COLUMN = "_time"
 TOMBSTONE_COLUMN = "_tombstone"
+EXPIRED_COLUMN = "_expired"
+"""Says of a tombstone that its row was forgotten, because what is kept is bounded, and not taken back by the data."""
 CHANGE_TYPE_COLUMN = "_change_type"
 EPOCH_COLUMN = "_epoch"
-RESERVED = frozenset({HASH_COLUMN, TIME_COLUMN, TOMBSTONE_COLUMN, CHANGE_TYPE_COLUMN, EPOCH_COLUMN})
+RESERVED = frozenset({HASH_COLUMN, TIME_COLUMN, TOMBSTONE_COLUMN, EXPIRED_COLUMN, CHANGE_TYPE_COLUMN, EPOCH_COLUMN})
 
 
 def as_array(column: pa.ChunkedArray | pa.Array) -> pa.Array:

@@ -20,6 +20,7 @@ import numpy as np
 import pyarrow as pa
 
 from nosync.lsm.columnar.columns import (
+    EXPIRED_COLUMN,
     HASH_COLUMN,
     TIME_COLUMN,
     TOMBSTONE_COLUMN,
@@ -147,6 +148,8 @@ class Merge:
             fields.append(pa.field(TIME_COLUMN, _index_type(len(self._times))))
         if any(layer.info.tombstones for layer in self.layers):
             fields.append(pa.field(TOMBSTONE_COLUMN, pa.bool_()))
+        if any(layer.has_expiries for layer in self.layers):
+            fields.append(pa.field(EXPIRED_COLUMN, pa.bool_()))
         return pa.schema(fields)
 
     def _stored(self, rows: Rows, stored: pa.Schema) -> pa.RecordBatch:
@@ -158,6 +161,9 @@ class Merge:
             columns.append(pa.array(index).cast(stored.field(TIME_COLUMN).type))
         if stored.get_field_index(TOMBSTONE_COLUMN) >= 0:
             columns.append(pa.array(rows.tombstones))
+        if stored.get_field_index(EXPIRED_COLUMN) >= 0:
+            assert rows.expired is not None, "rows of keyed layers say which of them expired"
+            columns.append(pa.array(rows.expired))
         return pa.RecordBatch.from_arrays(columns, schema=stored)
 
 

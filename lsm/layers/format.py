@@ -1,4 +1,4 @@
-"""The bytes of a layer file, format version 1. Drawn in docs/format.md.
+"""The bytes of a layer file, format versions 1 and 2. Drawn in docs/format.md.
 
 Invariants
 - Every byte of a file is covered by its digest: a block's bytes by that block's digest in the description, and
@@ -21,13 +21,15 @@ import numpy.typing as npt
 import pyarrow as pa
 from blake3 import blake3
 
-from nosync.lsm.columnar.columns import HASH_COLUMN, TIME_COLUMN, TOMBSTONE_COLUMN
+from nosync.lsm.columnar.columns import EXPIRED_COLUMN, HASH_COLUMN, TIME_COLUMN, TOMBSTONE_COLUMN
 from nosync.lsm.errors import CorruptionError, FormatVersionError
 from nosync.lsm.model.layer import Description, Digest, LayerId, Shard, TraceId
 from nosync.lsm.model.timestamp import Time
 from nosync.lsm.platform.parsing import parsed
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
+_WITH_EXPIRIES = 2
+"""The version of a layer with rows that expired, which earlier versions would take for deleted ones. Others have 1."""
 MAGIC = b"NOSYNCLY"
 HEAD_BYTES = 64
 _HEAD = struct.Struct("<8sI52x")
@@ -155,8 +157,8 @@ def _digest(head: bytes, offsets: bytes, description: bytes, trailer: bytes) -> 
     return blake3(head + offsets + description + blank).digest()
 
 
-def _head() -> bytes:
-    return _HEAD.pack(MAGIC, FORMAT_VERSION)
+def _head(version: int) -> bytes:
+    return _HEAD.pack(MAGIC, version)
 
 
 class _HashingSink:
@@ -211,7 +213,8 @@ class LayerFileWriter:
         self._has_hashes = HASH_COLUMN in schema.names
         self._tombstone_index = schema.get_field_index(TOMBSTONE_COLUMN)
         self._tombstones = 0
-        file.write(_head())
+        self._version = _WITH_EXPIRIES if EXPIRED_COLUMN in schema.names else 1
+        file.write(_head(self._version))
         self._sink = _HashingSink(file)
         # Arrow writes a dozen pieces of a few bytes for each batch; each would be a call into Python.
         self._pieces = pa.BufferedOutputStream(pa.PythonFile(self._sink, mode="w"), _PIECES_BYTES)
@@ -265,8 +268,8 @@ class LayerFileWriter:
         )
         description = info.to_json()
         offsets = group_offsets.astype("<u8").tobytes()
-        lengths = (self._sink.position, len(group_offsets), len(description), FORMAT_VERSION)
-        digest = _digest(_head(), offsets, description, _TRAILER.pack(*lengths, bytes(32), MAGIC))
+        lengths = (self._sink.position, len(group_offsets), len(description), self._version)
+        digest = _digest(_head(self._version), offsets, description, _TRAILER.pack(*lengths, bytes(32), MAGIC))
         self._file.write(offsets)
         self._file.write(description)
         self._file.write(_TRAILER.pack(*lengths, digest, MAGIC))
@@ -420,6 +423,8 @@ def _check_columns(batch: pa.RecordBatch, info: LayerInfo, block: BlockInfo) -> 
         raise ValueError("its rows have no times, and the description has several")
     if TOMBSTONE_COLUMN in names and batch.column(TOMBSTONE_COLUMN).type != pa.bool_():
         raise ValueError("its tombstones are no booleans")
+    if EXPIRED_COLUMN in names and (TOMBSTONE_COLUMN not in names or batch.column(EXPIRED_COLUMN).type != pa.bool_()):
+        raise ValueError("its expiries are no booleans beside tombstones")
 
 
 def _bookkeeping(batch: pa.RecordBatch, name: str, type_: pa.DataType) -> npt.NDArray[Any]:

@@ -39,6 +39,8 @@ class Rows:
     hashes: U32
     times: npt.NDArray[np.int64]
     tombstones: Bools
+    expired: Bools | None = None
+    """Which of the tombstones are of rows that expired. None: none is."""
 
 
 def merged_blocks(
@@ -158,11 +160,11 @@ def _merge_pieces(
     bottom: bool,
     keep: RowFilter | None,
 ) -> Rows:
-    batches, hash_parts, time_parts, dead_parts = [], [], [], []
+    batches, hash_parts, time_parts, dead_parts, expired_parts = [], [], [], [], []
     for block, start, stop, until in pieces:
         data = conform(block.data.slice(start, stop - start), schema)
         hashes, times = block.hashes[start:stop], block.row_times()[start:stop]
-        dead = block.row_tombstones()[start:stop]
+        dead, expired = block.row_tombstones()[start:stop], block.row_expiries()[start:stop]
         selected = np.ones(stop - start, dtype=np.bool_)
         if until is not None:
             selected &= times <= until
@@ -170,19 +172,21 @@ def _merge_pieces(
             selected &= keep(data)
         if not selected.all():
             at = np.flatnonzero(selected)
-            data, hashes, times, dead = take_batch(data, at), hashes[at], times[at], dead[at]
+            data, hashes, times, dead, expired = take_batch(data, at), hashes[at], times[at], dead[at], expired[at]
         batches.append(data)
         hash_parts.append(hashes)
         time_parts.append(times)
         dead_parts.append(dead)
+        expired_parts.append(expired)
     data = concat_batches(batches, schema)
     hashes, times = np.concatenate(hash_parts), np.concatenate(time_parts)
-    dead = np.concatenate(dead_parts)
+    dead, expired = np.concatenate(dead_parts), np.concatenate(expired_parts)
     # The key's columns come first in every layer's schema; `pieces` are of one trace, so they agree on how many.
     keys = data.columns[: len(pieces[0][0].keys)]
     order, next_is_same_key = order_by_key(hashes, keys)
     kept = order[_survivors(np.take(times, order), np.take(dead, order), next_is_same_key, since, bottom)]
-    return Rows(take_batch(data, kept), np.take(hashes, kept), np.take(times, kept), np.take(dead, kept))
+    hashes, times = np.take(hashes, kept), np.take(times, kept)
+    return Rows(take_batch(data, kept), hashes, times, np.take(dead, kept), np.take(expired, kept))
 
 
 def _survivors(times: npt.NDArray[np.int64], dead: Bools, next_is_same_key: Bools, since: Time, bottom: bool) -> Bools:

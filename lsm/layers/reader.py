@@ -13,7 +13,14 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from nosync.lsm.columnar.columns import HASH_COLUMN, TIME_COLUMN, TOMBSTONE_COLUMN, Bools, Indices
+from nosync.lsm.columnar.columns import (
+    EXPIRED_COLUMN,
+    HASH_COLUMN,
+    TIME_COLUMN,
+    TOMBSTONE_COLUMN,
+    Bools,
+    Indices,
+)
 from nosync.lsm.columnar.hashing import U32
 from nosync.lsm.errors import CorruptionError
 from nosync.lsm.layers.format import LayerInfo, Opened, decode, open_body, read_checked, verify_block
@@ -24,14 +31,14 @@ from nosync.lsm.platform.env import Env, Identity, is_foreign, storage_error
 
 ROWS_OF_A_LOOKUP = 4
 """An index is made when one lookup is for a hash in so many rows: making it takes less than it saves."""
-_BOOKKEEPING = (HASH_COLUMN, TIME_COLUMN, TOMBSTONE_COLUMN)
+_BOOKKEEPING = (HASH_COLUMN, TIME_COLUMN, TOMBSTONE_COLUMN, EXPIRED_COLUMN)
 
 
 class Block:
     """One verified record batch of a layer: `data` has the user's columns; the rest is bookkeeping.
 
     `hashes` is sorted; `time_index` points into `times` and is None where the layer has a single time;
-    `tombstones` is None where the block has none.
+    `tombstones` is None where the block has none, `expired`, which of them are expiries, where none is.
     """
 
     def __init__(self, batch: pa.RecordBatch, times: npt.NDArray[np.int64], key: tuple[str, ...]) -> None:
@@ -46,6 +53,9 @@ class Block:
         self.tombstones: Bools | None = None
         if TOMBSTONE_COLUMN in names and batch.column(TOMBSTONE_COLUMN).true_count:
             self.tombstones = batch.column(TOMBSTONE_COLUMN).to_numpy(zero_copy_only=False)
+        self.expired: Bools | None = None
+        if EXPIRED_COLUMN in names and batch.column(EXPIRED_COLUMN).true_count:
+            self.expired = batch.column(EXPIRED_COLUMN).fill_null(False).to_numpy(zero_copy_only=False)
 
     @property
     def rows(self) -> int:
@@ -68,6 +78,10 @@ class Block:
 
     def row_tombstones(self) -> Bools:
         return np.zeros(self.rows, dtype=np.bool_) if self.tombstones is None else self.tombstones
+
+    def row_expiries(self) -> Bools:
+        """Returns which rows are tombstones of rows that expired."""
+        return np.zeros(self.rows, dtype=np.bool_) if self.expired is None else self.expired
 
 
 class LayerReader:
@@ -134,6 +148,11 @@ class LayerReader:
     def schema(self) -> pa.Schema:
         """Returns the user's columns: the key's first, then the values."""
         return pa.schema([field for field in self._file.schema if field.name not in _BOOKKEEPING])
+
+    @property
+    def has_expiries(self) -> bool:
+        """Returns whether it may have tombstones of rows that expired."""
+        return EXPIRED_COLUMN in self._file.schema.names
 
     def schema_until(self, until: Time) -> pa.Schema:
         """Returns the columns that there are before a time: a merged layer may have some that came later."""

@@ -27,8 +27,10 @@ import pyarrow as pa
 
 from nosync.lsm.columnar.columns import (
     CHANGE_TYPE_COLUMN,
+    EXPIRED_COLUMN,
     HASH_COLUMN,
     TOMBSTONE_COLUMN,
+    Bools,
     as_batch,
     key_columns,
     order_by_key,
@@ -66,7 +68,8 @@ class Published:
 
 @dataclass(frozen=True)
 class LayerRows:
-    """The rows of a layer in stored order: `batch` begins with the hash column and may end with the tombstone column.
+    """The rows of a layer in stored order: `batch` begins with the hash column and may end with the tombstone column,
+    after which may come the one that says which of them are expiries.
 
     A layer without a key (a log: sources and stateless stages) keeps the order it was given.
     """
@@ -88,11 +91,13 @@ def arrange(
     deletes: pa.Table | None = None,
     hasher: Hasher = hash32,
     hashes: U32 | None = None,
+    expired: Bools | None = None,
 ) -> LayerRows:
     """Steps 1 and 2: the rows of one layer, checked, with tombstones for `deletes`, in stored order.
 
     `rows` has the key's columns and any value columns, in any order; `deletes` the key's columns. `hashes` are
-    the hash32 of the rows and then of the deletes, where the caller has them already (Spark computed them).
+    the hash32 of the rows and then of the deletes, where the caller has them already (Spark computed them). `expired`
+    says which of the deletes are of rows that expired.
     Raises SchemaError for missing or unusable columns and InvalidInputError for a key that occurs twice.
     """
     if rows is None:
@@ -126,6 +131,9 @@ def arrange(
     if live_rows < rows.num_rows:
         arrays.append(pa.array(np.arange(rows.num_rows) >= live_rows))
         fields.append(pa.field(TOMBSTONE_COLUMN, pa.bool_()))
+        if expired is not None and expired.any():
+            arrays.append(pa.array(np.concatenate([np.zeros(live_rows, dtype=np.bool_), expired])))
+            fields.append(pa.field(EXPIRED_COLUMN, pa.bool_()))
     batch = as_batch(pa.Table.from_arrays(arrays, schema=pa.schema(fields)))
     return LayerRows(take_batch(batch, order), tuple(key))
 

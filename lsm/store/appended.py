@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import pyarrow as pa
 
-from nosync.lsm.columnar.columns import HASH_COLUMN, TOMBSTONE_COLUMN, joined_schema
+from nosync.lsm.columnar.columns import EXPIRED_COLUMN, HASH_COLUMN, TOMBSTONE_COLUMN, joined_schema
 from nosync.lsm.errors import InvalidInputError, OutOfOrderError, SchemaError
 from nosync.lsm.manifests.timelines import Timelines
 from nosync.lsm.model.layer import Description, LayerId, TraceId
@@ -14,7 +14,7 @@ from nosync.lsm.model.timestamp import epoch_of
 from nosync.lsm.store.direct import raw_begin, raw_layers, raw_traces_at
 from nosync.lsm.trace.directory import LayerDirectory
 
-BOOKKEEPING = frozenset({HASH_COLUMN, TOMBSTONE_COLUMN})
+BOOKKEEPING = frozenset({HASH_COLUMN, TOMBSTONE_COLUMN, EXPIRED_COLUMN})
 """Columns of a layer that its stage does not have."""
 
 Shape = tuple[tuple[str, ...], pa.Schema]

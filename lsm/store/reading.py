@@ -30,6 +30,7 @@ from nosync.lsm.model.timestamp import end_of, last_of, pack
 from nosync.lsm.platform.nearest import did_you_mean
 from nosync.lsm.store.stage_views import stage_views
 from nosync.lsm.store.timelines_view import TimelinesView
+from nosync.lsm.trace.change_feed import EXPIRE
 from nosync.lsm.trace.cover import lost_tail
 from nosync.lsm.trace.directory import LayerDirectory
 from nosync.lsm.trace.trace import Trace
@@ -107,21 +108,31 @@ class StoreReader:
         table = pa.concat_tables(batches, promote_options="default")
         return _select(table.take(pc.sort_indices(pa.concat_arrays(positions))), columns, stage)
 
-    def changes(self, stage: str, after: int, until: int, *, shard: int | None = None, branch: str = MAIN) -> pa.Table:
+    def changes(
+        self,
+        stage: str,
+        after: int,
+        until: int,
+        *,
+        shard: int | None = None,
+        branch: str = MAIN,
+        include_expired: bool = False,
+    ) -> pa.Table:
         """Returns the change feed: what turns the state as of epoch `after` into the state as of epoch `until`.
 
         Columns: the stage's, `_change_type` (insert, update_preimage, update_postimage, delete) and `_epoch`, in
-        order of epoch within a shard. `after=-1` is the empty state before the first epoch.
+        order of epoch within a shard. `after=-1` is the empty state before the first epoch. Rows that expired are left
+        out, for what was made of them stays; with `include_expired` they come as `expire`.
         """
         check_range(after, until)
         traces = [self._trace(view, until, exact_from=after) for view in self._views(stage, until, shard, branch)]
         begun = [t for t in traces if t.layers] or traces[:1]
         tables = [t.changes(last_of(after), last_of(until)) for t in begun]
         table = pa.concat_tables(tables, promote_options="default")
-        last = [
-            CHANGE_TYPE_COLUMN,
-            EPOCH_COLUMN,
-        ]  # a shard that has more columns than the first brings them after these
+        if not include_expired and CHANGE_TYPE_COLUMN in table.column_names:
+            table = table.filter(pc.not_equal(table.column(CHANGE_TYPE_COLUMN), EXPIRE))
+        # A shard that has more columns than the first brings them after these.
+        last = [CHANGE_TYPE_COLUMN, EPOCH_COLUMN]
         names = [name for name in table.column_names if name not in last]
         return _select(table.select([*names, *(name for name in last if name in table.column_names)]), None, stage)
 

@@ -19,7 +19,10 @@ from nosync.lsm.layers.merging import Rows, concat_batches
 from nosync.lsm.model.timestamp import ROUND_BITS
 
 INSERT, UPDATE_BEFORE, UPDATE_AFTER, DELETE = "insert", "update_preimage", "update_postimage", "delete"
-CHANGE_TYPES = (INSERT, UPDATE_BEFORE, UPDATE_AFTER, DELETE)
+EXPIRE = "expire"
+"""A row went because what is kept is bounded: what was computed from it stays."""
+CHANGE_TYPES = (INSERT, UPDATE_BEFORE, UPDATE_AFTER, DELETE, EXPIRE)
+_DELETE, _EXPIRE = CHANGE_TYPES.index(DELETE), CHANGE_TYPES.index(EXPIRE)
 
 
 @dataclass(frozen=True)
@@ -56,7 +59,8 @@ def change_rows(rows: Rows, first_of_key: Bools, before: Lookup) -> pa.Table:
     entry = np.arange(n)
     # Two output slots an entry: its preimage (or the deleted row), then its postimage (or the inserted row).
     slot_rows = np.stack([predecessor, entry], axis=1).ravel()
-    slot_types = np.stack([np.where(alive, 1, 3), np.where(has_before, 2, 0)], axis=1).ravel().astype(np.int8)
+    went = _DELETE if rows.expired is None else np.where(rows.expired, _EXPIRE, _DELETE)
+    slot_types = np.stack([np.where(alive, 1, went), np.where(has_before, 2, 0)], axis=1).ravel().astype(np.int8)
     slot_used = np.stack([has_before, alive], axis=1).ravel()
     epochs = np.repeat(rows.times >> ROUND_BITS, 2)
     used = np.flatnonzero(slot_used)

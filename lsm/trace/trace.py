@@ -272,7 +272,7 @@ class Trace:
     def rows_between(self, after: Time, until: Time) -> Rows:
         """Returns every recorded entry with `after < time <= until`, tombstones included, by (hash, key, time)."""
         self._check_exact(after)
-        batches, hashes, times, dead = [], [], [], []
+        batches, hashes, times, dead, expired = [], [], [], [], []
         for layer in self.layers:
             if layer.last_time <= after or layer.id.description.lower > until or not layer.info.rows:
                 continue
@@ -286,6 +286,7 @@ class Trace:
                 hashes.append(block.hashes[at])
                 times.append(row_times[at])
                 dead.append(block.row_tombstones()[at])
+                expired.append(block.row_expiries()[at])
         if not batches:
             nothing = np.empty(0, dtype=np.int64)
             empty = concat_batches([], self.schema)
@@ -293,14 +294,15 @@ class Trace:
         data = concat_batches(batches, self.schema)
         joined = np.concatenate(hashes)
         order, _ = order_by_key(joined, data.columns[: len(self.key)])
-        return Rows(take_batch(data, order), joined[order], np.concatenate(times)[order], np.concatenate(dead)[order])
+        went = np.concatenate(dead)[order], np.concatenate(expired)[order]
+        return Rows(take_batch(data, order), joined[order], np.concatenate(times)[order], *went)
 
     def changes(self, after: Time, until: Time) -> pa.Table:
         """Returns the change feed: what turns the state as of `after` into the state as of `until`.
 
         Columns: the stage's, then `_change_type` (insert, update_preimage, update_postimage, delete, as in Delta's
-        change feed) and `_epoch`. In order of epoch, then of (key group, hash, key); a preimage comes right
-        before its postimage, and a delete carries the values that were deleted.
+        change feed; and expire, where a row was forgotten) and `_epoch`. In order of epoch, then of (key group, hash,
+        key); a preimage comes right before its postimage, and a delete or an expiry carries the values that were there.
         """
         if not self.key:
             return self._log_changes(after, until)

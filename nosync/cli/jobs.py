@@ -32,7 +32,7 @@ from nosync.cli.console import (
     show_rows,
 )
 from nosync.job.recovery_planner import lost_manifest
-from nosync.job.watermarks import recorded_policies
+from nosync.job.watermarks import recorded_expiries, recorded_policies
 from nosync.lsm.errors import InvalidInputError, NosyncError
 from nosync.lsm.store.store import Store
 from nosync.spark.java import launch_settings
@@ -216,9 +216,12 @@ def _explained(
     from nosync.spark.session import expression_settings  # noqa: PLC0415
 
     last = store.last_sealed(branch)
-    policies = recorded_policies(None if last is None else store.manifest(last, branch))
+    recorded = None if last is None else store.manifest(last, branch)
     analyze = Analyzer(spark, expression_settings(spark))
-    bound = bind(flow, parse_ddl, analyze, bootstrap_at=store.begun_anew(branch), policies=policies)
+    bound = bind(
+        flow, parse_ddl, analyze, bootstrap_at=store.begun_anew(branch), policies=recorded_policies(recorded),
+        expiries=recorded_expiries(recorded),
+    )  # fmt: skip
     with progress("tracing back", quiet=quiet) as advance:
         return trace_back(
             bound, store, stage, key, as_of, evaluate=evaluator(spark, expression_settings(spark)), branch=branch,

@@ -15,7 +15,8 @@ from nosync.flow.persistence import NONE
 from nosync.flow.stage import AGGREGATE, DEDUPE, MAP, UPDATE, Stage
 from nosync.flow.stage_options import NO_OPTIONS, ArrangeOptions, JoinOptions, UpdateOptions, WatermarkOptions
 from nosync.kernels.aggregate_plan import ALL_ROWS, ALL_ROWS_TYPE, Plan
-from nosync.kernels.joins import JoinSpec, arranged_schema, joined_schema
+from nosync.kernels.join_types import JoinSpec
+from nosync.kernels.joins import arranged_schema, joined_schema
 from nosync.kernels.windows import END, MIN, START, Window, is_time, window_type
 from nosync.lsm.columnar.columns import CHANGE_TYPE_COLUMN, describe
 from nosync.lsm.columnar.hashing import check_key_type
@@ -57,7 +58,7 @@ def bind_keyed(bindings: Bindings, stage: Stage) -> None:
     upstream = bindings.stages[stage.inputs[0]]
     key = stage.key or tuple(upstream.output.names)  # a dedupe without a key is one by whole rows
     check_key(stage, key, upstream)
-    kind, changing, plan, options = stage.kind, True, None, NO_OPTIONS
+    kind, changing, plan, options, forgets = stage.kind, True, None, NO_OPTIONS, False
     if stage.kind == AGGREGATE:
         plan = Plan(stage.name, key, stage.aggregates, upstream.output, retracts=upstream.changing)
         schema = plan.schema
@@ -72,12 +73,14 @@ def bind_keyed(bindings: Bindings, stage: Stage) -> None:
     else:
         assert stage.kind == UPDATE
         options = UpdateOptions(stage.options.get("ttl"))
+        forgets = options.ttl is not None and bindings.forgets(stage)
         touched = [pa.field(TOUCHED_COLUMN, pa.int64())] if options.ttl is not None else []
         schema = pa.schema([*(upstream.output.field(name) for name in key), *bindings.parse(stage), *touched])
     origins = () if changing else bindings.inputs.origins(stage)
     bound = bindings.stage(
-        stage, schema, changing=changing, key=key, edge_key=key, plan=plan, options=options, origins=origins
-    )
+        stage, schema, changing=changing, key=key, edge_key=key, plan=plan, options=options, origins=origins,
+        forgets=forgets,
+    )  # fmt: skip
     bound = replace(bound, kind=kind)
     if upstream.placed_by == key and upstream.name in bindings.segment_of and upstream.loop is None:
         bindings.add_beside(bound, upstream.name)  # the rows of each key are in its shard already
@@ -139,9 +142,10 @@ def bind_window(bindings: Bindings, stage: Stage) -> None:
     described = described if inputs else repr(window)
     parts.append(
         bindings.stage(
-            stage, schema, changing=True, key=key, edge_key=edge_key, plan=plan, window=window, described=described
+            stage, schema, changing=True, key=key, edge_key=edge_key, plan=plan, window=window, described=described,
+            forgets=window.keep_us is not None and bindings.forgets(stage),
         )
-    )
+    )  # fmt: skip
     edge = replace(bindings.edge(upstream.name, edge_key), output=SegmentOutput(upstream.name, window))
     bindings.add_segment(parts[0], [edge])
     for bound in parts[1:]:
@@ -182,14 +186,13 @@ def bind_join(bindings: Bindings, stage: Stage) -> None:
     left, right = (bindings.stages[name] for name in stage.inputs)
     spec = JoinSpec(stage.options["on"], stage.options["how"])
     _check_join(stage, spec, left, right)
-    drops_nulls = [spec.how == "inner", spec.how in ("inner", "left")]
     parts = [
-        _arranged(bindings, stage, part, side, spec, drops_nulls=drops)
-        for part, side, drops in zip(("left", "right"), (left, right), drops_nulls, strict=True)
+        _arranged(bindings, stage, part, side, spec, drops_nulls=not needs_nulls)
+        for part, side, needs_nulls in zip(("left", "right"), (left, right), spec.needs_null_keys, strict=True)
     ]
     schema, key = joined_schema(left.output, right.output, spec)
-    options = JoinOptions(spec, schema, key)
-    changing = left.changing or right.changing or spec.how != "inner"
+    options = JoinOptions(spec, schema, key, sides_expire=left.expires or right.expires)
+    changing = left.changing or right.changing or not spec.only_grows
     if stage.loop is not None:
         schema, key = pa.schema([*visible(schema), *([_CHANGE_FIELD] if changing else [])]), ()
     declared = replace(stage, inputs=tuple(part.name for part in parts))
@@ -209,6 +212,14 @@ def _check_join(stage: Stage, spec: JoinSpec, left: BoundStage, right: BoundStag
                 f"stage {stage.name}: join column {name!r} is {types[0]} in {left.name} "
                 f"and {types[1]} in {right.name}: cast one"
             )
+    if spec.is_one_sided:
+        forgets = next((side.name for side in (left, right) if side.expires), None)
+        if forgets is not None:
+            raise FlowError(
+                f"stage {stage.name}: a {spec.how} join cannot know whether a row had a match that {forgets} has "
+                'forgotten (ttl=, keep=): say expiry="retract" where rows are forgotten, or use a left join'
+            )
+        return
     clash = [n for n in left.output.names if n in right.output.names and n not in spec.on]
     if clash:
         raise SchemaError(

@@ -75,6 +75,7 @@ def bind(
     begins: Mapping[str, str] | None = None,
     bootstrap_at: Mapping[str, int] | None = None,
     policies: Mapping[str, str] | None = None,
+    expiries: Mapping[str, str] | None = None,
 ) -> BoundFlow:
     """Resolves schemas, fingerprints and segments. Raises FlowError or SchemaError naming the stage.
 
@@ -83,11 +84,15 @@ def bind(
     are in their shards, where they were recorded (default: by the first key that the flow asks of them). `begins` has,
     for stages that go on from another timeline's state, which one that is; it enters their fingerprints. `bootstrap_at`
     has `BoundStage.bootstrap_at` by stage. `policies` has, by window, the policy that the store was written with. It
-    counts where the window does not say which it wants (default: MIN).
+    counts where the window does not say which it wants (default: MIN). `expiries` says the same of what becomes of rows
+    that expire (default: FORGET).
     """
     if not flow.sources:
         raise FlowError(f"dataflow {flow.name} has no source")
-    bindings = Bindings(flow, parse_ddl, begins=begins or {}, bootstrap_at=bootstrap_at or {}, policies=policies or {})
+    bindings = Bindings(
+        flow, parse_ddl, begins=begins or {}, bootstrap_at=bootstrap_at or {}, policies=policies or {},
+        expiries=expiries or {},
+    )  # fmt: skip
     binder = _Binder(bindings, analyze, salt, sources or {}, placements)
     for stage in flow.stages:
         for name in stage.inputs:
@@ -105,7 +110,7 @@ def bind(
 
 def source_fingerprints(flow: Dataflow, parse_ddl: ParseDdl, *, salt: str = "") -> dict[str, str]:
     """Returns, by source, the fingerprint that `bind` gives it, without binding the rest."""
-    bindings = Bindings(flow, parse_ddl, begins={}, bootstrap_at={}, policies={})
+    bindings = Bindings(flow, parse_ddl, begins={}, bootstrap_at={}, policies={}, expiries={})
     binder = _Binder(bindings, _no_jvm, salt, {}, {})
     for stage in flow.sources:
         binder.add(stage)

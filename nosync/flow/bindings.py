@@ -9,20 +9,20 @@ from typing import Any
 import pyarrow as pa
 
 from nosync.flow.bound_flow import Loop
-from nosync.flow.bound_stage import LATE, WATERMARK, BoundStage, InputEdge, Segment, SegmentOutput
+from nosync.flow.bound_stage import ARRANGE, LATE, WATERMARK, BoundStage, InputEdge, Segment, SegmentOutput
 from nosync.flow.dataflow import Dataflow
 from nosync.flow.event_time import INPUT_FIELD
 from nosync.flow.fingerprint import fingerprint
 from nosync.flow.internal_columns import is_ours
 from nosync.flow.persistence import MEMORY, NONE, Level, parse_level
-from nosync.flow.stage import IN_JVM, LOOP, PART_SEPARATOR, STATELESS, Stage
+from nosync.flow.stage import FORGET, IN_JVM, LOOP, PART_SEPARATOR, STATELESS, Stage
 from nosync.flow.stage_options import NO_OPTIONS, StageOptions
 from nosync.flow.window_inputs import WindowInputs
 from nosync.kernels.aggregate_plan import Plan
 from nosync.kernels.aggregates import Aggregate
 from nosync.kernels.windows import Window
 from nosync.lsm.columnar.columns import CHANGE_TYPE_COLUMN, INTERNAL_PREFIX, plain
-from nosync.lsm.errors import NosyncError, SchemaError
+from nosync.lsm.errors import FlowError, NosyncError, SchemaError
 
 ParseDdl = Callable[[str], pa.Schema]
 
@@ -38,9 +38,11 @@ class Bindings:
         begins: Mapping[str, str],
         bootstrap_at: Mapping[str, int],
         policies: Mapping[str, str],
+        expiries: Mapping[str, str],
     ) -> None:
         """The arguments are those of `binder.bind`."""
         self._parse_ddl, self._begins, self._bootstrap_at = parse_ddl, begins, bootstrap_at
+        self._expiries = expiries
         self.flow = flow
         self.stages: dict[str, BoundStage] = {}
         self.segments: dict[str, Segment] = {}
@@ -64,14 +66,17 @@ class Bindings:
         options: StageOptions = NO_OPTIONS,
         described: str = "",
         origins: tuple[str, ...] = (),
+        forgets: bool = False,
     ) -> BoundStage:
         """Returns a bound stage, which is in no segment yet. `described` is what its fingerprint has of it beside its
-        code.
+        code. `forgets` says that its state is bounded, and that what is made of its rows stays when they expire.
         """
         code = stage.version if stage.version is not None else stage.function
         keeps_state = bool(key) or stage.kind in (WATERMARK, LATE) or stage.name in self._bootstrap_at
         if stage.name in self._begins and keeps_state:
             described += f" from {self._begins[stage.name]}"
+        if forgets:
+            described += " forgets"
         if origins:
             schema = pa.schema([*schema, INPUT_FIELD])
             described += f" by {origins}"
@@ -104,7 +109,22 @@ class Bindings:
             loop=stage.name if stage.kind == LOOP else stage.loop,
             placed_by=edge_key,
             origins=origins,
+            expires=forgets or self._passes_expiries(stage),
         )
+
+    def forgets(self, stage: Stage) -> bool:
+        """Returns whether rows of a stage whose state is bounded are forgotten when they expire, and not taken back."""
+        return (stage.options.get("expiry") or self._expiries.get(stage.name, FORGET)) == FORGET
+
+    def _passes_expiries(self, stage: Stage) -> bool:
+        """Returns whether rows of a stage expire with those of its inputs. Raises FlowError for a loop."""
+        expiring = next((name for name in stage.inputs if self.stages[name].expires), None)
+        if expiring is not None and (stage.loop is not None or stage.kind == LOOP):
+            raise FlowError(
+                f"stage {stage.name}: {expiring} forgets rows (ttl=, keep=), and a loop takes back what it derived from "
+                'rows that go: say expiry="retract" where they are forgotten'
+            )
+        return expiring is not None and stage.kind in (*STATELESS, ARRANGE)
 
     def part(self, stage: Stage, part: str, kind: str, input: str) -> Stage:
         """Returns the declaration of a part of an operator, which is a stage of its own."""

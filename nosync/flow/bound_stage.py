@@ -50,6 +50,8 @@ class BoundStage:
     changing: bool
     """Says whether its output rows can be updated or deleted later (then they carry `_change_type`)."""
     level: Level
+    expires: bool = field(default=False, kw_only=True)
+    """Says whether its rows can expire: what is computed from them stays when they do."""
     plan: Plan | None = None
     window: Window | None = None
     deterministic: bool = True

@@ -19,6 +19,7 @@ from nosync.flow.foreign_words import FUNCTIONS_ELSEWHERE
 from nosync.kernels import aggregates as functions
 from nosync.kernels.aggregate_plan import Plan
 from nosync.kernels.aggregates import Aggregate
+from nosync.kernels.join_types import ANTI, INNER, SEMI
 from nosync.kernels.windows import END, START, Window, is_time
 from nosync.lsm.columnar.columns import nullable
 from nosync.lsm.columnar.hashing import check_key_type
@@ -200,14 +201,17 @@ def of_join(stage: str, on: Sequence[str], how: str, inputs: Sequence[tuple[str,
                 f"stage {stage}: join column {name!r} is {left.type(name)} in {left_name} and {right.type(name)} in "
                 f"{right_name}: cast one"
             )
+    changing = left.changing or right.changing or how not in (INNER, SEMI)
+    if how in (SEMI, ANTI):
+        return Known(left.columns, changing)
     if left.columns is None or right.columns is None:
-        return Known(None, left.changing or right.changing or how != "inner")
+        return Known(None, changing)
     clash = next((name for name in left.columns if name in right.columns and name not in on), None)
     if clash is not None:
         raise SchemaError(
             f"stage {stage}: {left_name} and {right_name} both have a column {clash!r}; rename one with select or map"
         )
-    return Known({**left.columns, **right.columns}, left.changing or right.changing or how != "inner")
+    return Known({**left.columns, **right.columns}, changing)
 
 
 def of_static_join(stage: str, on: Sequence[str], table: Any, given: str, known: Known) -> Known:

@@ -16,6 +16,7 @@ import pyarrow as pa
 
 from nosync.flow.foreign_words import unknown_operator
 from nosync.kernels.aggregates import Aggregate
+from nosync.kernels.join_types import JOIN_TYPES
 from nosync.kernels.windows import parse_window
 from nosync.lsm.errors import FlowError
 from nosync.lsm.manifests.manifest import KEEP
@@ -28,6 +29,8 @@ SELECT, WHERE, STATIC_JOIN = "select", "where", "static_join"
 AGGREGATE, UPDATE, DEDUPE, JOIN, WINDOW, LOOP = "aggregate", "update", "dedupe", "join", "window", "loop"
 IN_JVM = frozenset({SELECT, WHERE, STATIC_JOIN})
 STATELESS = frozenset({MAP, FILTER, UNION}) | IN_JVM
+FORGET, RETRACT = "forget", "retract"
+"""What becomes of results when a row expires that they were made of: they stay, or are taken back."""
 PART_SEPARATOR = "__"
 """Stages that an operator consists of are named `<stage>__<part>`."""
 MapFunction = Callable[[pa.Table], pa.Table]
@@ -166,6 +169,7 @@ class Stage:
         state: str,
         fn: UpdateFunction,
         ttl: int | None = None,
+        expiry: str | None = None,
         version: str | None = None,
         persist: str | None = None,
         deterministic: bool = True,
@@ -175,10 +179,12 @@ class Stage:
         `changes` has the input's columns and `_change_type`, in canonical order; `state` the rows (key columns and the
         columns of the DDL `state`) of those keys in `changes` that have one. `fn` returns the new rows of
         these keys, in any order; a key with state that it leaves out is deleted.
-        With `ttl` a key without changes for so many epochs is deleted.
+        With `ttl` the state of a key without changes for so many epochs is forgotten: the key has no row any more, and
+        what later stages have made of it stays. With `expiry="retract"` they take it back.
         """
         if ttl is not None and (isinstance(ttl, bool) or not isinstance(ttl, int) or ttl < 1):
             raise FlowError(f"stage {name}: ttl={ttl!r}, expected a number of epochs, 1 or more")
+        _check_expiry(name, expiry, "ttl" if ttl is not None else None)
         return self._then(
             name,
             UPDATE,
@@ -188,7 +194,7 @@ class Stage:
             version=version,
             persist=persist,
             deterministic=deterministic,
-            options={"ttl": ttl},
+            options={"ttl": ttl, "expiry": expiry},
         )
 
     def update_per_key(self, name: str, *, key: Sequence[str], state: str, fn: KeyFunction, **options: Any) -> Stage:
@@ -216,6 +222,7 @@ class Stage:
         keep: str | None = None,
         policy: str | None = None,
         idle_after: int | None = None,
+        expiry: str | None = None,
         persist: str | None = None,
         **aggregates: Aggregate,
     ) -> Stage:
@@ -227,15 +234,18 @@ class Stage:
         recorded in the stage `.late`. Where rows come by several inputs (a union), each has a watermark, and that of
         the slowest counts; with `policy="max"` that of the fastest. `idle_after`: an input that had no row with a time
         for so many epochs is not waited for until it has one again (default: it always is). `keep`: how long after
-        closing a window stays in the state (default: for ever). Windows begin at multiples of `slide` since 1970-01-01
-        UTC. For windows of processing time add the tick to the rows as a column, so that replay sees the same.
+        closing a window stays in the state (default: for ever); then it is forgotten, as by `ttl` of `update`. Windows
+        begin at multiples of `slide` since 1970-01-01 UTC. For windows of processing time add the tick to the rows as a
+        column, so that replay sees the same.
         """
         keys = check_key_names(name, key) if key else ()
         window = parse_window(
             name, time=time, size=size, slide=slide, gap=gap, watermark=watermark, keep=keep, policy=policy,
             idle_after=idle_after,
         )  # fmt: skip
-        return self._then(name, WINDOW, key=keys, aggregates=aggregates, persist=persist, options={"window": window})
+        _check_expiry(name, expiry, "keep" if keep is not None else None)
+        options = {"window": window, "expiry": expiry}
+        return self._then(name, WINDOW, key=keys, aggregates=aggregates, persist=persist, options=options)
 
     @property
     def late(self) -> Stage:
@@ -247,15 +257,21 @@ class Stage:
     def join(
         self, name: str, other: Stage, *, on: Sequence[str], how: str = "inner", persist: str | None = None
     ) -> Stage:
-        """Joins two stages that both may grow and change, kept up to date: `how` is inner, left or full.
+        """Joins two stages that both may grow and change, kept up to date.
 
-        Output: the `on` columns, then the other columns of this stage and of `other`, whose names must differ.
-        A null key matches nothing, as in SQL. All rows of both sides are kept as state.
+        `how` is inner, left, right, full, left_semi (this stage's rows that have a match) or left_anti (those that have
+        none), or any other name that Spark has for these. Output: the `on` columns, then the other columns of this
+        stage and of `other`, whose names must differ; of left_semi and left_anti the columns of this stage. A null key
+        matches nothing, as in SQL. All rows of both sides are kept as state, until a side forgets them (`ttl=` of
+        update, `keep=` of window): what was joined with them stays.
         """
-        if how not in ("inner", "left", "full"):
-            raise FlowError(f"stage {name}: how={how!r}, expected 'inner', 'left' or 'full'")
+        of_type = JOIN_TYPES.get(how.lower()) if isinstance(how, str) else None
+        if of_type is None:
+            raise FlowError(
+                f"stage {name}: how={how!r}, expected {', '.join(map(repr, dict.fromkeys(JOIN_TYPES.values())))}"
+            )
         self._check_siblings(name, [other])
-        options = {"on": check_key_names(name, on), "how": how}
+        options = {"on": check_key_names(name, on), "how": of_type}
         return self.flow._add(Stage(self.flow, name, JOIN, (self.name, other.name), options=options, persist=persist))
 
     # --- loops ----------------------------------------------------------------------------------------------------
@@ -313,6 +329,17 @@ class Stage:
 def own_methods(kind: type) -> list[str]:
     """Returns the names of what users call on an object of a class."""
     return [name for name, what in vars(kind).items() if callable(what) and not name.startswith("_")]
+
+
+def _check_expiry(stage: str, expiry: str | None, bound: str | None) -> None:
+    """`bound` is the argument that bounds the state, if one was given."""
+    if expiry not in (None, FORGET, RETRACT):
+        raise FlowError(
+            f"stage {stage}: expiry={expiry!r}, expected {FORGET!r} (what was made of a row that expires stays) or "
+            f"{RETRACT!r} (it is taken back)"
+        )
+    if expiry is not None and bound is None:
+        raise FlowError(f"stage {stage}: expiry= says what becomes of rows that expire: give ttl= or keep= with it")
 
 
 def check_key_names(stage: str, key: Sequence[str]) -> tuple[str, ...]:

@@ -14,7 +14,7 @@ import pyarrow as pa
 
 if TYPE_CHECKING:  # commands that only look at a job know its stages, and start without what joins load
     from nosync.kernels.expressions import Step
-    from nosync.kernels.joins import JoinSpec
+    from nosync.kernels.join_types import JoinSpec
 
 
 @dataclass(frozen=True)
@@ -67,6 +67,8 @@ class JoinOptions(StageOptions):
     """The columns of the joined rows, with the ids of both sides. Those of a join in a loop are not recorded."""
     key: tuple[str, ...]
     """The columns of `schema` that tell joined rows apart."""
+    sides_expire: bool = False
+    """Says whether rows of a side can expire. What was joined with them stays."""
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from nosync.flow.bound_flow import BoundFlow
 from nosync.flow.dataflow import Dataflow
 from nosync.flow.persistence import DISK, show_level
 from nosync.job.position import Position
-from nosync.job.watermarks import recorded_policies
+from nosync.job.watermarks import recorded_expiries, recorded_policies
 from nosync.lsm.errors import FlowError
 from nosync.lsm.manifests.manifest import KEEP, MAIN_TIMELINE, Manifest
 from nosync.lsm.model.timestamp import Epoch
@@ -47,7 +47,8 @@ class FlowVersions:
         self._bound: dict[tuple[object, ...], BoundFlow] = {}
         timeline = node.timelines.timeline(self._position.branch)
         salt = "" if timeline.id == MAIN_TIMELINE else timeline.id
-        self._policies = self._recorded_policies()
+        recorded = self._recorded()
+        self._policies, self._expiries = recorded_policies(recorded), recorded_expiries(recorded)
         self._begins, self._anew = node.timelines.refs.begins(timeline.id), node.timelines.refs.anew(timeline.id)
         self.flow: BoundFlow = self._bind(declared, salt=salt).placed
         """The flow with the fingerprints of epochs that bring inputs of their own; `at` has those of others."""
@@ -83,13 +84,14 @@ class FlowVersions:
             begins=self._begins,
             bootstrap_at=self._anew,
             policies=self._policies,
+            expiries=self._expiries,
             **how,
         )
 
-    def _recorded_policies(self) -> dict[str, str]:
-        """Returns the policies of windows that the timeline has; new ones go by the minimum."""
+    def _recorded(self) -> Manifest | None:
+        """Returns the timeline's last manifest, which says what it means where the flow does not say it."""
         last = self._position.last_sealed()
-        return recorded_policies(None if last is None else self._position.manifest(last))
+        return None if last is None else self._position.manifest(last)
 
     def parents_manifest(self, t: int) -> Manifest | None:
         """Returns what the parent sealed at an epoch after the fork; None once this timeline has its own inputs."""

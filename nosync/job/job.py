@@ -205,13 +205,14 @@ class Job:
         """
         return self._reading.state(stage, as_of)
 
-    def changes(self, stage: str, after: int, until: int) -> DataFrame:
+    def changes(self, stage: str, after: int, until: int, *, include_expired: bool = False) -> DataFrame:
         """Returns the change feed of a stage: what turns its state as of `after` into the one as of `until`.
 
         The stage's columns, `_change_type` (insert, update_preimage, update_postimage, delete) and `_epoch`.
-        `after=-1` is the empty state before the first epoch.
+        `after=-1` is the empty state before the first epoch. Rows that expired are left out, for what was made of them
+        stays; with `include_expired` they come as `expire`.
         """
-        return self._reading.changes(stage, after, until)
+        return self._reading.changes(stage, after, until, include_expired=include_expired)
 
     def stage(self, name: str) -> BoundStage:
         """Returns a stage with its schemas. Raises UnknownStageError."""

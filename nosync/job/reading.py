@@ -10,12 +10,14 @@ from nosync.job.explain import Explanation, explain
 from nosync.job.flow_versions import FlowVersions
 from nosync.job.position import Position
 from nosync.job.replay import Progress
+from nosync.lsm.columnar.columns import CHANGE_TYPE_COLUMN
 from nosync.lsm.errors import NotAvailableError, UnknownStageError
 from nosync.lsm.manifests.lost_ends import check_there
 from nosync.lsm.model.timestamp import Epoch, pack
 from nosync.lsm.platform.nearest import did_you_mean
 from nosync.lsm.store.reading import BEFORE_FIRST_EPOCH, check_range
 from nosync.lsm.store.store import Store
+from nosync.lsm.trace.change_feed import EXPIRE
 from nosync.replication.client.location import StoreLocation
 
 if TYPE_CHECKING:
@@ -70,11 +72,14 @@ class Reading:
         t = self.sealed(as_of)
         return self._reader(stage).state(self._spark, t)
 
-    def changes(self, stage: str, after: int, until: int) -> DataFrame:
+    def changes(self, stage: str, after: int, until: int, *, include_expired: bool = False) -> DataFrame:
         """Returns the change feed of a stage."""
         check_range(after, until)
         until = self.sealed(until)
-        return self._reader(stage).changes(self._spark, after, until)
+        found = self._reader(stage).changes(self._spark, after, until)
+        if include_expired or not self.stage(stage).expires:
+            return found
+        return found.where(f"{CHANGE_TYPE_COLUMN} <> '{EXPIRE}'")
 
     def _reader(self, stage: str) -> StageReader | DerivedReader:
         from nosync.spark.derived import DerivedReader  # noqa: PLC0415

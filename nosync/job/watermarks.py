@@ -11,7 +11,7 @@ import numpy as np
 from nosync.flow.bound_flow import BoundFlow
 from nosync.flow.bound_stage import WATERMARK, part_of
 from nosync.flow.event_time import InputTime, Watermarks, read_watermarks
-from nosync.flow.stage import WINDOW
+from nosync.flow.stage import FORGET, RETRACT, UPDATE, WINDOW
 from nosync.kernels.windows import MAX, MIN, NO_WATERMARK
 from nosync.lsm.errors import NosyncError
 from nosync.lsm.manifests.branches import MAIN
@@ -24,6 +24,8 @@ from nosync.lsm.trace.directory import LayerDirectory
 
 WATERMARK_POLICIES = "watermark_policies"
 """The key, in a manifest, that says of windows which watermark of several inputs they go by, if not the fastest."""
+EXPIRIES = "expiries"
+"""The key, in a manifest, that says of which stages rows that expire are forgotten, and not taken back."""
 _PART = part_of("", WATERMARK)
 
 
@@ -38,6 +40,25 @@ def recorded_policies(manifest: Manifest | None) -> dict[str, str]:
     said = said if isinstance(said, Mapping) else {}
     windows = {e.id.trace.stage.removesuffix(_PART) for e in manifest.entries if e.id.trace.stage.endswith(_PART)}
     return {name: MIN if said.get(name) == MIN else MAX for name in windows}
+
+
+def recorded_expiries(manifest: Manifest | None) -> dict[str, str]:
+    """Returns, for each stage that an epoch lists, what becomes of what was made of its rows when they expire.
+
+    Versions before did not say it: it was taken back.
+    """
+    if manifest is None:
+        return {}
+    said = manifest.meta.get(EXPIRIES)
+    said = said if isinstance(said, Mapping) else {}
+    stages = {entry.id.trace.stage for entry in manifest.entries}
+    return {name: FORGET if said.get(name) == FORGET else RETRACT for name in stages}
+
+
+def expiries_to_record(flow: BoundFlow) -> dict[str, str]:
+    """Returns what an epoch's manifest says of stages whose state is bounded, for `recorded_expiries`."""
+    keeps = (UPDATE, WINDOW)
+    return {name: FORGET for name, stage in flow.stages.items() if stage.kind in keeps and stage.expires}
 
 
 def policies_to_record(flow: BoundFlow) -> dict[str, str]:

@@ -9,7 +9,8 @@ With D for the changes at t and the states before t, the changes of the result a
     out-  =  D-L x R        +  (L - D-L) x D-R
     out+  =  D+L x (R + DR) +  (L - D-L) x D+R
 
-and for outer joins the rows that have lost, or found, their last match.
+and for outer joins the rows that have lost, or found, their last match. A semi join gives the rows of the left side
+that have a match, an anti join those that have none. Sides that forget rows are joined in `forgetting_joins`.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from nosync.kernels.join_types import SEMI, JoinSpec
 from nosync.lsm.columnar.columns import (
     CHANGE_TYPE_COLUMN,
     TOMBSTONE_COLUMN,
@@ -33,20 +35,12 @@ from nosync.lsm.columnar.columns import (
 from nosync.lsm.columnar.hashing import U32, hash32, hash64
 from nosync.lsm.layers.writer import LayerRows, arrange
 from nosync.lsm.model.timestamp import Time
-from nosync.lsm.trace.change_feed import DELETE, UPDATE_BEFORE, Lookup
+from nosync.lsm.trace.change_feed import DELETE, EXPIRE, UPDATE_BEFORE, Lookup
 from nosync.lsm.trace.trace import Trace
 
 ROW_ID = ("__a", "__b")
 _WENT = pa.array([DELETE, UPDATE_BEFORE])
 _NULL = -0x6F73_796E_6300_0000
-
-
-@dataclass(frozen=True)
-class JoinSpec:
-    """The columns that are equal, and which unmatched rows are kept (`how` is inner, left or full)."""
-
-    on: tuple[str, ...]
-    how: str
 
 
 def arranged_schema(rows: pa.Schema, on: tuple[str, ...]) -> tuple[pa.Schema, tuple[str, ...]]:
@@ -58,8 +52,9 @@ def arranged_schema(rows: pa.Schema, on: tuple[str, ...]) -> tuple[pa.Schema, tu
 
 def joined_schema(left: pa.Schema, right: pa.Schema, spec: JoinSpec) -> tuple[pa.Schema, tuple[str, ...]]:
     """Returns the schema of the joined rows, and their key: the join key and the ids of both rows."""
-    ids = [pa.field(f"__{side}{name[2:]}", pa.int64()) for side in "lr" for name in ROW_ID]
-    rest = [f for side in (left, right) for f in side if f.name not in spec.on]
+    sides = {"l": left} if spec.is_one_sided else {"l": left, "r": right}
+    ids = [pa.field(f"__{side}{name[2:]}", pa.int64()) for side in sides for name in ROW_ID]
+    rest = [f for side in sides.values() for f in side if f.name not in spec.on]
     key = (*spec.on, *(f.name for f in ids))
     return pa.schema([*(left.field(name) for name in spec.on), *ids, *rest]), key
 
@@ -99,43 +94,75 @@ def arrange_changing(
     state: Trace,
     before: Time,
     whose: str,
+    *,
+    expires: bool = False,
 ) -> KeyedChanges:
     """Returns the layer for rows that come and go. Equal rows are numbered, and the highest numbers go first.
 
-    Raises NeverThereError.
+    `expires` says that rows may also be forgotten. The numbers of those are not used again: what was joined with one
+    of them is still there, and is not what its successor is joined with. Raises NeverThereError.
     """
-    went = pc.is_in(rows.column(CHANGE_TYPE_COLUMN), value_set=_WENT).to_numpy()
+    kinds = rows.column(CHANGE_TYPE_COLUMN)
+    went = pc.is_in(kinds, value_set=_WENT).to_numpy()
+    forgotten = pc.equal(kinds, EXPIRE).to_numpy()
     rows = rows.drop_columns([CHANGE_TYPE_COLUMN])
     content = content_hash(rows.select(schema.names[: len(on)] + schema.names[len(key) :]))
     # One group for each (join key, contents) that changed, and by how many rows.
     groups, group_of = _groups(rows, on, hashes, content)
-    net = np.bincount(group_of, np.where(went, -1.0, 1.0), minlength=len(groups)).astype(np.int64)
+    weights = np.where(forgotten, 0.0, np.where(went, -1.0, 1.0))
+    net = np.bincount(group_of, weights, minlength=len(groups)).astype(np.int64)
+    expire = np.bincount(group_of[forgotten], minlength=len(groups)).astype(np.int64)
     keys = [as_array(rows.column(name)) for name in on]
-    distinct, _ = _distinct(keys, hashes)
+    once, _ = distinct(keys, hashes)
     old = _no_rows(schema)
     if state.layers:
-        old = state.lookup_prefix([k.take(pa.array(distinct)) for k in keys], hashes[distinct], before)
+        old = state.lookup_prefix([k.take(pa.array(once)) for k in keys], hashes[once], before)
     of_old = _match_rows(
         old, on, [*(k.take(pa.array(groups)) for k in keys), pa.array(content[groups])], hashes[groups]
     )
     have = np.bincount(of_old[of_old >= 0], minlength=len(groups)).astype(np.int64)
     comes, goes = np.maximum(net, 0), np.maximum(-net, 0)
-    if (goes > have).any():
+    if (goes + expire > have).any():
         raise NeverThereError
     source = np.repeat(groups, comes)
-    number = _places(comes) + np.repeat(have, comes)
+    # Those of one epoch come after those of all epochs before, where some of these may be forgotten.
+    number = _places(comes) + (int(before) + 1 if expires else np.repeat(have, comes))
     new = rows.take(pa.array(source)).append_column(ROW_ID[0], pa.array(content[source]))
     new = new.append_column(ROW_ID[1], pa.array(number)).select(schema.names)
-    number_of_old = old.column(ROW_ID[1]).to_numpy()
-    limit = np.where(of_old >= 0, (have - goes)[of_old] if len(groups) else 0, np.iinfo(np.int64).max)
-    gone = pa.Table.from_batches([old]).filter(pa.array(number_of_old >= limit)).select(schema.names)
-    return keyed_changes(new, gone, key, on, whose)
+    rank = _ranks(of_old, old.column(ROW_ID[1]).to_numpy())
+    of_group = np.maximum(of_old, 0)
+    left = (have - goes)[of_group] if len(groups) else have
+    kept = (have - goes - expire)[of_group] if len(groups) else have
+    out = np.flatnonzero((of_old >= 0) & (rank >= kept))
+    gone = pa.Table.from_batches([old]).take(pa.array(out)).select(schema.names)
+    return keyed_changes(new, gone, key, on, whose, rank[out] < left[out] if expires else None)
 
 
-def keyed_changes(new: pa.Table, gone: pa.Table, key: tuple[str, ...], on: tuple[str, ...], whose: str) -> KeyedChanges:
-    """Returns the layer that adds `new` and deletes `gone`, tables of the same columns with different keys."""
+def _ranks(groups: Indices, numbers: Indices) -> Indices:
+    """Returns the place of each row among those of its group, by their numbers."""
+    order = np.lexsort((numbers, groups))
+    begins = np.ones(len(order), dtype=np.bool_)
+    begins[1:] = np.diff(groups[order]) != 0
+    starts = np.flatnonzero(begins)
+    ranks: Indices = np.empty(len(order), dtype=np.int64)
+    ranks[order] = _places(np.diff(starts, append=len(order)))
+    return ranks
+
+
+def keyed_changes(
+    new: pa.Table,
+    gone: pa.Table,
+    key: tuple[str, ...],
+    on: tuple[str, ...],
+    whose: str,
+    expired: Bools | None = None,
+) -> KeyedChanges:
+    """Returns the layer that adds `new` and deletes `gone`, tables of the same columns with different keys. `expired`
+    says which of those that go are forgotten, and not taken back.
+    """
     both = [hash32([as_array(part.column(name)) for name in on]) for part in (new, gone)]
-    layer = arrange(new, key, whose=whose, deletes=gone.select(list(key)), hashes=np.concatenate(both))
+    deletes, hashes = gone.select(list(key)), np.concatenate(both)
+    layer = arrange(new, key, whose=whose, deletes=deletes, hashes=hashes, expired=expired)
     n = len(layer.batch)
     dead = np.zeros(n, dtype=np.bool_)
     if TOMBSTONE_COLUMN in layer.batch.schema.names:
@@ -166,10 +193,10 @@ def content_hash(rows: pa.Table) -> Indices:
 def _groups(rows: pa.Table, on: tuple[str, ...], hashes: U32, content: Indices) -> tuple[Indices, Indices]:
     """Returns a row of each different (join key, content hash), and each row's group."""
     keys = [*(as_array(rows.column(name)) for name in on), pa.array(content)]
-    return _distinct(keys, hashes)
+    return distinct(keys, hashes)
 
 
-def _distinct(keys: Sequence[pa.Array], hashes: U32) -> tuple[Indices, Indices]:
+def distinct(keys: Sequence[pa.Array], hashes: U32) -> tuple[Indices, Indices]:
     """Returns the first row of each different key, and the group of each row."""
     if not len(hashes):
         empty: Indices = np.empty(0, dtype=np.int64)
@@ -185,7 +212,7 @@ def _match_rows(old: pa.RecordBatch, on: tuple[str, ...], wanted: Sequence[pa.Ar
     """Returns for each row of an arrangement the (join key, content hash) of `wanted` that it has, or -1."""
     keys = [old.column(name) for name in (*on, ROW_ID[0])]
     old_hashes = hash32(keys[:-1])
-    first, group_of = _distinct(keys, old_hashes)
+    first, group_of = distinct(keys, old_hashes)
     at = match_keys(hashes, wanted, old_hashes[first], [k.take(pa.array(first)) for k in keys])
     matched: Indices = at[group_of]
     return matched
@@ -221,32 +248,36 @@ def join_changes(
     key: tuple[str, ...], before: Time, whose: str,
 ) -> KeyedChanges:  # fmt: skip
     """Returns the changes of a join from those of its arranged sides at an epoch, and their states before it."""
-    key_columns, key_hashes, numbers = _touched_keys(changes, spec.on)
+    key_columns, key_hashes, numbers = touched_keys(changes, spec.on)
     in_left, in_right = (np.isin(np.arange(len(key_hashes)), n) for n in numbers)
-    outer_left, outer_right = spec.how in ("left", "full"), spec.how == "full"
+    asks_left, asks_right = spec.keeps_left or spec.is_one_sided, spec.keeps_right
     # A side's old rows are needed where the other side changed, and to know whether unmatched rows had a match.
-    wanted = (in_right | (outer_right & in_left), in_left | (outer_left & in_right))
+    wanted = (in_right | (asks_right & in_left), in_left | (asks_left & in_right))
     left, right = (
-        _side(change, number, state, key_columns, key_hashes, want, spec.on, before)
+        side_of(change, number, state, key_columns, key_hashes, want, spec.on, before)
         for change, number, state, want in zip(changes, numbers, states, wanted, strict=True)
     )
-    gone, new = [], []
-    gone.append(_pairs(left.goes, left.goes_key, right.stays, right.stays_key, spec, schema))
-    gone.append(_pairs(left.goes, left.goes_key, right.goes, right.goes_key, spec, schema))
-    gone.append(_pairs(left.stays, left.stays_key, right.goes, right.goes_key, spec, schema))
-    new.append(_pairs(left.comes, left.comes_key, right.stays, right.stays_key, spec, schema))
-    new.append(_pairs(left.comes, left.comes_key, right.comes, right.comes_key, spec, schema))
-    new.append(_pairs(left.stays, left.stays_key, right.comes, right.comes_key, spec, schema))
     n = len(key_hashes)
-    for outer, mine, other, side in ((outer_left, left, right, "l"), (outer_right, right, left, "r")):
+    if spec.is_one_sided:
+        gone, new = _of_one_side(left, right, n, matched=spec.how == SEMI)
+        parts = (alone(new, "l", spec, schema), alone(gone, "l", spec, schema))
+        return keyed_changes(*parts, key, spec.on, whose)
+    gone, new = [], []
+    gone.append(pairs(left.goes, left.goes_key, right.stays, right.stays_key, spec, schema))
+    gone.append(pairs(left.goes, left.goes_key, right.goes, right.goes_key, spec, schema))
+    gone.append(pairs(left.stays, left.stays_key, right.goes, right.goes_key, spec, schema))
+    new.append(pairs(left.comes, left.comes_key, right.stays, right.stays_key, spec, schema))
+    new.append(pairs(left.comes, left.comes_key, right.comes, right.comes_key, spec, schema))
+    new.append(pairs(left.stays, left.stays_key, right.comes, right.comes_key, spec, schema))
+    for outer, mine, other, side in ((spec.keeps_left, left, right, "l"), (spec.keeps_right, right, left, "r")):
         if outer:
-            lone, lonely = _unmatched(mine, other, n)
-            gone.append(_alone(lone, side, spec, schema))
-            new.append(_alone(lonely, side, spec, schema))
+            lone, lonely = _of_one_side(mine, other, n, matched=False)
+            gone.append(alone(lone, side, spec, schema))
+            new.append(alone(lonely, side, spec, schema))
     return keyed_changes(pa.concat_tables(new), pa.concat_tables(gone), key, spec.on, whose)
 
 
-def _touched_keys(
+def touched_keys(
     changes: tuple[pa.Table, pa.Table], on: tuple[str, ...]
 ) -> tuple[list[pa.Array], U32, tuple[Indices, Indices]]:
     """Returns the different keys among both sides' changes, their hashes, and each change's key number, which is -1 for
@@ -254,7 +285,7 @@ def _touched_keys(
     """
     columns = [pa.concat_arrays([as_array(c.column(name)) for c in changes]) for name in on]
     hashes = hash32(columns)
-    first, group_of = _distinct(columns, hashes)
+    first, group_of = distinct(columns, hashes)
     null = np.zeros(len(hashes), dtype=np.bool_)
     for column in columns:
         null |= column.is_null().to_numpy(zero_copy_only=False)
@@ -263,7 +294,7 @@ def _touched_keys(
     return [c.take(pa.array(first)) for c in columns], hashes[first], (number[:split], number[split:])
 
 
-def _side(
+def side_of(
     change: pa.Table, number: Indices, state: Trace, key_columns: list[pa.Array], key_hashes: U32, wanted: Bools,
     on: tuple[str, ...], before: Time,
 ) -> Side:  # fmt: skip
@@ -284,7 +315,7 @@ def _side(
         asked_columns = [c.take(pa.array(asked)) for c in key_columns]
         batch = state.lookup_prefix(asked_columns, key_hashes[asked], before)
         old = pa.Table.from_batches([batch]).select(change.column_names)
-        of = _distinct_match([as_array(old.column(name)) for name in on], asked_columns, key_hashes[asked])
+        of = _number_of_keys([as_array(old.column(name)) for name in on], asked_columns, key_hashes[asked])
         old_key = asked[of]
         if goes.num_rows and old.num_rows:
             names = [*on, *ROW_ID]
@@ -296,16 +327,16 @@ def _side(
     return Side(old, goes, comes, old_key, number[went], number[~went])
 
 
-def _distinct_match(rows: list[pa.Array], keys: list[pa.Array], hashes: U32) -> Indices:
+def _number_of_keys(rows: list[pa.Array], keys: list[pa.Array], hashes: U32) -> Indices:
     """Returns for each row the number of the key that it has."""
     row_hashes = hash32(rows)
-    first, group_of = _distinct(rows, row_hashes)
+    first, group_of = distinct(rows, row_hashes)
     at = match_keys(hashes, keys, row_hashes[first], [r.take(pa.array(first)) for r in rows])
     found: Indices = at[group_of]
     return found
 
 
-def _pairs(
+def pairs(
     left: pa.Table, left_key: Indices, right: pa.Table, right_key: Indices, spec: JoinSpec, schema: pa.Schema
 ) -> pa.Table:
     """Returns every pair of rows with the same key number, as rows of the join."""
@@ -335,8 +366,10 @@ def _joined(left: pa.Table | None, right: pa.Table | None, spec: JoinSpec, schem
     return pa.Table.from_arrays([as_array(c) for c in columns], schema=schema)
 
 
-def _unmatched(mine: Side, other: Side, keys: int) -> tuple[pa.Table, pa.Table]:
-    """Returns the rows that were without a match and are so no longer, or are gone, and those that are so now."""
+def _of_one_side(mine: Side, other: Side, keys: int, *, matched: bool) -> tuple[pa.Table, pa.Table]:
+    """Returns the rows that had a match (or had none, as `matched` says) and have it no longer, or are gone, and those
+    of which that is so now.
+    """
 
     def some(*numbers: Indices) -> Bools:
         present = np.zeros(keys + 1, dtype=np.bool_)  # the last one stands for null keys, which never match
@@ -345,20 +378,21 @@ def _unmatched(mine: Side, other: Side, keys: int) -> tuple[pa.Table, pa.Table]:
         return present
 
     had, has = some(other.stays_key, other.goes_key), some(other.stays_key, other.comes_key)
-    lone = pa.concat_tables(
+    was, is_now = (had, has) if matched else (~had, ~has)
+    no_more = pa.concat_tables(
         [
-            mine.goes.filter(pa.array(~had[mine.goes_key])),
-            mine.stays.filter(pa.array(~had[mine.stays_key] & has[mine.stays_key])),
+            mine.goes.filter(pa.array(was[mine.goes_key])),
+            mine.stays.filter(pa.array(was[mine.stays_key] & ~is_now[mine.stays_key])),
         ]
     )
-    lonely = pa.concat_tables(
+    from_now_on = pa.concat_tables(
         [
-            mine.comes.filter(pa.array(~has[mine.comes_key])),
-            mine.stays.filter(pa.array(had[mine.stays_key] & ~has[mine.stays_key])),
+            mine.comes.filter(pa.array(is_now[mine.comes_key])),
+            mine.stays.filter(pa.array(~was[mine.stays_key] & is_now[mine.stays_key])),
         ]
     )
-    return lone, lonely
+    return no_more, from_now_on
 
 
-def _alone(rows: pa.Table, side: str, spec: JoinSpec, schema: pa.Schema) -> pa.Table:
+def alone(rows: pa.Table, side: str, spec: JoinSpec, schema: pa.Schema) -> pa.Table:
     return _joined(rows if side == "l" else None, rows if side == "r" else None, spec, schema)

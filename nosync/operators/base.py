@@ -24,6 +24,7 @@ from nosync.kernels.aggregate_plan import ROWS
 from nosync.lsm.columnar.columns import (
     CHANGE_TYPE_COLUMN,
     EPOCH_COLUMN,
+    EXPIRED_COLUMN,
     HASH_COLUMN,
     TOMBSTONE_COLUMN,
     Bools,
@@ -44,11 +45,11 @@ from nosync.lsm.layers.merging import Rows
 from nosync.lsm.layers.writer import LayerRows, arrange
 from nosync.lsm.model.layer import LayerId
 from nosync.lsm.model.timestamp import Time, epoch_of, pack
-from nosync.lsm.trace.change_feed import DELETE, INSERT, UPDATE_BEFORE, Lookup, change_rows
+from nosync.lsm.trace.change_feed import DELETE, EXPIRE, INSERT, UPDATE_BEFORE, Lookup, change_rows
 from nosync.lsm.trace.trace import Trace
 
 NO_WATERMARKS = Watermarks()
-_WENT = pa.array([DELETE, UPDATE_BEFORE])
+_WENT = pa.array([DELETE, UPDATE_BEFORE, EXPIRE])
 TAKEN_BACK = (
     "a row of its input is taken back that never came: what this stage is computed from had other code, or began "
     "without its "
@@ -200,6 +201,14 @@ def weights_of(rows: pa.Table) -> pa.Array:
     return as_array(pc.if_else(went, pa.scalar(-1, pa.int64()), pa.scalar(1, pa.int64())))
 
 
+def without_expired(rows: pa.Table) -> pa.Table:
+    """Returns the changes of which results are made: where a row expired, what was computed from it stays."""
+    if CHANGE_TYPE_COLUMN not in rows.column_names:
+        return rows
+    expired = pc.equal(rows.column(CHANGE_TYPE_COLUMN), EXPIRE)
+    return rows.filter(pc.invert(expired)) if pc.any(expired).as_py() else rows
+
+
 def hash32_of(rows: pa.Table) -> U32:
     """Returns the hashes that the JVM computed for the shuffle."""
     hashes: U32 = (rows.column(HASH64_COLUMN).to_numpy().view(np.uint64) >> np.uint64(HASH_BITS)).astype(np.uint32)
@@ -276,12 +285,13 @@ def produce_from(
     old_hashes: U32,
     *,
     nested_too: bool = False,
+    expired: Bools | None = None,
 ) -> OperatorOutput:
     """Returns the layer that turns the rows `old` into the rows `new`. It does what `produce` does, for keys in any
     order.
 
     A key that is only in `old` is deleted, one that is only in `new` is added. With `nested_too` rows with equal nested
-    values are left out as well, which takes longer.
+    values are left out as well, which takes longer. `expired` says which of the old rows, if they go, expired.
     """
     batch = as_batch(new)
     values = (rows.columns[len(stage.key) :] for rows in (batch, old))
@@ -309,6 +319,7 @@ def produce_from(
         whose=str(id),
         deletes=pa.Table.from_batches([dead_rows.select(list(stage.key))]),
         hashes=hashes,
+        expired=None if expired is None else expired[dead],
     )
     old_row = np.concatenate([at[upserts], dead])[order]
     return OperatorOutput(layer, Lookup(old_row >= 0, take_batch(old, old_row[old_row >= 0])))
@@ -317,11 +328,13 @@ def produce_from(
 def rows_of_layer(layer: LayerRows, time: Time) -> Rows:
     """Returns a layer's entries as the reader gives them."""
     batch = layer.batch
+    names = batch.schema.names
     dead = np.zeros(len(batch), dtype=np.bool_)
-    if TOMBSTONE_COLUMN in batch.schema.names:
+    if TOMBSTONE_COLUMN in names:
         dead = batch.column(TOMBSTONE_COLUMN).to_numpy(zero_copy_only=False)
-    data = batch.select([name for name in batch.schema.names if name not in (HASH_COLUMN, TOMBSTONE_COLUMN)])
-    return Rows(data, layer.hashes, np.full(len(batch), time, dtype=np.int64), dead)
+    expired = batch.column(EXPIRED_COLUMN).to_numpy(zero_copy_only=False) if EXPIRED_COLUMN in names else None
+    data = batch.select([name for name in names if name not in (HASH_COLUMN, TOMBSTONE_COLUMN, EXPIRED_COLUMN)])
+    return Rows(data, layer.hashes, np.full(len(batch), time, dtype=np.int64), dead, expired)
 
 
 def changes_of(output: OperatorOutput, stage: BoundStage, t: int) -> pa.Table:

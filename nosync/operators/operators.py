@@ -17,6 +17,7 @@ from nosync.flow.event_time import INPUT_COLUMN, split_by_input, with_input, wit
 from nosync.flow.internal_columns import HASH64_COLUMN, TOUCHED_COLUMN
 from nosync.flow.stage_options import ArrangeOptions, JoinOptions, UnionOptions
 from nosync.kernels.aggregate_plan import ALL_ROWS, ALL_ROWS_TYPE
+from nosync.kernels.forgetting_joins import join_changes_kept
 from nosync.kernels.groups import Groups
 from nosync.kernels.joins import NeverThereError, arrange_changing, arrange_growing, content_hash, join_changes
 from nosync.lsm.columnar.columns import (
@@ -202,6 +203,7 @@ def _update_with_ttl(
     """Returns the layer of an update that also deletes the keys whose last change was `ttl` epochs ago."""
     stage = given.stage
     old, old_hashes = found.data, hashes[found.found]
+    touched = len(old)
     trace = given.trace(stage.name)
     due = given.t - ttl
     if trace.layers and due >= 0:
@@ -210,7 +212,9 @@ def _update_with_ttl(
         silent = np.flatnonzero(at < 0)  # not among this epoch's changes
         old = as_batch(pa.Table.from_batches([old, take_batch(expired, silent)]))
         old_hashes = np.concatenate([old_hashes, expired_hashes[silent]])
-    return produce_from(stage, given.id, new.select(stage.schema.names), new_hashes, old, old_hashes)
+    expired = np.arange(len(old)) >= touched if stage.expires else None
+    new = new.select(stage.schema.names)
+    return produce_from(stage, given.id, new, new_hashes, old, old_hashes, expired=expired)
 
 
 def _distinct_keys(rows: pa.Table, stage: BoundStage, id: LayerId) -> tuple[pa.Table, U32]:
@@ -248,8 +252,9 @@ def apply_arrange(given: OperatorInput) -> OperatorOutput:
     if stage.changing:
         try:
             found = arrange_changing(
-                rows, stage.schema, stage.key, on, hashes, given.trace(stage.name), given.before, str(given.id)
-            )
+                rows, stage.schema, stage.key, on, hashes, given.trace(stage.name), given.before, str(given.id),
+                expires=stage.expires,
+            )  # fmt: skip
         except NeverThereError:
             raise stage_error(given.id, TAKEN_BACK) from None
     else:
@@ -261,18 +266,16 @@ def apply_join(given: OperatorInput) -> OperatorOutput:
     """Returns the join's changes, from those of its two arranged sides."""
     left, right = given.stage.inputs
     options = given.stage.options_as(JoinOptions)
-    joined = join_changes(
-        (as_changes(given.inputs[0]), as_changes(given.inputs[1])),
-        (given.trace(left), given.trace(right)),
-        options.spec,
-        options.schema,
-        options.key,
-        given.before,
-        str(given.id),
-    )
+    changes = (as_changes(given.inputs[0]), as_changes(given.inputs[1]))
+    states, what = (given.trace(left), given.trace(right)), (options.spec, options.schema, options.key)
+    if options.sides_expire:
+        results = given.trace(given.stage.name)
+        joined = join_changes_kept(changes, states, results, *what, given.before, str(given.id))
+    else:
+        joined = join_changes(changes, states, *what, given.before, str(given.id))
     output = OperatorOutput(joined.layer, joined.before)
     if given.stage.keyed:
         return output
     # Inside a loop nobody needs the joined rows as a state: they are a log of changes.
-    changes = changes_of(output, given.stage, given.t)
-    return OperatorOutput(arrange(changes, (), whose=str(given.id)))
+    rows = changes_of(output, given.stage, given.t)
+    return OperatorOutput(arrange(rows, (), whose=str(given.id)))

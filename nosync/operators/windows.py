@@ -65,10 +65,12 @@ def apply_window(given: OperatorInput) -> OperatorOutput:
     in_time = given.rows.filter(pa.array(~closed(given.rows, given.watermarks.current_us)))
     new, new_hashes, old, old_hashes = (_sessions if _window(given).session else _aligned)(given, in_time)
     expired, expired_hashes = _expired(given)
+    touched = len(old)
     if len(expired):
         old = as_batch(pa.Table.from_batches([old, expired]))
         old_hashes = np.concatenate([old_hashes, expired_hashes])
-    return produce_from(given.stage, given.id, new, new_hashes, old, old_hashes)
+    went = np.arange(len(old)) >= touched if given.stage.expires else None
+    return produce_from(given.stage, given.id, new, new_hashes, old, old_hashes, expired=went)
 
 
 Numbers = npt.NDArray[np.int64]

@@ -32,7 +32,14 @@ from nosync.lsm.columnar.columns import key_columns
 from nosync.lsm.columnar.hashing import hash64
 from nosync.lsm.errors import HoleError
 from nosync.lsm.model.layer import LayerId, Shard
-from nosync.operators.base import OperatorInput, OperatorOutput, changes_of, nothing_happened, stage_error
+from nosync.operators.base import (
+    OperatorInput,
+    OperatorOutput,
+    changes_of,
+    nothing_happened,
+    stage_error,
+    without_expired,
+)
 from nosync.operators.bootstrap import bootstrap_layer
 from nosync.operators.loops import apply_loop, changes_of_round, consolidate
 from nosync.operators.operators import (
@@ -76,6 +83,8 @@ OPERATORS: dict[str, Callable[[OperatorInput], OperatorOutput]] = {
     **dict.fromkeys(IN_JVM, keep_rows),
 }
 _IDLE_WITHOUT_ROWS = frozenset({AGGREGATE, UPDATE, DISTINCT, ARRANGE, JOIN})
+_KEEP_RESULTS = frozenset({AGGREGATE, UPDATE, WINDOW, WATERMARK, LATE})
+"""The kinds of stages whose results stay when rows expire that they were made of."""
 _WHOLE_ROWS = 250_000
 """A shard's whole state goes to other tasks in batches of so many rows."""
 
@@ -215,6 +224,8 @@ class ShardRun:
 
     def _rows_of_input(self, stage: BoundStage, name: str, id: LayerId) -> pa.Table:
         rows = self._carried_input(stage, name, id)
+        if self._task.stages[name].expires and stage.kind in _KEEP_RESULTS:
+            rows = without_expired(rows)
         return rows if stage.origins else without_input(rows)
 
     def _carried_input(self, stage: BoundStage, name: str, id: LayerId) -> pa.Table:
@@ -263,6 +274,7 @@ class ShardRun:
         """Returns what a mark says of event time to a window: the newest, and that of each input where rows say theirs."""
         window, origins = output.window, self._task.stages[output.stage].origins
         assert window is not None, "it goes to a window"
+        rows = without_expired(rows)
         newest = newest_us(rows, window)
         if newest is None or not origins:
             return {} if newest is None else {"newest_us": newest}

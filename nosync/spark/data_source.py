@@ -38,7 +38,17 @@ from nosync.stores import open_to_read
 
 FORMAT = "nosync"
 OPTIONS = {
-    name.lower(): name for name in ("path", "stage", "branch", "asOf", "readChangeFeed", "startingEpoch", "endingEpoch")
+    name.lower(): name
+    for name in (
+        "path",
+        "stage",
+        "branch",
+        "asOf",
+        "readChangeFeed",
+        "startingEpoch",
+        "endingEpoch",
+        "includeExpired",
+    )
 }
 """As they are written, by what Spark makes of them."""
 
@@ -81,11 +91,8 @@ class Options:
         self.branch = found.get("branch", MAIN)
         self.as_of = _epoch(found, "asof")
         self.starting_epoch, self.ending_epoch = _epoch(found, "startingepoch"), _epoch(found, "endingepoch")
-        feed = found.get("readchangefeed", "false").lower()
-        if feed not in ("true", "false"):
-            raise InvalidInputError(f"option readChangeFeed={feed!r} is not true or false")
-        self.change_feed = feed == "true"
-        useless = ("asof",) if self.change_feed else ("startingepoch", "endingepoch")
+        self.change_feed, self.include_expired = _is_true(found, "readchangefeed"), _is_true(found, "includeexpired")
+        useless = ("asof",) if self.change_feed else ("startingepoch", "endingepoch", "includeexpired")
         for name in useless:
             if name in found:
                 needs = (
@@ -107,6 +114,13 @@ def _epoch(options: dict[str, str], name: str) -> int | None:
     if not (text.isascii() and text.isdigit()):
         raise InvalidInputError(f"option {OPTIONS[name]}={text!r} is not an epoch number")
     return int(text)
+
+
+def _is_true(options: dict[str, str], name: str) -> bool:
+    text = options.get(name, "false").lower()
+    if text not in ("true", "false"):
+        raise InvalidInputError(f"option {OPTIONS[name]}={text!r} is not true or false")
+    return text == "true"
 
 
 class ShardPartition(ds.InputPartition):
@@ -165,7 +179,10 @@ def _read(
 ) -> Iterator[pa.RecordBatch]:
     with options.open() as store:
         if options.change_feed:
-            table = store.changes(options.stage, part.after, part.until, shard=part.shard, branch=options.branch)
+            table = store.changes(
+                options.stage, part.after, part.until, shard=part.shard, branch=options.branch,
+                include_expired=options.include_expired,
+            )  # fmt: skip
         else:
             table = store.read(options.stage, part.until, shard=part.shard, branch=options.branch)
     for wanted in filters:

@@ -22,7 +22,7 @@ from nosync.lsm.columnar.columns import CHANGE_TYPE_COLUMN, EPOCH_COLUMN
 from nosync.lsm.errors import CorruptionError, HoleError, NosyncError, NotAvailableError, StorageError, encode_failure
 from nosync.lsm.model.history import History, View, views_of
 from nosync.lsm.model.timestamp import end_of, last_of, pack
-from nosync.lsm.trace.change_feed import DELETE, UPDATE_BEFORE
+from nosync.lsm.trace.change_feed import DELETE, EXPIRE, UPDATE_BEFORE
 from nosync.lsm.trace.cover import lost_tail
 from nosync.lsm.trace.trace import Trace
 from nosync.replication.client.location import StoreLocation, open_directory
@@ -58,7 +58,7 @@ class StageReader:
         """Returns the rows of a stateless stage whose input changes: all insertions, less the rows that were taken
         back.
         """
-        weight = F.when(F.col(CHANGE_TYPE_COLUMN).isin(DELETE, UPDATE_BEFORE), -1).otherwise(1)
+        weight = F.when(F.col(CHANGE_TYPE_COLUMN).isin(DELETE, UPDATE_BEFORE, EXPIRE), -1).otherwise(1)
         columns = [F.col("`" + name.replace("`", "``") + "`") for name in self.stage.output.names]
         summed = (
             self.changes(spark, -1, as_of).groupBy(*columns).agg(F.sum(weight).alias(_COUNT)).where(f"{_COUNT} > 0")

@@ -17,6 +17,7 @@ from nosync.flow.bound_stage import InputEdge, Segment, SegmentOutput
 from nosync.flow.dataflow import Dataflow
 from nosync.flow.internal_columns import HASH64_COLUMN, REPORT_COLUMN, SIDE_COLUMN, TAG_COLUMN
 from nosync.job.branch_checks import changed_stages, stages_to_bootstrap
+from nosync.job.watermarks import EXPIRIES, expiries_to_record, recorded_expiries
 from nosync.lsm.columnar.hashing import hash64
 from nosync.lsm.manifests.branches import MAIN
 from nosync.lsm.manifests.manifest import SUMS
@@ -233,13 +234,21 @@ class StoreRunner(Runner):
     ) -> None:
         super().__init__(flow, store.directory.root, seed, shards)
         self.store, self.branch, self.declared = store, branch, flow
+        self.flow = bind(flow, parse_ddl, expiries=self._expiries())
         if branch != MAIN:
             self.flow = self._bound(flow, self._recorded_sources())
 
     def _bound(self, flow: Dataflow, sources: dict[str, str]) -> BoundFlow:
         refs = self.store.node.timelines.refs
         line = refs.timeline_of(self.branch).id
-        return bind(flow, parse_ddl, sources=sources, begins=refs.begins(line), bootstrap_at=refs.anew(line))
+        return bind(
+            flow, parse_ddl, sources=sources, begins=refs.begins(line), bootstrap_at=refs.anew(line),
+            expiries=self._expiries(),
+        )  # fmt: skip
+
+    def _expiries(self) -> dict[str, str]:
+        last = self.store.last_sealed(self.branch)
+        return recorded_expiries(None if last is None else self.store.manifest(last, self.branch))
 
     def _recorded_sources(self) -> dict[str, str]:
         manifest = next(iter(self.store.node.timelines.manifests(self.branch).values()))
@@ -256,7 +265,9 @@ class StoreRunner(Runner):
             for stage in self.flow.recorded
             for i in range(self.shards)
         ]
-        self.store.node.seal(t, ids, self.branch, meta={SUMS: {n: list(c) for n, c in self.flow.sums.items()}})
+        sums = {name: list(columns) for name, columns in self.flow.sums.items()}
+        meta = {SUMS: sums, EXPIRIES: expiries_to_record(self.flow)}
+        self.store.node.seal(t, ids, self.branch, meta=meta)
 
     def replay(self, t: int) -> None:
         """An epoch of a branch, from the inputs that its parent recorded."""
