@@ -54,7 +54,7 @@ def run(spark: SparkSession, directory: Path) -> list[tuple[int, str, str]]:
         job = nosync.Job(rules(), store, spark=spark, shards=2)
         for t, charges in enumerate(EPOCHS):
             job.advance(t, {"charges": spark.createDataFrame(charges, CHARGES)})
-        feed = job.changes("suspicious", -1, len(EPOCHS) - 1).orderBy("_epoch", "card").collect()
+        feed = job.changes("suspicious", -1, len(EPOCHS) - 1, include_expired=True).orderBy("_epoch", "card").collect()
         return [(row._epoch, row.card, row._change_type) for row in feed]
 
 

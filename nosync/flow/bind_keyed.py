@@ -8,11 +8,12 @@ from dataclasses import replace
 import pyarrow as pa
 
 from nosync.flow.bindings import Bindings, change_fields, visible
-from nosync.flow.bound_stage import ARRANGE, DISTINCT, LATE, WATERMARK, BoundStage, SegmentOutput
+from nosync.flow.bound_stage import ARRANGE, DISTINCT, FINAL, LATE, WATERMARK, BoundStage, SegmentOutput
 from nosync.flow.event_time import LATE_ROWS, WATERMARK_AFTER, WATERMARK_BEFORE, inputs_field
 from nosync.flow.internal_columns import TOUCHED_COLUMN
+from nosync.flow.kinds import AGGREGATE, DEDUPE, MAP, UPDATE, WINDOW
 from nosync.flow.persistence import NONE
-from nosync.flow.stage import AGGREGATE, DEDUPE, MAP, UPDATE, Stage
+from nosync.flow.stage import Stage
 from nosync.flow.stage_options import NO_OPTIONS, ArrangeOptions, JoinOptions, UpdateOptions, WatermarkOptions
 from nosync.kernels.aggregate_plan import ALL_ROWS, ALL_ROWS_TYPE, Plan
 from nosync.kernels.join_types import JoinSpec
@@ -41,7 +42,7 @@ def check_key(stage: Stage, key: Sequence[str], upstream: BoundStage) -> None:
             raise SchemaError(f"stage {stage.name}: {error}") from None
 
 
-def _hashed_options(edge_key: tuple[str, ...], **others: object) -> str:
+def hashed_options(edge_key: tuple[str, ...], **others: object) -> str:
     """Returns the text that fingerprints have of a part's options, under the names that these had when stores were
     first written.
     """
@@ -124,13 +125,16 @@ def bind_window(bindings: Bindings, stage: Stage) -> None:
     window = replace(window, policy=bindings.inputs.policy(stage))
     inputs = upstream.origins if window.policy == MIN else ()
     of_inputs = {"of_inputs": inputs, "idle_after": window.idle_after} if inputs else {}
-    described = f"{window} {_hashed_options(edge_key, **of_inputs)}"
+    is_final = stage.options.get("emit") == FINAL
+    if is_final:
+        window = replace(window, keep_us=0)
+    described = f"{window} {hashed_options(edge_key, **of_inputs)}"
     parts = []
     if window.delay_us is not None:
         part = bindings.part(stage, "watermark", WATERMARK, upstream.name)
         parts.append(
             bindings.stage(
-                part, _watermark_schema(time_type, inputs), changing=False, edge_key=edge_key, window=window,
+                part, watermark_schema(time_type, inputs), changing=False, edge_key=edge_key, window=window,
                 options=WatermarkOptions(inputs), described=described,
             )
         )  # fmt: skip
@@ -140,19 +144,32 @@ def bind_window(bindings: Bindings, stage: Stage) -> None:
         bindings.stage(part, late, changing=upstream.changing, edge_key=edge_key, window=window, described=described)
     )
     described = described if inputs else repr(window)
+    windows = _open_windows(bindings, stage, upstream) if is_final else stage
+    forgets = is_final or (window.keep_us is not None and bindings.forgets(stage))
     parts.append(
         bindings.stage(
-            stage, schema, changing=True, key=key, edge_key=edge_key, plan=plan, window=window, described=described,
-            forgets=window.keep_us is not None and bindings.forgets(stage),
+            windows, schema, changing=True, key=key, edge_key=edge_key, plan=plan, window=window, described=described,
+            forgets=forgets,
         )
     )  # fmt: skip
     edge = replace(bindings.edge(upstream.name, edge_key), output=SegmentOutput(upstream.name, window))
     bindings.add_segment(parts[0], [edge])
     for bound in parts[1:]:
         bindings.add_beside(bound, parts[0].name)
+    if is_final:
+        final = replace(stage, kind=FINAL, inputs=(windows.name,), key=(), aggregates={})
+        bound = bindings.stage(final, visible(schema), changing=False, window=window, described=described)
+        bindings.add_beside(replace(bound, beside=(windows.name,), placed_by=edge_key), parts[0].name)
 
 
-def _check_window(stage: Stage, window: Window, upstream: BoundStage) -> None:
+def _open_windows(bindings: Bindings, stage: Stage, upstream: BoundStage) -> Stage:
+    """Returns the part of a window stage that has the windows which are not closed yet."""
+    part = bindings.part(stage, "open", WINDOW, upstream.name)
+    return replace(part, key=stage.key, aggregates=stage.aggregates)
+
+
+def check_time(stage: Stage, window: Window, upstream: BoundStage) -> None:
+    """Raises SchemaError where the input has no column of event time under the name that was given."""
     if window.time not in upstream.output.names:
         raise SchemaError(
             f"stage {stage.name}: time column {window.time!r} is not in its input {upstream.name} "
@@ -163,6 +180,10 @@ def _check_window(stage: Stage, window: Window, upstream: BoundStage) -> None:
         raise SchemaError(
             f"stage {stage.name}: time column {window.time!r} is {time_type}, expected a timestamp or date"
         )
+
+
+def _check_window(stage: Stage, window: Window, upstream: BoundStage) -> None:
+    check_time(stage, window, upstream)
     if window.session and (upstream.changing or not stage.key):
         why = "needs a key" if not stage.key else f"needs an input that only grows, and {upstream.name} changes"
         raise FlowError(f"stage {stage.name}: a session window {why}")
@@ -172,7 +193,7 @@ def _check_window(stage: Stage, window: Window, upstream: BoundStage) -> None:
             raise SchemaError(f"stage {stage.name}: its input has a column {name!r}, which the window adds: rename it")
 
 
-def _watermark_schema(time_type: pa.DataType, inputs: Sequence[str]) -> pa.Schema:
+def watermark_schema(time_type: pa.DataType, inputs: Sequence[str]) -> pa.Schema:
     """Returns what a window records of its watermark at each epoch. `inputs` are those that have a watermark each."""
     stamps = [pa.field(name, time_type) for name in (WATERMARK_BEFORE, WATERMARK_AFTER)]
     return pa.schema([*stamps, pa.field(LATE_ROWS, pa.int64()), *([inputs_field(time_type)] if inputs else [])])
@@ -185,7 +206,7 @@ def bind_join(bindings: Bindings, stage: Stage) -> None:
     """Binds a join as three stages in one segment: the two sides, arranged by key, and the joined rows."""
     left, right = (bindings.stages[name] for name in stage.inputs)
     spec = JoinSpec(stage.options["on"], stage.options["how"])
-    _check_join(stage, spec, left, right)
+    check_join(stage, spec, left, right)
     parts = [
         _arranged(bindings, stage, part, side, spec, drops_nulls=not needs_nulls)
         for part, side, needs_nulls in zip(("left", "right"), (left, right), spec.needs_null_keys, strict=True)
@@ -199,10 +220,11 @@ def bind_join(bindings: Bindings, stage: Stage) -> None:
     bindings.add_segment(parts[0], list(dict.fromkeys(bindings.edge(side.name, spec.on) for side in (left, right))))
     bindings.add_beside(parts[1], parts[0].name)
     bound = bindings.stage(declared, schema, changing=changing, key=key, options=options, described=repr(spec))
-    bindings.add_beside(replace(bound, placed_by=spec.on), parts[0].name)
+    beside = tuple(part.name for part in parts)
+    bindings.add_beside(replace(bound, placed_by=spec.on, beside=beside), parts[0].name)
 
 
-def _check_join(stage: Stage, spec: JoinSpec, left: BoundStage, right: BoundStage) -> None:
+def check_join(stage: Stage, spec: JoinSpec, left: BoundStage, right: BoundStage) -> None:
     for side in (left, right):
         check_key(stage, spec.on, side)
     for name in spec.on:
@@ -234,7 +256,7 @@ def _arranged(
     """Returns one side of a join, by the join's key."""
     schema, key = arranged_schema(side.output, spec.on)
     # Versions before took rows that differ in which of their columns is null for equal ones.
-    described = f"None {_hashed_options(spec.on, drop_nulls=drops_nulls)}{' nulls' if side.changing else ''}"
+    described = f"None {hashed_options(spec.on, drop_nulls=drops_nulls)}{' nulls' if side.changing else ''}"
     bound = bindings.stage(
         bindings.part(stage, part, ARRANGE, side.name), schema, changing=side.changing, key=key, edge_key=spec.on,
         options=ArrangeOptions(drops_nulls), described=described,

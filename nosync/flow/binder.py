@@ -12,6 +12,7 @@ from typing import Protocol
 
 import pyarrow as pa
 
+from nosync.flow.bind_event_time import bind_first, bind_interval_join
 from nosync.flow.bind_keyed import bind_join, bind_keyed, bind_window
 from nosync.flow.bind_loops import bind_loop, close_loops
 from nosync.flow.bindings import Bindings, ParseDdl, change_fields
@@ -19,7 +20,7 @@ from nosync.flow.bound_flow import BoundFlow
 from nosync.flow.bound_stage import LATE, BoundStage
 from nosync.flow.dataflow import Dataflow
 from nosync.flow.internal_columns import is_ours
-from nosync.flow.stage import (
+from nosync.flow.kinds import (
     AGGREGATE,
     DEDUPE,
     FILTER,
@@ -32,8 +33,8 @@ from nosync.flow.stage import (
     UNION,
     UPDATE,
     WINDOW,
-    Stage,
 )
+from nosync.flow.stage import Stage
 from nosync.flow.stage_options import NO_OPTIONS, ExpressionOptions, StaticJoinOptions, UnionOptions
 from nosync.kernels.expressions import Step
 from nosync.lsm.columnar.columns import CHANGE_TYPE_COLUMN, RESERVED, describe, nullable, plain
@@ -150,6 +151,10 @@ class _Binder:
             self._jvm(stage)
         elif stage.kind == UNION:
             self._union(stage)
+        elif "event_time" in stage.options:
+            bind_first(self._bindings, stage)
+        elif "event_times" in stage.options:
+            bind_interval_join(self._bindings, stage)
         else:
             _WITH_STATE[stage.kind](self._bindings, stage)
 

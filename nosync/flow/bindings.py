@@ -9,13 +9,25 @@ from typing import Any
 import pyarrow as pa
 
 from nosync.flow.bound_flow import Loop
-from nosync.flow.bound_stage import ARRANGE, LATE, WATERMARK, BoundStage, InputEdge, Segment, SegmentOutput
+from nosync.flow.bound_stage import (
+    ARRANGE,
+    FINAL,
+    FIRST,
+    INTERVAL_JOIN,
+    LATE,
+    WATERMARK,
+    BoundStage,
+    InputEdge,
+    Segment,
+    SegmentOutput,
+)
 from nosync.flow.dataflow import Dataflow
 from nosync.flow.event_time import INPUT_FIELD
 from nosync.flow.fingerprint import fingerprint
 from nosync.flow.internal_columns import is_ours
+from nosync.flow.kinds import FORGET, IN_JVM, LOOP, PART_SEPARATOR, STATELESS
 from nosync.flow.persistence import MEMORY, NONE, Level, parse_level
-from nosync.flow.stage import FORGET, IN_JVM, LOOP, PART_SEPARATOR, STATELESS, Stage
+from nosync.flow.stage import Stage
 from nosync.flow.stage_options import NO_OPTIONS, StageOptions
 from nosync.flow.window_inputs import WindowInputs
 from nosync.kernels.aggregate_plan import Plan
@@ -72,7 +84,11 @@ class Bindings:
         code. `forgets` says that its state is bounded, and that what is made of its rows stays when they expire.
         """
         code = stage.version if stage.version is not None else stage.function
-        keeps_state = bool(key) or stage.kind in (WATERMARK, LATE) or stage.name in self._bootstrap_at
+        keeps_state = (
+            bool(key)
+            or stage.kind in (WATERMARK, LATE, FINAL, FIRST, INTERVAL_JOIN)
+            or stage.name in self._bootstrap_at
+        )
         if stage.name in self._begins and keeps_state:
             described += f" from {self._begins[stage.name]}"
         if forgets:

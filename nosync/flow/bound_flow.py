@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 
 from nosync.flow.bound_stage import WATERMARK, BoundStage, InputEdge, Segment, SegmentOutput, part_of
 from nosync.flow.fusion import fused_segments, placed_stages
-from nosync.flow.stage import LOOP
+from nosync.flow.kinds import LOOP
 
 
 @dataclass(frozen=True)
@@ -133,6 +133,8 @@ class BoundFlow:
         for name in reversed(segment.stages):
             if name in needed and self.stages[name].kind != LOOP:
                 needed.update(self.stages[name].inputs)
+            if name in needed:
+                needed.update(self.stages[name].beside)
             if name in needed and self.stages[name].window is not None:
                 needed.add(part_of(name, WATERMARK))  # of the epoch before, which may run in the same task
         return tuple(name for name in segment.stages if name in needed)

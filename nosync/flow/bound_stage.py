@@ -14,22 +14,29 @@ from typing import TypeVar
 import pyarrow as pa
 
 from nosync.flow.event_time import INPUT_FIELD
+from nosync.flow.kinds import IN_JVM, PART_SEPARATOR
 from nosync.flow.persistence import NONE, Level
-from nosync.flow.stage import IN_JVM, PART_SEPARATOR
 from nosync.flow.stage_options import NO_OPTIONS, StageOptions, UpdateOptions
 from nosync.kernels.aggregate_plan import Plan
 from nosync.kernels.windows import Window
 from nosync.lsm.columnar.columns import CHANGE_TYPE_COLUMN
 
 ARRANGE, WATERMARK, LATE, DISTINCT = "arrange", "watermark", "late", "distinct"
+FINAL, SEEN, FIRST = "final", "seen", "first"
+INTERVAL_SIDE, INTERVAL_JOIN = "interval_side", "interval_join"
 """Kinds of the stages that joins, windows and dedupe are made of; the others are those of nosync.flow.stage."""
 
 Options = TypeVar("Options", bound=StageOptions)
 
 
+def declared_of(stage: str) -> str:
+    """Returns the name of the stage that users declared, of which a stage may be a part."""
+    return stage.partition(PART_SEPARATOR)[0]
+
+
 def part_of(stage: str, part: str) -> str:
     """Returns a part of an operator, such as the watermark of a window, given the operator or any of its parts."""
-    return stage.partition(PART_SEPARATOR)[0] + PART_SEPARATOR + part
+    return declared_of(stage) + PART_SEPARATOR + part
 
 
 @dataclass(frozen=True)
@@ -81,6 +88,9 @@ class BoundStage:
 
     It is empty if there is only one, or if no window after it wants to know.
     """
+
+    beside: tuple[str, ...] = ()
+    """Other stages of its segment whose state before the epoch it reads."""
 
     @property
     def is_placed_by_columns(self) -> bool:

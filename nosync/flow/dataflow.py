@@ -17,12 +17,11 @@ from typing import Any
 from nosync.flow import declared
 from nosync.flow.declared import Known
 from nosync.flow.foreign_words import unknown_operator
-from nosync.flow.persistence import NONE, parse_level
-from nosync.flow.pickled_function import PickledFunction
-from nosync.flow.stage import (
+from nosync.flow.kinds import (
     AGGREGATE,
     DEDUPE,
     FILTER,
+    FINAL,
     JOIN,
     LOOP,
     MAP,
@@ -35,10 +34,11 @@ from nosync.flow.stage import (
     UPDATE,
     WHERE,
     WINDOW,
-    PerKey,
-    Stage,
-    own_methods,
 )
+from nosync.flow.per_key import PerKey
+from nosync.flow.persistence import NONE, parse_level
+from nosync.flow.pickled_function import PickledFunction
+from nosync.flow.stage import Stage, own_methods
 from nosync.lsm.errors import FlowError, UnknownStageError
 from nosync.lsm.manifests.input_policy import POLICIES
 from nosync.lsm.manifests.manifest import KEEP
@@ -197,13 +197,31 @@ class Dataflow:
         if stage.kind == WINDOW:
             window = stage.options["window"]
             found = declared.of_window(stage.name, window, stage.key, stage.aggregates, given, known)
+            if stage.options.get("emit") == FINAL:
+                found = declared.Known(found.columns)
             return {stage.name: found, f"{stage.name}{PART_SEPARATOR}late": declared.expanded(window, known)}
+        if "event_time" in stage.options:
+            declared.check_times(stage.name, stage.options["event_time"].time, given, known)
+            return {
+                f"{stage.name}{PART_SEPARATOR}late": known,
+                stage.name: declared.of_dedupe(stage.name, stage.key, given, known),
+            }
         if stage.kind == JOIN:
             inputs = [(name, self._known[name]) for name in stage.inputs]
+            if "event_times" in stage.options:
+                return self._learned_of_interval_join(stage, inputs)
             return {stage.name: declared.of_join(stage.name, stage.options["on"], stage.options["how"], inputs)}
         if stage.kind == UNION:
             return {stage.name: declared.of_union(stage.name, {name: self._known[name] for name in stage.inputs})}
         return {stage.name: _LEARN_OF_ONE[stage.kind](stage, given, known)}
+
+    def _learned_of_interval_join(self, stage: Stage, inputs: Sequence[tuple[str, Known]]) -> dict[str, Known]:
+        for window, (given, known) in zip(stage.options["event_times"], inputs, strict=True):
+            declared.check_times(stage.name, window.time, given, known)
+        joined = declared.of_join(stage.name, stage.options["on"], stage.options["how"], inputs)
+        (_, left), (_, right) = inputs
+        late = {f"{stage.name}{PART_SEPARATOR}late_{side}": known for side, known in (("left", left), ("right", right))}
+        return {stage.name: Known(joined.columns), **late}
 
     def __getattr__(self, word: str) -> Any:
         if word.startswith("_"):

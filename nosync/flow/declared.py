@@ -256,17 +256,30 @@ def expanded(window: Window, known: Known) -> Known:
     return Known(None if known.columns is None else {**known.columns, **bounds}, known.changing)
 
 
+def check_times(stage: str, time: str, given: str, known: Known) -> None:
+    """Raises SchemaError or FlowError unless an input only grows, and has a column of event time."""
+    _check_time_column(stage, time, given, known)
+    if known.changing:
+        raise FlowError(
+            f"stage {stage}: its input {given} changes, and here rows may only be added: what was given once is never "
+            'taken back. Give it windows with emit="final", or rows from before they are aggregated'
+        )
+
+
+def _check_time_column(stage: str, time: str, given: str, known: Known) -> None:
+    check_column(stage, "time column", time, given, known)
+    type_ = known.type(time)
+    if type_ is not None and not is_time(type_):
+        raise SchemaError(
+            f"stage {stage}: time column {time!r} is {type_}, expected a timestamp or date: declare it so, or make one "
+            f'with select, as in "to_timestamp({time}) AS {time}"'
+        )
+
+
 def of_window(
     stage: str, window: Window, key: Sequence[str], aggregates: Mapping[str, Aggregate], given: str, known: Known
 ) -> Known:
-    check_column(stage, "time column", window.time, given, known)
-    type_ = known.type(window.time)
-    if type_ is not None and not is_time(type_):
-        raise SchemaError(
-            f"stage {stage}: time column {window.time!r} is {type_}, expected a timestamp or date: declare it so, or "
-            "make one "
-            f'with select, as in "to_timestamp({window.time}) AS {window.time}"'
-        )
+    _check_time_column(stage, window.time, given, known)
     if window.session and not key:
         raise FlowError(f"stage {stage}: a session window needs a key")
     if window.session and known.changing:

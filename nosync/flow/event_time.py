@@ -40,13 +40,17 @@ class InputTime:
     idle: bool = False
     """Says whether these are so many that the window does not wait for it."""
 
-    def after(self, newest_us: int | None, window: Window) -> InputTime:
-        """Returns its progress after one more epoch, in which its newest time was that one. None: it had none."""
+    def after(self, newest_us: int | None, window: Window, delay_us: int | None = None) -> InputTime:
+        """Returns its progress after one more epoch, in which its newest time was that one. None: it had none.
+
+        `delay_us` is the input's own delay, if it is another one than the window's.
+        """
         if newest_us is None:
             silent = self.silent_epochs + 1
             return InputTime(self.watermark_us, silent, window.idle_after is not None and silent >= window.idle_after)
-        assert window.delay_us is not None, "it has a watermark"
-        return InputTime(max(self.watermark_us, newest_us - window.delay_us))
+        delay_us = window.delay_us if delay_us is None else delay_us
+        assert delay_us is not None, "it has a watermark"
+        return InputTime(max(self.watermark_us, newest_us - delay_us))
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from nosync.flow.bound_stage import BoundStage, InputEdge, Segment
-from nosync.flow.stage import SELECT, SOURCE, WHERE
+from nosync.flow.kinds import SELECT, SOURCE, WHERE
 from nosync.flow.stage_options import ExpressionOptions, JvmOptions
 
 _SUBQUERY = re.compile(r"\bselect\b", re.IGNORECASE)

@@ -29,6 +29,7 @@ NAMES_IN_FINGERPRINTS = {
     "nosync.flow.fusion": "nosync.plan",
     "nosync.flow.internal_columns": "nosync.columns_between",
     "nosync.flow.persistence": "nosync.levels",
+    "nosync.flow.per_key": "nosync.dataflow",
     "nosync.flow.pickled_function": "nosync.frozen",
     "nosync.flow.stage": "nosync.dataflow",
     "nosync.flow.window_inputs": "nosync.window_inputs",

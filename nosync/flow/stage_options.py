@@ -14,7 +14,9 @@ import pyarrow as pa
 
 if TYPE_CHECKING:  # commands that only look at a job know its stages, and start without what joins load
     from nosync.kernels.expressions import Step
+    from nosync.kernels.interval_joins import IntervalSide, IntervalSpec
     from nosync.kernels.join_types import JoinSpec
+    from nosync.kernels.windows import Window
 
 
 @dataclass(frozen=True)
@@ -47,6 +49,12 @@ class WatermarkOptions(StageOptions):
 
     inputs: tuple[str, ...] = ()
     """The inputs that have a watermark each, if the window goes by the minimum over several. Else it is empty."""
+    of_edges: tuple[str, ...] = ()
+    """The input that each edge is, if there are several edges. Of one whose rows say their input it is not used."""
+    delays_us: Mapping[str, int] = field(default_factory=dict)
+    """The delay of each input, where these differ from each other."""
+    times: tuple[Window, ...] = ()
+    """The event time of each input's rows, if there are several inputs with columns of their own."""
 
 
 @dataclass(frozen=True)
@@ -69,6 +77,32 @@ class JoinOptions(StageOptions):
     """The columns of `schema` that tell joined rows apart."""
     sides_expire: bool = False
     """Says whether rows of a side can expire. What was joined with them stays."""
+
+
+@dataclass(frozen=True)
+class FirstOptions(StageOptions):
+    """The options of a dedupe within a time."""
+
+    key: tuple[str, ...]
+    """The columns that are the same in duplicates."""
+    within_us: int
+    """For how long after the first row of a key others are duplicates."""
+    until_type: pa.DataType
+    """The type of the column that says until when."""
+    seen: str
+    """The part that keeps the keys that were seen."""
+
+
+@dataclass(frozen=True)
+class IntervalOptions(StageOptions):
+    """The options of an interval join, and of its two sides."""
+
+    spec: IntervalSpec
+    sides: tuple[IntervalSide, IntervalSide]
+    states: tuple[str, str]
+    """The parts that keep the rows of the sides."""
+    schema: pa.Schema
+    """The columns of the joined rows."""
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,8 @@ from collections.abc import Mapping, Sequence
 from nosync.flow.bound_stage import DISTINCT, BoundStage
 from nosync.flow.dataflow import Dataflow
 from nosync.flow.event_time import MOST_INPUTS
-from nosync.flow.stage import DEDUPE, STATELESS, Stage
+from nosync.flow.kinds import DEDUPE, STATELESS
+from nosync.flow.stage import Stage
 from nosync.kernels.windows import MAX, MIN, Window
 from nosync.lsm.errors import FlowError
 
@@ -23,7 +24,8 @@ class WindowInputs:
 
     def policy(self, stage: Stage) -> str | None:
         """Returns which watermark a window goes by. None: it has none, or is no window."""
-        window: Window | None = stage.options.get("window")
+        windows = (stage.options.get("window"), stage.options.get("event_time"), *stage.options.get("event_times", ()))
+        window: Window | None = next((window for window in windows if window is not None), None)
         if window is None or window.delay_us is None:
             return None
         return window.policy or self._policies.get(stage.name, MIN)
@@ -62,7 +64,9 @@ class WindowInputs:
         left = [name for stage in self._flow.stages if self.policy(stage) == MIN for name in stage.inputs]
         while left:
             stage = declared.get(left.pop())  # the late rows of a window are not declared
-            if stage is not None and stage.kind in (*STATELESS, DEDUPE) and stage.name not in found:
+            if stage is None or stage.name in found or "event_time" in stage.options:
+                continue
+            if stage.kind in (*STATELESS, DEDUPE):
                 found.add(stage.name)
                 left += stage.inputs
         return found

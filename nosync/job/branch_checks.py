@@ -11,9 +11,9 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 import pyarrow as pa
 
 from nosync.flow.bound_flow import BoundFlow
-from nosync.flow.bound_stage import ARRANGE, LATE, WATERMARK, BoundStage
+from nosync.flow.bound_stage import ARRANGE, FINAL, LATE, WATERMARK, BoundStage
 from nosync.flow.dataflow import Dataflow
-from nosync.flow.stage import LOOP, PART_SEPARATOR, UPDATE, WINDOW
+from nosync.flow.kinds import LOOP, PART_SEPARATOR, UPDATE, WINDOW
 from nosync.lsm.columnar.columns import describe, unify_schemas
 from nosync.lsm.errors import FlowError, NosyncError, SchemaError
 from nosync.lsm.manifests.manifest import DROP
@@ -97,7 +97,7 @@ def stages_to_bootstrap(
     return recorded
 
 
-_IN_ORDER = (UPDATE, WINDOW, WATERMARK, LATE, LOOP)
+_IN_ORDER = (UPDATE, WINDOW, WATERMARK, LATE, FINAL, LOOP)
 """Kinds of stages for which the rows that are there do not say all: what they hold depends on the epochs before."""
 
 

@@ -13,7 +13,7 @@ import pyarrow as pa
 
 from nosync.flow.bound_flow import BoundFlow
 from nosync.flow.bound_stage import BoundStage, Evaluate
-from nosync.flow.stage import SOURCE
+from nosync.flow.kinds import SOURCE
 from nosync.job.lineage import Lineage, Recorded, Walk, matching
 from nosync.kernels.aggregate_plan import ALL_ROWS, ALL_ROWS_TYPE
 from nosync.lsm.columnar.columns import EPOCH_COLUMN

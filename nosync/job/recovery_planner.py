@@ -19,7 +19,7 @@ from dataclasses import dataclass
 
 from nosync.flow.bound_flow import BoundFlow, Step
 from nosync.flow.bound_stage import WATERMARK, BoundStage, part_of
-from nosync.flow.stage import JOIN, SOURCE
+from nosync.flow.kinds import SOURCE
 from nosync.lsm.manifests.lost_ends import lost_manifests
 from nosync.lsm.model.history import History, Part, Span, span_at, view_at
 from nosync.lsm.model.layer import Description, TraceId
@@ -196,9 +196,8 @@ class _Planner:
         if not stage.keyed and stage.bootstrap_at == cell.t:
             shards = range(self._span(stage.name, cell.t).shard_count)  # a log's rows belong to no shard
             needs = [need for shard in shards for need in self._state_before(stage, shard, cell.t)]
-        if stage.kind == JOIN:
-            for name in stage.inputs:
-                needs += self._state_before(self._flow.stages[name], cell.shard, cell.t)
+        for name in stage.beside:
+            needs += self._state_before(self._flow.stages[name], cell.shard, cell.t)
         if stage.window is not None:
             needs += self._watermark_before(stage, cell)
         return needs

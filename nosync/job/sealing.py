@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from nosync.flow.bound_flow import BoundFlow
+from nosync.flow.kinds import PART_SEPARATOR
 from nosync.flow.persistence import DISK
-from nosync.flow.stage import PART_SEPARATOR
 from nosync.job.epoch_layout import EpochLayout
 from nosync.job.flow_versions import PLACED, FlowVersions
 from nosync.job.position import Position

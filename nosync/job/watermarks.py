@@ -9,9 +9,9 @@ from collections.abc import Iterable, Mapping
 import numpy as np
 
 from nosync.flow.bound_flow import BoundFlow
-from nosync.flow.bound_stage import WATERMARK, part_of
+from nosync.flow.bound_stage import WATERMARK, declared_of, part_of
 from nosync.flow.event_time import InputTime, Watermarks, read_watermarks
-from nosync.flow.stage import FORGET, RETRACT, UPDATE, WINDOW
+from nosync.flow.kinds import FORGET, RETRACT, UPDATE, WINDOW
 from nosync.kernels.windows import MAX, MIN, NO_WATERMARK
 from nosync.lsm.errors import NosyncError
 from nosync.lsm.manifests.branches import MAIN
@@ -63,7 +63,7 @@ def expiries_to_record(flow: BoundFlow) -> dict[str, str]:
 
 def policies_to_record(flow: BoundFlow) -> dict[str, str]:
     """Returns what an epoch's manifest says of its windows, for `recorded_policies`."""
-    windows = {name: stage.window for name, stage in flow.stages.items() if stage.kind == WINDOW}
+    windows = {declared_of(name): stage.window for name, stage in flow.stages.items() if stage.kind == WATERMARK}
     return {name: MIN for name, window in windows.items() if window is not None and window.policy == MIN}
 
 

@@ -22,6 +22,8 @@ from nosync.lsm.errors import FlowError
 
 START, END = "window_start", "window_end"
 MIN, MAX = "min", "max"
+UNTIL_COLUMN = "__until"
+"""The event time up to which a row of a state counts."""
 MAX_WINDOWS_OF_A_ROW = 1000
 _UNITS_US = {
     "microsecond": 1,
@@ -62,6 +64,13 @@ class Window:
     """
     idle_after: int | None = field(default=None, repr=False)
     """After how many epochs without rows the window does not wait for an input; None: it always waits."""
+    expands: bool = field(default=True, repr=False)
+    """Says whether rows are put into windows. If not, only the event time of each row counts."""
+
+    @classmethod
+    def of_times(cls, time: str, delay_us: int, policy: str | None, idle_after: int | None) -> Window:
+        """Returns what a stage has that goes by the event time of rows, and has no windows."""
+        return cls(time, 0, 0, False, delay_us, None, policy, idle_after, expands=False)
 
 
 def parse_window(
@@ -83,7 +92,7 @@ def parse_window(
         raise FlowError(f"stage {stage}: slide= goes with size=, not with gap=")
     if keep is not None and watermark is None:
         raise FlowError(f"stage {stage}: keep= counts from when a window closes, which takes watermark=")
-    _check_policy(stage, watermark, policy, idle_after)
+    check_policy(stage, watermark, policy, idle_after)
     size_us = duration_us(stage, size or gap or "")
     slide_us = duration_us(stage, slide) if slide is not None else size_us
     if slide_us > size_us or -(-size_us // slide_us) > MAX_WINDOWS_OF_A_ROW:
@@ -102,7 +111,8 @@ def parse_window(
     )
 
 
-def _check_policy(stage: str, watermark: str | None, policy: str | None, idle_after: int | None) -> None:
+def check_policy(stage: str, watermark: object, policy: str | None, idle_after: int | None) -> None:
+    """Raises FlowError for a policy of inputs that there is not, or that goes without a watermark."""
     if policy not in (None, MIN, MAX):
         raise FlowError(
             f"stage {stage}: policy={policy!r}, expected {MIN!r} (the watermark of the slowest input) or {MAX!r} (of "
@@ -163,8 +173,11 @@ def _event_times(rows: pa.Table, window: Window) -> tuple[Times, npt.NDArray[np.
 def with_windows(rows: pa.Table, window: Window) -> pa.Table:
     """Returns the rows, once for each window that they belong to, with window_start and window_end.
 
-    For sessions it is the window of the row alone. A row without a time comes once, with null windows.
+    For sessions it is the window of the row alone. A row without a time comes once, with null windows. Where only event
+    times count these are the rows as they are.
     """
+    if not window.expands:
+        return rows
     time, valid = _event_times(rows, window)
     if window.session:
         starts, at = time, np.arange(len(time))
@@ -204,6 +217,14 @@ def closed(rows: pa.Table, watermark_us: int) -> npt.NDArray[np.bool_]:
     """Returns which rows are for a window that the watermark has passed, or for none because they have no time."""
     ends, valid = times_us(rows.column(END))
     return ~valid | (ends <= watermark_us)
+
+
+def late_rows(rows: pa.Table, window: Window, watermark_us: int) -> npt.NDArray[np.bool_]:
+    """Returns which rows of `with_windows` came too late, or have no time."""
+    if window.expands:
+        return closed(rows, watermark_us)
+    time, valid = times_us(rows.column(window.time))
+    return ~valid | (time <= watermark_us)
 
 
 def sessions(group: Times, starts: Times, ends: Times) -> tuple[Times, Times, Times, Times]:

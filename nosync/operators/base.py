@@ -96,6 +96,8 @@ class OperatorInput:
     """A window has the watermarks here that the epoch before recorded."""
     phase: str = ""
     """A loop has the phase of the round here."""
+    shared: dict[str, Any] = dataclasses.field(default_factory=dict)
+    """The parts of one operator keep here what all of them need, so that it is computed once."""
 
     @property
     def rows(self) -> pa.Table:

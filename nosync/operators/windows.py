@@ -16,7 +16,7 @@ from nosync.flow.internal_columns import HASH64_COLUMN
 from nosync.flow.stage_options import WatermarkOptions
 from nosync.kernels.aggregate_plan import Plan
 from nosync.kernels.groups import Groups
-from nosync.kernels.windows import END, NO_WATERMARK, START, Window, closed, sessions, times_us, to_time
+from nosync.kernels.windows import END, NO_WATERMARK, START, Window, closed, late_rows, sessions, times_us, to_time
 from nosync.lsm.columnar.columns import as_array, as_batch, key_columns, take, take_batch
 from nosync.lsm.columnar.hashing import U32, hash32
 from nosync.lsm.layers.writer import arrange
@@ -39,16 +39,20 @@ def apply_watermark(given: OperatorInput) -> OperatorOutput:
     window = _window(given)
     assert window.delay_us is not None, "a stage without a watermark has no such part"
     in_force, schema = given.watermarks.current_us, given.stage.schema
-    inputs = given.stage.options_as(WatermarkOptions).inputs
+    options = given.stage.options_as(WatermarkOptions)
+    inputs, delays_us = options.inputs, options.delays_us
     if inputs:
         known = given.watermarks.inputs
-        times = {name: known.get(name, InputTime()).after(given.newest_of.get(name), window) for name in inputs}
+        times = {
+            name: known.get(name, InputTime()).after(given.newest_of.get(name), window, delays_us.get(name))
+            for name in inputs
+        }
         following = minimum(times.values(), in_force)
         more = [recorded_inputs(times, schema.field(OF_INPUTS))]
     else:
         following = in_force if given.newest_us is None else max(in_force, given.newest_us - window.delay_us)
         more = []
-    late = int(closed(given.rows, in_force).sum())
+    late = sum(int(late_rows(rows, times_of, in_force).sum()) for rows, times_of in _with_their_times(given))
     stamps = [stamp(time, schema.field(WATERMARK_AFTER).type) for time in (in_force, following)]
     row = pa.Table.from_arrays([*stamps, pa.array([late], pa.int64()), *more], schema=schema)
     return OperatorOutput(arrange(row, (), whose=str(given.id)))
@@ -56,7 +60,8 @@ def apply_watermark(given: OperatorInput) -> OperatorOutput:
 
 def apply_late(given: OperatorInput) -> OperatorOutput:
     """Returns the rows that came after their window had closed."""
-    late = given.rows.filter(pa.array(closed(given.rows, given.watermarks.current_us))).drop_columns([HASH64_COLUMN])
+    is_late = late_rows(given.rows, _window(given), given.watermarks.current_us)
+    late = given.rows.filter(pa.array(is_late)).drop_columns([HASH64_COLUMN])
     return OperatorOutput(arrange(conform(late, given.stage.schema, given.id), (), whose=str(given.id)))
 
 
@@ -64,7 +69,7 @@ def apply_window(given: OperatorInput) -> OperatorOutput:
     """Returns the aggregates of open windows. Windows that were kept long enough are deleted."""
     in_time = given.rows.filter(pa.array(~closed(given.rows, given.watermarks.current_us)))
     new, new_hashes, old, old_hashes = (_sessions if _window(given).session else _aligned)(given, in_time)
-    expired, expired_hashes = _expired(given)
+    expired, expired_hashes = _expired(given, given.stage.name)
     touched = len(old)
     if len(expired):
         old = as_batch(pa.Table.from_batches([old, expired]))
@@ -73,8 +78,22 @@ def apply_window(given: OperatorInput) -> OperatorOutput:
     return produce_from(given.stage, given.id, new, new_hashes, old, old_hashes, expired=went)
 
 
+def apply_final(given: OperatorInput) -> OperatorOutput:
+    """Returns the rows of the windows that the watermark has closed since the epoch before, once for ever."""
+    (of_open,) = given.stage.beside
+    closed_now, _ = _expired(given, of_open)
+    rows = pa.Table.from_batches([closed_now]).select(given.stage.schema.names)
+    return OperatorOutput(arrange(rows, (), whose=str(given.id)))
+
+
 Numbers = npt.NDArray[np.int64]
 Rows = tuple[pa.Table, U32, pa.RecordBatch, U32]
+
+
+def _with_their_times(given: OperatorInput) -> list[tuple[pa.Table, Window]]:
+    """Returns the rows of each input of a watermark, and what says when they are late."""
+    times = given.stage.options_as(WatermarkOptions).times or (_window(given),)
+    return list(zip(given.inputs, times, strict=True))
 
 
 def _window(given: OperatorInput) -> Window:
@@ -201,9 +220,11 @@ def _one_each(
     return found
 
 
-def _expired(given: OperatorInput) -> tuple[pa.RecordBatch, U32]:
-    """Returns the windows that were kept long enough since they closed. Those of earlier epochs are gone already."""
-    window, trace = _window(given), given.trace(given.stage.name)
+def _expired(given: OperatorInput, of: str) -> tuple[pa.RecordBatch, U32]:
+    """Returns the windows in the state of the stage `of` that were kept long enough since they closed. Those of earlier
+    epochs are gone already.
+    """
+    window, trace = _window(given), given.trace(of)
     previous, current = given.watermarks.previous_us, given.watermarks.current_us
     none = as_batch(given.stage.schema.empty_table()), np.empty(0, dtype=np.uint32)
     if window.keep_us is None or not trace.layers or current in (NO_WATERMARK, previous):

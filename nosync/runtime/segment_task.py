@@ -14,7 +14,7 @@ import pyarrow as pa
 from nosync.flow.bound_flow import BoundFlow
 from nosync.flow.bound_stage import BoundStage, InputEdge, SegmentOutput
 from nosync.flow.internal_columns import REPORT_COLUMN, TAG_COLUMN
-from nosync.flow.stage import LOOP, SOURCE
+from nosync.flow.kinds import LOOP, SOURCE
 from nosync.kernels.windows import END, START, window_type
 from nosync.lsm.errors import HoleError
 from nosync.lsm.facts.fencing import Instance
@@ -74,7 +74,7 @@ def edge_schema(stages: Mapping[str, BoundStage], edge: InputEdge) -> pa.Schema:
 
 
 def _rows_schema(stage: BoundStage, output: SegmentOutput) -> pa.Schema:
-    if output.window is None:
+    if output.window is None or not output.window.expands:
         return stage.rows_schema
     type_ = window_type(stage.output.field(output.window.time).type)
     return pa.schema([*stage.rows_schema, pa.field(START, type_), pa.field(END, type_)])

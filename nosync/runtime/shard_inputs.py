@@ -8,7 +8,7 @@ mine": a stage computes only when the marks of all shards that its rows come fro
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -47,6 +47,11 @@ class EdgeRows:
             self.newest_us = max(mark["newest_us"], NO_WATERMARK if self.newest_us is None else self.newest_us)
         for name, newest in mark.get("newest_of", {}).items():
             self.newest_of[name] = max(newest, self.newest_of.get(name, NO_WATERMARK))
+
+
+def newest_of_all(edges: Sequence[EdgeRows]) -> int | None:
+    """Returns the newest event time of what came by some edges."""
+    return max((edge.newest_us for edge in edges if edge.newest_us is not None), default=None)
 
 
 class ShardInputs:

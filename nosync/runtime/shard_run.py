@@ -23,10 +23,24 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from nosync.flow.bound_stage import ARRANGE, DISTINCT, LATE, WATERMARK, BoundStage, SegmentOutput
+from nosync.flow.bound_stage import (
+    ARRANGE,
+    DISTINCT,
+    FINAL,
+    FIRST,
+    INTERVAL_JOIN,
+    INTERVAL_SIDE,
+    LATE,
+    SEEN,
+    WATERMARK,
+    BoundStage,
+    SegmentOutput,
+    declared_of,
+)
 from nosync.flow.event_time import INPUT_COLUMN, without_input
 from nosync.flow.internal_columns import HASH64_COLUMN
-from nosync.flow.stage import AGGREGATE, FILTER, IN_JVM, JOIN, LOOP, MAP, SOURCE, UNION, UPDATE, WINDOW
+from nosync.flow.kinds import AGGREGATE, FILTER, IN_JVM, JOIN, LOOP, MAP, SOURCE, UNION, UPDATE, WINDOW
+from nosync.flow.stage_options import WatermarkOptions
 from nosync.kernels.windows import newest_us, newest_us_by, with_windows
 from nosync.lsm.columnar.columns import key_columns
 from nosync.lsm.columnar.hashing import hash64
@@ -41,6 +55,7 @@ from nosync.operators.base import (
     without_expired,
 )
 from nosync.operators.bootstrap import bootstrap_layer
+from nosync.operators.event_times import apply_first, apply_interval_join, apply_interval_side, apply_seen
 from nosync.operators.loops import apply_loop, changes_of_round, consolidate
 from nosync.operators.operators import (
     apply_aggregate,
@@ -54,7 +69,7 @@ from nosync.operators.operators import (
     keep_rows,
     source,
 )
-from nosync.operators.windows import apply_late, apply_watermark, apply_window
+from nosync.operators.windows import apply_final, apply_late, apply_watermark, apply_window
 from nosync.runtime.segment_task import (
     MARK,
     REPORT_SCHEMA,
@@ -63,7 +78,7 @@ from nosync.runtime.segment_task import (
     SegmentTask,
     emitted_schema,
 )
-from nosync.runtime.shard_inputs import ShardInputs
+from nosync.runtime.shard_inputs import ShardInputs, newest_of_all
 from nosync.runtime.shard_state import ShardState
 
 OPERATORS: dict[str, Callable[[OperatorInput], OperatorOutput]] = {
@@ -80,10 +95,15 @@ OPERATORS: dict[str, Callable[[OperatorInput], OperatorOutput]] = {
     WATERMARK: apply_watermark,
     LATE: apply_late,
     WINDOW: apply_window,
+    FINAL: apply_final,
+    SEEN: apply_seen,
+    FIRST: apply_first,
+    INTERVAL_SIDE: apply_interval_side,
+    INTERVAL_JOIN: apply_interval_join,
     **dict.fromkeys(IN_JVM, keep_rows),
 }
 _IDLE_WITHOUT_ROWS = frozenset({AGGREGATE, UPDATE, DISTINCT, ARRANGE, JOIN})
-_KEEP_RESULTS = frozenset({AGGREGATE, UPDATE, WINDOW, WATERMARK, LATE})
+_KEEP_RESULTS = frozenset({AGGREGATE, UPDATE, WINDOW, WATERMARK, LATE, SEEN, FIRST})
 """The kinds of stages whose results stay when rows expire that they were made of."""
 _WHOLE_ROWS = 250_000
 """A shard's whole state goes to other tasks in batches of so many rows."""
@@ -107,6 +127,7 @@ class ShardRun:
         self._reports = list(inputs.reports)
         self._changes: dict[str, pa.Table] = {}
         self._produced: dict[str, OperatorOutput] = {}  # changes are derived from it where they are wanted
+        self._shared: dict[str, dict[str, Any]] = {}
 
     def run(self) -> Iterator[pa.RecordBatch]:
         """Runs steps 2 and 3."""
@@ -201,15 +222,25 @@ class ShardRun:
         if idle and not any(rows.num_rows for rows in inputs):
             return nothing_happened(stage, id)
         state = self._state.nothing_before if self._is_anew(stage) else self._state.before
-        work = OperatorInput(stage, id, tuple(inputs), state, phase=self._task.phase)
+        shared = self._shared.setdefault(declared_of(stage.name), {})
+        work = OperatorInput(stage, id, tuple(inputs), state, phase=self._task.phase, shared=shared)
         if stage.window is not None:
-            fed = self._inputs.edges[0]
-            watermarks = self._state.watermarks(stage)
-            work = replace(work, newest_us=fed.newest_us, newest_of=fed.newest_of, watermarks=watermarks)
+            work = self._with_times(work)
         try:
             return OPERATORS[stage.kind](work)
         except (pa.ArrowException, ArithmeticError) as error:  # of values that Arrow cannot compute with
             raise stage_error(id, f"its {stage.kind} failed: {type(error).__name__}: {error}") from error
+
+    def _with_times(self, work: OperatorInput) -> OperatorInput:
+        """Returns the input of an operator that goes by event time: with what came of it, and the watermarks."""
+        edges = self._inputs.edges
+        newest_of = {name: newest for edge in edges for name, newest in edge.newest_of.items()}
+        if isinstance(work.stage.options, WatermarkOptions):
+            for edge, name in zip(edges, work.stage.options.of_edges, strict=False):
+                if edge.newest_us is not None and not edge.newest_of:
+                    newest_of[name] = edge.newest_us
+        watermarks = self._state.watermarks(work.stage)
+        return replace(work, newest_us=newest_of_all(edges), newest_of=newest_of, watermarks=watermarks)
 
     def _rows_of_inputs(self, stage: BoundStage, id: LayerId) -> list[pa.Table]:
         if stage.kind != SOURCE:

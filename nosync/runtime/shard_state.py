@@ -10,7 +10,7 @@ import pyarrow as pa
 
 from nosync.flow.bound_stage import WATERMARK, BoundStage, part_of
 from nosync.flow.event_time import Watermarks, read_watermarks
-from nosync.flow.stage import LOOP, SOURCE
+from nosync.flow.kinds import LOOP, SOURCE
 from nosync.lsm.errors import DeterminismError, NotAvailableError
 from nosync.lsm.facts.fencing import check_fence
 from nosync.lsm.layers.writer import without_empty

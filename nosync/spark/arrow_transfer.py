@@ -24,7 +24,7 @@ from pyspark.util import PythonEvalType
 
 from nosync.flow.bound_flow import BoundFlow
 from nosync.flow.internal_columns import REPORT_COLUMN
-from nosync.flow.stage import SOURCE
+from nosync.flow.kinds import SOURCE
 from nosync.flow.stage_options import JvmOptions
 from nosync.lsm.errors import WideRowError, encode_failure
 from nosync.runtime.segment_task import edge_schema

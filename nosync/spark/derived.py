@@ -15,7 +15,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 from nosync.flow.bound_stage import BoundStage
 from nosync.flow.internal_columns import TAG_COLUMN
-from nosync.flow.stage import SELECT
+from nosync.flow.kinds import SELECT
 from nosync.flow.stage_options import JvmOptions
 from nosync.lsm.columnar.columns import CHANGE_TYPE_COLUMN, EPOCH_COLUMN
 from nosync.operators.operators import lone_updates_named

@@ -22,7 +22,8 @@ from nosync.flow.binder import Analysis, jvm_options
 from nosync.flow.bound_stage import BoundStage, Evaluate
 from nosync.flow.fingerprint import fingerprint
 from nosync.flow.internal_columns import MATCHED_COLUMN
-from nosync.flow.stage import SELECT, STATIC_JOIN, WHERE, Stage
+from nosync.flow.kinds import SELECT, STATIC_JOIN, WHERE
+from nosync.flow.stage import Stage
 from nosync.flow.stage_options import ExpressionOptions, JvmOptions, StageOptions, StaticJoinOptions
 from nosync.lsm.columnar.columns import CHANGE_TYPE_COLUMN
 from nosync.lsm.errors import FlowError, SchemaError

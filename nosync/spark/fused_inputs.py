@@ -17,7 +17,7 @@ from pyspark.sql import DataFrame
 from nosync.flow.bound_stage import BoundStage, InputEdge
 from nosync.flow.fusion import all_hold, conditions_of
 from nosync.flow.internal_columns import HASH64_COLUMN
-from nosync.flow.stage import SELECT, WHERE
+from nosync.flow.kinds import SELECT, WHERE
 from nosync.flow.stage_options import ExpressionOptions
 from nosync.operators.canonical import is_hashed_in_tasks
 from nosync.runtime.fused_rows import OK_COLUMN, PLACE_COLUMN, SIDE_COLUMN, Carried, carried, edge_of

@@ -18,7 +18,7 @@ import pyarrow as pa
 from pyspark.sql import DataFrame
 
 from nosync.flow.bound_flow import BoundFlow
-from nosync.flow.stage import SOURCE
+from nosync.flow.kinds import SOURCE
 from nosync.flow.stage_options import JvmOptions
 from nosync.lsm.columnar.hashing import is_quick
 from nosync.runtime.fused_rows import edge_of

@@ -12,8 +12,10 @@ from pyspark.sql import SparkSession
 
 from nosync.flow.dataflow import Dataflow
 from nosync.flow.fingerprint import hashed_of
+from nosync.flow.kinds import STATIC_JOIN
+from nosync.flow.per_key import PerKey
 from nosync.flow.pickled_function import PickledFunction
-from nosync.flow.stage import STATIC_JOIN, PerKey, Stage
+from nosync.flow.stage import Stage
 from nosync.lsm.errors import FlowError
 from nosync.spark.session import in_own_zone
 

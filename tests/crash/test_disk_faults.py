@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import itertools
 import os
 import shutil
 import stat
@@ -440,7 +441,7 @@ def test_a_node_that_starts_while_a_task_publishes(tmp_path: Path) -> None:
     env.times = 3
     with pytest.raises(nosync.StorageError, match="publish"):
         directory.publish(LayerId(trace, Description.of_epoch(2)), rows)
-    assert [d.lower for d in directory.descriptions(trace)] == [0, 1 << 20]
+    assert sorted(d.lower for d in directory.descriptions(trace)) == [0, 1 << 20]
 
 
 def test_a_layer_that_is_rewritten_is_not_taken_for_obsolete(open_store: OpenStore) -> None:
@@ -558,9 +559,9 @@ def test_a_merge_that_fails_is_tried_again_soon_at_first_and_then_ever_more_rare
         assert not node.merge_once()
         waits.append(node.parts.merges.idle_at_most_s(60.0))
         env.now_s += waits[-1]
-    assert waits[0] == max(0.01, store.node.settings.retry_s)
-    assert waits == sorted(waits)
-    assert waits[-1] == RETRY_S
+    assert waits[0] == pytest.approx(max(0.01, node.settings.retry_s))
+    assert all(again >= wait * 0.99 for wait, again in itertools.pairwise(waits))
+    assert waits[-1] == pytest.approx(RETRY_S)
     env.faults.clear()
     assert node.merge_once()
     assert not node.problems

@@ -15,8 +15,8 @@ import pytest
 import nosync
 from nosync.flow.binder import bind
 from nosync.flow.fingerprint import fingerprint, hashed_of
+from nosync.flow.per_key import PerKey
 from nosync.flow.pickled_function import PickledFunction
-from nosync.flow.stage import PerKey
 from nosync.lsm.errors import FlowError
 from tests.helpers.runner import parse_ddl
 

@@ -12,7 +12,8 @@ import nosync
 from nosync.flow.binder import Analysis, bind
 from nosync.flow.bound_flow import BoundFlow
 from nosync.flow.dataflow import Dataflow
-from nosync.flow.stage import WHERE, Stage
+from nosync.flow.kinds import WHERE
+from nosync.flow.stage import Stage
 from tests.helpers.runner import parse_ddl
 
 ROWS = "a bigint, b bigint, v bigint"

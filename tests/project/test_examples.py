@@ -33,7 +33,7 @@ def test_sessions(spark: SparkSession, tmp_path: Path) -> None:
 
 
 def test_fraud(spark: SparkSession, tmp_path: Path) -> None:
-    assert fraud.run(spark, tmp_path) == [(1, "1111", "insert"), (3, "2222", "insert"), (4, "1111", "delete")]
+    assert fraud.run(spark, tmp_path) == [(1, "1111", "insert"), (3, "2222", "insert"), (4, "1111", "expire")]
 
 
 def test_orders_join(spark: SparkSession, tmp_path: Path) -> None:

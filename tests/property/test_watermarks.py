@@ -265,7 +265,16 @@ def with_two_windows(**window: Any) -> Dataflow:
     flow = nosync.Dataflow("f")
     a, b = (flow.source(name, "k string, at timestamp") for name in "ab")
     a.union("u", b).window("w", key=["k"], time="at", size="1 hour", watermark="10 minutes", n=nosync.count(), **window)
-    a.window("one", key=["k"], time="at", size="1 hour", watermark="10 minutes", keep="1 day", n=nosync.count())
+    a.window(
+        "one",
+        key=["k"],
+        time="at",
+        size="1 hour",
+        watermark="10 minutes",
+        keep="1 day",
+        expiry="retract",
+        n=nosync.count(),
+    )
     return flow
 
 

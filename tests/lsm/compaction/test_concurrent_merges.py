@@ -111,7 +111,8 @@ def test_new_layers_do_not_pile_up_behind_a_large_merge(store: nosync.Store, hel
             if t % 4 == 0:
                 store.sync()
                 eventually("they are merged", lambda: len(store.layers()) < 24, 10.0)
-        assert spans(store, "one")[:5] == [(t, t + 1) for t in range(4)] + [(4, spans(store, "one")[4][1])]
+        found = spans(store, "one")
+        assert found[:5] == [(t, t + 1) for t in range(4)] + [(4, found[4][1])]
         assert [state(store, t) for t in range(last)] == [expected(t) for t in range(last)]
     assert held.nices == [OUT_OF_THE_WAY], "no process that hurries took its place"
     assert spans(store, "one")[0] >= (0, 4)

@@ -1,0 +1,173 @@
+"""Binding of the operators that go by the event time of rows and have no windows. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pyarrow as pa
+
+from nosync.flow.bind_keyed import check_join, check_key, check_time, hashed_options, watermark_schema
+from nosync.flow.bindings import Bindings
+from nosync.flow.bound_stage import (
+    FIRST,
+    INTERVAL_JOIN,
+    INTERVAL_SIDE,
+    LATE,
+    SEEN,
+    WATERMARK,
+    BoundStage,
+    InputEdge,
+    SegmentOutput,
+)
+from nosync.flow.stage import Stage
+from nosync.flow.stage_options import FirstOptions, IntervalOptions, WatermarkOptions
+from nosync.kernels.interval_joins import IntervalSide, IntervalSpec, results_schema, side_schema
+from nosync.kernels.join_types import JoinSpec
+from nosync.kernels.windows import MIN, UNTIL_COLUMN, Window
+from nosync.lsm.errors import FlowError
+
+_UNTIL_TYPE = pa.timestamp("us", "UTC")
+SIDES = ("left", "right")
+
+
+def bind_first(bindings: Bindings, stage: Stage) -> None:
+    """Binds a dedupe within a time: the watermark, the late rows, the keys that were seen, and the rows that were the
+    first of theirs.
+    """
+    upstream = _growing(bindings, stage, stage.inputs[0])
+    window: Window = replace(stage.options["event_time"], policy=bindings.inputs.policy(stage))
+    key = stage.key or tuple(upstream.output.names)
+    check_time(stage, window, upstream)
+    check_key(stage, key, upstream)
+    inputs = upstream.origins if window.policy == MIN else ()
+    within_us: int = stage.options["within_us"]
+    described = f"{window} within {within_us} {hashed_options(key, of_inputs=inputs, idle_after=window.idle_after)}"
+    parts = _times(bindings, stage, window, [(upstream, window, "late")], WatermarkOptions(inputs), key, described)
+    seen = bindings.part(stage, "seen", SEEN, upstream.name)
+    options = FirstOptions(key, within_us, _UNTIL_TYPE, seen.name)
+    schema = pa.schema([*(upstream.output.field(name) for name in key), pa.field(UNTIL_COLUMN, _UNTIL_TYPE)])
+    parts.append(
+        bindings.stage(
+            seen, schema, changing=True, key=key, edge_key=key, window=window, options=options, described=described,
+            forgets=True,
+        )
+    )  # fmt: skip
+    first = replace(stage, kind=FIRST, key=())
+    bound = bindings.stage(
+        first, upstream.output, changing=False, edge_key=key, window=window, options=options, described=described
+    )
+    parts.append(replace(bound, beside=(seen.name,)))
+    _add(bindings, parts, [_edge(bindings, upstream, key, window)])
+
+
+def bind_interval_join(bindings: Bindings, stage: Stage) -> None:
+    """Binds an interval join: the watermark, the late rows and the state of each side, and the joined rows."""
+    left, right = (_growing(bindings, stage, name) for name in stage.inputs)
+    if left.name == right.name:
+        raise FlowError(
+            f"stage {stage.name}: {left.name} is joined with itself: give one side another name, as "
+            f'{left.name}.select("again", "*") does'
+        )
+    spec = JoinSpec(stage.options["on"], stage.options["how"])
+    lower_us, upper_us = stage.options["within_us"]
+    interval = IntervalSpec(spec, lower_us, upper_us)
+    check_join(stage, spec, left, right)
+    policy = bindings.inputs.policy(stage)
+    windows = tuple(replace(window, policy=policy) for window in stage.options["event_times"])
+    for side, window in zip((left, right), windows, strict=True):
+        check_time(stage, window, side)
+    sides, schemas = [], []
+    for side, window, tracks, nulls, lasts_us in zip(
+        (left, right), windows, interval.tracks, spec.needs_null_keys, (upper_us, -lower_us), strict=True
+    ):
+        schema, key = side_schema(side.output, spec.on, tracks=tracks)
+        sides.append(IntervalSide(window, schema, lasts_us, tracks, nulls))
+        schemas.append((schema, key))
+    described = f"{windows} {interval} {hashed_options(spec.on, idle_after=windows[0].idle_after)}"
+    times = _watermark_of_sides(stage, (left, right), windows)
+    late = [(side, window, f"late_{name}") for name, side, window in zip(SIDES, (left, right), windows, strict=True)]
+    parts = _times(bindings, stage, windows[0], late, times, spec.on, described)
+    states = [bindings.part(stage, f"kept_{name}", INTERVAL_SIDE, left.name) for name in SIDES]
+    joined = results_schema(left.output, right.output, spec)
+    options = IntervalOptions(interval, (sides[0], sides[1]), (states[0].name, states[1].name), joined)
+    names = tuple(state.name for state in states)
+    for state, (schema, key) in zip(states, schemas, strict=True):
+        bound = bindings.stage(
+            replace(state, inputs=(left.name, right.name)), schema, changing=True, key=key, edge_key=spec.on,
+            window=windows[0], options=options, described=described, forgets=True,
+        )  # fmt: skip
+        parts.append(replace(bound, beside=names))
+    bound = bindings.stage(
+        replace(stage, kind=INTERVAL_JOIN), joined, changing=False, edge_key=spec.on, window=windows[0],
+        options=options, described=described,
+    )  # fmt: skip
+    parts.append(replace(bound, beside=names))
+    _add(
+        bindings,
+        parts,
+        [_edge(bindings, *of, window) for of, window in zip(((left, spec.on), (right, spec.on)), windows, strict=True)],
+    )
+
+
+def _growing(bindings: Bindings, stage: Stage, name: str) -> BoundStage:
+    upstream = bindings.recorded(name)
+    if upstream.changing:
+        raise FlowError(
+            f"stage {stage.name}: its input {name} changes, and here rows may only be added: what was given once is "
+            'never taken back. Give it windows with emit="final", or rows from before they are aggregated'
+        )
+    return upstream
+
+
+def _watermark_of_sides(stage: Stage, sides: Sequence[BoundStage], windows: Sequence[Window]) -> WatermarkOptions:
+    """Returns what the watermark of a join goes by: every input of both sides, each with the delay of its side."""
+    of_sides = [side.origins or (side.name,) for side in sides]
+    both = set(of_sides[0]) & set(of_sides[1])
+    if both:
+        raise FlowError(
+            f"stage {stage.name}: rows of {sorted(both)[0]} come by both sides, whose watermarks are to be told apart: "
+            "make what comes by one side a stage that keeps state, or a source of its own"
+        )
+    delays_us = {name: window.delay_us or 0 for names, window in zip(of_sides, windows, strict=True) for name in names}
+    of_edges = tuple(side.name for side in sides)
+    return WatermarkOptions(tuple(delays_us), of_edges, delays_us, tuple(windows))
+
+
+def _times(
+    bindings: Bindings,
+    stage: Stage,
+    window: Window,
+    late: Sequence[tuple[BoundStage, Window, str]],
+    options: WatermarkOptions,
+    edge_key: tuple[str, ...],
+    described: str,
+) -> list[BoundStage]:
+    """Returns the watermark of a stage and the late rows of its inputs."""
+    first = late[0][0]
+    time_type = _UNTIL_TYPE
+    part = replace(
+        bindings.part(stage, "watermark", WATERMARK, first.name), inputs=tuple(side.name for side, _, _ in late)
+    )
+    schema = watermark_schema(time_type, options.inputs)
+    found = [
+        bindings.stage(
+            part, schema, changing=False, edge_key=edge_key, window=window, options=options, described=described
+        )
+    ]
+    for side, times, name in late:
+        part = bindings.part(stage, name, LATE, side.name)
+        found.append(
+            bindings.stage(part, side.output, changing=False, edge_key=edge_key, window=times, described=described)
+        )
+    return found
+
+
+def _edge(bindings: Bindings, upstream: BoundStage, key: tuple[str, ...], window: Window) -> InputEdge:
+    return replace(bindings.edge(upstream.name, key), output=SegmentOutput(upstream.name, window))
+
+
+def _add(bindings: Bindings, parts: Sequence[BoundStage], edges: Sequence[InputEdge]) -> None:
+    bindings.add_segment(parts[0], edges)
+    for bound in parts[1:]:
+        bindings.add_beside(bound, parts[0].name)

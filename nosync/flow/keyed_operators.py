@@ -1,0 +1,320 @@
+"""The operators that keep state by key, as methods of a stage."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+
+from nosync.flow.kinds import AGGREGATE, CHANGES, DEDUPE, FINAL, FORGET, JOIN, RETRACT, UPDATE, WINDOW
+from nosync.flow.per_key import KeyFunction, PerKey
+from nosync.kernels.aggregates import Aggregate
+from nosync.kernels.join_types import JOIN_TYPES
+from nosync.kernels.windows import MIN, Window, check_policy, duration_us, parse_window
+from nosync.lsm.errors import FlowError
+
+if TYPE_CHECKING:
+    from nosync.flow.dataflow import Dataflow
+    from nosync.flow.stage import Stage
+
+UpdateFunction = Callable[[pa.Table, pa.Table], pa.Table]
+
+
+class KeyedOperators:
+    """A stage has these beside the operators that treat each row by itself."""
+
+    if TYPE_CHECKING:
+        flow: Dataflow
+        name: str
+        kind: str
+
+        options: Mapping[str, Any]
+
+        def _then(self, name: str, kind: str, *others: Stage, **fields: Any) -> Stage: ...
+
+        def _part(self, part: str, index: int) -> Stage: ...
+
+        def _check_siblings(self, name: str, others: Sequence[Stage]) -> None: ...
+
+    def aggregate(self, name: str, *, key: Sequence[str], persist: str | None = None, **aggregates: Aggregate) -> Stage:
+        """Keeps aggregates per key, up to date with all epochs: `n=nosync.count(), total=nosync.sum("x")`.
+
+        Output: one row per key, key columns then one column per aggregate. With `key=[]` one row over all rows, which
+        is there also where there are none; one shard makes it.
+        """
+        keys = () if isinstance(key, list | tuple) and not key else check_key_names(name, key)
+        return self._then(name, AGGREGATE, key=keys, aggregates=aggregates, persist=persist)
+
+    def dedupe(
+        self,
+        name: str,
+        *,
+        key: Sequence[str] | None = None,
+        time: str | None = None,
+        watermark: str | None = None,
+        within: str | None = None,
+        policy: str | None = None,
+        idle_after: int | None = None,
+        persist: str | None = None,
+    ) -> Stage:
+        """Keeps one row per key (default: per whole row), the first that came. Where that is taken back, it keeps the
+        next.
+
+        With `time` and `watermark` a key is forgotten once the watermark is `within` past the time of its first row
+        (default: as long as the delay of the watermark): Spark's dropDuplicatesWithinWatermark. Its input may only
+        grow, and so does it. Rows behind the watermark are in the stage `.late`. `policy` and `idle_after` are those of
+        `window`.
+        """
+        checked = check_key_names(name, key) if key is not None else ()
+        if time is None:
+            given = {"watermark": watermark, "within": within, "policy": policy, "idle_after": idle_after}
+            first = next((word for word, value in given.items() if value is not None), None)
+            if first is not None:
+                raise FlowError(f"stage {name}: {first}= goes by event time: say which column has it, as in time='at'")
+            return self._then(name, DEDUPE, key=checked, persist=persist)
+        if watermark is None:
+            raise FlowError(
+                f"stage {name}: time= is for keys that are forgotten, which takes watermark=, as in "
+                "watermark='10 minutes'; leave time= out to remember each key for ever"
+            )
+        check_policy(name, watermark, policy, idle_after)
+        delay_us = duration_us(name, watermark, least=0)
+        window = Window.of_times(time, delay_us, _policy(policy, idle_after), idle_after)
+        within_us = delay_us if within is None else duration_us(name, within, least=0)
+        options = {"event_time": window, "within_us": within_us}
+        return self._then(name, DEDUPE, key=checked, persist=persist, options=options)
+
+    def update(
+        self,
+        name: str,
+        *,
+        key: Sequence[str],
+        state: str,
+        fn: UpdateFunction,
+        ttl: int | None = None,
+        expiry: str | None = None,
+        version: str | None = None,
+        persist: str | None = None,
+        deterministic: bool = True,
+    ) -> Stage:
+        """Keeps arbitrary state per key: `fn(changes: pa.Table, state: pa.Table) -> pa.Table`, once a shard and epoch.
+
+        `changes` has the input's columns and `_change_type`, in canonical order; `state` the rows (key columns and the
+        columns of the DDL `state`) of those keys in `changes` that have one. `fn` returns the new rows of
+        these keys, in any order; a key with state that it leaves out is deleted.
+        With `ttl` the state of a key without changes for so many epochs is forgotten: the key has no row any more, and
+        what later stages have made of it stays. With `expiry="retract"` they take it back.
+        """
+        if ttl is not None and (isinstance(ttl, bool) or not isinstance(ttl, int) or ttl < 1):
+            raise FlowError(f"stage {name}: ttl={ttl!r}, expected a number of epochs, 1 or more")
+        _check_expiry(name, expiry, "ttl" if ttl is not None else None)
+        return self._then(
+            name,
+            UPDATE,
+            key=check_key_names(name, key),
+            function=fn,
+            schema=state,
+            version=version,
+            persist=persist,
+            deterministic=deterministic,
+            options={"ttl": ttl, "expiry": expiry},
+        )
+
+    def update_per_key(self, name: str, *, key: Sequence[str], state: str, fn: KeyFunction, **options: Any) -> Stage:
+        """Does what `update` does, one key at a time: `fn(key: tuple, changes: list[dict], state: dict | None)`.
+
+        `fn` gets the key's values, the epoch's changes of that key, and the state columns or None; it returns the new
+        state columns, or None to delete the key. A Python call per key: use `update` where many keys change in an
+        epoch.
+        """
+        if not callable(fn):
+            raise FlowError(f"stage {name}: {fn!r} is not a function")
+        per_key = PerKey(check_key_names(name, key), fn)
+        return self.update(name, key=key, state=state, fn=per_key, **options)
+
+    def window(
+        self,
+        name: str,
+        *,
+        time: str,
+        size: str | None = None,
+        slide: str | None = None,
+        gap: str | None = None,
+        key: Sequence[str] = (),
+        watermark: str | None = None,
+        keep: str | None = None,
+        policy: str | None = None,
+        idle_after: int | None = None,
+        expiry: str | None = None,
+        emit: str = CHANGES,
+        persist: str | None = None,
+        **aggregates: Aggregate,
+    ) -> Stage:
+        """Aggregates per key and window of event time: tumbling (`size`), sliding (`size`, `slide`), session (`gap`).
+
+        Durations are text such as `"10 minutes"`. Output: key, `window_start`, `window_end`, the aggregates (of
+        sessions `window_end` comes last); results are updated while rows come. `watermark`: how far behind the newest
+        event time of all earlier epochs a window stays open; a row for a closed window is late: not counted, but
+        recorded in the stage `.late`. Where rows come by several inputs (a union), each has a watermark, and that of
+        the slowest counts; with `policy="max"` that of the fastest. `idle_after`: an input that had no row with a time
+        for so many epochs is not waited for until it has one again (default: it always is). `keep`: how long after
+        closing a window stays in the state (default: for ever); then it is forgotten, as by `ttl` of `update`. Windows
+        begin at multiples of `slide` since 1970-01-01 UTC. For windows of processing time add the tick to the rows as a
+        column, so that replay sees the same.
+        With `emit="final"` a window gives its row once, when the watermark has passed it, and is forgotten: Spark's
+        output mode append. Nothing of it is ever taken back.
+        """
+        keys = check_key_names(name, key) if key else ()
+        window = parse_window(
+            name, time=time, size=size, slide=slide, gap=gap, watermark=watermark, keep=keep, policy=policy,
+            idle_after=idle_after,
+        )  # fmt: skip
+        _check_expiry(name, expiry, "keep" if keep is not None else None)
+        _check_emit(name, emit, watermark, keep)
+        options = {"window": window, "expiry": expiry, "emit": emit}
+        return self._then(name, WINDOW, key=keys, aggregates=aggregates, persist=persist, options=options)
+
+    @property
+    def late(self) -> Stage:
+        """Returns the rows of a window, or of a dedupe by event time, that came too late, as a stage to build on or to
+        read.
+        """
+        if self.kind != WINDOW and "event_time" not in self.options:
+            raise FlowError(f"stage {self.name} is not a window: it has no late rows")
+        return self._part("late", 0)
+
+    @property
+    def late_left(self) -> Stage:
+        """Returns the rows of this stage that came too late for an interval join."""
+        return self._late_of("left", 0)
+
+    @property
+    def late_right(self) -> Stage:
+        """Returns the rows of the other stage that came too late for an interval join."""
+        return self._late_of("right", 1)
+
+    def _late_of(self, side: str, index: int) -> Stage:
+        if "event_times" not in self.options:
+            raise FlowError(f"stage {self.name} is not an interval join: it has no late rows of a side")
+        return self._part(f"late_{side}", index)
+
+    def join(
+        self,
+        name: str,
+        other: Stage,
+        *,
+        on: Sequence[str],
+        how: str = "inner",
+        time: tuple[str, str] | None = None,
+        within: tuple[str, str] | None = None,
+        watermark: str | tuple[str, str] | None = None,
+        policy: str | None = None,
+        idle_after: int | None = None,
+        persist: str | None = None,
+    ) -> Stage:
+        """Joins two stages that both may grow and change, kept up to date.
+
+        `how` is inner, left, right, full, left_semi (this stage's rows that have a match) or left_anti (those that have
+        none), or any other name that Spark has for these. Output: the `on` columns, then the other columns of this
+        stage and of `other`, whose names must differ; of left_semi and left_anti the columns of this stage. A null key
+        matches nothing, as in SQL. All rows of both sides are kept as state, until a side forgets them (`ttl=` of
+        update, `keep=` of window): what was joined with them stays.
+
+        An interval join also compares event times: `time=("shown", "clicked"), within=("0 seconds", "1 hour")` joins
+        clicks from 0 seconds to 1 hour after what was shown; a bound may be negative. `watermark` (one for both sides,
+        or one for each) bounds both: a row is kept until no row that is in time can match it, and one without a match
+        is given then. Both stages may only grow, and so does the join. Rows behind the watermark are in `.late_left`
+        and `.late_right`. `policy` and `idle_after` are those of `window`.
+        """
+        of_type = JOIN_TYPES.get(how.lower()) if isinstance(how, str) else None
+        if of_type is None:
+            raise FlowError(
+                f"stage {name}: how={how!r}, expected {', '.join(map(repr, dict.fromkeys(JOIN_TYPES.values())))}"
+            )
+        self._check_siblings(name, [other])
+        options: dict[str, Any] = {"on": check_key_names(name, on), "how": of_type}
+        given = {"time": time, "within": within, "watermark": watermark, "policy": policy, "idle_after": idle_after}
+        if any(value is not None for value in given.values()):
+            options |= _interval(name, time, within, watermark, policy, idle_after)
+        return self._then(name, JOIN, other, options=options, persist=persist)
+
+
+def _interval(
+    name: str,
+    time: tuple[str, str] | None,
+    within: tuple[str, str] | None,
+    watermark: str | tuple[str, str] | None,
+    policy: str | None,
+    idle_after: int | None,
+) -> dict[str, Any]:
+    """Returns the options of an interval join. Raises FlowError for what is missing, or does not fit."""
+    times = _pair(name, "time", time, "the columns of event time of both sides, as in time=('shown', 'clicked')")
+    bounds = _pair(
+        name, "within", within,
+        "both bounds of right time less left time, as in within=('0 seconds', '1 hour'); without both of them rows "
+        "would be kept for ever",
+    )  # fmt: skip
+    if isinstance(watermark, str):
+        watermark = (watermark, watermark)
+    delays = _pair(name, "watermark", watermark, "how late rows may be, as in watermark='10 minutes'")
+    check_policy(name, watermark, policy, idle_after)
+    lower_us, upper_us = (_signed_duration_us(name, bound) for bound in bounds)
+    if lower_us > upper_us:
+        raise FlowError(f"stage {name}: within={within!r}: the first bound is larger than the second: swap them")
+    windows = tuple(
+        Window.of_times(column, duration_us(name, delay, least=0), _policy(policy, idle_after), idle_after)
+        for column, delay in zip(times, delays, strict=True)
+    )
+    return {"event_times": windows, "within_us": (lower_us, upper_us)}
+
+
+def _pair(name: str, word: str, given: object, expected: str) -> tuple[str, str]:
+    if not (isinstance(given, tuple | list) and len(given) == 2 and all(isinstance(one, str) for one in given)):
+        raise FlowError(f"stage {name}: {word}={given!r}, expected {expected}")
+    return given[0], given[1]
+
+
+def _signed_duration_us(name: str, text: str) -> int:
+    negative = text.lstrip().startswith("-")
+    us = duration_us(name, text.lstrip().removeprefix("-"), least=0)
+    return -us if negative else us
+
+
+def _policy(policy: str | None, idle_after: int | None) -> str | None:
+    return MIN if policy is None and idle_after is not None else policy
+
+
+def _check_emit(stage: str, emit: str, watermark: str | None, keep: str | None) -> None:
+    if emit not in (CHANGES, FINAL):
+        raise FlowError(
+            f"stage {stage}: emit={emit!r}, expected {CHANGES!r} (a result each time it changes) or {FINAL!r} (each "
+            "result once, when its window is closed)"
+        )
+    if emit == FINAL and watermark is None:
+        raise FlowError(
+            f"stage {stage}: emit={FINAL!r} gives a window when the watermark has passed it: say watermark=, as in "
+            "watermark='10 minutes'"
+        )
+    if emit == FINAL and keep is not None:
+        raise FlowError(f"stage {stage}: emit={FINAL!r} forgets a window when it is given: leave keep= out")
+
+
+def _check_expiry(stage: str, expiry: str | None, bound: str | None) -> None:
+    """`bound` is the argument that bounds the state, if one was given."""
+    if expiry not in (None, FORGET, RETRACT):
+        raise FlowError(
+            f"stage {stage}: expiry={expiry!r}, expected {FORGET!r} (what was made of a row that expires stays) or "
+            f"{RETRACT!r} (it is taken back)"
+        )
+    if expiry is not None and bound is None:
+        raise FlowError(f"stage {stage}: expiry= says what becomes of rows that expire: give ttl= or keep= with it")
+
+
+def check_key_names(stage: str, key: Sequence[str]) -> tuple[str, ...]:
+    """Returns the key as a tuple. Raises FlowError for what is no list of different names."""
+    if isinstance(key, str):
+        raise FlowError(f"stage {stage}: key is {key!r}, expected a list of column names: [{key!r}]")
+    if not key or not all(isinstance(name, str) for name in key) or len(set(key)) != len(key):
+        raise FlowError(f"stage {stage}: key is {list(key)}, expected one or more different column names")
+    return tuple(key)

@@ -1,0 +1,15 @@
+"""The kinds of stages that users declare, and words that their declarations share."""
+
+from __future__ import annotations
+
+SOURCE, MAP, FILTER, UNION = "source", "map", "filter", "union"
+SELECT, WHERE, STATIC_JOIN = "select", "where", "static_join"
+AGGREGATE, UPDATE, DEDUPE, JOIN, WINDOW, LOOP = "aggregate", "update", "dedupe", "join", "window", "loop"
+IN_JVM = frozenset({SELECT, WHERE, STATIC_JOIN})
+STATELESS = frozenset({MAP, FILTER, UNION}) | IN_JVM
+FORGET, RETRACT = "forget", "retract"
+"""What becomes of results when a row expires that they were made of: they stay, or are taken back."""
+CHANGES, FINAL = "changes", "final"
+"""What a window gives: its results each time they change, or each once when it is closed."""
+PART_SEPARATOR = "__"
+"""Stages that an operator consists of are named `<stage>__<part>`."""
