@@ -32,7 +32,7 @@ from nosync.cli.console import (
     show_rows,
 )
 from nosync.job.recovery_planner import lost_manifest
-from nosync.job.watermarks import recorded_expiries, recorded_policies
+from nosync.job.watermarks import recorded_expiries, recorded_policies, recorded_strict
 from nosync.lsm.errors import InvalidInputError, NosyncError
 from nosync.lsm.store.store import Store
 from nosync.spark.java import launch_settings
@@ -220,7 +220,7 @@ def _explained(
     analyze = Analyzer(spark, expression_settings(spark))
     bound = bind(
         flow, parse_ddl, analyze, bootstrap_at=store.begun_anew(branch), policies=recorded_policies(recorded),
-        expiries=recorded_expiries(recorded),
+        expiries=recorded_expiries(recorded), strict=recorded_strict(recorded),
     )  # fmt: skip
     with progress("tracing back", quiet=quiet) as advance:
         return trace_back(

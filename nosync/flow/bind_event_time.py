@@ -149,7 +149,7 @@ def _times(
     part = replace(
         bindings.part(stage, "watermark", WATERMARK, first.name), inputs=tuple(side.name for side, _, _ in late)
     )
-    schema = watermark_schema(time_type, options.inputs)
+    schema = watermark_schema(time_type, options.inputs, window)
     found = [
         bindings.stage(
             part, schema, changing=False, edge_key=edge_key, window=window, options=options, described=described

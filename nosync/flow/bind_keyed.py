@@ -9,12 +9,19 @@ import pyarrow as pa
 
 from nosync.flow.bindings import Bindings, change_fields, visible
 from nosync.flow.bound_stage import ARRANGE, DISTINCT, FINAL, LATE, WATERMARK, BoundStage, SegmentOutput
-from nosync.flow.event_time import LATE_ROWS, WATERMARK_AFTER, WATERMARK_BEFORE, inputs_field
+from nosync.flow.event_time import LATE_ROWS, LATE_UNTIL, WATERMARK_AFTER, WATERMARK_BEFORE, inputs_field
 from nosync.flow.internal_columns import TOUCHED_COLUMN
 from nosync.flow.kinds import AGGREGATE, DEDUPE, MAP, UPDATE, WINDOW
 from nosync.flow.persistence import NONE
 from nosync.flow.stage import Stage
-from nosync.flow.stage_options import NO_OPTIONS, ArrangeOptions, JoinOptions, UpdateOptions, WatermarkOptions
+from nosync.flow.stage_options import (
+    NO_OPTIONS,
+    ArrangeOptions,
+    FinalOptions,
+    JoinOptions,
+    UpdateOptions,
+    WatermarkOptions,
+)
 from nosync.kernels.aggregate_plan import ALL_ROWS, ALL_ROWS_TYPE, Plan
 from nosync.kernels.join_types import JoinSpec
 from nosync.kernels.joins import arranged_schema, joined_schema
@@ -122,19 +129,21 @@ def bind_window(bindings: Bindings, stage: Stage) -> None:
     plan = Plan(stage.name, key, stage.aggregates, expanded, retracts=upstream.changing)
     schema = pa.schema([*plan.schema, bounds[1]]) if window.session else plan.schema
 
-    window = replace(window, policy=bindings.inputs.policy(stage))
+    is_final = stage.options.get("emit") == FINAL
+    window = replace(
+        window, policy=bindings.inputs.policy(stage), is_lenient=bindings.is_lenient(stage, window), is_final=is_final,
+        keep_us=0 if is_final else window.keep_us,
+    )  # fmt: skip
     inputs = upstream.origins if window.policy == MIN else ()
     of_inputs = {"of_inputs": inputs, "idle_after": window.idle_after} if inputs else {}
-    is_final = stage.options.get("emit") == FINAL
-    if is_final:
-        window = replace(window, keep_us=0)
-    described = f"{window} {hashed_options(edge_key, **of_inputs)}"
+    text = f"{window!r}{' lenient' if window.is_lenient else ''}{' final' if is_final else ''}"
+    described = f"{text} {hashed_options(edge_key, **of_inputs)}"
     parts = []
     if window.delay_us is not None:
         part = bindings.part(stage, "watermark", WATERMARK, upstream.name)
         parts.append(
             bindings.stage(
-                part, watermark_schema(time_type, inputs), changing=False, edge_key=edge_key, window=window,
+                part, watermark_schema(time_type, inputs, window), changing=False, edge_key=edge_key, window=window,
                 options=WatermarkOptions(inputs), described=described,
             )
         )  # fmt: skip
@@ -143,7 +152,7 @@ def bind_window(bindings: Bindings, stage: Stage) -> None:
     parts.append(
         bindings.stage(part, late, changing=upstream.changing, edge_key=edge_key, window=window, described=described)
     )
-    described = described if inputs else repr(window)
+    described = described if inputs else text
     windows = _open_windows(bindings, stage, upstream) if is_final else stage
     forgets = is_final or (window.keep_us is not None and bindings.forgets(stage))
     parts.append(
@@ -157,9 +166,12 @@ def bind_window(bindings: Bindings, stage: Stage) -> None:
     for bound in parts[1:]:
         bindings.add_beside(bound, parts[0].name)
     if is_final:
-        final = replace(stage, kind=FINAL, inputs=(windows.name,), key=(), aggregates={})
-        bound = bindings.stage(final, visible(schema), changing=False, window=window, described=described)
-        bindings.add_beside(replace(bound, beside=(windows.name,), placed_by=edge_key), parts[0].name)
+        final = replace(stage, kind=FINAL, key=())
+        bound = bindings.stage(
+            final, visible(schema), changing=False, edge_key=edge_key, window=window, described=described,
+            options=FinalOptions(bindings.stages[windows.name]),
+        )  # fmt: skip
+        bindings.add_beside(replace(bound, beside=(windows.name,)), parts[0].name)
 
 
 def _open_windows(bindings: Bindings, stage: Stage, upstream: BoundStage) -> Stage:
@@ -193,10 +205,13 @@ def _check_window(stage: Stage, window: Window, upstream: BoundStage) -> None:
             raise SchemaError(f"stage {stage.name}: its input has a column {name!r}, which the window adds: rename it")
 
 
-def watermark_schema(time_type: pa.DataType, inputs: Sequence[str]) -> pa.Schema:
+def watermark_schema(time_type: pa.DataType, inputs: Sequence[str], window: Window) -> pa.Schema:
     """Returns what a window records of its watermark at each epoch. `inputs` are those that have a watermark each."""
-    stamps = [pa.field(name, time_type) for name in (WATERMARK_BEFORE, WATERMARK_AFTER)]
-    return pa.schema([*stamps, pa.field(LATE_ROWS, pa.int64()), *([inputs_field(time_type)] if inputs else [])])
+    fields = [pa.field(name, time_type) for name in (WATERMARK_BEFORE, WATERMARK_AFTER)]
+    fields.append(pa.field(LATE_ROWS, pa.int64()))
+    fields += [inputs_field(time_type)] if inputs else []
+    fields += [pa.field(LATE_UNTIL, time_type)] if window.is_lenient else []
+    return pa.schema(fields)
 
 
 # --- joins ------------------------------------------------------------------------------------------------------------

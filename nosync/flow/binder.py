@@ -6,7 +6,7 @@ the Spark side, so that this module needs no Spark.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
@@ -77,6 +77,7 @@ def bind(
     bootstrap_at: Mapping[str, int] | None = None,
     policies: Mapping[str, str] | None = None,
     expiries: Mapping[str, str] | None = None,
+    strict: Collection[str] = (),
 ) -> BoundFlow:
     """Resolves schemas, fingerprints and segments. Raises FlowError or SchemaError naming the stage.
 
@@ -86,13 +87,14 @@ def bind(
     for stages that go on from another timeline's state, which one that is; it enters their fingerprints. `bootstrap_at`
     has `BoundStage.bootstrap_at` by stage. `policies` has, by window, the policy that the store was written with. It
     counts where the window does not say which it wants (default: MIN). `expiries` says the same of what becomes of rows
-    that expire (default: FORGET).
+    that expire (default: FORGET). `strict` has the windows that the store was written with by a version in which rows were
+    late by the watermark of their own epoch.
     """
     if not flow.sources:
         raise FlowError(f"dataflow {flow.name} has no source")
     bindings = Bindings(
         flow, parse_ddl, begins=begins or {}, bootstrap_at=bootstrap_at or {}, policies=policies or {},
-        expiries=expiries or {},
+        expiries=expiries or {}, strict=strict,
     )  # fmt: skip
     binder = _Binder(bindings, analyze, salt, sources or {}, placements)
     for stage in flow.stages:
@@ -111,7 +113,7 @@ def bind(
 
 def source_fingerprints(flow: Dataflow, parse_ddl: ParseDdl, *, salt: str = "") -> dict[str, str]:
     """Returns, by source, the fingerprint that `bind` gives it, without binding the rest."""
-    bindings = Bindings(flow, parse_ddl, begins={}, bootstrap_at={}, policies={}, expiries={})
+    bindings = Bindings(flow, parse_ddl, begins={}, bootstrap_at={}, policies={}, expiries={}, strict=())
     binder = _Binder(bindings, _no_jvm, salt, {}, {})
     for stage in flow.sources:
         binder.add(stage)

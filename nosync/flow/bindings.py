@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -51,10 +51,11 @@ class Bindings:
         bootstrap_at: Mapping[str, int],
         policies: Mapping[str, str],
         expiries: Mapping[str, str],
+        strict: Collection[str],
     ) -> None:
         """The arguments are those of `binder.bind`."""
         self._parse_ddl, self._begins, self._bootstrap_at = parse_ddl, begins, bootstrap_at
-        self._expiries = expiries
+        self._expiries, self._strict = expiries, strict
         self.flow = flow
         self.stages: dict[str, BoundStage] = {}
         self.segments: dict[str, Segment] = {}
@@ -131,6 +132,10 @@ class Bindings:
     def forgets(self, stage: Stage) -> bool:
         """Returns whether rows of a stage whose state is bounded are forgotten when they expire, and not taken back."""
         return (stage.options.get("expiry") or self._expiries.get(stage.name, FORGET)) == FORGET
+
+    def is_lenient(self, stage: Stage, window: Window) -> bool:
+        """Returns whether rows of a window are late by the watermark of the epoch before."""
+        return window.delay_us is not None and stage.name not in self._strict
 
     def _passes_expiries(self, stage: Stage) -> bool:
         """Returns whether rows of a stage expire with those of its inputs. Raises FlowError for a loop."""

@@ -27,7 +27,10 @@ INPUT_COLUMN = INTERNAL_PREFIX + "input"
 INPUT_FIELD = pa.field(INPUT_COLUMN, pa.int8())
 MOST_INPUTS = 128
 WATERMARK_BEFORE, WATERMARK_AFTER, LATE_ROWS, OF_INPUTS = "watermark_before", "watermark", "late_rows", "inputs"
-"""The columns that a window records for each shard and epoch. It has the last one only where it goes by the minimum."""
+LATE_UNTIL = "late_until"
+"""The columns that a window records for each shard and epoch. It has the inputs only where it goes by the minimum, and
+up to when rows were late only where that is the watermark of the epoch before.
+"""
 
 
 @dataclass(frozen=True)
@@ -50,6 +53,7 @@ class InputTime:
             return InputTime(self.watermark_us, silent, window.idle_after is not None and silent >= window.idle_after)
         delay_us = window.delay_us if delay_us is None else delay_us
         assert delay_us is not None, "it has a watermark"
+        newest_us = in_force_of(newest_us, window)
         return InputTime(max(self.watermark_us, newest_us - delay_us))
 
 
@@ -61,8 +65,15 @@ class Watermarks:
     """The watermark that was in force at the epoch before."""
     current_us: int = NO_WATERMARK
     """The watermark that is in force at this one."""
+    before_previous_us: int = NO_WATERMARK
+    """The watermark that was in force two epochs before, where that is recorded."""
     inputs: Mapping[str, InputTime] = field(default_factory=dict)
     """The progress of each input, where there are several. One that is not in it has had no epoch yet."""
+
+
+def in_force_of(newest_us: int, window: Window) -> int:
+    """Returns a newest time as watermarks count it: in milliseconds, as Spark, but for windows of earlier versions."""
+    return newest_us // 1000 * 1000 if window.is_lenient else newest_us
 
 
 def minimum(inputs: Iterable[InputTime], in_force_us: int) -> int:
@@ -95,7 +106,8 @@ def recorded_inputs(inputs: Mapping[str, InputTime], column: pa.Field) -> pa.Arr
 def read_watermarks(row: pa.Table) -> Watermarks:
     """Returns what a window recorded at an epoch, back from its one row."""
     previous, current = (_time_of(row.column(name)) for name in (WATERMARK_BEFORE, WATERMARK_AFTER))
-    return Watermarks(previous, current, _inputs_of(row))
+    before = _time_of(row.column(LATE_UNTIL)) if LATE_UNTIL in row.column_names else NO_WATERMARK
+    return Watermarks(previous, current, before, _inputs_of(row))
 
 
 def _inputs_of(row: pa.Table) -> dict[str, InputTime]:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 if TYPE_CHECKING:  # commands that only look at a job know its stages, and start without what joins load
+    from nosync.flow.bound_stage import BoundStage
     from nosync.kernels.expressions import Step
     from nosync.kernels.interval_joins import IntervalSide, IntervalSpec
     from nosync.kernels.join_types import JoinSpec
@@ -77,6 +78,14 @@ class JoinOptions(StageOptions):
     """The columns of `schema` that tell joined rows apart."""
     sides_expire: bool = False
     """Says whether rows of a side can expire. What was joined with them stays."""
+
+
+@dataclass(frozen=True)
+class FinalOptions(StageOptions):
+    """The options of the rows of a window stage that are final."""
+
+    windows: BoundStage
+    """The part that has the windows which are open."""
 
 
 @dataclass(frozen=True)

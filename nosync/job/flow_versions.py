@@ -16,7 +16,7 @@ from nosync.flow.bound_flow import BoundFlow
 from nosync.flow.dataflow import Dataflow
 from nosync.flow.persistence import DISK, show_level
 from nosync.job.position import Position
-from nosync.job.watermarks import recorded_expiries, recorded_policies
+from nosync.job.watermarks import recorded_expiries, recorded_policies, recorded_strict
 from nosync.lsm.errors import FlowError
 from nosync.lsm.manifests.manifest import KEEP, MAIN_TIMELINE, Manifest
 from nosync.lsm.model.timestamp import Epoch
@@ -49,6 +49,7 @@ class FlowVersions:
         salt = "" if timeline.id == MAIN_TIMELINE else timeline.id
         recorded = self._recorded()
         self._policies, self._expiries = recorded_policies(recorded), recorded_expiries(recorded)
+        self._strict = recorded_strict(recorded)
         self._begins, self._anew = node.timelines.refs.begins(timeline.id), node.timelines.refs.anew(timeline.id)
         self.flow: BoundFlow = self._bind(declared, salt=salt).placed
         """The flow with the fingerprints of epochs that bring inputs of their own; `at` has those of others."""
@@ -85,6 +86,7 @@ class FlowVersions:
             bootstrap_at=self._anew,
             policies=self._policies,
             expiries=self._expiries,
+            strict=self._strict,
             **how,
         )
 

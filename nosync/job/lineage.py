@@ -25,7 +25,6 @@ import pyarrow.compute as pc
 from nosync.flow.bound_flow import BoundFlow
 from nosync.flow.bound_stage import (
     ARRANGE,
-    FINAL,
     FIRST,
     INTERVAL_JOIN,
     INTERVAL_SIDE,
@@ -36,6 +35,7 @@ from nosync.flow.bound_stage import (
     part_of,
 )
 from nosync.flow.kinds import FILTER, IN_JVM, JOIN, LOOP, MAP, UNION
+from nosync.flow.stage_options import FinalOptions
 from nosync.kernels.windows import END, START, with_windows
 from nosync.lsm.columnar.columns import CHANGE_TYPE_COLUMN, EPOCH_COLUMN, Bools, Indices, as_array, comparable
 from nosync.lsm.errors import CompactedError
@@ -45,7 +45,7 @@ from nosync.lsm.trace.change_feed import INSERT
 from nosync.operators.base import as_changes, call, conform
 
 TAG = "_row"
-_BY_SHARED_COLUMNS = frozenset({JOIN, INTERVAL_JOIN, INTERVAL_SIDE, FINAL, FIRST, SEEN})
+_BY_SHARED_COLUMNS = frozenset({JOIN, INTERVAL_JOIN, INTERVAL_SIDE, FIRST, SEEN})
 """The kinds of stages whose rows come of the input's rows that have the same values in the columns of both."""
 _MOST_CALLS = 512
 """How often a function is called to find the rows that one shard's wanted rows of one epoch came from."""
@@ -173,6 +173,8 @@ class Walk:
             self._of(name).notes.append(f"all rows that entered the loop {stage.name}, of which some led to the value")
             newest = max(rows.column(EPOCH_COLUMN).to_pylist())
             self._keep(name, lambda t, fed: np.full(len(fed), t <= newest), until=newest)
+        elif isinstance(stage.options, FinalOptions):
+            self._of_window(stage.options.windows, name, rows)
         elif stage.kind in _BY_SHARED_COLUMNS:
             shared = [n for n in self._flow.stages[name].output.names if n in rows.column_names]
             self._by_key(name, rows, shared)

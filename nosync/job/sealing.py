@@ -12,7 +12,14 @@ from nosync.job.epoch_layout import EpochLayout
 from nosync.job.flow_versions import PLACED, FlowVersions
 from nosync.job.position import Position
 from nosync.job.stream_checks import STREAMS_FROM
-from nosync.job.watermarks import EXPIRIES, WATERMARK_POLICIES, expiries_to_record, policies_to_record
+from nosync.job.watermarks import (
+    EXPIRIES,
+    LENIENT,
+    WATERMARK_POLICIES,
+    expiries_to_record,
+    lenient_to_record,
+    policies_to_record,
+)
 from nosync.lsm.manifests.manifest import AT_SAFE_POINT, KEEP, SUMS, Content
 from nosync.lsm.model.layer import Digest, LayerId
 from nosync.lsm.node.api import StoreBackend
@@ -43,6 +50,8 @@ class Sealing:
             meta[WATERMARK_POLICIES] = policies
         if expiries := expiries_to_record(flow):
             meta[EXPIRIES] = expiries
+        if lenient := lenient_to_record(flow):
+            meta[LENIENT] = lenient
         if streams_from is not None:
             meta[STREAMS_FROM] = streams_from
         declared = self._versions.declared

@@ -26,6 +26,8 @@ WATERMARK_POLICIES = "watermark_policies"
 """The key, in a manifest, that says of windows which watermark of several inputs they go by, if not the fastest."""
 EXPIRIES = "expiries"
 """The key, in a manifest, that says of which stages rows that expire are forgotten, and not taken back."""
+LENIENT = "late_by_epoch_before"
+"""The key, in a manifest, of the windows in which rows are late by the watermark of the epoch before."""
 _PART = part_of("", WATERMARK)
 
 
@@ -38,8 +40,7 @@ def recorded_policies(manifest: Manifest | None) -> dict[str, str]:
         return {}
     said = manifest.meta.get(WATERMARK_POLICIES)
     said = said if isinstance(said, Mapping) else {}
-    windows = {e.id.trace.stage.removesuffix(_PART) for e in manifest.entries if e.id.trace.stage.endswith(_PART)}
-    return {name: MIN if said.get(name) == MIN else MAX for name in windows}
+    return {name: MIN if said.get(name) == MIN else MAX for name in _windows_of(manifest)}
 
 
 def recorded_expiries(manifest: Manifest | None) -> dict[str, str]:
@@ -53,6 +54,30 @@ def recorded_expiries(manifest: Manifest | None) -> dict[str, str]:
     said = said if isinstance(said, Mapping) else {}
     stages = {entry.id.trace.stage for entry in manifest.entries}
     return {name: FORGET if said.get(name) == FORGET else RETRACT for name in stages}
+
+
+def recorded_strict(manifest: Manifest | None) -> frozenset[str]:
+    """Returns the windows that an epoch lists in which rows are late by the watermark of their own epoch.
+
+    In versions before they were so in all.
+    """
+    if manifest is None:
+        return frozenset()
+    said = manifest.meta.get(LENIENT)
+    return frozenset(_windows_of(manifest) - set(said if isinstance(said, list) else ()))
+
+
+def lenient_to_record(flow: BoundFlow) -> list[str]:
+    """Returns what an epoch's manifest says of its windows, for `recorded_strict`."""
+    return sorted(
+        declared_of(name)
+        for name, stage in flow.stages.items()
+        if stage.kind == WATERMARK and stage.window is not None and stage.window.is_lenient
+    )
+
+
+def _windows_of(manifest: Manifest) -> set[str]:
+    return {e.id.trace.stage.removesuffix(_PART) for e in manifest.entries if e.id.trace.stage.endswith(_PART)}
 
 
 def expiries_to_record(flow: BoundFlow) -> dict[str, str]:

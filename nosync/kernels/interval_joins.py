@@ -22,7 +22,7 @@ import pyarrow as pa
 from nosync.kernels.join_types import ANTI, SEMI, JoinSpec
 from nosync.kernels.joins import ROW_ID, distinct
 from nosync.kernels.windows import UNTIL_COLUMN, Window, times_us, to_time
-from nosync.lsm.columnar.columns import Bools, Indices, as_array
+from nosync.lsm.columnar.columns import Bools, Indices, as_array, match_keys
 from nosync.lsm.columnar.hashing import U32, hash32
 from nosync.lsm.model.timestamp import Time
 from nosync.lsm.trace.trace import Trace
@@ -105,13 +105,12 @@ class IntervalRows:
 
 @dataclass(frozen=True)
 class SideRows:
-    """What one side has at an epoch: new rows, its state before, and the rows of that which no row can match now."""
+    """What one side has at an epoch: new rows, its state before, and the rows of that which no later row can match."""
 
     side: IntervalSide
     new: IntervalRows
     state: Trace
     expired: pa.RecordBatch
-    expired_hashes: U32
 
 
 @dataclass(frozen=True)
@@ -136,27 +135,35 @@ class Matches:
 def matches(
     left: SideRows, right: SideRows, spec: IntervalSpec, schema: pa.Schema, watermark_us: int, before: Time
 ) -> Matches:
-    """Returns the results of an epoch, and what becomes of the states of both sides. `schema` is of the results."""
+    """Returns the results of an epoch, and what becomes of the states of both sides. `schema` is of the results.
+
+    The rows of the epoch are matched first; then those are over which the watermark has passed.
+    """
     on = spec.join.on
-    olds = [_alive(side, other, on, watermark_us, before) for side, other in ((left, right), (right, left))]
-    alls = [pa.concat_tables([side.new.rows, old]) for side, old in zip((left, right), olds, strict=True)]
+    alls = [
+        pa.concat_tables([side.new.rows, _of_keys(side, other, on, before)])
+        for side, other in ((left, right), (right, left))
+    ]
     first, second = _pairs(alls[0], alls[1], left.new.rows.num_rows, right.new.rows.num_rows, left, right, spec)
     changes, parts = [], []
     if not spec.join.is_one_sided:
         parts.append(_beside(alls[0].take(pa.array(first)), alls[1].take(pa.array(second)), spec.join, schema))
-    for side, rows, at, name in ((left, alls[0], first, "left"), (right, alls[1], second, "right")):
-        had = np.zeros(rows.num_rows, dtype=np.bool_)
+    for side, found, at, is_left in ((left, alls[0], first, True), (right, alls[1], second, False)):
+        has_now = np.zeros(found.num_rows, dtype=np.bool_)
+        has_now[at] = True
+        rows = pa.concat_tables([found, _not_among(side, found, on)])
+        has_now = np.concatenate([has_now, np.zeros(rows.num_rows - found.num_rows, dtype=np.bool_)])
+        had = has_now & False
         if side.side.tracks:
             had = rows.column(MATCHED_COLUMN).to_numpy()
-        has = had.copy()
-        has[at] = True
-        changes.append(_changes(side, rows, had, has, watermark_us))
-        if name == "left" and spec.join.how == SEMI:
+        has, is_over = had | has_now, _until(rows) <= watermark_us
+        changes.append(_changes(side, rows, had, has, is_over))
+        if is_left and spec.join.how == SEMI:
             parts.append(_beside(rows.filter(pa.array(has & ~had)), None, spec.join, schema))
-        keeps = spec.join.keeps_right if name == "right" else spec.join.keeps_left or spec.join.how == ANTI
+        keeps = spec.join.keeps_left or spec.join.how == ANTI if is_left else spec.join.keeps_right
         if keeps:
-            lone = _without_match(side, rows, has, watermark_us)
-            alone = (lone, None) if name == "left" else (None, lone)
+            lone = rows.filter(pa.array(is_over & ~has))
+            alone = (lone, None) if is_left else (None, lone)
             parts.append(_beside(alone[0], alone[1], spec.join, schema))
     return Matches((changes[0], changes[1]), pa.concat_tables(parts))
 
@@ -173,8 +180,8 @@ def _has_null(rows: pa.Table, names: list[str] | tuple[str, ...]) -> Bools:
     return found
 
 
-def _alive(side: SideRows, other: SideRows, on: tuple[str, ...], watermark_us: int, before: Time) -> pa.Table:
-    """Returns the rows of a side's state that new rows of the other side can match, by key."""
+def _of_keys(side: SideRows, other: SideRows, on: tuple[str, ...], before: Time) -> pa.Table:
+    """Returns the rows of a side's state that have a key of the other side's new rows."""
     nothing = side.side.schema.empty_table()
     wanted = other.new.rows.filter(pa.array(~_has_null(other.new.rows, on)))
     if not (wanted.num_rows and side.state.layers):
@@ -183,8 +190,21 @@ def _alive(side: SideRows, other: SideRows, on: tuple[str, ...], watermark_us: i
     hashes = hash32(keys)
     once, _ = distinct(keys, hashes)
     found = side.state.lookup_prefix([key.take(pa.array(once)) for key in keys], hashes[once], before)
-    rows = pa.Table.from_batches([found]).select(side.side.schema.names)
-    return rows.filter(pa.array(_until(rows) > watermark_us))
+    return pa.Table.from_batches([found]).select(side.side.schema.names)
+
+
+def _not_among(side: SideRows, found: pa.Table, on: tuple[str, ...]) -> pa.Table:
+    """Returns the rows of a side's state that are over now, and are not among those which were found."""
+    names = (*on, *ROW_ID)
+    expired = pa.Table.from_batches([side.expired]).select(found.column_names)
+    keys, hashes = _keys(found, names, len(on))
+    wanted, wanted_hashes = _keys(expired, names, len(on))
+    return expired.filter(pa.array(match_keys(hashes, keys, wanted_hashes, wanted) < 0))
+
+
+def _keys(rows: pa.Table, names: tuple[str, ...], hashed: int) -> tuple[list[pa.Array], U32]:
+    keys = [as_array(rows.column(name)) for name in names]
+    return keys, hash32(keys[:hashed])
 
 
 def _until(rows: pa.Table) -> Times:
@@ -228,37 +248,21 @@ def _within(keys: Indices, low: Times, high: Times, other_keys: Indices, times: 
     return np.repeat(np.arange(len(keys)), counts), order[starts + np.arange(counts.sum())]
 
 
-def _changes(side: SideRows, rows: pa.Table, had: Bools, has: Bools, watermark_us: int) -> SideChanges:
+def _changes(side: SideRows, rows: pa.Table, had: Bools, has: Bools, is_over: Bools) -> SideChanges:
     """`rows` are the new ones of the side, and then those of its state that were looked at."""
-    n = side.new.rows.num_rows
+    is_old = np.arange(rows.num_rows) >= side.new.rows.num_rows
+    marked = rows
     if side.side.tracks:
         at = rows.schema.get_field_index(MATCHED_COLUMN)
         marked = rows.set_column(at, rows.schema.field(at), pa.array(has))
-    else:
-        marked = rows
-    stays = _until(rows) > watermark_us
-    stays[n:] = (has & ~had)[n:]  # the others stay as they are
-    old = rows.slice(n).filter(pa.array(stays[n:]))
-    names = side.side.schema.names
-    expired = pa.Table.from_batches([side.expired]).select(names)
-    on = _on(side.side)
-    hashes = np.concatenate([side.new.hashes, hash32([as_array(rows.slice(n).column(name)) for name in on])])
+    # Rows of the state that are not over, and got no match now, stay as they are.
+    changed = is_old & (is_over | (has & ~had if side.side.tracks else False))
+    stays = ~is_over & (~is_old | changed)
+    _, hashes = _keys(rows, tuple(_on(side.side)), len(_on(side.side)))
     return SideChanges(
-        marked.filter(pa.array(stays)),
-        hashes[stays],
-        pa.concat_tables([expired, old]),
-        np.concatenate([side.expired_hashes, hashes[n:][stays[n:]]]),
-        np.arange(expired.num_rows + old.num_rows) < expired.num_rows,
-    )
-
-
-def _without_match(side: SideRows, rows: pa.Table, has: Bools, watermark_us: int) -> pa.Table:
-    """Returns the rows that had no match and can have none any more."""
-    expired = pa.Table.from_batches([side.expired]).select(rows.column_names)
-    expired = expired.filter(pa.array(~expired.column(MATCHED_COLUMN).to_numpy()))
-    n = side.new.rows.num_rows
-    over = (_until(rows)[:n] <= watermark_us) & ~has[:n]
-    return pa.concat_tables([expired, rows.slice(0, n).filter(pa.array(over))])
+        marked.filter(pa.array(stays)), hashes[stays], rows.filter(pa.array(changed)), hashes[changed],
+        is_over[changed],
+    )  # fmt: skip
 
 
 def _beside(left: pa.Table | None, right: pa.Table | None, spec: JoinSpec, schema: pa.Schema) -> pa.Table:

@@ -3,6 +3,8 @@
 Times are int64 microseconds since 1970-01-01 UTC inside this module. A window is `[start, end)`.
 The watermark of an epoch is the newest event time of all earlier epochs less the delay; it is the same in every shard,
 because each shard that sends rows also says the newest time among them. It depends on the input only, never on a clock.
+Rows are late by the watermark of the epoch before, and windows close by that of the epoch, after its rows are in: so
+Spark does it since 3.5 (`inputWatermarkForLateEvents`, `inputWatermarkForEviction`).
 Where rows come by several inputs, each has its own (nosync.flow.event_time).
 """
 
@@ -64,13 +66,19 @@ class Window:
     """
     idle_after: int | None = field(default=None, repr=False)
     """After how many epochs without rows the window does not wait for an input; None: it always waits."""
+    is_lenient: bool = field(default=False, repr=False)
+    """Says whether a row is late by the watermark of the epoch before, and not by that of its own, and whether times
+    count in whole milliseconds: as in Spark. Stores of earlier versions have windows that are not.
+    """
+    is_final: bool = field(default=False, repr=False)
+    """Says whether each window is given once, when the watermark has passed it."""
     expands: bool = field(default=True, repr=False)
     """Says whether rows are put into windows. If not, only the event time of each row counts."""
 
     @classmethod
     def of_times(cls, time: str, delay_us: int, policy: str | None, idle_after: int | None) -> Window:
         """Returns what a stage has that goes by the event time of rows, and has no windows."""
-        return cls(time, 0, 0, False, delay_us, None, policy, idle_after, expands=False)
+        return cls(time, 0, 0, False, delay_us, None, policy, idle_after, is_lenient=True, expands=False)
 
 
 def parse_window(

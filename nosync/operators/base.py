@@ -11,7 +11,7 @@ import sys
 import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar, cast
 
 import numpy as np
 import pyarrow as pa
@@ -49,6 +49,7 @@ from nosync.lsm.trace.change_feed import DELETE, EXPIRE, INSERT, UPDATE_BEFORE, 
 from nosync.lsm.trace.trace import Trace
 
 NO_WATERMARKS = Watermarks()
+Found = TypeVar("Found")
 _WENT = pa.array([DELETE, UPDATE_BEFORE, EXPIRE])
 TAKEN_BACK = (
     "a row of its input is taken back that never came: what this stage is computed from had other code, or began "
@@ -100,6 +101,13 @@ class OperatorInput:
     """The parts of one operator keep here what all of them need, so that it is computed once."""
 
     @property
+    def late_us(self) -> int:
+        """Returns the watermark by which rows are late."""
+        window = self.stage.window
+        assert window is not None, f"stage {self.stage.name} goes by event time"
+        return self.watermarks.previous_us if window.is_lenient else self.watermarks.current_us
+
+    @property
     def rows(self) -> pa.Table:
         """Returns the changes of the only input."""
         return self.inputs[0]
@@ -112,6 +120,13 @@ class OperatorInput:
     def before(self) -> Time:
         """Returns the newest time before the epoch, or before the round of a loop."""
         return Time(self.id.description.lower - 1)
+
+    def once(self, compute: Callable[[OperatorInput], Found]) -> Found:
+        """Returns what the parts of an operator compute together."""
+        name = compute.__name__
+        if name not in self.shared:
+            self.shared[name] = compute(self)
+        return cast("Found", self.shared[name])
 
     @property
     def state(self) -> State:

@@ -6,9 +6,6 @@ added. The parts compute what they need together once (`OperatorInput.shared`).
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TypeVar, cast
-
 import numpy as np
 import pyarrow as pa
 
@@ -17,21 +14,11 @@ from nosync.flow.stage_options import FirstOptions, IntervalOptions
 from nosync.kernels.interval_joins import IntervalRows, Matches, SideRows, matches
 from nosync.kernels.joins import content_hash
 from nosync.kernels.windows import NO_WATERMARK, UNTIL_COLUMN, late_rows, times_us, to_time
-from nosync.lsm.columnar.columns import as_array, as_batch, match_keys, order_by_key
+from nosync.lsm.columnar.columns import as_array, as_batch, order_by_key
 from nosync.lsm.columnar.hashing import U32
 from nosync.lsm.layers.writer import arrange
 from nosync.lsm.trace.trace import Trace
 from nosync.operators.base import OperatorInput, OperatorOutput, hash32_of, produce_from
-
-Found = TypeVar("Found")
-
-
-def _once(given: OperatorInput, compute: Callable[[OperatorInput], Found]) -> Found:
-    """Returns what the parts of an operator compute together."""
-    name = compute.__name__
-    if name not in given.shared:
-        given.shared[name] = compute(given)
-    return cast("Found", given.shared[name])
 
 
 def _expired(given: OperatorInput, trace: Trace) -> tuple[pa.RecordBatch, U32]:
@@ -48,16 +35,15 @@ def _expired(given: OperatorInput, trace: Trace) -> tuple[pa.RecordBatch, U32]:
 # --- the first row of each key ----------------------------------------------------------------------------------------
 
 
-def _firsts(given: OperatorInput) -> tuple[pa.Table, U32, pa.RecordBatch, U32]:
-    """Returns the rows whose key was not seen within the time, with `__until`, and the keys of which that time is over,
-    each with their hashes.
+def _firsts(given: OperatorInput) -> tuple[pa.Table, U32]:
+    """Returns the rows whose key was not seen within the time, with `__until`, and their hashes.
 
     Among an epoch's rows of a key that is the earliest, and of equal ones the smallest by the hash of its contents.
     """
     stage = given.stage
     assert stage.window is not None, f"stage {stage.name} goes by event time"
     options = stage.options_as(FirstOptions)
-    rows = given.rows.filter(pa.array(~late_rows(given.rows, stage.window, given.watermarks.current_us)))
+    rows = given.rows.filter(pa.array(~late_rows(given.rows, stage.window, given.late_us)))
     hashes = hash32_of(rows)
     rows = rows.drop_columns([HASH64_COLUMN])
     times, _ = times_us(rows.column(stage.window.time))
@@ -68,30 +54,28 @@ def _firsts(given: OperatorInput) -> tuple[pa.Table, U32, pa.RecordBatch, U32]:
     first = by_key[np.concatenate([[True], ~next_is_same_key])] if len(by_key) else by_key
     rows, hashes, times = rows.take(pa.array(first)), hashes[first], times[first]
     seen = given.trace(options.seen)
-    over, over_hashes = _expired(given, seen)
     is_new = np.ones(len(hashes), dtype=np.bool_)
     if seen.layers:
-        keys = [as_array(rows.column(name)) for name in key]
-        known = seen.lookup(keys, hashes, given.before).found
-        again = match_keys(hashes, keys, over_hashes, [over.column(name) for name in key])
-        known[again[again >= 0]] = False
-        is_new = ~known
+        is_new = ~seen.lookup([as_array(rows.column(name)) for name in key], hashes, given.before).found
     until = to_time(times[is_new] + options.within_us, options.until_type)
-    return rows.filter(pa.array(is_new)).append_column(UNTIL_COLUMN, until), hashes[is_new], over, over_hashes
+    return rows.filter(pa.array(is_new)).append_column(UNTIL_COLUMN, until), hashes[is_new]
 
 
 def apply_seen(given: OperatorInput) -> OperatorOutput:
     """Returns the keys that were seen, with the time until which another row of theirs is a duplicate."""
     stage = given.stage
-    rows, hashes, over, over_hashes = _once(given, _firsts)
+    rows, hashes = given.once(_firsts)
+    over, over_hashes = _expired(given, given.trace(stage.name))
     old = as_batch(pa.Table.from_batches([over]).select(stage.schema.names))
+    stays = times_us(rows.column(UNTIL_COLUMN))[0] > given.watermarks.current_us
+    new = rows.select(stage.schema.names).filter(pa.array(stays))
     expired = np.ones(len(old), dtype=np.bool_)
-    return produce_from(stage, given.id, rows.select(stage.schema.names), hashes, old, over_hashes, expired=expired)
+    return produce_from(stage, given.id, new, hashes[stays], old, over_hashes, expired=expired)
 
 
 def apply_first(given: OperatorInput) -> OperatorOutput:
     """Returns the rows whose key was not seen within the time."""
-    rows = _once(given, _firsts)[0]
+    rows = given.once(_firsts)[0]
     return OperatorOutput(arrange(rows.select(given.stage.schema.names), (), whose=str(given.id)))
 
 
@@ -103,10 +87,10 @@ def _matched(given: OperatorInput) -> Matches:
     sides = []
     for i, (rows, side) in enumerate(zip(given.inputs, options.sides, strict=True)):
         hashes = hash32_of(rows)
-        in_time = ~late_rows(rows, side.times, watermark)
+        in_time = ~late_rows(rows, side.times, given.late_us)
         new = IntervalRows.of(rows.drop_columns([HASH64_COLUMN]), hashes, in_time, side, given.id.description.lower)
         trace = given.trace(options.states[i])
-        sides.append(SideRows(side, new, trace, *_expired(given, trace)))
+        sides.append(SideRows(side, new, trace, _expired(given, trace)[0]))
     return matches(sides[0], sides[1], options.spec, options.schema, watermark, given.before)
 
 
@@ -116,7 +100,7 @@ def apply_interval_side(given: OperatorInput) -> OperatorOutput:
     """
     stage = given.stage
     options = stage.options_as(IntervalOptions)
-    kept = _once(given, _matched).sides[options.states.index(stage.name)]
+    kept = given.once(_matched).sides[options.states.index(stage.name)]
     names = stage.schema.names
     old, old_hashes = as_batch(kept.old.select(names)), kept.old_hashes
     return produce_from(
@@ -126,5 +110,5 @@ def apply_interval_side(given: OperatorInput) -> OperatorOutput:
 
 def apply_interval_join(given: OperatorInput) -> OperatorOutput:
     """Returns the pairs that are new, and the rows that stayed without a match until none can come."""
-    rows = _once(given, _matched).results
+    rows = given.once(_matched).results
     return OperatorOutput(arrange(rows.select(given.stage.schema.names), (), whose=str(given.id)))

@@ -6,18 +6,28 @@ All three see the same rows, one for each (row, window), and the same watermark,
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from nosync.flow.event_time import OF_INPUTS, WATERMARK_AFTER, InputTime, minimum, recorded_inputs, stamp
+from nosync.flow.event_time import (
+    LATE_UNTIL,
+    OF_INPUTS,
+    WATERMARK_AFTER,
+    InputTime,
+    in_force_of,
+    minimum,
+    recorded_inputs,
+    stamp,
+)
 from nosync.flow.internal_columns import HASH64_COLUMN
-from nosync.flow.stage_options import WatermarkOptions
+from nosync.flow.stage_options import FinalOptions, WatermarkOptions
 from nosync.kernels.aggregate_plan import Plan
 from nosync.kernels.groups import Groups
 from nosync.kernels.windows import END, NO_WATERMARK, START, Window, closed, late_rows, sessions, times_us, to_time
-from nosync.lsm.columnar.columns import as_array, as_batch, key_columns, take, take_batch
+from nosync.lsm.columnar.columns import Bools, as_array, as_batch, key_columns, match_keys, take, take_batch
 from nosync.lsm.columnar.hashing import U32, hash32
 from nosync.lsm.layers.writer import arrange
 from nosync.operators.base import (
@@ -25,6 +35,7 @@ from nosync.operators.base import (
     OperatorOutput,
     conform,
     hash32_of,
+    key_arrays,
     one_row_per_key,
     produce_from,
     rows_that_are_there,
@@ -50,40 +61,70 @@ def apply_watermark(given: OperatorInput) -> OperatorOutput:
         following = minimum(times.values(), in_force)
         more = [recorded_inputs(times, schema.field(OF_INPUTS))]
     else:
-        following = in_force if given.newest_us is None else max(in_force, given.newest_us - window.delay_us)
+        newest_us = None if given.newest_us is None else in_force_of(given.newest_us, window)
+        following = in_force if newest_us is None else max(in_force, newest_us - window.delay_us)
         more = []
-    late = sum(int(late_rows(rows, times_of, in_force).sum()) for rows, times_of in _with_their_times(given))
-    stamps = [stamp(time, schema.field(WATERMARK_AFTER).type) for time in (in_force, following)]
-    row = pa.Table.from_arrays([*stamps, pa.array([late], pa.int64()), *more], schema=schema)
+    late = sum(int(late_rows(rows, times_of, given.late_us).sum()) for rows, times_of in _with_their_times(given))
+    times_us_of = [in_force, following, given.watermarks.previous_us]
+    before, after, late_until = (stamp(time, schema.field(WATERMARK_AFTER).type) for time in times_us_of)
+    more += [late_until] if LATE_UNTIL in schema.names else []
+    row = pa.Table.from_arrays([before, after, pa.array([late], pa.int64()), *more], schema=schema)
     return OperatorOutput(arrange(row, (), whose=str(given.id)))
 
 
 def apply_late(given: OperatorInput) -> OperatorOutput:
     """Returns the rows that came after their window had closed."""
-    is_late = late_rows(given.rows, _window(given), given.watermarks.current_us)
+    is_late = late_rows(given.rows, _window(given), given.late_us)
     late = given.rows.filter(pa.array(is_late)).drop_columns([HASH64_COLUMN])
     return OperatorOutput(arrange(conform(late, given.stage.schema, given.id), (), whose=str(given.id)))
 
 
+@dataclass(frozen=True)
+class _Changed:
+    """What becomes of a shard's windows at an epoch: rows `old` become rows `new`; some of the old ones expire."""
+
+    new: pa.Table
+    new_hashes: U32
+    old: pa.RecordBatch
+    old_hashes: U32
+    expired: Bools
+    final: pa.Table
+    """The rows of the windows that are final now."""
+
+
 def apply_window(given: OperatorInput) -> OperatorOutput:
     """Returns the aggregates of open windows. Windows that were kept long enough are deleted."""
-    in_time = given.rows.filter(pa.array(~closed(given.rows, given.watermarks.current_us)))
-    new, new_hashes, old, old_hashes = (_sessions if _window(given).session else _aligned)(given, in_time)
-    expired, expired_hashes = _expired(given, given.stage.name)
-    touched = len(old)
-    if len(expired):
-        old = as_batch(pa.Table.from_batches([old, expired]))
-        old_hashes = np.concatenate([old_hashes, expired_hashes])
-    went = np.arange(len(old)) >= touched if given.stage.expires else None
-    return produce_from(given.stage, given.id, new, new_hashes, old, old_hashes, expired=went)
+    stage, made = given.stage, given.once(_changed)
+    expired = made.expired if stage.expires else None
+    return produce_from(stage, given.id, made.new, made.new_hashes, made.old, made.old_hashes, expired=expired)
 
 
 def apply_final(given: OperatorInput) -> OperatorOutput:
     """Returns the rows of the windows that the watermark has closed since the epoch before, once for ever."""
-    (of_open,) = given.stage.beside
-    closed_now, _ = _expired(given, of_open)
-    rows = pa.Table.from_batches([closed_now]).select(given.stage.schema.names)
-    return OperatorOutput(arrange(rows, (), whose=str(given.id)))
+    windows = given.stage.options_as(FinalOptions).windows
+    final = replace(given, stage=windows).once(_changed).final
+    return OperatorOutput(arrange(final.select(given.stage.schema.names), (), whose=str(given.id)))
+
+
+def _changed(given: OperatorInput) -> _Changed:
+    """Returns what becomes of the windows of a stage, which may be the part that has those which are open."""
+    in_time = given.rows.filter(pa.array(~closed(given.rows, given.late_us)))
+    new, new_hashes, old, old_hashes = (_sessions if _window(given).session else _aligned)(given, in_time)
+    expired, expired_hashes = _expired(given)
+    at = match_keys(old_hashes, key_arrays(old, given.stage), expired_hashes, key_arrays(expired, given.stage))
+    silent = np.flatnonzero(at < 0)  # a window that got rows now is among the old ones already
+    touched = len(old)
+    old = as_batch(pa.Table.from_batches([old, take_batch(expired, silent)]))
+    old_hashes = np.concatenate([old_hashes, expired_hashes[silent]])
+    is_expired = np.arange(len(old)) >= touched
+    final = new.slice(0, 0)
+    if _window(given).is_final:
+        over = closed(new, given.watermarks.current_us)
+        is_closed = pa.Table.from_batches([old]).filter(pa.array(is_expired))
+        final = pa.concat_tables([new.filter(pa.array(over)), is_closed])
+        new, new_hashes = new.filter(pa.array(~over)), new_hashes[~over]
+        is_expired = np.ones(len(old), dtype=np.bool_)
+    return _Changed(new, new_hashes, old, old_hashes, is_expired, final)
 
 
 Numbers = npt.NDArray[np.int64]
@@ -148,7 +189,7 @@ def _sessions(given: OperatorInput, rows: pa.Table) -> Rows:
     old_group = np.empty(0, dtype=np.int64)
     if trace.layers:
         old = trace.lookup_prefix(keys, key_hashes, given.before)
-        is_open = ~closed(pa.Table.from_batches([old]), given.watermarks.current_us)
+        is_open = ~closed(pa.Table.from_batches([old]), given.late_us)
         old = take_batch(old, np.flatnonzero(is_open))
         old_keys = [old.column(name) for name in key]
         old_group = _group_of(old_keys, hash32(old_keys), keys, key_hashes)
@@ -220,14 +261,18 @@ def _one_each(
     return found
 
 
-def _expired(given: OperatorInput, of: str) -> tuple[pa.RecordBatch, U32]:
-    """Returns the windows in the state of the stage `of` that were kept long enough since they closed. Those of earlier
-    epochs are gone already.
+def _expired(given: OperatorInput) -> tuple[pa.RecordBatch, U32]:
+    """Returns the windows that were kept long enough since they closed. Those of earlier epochs are gone already.
+
+    A window is final as soon as the watermark passes it. Others are kept until no row can be in time for them, so that
+    what follows sees each of their changes before they go.
     """
-    window, trace = _window(given), given.trace(of)
-    previous, current = given.watermarks.previous_us, given.watermarks.current_us
-    none = as_batch(given.stage.schema.empty_table()), np.empty(0, dtype=np.uint32)
-    if window.keep_us is None or not trace.layers or current in (NO_WATERMARK, previous):
-        return none
-    low = NO_WATERMARK if previous == NO_WATERMARK else previous - window.keep_us + 1
-    return trace.rows_where(END, low, current - window.keep_us, given.before)
+    window, trace, times = _window(given), given.trace(given.stage.name), given.watermarks
+    before, now = times.previous_us, times.current_us
+    if window.is_lenient and not window.is_final:
+        before, now = times.before_previous_us, times.previous_us
+    if window.keep_us is None or not trace.layers or now in (NO_WATERMARK, before):
+        return as_batch(given.stage.schema.empty_table()), np.empty(0, dtype=np.uint32)
+    low = NO_WATERMARK if before == NO_WATERMARK else before - window.keep_us + 1
+    found, hashes = trace.rows_where(END, low, now - window.keep_us, given.before)
+    return found.select(given.stage.schema.names), hashes

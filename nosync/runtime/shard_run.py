@@ -103,7 +103,7 @@ OPERATORS: dict[str, Callable[[OperatorInput], OperatorOutput]] = {
     **dict.fromkeys(IN_JVM, keep_rows),
 }
 _IDLE_WITHOUT_ROWS = frozenset({AGGREGATE, UPDATE, DISTINCT, ARRANGE, JOIN})
-_KEEP_RESULTS = frozenset({AGGREGATE, UPDATE, WINDOW, WATERMARK, LATE, SEEN, FIRST})
+_KEEP_RESULTS = frozenset({AGGREGATE, UPDATE, WINDOW, WATERMARK, LATE, FINAL, SEEN, FIRST})
 """The kinds of stages whose results stay when rows expire that they were made of."""
 _WHOLE_ROWS = 250_000
 """A shard's whole state goes to other tasks in batches of so many rows."""

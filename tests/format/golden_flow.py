@@ -50,8 +50,7 @@ def hop(rows: pa.Table) -> pa.Table:
     return rows.select(["next", *names]).rename_columns(["node", *names])
 
 
-def make_flow(expiry: str | None = None) -> nosync.Dataflow:
-    """`expiry`: what becomes of results where rows expire; None: as the store says, and of a new one what is default."""
+def make_flow() -> nosync.Dataflow:
     flow = nosync.Dataflow("golden")
     rows = flow.source("rows", ROWS)
     edges = flow.source("edges", EDGES, at_safe_point="keep")
@@ -69,7 +68,7 @@ def make_flow(expiry: str | None = None) -> nosync.Dataflow:
     )  # fmt: skip
     rows.dedupe("once", key=["k", "g"])
     rows.update("last", key=["k"], state="last bigint", fn=keep_last, version="1")
-    rows.update("fresh", key=["k"], state="last bigint", fn=keep_last, version="1", ttl=2, expiry=expiry)
+    rows.update("fresh", key=["k"], state="last bigint", fn=keep_last, version="1", ttl=2)
     rows.update_per_key("seen", key=["k"], state="seen bigint", fn=count_key, version="1")
     rows.window("tumbling", time="at", size="1 hour", key=["g"], watermark="30 minutes", n=nosync.count())
     rows.window("sliding", time="at", size="2 hours", slide="1 hour", n=nosync.count(), total=nosync.sum("v"))
@@ -80,7 +79,6 @@ def make_flow(expiry: str | None = None) -> nosync.Dataflow:
         key=["k"],
         watermark="1 hour",
         keep="4 hours",
-        expiry=expiry,
         n=nosync.count(),
     )
     left = rows.aggregate("by_g", key=["g"], n=nosync.count())

@@ -22,7 +22,7 @@ from nosync.lsm.model.layer import parse_path
 from tests.format.golden_flow import EPOCHS, inputs, make_flow, triple
 from tests.format.golden_functions import make_flow as make_functions
 from tests.format.make_golden import state_of
-from tests.helpers.runner import StoreRunner, parse_ddl
+from tests.helpers.runner import StoreRunner, meanings_before, parse_ddl
 
 GOLDEN = Path(__file__).parent / "golden"
 VERSIONS = ["v0.1"]
@@ -66,8 +66,7 @@ def runner_of(store: nosync.Store, branch: str) -> StoreRunner:
 
 
 def test_the_fingerprint_of_every_kind_of_stage(version: str) -> None:
-    # A store of that version says nothing of expiry: results of rows that expire are taken back.
-    bound = bind(make_flow(), parse_ddl, expiries=dict.fromkeys(("fresh", "sessions"), "retract"))
+    bound = bind(make_flow(), parse_ddl, **meanings_before(make_flow()))
     assert {name: stage.fingerprint for name, stage in bound.stages.items()} == expected_of(version)["fingerprints"]
 
 
@@ -76,7 +75,7 @@ def test_the_fingerprints_of_functions_without_a_version(version: str) -> None:
     expected = json.loads((GOLDEN / f"{version}-functions.json").read_text())
     if expected["python"] != f"{sys.version_info[0]}.{sys.version_info[1]}":
         pytest.skip(f"fingerprints of Python {expected['python']}")
-    bound = bind(make_functions(), parse_ddl, expiries={"ttl": "retract"})
+    bound = bind(make_functions(), parse_ddl, **meanings_before(make_functions()))
     assert {name: stage.fingerprint for name, stage in bound.stages.items()} == expected["fingerprints"]
 
 
@@ -118,7 +117,7 @@ def test_what_is_lost_is_computed_again_to_the_same_digests(root: Path, version:
     """All layers but the sources' are deleted; running the epochs again gives every digest that the manifests list."""
     digests = expected_of(version)["digests"]
     with opened(tmp_path / "anew") as store:
-        anew = StoreRunner(make_flow(expiry="retract"), store, seed=5)
+        anew = StoreRunner(make_flow(), store, seed=5, meanings=meanings_before(make_flow()))
         for t in range(EPOCHS):
             anew.advance(t, inputs(t))
         listed = {str(e.id.path): e.digest[:16] for m in store.node.manifests().values() for e in m.entries}

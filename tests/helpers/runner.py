@@ -17,7 +17,14 @@ from nosync.flow.bound_stage import InputEdge, Segment, SegmentOutput
 from nosync.flow.dataflow import Dataflow
 from nosync.flow.internal_columns import HASH64_COLUMN, REPORT_COLUMN, SIDE_COLUMN, TAG_COLUMN
 from nosync.job.branch_checks import changed_stages, stages_to_bootstrap
-from nosync.job.watermarks import EXPIRIES, expiries_to_record, recorded_expiries
+from nosync.job.watermarks import (
+    EXPIRIES,
+    LENIENT,
+    expiries_to_record,
+    lenient_to_record,
+    recorded_expiries,
+    recorded_strict,
+)
 from nosync.lsm.columnar.hashing import hash64
 from nosync.lsm.manifests.branches import MAIN
 from nosync.lsm.manifests.manifest import SUMS
@@ -55,6 +62,12 @@ _TYPES = {
 def parse_ddl(text: str) -> pa.Schema:
     """The part of Spark's DDL that these tests use."""
     return pa.schema([(name, _TYPES[type_]) for name, type_ in (column.split() for column in text.split(", "))])
+
+
+def meanings_before(flow: Dataflow) -> dict[str, Any]:
+    """What a flow meant in versions that recorded nothing of expiry and of what is late."""
+    names = [stage.name for stage in flow.stages]
+    return {"expiries": dict.fromkeys(names, "retract"), "strict": frozenset(names)}
 
 
 class Runner:
@@ -230,11 +243,19 @@ class StoreRunner(Runner):
     """Runs a flow on a branch of a store, and seals its epochs as a job does."""
 
     def __init__(
-        self, flow: Dataflow, store: nosync.Store, seed: int, branch: str = MAIN, shards: int = SHARDS
+        self,
+        flow: Dataflow,
+        store: nosync.Store,
+        seed: int,
+        branch: str = MAIN,
+        shards: int = SHARDS,
+        meanings: dict[str, Any] | None = None,
     ) -> None:
+        """`meanings`: what the flow means where it does not say it; None: as the store says."""
         super().__init__(flow, store.directory.root, seed, shards)
         self.store, self.branch, self.declared = store, branch, flow
-        self.flow = bind(flow, parse_ddl, expiries=self._expiries())
+        self._given = meanings
+        self.flow = bind(flow, parse_ddl, **self._meanings())
         if branch != MAIN:
             self.flow = self._bound(flow, self._recorded_sources())
 
@@ -243,12 +264,15 @@ class StoreRunner(Runner):
         line = refs.timeline_of(self.branch).id
         return bind(
             flow, parse_ddl, sources=sources, begins=refs.begins(line), bootstrap_at=refs.anew(line),
-            expiries=self._expiries(),
+            **self._meanings(),
         )  # fmt: skip
 
-    def _expiries(self) -> dict[str, str]:
+    def _meanings(self) -> dict[str, Any]:
+        if self._given is not None:
+            return self._given
         last = self.store.last_sealed(self.branch)
-        return recorded_expiries(None if last is None else self.store.manifest(last, self.branch))
+        recorded = None if last is None else self.store.manifest(last, self.branch)
+        return {"expiries": recorded_expiries(recorded), "strict": recorded_strict(recorded)}
 
     def _recorded_sources(self) -> dict[str, str]:
         manifest = next(iter(self.store.node.timelines.manifests(self.branch).values()))
@@ -266,7 +290,7 @@ class StoreRunner(Runner):
             for i in range(self.shards)
         ]
         sums = {name: list(columns) for name, columns in self.flow.sums.items()}
-        meta = {SUMS: sums, EXPIRIES: expiries_to_record(self.flow)}
+        meta = {SUMS: sums, EXPIRIES: expiries_to_record(self.flow), LENIENT: lenient_to_record(self.flow)}
         self.store.node.seal(t, ids, self.branch, meta=meta)
 
     def replay(self, t: int) -> None:

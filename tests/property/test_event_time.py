@@ -6,7 +6,6 @@ The oracles keep every row, and look at all of them at each epoch.
 from __future__ import annotations
 
 import datetime
-import itertools
 from collections import Counter
 from typing import Any
 
@@ -20,7 +19,16 @@ from nosync.flow.binder import bind
 from nosync.lsm.errors import FlowError, SchemaError
 from tests.helpers.depth import examples
 from tests.helpers.runner import Runner, parse_ddl
-from tests.property.test_stateful_operators import EVENT_EPOCHS, MINUTE, SEED, START, events, minutes, running
+from tests.property.test_stateful_operators import (
+    EVENT_EPOCHS,
+    MINUTE,
+    SEED,
+    START,
+    events,
+    minutes,
+    running,
+    sessions_slowly,
+)
 
 DELAY = st.integers(0, 8)
 SIDE = st.lists(st.tuples(st.sampled_from(["a", "b", None]), st.none() | st.integers(0, 30)), max_size=4)
@@ -53,22 +61,22 @@ def test_a_window_is_given_once_when_it_is_closed(
     with running(flow, seed) as runner:
         is_open: dict[Any, list[int]] = {}
         given_out: Counter[Any] = Counter()
-        newest, watermark = None, None
+        newest, late_by, watermark = None, None, None
         for t, (shards, rows) in enumerate(epochs):
             runner.shards = shards
             runner.advance(t, events(rows))
-            for (k, start), xs in list(is_open.items()):
-                if watermark is not None and start + size <= watermark:
-                    given_out[k, start, start + size, len(xs), sum(xs)] += 1
-                    del is_open[k, start]
             for k, minute, x in rows:
                 if minute is None:
                     continue
                 for start in range(minute // slide * slide, minute - size, -slide):
-                    if watermark is None or start + size > watermark:
+                    if late_by is None or start + size > late_by:
                         is_open.setdefault((k, start), []).append(x)
                 newest = max(minute, newest if newest is not None else minute)
-            watermark = None if newest is None else newest - delay
+            for (k, start), xs in list(is_open.items()):
+                if watermark is not None and start + size <= watermark:
+                    given_out[k, start, start + size, len(xs), sum(xs)] += 1
+                    del is_open[k, start]
+            late_by, watermark = watermark, None if newest is None else newest - delay
             found = Counter(
                 (r["k"], minutes(r["window_start"]), minutes(r["window_end"]), r["n"], r["total"])
                 for r in runner.read("w", t).to_pylist()
@@ -88,28 +96,32 @@ def test_a_window_is_given_once_when_it_is_closed(
 @given(EVENT_EPOCHS, SEED, DELAY)
 @settings(max_examples=examples(25))
 def test_a_session_is_given_once_when_it_is_closed(epochs: list[Any], seed: int, delay: int) -> None:
-    """Whatever rows come in whatever epochs: all that were in time are in one session each, and sessions are apart."""
     gap = 5
     flow = nosync.Dataflow("f")
     flow.source("events", "k string, at timestamp, x bigint").window(
         "w", key=["k"], time="at", gap=f"{gap} minutes", watermark=f"{delay} minutes", emit="final", n=nosync.count()
     )
-    end = [(1, [("a", 1000, 1)]), (1, [])]
     with running(flow, seed) as runner:
-        seen: Counter[Any] = Counter()
-        for t, (shards, rows) in enumerate([*epochs, *end]):
+        is_open: dict[Any, list[list[Any]]] = {}
+        given_out: Counter[Any] = Counter()
+        newest, late_by, watermark = None, -1000, -1000
+        for t, (shards, rows) in enumerate(epochs):
             runner.shards = shards
             runner.advance(t, events(rows))
-            found = Counter(tuple(row.values()) for row in runner.read("w", t).to_pylist())
-            assert not seen - found, "what was given stays"
-            seen = found
-        last = len(epochs) + 1
-        late = runner.read("w__late", last).num_rows
-        total = sum(len(rows) for _, rows in epochs)
-        assert sum(row["n"] for row in runner.read("w", last).to_pylist()) == total - late
-        closed = sorted((str(k), minutes(start), minutes(stop)) for k, start, _, stop in found)
-        for (k, _, stop), (other, start, _) in itertools.pairwise(closed):
-            assert k != other or start > stop
+            for k in {r[0] for r in rows}:
+                new = [(m, x) for other, m, x in rows if other == k and m is not None and m + gap > late_by]
+                is_open[k] = sessions_slowly(is_open.get(k, []), new, gap)
+            for k, of_key in is_open.items():
+                given_out.update((k, start, end, len(xs)) for start, end, xs in of_key if end <= watermark)
+                is_open[k] = [session for session in of_key if session[1] > watermark]
+            times = [m for _, m, _ in rows if m is not None]
+            newest = max([*times, *([] if newest is None else [newest])], default=None)
+            late_by, watermark = watermark, watermark if newest is None else newest - delay
+            found = Counter(
+                (r["k"], minutes(r["window_start"]), minutes(r["window_end"]), r["n"])
+                for r in runner.read("w", t).to_pylist()
+            )
+            assert found == given_out
 
 
 @given(EVENT_EPOCHS, SEED, DELAY, st.none() | st.integers(0, 12))
@@ -127,24 +139,24 @@ def test_the_first_row_of_each_key_within_a_time(epochs: list[Any], seed: int, d
         until: dict[Any, int] = {}
         given_out: Counter[Any] = Counter()
         late: Counter[Any] = Counter()
-        newest, watermark = None, None
+        newest, late_by, watermark = None, None, None
         for t, (shards, rows) in enumerate(epochs):
             runner.shards = shards
             runner.advance(t, events(rows))
-            until = {k: end for k, end in until.items() if watermark is None or end > watermark}
             known = dict(until)
-            in_time = [r for r in rows if r[1] is not None and (watermark is None or r[1] > watermark)]
+            in_time = [r for r in rows if r[1] is not None and (late_by is None or r[1] > late_by)]
             late.update(r for r in rows if r not in in_time)
             for k in {r[0] for r in in_time if r[0] not in known}:
                 minute = min(r[1] for r in in_time if r[0] == k)
                 until[k] = minute + lasts
                 given_out[k, minute] += 1
+            until = {k: end for k, end in until.items() if watermark is None or end > watermark}
             newest = (
                 max([r[1] for r in rows if r[1] is not None], default=newest)
                 if newest is None
                 else max([newest, *(r[1] for r in rows if r[1] is not None)])
             )
-            watermark = None if newest is None else newest - delay
+            late_by, watermark = watermark, None if newest is None else newest - delay
             found = Counter((r["k"], minutes(r["at"])) for r in runner.read("d", t).to_pylist())
             assert found == given_out
             for name in ("d__late", "late_again"):
@@ -200,13 +212,14 @@ def test_interval_joins(
         done: set[Any] = set()
         late = [0, 0]
         newest: list[int | None] = [None, None]
+        late_by: int | None = None
         watermark: int | None = None
         for t, (shards, ls, rs) in enumerate(epochs):
             runner.shards = shards
             runner.advance(t, {"l": side(ls, "at", "x", 100 * t), "r": side(rs, "seen", "y", 100 * t)})
             for i, (rows, of_side) in enumerate(((ls, lefts), (rs, rights))):
                 numbered = [(k, minute, 100 * t + n) for n, (k, minute) in enumerate(rows)]
-                in_time = [r for r in numbered if r[1] is not None and (watermark is None or r[1] > watermark)]
+                in_time = [r for r in numbered if r[1] is not None and (late_by is None or r[1] > late_by)]
                 late[i] += len(numbered) - len(in_time)
                 of_side.extend(in_time)
             pairs = {(a, b) for a in lefts for b in rights if matched(a, b, bounds)}
@@ -239,6 +252,7 @@ def test_interval_joins(
                     else max([newest[i], *(m for _, m in rows if m is not None)])
                 )
             of_inputs = [None if n is None else n - d for n, d in zip(newest, delays, strict=True)]
+            late_by = watermark
             if None not in of_inputs:
                 watermark = max(min(of_inputs), watermark if watermark is not None else -(10**6))
 

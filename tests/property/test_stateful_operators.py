@@ -310,23 +310,24 @@ def test_tumbling_and_sliding_windows(
     with running(flow, seed) as runner:
         state: dict[Any, list[int]] = {}
         late: Counter[Any] = Counter()
-        newest, watermark = None, None
+        newest, late_by, watermark = None, None, None
         for t, (shards, rows) in enumerate(epochs):
             runner.shards = shards
             runner.advance(t, events(rows))
-            if keep is not None and watermark is not None:
-                state = {w: xs for w, xs in state.items() if w[1] + size > watermark - keep}
+            if keep is not None and late_by is not None:
+                state = {w: xs for w, xs in state.items() if w[1] + size > late_by - keep}
             for k, minute, x in rows:
                 if minute is None:
                     late[k, minute, x, None] += 1
                     continue
                 first = (minute + offset) // slide * slide - offset
                 for start in range(first, minute - size, -slide):
-                    if watermark is not None and start + size <= watermark:
+                    if late_by is not None and start + size <= late_by:
                         late[k, minute, x, start] += 1
                     else:
                         state.setdefault((k, start), []).append(x)
                 newest = max(minute, newest if newest is not None else minute)
+            late_by = watermark
             if delay is not None and newest is not None:
                 watermark = newest - delay
             found = {
@@ -372,13 +373,13 @@ def test_session_windows(epochs: list[Any], seed: int, delay: int | None, keep: 
     )  # fmt: skip
     with running(flow, seed) as runner:
         state: dict[Any, list[list[Any]]] = {}
-        newest, watermark = None, None
+        newest, late_by, watermark = None, None, None
         for t, (shards, rows) in enumerate(epochs):
             runner.shards = shards
             runner.advance(t, events(rows))
-            in_force = -1000 if watermark is None else watermark
-            if keep is not None and watermark is not None:
-                state = {k: [s for s in ss if s[1] > watermark - keep] for k, ss in state.items()}
+            in_force = -1000 if late_by is None else late_by
+            if keep is not None and late_by is not None:
+                state = {k: [s for s in ss if s[1] > late_by - keep] for k, ss in state.items()}
             for k in {r[0] for r in rows}:
                 new = [(m, x) for other, m, x in rows if other == k and m is not None and m + gap > in_force]
                 closed = [s for s in state.get(k, []) if s[1] <= in_force]
@@ -386,6 +387,7 @@ def test_session_windows(epochs: list[Any], seed: int, delay: int | None, keep: 
                 state[k] = closed + sessions_slowly(still, new, gap)
             times = [m for _, m, _ in rows if m is not None]
             newest = max([*times, *([] if newest is None else [newest])], default=None)
+            late_by = watermark
             if delay is not None and newest is not None:
                 watermark = newest - delay
             found = {
