@@ -121,9 +121,12 @@ class StoreStatus:
     branches: Mapping[str, int | None] = field(default_factory=dict)
     """By name, main included, the newest epoch of each branch."""
     sealed_at: str | None = None
-    """When the last epoch was sealed, or came to this node, by the clock of its file (ISO 8601, UTC). Nothing depends
-    on it.
+    """When the last epoch was sealed, by the clock of who sealed it; of an earlier version's, when its file came to this
+    node (ISO 8601, UTC).
     """
+    branches_sealed_at: Mapping[str, str] = field(default_factory=dict)
+    """By branch when its newest epoch was sealed, where that was recorded."""
+    safe_point_sealed_at: str | None = None
     windows: Mapping[str, WindowStatus] = field(default_factory=dict)
     """By window with a watermark; filled in by `Job.status()` and `nosync status`."""
 

@@ -16,6 +16,8 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from pyspark.sql import DataFrame, SparkSession
 
     from nosync import checkpoints
@@ -65,6 +67,7 @@ if TYPE_CHECKING:
         StoreLockedError,
         UnknownStageError,
     )
+    from nosync.lsm.model.as_of import AsOf
     from nosync.lsm.settings import StoreSettings
     from nosync.lsm.status import LayerStatus, StoreStatus
     from nosync.lsm.store.store import Store
@@ -134,21 +137,30 @@ def register(spark: SparkSession) -> None:
     register_source(spark)
 
 
-def diff(a: Job, b: Job, stage: str, as_of: int | None = None) -> DataFrame:
+def views(
+    spark: SparkSession, store: Store | str | Path, as_of: AsOf | None = None, *, branch: str = "main", prefix: str = ""
+) -> dict[str, str]:
+    """Makes every stage of a store a temporary view of the session, for SQL: see nosync.spark.views."""
+    from nosync.spark.views import views as make_views  # noqa: PLC0415 - the store works without pyspark
+
+    return make_views(spark, store, as_of, branch=branch, prefix=prefix)
+
+
+def diff(a: Job, b: Job, stage: str, as_of: AsOf | None = None) -> DataFrame:
     """Returns the keys of a stage whose rows differ between two branches as of an epoch: see nosync.spark.diff."""
     from nosync.spark.diff import diff as diff_branches  # noqa: PLC0415 - the store works without pyspark
 
     return diff_branches(a, b, stage, as_of)
 
 
-def diff_changes(a: Job, b: Job, stage: str, after: int, until: int) -> DataFrame:
+def diff_changes(a: Job, b: Job, stage: str, after: AsOf, until: AsOf) -> DataFrame:
     """Returns the changes of a stage over a range of epochs that only one of two branches has, with `_side`."""
     from nosync.spark.diff import diff_changes as diff_feeds  # noqa: PLC0415
 
     return diff_feeds(a, b, stage, after, until)
 
 
-def diff_summary(a: Job, b: Job, stage: str, as_of: int | None = None) -> DiffSummary:
+def diff_summary(a: Job, b: Job, stage: str, as_of: AsOf | None = None) -> DiffSummary:
     """Counts the keys that are only here, only there and changed, with the totals and differences of each numeric
     column.
     """
@@ -182,6 +194,7 @@ __all__ = [
     "Job",
     "configure_spark",
     "register",
+    "views",
     "diff",
     "diff_changes",
     "diff_summary",

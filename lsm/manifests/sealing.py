@@ -46,11 +46,13 @@ class Sealer:
         copies: Mapping[str, int] | None,
         contents: Mapping[LayerId, Content] | None = None,
         on_conflict: Callable[[list[LayerId]], None] = lambda ids: None,
+        before_new: Callable[[str], None] = lambda timeline: None,
     ) -> tuple[Manifest, bool]:
         """Publishes the manifest of epoch `t` with these layers, which must exist; and whether it is a new one.
 
         `copies`: by stage, how many durable copies the safe point waits for, where that is not the sealer's own number.
         `contents`: of layers whose writers said what is in them; the files of the others are looked into.
+        `before_new`: is called with the timeline just before the manifest of an epoch is published that was not sealed.
 
         Raises OutOfOrderError unless `t` is the next one to be sealed or sealed already, DeterminismError when it was
         sealed with other layers, of which `on_conflict` is told before.
@@ -70,6 +72,8 @@ class Sealer:
             if sealed is not None and self.timelines.of_timeline(sealed.timeline).archive_at(t) is not None:
                 check_same(sealed, manifest)
                 return sealed, False
+            if sealed is None:
+                before_new(timeline)
             manifest, identity = publish_manifest(self.directory.root, manifest, self.directory.env)
         except DeterminismError:
             expected = {e.id: e.digest for e in sealed.entries} if sealed else {}

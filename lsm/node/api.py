@@ -8,6 +8,7 @@ from typing import Any, Protocol
 
 from nosync.lsm.errors import DeterminismError, NosyncError
 from nosync.lsm.facts.pins import Pin
+from nosync.lsm.facts.seal_times import EventSpan
 from nosync.lsm.manifests.branches import MAIN
 from nosync.lsm.manifests.completeness import MissingLayer
 from nosync.lsm.manifests.manifest import Content, Entry, Manifest
@@ -122,12 +123,14 @@ class StoreBackend(Protocol):
         meta: dict[str, Any] | None = None,
         copies: Mapping[str, int] | None = None,
         contents: Mapping[LayerId, Content] | None = None,
+        span: EventSpan | None = None,
     ) -> Manifest:
         """Writes the manifest of epoch `t` with these layers, which must exist. The same again is a success.
 
         `copies`: by stage, how many durable copies the safe point waits for (default: the number that the node was made
         with; 0: it does not wait).
         `contents`: what the writers of layers said of them; of the others the files are looked into.
+        `span`: the event time of the epoch's rows; it is recorded with the time at which the epoch is sealed.
         Raises OutOfOrderError unless `t` is the next one to be sealed or sealed already, DeterminismError when it was
         sealed with other layers.
         """

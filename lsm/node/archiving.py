@@ -1,4 +1,6 @@
-"""Puts manifests of old, safe epochs together in one file, a group at a time, and removes what that stands for."""
+"""Puts manifests of old, safe epochs together in one file, a group at a time, and removes what that stands for. So it
+does with the times at which they were sealed.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +8,7 @@ import logging
 from collections.abc import MutableMapping
 
 from nosync.lsm.errors import NosyncError
+from nosync.lsm.facts.seal_times import SealTimes
 from nosync.lsm.manifests.timelines import Timelines
 from nosync.lsm.node.announcer import Announcer
 from nosync.lsm.node.durable_files import DurableFiles
@@ -30,6 +33,7 @@ class Archiving:
         size: int | None,
         ownership: Ownership,
         timelines: Timelines,
+        times: SealTimes,
         safe_points: SafePoint,
         small: MetadataSync,
         files: DurableFiles,
@@ -38,7 +42,8 @@ class Archiving:
         problems: MutableMapping[str, str],
     ) -> None:
         self._root, self._env, self._size, self._ownership = directory.root, directory.env, size, ownership
-        self._timelines, self._safe_points, self._small, self._files = timelines, safe_points, small, files
+        self._timelines, self._times = timelines, times
+        self._safe_points, self._small, self._files = safe_points, small, files
         self._quarantine, self._announcer, self._problems = quarantine, announcer, problems
         self._look_beside = True  # for manifests that an archive stands for
 
@@ -70,6 +75,8 @@ class Archiving:
         if made is not None:
             self._files.published(made.path)
             self._look_beside = True
+            for path in self._times.roll_up(made.timeline, size, made.last):
+                self._files.published(path)
 
     def _remove_archived(self) -> bool:
         """Removes manifests that an archive stands for. False: some archive is still to be made durable."""

@@ -6,6 +6,7 @@ from collections.abc import Mapping, MutableMapping, Sequence
 from typing import Any
 
 from nosync.lsm.errors import DeterminismError
+from nosync.lsm.facts.seal_times import EventSpan, SealTimes
 from nosync.lsm.manifests.completeness import MissingLayer, to_look_at
 from nosync.lsm.manifests.input_policy import is_released, releasable_until
 from nosync.lsm.manifests.manifest import Content, Manifest
@@ -24,6 +25,7 @@ class Epochs:
     def __init__(
         self,
         sealer: Sealer,
+        times: SealTimes,
         layers: DurableLayers,
         queue: LayerSyncQueue,
         small: MetadataSync,
@@ -32,6 +34,7 @@ class Epochs:
         problems: MutableMapping[str, str],
     ) -> None:
         self._sealer, self._timelines, self._layers, self._queue = sealer, sealer.timelines, layers, queue
+        self._times = times
         self._small, self._safe_points, self._checks, self._problems = small, safe_points, checks, problems
 
     def seal(
@@ -42,13 +45,17 @@ class Epochs:
         meta: Mapping[str, Any] | None,
         copies: Mapping[str, int] | None,
         contents: Mapping[LayerId, Content] | None,
+        span: EventSpan | None,
     ) -> Manifest:
-        """Writes the manifest of an epoch, and queues it. See nosync.lsm.manifests.sealing.Sealer."""
+        """Writes the manifest of an epoch, and when that was, and queues them. See nosync.lsm.manifests.sealing.Sealer."""
 
         def on_conflict(found: list[LayerId]) -> None:
             self._conflict(t, found)
 
-        manifest, is_new = self._sealer.seal(t, ids, branch, meta, copies, contents, on_conflict)
+        def before_new(timeline: str) -> None:
+            self._small.note([self._times.record(timeline, t, span)])
+
+        manifest, is_new = self._sealer.seal(t, ids, branch, meta, copies, contents, on_conflict, before_new)
         if is_new:
             self._small.note([manifest.path])
             self._safe_points.learned([manifest])

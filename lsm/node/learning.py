@@ -9,6 +9,7 @@ from pathlib import PurePosixPath
 from nosync.lsm.facts.deliveries import old_deliveries
 from nosync.lsm.facts.fencing import old_instances
 from nosync.lsm.facts.or_set import register_files
+from nosync.lsm.facts.seal_times import replaced_times
 from nosync.lsm.manifests.timelines import Timelines
 from nosync.lsm.node.announcer import Announcer
 from nosync.lsm.node.archiving import Archiving
@@ -21,7 +22,7 @@ from nosync.lsm.node.ownership import Ownership
 from nosync.lsm.node.retention import Retention
 from nosync.lsm.node.safe_point import SafePoint
 from nosync.lsm.platform.env import storage_errors
-from nosync.lsm.platform.layout import MANIFESTS
+from nosync.lsm.platform.layout import MANIFESTS, TIMES
 from nosync.lsm.trace.directory import LayerDirectory
 
 
@@ -56,9 +57,10 @@ class Learning:
     def learn_noted(self) -> None:
         """Learns from the files that were noted."""
         came = [self._came.popleft() for _ in range(len(self._came))]
-        if came:
-            self.learn(came)
-        if any(path.parts[0] != MANIFESTS for path in came):
+        # Nothing of what the node does goes by the clock, and times come with every epoch.
+        if sealed := [path for path in came if path.parts[0] != TIMES]:
+            self.learn(sealed)
+        if any(path.parts[0] not in (MANIFESTS, TIMES) for path in came):
             self.learn_registers()
 
     def learn_all(self) -> None:
@@ -90,10 +92,10 @@ class Learning:
             self._merges.changed()
 
     def learn_registers(self) -> None:
-        """Reads pins, instances of jobs and marks of sinks as they are now; what is long replaced goes."""
+        """Reads pins, instances of jobs, marks of sinks and times as they are now; what is long replaced goes."""
         self._ownership.check()
         files = register_files(self._root, self._env)
-        old = [*old_instances(files), *old_deliveries(files)]
+        old = [*old_instances(files), *old_deliveries(files), *replaced_times(files, self._timelines.refs)]
         for path in old:
             with storage_errors("remove", self._root / path):
                 self._env.unlink(self._root / path)

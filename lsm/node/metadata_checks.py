@@ -11,11 +11,12 @@ from pathlib import PurePosixPath
 from nosync.lsm.errors import CorruptionError
 from nosync.lsm.facts.or_set import is_taken_back
 from nosync.lsm.facts.pins import pin_of
+from nosync.lsm.facts.seal_times import check_times
 from nosync.lsm.manifests.archive import Archive, Details, parse_name
 from nosync.lsm.manifests.branches import check_entry
 from nosync.lsm.manifests.manifest import Manifest
 from nosync.lsm.platform.json_file import unseal_json
-from nosync.lsm.platform.layout import BRANCHES, MANIFESTS, PINS
+from nosync.lsm.platform.layout import BRANCHES, MANIFESTS, PINS, TIMES
 from nosync.lsm.platform.parsing import parsed
 
 
@@ -29,6 +30,8 @@ def check_contents(path: PurePosixPath, text: bytes) -> None:
     if kind == BRANCHES:
         with parsed("an entry of the log of branches", where):
             check_entry(fields)
+    elif kind == TIMES:
+        check_times(fields, path)
     elif kind == PINS and not is_taken_back(path):
         with parsed("a pin", where):
             pin_of(fields)

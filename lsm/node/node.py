@@ -22,6 +22,7 @@ from typing import Any
 
 from nosync.lsm.errors import DeterminismError, NosyncError, StorageError
 from nosync.lsm.facts.pins import Pin
+from nosync.lsm.facts.seal_times import EventSpan
 from nosync.lsm.manifests.branches import MAIN
 from nosync.lsm.manifests.completeness import MissingLayer
 from nosync.lsm.manifests.manifest import Content, Manifest
@@ -180,9 +181,10 @@ class Node:
         meta: dict[str, Any] | None = None,
         copies: Mapping[str, int] | None = None,
         contents: Mapping[LayerId, Content] | None = None,
+        span: EventSpan | None = None,
     ) -> Manifest:
         self._ownership.check()
-        manifest = self.parts.epochs.seal(t, ids, branch, meta, copies, contents)
+        manifest = self.parts.epochs.seal(t, ids, branch, meta, copies, contents, span)
         self.note(e.id for e in manifest.entries if not self.safe_points.is_durable(e))
         self.parts.merges.changed()
         return manifest

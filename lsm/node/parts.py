@@ -10,6 +10,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from nosync.lsm.errors import CorruptionError
+from nosync.lsm.facts.seal_times import SealTimes
 from nosync.lsm.manifests.branches import missing_entry
 from nosync.lsm.manifests.catalog import Catalog
 from nosync.lsm.manifests.lost_ends import log_problem
@@ -91,9 +92,10 @@ class NodeParts:
         )
         self.rechecks = Rechecks(directory, layers, bad, self.discards, announcer, problems)
         self.checks = ManifestChecks(directory, timelines, files.remembered, safe, problems)
-        self.epochs = Epochs(self.sealer, layers, queue, small, safe, self.checks, problems)
+        self.times = times = SealTimes(directory.root, env)
+        self.epochs = Epochs(self.sealer, times, layers, queue, small, safe, self.checks, problems)
         self.archiving = archiving = Archiving(
-            directory, settings.archive_epochs, own, timelines, safe, small, files, bad, announcer, problems
+            directory, settings.archive_epochs, own, timelines, times, safe, small, files, bad, announcer, problems
         )
         self.branching = branching = Branching(
             directory, timelines, retention, small, files, safe, compactor, merges, garbage

@@ -330,6 +330,10 @@ class Env:
     def monotonic_s(self) -> float:
         return time.monotonic()
 
+    def utc_us(self) -> int:
+        """Returns the time of the wall clock, in microseconds since 1970. It may jump, so nothing but people goes by it."""
+        return time.time_ns() // 1000
+
     def wait_s(self, seconds: float) -> None:
         time.sleep(seconds)
 

@@ -9,6 +9,7 @@ branches/<n>.json                               the log of what branches there a
 jobs/<timeline>/<n>-<token>.json                instances of a job; the newest one may write
 pins/<name>-<token>.json
 sinks/<stage>/<timeline>/<epoch>-<token>.json   what was delivered
+times/<timeline>/<epoch>-<token>.json           when it was sealed; of many old epochs <first>-<last>-<token>.json
 quarantine/                                     what was torn or flipped, kept for inspection
 tmp/                                            being written; emptied at the node's start
 ready/                                          empty files that the node made ahead, to be written
@@ -29,8 +30,8 @@ from __future__ import annotations
 
 MARKER, LOCK, VERIFIED, CATALOG = "NOSYNC", "LOCK", "VERIFIED", "catalog"
 LAYERS, MANIFESTS, BRANCHES, QUARANTINE = "layers", "manifests", "branches", "quarantine"
-JOBS, PINS, SINKS = "jobs", "pins", "sinks"
-REGISTERS = (JOBS, PINS, SINKS)
+JOBS, PINS, SINKS, TIMES = "jobs", "pins", "sinks", "times"
+REGISTERS = (JOBS, PINS, SINKS, TIMES)
 """Each holds small facts, which any node may add or take back."""
 TEMPORARY_DIRECTORY = "tmp"
 READY, MADE, MAKING = "ready", "made", "making"
@@ -43,6 +44,6 @@ PLACE_FILE = "place.json"
 CHECKPOINTS, CHECKPOINT_VIEWS, CHECKPOINT_LIVE = "checkpoints", "checkpoint-views", "checkpoint-live"
 CHECKPOINT_SECRET = "checkpoint-secret"
 OWN_DIRECTORIES = (
-    LAYERS, MANIFESTS, PINS, QUARANTINE, CATALOG, TEMPORARY_DIRECTORY, BRANCHES, JOBS, SINKS, READY, f"{READY}/{MADE}",
+    LAYERS, MANIFESTS, PINS, QUARANTINE, CATALOG, TEMPORARY_DIRECTORY, BRANCHES, JOBS, SINKS, TIMES, READY, f"{READY}/{MADE}",
     f"{READY}/{MAKING}",
 )  # fmt: skip

@@ -18,6 +18,7 @@ from nosync.lsm.manifests.timelines import Timelines
 from nosync.lsm.model.layer import LayerId, TraceId
 from nosync.lsm.model.timestamp import Time, is_number, show
 from nosync.lsm.status import BranchInfo, LayerStatus
+from nosync.lsm.store.epoch_times import EpochTimes
 from nosync.lsm.trace.directory import LayerDirectory
 
 # --- layers and stages ------------------------------------------------------------------------------------------------
@@ -59,17 +60,37 @@ def stages(found: Sequence[LayerStatus], timelines: Timelines) -> dict[str, dict
     return stages
 
 
-def sealed_at(directory: LayerDirectory, timelines: Timelines) -> str | None:
-    """Returns when the last manifest of the main timeline got its file; None where there is none, or an archive has it."""
+def sealed_at(directory: LayerDirectory, timelines: Timelines, times: EpochTimes) -> str | None:
+    """Returns when the last epoch of the main timeline was sealed; where that was not recorded, when its manifest got
+    its file here. None where there is none, or an archive has it.
+    """
     last = timelines.last_sealed()
     manifest = None if last is None else timelines.manifest(last)
     if manifest is None:
         return None
+    recorded = recorded_time(timelines, times, manifest.t)
+    if recorded is not None:
+        return recorded
     try:
         written_ns = directory.env.identity(directory.root / manifest.path).written_ns
     except FileNotFoundError:
         return None
     return datetime.fromtimestamp(written_ns // 10**9, UTC).isoformat()
+
+
+def recorded_time(timelines: Timelines, times: EpochTimes, t: int | None, branch: str = MAIN) -> str | None:
+    """Returns when an epoch was sealed, to the second, as its file says it; None where none does."""
+    with contextlib.suppress(NosyncError):  # a damaged file, of which `verify` tells
+        time = None if t is None else times.of(timelines, branch, t)
+        return None if time is None else datetime.fromtimestamp(time.sealed_us // 10**6, UTC).isoformat()
+    return None
+
+
+def branches_sealed_at(timelines: Timelines, times: EpochTimes) -> dict[str, str]:
+    """Returns, by branch, when its newest epoch was sealed, where that was recorded."""
+    names = sorted(timelines.refs.names)
+    found = {name: recorded_time(timelines, times, timelines.last_sealed(name), name) for name in names}
+    return {name: at for name, at in found.items() if at is not None}
 
 
 def shown(time: Time) -> int | str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from datetime import UTC, date, datetime, timedelta
 from typing import Any
 
 import numpy as np
@@ -23,11 +24,14 @@ from nosync.lsm.columnar.columns import (
 )
 from nosync.lsm.columnar.table_diff import compare
 from nosync.lsm.errors import InvalidInputError, NotAvailableError, SchemaError, UnknownStageError
+from nosync.lsm.facts.seal_times import SealTime
 from nosync.lsm.layers.merging import RowFilter
 from nosync.lsm.manifests.branches import MAIN
+from nosync.lsm.model.as_of import AsOf, wall_clock_us
 from nosync.lsm.model.history import View
 from nosync.lsm.model.timestamp import end_of, last_of, pack
 from nosync.lsm.platform.nearest import did_you_mean
+from nosync.lsm.store.epoch_times import EpochTimes
 from nosync.lsm.store.stage_views import stage_views
 from nosync.lsm.store.timelines_view import TimelinesView
 from nosync.lsm.trace.change_feed import EXPIRE
@@ -43,11 +47,12 @@ class StoreReader:
 
     def __init__(self, directory: LayerDirectory, view: TimelinesView) -> None:
         self.directory, self._view = directory, view
+        self._times = EpochTimes(directory)
 
     def read(
         self,
         stage: str,
-        as_of: int | None = None,
+        as_of: AsOf | None = None,
         *,
         shard: int | None = None,
         columns: Sequence[str] | None = None,
@@ -55,6 +60,8 @@ class StoreReader:
         branch: str = MAIN,
     ) -> pa.Table:
         """Returns the state of a stage as of epoch `as_of` (default: the last sealed one): one row per live key.
+
+        `as_of` may be a time of the wall clock, too: see `epoch_as_of`. So it may wherever a store is read.
 
         Rows come shard by shard in stored order. `columns` selects columns; `prefix` gives values of the first key
         columns. Before the stage's first epoch the state is empty. Raises UnknownStageError, NotAvailableError
@@ -69,7 +76,7 @@ class StoreReader:
         self,
         stage: str,
         keys: pa.Table,
-        as_of: int | None = None,
+        as_of: AsOf | None = None,
         *,
         columns: Sequence[str] | None = None,
         branch: str = MAIN,
@@ -111,8 +118,8 @@ class StoreReader:
     def changes(
         self,
         stage: str,
-        after: int,
-        until: int,
+        after: AsOf,
+        until: AsOf,
         *,
         shard: int | None = None,
         branch: str = MAIN,
@@ -121,10 +128,10 @@ class StoreReader:
         """Returns the change feed: what turns the state as of epoch `after` into the state as of epoch `until`.
 
         Columns: the stage's, `_change_type` (insert, update_preimage, update_postimage, delete) and `_epoch`, in
-        order of epoch within a shard. `after=-1` is the empty state before the first epoch. Rows that expired are left
-        out, for what was made of them stays; with `include_expired` they come as `expire`.
+        order of epoch within a shard. `after=-1`, or a time before the first epoch, is the empty state before it. Rows
+        that expired are left out, for what was made of them stays; with `include_expired` they come as `expire`.
         """
-        check_range(after, until)
+        after, until = self.range_of(after, until, branch)
         traces = [self._trace(view, until, exact_from=after) for view in self._views(stage, until, shard, branch)]
         begun = [t for t in traces if t.layers] or traces[:1]
         tables = [t.changes(last_of(after), last_of(until)) for t in begun]
@@ -136,14 +143,15 @@ class StoreReader:
         names = [name for name in table.column_names if name not in last]
         return _select(table.select([*names, *(name for name in last if name in table.column_names)]), None, stage)
 
-    def diff(self, stage: str, a: str, b: str, as_of: int | None = None) -> pa.Table:
+    def diff(self, stage: str, a: str, b: str, as_of: AsOf | None = None) -> pa.Table:
         """Returns the keys of a stage whose rows differ between two branches as of an epoch (default: the newest of
-        both).
+        both). A time of the wall clock is looked up on branch `a`.
 
         Columns: the key, `_diff` (only_a, only_b, changed), then each value column as `<column>_a` and `<column>_b`.
         """
         if as_of is None:
             as_of = min(self._as_of(None, a), self._as_of(None, b))
+        as_of = self._as_of(as_of, a)
         key = self.key(stage, as_of, branch=a)
         schemas = [self.schema(stage, as_of, branch=branch) for branch in (a, b)]
         hidden = [name for name in key if name.startswith(INTERNAL_PREFIX)]  # rows are matched by these, too
@@ -153,16 +161,51 @@ class StoreReader:
         ]
         return compare(tables[0], tables[1], key, f"stage {stage}").drop_columns(hidden)
 
-    def schema(self, stage: str, as_of: int | None = None, *, branch: str = MAIN) -> pa.Schema:
+    def schema(self, stage: str, as_of: AsOf | None = None, *, branch: str = MAIN) -> pa.Schema:
         """Returns the columns of a stage at an epoch (default: the last sealed one), without reading its rows."""
         as_of = self._as_of(as_of, branch)
         traces = [self._trace(view, as_of) for view in self._views(stage, as_of, None, branch)]
         return _select(self._unified(stage, traces).empty_table(), None, stage).schema
 
-    def key(self, stage: str, as_of: int | None = None, *, branch: str = MAIN) -> tuple[str, ...]:
+    def key(self, stage: str, as_of: AsOf | None = None, *, branch: str = MAIN) -> tuple[str, ...]:
         """Returns the key columns of a stage at an epoch (default: the last sealed one); none of a log."""
         as_of = self._as_of(as_of, branch)
         return self._trace(self._views(stage, as_of, None, branch)[0], as_of).key
+
+    def epoch_as_of(self, as_of: AsOf, branch: str = MAIN) -> int:
+        """Returns the epoch that a point in the past stands for: a number is that epoch, a time of the wall clock the
+        last epoch that was sealed at or before it.
+
+        A time is a datetime, a date (its first moment) or a text in ISO 8601; one without a zone is in UTC. Raises
+        InvalidInputError for what is none of these, NotAvailableError for a time before the first epoch, or of which it
+        is not known which epochs there were.
+        """
+        if isinstance(as_of, str | date):
+            us = wall_clock_us(as_of)
+            self._view.newest(branch)
+            return self._times.epoch_at(self._view.current(), branch, us)
+        pack(as_of)
+        return as_of
+
+    def range_of(self, after: AsOf, until: AsOf, branch: str = MAIN) -> tuple[int, int]:
+        """Returns the epochs between which changes are asked for. Raises InvalidInputError unless they are in order."""
+        if isinstance(after, str | date):
+            us = wall_clock_us(after)
+            after = self._times.epoch_at(self._view.current(), branch, us, before_first=BEFORE_FIRST_EPOCH)
+        until = self.epoch_as_of(until, branch) if isinstance(until, str | date) else until
+        check_range(after, until)
+        return after, until
+
+    def sealed_at(self, t: int, branch: str = MAIN) -> datetime | None:
+        """Returns when an epoch was sealed, by the clock of the node that did it, in UTC; None where that is not
+        known.
+        """
+        time = self._times.of(self._view.current(), branch, t)
+        return None if time is None else datetime.fromtimestamp(0, UTC) + timedelta(microseconds=time.sealed_us)
+
+    def epoch_times(self, branch: str = MAIN) -> dict[int, SealTime]:
+        """Returns, by epoch, when it was sealed and which event times its rows have, as far as that is known."""
+        return {int(t): time for t, time in self._times.of_branch(self._view.current(), branch).items()}
 
     def shards(self, stage: str, t: int, *, branch: str = MAIN) -> list[int]:
         """Returns the numbers of the shards that a stage has at an epoch. Raises UnknownStageError."""
@@ -178,13 +221,12 @@ class StoreReader:
         with self._view.held():
             yield
 
-    def _as_of(self, as_of: int | None, branch: str) -> int:
+    def _as_of(self, as_of: AsOf | None, branch: str) -> int:
         if as_of is None:
             as_of = self._view.newest(branch)
             if as_of is None:
                 raise NotAvailableError("no timestamp is sealed yet: seal one, or give as_of= to read what is recorded")
-        pack(as_of)
-        return as_of
+        return self.epoch_as_of(as_of, branch)
 
     def _views(self, stage: str, t: int, shard: int | None, branch: str) -> list[View]:
         """Returns what the stage's state as of an epoch is made of, by shard."""

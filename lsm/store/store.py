@@ -214,6 +214,11 @@ class Store(StoreReader):
         """Returns the oldest epoch that was sealed; None before the first."""
         return self._timelines().manifests(branch).first
 
+    @property
+    def source_path(self) -> str:
+        """Returns what other programs open to read this store: its directory, or the address of its daemon."""
+        return str(self.directory.root)
+
     # --- state of the store -------------------------------------------------------------------------------------------
 
     def safe_point(self, branch: str = MAIN) -> int | None:
@@ -310,7 +315,8 @@ class Store(StoreReader):
             str(self.directory.root), self.directory.key_groups, safe, self.last_sealed(), self.since(),
             inspection.stages(layers, timelines), self.pins(), missing, problems,
             {name: self.last_sealed(name) for name in sorted(timelines.refs.names)},
-            inspection.sealed_at(self.directory, timelines),
+            inspection.sealed_at(self.directory, timelines, self._times),
+            inspection.branches_sealed_at(timelines, self._times), inspection.recorded_time(timelines, self._times, safe),
         )  # fmt: skip
 
     def _safe_point_now(self) -> int | None:

@@ -28,6 +28,7 @@ from rich.text import Text
 
 import nosync
 from nosync.lsm.errors import InvalidInputError
+from nosync.lsm.model.as_of import AsOf, parse_as_of
 from nosync.lsm.model.layer import Shard
 from nosync.lsm.status import LayerStatus
 from nosync.lsm.store.store import Store
@@ -96,6 +97,19 @@ class GivenPath(click.Path):
         return super().convert(value, param, ctx)
 
 
+class PointInTime(click.ParamType):  # type: ignore[type-arg]
+    """Takes the number of an epoch, or a time of the wall clock."""
+
+    name = "epoch or time"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int | str:
+        try:
+            return parse_as_of(str(value))
+        except InvalidInputError as error:
+            self.fail(str(error), param, ctx)
+
+
+POINT_IN_TIME = PointInTime()
 STORE = click.argument("path", metavar="PATH", type=GivenPath())
 ALONE = click.option("--alone", is_flag=True, help="Work without the directory's daemon, which must be stopped.")
 JSON = click.option("--json", "as_json", is_flag=True, help="Print JSON instead of tables.")
@@ -186,7 +200,7 @@ def size_text(count: int) -> str:
     return f"{size:.1f} TiB"
 
 
-def parse_keys(store: Store, stage: str, as_of: int | None, keys: Sequence[str], branch: str) -> dict[str, Any] | None:
+def parse_keys(store: Store, stage: str, as_of: AsOf | None, keys: Sequence[str], branch: str) -> dict[str, Any] | None:
     if not keys:
         return None
     schema = store.schema(stage, as_of, branch=branch)

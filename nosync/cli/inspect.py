@@ -19,6 +19,7 @@ from nosync.cli.console import (
     ALONE,
     JSON,
     MOST_ROWS_SHOWN,
+    POINT_IN_TIME,
     STORE,
     GivenPath,
     by_key,
@@ -37,6 +38,7 @@ from nosync.cli.console import (
     table_of,
 )
 from nosync.lsm.errors import InvalidInputError, StorageError
+from nosync.lsm.model.as_of import AsOf
 from nosync.lsm.visible import visible
 
 
@@ -62,7 +64,8 @@ def layers(path: Path, stage: str | None, as_json: bool) -> None:
 @cli.command()
 @STORE
 @click.argument("stage")
-@click.option("--as-of", type=int, help="The epoch whose state to read. [default: the last sealed one]")
+@click.option("--as-of", type=POINT_IN_TIME, help="The epoch whose state to read, or a time, in UTC unless it says its zone: "
+              "the last epoch sealed by then. [default: the last sealed one]")  # fmt: skip
 @click.option("--key", "keys", multiple=True, metavar="COLUMN=VALUE",
               help="Only this key. Once for each key column, in order; the first ones alone select a prefix.")  # fmt: skip
 @click.option("--columns", help="Columns to show, separated by commas.")
@@ -73,13 +76,14 @@ def layers(path: Path, stage: str | None, as_json: bool) -> None:
 @click.option("--branch", default="main", show_default=True, help="Which branch to read.")
 @JSON
 def get(
-    path: Path, stage: str, as_of: int | None, keys: Sequence[str], columns: str | None, limit: int | None,
+    path: Path, stage: str, as_of: AsOf | None, keys: Sequence[str], columns: str | None, limit: int | None,
     as_csv: bool, branch: str, as_json: bool,
 ) -> None:  # fmt: skip
     """Read the state of STAGE as of any epoch, or a single key of it. Rows come in order of their key.
 
     \b
       nosync get state/ delays --as-of 26
+      nosync get state/ delays --as-of 2026-07-04T12:00
       nosync get state/ delays --key origin=JFK --csv
     """
     if as_csv and as_json:
@@ -131,13 +135,14 @@ def _flat(table: pa.Table) -> pa.Table:
 @click.argument("stage")
 @click.argument("a")
 @click.argument("b")
-@click.option("--as-of", type=int, help="The epoch to compare at. [default: the newest that both branches have]")
+@click.option("--as-of", type=POINT_IN_TIME, help="The epoch to compare at, or a time, which is looked up on A. "
+              "[default: the newest that both branches have]")  # fmt: skip
 @click.option("--limit", type=click.IntRange(min=0), default=MOST_ROWS_SHOWN, show_default=True, help="Rows to show.")
 @click.option("--html", type=GivenPath(dir_okay=False),
               help="Write a page with plots and tables to this file instead.")  # fmt: skip
 @JSON
 def diff(
-    path: Path, stage: str, a: str, b: str, as_of: int | None, limit: int, html: Path | None, as_json: bool
+    path: Path, stage: str, a: str, b: str, as_of: AsOf | None, limit: int, html: Path | None, as_json: bool
 ) -> None:
     """Compare STAGE on branch A with the same stage on branch B: the keys whose rows differ.
 
@@ -161,7 +166,7 @@ def diff(
         show_rows(head(table, limit), table.num_rows)
 
 
-def _write_page(path: Path, stage: str, a: str, b: str, as_of: int | None, html: Path, *, as_json: bool) -> None:
+def _write_page(path: Path, stage: str, a: str, b: str, as_of: AsOf | None, html: Path, *, as_json: bool) -> None:
     from nosync.html_diff.page import diff_page  # noqa: PLC0415 - matplotlib takes a second to import
 
     with read_only(path) as store, progress("comparing", quiet=as_json) as advance:

@@ -21,6 +21,7 @@ from nosync.cli.app import cli
 from nosync.cli.console import (
     ALONE,
     JSON,
+    POINT_IN_TIME,
     STORE,
     check_store,
     head,
@@ -34,6 +35,7 @@ from nosync.cli.console import (
 from nosync.job.recovery_planner import lost_manifest
 from nosync.job.watermarks import recorded_expiries, recorded_policies, recorded_strict
 from nosync.lsm.errors import InvalidInputError, NosyncError
+from nosync.lsm.model.as_of import AsOf
 from nosync.lsm.store.store import Store
 from nosync.spark.java import launch_settings
 
@@ -172,13 +174,14 @@ def _replay_planner(flow: nosync.Dataflow, store: Store, spark: SparkSession, br
     "--key", "keys", multiple=True, required=True, metavar="COLUMN=VALUE", help="The key; once for each column."
 )
 @FLOW
-@click.option("--as-of", type=int, help="The epoch of the value. [default: the last sealed one]")
+@click.option("--as-of", type=POINT_IN_TIME,
+              help="The epoch of the value, or a time: as it was then. [default: the last sealed one]")  # fmt: skip
 @click.option("--branch", default="main", show_default=True, help="Which branch.")
 @click.option("--limit", type=click.IntRange(min=0), default=10, show_default=True, help="Rows to show of each source.")
 @CORES
 @JSON
 def explain(
-    path: Path, stage: str, keys: Sequence[str], flow_name: str, as_of: int | None, branch: str, limit: int,
+    path: Path, stage: str, keys: Sequence[str], flow_name: str, as_of: AsOf | None, branch: str, limit: int,
     cores: int | None, as_json: bool,
 ) -> None:  # fmt: skip
     """Say why a key of STAGE has its value: which input rows, at which epochs, led to it. Changes nothing.
@@ -206,7 +209,7 @@ def explain(
 
 
 def _explained(
-    flow: nosync.Dataflow, store: Store, spark: SparkSession, stage: str, key: Mapping[str, Any], as_of: int | None,
+    flow: nosync.Dataflow, store: Store, spark: SparkSession, stage: str, key: Mapping[str, Any], as_of: AsOf | None,
     branch: str, *, quiet: bool,
 ) -> nosync.Explanation:  # fmt: skip
     from nosync.flow.binder import bind  # noqa: PLC0415
@@ -215,6 +218,7 @@ def _explained(
     from nosync.spark.schemas import parse_ddl  # noqa: PLC0415 - needs pyspark
     from nosync.spark.session import expression_settings  # noqa: PLC0415
 
+    t = None if as_of is None else store.epoch_as_of(as_of, branch)
     last = store.last_sealed(branch)
     recorded = None if last is None else store.manifest(last, branch)
     analyze = Analyzer(spark, expression_settings(spark))
@@ -224,7 +228,7 @@ def _explained(
     )  # fmt: skip
     with progress("tracing back", quiet=quiet) as advance:
         return trace_back(
-            bound, store, stage, key, as_of, evaluate=evaluator(spark, expression_settings(spark)), branch=branch,
+            bound, store, stage, key, t, evaluate=evaluator(spark, expression_settings(spark)), branch=branch,
             progress=lambda done, of: advance(done, of, "stages"),
         )  # fmt: skip
 

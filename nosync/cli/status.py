@@ -134,8 +134,9 @@ def _show_status(s: StoreStatus) -> None:
     facts.show_header = False
     facts.add_row("store", s.path)
     means = "everything up to it was made durable" if s.missing else "everything up to it is durable"
-    facts.add_row("safe point", "none yet" if s.safe_point is None else f"{s.safe_point}  ({means})")
-    when = "" if s.sealed_at is None else f"  ({s.sealed_at.replace('T', ' ').replace('+00:00', ' UTC')})"
+    safe_at = "" if s.safe_point_sealed_at is None else f", sealed {_shown(s.safe_point_sealed_at)}"
+    facts.add_row("safe point", "none yet" if s.safe_point is None else f"{s.safe_point}  ({means}{safe_at})")
+    when = "" if s.sealed_at is None else f"  ({_shown(s.sealed_at)})"
     facts.add_row("last sealed", "none yet" if s.last_sealed is None else f"{s.last_sealed}{when}")
     facts.add_row("readable from", str(s.since))
     missing = "cannot be said" if s.missing is None else str(s.missing)
@@ -144,7 +145,8 @@ def _show_status(s: StoreStatus) -> None:
         facts.add_row("pin", f"{name} at {t}")
     for name, last in s.branches.items():
         if name != MAIN:
-            facts.add_row("branch", f"{escape(name)} at {last}")
+            at = f"  ({_shown(s.branches_sealed_at[name])})" if name in s.branches_sealed_at else ""
+            facts.add_row("branch", f"{escape(name)} at {last}{at}")
     out.print(facts)
     out.print()
     table = table_of("stage", "shards>", "layers>", "entries>", "size>", "copies>", "recorded up to>")
@@ -159,6 +161,10 @@ def _show_status(s: StoreStatus) -> None:
         out.print(_table_of_windows(s.windows))
     for where, problem in s.problems.items():
         err.print(f"[red]problem:[/] {escape(where)}: {escape(problem)}", soft_wrap=True)
+
+
+def _shown(iso: str) -> str:
+    return iso.replace("T", " ").replace("+00:00", " UTC")
 
 
 def _table_of_windows(windows: Mapping[str, WindowStatus]) -> Table:

@@ -25,6 +25,7 @@ from nosync.lsm.columnar.columns import EPOCH_COLUMN
 from nosync.lsm.columnar.table_diff import CHANGE, CHANGED, ONLY_A, ONLY_B, compare
 from nosync.lsm.errors import NosyncError
 from nosync.lsm.manifests.branches import Timeline
+from nosync.lsm.model.as_of import AsOf
 from nosync.lsm.platform.notebook import cell
 from nosync.lsm.store.store import Store
 from nosync.lsm.visible import visible
@@ -39,10 +40,22 @@ MOST_COLUMNS, MOST_ROWS = 6, 12
 A_COLOR, B_COLOR = "#33658a", "#d1495b"
 _KINDS = (CHANGED, ONLY_A, ONLY_B)
 _WATERMARK = "__watermark"
+_FEWEST_TIMES = 2
+"""Of sealed epochs that are told apart by the minute, for times to be shown at all."""
 _SAME = 1e-9
 """Of the values themselves: numbers that are this close to each other."""
-Times = Mapping[int, datetime.datetime]
-"""By epoch."""
+
+
+@dataclass(frozen=True)
+class Times:
+    """Holds what stands beside the epochs of an axis."""
+
+    label: str
+    of: Mapping[int, datetime.datetime]
+    """By epoch; empty where nothing is known."""
+
+
+_NO_TIMES = Times("epoch", {})
 
 
 @dataclass(frozen=True)
@@ -60,7 +73,7 @@ def diff_page(
     stage: str,
     a: str,
     b: str,
-    as_of: int | None = None,
+    as_of: AsOf | None = None,
     *,
     progress: Callable[[int, int], None] | None = None,
 ) -> str:
@@ -76,6 +89,7 @@ def diff_page(
     with store.held():
         if as_of is None:
             as_of = min(t for t in (store.newest(a), store.newest(b)) if t is not None)
+        as_of = store.epoch_as_of(as_of, a)
         found = store.diff(stage, a, b, as_of)
         key = found.column_names[: found.column_names.index(CHANGE)]
         fork = _fork(store, a, b)
@@ -83,6 +97,7 @@ def diff_page(
         epochs = _spread(first, as_of)
         sums = {*store.sums_of(stage, as_of, a)} & {*store.sums_of(stage, as_of, b)}
         times = _times(store, stage, a, epochs)
+        sealed = {name: store.sealed_at(as_of, name) for name in dict.fromkeys((a, b))}
         points = []
         for done, t in enumerate(epochs):
             points.append(_compared(store, stage, a, b, t, key, sums))
@@ -107,6 +122,7 @@ def diff_page(
         a=a,
         b=b,
         as_of=as_of,
+        sealed={name: f"{at:%Y-%m-%d %H:%M:%S} UTC" for name, at in sealed.items() if at is not None},
         fork=fork,
         diverged=min(differ, default=None),
         sampled=len(epochs) < as_of - first + 1,
@@ -147,10 +163,22 @@ def _spread(first: int, last: int) -> list[int]:
 
 def _times(store: Store, stage: str, branch: str, epochs: Sequence[int]) -> Times:
     """Returns the event time that each epoch had come to: the watermark of the stage, where it is a window, or of the
-    only window.
+    only window. Where there is no such window, it is when each was sealed, unless that was in the same minute.
 
     An epoch has none before the first time came.
     """
+    of_window = _event_times(store, stage, branch, epochs)
+    if of_window:
+        return Times("epoch, and the event time it came to", of_window)
+    start, recorded = datetime.datetime(1970, 1, 1), store.epoch_times(branch)
+    sealed = {t: start + datetime.timedelta(microseconds=recorded[t].sealed_us) for t in epochs if t in recorded}
+    if len({at.replace(second=0, microsecond=0) for at in sealed.values()}) < _FEWEST_TIMES:
+        return _NO_TIMES
+    return Times(f"epoch, and when {branch} sealed it (UTC)", sealed)
+
+
+def _event_times(store: Store, stage: str, branch: str, epochs: Sequence[int]) -> dict[int, datetime.datetime]:
+    """Returns, by epoch, how far the only window, or the stage itself, had come in event time."""
     marks = [name for name in store.stages() if name.endswith(_WATERMARK)]
     mine = [name for name in marks if name == stage + _WATERMARK] or marks
     if len(mine) != 1:
@@ -266,13 +294,13 @@ def _axes(width: float, height: float, times: Times) -> tuple[Figure, Axes]:
     axes.xaxis.set_major_locator(MaxNLocator(6, integer=True))
     axes.yaxis.set_major_locator(MaxNLocator(5, integer=True))
     axes.yaxis.set_major_formatter(EngFormatter(sep=""))
-    if times:
+    if times.of:
         axes.xaxis.set_major_locator(MaxNLocator(4, integer=True))
-        axes.xaxis.set_major_formatter(lambda x, _: _tick(round(x), times))
+        axes.xaxis.set_major_formatter(lambda x, _: _tick(round(x), times.of))
     return figure, axes
 
 
-def _tick(epoch: int, times: Times) -> str:
+def _tick(epoch: int, times: Mapping[int, datetime.datetime]) -> str:
     """Returns an epoch, and below it its time; where all are whole days, without the hour."""
     if epoch not in times:
         return str(epoch)
@@ -305,7 +333,7 @@ def _timeline(points: Sequence[_At], kinds: Mapping[str, str], times: Times) -> 
         if heights.any():
             axes.bar(at, heights, width, bottom=below, color=color, label=kinds[kind])
         below += heights
-    axes.set_xlabel("epoch, and the event time it came to" if times else "epoch")
+    axes.set_xlabel(times.label)
     axes.legend(frameon=False, ncols=3, loc="lower left", bbox_to_anchor=(0, 1))
     return _svg(figure)
 
@@ -326,7 +354,7 @@ def _values_plot(kind: str, name: str, points: Sequence[_At], branches: tuple[st
 def _histogram(name: str, differences: npt.NDArray[np.float64], branches: tuple[str, str]) -> str:
     from matplotlib.ticker import EngFormatter, MaxNLocator  # noqa: PLC0415
 
-    figure, axes = _axes(5, 3, {})
+    figure, axes = _axes(5, 3, _NO_TIMES)
     finite = differences[np.isfinite(differences)]
     low, high = (float(finite.min()), float(finite.max())) if len(finite) else (0.0, 1.0)
     if high - low < _SAME * max(abs(low), abs(high)):  # bins between them would have no width

@@ -79,7 +79,8 @@ class EpochRuns:
         self._kept.keep(t, lambda: checked)
         reports = self._run(flow, t, checked)
         self.finish(flow, t, reports, streams_from)
-        return epoch_report(t, reports, newest, time.perf_counter() - started)
+        seconds = time.perf_counter() - started
+        return epoch_report(t, reports, newest, seconds, self._position.sealed_at(t))
 
     def check_stream(self, checkpoint: str | Path, first: int, last_batch: Callable[[], int | None]) -> None:
         """Raises FlowError where the batches of a stream, from epoch `first` on, do not follow what is sealed.

@@ -40,6 +40,7 @@ from nosync.job.watermarks import window_status
 from nosync.lsm.errors import FlowError, InvalidInputError
 from nosync.lsm.facts.fencing import Instance
 from nosync.lsm.manifests.branches import MAIN
+from nosync.lsm.model.as_of import AsOf
 from nosync.lsm.status import StoreStatus
 from nosync.lsm.store.store import Store
 
@@ -198,19 +199,22 @@ class Job:
         run_batch = partial(self._epochs.advance_batch, first)
         return start_stream(run_batch, checked, checkpoint, trigger or {}, name or f"nosync-{self.flow.name}")
 
-    def read(self, stage: str, as_of: int | None = None) -> DataFrame:
+    def read(self, stage: str, as_of: AsOf | None = None) -> DataFrame:
         """Returns the state of a stage as of an epoch (default: the last sealed one) as a DataFrame.
+
+        `as_of` may be a time of the wall clock, such as "2026-07-04T12:00" (UTC), a datetime or a date: the last epoch
+        that was sealed at or before it. So it may wherever a job is read, and where it is branched.
 
         A select, where or join_static that is not recorded is this job's expressions over what is recorded below it.
         """
         return self._reading.state(stage, as_of)
 
-    def changes(self, stage: str, after: int, until: int, *, include_expired: bool = False) -> DataFrame:
+    def changes(self, stage: str, after: AsOf, until: AsOf, *, include_expired: bool = False) -> DataFrame:
         """Returns the change feed of a stage: what turns its state as of `after` into the one as of `until`.
 
         The stage's columns, `_change_type` (insert, update_preimage, update_postimage, delete) and `_epoch`.
-        `after=-1` is the empty state before the first epoch. Rows that expired are left out, for what was made of them
-        stays; with `include_expired` they come as `expire`.
+        `after=-1`, or a time before the first epoch, is the empty state before it. Rows that expired are left out, for
+        what was made of them stays; with `include_expired` they come as `expire`.
         """
         return self._reading.changes(stage, after, until, include_expired=include_expired)
 
@@ -230,6 +234,10 @@ class Job:
         """Returns the last epoch up to which a stage's layers are the same files on another branch; -1: none are."""
         return self._reading.shared_until(other._position, stage)
 
+    def epoch_as_of(self, as_of: AsOf) -> int:
+        """Returns the epoch of this job's branch that a time of the wall clock stands for: see `Store.epoch_as_of`."""
+        return self._store.epoch_as_of(as_of, self.branch_name)
+
     def safe_point(self) -> int | None:
         """Returns the largest epoch up to which everything is complete and durable."""
         return self._store.safe_point(self.branch_name)
@@ -243,7 +251,7 @@ class Job:
         return f"<nosync.Job {self.flow.name} on {self._position.root}, branch {branch}, epoch {t}>"
 
     def explain(
-        self, stage: str, key: Mapping[str, Any], t: int | None = None, *, progress: Progress | None = None
+        self, stage: str, key: Mapping[str, Any], t: AsOf | None = None, *, progress: Progress | None = None
     ) -> Explanation:
         """Says why a key has its value as of an epoch (default: the last one): the input rows that led to it, stage by
         stage.
@@ -260,7 +268,7 @@ class Job:
         self,
         name: str,
         *,
-        at: int | None = None,
+        at: AsOf | None = None,
         replace: Mapping[str, Any] | None = None,
         add: Callable[[Dataflow], object] | None = None,
         drop: Sequence[str] = (),

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+from datetime import datetime
 from pathlib import Path
 
-from nosync.lsm.errors import FencedError
+from nosync.lsm.errors import FencedError, NosyncError
 from nosync.lsm.facts.fencing import Instance, check_fence, take_over
 from nosync.lsm.manifests.manifest import Manifest
 from nosync.lsm.manifests.manifest_log import ManifestLog
@@ -59,6 +61,14 @@ class Position:
     def last_sealed(self) -> Epoch | None:
         """Returns the newest epoch of the branch."""
         return self._node.last_sealed(self.branch)
+
+    def sealed_at(self, t: int) -> datetime | None:
+        """Returns when the branch sealed an epoch; None where that is not known."""
+        with contextlib.suppress(
+            NosyncError
+        ):  # a damaged file, of which `verify` tells: it keeps no epoch from running
+            return self._store.sealed_at(t, self.branch)
+        return None
 
     def manifests(self) -> ManifestLog:
         """Returns what the branch sealed, by epoch."""

@@ -13,9 +13,10 @@ from nosync.job.replay import Progress
 from nosync.lsm.columnar.columns import CHANGE_TYPE_COLUMN
 from nosync.lsm.errors import NotAvailableError, UnknownStageError
 from nosync.lsm.manifests.lost_ends import check_there
-from nosync.lsm.model.timestamp import Epoch, pack
+from nosync.lsm.model.as_of import AsOf
+from nosync.lsm.model.timestamp import Epoch
 from nosync.lsm.platform.nearest import did_you_mean
-from nosync.lsm.store.reading import BEFORE_FIRST_EPOCH, check_range
+from nosync.lsm.store.reading import BEFORE_FIRST_EPOCH
 from nosync.lsm.store.store import Store
 from nosync.lsm.trace.change_feed import EXPIRE
 from nosync.replication.client.location import StoreLocation
@@ -44,12 +45,12 @@ class Reading:
         self._location, self._settings = location, settings
         self._position, self._versions = position, versions
 
-    def sealed(self, t: int | None) -> int:
+    def sealed(self, as_of: AsOf | None) -> int:
         """Returns the epoch, or the newest one for None. Raises NotAvailableError where it is not sealed."""
-        if t is not None:
-            pack(t)
-        check_there(self._node.timelines, self._position.branch, t)
+        branch = self._position.branch
         last = self._position.last_sealed()
+        t = None if as_of is None else self._store.epoch_as_of(as_of, branch)
+        check_there(self._node.timelines, branch, t)
         if last is None:
             raise NotAvailableError("no epoch was run yet: call advance() first")
         if t is None:
@@ -67,14 +68,14 @@ class Reading:
             )
         return flow.stages[name]
 
-    def state(self, stage: str, as_of: int | None) -> DataFrame:
+    def state(self, stage: str, as_of: AsOf | None) -> DataFrame:
         """Returns the state of a stage as of an epoch."""
         t = self.sealed(as_of)
         return self._reader(stage).state(self._spark, t)
 
-    def changes(self, stage: str, after: int, until: int, *, include_expired: bool = False) -> DataFrame:
+    def changes(self, stage: str, after: AsOf, until: AsOf, *, include_expired: bool = False) -> DataFrame:
         """Returns the change feed of a stage."""
-        check_range(after, until)
+        after, until = self._store.range_of(after, until, self._position.branch)
         until = self.sealed(until)
         found = self._reader(stage).changes(self._spark, after, until)
         if include_expired or not self.stage(stage).expires:
@@ -115,7 +116,7 @@ class Reading:
             low, high = (middle, high) if same(epochs[middle]) else (low, middle)
         return epochs[low] if low >= 0 else BEFORE_FIRST_EPOCH
 
-    def explain(self, stage: str, key: Mapping[str, Any], t: int | None, progress: Progress | None) -> Explanation:
+    def explain(self, stage: str, key: Mapping[str, Any], t: AsOf | None, progress: Progress | None) -> Explanation:
         """Returns the input rows that led to the value of a key as of an epoch."""
         from nosync.spark.expressions import evaluator  # noqa: PLC0415 - the store works without pyspark
 

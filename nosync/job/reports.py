@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
+from datetime import datetime
 
 from nosync.flow.bound_flow import BoundFlow
 from nosync.job.recovery_planner import Cell, RecoveryPlan
@@ -31,6 +32,8 @@ class EpochReport:
     """Task time spent writing and linking layers, summed over tasks."""
     computed: frozenset[tuple[str, int]]
     """The (stage, shard) pairs whose functions ran."""
+    sealed_at: datetime | None = None
+    """When it was sealed, in UTC; None where that is not known: by a version that did not record it."""
 
     def __str__(self) -> str:
         return (
@@ -156,7 +159,13 @@ def job_html(flow: BoundFlow, facts: Mapping[str, object]) -> str:
     return facts_html(f"nosync.Job {flow.name}", facts, table)
 
 
-def epoch_report(t: int, reports: Mapping[tuple[str, int], Report], flow: BoundFlow, seconds: float) -> EpochReport:
+def epoch_report(
+    t: int,
+    reports: Mapping[tuple[str, int], Report],
+    flow: BoundFlow,
+    seconds: float,
+    sealed_at: datetime | None = None,
+) -> EpochReport:
     """Sums up what the tasks of an epoch reported."""
     computed = [report for report in reports.values() if report.computed]
     return EpochReport(
@@ -168,4 +177,5 @@ def epoch_report(t: int, reports: Mapping[tuple[str, int], Report], flow: BoundF
         seconds=seconds,
         record_s=sum(report.record_s for report in computed),
         computed=frozenset((report.stage, report.shard) for report in computed),
+        sealed_at=sealed_at,
     )

@@ -6,18 +6,21 @@
 
 Options (names as Delta's, with epochs in the place of versions)
 
-| option | meaning | |---|---| | `path` (or `load(path)`) | the store's directory, seen by driver and executors; or
-HOST:PORT of its daemon | | `stage` | which stage | | `branch` | which branch; default: `main` | | `asOf` | the epoch
-whose state to read; default: the last sealed one | | `readChangeFeed` | `true`: the change feed instead of the state; a
-stream reads nothing else | | `startingEpoch`, `endingEpoch` | the first and last epoch of the feed; default: the first
-one of all, the last sealed |
+    path (or load(path))            the store's directory, seen by driver and executors; or HOST:PORT of its daemon
+    stage                           which stage
+    branch                          which branch; default: main
+    asOf                            the epoch whose state to read, or a time of the wall clock: the last epoch sealed by
+                                    then; default: the last sealed one
+    versionAsOf, timestampAsOf      the same, as Delta spells them: an epoch; a time
+    readChangeFeed                  true: the change feed instead of the state; a stream reads nothing else
+    startingEpoch, endingEpoch      the first and last epoch of the feed; default: the first of all, the last sealed
 
 The store is opened read-only, so a job may be writing it. One task a shard; filters on columns are applied in the task.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import pyarrow as pa
@@ -25,11 +28,12 @@ import pyarrow.compute as pc
 from pyspark.sql import SparkSession
 from pyspark.sql import datasource as ds
 from pyspark.sql.pandas.types import from_arrow_schema
-from pyspark.sql.types import StructType
+from pyspark.sql.types import StructField, StructType
 
 from nosync.lsm.columnar.columns import CHANGE_TYPE_COLUMN, EPOCH_COLUMN
 from nosync.lsm.errors import InvalidInputError, NotAvailableError
 from nosync.lsm.manifests.branches import MAIN
+from nosync.lsm.model.as_of import AsOf, parse_as_of
 from nosync.lsm.platform.nearest import did_you_mean
 from nosync.lsm.store.reading import BEFORE_FIRST_EPOCH
 from nosync.lsm.store.store import Store
@@ -40,17 +44,19 @@ FORMAT = "nosync"
 OPTIONS = {
     name.lower(): name
     for name in (
-        "path",
-        "stage",
-        "branch",
-        "asOf",
-        "readChangeFeed",
-        "startingEpoch",
-        "endingEpoch",
-        "includeExpired",
+        "path", "stage", "branch", "asOf", "versionAsOf", "timestampAsOf", "readChangeFeed", "startingEpoch",
+        "endingEpoch", "includeExpired",
     )
-}
+}  # fmt: skip
 """As they are written, by what Spark makes of them."""
+_METADATA = "nosync"
+"""The key, in the metadata of the first column of a table of the catalog, of the options that it was made with."""
+_OWNER = "owner"
+"""The property that every table has which is made in the catalog."""
+_OPTION = "option."
+"""What begins the name of a property for each option."""
+_VERSION_AS_OF, _TIMESTAMP_AS_OF = "versionasof", "timestampasof"
+_AS_OF = ("asof", _VERSION_AS_OF, _TIMESTAMP_AS_OF)
 
 _ONLY_READ = (
     f"format {FORMAT!r} is for reading: a store gets its rows as epochs of a job, from job.advance(t, {{...}}), "
@@ -74,8 +80,13 @@ def register(spark: SparkSession) -> None:
 class Options:
     """Holds the options of one read, checked. Raises InvalidInputError naming the option."""
 
-    def __init__(self, given: Any) -> None:
+    def __init__(self, given: Any, schema: StructType | None = None) -> None:
+        """`schema`: of the table that is read, where it may be one of the catalog, whose options Spark does not give."""
         found = {str(name).lower(): str(value) for name, value in given.items()}
+        self.is_of_catalog = _OWNER in found
+        if self.is_of_catalog:
+            found = _options_in(found)
+        found = _options_of_table(schema) | found
         unknown = sorted(found.keys() - OPTIONS.keys())
         if unknown:
             as_delta = (
@@ -85,14 +96,20 @@ class Options:
                 f"format {FORMAT!r} has no option {unknown[0]!r}{as_delta}; options: {', '.join(OPTIONS.values())}"
             )
         for name in ("path", "stage"):
+            if name not in found and schema is not None and not given:
+                raise InvalidInputError(
+                    f"a table of format {FORMAT!r} has the columns of its stage: make it without any, as in CREATE TABLE t "
+                    f"USING {FORMAT} OPTIONS (path '...', stage '...')"
+                )
             if name not in found:
                 raise InvalidInputError(f"format {FORMAT!r} needs the option {name!r}")
+        self.given = found
         self.path, self.stage = found["path"], found["stage"]
         self.branch = found.get("branch", MAIN)
-        self.as_of = _epoch(found, "asof")
+        self.as_of = _as_of(found)
         self.starting_epoch, self.ending_epoch = _epoch(found, "startingepoch"), _epoch(found, "endingepoch")
         self.change_feed, self.include_expired = _is_true(found, "readchangefeed"), _is_true(found, "includeexpired")
-        useless = ("asof",) if self.change_feed else ("startingepoch", "endingepoch", "includeexpired")
+        useless = _AS_OF if self.change_feed else ("startingepoch", "endingepoch", "includeexpired")
         for name in useless:
             if name in found:
                 needs = (
@@ -105,6 +122,53 @@ class Options:
     def open(self) -> Store:
         """Opens the store to read, with what its host lacks fetched from peers, or from the daemon at an address."""
         return open_to_read(self.path)
+
+
+def _options_in(properties: Mapping[str, str]) -> dict[str, str]:
+    """Returns the options among the properties of a table that is made in the catalog. Others are the catalog's own, or
+    the user's.
+    """
+    said = {name.removeprefix(_OPTION) for name in properties if name.startswith(_OPTION)}
+    return {name: value for name, value in properties.items() if name in said or name in OPTIONS}
+
+
+def _options_of_table(schema: StructType | None) -> dict[str, str]:
+    """Returns the options that a table of the catalog was made with; none of a table that is none of it."""
+    first = next(iter(schema or ()), None)
+    found = {} if first is None else first.metadata.get(_METADATA, {})
+    return {str(name): str(value) for name, value in found.items()}
+
+
+def _of_catalog(schema: StructType, options: Mapping[str, str]) -> StructType:
+    """Returns the schema of a table that is made in the catalog, with the options that it is made with.
+
+    When such a table is read Spark gives its schema, and not the options.
+    """
+    first, *rest = schema.fields
+    marked = StructField(first.name, first.dataType, first.nullable, {_METADATA: dict(options)})
+    return StructType([marked, *rest])
+
+
+def _as_of(options: dict[str, str]) -> AsOf | None:
+    given = [name for name in _AS_OF if name in options]
+    if len(given) > 1:
+        raise InvalidInputError(
+            f"options {OPTIONS[given[0]]} and {OPTIONS[given[1]]} say one thing twice: leave out one"
+        )
+    if not given:
+        return None
+    name, text = given[0], options[given[0]]
+    if name == _VERSION_AS_OF:
+        return _epoch(options, name)
+    try:
+        found = parse_as_of(text)
+    except InvalidInputError as error:
+        raise InvalidInputError(f"option {OPTIONS[name]}: {error}") from None
+    if name == _TIMESTAMP_AS_OF and isinstance(found, int):
+        raise InvalidInputError(
+            f"option {OPTIONS[name]}={text!r} is no time; for an epoch say {OPTIONS[_VERSION_AS_OF]}"
+        )
+    return found
 
 
 def _epoch(options: dict[str, str], name: str) -> int | None:
@@ -142,10 +206,11 @@ class NosyncDataSource(ds.DataSource):
         options = Options(self.options)
         with options.open() as store:
             schema = store.schema(options.stage, options.as_of, branch=options.branch)
-        return from_arrow_schema(_with_change_columns(schema) if options.change_feed else schema)
+        found = from_arrow_schema(_with_change_columns(schema) if options.change_feed else schema)
+        return _of_catalog(found, options.given) if options.is_of_catalog else found
 
     def reader(self, schema: StructType) -> ds.DataSourceReader:
-        return Reader(Options(self.options), schema)
+        return Reader(Options(self.options, schema), schema)
 
     def writer(self, schema: StructType, overwrite: bool) -> ds.DataSourceWriter:
         raise InvalidInputError(_ONLY_READ)
@@ -154,7 +219,7 @@ class NosyncDataSource(ds.DataSource):
         raise InvalidInputError(_ONLY_READ)
 
     def streamReader(self, schema: StructType) -> ds.DataSourceStreamReader:
-        options = Options(self.options)
+        options = Options(self.options, schema)
         if not options.change_feed or options.ending_epoch is not None:
             raise InvalidInputError(
                 f"a stream of format {FORMAT!r} reads the change feed, without an end: "
@@ -220,7 +285,9 @@ class Reader(ds.DataSourceReader):
     def partitions(self) -> Sequence[ds.InputPartition]:
         options = self._options
         with options.open() as store:
-            until = options.ending_epoch if options.change_feed else options.as_of
+            until = options.ending_epoch if options.change_feed else None
+            if options.as_of is not None:  # tasks get the epoch: what a time stands for may change while they begin
+                until = store.epoch_as_of(options.as_of, options.branch)
             until = store.newest(options.branch) if until is None else until
         if until is None:
             raise NotAvailableError(f"{options.path}: no epoch is sealed yet; give asOf or endingEpoch")

@@ -15,7 +15,9 @@ from pyspark.sql.types import MapType
 from nosync.flow.bound_stage import BoundStage
 from nosync.lsm.columnar.table_diff import CHANGE, CHANGED, ONLY_A, ONLY_B
 from nosync.lsm.errors import FlowError
+from nosync.lsm.model.as_of import AsOf
 from nosync.lsm.platform.notebook import facts_html, rows_html
+from nosync.lsm.store.reading import BEFORE_FIRST_EPOCH
 from nosync.lsm.visible import visible
 from nosync.spark.expressions import quoted
 
@@ -26,10 +28,10 @@ _COUNT, _COUNTED = "n", "n?"
 class Side(Protocol):
     """Is what is compared: a job, on its branch."""
 
-    def read(self, stage: str, as_of: int | None = None) -> DataFrame:
+    def read(self, stage: str, as_of: AsOf | None = None) -> DataFrame:
         """Returns the state of a stage as of an epoch."""
 
-    def changes(self, stage: str, after: int, until: int) -> DataFrame:
+    def changes(self, stage: str, after: AsOf, until: AsOf) -> DataFrame:
         """Returns the change feed of a stage."""
 
     def stage(self, name: str) -> BoundStage:
@@ -40,6 +42,9 @@ class Side(Protocol):
 
     def last_sealed(self) -> int | None:
         """Returns the newest epoch."""
+
+    def epoch_as_of(self, as_of: AsOf) -> int:
+        """Returns the epoch that a number, or a time of the wall clock, stands for."""
 
     def shared_until(self, other: Any, stage: str) -> int:
         """Returns the last epoch up to which a stage's layers are the same files on another branch."""
@@ -114,9 +119,9 @@ def _text(value: float | None) -> str:
     return "-" if value is None else f"{value:,.6g}"
 
 
-def diff(a: Side, b: Side, stage: str, as_of: int | None = None) -> DataFrame:
+def diff(a: Side, b: Side, stage: str, as_of: AsOf | None = None) -> DataFrame:
     """Returns the keys whose rows differ between two jobs (branches) as of an epoch (default: the newest that both
-    have).
+    have). A time of the wall clock is looked up on `a`.
 
     Columns: the key, `_diff` (only_a, only_b, changed), then each value column twice, as `<column>_a` and `<column>_b`.
     For a stage without a key: the rows that one side has more often, with how often as `n_a` and `n_b`.
@@ -130,7 +135,7 @@ def diff(a: Side, b: Side, stage: str, as_of: int | None = None) -> DataFrame:
             "diff_summary()"
         )
     shown = [F.col(quoted(f"{side};{v}")).alias(f"{v}_{side}") for v in compared for side in "ab"]
-    found = _differences(a, b, stage, _newest_of_both(a, b) if as_of is None else as_of)
+    found = _differences(a, b, stage, _epoch(a, b, as_of))
     return found.select(*(F.col(quoted(k)) for k in key), CHANGE, *shown)
 
 
@@ -170,10 +175,11 @@ def _entries(column: Column) -> Column:
     return F.sort_array(F.map_entries(column))
 
 
-def diff_changes(a: Side, b: Side, stage: str, after: int, until: int) -> DataFrame:
+def diff_changes(a: Side, b: Side, stage: str, after: AsOf, until: AsOf) -> DataFrame:
     """Compares the change feeds of two branches over a range of epochs. Returns the rows that only one has, with
-    `_side` a or b.
+    `_side` a or b. Times of the wall clock are looked up on `a`.
     """
+    after, until = (t if t == BEFORE_FIRST_EPOCH else a.epoch_as_of(t) for t in (after, until))
     left, right = a.changes(stage, after, until), b.changes(stage, after, until)
     maps = [f.name for f in left.schema if isinstance(f.dataType, MapType)]
     left, right = (rows.withColumns({name: _entries(F.col(quoted(name))) for name in maps}) for rows in (left, right))
@@ -182,21 +188,21 @@ def diff_changes(a: Side, b: Side, stage: str, after: int, until: int) -> DataFr
     return found.withColumns({name: F.map_from_entries(F.col(quoted(name))) for name in maps})
 
 
-def summarize(a: Side, b: Side, stage: str, as_of: int | None = None) -> DiffSummary:
+def summarize(a: Side, b: Side, stage: str, as_of: AsOf | None = None) -> DiffSummary:
     """Counts the keys that differ, and how; for each numeric column it returns the totals or medians, and the
     differences.
     """
     _, values = _columns(a, b, stage)
-    as_of = _newest_of_both(a, b) if as_of is None else as_of
-    found = _differences(a, b, stage, as_of).cache()
+    t = _epoch(a, b, as_of)
+    found = _differences(a, b, stage, t).cache()
     counts = {row[CHANGE]: row["count"] for row in found.groupBy(CHANGE).count().collect()}
     schema = a.stage(stage).output
     numeric = [v for v in values if _is_number(schema.field(v).type)]
     sums = set(a.sums_of(stage)) & set(b.sums_of(stage))
-    columns = {name: _column_diff(a, b, stage, as_of, found, name, adds_up=name in sums) for name in numeric}
+    columns = {name: _column_diff(a, b, stage, t, found, name, adds_up=name in sums) for name in numeric}
     found.unpersist()
     return DiffSummary(
-        stage, as_of, counts.get(ONLY_A, 0), counts.get(ONLY_B, 0), counts.get(CHANGED, 0), columns
+        stage, t, counts.get(ONLY_A, 0), counts.get(ONLY_B, 0), counts.get(CHANGED, 0), columns
     )  # fmt: skip
 
 
@@ -263,6 +269,10 @@ def _is_keyed(job: Side, stage: str) -> bool:
 
 def _counts(job: Side, stage: str) -> list[str]:
     return [] if _is_keyed(job, stage) else [_COUNT]
+
+
+def _epoch(a: Side, b: Side, as_of: AsOf | None) -> int:
+    return _newest_of_both(a, b) if as_of is None else a.epoch_as_of(as_of)
 
 
 def _newest_of_both(a: Side, b: Side) -> int:

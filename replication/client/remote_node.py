@@ -19,6 +19,7 @@ from nosync.lsm.errors import (
     ReplicationError,
 )
 from nosync.lsm.facts.pins import Pin, Pins
+from nosync.lsm.facts.seal_times import EventSpan, SealTimes
 from nosync.lsm.manifests.branches import MAIN
 from nosync.lsm.manifests.catalog import recorded_layers
 from nosync.lsm.manifests.completeness import MissingLayer, lost
@@ -63,6 +64,7 @@ class RemoteNode:
         self.sealer = Sealer(directory, reply.replicas)
         self.timelines = self.sealer.timelines
         self._pins = Pins(directory.root, directory.env)
+        self._times = SealTimes(directory.root, directory.env)
 
     # --- files ------------------------------------------------------------------------------------------------------
 
@@ -81,8 +83,12 @@ class RemoteNode:
         meta: dict[str, Any] | None = None,
         copies: Mapping[str, int] | None = None,
         contents: Mapping[LayerId, Content] | None = None,
+        span: EventSpan | None = None,
     ) -> Manifest:
-        manifest, _ = self.sealer.seal(t, ids, branch, meta, copies, contents)
+        def before_new(timeline: str) -> None:
+            self._times.record(timeline, t, span)
+
+        manifest, _ = self.sealer.seal(t, ids, branch, meta, copies, contents, before_new=before_new)
         self.note(ids)
         return manifest
 

@@ -178,6 +178,11 @@ class RemoteStore(Store):
         """Raises StorageError: the node is elsewhere."""
         raise _not_written(self.client.address)
 
+    @property
+    def source_path(self) -> str:
+        """Returns the address of the daemon."""
+        return self.client.address
+
     def safe_point(self, branch: str = MAIN) -> int | None:
         """Returns what the daemon says: up to there all is on as many nodes as asked for."""
         reply = self.client.status(branch, lag=False)

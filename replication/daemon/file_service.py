@@ -11,7 +11,7 @@ from nosync.lsm.errors import ReplicationError
 from nosync.lsm.layers.reader import LayerReader
 from nosync.lsm.node.node import Node
 from nosync.lsm.platform.env import Env, storage_error, storage_errors
-from nosync.lsm.platform.layout import BRANCHES, LAYERS, MANIFESTS, PINS
+from nosync.lsm.platform.layout import BRANCHES, LAYERS, MANIFESTS, PINS, TIMES
 from nosync.lsm.store.store import Store
 from nosync.lsm.trace.directory import LayerDirectory
 from nosync.proto.v1 import replication_pb2 as pb
@@ -20,7 +20,7 @@ from nosync.replication.protocol.messages import FileRequest, NotFound
 from nosync.replication.transport.codec import Encoder, check_group, check_name, layer_message
 
 NAMES_PER_REPLY = 10_000
-_READABLE = (LAYERS, MANIFESTS, BRANCHES, PINS)
+_READABLE = (LAYERS, MANIFESTS, BRANCHES, PINS, TIMES)
 
 
 def names_in(directory: LayerDirectory, relative: str) -> Iterator[dict[str, int]]:

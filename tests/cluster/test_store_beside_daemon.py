@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from functools import partial
 from pathlib import Path
 
 import pyarrow as pa
@@ -10,6 +11,7 @@ import pytest
 
 import nosync
 from nosync.cli import main
+from nosync.lsm.model.as_of import shown_time
 from nosync.lsm.node.parts import NodeParts
 from nosync.lsm.trace.directory import LayerDirectory
 from nosync.replication.daemon.config import DaemonConfig
@@ -157,3 +159,33 @@ def test_a_directory_that_an_earlier_version_kept_is_kept(tmp_path: Path) -> Non
         with pytest.raises(nosync.ReplicationError, match="is kept by a daemon"):
             nosync.open(tmp_path / "n1", env=Hasty())
         nosync.open(tmp_path / "n1", alone=True).close()
+
+
+def test_epochs_are_found_by_time_on_every_node(tmp_path: Path) -> None:
+    """The times that one node recorded reach the other, and a reader over a connection; old ones share files."""
+    with (
+        running(tmp_path, ("n1", "n2"), replicas=2, extra=("--archive-epochs", "2")) as daemons,
+        daemons.open("n1") as one,
+    ):
+        for t in range(7):
+            append(one, t)
+        times = one.epoch_times()
+        assert sorted(times) == list(range(7))
+        eventually("n2 has all", lambda: daemons.safe_point("n2") == 6)
+        for node in ("n1", "n2"):
+            eventually(f"{node} has few files", partial(_has_few, daemons.data(node) / "times" / "main"))
+        address = f"127.0.0.1:{daemons.ports['n2']}"
+        with (
+            nosync.open(daemons.data("n2"), read_only=True) as other,
+            nosync.connect(address, cache=tmp_path / "cache") as far,
+        ):
+            for store in (one, other, far):
+                assert store.epoch_times() == times
+                at = shown_time(times[3].sealed_us)
+                assert store.epoch_as_of(at) == 3
+                assert store.read("counts", at).equals(one.read("counts", 3))
+
+
+def _has_few(directory: Path) -> bool:
+    """Says whether the times of pairs of old epochs are in one file each."""
+    return len(list(directory.iterdir())) < 7

@@ -95,6 +95,21 @@ def test_the_page_that_fixes_a_bug(
     assert "goes on after epoch 3" in printed
 
 
+def test_the_page_that_reads_a_store(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    state = str(tmp_path / "state")
+    run_page("read.md", 5, {'"state/"': repr(state), "'state/'": repr(state)})
+    printed = capsys.readouterr().out
+    assert printed.count("| tea|  202|") == 3
+    assert printed.count("| tea|  201|") == 1
+    assert printed.count("| tea|  200|") == 1
+    assert "|   2|" in printed
+    for view in ("prices", "first_prices"):
+        spark.sql(f"DROP VIEW {view}")
+
+
 def test_the_operators_page(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -35,6 +35,8 @@ GOOD: dict[str, dict[str, Any]] = {
     "branches/2.json": {"do": "promote", "name": "b", "keep_as": None},
     "branches/3.json": {"do": "delete", "name": "b"},
     "pins/p-00.json": {"name": "p", "t": 0},
+    "times/main/1-00.json": {"line": "main", "epochs": [[1, 1_783_000_000_000_000, None, None]]},
+    "times/main/0-1-00.json": {"line": "main", "epochs": [[0, 17, -5, 5], [1, 18, None, None]]},
     "pins/p-00.gone.json": {"gone": "p-00.json"},
 }
 ODD = [None, -1, 1 << 70, True, "", "../../x", "A b", [], {}, [None], 0.5, "0of0", {"a": 1}]
