@@ -185,6 +185,23 @@ class Store(StoreReader):
         self.node.rewind(t, kept)
         return kept
 
+    def promote(self, branch: str, keep_as: str | None = None) -> str | None:
+        """Lets the main timeline be that of a branch; what main was is kept as a branch, whose name is returned.
+
+        `keep_as`: that branch's name (default `before-promote-<n>`); `""` drops it. A job must be started again, with the
+        branch's code; its sinks take back what they were given after the fork. Raises InvalidInputError for a branch that
+        has not come as far as main: its job's replay() comes first.
+        """
+        timelines = self.node.timelines
+        timelines.timeline(branch)
+        mine, theirs = self.last_sealed(), self.last_sealed(branch)
+        if branch != MAIN and mine is not None and (theirs is None or theirs < mine):
+            raise InvalidInputError(f"branch {branch} is at epoch {theirs}, main at {mine}: replay() it first")
+        default = f"before-promote-{timelines.refs.entries + 1}"
+        kept = default if keep_as is None else keep_as or None
+        self.node.promote(branch, kept)
+        return kept
+
     def describe_branch(self, name: str) -> BranchInfo:
         """Returns where a branch comes from, and what of it is shared with others and what is its own."""
         return inspection.describe_branch(self.directory, self._timelines(), name)

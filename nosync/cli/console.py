@@ -280,6 +280,20 @@ def rows_of(rows: pa.Table) -> list[dict[str, Any]]:
     return [dict(zip(rows.column_names, row, strict=True)) for row in zip(*columns, strict=True)]
 
 
+def flat(table: pa.Table) -> pa.Table:
+    """Returns the rows with JSON text for nested values, and base64 for binary ones, which CSV does not have."""
+    for i, f in enumerate(table.schema):
+        if pa.types.is_binary(f.type) or pa.types.is_large_binary(f.type) or pa.types.is_fixed_size_binary(f.type):
+            texts = [
+                None if value is None else base64.b64encode(value).decode() for value in table.column(i).to_pylist()
+            ]
+            table = table.set_column(i, f.name, pa.array(texts, pa.string()))
+        if pa.types.is_nested(f.type):
+            texts = [None if value is None else json_text(value) for value in table.column(i).to_pylist()]
+            table = table.set_column(i, f.name, pa.array(texts, pa.string()))
+    return table
+
+
 def _has_short(type_: pa.DataType) -> bool:
     if pa.types.is_float32(type_) or pa.types.is_float16(type_):
         return True

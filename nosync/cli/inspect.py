@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import dataclasses
 import sys
 from collections.abc import Sequence
@@ -10,6 +9,7 @@ from pathlib import Path
 
 import click
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.csv
 from rich.markup import escape
 
@@ -24,8 +24,8 @@ from nosync.cli.console import (
     GivenPath,
     by_key,
     check_store,
+    flat,
     head,
-    json_text,
     out,
     parse_keys,
     print_json,
@@ -37,8 +37,11 @@ from nosync.cli.console import (
     size_text,
     table_of,
 )
-from nosync.lsm.errors import InvalidInputError, StorageError
+from nosync.lsm.columnar.columns import EPOCH_COLUMN
+from nosync.lsm.errors import InvalidInputError, NotAvailableError, StorageError
 from nosync.lsm.model.as_of import AsOf
+from nosync.lsm.store.reading import BEFORE_FIRST_EPOCH
+from nosync.lsm.store.store import Store
 from nosync.lsm.visible import visible
 
 
@@ -101,9 +104,64 @@ def get(
     if as_json:
         print_json(rows_of(shown))
     elif as_csv:
-        _print_csv(_flat(shown))
+        _print_csv(flat(shown))
     else:
         show_rows(shown if limit is not None else head(table, MOST_ROWS_SHOWN), table.num_rows)
+
+
+@cli.command()
+@STORE
+@click.argument("stage")
+@click.option("--from", "begin", type=POINT_IN_TIME, help="The first epoch to show; or a time: those sealed after it. "
+              "[default: the oldest that is kept]")  # fmt: skip
+@click.option("--to", "end", type=POINT_IN_TIME, help="The last epoch to show, or a time: those sealed by then. "
+              "[default: the last sealed one]")  # fmt: skip
+@click.option("--key", "keys", multiple=True, metavar="COLUMN=VALUE", help="Only rows with this value of a column.")
+@click.option(
+    "--limit", type=click.IntRange(min=0), help=f"Rows to show. [default: {MOST_ROWS_SHOWN} in a table, else all]"
+)
+@click.option("--csv", "as_csv", is_flag=True, help="Print CSV.")
+@click.option("--branch", default="main", show_default=True, help="Which branch to read.")
+@JSON
+def changes(
+    path: Path, stage: str, begin: AsOf | None, end: AsOf | None, keys: Sequence[str], limit: int | None, as_csv: bool,
+    branch: str, as_json: bool,
+) -> None:  # fmt: skip
+    """Show what each epoch changed in STAGE: rows with _change_type and _epoch, in order of epoch and key.
+
+    \b
+      nosync changes state/ delays --from 20 --to 26
+      nosync changes state/ delays --from 2026-07-04 --to 2026-07-05 --key origin=JFK
+    """
+    if as_csv and as_json:
+        raise click.UsageError("--csv and --json are two formats: leave out one")
+    with read_only(path) as store, store.held():
+        until = store.newest(branch) if end is None else store.epoch_as_of(end, branch)
+        if until is None:
+            raise NotAvailableError(f"branch {branch} has no sealed epoch: nothing changed yet")
+        table = store.changes(stage, _after(store, begin, branch), until, branch=branch)
+        wanted = parse_keys(store, stage, until, keys, branch) or {}
+        key = store.key(stage, until, branch=branch)
+    for name, value in wanted.items():
+        table = table.filter(pc.equal(table.column(name), pa.scalar(value, table.schema.field(name).type)))
+    table = by_key(table, [EPOCH_COLUMN, *(name for name in key if name in table.column_names)])
+    shown = table if limit is None else head(table, limit)
+    if as_json:
+        print_json(rows_of(shown))
+    elif as_csv:
+        _print_csv(flat(shown))
+    else:
+        show_rows(shown if limit is not None else head(table, MOST_ROWS_SHOWN), table.num_rows)
+
+
+def _after(store: Store, begin: AsOf | None, branch: str) -> AsOf:
+    """Returns what `Store.changes` takes as its beginning, which is an epoch before the first whose changes it gives."""
+    if begin is None:
+        since = store.since()
+        return since if since else BEFORE_FIRST_EPOCH
+    if isinstance(begin, int):
+        return begin if begin < 0 else begin - 1  # a negative one is refused as what it is
+    return store.range_of(begin, store.newest(branch) or 0, branch)[0]
 
 
 def _print_csv(table: pa.Table) -> None:
@@ -114,20 +172,6 @@ def _print_csv(table: pa.Table) -> None:
     text = pa.BufferOutputStream()
     pyarrow.csv.write_csv(table, text)
     click.echo(visible(text.getvalue().to_pybytes().decode(), keep="\n\t"), nl=False)
-
-
-def _flat(table: pa.Table) -> pa.Table:
-    """Returns the rows with JSON text for nested values, which CSV does not have."""
-    for i, f in enumerate(table.schema):
-        if pa.types.is_binary(f.type) or pa.types.is_large_binary(f.type) or pa.types.is_fixed_size_binary(f.type):
-            texts = [
-                None if value is None else base64.b64encode(value).decode() for value in table.column(i).to_pylist()
-            ]
-            table = table.set_column(i, f.name, pa.array(texts, pa.string()))
-        if pa.types.is_nested(f.type):
-            texts = [None if value is None else json_text(value) for value in table.column(i).to_pylist()]
-            table = table.set_column(i, f.name, pa.array(texts, pa.string()))
-    return table
 
 
 @cli.command()

@@ -93,6 +93,38 @@ def rewind(path: Path, epoch: int, keep_as: str | None, drop: bool, alone: bool,
 
 @cli.command()
 @STORE
+@click.argument("branch")
+@click.option(
+    "--keep-as", metavar="NAME", help="Name of the branch that keeps what main was. [default: before-promote-N]"
+)
+@click.option("--drop", is_flag=True, help="Delete what main was from the fork on instead of keeping it as a branch.")
+@ALONE
+@JSON
+def promote(path: Path, branch: str, keep_as: str | None, drop: bool, alone: bool, as_json: bool) -> None:
+    """Let the main timeline be that of BRANCH, which must have come as far; what main was is kept as a branch.
+
+    A job that runs on main is stopped (FencedError). Start it again with the code of the branch: its sinks take back what
+    they were given after the fork, and get the branch's changes instead.
+
+    \b
+      nosync promote state/ fix
+    """
+    if drop and keep_as:
+        raise click.UsageError("--drop keeps nothing: leave out --keep-as")
+    check_store(path)
+    with nosync.open(path, alone=alone) as store:
+        was = store.last_sealed()
+        kept = store.promote(branch, "" if drop else keep_as)
+        now = store.last_sealed()
+    if as_json:
+        print_json({"promoted": branch, "epoch": now, "was": was, "kept_as": kept})
+        return
+    rest = "deleted" if kept is None else f"kept as branch {escape(kept)}"
+    out.print(f"the main timeline is that of branch {escape(branch)}, at epoch {now}; what it was is {rest}")
+
+
+@cli.command()
+@STORE
 @click.argument("name", required=False)
 @click.argument("epoch", type=int, required=False)
 @click.option("--remove", is_flag=True, help="Remove the pin NAME.")

@@ -35,6 +35,7 @@ from nosync.lsm.facts.deliveries import DeliveryLog
 from nosync.lsm.facts.fencing import newest_instance, take_over
 from nosync.lsm.facts.or_set import Element, read_element
 from nosync.lsm.facts.pins import Pins
+from nosync.lsm.facts.seal_times import SealTimes
 from nosync.lsm.layers.reader import LayerReader
 from nosync.lsm.manifests.archive import Archive, Details
 from nosync.lsm.manifests.branches import read_refs
@@ -164,6 +165,11 @@ def read_register(root: Path, path: PurePosixPath) -> None:
         assert (marks.last(), marks.first(), marks.owns("17")) == (3, 0, True)
 
 
+def read_times(root: Path, path: PurePosixPath) -> None:
+    check_contents(path, ENV.read(root / path))
+    assert all(t >= 0 for t in SealTimes(root, ENV).of_timeline(path.parent.name))
+
+
 def read_address(root: Path, _: PurePosixPath) -> None:
     found = address_of(root)
     assert found is None or all(isinstance(found.get(name, ""), str) for name in ("address", "node", "place", "tls"))
@@ -180,8 +186,8 @@ def read_discarded(root: Path, _: PurePosixPath) -> None:
 
 READERS: dict[str, Callable[[Path, PurePosixPath], object]] = {
     "layers": read_layer, "manifests": read_manifest, "branches": read_branches, "pins": read_register,
-    "jobs": read_register, "sinks": read_register, "given-up.json": read_discarded, ADDRESS_FILE: read_address,
-    MEMBERS_FILE: read_members, MARKER: lambda root, _: read_marker(root, ENV),
+    "jobs": read_register, "sinks": read_register, "times": read_times, "given-up.json": read_discarded,
+    ADDRESS_FILE: read_address, MEMBERS_FILE: read_members, MARKER: lambda root, _: read_marker(root, ENV),
     VERIFIED: lambda root, _: is_verified_here(root), REVOKED: lambda root, _: read_revoked(root / REVOKED),
 }  # fmt: skip
 
