@@ -164,7 +164,7 @@ NAMES_IN_FINGERPRINTS = {
     "nosync.spark.data_source": "nosync.spark.source",
     "nosync.spark.epoch_inputs": "nosync.spark.given",
     "nosync.spark.epoch_job": "nosync.spark.epoch",
-    "nosync.spark.epoch_plan": "nosync.spark.epoch",
+    "nosync.runtime.epoch_plan": "nosync.spark.epoch",
     "nosync.spark.epoch_run": "nosync.spark.epoch",
     "nosync.spark.errors": "nosync.spark.task_errors",
     "nosync.spark.expression_translation": "nosync.spark.translate",

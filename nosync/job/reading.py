@@ -20,6 +20,7 @@ from nosync.lsm.store.reading import BEFORE_FIRST_EPOCH
 from nosync.lsm.store.store import Store
 from nosync.lsm.trace.change_feed import EXPIRE
 from nosync.replication.client.location import StoreLocation
+from nosync.runtime.epoch_plan import for_tasks
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -84,7 +85,6 @@ class Reading:
 
     def _reader(self, stage: str) -> StageReader | DerivedReader:
         from nosync.spark.derived import DerivedReader  # noqa: PLC0415
-        from nosync.spark.expressions import for_tasks  # noqa: PLC0415
         from nosync.spark.schemas import check_readable  # noqa: PLC0415
         from nosync.spark.stage_reader import StageReader  # noqa: PLC0415 - the store works without pyspark
 
@@ -94,7 +94,7 @@ class Reading:
             expressions.insert(0, below)
             below = self._versions.flow.stages[below.inputs[0]]
         if not below.recorded or below.of_rounds:
-            raise NotAvailableError(_why_not_recorded(stage, below))
+            raise NotAvailableError(why_not_recorded(stage, below))
         check_readable(below)
         history = self._node.histories(self._position.branch).get(below.name, ())
         reader = StageReader(self._location, for_tasks(below), history)
@@ -126,7 +126,7 @@ class Reading:
         return explain(flow, self._store, stage, key, at, evaluate=evaluate, branch=branch, progress=progress)
 
 
-def _why_not_recorded(stage: str, below: BoundStage) -> str:
+def why_not_recorded(stage: str, below: BoundStage) -> str:
     """Says why a stage cannot be read. `below`: what it would be computed from by expressions alone, maybe itself."""
     if below.loop is not None:
         return (

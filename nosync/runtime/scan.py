@@ -73,7 +73,7 @@ class Scan:
                 edge = edge_of(source, edges)
                 steps = [] if edge is None else _steps(edge, stages)
                 placed = _Placed(source, edge, steps, shard.groups(self.key_groups), self.key_groups)
-                mine = [placed.of_shard(part) for part in _parts(self.files[source.name], source.schema)]
+                mine = [placed.of_shard(part) for part in self._parts_of(source)]
                 # In one chunk, of which take() is quicker.
                 rows = pa.concat_tables([source.schema.empty_table(), *mine]).combine_chunks()
                 rows = hashed(rows, source.schema.names, sent=rows)
@@ -87,6 +87,21 @@ class Scan:
         except (OSError, pa.ArrowException) as error:
             raise ScanError(f"a task could not read a source's files: {type(error).__name__}: {error}") from error
         return given, fed
+
+    def _parts_of(self, source: BoundStage) -> Iterator[pa.Table]:
+        """Yields the rows of a source, some at a time."""
+        return _parts(self.files[source.name], source.schema)
+
+
+@dataclass(frozen=True)
+class TableScan(Scan):
+    """Says what the tasks of a segment take from tables in this process, as if they read it."""
+
+    tables: Mapping[str, pa.Table]
+    """The rows of each source."""
+
+    def _parts_of(self, source: BoundStage) -> Iterator[pa.Table]:
+        yield renamed(self.tables[source.name], source.schema, source.schema.names)
 
 
 def _steps(edge: InputEdge, stages: Mapping[str, BoundStage]) -> list[Step]:

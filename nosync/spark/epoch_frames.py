@@ -25,6 +25,7 @@ from nosync.lsm.columnar.hashing import HASH_BITS
 from nosync.lsm.errors import NosyncError, encode_failure
 from nosync.operators.canonical import is_hashed_in_tasks
 from nosync.runtime.epoch_batches import run_epochs_of_shard
+from nosync.runtime.epoch_plan import PartPlan
 from nosync.runtime.file_shuffle import Exchange
 from nosync.runtime.segment_task import (
     REPORT_SCHEMA,
@@ -36,7 +37,6 @@ from nosync.runtime.segment_task import (
 )
 from nosync.runtime.shard_run import run_shard
 from nosync.spark.arrow_transfer import ArrowFunction, Handover, selected
-from nosync.spark.epoch_plan import SparkJobPlan
 from nosync.spark.expressions import hash_of, jvm_rows, place_of, quoted
 from nosync.spark.fused_inputs import Given, given_rows
 from nosync.spark.worker import task_in_worker
@@ -47,7 +47,7 @@ class EpochFrames:
 
     def __init__(
         self,
-        plan: SparkJobPlan,
+        plan: PartPlan,
         spark: SparkSession,
         inputs: Mapping[str, DataFrame],
         handover: Handover,

@@ -13,11 +13,11 @@ from pyspark.sql import DataFrame, SparkSession
 
 from nosync.flow.bound_flow import BoundFlow
 from nosync.flow.bound_stage import Segment
+from nosync.runtime.epoch_plan import EpochPlan, Part, PartPlan
 from nosync.runtime.file_shuffle import Exchange, Placement
 from nosync.runtime.scan import ParquetFile
 from nosync.spark.arrow_transfer import Handover
 from nosync.spark.epoch_frames import EpochFrames
-from nosync.spark.epoch_plan import EpochPlan, Part, SparkJobPlan
 from nosync.spark.file_shuffle import SHARD_COLUMN, Exchanges, Exchanging
 from nosync.spark.session import in_workers_of_queries
 
@@ -41,7 +41,7 @@ class EpochJob:
 
     def __init__(self, work: Work, part: Part) -> None:
         self._spark, self._handover, self._exchanges = work.spark, work.handover, work.exchanges
-        self._plan = SparkJobPlan(work.flow, work.plans, part, work.inputs, work.files)
+        self._plan = PartPlan(work.flow, work.plans, part, work.inputs, work.files)
         self._exchanging: Exchanging | None = None
         self._exchanged: dict[str, Exchange] = {}
         self._frames = EpochFrames(self._plan, work.spark, work.inputs, work.handover, self._exchanged)

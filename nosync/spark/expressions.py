@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 import pyarrow as pa
@@ -24,7 +23,7 @@ from nosync.flow.fingerprint import fingerprint
 from nosync.flow.internal_columns import MATCHED_COLUMN
 from nosync.flow.kinds import SELECT, STATIC_JOIN, WHERE
 from nosync.flow.stage import Stage
-from nosync.flow.stage_options import ExpressionOptions, JvmOptions, StageOptions, StaticJoinOptions
+from nosync.flow.stage_options import ExpressionOptions, StageOptions, StaticJoinOptions
 from nosync.lsm.columnar.columns import CHANGE_TYPE_COLUMN
 from nosync.lsm.errors import FlowError, SchemaError
 from nosync.spark.expression_translation import step_of
@@ -68,13 +67,6 @@ def place_of(source: BoundStage) -> str:
     by_key = ", ".join(quoted(part) if part in names else f"({part[1:]}\n)" for part in parts)
     # Lazy: expressions are not asked of rows that do not pass, on which they may fail.
     return f"xxhash64({by_key})" if condition is None else f"IF({condition}, xxhash64({by_key}), {hash_of(names)})"
-
-
-def for_tasks(stage: BoundStage) -> BoundStage:
-    """Returns the stage without what only the driver can use: columns and DataFrames are handles on objects of the JVM."""
-    if not isinstance(stage.options, JvmOptions):
-        return stage
-    return replace(stage, options=JvmOptions(stage.options.kept, step=stage.options.step))
 
 
 def jvm_rows(stage: BoundStage, rows: DataFrame, keep: Sequence[str]) -> DataFrame:

@@ -20,8 +20,8 @@ from nosync.lsm.model.timestamp import pack
 from nosync.lsm.node.api import StoreBackend
 from nosync.replication.client.location import StoreLocation
 from nosync.runtime.epoch_batches import ScheduledEpoch, batch_epochs
+from nosync.runtime.epoch_plan import EpochPlan, Reports
 from nosync.runtime.segment_task import Report, rows_in
-from nosync.spark.epoch_plan import EpochPlan, Reports
 from nosync.spark.epoch_run import run_epochs
 from nosync.spark.file_shuffle import Exchanges
 from nosync.spark.host_watch import HostWatch

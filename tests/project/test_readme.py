@@ -110,6 +110,10 @@ def test_the_page_that_reads_a_store(
         spark.sql(f"DROP VIEW {view}")
 
 
+def test_the_page_that_tests_a_flow() -> None:
+    run_page("testing.md", 1)
+
+
 def test_the_operators_page(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -1,7 +1,7 @@
-"""Plans of the Spark jobs of an epoch: which segments and stages run, and what leaves them. Nothing starts here.
+"""Plans of the parts of an epoch: which segments and stages run, and what leaves them. Nothing starts here.
 
-An epoch takes one Spark job for each round of a loop, and one for all the rest. `nosync.spark.epoch_frames` says how a
-plan runs as a query.
+An epoch has a part for each round of a loop, and one for all the rest. `nosync.spark.epoch_frames` says how a plan runs
+as a query of Spark, each part as one Spark job; `nosync.runtime.local_part` how it runs in this process.
 """
 
 from __future__ import annotations
@@ -10,7 +10,8 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from nosync.flow.bound_flow import BoundFlow
-from nosync.flow.bound_stage import WATERMARK, InputEdge, Segment, SegmentOutput, part_of
+from nosync.flow.bound_stage import WATERMARK, BoundStage, InputEdge, Segment, SegmentOutput, part_of
+from nosync.flow.stage_options import JvmOptions
 from nosync.lsm.facts.fencing import Instance
 from nosync.lsm.model.history import History
 from nosync.lsm.model.layer import Digest
@@ -18,7 +19,6 @@ from nosync.operators.loops import Phase
 from nosync.replication.client.location import StoreLocation
 from nosync.runtime.scan import ParquetFile, Scan
 from nosync.runtime.segment_task import Report, SegmentTask
-from nosync.spark.expressions import for_tasks
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ Reports = dict[tuple[str, int], Report]
 
 @dataclass(frozen=True)
 class Part:
-    """Is the part of an epoch that one Spark job runs: a round of a loop, or (without a loop) all the rest."""
+    """Is a part of an epoch: a round of a loop, or (without a loop) all the rest."""
 
     loop: str | None = None
     round: int | None = None
@@ -54,8 +54,15 @@ class Part:
     """The number of rounds that each loop took which is done."""
 
 
-class SparkJobPlan:
-    """Says what one Spark job runs: a part of one epoch, or all of several."""
+def for_tasks(stage: BoundStage) -> BoundStage:
+    """Returns the stage without what only the driver can use: columns and DataFrames are handles on objects of the JVM."""
+    if not isinstance(stage.options, JvmOptions):
+        return stage
+    return replace(stage, options=JvmOptions(stage.options.kept, step=stage.options.step))
+
+
+class PartPlan:
+    """Says what runs together: a part of one epoch, or all of several."""
 
     def __init__(
         self,

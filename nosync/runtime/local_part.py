@@ -1,0 +1,157 @@
+"""Runs a part of an epoch in this process, on Arrow, without Spark: the same tasks, one shard after the other.
+
+What moves between tasks is what Spark's shuffle would bring: rows go to the shard of their key, or stay in theirs, and
+marks go to every shard. Expressions on the way are those that tasks evaluate themselves (nosync.kernels.expressions).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from nosync.flow.bound_flow import BoundFlow
+from nosync.flow.bound_stage import BoundStage, InputEdge, Segment, SegmentOutput
+from nosync.flow.internal_columns import HASH64_COLUMN, REPORT_COLUMN, SIDE_COLUMN, TAG_COLUMN
+from nosync.flow.stage_options import JvmOptions
+from nosync.kernels.expressions import applied, evaluated
+from nosync.lsm.columnar.columns import CHANGE_TYPE_COLUMN, as_array
+from nosync.lsm.columnar.hashing import HASH_BITS, hash64
+from nosync.lsm.errors import StageError
+from nosync.operators.canonical import is_hashed_in_tasks
+from nosync.runtime.epoch_parts import run_parts
+from nosync.runtime.epoch_plan import EpochPlan, Part, PartPlan, Reports
+from nosync.runtime.scan import TableScan
+from nosync.runtime.segment_task import TAG_SHARD_BITS, SegmentTask, edge_schema, side_column
+from nosync.runtime.shard_run import run_shard
+
+ByShard = list[pa.Table]
+"""Rows, and reports among them, by the shard that they are in."""
+
+
+def run_epoch(flow: BoundFlow, plan: EpochPlan, inputs: Mapping[str, pa.Table]) -> Reports:
+    """Runs an epoch on the rows of its sources. Returns a report of every (stage, shard).
+
+    Every expression of the flow is of a kind that tasks evaluate. Raises what `run_shard` raises.
+    """
+    flow = flow.at_epoch(plan.t).fused
+
+    def run_part(part: Part, done: frozenset[str]) -> list[bytes]:
+        return _LocalPart(PartPlan(flow, [plan], part, inputs, dict.fromkeys(inputs, ())), inputs).run(done)
+
+    return run_parts(flow, [plan], run_part)[plan.t]
+
+
+class _LocalPart:
+    """Runs one part."""
+
+    def __init__(self, plan: PartPlan, inputs: Mapping[str, pa.Table]) -> None:
+        self._plan, self._inputs = plan, inputs
+        self._emitted: dict[SegmentOutput, ByShard] = {}
+
+    def run(self, done: frozenset[str]) -> list[bytes]:
+        """Returns the reports of everything."""
+        found: list[bytes] = []
+        for segment in self._plan.ends(done):
+            for rows in self._segment(segment, None):
+                found += rows.column(0).to_pylist()
+        return found
+
+    def _segment(self, segment: Segment, output: SegmentOutput | None) -> ByShard:
+        """Returns what leaves a segment, or only its reports."""
+        (task,), absent = self._plan.tasks_of(segment, output)
+        if task.scan is not None:
+            tables = {source.name: self._inputs[source.name] for source in task.sources}
+            return _ran(replace(task, scan=TableScan(task.scan.files, task.scan.key_groups, tables)), None)
+        if len(absent) < len(task.edges):
+            return _ran(task, self._edge_rows(segment, list(task.edges), absent))
+        return _ran(task, None)  # nothing of what edges bring is needed
+
+    def _edge_rows(self, segment: Segment, edges: list[InputEdge], absent: frozenset[int]) -> ByShard:
+        """Returns the rows of a segment's edges, each in the shard that it belongs to."""
+        come = {i: self._rows_of_edge(segment, edge) for i, edge in enumerate(edges) if i not in absent}
+        if len(come) == 1:
+            ((i, rows),) = come.items()
+            return self._in_shards(edges[i], rows) if edges[i].key else rows
+        placed = [[_beside(i, table) for table in self._in_shards(edges[i], rows)] for i, rows in come.items()]
+        return [pa.concat_tables(of_shard, promote_options="default") for of_shard in zip(*placed, strict=True)]
+
+    def _rows_of_edge(self, segment: Segment, edge: InputEdge) -> ByShard:
+        """Returns an edge's rows where they come from."""
+        if self._plan.flow.loops_back(segment, edge):
+            (task,) = self._plan.tasks_of_round_before(edge)
+            rows = _ran(task, None)
+        else:
+            if edge.output not in self._emitted:
+                home = self._plan.flow.segment_of(edge.output.stage)
+                self._emitted[edge.output] = self._segment(home, edge.output)
+            rows = self._emitted[edge.output]
+        for name in edge.jvm:
+            rows = [_expressed(self._plan.flow.stages[name], table, self._plan.plans[0].t) for table in rows]
+        return rows
+
+    def _in_shards(self, edge: InputEdge, rows: ByShard) -> ByShard:
+        """Returns the rows by the shard that they go to. A report says in its tag which that is."""
+        parts = [self._parted(edge, table) for table in rows]
+        return [pa.concat_tables(of_shard) for of_shard in zip(*parts, strict=True)]
+
+    def _parted(self, edge: InputEdge, rows: pa.Table) -> ByShard:
+        is_row = pc.is_null(rows.column(REPORT_COLUMN)).to_numpy()
+        tags = rows.column(TAG_COLUMN).to_numpy()
+        shard: npt.NDArray[np.int64] = np.where(is_row, tags >> TAG_SHARD_BITS, tags)
+        if edge.key:
+            hashes = hash64([as_array(rows.column(name)) for name in edge.key])
+            groups, shards = self._plan.flow.key_groups, self._plan.shards
+            by_key = ((hashes >> np.uint64(HASH_BITS)) * np.uint64(groups) >> np.uint64(HASH_BITS)).astype(np.int64)
+            shard = np.where(is_row, by_key * shards // groups, tags)
+            if not is_hashed_in_tasks(edge_schema(self._plan.flow.stages, edge), edge.key):
+                rows = rows.append_column(HASH64_COLUMN, pa.array(hashes.view(np.int64)))
+        return [rows.filter(pa.array(shard == i)) for i in range(self._plan.shards)]
+
+
+def _ran(task: SegmentTask, rows: Sequence[pa.Table] | None) -> ByShard:
+    """Runs a task for every shard. `rows`: what comes to each; None: nothing does."""
+    found = []
+    for shard in range(task.shards):
+        batches = [] if rows is None else rows[shard].to_batches()
+        found.append(pa.Table.from_batches(run_shard(task, shard, iter(batches))))
+    return found
+
+
+def _beside(index: int, rows: pa.Table) -> pa.Table:
+    """Returns an edge's rows in a form in which those of other edges can stand below them."""
+    ours = (TAG_COLUMN, REPORT_COLUMN, HASH64_COLUMN)
+    named = rows.rename_columns([name if name in ours else side_column(index, name) for name in rows.column_names])
+    return named.append_column(SIDE_COLUMN, pa.array(np.full(rows.num_rows, index, dtype=np.int32)))
+
+
+def _expressed(stage: BoundStage, rows: pa.Table, t: int) -> pa.Table:
+    """Returns what a stage's expressions make of rows. Reports pass as they are."""
+    step = stage.options_as(JvmOptions).step
+    assert step is not None, f"stage {stage.name}: its expressions are of a kind that tasks evaluate"
+    is_row = pc.is_null(rows.column(REPORT_COLUMN))
+    given, reports = rows.filter(is_row), rows.filter(pc.invert(is_row))
+    keep = [name for name in (CHANGE_TYPE_COLUMN,) if stage.changing] + [TAG_COLUMN, REPORT_COLUMN]
+    try:
+        if step.condition is not None:
+            made, _ = applied([step], given)
+        else:
+            columns = {name: evaluated(one, given) for name, one in step.columns.items()}
+            whole = {
+                n: v if isinstance(v, pa.ChunkedArray) else pa.repeat(v, given.num_rows) for n, v in columns.items()
+            }
+            made = pa.table(whole | {name: given.column(name) for name in keep})
+    except pa.ArrowException as error:
+        raise StageError(
+            f"stage {stage.name} timestamp {t}: its expressions failed: {error}", stage=stage.name, shard="", t=str(t)
+        ) from error
+    names = made.column_names
+    blank = [
+        reports.column(name) if name in keep else pa.nulls(reports.num_rows, made.schema.field(name).type)
+        for name in names
+    ]
+    return pa.concat_tables([made, pa.table(blank, schema=made.schema)])
