@@ -37,6 +37,7 @@ from nosync.lsm.errors import InvalidInputError, NosyncError
 from nosync.lsm.model.layer import check_name
 from nosync.lsm.platform.env import Env
 from nosync.lsm.platform.layout import CHECKPOINT_VIEWS
+from nosync.lsm.platform.paths import local_path
 from nosync.lsm.visible import visible
 
 if TYPE_CHECKING:
@@ -342,6 +343,7 @@ def data_directory(store: str | os.PathLike[str] | None) -> Path:
     found = os.fspath(store) if store is not None else os.environ.get(DATA_VARIABLE, "")
     if not found:
         raise InvalidInputError(f"say the data directory that keeps the checkpoint (store=, or ${DATA_VARIABLE})")
+    local_path(found, "what is kept of checkpoints")  # it refuses what is on no file system of this host
     return Path(found)
 
 

@@ -235,7 +235,7 @@ class Dataflow:
 _LEARN_OF_ONE: Mapping[str, Callable[[Stage, str, Known], Known]] = {
     MAP: lambda s, given, known: declared.of_map(s.name, s.schema, known),
     FILTER: lambda s, given, known: known,
-    WHERE: lambda s, given, known: known,
+    WHERE: lambda s, given, known: declared.of_where(s.name, s.options["expressions"][0], given, known),
     SELECT: lambda s, given, known: declared.of_select(s.name, s.options["expressions"], given, known),
     STATIC_JOIN: lambda s, given, known: declared.of_static_join(
         s.name, s.options["on"], s.options["table"], given, known

@@ -7,6 +7,9 @@ follows such a stage is checked when the job is made (nosync.flow.binder).
 
 from __future__ import annotations
 
+import functools
+import inspect
+import itertools
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -30,6 +33,18 @@ _NAMED = re.compile(r"(?P<text>.*\S)\s+AS\s+(?P<name>`[^`]+`|\w+)\s*\Z", re.IGNO
 _BARE = re.compile(r"\s*([^\W\d]\w*|`[^`]+`)\s*\Z")
 _NO_COLUMNS = re.compile(r"(?:true|false|null|current_\w+|localtimestamp|user|session_user|now)\Z", re.IGNORECASE)
 """Words that are an expression by themselves."""
+_PLAIN_TOKEN = re.compile(r"`[^`]+`|[^\W\d]\w*|\d+(?:\.\d+)?[A-Za-z]*|[<>=!(),+*/%-]")
+_PLAIN = re.compile(rf"(?:\s+|{_PLAIN_TOKEN.pattern})*")
+_WORDS_OF_CONDITIONS = frozenset({"and", "or", "not", "in", "is", "null", "true", "false", "between", "like"})
+_NOT_PLAIN = frozenset(
+    {
+        "case", "when", "then", "else", "end", "distinct", "from", "interval", "date", "timestamp", "rlike", "regexp", "ilike",
+        "escape", "div", "any", "some", "all", "exists", "select", "cast", "as",
+    }
+)  # fmt: skip
+"""Words, some of them in front of a literal, that make an expression more than plain."""
+_TEXT = re.compile(r"(?<!\w)'[^'\\]*'")
+"""A text in quotes, but for literals of other kinds, such as x'1f'."""
 _MADE_BY = re.compile(r"(?:Column<')?\s*(\w+)\s*\(")
 _FUNCTIONS = (
     "count", "sum", "min", "max", "mean", "count_distinct", "variance", "stddev", "first", "last", "top_k", "collect",
@@ -123,8 +138,47 @@ def of_map(stage: str, schema: str | None, known: Known) -> Known:
     return Known(None if schema is None else columns_of(schema, f"stage {stage}: schema="), known.changing)
 
 
+def of_where(stage: str, condition: object, given: str, known: Known) -> Known:
+    """Returns the columns of the input. Raises SchemaError where a plain condition names another column."""
+    check_expressions(stage, (condition,), "filter")
+    for word in _words_alone(condition) if isinstance(condition, str) and known.columns is not None else ():
+        _check_word(stage, word, given, known, {})
+    return known
+
+
+def check_expressions(stage: str, expressions: Sequence[object], instead: str) -> None:
+    """Raises FlowError where an expression of Spark's is a function of Python. `instead`: what takes such."""
+    for expression in expressions:
+        if inspect.isroutine(expression) or isinstance(expression, functools.partial):
+            name = getattr(expression, "__name__", "a function")
+            raise FlowError(
+                f"stage {stage}: {name} is a function of Python, expected SQL text such as 'total > 100', or a Column: "
+                f"{instead}({stage!r}, {name}) takes a function of a pyarrow.Table"
+            )
+
+
+def _words_alone(text: str) -> list[str]:
+    """Returns the words of an expression that can only be columns. There are none where more than comparisons and
+    arithmetic is in it: a function, say, may have words of its own.
+    """
+    text = _TEXT.sub(" 0 ", text)
+    if _PLAIN.fullmatch(text) is None or "--" in text or "/*" in text:
+        return []
+    tokens = _PLAIN_TOKEN.findall(text)
+    words = [token for token in tokens if token[0] == "`" or token[0].isalpha()]
+    calls = any(b == "(" and _is_name(a) for a, b in itertools.pairwise(tokens))
+    if calls or any(word.lower() in _NOT_PLAIN for word in words):
+        return []
+    return [word.strip("`") for word in words if _is_name(word)]
+
+
+def _is_name(token: str) -> bool:
+    return token[0] == "`" or (token[0].isalpha() and token.lower() not in _WORDS_OF_CONDITIONS)
+
+
 def of_select(stage: str, expressions: Sequence[object], given: str, known: Known) -> Known:
     """Returns columns under names that the texts show; not known where one does not."""
+    check_expressions(stage, expressions, "map")
     made: dict[str, pa.DataType | None] = {}
     is_clear = True
     for expression in expressions:

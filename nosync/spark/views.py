@@ -31,6 +31,8 @@ def views(
     A view has its stage's name. One that is no identifier of SQL, such as `by-day` or `2013`, is written in backquotes,
     as what is returned has it. Raises NotAvailableError where no epoch is sealed.
     """
+    if not isinstance(spark, SparkSession):
+        raise InvalidInputError(f"views({spark!r}, ...): expected the SparkSession first, then the store")
     if isinstance(store, Store):
         return _made(spark, store, as_of, branch, prefix)
     with open_to_read(str(store)) as opened:
@@ -38,8 +40,6 @@ def views(
 
 
 def _made(spark: SparkSession, store: Store, as_of: AsOf | None, branch: str, prefix: str) -> dict[str, str]:
-    if not isinstance(spark, SparkSession):
-        raise InvalidInputError(f"views({spark!r}, ...): expected the SparkSession first, then the store")
     register(spark)
     t = store.newest(branch) if as_of is None else store.epoch_as_of(as_of, branch)
     manifest = None if t is None else store.manifest(t, branch)

@@ -405,3 +405,8 @@ def test_a_rewind_lets_go_of_entries_that_no_batch_before_read(tmp_path: Path) -
     query.write("sources/0/3", "v1\nother files")
     keep.take(query.root, ["sources/0/3"])
     assert keep.read("sources/0/3") == b"v1\nother files"
+
+
+def test_a_data_directory_on_an_object_store_is_refused_in_one_line() -> None:
+    with pytest.raises(InvalidInputError, match="s3://bucket/data is not on this host: what is kept of checkpoints"):
+        nosync.checkpoint("counts", "s3://bucket/data")

@@ -184,3 +184,65 @@ print("pyspark" in sys.modules)
 
 def test_struct_in_brackets_is_its_columns() -> None:
     assert columns_of("struct<a: int, `b c`: string>", "x") == columns_of("a int, `b c` string", "x")
+
+
+@pytest.mark.parametrize(
+    "condition",
+    [
+        "carier = 'AA'",
+        "dep_delay > 10 AND orign IS NOT NULL",
+        "`dep delay` > 1",
+        "dep_delay + delay > 3",
+        "(dep_delay > 1) or dest = 'x'",
+        "NOT cancelled",
+        "carrier IN ('AA', code)",
+        "dep_delay BETWEEN low AND 3.5",
+        "carrier LIKE 'A%' AND tail LIKE 'N%'",
+    ],
+)
+def test_an_unknown_column_of_a_plain_condition(condition: str) -> None:
+    with pytest.raises(
+        nosync.SchemaError, match=r"stage late: column '.+' is not in its input flights \(origin string"
+    ):
+        flights().where("late", condition)
+
+
+@pytest.mark.parametrize(
+    "condition",
+    [
+        "carrier = 'AA' AND dep_delay > 1e3",
+        "ORIGIN = 'JFK' OR `at` IS NULL",
+        "tags['x'] = 'y'",
+        "true",
+        "upper(carrier) = code",
+        "at > timestamp '2013-01-01'",
+        "at > date'2013-01-01' + interval 1 day",
+        "cast(dep_delay AS int) = 1",
+        "x'1f' = carrier",
+        "CASE WHEN dep_delay > 1 THEN true ELSE false END",
+        'carrier = "AA"',
+        "dep_delay > 1 -- minutes",
+        "carrier RLIKE 'A.*'",
+        "extract(year FROM at) = 2013",
+        "now() > at",
+        "current_date > at",
+        "carrier = 'it\\'s'",
+        "dep_delay > 10L",
+        "dep_delay is distinct from 1",
+    ],
+)
+def test_conditions_that_may_be_right_are_left_to_spark(condition: str) -> None:
+    flights().where("late", condition)
+
+
+def test_a_condition_over_what_only_the_job_knows_is_left_to_spark() -> None:
+    flights().map("mapped", lambda rows: rows).where("late", "dely > 10")
+
+
+def test_a_function_in_the_place_of_an_expression() -> None:
+    with pytest.raises(
+        nosync.FlowError, match=r"stage late: <lambda> is a function of Python.*filter\('late', <lambda>\)"
+    ):
+        flights().where("late", lambda rows: rows["dep_delay"])
+    with pytest.raises(nosync.FlowError, match=r"stage sel: len is a function of Python.*map\('sel', len\)"):
+        flights().select("sel", "origin", len)

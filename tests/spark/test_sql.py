@@ -101,6 +101,11 @@ def test_a_store_without_epochs_has_no_views(spark: SparkSession, tmp_path: Path
         nosync.views(spark, new)
 
 
+def test_the_session_comes_first(store: nosync.Store) -> None:
+    with pytest.raises(nosync.InvalidInputError, match="expected the SparkSession first, then the store"):
+        nosync.views(store, "state/")  # type: ignore[arg-type]
+
+
 def test_nothing_is_written_and_the_error_says_what_to_do(spark: SparkSession, store: nosync.Store) -> None:
     spark.sql(f"CREATE TABLE prices_table USING nosync OPTIONS ({options(store)})")
     nosync.views(spark, store)
