@@ -121,11 +121,12 @@ def get(
     "--limit", type=click.IntRange(min=0), help=f"Rows to show. [default: {MOST_ROWS_SHOWN} in a table, else all]"
 )
 @click.option("--csv", "as_csv", is_flag=True, help="Print CSV.")
+@click.option("--include-expired", is_flag=True, help="Show rows that expired, too, as `expire`.")
 @click.option("--branch", default="main", show_default=True, help="Which branch to read.")
 @JSON
 def changes(
     path: Path, stage: str, begin: AsOf | None, end: AsOf | None, keys: Sequence[str], limit: int | None, as_csv: bool,
-    branch: str, as_json: bool,
+    include_expired: bool, branch: str, as_json: bool,
 ) -> None:  # fmt: skip
     """Show what each epoch changed in STAGE: rows with _change_type and _epoch, in order of epoch and key.
 
@@ -139,7 +140,8 @@ def changes(
         until = store.newest(branch) if end is None else store.epoch_as_of(end, branch)
         if until is None:
             raise NotAvailableError(f"branch {branch} has no sealed epoch: nothing changed yet")
-        table = store.changes(stage, _after(store, begin, branch), until, branch=branch)
+        after = _after(store, begin, branch)
+        table = store.changes(stage, after, until, branch=branch, include_expired=include_expired)
         wanted = parse_keys(store, stage, until, keys, branch) or {}
         key = store.key(stage, until, branch=branch)
     for name, value in wanted.items():

@@ -14,6 +14,7 @@ Options (names as Delta's, with epochs in the place of versions)
     versionAsOf, timestampAsOf      the same, as Delta spells them: an epoch; a time
     readChangeFeed                  true: the change feed instead of the state; a stream reads nothing else
     startingEpoch, endingEpoch      the first and last epoch of the feed; default: the first of all, the last sealed
+    includeExpired                  true: rows that expired are in the feed, as `expire`; default: they are left out
 
 The store is opened read-only, so a job may be writing it. One task a shard; filters on columns are applied in the task.
 """

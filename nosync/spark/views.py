@@ -7,7 +7,7 @@ from pathlib import Path
 from pyspark.sql import SparkSession
 from pyspark.sql.pandas.types import from_arrow_schema
 
-from nosync.flow.stage import PART_SEPARATOR
+from nosync.flow.kinds import is_shown
 from nosync.lsm.errors import InvalidInputError, NotAvailableError
 from nosync.lsm.manifests.branches import MAIN
 from nosync.lsm.model.as_of import AsOf
@@ -15,8 +15,6 @@ from nosync.lsm.store.store import Store
 from nosync.spark.data_source import FORMAT, register
 from nosync.spark.expressions import quoted
 from nosync.stores import open_to_read
-
-_LATE = f"{PART_SEPARATOR}late"
 
 
 def views(
@@ -48,9 +46,7 @@ def _made(spark: SparkSession, store: Store, as_of: AsOf | None, branch: str, pr
             f"branch {branch} has no sealed epoch{'' if t is None else f' {t}'}: there is nothing to see"
         )
     found: dict[str, str] = {}
-    for stage in sorted({entry.id.trace.stage for entry in manifest.entries}):
-        if PART_SEPARATOR in stage and not stage.endswith(_LATE):
-            continue  # what an operator keeps for itself
+    for stage in sorted({entry.id.trace.stage for entry in manifest.entries if is_shown(entry.id.trace.stage)}):
         reader = spark.read.format(FORMAT).schema(from_arrow_schema(store.schema(stage, t, branch=branch)))
         reader = reader.option("stage", stage).option("branch", branch).option("asOf", t)
         name = quoted(prefix + stage)

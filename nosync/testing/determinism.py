@@ -11,10 +11,11 @@ import numpy as np
 import pyarrow as pa
 
 from nosync.flow.bound_flow import BoundFlow
-from nosync.flow.stage import AGGREGATE, FILTER, IN_JVM, JOIN, MAP, PART_SEPARATOR, SOURCE, UNION
+from nosync.flow.bound_stage import ARRANGE
+from nosync.flow.kinds import AGGREGATE, FILTER, IN_JVM, JOIN, MAP, PART_SEPARATOR, SOURCE, UNION
 from nosync.lsm.errors import NosyncError
 
-_INDEPENDENT_OF_CUTS = frozenset({SOURCE, MAP, FILTER, UNION, AGGREGATE, JOIN, *IN_JVM})
+_INDEPENDENT_OF_CUTS = frozenset({SOURCE, MAP, FILTER, UNION, AGGREGATE, JOIN, ARRANGE, *IN_JVM})
 _SHUFFLES = 2
 _CLOSE = 1e-9
 """Sums of doubles depend in their last bits on the epochs in which they were added up."""
@@ -142,13 +143,7 @@ def _halves(epoch: Mapping[str, pa.Table]) -> list[dict[str, pa.Table]]:
 def _is_independent(flow: BoundFlow, name: str) -> bool:
     """Returns whether what a stage holds in the end does not depend on the epochs by the kinds of what leads to it."""
     leads = [flow.stages[one] for one in (name, *flow.ancestors(name))]
-    return all(stage.kind in _INDEPENDENT_OF_CUTS or _is_of_join(stage.kind) for stage in leads) and not any(
-        stage.loop for stage in leads
-    )
-
-
-def _is_of_join(kind: str) -> bool:
-    return kind == "arrange"
+    return all(stage.kind in _INDEPENDENT_OF_CUTS for stage in leads) and not any(stage.loop for stage in leads)
 
 
 def _check_same(stage: str, expected: pa.Table, found: pa.Table, what: str) -> None:

@@ -14,7 +14,8 @@ from dataclasses import dataclass
 import pyarrow as pa
 
 from nosync.flow.binder import Analysis
-from nosync.flow.stage import SELECT, STATIC_JOIN, Stage
+from nosync.flow.kinds import SELECT, STATIC_JOIN
+from nosync.flow.stage import Stage
 from nosync.kernels.expressions import Expression, Step
 from nosync.lsm.columnar.columns import CHANGE_TYPE_COLUMN, describe
 from nosync.lsm.errors import FlowError, SchemaError

@@ -27,7 +27,7 @@ import pyarrow.compute as pc
 from nosync.flow.bound_stage import BoundStage
 from nosync.flow.dataflow import Dataflow
 from nosync.flow.ddl import columns_of
-from nosync.flow.stage import PART_SEPARATOR
+from nosync.flow.kinds import is_shown
 from nosync.flow.stage_options import JvmOptions
 from nosync.job.epoch_layout import EpochLayout
 from nosync.job.flow_versions import FlowVersions
@@ -61,7 +61,6 @@ from nosync.testing.expressions import analyze
 Rows: TypeAlias = "pa.Table | Sequence[Mapping[str, Any]] | Sequence[Sequence[Any]] | Mapping[str, Sequence[Any]]"
 """The rows of a source: an Arrow table, a list of dictionaries or of tuples, or a dictionary of columns."""
 
-_LATE = f"{PART_SEPARATOR}late"
 _IN_MEMORY = Path("/dev/shm")
 
 
@@ -127,10 +126,13 @@ class FlowTester:
             rows = _applied(one, rows)
         return _ordered(rows)
 
-    def changes(self, stage: str, after: int | None = None, until: int | None = None) -> pa.Table:
+    def changes(
+        self, stage: str, after: int | None = None, until: int | None = None, *, include_expired: bool = False
+    ) -> pa.Table:
         """Returns what an epoch changed in a stage (default: the last one), with `_change_type` and `_epoch`.
 
         `after`, `until`: what turns the state as of one epoch into that of the other, as in `Job.changes`.
+        `include_expired`: rows that expired come, too, as `expire`.
         """
         until = self._sealed(until)
         below, steps = self._recorded(stage)
@@ -140,7 +142,8 @@ class FlowTester:
             )
         after = until - 1 if after is None else after
         names = [*below.output.names, CHANGE_TYPE_COLUMN, EPOCH_COLUMN]
-        return self._store.changes(stage, max(after, BEFORE_FIRST_EPOCH), until).select(names)
+        after = max(after, BEFORE_FIRST_EPOCH)
+        return self._store.changes(stage, after, until, include_expired=include_expired).select(names)
 
     def digests(self) -> dict[tuple[int, str, int], str]:
         """Returns the digest of every layer, by epoch, stage and shard. They are the same on Spark."""
@@ -156,8 +159,8 @@ class FlowTester:
         """Returns the stages that can be read, in the order in which they are declared."""
         found = []
         for name in self._versions.flow.stages:
-            if PART_SEPARATOR in name and not name.endswith(_LATE):
-                continue  # what an operator keeps for itself
+            if not is_shown(name):
+                continue
             with contextlib.suppress(NotAvailableError):
                 self._recorded(name)
                 found.append(name)

@@ -14,6 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 
 import nosync
+from nosync.testing import FlowTester
 from tests.cli.test_commands import answer, run
 from tests.helpers.clocks import NOON_US, SECOND_US, Clock
 
@@ -99,6 +100,21 @@ def test_changes_where_history_was_merged_begin_with_what_is_kept(
     assert {row["_epoch"] for row in answer(capsys, "changes", path, "delays")} == {4}
     code, _, err = run(capsys, "changes", path, "delays", "--from", "0")
     assert (code, "merged away" in " ".join(err.split())) == (1, True)
+
+
+def test_expired_rows_are_shown_where_that_is_asked(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    flow = nosync.Dataflow("f")
+    flow.source("rows", "k string").update_per_key("seen", key=["k"], state="n bigint", fn=lambda *_: {"n": 1}, ttl=1)
+    with FlowTester(flow) as tester:
+        tester.advance({"rows": [("a",)]})
+        for _ in range(3):
+            tester.advance()
+        path = str(tester._store.directory.root)
+        kinds = [row["_change_type"] for row in answer(capsys, "changes", path, "seen")]
+        assert kinds == ["insert"]
+        asked = answer(capsys, "changes", path, "seen", "--include-expired")
+        assert [row["_change_type"] for row in asked] == ["insert", "expire"]
+        assert tester.changes("seen", -1, include_expired=True).num_rows == 2
 
 
 # --- export -----------------------------------------------------------------------------------------------------------

@@ -54,7 +54,9 @@ def stateless_and_keyed() -> nosync.Dataflow:
     totals.where("large", "total >= 4 OR least IS NULL", persist="none").select("named", "word AS name", "total")
     words.aggregate("overall", key=[], rows=nosync.count(), words=nosync.count_distinct("word"))
     where = places.update("where", key=["word"], state="place string", fn=newest_place)
-    places.update_per_key("seen", key=["place"], state="times bigint", fn=seen, ttl=1)
+    often = places.update_per_key("seen", key=["place"], state="times bigint", fn=seen, ttl=1)
+    often.where("seen_often", "times > 0").aggregate("places_seen", key=[], n=nosync.count())
+    places.update_per_key("seen_lately", key=["place"], state="times bigint", fn=seen, ttl=1, expiry="retract")
     for how in ("inner", "left", "full"):
         totals.join(f"joined_{how}", where, on=["word"], how=how)
     words.dedupe("distinct", key=["word", "n"])
@@ -71,6 +73,17 @@ def windows() -> nosync.Dataflow:
     a.window("tumbling", key=["word"], time="at", size="10 minutes", watermark="5 minutes", total=nosync.sum("n"))
     a.window("sliding", key=["word"], time="at", size="10 minutes", slide="5 minutes", rows=nosync.count())
     both = a.union("both", b)
+    words = a.where("words_there", "word IS NOT NULL")
+    words.window(
+        "final", key=["word"], time="at", size="10 minutes", watermark="5 minutes", emit="final", n=nosync.count()
+    )
+    words.dedupe("once", key=["word"], time="at", watermark="5 minutes", within="20 minutes")
+    named = b.select("named", "word", "n AS m", "at AS then")
+    for how in ("inner", "full"):
+        words.join(
+            f"near_{how}", named, on=["word"], how=how, time=("at", "then"), within=("-5 minutes", "10 minutes"),
+            watermark="10 minutes",
+        )  # fmt: skip
     both.window("sessions", key=["word"], time="at", gap="5 minutes", watermark="10 minutes", rows=nosync.count())
     return flow
 

@@ -8,7 +8,8 @@ import pyarrow as pa
 import pytest
 
 import nosync
-from nosync.flow.stage import SELECT, WHERE, Stage
+from nosync.flow.kinds import SELECT, WHERE
+from nosync.flow.stage import Stage
 from nosync.kernels.expressions import applied
 from nosync.lsm.columnar.columns import plain
 from nosync.testing.expressions import analyze
