@@ -15,13 +15,14 @@ SEEDS ?= 10000
 FILES ?= 1000000
 CALLS ?= 1000000
 FLOWS ?= 500
+ROUNDS ?= 30
 JOBS ?= 20
 MINUTES ?= 12
 DEPTH ?= 5
 # Processes that run tests: one more than two cores, for many tests wait for daemons.
 WORKERS ?= 3
 
-.PHONY: help setup java demo test docs compat check format crash kills sim cluster model checkpoints properties fuzz audit sbom bench bench-full bench-compare clean
+.PHONY: help setup java demo test docs compat check format crash kills sim cluster model checkpoints parity properties fuzz audit sbom bench bench-full bench-compare clean
 
 help:  ## Show the targets.
 	@grep -hE '^[a-z-]+:.*## ' Makefile | awk -F ':.*## ' '{printf "  make %-13s %s\n", $$1, $$2}'
@@ -88,6 +89,9 @@ model:  ## Check docs/model with Spin, and that planted bugs break it. Needs spi
 
 checkpoints: setup  ## Kept checkpoints of five queries on Spark, with every kind of state store: a host is lost (half an hour).
 	NOSYNC_LONG=1 $(BIN)/python -m pytest -v tests/checkpoints/test_with_spark.py tests/checkpoints/door/test_with_spark.py
+
+parity: setup  ## Structured Streaming queries and the flows that they become, ROUNDS=30 times with rows of chance (about an hour).
+	NOSYNC_PARITY=$(ROUNDS) $(BIN)/python -m pytest -v tests/parity --timeout 0
 
 properties: setup  ## Ten times the random examples that `make test` tries against slow oracles (DEPTH=5; twenty minutes).
 	NOSYNC_DEPTH=$(DEPTH) $(BIN)/python -m pytest -n $(WORKERS) tests/property tests/model --timeout 0

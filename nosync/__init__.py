@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from nosync.job.replay import ReplayPlan, ReplayReport
     from nosync.job.reports import EpochReport, RecoveryReport
     from nosync.job.sinks import CallbackSink, ParquetSink
+    from nosync.job.upgrade import UpgradePlan
     from nosync.kernels.aggregates import (
         collect,
         count,
@@ -96,6 +97,7 @@ _HOMES = {
     "nosync.lsm.store.store": "Store",
     "nosync.stores": "connect open",
     "nosync.job.replay": "ReplayPlan ReplayReport",
+    "nosync.job.upgrade": "UpgradePlan",
     "nosync.job.reports": "EpochReport RecoveryReport",
     "nosync.job.sinks": "CallbackSink ParquetSink",
     "nosync.spark.session": "configure_spark",
@@ -201,6 +203,7 @@ __all__ = [
     "diverges_at",
     "Explanation",
     "ReplayPlan",
+    "UpgradePlan",
     "ReplayReport",
     "EpochReport",
     "BackfillReport",

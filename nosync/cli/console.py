@@ -151,6 +151,13 @@ def _for_json(value: Any) -> Any:
     return [_for_json(one) for one in value] if isinstance(value, list | tuple) else value
 
 
+def confirmed(question: str) -> bool:
+    """Asks on the terminal. Raises UsageError where nobody is there."""
+    if not sys.stdin.isatty():
+        raise click.UsageError("nothing was done: there is nobody to ask; say --yes")
+    return click.confirm(question)
+
+
 def read_only(path: Path) -> Store:
     """Opens a store to look at: one in a directory, or that of the daemon at HOST:PORT."""
     return open_to_read(str(path)) if _ADDRESS.match(str(path)) else nosync.open(path, read_only=True)

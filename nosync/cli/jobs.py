@@ -24,6 +24,7 @@ from nosync.cli.console import (
     POINT_IN_TIME,
     STORE,
     check_store,
+    confirmed,
     head,
     out,
     parse_keys,
@@ -35,6 +36,7 @@ from nosync.cli.console import (
 from nosync.job.recovery_planner import lost_manifest
 from nosync.job.watermarks import recorded_expiries, recorded_policies, recorded_strict
 from nosync.lsm.errors import InvalidInputError, NosyncError
+from nosync.lsm.manifests.branches import MAIN
 from nosync.lsm.model.as_of import AsOf
 from nosync.lsm.store.store import Store
 from nosync.spark.java import launch_settings
@@ -43,6 +45,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from nosync.job.replay import ReplayPlanner
+    from nosync.job.upgrade import Upgrade
 
 
 FLOW = click.option(
@@ -149,6 +152,65 @@ def replay(
         with progress(f"replaying {branch}", quiet=as_json) as advance:
             report = job.replay(to, progress=lambda done, of: advance(done, of, "epochs"))
         print_json(dataclasses.asdict(report)) if as_json else out.print(escape(str(report)))
+
+
+@cli.command()
+@STORE
+@FLOW
+@click.option("--keep-as", metavar="NAME", help="The branch that keeps the line before. [default: before-upgrade-N]")
+@click.option("--dry-run", is_flag=True, help="Only say what would be done.")
+@click.option("--yes", is_flag=True, help="Do it without asking.")
+@CORES
+@ALONE
+@JSON
+def upgrade(
+    path: Path,
+    flow_name: str,
+    keep_as: str | None,
+    dry_run: bool,
+    yes: bool,
+    cores: int | None,
+    alone: bool,
+    as_json: bool,
+) -> None:
+    """Let the epochs to come run the flow as it is now: fixed code, more columns, stages that are new or gone.
+
+    It says first what becomes of each stage, and asks; with --json it does nothing without --yes. What is recorded stays
+    what it is, on a branch of its own too. A job that runs on the store is stopped (FencedError): start it again with
+    the new code.
+
+    \b
+      nosync upgrade state/ --flow my_job:make_flow --dry-run
+    """
+    flow = _load_flow(flow_name)
+    check_store(path)
+    with nosync.open(path, alone=alone) as store, _session(cores) as spark:
+        planned = _upgrade_of(flow, store, spark, keep_as)
+        plan = planned.plan
+        if plan is None:
+            raise NosyncError(f"{path} has no epoch yet: there is nothing to upgrade, run the job")
+        if not as_json:
+            out.print(escape(str(plan)))
+        done = False
+        if plan.is_needed and not dry_run and (yes or (not as_json and confirmed("Do it?"))):
+            planned.run()
+            done = True
+    if as_json:
+        print_json({**dataclasses.asdict(plan), "done": done})
+    elif done:
+        out.print("done: start the job with the new code")
+
+
+def _upgrade_of(flow: nosync.Dataflow, store: Store, spark: SparkSession, keep_as: str | None) -> Upgrade:
+    from nosync.job.position import Position  # noqa: PLC0415
+    from nosync.job.upgrade import Upgrade  # noqa: PLC0415
+    from nosync.spark.expressions import Analyzer  # noqa: PLC0415
+    from nosync.spark.pickling import frozen  # noqa: PLC0415
+    from nosync.spark.schemas import parse_ddl  # noqa: PLC0415 - needs pyspark
+    from nosync.spark.session import expression_settings  # noqa: PLC0415
+
+    analyze = Analyzer(spark, expression_settings(spark))
+    return Upgrade(frozen(flow, spark), store, Position(store, MAIN), parse_ddl, analyze, keep_as)
 
 
 def _replay_planner(flow: nosync.Dataflow, store: Store, spark: SparkSession, branch: str) -> ReplayPlanner:

@@ -17,6 +17,7 @@ from nosync.cli.console import (
     JSON,
     STORE,
     check_store,
+    confirmed,
     err,
     out,
     print_json,
@@ -242,9 +243,7 @@ def _repair(path: Path, *, yes: bool, as_json: bool) -> dict[str, Any]:
             if as_json:
                 print_json({"repair": said})
                 sys.exit(1)
-            if not sys.stdin.isatty():
-                raise click.UsageError("nothing was done: there is nobody to ask; say --yes")
-            if not click.confirm("Do this?"):
+            if not confirmed("Do this?"):
                 sys.exit(1)
         repair.carry_out()
         return said | {"done": True}

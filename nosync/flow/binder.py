@@ -78,6 +78,7 @@ def bind(
     policies: Mapping[str, str] | None = None,
     expiries: Mapping[str, str] | None = None,
     strict: Collection[str] = (),
+    pinned: Mapping[str, str] | None = None,
 ) -> BoundFlow:
     """Resolves schemas, fingerprints and segments. Raises FlowError or SchemaError naming the stage.
 
@@ -88,13 +89,14 @@ def bind(
     has `BoundStage.bootstrap_at` by stage. `policies` has, by window, the policy that the store was written with. It
     counts where the window does not say which it wants (default: MIN). `expiries` says the same of what becomes of rows
     that expire (default: FORGET). `strict` has the windows that the store was written with by a version in which rows were
-    late by the watermark of their own epoch.
+    late by the watermark of their own epoch. `pinned` has fingerprints by stage, which those that take its rows go by: so
+    a stage whose own code is the same has the fingerprint that it had, whatever is before it.
     """
     if not flow.sources:
         raise FlowError(f"dataflow {flow.name} has no source")
     bindings = Bindings(
         flow, parse_ddl, begins=begins or {}, bootstrap_at=bootstrap_at or {}, policies=policies or {},
-        expiries=expiries or {}, strict=strict,
+        expiries=expiries or {}, strict=strict, pinned=pinned or {},
     )  # fmt: skip
     binder = _Binder(bindings, analyze, salt, sources or {}, placements)
     for stage in flow.stages:
@@ -113,7 +115,7 @@ def bind(
 
 def source_fingerprints(flow: Dataflow, parse_ddl: ParseDdl, *, salt: str = "") -> dict[str, str]:
     """Returns, by source, the fingerprint that `bind` gives it, without binding the rest."""
-    bindings = Bindings(flow, parse_ddl, begins={}, bootstrap_at={}, policies={}, expiries={}, strict=())
+    bindings = Bindings(flow, parse_ddl, begins={}, bootstrap_at={}, policies={}, expiries={}, strict=(), pinned={})
     binder = _Binder(bindings, _no_jvm, salt, {}, {})
     for stage in flow.sources:
         binder.add(stage)

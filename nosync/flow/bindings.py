@@ -52,10 +52,11 @@ class Bindings:
         policies: Mapping[str, str],
         expiries: Mapping[str, str],
         strict: Collection[str],
+        pinned: Mapping[str, str],
     ) -> None:
         """The arguments are those of `binder.bind`."""
         self._parse_ddl, self._begins, self._bootstrap_at = parse_ddl, begins, bootstrap_at
-        self._expiries, self._strict = expiries, strict
+        self._expiries, self._strict, self._pinned = expiries, strict, pinned
         self.flow = flow
         self.stages: dict[str, BoundStage] = {}
         self.segments: dict[str, Segment] = {}
@@ -104,7 +105,7 @@ class Bindings:
             stage.schema or "",
             {name: _aggregate_parts(a) for name, a in stage.aggregates.items()},
             [described, stage.options.get("ttl")],
-            [self.stages[name].fingerprint for name in stage.inputs],
+            [self._pinned.get(name, self.stages[name].fingerprint) for name in stage.inputs],
         )
         return BoundStage(
             stage.name,

@@ -48,5 +48,10 @@ def _check_shape(flow: Dataflow, shards: object, groups: int) -> None:
             f"dataflow {flow.name} has key_groups={flow.key_groups}, the store {groups}: declare "
             f"Dataflow({flow.name!r}, key_groups={groups})"
         )
+    check_shards(shards, groups)
+
+
+def check_shards(shards: object, groups: int) -> None:
+    """Raises FlowError for a number of shards that a store cannot have."""
     if isinstance(shards, bool) or not isinstance(shards, int) or not 1 <= shards <= groups:
         raise FlowError(f"shards is {shards!r}, expected 1 to {groups} (the store's key groups)")

@@ -39,7 +39,10 @@ class FlowVersions:
         position: Position,
         parse_ddl: Callable[[str], pa.Schema],
         analyze: Analyze,
+        *,
+        check: bool = True,
     ) -> None:
+        """With `check=False` the flow may be another one than that of the last epoch, as it is before an upgrade."""
         self.declared = declared
         """The flow as its author wrote it."""
         self._node, self._position = node, position
@@ -53,8 +56,9 @@ class FlowVersions:
         self._begins, self._anew = node.timelines.refs.begins(timeline.id), node.timelines.refs.anew(timeline.id)
         self.flow: BoundFlow = self._bind(declared, salt=salt).placed
         """The flow with the fingerprints of epochs that bring inputs of their own; `at` has those of others."""
-        self._check_code()
-        self._check_levels()
+        if check:
+            self._check_code()
+            self._check_levels()
 
     def at(self, t: int) -> BoundFlow:
         """Returns the flow as it ran, or will run, at an epoch: a branch shares the recorded inputs of its parent."""
@@ -73,9 +77,11 @@ class FlowVersions:
         """Returns what this timeline sealed at an epoch, or else the one that it came from."""
         return self._position.manifest(t) or self.parents_manifest(t)
 
-    def bound(self, other: Dataflow, sources: Mapping[str, str]) -> BoundFlow:
+    def bound(
+        self, other: Dataflow, sources: Mapping[str, str], *, pinned: Mapping[str, str] | None = None
+    ) -> BoundFlow:
         """Returns another flow as it would be on this timeline, from recorded sources of these fingerprints."""
-        return self._bind(other, sources=sources)
+        return self._bind(other, sources=sources, pinned=pinned)
 
     def _bind(self, flow: Dataflow, **how: Any) -> BoundFlow:
         return bind(
@@ -130,13 +136,15 @@ class FlowVersions:
             raise FlowError(
                 f"stage {first} was recorded with fingerprint {recorded[first]} and is now {stages[first].fingerprint}: "
                 f"its code, settings or inputs changed"
-                f"{' (and so did ' + ', '.join(changed[1:]) + ')' if changed[1:] else ''}. Go back to the recorded code; "
-                "or, if it computes the same, give the stage the version= it had; or branch(); or use a new store"
+                f"{' (and so did ' + ', '.join(changed[1:]) + ')' if changed[1:] else ''}. To go on with the new code "
+                "from the next epoch: job.upgrade(flow), Job(..., upgrade=True) or `nosync upgrade`. If it computes the "
+                "same, give the stage the version= it had; to see what it would have made of the past, branch()"
             )
         if added or dropped:
             raise FlowError(
                 f"the store was written by another flow: stages added {added or 'none'}, dropped {dropped or 'none'}. "
-                "Use the recorded flow, or branch() with add= and drop=, or a new store"
+                "Use the recorded flow; or go on with this one from the next epoch: job.upgrade(flow), "
+                "Job(..., upgrade=True) or `nosync upgrade`"
             )
 
     def _check_sources(self, manifest: Manifest) -> None:
@@ -147,11 +155,15 @@ class FlowVersions:
         known = [source_fingerprints(self.declared, self._parse_ddl, salt=salt) for salt in salts]
         for stage in self.flow.sources:
             fingerprint = recorded.get(stage.name)
-            if fingerprint is not None and all(of[stage.name] != fingerprint for of in known):
-                raise FlowError(
-                    f"stage {stage.name} was recorded with fingerprint {fingerprint} and is now {stage.fingerprint}: "
-                    "the columns of the source changed"
-                )
+            if fingerprint is None or any(of[stage.name] == fingerprint for of in known):
+                continue
+            if manifest.timeline != timeline.id and stage.name in timeline.changed:
+                continue  # an upgrade gave the source more columns
+            raise FlowError(
+                f"stage {stage.name} was recorded with fingerprint {fingerprint} and is now {stage.fingerprint}: "
+                "the columns of the source changed. To go on with more columns from the next epoch: job.upgrade(flow), "
+                "Job(..., upgrade=True) or `nosync upgrade`"
+            )
 
     def _check_levels(self) -> None:
         for source in self.declared.sources:

@@ -8,40 +8,36 @@ job.recover()
 
 from __future__ import annotations
 
-import dataclasses
+import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from nosync.flow.bound_flow import BoundFlow
-from nosync.flow.bound_stage import BoundStage
 from nosync.flow.dataflow import Dataflow
-from nosync.job.arguments import check_arguments
+from nosync.job.arguments import check_arguments, check_shards
 from nosync.job.backfill import Backfill, BackfillReport
 from nosync.job.backfill_range import MAX_GAP
 from nosync.job.branching import Branching
 from nosync.job.delivery import Delivery
 from nosync.job.epoch_layout import EpochLayout
 from nosync.job.epoch_runs import EpochRuns
-from nosync.job.explain import Explanation
 from nosync.job.flow_versions import FlowVersions
+from nosync.job.job_views import JobViews
 from nosync.job.kept_inputs import KeptInputs
 from nosync.job.position import Position, location_of
 from nosync.job.reading import Reading
 from nosync.job.recovery import Recovery
 from nosync.job.recovery_planner import Cell, RecoveryPlan
 from nosync.job.replay import Progress, Replay, ReplayPlan, ReplayPlanner, ReplayReport
-from nosync.job.reports import EpochReport, RecoveryReport, job_html
+from nosync.job.reports import EpochReport, RecoveryReport
 from nosync.job.sealing import Sealing
 from nosync.job.sinks import Sink
 from nosync.job.stream_checks import check_trigger
-from nosync.job.watermarks import window_status
+from nosync.job.upgrade import Upgrade, UpgradePlan
 from nosync.lsm.errors import FlowError, InvalidInputError
-from nosync.lsm.facts.fencing import Instance
 from nosync.lsm.manifests.branches import MAIN
 from nosync.lsm.model.as_of import AsOf
-from nosync.lsm.status import StoreStatus
 from nosync.lsm.store.store import Store
 
 if TYPE_CHECKING:
@@ -53,11 +49,12 @@ if TYPE_CHECKING:
 InputsAt = Callable[[int], "Mapping[str, DataFrame]"]
 
 
-class Job:
+class Job(JobViews):
     """Runs a dataflow over a store. One job at a time runs on a branch of a store. `sinks`: where changes go, by stage.
 
     `shards` may differ from what the store was written with: from the next epoch on there are so many, over the same
-    files. Making a job fences the one before: it can neither publish nor seal any more (FencedError).
+    files. Making a job fences the one before: it can neither publish nor seal any more (FencedError). With
+    `upgrade=True` the next epochs run this flow, whatever code the store was written with: see `upgrade`.
 
     Raises FlowError where flow, store and settings do not fit together: another number of key groups than
     the store was made with, or stages whose code changed since; or where Spark's executors run a Python without nosync.
@@ -72,6 +69,7 @@ class Job:
         shards: int = 4,
         sinks: Mapping[str, Sink] | None = None,
         branch: str = MAIN,
+        upgrade: bool = False,
     ) -> None:
         self._sinks = dict(sinks or {})
         check_arguments(flow, store, spark, shards, self._sinks, branch)
@@ -88,7 +86,11 @@ class Job:
         self._runner = Runner(spark, store.node, self._location, self._settings)
         self.recoveries: list[RecoveryReport] = []
         """What `advance` had to compute again because a node was lost."""
-        self._open_timeline(frozen(flow, spark))
+        self._turn = threading.RLock()
+        code = frozen(flow, spark)
+        if upgrade:
+            self._upgrade(code, None)
+        self._open_timeline(code)
 
     def _open_timeline(self, declared: Dataflow) -> None:
         """Binds the flow for the branch's timeline, takes that over, and makes what works on it."""
@@ -119,25 +121,6 @@ class Job:
             sealing.drop_rounds(last)  # where the instance before died between sealing and this
         self._delivery.start(last)
 
-    @property
-    def branch_name(self) -> str:
-        """Returns the branch that this job runs on."""
-        return self._position.branch
-
-    @property
-    def instance(self) -> Instance | None:
-        """Returns which instance of the job on its timeline this is; making a newer one stops this one from writing."""
-        return self._position.instance
-
-    @property
-    def flow(self) -> BoundFlow:
-        """Returns the flow with the fingerprints of epochs with inputs of their own; `flow_at` has those of others."""
-        return self._versions.flow
-
-    def flow_at(self, t: int) -> BoundFlow:
-        """Returns the flow as it ran, or will run, at an epoch: a branch shares the recorded inputs of its parent."""
-        return self._versions.at(t)
-
     def advance(self, t: int, inputs: Mapping[str, DataFrame]) -> EpochReport:
         """Runs epoch `t` on the given rows (one DataFrame a source) and seals it.
 
@@ -146,7 +129,8 @@ class Job:
         than those of an attempt that failed. Raises OutOfOrderError unless `t` is the next epoch (the first may be
         any), DeterminismError for other rows than recorded, SchemaError, StageError, StorageError.
         """
-        return self._epochs.advance(t, inputs)
+        with self._turn:
+            return self._epochs.advance(t, inputs)
 
     def backfill(
         self,
@@ -196,73 +180,59 @@ class Job:
         check_trigger(trigger)
         checked = self._check_inputs(inputs)
         self._epochs.check_stream(checkpoint, first, lambda: last_batch(self._spark, checkpoint))
-        run_batch = partial(self._epochs.advance_batch, first)
+        run_batch = partial(self._run_batch, first)
         return start_stream(run_batch, checked, checkpoint, trigger or {}, name or f"nosync-{self.flow.name}")
 
-    def read(self, stage: str, as_of: AsOf | None = None) -> DataFrame:
-        """Returns the state of a stage as of an epoch (default: the last sealed one) as a DataFrame.
+    def _run_batch(self, first: int, batch: int, rows: Mapping[str, DataFrame]) -> EpochReport:
+        """Runs a batch of a stream, on the code and the shards that the job has by then."""
+        with self._turn:
+            return self._epochs.advance_batch(first, batch, rows)
 
-        `as_of` may be a time of the wall clock, such as "2026-07-04T12:00" (UTC), a datetime or a date: the last epoch
-        that was sealed at or before it. So it may wherever a job is read, and where it is branched.
+    def rescale(self, shards: int) -> None:
+        """Lets the next epoch, and those after it, have another number of shards. Nothing is rewritten.
 
-        A select, where or join_static that is not recorded is this job's expressions over what is recorded below it.
+        It may be called while a stream runs: it waits for the end of an epoch, and takes as long as to bind the flow.
+        Raises FlowError for a number that the store's key groups do not allow.
         """
-        return self._reading.state(stage, as_of)
+        check_shards(shards, self._store.directory.key_groups)
+        with self._turn:
+            self._shards = shards
+            self._open_timeline(self._versions.declared)
 
-    def changes(self, stage: str, after: AsOf, until: AsOf, *, include_expired: bool = False) -> DataFrame:
-        """Returns the change feed of a stage: what turns its state as of `after` into the one as of `until`.
+    def plan_upgrade(self, flow: Dataflow, *, keep_as: str | None = None) -> UpgradePlan | None:
+        """Says what `upgrade(flow)` will do, without doing it. None: there is no epoch yet."""
+        from nosync.spark.pickling import frozen  # noqa: PLC0415 - the store works without pyspark
 
-        The stage's columns, `_change_type` (insert, update_preimage, update_postimage, delete) and `_epoch`.
-        `after=-1`, or a time before the first epoch, is the empty state before it. Rows that expired are left out, for
-        what was made of them stays; with `include_expired` they come as `expire`.
+        return self._upgrade_to(frozen(flow, self._spark), keep_as).plan
+
+    def upgrade(self, flow: Dataflow, *, keep_as: str | None = None) -> UpgradePlan | None:
+        """Lets the next epoch, and those after it, run other code: a fix, another column, more stages, fewer.
+
+        Only the new code is needed. Stages whose code changed go on from the state that is recorded; where their input
+        changes they begin anew, with what their code makes of all rows that are there. New stages begin with the next
+        epoch, and so do new columns of sources, in which recorded rows have null. The line before stays as branch
+        `keep_as` (default: `before-upgrade-<epoch>`), to be read, compared and promoted again, until it is deleted.
+        `Job(flow, store, upgrade=True)` does it where no job runs. Returns what was done. Raises FlowError or
+        SchemaError, naming the stage, where the flow cannot go on from what is recorded.
         """
-        return self._reading.changes(stage, after, until, include_expired=include_expired)
+        from nosync.spark.pickling import frozen  # noqa: PLC0415
 
-    def stage(self, name: str) -> BoundStage:
-        """Returns a stage with its schemas. Raises UnknownStageError."""
-        return self._reading.stage(name)
+        code = frozen(flow, self._spark)
+        with self._turn:
+            plan = self._upgrade(code, keep_as)
+            self._open_timeline(code)
+        return plan
 
-    def last_sealed(self) -> int | None:
-        """Returns the newest epoch of this job's branch."""
-        return self._position.last_sealed()
+    def _upgrade(self, code: Dataflow, keep_as: str | None) -> UpgradePlan | None:
+        upgrade = self._upgrade_to(code, keep_as)
+        if upgrade.plan is not None and upgrade.plan.is_needed:
+            upgrade.run()
+        return upgrade.plan
 
-    def sums_of(self, stage: str) -> tuple[str, ...]:
-        """Returns the columns of a stage whose values may be added up over its rows: counts and sums."""
-        return self.flow.sums.get(self.stage(stage).name, ())
+    def _upgrade_to(self, code: Dataflow, keep_as: str | None) -> Upgrade:
+        from nosync.spark import schemas  # noqa: PLC0415
 
-    def shared_until(self, other: Job, stage: str) -> int:
-        """Returns the last epoch up to which a stage's layers are the same files on another branch; -1: none are."""
-        return self._reading.shared_until(other._position, stage)
-
-    def epoch_as_of(self, as_of: AsOf) -> int:
-        """Returns the epoch of this job's branch that a time of the wall clock stands for: see `Store.epoch_as_of`."""
-        return self._store.epoch_as_of(as_of, self.branch_name)
-
-    def safe_point(self) -> int | None:
-        """Returns the largest epoch up to which everything is complete and durable."""
-        return self._store.safe_point(self.branch_name)
-
-    def status(self) -> StoreStatus:
-        """Returns `Store.status()`, with the watermarks of the branch's windows, and which inputs hold them back."""
-        return dataclasses.replace(self._store.status(), windows=window_status(self._store, self.branch_name))
-
-    def __repr__(self) -> str:
-        branch, t = self.branch_name, self.last_sealed()
-        return f"<nosync.Job {self.flow.name} on {self._position.root}, branch {branch}, epoch {t}>"
-
-    def explain(
-        self, stage: str, key: Mapping[str, Any], t: AsOf | None = None, *, progress: Progress | None = None
-    ) -> Explanation:
-        """Says why a key has its value as of an epoch (default: the last one): the input rows that led to it, stage by
-        stage.
-
-        `key`: the key's columns and values. Raises UnknownStageError, SchemaError, NotAvailableError.
-        """
-        return self._reading.explain(stage, key, t, progress)
-
-    def _repr_html_(self) -> str:
-        facts = {"store": self._position.root, "branch": self.branch_name, "epoch": self.last_sealed()}
-        return job_html(self.flow, facts | {"safe point": self.safe_point(), "shards": self._shards})
+        return Upgrade(code, self._store, self._position, schemas.parse_ddl, self._analyze, keep_as)
 
     def branch(
         self,

@@ -4,9 +4,10 @@ A row of the right side matches one of the left side with the same key if
 
     left time + lower  <=  right time  <=  left time + upper
 
-So once the watermark has passed `left time + upper` no row that is in time can match a left row any more, and once it
-has passed `right time - lower` none can match a right row. Until then a side keeps the row. What then had no match is
-given once, where the type of the join asks for it; nothing is ever taken back. That is what Spark and Flink do.
+So once the watermark has passed `left time + upper` (by a millisecond, as in Spark) no row that is in time can match a
+left row any more, and once it has passed `right time - lower` none can match a right row. Until then a side keeps the
+row. What then had no match is given once, where the type of the join asks for it; nothing is ever taken back. That is
+what Spark and Flink do.
 
 Times are int64 microseconds, as in nosync.kernels.windows.
 """
@@ -27,6 +28,8 @@ from nosync.lsm.columnar.hashing import U32, hash32
 from nosync.lsm.model.timestamp import Time
 from nosync.lsm.trace.trace import Trace
 
+PASSED_US = 1000
+"""How far the watermark is beyond the last time at which a row can be matched, when the row goes."""
 Times = npt.NDArray[np.int64]
 MATCHED_COLUMN = "__matched"
 """Says of a row of a state whether it had a match."""
@@ -156,7 +159,7 @@ def matches(
         had = has_now & False
         if side.side.tracks:
             had = rows.column(MATCHED_COLUMN).to_numpy()
-        has, is_over = had | has_now, _until(rows) <= watermark_us
+        has, is_over = had | has_now, _until(rows) <= watermark_us - PASSED_US
         changes.append(_changes(side, rows, had, has, is_over))
         if is_left and spec.join.how == SEMI:
             parts.append(_beside(rows.filter(pa.array(has & ~had)), None, spec.join, schema))

@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from nosync.flow.internal_columns import HASH64_COLUMN
 from nosync.flow.stage_options import FirstOptions, IntervalOptions
-from nosync.kernels.interval_joins import IntervalRows, Matches, SideRows, matches
+from nosync.kernels.interval_joins import PASSED_US, IntervalRows, Matches, SideRows, matches
 from nosync.kernels.joins import content_hash
 from nosync.kernels.windows import NO_WATERMARK, UNTIL_COLUMN, late_rows, times_us, to_time
 from nosync.lsm.columnar.columns import as_array, as_batch, order_by_key
@@ -21,15 +21,14 @@ from nosync.lsm.trace.trace import Trace
 from nosync.operators.base import OperatorInput, OperatorOutput, hash32_of, produce_from
 
 
-def _expired(given: OperatorInput, trace: Trace) -> tuple[pa.RecordBatch, U32]:
-    """Returns the rows of a state whose time has come since the epoch before."""
+def _expired(given: OperatorInput, trace: Trace, passed_us: int = 0) -> tuple[pa.RecordBatch, U32]:
+    """Returns the rows of a state whose time has come since the epoch before. `passed_us`: how long ago it must be."""
     previous, current = given.watermarks.previous_us, given.watermarks.current_us
     if not trace.layers or current in (NO_WATERMARK, previous):
         nothing = pa.RecordBatch.from_arrays([pa.nulls(0, f.type) for f in trace.schema], schema=trace.schema)
         return nothing, np.empty(0, dtype=np.uint32)
-    return trace.rows_where(
-        UNTIL_COLUMN, NO_WATERMARK if previous == NO_WATERMARK else previous + 1, current, given.before
-    )
+    low = NO_WATERMARK if previous == NO_WATERMARK else previous + 1 - passed_us
+    return trace.rows_where(UNTIL_COLUMN, low, current - passed_us, given.before)
 
 
 # --- the first row of each key ----------------------------------------------------------------------------------------
@@ -90,7 +89,7 @@ def _matched(given: OperatorInput) -> Matches:
         in_time = ~late_rows(rows, side.times, given.late_us)
         new = IntervalRows.of(rows.drop_columns([HASH64_COLUMN]), hashes, in_time, side, given.id.description.lower)
         trace = given.trace(options.states[i])
-        sides.append(SideRows(side, new, trace, _expired(given, trace)[0]))
+        sides.append(SideRows(side, new, trace, _expired(given, trace, PASSED_US)[0]))
     return matches(sides[0], sides[1], options.spec, options.schema, watermark, given.before)
 
 

@@ -95,6 +95,20 @@ def test_the_page_that_fixes_a_bug(
     assert "goes on after epoch 3" in printed
 
 
+def test_the_page_on_upgrades(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    # The JVM of the test session was started in another directory.
+    names = ("prices/", "checkpoint/", "state/")
+    run_page("upgrade.md", 3, {f'"{name}"': repr(f"{tmp_path}/{name}") for name in names}, {"spark": spark})
+    printed = capsys.readouterr().out
+    assert "stage checked shard" in printed
+    assert "| cup|  1|" in printed
+    assert "prices.place" in printed
+    assert "| Rome|  1|" in printed
+
+
 def test_the_page_that_reads_a_store(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

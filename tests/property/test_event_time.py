@@ -229,8 +229,8 @@ def test_interval_joins(
             if how == "left_semi":
                 results = Counter((a[0], a[2]) for a in {a for a, _ in pairs})
             if watermark is not None:
-                done |= {a for a in lefts if a[1] + bounds[1] <= watermark and a not in {a for a, _ in pairs}}
-                gone = {b for b in rights if b[1] - bounds[0] <= watermark and b not in {b for _, b in pairs}}
+                done |= {a for a in lefts if a[1] + bounds[1] < watermark and a not in {a for a, _ in pairs}}
+                gone = {b for b in rights if b[1] - bounds[0] < watermark and b not in {b for _, b in pairs}}
                 if how in ("left", "full"):
                     results.update((a[0], a[2], None) for a in done)
                 if how == "left_anti":
@@ -265,7 +265,7 @@ def _check_state(
         ("left", "right"), rows, "xy", (bounds[1], -bounds[0]), needs_nulls, strict=True
     ):
         kept = {
-            r[2] for r in of_side if (watermark is None or r[1] + lasts > watermark) and (nulls or r[0] is not None)
+            r[2] for r in of_side if (watermark is None or r[1] + lasts >= watermark) and (nulls or r[0] is not None)
         }
         assert set(runner.read(f"joined__kept_{name}", t).column(value).to_pylist()) == kept
 

@@ -1,0 +1,194 @@
+"""An upgrade: the next epoch, and those after it, have other code. What is recorded stays what it is.
+
+A store says by its manifests which code each stage had, so only the new code is needed. The upgrade is a branch at the
+last epoch that is promoted at once: nothing is replayed. A stage whose code changed goes on from its recorded state, or
+begins anew where its input changes; new stages begin with the next epoch. The line that was main stays as a branch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+
+import pyarrow as pa
+
+from nosync.flow.binder import Analyze
+from nosync.flow.bound_flow import BoundFlow
+from nosync.flow.bound_stage import declared_of
+from nosync.flow.dataflow import Dataflow
+from nosync.job.branch_checks import changed_stages, check_rows_are_kept, check_states_fit, stages_to_bootstrap
+from nosync.job.flow_versions import FlowVersions
+from nosync.job.position import Position
+from nosync.lsm.columnar.columns import describe
+from nosync.lsm.errors import FlowError, NosyncError, SchemaError
+from nosync.lsm.manifests.branches import MAIN
+from nosync.lsm.model.layer import TraceId
+from nosync.lsm.platform.notebook import facts_html
+from nosync.lsm.store.store import Store
+
+_MEANWHILE = "upgrade-in-progress"
+"""The branch that an upgrade makes and promotes; one that is there was made by an upgrade that died."""
+
+
+@dataclass(frozen=True)
+class UpgradePlan:
+    """Says what an upgrade does. All but `at` and `keep_as` are names of stages, or of columns by source."""
+
+    at: int
+    """The last epoch with the code before."""
+    keep_as: str
+    """The branch that the line before stays as."""
+    goes_on: tuple[str, ...]
+    """Their code, or that of what they are computed from, changed: they go on from the state that is recorded."""
+    begins_anew: tuple[str, ...]
+    """They have what their code makes of all rows that are there, for their input changes."""
+    new: tuple[str, ...]
+    dropped: tuple[str, ...]
+    new_columns: Mapping[str, tuple[str, ...]]
+    """Rows that are recorded have null in them."""
+
+    @property
+    def is_needed(self) -> bool:
+        """Returns whether anything is another one than before."""
+        return bool(self.goes_on or self.begins_anew or self.new or self.dropped or self.new_columns)
+
+    def facts(self) -> dict[str, str]:
+        """Returns what is shown of it, by what it is."""
+        columns = ", ".join(f"{source}.{name}" for source, names in self.new_columns.items() for name in names)
+        names = {
+            "goes on from its state": ", ".join(self.goes_on),
+            "begins anew": ", ".join(self.begins_anew),
+            "new": ", ".join(self.new),
+            "dropped": ", ".join(self.dropped),
+            "new columns": columns,
+        }
+        return {what: text for what, text in names.items() if text}
+
+    def __str__(self) -> str:
+        if not self.is_needed:
+            return f"nothing to upgrade: the store's epoch {self.at} has this code"
+        lines = [f"  {what:<24}{text}" for what, text in self.facts().items()]
+        head = f"upgrade: epochs after {self.at} have the new code; the line before stays as branch {self.keep_as}"
+        return "\n".join([head, *lines])
+
+    def _repr_html_(self) -> str:
+        return facts_html(f"upgrade after epoch {self.at}", {**self.facts(), "line before": self.keep_as})
+
+
+class Upgrade:
+    """The upgrade of a store's main line to a flow, of which only the new code is there."""
+
+    def __init__(
+        self,
+        declared: Dataflow,
+        store: Store,
+        position: Position,
+        parse_ddl: Callable[[str], pa.Schema],
+        analyze: Analyze,
+        keep_as: str | None = None,
+    ) -> None:
+        """Raises FlowError or SchemaError, naming the stage, where the flow cannot go on from what is recorded."""
+        if position.branch != MAIN:
+            raise FlowError(
+                f"an upgrade is for {MAIN!r}; branch {position.branch!r} has other code by branch(replace=, add=, drop=)"
+            )
+        self._declared, self._store, self._position = declared, store, position
+        self._versions = FlowVersions(declared, store.node, position, parse_ddl, analyze, check=False)
+        self._changed: list[str] = []
+        self._anew: list[str] = []
+        self.plan: UpgradePlan | None = self._planned(keep_as)
+        """What is to be done. None: there is no epoch yet, so any code will do."""
+
+    def _planned(self, keep_as: str | None) -> UpgradePlan | None:
+        last = self._position.last_sealed()
+        manifest = None if last is None else self._position.manifest(last)
+        if last is None or manifest is None:
+            return None
+        traces = {entry.id.trace.stage: entry.id.trace for entry in manifest.entries}
+        recorded = {stage: trace.fingerprint for stage, trace in traces.items()}
+        columns = self._new_columns(traces)
+        sources = {stage.name: recorded[stage.name] for stage in self._versions.flow.sources}
+        bound = self._versions.bound(self._declared, sources)
+        pinned = self._versions.bound(self._declared, sources, pinned=recorded)
+        own = {declared_of(name) for name in changed_stages(pinned, recorded) if name in recorded}
+        changed = changed_stages(bound, recorded)
+        anew = stages_to_bootstrap(bound, changed, own, _known(bound, recorded))
+        check_rows_are_kept(bound, anew, self._declared)
+        check_states_fit(bound, changed, anew, lambda stage: self._recorded_schema(traces.get(stage)))
+        dropped = [name for name in recorded if name not in bound.stages]
+        self._changed, self._anew = [*changed, *dropped, *columns], anew
+        return UpgradePlan(
+            int(last),
+            keep_as or self._free_name(f"before-upgrade-{last}"),
+            _declared_names(name for name in changed if name in recorded and name not in anew),
+            _declared_names(anew),
+            _declared_names(name for name in changed if name not in recorded and name not in anew),
+            _declared_names(dropped),
+            columns,
+        )
+
+    def _new_columns(self, traces: Mapping[str, TraceId]) -> dict[str, tuple[str, ...]]:
+        """Returns the columns that sources have more than they had. Raises SchemaError for those that went, or have
+        another type.
+        """
+        found: dict[str, tuple[str, ...]] = {}
+        now = {stage.name: stage.schema for stage in self._versions.flow.sources}
+        for name, schema in now.items():
+            if name not in traces:
+                raise FlowError(
+                    f"source {name} is new: an upgrade has the sources that are recorded. Give its rows to a store of "
+                    "their own, or unite them with those of a source that is there"
+                )
+            _, before = self._recorded_schema(traces[name]) or ((), schema)
+            for field in before:
+                if schema.get_field_index(field.name) < 0:
+                    raise SchemaError(
+                        f"source {name}: column {field.name!r} is recorded and not declared any more: declare it, and "
+                        "leave it out of what follows"
+                    )
+                if schema.field(field.name).type != field.type:
+                    raise SchemaError(
+                        f"source {name}: column {field.name!r} was {field.type} and is now "
+                        f"{schema.field(field.name).type}: declare another column beside it ({describe(before)})"
+                    )
+            more = tuple(field.name for field in schema if before.get_field_index(field.name) < 0)
+            if more:
+                found[name] = more
+        return found
+
+    def _recorded_schema(self, trace: TraceId | None) -> tuple[tuple[str, ...], pa.Schema] | None:
+        if trace is None:
+            return None
+        reader = self._store.directory.reader_of_any(trace)
+        return reader.info.key, reader.schema
+
+    def _free_name(self, wanted: str) -> str:
+        names = self._store.node.timelines.refs.names
+        tries = [wanted, *(f"{wanted}-{n}" for n in range(2, len(names) + 3))]
+        return next(name for name in tries if name not in names)
+
+    def run(self) -> None:
+        """Does it. The job that ran on the store until now publishes nothing more."""
+        assert self.plan is not None, "there is an epoch"
+        node = self._store.node
+        self._position.take_over(node.timelines.timeline(MAIN).id)
+        if _MEANWHILE in node.timelines.refs.names:
+            node.delete_branch(_MEANWHILE)
+        node.create_branch(_MEANWHILE, MAIN, self.plan.at, self._changed, self._anew)
+        try:
+            node.promote(_MEANWHILE, self.plan.keep_as)
+        except NosyncError:
+            if _MEANWHILE in node.timelines.refs.names:
+                node.delete_branch(_MEANWHILE)
+            raise
+
+
+def _known(bound: BoundFlow, recorded: Mapping[str, str]) -> set[str]:
+    """Returns the stages that were there: the recorded ones, and those that are not recorded, whose code what follows
+    them has in its fingerprint.
+    """
+    return {name for name, stage in bound.stages.items() if name in recorded or not stage.recorded}
+
+
+def _declared_names(names: Iterable[str]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(map(declared_of, names)))

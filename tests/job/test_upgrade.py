@@ -1,0 +1,212 @@
+"""An upgrade in one call: the next epochs have other code, and what is recorded stays what it is."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pytest
+from pyspark.errors import StreamingQueryException
+
+import nosync
+from tests.conftest import OpenStore
+from tests.job.test_streams import FILES, read_stream, totals_of, write_input
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+pytestmark = pytest.mark.spark
+SHARDS = 2
+
+
+def double(rows: pa.Table) -> pa.Table:
+    return rows.set_column(1, "n", pc.multiply(rows["n"], 2))
+
+
+def triple(rows: pa.Table) -> pa.Table:
+    return rows.set_column(1, "n", pc.multiply(rows["n"], 3))
+
+
+def flow_of(
+    fn: Any = double, *, columns: str = "k string, n bigint", extra: bool = False, level: int = 10, sums: bool = True
+) -> nosync.Dataflow:
+    flow = nosync.Dataflow("shop")
+    made = flow.source("rows", columns).map("made", fn)
+    if sums:
+        totals = made.aggregate("totals", key=["k"], n=nosync.count(), total=nosync.sum("n"))
+        totals.where("large", f"total >= {level}").aggregate("larges", key=[], large=nosync.count())
+    else:
+        made.aggregate("other", key=["k"], n=nosync.count())
+    if extra:
+        made.aggregate("by_place", key=["place"], n=nosync.count())
+    return flow
+
+
+def give(job: nosync.Job, t: int, rows: list[tuple[Any, ...]], columns: str = "k string, n bigint") -> None:
+    job.advance(t, {"rows": job._spark.createDataFrame(rows, columns)})
+
+
+def state(job: nosync.Job, stage: str, as_of: int | None = None) -> set[tuple[Any, ...]]:
+    return {tuple(row) for row in job.read(stage, as_of).collect()}
+
+
+def test_a_stage_goes_on_from_its_state_with_the_new_code(spark: SparkSession, open_store: OpenStore) -> None:
+    """In the running job; then one that has only the new code goes on, and the old one is refused with the cure."""
+    store = open_store()
+    job = nosync.Job(flow_of(), store, spark=spark, shards=SHARDS)
+    give(job, 0, [("a", 1), ("b", 2)])
+    plan = job.upgrade(flow_of(triple))
+    assert plan is not None
+    assert (plan.at, plan.goes_on, plan.begins_anew, plan.new) == (0, ("made", "totals", "larges"), (), ())
+    give(job, 1, [("a", 1)])
+    assert state(job, "totals") == {("a", 2, 2 + 3), ("b", 1, 4)}
+    assert state(job, "totals", 0) == {("a", 1, 2), ("b", 1, 4)}, "what was is what it was"
+    assert {row["k"]: row["total"] for row in store.read("totals", 0, branch=plan.keep_as).to_pylist()} == {
+        "a": 2,
+        "b": 4,
+    }
+    with pytest.raises(
+        nosync.FlowError, match=r"stage made was recorded .* Job\(\.\.\., upgrade=True\) or `nosync upgrade`"
+    ):
+        nosync.Job(flow_of(), store, spark=spark, shards=SHARDS)
+    again = nosync.Job(flow_of(triple), store, spark=spark, shards=SHARDS)
+    give(again, 2, [("b", 1)])
+    assert state(again, "totals") == {("a", 2, 5), ("b", 2, 7)}
+    nothing = again.upgrade(flow_of(triple))
+    assert nothing is not None
+    assert not nothing.is_needed
+    assert store.node.timelines.refs.names.keys() == {"main", "before-upgrade-0"}
+
+
+def test_only_the_new_code_is_needed_and_what_follows_changes_begins_anew(
+    spark: SparkSession, open_store: OpenStore
+) -> None:
+    """`large` filters rows that change: with another bound it counts all that are there, and not only new ones."""
+    store = open_store()
+    job = nosync.Job(flow_of(), store, spark=spark, shards=SHARDS)
+    give(job, 0, [("a", 4), ("b", 6), ("c", 1)])
+    assert state(job, "larges") == {(1,)}
+    upgraded = nosync.Job(flow_of(level=8), store, spark=spark, shards=SHARDS, upgrade=True)
+    with pytest.raises(nosync.FencedError):
+        give(job, 1, [("a", 1)])
+    give(upgraded, 1, [("d", 1)])
+    assert state(upgraded, "larges") == {(2,)}
+    assert state(upgraded, "larges", 0) == {(1,)}
+
+
+def test_a_source_gets_more_columns_and_stages_come_and_go(spark: SparkSession, open_store: OpenStore) -> None:
+    store = open_store()
+    columns = "k string, n bigint, place string"
+    job = nosync.Job(flow_of(), store, spark=spark, shards=SHARDS)
+    give(job, 0, [("a", 1)])
+    plan = job.plan_upgrade(flow_of(columns=columns, extra=True))
+    assert plan is not None
+    assert (plan.new, plan.new_columns) == (("by_place",), {"rows": ("place",)})
+    assert "rows.place" in str(plan)
+    assert state(job, "totals") == {("a", 1, 2)}, "it was only asked"
+    job.upgrade(flow_of(columns=columns, extra=True), keep_as="narrow")
+    give(job, 1, [("a", 1, "Rome"), ("b", 1, None)], columns)
+    assert state(job, "by_place") == {("Rome", 1), (None, 1)}
+    assert state(job, "totals") == {("a", 2, 4), ("b", 1, 2)}
+    assert {tuple(row) for row in job.read("rows").collect()} == {("a", 1, None), ("a", 1, "Rome"), ("b", 1, None)}
+    again = nosync.Job(flow_of(columns=columns, extra=True), store, spark=spark, shards=SHARDS)
+    give(again, 2, [("b", 5, "Oslo")], columns)
+    dropped = again.upgrade(flow_of(columns=columns, sums=False))
+    assert dropped is not None
+    assert set(dropped.dropped) == {"totals", "larges", "by_place"}
+    give(again, 3, [("b", 5, "Oslo")], columns)
+    assert state(again, "other") == {("b", 1)}, "a new stage begins with the next epoch"
+    assert store.missing() == []
+
+
+def test_what_cannot_go_on_is_refused_and_nothing_changed(spark: SparkSession, open_store: OpenStore) -> None:
+    store = open_store()
+    job = nosync.Job(flow_of(), store, spark=spark, shards=SHARDS)
+    give(job, 0, [("a", 1)])
+    with pytest.raises(
+        nosync.SchemaError, match="source rows: column 'n' was int64 and is now double: declare another"
+    ):
+        job.upgrade(flow_of(lambda rows: rows, columns="k string, n double"))
+    other = nosync.Dataflow("shop")
+    other.source("rows", "k string").map("made", lambda rows: rows)
+    with pytest.raises(nosync.SchemaError, match="source rows: column 'n' is recorded and not declared any more"):
+        job.upgrade(other)
+    keyed = nosync.Dataflow("shop")
+    made = keyed.source("rows", "k string, n bigint").map("made", double)
+    made.aggregate("totals", key=["n"], total=nosync.count())
+    with pytest.raises(nosync.SchemaError, match=r"stage totals cannot go on .*its key was \(k\) and is now \(n\)"):
+        job.upgrade(keyed)
+    new = flow_of()
+    new.source("more", "k string")
+    with pytest.raises(nosync.FlowError, match="source more is new: an upgrade has the sources that are recorded"):
+        job.upgrade(new)
+    assert store.node.timelines.refs.names.keys() == {"main"}
+    give(job, 1, [("a", 1)])
+    assert state(job, "totals") == {("a", 2, 4)}
+
+
+def fails_on_13(rows: pa.Table) -> pa.Table:
+    if 13 in rows.column("n").to_pylist():
+        raise ValueError("13 is a bad record")
+    return rows
+
+
+def passes_13(rows: pa.Table) -> pa.Table:
+    return rows
+
+
+def of_words(fn: Any) -> nosync.Dataflow:
+    flow = nosync.Dataflow("stream")
+    flow.source("words", "word string, n bigint").map("checked", fn).aggregate(
+        "totals", key=["word"], n=nosync.count(), total=nosync.sum("n")
+    )
+    return flow
+
+
+def test_a_bad_record_in_a_stream_is_fixed_and_the_stream_goes_on(
+    spark: SparkSession, open_store: OpenStore, tmp_path: Path
+) -> None:
+    """With the same checkpoint: the batch that failed is the next epoch."""
+    write_input(tmp_path / "in")
+    rows = read_stream(spark, tmp_path / "in")
+    store = open_store()
+    job = nosync.Job(of_words(fails_on_13), store, spark=spark, shards=SHARDS)
+    how = {"checkpoint": tmp_path / "c", "trigger": {"availableNow": True}}
+    with pytest.raises((nosync.StageError, StreamingQueryException), match="13 is a bad record"):
+        job.stream({"words": rows}, **how).awaitTermination()
+    fixed = nosync.Job(of_words(passes_13), store, spark=spark, shards=SHARDS, upgrade=True)
+    fixed.stream({"words": rows}, **how).awaitTermination()
+    found = {row.word: (row.n, row.total) for row in fixed.read("totals").collect()}
+    assert found == totals_of(tmp_path / "in")
+    assert fixed.last_sealed() == FILES - 1
+
+
+def test_shards_change_while_a_stream_runs(spark: SparkSession, open_store: OpenStore, tmp_path: Path) -> None:
+    write_input(tmp_path / "in")
+    rows = read_stream(spark, tmp_path / "in")
+    store = open_store()
+    job = nosync.Job(of_words(passes_13), store, spark=spark, shards=2)
+    query = job.stream({"words": rows}, checkpoint=tmp_path / "c", trigger={"availableNow": True})
+    changed = threading.Event()
+
+    def rescale() -> None:
+        while job.last_sealed() is None:
+            changed.wait(0.05)
+        job.rescale(5)
+        changed.set()
+
+    thread = threading.Thread(target=rescale)
+    thread.start()
+    query.awaitTermination()
+    thread.join()
+    assert changed.is_set()
+    shards = [store.manifest(t).entries[0].id.trace.shard.count for t in range(FILES)]
+    assert shards == sorted(shards)
+    assert (shards[0], shards[-1]) == (2, 5)
+    found = {row.word: (row.n, row.total) for row in job.read("totals").collect()}
+    assert found == totals_of(tmp_path / "in")
+    with pytest.raises(nosync.FlowError, match="shards is 0, expected 1 to 128"):
+        job.rescale(0)

@@ -1,0 +1,78 @@
+"""What differs from Structured Streaming on purpose, as docs/convert.md lists it: it differs in just that way."""
+
+from __future__ import annotations
+
+import datetime
+from collections import Counter
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+import pytest
+
+import nosync
+from tests.parity.both_ways import Case, by_nosync, by_spark
+from tests.parity.cases import CASES, flow_of
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+pytestmark = pytest.mark.spark
+BY_NAME = {case.name: case for case in CASES}
+TYPES = {"at": pa.timestamp("us", "UTC"), "k": pa.string(), "x": pa.int64()}
+
+
+def rows(*given: tuple[datetime.datetime, str, int]) -> pa.Table:
+    return pa.table({name: pa.array([row[i] for row in given], type_) for i, (name, type_) in enumerate(TYPES.items())})
+
+
+def test_times_before_1970_are_late_in_spark_alone(spark: SparkSession, tmp_path: Path) -> None:
+    """Its watermark begins there, and not with the first row."""
+    case = BY_NAME["tumbling-append"]
+    before, after = (datetime.datetime(year, 6, 1, tzinfo=datetime.UTC) for year in (1969, 1971))
+    batches = [{"events": rows((before, "a", 1))}, {"events": rows((after, "a", 2))}, {"events": rows((after, "b", 3))}]
+    there = by_spark(spark, case, batches, tmp_path / "spark")
+    here = by_nosync(case, batches, tmp_path / "nosync", 1)
+    assert there == Counter()
+    assert [row[-1] for row in here] == [1]
+
+
+def test_null_keys_match_nothing_in_a_full_interval_join(spark: SparkSession, tmp_path: Path) -> None:
+    """As in SQL, and in a batch of Spark. In a stream Spark joins them with each other."""
+    case = BY_NAME["interval-full-append"]
+    day = datetime.datetime(2024, 6, 1, tzinfo=datetime.UTC)
+    left = pa.table({"at": pa.array([day], TYPES["at"]), "k": pa.array([None], pa.string()), "x": pa.array([1])})
+    right = left.rename_columns(["seen", "j", "y"])
+    batches = [{"events": left, "others": right}]
+    assert [row[-1] for row in by_spark(spark, case, batches, tmp_path / "spark")] == [1], "a pair"
+    assert by_nosync(case, batches, tmp_path / "nosync", 1) == Counter(), "neither is over yet"
+
+
+def _least(streams: dict[str, DataFrame]) -> DataFrame:
+    from pyspark.sql import functions as F
+
+    return streams["events"].groupBy("k").agg(F.min("y").alias("least"), F.max("y").alias("most"))
+
+
+def test_min_and_max_pass_over_nan_where_rows_are_only_added(spark: SparkSession, tmp_path: Path) -> None:
+    """In Spark it is the largest value, as it is here over an input that changes."""
+    columns = "k string, y double"
+    case = Case(
+        "nan", "complete", _least,
+        flow_of(lambda s: s.aggregate("out", key=["k"], least=nosync.min("y"), most=nosync.max("y")), columns),
+        ["k", "least", "most"], lambda random: [],
+    )  # fmt: skip
+    batches = [{"events": pa.table({"k": ["a", "a"], "y": [1.0, float("nan")]})}]
+    assert by_spark(spark, case, batches, tmp_path / "spark") == Counter([("a", 1.0, "NaN")])
+    assert by_nosync(case, batches, tmp_path / "nosync", 1) == Counter([("a", 1.0, 1.0)])
+
+
+def test_late_rows_are_recorded_and_not_dropped(tmp_path: Path) -> None:
+    case = BY_NAME["tumbling-append"]
+    day = datetime.datetime(2024, 6, 1, tzinfo=datetime.UTC)
+    hour = datetime.timedelta(hours=1)
+    batches = [{"events": rows((day + hour * n, "a", n))} for n in (5, 6, 0)]
+    here = by_nosync(case, batches, tmp_path / "nosync", 1)
+    assert {row[-1] for row in here} == {5}
+    with nosync.open(tmp_path / "nosync") as store:
+        assert store.read("w__late").column("x").to_pylist() == [0]

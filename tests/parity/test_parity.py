@@ -1,0 +1,45 @@
+"""Rows at the sink of a Structured Streaming query, and of the flow that it becomes.
+
+`make test` tries each operator once with rows of chance, `make parity` as often as CASES says, and prints the seed of
+what differs.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+
+from tests.parity.both_ways import Case, by_nosync, by_spark
+from tests.parity.cases import CASES
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+ROUNDS = int(os.environ.get("NOSYNC_PARITY", "1"))
+FIRST_SEED = int(os.environ.get("NOSYNC_PARITY_SEED", "0")) or int(np.random.default_rng().integers(1, 1 << 30))
+SETTINGS = {"spark.sql.shuffle.partitions": "1", "spark.sql.session.timeZone": "UTC"}
+
+
+@pytest.mark.spark
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+@pytest.mark.parametrize("number", range(ROUNDS))
+def test_the_rows_at_the_sink_are_those_of_spark(spark: SparkSession, tmp_path: Path, case: Case, number: int) -> None:
+    """With other shards at each epoch and a restart between them; and again after all layers were lost."""
+    seed = FIRST_SEED + number
+    batches = case.batches(np.random.default_rng(seed))
+    before = {name: spark.conf.get(name) for name in SETTINGS}
+    try:
+        for name, value in SETTINGS.items():
+            spark.conf.set(name, value)
+        expected = by_spark(spark, case, batches, tmp_path / "spark")
+    finally:
+        for name, value in before.items():
+            spark.conf.set(name, value)
+    found = by_nosync(case, batches, tmp_path / "nosync", seed, lose=True)
+    assert found == expected, (
+        f"NOSYNC_PARITY_SEED={seed}: {case.name}: only here {found - expected}, only in Spark {expected - found}"
+    )
