@@ -40,12 +40,9 @@ class EpochTimes:
         found: dict[Epoch, SealTime] = {}
         if last is None:
             return found
-        reached = Epoch(-1)
         for timeline, left_at in timelines.refs.left(timelines.timeline(branch).id).items():
             end = last if left_at is None else min(last, left_at)
-            of_own = self._times.of_timeline(timeline)
-            found |= {t: time for t, time in of_own.items() if reached < t <= end}
-            reached = max(reached, end)
+            found |= {t: time for t, time in self._times.of_timeline(timeline).items() if t <= end}
         return found
 
     def epoch_at(self, timelines: Timelines, branch: str, us: int, *, before_first: int | None = None) -> int:

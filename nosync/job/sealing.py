@@ -23,6 +23,7 @@ from nosync.job.watermarks import (
 from nosync.lsm.manifests.manifest import AT_SAFE_POINT, KEEP, SUMS, Content
 from nosync.lsm.model.layer import Digest, LayerId
 from nosync.lsm.node.api import StoreBackend
+from nosync.runtime.segment_task import event_span
 
 if TYPE_CHECKING:
     from nosync.runtime.segment_task import Report
@@ -69,7 +70,13 @@ class Sealing:
 
     def _seal(self, t: int, ids: Sequence[LayerId], meta: dict[str, Any], reports: Reports) -> None:
         self._node.seal(
-            t, ids, self._position.branch, meta=meta, copies=self._copies(), contents=_contents(ids, reports)
+            t,
+            ids,
+            self._position.branch,
+            meta=meta,
+            copies=self._copies(),
+            contents=_contents(ids, reports),
+            span=event_span(reports.values()),
         )
 
     def drop_rounds(self, t: int, *, at_once: bool = False) -> None:

@@ -206,10 +206,10 @@ def with_windows(rows: pa.Table, window: Window) -> pa.Table:
     return expanded
 
 
-def newest_us(rows: pa.Table, window: Window) -> int | None:
-    """Returns the newest event time among the rows."""
+def event_span_us(rows: pa.Table, window: Window) -> tuple[int, int] | None:
+    """Returns the oldest and the newest event time among the rows."""
     time, valid = _event_times(rows, window)
-    return int(time[valid].max()) if valid.any() else None
+    return (int(time[valid].min()), int(time[valid].max())) if valid.any() else None
 
 
 def newest_us_by(groups: npt.NDArray[np.integer[Any]], rows: pa.Table, window: Window) -> dict[int, int]:

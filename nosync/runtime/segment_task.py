@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass, field
 
 import pyarrow as pa
@@ -49,6 +49,9 @@ class Report:
     """The digest of the layer's own file; empty where a merged one stands for it."""
     record_s: float = 0.0
     """Seconds spent writing and linking the layer."""
+    oldest_us: int | None = None
+    newest_us: int | None = None
+    """The event times of the rows that came to it, of all shards. They are None but for a window that had some."""
 
     def to_json(self) -> bytes:
         return json.dumps(asdict(self)).encode()
@@ -142,6 +145,13 @@ class SegmentTask:
     def sources(self) -> list[BoundStage]:
         """Returns the sources whose rows come, in order. A fused segment has several."""
         return [self.stages[name] for name in self.run if self.stages[name].kind == SOURCE]
+
+
+def event_span(reports: Collection[Report]) -> tuple[int, int] | None:
+    """Returns the oldest and the newest event time of an epoch, as its windows saw them; None where none did."""
+    oldest = min((report.oldest_us for report in reports if report.oldest_us is not None), default=None)
+    newest = max((report.newest_us for report in reports if report.newest_us is not None), default=None)
+    return None if oldest is None or newest is None else (oldest, newest)
 
 
 def rows_in(reports: Mapping[tuple[str, int], Report], flow: BoundFlow) -> int:

@@ -36,6 +36,7 @@ class EdgeRows:
     rows: pa.Table
     heard_from: set[int] = field(default_factory=set)
     """The shards that sent all of their rows."""
+    oldest_us: int | None = None
     newest_us: int | None = None
     newest_of: dict[str, int] = field(default_factory=dict)
     """The newest event time by the input that the rows came by, where they say it."""
@@ -43,10 +44,18 @@ class EdgeRows:
     def hear(self, mark: Mapping[str, Any]) -> None:
         """Takes notice that a shard has sent all of its rows."""
         self.heard_from.add(mark["from"])
+        if "oldest_us" in mark:
+            oldest = mark["oldest_us"]
+            self.oldest_us = oldest if self.oldest_us is None else min(oldest, self.oldest_us)
         if "newest_us" in mark:
             self.newest_us = max(mark["newest_us"], NO_WATERMARK if self.newest_us is None else self.newest_us)
         for name, newest in mark.get("newest_of", {}).items():
             self.newest_of[name] = max(newest, self.newest_of.get(name, NO_WATERMARK))
+
+
+def oldest_of_all(edges: Sequence[EdgeRows]) -> int | None:
+    """Returns the oldest event time of what came by some edges."""
+    return min((edge.oldest_us for edge in edges if edge.oldest_us is not None), default=None)
 
 
 def newest_of_all(edges: Sequence[EdgeRows]) -> int | None:

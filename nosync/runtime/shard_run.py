@@ -41,7 +41,7 @@ from nosync.flow.event_time import INPUT_COLUMN, without_input
 from nosync.flow.internal_columns import HASH64_COLUMN
 from nosync.flow.kinds import AGGREGATE, FILTER, IN_JVM, JOIN, LOOP, MAP, SOURCE, UNION, UPDATE, WINDOW
 from nosync.flow.stage_options import WatermarkOptions
-from nosync.kernels.windows import newest_us, newest_us_by, with_windows
+from nosync.kernels.windows import event_span_us, newest_us_by, with_windows
 from nosync.lsm.columnar.columns import key_columns
 from nosync.lsm.columnar.hashing import hash64
 from nosync.lsm.errors import HoleError
@@ -78,7 +78,7 @@ from nosync.runtime.segment_task import (
     SegmentTask,
     emitted_schema,
 )
-from nosync.runtime.shard_inputs import ShardInputs, newest_of_all
+from nosync.runtime.shard_inputs import ShardInputs, newest_of_all, oldest_of_all
 from nosync.runtime.shard_state import ShardState
 
 OPERATORS: dict[str, Callable[[OperatorInput], OperatorOutput]] = {
@@ -158,6 +158,9 @@ class ShardRun:
             self._produced[stage.name] = produced
         if self._counts(stage):
             report = replace(report, changes=len(self._changes_of(stage.name)))
+        if stage.window is not None:
+            edges = self._inputs.edges
+            report = replace(report, oldest_us=oldest_of_all(edges), newest_us=newest_of_all(edges))
         self._reports.append(report.to_json())
 
     def _counts(self, stage: BoundStage) -> bool:
@@ -302,12 +305,17 @@ class ShardRun:
         yield pa.RecordBatch.from_arrays([*blank, pa.array(targets, pa.int64()), reports], schema=schema)
 
     def _newest(self, output: SegmentOutput, rows: pa.Table) -> dict[str, Any]:
-        """Returns what a mark says of event time to a window: the newest, and that of each input where rows say theirs."""
+        """Returns what a mark says of event time to a window: the oldest, the newest, and that of each input where rows
+        say theirs.
+        """
         window, origins = output.window, self._task.stages[output.stage].origins
         assert window is not None, "it goes to a window"
         rows = without_expired(rows)
-        newest = newest_us(rows, window)
-        if newest is None or not origins:
-            return {} if newest is None else {"newest_us": newest}
-        of_input = newest_us_by(rows.column(INPUT_COLUMN).to_numpy(), rows, window)
-        return {"newest_us": newest, "newest_of": {origins[i]: us for i, us in of_input.items()}}
+        span = event_span_us(rows, window)
+        if span is None:
+            return {}
+        times: dict[str, Any] = {"oldest_us": span[0], "newest_us": span[1]}
+        if origins:
+            of_input = newest_us_by(rows.column(INPUT_COLUMN).to_numpy(), rows, window)
+            times["newest_of"] = {origins[i]: us for i, us in of_input.items()}
+        return times

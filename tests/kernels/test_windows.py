@@ -5,7 +5,7 @@ from __future__ import annotations
 import pyarrow as pa
 import pytest
 
-from nosync.kernels.windows import END, START, newest_us, parse_window, with_windows
+from nosync.kernels.windows import END, START, event_span_us, parse_window, with_windows
 
 HOUR_US, SLIDE_US = 3_600_000_000, 1_200_000_000
 
@@ -29,4 +29,4 @@ def test_times_whose_windows_do_not_fit_into_64_bits_count_as_none(
     of_row = list(zip(found.column("n").to_pylist(), starts, ends, strict=True))
     assert [one for one in of_row if one[0] != 5] == [(n, None, None) for n in range(5)]
     assert [(start, end) for n, start, end in of_row if n == 5] == expected
-    assert newest_us(rows, window) == -1
+    assert event_span_us(rows, window) == (-1, -1)

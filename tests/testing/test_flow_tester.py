@@ -250,6 +250,22 @@ def test_a_function_that_counts_its_calls_is_found() -> None:
         _tested(_counted(), schema=schema, version="1").assert_deterministic()
 
 
+def test_rows_come_in_another_order_and_each_epoch_has_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    tester = _tested(_first_of_all)
+    given: list[list[tuple[Any, ...]]] = []
+    advance = FlowTester.advance
+
+    def noted(self: FlowTester, rows: Any = None, *, t: int | None = None) -> Any:
+        given.append([tuple(row.values()) for row in rows["rows"].to_pylist()])
+        return advance(self, rows, t=t)
+
+    monkeypatch.setattr(FlowTester, "advance", noted)
+    with pytest.raises(AssertionError):
+        tester.assert_deterministic()
+    assert [sorted(rows) for rows in given[:4]] == [sorted(rows) for rows in ROWS * 2]
+    assert any(rows != ROWS[i % 2] for i, rows in enumerate(given[:4]))
+
+
 def test_a_function_that_numbers_rows_depends_on_shards() -> None:
     with pytest.raises(
         AssertionError, match=r"stage mapped is not deterministic: with [13] shards? it has other rows as of"
