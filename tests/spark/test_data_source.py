@@ -102,7 +102,7 @@ def test_the_change_feed_as_a_stream(spark: SparkSession, store: nosync.Store, t
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"asof": "x"}, "not an epoch number"),
+        ({"asof": "x"}, "neither the number of an epoch nor a time"),
         ({"stage": "nope"}, "recorded stages: kv"),
         ({"asOf": 77}, "recorded up to 3"),
         ({"colour": "red"}, "has no option 'colour'"),
