@@ -77,24 +77,21 @@ class FlowVersions:
         """Returns what this timeline sealed at an epoch, or else the one that it came from."""
         return self._position.manifest(t) or self.parents_manifest(t)
 
-    def bound(
-        self, other: Dataflow, sources: Mapping[str, str], *, pinned: Mapping[str, str] | None = None
-    ) -> BoundFlow:
+    def bound(self, other: Dataflow, sources: Mapping[str, str]) -> BoundFlow:
         """Returns another flow as it would be on this timeline, from recorded sources of these fingerprints."""
-        return self._bind(other, sources=sources, pinned=pinned)
+        return self._bind(other, sources=sources)
+
+    def as_recorded(self, other: Dataflow, manifest: Manifest) -> BoundFlow:
+        """Returns another flow where each stage has the fingerprint that it had in an epoch if its own code is the same."""
+        refs, recorded = self._node.timelines.refs, {e.id.trace.stage: e.id.trace.fingerprint for e in manifest.entries}
+        begins, anew = refs.begins(manifest.timeline), refs.anew(manifest.timeline)
+        sources = {stage.name: recorded[stage.name] for stage in other.sources if stage.name in recorded}
+        return self._bind(other, sources=sources, pinned=recorded, begins=begins, bootstrap_at=anew)
 
     def _bind(self, flow: Dataflow, **how: Any) -> BoundFlow:
-        return bind(
-            flow,
-            self._parse_ddl,
-            self._analyze,
-            begins=self._begins,
-            bootstrap_at=self._anew,
-            policies=self._policies,
-            expiries=self._expiries,
-            strict=self._strict,
-            **how,
-        )
+        on_this_line = {"begins": self._begins, "bootstrap_at": self._anew, "policies": self._policies}
+        meanings = {"expiries": self._expiries, "strict": self._strict}
+        return bind(flow, self._parse_ddl, self._analyze, **{**on_this_line, **meanings, **how})
 
     def _recorded(self) -> Manifest | None:
         """Returns the timeline's last manifest, which says what it means where the flow does not say it."""

@@ -36,8 +36,8 @@ class UpgradePlan:
 
     at: int
     """The last epoch with the code before."""
-    keep_as: str
-    """The branch that the line before stays as."""
+    keep_as: str | None
+    """The branch that the line before stays as. None: none was asked for, and that line has no epoch of its own."""
     goes_on: tuple[str, ...]
     """Their code, or that of what they are computed from, changed: they go on from the state that is recorded."""
     begins_anew: tuple[str, ...]
@@ -68,11 +68,13 @@ class UpgradePlan:
         if not self.is_needed:
             return f"nothing to upgrade: the store's epoch {self.at} has this code"
         lines = [f"  {what:<24}{text}" for what, text in self.facts().items()]
-        head = f"upgrade: epochs after {self.at} have the new code; the line before stays as branch {self.keep_as}"
-        return "\n".join([head, *lines])
+        kept = "" if self.keep_as is None else f"; the line before stays as branch {self.keep_as}"
+        return "\n".join([f"upgrade: epochs after {self.at} have the new code{kept}", *lines])
 
     def _repr_html_(self) -> str:
-        return facts_html(f"upgrade after epoch {self.at}", {**self.facts(), "line before": self.keep_as})
+        return facts_html(
+            f"upgrade after epoch {self.at}", {**self.facts(), "line before": self.keep_as or "has no epoch"}
+        )
 
 
 class Upgrade:
@@ -109,7 +111,7 @@ class Upgrade:
         columns = self._new_columns(traces)
         sources = {stage.name: recorded[stage.name] for stage in self._versions.flow.sources}
         bound = self._versions.bound(self._declared, sources)
-        pinned = self._versions.bound(self._declared, sources, pinned=recorded)
+        pinned = self._versions.as_recorded(self._declared, manifest)
         own = {declared_of(name) for name in changed_stages(pinned, recorded) if name in recorded}
         changed = changed_stages(bound, recorded)
         anew = stages_to_bootstrap(bound, changed, own, _known(bound, recorded))
@@ -117,9 +119,14 @@ class Upgrade:
         check_states_fit(bound, changed, anew, lambda stage: self._recorded_schema(traces.get(stage)))
         dropped = [name for name in recorded if name not in bound.stages]
         self._changed, self._anew = [*changed, *dropped, *columns], anew
+        timeline = self._store.node.timelines.timeline(MAIN)
+        has_epochs = manifest.timeline == timeline.id
+        if not has_epochs and {*self._changed} <= {*timeline.changed} and {*anew} == {*timeline.anew}:
+            return UpgradePlan(int(last), None, (), (), (), (), {})  # nothing ran since the upgrade before
+        kept = keep_as or self._free_name(f"before-upgrade-{last}")
         return UpgradePlan(
             int(last),
-            keep_as or self._free_name(f"before-upgrade-{last}"),
+            kept if has_epochs or keep_as else None,
             _declared_names(name for name in changed if name in recorded and name not in anew),
             _declared_names(anew),
             _declared_names(name for name in changed if name not in recorded and name not in anew),

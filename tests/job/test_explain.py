@@ -178,6 +178,14 @@ def test_the_commands(spark: SparkSession, tmp_path: Path, here: Command) -> Non
     with nosync.open(tmp_path / "s", read_only=True) as read:
         assert read.last_sealed() == 1
         assert read.read("sums", branch="before-rewind-2").sort_by("k").equals(before)
+    asked = here("upgrade", "s", "--flow", "my_job:strict", "--dry-run")
+    assert (asked["at"], asked["goes_on"], asked["done"]) == (1, ["kept", "sums"], False)
+    assert not here("upgrade", "s", "--flow", "my_job:strict")["done"], "nobody said --yes"
+    assert here("upgrade", "s", "--flow", "my_job:strict", "--yes", "--keep-as", "loose")["done"]
+    again = here("upgrade", "s", "--flow", "my_job:strict", "--yes")
+    assert (again["goes_on"], again["done"]) == ([], False), "the store has that code"
+    with nosync.open(tmp_path / "s", read_only=True) as read:
+        assert "loose" in read.branches()
 
 
 FLOW_OF_BARS = """
