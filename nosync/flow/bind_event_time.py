@@ -8,24 +8,33 @@ from dataclasses import replace
 import pyarrow as pa
 
 from nosync.flow.bind_keyed import check_join, check_key, check_time, hashed_options, watermark_schema
-from nosync.flow.bindings import Bindings
+from nosync.flow.bindings import Bindings, change_fields
 from nosync.flow.bound_stage import (
     FIRST,
     INTERVAL_JOIN,
     INTERVAL_SIDE,
     LATE,
+    OUTPUT,
     SEEN,
+    TIMED_UPDATE,
     WATERMARK,
     BoundStage,
     InputEdge,
     SegmentOutput,
 )
 from nosync.flow.stage import Stage
-from nosync.flow.stage_options import FirstOptions, IntervalOptions, WatermarkOptions
+from nosync.flow.stage_options import (
+    FirstOptions,
+    IntervalOptions,
+    OutputOptions,
+    TimedUpdateOptions,
+    WatermarkOptions,
+)
 from nosync.kernels.interval_joins import IntervalSide, IntervalSpec, results_schema, side_schema
 from nosync.kernels.join_types import JoinSpec
 from nosync.kernels.windows import MIN, UNTIL_COLUMN, Window
-from nosync.lsm.errors import FlowError
+from nosync.lsm.columnar.columns import describe
+from nosync.lsm.errors import FlowError, SchemaError
 
 _UNTIL_TYPE = pa.timestamp("us", "UTC")
 SIDES = ("left", "right")
@@ -110,6 +119,52 @@ def bind_interval_join(bindings: Bindings, stage: Stage) -> None:
     )
 
 
+def bind_timed_update(bindings: Bindings, stage: Stage) -> None:
+    """Binds an update by event time, or with several outputs: the watermark and the late rows, the state, and the
+    outputs.
+    """
+    upstream = bindings.recorded(stage.inputs[0])
+    check_key(stage, stage.key, upstream)
+    timer, ttl_us, window = stage.options["timer"], stage.options["ttl_us"], stage.options.get("event_time")
+    inputs: tuple[str, ...] = ()
+    if window is not None:
+        window = replace(window, policy=bindings.inputs.policy(stage))
+        check_time(stage, window, upstream)
+        inputs = upstream.origins if window.policy == MIN else ()
+    shown = pa.schema([*(upstream.output.field(name) for name in stage.key), *bindings.parse(stage)])
+    if timer is not None and (timer not in shown.names or not pa.types.is_timestamp(shown.field(timer).type)):
+        raise SchemaError(f"stage {stage.name}: timer={timer!r} is no timestamp of its state ({describe(shown)})")
+    outputs = {
+        name: bindings.parse(replace(bindings.part(stage, name, OUTPUT, upstream.name), schema=ddl))
+        for name, ddl in stage.options["outputs"].items()
+    }
+    options = TimedUpdateOptions(shown, outputs, timer, ttl_us)
+    more = hashed_options(stage.key, of_inputs=inputs, idle_after=window.idle_after if window else None)
+    described = f"{window} {timer} {ttl_us} {stage.options['outputs']} {more}"
+    parts = []
+    if window is not None:
+        times = WatermarkOptions(inputs)
+        parts = _times(bindings, stage, window, [(upstream, window, "late")], times, stage.key, described)
+    schema = shown.append(pa.field(UNTIL_COLUMN, _UNTIL_TYPE)) if ttl_us is not None else shown
+    timed = replace(stage, kind=TIMED_UPDATE)
+    state = bindings.stage(
+        timed, schema, changing=True, key=stage.key, edge_key=stage.key, window=window, options=options,
+        described=described, forgets=ttl_us is not None,
+    )  # fmt: skip
+    parts.append(state)
+    for name, columns in outputs.items():
+        part = replace(
+            bindings.part(stage, name, OUTPUT, upstream.name), function=stage.function, version=stage.version
+        )
+        bound = bindings.stage(
+            part, columns, changing=False, edge_key=stage.key, window=window, options=OutputOptions(name, state),
+            described=f"{described} of {state.fingerprint}",
+        )  # fmt: skip
+        parts.append(replace(bound, beside=(state.name,), deterministic=stage.deterministic))
+    edge = bindings.edge(upstream.name, stage.key) if window is None else _edge(bindings, upstream, stage.key, window)
+    _add(bindings, parts, [edge])
+
+
 def _growing(bindings: Bindings, stage: Stage, name: str) -> BoundStage:
     upstream = bindings.recorded(name)
     if upstream.changing:
@@ -157,8 +212,11 @@ def _times(
     ]
     for side, times, name in late:
         part = bindings.part(stage, name, LATE, side.name)
+        late_rows = pa.schema([*side.output, *change_fields(side.rows_schema)])
         found.append(
-            bindings.stage(part, side.output, changing=False, edge_key=edge_key, window=times, described=described)
+            bindings.stage(
+                part, late_rows, changing=side.changing, edge_key=edge_key, window=times, described=described
+            )
         )
     return found
 

@@ -12,7 +12,7 @@ from typing import Protocol
 
 import pyarrow as pa
 
-from nosync.flow.bind_event_time import bind_first, bind_interval_join
+from nosync.flow.bind_event_time import bind_first, bind_interval_join, bind_timed_update
 from nosync.flow.bind_keyed import bind_join, bind_keyed, bind_window
 from nosync.flow.bind_loops import bind_loop, close_loops
 from nosync.flow.bindings import Bindings, ParseDdl, change_fields
@@ -155,6 +155,8 @@ class _Binder:
             self._jvm(stage)
         elif stage.kind == UNION:
             self._union(stage)
+        elif "outputs" in stage.options:
+            bind_timed_update(self._bindings, stage)
         elif "event_time" in stage.options:
             bind_first(self._bindings, stage)
         elif "event_times" in stage.options:

@@ -15,6 +15,7 @@ from nosync.flow.bound_stage import (
     FIRST,
     INTERVAL_JOIN,
     LATE,
+    OUTPUT,
     WATERMARK,
     BoundStage,
     InputEdge,
@@ -88,7 +89,7 @@ class Bindings:
         code = stage.version if stage.version is not None else stage.function
         keeps_state = (
             bool(key)
-            or stage.kind in (WATERMARK, LATE, FINAL, FIRST, INTERVAL_JOIN)
+            or stage.kind in (WATERMARK, LATE, FINAL, FIRST, INTERVAL_JOIN, OUTPUT)
             or stage.name in self._bootstrap_at
         )
         if stage.name in self._begins and keeps_state:

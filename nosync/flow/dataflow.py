@@ -15,6 +15,7 @@ from dataclasses import replace
 from typing import Any
 
 from nosync.flow import declared
+from nosync.flow.ddl import columns_of
 from nosync.flow.declared import Known
 from nosync.flow.foreign_words import unknown_operator
 from nosync.flow.kinds import (
@@ -200,6 +201,8 @@ class Dataflow:
             if stage.options.get("emit") == FINAL:
                 found = declared.Known(found.columns)
             return {stage.name: found, f"{stage.name}{PART_SEPARATOR}late": declared.expanded(window, known)}
+        if "outputs" in stage.options:
+            return self._learned_of_update(stage, given, known)
         if "event_time" in stage.options:
             declared.check_times(stage.name, stage.options["event_time"].time, given, known)
             return {
@@ -214,6 +217,16 @@ class Dataflow:
         if stage.kind == UNION:
             return {stage.name: declared.of_union(stage.name, {name: self._known[name] for name in stage.inputs})}
         return {stage.name: _LEARN_OF_ONE[stage.kind](stage, given, known)}
+
+    def _learned_of_update(self, stage: Stage, given: str, known: Known) -> dict[str, Known]:
+        found = {stage.name: declared.of_update(stage.name, stage.key, stage.schema, given, known)}
+        if "event_time" in stage.options:
+            declared.check_time_column(stage.name, stage.options["event_time"].time, given, known)
+            found[f"{stage.name}{PART_SEPARATOR}late"] = known
+        for name, ddl in stage.options["outputs"].items():
+            columns = columns_of(ddl, f"stage {stage.name}: output {name}", "'message string'")
+            found[f"{stage.name}{PART_SEPARATOR}{name}"] = Known(columns)
+        return found
 
     def _learned_of_interval_join(self, stage: Stage, inputs: Sequence[tuple[str, Known]]) -> dict[str, Known]:
         for window, (given, known) in zip(stage.options["event_times"], inputs, strict=True):

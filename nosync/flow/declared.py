@@ -312,7 +312,7 @@ def expanded(window: Window, known: Known) -> Known:
 
 def check_times(stage: str, time: str, given: str, known: Known) -> None:
     """Raises SchemaError or FlowError unless an input only grows, and has a column of event time."""
-    _check_time_column(stage, time, given, known)
+    check_time_column(stage, time, given, known)
     if known.changing:
         raise FlowError(
             f"stage {stage}: its input {given} changes, and here rows may only be added: what was given once is never "
@@ -320,7 +320,8 @@ def check_times(stage: str, time: str, given: str, known: Known) -> None:
         )
 
 
-def _check_time_column(stage: str, time: str, given: str, known: Known) -> None:
+def check_time_column(stage: str, time: str, given: str, known: Known) -> None:
+    """Raises SchemaError where the input has no column of event time under the name that was given."""
     check_column(stage, "time column", time, given, known)
     type_ = known.type(time)
     if type_ is not None and not is_time(type_):
@@ -333,7 +334,7 @@ def _check_time_column(stage: str, time: str, given: str, known: Known) -> None:
 def of_window(
     stage: str, window: Window, key: Sequence[str], aggregates: Mapping[str, Aggregate], given: str, known: Known
 ) -> Known:
-    _check_time_column(stage, window.time, given, known)
+    check_time_column(stage, window.time, given, known)
     if window.session and not key:
         raise FlowError(f"stage {stage}: a session window needs a key")
     if window.session and known.changing:

@@ -92,8 +92,14 @@ class KeyedOperators:
         key: Sequence[str],
         state: str,
         fn: UpdateFunction,
-        ttl: int | None = None,
+        ttl: int | str | None = None,
         expiry: str | None = None,
+        time: str | None = None,
+        watermark: str | None = None,
+        timer: str | None = None,
+        outputs: Mapping[str, str] | None = None,
+        policy: str | None = None,
+        idle_after: int | None = None,
         version: str | None = None,
         persist: str | None = None,
         deterministic: bool = True,
@@ -105,28 +111,53 @@ class KeyedOperators:
         these keys, in any order; a key with state that it leaves out is deleted.
         With `ttl` the state of a key without changes for so many epochs is forgotten: the key has no row any more, and
         what later stages have made of it stays. With `expiry="retract"` they take it back.
+
+        With `time` and `watermark` the state goes by event time. `timer` names the state column (a timestamp) that says
+        when a key is to be looked at: once the watermark passes it, `state` has that key though it has no changes, and
+        `_timer_fired` is true. `ttl` may be a duration then: how far the watermark is past a key's newest row when its
+        state is forgotten. Rows behind the watermark are in `.late`. `outputs` (DDL by name) are further rows, which
+        only grow: `fn` returns `{"state": ..., "<name>": ...}` then, and `.output(name)` is a stage. `policy` and
+        `idle_after` are those of `window`.
         """
-        if ttl is not None and (isinstance(ttl, bool) or not isinstance(ttl, int) or ttl < 1):
-            raise FlowError(f"stage {name}: ttl={ttl!r}, expected a number of epochs, 1 or more")
-        _check_expiry(name, expiry, "ttl" if ttl is not None else None)
+        keys = check_key_names(name, key)
+        options: dict[str, Any] = {"ttl": ttl, "expiry": expiry}
+        given = {"watermark": watermark, "timer": timer, "policy": policy, "idle_after": idle_after}
+        if time is not None or outputs is not None or any(value is not None for value in given.values()):
+            options = _in_time(name, time, watermark, timer, ttl, outputs, policy, idle_after)
+            _check_expiry(name, expiry, None)
+        else:
+            if ttl is not None and (isinstance(ttl, bool) or not isinstance(ttl, int) or ttl < 1):
+                also = (
+                    "; a duration goes by event time, which takes time= and watermark=" if isinstance(ttl, str) else ""
+                )
+                raise FlowError(f"stage {name}: ttl={ttl!r}, expected a number of epochs, 1 or more{also}")
+            _check_expiry(name, expiry, "ttl" if ttl is not None else None)
         return self._then(
             name,
             UPDATE,
-            key=check_key_names(name, key),
+            key=keys,
             function=fn,
             schema=state,
             version=version,
             persist=persist,
             deterministic=deterministic,
-            options={"ttl": ttl, "expiry": expiry},
+            options=options,
         )
+
+    def output(self, name: str) -> Stage:
+        """Returns further rows of an `update(outputs=)`, as a stage to build on or to read."""
+        outputs = self.options.get("outputs", {})
+        if name not in outputs:
+            raise FlowError(f"stage {self.name} has no output {name!r}; outputs: {', '.join(outputs) or 'none'}")
+        return self._part(name, 0)
 
     def update_per_key(self, name: str, *, key: Sequence[str], state: str, fn: KeyFunction, **options: Any) -> Stage:
         """Does what `update` does, one key at a time: `fn(key: tuple, changes: list[dict], state: dict | None)`.
 
         `fn` gets the key's values, the epoch's changes of that key, and the state columns or None; it returns the new
-        state columns, or None to delete the key. A Python call per key: use `update` where many keys change in an
-        epoch.
+        state columns, or None to delete the key. With `timer` it is also called for keys whose timer fired, and
+        `state["_timer_fired"]` says so. With `outputs` it returns both: `(state, {"alerts": [{...}]})`. A Python call
+        per key: use `update` where many keys change in an epoch.
         """
         if not callable(fn):
             raise FlowError(f"stage {name}: {fn!r} is not a function")
@@ -238,6 +269,41 @@ class KeyedOperators:
         if any(value is not None for value in given.values()):
             options |= _interval(name, time, within, watermark, policy, idle_after)
         return self._then(name, JOIN, other, options=options, persist=persist)
+
+
+def _in_time(
+    name: str,
+    time: str | None,
+    watermark: str | None,
+    timer: str | None,
+    ttl: int | str | None,
+    outputs: Mapping[str, str] | None,
+    policy: str | None,
+    idle_after: int | None,
+) -> dict[str, Any]:
+    """Returns the options of an update by event time, or with several outputs. Raises FlowError for what does not fit."""
+    if (time is None) != (watermark is None):
+        raise FlowError(
+            f"stage {name}: time= and watermark= go together, as in time='at', watermark='10 minutes': the state goes by "
+            "how far event time has come"
+        )
+    if time is None and (timer is not None or policy is not None or idle_after is not None):
+        raise FlowError(f"stage {name}: timer=, policy= and idle_after= go by event time: give time= and watermark=")
+    if ttl is not None and not (isinstance(ttl, str) and time is not None):
+        raise FlowError(
+            f"stage {name}: ttl={ttl!r}: beside time=, timer= or outputs= it is a duration of event time, such as "
+            "'1 hour', which takes time= and watermark="
+        )
+    wrong = [one for one in outputs or {} if one in ("state", "late", "watermark") or not one.isidentifier()]
+    if wrong:
+        raise FlowError(f"stage {name}: an output cannot be named {wrong[0]!r}: give it another name")
+    options: dict[str, Any] = {"outputs": dict(outputs or {}), "timer": timer, "ttl": None, "ttl_us": None}
+    if time is not None and watermark is not None:
+        check_policy(name, watermark, policy, idle_after)
+        delay_us = duration_us(name, watermark, least=0)
+        options["event_time"] = Window.of_times(time, delay_us, _policy(policy, idle_after), idle_after)
+        options["ttl_us"] = None if ttl is None else duration_us(name, str(ttl))
+    return options
 
 
 def _interval(

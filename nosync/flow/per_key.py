@@ -10,7 +10,8 @@ import pyarrow as pa
 
 from nosync.lsm.errors import FlowError
 
-KeyFunction = Callable[[tuple[Any, ...], list[dict[str, Any]], dict[str, Any] | None], Mapping[str, Any] | None]
+KeyFunction = Callable[[tuple[Any, ...], list[dict[str, Any]], dict[str, Any] | None], Any]
+"""Returns the state of the key, or None; beside several outputs (state, {output: rows})."""
 
 
 @dataclass(frozen=True)
@@ -20,15 +21,22 @@ class PerKey:
     key: tuple[str, ...]
     fn: KeyFunction
 
-    def __call__(self, changes: pa.Table, state: pa.Table) -> pa.Table:
+    def __call__(self, changes: pa.Table, state: pa.Table) -> Any:
         before = {self._key_of(row): row for row in state.to_pylist()}
         grouped: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
         for row in changes.to_pylist():
             grouped.setdefault(self._key_of(row), []).append(row)
+        for key in before:
+            grouped.setdefault(key, [])  # its timer fired
         after = []
+        outputs: dict[str, list[dict[str, Any]]] = {}
         for key, rows in grouped.items():
             old = before.get(key)
             values = self.fn(key, rows, None if old is None else self._without_key(old))
+            if isinstance(values, tuple):
+                values, more = values
+                for name, of_key in more.items():
+                    outputs.setdefault(name, []).extend(of_key)
             if values is not None:
                 after.append({**dict(zip(self.key, key, strict=True)), **values})
         unknown = {name for row in after for name in row} - set(state.column_names)
@@ -36,7 +44,8 @@ class PerKey:
             raise FlowError(
                 f"the function returned {sorted(unknown)}, which are not state columns; it has {state.column_names}"
             )
-        return pa.Table.from_pylist(after, schema=state.schema)
+        kept = pa.Table.from_pylist(after, schema=state.schema)
+        return {"state": kept, **outputs} if outputs else kept
 
     def _key_of(self, row: Mapping[str, Any]) -> tuple[Any, ...]:
         return tuple(row[name] for name in self.key)

@@ -103,6 +103,29 @@ class FirstOptions(StageOptions):
 
 
 @dataclass(frozen=True)
+class TimedUpdateOptions(StageOptions):
+    """The options of an update by event time, or with several outputs."""
+
+    shown: pa.Schema
+    """The columns of its state that its function sees and returns."""
+    outputs: Mapping[str, pa.Schema]
+    """The columns of its further outputs."""
+    timer: str | None = None
+    """The column of its state that says when a key is to be looked at."""
+    ttl_us: int | None = None
+    """How far the watermark is past a key's newest row when its state is forgotten."""
+
+
+@dataclass(frozen=True)
+class OutputOptions(StageOptions):
+    """The options of a further output of an update."""
+
+    name: str
+    update: BoundStage
+    """The stage that has the state."""
+
+
+@dataclass(frozen=True)
 class IntervalOptions(StageOptions):
     """The options of an interval join, and of its two sides."""
 

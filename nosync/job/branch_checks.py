@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 import pyarrow as pa
 
 from nosync.flow.bound_flow import BoundFlow
-from nosync.flow.bound_stage import ARRANGE, FINAL, LATE, WATERMARK, BoundStage
+from nosync.flow.bound_stage import ARRANGE, FINAL, LATE, OUTPUT, TIMED_UPDATE, WATERMARK, BoundStage
 from nosync.flow.dataflow import Dataflow
 from nosync.flow.kinds import LOOP, PART_SEPARATOR, UPDATE, WINDOW
 from nosync.lsm.columnar.columns import describe, unify_schemas
@@ -97,7 +97,7 @@ def stages_to_bootstrap(
     return recorded
 
 
-_IN_ORDER = (UPDATE, WINDOW, WATERMARK, LATE, FINAL, LOOP)
+_IN_ORDER = (UPDATE, TIMED_UPDATE, OUTPUT, WINDOW, WATERMARK, LATE, FINAL, LOOP)
 """Kinds of stages for which the rows that are there do not say all: what they hold depends on the epochs before."""
 
 
@@ -105,7 +105,7 @@ def _begins(flow: BoundFlow, stage: BoundStage) -> bool:
     """Returns whether a stage begins anew by itself. An update's function sees what goes, and may do with it what it
     likes.
     """
-    return stage.kind != UPDATE and _changing_input(flow, stage) is not None
+    return stage.kind not in (UPDATE, TIMED_UPDATE) and _changing_input(flow, stage) is not None
 
 
 def _changing_input(flow: BoundFlow, stage: BoundStage) -> str | None:
@@ -124,7 +124,7 @@ def _declared(stage: BoundStage) -> str:
 def _named(stage: BoundStage) -> str:
     if stage.loop is not None:
         return f"the loop {stage.loop}"
-    return "an update" if stage.kind == UPDATE else "a window"
+    return "an update" if stage.kind in (UPDATE, TIMED_UPDATE, OUTPUT) else "a window"
 
 
 def check_rows_are_kept(flow: BoundFlow, anew: Collection[str], declared: Dataflow) -> None:

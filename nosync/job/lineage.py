@@ -29,7 +29,9 @@ from nosync.flow.bound_stage import (
     INTERVAL_JOIN,
     INTERVAL_SIDE,
     LATE,
+    OUTPUT,
     SEEN,
+    TIMED_UPDATE,
     BoundStage,
     Evaluate,
     part_of,
@@ -173,6 +175,10 @@ class Walk:
             self._of(name).notes.append(f"all rows that entered the loop {stage.name}, of which some led to the value")
             newest = max(rows.column(EPOCH_COLUMN).to_pylist())
             self._keep(name, lambda t, fed: np.full(len(fed), t <= newest), until=newest)
+        elif stage.kind in (TIMED_UPDATE, OUTPUT):
+            self._of(name).notes.append(f"rows of the keys of {stage.name}, of which its function used some")
+            shared = [n for n in self._flow.stages[name].output.names if n in rows.column_names]
+            self._by_key(name, rows, shared)
         elif isinstance(stage.options, FinalOptions):
             self._of_window(stage.options.windows, name, rows)
         elif stage.kind in _BY_SHARED_COLUMNS:

@@ -31,7 +31,9 @@ from nosync.flow.bound_stage import (
     INTERVAL_JOIN,
     INTERVAL_SIDE,
     LATE,
+    OUTPUT,
     SEEN,
+    TIMED_UPDATE,
     WATERMARK,
     BoundStage,
     SegmentOutput,
@@ -69,6 +71,7 @@ from nosync.operators.operators import (
     keep_rows,
     source,
 )
+from nosync.operators.timed_updates import apply_output, apply_timed_update
 from nosync.operators.windows import apply_final, apply_late, apply_watermark, apply_window
 from nosync.runtime.segment_task import (
     MARK,
@@ -100,10 +103,12 @@ OPERATORS: dict[str, Callable[[OperatorInput], OperatorOutput]] = {
     FIRST: apply_first,
     INTERVAL_SIDE: apply_interval_side,
     INTERVAL_JOIN: apply_interval_join,
+    TIMED_UPDATE: apply_timed_update,
+    OUTPUT: apply_output,
     **dict.fromkeys(IN_JVM, keep_rows),
 }
 _IDLE_WITHOUT_ROWS = frozenset({AGGREGATE, UPDATE, DISTINCT, ARRANGE, JOIN})
-_KEEP_RESULTS = frozenset({AGGREGATE, UPDATE, WINDOW, WATERMARK, LATE, FINAL, SEEN, FIRST})
+_KEEP_RESULTS = frozenset({AGGREGATE, UPDATE, WINDOW, WATERMARK, LATE, FINAL, SEEN, FIRST, TIMED_UPDATE, OUTPUT})
 """The kinds of stages whose results stay when rows expire that they were made of."""
 _WHOLE_ROWS = 250_000
 """A shard's whole state goes to other tasks in batches of so many rows."""

@@ -104,7 +104,7 @@ def test_it_goes_on_as_a_store_that_was_never_closed(root: Path, version: str, b
         found = state_of(runner, EPOCHS)
     if branch == "main":
         with opened(tmp_path / "anew") as store:
-            anew = StoreRunner(make_flow(), store, seed=3)
+            anew = StoreRunner(make_flow(), store, seed=3, meanings=meanings_before(make_flow()))
             for t in range(EPOCHS + 1):
                 anew.advance(t, inputs(t))
             anew._begin_spans(EPOCHS)
