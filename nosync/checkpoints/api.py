@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import threading
@@ -19,7 +18,7 @@ from nosync.checkpoints.file_sink import output_at
 from nosync.checkpoints.follow import Follower, check_checkpoint
 from nosync.checkpoints.generations import directory_of, keeps_of
 from nosync.checkpoints.index import METADATA
-from nosync.checkpoints.keep import Keep, open_generation, open_keep
+from nosync.checkpoints.keep import Keep, hold_going_on, open_generation, open_keep
 from nosync.checkpoints.names import Batch
 from nosync.checkpoints.restore import Restored, fork, restore
 from nosync.checkpoints.retention import (
@@ -351,16 +350,8 @@ class Watch:
     """Follows a query's checkpoint in a thread of its own. Use it in `with`, or call `close`."""
 
     def __init__(self, source: Path, keep: Keep, keep_batches: int = KEPT_BATCHES) -> None:
-        self._writing = contextlib.ExitStack()
-        self._writing.enter_context(keep.writing())
-        with contextlib.ExitStack() as failed:
-            failed.callback(self._writing.close)
-            going_on = rewinding.going_on(source, keep)
-            if going_on is not keep:
-                self._writing.close()
-                self._writing.enter_context(going_on.writing())
-            failed.pop_all()
-        self._keep = keep = going_on
+        keep, self._writing = hold_going_on(keep, lambda held: rewinding.going_on(source, held))
+        self._keep = keep
         set_kept_batches(keep, keep_batches)
         self._batches, self._has_daemon = keep_batches, peers.is_kept_by_daemon(keep.data)
         self._follower = Follower(source, keep)

@@ -23,7 +23,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from pathlib import Path, PurePosixPath
 
 from nosync.checkpoints.checksum import check
@@ -161,7 +161,7 @@ class Keep:
         linked: dict[str, int] = {}
         file = parse(path)
         if isinstance(file, StateFile) and file.form is Form.ZIP:
-            for part in self._parts(source, path):
+            for part in self.parts(source, path):
                 name = f"{file.store.directory}/{part.name}"
                 if self.index.size_bytes(name) == part.size_bytes:
                     continue
@@ -182,7 +182,8 @@ class Keep:
         except FileNotFoundError:
             return None
 
-    def _parts(self, source: Path, path: str) -> list[PartFile]:
+    def parts(self, source: Path, path: str) -> list[PartFile]:
+        """Returns the files that a snapshot of a checkpoint at `source` names; none where it is not there."""
         try:
             return read_snapshot(read_if_there(source / path, self.env), str(source / path))
         except FileNotFoundError:
@@ -255,6 +256,20 @@ class Keep:
         for path in sorted(paths, key=lambda path: not path.startswith("commits/")):
             self.index.discard(path)
             self._unlink(path)
+
+
+def hold_going_on(keep: Keep, going_on: Callable[[Keep], Keep]) -> tuple[Keep, contextlib.ExitStack]:
+    """Holds for one writer the generation that a checkpoint goes on into. Returns it, and what lets it go when it is closed.
+
+    `going_on`: is called while `keep` is held, and returns it, or the generation that is to be held in its place.
+    """
+    with contextlib.ExitStack() as held:
+        held.enter_context(keep.writing())
+        found = going_on(keep)
+        if found is not keep:
+            held.close()
+            held.enter_context(found.writing())
+        return found, held.pop_all()
 
 
 def open_generation(data: Path, name: str, env: Env) -> Keep:
