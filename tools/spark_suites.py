@@ -1,11 +1,12 @@
 """Runs Spark's own streaming tests with all checkpoints behind the door, and as they are, and compares.
 
-    python tools/spark_suites.py SPARK [SUITE ...]
+    python tools/spark_suites.py SPARK [SUITE ...] [--only TEXT ...] [--most-s SECONDS]
 
 SPARK is a copy of Spark's sources, of about the version that is installed: its tests are not in the wheel. Nothing of it is
-copied. SUITE is a module below pyspark.sql.tests, such as streaming.test_streaming (default: a list, which takes ten
-minutes). The exit code is 1 where a test fails behind the door that passes without it, but for those that list their
-checkpoint on disk.
+copied. SUITE is a module below pyspark.sql.tests, such as streaming.test_streaming (default: a list, which takes an hour, for
+those of transformWithState are long). `--only`: tests whose names have one of these texts. `--most-s`: a suite that takes
+longer is ended, and counts as failed. The exit code is 1 where a test fails behind the door that passes without it, but for
+those that list their checkpoint on disk.
 """
 
 from __future__ import annotations
@@ -45,12 +46,14 @@ def main() -> int:
     parser.add_argument(
         "--way", choices=("plain", "door"), help="run in this process, one way (the tool does so itself)"
     )
+    parser.add_argument("--only", nargs="+", default=[], metavar="TEXT", help="run tests whose names have one of these")
+    parser.add_argument("--most-s", type=float, default=3600.0, metavar="SECONDS", help="for a suite, one way")
     given = parser.parse_args()
     tests = given.spark / "python" / "pyspark" / "sql" / "tests"
     if not tests.is_dir():
         parser.error(f"{given.spark} is no copy of Spark's sources: {tests} is not there")
     if given.way:
-        print(json.dumps(run(given.spark, given.suites, given.way)))
+        print(json.dumps(run(given.spark, given.suites, given.way, given.only)))
         return 0
     is_worse = False
     for suite in given.suites or SUITES:
@@ -58,7 +61,16 @@ def main() -> int:
         for way in ("plain", "door"):
             began_s = time.monotonic()
             command = [sys.executable, __file__, str(given.spark.absolute()), suite, "--way", way]
-            ran = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, check=False)
+            command += ["--only", *given.only] if given.only else []
+            try:
+                ran = subprocess.run(
+                    command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, check=False,
+                    timeout=given.most_s,
+                )  # fmt: skip
+            except subprocess.TimeoutExpired:
+                print(f"{suite} {way}: not within {given.most_s:g} s", flush=True)
+                is_worse = True
+                continue
             if ran.returncode:
                 print(f"{suite} {way}: ended with {ran.returncode}", flush=True)
                 is_worse = True
@@ -75,7 +87,7 @@ def main() -> int:
     return int(is_worse)
 
 
-def run(spark: Path, suites: list[str], way: str) -> dict[str, Any]:
+def run(spark: Path, suites: list[str], way: str, only: list[str]) -> dict[str, Any]:
     """Runs suites in this process. Returns how many tests ran, were skipped and failed, and the checkpoints they had."""
     os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
     os.environ["SPARK_TESTING"] = "1"
@@ -88,6 +100,7 @@ def run(spark: Path, suites: list[str], way: str) -> dict[str, Any]:
     for name in set(dir(utils)) - set(dir(sqlutils)):  # where helpers moved between versions
         setattr(sqlutils, name, getattr(utils, name))
     loader, suite = unittest.defaultTestLoader, unittest.TestSuite()
+    loader.testNamePatterns = [f"*{text}*" for text in only] or None
     for name in suites:
         suite.addTests(loader.loadTestsFromModule(importlib.import_module(f"pyspark.sql.tests.{name}")))
     with tempfile.TemporaryDirectory() as data:
@@ -110,9 +123,14 @@ def _outcome(suite: unittest.TestSuite, checkpoints: dict[str, Any]) -> dict[str
 
 
 def _send_behind(door: Any, names: dict[str, str]) -> None:
-    """Lets each query have its checkpoint behind a door. `names`: gets the name of each checkpoint, by its path."""
+    """Lets each query have its checkpoint behind a door, where states are read, too.
+
+    `names`: gets the name of each checkpoint, by its path.
+    """
+    from pyspark.sql.readwriter import DataFrameReader  # noqa: PLC0415
     from pyspark.sql.streaming.readwriter import DataStreamWriter  # noqa: PLC0415
 
+    read_option, load = DataFrameReader.option, DataFrameReader.load
     option, start = DataStreamWriter.option, DataStreamWriter.start
 
     def behind(path: str) -> str:
@@ -136,6 +154,14 @@ def _send_behind(door: Any, names: dict[str, str]) -> None:
             option(self, CHECKPOINT, behind(f"none given {len(names)}"))
         return start(self, *arguments, **options)
 
+    def with_read_option(self: Any, key: str, value: Any) -> Any:
+        return read_option(self, key, door.address(names[value]) if key == "path" and value in names else value)
+
+    def loaded(self: Any, path: Any = None, *arguments: Any, **options: Any) -> Any:
+        behind_door = isinstance(path, str) and path in names  # what reads states is given the checkpoint's path
+        return load(self, door.address(names[path]) if behind_door else path, *arguments, **options)
+
+    DataFrameReader.option, DataFrameReader.load = with_read_option, loaded
     DataStreamWriter.option, DataStreamWriter.options, DataStreamWriter.start = with_option, with_options, started
 
 
