@@ -22,7 +22,9 @@ checkpoints/<name>/pins/<pin>-<token>.json
 checkpoints/<name>/settings/<what>-<token>.json
 checkpoint-views/<name>/<batch>/                the checkpoint as of a batch, made of hard links for who reads it
 checkpoint-live/<name>/                         the checkpoint of a query that writes through the door, as Spark sees it
+checkpoint-live/<name>/.door/                   what the door has to know of it, which the query does not see
 checkpoint-live/.writing/<token>                being written; emptied when the door opens
+checkpoint-live/.spool/<name>/<token>           what tasks of this host wrote for the door of another host
 checkpoint-live/.address, checkpoint-secret     where the door listens; what its callers have to know
 """
 
@@ -43,6 +45,8 @@ which the catalog has too, and may lose.
 PLACE_FILE = "place.json"
 CHECKPOINTS, CHECKPOINT_VIEWS, CHECKPOINT_LIVE = "checkpoints", "checkpoint-views", "checkpoint-live"
 CHECKPOINT_SECRET = "checkpoint-secret"
+DOOR_ADDRESS = ".address"
+"""In `checkpoint-live/`."""
 OWN_DIRECTORIES = (
     LAYERS, MANIFESTS, PINS, QUARANTINE, CATALOG, TEMPORARY_DIRECTORY, BRANCHES, JOBS, SINKS, TIMES, READY, f"{READY}/{MADE}",
     f"{READY}/{MAKING}",

@@ -17,6 +17,7 @@ from blake3 import blake3
 from nosync.lsm.errors import CorruptionError, FormatVersionError, InvalidInputError, NotAStoreError
 from nosync.lsm.platform.env import Env, storage_error, storage_errors
 from nosync.lsm.platform.layout import (
+    CHECKPOINT_SECRET,
     LAYERS,
     MANIFESTS,
     MARKER,
@@ -131,8 +132,10 @@ def make_subdirectories(root: Path, env: Env) -> None:
 
 def _is_begun(root: Path, name: str, env: Env) -> bool:
     """Returns whether a directory is one that making a store left, which was interrupted or is going on in another
-    process.
+    process; or the file is the secret of a door, which all hosts have before they have a store.
     """
+    if name == CHECKPOINT_SECRET:
+        return True
     if name == TEMPORARY_DIRECTORY:
         return all(_TOKEN.match(one) for one in env.list_dir(root / name))
     return name in (LAYERS, MANIFESTS, PINS, QUARANTINE, _LOST_FOUND) and not env.list_dir(root / name)

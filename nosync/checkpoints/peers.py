@@ -59,7 +59,7 @@ class CountedCopies:
         with self._lock:
             try:
                 if self._client is None:
-                    self._client = _client_of(self._data)
+                    self._client = client_of_daemon(self._data)
                 return min(self._client.count_copies([f"{directory}/{path}" for path in sorted(paths)]), default=0)
             except NosyncError as error:
                 log.debug("checkpoint %s: %s", keep.name, error)
@@ -90,14 +90,15 @@ def fetch(data: Path, name: str, patience_s: float = FETCH_PATIENCE_S, *, must_a
 
 @contextlib.contextmanager
 def _daemon_of(data: Path) -> Iterator[DaemonClient]:
-    client = _client_of(data)
+    client = client_of_daemon(data)
     try:
         yield client
     finally:
         client.close()
 
 
-def _client_of(data: Path) -> DaemonClient:
+def client_of_daemon(data: Path) -> DaemonClient:
+    """Returns a client of the daemon that keeps a data directory. Raises ReplicationError where it does not run."""
     try:
         from nosync.replication.transport.client import client_of  # noqa: PLC0415 - gRPC takes a moment to import
     except ImportError as error:

@@ -428,6 +428,37 @@ class FetchCheckpointReply(_message.Message):
     files: int
     def __init__(self, filled: _Optional[bool] = ..., files: _Optional[int] = ...) -> None: ...
 
+class CallDoorRequest(_message.Message):
+    __slots__ = ("node", "method", "path", "parameters", "body", "patience_s")
+    class ParametersEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: str
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
+    NODE_FIELD_NUMBER: _ClassVar[int]
+    METHOD_FIELD_NUMBER: _ClassVar[int]
+    PATH_FIELD_NUMBER: _ClassVar[int]
+    PARAMETERS_FIELD_NUMBER: _ClassVar[int]
+    BODY_FIELD_NUMBER: _ClassVar[int]
+    PATIENCE_S_FIELD_NUMBER: _ClassVar[int]
+    node: str
+    method: str
+    path: str
+    parameters: _containers.ScalarMap[str, str]
+    body: bytes
+    patience_s: float
+    def __init__(self, node: _Optional[str] = ..., method: _Optional[str] = ..., path: _Optional[str] = ..., parameters: _Optional[_Mapping[str, str]] = ..., body: _Optional[bytes] = ..., patience_s: _Optional[float] = ...) -> None: ...
+
+class CallDoorReply(_message.Message):
+    __slots__ = ("status", "data")
+    STATUS_FIELD_NUMBER: _ClassVar[int]
+    DATA_FIELD_NUMBER: _ClassVar[int]
+    status: int
+    data: bytes
+    def __init__(self, status: _Optional[int] = ..., data: _Optional[bytes] = ...) -> None: ...
+
 class ListFilesRequest(_message.Message):
     __slots__ = ("directory",)
     DIRECTORY_FIELD_NUMBER: _ClassVar[int]

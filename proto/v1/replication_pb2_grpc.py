@@ -180,6 +180,11 @@ class DaemonStub:
                 request_serializer=nosync_dot_proto_dot_v1_dot_replication__pb2.FetchCheckpointRequest.SerializeToString,
                 response_deserializer=nosync_dot_proto_dot_v1_dot_replication__pb2.FetchCheckpointReply.FromString,
                 _registered_method=True)
+        self.CallDoor = channel.unary_stream(
+                '/nosync.v1.Daemon/CallDoor',
+                request_serializer=nosync_dot_proto_dot_v1_dot_replication__pb2.CallDoorRequest.SerializeToString,
+                response_deserializer=nosync_dot_proto_dot_v1_dot_replication__pb2.CallDoorReply.FromString,
+                _registered_method=True)
         self.ListFiles = channel.unary_stream(
                 '/nosync.v1.Daemon/ListFiles',
                 request_serializer=nosync_dot_proto_dot_v1_dot_replication__pb2.ListFilesRequest.SerializeToString,
@@ -295,6 +300,13 @@ class DaemonServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def CallDoor(self, request, context):
+        """What the door beside this daemon is asked, by the doors of other hosts through their daemons.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def ListFiles(self, request, context):
         """For who reads the store from elsewhere: names in a directory, files, and what layers there are.
         """
@@ -386,6 +398,11 @@ def add_DaemonServicer_to_server(servicer, server):
                     servicer.FetchCheckpoint,
                     request_deserializer=nosync_dot_proto_dot_v1_dot_replication__pb2.FetchCheckpointRequest.FromString,
                     response_serializer=nosync_dot_proto_dot_v1_dot_replication__pb2.FetchCheckpointReply.SerializeToString,
+            ),
+            'CallDoor': grpc.unary_stream_rpc_method_handler(
+                    servicer.CallDoor,
+                    request_deserializer=nosync_dot_proto_dot_v1_dot_replication__pb2.CallDoorRequest.FromString,
+                    response_serializer=nosync_dot_proto_dot_v1_dot_replication__pb2.CallDoorReply.SerializeToString,
             ),
             'ListFiles': grpc.unary_stream_rpc_method_handler(
                     servicer.ListFiles,
@@ -782,6 +799,33 @@ class Daemon:
             '/nosync.v1.Daemon/FetchCheckpoint',
             nosync_dot_proto_dot_v1_dot_replication__pb2.FetchCheckpointRequest.SerializeToString,
             nosync_dot_proto_dot_v1_dot_replication__pb2.FetchCheckpointReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def CallDoor(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/nosync.v1.Daemon/CallDoor',
+            nosync_dot_proto_dot_v1_dot_replication__pb2.CallDoorRequest.SerializeToString,
+            nosync_dot_proto_dot_v1_dot_replication__pb2.CallDoorReply.FromString,
             options,
             channel_credentials,
             insecure,

@@ -38,7 +38,11 @@ class Lookup:
 
     def asked(self, node: str, address: str) -> closing[DaemonClient]:
         """Returns a peer's daemon. What is done with it raises ReplicationError where it does not answer."""
-        return closing(self._ways.client(address, node))
+        return closing(self.client(node, address))
+
+    def client(self, node: str, address: str) -> DaemonClient:
+        """Returns a client of a peer's daemon, for who closes it."""
+        return self._ways.client(address, node)
 
     def layers_of(self, client: DaemonClient, trace: str, timeout_s: float = ANSWER_S) -> list[LayerId]:
         """Returns what a peer has of a trace. Raises ReplicationError for a name that is none, and where it does not

@@ -15,6 +15,7 @@ from nosync.proto.v1 import replication_pb2 as pb
 from nosync.replication.daemon.admission import Admission, slots
 from nosync.replication.daemon.config import DaemonConfig
 from nosync.replication.daemon.dialer import Dialer
+from nosync.replication.daemon.door_calls import DoorCalls
 from nosync.replication.daemon.file_service import contents_of, layers_of, names_in
 from nosync.replication.daemon.members import Members
 from nosync.replication.daemon.peer_queries import Lookup
@@ -55,6 +56,7 @@ class Service:
         self._members, self._dialer, self._lookup = members, dialer, lookup
         self._admission, self._status, self._is_watching = admission, status, is_watching
         self._rounds = Rounds(node, lookup)
+        self._doors = DoorCalls(config.data, config.node, lookup, node.directory.env)
         self._reading, self._working = slots(MOST_READING), slots(MOST_WORKING)
 
     def Status(self, request: pb.StatusRequest, call: Call) -> pb.StatusReply:
@@ -149,6 +151,13 @@ class Service:
             filled, files = self._replicator.fetch_checkpoint(name, patience_s)
             return pb.FetchCheckpointReply(filled=filled, files=files)
         raise AssertionError("the context was aborted")
+
+    def CallDoor(self, request: pb.CallDoorRequest, call: Call) -> Iterator[pb.CallDoorReply]:
+        with self._admission.answering(call, OWNER if request.node else MEMBERS):
+            if request.node:
+                yield from self._doors.of_peer(request, self._peers_up())
+            else:
+                yield from self._doors.beside(request)
 
     def ListFiles(self, request: pb.ListFilesRequest, call: Call) -> Iterator[pb.ListFilesReply]:
         with self._admission.answering(call, READERS, self._reading):

@@ -32,6 +32,10 @@ NAMES_PER_CALL = 20_000
 _GIVE_YOURS = ": if it is a daemon with --tls, give yours: NOSYNC_TLS and NOSYNC_IDENTITY, or tls= and identity="
 
 
+class BusyError(ReplicationError):
+    """The daemon answers many such calls at the moment, and did nothing of this one."""
+
+
 class Listed(NamedTuple):
     """Holds what a daemon says of a file."""
 
@@ -146,6 +150,16 @@ class DaemonClient:
             reply = self._stub.FetchCheckpoint(request, timeout=patience_s + CALL_TIMEOUT_S, metadata=self._asked)
         return bool(reply.filled), int(reply.files)
 
+    def call_door(
+        self, node: str, method: str, path: str, parameters: Mapping[str, str], body: bytes, patience_s: float
+    ) -> Iterator[pb.CallDoorReply]:
+        """Asks the door beside a peer's daemon; beside this daemon where `node` is empty. Yields its answer in pieces."""
+        request = pb.CallDoorRequest(
+            node=node, method=method, path=path, parameters=parameters, body=body, patience_s=patience_s
+        )
+        with self._errors("call a door"):
+            yield from self._stub.CallDoor(request, timeout=patience_s, metadata=self._asked)
+
     def list_files(self, directory: str, timeout_s: float = 60.0) -> dict[str, Listed]:
         """Returns the names in a directory of the daemon's, and what it says of the file of each."""
         with self._errors("list"):
@@ -196,7 +210,9 @@ class DaemonClient:
             raise ReplicationError(f"the connection to the daemon at {self.address} is closed") from None
         except grpc.RpcError as error:
             code, details = error.code(), error.details()
-            if code in (grpc.StatusCode.FAILED_PRECONDITION, grpc.StatusCode.RESOURCE_EXHAUSTED):
+            if code is grpc.StatusCode.RESOURCE_EXHAUSTED:
+                raise BusyError(str(details)) from None
+            if code is grpc.StatusCode.FAILED_PRECONDITION:
                 raise ReplicationError(str(details)) from None
             is_silent = code in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED)
             if is_silent and self._socket is None:

@@ -148,6 +148,10 @@ def test_without_certificates_whoever_calls_the_address_reads_and_no_more(tmp_pa
                 lambda: stranger.keep(["counts/raw/0"]),
                 lambda: stranger.count_copies(["checkpoints/words/metadata"]),
                 lambda: stranger.fetch_checkpoint("words", 0.1),
+                lambda: list(
+                    stranger.call_door("", "GET", "words/metadata", {"op": "OPEN", "through": "n2"}, b"", 1.0)
+                ),
+                lambda: list(stranger.call_door("n2", "GET", "words/metadata", {"op": "OPEN"}, b"", 1.0)),
                 lambda: stranger.drop_rounds("counts", 0),
                 lambda: stranger.fetch_rounds(["counts/raw/0"], 0),
                 stranger.check,

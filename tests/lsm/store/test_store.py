@@ -363,6 +363,13 @@ def test_making_a_store_may_be_interrupted(tmp_path: Path) -> None:
         assert (tmp_path / name / name).read_text() == "not of a store"
 
 
+def test_a_new_store_is_made_beside_the_secret_of_a_door(tmp_path: Path) -> None:
+    """All hosts are given the same one before there are stores."""
+    (tmp_path / "checkpoint-secret").write_text("ab" * 24)
+    nosync.open(tmp_path).close()
+    assert (tmp_path / "checkpoint-secret").read_text() == "ab" * 24
+
+
 def test_of_two_that_make_a_store_both_have_the_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     class Slow(Env):
         def link(self, source: Path, target: Path) -> None:
