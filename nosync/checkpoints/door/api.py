@@ -10,22 +10,22 @@ from typing import TYPE_CHECKING, Literal, Self
 from nosync.checkpoints.api import data_directory
 from nosync.checkpoints.door.app import DoorApp
 from nosync.checkpoints.door.gate import PATIENCE_S
+from nosync.checkpoints.door.other_doors import OtherDoors
 from nosync.checkpoints.door.secret import read_or_make_secret, written_for_owner
 from nosync.checkpoints.door.served_checkpoints import DoorSettings, ServedCheckpoints
-from nosync.checkpoints.peers import CountedCopies, nodes_of
+from nosync.checkpoints.peers import CountedCopies, is_kept_by_daemon, nodes_of
 from nosync.checkpoints.retention import KEPT_BATCHES
 from nosync.lsm.errors import InvalidInputError, NosyncError
 from nosync.lsm.model.layer import check_name
 from nosync.lsm.platform.env import Env, storage_errors
 from nosync.lsm.platform.json_file import read_if_there
-from nosync.lsm.platform.layout import CHECKPOINT_LIVE
+from nosync.lsm.platform.layout import CHECKPOINT_LIVE, DOOR_ADDRESS
 from nosync.lsm.visible import visible
 
 if TYPE_CHECKING:
     from nosync.checkpoints.door.server import Server
 
 HOST, PORT = "127.0.0.1", 7502
-_ADDRESS = ".address"
 _CLIENT_WAITS_S = 60.0
 
 Mode = Literal["async", "strict"]
@@ -130,9 +130,14 @@ def serve(
     checkpoints = None
     try:
         root = f"{server.address}/{secret}"
-        checkpoints = ServedCheckpoints(data, root, env, settings)
-        with written_for_owner(data, root, env) as written, storage_errors("write", data / CHECKPOINT_LIVE / _ADDRESS):
-            env.replace(written, data / CHECKPOINT_LIVE / _ADDRESS)
+        checkpoints = ServedCheckpoints(
+            data, root, env, settings, OtherDoors(data) if is_kept_by_daemon(data) else None
+        )
+        with (
+            written_for_owner(data, root, env) as written,
+            storage_errors("write", data / CHECKPOINT_LIVE / DOOR_ADDRESS),
+        ):
+            env.replace(written, data / CHECKPOINT_LIVE / DOOR_ADDRESS)
         server.start(DoorApp(checkpoints, secret))
     except BaseException:
         server.close()
@@ -150,7 +155,7 @@ def address_of(name: str, store: str | os.PathLike[str] | None = None) -> str:
     data, env = data_directory(store), Env()
     check_name(name, "checkpoint name")
     try:
-        root = read_if_there(data / CHECKPOINT_LIVE / _ADDRESS, env).decode().strip()
+        root = read_if_there(data / CHECKPOINT_LIVE / DOOR_ADDRESS, env).decode().strip()
     except FileNotFoundError:
         raise InvalidInputError(f"{data} has had no door: start `nosync checkpoint serve --store {data}`") from None
     return f"{root}/{name}"

@@ -111,13 +111,8 @@ class FileOperations:
     @contextlib.contextmanager
     def create(self, path: str, *, may_overwrite: bool) -> Iterator[BinaryIO]:
         """Opens a file for writing. It gets its name at the end of the block, unless that ends with an exception."""
-        with _answered(path, is_new=True):
-            target = self._at(path)
-            if target.is_dir() or (not may_overwrite and self._env.exists(target)):  # before a long body is read
-                raise already_exists(path)
-            if self._env.exists(target.parent) and not target.parent.is_dir():
-                raise no_directory(path)
-            part = self._writing / self._env.token()
+        target = self._check_new(path, may_overwrite=may_overwrite)  # before a long body is read
+        part = self._writing / self._env.token()
         try:
             with _answered(path, is_new=True), self._env.create(part) as file:
                 yield file
@@ -130,6 +125,16 @@ class FileOperations:
         finally:
             self._env.unlink(part)
         self._published(path)
+
+    def _check_new(self, path: str, *, may_overwrite: bool) -> Path:
+        """Returns where a file is to be that gets its name soon. Raises RemoteError where it cannot get it."""
+        with _answered(path, is_new=True):
+            target = self._at(path)
+            if target.is_dir() or (not may_overwrite and self._env.exists(target)):
+                raise already_exists(path)
+            if self._env.exists(target.parent) and not target.parent.is_dir():
+                raise no_directory(path)
+        return target
 
     def _at(self, path: str) -> Path:
         """Returns where a path is. Raises RemoteError where it leads over a link, or to a special file."""
@@ -166,7 +171,12 @@ def _status(found: os.stat_result, name: str = "") -> dict[str, Any]:
     changed_ms = found.st_mtime_ns // 1_000_000
     if stat.S_ISDIR(found.st_mode):
         return _fields("DIRECTORY", 0, changed_ms, found.st_ino, name)
-    return _fields("FILE", found.st_size, changed_ms, found.st_ino, name)
+    return file_status(found.st_size, found, name)
+
+
+def file_status(size_bytes: int, found: os.stat_result, name: str = "") -> dict[str, Any]:
+    """Returns the status of a file of which the rest is said by another one's, where its contents are not here."""
+    return _fields("FILE", size_bytes, found.st_mtime_ns // 1_000_000, found.st_ino, name)
 
 
 def _fields(kind: str, size_bytes: int, changed_ms: int, inode: int, name: str) -> dict[str, Any]:

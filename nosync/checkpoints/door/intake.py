@@ -4,6 +4,7 @@ Invariants
 - What a batch changed enters after its commit was published: a batch that runs again may write it otherwise before.
   Offsets and the logs of sources enter at once, so that a batch which runs again reads what it read before.
 - `commits/t` enters last of its batch.
+- What a task of another host wrote comes here before it enters. So what is kept has all come through this directory.
 - What could not be taken is tried again. Nothing later enters before it.
 """
 
@@ -13,15 +14,26 @@ import contextlib
 import logging
 import queue
 import threading
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
+from typing import Protocol
 
 from nosync.checkpoints.index import METADATA
 from nosync.checkpoints.keep import Keep, files_below
-from nosync.checkpoints.names import CRC_SUFFIX, Batch, BatchFile, SourceFile, StateFile, StorePart, is_kept, parse
+from nosync.checkpoints.names import (
+    CRC_SUFFIX,
+    Batch,
+    BatchFile,
+    Form,
+    SourceFile,
+    StateFile,
+    StorePart,
+    is_kept,
+    parse,
+)
 from nosync.checkpoints.peers import is_kept_by_daemon
 from nosync.checkpoints.retention import clean
-from nosync.lsm.errors import NosyncError, described
+from nosync.lsm.errors import NosyncError, ReplicationError, described
 from nosync.lsm.platform.env import storage_errors
 
 log = logging.getLogger("nosync")
@@ -32,12 +44,39 @@ _LOGS = ("commits/", "offsets/")
 """What is ready is taken when one of these is: each taking syncs directories."""
 
 
+class Elsewhere(Protocol):
+    """Files of the checkpoint that are on other hosts."""
+
+    def all_elsewhere(self) -> Iterator[str]:
+        """Yields the names of all files that are elsewhere."""
+
+    def bring(self, path: str) -> None:
+        """Has a file come here, if it is elsewhere. Raises NosyncError."""
+
+    def is_needed(self, path: str) -> bool:
+        """Returns whether a query cannot do without a file that is elsewhere."""
+
+    def drop(self, path: str) -> None:
+        """Removes the name of a file that is elsewhere."""
+
+    def release_all(self) -> None:
+        """Tells other hosts what is not needed there any more."""
+
+
 class Intake:
     """Takes the files of one checkpoint. `published` is called by the door; everything else by one thread."""
 
-    def __init__(self, source: Path, keep: Keep, keep_batches: int, taken: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        source: Path,
+        keep: Keep,
+        keep_batches: int,
+        taken: Callable[[], None],
+        elsewhere: Elsewhere | None = None,
+    ) -> None:
         """`taken`: is called when files have become durable."""
         self._source, self._keep, self._batches, self._taken = source, keep, keep_batches, taken
+        self._elsewhere = elsewhere
         self._has_daemon = is_kept_by_daemon(keep.data)
         self._arrived: queue.SimpleQueue[str | None] = queue.SimpleQueue()
         self._ready: dict[str, None] = {}
@@ -46,6 +85,8 @@ class Intake:
         self._taking = threading.Lock()
         self.problem: str | None = None
         """What keeps files from being kept; None when all is well."""
+        self.lacks: str | None = None
+        """What does not come from another host, as far as it was tried last."""
 
     def published(self, path: str) -> None:
         """Says that a file got its name."""
@@ -88,6 +129,8 @@ class Intake:
         """
         with storage_errors("list", self._source):
             paths = list(files_below(self._source, self._keep.env))
+        if self._elsewhere is not None:
+            paths += self._elsewhere.all_elsewhere()
         for path in sorted(paths, key=lambda path: path.startswith("commits/")):
             self._sort_in(path)
         self._try_to_take()
@@ -157,6 +200,7 @@ class Intake:
             self.problem = problem
 
     def _take(self) -> None:
+        self._bring_ready()
         ready = list(self._ready)
         with self._taking:
             taken = self._keep.take(self._source, ready)
@@ -167,3 +211,29 @@ class Intake:
         if has_commit and not self._has_daemon and len(self._keep.index.batches()) > 2 * self._batches:
             with self._taking:
                 clean(self._keep)
+        if self._elsewhere is not None:
+            self._elsewhere.release_all()
+
+    def _bring_ready(self) -> None:
+        """Has come here what is ready and elsewhere. What is lost and no batch needs is not waited for."""
+        if self._elsewhere is None:
+            return
+        for path in list(self._ready):
+            try:
+                self._bring(self._elsewhere, path)
+            except NosyncError as error:
+                if self._elsewhere.is_needed(path):
+                    self.lacks = f"{path} does not come from the host where it was written: {error}"
+                    raise ReplicationError(self.lacks) from error
+                log.info("checkpoint %s: %s does not come, and is not needed: %s", self._keep.name, path, error)
+                self._elsewhere.drop(path)
+                del self._ready[path]
+        self.lacks = None
+
+    def _bring(self, elsewhere: Elsewhere, path: str) -> None:
+        """Has a file come here, and those that it names if it is a snapshot."""
+        elsewhere.bring(path)
+        file = parse(path)
+        if isinstance(file, StateFile) and file.form is Form.ZIP:
+            for part in self._keep.parts(self._source, path):
+                elsewhere.bring(f"{file.store.directory}/{part.name}")

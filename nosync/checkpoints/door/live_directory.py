@@ -1,8 +1,11 @@
 """The live directory of a checkpoint: what its query goes on from, made out of the keep where it is not there.
 
 Invariants
-- A directory that is there, of the same query and not older than the keep, stays as it is.
+- A directory that is there, of the same query and not older than the keep, stays as it is. It is older if the keep has
+  more batches, or goes on in another generation: then the query went on elsewhere.
 - What the keep is further than is never gone on from: it is put aside, and nothing of it is removed.
+- Where hosts share a keep, whoever makes the directory anew goes on into another generation: what the host before has, and
+  nobody else got, stays behind in the earlier one, and nobody's files meet others of their names.
 - What is in the keep of batches that the query runs again stays behind in an earlier generation: the query may write the
   same names with other contents, and the keep overwrites nothing.
 """
@@ -11,6 +14,7 @@ from __future__ import annotations
 
 import json
 import logging
+from collections.abc import Callable
 from pathlib import Path
 
 from nosync.checkpoints.index import METADATA
@@ -19,17 +23,31 @@ from nosync.checkpoints.names import CRC_SUFFIX, Batch
 from nosync.checkpoints.restore import next_offsets, readdressed, restore
 from nosync.checkpoints.rewind import begin_generation, left_after, put_aside
 from nosync.lsm.errors import InvalidInputError
+from nosync.lsm.model.timestamp import is_number
 from nosync.lsm.platform.env import Env, storage_errors
 from nosync.lsm.platform.json_file import read_if_there
 
 log = logging.getLogger("nosync")
 
+DOOR = ".door"
+"""In a live directory: what the door has to know of it. The query does not see it."""
+GENERATION = "generation"
 UNFINISHED = ".making"
 """Ends the name of a directory that did not become a live directory."""
 
 
-def prepare(keep: Keep, directory: Path, address: str) -> Keep:
+def prepare(
+    keep: Keep,
+    directory: Path,
+    address: str,
+    *,
+    is_shared: bool = False,
+    lacks: Callable[[], str | None] = lambda: None,
+) -> Keep:
     """Lets a directory be what the query goes on from. `address`: what the query calls the directory.
+
+    `is_shared`: other hosts may have gone on from this keep. `lacks`: returns what the directory's newest batch needs and is
+    lost with another host.
 
     Returns the keep that it goes on into, which may be another generation. The keep is held for writing. Raises
     InvalidInputError where the directory is of another query, NotAvailableError where the keep has batches and none can be
@@ -38,8 +56,7 @@ def prepare(keep: Keep, directory: Path, address: str) -> Keep:
     env = keep.env
     if env.exists(directory / METADATA):
         _check_same_query(keep, directory)
-        safe = keep.safe()
-        if safe is None or _newest_commit(directory, env) >= safe:
+        if _is_up_to_date(keep, directory) and not _is_torn(keep, directory, lacks):
             _readdress(directory, address, env)
             return keep
     if METADATA not in keep.index:
@@ -48,18 +65,55 @@ def prepare(keep: Keep, directory: Path, address: str) -> Keep:
         return keep
     put_aside(directory, env)
     if keep.index.batches():
-        return _go_on(keep, directory, address)
-    _begin_again(keep, directory)
+        keep = _go_on(keep, directory, address, is_shared=is_shared)
+    else:
+        _begin_again(keep, directory)
+    _write_generation(directory, keep)
     return keep
 
 
-def _go_on(keep: Keep, directory: Path, address: str) -> Keep:
+def _is_up_to_date(keep: Keep, directory: Path) -> bool:
+    """Returns whether the query may go on from a directory, as far as the keep knows."""
+    safe = keep.safe()
+    return _generation_of(directory, keep.env) == keep.generation and (
+        safe is None or _newest_commit(directory, keep.env) >= safe
+    )
+
+
+def _is_torn(keep: Keep, directory: Path, lacks: Callable[[], str | None]) -> bool:
+    """Returns whether the query has to go back from a directory, because something of it was lost."""
+    if keep.safe() is None or (lost := lacks()) is None:
+        return False
+    log.warning("checkpoint %s: the query cannot go on from %s, and goes back: %s", keep.name, directory, lost)
+    return True
+
+
+def _generation_of(directory: Path, env: Env) -> int:
+    try:
+        text = read_if_there(directory / DOOR / GENERATION, env).decode(errors="replace")
+    except FileNotFoundError:
+        return 0
+    return int(text) if is_number(text) else 0
+
+
+def _write_generation(directory: Path, keep: Keep) -> None:
+    """Says of a directory which generation it goes on into. Without that it is the first."""
+    if keep.generation:
+        where = directory / DOOR / GENERATION
+        with storage_errors("write", where):
+            keep.env.make_dirs(where.parent)
+            with keep.env.create(where) as file:
+                file.write(str(keep.generation).encode())
+            keep.env.sync_file(where)
+
+
+def _go_on(keep: Keep, directory: Path, address: str, *, is_shared: bool) -> Keep:
     """Makes the directory at the newest batch that can be gone on from, where the keep ends from then on.
 
     The generation is made first: who dies in between finds no directory, and does it again.
     """
     safe = keep.at(None)
-    if not next_offsets(keep, safe).issuperset(left_after(keep, safe)):
+    if is_shared or not next_offsets(keep, safe).issuperset(left_after(keep, safe)):
         keep = begin_generation(keep, safe, repeats_offsets=True)
     made = restore(keep, directory, safe, address=address)
     again = "with the offsets that it had" if made.repeats_offsets else "with new offsets"

@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from urllib.parse import unquote_to_bytes
 
+from nosync.checkpoints.door.live_directory import DOOR
 from nosync.checkpoints.door.remote_errors import denied, illegal
 from nosync.checkpoints.door.secret import is_same
 from nosync.checkpoints.generations import REWOUND, SETTINGS
@@ -20,7 +21,7 @@ from nosync.lsm.platform.layout import LOCK, PINS
 PREFIX = b"/webhdfs/v1"
 _MOST_PATH = 1024
 """The keep takes no longer name."""
-_OF_THE_KEEP = (PINS, SETTINGS, LOCK, REWOUND)
+_OF_THE_KEEP = (PINS, SETTINGS, LOCK, REWOUND, DOOR)
 
 
 @dataclass(frozen=True)

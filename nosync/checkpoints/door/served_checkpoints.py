@@ -9,28 +9,35 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from nosync.checkpoints.door.elsewhere import SpreadFiles
 from nosync.checkpoints.door.file_operations import FileOperations, remove_tree
 from nosync.checkpoints.door.gate import PATIENCE_S, Gate, Held
 from nosync.checkpoints.door.intake import Intake
 from nosync.checkpoints.door.live_directory import UNFINISHED, prepare
+from nosync.checkpoints.door.other_doors import OtherDoors, SpooledElsewhere
 from nosync.checkpoints.door.places import Place
 from nosync.checkpoints.door.remote_errors import denied, not_found
+from nosync.checkpoints.door.sending_on import SMALL_BYTES, SendingOn
+from nosync.checkpoints.door.spool import Spool
+from nosync.checkpoints.door.who_serves import FETCH_PATIENCE_S, RivalError, WhoServes
 from nosync.checkpoints.generations import keeps_of
-from nosync.checkpoints.keep import Keep, open_generation
+from nosync.checkpoints.index import METADATA
+from nosync.checkpoints.keep import Keep, hold_going_on, open_generation
 from nosync.checkpoints.names import BatchFile, parse
 from nosync.checkpoints.peers import fetch
 from nosync.checkpoints.retention import KEPT_BATCHES, set_kept_batches
-from nosync.lsm.errors import StoreLockedError
+from nosync.lsm.errors import NosyncError, StoreLockedError
 from nosync.lsm.platform.env import Env, storage_errors
 from nosync.lsm.platform.layout import CHECKPOINT_LIVE
 from nosync.lsm.platform.lock import DirectoryLock
 
-_WRITING = ".writing"
+WRITING, SPOOL = ".writing", ".spool"
 _POLL_S = 0.05
 """So often it is asked whether copies have come to other nodes: their coming wakes nobody here."""
 
-FETCH_PATIENCE_S = 20.0
-"""How long the first request for a checkpoint waits for what only peers have. Spark waits for 60 seconds."""
+LOST_AFTER_S = 10.0
+"""How long a query that starts again waits for what another host has of a batch that was committed. Then it goes back."""
+_LOOK_AGAIN_S = 0.5
 
 Copies = Callable[[Keep, Collection[str]], int]
 """Returns, for files of a keep, the number of nodes that have the one that is on the fewest."""
@@ -46,45 +53,63 @@ class DoorSettings:
     keep_batches: int = KEPT_BATCHES
     copies: Copies | None = None
     """Where it is None, the copy in the keep of this host is the only one."""
+    small_bytes: int = SMALL_BYTES
+    """Larger files stay where they were written until their batch is committed, if another door serves the checkpoint."""
 
 
 class ServedCheckpoint:
     """One checkpoint that is open: its files, what takes them into the keep, and its gate in strict mode."""
 
     def __init__(
-        self, data: Path, name: str, address: str, env: Env, settings: DoorSettings, changed: Callable[[], None]
+        self,
+        data: Path,
+        name: str,
+        address: str,
+        env: Env,
+        settings: DoorSettings,
+        changed: Callable[[], None],
+        doors: OtherDoors | None = None,
     ) -> None:
-        """`changed`: is called from another thread when files have become durable."""
+        """`changed`: is called from another thread when files have become durable. `doors`: those of other hosts."""
         self._directory = data / CHECKPOINT_LIVE / name
-        self._newest: str | None = None
         self._stopped = threading.Event()
+        writing = data / CHECKPOINT_LIVE / WRITING
+        spread: SpreadFiles | None = None
+        if doors is not None:
+            spread = SpreadFiles(self._directory, writing, env, self._publish, SpooledElsewhere(doors, name))
+        self.files = spread or FileOperations(self._directory, writing, env, self._publish)
         fetch(data, name, FETCH_PATIENCE_S)
-        keep = open_generation(data, name, env)
-        with contextlib.ExitStack() as held:
-            held.enter_context(keep.writing())
-            going_on = prepare(keep, self._directory, address)
-            if going_on is not keep:
-                held.close()
-                keep = going_on
-                held.enter_context(keep.writing())
-            set_kept_batches(keep, settings.keep_batches)
-            self.intake = Intake(self._directory, keep, settings.keep_batches, changed)
+
+        def prepared(keep: Keep) -> Keep:
+            if spread is None:
+                return prepare(keep, self._directory, address)
+            return prepare(keep, self._directory, address, is_shared=True, lacks=lambda: _lost(spread, env))
+
+        self.keep, self._held = hold_going_on(open_generation(data, name, env), prepared)
+        try:
+            set_kept_batches(self.keep, settings.keep_batches)
+            self.intake = Intake(self._directory, self.keep, settings.keep_batches, changed, spread)
             self.intake.take_all()
-            self._held = held.pop_all()
-        self.files = FileOperations(self._directory, data / CHECKPOINT_LIVE / _WRITING, env, self._publish)
+        except BaseException:
+            self._held.close()
+            raise
         self.gate: Gate | None = None
         if settings.is_strict:
-            self.gate = _gate(keep, self.intake, env, settings)
-        newest = keep.committed()
+            self.gate = gate_of(self.keep, self.intake, env, settings)
+        newest = self.keep.committed()
         self._commit = None if newest is None else f"commits/{newest}"
         self._thread = threading.Thread(
             target=self.intake.run, args=(self._stopped,), name=f"nosync-door-{name}", daemon=True
         )
         self._thread.start()
 
-    def is_there(self) -> bool:
-        """Returns whether the directory is there: somebody may have removed it."""
-        return self._directory.is_dir()
+    def can_go_on(self, path: str) -> bool:
+        """Returns whether the checkpoint stays as it is when a path is asked for.
+
+        It does not where somebody removed its directory; nor where a query starts, which first looks at `metadata`, and a
+        part of the last batch is lost.
+        """
+        return self._directory.is_dir() and (path != METADATA or self.intake.lacks is None)
 
     def _publish(self, path: str) -> None:
         if path.startswith("commits/") and isinstance(parse(path), BatchFile):
@@ -105,7 +130,25 @@ class ServedCheckpoint:
         self._held.close()
 
 
-def _gate(keep: Keep, intake: Intake, env: Env, settings: DoorSettings) -> Gate:
+def _lost(files: SpreadFiles, env: Env) -> str | None:
+    """Returns which file of a batch that was committed is lost with another host; None where there is none."""
+    end_s = env.monotonic_s() + LOST_AFTER_S
+    while (
+        path := next((path for path in sorted(files.all_elsewhere()) if files.is_committed(path)), None)
+    ) is not None:
+        try:
+            files.bring(path)
+        except NosyncError as error:
+            if not files.is_needed(path):
+                files.drop(path)
+            elif env.monotonic_s() >= end_s:
+                return f"{path}: {error}"
+            else:
+                env.wait_s(_LOOK_AGAIN_S)
+    return None
+
+
+def gate_of(keep: Keep, intake: Intake, env: Env, settings: DoorSettings) -> Gate:
     """Returns the gate of a checkpoint, which begins with what is there."""
     elsewhere = settings.copies
 
@@ -120,8 +163,15 @@ def _gate(keep: Keep, intake: Intake, env: Env, settings: DoorSettings) -> Gate:
 class ServedCheckpoints:
     """The checkpoints of a data directory. Its methods belong to the thread that answers requests, but for `close`."""
 
-    def __init__(self, data: Path, address: str, env: Env, settings: DoorSettings) -> None:
-        """`address`: that of all checkpoints. Raises StoreLockedError where the directory has a door, StorageError."""
+    def __init__(
+        self, data: Path, address: str, env: Env, settings: DoorSettings, doors: OtherDoors | None = None
+    ) -> None:
+        """`address`: that of all checkpoints. `doors`: those of other hosts; None where there are none.
+
+        Raises StoreLockedError where the directory has a door, StorageError.
+        """
+        self.doors = doors
+        self.who = None if doors is None else WhoServes(data, env, doors, self.generation_of)
         self._data, self._address, self._env, self._settings = data, address, env, settings
         self._live = data / CHECKPOINT_LIVE
         with storage_errors("make", self._live):
@@ -132,11 +182,16 @@ class ServedCheckpoints:
             raise StoreLockedError(
                 f"{data} has a door already, in another process or in this one ({self._live})"
             ) from error
-        with storage_errors("empty", self._live / _WRITING):
+        with storage_errors("empty", self._live / WRITING):
             for name in env.list_dir(self._live):
-                if name == _WRITING or (name.startswith(".") and name.endswith(UNFINISHED)):
+                if name == WRITING or (name.startswith(".") and name.endswith(UNFINISHED)):
                     remove_tree(self._live / name, env)
-            env.make_dirs(self._live / _WRITING)
+            env.make_dirs(self._live / WRITING)
+        self.spool = Spool(self._live / SPOOL, self._live / WRITING, env)
+        self.spool.remove_old()
+        self.sending: SendingOn | None = None
+        if doors is not None and self.who is not None:
+            self.sending = SendingOn(doors, self.who, self.spool, settings.small_bytes)
         self._open: dict[str, ServedCheckpoint] = {}
         self._opening = asyncio.Lock()
         self._changed = asyncio.Event()
@@ -147,11 +202,11 @@ class ServedCheckpoints:
         Raises RemoteError where there is none, NosyncError where it cannot be opened.
         """
         found = self._open.get(place.name)
-        if found is not None and found.is_there():
+        if found is not None and found.can_go_on(place.path):
             return found
         async with self._opening:
             found = self._open.get(place.name)
-            if found is not None and not found.is_there():
+            if found is not None and not found.can_go_on(place.path):
                 del self._open[place.name]
                 await asyncio.to_thread(found.close)
                 found = None
@@ -171,7 +226,27 @@ class ServedCheckpoints:
             with contextlib.suppress(RuntimeError):  # the loop has ended: nobody waits
                 loop.call_soon_threadsafe(self._wake)
 
-        return ServedCheckpoint(self._data, name, f"{self._address}/{name}", self._env, self._settings, changed)
+        return ServedCheckpoint(
+            self._data, name, f"{self._address}/{name}", self._env, self._settings, changed, self.doors
+        )
+
+    def generation_of(self, name: str) -> int | None:
+        """Returns the generation of a checkpoint that is open here; None where it is not."""
+        found = self._open.get(name)
+        return None if found is None else found.keep.generation
+
+    async def check_alone(self, name: str, path: str) -> None:
+        """Raises RemoteError where a path is of offsets, and another door counts as the one that takes them."""
+        if self.who is None or not path.startswith("offsets/") or not isinstance(parse(path), BatchFile):
+            return
+        try:
+            await self.who.check_alone(name)
+        except RivalError:
+            async with self._opening:
+                found = self._open.pop(name, None)
+                if found is not None:
+                    await asyncio.to_thread(found.close)
+            raise
 
     def names(self) -> list[str]:
         """Returns the names of the checkpoints that are there, live or kept."""
@@ -220,6 +295,8 @@ class ServedCheckpoints:
 
     def close(self) -> None:
         """Takes in what is there yet, and lets all checkpoints go. The requests have ended."""
+        if self.sending is not None:
+            self.sending.close()
         for found in self._open.values():
             found.close()
         self._open.clear()

@@ -14,7 +14,8 @@ import pytest
 
 import nosync
 from nosync.checkpoints.door.api import Door
-from nosync.checkpoints.door.app import DoorApp, Limits
+from nosync.checkpoints.door.app import DoorApp
+from nosync.checkpoints.door.exchange import Limits
 from nosync.checkpoints.door.served_checkpoints import DoorSettings, ServedCheckpoints
 from nosync.checkpoints.door.server import Server
 from nosync.lsm.platform.env import Env

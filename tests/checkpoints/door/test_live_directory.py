@@ -244,3 +244,36 @@ def test_offsets_that_cannot_be_read_again_are_gone_from_the_keep(tmp_path: Path
     keep = opened(tmp_path / "data", live)
     assert not (live / "offsets" / "2").exists()
     assert "offsets/2" not in keep.index
+
+
+def test_a_directory_is_not_gone_on_from_after_the_query_went_on_elsewhere(tmp_path: Path, live: Path) -> None:
+    """It has more batches than the keep, and others than the query had by then."""
+    data = tmp_path / "data"
+    query = FakeQuery(live, "hdfs")
+    query.run(3)
+    take(live, data)
+    live.rename(tmp_path / "here")
+    elsewhere = prepare(open_generation(data, "q", Env()), live, ADDRESS, is_shared=True)
+    assert elsewhere.generation == 1, "nobody's files meet those of the host before"
+    assert (live / ".door" / "generation").read_text() == "1"
+    shutil.rmtree(live)
+    (tmp_path / "here").rename(live)
+    query.run(2)  # a driver that did not know
+    keep = opened(data, live)
+    assert keep.generation == 1
+    assert sorted(path.name for path in (live / "commits").iterdir()) == ["2"]
+    assert opened(data, live) is not None
+    assert (live / "commits" / "2").exists(), "of this generation it stays"
+
+
+def test_a_directory_of_which_a_part_is_lost_is_not_gone_on_from(tmp_path: Path, live: Path) -> None:
+    data = tmp_path / "data"
+    query = FakeQuery(live, "hdfs")
+    query.run(3)
+    take(live, data)
+    query.run(1)
+    kept = open_generation(data, "q", Env())
+    assert prepare(kept, live, ADDRESS, is_shared=True, lacks=lambda: None) is kept
+    assert (live / "commits" / "3").exists()
+    prepare(kept, live, ADDRESS, is_shared=True, lacks=lambda: "state/0/0/4.delta")
+    assert sorted(path.name for path in (live / "commits").iterdir()) == ["2"]
