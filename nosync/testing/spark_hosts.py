@@ -79,6 +79,12 @@ class SparkHosts:
             raise AssertionError(out.read_text())
         return out.read_text()
 
+    def start_file(self, host: str, program: Path, *arguments: str) -> subprocess.Popen[bytes]:
+        """Starts a Python program on a host. What it prints is in `log(host, "program")`."""
+        environment = self._environment | {"SPARK_LOCAL_IP": self.hosts.address(host)}
+        command = [sys.executable, str(program), *arguments]
+        return self.hosts.start(host, command, self.log(host, "program"), environment)
+
     def start_master(self, host: str) -> None:
         self.master = f"spark://{self.hosts.address(host)}:{MASTER_PORT}"
         self._spark_class(host, "master", "Master", "--host", self.hosts.address(host), "--port", str(MASTER_PORT))
