@@ -20,9 +20,13 @@ _AGGREGATE = 'aggregate("name", key=["k"], n=nosync.count(), total=nosync.sum("x
 _UPDATE = 'update("name", key=["k"], state="total bigint", fn=function) keeps state of your own per key'
 _SELECT = 'select("name", "*", "x * 2 AS doubled") makes, renames and leaves out columns'
 _WINDOW = (
-    'window("name", time="at", size="1 hour", watermark="10 minutes", n=nosync.count()) has windows and the watermark'
+    'window("name", time="at", size="1 hour", watermark="10 minutes", n=nosync.count()) has windows and the watermark; '
+    "join, dedupe and update take time= and watermark= as well"
 )
-_DEDUPE = 'dedupe("name", key=["k"]) keeps one row per key'
+_DEDUPE = (
+    'dedupe("name", key=["k"]) keeps one row per key, dedupe("name", key=["k"], time="at", watermark="1 hour") within a '
+    "time"
+)
 _MAP = 'map("name", function) applies a function of a pyarrow.Table'
 _READ = (
     'a stage has no rows by itself: once job.advance(t, {...}) ran, job.read("stage", as_of=t) is a DataFrame of them'
