@@ -41,6 +41,16 @@ def seen(key: tuple[Any, ...], changes: list[dict[str, Any]], state: dict[str, A
     return {"times": (state["times"] if state else 0) + len(changes)}
 
 
+def watched(
+    key: tuple[Any, ...], changes: list[dict[str, Any]], state: dict[str, Any] | None
+) -> tuple[dict[str, Any] | None, dict[str, list[dict[str, Any]]]]:
+    """Says so once no row of a word came for some time."""
+    if not changes:
+        return None, {"silent": [{"silent_word": key[0], "rows": state["n"] if state else 0}]}
+    due = max(row["at"] for row in changes) + timedelta(hours=2)
+    return {"n": (state["n"] if state else 0) + len(changes), "due": due}, {}
+
+
 def stateless_and_keyed() -> nosync.Dataflow:
     """Maps, expressions, unions, aggregates, dedupes, updates and joins of all kinds."""
     flow = nosync.Dataflow("many")
@@ -78,6 +88,11 @@ def windows() -> nosync.Dataflow:
         "final", key=["word"], time="at", size="10 minutes", watermark="5 minutes", emit="final", n=nosync.count()
     )
     words.dedupe("once", key=["word"], time="at", watermark="5 minutes", within="20 minutes")
+    silent = words.update_per_key(
+        "watched", key=["word"], state="n bigint, due timestamp", fn=watched, time="at", watermark="5 minutes",
+        timer="due", ttl="5 hours", outputs={"silent": "silent_word string, rows bigint"},
+    ).output("silent")  # fmt: skip
+    silent.aggregate("silences", key=["silent_word"], times=nosync.count())
     named = b.select("named", "word", "n AS m", "at AS then")
     for how in ("inner", "full"):
         words.join(
