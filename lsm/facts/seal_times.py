@@ -2,7 +2,9 @@
 
 Invariants
 - A manifest says nothing of a clock: equal epochs have equal manifests, whoever seals them, and whenever.
-- An epoch's time is published before its manifest, so whoever sees the epoch on the node that sealed it sees the time.
+- Whoever seals does not wait for a time to be written: the node's thread writes those that came since, several in one
+  file. The process that sealed knows them at once. A crash may take the newest ones, of which the clock of the manifests'
+  files is left.
 - Files are only added, and those of one epoch are combined by taking the smallest time, so nodes that have the same
   files agree, in whatever order these came. An epoch that two nodes sealed, or that was sealed again after a crash, has
   several.
@@ -12,6 +14,7 @@ Invariants
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
@@ -27,12 +30,15 @@ from nosync.lsm.platform.env import Env, storage_errors
 from nosync.lsm.platform.json_file import publish_text, read_if_there, seal_json, sync_published, unseal_json
 from nosync.lsm.platform.layout import TIMES
 from nosync.lsm.platform.parsing import parsed
+from nosync.lsm.settings import ARCHIVE_EPOCHS
 
 log = logging.getLogger("nosync")
 
 _TOKEN_DIGITS = 16
 _SUFFIX = ".json"
 _MOST_US = 1 << 62
+_SEVERAL = "s"
+"""What the token begins with of a file that was written for several epochs at once, and stands for no other one."""
 EventSpan = tuple[int, int]
 """The oldest and the newest event time of an epoch's rows."""
 
@@ -56,28 +62,71 @@ class _Named(NamedTuple):
 
     first: Epoch
     last: Epoch
+    is_roll_up: bool
+    """Whether it stands for the other files of these epochs."""
 
 
 class SealTimes:
     """The times of one data directory. What a file says never changes, so each is read once."""
 
-    def __init__(self, root: Path, env: Env) -> None:
-        self._root, self._env = root, env
+    def __init__(self, root: Path, env: Env, group: int = ARCHIVE_EPOCHS) -> None:
+        """`group`: how many old epochs are put together by `roll_up`."""
+        self._root, self._env, self._group = root, env, group
         self._read: dict[PurePosixPath, Mapping[Epoch, SealTime]] = {}
+        self._lock = threading.Lock()
+        self._unwritten: dict[tuple[str, Epoch], SealTime] = {}
+
+    # --- recording ----------------------------------------------------------------------------------------------------
+
+    def note(self, timeline: str, t: int, span: EventSpan | None = None, at_us: int | None = None) -> None:
+        """An epoch is sealed now (or was `at_us`); `write` publishes that. `span`: its event time."""
+        oldest, newest = span or (None, None)
+        time = SealTime(self._env.utc_us() if at_us is None else at_us, oldest, newest)
+        with self._lock:
+            self._unwritten[timeline, Epoch(t)] = time
+
+    def write(self) -> list[PurePosixPath]:
+        """Publishes what was noted, epochs that follow each other in one file. Returns the files, which are not durable
+        yet. Raises StorageError; then it can be called again.
+        """
+        with self._lock:
+            noted = dict(self._unwritten)
+        made: list[PurePosixPath] = []
+        for run in self._runs(noted):
+            (timeline, first), (_, last) = run[0], run[-1]
+            token = self._env.token()
+            name = f"{first}-{token}" if first == last else f"{first}-{last}-{_SEVERAL}{token}"
+            path = _directory(timeline) / f"{name}{_SUFFIX}"
+            text = seal_json(_fields(timeline, {t: noted[line, t] for line, t in run}))
+            publish_text(self._root, self._root / path, text, self._env)
+            made.append(path)
+            with self._lock:
+                for at in run:
+                    self._unwritten.pop(at, None)
+        return made
+
+    def _runs(self, noted: Iterable[tuple[str, Epoch]]) -> list[list[tuple[str, Epoch]]]:
+        """Parts epochs into those that follow each other on their timeline, in one group."""
+        runs: list[list[tuple[str, Epoch]]] = []
+        for timeline, t in sorted(noted):
+            before = runs[-1][-1] if runs else None
+            if before == (timeline, t - 1) and t % self._group:
+                runs[-1].append((timeline, t))
+            else:
+                runs.append([(timeline, t)])
+        return runs
 
     def record(self, timeline: str, t: int, span: EventSpan | None = None) -> PurePosixPath:
-        """Publishes that an epoch is sealed now, and returns the file, which is not durable yet. `span`: its event
-        time.
-        """
-        oldest, newest = span or (None, None)
-        time = SealTime(self._env.utc_us(), oldest, newest)
-        path = _directory(timeline) / f"{t}-{self._env.token()}{_SUFFIX}"
-        publish_text(self._root, self._root / path, seal_json(_fields(timeline, {Epoch(t): time})), self._env)
-        return path
+        """Publishes that an epoch is sealed now, and returns the file, which is not durable yet."""
+        self.note(timeline, t, span)
+        return self.write()[-1]
+
+    # --- looking ------------------------------------------------------------------------------------------------------
 
     def of_timeline(self, timeline: str) -> dict[Epoch, SealTime]:
         """Returns the times of a timeline's own epochs, in order. Raises CorruptionError for a damaged file."""
-        found: dict[Epoch, SealTime] = {}
+        with self._lock:
+            found = {t: time for (line, t), time in self._unwritten.items() if line == timeline}
         for path in self._listed(timeline):
             for t, time in self._times_in(path).items():
                 found[t] = time if t not in found else found[t].combined(time)
@@ -85,20 +134,23 @@ class SealTimes:
 
     def of_epoch(self, timeline: str, t: int) -> SealTime | None:
         """Returns the time of one epoch of a timeline, reading no more than that takes."""
-        found: SealTime | None = None
+        with self._lock:
+            found = self._unwritten.get((timeline, Epoch(t)))
         for path in self._listed(timeline, t):
             time = self._times_in(path).get(Epoch(t))
             if time is not None:
                 found = time if found is None else found.combined(time)
         return found
 
+    # --- many old epochs in one file ----------------------------------------------------------------------------------
+
     def roll_up(self, timeline: str, size: int, until: int) -> list[PurePosixPath]:
         """Puts the times of each whole, aligned group of `size` epochs up to an epoch into one file, and returns these
         files, which are durable. What they stand for is `replaced_times`, and stays for now.
         """
         listed = self._listed(timeline)
-        singles = {named.first // size * size for named in listed.values() if named.last == named.first}
-        made = [base for base in sorted(singles) if base + size - 1 <= until]
+        there = {named.first // size * size for named in listed.values() if not named.is_roll_up}
+        made = [base for base in sorted(there) if base + size - 1 <= until]
         return [self._rolled_up(timeline, listed, Epoch(base), Epoch(base + size - 1)) for base in made]
 
     def _rolled_up(
@@ -125,7 +177,7 @@ class SealTimes:
         directory = _directory(timeline)
         with storage_errors("list", self._root / directory):
             names = self._env.list_dir(self._root / directory)
-        if t is not None:  # names of one epoch have one dash, and are not taken apart one by one
+        if t is not None:  # names of one epoch have one dash, and need not be taken apart one by one
             names = [name for name in names if name.startswith(f"{t}-") or name.count("-") > 1]
         listed = {directory / name: named for name in sorted(names) if (named := _named(name)) is not None}
         return {path: n for path, n in listed.items() if t is None or n.first <= t <= n.last}
@@ -175,18 +227,18 @@ def replaced_times(paths: Iterable[PurePosixPath], refs: Refs) -> list[PurePosix
     kept = refs.kept_until()
     gone: list[PurePosixPath] = []
     for timeline, listed in by_timeline.items():
-        wide = [named for named in listed.values() if named.last > named.first]
+        roll_ups = [named for named in listed.values() if named.is_roll_up]
         until = kept.get(timeline, Epoch(-1)) if timeline in refs.timelines else None
         gone += [
             path
             for path, named in listed.items()
-            if (until is not None and named.first > until) or (named.first == named.last and _is_within(named, wide))
+            if (until is not None and named.first > until) or (not named.is_roll_up and _is_within(named, roll_ups))
         ]
     return gone
 
 
-def _is_within(one: _Named, wide: Collection[_Named]) -> bool:
-    return any(named.first <= one.first and one.last <= named.last for named in wide)
+def _is_within(one: _Named, roll_ups: Collection[_Named]) -> bool:
+    return any(named.first <= one.first and one.last <= named.last for named in roll_ups)
 
 
 def _directory(timeline: str) -> PurePosixPath:
@@ -203,8 +255,9 @@ def _named(name: str) -> _Named | None:
     *numbers, token = name.removesuffix(_SUFFIX).split("-")
     if not (name.endswith(_SUFFIX) and token and 1 <= len(numbers) <= 2 and all(map(is_number, numbers))):
         return None
-    first, last = int(numbers[0]), int(numbers[-1])
-    return _Named(Epoch(first), Epoch(last)) if len(numbers) == 1 or first < last else None
+    first, last, is_one = int(numbers[0]), int(numbers[-1]), len(numbers) == 1
+    is_roll_up = not (is_one or token.startswith(_SEVERAL))
+    return _Named(Epoch(first), Epoch(last), is_roll_up) if is_one or first < last else None
 
 
 def _us(value: object) -> int:

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 from nosync.lsm.errors import DeterminismError, NosyncError
 from nosync.lsm.facts.pins import Pin
-from nosync.lsm.facts.seal_times import EventSpan
+from nosync.lsm.facts.seal_times import EventSpan, SealTimes
 from nosync.lsm.manifests.branches import MAIN
 from nosync.lsm.manifests.completeness import MissingLayer
 from nosync.lsm.manifests.manifest import Content, Entry, Manifest
@@ -76,6 +76,10 @@ class StoreBackend(Protocol):
     @property
     def timelines(self) -> Timelines:
         """Returns the timelines of the store."""
+
+    @property
+    def times(self) -> SealTimes:
+        """Returns when epochs were sealed, as far as this process knows."""
 
     def notice_changes(self, timeline: str | None = None) -> None:
         """Looks whether others changed the branches, or discarded what a timeline (default: any) had."""

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import logging
 from collections.abc import Mapping, MutableMapping, Sequence
 from typing import Any
 
-from nosync.lsm.errors import DeterminismError
+from nosync.lsm.errors import CorruptionError, DeterminismError, StorageError
 from nosync.lsm.facts.seal_times import EventSpan, SealTimes
 from nosync.lsm.manifests.completeness import MissingLayer, to_look_at
 from nosync.lsm.manifests.input_policy import is_released, releasable_until
@@ -17,6 +19,11 @@ from nosync.lsm.node.layer_sync import LayerSyncQueue
 from nosync.lsm.node.manifest_checks import ManifestChecks
 from nosync.lsm.node.metadata_sync import MetadataSync
 from nosync.lsm.node.safe_point import SafePoint
+from nosync.lsm.platform.layout import MANIFESTS
+
+log = logging.getLogger("nosync")
+
+_TIMES_PROBLEM = "times of epochs"
 
 
 class Epochs:
@@ -47,20 +54,41 @@ class Epochs:
         contents: Mapping[LayerId, Content] | None,
         span: EventSpan | None,
     ) -> Manifest:
-        """Writes the manifest of an epoch, and when that was, and queues them. See nosync.lsm.manifests.sealing.Sealer."""
+        """Writes the manifest of an epoch, queues it, and notes when that was. See nosync.lsm.manifests.sealing.Sealer."""
 
         def on_conflict(found: list[LayerId]) -> None:
             self._conflict(t, found)
 
-        def before_new(timeline: str) -> None:
-            self._small.note([self._times.record(timeline, t, span)])
-
-        manifest, is_new = self._sealer.seal(t, ids, branch, meta, copies, contents, on_conflict, before_new)
+        manifest, is_new = self._sealer.seal(t, ids, branch, meta, copies, contents, on_conflict)
         if is_new:
+            self._times.note(manifest.timeline, t, span)
             self._small.note([manifest.path])
             self._safe_points.learned([manifest])
         self._checks.sealed()
         return manifest
+
+    def write_times(self) -> None:
+        """Publishes when epochs were sealed, of those that were since the last call. Where that fails it is a problem,
+        and tried again; what else the node does is not held up.
+        """
+        try:
+            self._small.note(self._times.write())
+            self._problems.pop(_TIMES_PROBLEM, None)
+        except StorageError as error:
+            if self._problems.get(_TIMES_PROBLEM) != str(error):
+                log.error("not written when epochs were sealed: %s", error)
+            self._problems[_TIMES_PROBLEM] = str(error)
+
+    def recall_times(self) -> None:
+        """Takes the times of the newest epochs from their files, where a crash came before they were published."""
+        for branch in self._timelines.refs.names:
+            log, env = self._timelines.manifests(branch), self._sealer.directory.env
+            with contextlib.suppress(CorruptionError):  # of a damaged file, of which `verify` tells
+                known = self._times.of_timeline(log.timeline)
+                for t in range(max(known) + 1, (log.last_own or -1) + 1) if known else ():
+                    path = self._sealer.directory.root / MANIFESTS / log.timeline / f"{t}.json"
+                    if env.exists(path):
+                        self._times.note(log.timeline, t, at_us=env.identity(path).written_ns // 1000)
 
     def conflict(self, error: DeterminismError, branch: str) -> None:
         """A layer of a sealed epoch was computed again with other rows: the safe point does not pass over it."""

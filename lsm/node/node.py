@@ -22,7 +22,7 @@ from typing import Any
 
 from nosync.lsm.errors import DeterminismError, NosyncError, StorageError
 from nosync.lsm.facts.pins import Pin
-from nosync.lsm.facts.seal_times import EventSpan
+from nosync.lsm.facts.seal_times import EventSpan, SealTimes
 from nosync.lsm.manifests.branches import MAIN
 from nosync.lsm.manifests.completeness import MissingLayer
 from nosync.lsm.manifests.manifest import Content, Manifest
@@ -108,6 +108,11 @@ class Node:
         """Returns which life of the data directory this is: another one after a catalog was lost, or the disk replaced."""
         assert self._incarnation is not None, "it is written when a catalog is made"
         return self._incarnation
+
+    @property
+    def times(self) -> SealTimes:
+        """Returns when epochs were sealed, also those that are not written yet."""
+        return self.parts.times
 
     def lost_hosts(self) -> frozenset[str]:
         return frozenset()

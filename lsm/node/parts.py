@@ -45,7 +45,7 @@ from nosync.lsm.platform.env import Env, storage_errors
 from nosync.lsm.platform.file_pool import FilePool
 from nosync.lsm.platform.layout import TEMPORARY_DIRECTORY
 from nosync.lsm.platform.store_marker import make_subdirectories
-from nosync.lsm.settings import StoreSettings
+from nosync.lsm.settings import ARCHIVE_EPOCHS, StoreSettings
 from nosync.lsm.trace.directory import LayerDirectory
 
 
@@ -92,7 +92,7 @@ class NodeParts:
         )
         self.rechecks = Rechecks(directory, layers, bad, self.discards, announcer, problems)
         self.checks = ManifestChecks(directory, timelines, files.remembered, safe, problems)
-        self.times = times = SealTimes(directory.root, env)
+        self.times = times = SealTimes(directory.root, env, settings.archive_epochs or ARCHIVE_EPOCHS)
         self.epochs = Epochs(self.sealer, times, layers, queue, small, safe, self.checks, problems)
         self.archiving = archiving = Archiving(
             directory, settings.archive_epochs, own, timelines, times, safe, small, files, bad, announcer, problems
@@ -104,7 +104,7 @@ class NodeParts:
             directory, own, layers, timelines, retention, small, files, safe, archiving, branching, merges, announcer
         )
         self.discovery = Discovery(directory, layers, queue, garbage, bad, compactor, learning, branching, announcer)
-        self.upkeep = Upkeep(own, self.discovery, self.rechecks, self.durability, learning)
+        self.upkeep = Upkeep(own, self.discovery, self.rechecks, self.epochs, self.durability, learning)
         self.opaque = OpaqueFiles(
             directory.root, env, own, catalog, layers.lock, announcer, problems, self.threads.wake_opaque
         )
@@ -122,6 +122,8 @@ class NodeParts:
         self.quarantine.check_records()
         self.discovery.scan()
         self.queue.widest_first()
+        if not replicated:  # with peers the node of a job has written them, or a peer has
+            self.epochs.recall_times()
         self.upkeep.drain()
         if not replicated:
             pinned = [pin.t for pin in self.retention.pins().values()]

@@ -9,7 +9,7 @@ branches/<n>.json                               the log of what branches there a
 jobs/<timeline>/<n>-<token>.json                instances of a job; the newest one may write
 pins/<name>-<token>.json
 sinks/<stage>/<timeline>/<epoch>-<token>.json   what was delivered
-times/<timeline>/<epoch>-<token>.json           when it was sealed; of many old epochs <first>-<last>-<token>.json
+times/<timeline>/<epoch>-<token>.json           when it was sealed; of several epochs <first>-<last>-<token>.json
 quarantine/                                     what was torn or flipped, kept for inspection
 tmp/                                            being written; emptied at the node's start
 ready/                                          empty files that the node made ahead, to be written

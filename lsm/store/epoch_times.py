@@ -18,14 +18,13 @@ from nosync.lsm.manifests.manifest_log import ManifestLog
 from nosync.lsm.manifests.timelines import Timelines
 from nosync.lsm.model.as_of import shown_time
 from nosync.lsm.model.timestamp import Epoch
-from nosync.lsm.trace.directory import LayerDirectory
 
 
 class EpochTimes:
     """The times of the epochs in one directory."""
 
-    def __init__(self, directory: LayerDirectory) -> None:
-        self._times = SealTimes(directory.root, directory.env)
+    def __init__(self, times: SealTimes) -> None:
+        self._times = times
 
     def of(self, timelines: Timelines, branch: str, t: int) -> SealTime | None:
         """Returns when an epoch of a branch was sealed, as its file says it; None where that is not known."""
@@ -70,7 +69,8 @@ def _nothing_at(branch: str, us: int, times: dict[Epoch, SealTime], manifests: M
     if not times:
         return (
             f"{asked}, for it is not known when its epochs {manifests.first} to {manifests.last} were sealed: they are of a "
-            "version that did not record it. Give the number of an epoch; those sealed from now on are found by time, too"
+            "version that did not record it, or were sealed just now. Give the number of an epoch; those sealed from now on "
+            "are found by time, too"
         )
     first, time = next(iter(times.items()))
     since = f"epoch {first}, sealed at {shown_time(time.sealed_us)}"

@@ -24,7 +24,7 @@ from nosync.lsm.columnar.columns import (
 )
 from nosync.lsm.columnar.table_diff import compare
 from nosync.lsm.errors import InvalidInputError, NotAvailableError, SchemaError, UnknownStageError
-from nosync.lsm.facts.seal_times import SealTime
+from nosync.lsm.facts.seal_times import SealTime, SealTimes
 from nosync.lsm.layers.merging import RowFilter
 from nosync.lsm.manifests.branches import MAIN
 from nosync.lsm.model.as_of import AsOf, wall_clock_us
@@ -45,9 +45,10 @@ BEFORE_FIRST_EPOCH = -1
 class StoreReader:
     """The part of a store that reads its stages, from files only."""
 
-    def __init__(self, directory: LayerDirectory, view: TimelinesView) -> None:
+    def __init__(self, directory: LayerDirectory, view: TimelinesView, times: SealTimes | None = None) -> None:
+        """`times`: those of the node (None: the store is only read)."""
         self.directory, self._view = directory, view
-        self._times = EpochTimes(directory)
+        self._times = EpochTimes(times or SealTimes(directory.root, directory.env))
 
     def read(
         self,

@@ -21,6 +21,7 @@ import pyarrow as pa
 from nosync.lsm.columnar.columns import unify_schemas
 from nosync.lsm.errors import InvalidInputError, NosyncError, NotAvailableError, StorageError
 from nosync.lsm.facts.pins import Pin, Pins
+from nosync.lsm.facts.seal_times import SealTimes
 from nosync.lsm.layers.writer import Published, arrange
 from nosync.lsm.manifests.branches import MAIN, Timeline
 from nosync.lsm.manifests.catalog import recorded_layers
@@ -37,6 +38,7 @@ from nosync.lsm.status import BranchInfo, LayerStatus, StoreStatus
 from nosync.lsm.store import inspection
 from nosync.lsm.store.appended import BOOKKEEPING, Appended, key_to_record
 from nosync.lsm.store.direct import raw_trace
+from nosync.lsm.store.epoch_times import EpochTimes
 from nosync.lsm.store.opened import note_closed
 from nosync.lsm.store.reading import BEFORE_FIRST_EPOCH, StoreReader
 from nosync.lsm.store.timelines_view import EndChecks, TimelinesView
@@ -55,7 +57,8 @@ class Store(StoreReader):
         ends: EndChecks | None = None,
     ) -> None:
         """`node`: None where it is read only. `ends`: says whether the ends of logs are there (default: files do)."""
-        super().__init__(directory, TimelinesView(directory, node, ends or EndChecks(directory)))
+        view = TimelinesView(directory, node, ends or EndChecks(directory))
+        super().__init__(directory, view, None if node is None else node.times)
         self.settings, self._node = settings, node
         self._appended = Appended(directory)
         self._pins = Pins(directory.root, directory.env)  # of a read-only store
@@ -356,6 +359,7 @@ class Store(StoreReader):
         """
         self._parent, self._node = parent, None
         self._view.leave_node()
+        self._times = EpochTimes(SealTimes(self.directory.root, self.directory.env))  # the parent's may be locked
 
     def __enter__(self) -> Self:
         return self

@@ -64,7 +64,7 @@ class RemoteNode:
         self.sealer = Sealer(directory, reply.replicas)
         self.timelines = self.sealer.timelines
         self._pins = Pins(directory.root, directory.env)
-        self._times = SealTimes(directory.root, directory.env)
+        self.times = SealTimes(directory.root, directory.env)
 
     # --- files ------------------------------------------------------------------------------------------------------
 
@@ -86,7 +86,7 @@ class RemoteNode:
         span: EventSpan | None = None,
     ) -> Manifest:
         def before_new(timeline: str) -> None:
-            self._times.record(timeline, t, span)
+            self.times.record(timeline, t, span)
 
         manifest, _ = self.sealer.seal(t, ids, branch, meta, copies, contents, before_new=before_new)
         self.note(ids)

@@ -37,6 +37,7 @@ def ran(open_store: OpenStore, spark: SparkSession) -> tuple[nosync.Job, nosync.
         clock.now_us = NOON_US + t * DAY_US
         report = job.advance(t, {"words": spark.createDataFrame([(f"w{t}", 1), ("all", 1)], "word string, n bigint")})
         assert report.sealed_at == datetime(2026, 7, 4 + t, 12, tzinfo=UTC)
+    store.sync()  # without its thread the node writes nothing by itself, and other processes ask
     return job, store, clock
 
 

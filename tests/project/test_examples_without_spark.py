@@ -42,8 +42,9 @@ def test_fraud() -> None:
     seen = []
     for t, charges in enumerate(fraud.EPOCHS):
         tester.advance({"charges": charges})
-        seen += [(t, row["card"], row["_change_type"]) for row in tester.changes("suspicious").to_pylist()]
-    assert seen == [(1, "1111", "insert"), (3, "2222", "insert"), (4, "1111", "delete")]
+        changed = tester.changes("suspicious", include_expired=True).to_pylist()
+        seen += [(t, row["card"], row["_change_type"]) for row in changed]
+    assert seen == [(1, "1111", "insert"), (3, "2222", "insert"), (4, "1111", "expire")]
     tester.assert_deterministic()
 
 

@@ -57,6 +57,30 @@ def test_the_earliest_counts_in_whatever_order_files_come(tmp_path: Path) -> Non
         assert seen == sorted(seen, reverse=True)
 
 
+def test_epochs_that_follow_each_other_are_written_together(tmp_path: Path) -> None:
+    times = SealTimes(tmp_path, clock := Clock(), group=10)
+    for t in (7, 8, 9, 10, 12):
+        clock.now_us = t
+        times.note("main", t)
+    times.note("other", 8)
+    before = times.of_timeline("main")
+    made = times.write()
+    assert sorted("-".join(path.name.split("-")[:-1]) for path in made) == ["10", "12", "7-9", "8"]
+    assert times.write() == []
+    again = SealTimes(tmp_path, Env(), group=10)
+    assert again.of_timeline("main") == times.of_timeline("main") == before
+    assert again.of_epoch("main", 8) == times.of_epoch("main", 8) == SealTime(8)
+    assert removed(tmp_path) == [], "such a file stands for no other one"
+    times.record("main", 8)
+    assert removed(tmp_path) == []
+    for path in made:
+        check_contents(path, (tmp_path / path).read_bytes())
+    (rolled,) = again.roll_up("main", 10, 9)
+    assert rolled.name.startswith("0-9-")
+    assert len(removed(tmp_path)) == 2
+    assert again.of_timeline("main") == before
+
+
 def test_many_old_epochs_share_a_file_that_says_the_same(tmp_path: Path) -> None:
     times = recorded(tmp_path, *range(100, 125))
     before = times.of_timeline("main")

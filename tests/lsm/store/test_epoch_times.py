@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from datetime import UTC, date, datetime
 from pathlib import Path
@@ -24,13 +25,15 @@ def opened(root: Path, clock: Clock, **options: object) -> nosync.Store:
     return nosync.open(root, env=clock, settings=nosync.StoreSettings(background=False, **options))  # type: ignore[arg-type]
 
 
-def sealed(store: nosync.Store, clock: Clock, *at_us: int) -> None:
-    """Seals epochs at these times, each with a word for its number."""
+def sealed(store: nosync.Store, clock: Clock, *at_us: int, is_synced: bool = True) -> None:
+    """Seals epochs at these times, each with a word for its number. `is_synced`: the node comes by after each."""
     for us in at_us:
         last = store.last_sealed()
         t, clock.now_us = 0 if last is None else last + 1, us
         store.append("counts", t=t, rows=words(**{f"w{t}": t}), key=["word"])
         store.seal(t)
+        if is_synced:
+            store.sync()
 
 
 def hourly(root: Path, epochs: int = 4, **options: object) -> tuple[nosync.Store, Clock]:
@@ -193,3 +196,65 @@ def test_status_says_when_and_a_damaged_time_is_in_nobodys_way(tmp_path: Path) -
         assert reader.status().last_sealed == 3
         with pytest.raises(nosync.CorruptionError, match=bad.name):
             reader.read("counts", "2026-07-04T14:00")
+
+
+# --- what is not written yet ------------------------------------------------------------------------------------------
+
+
+def times_files(root: Path) -> list[str]:
+    directory = root / "times" / "main"
+    return sorted(path.name.rpartition("-")[0] for path in directory.iterdir()) if directory.exists() else []
+
+
+def test_who_sealed_knows_before_it_is_written_and_others_after(tmp_path: Path) -> None:
+    root, clock = tmp_path / "s", Clock()
+    with opened(root, clock) as store, nosync.open(root, read_only=True) as reader:
+        sealed(store, clock, *(NOON_US + n * HOUR_US for n in range(3)), is_synced=False)
+        assert times_files(root) == []
+        assert store.epoch_as_of("2026-07-04T13:30") == 1
+        with pytest.raises(NotAvailableError, match="it is not known when"):
+            reader.epoch_as_of("2026-07-04T13:30")
+        store.sync()
+        assert times_files(root) == ["0-2"], "together in one file"
+        assert reader.epoch_times() == store.epoch_times()
+        assert reader.epoch_as_of("2026-07-04T13:30") == 1
+
+
+def test_a_crash_before_it_leaves_what_the_files_of_manifests_say(tmp_path: Path) -> None:
+    root, clock = tmp_path / "s", Clock()
+    store = opened(root, clock)
+    sealed(store, clock, NOON_US)
+    sealed(store, clock, NOON_US + HOUR_US, NOON_US + 2 * HOUR_US, is_synced=False)
+    store.node.abandon()  # type: ignore[attr-defined]
+    for t in (1, 2):
+        at_s = (NOON_US + t * HOUR_US) // SECOND_US
+        os.utime(root / "manifests" / "main" / f"{t}.json", (at_s, at_s))
+    with opened(root, Clock(NOON_US + 9 * HOUR_US)) as store:
+        assert [time.sealed_us for time in store.epoch_times().values()] == [NOON_US + t * HOUR_US for t in range(3)]
+        store.sync()
+        assert times_files(root) == ["0", "1-2"]
+
+
+def test_a_store_without_times_gets_none_from_files(tmp_path: Path) -> None:
+    """Those of an earlier version may have been copied since."""
+    store, clock = hourly(tmp_path / "s", 2)
+    store.close()
+    shutil.rmtree(tmp_path / "s" / "times")
+    with opened(tmp_path / "s", clock) as store:
+        assert store.epoch_times() == {}
+
+
+def test_a_directory_that_cannot_be_written_holds_up_nothing_else(tmp_path: Path) -> None:
+    root = tmp_path / "s"
+    with opened(root, Clock()) as store:
+        store.append("counts", t=0, rows=words(a=1), key=["word"])
+        store.seal(0)
+        (root / "times").write_bytes(b"in the way")
+        store.sync()
+        assert store.safe_point() == 0
+        assert "times" in store.status().problems["times of epochs"]
+        assert [*store.epoch_times()] == [0]
+        (root / "times").unlink()
+        store.sync()
+        assert store.status().problems == {}
+        assert times_files(root) == ["0"]
