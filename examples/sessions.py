@@ -21,6 +21,7 @@ EPOCHS = [
     [("ada", 0, "home"), ("bob", 5, "home"), ("ada", 10, "search")],
     [("ada", 35, "item"), ("bob", 50, "home")],  # bob's second visit; ada goes on with her first
     [("ada", 120, "home"), ("bob", 45, "item")],  # late by 5 minutes, and in time: the watermark is at 12:40
+    [],  # what is late goes by the watermark of the epoch before, as in Spark
     [("bob", 20, "help")],  # hopelessly late: the watermark is at 13:50
 ]
 
