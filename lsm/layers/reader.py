@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from nosync.lsm.columnar.columns import (
     EXPIRED_COLUMN,
@@ -49,6 +50,7 @@ class Block:
         self.keys = [batch.column(name) for name in key]
         self.hashes: U32 = batch.column(HASH_COLUMN).to_numpy() if key else np.empty(0, dtype=np.uint32)
         self._index: HashIndex | None = None
+        self._bounds: dict[str, tuple[int, int]] = {}
         self.time_index = batch.column(TIME_COLUMN).to_numpy() if TIME_COLUMN in names else None
         self.tombstones: Bools | None = None
         if TOMBSTONE_COLUMN in names and batch.column(TOMBSTONE_COLUMN).true_count:
@@ -68,6 +70,16 @@ class Block:
                 return np.searchsorted(self.hashes, wanted, side="right").astype(np.int64) - 1
             self._index = HashIndex(self.hashes)
         return self._index.last_at_most(wanted)
+
+    def may_have(self, column: str, low: int, high: int) -> bool:
+        """Returns whether a row may have a number, or a time, from `low` to `high` in a column. None has where it says
+        so.
+        """
+        if column not in self._bounds:
+            ends = pc.min_max(self.data.column(column).view(pa.int64())).as_py()
+            self._bounds[column] = (1, 0) if ends["min"] is None else (ends["min"], ends["max"])
+        least, most = self._bounds[column]
+        return least <= most and low <= most and least <= high
 
     def row_times(self) -> npt.NDArray[np.int64]:
         """Returns the packed time of every row."""

@@ -240,9 +240,11 @@ class Trace:
             if layer.id.description.lower > as_of or not layer.info.rows or column not in layer.schema.names:
                 continue
             for block in layer.blocks():
-                selected = _between(block.data.column(column), low, high)
-                selected &= (block.hashes >= self._first_hash) & (block.hashes.astype(np.int64) < self._end_hash)
-                at = np.flatnonzero(selected)
+                if not block.may_have(column, low, high):
+                    continue
+                at = np.flatnonzero(_between(block.data.column(column), low, high))
+                of = block.hashes[at]
+                at = at[(of >= self._first_hash) & (of.astype(np.int64) < self._end_hash)]
                 if len(at):
                     found.append(take_batch(block.data.select(list(self.key)), at))
                     hashes.append(block.hashes[at])
@@ -266,6 +268,10 @@ class Trace:
             for (block, rows, _), at in zip(hits, asked, strict=True)
         ]
         return Lookup(found, gather(pieces, self.schema))
+
+    def goes_on_as(self, fingerprint: str) -> bool:
+        """Returns whether code of this fingerprint recorded any of it: not, where other code changed to that just now."""
+        return any(layer.id.trace.fingerprint == fingerprint for layer in self.layers)
 
     # --- change feed ---------------------------------------------------------------------------------------------
 
@@ -332,9 +338,15 @@ class Trace:
 
 
 def _between(column: pa.Array, low: int, high: int) -> Bools:
-    valid: Bools = column.is_valid().to_numpy(zero_copy_only=False)
-    values = column.view(pa.int64()).fill_null(0).to_numpy(zero_copy_only=False)
-    selected: Bools = valid & (values >= low) & (values <= high)
+    values = column.view(pa.int64())
+    if column.null_count:
+        numbers = values.fill_null(0).to_numpy(zero_copy_only=False)
+        valid: Bools = column.is_valid().to_numpy(zero_copy_only=False)
+        among: Bools = valid & (numbers >= low) & (numbers <= high)
+        return among
+    numbers = values.to_numpy(zero_copy_only=True)
+    selected: Bools = numbers >= low
+    selected &= numbers <= high
     return selected
 
 

@@ -207,7 +207,9 @@ def _update_with_ttl(
     trace = given.trace(stage.name)
     due = given.t - ttl
     if trace.layers and due >= 0:
-        expired, expired_hashes = trace.rows_where(TOUCHED_COLUMN, 0, due, given.before)
+        # Those of epochs before went with epochs before; not so where the time to live was another one then.
+        low = due if trace.goes_on_as(stage.fingerprint) else 0
+        expired, expired_hashes = trace.rows_where(TOUCHED_COLUMN, low, due, given.before)
         at = match_keys(old_hashes, key_arrays(old, stage), expired_hashes, key_arrays(expired, stage))
         silent = np.flatnonzero(at < 0)  # not among this epoch's changes
         old = as_batch(pa.Table.from_batches([old, take_batch(expired, silent)]))

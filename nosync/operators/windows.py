@@ -273,6 +273,8 @@ def _expired(given: OperatorInput) -> tuple[pa.RecordBatch, U32]:
         before, now = times.before_previous_us, times.previous_us
     if window.keep_us is None or not trace.layers or now in (NO_WATERMARK, before):
         return as_batch(given.stage.schema.empty_table()), np.empty(0, dtype=np.uint32)
-    low = NO_WATERMARK if before == NO_WATERMARK else before - window.keep_us + 1
+    # The epochs before had what is below; not so where they had other code, and another keep=.
+    is_first = before == NO_WATERMARK or not trace.goes_on_as(given.stage.fingerprint)
+    low = NO_WATERMARK if is_first else before - window.keep_us + 1
     found, hashes = trace.rows_where(END, low, now - window.keep_us, given.before)
     return found.select(given.stage.schema.names), hashes

@@ -180,7 +180,8 @@ def test_what_is_hashed_of_the_options_of_windows_and_joins_is_pinned() -> None:
     both.window("w", time="at", size="1 hour", watermark="5 minutes", idle_after=2, n=nosync.count())
     counts = both.aggregate("counts", key=["k"], n=nosync.count())
     counts.join("j", flow["a"], on=["k"], how="left")
-    assert {name: stage.fingerprint for name, stage in bind(flow, parse_ddl).stages.items()} == {
+    bound = bind(flow, parse_ddl, strict=("w",))  # as stores of versions before have it
+    assert {name: stage.fingerprint for name, stage in bound.stages.items()} == {
         "a": "08f39a0d21836e52",
         "b": "08f39a0d21836e52",
         "both": "9eb843c45235c61b",
