@@ -32,7 +32,7 @@ from nosync.flow.stage_options import (
 )
 from nosync.kernels.interval_joins import IntervalSide, IntervalSpec, results_schema, side_schema
 from nosync.kernels.join_types import JoinSpec
-from nosync.kernels.windows import MIN, UNTIL_COLUMN, Window
+from nosync.kernels.windows import DUE_COLUMN, MIN, UNTIL_COLUMN, Window
 from nosync.lsm.columnar.columns import describe
 from nosync.lsm.errors import FlowError, SchemaError
 
@@ -123,7 +123,8 @@ def bind_timed_update(bindings: Bindings, stage: Stage) -> None:
     """Binds an update by event time, or with several outputs: the watermark and the late rows, the state, and the
     outputs.
     """
-    upstream = bindings.recorded(stage.inputs[0])
+    by_time = "event_time" in stage.options
+    upstream = _growing(bindings, stage, stage.inputs[0]) if by_time else bindings.recorded(stage.inputs[0])
     check_key(stage, stage.key, upstream)
     timer, ttl_us, window = stage.options["timer"], stage.options["ttl_us"], stage.options.get("event_time")
     inputs: tuple[str, ...] = ()
@@ -131,9 +132,14 @@ def bind_timed_update(bindings: Bindings, stage: Stage) -> None:
         window = replace(window, policy=bindings.inputs.policy(stage))
         check_time(stage, window, upstream)
         inputs = upstream.origins if window.policy == MIN else ()
-    shown = pa.schema([*(upstream.output.field(name) for name in stage.key), *bindings.parse(stage)])
-    if timer is not None and (timer not in shown.names or not pa.types.is_timestamp(shown.field(timer).type)):
-        raise SchemaError(f"stage {stage.name}: timer={timer!r} is no timestamp of its state ({describe(shown)})")
+    state_columns = bindings.parse(stage)
+    shown = pa.schema([*(upstream.output.field(name) for name in stage.key), *state_columns])
+    if timer is not None and (
+        timer not in state_columns.names or not pa.types.is_timestamp(state_columns.field(timer).type)
+    ):
+        raise SchemaError(
+            f"stage {stage.name}: timer={timer!r} is no timestamp of its state ({describe(state_columns)})"
+        )
     outputs = {
         name: bindings.parse(replace(bindings.part(stage, name, OUTPUT, upstream.name), schema=ddl))
         for name, ddl in stage.options["outputs"].items()
@@ -145,7 +151,8 @@ def bind_timed_update(bindings: Bindings, stage: Stage) -> None:
     if window is not None:
         times = WatermarkOptions(inputs)
         parts = _times(bindings, stage, window, [(upstream, window, "late")], times, stage.key, described)
-    schema = shown.append(pa.field(UNTIL_COLUMN, _UNTIL_TYPE)) if ttl_us is not None else shown
+    hidden = {UNTIL_COLUMN: ttl_us is not None, DUE_COLUMN: timer is not None}
+    schema = pa.schema([*shown, *(pa.field(name, _UNTIL_TYPE) for name, has in hidden.items() if has)])
     timed = replace(stage, kind=TIMED_UPDATE)
     state = bindings.stage(
         timed, schema, changing=True, key=stage.key, edge_key=stage.key, window=window, options=options,

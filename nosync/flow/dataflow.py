@@ -221,7 +221,7 @@ class Dataflow:
     def _learned_of_update(self, stage: Stage, given: str, known: Known) -> dict[str, Known]:
         found = {stage.name: declared.of_update(stage.name, stage.key, stage.schema, given, known)}
         if "event_time" in stage.options:
-            declared.check_time_column(stage.name, stage.options["event_time"].time, given, known)
+            declared.check_times(stage.name, stage.options["event_time"].time, given, known)
             found[f"{stage.name}{PART_SEPARATOR}late"] = known
         for name, ddl in stage.options["outputs"].items():
             columns = columns_of(ddl, f"stage {stage.name}: output {name}", "'message string'")

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from nosync.flow.kinds import AGGREGATE, CHANGES, DEDUPE, FINAL, FORGET, JOIN, RETRACT, UPDATE, WINDOW
+from nosync.flow.kinds import AGGREGATE, CHANGES, DEDUPE, FINAL, FORGET, INNER_PARTS, JOIN, RETRACT, UPDATE, WINDOW
 from nosync.flow.per_key import KeyFunction, PerKey
 from nosync.kernels.aggregates import Aggregate
 from nosync.kernels.join_types import JOIN_TYPES
@@ -124,6 +124,11 @@ class KeyedOperators:
         given = {"watermark": watermark, "timer": timer, "policy": policy, "idle_after": idle_after}
         if time is not None or outputs is not None or any(value is not None for value in given.values()):
             options = _in_time(name, time, watermark, timer, ttl, outputs, policy, idle_after)
+            if outputs and not deterministic:
+                raise FlowError(
+                    f"stage {name}: outputs= and deterministic=False do not go together: state and outputs are recorded "
+                    "one by one, and could be those of two runs. Call the service in a map before it"
+                )
             _check_expiry(name, expiry, None)
         else:
             if ttl is not None and (isinstance(ttl, bool) or not isinstance(ttl, int) or ttl < 1):
@@ -208,11 +213,12 @@ class KeyedOperators:
 
     @property
     def late(self) -> Stage:
-        """Returns the rows of a window, or of a dedupe by event time, that came too late, as a stage to build on or to
-        read.
+        """Returns the rows of a window, or of a dedupe or an update by event time, that came too late, as a stage to build
+        on or to read.
         """
         if self.kind != WINDOW and "event_time" not in self.options:
-            raise FlowError(f"stage {self.name} is not a window: it has no late rows")
+            also = ": say late_left or late_right" if "event_times" in self.options else ""
+            raise FlowError(f"stage {self.name} is not a window: it has no late rows{also}")
         return self._part("late", 0)
 
     @property
@@ -294,7 +300,13 @@ def _in_time(
             f"stage {name}: ttl={ttl!r}: beside time=, timer= or outputs= it is a duration of event time, such as "
             "'1 hour', which takes time= and watermark="
         )
-    wrong = [one for one in outputs or {} if one in ("state", "late", "watermark") or not one.isidentifier()]
+    if outputs is not None and not (
+        isinstance(outputs, Mapping) and all(isinstance(one, str) for pair in outputs.items() for one in pair)
+    ):
+        raise FlowError(
+            f"stage {name}: outputs={outputs!r}, expected DDL by name, as in {{'alerts': 'message string'}}"
+        )
+    wrong = [one for one in outputs or {} if one in {"state", "late", *INNER_PARTS} or not one.isidentifier()]
     if wrong:
         raise FlowError(f"stage {name}: an output cannot be named {wrong[0]!r}: give it another name")
     options: dict[str, Any] = {"outputs": dict(outputs or {}), "timer": timer, "ttl": None, "ttl_us": None}

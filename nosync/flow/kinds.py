@@ -13,11 +13,11 @@ CHANGES, FINAL = "changes", "final"
 """What a window gives: its results each time they change, or each once when it is closed."""
 PART_SEPARATOR = "__"
 """Stages that an operator consists of are named `<stage>__<part>`."""
-SHOWN_PARTS = ("late", "late_left", "late_right", "open")
-"""The parts that hold rows for users; others are what an operator keeps for itself."""
+INNER_PARTS = frozenset({"watermark", "left", "right", "all", "seen", "kept_left", "kept_right"})
+"""The parts that an operator keeps for itself; others hold rows for users: late ones, open windows, outputs."""
 
 
 def is_shown(stage: str) -> bool:
     """Returns whether a stage is one that users read: one that they declared, or such a part of one."""
     _, _, part = stage.partition(PART_SEPARATOR)
-    return not part or part in SHOWN_PARTS
+    return part not in INNER_PARTS

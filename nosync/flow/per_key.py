@@ -35,6 +35,8 @@ class PerKey:
             values = self.fn(key, rows, None if old is None else self._without_key(old))
             if isinstance(values, tuple):
                 values, more = values
+                if not (isinstance(more, Mapping) and all(isinstance(of_key, list) for of_key in more.values())):
+                    raise FlowError(f"the function returned outputs {more!r}, expected {{name: [rows as mappings]}}")
                 for name, of_key in more.items():
                     outputs.setdefault(name, []).extend(of_key)
             if values is not None:

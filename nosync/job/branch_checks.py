@@ -14,7 +14,7 @@ from nosync.flow.bound_flow import BoundFlow
 from nosync.flow.bound_stage import ARRANGE, FINAL, LATE, OUTPUT, TIMED_UPDATE, WATERMARK, BoundStage
 from nosync.flow.dataflow import Dataflow
 from nosync.flow.kinds import LOOP, PART_SEPARATOR, UPDATE, WINDOW
-from nosync.lsm.columnar.columns import describe, unify_schemas
+from nosync.lsm.columnar.columns import describe, nullable, unify_schemas
 from nosync.lsm.errors import FlowError, NosyncError, SchemaError
 from nosync.lsm.manifests.manifest import DROP
 
@@ -39,9 +39,12 @@ def check_states_fit(
     """
     for name in changed:
         stage, before = flow.stages[name], schema_of(name)
-        if before is None or not (stage.keyed or name in anew):
+        if before is None:
             continue
         key, schema = before
+        if not (stage.keyed or key or name in anew):
+            _check_columns_of_log(name, schema, stage.schema)
+            continue
         try:
             if key != stage.key:
                 raise SchemaError(f"its key was ({', '.join(key)}) and is now ({', '.join(stage.key)})")
@@ -51,6 +54,17 @@ def check_states_fit(
                 f"stage {name} cannot go on from its parent's state ({describe(schema)}): {error}. Give the changed "
                 "stage another name (drop= the old one, add= the new), so that it begins with no state"
             ) from error
+
+
+def _check_columns_of_log(stage: str, before: pa.Schema, now: pa.Schema) -> None:
+    """Raises SchemaError where rows that are recorded could not be read together with those to come."""
+    for field in before:
+        at = now.get_field_index(field.name)
+        if at >= 0 and nullable(now.field(at).type) != nullable(field.type):
+            raise SchemaError(
+                f"stage {stage}: its column {field.name!r} was {field.type} and is now {now.field(at).type}: give the "
+                "column another name, or the stage"
+            )
 
 
 def stages_to_bootstrap(

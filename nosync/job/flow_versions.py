@@ -6,7 +6,7 @@ The same timeline goes on only with the same code, else old and new results woul
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 import pyarrow as pa
@@ -81,9 +81,13 @@ class FlowVersions:
         """Returns another flow as it would be on this timeline, from recorded sources of these fingerprints."""
         return self._bind(other, sources=sources)
 
-    def as_recorded(self, other: Dataflow, manifest: Manifest) -> BoundFlow:
-        """Returns another flow where each stage has the fingerprint that it had in an epoch if its own code is the same."""
-        refs, recorded = self._node.timelines.refs, {e.id.trace.stage: e.id.trace.fingerprint for e in manifest.entries}
+    def as_recorded(self, other: Dataflow, manifest: Manifest, stages: Collection[str]) -> BoundFlow:
+        """Returns another flow where each stage has the fingerprint that it had in an epoch if its own code is the same.
+
+        `stages` are those that it records.
+        """
+        refs = self._node.timelines.refs
+        recorded = {e.id.trace.stage: e.id.trace.fingerprint for e in manifest.entries if e.id.trace.stage in stages}
         begins, anew = refs.begins(manifest.timeline), refs.anew(manifest.timeline)
         sources = {stage.name: recorded[stage.name] for stage in other.sources if stage.name in recorded}
         return self._bind(other, sources=sources, pinned=recorded, begins=begins, bootstrap_at=anew)

@@ -157,7 +157,8 @@ class Job(JobViews):
         self._position.check_open()
         columns = {stage.name: stage.schema.names for stage in self.flow.sources}
         given = GivenEpochs(self._spark, self._check_inputs(inputs), columns, epoch)
-        return self._backfill.run(given, max_gap, progress)
+        with self._turn:
+            return self._backfill.run(given, max_gap, progress)
 
     def stream(
         self,
@@ -271,7 +272,8 @@ class Job(JobViews):
         Only stages with other code, and what is computed from them, run. Interrupted, it goes on where it was. Raises
         HoleError where a recorded input is lost (recover it on the parent), StageError from changed functions.
         """
-        return self._replay.run(to, progress)
+        with self._turn:
+            return self._replay.run(to, progress)
 
     def promote(self, branch: Job, *, keep_as: str | None = None) -> None:
         """Lets the main timeline be that of a branch: an upgrade, or a bug fix applied from its fork on.
@@ -285,9 +287,10 @@ class Job(JobViews):
                 f"promote({branch!r}): expected the branch's Job, as branch() returns it, for its code is gone on with"
             )
         declared = branch._versions.declared
-        self._branching.promote(branch._position, declared, keep_as)
-        branch._position.branch = MAIN
-        self._open_timeline(declared)
+        with self._turn:
+            self._branching.promote(branch._position, declared, keep_as)
+            branch._position.branch = MAIN
+            self._open_timeline(declared)
 
     def rewind(self, t: int, *, keep_as: str | None = None) -> str | None:
         """Lets the main timeline go on from epoch `t`; what it had after that is kept as a branch, whose name is
@@ -326,7 +329,8 @@ class Job(JobViews):
         again: what is still missing is recovered as well, or named in `unrecoverable`.
         """
         chosen = {self.stage(name).name for name in (self.flow.stages if outputs is None else outputs)}
-        return self._recovery.run(inputs, chosen, verify=verify, progress=progress)
+        with self._turn:
+            return self._recovery.run(inputs, chosen, verify=verify, progress=progress)
 
     def plan_recovery(self, wanted: list[Cell], *, can_replay: bool | Callable[[int], object] = False) -> RecoveryPlan:
         """Says what recomputing the wanted layers takes. `can_replay`: whether inputs can be given again."""

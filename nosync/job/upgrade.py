@@ -111,13 +111,13 @@ class Upgrade:
         columns = self._new_columns(traces)
         sources = {stage.name: recorded[stage.name] for stage in self._versions.flow.sources}
         bound = self._versions.bound(self._declared, sources)
-        pinned = self._versions.as_recorded(self._declared, manifest)
+        pinned = self._versions.as_recorded(self._declared, manifest, {stage.name for stage in bound.recorded})
         own = {declared_of(name) for name in changed_stages(pinned, recorded) if name in recorded}
         changed = changed_stages(bound, recorded)
         anew = stages_to_bootstrap(bound, changed, own, _known(bound, recorded))
         check_rows_are_kept(bound, anew, self._declared)
         check_states_fit(bound, changed, anew, lambda stage: self._recorded_schema(traces.get(stage)))
-        dropped = [name for name in recorded if name not in bound.stages]
+        dropped = [name for name in recorded if name not in bound.stages or not bound.stages[name].recorded]
         self._changed, self._anew = [*changed, *dropped, *columns], anew
         timeline = self._store.node.timelines.timeline(MAIN)
         has_epochs = manifest.timeline == timeline.id

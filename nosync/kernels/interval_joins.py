@@ -143,22 +143,27 @@ def matches(
     The rows of the epoch are matched first; then those are over which the watermark has passed.
     """
     on = spec.join.on
-    alls = [
+    candidates = [
         pa.concat_tables([side.new.rows, _of_keys(side, other, on, before)])
         for side, other in ((left, right), (right, left))
     ]
-    first, second = _pairs(alls[0], alls[1], left.new.rows.num_rows, right.new.rows.num_rows, left, right, spec)
+    first, second = _pairs(
+        candidates[0], candidates[1], left.new.rows.num_rows, right.new.rows.num_rows, left, right, spec
+    )
     changes, parts = [], []
     if not spec.join.is_one_sided:
-        parts.append(_beside(alls[0].take(pa.array(first)), alls[1].take(pa.array(second)), spec.join, schema))
-    for side, found, at, is_left in ((left, alls[0], first, True), (right, alls[1], second, False)):
+        parts.append(
+            _beside(candidates[0].take(pa.array(first)), candidates[1].take(pa.array(second)), spec.join, schema)
+        )
+    for side, found, at, is_left in ((left, candidates[0], first, True), (right, candidates[1], second, False)):
         has_now = np.zeros(found.num_rows, dtype=np.bool_)
         has_now[at] = True
         rows = pa.concat_tables([found, _not_among(side, found, on)])
         has_now = np.concatenate([has_now, np.zeros(rows.num_rows - found.num_rows, dtype=np.bool_)])
-        had = has_now & False
+        had = np.zeros_like(has_now)
         if side.side.tracks:
-            had = rows.column(MATCHED_COLUMN).to_numpy()
+            # Where the type of the join was another one, nothing says it of earlier rows: none is falsely called unmatched.
+            had = rows.column(MATCHED_COLUMN).fill_null(True).to_numpy()
         has, is_over = had | has_now, _until(rows) <= watermark_us - PASSED_US
         changes.append(_changes(side, rows, had, has, is_over))
         if is_left and spec.join.how == SEMI:

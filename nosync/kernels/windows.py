@@ -26,6 +26,8 @@ START, END = "window_start", "window_end"
 MIN, MAX = "min", "max"
 UNTIL_COLUMN = "__until"
 """The event time up to which a row of a state counts."""
+DUE_COLUMN = "__due"
+"""The event time at which a key is to be looked at."""
 MAX_WINDOWS_OF_A_ROW = 1000
 _UNITS_US = {
     "microsecond": 1,
@@ -231,7 +233,7 @@ def late_rows(rows: pa.Table, window: Window, watermark_us: int) -> npt.NDArray[
     """Returns which rows of `with_windows` came too late, or have no time."""
     if window.expands:
         return closed(rows, watermark_us)
-    time, valid = times_us(rows.column(window.time))
+    time, valid = _event_times(rows, window)
     return ~valid | (time <= watermark_us)
 
 

@@ -71,7 +71,9 @@ class State:
         """Returns the rows of these keys, and which of the keys have one."""
         if not self.trace.layers:
             return Lookup(np.zeros(len(hashes), dtype=np.bool_), as_batch(self.stage.schema.empty_table()))
-        return self.trace.lookup([as_array(keys.column(name)) for name in self.stage.key], hashes, self.as_of)
+        found = self.trace.lookup([as_array(keys.column(name)) for name in self.stage.key], hashes, self.as_of)
+        # Code before may have recorded columns of its own, such as when a key lives until.
+        return Lookup(found.found, found.data.select(self.stage.schema.names))
 
     def lacks(self, keys: pa.Table) -> bool:
         """Returns whether a key, the only row of `keys`, belongs to this shard and has no row there."""

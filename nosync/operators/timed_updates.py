@@ -15,8 +15,8 @@ import pyarrow as pa
 from nosync.flow.internal_columns import HASH64_COLUMN
 from nosync.flow.stage_options import OutputOptions, TimedUpdateOptions
 from nosync.kernels.groups import Groups
-from nosync.kernels.windows import NO_WATERMARK, UNTIL_COLUMN, late_rows, times_us, to_time
-from nosync.lsm.columnar.columns import Bools, as_array, as_batch, key_columns, match_keys, take, take_batch
+from nosync.kernels.windows import DUE_COLUMN, NO_WATERMARK, UNTIL_COLUMN, late_rows, times_us, to_time
+from nosync.lsm.columnar.columns import Bools, as_array, as_batch, describe, key_columns, match_keys, take, take_batch
 from nosync.lsm.columnar.hashing import U32, hash32
 from nosync.lsm.layers.writer import arrange
 from nosync.operators.base import (
@@ -99,9 +99,12 @@ def _updated(given: OperatorInput) -> _Updated:
     made = arrange(result, stage.key, whose=f"{given.id}: the returned state")
     new = pa.Table.from_batches([made.batch]).select(options.shown.names)
     _check_keys(given, new, made.hashes, keys, hashes, fired)
+    new = _with_due(given, options, new)
     if options.ttl_us is not None:
         times = _newest(rows, stage.window.time, groups) if stage.window is not None else np.empty(0, dtype=np.int64)
-        new = new.append_column(UNTIL_COLUMN, _until(given, new, made.hashes, state, keys, hashes, times))
+        until = _until(given, new, made.hashes, state, keys, hashes, times)
+        new = new.append_column(UNTIL_COLUMN, until)
+    new = new.select(stage.schema.names)
     old = as_batch(pa.Table.from_batches([touched.rows, fired.rows, over.rows]))
     old_hashes = np.concatenate([touched.hashes, fired.hashes, over.hashes])
     expired = np.arange(len(old)) >= len(old) - len(over.rows)
@@ -124,7 +127,7 @@ def _due(given: OperatorInput, options: TimedUpdateOptions, keys: list[pa.Array]
         return _Keys(rows.select(stage.schema.names), of).without(hashes, keys, stage.key)
 
     over = passed(UNTIL_COLUMN if options.ttl_us is not None else None)
-    fired = passed(options.timer)
+    fired = passed(DUE_COLUMN if options.timer is not None else None)
     return fired.without(over.hashes, key_arrays(over.rows, stage), stage.key), over
 
 
@@ -151,29 +154,33 @@ def _called(
     if isinstance(kept, pa.Table) and FIRED_COLUMN in kept.column_names:
         kept = kept.drop_columns([FIRED_COLUMN])
     outputs = {
-        name: conform(_as_table(tables[name], schema), schema, given.id) if name in tables else empty[name]
+        name: conform(_as_table(given, name, tables[name], schema), schema, given.id) if name in tables else empty[name]
         for name, schema in options.outputs.items()
     }
-    result = conform(kept, options.shown, given.id)
-    _check_timers(given, options, result)
-    return result, outputs
+    return conform(kept, options.shown, given.id), outputs
 
 
-def _as_table(rows: Any, schema: pa.Schema) -> Any:
-    return pa.Table.from_pylist(rows, schema=schema) if isinstance(rows, list) else rows
-
-
-def _check_timers(given: OperatorInput, options: TimedUpdateOptions, result: pa.Table) -> None:
-    if options.timer is None:
-        return
-    due, valid = times_us(result.column(options.timer))
-    past = np.flatnonzero(valid & (due <= given.watermarks.current_us))
-    if len(past):
-        key = result.slice(int(past[0]), 1).select([*given.stage.key, options.timer]).to_pylist()[0]
+def _as_table(given: OperatorInput, name: str, rows: Any, schema: pa.Schema) -> Any:
+    """Returns rows of an output, which may be a list of dictionaries."""
+    if not isinstance(rows, list):
+        return rows
+    wrong = next((row for row in rows if not isinstance(row, Mapping) or row.keys() - {*schema.names}), None)
+    if wrong is not None:
         raise stage_error(
-            given.id,
-            f"its function set a timer in the past, {key}: the watermark has passed it; set a later one, or null",
+            given.id, f"its function returned {wrong!r} for output {name}, expected a mapping of ({describe(schema)})"
         )
+    return pa.Table.from_pylist(rows, schema=schema)
+
+
+def _with_due(given: OperatorInput, options: TimedUpdateOptions, new: pa.Table) -> pa.Table:
+    """Returns the state with the time at which each key is to be looked at. A timer that the watermark has passed already
+    fires when it moves on, for the function cannot know how far it has come.
+    """
+    if options.timer is None:
+        return new
+    due, valid = times_us(new.column(options.timer))
+    due = np.maximum(due, given.watermarks.current_us + 1)
+    return new.append_column(DUE_COLUMN, pa.array(due, mask=~valid).cast(pa.timestamp("us", "UTC")))
 
 
 def _check_keys(

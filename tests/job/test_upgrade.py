@@ -125,6 +125,24 @@ def test_a_source_gets_more_columns_and_stages_come_and_go(spark: SparkSession, 
     assert store.missing() == []
 
 
+def test_a_recorded_stage_is_not_recorded_any_more(spark: SparkSession, open_store: OpenStore) -> None:
+    """A select is recorded where nothing follows it, and so is its code; what follows it now has both."""
+
+    def flow(expression: str, *, followed: bool) -> nosync.Dataflow:
+        made = nosync.Dataflow("shop")
+        clean = made.source("rows", "k string, n bigint").select("clean", "k", f"{expression} AS n")
+        if followed:
+            clean.aggregate("totals", key=["k"], total=nosync.sum("n"))
+        return made
+
+    store = open_store()
+    give(nosync.Job(flow("n", followed=False), store, spark=spark, shards=SHARDS), 0, [("a", 1)])
+    job = nosync.Job(flow("n + 1", followed=True), store, spark=spark, shards=SHARDS, upgrade=True)
+    give(job, 1, [("a", 1)])
+    assert state(job, "totals") == {("a", 2)}
+    give(nosync.Job(flow("n + 1", followed=True), store, spark=spark, shards=SHARDS, upgrade=True), 2, [("a", 1)])
+
+
 def test_what_cannot_go_on_is_refused_and_nothing_changed(spark: SparkSession, open_store: OpenStore) -> None:
     store = open_store()
     job = nosync.Job(flow_of(), store, spark=spark, shards=SHARDS)
@@ -142,6 +160,16 @@ def test_what_cannot_go_on_is_refused_and_nothing_changed(spark: SparkSession, o
     made.aggregate("totals", key=["n"], total=nosync.count())
     with pytest.raises(nosync.SchemaError, match=r"stage totals cannot go on .*its key was \(k\) and is now \(n\)"):
         job.upgrade(keyed)
+    log = nosync.Dataflow("shop")
+    log.source("rows", "k string, n bigint").map("made", double).select("totals", "k", "n")
+    with pytest.raises(nosync.SchemaError, match=r"stage totals cannot go on .*its key was \(k\) and is now \(\)"):
+        job.upgrade(log)
+    typed = nosync.Dataflow("shop")
+    typed.source("rows", "k string, n bigint").map(
+        "made", lambda rows: rows.set_column(1, "n", rows["n"].cast("string"))
+    )
+    with pytest.raises(nosync.SchemaError, match="stage made: its column 'n' was int64 and is now string"):
+        job.upgrade(typed)
     new = flow_of()
     new.source("more", "k string")
     with pytest.raises(nosync.FlowError, match="source more is new: an upgrade has the sources that are recorded"):

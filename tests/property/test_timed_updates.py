@@ -137,18 +137,37 @@ def test_what_a_function_returns_is_checked() -> None:
         return fn
 
     with pytest.raises(
-        StageError, match=r"u shard .*set a timer in the past, .*the watermark has passed it; set a later"
-    ):
-        run(due_at(START))
-    with pytest.raises(
         StageError, match=r"returned an output 'else' that was not declared: expected 'state' and any of"
     ):
         run(lambda changes, state: {"state": state, "else": state})
+    with pytest.raises(StageError, match=r"returned \{'y': 1\} for output more, expected a mapping of \(x int64\)"):
+        run(lambda changes, state: {"state": state.drop_columns(["_timer_fired"]), "more": [{"y": 1}]})
     with pytest.raises(StageError, match="its function returned no state"):
         run(lambda changes, state: {"more": [{"x": 1}]})
     with pytest.raises(StageError, match=r"state for \{'k': 'z'\}, a key that neither changed nor has a timer now"):
         run(lambda c, s: pa.table({"k": ["z"], "due": pa.nulls(1, pa.timestamp("us", "UTC"))}))
     run(due_at(START + datetime.timedelta(days=3)))
+
+
+def test_a_timer_that_has_passed_fires_when_the_watermark_moves_on() -> None:
+    """The function cannot know how far the watermark has come, and rows may be behind it by as much as an epoch."""
+
+    def fn(key: Any, changes: list[dict[str, Any]], state: dict[str, Any] | None) -> Any:
+        fired = 1 if state and state["_timer_fired"] and not changes else 0
+        n = (state["fired"] if state else 0) + fired
+        return {"fired": n, "due": START if changes else None}
+
+    flow = nosync.Dataflow("f")
+    flow.source("events", COLUMNS).update_per_key(
+        "u", key=["k"], state="fired bigint, due timestamp", fn=fn, time="at", watermark="0 minutes", timer="due"
+    )
+    with running(flow, 1) as runner:
+        found = []
+        for t, rows in enumerate([[("a", 50, 1)], [("b", 40, 1)], [("a", 60, 1)], [("a", 70, 1)], []]):
+            runner.advance(t, events(rows))
+            found.append({row["k"]: row["fired"] for row in runner.read("u", t).to_pylist()})
+    # There is no watermark in epoch 0, it is 50 minutes in the epochs 1 and 2, then 60, then 70.
+    assert found == [{"a": 0}, {"a": 1, "b": 0}, {"a": 1, "b": 0}, {"a": 1, "b": 1}, {"a": 2, "b": 1}]
 
 
 def test_what_does_not_fit_is_refused_where_it_is_declared() -> None:
@@ -164,9 +183,15 @@ def test_what_does_not_fit_is_refused_where_it_is_declared() -> None:
         ({"time": "x", "watermark": "1 hour"}, "stage u: time column 'x' is int64, expected a timestamp"),
         ({"outputs": {"state": "x bigint"}}, "stage u: an output cannot be named 'state'"),
         ({"outputs": {"more": "x bigit"}}, "stage u: output more"),
+        ({"outputs": ["more"]}, r"stage u: outputs=\['more'\], expected DDL by name"),
+        ({"outputs": {"seen": "x bigint"}}, "stage u: an output cannot be named 'seen'"),
+        ({"outputs": {"more": "x bigint"}, "deterministic": False}, "stage u: outputs= and deterministic=False do not"),
     ]
     for options, said in wrong:
         with pytest.raises((FlowError, SchemaError), match=said):
             source.update("u", key=["k"], state="due timestamp", fn=count, **options)
+    counted = source.aggregate("counted", key=["k", "at"], n=nosync.count())
+    with pytest.raises(FlowError, match="stage u: its input counted changes, and here rows may only be added"):
+        counted.update("u", key=["k"], state="n bigint", fn=count, time="at", watermark="1 hour")
     with pytest.raises(FlowError, match="stage events has no output 'more'; outputs: none"):
         source.output("more")
