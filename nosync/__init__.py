@@ -58,6 +58,7 @@ if TYPE_CHECKING:
         NotAStoreError,
         NotAvailableError,
         OutOfOrderError,
+        RemoteError,
         ReplicationError,
         SchemaError,
         StageError,
@@ -85,7 +86,7 @@ _HOMES = {
     "nosync.lsm.errors": (
         "CatalogError CompactedError CorruptionError DeterminismError FencedError FlowError FormatVersionError "
         "HoleError InvalidInputError LostEpochError NosyncError NotAStoreError NotAvailableError OutOfOrderError "
-        "ReplicationError SchemaError StageError StorageError StoreLockedError UnknownStageError"
+        "RemoteError ReplicationError SchemaError StageError StorageError StoreLockedError UnknownStageError"
     ),
     "nosync.lsm.store.verify": "VerifyReport",
     "nosync.lsm.settings": "StoreSettings",
@@ -225,6 +226,7 @@ __all__ = [
     "FencedError",
     "NotAStoreError",
     "ReplicationError",
+    "RemoteError",
     "CatalogError",
     "StageError",
     "FlowError",
