@@ -67,9 +67,10 @@ if TYPE_CHECKING:
         UnknownStageError,
     )
     from nosync.lsm.settings import StoreSettings
-    from nosync.lsm.status import LayerStatus, StoreStatus
+    from nosync.lsm.status import LayerStatus, RemoteStatus, StoreStatus
     from nosync.lsm.store.store import Store
     from nosync.lsm.store.verify import VerifyReport
+    from nosync.replication.remote.settings import RemoteSettings
     from nosync.spark.diff import DiffSummary
     from nosync.spark.session import configure_spark
     from nosync.stores import connect, open
@@ -90,8 +91,9 @@ _HOMES = {
     ),
     "nosync.lsm.store.verify": "VerifyReport",
     "nosync.lsm.settings": "StoreSettings",
-    "nosync.lsm.status": "LayerStatus StoreStatus",
+    "nosync.lsm.status": "LayerStatus RemoteStatus StoreStatus",
     "nosync.lsm.store.store": "Store",
+    "nosync.replication.remote.settings": "RemoteSettings",
     "nosync.stores": "connect open",
     "nosync.job.replay": "ReplayPlan ReplayReport",
     "nosync.job.reports": "EpochReport RecoveryReport",
@@ -174,6 +176,8 @@ __all__ = [
     "StoreStatus",
     "LayerStatus",
     "VerifyReport",
+    "RemoteSettings",
+    "RemoteStatus",
     # checkpoints of Structured Streaming queries
     "checkpoint",
     "checkpoints",

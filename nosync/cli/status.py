@@ -145,6 +145,8 @@ def _show_status(s: StoreStatus) -> None:
     for name, last in s.branches.items():
         if name != MAIN:
             facts.add_row("branch", f"{escape(name)} at {last}")
+    for remote in s.remotes:
+        facts.add_row("remotely safe", escape(remote.text()))
     out.print(facts)
     out.print()
     table = table_of("stage", "shards>", "layers>", "entries>", "size>", "copies>", "recorded up to>")

@@ -28,6 +28,7 @@ from nosync.lsm.manifests.sealing import Sealer
 from nosync.lsm.model.history import History
 from nosync.lsm.model.layer import LayerId, TraceId
 from nosync.lsm.model.timestamp import Epoch, Time, pack
+from nosync.lsm.node.api import RemoteCopies
 from nosync.lsm.trace.directory import LayerDirectory
 from nosync.lsm.trace.presence import Presence
 from nosync.proto.v1 import replication_pb2 as pb
@@ -47,6 +48,8 @@ class RemoteNode:
     """Is what a store and a job need of a node, beside a daemon. See nosync.lsm.node.api.StoreBackend for what each
     method promises.
     """
+
+    remotes: tuple[RemoteCopies, ...] = ()  # the daemon has its own
 
     def __init__(self, directory: LayerDirectory, client: DaemonClient) -> None:
         self.directory = directory

@@ -1,0 +1,246 @@
+"""The remote level of one node: its copies in an object store, made in a thread of their own.
+
+Invariants
+- Nobody waits for this thread but who asks it to `push`, and who closes the store, for a bounded time.
+- What the store refuses for good (a permission, another writer) ends the copies and is shown; what may pass is tried
+  again, less and less often. The thread never ends by an error.
+"""
+
+from __future__ import annotations
+
+import logging
+import platform
+import threading
+from collections import deque
+
+from nosync.lsm.errors import NosyncError, RemoteError, described
+from nosync.lsm.manifests.branches import MAIN
+from nosync.lsm.node.node import Node
+from nosync.lsm.node.remote_status import write_remote_status
+from nosync.lsm.status import RemoteStatus
+from nosync.replication.remote.bucket import Bucket, UnavailableError
+from nosync.replication.remote.cloud import open_bucket
+from nosync.replication.remote.fence import Claim, RemoteTakenError, claim_store, take_claim
+from nosync.replication.remote.history import check_not_behind
+from nosync.replication.remote.log import LogWriter, read_log
+from nosync.replication.remote.names import EMBEDDED, NodeNames
+from nosync.replication.remote.probe import probe
+from nosync.replication.remote.reach import remotely_safe
+from nosync.replication.remote.settings import RemoteSettings
+from nosync.replication.remote.source import NodeSource
+from nosync.replication.remote.uploader import Uploader
+
+log = logging.getLogger("nosync.remote")
+
+_TICK_S = 1.0
+_TICKS_PER_FLUSH = 4
+_LOOK_AT_ALL_S = 60.0
+_FIRST_RETRY_S, _LAST_RETRY_S = 1.0, 60.0
+_SHOW_EVERY_S = 10.0
+
+
+class RemoteLevel:
+    """See nosync.lsm.node.api.RemoteCopies."""
+
+    def __init__(
+        self, node: Node, settings: RemoteSettings, *, name: str = EMBEDDED, bucket: Bucket | None = None
+    ) -> None:
+        """`name`: that of the node in the bucket. Raises InvalidInputError, RemoteError where the extra is missing."""
+        self.settings, self._node, self._env = settings, node, node.directory.env
+        self._bucket = bucket or open_bucket(settings.url)
+        self._names = NodeNames(name)
+        self._source = NodeSource(node)
+        self._claim: Claim | None = None
+        self._uploader: Uploader | None = None
+        self._step_lock = threading.Lock()
+        self._wake, self._closing = threading.Event(), threading.Event()
+        self._flushed_s = self._env.monotonic_s()
+        self._look_s = self._retry_s = float("-inf")
+        self._pause_s = _FIRST_RETRY_S
+        self._is_ended, self._problem = False, ""
+        self._sealed: deque[tuple[int, float]] = deque()  # epochs that are not remotely safe, when they were first seen
+        self._shown: RemoteStatus | None = None
+        self._shown_s = float("-inf")
+        self._thread = threading.Thread(target=self._run, name="nosync-remote", daemon=True)
+
+    def start(self) -> None:
+        """Looks whether copies can be kept there, and begins. Raises RemoteError where they are refused; a store that
+        cannot be reached now is tried again in the background.
+        """
+        try:
+            self._take_claim()
+        except UnavailableError as error:
+            self._failed(error)
+        except BaseException:
+            self._source.close()
+            raise
+        self._node.remotes.attach(self)
+        self._thread.start()
+
+    def _take_claim(self) -> None:
+        probe(self._bucket, self._env.token())
+        claim_store(self._bucket, self._source.marker)
+        host, token = platform.node(), self._env.token()
+        self._claim = take_claim(self._bucket, self._names, self._source.marker, self._source.incarnation, token, host)
+
+    def _begin(self) -> Uploader:
+        """Reads what earlier writers left, and goes on from there."""
+        if self._claim is None:
+            self._take_claim()
+        claim = self._claim
+        assert claim is not None, "it was taken"
+        before = read_log(self._bucket, self._names, self._source.marker.store_id, claim.number - 1)
+        if before is not None:
+            check_not_behind(self._bucket.url, before, self._source)
+        writer = LogWriter(self._bucket, self._names, self._source.marker, claim, before)
+        writer.write_index()
+        return Uploader(self._source, writer, self.settings)
+
+    # --- the thread ---------------------------------------------------------------------------------------------------
+
+    @property
+    def _tick_s(self) -> float:
+        return min(_TICK_S, self.settings.flush_s / _TICKS_PER_FLUSH)
+
+    def _run(self) -> None:
+        while not self._closing.is_set() and not self._is_ended:
+            self._wake.wait(self._tick_s)
+            self._wake.clear()
+            if not self._closing.is_set():
+                with self._step_lock:
+                    self._step()
+
+    def _step(self, *, at_once: bool = False) -> None:
+        """Gathers what is new, and puts it where that is due. Never raises."""
+        now_s = self._env.monotonic_s()
+        try:
+            self._note_sealed(now_s)
+            if now_s >= self._retry_s or at_once:
+                self._work(now_s, at_once=at_once)
+                self._problem, self._pause_s = self._damage(), _FIRST_RETRY_S
+        except Exception as error:  # noqa: BLE001 - it is logged; without this thread nothing more would be copied
+            self._failed(error)
+        self._show(now_s)
+
+    def _work(self, now_s: float, *, at_once: bool) -> None:
+        if self._uploader is None:
+            self._uploader = self._begin()
+        uploader = self._uploader
+        if now_s >= self._look_s or at_once:
+            uploader.look_at_all()
+            self._look_s = now_s + _LOOK_AT_ALL_S
+        uploader.gather()
+        while uploader.has_something and (
+            at_once or uploader.is_full or now_s - self._flushed_s >= self.settings.flush_s
+        ):
+            uploader.flush()
+            self._flushed_s = now_s = self._env.monotonic_s()
+            if self._closing.is_set() and not at_once:
+                break
+            uploader.gather()
+
+    def _failed(self, error: Exception) -> None:
+        problem = described(error)
+        if problem != self._problem:
+            log.error("%s", problem, exc_info=not isinstance(error, NosyncError))
+        self._problem = problem
+        self._is_ended = self._is_ended or isinstance(error, RemoteTakenError)
+        self._retry_s = self._env.monotonic_s() + self._pause_s
+        self._pause_s = min(2 * self._pause_s, _LAST_RETRY_S)
+
+    def _damage(self) -> str:
+        damaged = self._uploader.damaged if self._uploader is not None else {}
+        return next(iter(damaged.values()), "")
+
+    # --- how far it is ------------------------------------------------------------------------------------------------
+
+    def _safe_point(self, branch: str = MAIN) -> int | None:
+        if self._uploader is None:
+            return None
+        return remotely_safe(self._node.timelines, self._uploader.writer.acknowledged, branch)
+
+    def _note_sealed(self, now_s: float) -> None:
+        last, safe = self._node.last_sealed(), self._safe_point()
+        while self._sealed and (last is None or self._sealed[-1][0] > last):  # main was rewound
+            self._sealed.pop()
+        newest = self._sealed[-1][0] if self._sealed else -1 if safe is None else safe
+        if last is not None and last > newest:
+            self._sealed.append((last, now_s))
+        while self._sealed and safe is not None and self._sealed[0][0] <= safe:
+            self._sealed.popleft()
+
+    def status(self) -> RemoteStatus:
+        """See RemoteCopies."""
+        safe, last, uploader = self._safe_point(), self._node.last_sealed(), self._uploader
+        first = next((s for t, s in tuple(self._sealed) if safe is None or t > safe), None)
+        begin = self._node.manifests().first
+        behind = 0 if last is None or begin is None else last - (begin - 1 if safe is None else safe)
+        return RemoteStatus(
+            self._bucket.url, safe, max(behind, 0),
+            round(self._env.monotonic_s() - first, 1) if first is not None and behind > 0 else 0.0,
+            0 if uploader is None else uploader.waiting_bytes, 0 if uploader is None else uploader.writer.sent_bytes,
+            0 if uploader is None else uploader.writer.packs, self._problem,
+        )  # fmt: skip
+
+    def _show(self, now_s: float) -> None:
+        """Writes down how far it is, for other processes that look. What cannot be written is not shown."""
+        status, before = self.status(), self._shown
+        if before is not None and (
+            status == before or (_is_alike(status, before) and now_s < self._shown_s + _SHOW_EVERY_S)
+        ):
+            return
+        try:
+            write_remote_status(self._node.directory.root, [one.status() for one in self._node.remotes], self._env)
+        except OSError as error:
+            log.info("not shown: %s", error)
+        self._shown, self._shown_s = status, now_s
+
+    # --- for who waits ------------------------------------------------------------------------------------------------
+
+    def push(self, patience_s: float) -> bool:
+        """See RemoteCopies."""
+        end_s = self._env.monotonic_s() + patience_s
+        while True:
+            if not self._step_lock.acquire(timeout=max(0.0, end_s - self._env.monotonic_s())):
+                return False
+            try:
+                if self._is_ended:
+                    raise RemoteError(self._problem)
+                self._step(at_once=True)
+                uploader = self._uploader
+                if uploader is not None and not self._problem and not uploader.has_something:
+                    return True
+            finally:
+                self._step_lock.release()
+            if self._env.monotonic_s() >= end_s:
+                return False
+            self._closing.wait(self._tick_s)
+
+    def finish(self) -> None:
+        """See RemoteCopies."""
+        self._stop()
+        if self._is_ended or self.settings.close_s <= 0:
+            return
+        is_all = False
+        try:
+            is_all = self.push(self.settings.close_s)
+        except NosyncError as error:
+            log.error("%s", error)
+        if not is_all:
+            log.warning("closed before all was copied to %s: %s", self._bucket.url, self._problem or "it took too long")
+
+    def abandon(self) -> None:
+        """See RemoteCopies."""
+        self._stop()
+
+    def _stop(self) -> None:
+        self._closing.set()
+        self._wake.set()
+        if self._thread.is_alive() and self._thread is not threading.current_thread():
+            self._thread.join(self.settings.close_s)
+        self._source.close()
+
+
+def _is_alike(a: RemoteStatus, b: RemoteStatus) -> bool:
+    """Returns whether two say the same of what matters to people."""
+    return (a.safe_point, a.lag_epochs, a.problem, a.packs) == (b.safe_point, b.lag_epochs, b.problem, b.packs)
