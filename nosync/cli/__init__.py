@@ -10,13 +10,25 @@ from collections.abc import Sequence
 
 import click
 
-from nosync.cli import checkpoint, checkpoint_door, daemon, demo, inspect, jobs, maintain, status
+from nosync.cli import checkpoint, checkpoint_door, daemon, demo, inspect, jobs, maintain, remote, status
 from nosync.cli.app import cli
 from nosync.cli.console import fail, log_to_stderr
 from nosync.lsm.errors import NosyncError
 from nosync.lsm.visible import visible
 
-__all__ = ["checkpoint", "checkpoint_door", "cli", "daemon", "demo", "inspect", "jobs", "main", "maintain", "status"]
+__all__ = [
+    "checkpoint",
+    "checkpoint_door",
+    "cli",
+    "daemon",
+    "demo",
+    "inspect",
+    "jobs",
+    "main",
+    "maintain",
+    "remote",
+    "status",
+]
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

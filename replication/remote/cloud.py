@@ -21,8 +21,8 @@ _MOST_LISTED = 1000
 _in_memory: dict[str, Any] = {}
 
 
-def open_bucket(url: str) -> Bucket:
-    """Returns the objects below a URL. Nothing is asked of the store yet.
+def open_bucket(url: str, *, to_read: bool = False) -> Bucket:
+    """Returns the objects below a URL. Nothing is asked of the store yet. `to_read`: a directory is not made.
 
     Raises InvalidInputError for a URL that is none, RemoteError where the extra is not installed, or where the
     environment lacks what the scheme needs.
@@ -32,6 +32,8 @@ def open_bucket(url: str) -> Bucket:
         import obstore  # noqa: F401, PLC0415 - an extra
     except ImportError as error:
         raise RemoteError(f"{found}: needs the extra: pip install 'nosync[remote]' ({error})") from None
+    if to_read and found.scheme == "file" and not Path("/", found.path).is_dir():
+        raise RemoteError(f"{found}: there is no such directory")
     return CloudBucket(found)
 
 

@@ -28,6 +28,9 @@ _ATTEMPTS = 10
 class RemoteTakenError(RemoteError):
     """Another store, or another life of this one, writes there."""
 
+    by_this_directory = False
+    """Another process of the same directory did: `nosync backup`, say, which ends."""
+
 
 @dataclass(frozen=True)
 class Claim:
@@ -42,6 +45,8 @@ class Claim:
     """For people: where that process ran."""
     earlier: tuple[str, ...] = ()
     """The incarnations that had the log before this one, and lost it."""
+    before: str = ""
+    """The incarnation of the claim before this one, which may be the same."""
 
     def who(self) -> str:
         """Returns what a message calls it."""
@@ -100,7 +105,8 @@ def take_claim(bucket: Bucket, names: NodeNames, marker: Marker, incarnation: st
         number, earlier = (newest.number if newest else 0) + 1, newest.earlier if newest else ()
         if newest is not None and newest.incarnation != incarnation:
             earlier = (*earlier, newest.incarnation)
-        mine = Claim(number, marker.store_id, incarnation, token, host, earlier)
+        before = newest.incarnation if newest is not None else ""
+        mine = Claim(number, marker.store_id, incarnation, token, host, earlier, before)
         if newest is not None and incarnation in earlier:
             raise taken(bucket.url, names.node, mine, newest)
         if (
@@ -122,10 +128,12 @@ def check_claim(bucket: Bucket, names: NodeNames, mine: Claim) -> None:
 
 def taken(url: str, node: str, mine: Claim, newer: Claim) -> RemoteTakenError:
     """Returns the error of a writer whose log was taken over. Both are named."""
-    return RemoteTakenError(
+    error = RemoteTakenError(
         f"{url}: the log of node {node} was taken over by {newer.who()}, and this is {mine.who()}: two directories claim to "
         "be the same node. Stop the wrong one. If this one is right, give it another prefix, or remove the other's copies"
     )
+    error.by_this_directory = mine.incarnation == newer.incarnation
+    return error
 
 
 def _claim(bucket: Bucket, names: NodeNames, number: int) -> Claim | None:

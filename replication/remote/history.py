@@ -5,18 +5,19 @@ from __future__ import annotations
 from blake3 import blake3
 
 from nosync.lsm.platform.layout import MANIFESTS
-from nosync.replication.remote.fence import RemoteTakenError
+from nosync.replication.remote.fence import Claim, RemoteTakenError
 from nosync.replication.remote.pack import Contents
 from nosync.replication.remote.source import Source
 
 
-def check_not_behind(url: str, before: Contents, source: Source) -> None:
+def check_not_behind(url: str, before: Contents, source: Source, claim: Claim) -> None:
     """Raises RemoteTakenError where the bucket has safe epochs that this directory lacks, or has with other contents.
 
-    Epochs that were removed here on purpose are those of timelines that no branch needs, and are not asked for.
+    What this very directory removed, by a rewind or with a branch, is not asked for. Another one, such as one that was
+    restored as of an earlier epoch, has to have all.
     """
     timelines, directory = source.timelines, source.directory
-    kept = timelines.refs.kept_until()
+    kept, is_same = timelines.refs.kept_until(), claim.before == claim.incarnation
     advice = f"Restore from it (nosync restore {url} DIR), or give this directory another prefix"
     if timelines.refs.entries < before.reached.entries:
         raise RemoteTakenError(
@@ -24,12 +25,12 @@ def check_not_behind(url: str, before: Contents, source: Source) -> None:
             f"{timelines.refs.entries}: it is of an earlier time. {advice}"
         )
     for timeline, reached in before.reached.epochs.items():
-        if timeline not in kept:
+        if is_same and timeline not in kept:
             continue
-        end = kept[timeline]
+        end = kept.get(timeline) if is_same else None
         last = reached if end is None else min(reached, end)
         log = timelines.of_timeline(timeline)
-        if log.first is not None and last < log.first:
+        if log.first is not None and last < log.first and is_same:
             continue
         if last not in log:
             raise RemoteTakenError(

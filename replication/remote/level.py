@@ -24,6 +24,7 @@ from nosync.replication.remote.fence import Claim, RemoteTakenError, claim_store
 from nosync.replication.remote.history import check_not_behind
 from nosync.replication.remote.log import LogWriter, read_log
 from nosync.replication.remote.names import EMBEDDED, NodeNames
+from nosync.replication.remote.pack import Reached
 from nosync.replication.remote.probe import probe
 from nosync.replication.remote.reach import remotely_safe
 from nosync.replication.remote.settings import RemoteSettings
@@ -52,6 +53,7 @@ class RemoteLevel:
         self._source = NodeSource(node)
         self._claim: Claim | None = None
         self._uploader: Uploader | None = None
+        self._acknowledged = Reached()
         self._step_lock = threading.Lock()
         self._wake, self._closing = threading.Event(), threading.Event()
         self._flushed_s = self._env.monotonic_s()
@@ -91,7 +93,7 @@ class RemoteLevel:
         assert claim is not None, "it was taken"
         before = read_log(self._bucket, self._names, self._source.marker.store_id, claim.number - 1)
         if before is not None:
-            check_not_behind(self._bucket.url, before, self._source)
+            check_not_behind(self._bucket.url, before, self._source, claim)
         writer = LogWriter(self._bucket, self._names, self._source.marker, claim, before)
         writer.write_index()
         return Uploader(self._source, writer, self.settings)
@@ -144,7 +146,9 @@ class RemoteLevel:
         if problem != self._problem:
             log.error("%s", problem, exc_info=not isinstance(error, NosyncError))
         self._problem = problem
-        self._is_ended = self._is_ended or isinstance(error, RemoteTakenError)
+        if isinstance(error, RemoteTakenError):
+            self._is_ended = self._is_ended or not error.by_this_directory
+            self._uploader, self._claim, self._pause_s = None, None, _LAST_RETRY_S
         self._retry_s = self._env.monotonic_s() + self._pause_s
         self._pause_s = min(2 * self._pause_s, _LAST_RETRY_S)
 
@@ -155,9 +159,9 @@ class RemoteLevel:
     # --- how far it is ------------------------------------------------------------------------------------------------
 
     def _safe_point(self, branch: str = MAIN) -> int | None:
-        if self._uploader is None:
-            return None
-        return remotely_safe(self._node.timelines, self._uploader.writer.acknowledged, branch)
+        if self._uploader is not None:
+            self._acknowledged = self._uploader.writer.acknowledged
+        return remotely_safe(self._node.timelines, self._acknowledged, branch)
 
     def _note_sealed(self, now_s: float) -> None:
         last, safe = self._node.last_sealed(), self._safe_point()

@@ -1,0 +1,63 @@
+"""A Spark job whose only directory is lost: it goes on with one that was restored from an object store."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+import nosync
+from nosync.replication.remote.cloud import open_bucket
+from nosync.replication.remote.restore import restore
+from nosync.testing.driver import make_flow, outcome
+from tests.helpers.s3 import moto
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+pytestmark = pytest.mark.spark
+
+EPOCHS = 5
+
+
+def rows(spark: SparkSession, t: int) -> dict[str, DataFrame]:
+    made = [(f"{'abcd'[i % 4]}{i % 3}", (i * 7 + t) % 11 - 2) for i in range(30)]
+    return {"rows": spark.createDataFrame(made, "word string, n bigint")}
+
+
+@pytest.fixture(scope="module")
+def expected(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> list[Any]:
+    """What a run without faults and without copies gives."""
+    with nosync.open(tmp_path_factory.mktemp("fresh") / "s") as store:
+        job = nosync.Job(make_flow(1), store, spark=spark, shards=2)
+        for t in range(EPOCHS):
+            job.advance(t, rows(spark, t))
+        return outcome(job, EPOCHS)
+
+
+def test_a_job_goes_on_with_a_restored_store(
+    spark: SparkSession, tmp_path: Path, expected: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with moto(monkeypatch) as s3:
+        url = f"{s3}/state"
+        with nosync.open(tmp_path / "state", remote=url) as store:
+            job = nosync.Job(make_flow(1), store, spark=spark, shards=2)
+            for t in range(4):
+                job.advance(t, rows(spark, t))
+            store.sync_remote()
+            assert store.status().remotes[0].safe_point == 3
+        shutil.rmtree(tmp_path / "state")  # all nodes at once
+        report = restore(open_bucket(url), tmp_path / "state")
+        assert report.epoch == 3
+        with nosync.open(tmp_path / "state", remote=url) as store:
+            job = nosync.Job(make_flow(1), store, spark=spark, shards=2)
+            recovered = job.recover()
+            assert (recovered.lost, recovered.recomputed) == (0, 0)
+            assert job.last_sealed() == 3
+            for t in range(4, EPOCHS):
+                job.advance(t, rows(spark, t))
+            assert outcome(job, EPOCHS) == expected
+            store.sync_remote()
+            assert store.status().remotes[0].safe_point == EPOCHS - 1
