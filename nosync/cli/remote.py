@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from pathlib import Path
 
 import click
 from rich.markup import escape
 
 from nosync.cli.app import cli
-from nosync.cli.console import JSON, GivenPath, out, print_json, progress, size_text, table_of
+from nosync.cli.console import JSON, GivenPath, err, out, print_json, progress, size_text, table_of
 from nosync.lsm.platform.paths import local_path
 
 URL = click.argument("url", metavar="URL")
@@ -60,6 +61,12 @@ def remote_status(url: str, as_json: bool) -> None:
     for node, one in found.nodes.items():
         table.add_row(node, str(one.claim), f"{one.packs:,}", f"{one.files:,}", size_text(one.bytes))
     out.print(table)
+    _show_problems(found.problems)
+
+
+def _show_problems(problems: Sequence[str]) -> None:
+    for problem in problems:
+        err.print(f"[red]problem:[/] {escape(problem)}; what was put after it is not seen", soft_wrap=True)
 
 
 @cli.command()
@@ -92,6 +99,7 @@ def restore(url: str, target: Path, as_of: int | None, branch: str | None, as_js
         return
     until = "no epoch yet" if report.epoch is None else f"up to epoch {report.epoch}"
     out.print(f"restored {until}: {report.files:,} files, {size_text(report.bytes)}, to {escape(str(target))}")
+    _show_problems(report.problems)
 
 
 def backup_to_remote(path: Path, url: str, *, as_json: bool) -> None:

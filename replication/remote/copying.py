@@ -10,9 +10,8 @@ from nosync.lsm.errors import CorruptionError
 from nosync.lsm.manifests.branches import MAIN
 from nosync.lsm.platform.env import Env
 from nosync.replication.remote.bucket import Bucket
-from nosync.replication.remote.fence import claim_store, take_claim
-from nosync.replication.remote.history import check_not_behind
-from nosync.replication.remote.log import LogWriter, read_log
+from nosync.replication.remote.fence import claim_store
+from nosync.replication.remote.history import begin_log
 from nosync.replication.remote.names import EMBEDDED, NodeNames
 from nosync.replication.remote.probe import probe
 from nosync.replication.remote.reach import remotely_safe
@@ -42,12 +41,7 @@ def copy_directory(root: Path, bucket: Bucket, settings: RemoteSettings) -> Copy
     env, source, names = Env(), DirectorySource(root), NodeNames(EMBEDDED)
     probe(bucket, env.token())
     claim_store(bucket, source.marker)
-    claim = take_claim(bucket, names, source.marker, source.incarnation, env.token(), platform.node())
-    before = read_log(bucket, names, source.marker.store_id, claim.number - 1)
-    if before is not None:
-        check_not_behind(bucket.url, before, source, claim)
-    writer = LogWriter(bucket, names, source.marker, claim, before)
-    writer.write_index()
+    writer = begin_log(bucket, names, source, env.token(), platform.node())
     uploader = Uploader(source, writer, settings)
     uploader.push_all()
     epoch, last = remotely_safe(source.timelines, writer.acknowledged), source.timelines.last_sealed(MAIN)

@@ -45,12 +45,11 @@ class Claim:
     """For people: where that process ran."""
     earlier: tuple[str, ...] = ()
     """The incarnations that had the log before this one, and lost it."""
-    before: str = ""
-    """The incarnation of the claim before this one, which may be the same."""
 
     def who(self) -> str:
         """Returns what a message calls it."""
-        return f"incarnation {self.incarnation} (on {self.host}, claim {self.number})"
+        number = f", claim {self.number}" if self.number else ""
+        return f"incarnation {self.incarnation} (on {self.host}{number})"
 
 
 def read_store(bucket: Bucket) -> Marker:
@@ -95,8 +94,15 @@ def newest_claim(bucket: Bucket, names: NodeNames) -> Claim | None:
     return found
 
 
+def check_may_claim(bucket: Bucket, names: NodeNames, marker: Marker, incarnation: str, host: str) -> None:
+    """Raises RemoteTakenError where this incarnation had the log of a node, and another took it over."""
+    newest = newest_claim(bucket, names)
+    if newest is not None and newest.incarnation != incarnation and incarnation in newest.earlier:
+        raise taken(bucket.url, names.node, Claim(0, marker.store_id, incarnation, "", host), newest)
+
+
 def take_claim(bucket: Bucket, names: NodeNames, marker: Marker, incarnation: str, token: str, host: str) -> Claim:
-    """Puts the next claim of a node, and returns it.
+    """Puts the next claim of a node, and returns it. Whoever had the log before notices, and stops.
 
     Raises RemoteTakenError where this incarnation had one and another took it over.
     """
@@ -105,8 +111,7 @@ def take_claim(bucket: Bucket, names: NodeNames, marker: Marker, incarnation: st
         number, earlier = (newest.number if newest else 0) + 1, newest.earlier if newest else ()
         if newest is not None and newest.incarnation != incarnation:
             earlier = (*earlier, newest.incarnation)
-        before = newest.incarnation if newest is not None else ""
-        mine = Claim(number, marker.store_id, incarnation, token, host, earlier, before)
+        mine = Claim(number, marker.store_id, incarnation, token, host, earlier)
         if newest is not None and incarnation in earlier:
             raise taken(bucket.url, names.node, mine, newest)
         if (

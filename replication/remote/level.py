@@ -20,9 +20,9 @@ from nosync.lsm.node.remote_status import write_remote_status
 from nosync.lsm.status import RemoteStatus
 from nosync.replication.remote.bucket import Bucket, UnavailableError
 from nosync.replication.remote.cloud import open_bucket
-from nosync.replication.remote.fence import Claim, RemoteTakenError, claim_store, take_claim
-from nosync.replication.remote.history import check_not_behind
-from nosync.replication.remote.log import LogWriter, read_log
+from nosync.replication.remote.fence import RemoteTakenError, check_may_claim, claim_store
+from nosync.replication.remote.garbage import Collector
+from nosync.replication.remote.history import begin_log
 from nosync.replication.remote.names import EMBEDDED, NodeNames
 from nosync.replication.remote.pack import Reached
 from nosync.replication.remote.probe import probe
@@ -38,6 +38,7 @@ _TICKS_PER_FLUSH = 4
 _LOOK_AT_ALL_S = 60.0
 _FIRST_RETRY_S, _LAST_RETRY_S = 1.0, 60.0
 _SHOW_EVERY_S = 10.0
+_COLLECTIONS_PER_GRACE, _COLLECT_AT_MOST_S, _PACKS_TO_COLLECT = 4, 900.0, 16
 
 
 class RemoteLevel:
@@ -51,15 +52,16 @@ class RemoteLevel:
         self._bucket = bucket or open_bucket(settings.url)
         self._names = NodeNames(name)
         self._source = NodeSource(node)
-        self._claim: Claim | None = None
+        self._is_checked = False
         self._uploader: Uploader | None = None
         self._acknowledged = Reached()
         self._step_lock = threading.Lock()
         self._wake, self._closing = threading.Event(), threading.Event()
         self._flushed_s = self._env.monotonic_s()
-        self._look_s = self._retry_s = float("-inf")
+        self._collector = Collector(self._bucket, self._names, settings.grace_s)
+        self._look_s = self._retry_s = self._collect_s = float("-inf")
         self._pause_s = _FIRST_RETRY_S
-        self._is_ended, self._problem = False, ""
+        self._is_ended, self._problem, self._not_collected = False, "", ""
         self._sealed: deque[tuple[int, float]] = deque()  # epochs that are not remotely safe, when they were first seen
         self._shown: RemoteStatus | None = None
         self._shown_s = float("-inf")
@@ -69,33 +71,43 @@ class RemoteLevel:
         """Looks whether copies can be kept there, and begins. Raises RemoteError where they are refused; a store that
         cannot be reached now is tried again in the background.
         """
+        self.begin_without_thread()
+        self._thread.start()
+
+    def begin_without_thread(self) -> None:
+        """Begins as `start` does; each step is then taken by the caller, with `step_now`."""
         try:
-            self._take_claim()
+            self._check_place()
         except UnavailableError as error:
             self._failed(error)
         except BaseException:
             self._source.close()
             raise
         self._node.remotes.attach(self)
-        self._thread.start()
 
-    def _take_claim(self) -> None:
+    def step_now(self) -> None:
+        """Takes one step of the thread, also where it would pause after an error."""
+        self._retry_s = float("-inf")
+        if not self._is_ended:
+            self._step()
+
+    def next_pack(self) -> str | None:
+        """Returns the name of the pack that comes next; None where that is not known yet."""
+        return None if self._uploader is None else self._uploader.writer.next_pack()
+
+    def _check_place(self) -> None:
+        """Looks whether copies can be kept there, by few requests, and makes the place this store's."""
         probe(self._bucket, self._env.token())
-        claim_store(self._bucket, self._source.marker)
-        host, token = platform.node(), self._env.token()
-        self._claim = take_claim(self._bucket, self._names, self._source.marker, self._source.incarnation, token, host)
+        source = self._source
+        claim_store(self._bucket, source.marker)
+        check_may_claim(self._bucket, self._names, source.marker, source.incarnation, platform.node())
+        self._is_checked = True
 
     def _begin(self) -> Uploader:
-        """Reads what earlier writers left, and goes on from there."""
-        if self._claim is None:
-            self._take_claim()
-        claim = self._claim
-        assert claim is not None, "it was taken"
-        before = read_log(self._bucket, self._names, self._source.marker.store_id, claim.number - 1)
-        if before is not None:
-            check_not_behind(self._bucket.url, before, self._source, claim)
-        writer = LogWriter(self._bucket, self._names, self._source.marker, claim, before)
-        writer.write_index()
+        """Takes the log, and goes on from what earlier writers left."""
+        if not self._is_checked:
+            self._check_place()
+        writer = begin_log(self._bucket, self._names, self._source, self._env.token(), platform.node())
         return Uploader(self._source, writer, self.settings)
 
     # --- the thread ---------------------------------------------------------------------------------------------------
@@ -140,6 +152,28 @@ class RemoteLevel:
             if self._closing.is_set() and not at_once:
                 break
             uploader.gather()
+        if now_s >= self._collect_s and not uploader.writer.is_pending:
+            self._collect(uploader, now_s)
+
+    def _collect(self, uploader: Uploader, now_s: float) -> None:
+        """Deletes what nothing needs any more, and has packs written anew of which little is used."""
+        self._collect_s = now_s + min(
+            max(self.settings.grace_s / _COLLECTIONS_PER_GRACE, self._tick_s), _COLLECT_AT_MOST_S
+        )
+        writer = uploader.writer
+        if (
+            writer.index_at < writer.contents.at
+            and writer.contents.at.number - writer.index_at.number >= _PACKS_TO_COLLECT
+        ):
+            writer.write_index()
+        try:
+            self._collector.collect(writer, uploader.going_objects, now_s)
+            uploader.move(self._collector.sparse(writer, self.settings.flush_bytes))
+            self._not_collected = ""
+        except RemoteTakenError:
+            raise
+        except RemoteError as error:  # copies go on all the same
+            self._not_collected = str(error)
 
     def _failed(self, error: Exception) -> None:
         problem = described(error)
@@ -148,13 +182,13 @@ class RemoteLevel:
         self._problem = problem
         if isinstance(error, RemoteTakenError):
             self._is_ended = self._is_ended or not error.by_this_directory
-            self._uploader, self._claim, self._pause_s = None, None, _LAST_RETRY_S
+            self._uploader, self._pause_s = None, _LAST_RETRY_S
         self._retry_s = self._env.monotonic_s() + self._pause_s
         self._pause_s = min(2 * self._pause_s, _LAST_RETRY_S)
 
     def _damage(self) -> str:
         damaged = self._uploader.damaged if self._uploader is not None else {}
-        return next(iter(damaged.values()), "")
+        return next(iter(damaged.values()), self._not_collected)
 
     # --- how far it is ------------------------------------------------------------------------------------------------
 

@@ -10,9 +10,10 @@ Invariants
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass
 
-from nosync.lsm.errors import RemoteError
+from nosync.lsm.errors import CorruptionError, RemoteError
 from nosync.lsm.platform.store_marker import Marker
 from nosync.replication.protocol.file_names import FileVersion
 from nosync.replication.remote.bucket import Bucket, MissingObjectError, UnavailableError
@@ -33,6 +34,8 @@ from nosync.replication.remote.pack import (
     index_bytes,
 )
 
+log = logging.getLogger("nosync.remote")
+
 _READ_AT_ONCE = 64 << 10
 _RELISTS = 5
 
@@ -45,7 +48,8 @@ def nodes_of(bucket: Bucket) -> list[str]:
 def read_log(bucket: Bucket, names: NodeNames, store_id: str, until_claim: int | None = None) -> Contents | None:
     """Returns what a node holds; None where its log was not begun. `until_claim`: of writers up to this claim only.
 
-    Raises RemoteError, and CorruptionError for an object that is not what was written.
+    Where a pack is damaged, it is what was held before (`damage` says so). Raises RemoteError, and CorruptionError for a
+    damaged index.
     """
     for attempt in range(_RELISTS):
         try:
@@ -81,9 +85,13 @@ def _index(bucket: Bucket, names: NodeNames, store_id: str, at: LogPosition) -> 
 
 
 def _follow(bucket: Bucket, names: NodeNames, store_id: str, contents: Contents) -> None:
-    """Applies the packs that came since."""
-    while (step := read_step(bucket, names, store_id, contents.at.next)) is not None:
-        contents.apply(step)
+    """Applies the packs that came since, up to one that is damaged: what was held before it still is."""
+    try:
+        while (step := read_step(bucket, names, store_id, contents.at.next)) is not None:
+            contents.apply(step)
+    except CorruptionError as error:
+        log.warning("%s; what was put after it is not seen", error)
+        contents.damage = str(error)
 
 
 def read_step(bucket: Bucket, names: NodeNames, store_id: str, at: LogPosition) -> Step | None:
@@ -114,8 +122,9 @@ class LogWriter:
         """`before`: what earlier writers left. Nothing is written yet."""
         self._bucket, self._names, self._marker, self.claim = bucket, names, marker, claim
         at = LogPosition(claim.number, 0)
-        self.contents = Contents(at) if before is None else Contents(at, before.files(), before.reached)
-        self.acknowledged = Reached() if before is None else before.reached
+        files, reached = ((), Reached()) if before is None else (before.files(), before.reached)
+        self.contents = Contents(at, files, reached, claim.incarnation)
+        self.acknowledged = reached
         """Up to where everything is held for sure."""
         self._pending: _Pending | None = None
         self._parts: dict[FileVersion, tuple[str, int]] = {}
@@ -127,11 +136,15 @@ class LogWriter:
         """Returns whether a pack was not acknowledged yet."""
         return self._pending is not None
 
+    def check(self) -> None:
+        """Raises RemoteTakenError where this is not the writer any more."""
+        check_claim(self._bucket, self._names, self.claim)
+
     def write_index(self) -> None:
         """Puts the index of all that is held. Nothing may be pending."""
         data = encode_index(self.contents, self._marker.store_id, self._names.node)
         self._put(self._names.index(self.contents.at), data)
-        check_claim(self._bucket, self._names, self.claim)
+        self.check()
         self.index_at = self.contents.at
 
     def next_pack(self) -> str:
@@ -153,7 +166,7 @@ class LogWriter:
         if pending is None:
             return
         self._put(pending.name, pending.data)
-        check_claim(self._bucket, self._names, self.claim)
+        self.check()
         self._pending = None
         self.acknowledged = pending.step.reached
         self.packs += 1

@@ -74,13 +74,19 @@ class Step:
     added: Sequence[Placed]
     dropped: Sequence[str]
     reached: Reached
+    incarnation: str = ""
+    """Which life of the data directory wrote it."""
 
 
 class Contents:
     """What one node holds in a bucket, as its log says."""
 
-    def __init__(self, at: LogPosition, files: Iterable[Placed] = (), reached: Reached | None = None) -> None:
-        self.at, self.reached = at, reached or Reached()
+    def __init__(
+        self, at: LogPosition, files: Iterable[Placed] = (), reached: Reached | None = None, incarnation: str = ""
+    ) -> None:
+        self.at, self.reached, self.incarnation = at, reached or Reached(), incarnation
+        self.damage = ""
+        """Why the log was not followed further: a pack is damaged, or none that this writer put."""
         self.places: dict[str, Place] = {}
         self.inventory = Inventory()
         for placed in files:
@@ -97,7 +103,7 @@ class Contents:
                 self.inventory.discard(name)
         for placed in step.added:
             self._add(placed)
-        self.at, self.reached = step.at, step.reached
+        self.at, self.reached, self.incarnation = step.at, step.reached, step.incarnation
 
     def files(self) -> Iterator[Placed]:
         """Yields what is held."""
@@ -130,7 +136,7 @@ class PackBuilder:
 
 def encode_pack(body: bytearray, step: Step, store_id: str, node: str) -> bytearray:
     """Returns a pack: `body` is extended by what the step says."""
-    fields = _head(store_id, node, step.at, step.reached)
+    fields = _head(store_id, node, step)
     small = [_small(placed) for placed in step.added if not placed.place.part_bytes]
     large = [_large(placed) for placed in step.added if placed.place.part_bytes]
     body += _sealed(fields | {"files": small, "large": large, "dropped": list(step.dropped)})
@@ -146,13 +152,13 @@ def encode_index(contents: Contents, store_id: str, node: str) -> bytes:
             large.append(_large(placed))
         else:
             packs.setdefault(placed.place.object, []).append(_small(placed))
-    return _sealed(_head(store_id, node, contents.at, contents.reached) | {"packs": packs, "large": large})
+    return _sealed(_head(store_id, node, contents) | {"packs": packs, "large": large})
 
 
-def _head(store_id: str, node: str, at: LogPosition, reached: Reached) -> _Fields:
+def _head(store_id: str, node: str, one: Step | Contents) -> _Fields:
     return {
-        "store": store_id, "node": node, "claim": at.claim, "number": at.number, "epochs": dict(reached.epochs),
-        "entries": reached.entries,
+        "store": store_id, "node": node, "claim": one.at.claim, "number": one.at.number, "incarnation": one.incarnation,
+        "epochs": dict(one.reached.epochs), "entries": one.reached.entries,
     }  # fmt: skip
 
 
@@ -208,7 +214,7 @@ def decode_step(end: bytes, name: str, store_id: str, where: str) -> Step:
         added = [_placed(path, digest, size, offset, name) for path, digest, size, offset in fields["files"]]
         added += [_placed(path, digest, size, 0, object, part) for path, digest, size, object, part in fields["large"]]
         dropped = [str(name) for name in fields["dropped"]]
-        return Step(_position(fields), added, dropped, _reached(fields))
+        return Step(_position(fields), added, dropped, _reached(fields), str(fields["incarnation"]))
 
 
 def decode_index(data: bytes, store_id: str, where: str) -> Contents:
@@ -221,7 +227,7 @@ def decode_index(data: bytes, store_id: str, where: str) -> Contents:
             for path, digest, size, offset in listed
         ]
         files += [_placed(path, digest, size, 0, object, part) for path, digest, size, object, part in fields["large"]]
-        return Contents(_position(fields), files, _reached(fields))
+        return Contents(_position(fields), files, _reached(fields), str(fields["incarnation"]))
 
 
 def _checked_store(fields: _Fields, store_id: str, where: str) -> _Fields:

@@ -4,6 +4,8 @@ Invariants
 - The directory becomes a store with its last file, the marker. Before that every file was compared with its digest and
   synced, and nothing that a sealed epoch lists is missing.
 - One that is interrupted goes on: what is there and has its digest is not fetched again.
+- It goes on, after its newest epoch, on a timeline of its own. So nothing that it writes has the name of what a writer
+  left in the bucket that was copying when it was lost, or that still runs.
 """
 
 from __future__ import annotations
@@ -49,6 +51,8 @@ from nosync.replication.remote.files import check_digest, digest_of
 from nosync.replication.remote.pack import Placed
 from nosync.replication.remote.view import RemoteView, read_view
 
+RESTORED = "restored"
+"""The timeline on which a restored store goes on is called so, with a token of its own."""
 PLAN = "restoring.json"
 """What an interrupted restore leaves: from where, and of what."""
 _REPLANS = 3
@@ -67,6 +71,8 @@ class RestoreReport:
     """Of all files."""
     fetched_bytes: int
     requests: int
+    problems: tuple[str, ...] = ()
+    """Damaged objects in the bucket: what was put after them is not restored."""
 
 
 Progress = Callable[[int, int], None]
@@ -152,7 +158,7 @@ class _Restore:
         total = sum(placed.version.size_bytes for placed in [*layers, *others])
         return RestoreReport(
             self._view.marker.store_id, names[MAIN], dict(names), len(self._written), total,
-            self._fetcher.bytes, self._fetcher.requests,
+            self._fetcher.bytes, self._fetcher.requests, self._view.problems,
         )  # fmt: skip
 
     # --- small files --------------------------------------------------------------------------------------------------
@@ -186,23 +192,12 @@ class _Restore:
             timelines.promote(branch, None)
         if as_of is not None:
             self._check_as_of(as_of, timelines)
-            if as_of != timelines.last_sealed():
-                timelines.rewind(as_of, None)
-        elif self._is_ahead(timelines):
-            # Merged layers came before all that their epochs list: what was computed from those epochs is not whole.
-            last = timelines.last_sealed()
-            assert last is not None, "a layer is of a sealed epoch"
-            timelines.rewind(last, None)
+        end = timelines.last_sealed() if as_of is None else Epoch(as_of)
+        if end is not None:
+            timelines.rewind(end, None, f"{RESTORED}-{self._env.token()}")
         timelines.prune()
         self._remove_later_pins(timelines)
         return self._read_timelines()
-
-    def _is_ahead(self, timelines: Timelines) -> bool:
-        """Returns whether a layer that is needed also holds epochs that are not seen."""
-        needed = (name.layer for name in self._view.files if self._is_needed(name, timelines))
-        return any(
-            layer.description.upper > timelines.sealed_until(layer.trace) for layer in needed if layer is not None
-        )
 
     def _remove_later_pins(self, timelines: Timelines) -> None:
         last = timelines.last_sealed()

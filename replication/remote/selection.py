@@ -5,7 +5,7 @@ Invariants
   are taken: what was merged since it was written does not go twice.
 - A merged layer that covers only what is there goes where it takes much off: it has a third of the bytes of what it
   stands for, or stands for many small files. So at most half a byte more is sent for each byte of change.
-- A layer is dropped when a layer in the bucket stands for it that this node has too, or when no sealed epoch needs it.
+- A layer that is not here is dropped when another one in the bucket stands for it, or when no sealed epoch needs it.
 """
 
 from __future__ import annotations
@@ -110,8 +110,14 @@ def not_needed(
 
 
 def _is_replaced(layer: LayerId, beside: Mapping[Description, FileName], layers: Mapping[str, FileVersion]) -> bool:
+    """Returns whether another layer in the bucket stands for one that is not here. Of two that stand for each other the
+    one that is here stays.
+    """
     d = layer.description
-    return any(other != d and other.covers(d) and name in layers for other, name in beside.items())
+    return any(
+        other != d and other.covers(d) and (not d.covers(other) or name in layers or other > d)
+        for other, name in beside.items()
+    )
 
 
 class _Ended:

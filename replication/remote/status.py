@@ -52,6 +52,8 @@ class BucketStatus:
     dollars_a_month: float
     """About, for keeping them in S3 Standard."""
     checkpoints: list[str] = field(default_factory=list)
+    problems: tuple[str, ...] = ()
+    """Damaged objects: what was put after them is not seen."""
 
 
 def bucket_status(bucket: Bucket) -> BucketStatus:
@@ -71,7 +73,7 @@ def bucket_status(bucket: Bucket) -> BucketStatus:
     return BucketStatus(
         bucket.url, view.marker.store_id, view.marker.key_groups, _branches(view, texts), _pins(texts), nodes,
         sum(placed.version.size_bytes for placed in view.files.values()), stored, len(listed),
-        round(stored / 1e9 * _DOLLARS_PER_GB_MONTH, 4), sorted(checkpoints),
+        round(stored / 1e9 * _DOLLARS_PER_GB_MONTH, 4), sorted(checkpoints), view.problems,
     )  # fmt: skip
 
 

@@ -46,6 +46,7 @@ class Uploader:
         self._large: dict[FileName, FileVersion] = {}  # what goes as objects of its own
         self._large_put: list[Placed] = []
         self._dropped: list[str] = []
+        self._moving: set[FileName] = set()  # what is held, and goes again so that its pack can be deleted
         self._looks_at_all = True
         self.damaged: dict[str, str] = {}
         """Files that are not copied because they are damaged here, and why."""
@@ -89,6 +90,7 @@ class Uploader:
         if looks_at_all:
             wanted |= {one.name: one for one in shrinking(layers.values(), held, layers.__contains__)}
             self._find_dropped(layers)
+        wanted |= self._moved()
         going = {version.name for version in self._going()}
         files = [name for name in (*names, *self._waiting) if name.layer is None and self._is_lacking(name)]
         self._waiting = {name: one for name, one in {**dict.fromkeys(files), **wanted}.items() if name not in going}
@@ -102,6 +104,21 @@ class Uploader:
     def _is_lacking(self, name: FileName) -> bool:
         """Returns whether the bucket lacks a small file. None of them ever changes."""
         return name not in self.writer.contents.places and not self.writer.contents.inventory.has_archived(name)
+
+    def move(self, names: Iterable[FileName]) -> None:
+        """Has these files put again, which are held and still here, in a pack with others."""
+        self._moving.update(names)
+
+    def _moved(self) -> dict[FileName, FileVersion]:
+        held, names = self.writer.contents.inventory, self._moving
+        self._moving = set()
+        found = {name: version for name in names if (version := held.get(name)) is not None}
+        return {name: version for name, version in found.items() if self._env.exists(self._root / name)}
+
+    @property
+    def going_objects(self) -> set[str]:
+        """Returns the objects of large files that are put, and that no pack names yet."""
+        return {placed.place.object for placed in self._large_put}
 
     def _fill(self) -> None:
         """Takes of what waits as much as there is room for, in the order in which it is best put."""
@@ -198,10 +215,12 @@ class Uploader:
         added = [*builder.placed(self.writer.next_pack()), *large]
         names = {placed.version.name for placed in added}
         dropped = [name for name in dropped if name not in names]
-        if any(placed.version.name in self.writer.contents.places for placed in added):
+        held = self.writer.contents.inventory
+        if any((before := held.get(one.version.name)) is not None and before != one.version for one in added):
             self._reach.forget()
         reached = self._reached(added, dropped)
-        self.writer.write(builder, Step(self.writer.contents.at.next, added, dropped, reached))
+        at, incarnation = self.writer.contents.at.next, self.writer.claim.incarnation
+        self.writer.write(builder, Step(at, added, dropped, reached, incarnation))
 
     def _reached(self, added: Iterable[Placed], dropped: Iterable[str]) -> Reached:
         """Returns up to where the bucket is whole once this is there."""

@@ -30,6 +30,8 @@ class RemoteView:
     files: dict[FileName, Placed] = field(repr=False)
     """All that is held, what is not seen included."""
     reached: Reached
+    problems: tuple[str, ...] = ()
+    """Objects that are damaged, so that what was put after them is not seen."""
 
     def is_seen(self, name: FileName) -> bool:
         """Returns whether a file is part of what is whole. Of layers that follows from the manifests (`sealed_until`)."""
@@ -65,4 +67,5 @@ def read_view(bucket: Bucket) -> RemoteView:
         for timeline, t in contents.reached.epochs.items():
             epochs[timeline] = max(t, epochs.get(timeline, -1))
     entries = max(contents.reached.entries for contents in nodes.values())
-    return RemoteView(marker, nodes, files, Reached(epochs, entries))
+    problems = tuple(contents.damage for contents in nodes.values() if contents.damage)
+    return RemoteView(marker, nodes, files, Reached(epochs, entries), problems)

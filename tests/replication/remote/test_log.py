@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 from blake3 import blake3
 
@@ -138,17 +140,35 @@ def test_a_large_file_that_was_interrupted_goes_on() -> None:
     assert writer.objects_begun() == set()
 
 
-def test_a_damaged_index_or_pack_is_named() -> None:
+def damaged(data: bytes) -> bytes:
+    changed = bytearray(data)
+    changed[-70] ^= 4
+    return bytes(changed)
+
+
+def test_a_damaged_index_is_named() -> None:
+    objects = Objects()
+    bucket = SimulatedBucket(objects)
+    write(begin(bucket), 0)
+    name = NAMES.index(LogPosition(1, 0))
+    objects.by_name[name] = damaged(objects.by_name[name])
+    with pytest.raises(CorruptionError, match=name):
+        read_log(bucket, NAMES, "store")
+
+
+@pytest.mark.parametrize("change", [damaged, lambda data: b"", lambda data: b"of a stranger", lambda data: data[:-1]])
+def test_what_was_held_before_a_damaged_pack_still_is(change: Callable[[bytes], bytes]) -> None:
     objects = Objects()
     bucket = SimulatedBucket(objects)
     writer = begin(bucket)
-    write(writer, 0)
-    for name in (NAMES.pack(LogPosition(1, 1)), NAMES.index(LogPosition(1, 0))):
-        good = objects.by_name[name]
-        changed = bytearray(good)
-        changed[-70] ^= 4
-        objects.by_name[name] = bytes(changed)
-        with pytest.raises(CorruptionError, match=name):
-            read_log(bucket, NAMES, "store")
-        objects.by_name[name] = good
-    assert epochs_in(bucket) == [0]
+    for t in range(3):
+        write(writer, t)
+    name = NAMES.pack(LogPosition(1, 2))
+    objects.by_name[name] = change(objects.by_name[name])
+    found = read_log(bucket, NAMES, "store")
+    assert found is not None
+    assert (found.reached.epochs, list(found.places)) == ({"main": 0}, ["manifests/main/0.json"])
+    assert name in found.damage
+    again = begin(bucket)  # a writer goes on from there, and says what is held then
+    write(again, 1)
+    assert epochs_in(bucket) == [0, 1]

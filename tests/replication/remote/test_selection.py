@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -9,7 +11,7 @@ from nosync.lsm.model.layer import Description, LayerId, Shard, TraceId
 from nosync.lsm.model.timestamp import Time, pack
 from nosync.replication.protocol.file_names import FileName, FileVersion
 from nosync.replication.protocol.inventory import Inventory
-from nosync.replication.remote.selection import MANY_FILES, shrinking, uncovered
+from nosync.replication.remote.selection import MANY_FILES, not_needed, shrinking, uncovered
 
 TRACE = TraceId("counts", "raw", Shard(0))
 
@@ -71,3 +73,39 @@ def test_a_merged_layer_goes_where_it_takes_much_off() -> None:
     merged = layer(0, MANY_FILES, size=100 * MANY_FILES)
     assert shrinking([merged], many, lambda name: False) == [merged]
     assert shrinking([merged], Inventory([merged]), lambda name: False) == []
+
+
+@given(LAYERS, LAYERS)
+def test_what_is_dropped_is_covered_by_what_stays(held: list[FileVersion], here: list[FileVersion]) -> None:
+    class OfTimelines:
+        """Needs all epochs."""
+
+        class refs:
+            names: ClassVar[dict[str, str]] = {"main": "main"}
+
+            @staticmethod
+            def kept_until() -> dict[str, None]:
+                return {"main": None}
+
+        @staticmethod
+        def histories(branch: str) -> dict[str, object]:
+            return {}
+
+        @staticmethod
+        def sealed_until(trace: TraceId) -> int:
+            return int(pack(1000))
+
+    inventory, mine = Inventory(held), {str(one.name): one for one in here}
+    dropped = set(not_needed(inventory, mine, set(), OfTimelines(), None))  # type: ignore[arg-type]
+    stays = [one for one in inventory if one.name not in dropped]
+    assert epochs_of(stays) == epochs_of(list(inventory))
+    assert not dropped & mine.keys()
+    for one in stays:  # and no more stays than is needed, but for what is here
+        others = [other for other in stays if other != one and one.name not in mine]
+        assert not any(covers_all(other, one) for other in others)
+
+
+def covers_all(one: FileVersion, other: FileVersion) -> bool:
+    assert one.name.layer is not None
+    assert other.name.layer is not None
+    return one.name.layer.description.covers(other.name.layer.description)
