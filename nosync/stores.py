@@ -12,7 +12,7 @@ from nosync.lsm.errors import InvalidInputError, ReplicationError, StoreLockedEr
 from nosync.lsm.node.node import Node
 from nosync.lsm.node.remote_status import forget_remote_status
 from nosync.lsm.platform.env import Env
-from nosync.lsm.platform.layout import PLACE_FILE
+from nosync.lsm.platform.layout import MARKER, PLACE_FILE
 from nosync.lsm.platform.paths import local_path
 from nosync.lsm.settings import StoreSettings
 from nosync.lsm.store.opened import note_opened
@@ -20,6 +20,7 @@ from nosync.lsm.store.opening import checked_marker, checked_settings, open_stor
 from nosync.lsm.store.store import Store
 from nosync.lsm.trace.directory import LayerDirectory
 from nosync.replication.remote.settings import RemoteSettings
+from nosync.replication.remote.url import is_remote_url
 from nosync.replication.transport.daemon_files import ADDRESS_FILE, address_of, keeper_of
 
 _ADDRESS = re.compile(r"[^/]+:[0-9]{1,5}")
@@ -122,7 +123,10 @@ def connect(
     node: str | None = None,
     cache: str | Path | None = None,
 ) -> Store:
-    """Returns the store of the daemon at HOST:PORT.
+    """Returns the store of the daemon at HOST:PORT; or of its copies in an object store, at `s3://bucket/prefix`.
+
+    Of copies the remotely safe epochs are seen. What is asked for is fetched by ranges, compared with digests, and kept in
+    `cache`; they are read, and not written.
 
     On the daemon's own host, and as its user, that is what `open` of its directory returns. From elsewhere it can be
     read: what is asked for is fetched, verified, and kept in `cache` (default: until the store is closed); with `cache`
@@ -130,6 +134,13 @@ def connect(
     `<identity>.key` (nosync certs makes them), and `node` the id of the daemon's node, which its certificate must show.
     Raises ReplicationError where the daemon does not answer, or serves another store than `cache` keeps.
     """
+    if is_remote_url(address):
+        from nosync.replication.remote.bucket_store import connect_bucket  # noqa: PLC0415 - needs the extra `remote`
+        from nosync.replication.remote.cloud import open_bucket  # noqa: PLC0415
+
+        if tls is not None or identity is not None or node is not None:
+            raise InvalidInputError(f"{address} is an object store: tls=, identity= and node= are for daemons")
+        return connect_bucket(open_bucket(address, to_read=True), None if cache is None else local_path(cache))
     try:
         from nosync.replication.client.remote_store import by_its_socket, connected_store, is_here, may_be_opened  # noqa: PLC0415 - needs the extra `daemon`
         from nosync.replication.transport.addresses import host_of  # noqa: PLC0415
@@ -158,8 +169,10 @@ def connect(
 def open_to_read(path: str) -> Store:
     """Returns a store for who only reads it, on whatever host: the directory `path`, with what only peers have fetched
     by its daemon, or the store of the daemon at HOST:PORT (NOSYNC_TLS, NOSYNC_IDENTITY and NOSYNC_NODE say how it is
-    reached off loopback).
+    reached off loopback), or the copies in an object store at a URL.
     """
+    if is_remote_url(path) and not (path.startswith("file:") and (local_path(path) / MARKER).exists()):
+        return connect(path)
     if _ADDRESS.fullmatch(path) and not Path(path).exists():
         tls, identity, node = (os.environ.get(f"NOSYNC_{name}") for name in ("TLS", "IDENTITY", "NODE"))
         return connect(path, tls=tls, identity=identity, node=node)

@@ -96,3 +96,14 @@ def test_mistakes_get_one_clear_line(
     assert "Traceback" not in said
     assert "secret" not in said
     assert len(said.strip().splitlines()) == 1
+
+
+def test_copies_are_read_by_their_url(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    url = f"memory://{tmp_path.name}/copies"
+    with nosync.open(tmp_path / "store", remote=url) as store:
+        epochs(store, range(3))
+        store.sync_remote()
+    main(["get", url, "counts", "--as-of", "1", "--json"])
+    assert {row["k"]: row["n"] for row in json.loads(capsys.readouterr().out)} == {"a0": 0, "a1": 1, "all": 1}
+    main(["status", url])
+    assert "safe point" in capsys.readouterr().out

@@ -61,3 +61,19 @@ def test_a_job_goes_on_with_a_restored_store(
             assert outcome(job, EPOCHS) == expected
             store.sync_remote()
             assert store.status().remotes[0].safe_point == EPOCHS - 1
+
+
+def test_spark_reads_copies(spark: SparkSession, tmp_path: Path) -> None:
+    """A directory stands for the bucket: workers of this session have no credentials."""
+    url = f"file://{tmp_path}/bucket"
+    with nosync.open(tmp_path / "state", remote=url) as store:
+        job = nosync.Job(make_flow(1), store, spark=spark, shards=2)
+        for t in range(3):
+            job.advance(t, rows(spark, t))
+        store.sync_remote()
+        expected = sorted(map(str, job.read("sums", as_of=1).collect()))
+    shutil.rmtree(tmp_path / "state")
+    frame = spark.read.format("nosync").option("stage", "sums").option("asOf", 1).load(url)
+    assert sorted(map(str, frame.collect())) == expected
+    feed = spark.read.format("nosync").option("stage", "sums").option("readChangeFeed", "true").load(url)
+    assert feed.count() > 0

@@ -180,7 +180,8 @@ def test_the_page_about_copies(
     monkeypatch.chdir(tmp_path)
     url = f"file://{tmp_path}/bucket"
     page = (README.parent / "docs" / "remote.md").read_text()
-    first, second, third = re.findall(r"```python\n(.*?)```", page.replace("s3://state/words", url), re.DOTALL)
+    code = page.replace("s3://state/words", url).replace('connect("s3://bucket/state")', f"connect({url!r})")
+    first, second, third, fourth = re.findall(r"```python\n(.*?)```", code, re.DOTALL)
     names: dict[str, object] = {"__name__": "page", "spark": spark}
     exec(compile(first, "remote.md", "exec"), names)
     assert f"{url}: " in capsys.readouterr().out
@@ -193,3 +194,4 @@ def test_the_page_about_copies(
     assert "recomputed      0" in printed
     assert "|   a|  6|" in printed
     exec(compile(third, "remote.md", "exec"), names)
+    exec(compile(fourth, "remote.md", "exec"), names)
