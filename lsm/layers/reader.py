@@ -176,10 +176,11 @@ class LayerReader:
     def blocks(self) -> Iterator[Block]:
         return (self.block(i) for i in range(self.block_count))
 
-    def blocks_between(self, first_hash: int, last_hash: int) -> Iterator[Block]:
-        """Yields the blocks that may hold hashes in `[first_hash, last_hash]`."""
+    def blocks_with(self, wanted: U32) -> Iterator[Block]:
+        """Yields the blocks that may hold one of these hashes, which are in order. No other block is touched."""
         for i, block in enumerate(self.info.blocks[:-1]):
-            if block.first_hash <= last_hash and block.last_hash >= first_hash:
+            at = int(np.searchsorted(wanted, block.first_hash))
+            if at < len(wanted) and wanted[at] <= block.last_hash:
                 yield self.block(i)
 
     def verify(self, progress: Callable[[], object] = lambda: None) -> None:
