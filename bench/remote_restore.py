@@ -64,6 +64,10 @@ class Counting:
         self.gets += 1
         return self._bucket.get_end(name, size_bytes)
 
+    def directories(self, prefix: str) -> list[str]:
+        self._wait()
+        return self._bucket.directories(prefix)
+
     def list(self, prefix: str, after: str = "") -> list[ObjectInfo]:
         self._wait()
         return self._bucket.list(prefix, after)

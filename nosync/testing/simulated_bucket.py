@@ -107,6 +107,11 @@ class SimulatedBucket:
         """See Bucket."""
         return self.get(name)[-size_bytes:]
 
+    def directories(self, prefix: str) -> list[str]:
+        """See Bucket."""
+        names = [one.name.removeprefix(prefix) for one in self.list(prefix)]
+        return sorted({name.partition("/")[0] for name in names if "/" in name})
+
     def list(self, prefix: str, after: str = "") -> list[ObjectInfo]:
         """See Bucket. Names that were deleted since what is listed are listed with their old names, of size 0."""
         with self.objects.lock:

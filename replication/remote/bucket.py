@@ -49,6 +49,9 @@ class Bucket(Protocol):
     def get_end(self, name: str, size_bytes: int) -> bytes:
         """Returns the last bytes of an object; all of it where it has fewer. Raises MissingObjectError."""
 
+    def directories(self, prefix: str) -> list[str]:
+        """Returns what comes next in names below a prefix that ends in `/`, up to another `/`, in order."""
+
     def list(self, prefix: str, after: str = "") -> list[ObjectInfo]:
         """Returns the objects below a prefix that ends in `/`, in order of their names. `after`: only later names."""
 

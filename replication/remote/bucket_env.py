@@ -30,7 +30,7 @@ from nosync.replication.remote.fetch import Fetcher, fetch_all
 from nosync.replication.remote.files import digest_of
 from nosync.replication.remote.names import part_name
 from nosync.replication.remote.pack import Placed
-from nosync.replication.remote.view import RemoteView, read_view
+from nosync.replication.remote.view import RemoteView, read_view, read_view_again
 
 log = logging.getLogger("nosync.remote")
 
@@ -47,12 +47,17 @@ class BucketEnv(Env):
         self._lock = threading.RLock()
         self._partial: dict[Path, _PartialFile] = {}
         self._sound: dict[Path, FileVersion] = {}  # files that were compared with these digests
-        self._look()
+        self._show(read_view(bucket))
 
     # --- what there is ------------------------------------------------------------------------------------------------
 
     def _look(self) -> None:
-        view = read_view(self._bucket)
+        view = read_view_again(self._bucket, self.view)
+        if view is not self.view:
+            self._show(view)
+        self._looked_s = self._local.monotonic_s()
+
+    def _show(self, view: RemoteView) -> None:
         directories: dict[str, dict[str, FileName | None]] = {}
         for name in view.files:
             for path in _paths_of(name, view):

@@ -117,6 +117,14 @@ class CloudBucket:
         with self._mapped(GET, name):
             return obstore.get(self._store, name, options={"range": {"suffix": size_bytes}}).bytes().to_bytes()
 
+    def directories(self, prefix: str) -> list[str]:
+        """See Bucket."""
+        import obstore  # noqa: PLC0415
+
+        with self._mapped(LIST, prefix):
+            found = obstore.list_with_delimiter(self._store, prefix.rstrip("/"))["common_prefixes"]
+        return sorted(one.rstrip("/").rpartition("/")[2] for one in found)
+
     def list(self, prefix: str, after: str = "") -> list[ObjectInfo]:
         """See Bucket."""
         import obstore  # noqa: PLC0415

@@ -42,7 +42,7 @@ _RELISTS = 5
 
 def nodes_of(bucket: Bucket) -> list[str]:
     """Returns the nodes that have logs in a bucket."""
-    return sorted({one.name.split("/")[1] for one in bucket.list(f"{NODES}/")})
+    return bucket.directories(f"{NODES}/")
 
 
 def read_log(bucket: Bucket, names: NodeNames, store_id: str, until_claim: int | None = None) -> Contents | None:
@@ -62,6 +62,17 @@ def read_log(bucket: Bucket, names: NodeNames, store_id: str, until_claim: int |
             _follow(bucket, names, store_id, contents)
         return contents
     raise AssertionError("the last attempt returns or raises")
+
+
+def follow_log(bucket: Bucket, names: NodeNames, store_id: str, contents: Contents) -> bool:
+    """Takes over what came since `contents` was read. Returns False where another writer has begun, or more came than
+    packs say: then all is to be read again.
+    """
+    listed = [at for one in bucket.list(names.indexes) if (at := position_of(one.name)) is not None]
+    if contents.damage or (listed and max(listed).claim > contents.at.claim):
+        return False
+    _follow(bucket, names, store_id, contents)
+    return not listed or max(listed) <= contents.at
 
 
 def _newest_index(bucket: Bucket, names: NodeNames, store_id: str, until_claim: int | None) -> Contents | None:

@@ -16,7 +16,7 @@ from nosync.lsm.platform.store_marker import Marker
 from nosync.replication.protocol.file_names import FileName
 from nosync.replication.remote.bucket import Bucket
 from nosync.replication.remote.fence import read_store
-from nosync.replication.remote.log import nodes_of, read_log
+from nosync.replication.remote.log import follow_log, nodes_of, read_log
 from nosync.replication.remote.names import NodeNames
 from nosync.replication.remote.pack import Contents, Placed, Reached
 
@@ -60,6 +60,23 @@ def read_view(bucket: Bucket) -> RemoteView:
     nodes = {node: contents for node, contents in found.items() if contents is not None}
     if not nodes:
         raise RemoteError(f"{bucket.url}: store {marker.store_id} was claimed there, and nothing was copied yet")
+    return _view_of(marker, nodes)
+
+
+def read_view_again(bucket: Bucket, view: RemoteView) -> RemoteView:
+    """Returns what a bucket has now, given what it had: what came since is read, and the same is returned where nothing
+    did.
+    """
+    store_id, nodes = view.marker.store_id, view.nodes
+    if set(nodes_of(bucket)) - nodes.keys():
+        return read_view(bucket)
+    before = {node: contents.at for node, contents in nodes.items()}
+    if not all(follow_log(bucket, NodeNames(node), store_id, contents) for node, contents in nodes.items()):
+        return read_view(bucket)
+    return view if before == {node: contents.at for node, contents in nodes.items()} else _view_of(view.marker, nodes)
+
+
+def _view_of(marker: Marker, nodes: dict[str, Contents]) -> RemoteView:
     files: dict[FileName, Placed] = {}
     epochs: dict[str, int] = {}
     for contents in nodes.values():

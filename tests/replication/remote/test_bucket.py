@@ -45,6 +45,8 @@ def test_listings_are_in_order(bucket: Bucket) -> None:
     assert bucket.list("b/") == [ObjectInfo("b/10", 4), ObjectInfo("b/2", 3), ObjectInfo("b/c/3", 5)]
     assert [one.name for one in bucket.list("b/", after="b/10")] == ["b/2", "b/c/3"]
     assert bucket.list("d/") == []
+    assert bucket.directories("b/") == ["c"]
+    assert bucket.directories("d/") == []
 
 
 def test_deleting(bucket: Bucket) -> None:
