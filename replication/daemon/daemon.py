@@ -93,6 +93,10 @@ class Daemon:
 
     def _start(self) -> None:
         self.replicator.start()
+        if self.config.remote is not None:
+            from nosync.replication.remote.level import RemoteLevel  # noqa: PLC0415 - needs the extra `remote`
+
+            RemoteLevel(self.node, self.config.remote, name=self.config.node).start()
         self.servers.start()
         self._dialer.dial_members()
         self._findings.start()

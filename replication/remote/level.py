@@ -24,6 +24,7 @@ from nosync.replication.remote.fence import RemoteTakenError, check_may_claim, c
 from nosync.replication.remote.garbage import Collector
 from nosync.replication.remote.history import begin_log
 from nosync.replication.remote.names import EMBEDDED, NodeNames
+from nosync.replication.remote.others import OtherNodes, furthest
 from nosync.replication.remote.pack import Reached
 from nosync.replication.remote.probe import probe
 from nosync.replication.remote.reach import remotely_safe
@@ -52,6 +53,8 @@ class RemoteLevel:
         self._bucket = bucket or open_bucket(settings.url)
         self._names = NodeNames(name)
         self._source = NodeSource(node)
+        store_id = self._source.marker.store_id
+        self._others = None if name == EMBEDDED else OtherNodes(self._bucket, name, store_id)
         self._is_checked = False
         self._uploader: Uploader | None = None
         self._acknowledged = Reached()
@@ -108,7 +111,7 @@ class RemoteLevel:
         if not self._is_checked:
             self._check_place()
         writer = begin_log(self._bucket, self._names, self._source, self._env.token(), platform.node())
-        return Uploader(self._source, writer, self.settings)
+        return Uploader(self._source, writer, self.settings, self._others)
 
     # --- the thread ---------------------------------------------------------------------------------------------------
 
@@ -144,6 +147,9 @@ class RemoteLevel:
             uploader.look_at_all()
             self._look_s = now_s + _LOOK_AT_ALL_S
         uploader.gather()
+        if self._others is not None and not uploader.has_something and now_s - self._flushed_s >= self.settings.flush_s:
+            uploader.flush()  # others may have put what was missing
+            self._flushed_s = now_s
         while uploader.has_something and (
             at_once or uploader.is_full or now_s - self._flushed_s >= self.settings.flush_s
         ):
@@ -194,7 +200,8 @@ class RemoteLevel:
 
     def _safe_point(self, branch: str = MAIN) -> int | None:
         if self._uploader is not None:
-            self._acknowledged = self._uploader.writer.acknowledged
+            others = self._others.reached if self._others is not None else ()
+            self._acknowledged = furthest([self._uploader.writer.acknowledged, *others])
         return remotely_safe(self._node.timelines, self._acknowledged, branch)
 
     def _note_sealed(self, now_s: float) -> None:

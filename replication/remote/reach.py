@@ -24,6 +24,7 @@ from nosync.lsm.model.timestamp import Epoch
 from nosync.lsm.platform.layout import BRANCHES
 from nosync.replication.protocol.file_names import FileName
 from nosync.replication.protocol.inventory import Inventory
+from nosync.replication.remote.others import Together
 from nosync.replication.remote.pack import Reached
 
 
@@ -39,7 +40,7 @@ class Reach:
         """Something was dropped or replaced, so all is looked at again."""
         self._known.clear()
 
-    def of(self, held: Inventory, before: Reached, safe: int | None) -> Reached:
+    def of(self, held: Inventory | Together, before: Reached, safe: int | None) -> Reached:
         """Returns up to where all is held. `safe`: the local safe point of main, up to which inputs may be gone."""
         refs = self._timelines.refs
         if any(FileName(f"{BRANCHES}/{n}.json") not in held for n in range(1, refs.entries + 1)):
@@ -62,7 +63,11 @@ class Reach:
 
 class _Look:
     def __init__(
-        self, held: Inventory, timelines: Timelines, digest_of: Callable[[PurePosixPath], str | None], released: Epoch
+        self,
+        held: Inventory | Together,
+        timelines: Timelines,
+        digest_of: Callable[[PurePosixPath], str | None],
+        released: Epoch,
     ) -> None:
         self._held, self._timelines, self._digest_of, self._released = held, timelines, digest_of, released
 

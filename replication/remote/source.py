@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path, PurePosixPath
 from typing import NamedTuple, Protocol
 
@@ -60,6 +60,12 @@ class Source(Protocol):
 
     def is_whole(self) -> bool:
         """Returns whether nothing is known to be wrong here: what is not here is then not needed."""
+
+    def is_for_another(self, record: Record) -> bool:
+        """Returns whether another node that is up holds a layer, and comes first in keeping it: that one copies it."""
+
+    def discarded(self) -> Mapping[str, str]:
+        """Returns, by name, the digests of what an operator discarded here for another node's contents."""
 
 
 def opaque_files(source: Source) -> list[PurePosixPath]:
@@ -119,6 +125,14 @@ class NodeSource:
         """See Source."""
         return not self._node.problems
 
+    def is_for_another(self, record: Record) -> bool:
+        """See Source."""
+        return self._node.announcer.peers.has_earlier_replica(record)
+
+    def discarded(self) -> Mapping[str, str]:
+        """See Source."""
+        return self._node.discarded.digests
+
     def close(self) -> None:
         """Notes nothing any more."""
         self._node.announcer.leave(self._note)
@@ -174,6 +188,14 @@ class DirectorySource:
         if timelines.errors or log_problem(timelines, root, self.directory.env) is not None:
             return False
         return not any(_problems(timelines))
+
+    def is_for_another(self, record: Record) -> bool:
+        """See Source."""
+        return False
+
+    def discarded(self) -> Mapping[str, str]:
+        """See Source."""
+        return {}
 
 
 def _problems(timelines: Timelines) -> Iterable[object]:

@@ -10,7 +10,7 @@ Invariants
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import PurePosixPath
 
 import pyarrow as pa
@@ -19,8 +19,10 @@ from nosync.lsm.errors import CorruptionError
 from nosync.lsm.model.layer import Record
 from nosync.lsm.platform.env import storage_error
 from nosync.replication.protocol.file_names import FileName, FileVersion, parse_name
+from nosync.replication.protocol.inventory import Inventory
 from nosync.replication.remote.files import digest_of
 from nosync.replication.remote.log import LogWriter
+from nosync.replication.remote.others import OtherNodes, Together, furthest
 from nosync.replication.remote.pack import PackBuilder, Placed, Reached, Step
 from nosync.replication.remote.reach import Reach
 from nosync.replication.remote.selection import not_needed, shrinking, uncovered
@@ -36,7 +38,11 @@ _MOST_IN_VAIN = 5
 class Uploader:
     """Copies from one source into one log."""
 
-    def __init__(self, source: Source, writer: LogWriter, settings: RemoteSettings) -> None:
+    def __init__(
+        self, source: Source, writer: LogWriter, settings: RemoteSettings, others: OtherNodes | None = None
+    ) -> None:
+        """`others`: nodes whose copies count, too."""
+        self._others = others
         self._source, self.writer, self._settings = source, writer, settings
         self._root, self._env = source.directory.root, source.directory.env
         self._digests: dict[PurePosixPath, str] = {}  # of small files that were read
@@ -80,21 +86,32 @@ class Uploader:
             return
         new = self._source.new()
         looks_at_all, self._looks_at_all = self._looks_at_all or new is None, False
-        layers = _versions(self._source.layers() if looks_at_all else new.layers if new else ())
+        layers = _versions(self._source.layers()) if looks_at_all or new is None else self._mine(new.layers)
         self._take_checkpoints()
         small = self._source.small_files() if looks_at_all else new.small_files if new else ()
         names = [name for path in small if (name := parse_name(str(path))) is not None]
         held = self.writer.contents.inventory
         candidates = {**layers, **{name: one for name, one in self._waiting.items() if one is not None}}
+        for other in self._inventories[1:]:
+            candidates = {name: one for name, one in candidates.items() if not other.holds(name, one.digest)}
         wanted = {one.name: one for one in uncovered(candidates.values(), held, self._going())}
         if looks_at_all:
             wanted |= {one.name: one for one in shrinking(layers.values(), held, layers.__contains__)}
             self._find_dropped(layers)
+            self._forget_discarded()
         wanted |= self._moved()
         going = {version.name for version in self._going()}
         files = [name for name in (*names, *self._waiting) if name.layer is None and self._is_lacking(name)]
         self._waiting = {name: one for name, one in {**dict.fromkeys(files), **wanted}.items() if name not in going}
         self._fill()
+
+    def _mine(self, records: Sequence[Record]) -> dict[FileName, FileVersion]:
+        """Returns the new layers that this node puts. Those that are another's are looked for when all are: that one may
+        have gone.
+        """
+        if self._others is None:
+            return _versions(records)
+        return _versions(record for record in records if not self._source.is_for_another(record))
 
     def _going(self) -> list[FileVersion]:
         """Returns what is gathered already."""
@@ -103,7 +120,12 @@ class Uploader:
 
     def _is_lacking(self, name: FileName) -> bool:
         """Returns whether the bucket lacks a small file. None of them ever changes."""
-        return name not in self.writer.contents.places and not self.writer.contents.inventory.has_archived(name)
+        return not any(name in one or one.has_archived(name) for one in self._inventories)
+
+    @property
+    def _inventories(self) -> list[Inventory]:
+        """Returns what this node holds in the bucket, and then what others do."""
+        return [self.writer.contents.inventory, *(self._others.inventories if self._others is not None else ())]
 
     def move(self, names: Iterable[FileName]) -> None:
         """Has these files put again, which are held and still here, in a pack with others."""
@@ -140,6 +162,14 @@ class Uploader:
         here = {str(name): version for name, version in layers.items()}
         held, safe = self.writer.contents.inventory, self._source.safe_point()
         self._dropped = not_needed(held, here, small, self._source.timelines, safe)
+
+    def _forget_discarded(self) -> None:
+        """Drops what an operator discarded here for another node's contents: those go in its place."""
+        for name, digest in self._source.discarded().items():
+            held = self.writer.contents.inventory.get(name)
+            if held is not None and held.digest == digest and held.name.layer is None:
+                self._digests.pop(PurePosixPath(name), None)
+                self._moving.add(held.name)
 
     def _take_checkpoints(self) -> None:
         names = [name for path in opaque_files(self._source) if (name := parse_name(str(path))) is not None]
@@ -191,11 +221,21 @@ class Uploader:
         Raises RemoteError, of which UnavailableError may pass: what was gathered is kept, and put with the next call.
         """
         self.writer.settle()
+        if self._others is not None:
+            self._others.look()
         self._put_large()
-        if self._builder.versions or self._large_put:
+        if self._builder.versions or self._large_put or self._can_say_more():
             self._write_pack()
         if self.writer.contents.at.number - self.writer.index_at.number >= _PACKS_PER_INDEX:
             self.writer.write_index()
+
+    def _can_say_more(self) -> bool:
+        """Returns whether more is whole than anybody said, because of what other nodes put since."""
+        if self._others is None:
+            return False
+        said = furthest([self.writer.contents.reached, *self._others.reached])
+        found = self._reached((), ())
+        return any(t > said.epochs.get(timeline, -1) for timeline, t in found.epochs.items())
 
     def _put_large(self) -> None:
         for name, version in list(self._large.items()):
@@ -232,7 +272,8 @@ class Uploader:
         for placed in added:
             inventory.add(placed.version)
         try:
-            return self._reach.of(inventory, self.writer.contents.reached, self._source.safe_point())
+            held = Together(self._inventories) if self._others is not None else inventory
+            return self._reach.of(held, self.writer.contents.reached, self._source.safe_point())
         finally:
             for name, version in before:
                 inventory.discard(name)

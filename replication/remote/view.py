@@ -18,6 +18,7 @@ from nosync.replication.remote.bucket import Bucket
 from nosync.replication.remote.fence import read_store
 from nosync.replication.remote.log import follow_log, nodes_of, read_log
 from nosync.replication.remote.names import NodeNames
+from nosync.replication.remote.others import furthest
 from nosync.replication.remote.pack import Contents, Placed, Reached
 
 
@@ -78,11 +79,8 @@ def read_view_again(bucket: Bucket, view: RemoteView) -> RemoteView:
 
 def _view_of(marker: Marker, nodes: dict[str, Contents]) -> RemoteView:
     files: dict[FileName, Placed] = {}
-    epochs: dict[str, int] = {}
     for contents in nodes.values():
         files |= {placed.version.name: placed for placed in contents.files() if placed.version.name not in files}
-        for timeline, t in contents.reached.epochs.items():
-            epochs[timeline] = max(t, epochs.get(timeline, -1))
-    entries = max(contents.reached.entries for contents in nodes.values())
+    reached = furthest(contents.reached for contents in nodes.values())
     problems = tuple(contents.damage for contents in nodes.values() if contents.damage)
-    return RemoteView(marker, nodes, files, Reached(epochs, entries), problems)
+    return RemoteView(marker, nodes, files, reached, problems)

@@ -343,7 +343,7 @@ def test_an_embedded_store_copies_in_the_background(tmp_path: Path, s3: str) -> 
         wait_until(lambda: store.status().remotes[0].safe_point == 2)
         (status,) = store.status().remotes
         assert (status.url, status.lag_epochs, status.problem) == (url, 0, "")
-        wait_until(lambda: read_remote_status(tmp_path / "store", Env())[0].safe_point == 2)
+        wait_until(lambda: [one.safe_point for one in read_remote_status(tmp_path / "store", Env())] == [2])
         with nosync.open(tmp_path / "store", read_only=True) as reader:
             assert reader.status().remotes[0].safe_point == 2
         epochs(store, range(3, 5))
