@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import subprocess
+import urllib.request
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,7 @@ from nosync.replication.daemon.config import DaemonConfig, make_config, read_con
 from nosync.replication.remote.cloud import open_bucket
 from nosync.replication.remote.restore import restore
 from nosync.replication.remote.status import bucket_status
-from nosync.testing.daemon_cluster import Daemons, eventually, running
+from nosync.testing.daemon_cluster import Daemons, eventually, free_ports, running
 from tests.helpers.daemons import expected, publish, state
 
 
@@ -60,11 +61,15 @@ def test_a_node_goes_on_after_a_restart(tmp_path: Path) -> None:
                 publish(store, t)
         eventually("all is remotely safe", lambda: remotely_safe(daemons, "n1") == 2)
         daemons.kill("n1")
-        daemons.start("n1")
+        metrics = f"127.0.0.1:{free_ports(1)[0]}"
+        daemons.start("n1", "--metrics", metrics)
         with daemons.open("n1") as store:
             for t in range(3, 5):
                 publish(store, t)
         eventually("and goes on", lambda: remotely_safe(daemons, "n1") == 4)
+        text = urllib.request.urlopen(f"http://{metrics}/metrics").read().decode()
+        assert f'nosync_remote_safe_epoch{{url="{url}"}} 4.0' in text
+        assert f'nosync_remote_problem{{url="{url}"}} 0.0' in text
 
 
 def test_a_daemon_says_at_its_start_what_is_wrong(tmp_path: Path) -> None:
