@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from nosync import checkpoints
     from nosync.checkpoints.api import checkpoint
     from nosync.flow.dataflow import Dataflow
-    from nosync.flow.persistence import replicated
+    from nosync.flow.persistence import remote, replicated
     from nosync.flow.stage import Stage
     from nosync.job.backfill import BackfillReport
     from nosync.job.explain import Explanation
@@ -83,7 +83,7 @@ _HOMES = {
     "nosync.flow.stage": "Stage",
     "nosync.job.explain": "Explanation",
     "nosync.job.job": "Job",
-    "nosync.flow.persistence": "replicated",
+    "nosync.flow.persistence": "remote replicated",
     "nosync.lsm.errors": (
         "CatalogError CompactedError CorruptionError DeterminismError FencedError FlowError FormatVersionError "
         "HoleError InvalidInputError LostEpochError NosyncError NotAStoreError NotAvailableError OutOfOrderError "
@@ -211,6 +211,7 @@ __all__ = [
     "last",
     "top_k",
     "collect",
+    "remote",
     "replicated",
     # errors
     "NosyncError",

@@ -72,15 +72,9 @@ class Node:
             try:
                 prepare_directory(root, env)
                 self.parts = parts = NodeParts(
-                    directory,
-                    settings,
-                    own,
-                    self._catalog,
-                    records,
-                    self.problems,
-                    replicated=replicated,
-                    copies=copies,
-                )
+                    directory, settings, own, self._catalog, records, self.problems, self.remotes,
+                    replicated=replicated, copies=copies,
+                )  # fmt: skip
                 self._incarnation = self._catalog.meta(INCARNATION_META)
                 parts.start(directory, replicated=replicated)
             except BaseException:

@@ -20,6 +20,11 @@ class Remotes:
     def __iter__(self) -> Iterator[RemoteCopies]:
         return iter(tuple(self._all))
 
+    def safe_point(self) -> int:
+        """Returns the newest epoch of main that is remotely safe everywhere; -1 where none is, or there are no copies."""
+        found = [status.safe_point for copies in self._all if (status := copies.status())]
+        return min((-1 if t is None else t for t in found), default=-1)
+
     def finish(self) -> None:
         """Puts what is left, for as long as settings say."""
         for copies in self._all:

@@ -13,7 +13,7 @@ from nosync.job.flow_versions import PLACED, FlowVersions
 from nosync.job.position import Position
 from nosync.job.stream_checks import STREAMS_FROM
 from nosync.job.watermarks import WATERMARK_POLICIES, policies_to_record
-from nosync.lsm.manifests.manifest import AT_SAFE_POINT, KEEP, SUMS, Content
+from nosync.lsm.manifests.manifest import AT_SAFE_POINT, KEEP, SUMS, WAITS_FOR_REMOTE, Content
 from nosync.lsm.model.layer import Digest, LayerId
 from nosync.lsm.node.api import StoreBackend
 
@@ -47,6 +47,8 @@ class Sealing:
         release = {stage.name: stage.at_safe_point for stage in declared.sources if stage.at_safe_point != KEEP}
         if release:
             meta[AT_SAFE_POINT] = release
+        if declared.asks_for_remote:
+            meta[WAITS_FOR_REMOTE] = True
         self._seal(t, self._layout.ids(flow, t), meta, reports)
         self.drop_rounds(t)
 

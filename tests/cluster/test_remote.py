@@ -35,6 +35,7 @@ def test_all_nodes_are_lost(tmp_path: Path, nodes: tuple[str, ...]) -> None:
                 publish(store, t)
             eventually("all is remotely safe", lambda: remotely_safe(daemons, "n1") == 5)
             assert store.status().remotes[0].safe_point == 5
+            store.sync_remote()
         eventually("others know", lambda: remotely_safe(daemons, "n2") == 5)
         status = bucket_status(open_bucket(url))
         assert status.branches == {"main": 5}
