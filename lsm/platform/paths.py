@@ -16,7 +16,8 @@ _ADDRESS = re.compile(r"[A-Za-z0-9_.-]+:[0-9]{1,5}\Z")
 
 _WHY = "what is there must appear under its name whole or not at all, which an object store has no rename or link for"
 _STORE_INSTEAD = (
-    "Give a local directory. Its copies can go there (remote=, docs/remote.md), or to other hosts (docs/daemons.md)"
+    "Give a local directory, of which daemons keep copies on other hosts (docs/daemons.md), and remote= in an object store "
+    "(docs/remote.md)"
 )
 
 
