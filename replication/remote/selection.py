@@ -18,7 +18,7 @@ from nosync.lsm.manifests.input_policy import policies, releasable_until
 from nosync.lsm.manifests.timelines import Timelines
 from nosync.lsm.model.layer import Description, LayerId
 from nosync.lsm.model.timestamp import pack
-from nosync.lsm.platform.layout import MANIFESTS
+from nosync.lsm.platform.layout import MANIFESTS, PINS
 from nosync.replication.protocol.file_names import FileName, FileVersion
 from nosync.replication.protocol.inventory import Inventory, covers
 
@@ -104,8 +104,8 @@ def not_needed(
         elif name.span is not None:
             if held.has_archived(name) or ended.is_manifest_unneeded(name):
                 found.append(str(name))
-        elif name.is_opaque:  # registers and the log only grow
-            found.append(str(name))
+        elif name.entry is None and not name.startswith(f"{PINS}/"):
+            found.append(str(name))  # files of checkpoints, and instances and deliveries that others stand for
     return found
 
 

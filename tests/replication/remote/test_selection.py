@@ -75,26 +75,39 @@ def test_a_merged_layer_goes_where_it_takes_much_off() -> None:
     assert shrinking([merged], Inventory([merged]), lambda name: False) == []
 
 
+class OfTimelines:
+    """Needs all epochs."""
+
+    class refs:
+        names: ClassVar[dict[str, str]] = {"main": "main"}
+
+        @staticmethod
+        def kept_until() -> dict[str, None]:
+            return {"main": None}
+
+    @staticmethod
+    def histories(branch: str) -> dict[str, object]:
+        return {}
+
+    @staticmethod
+    def sealed_until(trace: TraceId) -> int:
+        return int(pack(1000))
+
+
+def test_registers_that_others_stand_for_are_dropped_and_pins_are_not() -> None:
+    names = [
+        "jobs/main/1-a.json",
+        "sinks/out/main/3-b.json",
+        "checkpoints/q/offsets/1",
+        "pins/p-c.json",
+        "branches/1.json",
+    ]
+    held = Inventory(FileVersion(FileName(name), "x", 1) for name in names)
+    assert sorted(not_needed(held, {}, {names[0]}, OfTimelines(), None)) == sorted(names[1:3])  # type: ignore[arg-type]
+
+
 @given(LAYERS, LAYERS)
 def test_what_is_dropped_is_covered_by_what_stays(held: list[FileVersion], here: list[FileVersion]) -> None:
-    class OfTimelines:
-        """Needs all epochs."""
-
-        class refs:
-            names: ClassVar[dict[str, str]] = {"main": "main"}
-
-            @staticmethod
-            def kept_until() -> dict[str, None]:
-                return {"main": None}
-
-        @staticmethod
-        def histories(branch: str) -> dict[str, object]:
-            return {}
-
-        @staticmethod
-        def sealed_until(trace: TraceId) -> int:
-            return int(pack(1000))
-
     inventory, mine = Inventory(held), {str(one.name): one for one in here}
     dropped = set(not_needed(inventory, mine, set(), OfTimelines(), None))  # type: ignore[arg-type]
     stays = [one for one in inventory if one.name not in dropped]
