@@ -107,6 +107,10 @@ class ReplicationError(NosyncError):
     """Nodes cannot work together as they are configured, or a daemon does not answer."""
 
 
+class RemoteError(NosyncError):
+    """An object store refused, cannot be reached, or has something else than copies of this store."""
+
+
 class NodeLostError(NosyncError):
     """A host fell silent while an epoch ran, and the epoch was cancelled. Run it again: what was recorded is used."""
 

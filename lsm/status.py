@@ -102,6 +102,34 @@ class WindowStatus:
 
 
 @dataclass(frozen=True)
+class RemoteStatus:
+    """Says how far the copies of a store in an object store are. Epochs are those of the main branch."""
+
+    url: str
+    """Without credentials."""
+    safe_point: int | None
+    """The newest epoch that is remotely safe: all that it needs is there. None: not even the first one."""
+    lag_epochs: int
+    """Sealed epochs after it."""
+    lag_s: float
+    """For how long the first of them has been sealed."""
+    waiting_bytes: int
+    """Known to wait to be put."""
+    sent_bytes: int
+    """Put by this process, with what describes them."""
+    packs: int
+    """How many packs that were."""
+    problem: str = ""
+    """What keeps copies from being made; empty where all is well."""
+
+    def text(self) -> str:
+        """Returns it in one line, for people."""
+        safe = "no epoch yet" if self.safe_point is None else f"epoch {self.safe_point}"
+        lag = f", {self.lag_epochs} epochs and {self.lag_s:.1f} s behind" if self.lag_epochs else ""
+        return f"{self.url}: {safe}{lag}{f'; {self.problem}' if self.problem else ''}"
+
+
+@dataclass(frozen=True)
 class StoreStatus:
     """Sums a store up. Timestamps are epochs, None where there is none yet."""
 
@@ -129,6 +157,8 @@ class StoreStatus:
     safe_point_sealed_at: str | None = None
     windows: Mapping[str, WindowStatus] = field(default_factory=dict)
     """By window with a watermark; filled in by `Job.status()` and `nosync status`."""
+    remotes: tuple[RemoteStatus, ...] = ()
+    """The copies in object stores, as the process said last that makes them."""
 
     def _repr_html_(self) -> str:
         names = ("safe_point", "last_sealed", "since", "missing", "key_groups")
@@ -136,6 +166,7 @@ class StoreStatus:
         facts |= {"last sealed at": self.sealed_at} if self.sealed_at else {}
         facts |= {f"branch {name}": t for name, t in self.branches.items() if name != MAIN}
         facts |= {f"pin {name}": t for name, t in self.pins.items()}
+        facts |= {f"remotely safe {i}": one.text() for i, one in enumerate(self.remotes, 1)}
         facts |= {f"watermark of {name}": one.text() for name, one in self.windows.items()}
         facts |= {f"problem: {where}": what for where, what in self.problems.items()}
         rows = [(n, s["shards"], s["layers"], s["rows"], s["bytes"], s["upper"] - 1) for n, s in self.stages.items()]

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from nosync import checkpoints
     from nosync.checkpoints.api import checkpoint
     from nosync.flow.dataflow import Dataflow
-    from nosync.flow.persistence import replicated
+    from nosync.flow.persistence import remote, replicated
     from nosync.flow.stage import Stage
     from nosync.job.backfill import BackfillReport
     from nosync.job.explain import Explanation
@@ -61,6 +61,7 @@ if TYPE_CHECKING:
         NotAStoreError,
         NotAvailableError,
         OutOfOrderError,
+        RemoteError,
         ReplicationError,
         SchemaError,
         StageError,
@@ -70,9 +71,10 @@ if TYPE_CHECKING:
     )
     from nosync.lsm.model.as_of import AsOf
     from nosync.lsm.settings import StoreSettings
-    from nosync.lsm.status import LayerStatus, StoreStatus
+    from nosync.lsm.status import LayerStatus, RemoteStatus, StoreStatus
     from nosync.lsm.store.store import Store
     from nosync.lsm.store.verify import VerifyReport
+    from nosync.replication.remote.settings import RemoteSettings
     from nosync.spark.diff import DiffSummary
     from nosync.spark.session import configure_spark
     from nosync.stores import connect, open
@@ -85,16 +87,17 @@ _HOMES = {
     "nosync.flow.stage": "Stage",
     "nosync.job.explain": "Explanation",
     "nosync.job.job": "Job",
-    "nosync.flow.persistence": "replicated",
+    "nosync.flow.persistence": "remote replicated",
     "nosync.lsm.errors": (
         "CatalogError CompactedError CorruptionError DeterminismError FencedError FlowError FormatVersionError "
         "HoleError InvalidInputError LostEpochError NosyncError NotAStoreError NotAvailableError OutOfOrderError "
-        "ReplicationError SchemaError StageError StorageError StoreLockedError UnknownStageError"
+        "RemoteError ReplicationError SchemaError StageError StorageError StoreLockedError UnknownStageError"
     ),
     "nosync.lsm.store.verify": "VerifyReport",
     "nosync.lsm.settings": "StoreSettings",
-    "nosync.lsm.status": "LayerStatus StoreStatus",
+    "nosync.lsm.status": "LayerStatus RemoteStatus StoreStatus",
     "nosync.lsm.store.store": "Store",
+    "nosync.replication.remote.settings": "RemoteSettings",
     "nosync.stores": "connect open",
     "nosync.job.replay": "ReplayPlan ReplayReport",
     "nosync.job.upgrade": "UpgradePlan",
@@ -187,6 +190,8 @@ __all__ = [
     "StoreStatus",
     "LayerStatus",
     "VerifyReport",
+    "RemoteSettings",
+    "RemoteStatus",
     # checkpoints of Structured Streaming queries
     "checkpoint",
     "checkpoints",
@@ -222,6 +227,7 @@ __all__ = [
     "last",
     "top_k",
     "collect",
+    "remote",
     "replicated",
     # errors
     "NosyncError",
@@ -241,6 +247,7 @@ __all__ = [
     "FencedError",
     "NotAStoreError",
     "ReplicationError",
+    "RemoteError",
     "CatalogError",
     "StageError",
     "FlowError",

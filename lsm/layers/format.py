@@ -10,6 +10,7 @@ Invariants
 
 from __future__ import annotations
 
+import contextlib
 import json
 import struct
 from collections.abc import Mapping, Sequence
@@ -329,6 +330,23 @@ def decode(buffer: pa.Buffer, where: str) -> Opened:
     # The footer and the schema are parsed as soon as the body is opened, so they are verified now.
     verify_block(opened, len(opened.info.blocks) - 1, where)
     return opened
+
+
+def opened_from(end: bytes, size: int) -> int:
+    """Returns from where on the bytes of a layer file are needed to open it, beside its head; a number below where `end`
+    begins where more of it is needed to say so.
+
+    `end`: the last bytes of a file of `size` bytes, the trailer at least. What does not make sense is left to `decode`.
+    """
+    begin = size - len(end)
+    body_bytes, offset_count, description_bytes, *_ = _TRAILER.unpack(end[-TRAILER_BYTES:])
+    description_at = HEAD_BYTES + body_bytes + 8 * offset_count
+    if not begin <= HEAD_BYTES + body_bytes <= description_at <= size - TRAILER_BYTES:
+        return int(min(HEAD_BYTES + body_bytes, begin))
+    with contextlib.suppress(ValueError, KeyError, TypeError, IndexError):
+        blocks = json.loads(end[description_at - begin : description_at - begin + description_bytes])["blocks"]
+        return HEAD_BYTES + (int(blocks[-2][0]) if len(blocks) > 1 else 0)
+    return begin
 
 
 def verify_block(opened: Opened, index: int, where: str) -> None:

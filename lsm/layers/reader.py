@@ -24,7 +24,7 @@ from nosync.lsm.columnar.columns import (
 )
 from nosync.lsm.columnar.hashing import U32
 from nosync.lsm.errors import CorruptionError
-from nosync.lsm.layers.format import LayerInfo, Opened, decode, open_body, read_checked, verify_block
+from nosync.lsm.layers.format import HEAD_BYTES, LayerInfo, Opened, decode, open_body, read_checked, verify_block
 from nosync.lsm.layers.hash_index import HashIndex
 from nosync.lsm.model.layer import Digest, LayerId
 from nosync.lsm.model.timestamp import Time
@@ -100,9 +100,17 @@ class LayerReader:
     """An open layer. Safe to share between threads: blocks are immutable once read."""
 
     def __init__(
-        self, opened: Opened, path: Path, size_bytes: int, identity: Identity, *, is_validated: bool = False
+        self,
+        opened: Opened,
+        path: Path,
+        size_bytes: int,
+        identity: Identity,
+        *,
+        is_validated: bool = False,
+        env: Env | None = None,
     ) -> None:
-        self._opened, self.is_validated = opened, is_validated
+        """`env`: gets blocks that are not there before they are read (default: all are)."""
+        self._opened, self.is_validated, self._env = opened, is_validated, env
         self.path = path
         self.identity = identity
         self.size_bytes = size_bytes
@@ -129,7 +137,7 @@ class LayerReader:
             if is_foreign(error):
                 raise CorruptionError(f"{path}: {error.strerror}; nosync did not write it") from error
             raise storage_error("map", path, error) from error
-        reader = cls(decode(buffer, str(path)), path, buffer.size, identity, is_validated=is_validated)
+        reader = cls(decode(buffer, str(path)), path, buffer.size, identity, is_validated=is_validated, env=env)
         if expected is not None and reader.info.id != expected:
             raise CorruptionError(f"{path}: holds {reader.info.id} {reader.info.id.description}, expected {expected}")
         return reader
@@ -179,10 +187,17 @@ class LayerReader:
         """Raises CorruptionError where the block's bytes were changed."""
         block = self._blocks.get(index)
         if block is None:
+            self._have(index)
             verify_block(self._opened, index, str(self.path))
             block = Block(self._batch(index), self._times, self.info.key)
             self._blocks[index] = block
         return block
+
+    def _have(self, index: int) -> None:
+        if self._env is not None:
+            blocks = self.info.blocks
+            begin = blocks[index - 1].end if index else 0
+            self._env.have(self.path, HEAD_BYTES + begin, HEAD_BYTES + blocks[index].end)
 
     def _batch(self, index: int) -> pa.RecordBatch:
         if self.is_validated:
@@ -192,15 +207,17 @@ class LayerReader:
     def blocks(self) -> Iterator[Block]:
         return (self.block(i) for i in range(self.block_count))
 
-    def blocks_between(self, first_hash: int, last_hash: int) -> Iterator[Block]:
-        """Yields the blocks that may hold hashes in `[first_hash, last_hash]`."""
+    def blocks_with(self, wanted: U32) -> Iterator[Block]:
+        """Yields the blocks that may hold one of these hashes, which are in order. No other block is touched."""
         for i, block in enumerate(self.info.blocks[:-1]):
-            if block.first_hash <= last_hash and block.last_hash >= first_hash:
+            at = int(np.searchsorted(wanted, block.first_hash))
+            if at < len(wanted) and wanted[at] <= block.last_hash:
                 yield self.block(i)
 
     def verify(self, progress: Callable[[], object] = lambda: None) -> None:
         """Reads every byte. Raises CorruptionError for the first block that does not match, or is not valid Arrow."""
         for i in range(len(self.info.blocks)):
+            self._have(i)
             verify_block(self._opened, i, str(self.path))
             progress()
         for i in range(self.block_count):

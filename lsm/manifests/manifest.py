@@ -27,6 +27,8 @@ RELEASING = (DISK, DROP)
 MOST_LAYERS = 1 << 17
 """Layers that one epoch lists at most: so many stages times shards."""
 """In `meta`: by source, what is done with its layers at the safe point, where they are not kept."""
+WAITS_FOR_REMOTE = "remote"
+"""In `meta`: inputs are released only when the epochs computed from them are in an object store, too."""
 SUMS = "sums"
 """In `meta`: by stage, the columns whose values may be added up over its rows: counts and sums."""
 

@@ -196,9 +196,9 @@ class Timelines:
             self._known.begin(made)
             return made
 
-    def rewind(self, at: int, keep_as: str | None) -> None:
+    def rewind(self, at: int, keep_as: str | None, name: str | None = None) -> None:
         """`main` is from now on a new timeline that begins at an epoch of the one it was, which is kept under
-        `keep_as`, or dropped.
+        `keep_as`, or dropped. `name`: of the new one (default `rewind-<n>`).
 
         One entry of the log, so that a crash leaves all of it or nothing.
         """
@@ -212,7 +212,7 @@ class Timelines:
                     raise InvalidInputError(
                         f"branch {keep_as!r} exists already: keep the old timeline under another name"
                     )
-            name = f"rewind-{self.refs.entries + 1}"
+            name = name or f"rewind-{self.refs.entries + 1}"
             entry = {"do": "rewind", "name": name, "line": name, "parent": timeline.id, "at": at, "keep_as": keep_as}
             self._append(entry)
             self._known.begin(self.refs.timelines[name])

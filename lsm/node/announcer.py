@@ -6,7 +6,7 @@ Invariant
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import PurePosixPath
 
 from nosync.lsm.manifests.manifest import Entry
@@ -14,6 +14,8 @@ from nosync.lsm.model.layer import LayerId, Record, TraceId
 from nosync.lsm.model.timestamp import Epoch, Time
 from nosync.lsm.node.api import DurabilityListener
 from nosync.lsm.platform.opaque import OpaqueRecord
+
+Observer = Callable[[Sequence[Record], Sequence[PurePosixPath]], None]
 
 
 class Alone:
@@ -73,6 +75,7 @@ class Announcer:
     def __init__(self, *, replicated: bool) -> None:
         self._alone = Alone(replicated=replicated)
         self.peers: DurabilityListener = self._alone
+        self._observers: tuple[Observer, ...] = ()
 
     @property
     def is_alone(self) -> bool:
@@ -83,12 +86,26 @@ class Announcer:
         """This one is told from now on; None: nobody is."""
         self.peers = self._alone if listener is None else listener
 
+    def observe(self, observer: Observer) -> None:
+        """This one is told of layers and small files that became durable, too, perhaps inside the node's lock. It counts
+        as no copy, and must not wait for anything.
+        """
+        self._observers = (*self._observers, observer)
+
+    def leave(self, observer: Observer) -> None:
+        """This one is told of nothing more."""
+        self._observers = tuple(one for one in self._observers if one != observer)
+
     def layers(self, added: Sequence[Record], gone: Sequence[LayerId], *, dropped: bool = False) -> None:
         """These layers are durable here, and those are not any more. `dropped`: nobody needs them."""
+        for observer in self._observers if added else ():
+            observer(added, ())
         if added or gone:
             self.peers.held(added, gone, dropped=dropped)
 
     def files(self, paths: Sequence[PurePosixPath]) -> None:
         """These small files are durable here."""
+        for observer in self._observers if paths else ():
+            observer((), paths)
         if paths:
             self.peers.held_files(paths)

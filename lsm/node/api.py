@@ -18,6 +18,7 @@ from nosync.lsm.model.history import History
 from nosync.lsm.model.layer import LayerId, Record, TraceId
 from nosync.lsm.model.timestamp import Epoch, Time
 from nosync.lsm.platform.opaque import OpaqueRecord
+from nosync.lsm.status import RemoteStatus
 
 
 class DurabilityListener(Protocol):
@@ -67,6 +68,22 @@ class DurabilityListener(Protocol):
         """Returns on how many nodes a manifest is durable."""
 
 
+class RemoteCopies(Protocol):
+    """Copies of a store in an object store, which are made in the background. Nobody waits for them but who says so."""
+
+    def status(self) -> RemoteStatus:
+        """Returns how far they are."""
+
+    def push(self, patience_s: float) -> bool:
+        """Puts what is durable here now. Returns whether all of it is there within `patience_s`. Raises RemoteError."""
+
+    def finish(self) -> None:
+        """Puts what is left, for as long as settings say, and ends."""
+
+    def abandon(self) -> None:
+        """Ends at once."""
+
+
 class StoreBackend(Protocol):
     """Is what a store and a job need of whoever owns the directory: a `Node` in this process, or a daemon."""
 
@@ -80,6 +97,10 @@ class StoreBackend(Protocol):
     @property
     def times(self) -> SealTimes:
         """Returns when epochs were sealed, as far as this process knows."""
+
+    @property
+    def remotes(self) -> Iterable[RemoteCopies]:
+        """Returns the copies in object stores that this process makes."""
 
     def notice_changes(self, timeline: str | None = None) -> None:
         """Looks whether others changed the branches, or discarded what a timeline (default: any) had."""

@@ -16,7 +16,7 @@ from pathlib import Path
 from nosync.lsm.errors import CorruptionError, StorageError
 from nosync.lsm.manifests.branches import MAIN
 from nosync.lsm.manifests.input_policy import NOTHING, inputs_to_release, policies, releasable_until
-from nosync.lsm.manifests.manifest import DISK
+from nosync.lsm.manifests.manifest import DISK, WAITS_FOR_REMOTE
 from nosync.lsm.manifests.remembered import SAFE_META
 from nosync.lsm.manifests.timelines import Timelines
 from nosync.lsm.model.layer import LayerId, TraceId, check_name
@@ -24,6 +24,7 @@ from nosync.lsm.model.timestamp import Epoch, pack
 from nosync.lsm.node.announcer import Announcer
 from nosync.lsm.node.durable_layers import DurableLayers
 from nosync.lsm.node.garbage import Garbage
+from nosync.lsm.node.remotes import Remotes
 from nosync.lsm.node.safe_point import SafePoint
 from nosync.lsm.platform.env import Env, storage_errors
 from nosync.lsm.platform.json_file import read_small, replace_small, whole_number
@@ -47,9 +48,11 @@ class InputRelease:
         safe_points: SafePoint,
         announcer: Announcer,
         garbage: Garbage,
+        remotes: Remotes,
     ) -> None:
         self._directory, self._env, self._layers, self._timelines = directory, directory.env, layers, timelines
         self._safe_points, self._announcer, self._garbage = safe_points, announcer, garbage
+        self._remotes = remotes
         self._done = self._tried = NOTHING
         self._again_s = 0.0
 
@@ -62,7 +65,7 @@ class InputRelease:
         """Drops what may go by now."""
         if not self.wait():
             return
-        until, now_s = releasable_until(self._timelines, self._safe_points.point()), self._env.monotonic_s()
+        until, now_s = releasable_until(self._timelines, self._safe_now()), self._env.monotonic_s()
         if until <= self._done or (until == self._tried and now_s < self._again_s):
             return
         if until > self._tried:
@@ -72,6 +75,14 @@ class InputRelease:
         is_done = [self._release(policy, trace, ids, until) for policy, trace, ids in found]
         if all(is_done):
             self._done = until
+
+    def _safe_now(self) -> int | None:
+        """Returns up to where nothing needs inputs: the safe point, and the remotely safe epoch where a flow asks for it."""
+        safe, last = self._safe_points.point(), self._timelines.last_sealed()
+        manifest = None if last is None else self._timelines.manifest(last)
+        if safe is not None and manifest is not None and manifest.meta.get(WAITS_FOR_REMOTE):
+            return min(safe, self._remotes.safe_point())
+        return safe
 
     def _release(self, policy: str, trace: TraceId, ids: list[LayerId], until: Epoch) -> bool:
         """Returns whether all of it went that is to go. What the one node that keeps it does not have yet stays here."""

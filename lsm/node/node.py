@@ -35,6 +35,7 @@ from nosync.lsm.node.durable_layers import INCARNATION_META, open_catalog
 from nosync.lsm.node.input_release import announced_safe_points
 from nosync.lsm.node.ownership import Ownership
 from nosync.lsm.node.parts import NodeParts, prepare_directory
+from nosync.lsm.node.remotes import Remotes
 from nosync.lsm.node.threads import Steps
 from nosync.lsm.platform.store_marker import Marker
 from nosync.lsm.settings import StoreSettings
@@ -64,7 +65,7 @@ class Node:
         `copies`: how many an epoch asks for of each stage of which nothing is said.
         """
         self.directory, self.settings, self._is_replicated = directory, settings, replicated
-        self.problems: dict[str, str] = {}
+        self.problems, self.remotes = dict[str, str](), Remotes()
         root, env = directory.root, directory.env
         self._ownership = own = Ownership(root, self.problems)
         try:
@@ -72,15 +73,9 @@ class Node:
             try:
                 prepare_directory(root, env)
                 self.parts = parts = NodeParts(
-                    directory,
-                    settings,
-                    own,
-                    self._catalog,
-                    records,
-                    self.problems,
-                    replicated=replicated,
-                    copies=copies,
-                )
+                    directory, settings, own, self._catalog, records, self.problems, self.remotes,
+                    replicated=replicated, copies=copies,
+                )  # fmt: skip
                 self._incarnation = self._catalog.meta(INCARNATION_META)
                 parts.start(directory, replicated=replicated)
             except BaseException:
@@ -336,6 +331,7 @@ class Node:
     def _give_back(self) -> None:
         """The directory is free for the next one, also where a full disk keeps the catalog from closing."""
         try:
+            self.remotes.abandon()
             self._catalog.close()
         finally:
             self._ownership.release()
@@ -344,6 +340,7 @@ class Node:
         try:
             self._stop()
             self.sync()
+            self.remotes.finish()
             self.parts.garbage.collect(all=True)
         except BaseException:
             with suppress(NosyncError):  # what comes second says less

@@ -37,6 +37,7 @@ from nosync.lsm.node.opaque_files import OpaqueFiles
 from nosync.lsm.node.ownership import Ownership
 from nosync.lsm.node.quarantine import Quarantine
 from nosync.lsm.node.rechecks import Rechecks
+from nosync.lsm.node.remotes import Remotes
 from nosync.lsm.node.retention import Retention
 from nosync.lsm.node.safe_point import SafePoint
 from nosync.lsm.node.threads import NodeThreads
@@ -60,6 +61,7 @@ class NodeParts:
         catalog: Catalog,
         records: Sequence[Record],
         problems: dict[str, str],
+        remotes: Remotes,
         *,
         replicated: bool,
         copies: int,
@@ -86,7 +88,7 @@ class NodeParts:
         self.durability = Durability(
             directory, own, layers, queue, small, files, garbage, bad, compactor, merges, announcer
         )
-        self.inputs = InputRelease(directory, layers, timelines, safe, announcer, garbage)
+        self.inputs = InputRelease(directory, layers, timelines, safe, announcer, garbage, remotes)
         self.discards = Discards(
             directory, timelines, layers, files, small, bad, compactor, safe, self.inputs, announcer
         )

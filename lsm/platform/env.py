@@ -231,6 +231,9 @@ class Env:
             with pa.memory_map(f"/proc/self/fd/{fd}") as file:
                 return file.read_buffer()
 
+    def have(self, path: Path, begin: int, end: int) -> None:
+        """Makes sure that the bytes `[begin, end)` of a mapped file are there. Of a file of this host all are."""
+
     def read(self, path: Path) -> bytes:
         """Reads a whole file. Raises TooLargeError for one of more than MOST_SMALL_BYTES."""
         return read_regular(path)

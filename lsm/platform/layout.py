@@ -15,6 +15,7 @@ tmp/                                            being written; emptied at the no
 ready/                                          empty files that the node made ahead, to be written
 catalog/                                        RocksDB, the node's rebuildable index
 given-up.json, let-go.json                      what an operator discarded here; up to where inputs were released
+remote.json                                     how far the copies in object stores are, for who only reads
 place.json                                      in a directory that a daemon keeps: a token of it
 checkpoints/<name>/                             a kept checkpoint of a Structured Streaming query, under Spark's names
 checkpoints/<name>.<n>/                         the same after its n-th rewind; `rewound.json` in it says from where
@@ -43,6 +44,7 @@ DISCARDED, RELEASED = "given-up.json", "let-go.json"
 which the catalog has too, and may lose.
 """
 PLACE_FILE = "place.json"
+REMOTE_STATUS = "remote.json"
 CHECKPOINTS, CHECKPOINT_VIEWS, CHECKPOINT_LIVE = "checkpoints", "checkpoint-views", "checkpoint-live"
 CHECKPOINT_SECRET = "checkpoint-secret"
 DOOR_ADDRESS = ".address"

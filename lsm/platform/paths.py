@@ -15,7 +15,10 @@ _ADDRESS = re.compile(r"[A-Za-z0-9_.-]+:[0-9]{1,5}\Z")
 
 
 _WHY = "what is there must appear under its name whole or not at all, which an object store has no rename or link for"
-_STORE_INSTEAD = "Give a local directory, of which daemons keep copies on other hosts (docs/daemons.md)"
+_STORE_INSTEAD = (
+    "Give a local directory, of which daemons keep copies on other hosts (docs/daemons.md), and remote= in an object store "
+    "(docs/remote.md)"
+)
 
 
 def local_path(path: str | Path, what: str = "a store", instead: str = _STORE_INSTEAD) -> Path:

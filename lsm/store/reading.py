@@ -27,6 +27,8 @@ from nosync.lsm.errors import InvalidInputError, NotAvailableError, SchemaError,
 from nosync.lsm.facts.seal_times import SealTime, SealTimes
 from nosync.lsm.layers.merging import RowFilter
 from nosync.lsm.manifests.branches import MAIN
+from nosync.lsm.manifests.manifest import Manifest
+from nosync.lsm.manifests.timelines import Timelines
 from nosync.lsm.model.as_of import AsOf, wall_clock_us
 from nosync.lsm.model.history import View
 from nosync.lsm.model.timestamp import end_of, last_of, pack
@@ -212,6 +214,28 @@ class StoreReader:
         """Returns the numbers of the shards that a stage has at an epoch. Raises UnknownStageError."""
         return sorted({view.id.shard.index for view in self._views(stage, t, None, branch)})
 
+    def timeline_of(self, t: int, branch: str = MAIN) -> str | None:
+        """Returns the timeline that sealed an epoch of a branch; None where it is not sealed. After a rewind it is
+        another one.
+        """
+        manifest = self._timelines().manifest(t, branch)
+        return None if manifest is None else manifest.timeline
+
+    def manifest(self, t: int, branch: str = MAIN) -> Manifest | None:
+        """Returns what an epoch lists; None where it is not sealed."""
+        return self._timelines().manifest(t, branch)
+
+    def sums_of(self, stage: str, t: int, branch: str = MAIN) -> list[str]:
+        """Returns the columns of a stage whose values may be added up over its rows, as the job said that sealed the
+        epoch.
+        """
+        manifest = self._timelines().manifest(t, branch)
+        return [] if manifest is None else manifest.sums(stage)
+
+    def first_sealed(self, branch: str = MAIN) -> int | None:
+        """Returns the oldest epoch that was sealed; None before the first."""
+        return self._timelines().manifests(branch).first
+
     def newest(self, branch: str = MAIN) -> int | None:
         """Returns what `last_sealed` does, to who reads it. Raises LostEpochError where later epochs are lost."""
         return self._view.newest(branch)
@@ -221,6 +245,9 @@ class StoreReader:
         """A read-only store sees here what was sealed when it began, and reads manifests once, not for every question."""
         with self._view.held():
             yield
+
+    def _timelines(self) -> Timelines:
+        return self._view.current()
 
     def _as_of(self, as_of: AsOf | None, branch: str) -> int:
         if as_of is None:

@@ -19,7 +19,7 @@ from typing import Self
 import pyarrow as pa
 
 from nosync.lsm.columnar.columns import unify_schemas
-from nosync.lsm.errors import InvalidInputError, NosyncError, NotAvailableError, StorageError
+from nosync.lsm.errors import InvalidInputError, NosyncError, NotAvailableError, RemoteError, StorageError
 from nosync.lsm.facts.pins import Pin, Pins
 from nosync.lsm.facts.seal_times import SealTimes
 from nosync.lsm.layers.writer import Published, arrange
@@ -28,13 +28,13 @@ from nosync.lsm.manifests.catalog import recorded_layers
 from nosync.lsm.manifests.completeness import MissingLayer, lost
 from nosync.lsm.manifests.manifest import Manifest
 from nosync.lsm.manifests.remembered import Remembered
-from nosync.lsm.manifests.timelines import Timelines
 from nosync.lsm.model.layer import Description, LayerId, check_name
 from nosync.lsm.model.timestamp import ZERO, Epoch, epoch_of, pack
 from nosync.lsm.node.api import StoreBackend
+from nosync.lsm.node.remote_status import read_remote_status
 from nosync.lsm.node.safe_point import safe_point_on_disk
 from nosync.lsm.settings import StoreSettings
-from nosync.lsm.status import BranchInfo, LayerStatus, StoreStatus
+from nosync.lsm.status import BranchInfo, LayerStatus, RemoteStatus, StoreStatus
 from nosync.lsm.store import inspection
 from nosync.lsm.store.appended import BOOKKEEPING, Appended, key_to_record
 from nosync.lsm.store.direct import raw_trace
@@ -145,9 +145,6 @@ class Store(StoreReader):
 
     # --- timelines ----------------------------------------------------------------------------------------------------
 
-    def _timelines(self) -> Timelines:
-        return self._view.current()
-
     def branches(self) -> dict[str, Timeline]:
         """Returns, by name, the timeline of each branch: which timeline it comes from, and at which epoch."""
         refs = self._timelines().refs
@@ -212,28 +209,6 @@ class Store(StoreReader):
     def last_sealed(self, branch: str = MAIN) -> int | None:
         return self._timelines().last_sealed(branch)
 
-    def timeline_of(self, t: int, branch: str = MAIN) -> str | None:
-        """Returns the timeline that sealed an epoch of a branch; None where it is not sealed. After a rewind it is
-        another one.
-        """
-        manifest = self._timelines().manifest(t, branch)
-        return None if manifest is None else manifest.timeline
-
-    def manifest(self, t: int, branch: str = MAIN) -> Manifest | None:
-        """Returns what an epoch lists; None where it is not sealed."""
-        return self._timelines().manifest(t, branch)
-
-    def sums_of(self, stage: str, t: int, branch: str = MAIN) -> list[str]:
-        """Returns the columns of a stage whose values may be added up over its rows, as the job said that sealed the
-        epoch.
-        """
-        manifest = self._timelines().manifest(t, branch)
-        return [] if manifest is None else manifest.sums(stage)
-
-    def first_sealed(self, branch: str = MAIN) -> int | None:
-        """Returns the oldest epoch that was sealed; None before the first."""
-        return self._timelines().manifests(branch).first
-
     @property
     def source_path(self) -> str:
         """Returns what other programs open to read this store: its directory, or the address of its daemon."""
@@ -264,6 +239,20 @@ class Store(StoreReader):
         Peers are not waited for: `safe_point` says up to which epoch there are as many copies as are asked for.
         """
         self.node.sync()
+
+    def sync_remote(self, timeout_s: float = 60.0) -> None:
+        """Returns when everything that is durable on this node is in the object stores of `remote=`. No job needs this:
+        copies are made in the background. Raises RemoteError where there are none, or it takes longer.
+        """
+        self.node.sync()
+        copies = list(self.node.remotes)
+        if not copies:
+            raise RemoteError(f"{self.directory.root} is opened without remote=, so there is nowhere to copy it to")
+        for one in copies:
+            if not one.push(timeout_s):
+                status = one.status()
+                why = status.problem or f"{status.waiting_bytes:,} bytes wait"
+                raise RemoteError(f"{status.url}: not all is there after {timeout_s} s: {why}")
 
     def pin(self, name: str, t: int) -> None:
         """Keeps the state as of `t` readable until `unpin`, whatever `retain` says (a savepoint, in Flink's words).
@@ -337,7 +326,13 @@ class Store(StoreReader):
             {name: self.last_sealed(name) for name in sorted(timelines.refs.names)},
             inspection.sealed_at(self.directory, timelines, self._times),
             inspection.branches_sealed_at(timelines, self._times), inspection.recorded_time(timelines, self._times, safe),
+            remotes=self._remotes_now(),
         )  # fmt: skip
+
+    def _remotes_now(self) -> tuple[RemoteStatus, ...]:
+        """Returns how far copies in object stores are, as the process that makes them says or said last."""
+        mine = tuple(copies.status() for copies in self._node.remotes) if self._node else ()
+        return mine or read_remote_status(self.directory.root, self.directory.env)
 
     def _safe_point_now(self) -> int | None:
         """Returns the safe point; that of a read-only store from the catalog as it is on disk now."""

@@ -182,7 +182,7 @@ class Trace:
                 continue
             latest = self._until(layer, as_of)
             check_time = layer.last_time > latest
-            for block in layer.blocks_between(int(sorted_hashes[0]), int(sorted_hashes[-1])):
+            for block in layer.blocks_with(sorted_hashes[open_]):
                 low = int(np.searchsorted(sorted_hashes, block.hashes[0], side="left"))
                 high = int(np.searchsorted(sorted_hashes, block.hashes[-1], side="right"))
                 probes = np.flatnonzero(open_[low:high]) + low
@@ -206,7 +206,7 @@ class Trace:
         for layer in self.layers:
             if not len(wanted) or layer.id.description.lower > as_of or not layer.info.rows:
                 continue
-            for block in layer.blocks_between(int(wanted[0]), int(wanted[-1])):
+            for block in layer.blocks_with(wanted):
                 low, high = (
                     np.searchsorted(block.hashes, wanted, "left"),
                     np.searchsorted(block.hashes, wanted, "right"),

@@ -10,7 +10,18 @@ from collections.abc import Sequence
 
 import click
 
-from nosync.cli import checkpoint, checkpoint_door, daemon, demo, export, inspect, jobs, maintain, status
+from nosync.cli import (
+    checkpoint,
+    checkpoint_door,
+    daemon,
+    demo,
+    export,
+    inspect,
+    jobs,
+    maintain,
+    remote,
+    status,
+)
 from nosync.cli.app import cli
 from nosync.cli.console import fail, log_to_stderr
 from nosync.lsm.errors import NosyncError
@@ -27,6 +38,7 @@ __all__ = [
     "jobs",
     "main",
     "maintain",
+    "remote",
     "status",
 ]
 

@@ -117,6 +117,8 @@ MOST_ROWS_SHOWN = 50
 _LEAST_SHOWN, _FIRST_SHORTENED = 1e-6, 1e21
 """Between them a number is written out, as in JavaScript; others have an exponent."""
 _ADDRESS = re.compile(r"[^/]+:[0-9]{1,5}\Z")
+_COLLAPSED_URL = re.compile(r"(s3|gs|az|memory):/+([^/].*)\Z")
+"""What `Path` makes of a URL."""
 
 
 def fail(message: str, code: int) -> None:
@@ -159,7 +161,9 @@ def confirmed(question: str) -> bool:
 
 
 def read_only(path: Path) -> Store:
-    """Opens a store to look at: one in a directory, or that of the daemon at HOST:PORT."""
+    """Opens a store to look at: one in a directory, that of the daemon at HOST:PORT, or copies in an object store."""
+    if (url := _COLLAPSED_URL.match(str(path))) is not None:
+        return open_to_read(f"{url[1]}://{url[2]}")
     return open_to_read(str(path)) if _ADDRESS.match(str(path)) else nosync.open(path, read_only=True)
 
 

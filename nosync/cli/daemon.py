@@ -20,6 +20,7 @@ from nosync.cli.console import JSON, STORE, GivenPath, check_store, err, log_to_
 from nosync.lsm.errors import NosyncError, ReplicationError
 from nosync.lsm.platform.env import Env
 from nosync.lsm.platform.process import leave_out_pandas
+from nosync.replication.remote.settings import RemoteSettings
 
 if TYPE_CHECKING:
     from nosync.replication.daemon.config import DaemonConfig
@@ -50,6 +51,9 @@ OTHERS_GET_NOTHING = 0o027
 @click.option("--door", metavar="HOST:PORT", help="Where queries write checkpoints that are kept (WebHDFS).")
 @click.option(
     "--door-mode", type=click.Choice(["async", "strict"]), help="Whether queries wait for copies. [default: async]"
+)
+@click.option(
+    "--remote", metavar="URL", help="Where copies go in an object store: s3://BUCKET/PREFIX, gs://, az://, file:///."
 )
 @click.option(
     "--checkpoint",
@@ -92,6 +96,8 @@ def daemon(
         raise NosyncError(f"the daemon needs {error.name}: pip install 'nosync[daemon]'") from error
     fields = read_config(config) if config is not None else {}
     fields |= {name: value for name, value in given.items() if value is not None}
+    if given["remote"] is not None:
+        fields["remote"] = RemoteSettings(given["remote"])
     if peers:
         named = [_peer(text) for text in peers]
         twice = [node for i, (node, _) in enumerate(named) if node in dict(named[:i])]

@@ -26,9 +26,11 @@ from nosync.cli.console import (
     size_text,
     table_of,
 )
+from nosync.cli.remote import backup_to_remote
 from nosync.lsm.platform.paths import local_path
 from nosync.lsm.store.backup import backup as copy_store
 from nosync.lsm.store.repair import Repair
+from nosync.replication.remote.url import is_remote_url
 
 
 @cli.command()
@@ -201,26 +203,34 @@ def verify(path: Path, repair: bool, yes: bool, untrusted: bool, as_json: bool) 
 
 @cli.command()
 @STORE
-@click.argument("target", metavar="DIRECTORY", type=click.Path(path_type=Path))
+@click.argument("target", metavar="TARGET")
 @JSON
-def backup(path: Path, target: Path, as_json: bool) -> None:
-    """Copy a store to a new DIRECTORY, while it is in use: whole, verified, and as it was at some epoch.
+def backup(path: Path, target: str, as_json: bool) -> None:
+    """Copy a store to a new directory, while it is in use: whole, verified, and as it was at some epoch.
 
     A copy has no catalog: when it is opened, it becomes another incarnation of the directory, and its files are
     verified. To put it back, move it to where the store was.
 
+    TARGET may also be the URL of an object store: then what is new since the last time is put there. `nosync restore`
+    makes a directory of it.
+
     \b
       nosync backup state/ /backups/state-2
+      nosync backup state/ s3://bucket/state
     """
+    if is_remote_url(target):
+        backup_to_remote(path, target, as_json=as_json)
+        return
+    directory = Path(target)
     with progress("copying", quiet=as_json) as advance:
-        report = copy_store(local_path(path), local_path(target), progress=lambda done: advance(done, done, ""))
-    with nosync.open(target, read_only=True) as store:
+        report = copy_store(local_path(path), local_path(directory), progress=lambda done: advance(done, done, ""))
+    with nosync.open(directory, read_only=True) as store:
         last = store.last_sealed()
     if as_json:
-        print_json({"path": str(target), "epoch": last, **dataclasses.asdict(report)})
+        print_json({"path": str(directory), "epoch": last, **dataclasses.asdict(report)})
     else:
         until = "no epoch yet" if last is None else f"up to epoch {last}"
-        out.print(f"copied {until}: {report.layers} layers, {size_text(report.bytes)}, to {escape(str(target))}")
+        out.print(f"copied {until}: {report.layers} layers, {size_text(report.bytes)}, to {escape(str(directory))}")
 
 
 def _repair(path: Path, *, yes: bool, as_json: bool) -> dict[str, Any]:

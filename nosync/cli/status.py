@@ -147,6 +147,8 @@ def _show_status(s: StoreStatus) -> None:
         if name != MAIN:
             at = f"  ({_shown(s.branches_sealed_at[name])})" if name in s.branches_sealed_at else ""
             facts.add_row("branch", f"{escape(name)} at {last}{at}")
+    for remote in s.remotes:
+        facts.add_row("remotely safe", escape(remote.text()))
     out.print(facts)
     out.print()
     table = table_of("stage", "shards>", "layers>", "entries>", "size>", "copies>", "recorded up to>")

@@ -37,7 +37,7 @@ from nosync.flow.kinds import (
     WINDOW,
 )
 from nosync.flow.per_key import PerKey
-from nosync.flow.persistence import NONE, parse_level
+from nosync.flow.persistence import NONE, asks_for_remote, parse_level
 from nosync.flow.pickled_function import PickledFunction
 from nosync.flow.stage import Stage, own_methods
 from nosync.lsm.errors import FlowError, UnknownStageError
@@ -82,6 +82,11 @@ class Dataflow:
         if at_safe_point not in POLICIES:
             raise FlowError(f"source {name}: at_safe_point is {at_safe_point!r}, expected one of {', '.join(POLICIES)}")
         return self._add(Stage(self, name, SOURCE, schema=schema, persist=persist, at_safe_point=at_safe_point))
+
+    @property
+    def asks_for_remote(self) -> bool:
+        """Returns whether the flow, or a stage of it, asks for copies in an object store."""
+        return any(map(asks_for_remote, (self.persist, *(stage.persist for stage in self.stages))))
 
     @property
     def stages(self) -> tuple[Stage, ...]:

@@ -5,7 +5,9 @@ for.
 needed (stateless stages only) | nothing but time | | `memory` | published, not waited for | recomputation of what the
 machine had not written yet | | `disk` | durable on this node (fsync, read back, in the catalog) before the safe point
 passes | nothing, unless it is lost | | `replicated(k)` | durable on k nodes before the safe point passes | nothing,
-unless k nodes are lost |
+unless k nodes are lost | | `remote()` | as `disk`, and inputs are released only when the object store has the epoch,
+too | nothing, unless the bucket is lost as well | | `replicated(k, remote=True)` | as `replicated(k)`, and the same |
+the same |
 """
 
 from __future__ import annotations
@@ -21,24 +23,42 @@ Level = NewType("Level", int)
 NONE, MEMORY, DISK = Level(-1), Level(0), Level(1)
 MAX_COPIES = 9
 _NAMES = {"none": NONE, "memory": MEMORY, "disk": DISK}
+_NAME_OF_REMOTE, _REMOTE = "remote", "+remote"
 _REPLICATED = re.compile(r"replicated\((\d+)\)\Z")
 
 
-def replicated(copies: int) -> str:
-    """Returns the level of `copies` durable copies on different nodes, this one included, for `persist=`."""
-    return f"replicated({copies})"
+def replicated(copies: int, *, remote: bool = False) -> str:
+    """Returns the level of `copies` durable copies on different nodes, this one included, for `persist=`.
+
+    `remote`: what was computed also has to be in the store's object stores (`remote=`) before inputs are released.
+    """
+    return f"replicated({copies}){_REMOTE if remote else ''}"
+
+
+def remote() -> str:
+    """Returns the level of what is durable on this node, for `persist=`; inputs are released when it is in the store's
+    object stores, too.
+    """
+    return _NAME_OF_REMOTE
+
+
+def asks_for_remote(text: str | None) -> bool:
+    """Returns whether a level asks for copies in an object store."""
+    return isinstance(text, str) and (text == _NAME_OF_REMOTE or text.endswith(_REMOTE))
 
 
 def parse_level(text: str, whose: str) -> Level:
     """Raises FlowError for anything but the names of levels."""
     if text in _NAMES:
         return _NAMES[text]
-    match = _REPLICATED.match(text) if isinstance(text, str) else None
+    if text == _NAME_OF_REMOTE:
+        return DISK
+    match = _REPLICATED.match(text.removesuffix(_REMOTE)) if isinstance(text, str) else None
     if match and 2 <= int(match[1]) <= MAX_COPIES:
         return Level(int(match[1]))
     raise FlowError(
-        f"{whose}: persist={text!r} is not a level: use 'none', 'memory', 'disk' or nosync.replicated(k) "
-        f"with k of 2 to {MAX_COPIES}"
+        f"{whose}: persist={text!r} is not a level: use 'none', 'memory', 'disk', nosync.remote() or "
+        f"nosync.replicated(k) with k of 2 to {MAX_COPIES}"
     )
 
 

@@ -174,6 +174,11 @@ class FlowVersions:
                     f"source {source.name}: at_safe_point={source.at_safe_point!r}, and stage {lossy[0]} has persist='memory': "
                     "what is lost of it could not be computed again; persist it on disk, or keep the source"
                 )
+        if self.declared.asks_for_remote and not any(True for _ in self._node.remotes):
+            raise FlowError(
+                f"dataflow {self.declared.name} asks for copies in an object store, and the store is opened without: give "
+                "nosync.open(..., remote=URL), or the daemon --remote URL (docs/remote.md); or use persist='disk'"
+            )
         for stage in self.flow.stages.values():
             if stage.level > max(DISK, self._node.replicas):
                 kept = (

@@ -20,7 +20,7 @@ from nosync.job.watermarks import (
     lenient_to_record,
     policies_to_record,
 )
-from nosync.lsm.manifests.manifest import AT_SAFE_POINT, KEEP, SUMS, Content
+from nosync.lsm.manifests.manifest import AT_SAFE_POINT, KEEP, SUMS, WAITS_FOR_REMOTE, Content
 from nosync.lsm.model.layer import Digest, LayerId
 from nosync.lsm.node.api import StoreBackend
 from nosync.runtime.segment_task import event_span
@@ -59,6 +59,8 @@ class Sealing:
         release = {stage.name: stage.at_safe_point for stage in declared.sources if stage.at_safe_point != KEEP}
         if release:
             meta[AT_SAFE_POINT] = release
+        if declared.asks_for_remote:
+            meta[WAITS_FOR_REMOTE] = True
         self._seal(t, self._layout.ids(flow, t), meta, reports)
         self.drop_rounds(t)
 

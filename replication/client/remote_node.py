@@ -29,6 +29,8 @@ from nosync.lsm.manifests.sealing import Sealer
 from nosync.lsm.model.history import History
 from nosync.lsm.model.layer import LayerId, TraceId
 from nosync.lsm.model.timestamp import Epoch, Time, pack
+from nosync.lsm.node.api import RemoteCopies
+from nosync.lsm.node.remote_status import CopiesOfDaemon, read_remote_status
 from nosync.lsm.trace.directory import LayerDirectory
 from nosync.lsm.trace.presence import Presence
 from nosync.proto.v1 import replication_pb2 as pb
@@ -65,6 +67,12 @@ class RemoteNode:
         self.timelines = self.sealer.timelines
         self._pins = Pins(directory.root, directory.env)
         self.times = SealTimes(directory.root, directory.env)
+
+    @property
+    def remotes(self) -> list[RemoteCopies]:
+        """Returns the copies in object stores that the daemon makes."""
+        root, env = self.directory.root, self.directory.env
+        return [CopiesOfDaemon(root, env, status.url) for status in read_remote_status(root, env)]
 
     # --- files ------------------------------------------------------------------------------------------------------
 

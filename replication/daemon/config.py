@@ -12,6 +12,7 @@ from nosync.lsm.errors import InvalidInputError, ReplicationError
 from nosync.lsm.model.layer import check_name
 from nosync.lsm.platform.store_marker import DEFAULT_KEY_GROUPS, check_key_groups
 from nosync.lsm.settings import ARCHIVE_EPOCHS, StoreSettings
+from nosync.replication.remote.settings import RemoteSettings
 from nosync.replication.transport.addresses import host_of
 from nosync.replication.transport.codec import check_node_id
 
@@ -50,6 +51,10 @@ class DaemonConfig:
     """HOST:PORT where Structured Streaming queries write checkpoints that are kept (WebHDFS); none by default."""
     door_mode: str = "async"
     """async: queries never wait. strict: a batch begins when the one before is on as many nodes as `replicas` says."""
+    remote: RemoteSettings | None = None
+    """Where copies go in an object store: a URL, or a table with url, flush_s, flush_bytes, large_bytes, grace_s and
+    close_s. The same on all nodes.
+    """
     checkpoints: dict[str, str] = field(default_factory=dict)
     """Name to path of every checkpoint of a query on this host that is watched, and kept."""
     retain: int | None = None
@@ -109,9 +114,7 @@ def read_config(path: Path) -> dict[str, Any]:
     for name, value in fields.items():
         if name not in known:
             raise ReplicationError(f"{path}: unknown field {name!r}; fields: {', '.join(known)}")
-        expected = dict if name in ("peers", "checkpoints") else _TYPES.get(name, str)
-        if not isinstance(value, expected) or isinstance(value, bool):
-            raise ReplicationError(f"{path}: {name} is {value!r}, expected {expected.__name__}")
+        fields[name] = _checked(name, value, path)
     for table, what in (("peers", "HOST:PORT"), ("checkpoints", "a path")):
         for name, value in fields.get(table, {}).items():
             if not isinstance(value, str):
@@ -122,6 +125,31 @@ def read_config(path: Path) -> dict[str, Any]:
                 raise ReplicationError(f"{path}: {name} is empty, expected the path of a directory")
             fields[name] = path.parent / fields[name]
     return fields
+
+
+def _checked(name: str, value: Any, path: Path) -> Any:
+    """Returns the value of a field, which has the type that it should have."""
+    if name == "remote":
+        return _remote(value, path)
+    expected = dict if name in ("peers", "checkpoints") else _TYPES.get(name, str)
+    if not isinstance(value, expected) or isinstance(value, bool):
+        raise ReplicationError(f"{path}: {name} is {value!r}, expected {expected.__name__}")
+    return value
+
+
+def _remote(value: object, path: Path) -> RemoteSettings:
+    """Returns where copies go, as a file says it."""
+    given = {"url": value} if isinstance(value, str) else value
+    known = [f.name for f in dataclasses.fields(RemoteSettings)]
+    if not isinstance(given, dict) or "url" not in given:
+        raise ReplicationError(f"{path}: remote is {type(value).__name__}, expected a URL, or a table with url")
+    for name in given:
+        if name not in known:
+            raise ReplicationError(f"{path}: unknown field {name!r} of remote; fields: {', '.join(known)}")
+    try:
+        return RemoteSettings(**given)
+    except InvalidInputError as error:
+        raise ReplicationError(f"{path}: remote: {error}") from None
 
 
 def make_config(fields: dict[str, Any], where: str) -> DaemonConfig:

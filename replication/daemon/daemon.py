@@ -93,6 +93,10 @@ class Daemon:
 
     def _start(self) -> None:
         self.replicator.start()
+        if self.config.remote is not None:
+            from nosync.replication.remote.level import RemoteLevel  # noqa: PLC0415 - needs the extra `remote`
+
+            RemoteLevel(self.node, self.config.remote, name=self.config.node).start()
         self.servers.start()
         self._dialer.dial_members()
         self._findings.start()
@@ -105,7 +109,10 @@ class Daemon:
         if self.config.metrics:
             from nosync.replication.daemon.metrics import serve_metrics  # noqa: PLC0415 - only where they are wanted
 
-            self._stop_metrics = serve_metrics(self.config.metrics, self.status, self.replicator.counters)
+            self._stop_metrics = serve_metrics(
+                self.config.metrics, self.status, self.replicator.counters,
+                lambda: [copies.status() for copies in self.node.remotes],
+            )  # fmt: skip
 
     def status(self) -> pb.StatusReply:
         """Returns node, safe point, problems, peers; and how far these are behind."""

@@ -6,7 +6,7 @@ import contextlib
 import logging
 import socket
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from socketserver import ThreadingMixIn
 from typing import Any
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
@@ -16,6 +16,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from nosync.lsm.errors import ReplicationError
+from nosync.lsm.status import RemoteStatus
 from nosync.proto.v1 import replication_pb2 as pb
 from nosync.replication.daemon.session import Counters
 
@@ -23,8 +24,13 @@ log = logging.getLogger("nosync.replication")
 
 
 class _Store(Collector):
-    def __init__(self, status: Callable[[], pb.StatusReply], counters: Counters) -> None:
-        self._status, self._counters = status, counters
+    def __init__(
+        self,
+        status: Callable[[], pb.StatusReply],
+        counters: Counters,
+        remotes: Callable[[], Iterable[RemoteStatus]],
+    ) -> None:
+        self._status, self._counters, self._remotes = status, counters, remotes
 
     def collect(self) -> Iterator[Metric]:
         status = self._status()
@@ -62,6 +68,7 @@ class _Store(Collector):
             behind.add_metric([peer.node], peer.behind_bytes)
         yield up
         yield behind
+        yield from self._of_remotes()
         for name, text in (
             ("sent_bytes", "Bytes of files sent"),
             ("sent_files", "Files sent"),
@@ -72,6 +79,22 @@ class _Store(Collector):
             counter = CounterMetricFamily(f"nosync_{name}", text)
             counter.add_metric([], getattr(self._counters, name))
             yield counter
+
+    def _of_remotes(self) -> Iterator[Metric]:
+        found = list(self._remotes())
+        values: tuple[tuple[str, str, Callable[[RemoteStatus], float | None]], ...] = (
+            ("safe_epoch", "Epoch up to which an object store has all", lambda one: one.safe_point),
+            ("lag_epochs", "Sealed epochs that an object store lacks something of", lambda one: one.lag_epochs),
+            ("lag_seconds", "Since when an epoch waits to be remotely safe", lambda one: one.lag_s),
+            ("waiting_bytes", "Bytes that wait to be put", lambda one: one.waiting_bytes),
+            ("problem", "1: something keeps copies from being made", lambda one: float(bool(one.problem))),
+        )
+        for name, text, value in values if found else ():
+            gauge = GaugeMetricFamily(f"nosync_remote_{name}", text, labels=["url"])
+            for one in found:
+                if (number := value(one)) is not None:
+                    gauge.add_metric([one.url], number)
+            yield gauge
 
 
 def _gauge(name: str, text: str, value: float) -> Metric:
@@ -121,10 +144,15 @@ class _Server(ThreadingMixIn, WSGIServer):
         log.debug("metrics: a connection ended", exc_info=True)
 
 
-def serve_metrics(address: str, status: Callable[[], pb.StatusReply], counters: Counters) -> Callable[[], None]:
+def serve_metrics(
+    address: str,
+    status: Callable[[], pb.StatusReply],
+    counters: Counters,
+    remotes: Callable[[], Iterable[RemoteStatus]] = tuple,
+) -> Callable[[], None]:
     """Serves metrics on HOST:PORT. Returns what stops it. Raises ReplicationError where it cannot listen."""
     registry = CollectorRegistry()
-    registry.register(_Store(status, counters))
+    registry.register(_Store(status, counters, remotes))
     host, _, port = address.rpartition(":")
     try:
         server = _Server((host.strip("[]"), int(port)))

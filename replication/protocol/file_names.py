@@ -8,6 +8,7 @@ find it as fast as any text; what it says is read from its fields.
 from __future__ import annotations
 
 import functools
+import re
 import sys
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -23,6 +24,13 @@ EPOCHS_OF_GROUP = 1000
 _LAYERS_PREFIX = f"{LAYERS}/"
 _CHECKPOINTS_PREFIX = f"{CHECKPOINTS}/"
 _TRACES_KEPT = 1 << 12
+_LONGEST_NAME = 1000
+_ID = "[a-z0-9_-]{1,64}"
+_SMALL = re.compile(
+    rf"(manifests/{_ID}/[0-9]{{1,13}}(-[0-9]{{1,13}})?|branches/[0-9]{{1,9}}|pins/{_ID}-[0-9a-z]{{1,64}}(\.gone)?"
+    rf"|jobs/{_ID}/[0-9]{{1,13}}-[0-9a-z]{{1,64}}|times/{_ID}/[0-9]{{1,13}}(-[0-9]{{1,13}})?-[0-9a-z]{{1,64}}"
+    rf"|sinks/{_ID}/{_ID}/[0-9]{{1,13}}-[0-9a-z]{{1,64}}(\.gone)?)\.json\Z"
+)
 _OTHERS_FIRST, _LOG_FIRST, _CHECKPOINTS_NEXT = -1, -(1 << 62), 0
 """Where the files come in the order of fetching that say nothing of an epoch, the entries of the log of branches, and
 the files of kept checkpoints.
@@ -132,6 +140,23 @@ class FileVersion:
     name: FileName
     digest: str
     size_bytes: int = 0
+
+
+def parse_name(text: str) -> FileName | None:
+    """Returns the name, if a store writes this one so; nothing else ever becomes a path."""
+    if text.startswith(f"{CHECKPOINTS}/"):
+        return None if checkpoint_of(text) is None else FileName(text)
+    is_small = _SMALL.match(text) is not None
+    if len(text) > _LONGEST_NAME or not (is_small or text.startswith(f"{LAYERS}/")):
+        return None
+    try:
+        name = FileName(text)
+    except Exception:  # noqa: BLE001 - whatever a text does to the parser, it is no name
+        return None
+    if name.layer is not None:
+        return name
+    is_numbered = name.span is not None or not text.startswith(f"{MANIFESTS}/")
+    return name if is_small and is_numbered else None
 
 
 def _layer(place: str, last: str) -> LayerId | None:

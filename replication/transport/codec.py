@@ -16,11 +16,11 @@ import zstandard
 from nosync.lsm.errors import ReplicationError
 from nosync.lsm.model.timestamp import MAX_EPOCH, is_number
 from nosync.lsm.platform.env import MOST_SMALL_BYTES
-from nosync.lsm.platform.layout import CHECKPOINTS, MANIFESTS
+from nosync.lsm.platform.layout import CHECKPOINTS
 from nosync.lsm.platform.opaque import checkpoint_of
 from nosync.lsm.status import LayerStatus
 from nosync.proto.v1 import replication_pb2 as pb
-from nosync.replication.protocol.file_names import LAYERS, FileName, FileVersion
+from nosync.replication.protocol.file_names import FileName, FileVersion, parse_name
 from nosync.replication.protocol.messages import (
     Change,
     FileRequest,
@@ -47,7 +47,6 @@ MOST_INVENTORY_BYTES = 256 << 20
 """Of all these frames: more than a million names."""
 MOST_GROUPS_ASKED = 4_000
 """In one question: twice as many as nodes of any version ask for at once."""
-_LONGEST_NAME = 1000
 _LARGEST_SMALL_BYTES = 32 << 10
 _SAMPLES = 64
 _DICTIONARY_BYTES = 8 << 10
@@ -58,14 +57,8 @@ _NODE = re.compile(r"[a-z0-9_-]{1,64}\Z")
 _DIGEST = re.compile(r"[0-9a-f]{64}\Z")
 _INCARNATION = re.compile(r"[0-9a-zA-Z_-]{1,64}\Z")
 _LINE = re.compile(r"[a-z0-9_-]{1,64}\Z")
-_ID = "[a-z0-9_-]{1,64}"
 _GROUP = re.compile(r"[a-z0-9_/-]{1,400}\Z")
 _ROOT = re.compile(r"[0-9]{1,19}:[0-9a-f]{1,32}\Z")
-_SMALL = re.compile(
-    rf"(manifests/{_ID}/[0-9]{{1,13}}(-[0-9]{{1,13}})?|branches/[0-9]{{1,9}}|pins/{_ID}-[0-9a-z]{{1,64}}(\.gone)?"
-    rf"|jobs/{_ID}/[0-9]{{1,13}}-[0-9a-z]{{1,64}}|times/{_ID}/[0-9]{{1,13}}(-[0-9]{{1,13}})?-[0-9a-z]{{1,64}}"
-    rf"|sinks/{_ID}/{_ID}/[0-9]{{1,13}}-[0-9a-z]{{1,64}}(\.gone)?)\.json\Z"
-)
 
 
 @dataclass(frozen=True)
@@ -331,35 +324,18 @@ def _checked(held: pb.Held) -> FileVersion:
 
 def is_name(text: str) -> bool:
     """Returns whether a store writes files of this name."""
-    return _parsed(text) is not None
+    return parse_name(text) is not None
 
 
 def check_name(text: str) -> FileName:
     """Parses a name that a store writes; nothing else ever becomes a path. Raises ReplicationError for another text."""
-    name = _parsed(text)
+    name = parse_name(text)
     if name is None:
         raise ReplicationError(
             f"{text[:200]!r} is not the name of a layer, a manifest or an archive of them, a register's fact, an entry "
             "of the log of branches, or a file of a checkpoint"
         )
     return name
-
-
-def _parsed(text: str) -> FileName | None:
-    """Returns the name, if a store writes this one so."""
-    if text.startswith(f"{CHECKPOINTS}/"):
-        return None if checkpoint_of(text) is None else FileName(text)
-    is_small = _SMALL.match(text) is not None
-    if len(text) > _LONGEST_NAME or not (is_small or text.startswith(f"{LAYERS}/")):
-        return None
-    try:
-        name = FileName(text)
-    except Exception:  # noqa: BLE001 - whatever a text does to the parser, it is no name
-        return None
-    if name.layer is not None:
-        return name
-    is_numbered = name.span is not None or not text.startswith(f"{MANIFESTS}/")
-    return name if is_small and is_numbered else None
 
 
 # --- layers as they are listed ----------------------------------------------------------------------------------------

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -13,6 +14,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from nosync.cli import main
 from nosync.replication.transport.client import client_of
 from nosync.testing.daemon_cluster import eventually, free_ports
 
@@ -202,3 +204,27 @@ def test_the_what_if_page(
     assert "they differ from epoch 1 on" in printed
     assert "|   JFK|      3|33.0|\n+" in printed, "the only one above the other threshold"
     assert "|   EWR|      1| 7.0|" in printed
+
+
+def test_the_page_about_copies(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The bucket is a directory here; tests of `replication/remote` have real servers."""
+    monkeypatch.chdir(tmp_path)
+    url = f"file://{tmp_path}/bucket"
+    page = (README.parent / "docs" / "remote.md").read_text()
+    code = page.replace("s3://state/words", url).replace('connect("s3://bucket/state")', f"connect({url!r})")
+    first, second, third, fourth = re.findall(r"```python\n(.*?)```", code, re.DOTALL)
+    names: dict[str, object] = {"__name__": "page", "spark": spark}
+    exec(compile(first, "remote.md", "exec"), names)
+    assert f"{url}: " in capsys.readouterr().out
+    shutil.rmtree("state")
+    command = re.search(r"^    nosync (restore \S+ \S+)$", page, re.MULTILINE)
+    assert command is not None
+    main(command[1].replace("s3://state/words", url).split())
+    exec(compile(second, "remote.md", "exec"), names)
+    printed = capsys.readouterr().out
+    assert "recomputed      0" in printed
+    assert "|   a|  6|" in printed
+    exec(compile(third, "remote.md", "exec"), names)
+    exec(compile(fourth, "remote.md", "exec"), names)

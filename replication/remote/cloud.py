@@ -1,0 +1,184 @@
+"""Object stores by obstore: S3, Google Cloud Storage, Azure, a directory, and the memory of this process."""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+from nosync.lsm.errors import InvalidInputError, NosyncError, RemoteError
+from nosync.replication.remote.bucket import Bucket, MissingObjectError, ObjectInfo
+from nosync.replication.remote.cloud_errors import DELETE, GET, LIST, PUT, mapped
+from nosync.replication.remote.url import MEMORY, RemoteUrl, parse_url
+
+CONNECT_TIMEOUT_S, REQUEST_TIMEOUT_S = 5.0, 120.0
+_ENDPOINTS = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT")
+_MOST_LISTED = 1000
+_in_memory: dict[str, Any] = {}
+
+
+def open_bucket(url: str, *, to_read: bool = False) -> Bucket:
+    """Returns the objects below a URL. Nothing is asked of the store yet. `to_read`: a directory is not made.
+
+    Raises InvalidInputError for a URL that is none, RemoteError where the extra is not installed, or where the
+    environment lacks what the scheme needs.
+    """
+    found = parse_url(url)
+    try:
+        import obstore  # noqa: F401, PLC0415 - an extra
+    except ImportError as error:
+        raise RemoteError(f"{found}: needs the extra: pip install 'nosync[remote]' ({error})") from None
+    if to_read and found.scheme == "file" and not Path("/", found.path).is_dir():
+        raise RemoteError(f"{found}: there is no such directory")
+    return CloudBucket(found)
+
+
+class CloudBucket:
+    """See Bucket. Calls are made once: whoever calls knows what may be said twice."""
+
+    def __init__(self, url: RemoteUrl) -> None:
+        self.url, self._scheme = str(url), url.scheme
+        self._directory = Path("/", url.path) if url.scheme == "file" else None
+        with self._mapped("open", ""):
+            self._store = self._opened(url)
+
+    def _opened(self, url: RemoteUrl) -> Any:
+        from obstore.store import LocalStore, MemoryStore, from_url  # noqa: PLC0415
+
+        if url.scheme == MEMORY:
+            return _in_memory.setdefault(str(url), MemoryStore())
+        if self._directory is not None:
+            return LocalStore(prefix=self._directory, mkdir=True)
+        endpoint = next((os.environ[name] for name in _ENDPOINTS if os.environ.get(name)), "")
+        options: Any = {
+            "timeout": timedelta(seconds=REQUEST_TIMEOUT_S),
+            "connect_timeout": timedelta(seconds=CONNECT_TIMEOUT_S),
+        }
+        if url.scheme == "s3" and endpoint.startswith("http://"):  # as whoever set it wants it
+            options["allow_http"] = True
+        provider = _profile() if url.scheme == "s3" else None
+        more: Any = {} if provider is None else {"credential_provider": provider}
+        return from_url(str(url), client_options=options, retry_config={"max_retries": 0}, **more)
+
+    @contextmanager
+    def _mapped(self, doing: str, name: str) -> Iterator[None]:
+        from obstore.exceptions import BaseError  # noqa: PLC0415
+
+        try:
+            yield
+        except NosyncError:
+            raise
+        except (BaseError, OSError, NotImplementedError, ValueError) as error:
+            raise mapped(error, self._scheme, self.url, doing, name) from None
+
+    def put_new(self, name: str, data: bytes | bytearray | memoryview) -> bool:
+        """See Bucket."""
+        import obstore  # noqa: PLC0415
+        from obstore.exceptions import AlreadyExistsError, PreconditionError  # noqa: PLC0415
+
+        with self._mapped(PUT, name):
+            try:
+                obstore.put(self._store, name, memoryview(data), mode="create", use_multipart=False)
+            except (AlreadyExistsError, PreconditionError):
+                return False
+            if self._directory is not None:
+                _sync(self._directory, name)
+        return True
+
+    def get(self, name: str) -> bytes:
+        """See Bucket."""
+        import obstore  # noqa: PLC0415
+
+        with self._mapped(GET, name):
+            return obstore.get(self._store, name).bytes().to_bytes()
+
+    def get_range(self, name: str, begin: int, end: int) -> bytes:
+        """See Bucket."""
+        import obstore  # noqa: PLC0415
+
+        if begin == end:
+            return b""
+        with self._mapped(GET, name):
+            found = obstore.get_range(self._store, name, start=begin, end=end).to_bytes()
+        if len(found) != end - begin:
+            raise RemoteError(
+                f"{self.url}: {name} has no bytes {begin} to {end}: it is not the object that was written"
+            )
+        return found
+
+    def get_end(self, name: str, size_bytes: int) -> bytes:
+        """See Bucket."""
+        import obstore  # noqa: PLC0415
+
+        with self._mapped(GET, name):
+            return obstore.get(self._store, name, options={"range": {"suffix": size_bytes}}).bytes().to_bytes()
+
+    def directories(self, prefix: str) -> list[str]:
+        """See Bucket."""
+        import obstore  # noqa: PLC0415
+
+        with self._mapped(LIST, prefix):
+            found = obstore.list_with_delimiter(self._store, prefix.rstrip("/"))["common_prefixes"]
+        return sorted(one.rstrip("/").rpartition("/")[2] for one in found)
+
+    def list(self, prefix: str, after: str = "") -> list[ObjectInfo]:
+        """See Bucket."""
+        import obstore  # noqa: PLC0415
+
+        found: list[ObjectInfo] = []
+        with self._mapped(LIST, prefix):
+            for some in obstore.list(self._store, prefix, offset=after or None, chunk_size=_MOST_LISTED):
+                found += [ObjectInfo(one["path"], one["size"]) for one in some if one["path"] > after]
+        return sorted(found)
+
+    def delete(self, names: Sequence[str]) -> None:
+        """See Bucket."""
+        import obstore  # noqa: PLC0415
+
+        if not names:
+            return
+        try:
+            with self._mapped(DELETE, names[0]):
+                obstore.delete(self._store, list(names))
+        except MissingObjectError:  # a directory says so of the first one that is not there
+            for name in names if len(names) > 1 else ():
+                self.delete([name])
+
+
+def _sync(directory: Path, name: str) -> None:
+    """Makes an object in a directory durable, which obstore does not."""
+    path = directory / name
+    fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+    for parent in path.parents:
+        fd = os.open(parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            os.fsync(fd)
+        except OSError as error:
+            if error.errno != errno.EINVAL:  # a file system that syncs no directories
+                raise
+        finally:
+            os.close(fd)
+        if parent == directory:
+            break
+
+
+def _profile() -> Any:
+    """Returns who gives the credentials of a profile in AWS's own files; None where the environment has none."""
+    if not os.environ.get("AWS_PROFILE") or os.environ.get("AWS_ACCESS_KEY_ID"):
+        return None
+    try:
+        from obstore.auth.boto3 import Boto3CredentialProvider  # noqa: PLC0415
+    except ImportError:
+        raise InvalidInputError(
+            "AWS_PROFILE is set, and its files are read by boto3, which is not installed: pip install boto3, or give "
+            "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"
+        ) from None
+    return Boto3CredentialProvider()

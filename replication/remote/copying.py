@@ -1,0 +1,51 @@
+"""One pass of copying a directory into a bucket, for stores that run without `remote=`. A second one puts what is new."""
+
+from __future__ import annotations
+
+import platform
+from dataclasses import dataclass
+from pathlib import Path
+
+from nosync.lsm.errors import CorruptionError
+from nosync.lsm.manifests.branches import MAIN
+from nosync.lsm.platform.env import Env
+from nosync.replication.remote.bucket import Bucket
+from nosync.replication.remote.fence import claim_store
+from nosync.replication.remote.history import begin_log
+from nosync.replication.remote.names import EMBEDDED, NodeNames
+from nosync.replication.remote.probe import probe
+from nosync.replication.remote.reach import remotely_safe
+from nosync.replication.remote.settings import RemoteSettings
+from nosync.replication.remote.source import DirectorySource
+from nosync.replication.remote.uploader import Uploader
+
+
+@dataclass(frozen=True)
+class CopyReport:
+    """Says what a pass put, and up to where the bucket is whole since."""
+
+    url: str
+    epoch: int | None
+    """The newest epoch of main that is remotely safe."""
+    files: int
+    """That are held."""
+    sent_bytes: int
+    packs: int
+
+
+def copy_directory(root: Path, bucket: Bucket, settings: RemoteSettings) -> CopyReport:
+    """Puts what the store in `root` has and the bucket lacks. The store may be in use.
+
+    Raises RemoteError, CorruptionError where a sealed epoch cannot be copied whole.
+    """
+    env, source, names = Env(), DirectorySource(root), NodeNames(EMBEDDED)
+    probe(bucket, env.token())
+    claim_store(bucket, source.marker)
+    writer = begin_log(bucket, names, source, env.token(), platform.node())
+    uploader = Uploader(source, writer, settings)
+    uploader.push_all()
+    epoch, last = remotely_safe(source.timelines, writer.acknowledged), source.timelines.last_sealed(MAIN)
+    if epoch != last:
+        why = next(iter(uploader.damaged.values()), f"`nosync verify {root}` says what is wrong there")
+        raise CorruptionError(f"{root} was copied up to epoch {epoch}, and is sealed up to {last}: {why}")
+    return CopyReport(bucket.url, epoch, len(writer.contents.places), writer.sent_bytes, writer.packs)

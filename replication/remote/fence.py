@@ -1,0 +1,160 @@
+"""One writer for the log of each node in a bucket, and one store for a prefix.
+
+Invariants
+- `NOSYNC.json` is put once, and says which store the prefix is of. Another store is refused.
+- The claims of a node are numbered, and each is put once. Who has the greatest one may write; whoever wrote something
+  looks whether a greater one came since, and only then counts it as held.
+- A claim is taken over by the same life of a data directory (its incarnation), or by one that never had one before: a
+  restored directory, or a rebuilt catalog. An incarnation that had one, and lost it to another, is an old one.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from nosync.lsm.errors import FormatVersionError, RemoteError
+from nosync.lsm.platform.json_file import canonical
+from nosync.lsm.platform.parsing import parsed
+from nosync.lsm.platform.store_marker import Marker, check_key_groups
+from nosync.replication.remote.bucket import Bucket, MissingObjectError
+from nosync.replication.remote.names import STORE, NodeNames, claim_of
+
+REMOTE_FORMAT = 1
+_ATTEMPTS = 10
+
+
+class RemoteTakenError(RemoteError):
+    """Another store, or another life of this one, writes there."""
+
+    by_this_directory = False
+    """Another process of the same directory did: `nosync backup`, say, which ends."""
+
+
+@dataclass(frozen=True)
+class Claim:
+    """Who may write the log of one node."""
+
+    number: int
+    store_id: str
+    incarnation: str
+    token: str
+    """Of one start of one process."""
+    host: str
+    """For people: where that process ran."""
+    earlier: tuple[str, ...] = ()
+    """The incarnations that had the log before this one, and lost it."""
+
+    def who(self) -> str:
+        """Returns what a message calls it."""
+        number = f", claim {self.number}" if self.number else ""
+        return f"incarnation {self.incarnation} (on {self.host}{number})"
+
+
+def read_store(bucket: Bucket) -> Marker:
+    """Returns which store a prefix is of. Raises RemoteError where it is of none, or FormatVersionError."""
+    try:
+        text = bucket.get(STORE)
+    except MissingObjectError:
+        raise RemoteError(
+            f"{bucket.url}: no copies of a store are there ({STORE} is missing); is the prefix right?"
+        ) from None
+    fields = _fields(text, f"{bucket.url}/{STORE}")
+    if fields["nosync_remote"] > REMOTE_FORMAT:
+        raise FormatVersionError(
+            f"{bucket.url}: is of remote format {fields['nosync_remote']}, this nosync knows up to {REMOTE_FORMAT}: upgrade"
+        )
+    with parsed("which store a remote is of", f"{bucket.url}/{STORE}"):
+        marker = Marker(str(fields["store_id"]), int(fields["key_groups"]))
+        check_key_groups(marker.key_groups)
+    return marker
+
+
+def claim_store(bucket: Bucket, marker: Marker) -> None:
+    """Makes a prefix one of this store. Raises RemoteTakenError where it is another store's."""
+    fields = {"nosync_remote": REMOTE_FORMAT, "store_id": marker.store_id, "key_groups": marker.key_groups}
+    if bucket.put_new(STORE, canonical(fields).encode()):
+        return
+    found = read_store(bucket)
+    if found != marker:
+        raise RemoteTakenError(
+            f"{bucket.url} has copies of store {found.store_id} ({found.key_groups} key groups), and this is store "
+            f"{marker.store_id} ({marker.key_groups} key groups): give each store a prefix of its own"
+        )
+
+
+def newest_claim(bucket: Bucket, names: NodeNames) -> Claim | None:
+    """Returns the greatest claim of a node. What a listing does not show yet is found by its number."""
+    numbers = [number for one in bucket.list(names.claims) if (number := claim_of(one.name)) is not None]
+    last = max(numbers, default=0)
+    found = _claim(bucket, names, last) if last else None
+    while (later := _claim(bucket, names, last + 1)) is not None:
+        found, last = later, last + 1
+    return found
+
+
+def check_may_claim(bucket: Bucket, names: NodeNames, marker: Marker, incarnation: str, host: str) -> None:
+    """Raises RemoteTakenError where this incarnation had the log of a node, and another took it over."""
+    newest = newest_claim(bucket, names)
+    if newest is not None and newest.incarnation != incarnation and incarnation in newest.earlier:
+        raise taken(bucket.url, names.node, Claim(0, marker.store_id, incarnation, "", host), newest)
+
+
+def take_claim(bucket: Bucket, names: NodeNames, marker: Marker, incarnation: str, token: str, host: str) -> Claim:
+    """Puts the next claim of a node, and returns it. Whoever had the log before notices, and stops.
+
+    Raises RemoteTakenError where this incarnation had one and another took it over.
+    """
+    for _ in range(_ATTEMPTS):
+        newest = newest_claim(bucket, names)
+        number, earlier = (newest.number if newest else 0) + 1, newest.earlier if newest else ()
+        if newest is not None and newest.incarnation != incarnation:
+            earlier = (*earlier, newest.incarnation)
+        mine = Claim(number, marker.store_id, incarnation, token, host, earlier)
+        if newest is not None and incarnation in earlier:
+            raise taken(bucket.url, names.node, mine, newest)
+        if (
+            bucket.put_new(names.claim(number), canonical(asdict(mine)).encode())
+            or _claim(bucket, names, number) == mine
+        ):
+            return mine
+    raise RemoteError(
+        f"{bucket.url}: other writers take the log of node {names.node} all the time; is it used by several?"
+    )
+
+
+def check_claim(bucket: Bucket, names: NodeNames, mine: Claim) -> None:
+    """Raises RemoteTakenError where there is a greater claim than this one."""
+    newer = _claim(bucket, names, mine.number + 1)
+    if newer is not None:
+        raise taken(bucket.url, names.node, mine, newer)
+
+
+def taken(url: str, node: str, mine: Claim, newer: Claim) -> RemoteTakenError:
+    """Returns the error of a writer whose log was taken over. Both are named."""
+    error = RemoteTakenError(
+        f"{url}: the log of node {node} was taken over by {newer.who()}, and this is {mine.who()}: two directories claim to "
+        "be the same node. Stop the wrong one. If this one is right, give it another prefix, or remove the other's copies"
+    )
+    error.by_this_directory = mine.incarnation == newer.incarnation
+    return error
+
+
+def _claim(bucket: Bucket, names: NodeNames, number: int) -> Claim | None:
+    name = names.claim(number)
+    try:
+        text = bucket.get(name)
+    except MissingObjectError:
+        return None
+    with parsed("a claim", f"{bucket.url}/{name}"):
+        fields = json.loads(text)
+        return Claim(**{**fields, "earlier": tuple(fields["earlier"])})
+
+
+def _fields(text: bytes, where: str) -> dict[str, Any]:
+    with parsed("which store a remote is of", where):
+        fields = json.loads(text)
+        if not isinstance(fields, dict) or not isinstance(fields["nosync_remote"], int):
+            raise TypeError("it has no format")
+    return fields

@@ -1,0 +1,84 @@
+"""What other nodes of the store hold in a bucket: a daemon does not put it again, and counts it.
+
+What is in the log of another node counts as it stands there. Of two directories that both claim to be one node the newer
+claim counts, as soon as its index is listed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+from nosync.lsm.model.layer import Description
+from nosync.replication.protocol.file_names import FileName, FileVersion
+from nosync.replication.protocol.inventory import Inventory, covers
+from nosync.replication.remote.bucket import Bucket
+from nosync.replication.remote.log import follow_log, read_log
+from nosync.replication.remote.names import NODES, NodeNames
+from nosync.replication.remote.pack import Contents, Reached
+
+
+class OtherNodes:
+    """The logs of other nodes, as they were when this looked last."""
+
+    def __init__(self, bucket: Bucket, me: str, store_id: str) -> None:
+        self._bucket, self._me, self._store_id = bucket, me, store_id
+        self._contents: dict[str, Contents] = {}
+
+    def look(self) -> None:
+        """Reads what came since the last time. Raises RemoteError."""
+        for node in self._bucket.directories(f"{NODES}/"):
+            known = self._contents.get(node)
+            if node == self._me or (known and follow_log(self._bucket, NodeNames(node), self._store_id, known)):
+                continue
+            found = read_log(self._bucket, NodeNames(node), self._store_id)
+            if found is not None:
+                self._contents[node] = found
+
+    @property
+    def inventories(self) -> list[Inventory]:
+        """Returns what each of them holds."""
+        return [contents.inventory for contents in self._contents.values()]
+
+    @property
+    def reached(self) -> list[Reached]:
+        """Returns up to where each of them says that all is whole."""
+        return [contents.reached for contents in self._contents.values()]
+
+
+def furthest(found: Iterable[Reached]) -> Reached:
+    """Returns up to where anybody says that all is whole."""
+    epochs: dict[str, int] = {}
+    entries = 0
+    for one in found:
+        entries = max(entries, one.entries)
+        for timeline, t in one.epochs.items():
+            epochs[timeline] = max(t, epochs.get(timeline, -1))
+    return Reached(epochs, entries)
+
+
+class Together:
+    """What several nodes hold, asked as one inventory is."""
+
+    def __init__(self, inventories: Sequence[Inventory]) -> None:
+        self._all = inventories
+
+    def get(self, name: str) -> FileVersion | None:
+        return next((found for one in self._all if (found := one.get(name)) is not None), None)
+
+    def __contains__(self, name: str) -> bool:
+        return any(name in one for one in self._all)
+
+    def has_archived(self, name: FileName) -> bool:
+        return any(one.has_archived(name) for one in self._all)
+
+    def layers(self, trace: str) -> Mapping[Description, FileName]:
+        found: dict[Description, FileName] = {}
+        for one in self._all:
+            found |= one.layers(trace)
+        return found
+
+    def holds(self, name: FileName, digest: str) -> bool:
+        """Returns whether this very file is held, or layers of any nodes that together stand for it."""
+        if any(one.holds(name, digest) for one in self._all):
+            return True
+        return name.layer is not None and name not in self and covers(self.layers(name.place), name.layer.description)

@@ -1,0 +1,126 @@
+"""Up to which epoch what is in a bucket is whole: the remotely safe epoch of each timeline.
+
+Invariants
+- An epoch is remotely safe when its manifest is in the bucket, or an archive that stands for it, and every layer that
+  it lists and that the safe point waits for, merged or not; and all epochs before it are.
+- Nothing is said of a log of branches of which an entry is missing, or of a branch that begins at an epoch that is not
+  safe yet: what was said before holds on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from pathlib import PurePosixPath
+
+from nosync.lsm.manifests.archive import Run
+from nosync.lsm.manifests.branches import MAIN
+from nosync.lsm.manifests.completeness import is_whole, safe_from
+from nosync.lsm.manifests.input_policy import is_released, releasable_until
+from nosync.lsm.manifests.manifest import Entry, Manifest
+from nosync.lsm.manifests.manifest_log import ManifestLog
+from nosync.lsm.manifests.timelines import Timelines
+from nosync.lsm.model.layer import Description, LayerId, TraceId
+from nosync.lsm.model.timestamp import Epoch
+from nosync.lsm.platform.layout import BRANCHES
+from nosync.replication.protocol.file_names import FileName
+from nosync.replication.protocol.inventory import Inventory
+from nosync.replication.remote.others import Together
+from nosync.replication.remote.pack import Reached
+
+
+class Reach:
+    """Finds up to where an inventory is whole. What was found is not looked at again."""
+
+    def __init__(self, timelines: Timelines, digest_of: Callable[[PurePosixPath], str | None]) -> None:
+        """`digest_of`: says the digest of a small file of this node, as far as it is known."""
+        self._timelines, self._digest_of = timelines, digest_of
+        self._known: dict[str, Epoch] = {}
+
+    def forget(self) -> None:
+        """Something was dropped or replaced, so all is looked at again."""
+        self._known.clear()
+
+    def of(self, held: Inventory | Together, before: Reached, safe: int | None) -> Reached:
+        """Returns up to where all is held. `safe`: the local safe point of main, up to which inputs may be gone."""
+        refs = self._timelines.refs
+        if any(FileName(f"{BRANCHES}/{n}.json") not in held for n in range(1, refs.entries + 1)):
+            return before
+        look = _Look(held, self._timelines, self._digest_of, releasable_until(self._timelines, safe))
+        epochs: dict[str, int] = {}
+        for branch in (MAIN, *sorted(set(refs.names) - {MAIN})):
+            log = self._timelines.manifests(branch)
+            safe_here = look.last_safe(log, self._known.get(log.timeline, Epoch(-1)))
+            self._known[log.timeline] = safe_here
+            begins_at = refs.timelines[log.timeline].at
+            if begins_at is not None and safe_here < begins_at:
+                return before
+            if safe_here < 0:
+                continue
+            for of_timeline, end in log.until(safe_here):
+                epochs[of_timeline.timeline] = max(epochs.get(of_timeline.timeline, -1), end)
+        return Reached(epochs, refs.entries)
+
+
+class _Look:
+    def __init__(
+        self,
+        held: Inventory | Together,
+        timelines: Timelines,
+        digest_of: Callable[[PurePosixPath], str | None],
+        released: Epoch,
+    ) -> None:
+        self._held, self._timelines, self._digest_of, self._released = held, timelines, digest_of, released
+
+    def last_safe(self, log: ManifestLog, known: Epoch) -> Epoch:
+        first = log.first
+        if first is None:
+            return Epoch(-1)
+        return safe_from(log, max(Epoch(first - 1), known), self._is_safe_run, self._is_safe)
+
+    def _is_safe_run(self, run: Run) -> bool:
+        archive = self._timelines.of_timeline(run.timeline).archive_at(run.first)
+        if archive is None or not self._has_file(archive.path):
+            return False
+        return is_whole(run.required(), self._released, self._descriptions)
+
+    def _descriptions(self, trace: TraceId) -> Collection[Description]:
+        return self._held.layers(str(trace.directory)).keys()
+
+    def _is_safe(self, manifest: Manifest) -> bool:
+        if not self._has_file(manifest.path):
+            return False
+        return all(
+            self._has(entry)
+            for entry in manifest.entries
+            if entry.copies and not is_released(manifest, entry, self._released)
+        )
+
+    def _has_file(self, path: PurePosixPath) -> bool:
+        name, digest = FileName(str(path)), self._digest_of(path)
+        held = self._held.get(name)
+        if held is not None:
+            return digest is None or held.digest == digest
+        return self._held.has_archived(name)
+
+    def _has(self, entry: Entry) -> bool:
+        return self._held.holds(FileName.of_layer(entry.id), entry.digest) and self._has_before(entry)
+
+    def _has_before(self, entry: Entry) -> bool:
+        """Returns whether the trace is there from its origin on: rows that were appended before the first epoch was
+        sealed are listed by no manifest.
+        """
+        lower = entry.id.description.lower
+        if entry.id.trace.shard.count or entry.origin >= lower:
+            return True
+        before = FileName.of_layer(LayerId(entry.id.trace, Description(entry.origin, lower)))
+        return before in self._held or self._held.holds(before, "")
+
+
+def remotely_safe(timelines: Timelines, reached: Reached, branch: str = MAIN) -> int | None:
+    """Returns the newest epoch of a branch that is remotely safe; None where none is."""
+    found = [
+        t if end is None else min(t, end)
+        for timeline, end in timelines.refs.left(timelines.timeline(branch).id).items()
+        if (t := reached.epochs.get(timeline)) is not None
+    ]
+    return max(found, default=None)

@@ -1,0 +1,323 @@
+"""A store's directory out of a bucket: whole, as of its newest remotely safe epoch or an earlier one.
+
+Invariants
+- The directory becomes a store with its last file, the marker. Before that every file was compared with its digest and
+  synced, and nothing that a sealed epoch lists is missing.
+- One that is interrupted goes on: what is there and has its digest is not fetched again.
+- It goes on, after its newest epoch, on a timeline of its own. So nothing that it writes has the name of what a writer
+  left in the bucket that was copying when it was lost, or that still runs.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+import pyarrow as pa
+
+from nosync.lsm.errors import CompactedError, CorruptionError, InvalidInputError, NosyncError, RemoteError
+from nosync.lsm.facts.or_set import elements, read_element
+from nosync.lsm.facts.pins import pin_of
+from nosync.lsm.manifests.archive import Archive, Details
+from nosync.lsm.manifests.branches import MAIN
+from nosync.lsm.manifests.completeness import lost
+from nosync.lsm.manifests.input_policy import policies
+from nosync.lsm.manifests.lost_ends import log_problem
+from nosync.lsm.manifests.timelines import Timelines
+from nosync.lsm.model.timestamp import Epoch, epoch_of, pack
+from nosync.lsm.platform.env import Env, storage_errors
+from nosync.lsm.platform.json_file import publish_text, read_small, replace_small
+from nosync.lsm.platform.layout import (
+    BRANCHES,
+    LAYERS,
+    MANIFESTS,
+    MARKER,
+    PINS,
+    REGISTERS,
+    RELEASED,
+    TEMPORARY_DIRECTORY,
+)
+from nosync.lsm.platform.publish import give_name, temporary_path
+from nosync.lsm.platform.store_marker import make_subdirectories, write_marker
+from nosync.lsm.trace.directory import LayerDirectory
+from nosync.replication.protocol.file_names import FileName
+from nosync.replication.remote.bucket import Bucket, MissingObjectError
+from nosync.replication.remote.fetch import Fetcher, fetch_all
+from nosync.replication.remote.files import check_digest, digest_of
+from nosync.replication.remote.pack import Placed
+from nosync.replication.remote.view import RemoteView, read_view
+
+RESTORED = "restored"
+"""The timeline on which a restored store goes on is called so, with a token of its own."""
+PLAN = "restoring.json"
+"""What an interrupted restore leaves: from where, and of what."""
+_REPLANS = 3
+
+
+@dataclass(frozen=True)
+class RestoreReport:
+    """Says what was restored."""
+
+    store_id: str
+    epoch: int | None
+    """The newest epoch of main."""
+    branches: dict[str, int | None]
+    files: int
+    bytes: int
+    """Of all files."""
+    fetched_bytes: int
+    requests: int
+    problems: tuple[str, ...] = ()
+    """Damaged objects in the bucket: what was put after them is not restored."""
+
+
+Progress = Callable[[int, int], None]
+
+
+def restore(
+    bucket: Bucket,
+    target: Path,
+    *,
+    as_of: int | None = None,
+    branch: str | None = None,
+    progress: Progress = lambda done, of: None,
+    env: Env | None = None,
+) -> RestoreReport:
+    """Makes `target` the store that a bucket has copies of. It must not exist, be empty, or be what an interrupted
+    restore of the same left.
+
+    `as_of`: main ends with this epoch. `branch`: main is that branch. `progress(done, of)`: bytes. Durable when this
+    returns. Raises InvalidInputError, RemoteError, CorruptionError naming a damaged object, StorageError.
+    """
+    env = env or Env()
+    for attempt in range(_REPLANS):
+        view = read_view(bucket)
+        one = _Restore(bucket, view, target, env, progress)
+        one.begin({"url": bucket.url, "store": view.marker.store_id, "as_of": as_of, "branch": branch})
+        try:
+            return one.run(as_of, branch)
+        except MissingObjectError:  # it took longer than what nothing needs any more is kept for: there is newer
+            if attempt + 1 == _REPLANS:
+                raise
+    raise AssertionError("the last attempt returns or raises")
+
+
+class _Restore:
+    def __init__(self, bucket: Bucket, view: RemoteView, target: Path, env: Env, progress: Progress) -> None:
+        self._bucket, self._view, self._target, self._env, self._progress = bucket, view, target, env, progress
+        self._fetcher = Fetcher(bucket, env)
+        self._written: list[Path] = []
+
+    def begin(self, plan: dict[str, Any]) -> None:
+        """Takes the directory for this. Raises InvalidInputError where it is something else."""
+        target, env = self._target, self._env
+        if target.is_file() or (target / MARKER).exists():
+            raise InvalidInputError(
+                f"{target} is {'a file' if target.is_file() else 'a store'} already: give a new directory"
+            )
+        there = env.list_dir(target)
+        if PLAN in there:
+            try:
+                before = read_small(target / PLAN, env)
+            except CorruptionError:
+                before = {}
+            if before != plan:
+                raise InvalidInputError(
+                    f"{target} has an interrupted restore of {before}, and this is one of {plan}: give another directory, or "
+                    "empty this one"
+                )
+        elif there:
+            raise InvalidInputError(f"{target} is there, and not empty: give a new directory")
+        with storage_errors("make", target):
+            env.make_dirs(target)
+            make_subdirectories(target, env)
+            for name in env.list_dir(target / TEMPORARY_DIRECTORY):
+                env.unlink(target / TEMPORARY_DIRECTORY / name)
+        replace_small(target, target / PLAN, plan, env)
+
+    def run(self, as_of: int | None, branch: str | None) -> RestoreReport:
+        """Fetches what the directory lacks, and makes it a store."""
+        self._fetch_small()
+        timelines = self._cut_timelines(as_of, branch)
+        layers = [self._view.files[name] for name in self._view.files if self._is_needed(name, timelines)]
+        others = [self._view.files[name] for name in self._view.files if name.is_opaque]
+        self._remove_other_layers({placed.version.name for placed in layers})
+        self._fetch([*layers, *others])
+        self._check_whole(timelines)
+        self._write_released(timelines)
+        self._sync()
+        write_marker(self._target, self._view.marker, self._env)
+        with storage_errors("remove", self._target / PLAN):
+            self._env.unlink(self._target / PLAN)
+            self._env.sync_dir(self._target)
+        names = {name: timelines.last_sealed(name) for name in sorted(timelines.refs.names)}
+        total = sum(placed.version.size_bytes for placed in [*layers, *others])
+        return RestoreReport(
+            self._view.marker.store_id, names[MAIN], dict(names), len(self._written), total,
+            self._fetcher.bytes, self._fetcher.requests, self._view.problems,
+        )  # fmt: skip
+
+    # --- small files --------------------------------------------------------------------------------------------------
+
+    def _fetch_small(self) -> None:
+        """Fetches manifests, registers and the log of branches anew: what an interrupted restore changed in them goes."""
+        for directory in (MANIFESTS, BRANCHES, *REGISTERS):
+            _remove_tree(self._target / directory, self._env)
+        make_subdirectories(self._target, self._env)
+        view = self._view
+        small = [name for name in view.files if name.layer is None and not name.is_opaque]
+        fetch_all(self._fetcher, [view.files[name] for name in small if view.is_seen(name)], self._keep)
+        fetch_all(self._fetcher, [view.files[name] for name in small if view.is_cut(name)], self._keep_singly)
+
+    def _keep_singly(self, placed: Placed, data: pa.Buffer) -> None:
+        """Writes the epochs of an archive that are seen as single manifests."""
+        name, where = placed.version.name, str(placed.version.name)
+        assert name.span is not None, "it is an archive"
+        path, text = PurePosixPath(name), data.to_pybytes()
+        archive = Archive.parse(text, path.parent.name, path.name, where)
+        details = Details.parse(archive, text, where)
+        for t in range(name.span.first, self._view.cut(name) + 1):
+            manifest = details.manifest(t)
+            self._publish(manifest.path, manifest.to_json())
+
+    def _cut_timelines(self, as_of: int | None, branch: str | None) -> Timelines:
+        """Returns the timelines of the directory, with main as it is wanted."""
+        timelines = self._read_timelines()
+        if branch is not None and branch != MAIN:
+            timelines.timeline(branch)
+            timelines.promote(branch, None)
+        if as_of is not None:
+            self._check_as_of(as_of, timelines)
+        end = timelines.last_sealed() if as_of is None else Epoch(as_of)
+        if end is not None:
+            timelines.rewind(end, None, f"{RESTORED}-{self._env.token()}")
+        timelines.prune()
+        self._remove_later_pins(timelines)
+        return self._read_timelines()
+
+    def _remove_later_pins(self, timelines: Timelines) -> None:
+        last = timelines.last_sealed()
+        for element in elements(self._target, PurePosixPath(PINS), self._env):
+            if last is None or pin_of(read_element(self._target, element, self._env)).t > last:
+                with storage_errors("remove", self._target / element.path):
+                    self._env.unlink(self._target / element.path)
+
+    def _read_timelines(self) -> Timelines:
+        timelines = Timelines(self._target, self._env)
+        problem = str(timelines.errors[0]) if timelines.errors else log_problem(timelines, self._target, self._env)
+        if problem is not None:
+            raise CorruptionError(f"{self._bucket.url}: {problem}")
+        return timelines
+
+    def _check_as_of(self, as_of: int, timelines: Timelines) -> None:
+        pack(as_of)
+        log = timelines.manifests()
+        since = max(
+            (name.layer.description.since for name in self._view.files if name.layer is not None), default=pack(0)
+        )
+        oldest = max(epoch_of(since), log.first or 0)
+        if as_of in log and as_of >= oldest:
+            return
+        possible = "there is no epoch yet" if log.last is None else f"{self._bucket.url} has {oldest} to {log.last}"
+        kind: type[NosyncError] = CompactedError if as_of in log else InvalidInputError
+        raise kind(f"cannot restore as of {as_of}: {possible}")
+
+    # --- layers -------------------------------------------------------------------------------------------------------
+
+    def _is_needed(self, name: FileName, timelines: Timelines) -> bool:
+        """Returns whether a layer is of a sealed epoch. What is not sealed is another attempt's."""
+        layer = name.layer
+        return layer is not None and layer.description.lower < timelines.sealed_until(layer.trace)
+
+    def _remove_other_layers(self, needed: set[FileName]) -> None:
+        """Removes what an interrupted restore left and nobody needs any more."""
+        for id in LayerDirectory(self._target, self._view.marker.key_groups, self._env).layer_ids():
+            if FileName.of_layer(id) not in needed:
+                self._env.unlink(self._target / LAYERS / id.path)
+
+    def _fetch(self, wanted: list[Placed]) -> None:
+        total = sum(placed.version.size_bytes for placed in wanted)
+        missing = [placed for placed in wanted if not self._is_here(placed)]
+        done = total - sum(placed.version.size_bytes for placed in missing)
+        self._progress(done, total)
+
+        def progress(size_bytes: int) -> None:
+            nonlocal done
+            done += size_bytes
+            self._progress(done, total)
+
+        fetch_all(self._fetcher, missing, self._keep, progress, self._keep_large)
+
+    def _is_here(self, placed: Placed) -> bool:
+        path = self._target / placed.version.name
+        try:
+            if digest_of(placed.version.name, self._env.map(path), str(path)) == placed.version.digest:
+                self._written.append(path)
+                return True
+        except (OSError, CorruptionError):
+            pass
+        with suppress(FileNotFoundError):
+            self._env.unlink(path)
+        return False
+
+    def _keep(self, placed: Placed, data: pa.Buffer) -> None:
+        self._publish(PurePosixPath(placed.version.name), data)
+
+    def _keep_large(self, placed: Placed, parts: Iterator[bytes]) -> None:
+        """Writes a file part by part: it may be larger than memory."""
+        name = placed.version.name
+        final, temporary = self._target / name, temporary_path(self._target, self._env)
+        with storage_errors("write", final):
+            self._env.make_dirs(final.parent)
+            try:
+                with self._env.create(temporary) as file:
+                    for part in parts:
+                        file.write(part)
+                where = f"{self._bucket.url}/{placed.place.object}: {name}"
+                check_digest(name, self._env.map(temporary), placed.version.digest, where)
+                give_name(temporary, final, self._env)
+            finally:
+                self._env.unlink(temporary)
+        self._written.append(final)
+
+    def _publish(self, path: PurePosixPath, data: bytes | pa.Buffer) -> None:
+        final = self._target / path
+        with storage_errors("write", final):
+            self._env.make_dirs(final.parent)
+        publish_text(self._target, final, data, self._env)
+        self._written.append(final)
+
+    # --- the end ------------------------------------------------------------------------------------------------------
+
+    def _check_whole(self, timelines: Timelines) -> None:
+        directory = LayerDirectory(self._target, self._view.marker.key_groups, self._env)
+        for branch in timelines.refs.names:
+            last = timelines.last_sealed(branch)
+            for one in lost(timelines, directory, last, branch):
+                raise RemoteError(f"{self._bucket.url} is not whole: {one.entry.id} of epoch {one.t} is missing")
+
+    def _write_released(self, timelines: Timelines) -> None:
+        """Says that inputs up to the newest epoch may be gone, where their sources' policies say so."""
+        last = timelines.last_sealed()
+        if last is not None and policies(timelines.manifest(last)):
+            fields = {"line": timelines.timeline(MAIN).id, "safe": Epoch(last)}
+            replace_small(self._target, self._target / RELEASED, fields, self._env)
+
+    def _sync(self) -> None:
+        with storage_errors("sync", self._target):
+            for path in self._written:
+                if self._env.exists(path):  # manifests after the end of a timeline went again
+                    self._env.sync_file(path)
+            for directory, _, _ in os.walk(self._target):
+                self._env.sync_dir(Path(directory))
+
+
+def _remove_tree(path: Path, env: Env) -> None:
+    with storage_errors("remove", path):
+        for directory, _, names in os.walk(path):
+            for name in names:
+                env.unlink(Path(directory, name))

@@ -1,0 +1,302 @@
+"""Copies a store into a bucket, a pack at a time. It has no thread and no clock: `level` runs it, and so do backups.
+
+Invariants
+- What waits is what this node has and the bucket lacks, so it is bounded by the store: nothing is queued. In memory is
+  one pack at most.
+- A file goes into a pack after every byte of it was compared with its digest.
+- Up to where the bucket is whole is found from what its log says, never from what this node has.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Sequence
+from pathlib import PurePosixPath
+
+import pyarrow as pa
+
+from nosync.lsm.errors import CorruptionError
+from nosync.lsm.model.layer import Record
+from nosync.lsm.platform.env import storage_error
+from nosync.replication.protocol.file_names import FileName, FileVersion, parse_name
+from nosync.replication.protocol.inventory import Inventory
+from nosync.replication.remote.files import digest_of
+from nosync.replication.remote.log import LogWriter
+from nosync.replication.remote.others import OtherNodes, Together, furthest
+from nosync.replication.remote.pack import PackBuilder, Placed, Reached, Step
+from nosync.replication.remote.reach import Reach
+from nosync.replication.remote.selection import not_needed, shrinking, uncovered
+from nosync.replication.remote.settings import RemoteSettings
+from nosync.replication.remote.source import Source, opaque_files
+
+log = logging.getLogger("nosync.remote")
+
+_PACKS_PER_INDEX = 256
+_MOST_IN_VAIN = 5
+
+
+class Uploader:
+    """Copies from one source into one log."""
+
+    def __init__(
+        self, source: Source, writer: LogWriter, settings: RemoteSettings, others: OtherNodes | None = None
+    ) -> None:
+        """`others`: nodes whose copies count, too."""
+        self._others = others
+        self._source, self.writer, self._settings = source, writer, settings
+        self._root, self._env = source.directory.root, source.directory.env
+        self._digests: dict[PurePosixPath, str] = {}  # of small files that were read
+        self._reach = Reach(source.timelines, self._digests.get)
+        self._builder = PackBuilder()
+        self._waiting: dict[FileName, FileVersion | None] = {}  # what goes next; of small files no version is known yet
+        self._large: dict[FileName, FileVersion] = {}  # what goes as objects of its own
+        self._large_put: list[Placed] = []
+        self._dropped: list[str] = []
+        self._moving: set[FileName] = set()  # what is held, and goes again so that its pack can be deleted
+        self._looks_at_all = True
+        self.damaged: dict[str, str] = {}
+        """Files that are not copied because they are damaged here, and why."""
+
+    @property
+    def waiting_bytes(self) -> int:
+        """Returns how many bytes are known to wait."""
+        versions = [*self._large.values(), *(one for one in self._waiting.values() if one is not None)]
+        return len(self._builder.body) + sum(version.size_bytes for version in versions)
+
+    @property
+    def is_full(self) -> bool:
+        """Returns whether a pack is full, so that it is put without waiting for more."""
+        return len(self._builder.body) >= self._settings.flush_bytes
+
+    @property
+    def has_something(self) -> bool:
+        """Returns whether there is anything to put."""
+        gathered = self._builder.versions or self._large or self._large_put
+        return bool(gathered or self._waiting or self.writer.is_pending)
+
+    def look_at_all(self) -> None:
+        """Everything is compared with the next call of `gather`, and not only what is new."""
+        self._looks_at_all = True
+
+    # --- what goes ----------------------------------------------------------------------------------------------------
+
+    def gather(self) -> None:
+        """Takes what became durable into the pack that is put next, as far as there is room."""
+        if self.is_full:
+            return
+        new = self._source.new()
+        looks_at_all, self._looks_at_all = self._looks_at_all or new is None, False
+        layers = _versions(self._source.layers()) if looks_at_all or new is None else self._mine(new.layers)
+        self._take_checkpoints()
+        small = self._source.small_files() if looks_at_all else new.small_files if new else ()
+        names = [name for path in small if (name := parse_name(str(path))) is not None]
+        held = self.writer.contents.inventory
+        candidates = {**layers, **{name: one for name, one in self._waiting.items() if one is not None}}
+        for other in self._inventories[1:]:
+            candidates = {name: one for name, one in candidates.items() if not other.holds(name, one.digest)}
+        wanted = {one.name: one for one in uncovered(candidates.values(), held, self._going())}
+        if looks_at_all:
+            wanted |= {one.name: one for one in shrinking(layers.values(), held, layers.__contains__)}
+            self._find_dropped(layers)
+            self._forget_discarded()
+        wanted |= self._moved()
+        going = {version.name for version in self._going()}
+        files = [name for name in (*names, *self._waiting) if name.layer is None and self._is_lacking(name)]
+        self._waiting = {name: one for name, one in {**dict.fromkeys(files), **wanted}.items() if name not in going}
+        self._fill()
+
+    def _mine(self, records: Sequence[Record]) -> dict[FileName, FileVersion]:
+        """Returns the new layers that this node puts. Those that are another's are looked for when all are: that one may
+        have gone.
+        """
+        if self._others is None:
+            return _versions(records)
+        return _versions(record for record in records if not self._source.is_for_another(record))
+
+    def _going(self) -> list[FileVersion]:
+        """Returns what is gathered already."""
+        placed = [placed.version for placed in self._large_put]
+        return [*(version for version, _ in self._builder.versions), *self._large.values(), *placed]
+
+    def _is_lacking(self, name: FileName) -> bool:
+        """Returns whether the bucket lacks a small file. None of them ever changes."""
+        return not any(name in one or one.has_archived(name) for one in self._inventories)
+
+    @property
+    def _inventories(self) -> list[Inventory]:
+        """Returns what this node holds in the bucket, and then what others do."""
+        return [self.writer.contents.inventory, *(self._others.inventories if self._others is not None else ())]
+
+    def move(self, names: Iterable[FileName]) -> None:
+        """Has these files put again, which are held and still here, in a pack with others."""
+        self._moving.update(names)
+
+    def _moved(self) -> dict[FileName, FileVersion]:
+        held, names = self.writer.contents.inventory, self._moving
+        self._moving = set()
+        found = {name: version for name in names if (version := held.get(name)) is not None}
+        return {name: version for name, version in found.items() if self._env.exists(self._root / name)}
+
+    @property
+    def going_objects(self) -> set[str]:
+        """Returns the objects of large files that are put, and that no pack names yet."""
+        return {placed.place.object for placed in self._large_put}
+
+    def _fill(self) -> None:
+        """Takes of what waits as much as there is room for, in the order in which it is best put."""
+        for name in sorted(self._waiting, key=lambda name: (name.order, name)):
+            version = self._waiting[name]
+            if version is not None and version.size_bytes >= self._settings.large_bytes:
+                self._large[name] = version
+            elif self.is_full:
+                return
+            else:
+                self._take(name)
+            del self._waiting[name]
+
+    def _find_dropped(self, layers: dict[FileName, FileVersion]) -> None:
+        """Finds what the bucket needs no more. Nothing is dropped while something here is known to be wrong."""
+        if not self._source.is_whole():
+            return
+        small = {str(path) for path in (*self._source.small_files(), *opaque_files(self._source))}
+        here = {str(name): version for name, version in layers.items()}
+        held, safe = self.writer.contents.inventory, self._source.safe_point()
+        self._dropped = not_needed(held, here, small, self._source.timelines, safe)
+
+    def _forget_discarded(self) -> None:
+        """Drops what an operator discarded here for another node's contents: those go in its place."""
+        for name, digest in self._source.discarded().items():
+            held = self.writer.contents.inventory.get(name)
+            if held is not None and held.digest == digest and held.name.layer is None:
+                self._digests.pop(PurePosixPath(name), None)
+                self._moving.add(held.name)
+
+    def _take_checkpoints(self) -> None:
+        names = [name for path in opaque_files(self._source) if (name := parse_name(str(path))) is not None]
+        going = {version.name for version in self._going()}
+        self._waiting |= {name: None for name in names if name not in going and self._is_lacking(name)}
+
+    def _take(self, name: FileName) -> None:
+        data = self._read(name)
+        if data is None:
+            self._looks_at_all = True  # it was merged or archived: what stands for it goes
+            return
+        version = self._checked(name, data)
+        if version is None:
+            return
+        if name.layer is None:
+            self._digests[PurePosixPath(name)] = version.digest
+        if version.size_bytes >= self._settings.large_bytes:
+            self._large[name] = version
+        else:
+            self._builder.add(version, data.to_pybytes())
+
+    def _read(self, name: FileName) -> pa.Buffer | None:
+        """Returns the bytes of a file; None where it is gone."""
+        path = self._root / name
+        try:
+            return self._env.map(path)
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            raise storage_error("read", path, error) from error
+
+    def _checked(self, name: FileName, data: pa.Buffer) -> FileVersion | None:
+        """Returns what a file is; None where it is damaged, which is for this node to mend."""
+        try:
+            version = FileVersion(name, digest_of(name, data, str(self._root / name)), data.size)
+        except CorruptionError as error:
+            if str(name) not in self.damaged:
+                log.warning("not copied: %s", error)
+            self.damaged[str(name)] = str(error)
+            return None
+        self.damaged.pop(str(name), None)
+        return version
+
+    # --- putting it ---------------------------------------------------------------------------------------------------
+
+    def flush(self) -> None:
+        """Puts what was gathered, as one pack, and an index where many packs came since the last one.
+
+        Raises RemoteError, of which UnavailableError may pass: what was gathered is kept, and put with the next call.
+        """
+        self.writer.settle()
+        if self._others is not None:
+            self._others.look()
+        self._put_large()
+        if self._builder.versions or self._large_put or self._can_say_more():
+            self._write_pack()
+        if self.writer.contents.at.number - self.writer.index_at.number >= _PACKS_PER_INDEX:
+            self.writer.write_index()
+
+    def _can_say_more(self) -> bool:
+        """Returns whether more is whole than anybody said, because of what other nodes put since."""
+        if self._others is None:
+            return False
+        said = furthest([self.writer.contents.reached, *self._others.reached])
+        found = self._reached((), ())
+        return any(t > said.epochs.get(timeline, -1) for timeline, t in found.epochs.items())
+
+    def _put_large(self) -> None:
+        for name, version in list(self._large.items()):
+            data = self._read(name)
+            found = None if data is None else self._checked(name, data)
+            if data is not None and found == version:
+                view = memoryview(data).cast("B")
+                self._large_put.append(self.writer.put_large(version, view, self._settings.large_bytes))
+            else:
+                self._looks_at_all = self._looks_at_all or data is None  # merged away: what stands for it goes
+                self.writer.give_up_parts()
+            del self._large[name]
+
+    def _write_pack(self) -> None:
+        builder, large, dropped = self._builder, self._large_put, self._dropped
+        self._builder, self._large_put, self._dropped = PackBuilder(), [], []
+        added = [*builder.placed(self.writer.next_pack()), *large]
+        names = {placed.version.name for placed in added}
+        dropped = [name for name in dropped if name not in names]
+        held = self.writer.contents.inventory
+        if any((before := held.get(one.version.name)) is not None and before != one.version for one in added):
+            self._reach.forget()
+        reached = self._reached(added, dropped)
+        at, incarnation = self.writer.contents.at.next, self.writer.claim.incarnation
+        self.writer.write(builder, Step(at, added, dropped, reached, incarnation))
+
+    def _reached(self, added: Iterable[Placed], dropped: Iterable[str]) -> Reached:
+        """Returns up to where the bucket is whole once this is there."""
+        inventory = self.writer.contents.inventory
+        before = [(str(placed.version.name), inventory.get(placed.version.name)) for placed in added]
+        before += [(name, inventory.get(name)) for name in dropped]
+        for name, _ in before:
+            inventory.discard(name)
+        for placed in added:
+            inventory.add(placed.version)
+        try:
+            held = Together(self._inventories) if self._others is not None else inventory
+            return self._reach.of(held, self.writer.contents.reached, self._source.safe_point())
+        finally:
+            for name, version in before:
+                inventory.discard(name)
+                if version is not None:
+                    inventory.add(version)
+
+    def push_all(self) -> None:
+        """Puts everything that this node has and the bucket lacks. Raises RemoteError where that does not succeed."""
+        self.look_at_all()
+        in_vain = 0
+        while in_vain < _MOST_IN_VAIN:  # files may vanish while they are listed
+            packs = self.writer.packs
+            self.gather()
+            if not self.has_something:
+                return
+            self.flush()
+            in_vain = 0 if self.writer.packs > packs else in_vain + 1
+
+
+def _versions(records: Iterable[Record]) -> dict[FileName, FileVersion]:
+    found = {}
+    for record in records:
+        if not record.id.description.is_of_rounds:
+            name = FileName.of_layer(record.id)
+            found[name] = FileVersion(name, record.digest, record.size_bytes)
+    return found

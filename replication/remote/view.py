@@ -1,0 +1,86 @@
+"""What a bucket has of a store: what all of its nodes hold, cut where it is whole.
+
+Invariants
+- Of a timeline only the epochs up to the newest remotely safe one are seen, and of the log of branches only the entries
+  under which that was found. So whoever reads sees no epoch without its layers.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import PurePosixPath
+
+from nosync.lsm.errors import RemoteError
+from nosync.lsm.platform.layout import MANIFESTS
+from nosync.lsm.platform.store_marker import Marker
+from nosync.replication.protocol.file_names import FileName
+from nosync.replication.remote.bucket import Bucket
+from nosync.replication.remote.fence import read_store
+from nosync.replication.remote.log import follow_log, nodes_of, read_log
+from nosync.replication.remote.names import NodeNames
+from nosync.replication.remote.others import furthest
+from nosync.replication.remote.pack import Contents, Placed, Reached
+
+
+@dataclass(frozen=True)
+class RemoteView:
+    """A store as it is in a bucket at one time."""
+
+    marker: Marker
+    nodes: dict[str, Contents]
+    files: dict[FileName, Placed] = field(repr=False)
+    """All that is held, what is not seen included."""
+    reached: Reached
+    problems: tuple[str, ...] = ()
+    """Objects that are damaged, so that what was put after them is not seen."""
+
+    def is_seen(self, name: FileName) -> bool:
+        """Returns whether a file is part of what is whole. Of layers that follows from the manifests (`sealed_until`)."""
+        if name.span is not None:
+            return name.span.last <= self.cut(name)
+        return name.entry is None or name.entry <= self.reached.entries
+
+    def is_cut(self, name: FileName) -> bool:
+        """Returns whether a file is an archive of which only the first epochs are seen."""
+        return name.span is not None and name.span.first <= self.cut(name) < name.span.last
+
+    def cut(self, name: FileName) -> int:
+        """Returns the last epoch that is seen of the timeline of a manifest or an archive; -1: none is."""
+        assert name.span is not None, "it is a manifest or an archive"
+        return self.reached.epochs.get(PurePosixPath(name.span.timeline).relative_to(MANIFESTS).name, -1)
+
+    def seen(self) -> list[FileName]:
+        """Returns the names of what is seen; of layers all."""
+        return [name for name in self.files if self.is_seen(name)]
+
+
+def read_view(bucket: Bucket) -> RemoteView:
+    """Reads what a bucket has. Raises RemoteError where there is no store, CorruptionError, FormatVersionError."""
+    marker = read_store(bucket)
+    found = {node: read_log(bucket, NodeNames(node), marker.store_id) for node in nodes_of(bucket)}
+    nodes = {node: contents for node, contents in found.items() if contents is not None}
+    if not nodes:
+        raise RemoteError(f"{bucket.url}: store {marker.store_id} was claimed there, and nothing was copied yet")
+    return _view_of(marker, nodes)
+
+
+def read_view_again(bucket: Bucket, view: RemoteView) -> RemoteView:
+    """Returns what a bucket has now, given what it had: what came since is read, and the same is returned where nothing
+    did.
+    """
+    store_id, nodes = view.marker.store_id, view.nodes
+    if set(nodes_of(bucket)) - nodes.keys():
+        return read_view(bucket)
+    before = {node: contents.at for node, contents in nodes.items()}
+    if not all(follow_log(bucket, NodeNames(node), store_id, contents) for node, contents in nodes.items()):
+        return read_view(bucket)
+    return view if before == {node: contents.at for node, contents in nodes.items()} else _view_of(view.marker, nodes)
+
+
+def _view_of(marker: Marker, nodes: dict[str, Contents]) -> RemoteView:
+    files: dict[FileName, Placed] = {}
+    for contents in nodes.values():
+        files |= {placed.version.name: placed for placed in contents.files() if placed.version.name not in files}
+    reached = furthest(contents.reached for contents in nodes.values())
+    problems = tuple(contents.damage for contents in nodes.values() if contents.damage)
+    return RemoteView(marker, nodes, files, reached, problems)
