@@ -50,7 +50,7 @@ def test_garbage_goes_after_the_grace(open_store: OpenStore, tmp_path: object) -
         clock.now_s += 200.0
         epochs(store, range(t, t + 1))
         copies.push()
-    assert held_bytes(objects) < before / 2
+    assert held_bytes(objects) < 0.7 * before
     with pytest.raises(MissingObjectError):
         fetch_all(Fetcher(SimulatedBucket(objects), clock), view.files.values(), lambda placed, data: None)
     assert copies.level.status().safe_point == 63
