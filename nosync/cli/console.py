@@ -174,6 +174,11 @@ def check_store(path: Path) -> None:
             f"{path} is a daemon's address; this command needs the store's directory: run it on the daemon's host, with the "
             "directory that the daemon was started with (nosync status shows it)"
         )
+    if (url := _COLLAPSED_URL.match(str(path))) is not None:
+        raise InvalidInputError(
+            f"{url[1]}://{url[2]} are copies, which are only read; this command needs the store's directory: run it there, or "
+            f"make one, nosync restore {url[1]}://{url[2]} DIR"
+        )
     read_only(path).close()
 
 

@@ -160,9 +160,9 @@ def test_verify(capsys: pytest.CaptureFixture[str], path: str) -> None:
         (["compact", "PATH", "--retain", "-1"], 2, "Invalid value"),
         (["compact", "127.0.0.1:7501"], 1, "is a daemon's address; this command needs the store's directory"),
         (
-            ["status", "s3://bucket/state"],
+            ["compact", "s3://bucket/state"],
             1,
-            "is not on this host: a store is a directory of a file system that this host has",
+            "s3://bucket/state are copies, which are only read; this command needs the store's directory",
         ),
         (["rewind", "127.0.0.1:7501", "3"], 1, "is a daemon's address"),
         (["pin", "127.0.0.1:7501", "a", "1"], 1, "is a daemon's address"),

@@ -237,7 +237,7 @@ def test_branches_that_cannot_be(spark: SparkSession, open_store: OpenStore) -> 
         ({"replace": {"keptt": even}}, "no stage 'keptt'"),
         ({"replace": {"kept": 3}}, "a map cannot be replaced by 3"),
         ({"replace": {"kept": lambda t: t.select(["n"])}}, "stage sums: key column 'word' is not in its input kept"),
-        ({"replace": {"sums": {"most": nosync.max("n")}}}, "key column 'n' is not in its input big"),
+        ({"replace": {"sums": {"most": nosync.max("n")}}}, "stage big: column 'total' is not in its input sums"),
         ({"drop": ["sums"]}, "stage sums cannot be dropped: big is built on it"),
         ({"add": lambda flow: flow.source("more", SCHEMA)}, "source more is new"),
     ]

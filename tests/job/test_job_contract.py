@@ -353,7 +353,7 @@ def test_options_that_mean_nothing_are_refused(spark: SparkSession, store: nosyn
     for name, value, message in (
         ("startingEpoch", "0", "readChangeFeed=true"),
         ("readChangeFeed", "yes", "is not true or false"),
-        ("asOf", "²", "is not an epoch"),
+        ("asOf", "²", "is neither the number of an epoch nor a time"),
         ("startingVersion", "1", "startingEpoch"),
     ):
         with pytest.raises(Exception, match=message):
