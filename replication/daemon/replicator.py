@@ -33,6 +33,10 @@ log = logging.getLogger("nosync.replication")
 
 TICK_S = 0.6
 FILL_LOOK_S = 0.02
+SETTLE_S = 0.3
+"""For how long nothing more may be known to be missing: what one peer has just got it tells the others a moment later, and
+whoever had it first may be gone by then.
+"""
 
 
 class Replicator:
@@ -150,11 +154,15 @@ class Replicator:
         with self._shared.lock:
             self._shared.act(self._replica.keep_checkpoint(checkpoint))
         end_s = self._env.monotonic_s() + patience_s
+        settled_s = self._env.monotonic_s() + SETTLE_S
         while True:
             with self._shared.lock:
                 filled = self._replica.has_all_of(checkpoint)
                 files = sum(1 for _ in self._replica.mine.of_checkpoint(checkpoint))
-            if filled or self._env.monotonic_s() >= end_s or self._closing.wait(FILL_LOOK_S):
+            now_s = self._env.monotonic_s()
+            if not filled:
+                settled_s = now_s + SETTLE_S
+            if (filled and now_s >= settled_s) or now_s >= end_s or self._closing.wait(FILL_LOOK_S):
                 return filled, files
 
     def add_member(self, node: NodeId) -> None:
