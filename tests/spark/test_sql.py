@@ -31,6 +31,7 @@ def store(open_store: OpenStore, spark: SparkSession) -> Iterator[nosync.Store]:
         for stage in ("prices", "by-day", "2013", "win__watermark", "win__late"):
             opened.append(stage, t=t, rows=pa.table({"item": ["tea"], "cents": [200 + t]}), key=["item"])
         opened.seal(t)
+    opened.sync()  # which writes when they were sealed, for other processes
     yield opened
     for name in TABLES:
         spark.sql(f"DROP TABLE IF EXISTS {name}")
