@@ -33,8 +33,8 @@ from nosync.cli.console import (
     read_only,
     show_rows,
 )
+from nosync.job.meanings import recorded_meanings
 from nosync.job.recovery_planner import lost_manifest
-from nosync.job.watermarks import recorded_expiries, recorded_policies, recorded_strict
 from nosync.lsm.errors import InvalidInputError, NosyncError
 from nosync.lsm.manifests.branches import MAIN
 from nosync.lsm.model.as_of import AsOf
@@ -285,8 +285,7 @@ def _explained(
     recorded = None if last is None else store.manifest(last, branch)
     analyze = Analyzer(spark, expression_settings(spark))
     bound = bind(
-        flow, parse_ddl, analyze, bootstrap_at=store.begun_anew(branch), policies=recorded_policies(recorded),
-        expiries=recorded_expiries(recorded), strict=recorded_strict(recorded),
+        flow, parse_ddl, analyze, bootstrap_at=store.begun_anew(branch), meanings=recorded_meanings(recorded),
     )  # fmt: skip
     with progress("tracing back", quiet=quiet) as advance:
         return trace_back(

@@ -6,7 +6,7 @@ the Spark side, so that this module needs no Spark.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
@@ -34,6 +34,7 @@ from nosync.flow.kinds import (
     UPDATE,
     WINDOW,
 )
+from nosync.flow.meanings import TODAYS, Meanings
 from nosync.flow.stage import Stage
 from nosync.flow.stage_options import NO_OPTIONS, ExpressionOptions, StaticJoinOptions, UnionOptions
 from nosync.kernels.expressions import Step
@@ -75,9 +76,7 @@ def bind(
     placements: Mapping[str, Sequence[str]] | None = None,
     begins: Mapping[str, str] | None = None,
     bootstrap_at: Mapping[str, int] | None = None,
-    policies: Mapping[str, str] | None = None,
-    expiries: Mapping[str, str] | None = None,
-    strict: Collection[str] = (),
+    meanings: Meanings = TODAYS,
     pinned: Mapping[str, str] | None = None,
 ) -> BoundFlow:
     """Resolves schemas, fingerprints and segments. Raises FlowError or SchemaError naming the stage.
@@ -86,18 +85,15 @@ def bind(
     for a branch that shares the recorded inputs of another one. `placements` says by which columns the rows of sources
     are in their shards, where they were recorded (default: by the first key that the flow asks of them). `begins` has,
     for stages that go on from another timeline's state, which one that is; it enters their fingerprints. `bootstrap_at`
-    has `BoundStage.bootstrap_at` by stage. `policies` has, by window, the policy that the store was written with. It
-    counts where the window does not say which it wants (default: MIN). `expiries` says the same of what becomes of rows
-    that expire (default: FORGET). `strict` has the windows that the store was written with by a version in which rows were
-    late by the watermark of their own epoch. `pinned` has fingerprints by stage, which those that take its rows go by: so
-    a stage whose own code is the same has the fingerprint that it had, whatever is before it.
+    has `BoundStage.bootstrap_at` by stage.
+    `meanings` are those that the store was written with. `pinned` has fingerprints by stage, which those that take its
+    rows go by: so a stage whose own code is the same has the fingerprint that it had, whatever is before it.
     """
     if not flow.sources:
         raise FlowError(f"dataflow {flow.name} has no source")
     bindings = Bindings(
-        flow, parse_ddl, begins=begins or {}, bootstrap_at=bootstrap_at or {}, policies=policies or {},
-        expiries=expiries or {}, strict=strict, pinned=pinned or {},
-    )  # fmt: skip
+        flow, parse_ddl, begins=begins or {}, bootstrap_at=bootstrap_at or {}, meanings=meanings, pinned=pinned or {}
+    )
     binder = _Binder(bindings, analyze, salt, sources or {}, placements)
     for stage in flow.stages:
         for name in stage.inputs:
@@ -115,7 +111,7 @@ def bind(
 
 def source_fingerprints(flow: Dataflow, parse_ddl: ParseDdl, *, salt: str = "") -> dict[str, str]:
     """Returns, by source, the fingerprint that `bind` gives it, without binding the rest."""
-    bindings = Bindings(flow, parse_ddl, begins={}, bootstrap_at={}, policies={}, expiries={}, strict=(), pinned={})
+    bindings = Bindings(flow, parse_ddl, begins={}, bootstrap_at={}, meanings=TODAYS, pinned={})
     binder = _Binder(bindings, _no_jvm, salt, {}, {})
     for stage in flow.sources:
         binder.add(stage)

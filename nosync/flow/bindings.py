@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -27,6 +27,7 @@ from nosync.flow.event_time import INPUT_FIELD
 from nosync.flow.fingerprint import fingerprint
 from nosync.flow.internal_columns import is_ours
 from nosync.flow.kinds import FORGET, IN_JVM, LOOP, PART_SEPARATOR, STATELESS
+from nosync.flow.meanings import Meanings
 from nosync.flow.persistence import MEMORY, NONE, Level, parse_level
 from nosync.flow.stage import Stage
 from nosync.flow.stage_options import NO_OPTIONS, StageOptions
@@ -50,19 +51,17 @@ class Bindings:
         *,
         begins: Mapping[str, str],
         bootstrap_at: Mapping[str, int],
-        policies: Mapping[str, str],
-        expiries: Mapping[str, str],
-        strict: Collection[str],
+        meanings: Meanings,
         pinned: Mapping[str, str],
     ) -> None:
         """The arguments are those of `binder.bind`."""
         self._parse_ddl, self._begins, self._bootstrap_at = parse_ddl, begins, bootstrap_at
-        self._expiries, self._strict, self._pinned = expiries, strict, pinned
+        self._meanings, self._pinned = meanings, pinned
         self.flow = flow
         self.stages: dict[str, BoundStage] = {}
         self.segments: dict[str, Segment] = {}
         self.loops: dict[str, Loop] = {}
-        self.inputs = WindowInputs(flow, policies, self.stages)
+        self.inputs = WindowInputs(flow, meanings.policies, self.stages)
         self.segment_of: dict[str, str] = {}
         """The names of the segments that stages are computed in. A stage that only the JVM computes has none."""
 
@@ -133,11 +132,12 @@ class Bindings:
 
     def forgets(self, stage: Stage) -> bool:
         """Returns whether rows of a stage whose state is bounded are forgotten when they expire, and not taken back."""
-        return (stage.options.get("expiry") or self._expiries.get(stage.name, FORGET)) == FORGET
+        said = stage.options.get("expiry")
+        return said == FORGET if said is not None else stage.name not in self._meanings.taken_back
 
     def is_lenient(self, stage: Stage, window: Window) -> bool:
         """Returns whether rows of a window are late by the watermark of the epoch before."""
-        return window.delay_us is not None and stage.name not in self._strict
+        return window.delay_us is not None and stage.name not in self._meanings.strict
 
     def _passes_expiries(self, stage: Stage) -> bool:
         """Returns whether rows of a stage expire with those of its inputs. Raises FlowError for a loop."""

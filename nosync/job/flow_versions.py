@@ -15,8 +15,8 @@ from nosync.flow.binder import Analyze, bind, source_fingerprints
 from nosync.flow.bound_flow import BoundFlow
 from nosync.flow.dataflow import Dataflow
 from nosync.flow.persistence import DISK, show_level
+from nosync.job.meanings import recorded_meanings
 from nosync.job.position import Position
-from nosync.job.watermarks import recorded_expiries, recorded_policies, recorded_strict
 from nosync.lsm.errors import FlowError
 from nosync.lsm.manifests.manifest import KEEP, MAIN_TIMELINE, Manifest
 from nosync.lsm.model.timestamp import Epoch
@@ -50,9 +50,8 @@ class FlowVersions:
         self._bound: dict[tuple[object, ...], BoundFlow] = {}
         timeline = node.timelines.timeline(self._position.branch)
         salt = "" if timeline.id == MAIN_TIMELINE else timeline.id
-        recorded = self._recorded()
-        self._policies, self._expiries = recorded_policies(recorded), recorded_expiries(recorded)
-        self._strict = recorded_strict(recorded)
+        last = self._position.last_sealed()
+        self._meanings = recorded_meanings(None if last is None else self._position.manifest(last))
         self._begins, self._anew = node.timelines.refs.begins(timeline.id), node.timelines.refs.anew(timeline.id)
         self.flow: BoundFlow = self._bind(declared, salt=salt).placed
         """The flow with the fingerprints of epochs that bring inputs of their own; `at` has those of others."""
@@ -93,14 +92,8 @@ class FlowVersions:
         return self._bind(other, sources=sources, pinned=recorded, begins=begins, bootstrap_at=anew)
 
     def _bind(self, flow: Dataflow, **how: Any) -> BoundFlow:
-        on_this_line = {"begins": self._begins, "bootstrap_at": self._anew, "policies": self._policies}
-        meanings = {"expiries": self._expiries, "strict": self._strict}
-        return bind(flow, self._parse_ddl, self._analyze, **{**on_this_line, **meanings, **how})
-
-    def _recorded(self) -> Manifest | None:
-        """Returns the timeline's last manifest, which says what it means where the flow does not say it."""
-        last = self._position.last_sealed()
-        return None if last is None else self._position.manifest(last)
+        on_this_line = {"begins": self._begins, "bootstrap_at": self._anew, "meanings": self._meanings}
+        return bind(flow, self._parse_ddl, self._analyze, **{**on_this_line, **how})
 
     def parents_manifest(self, t: int) -> Manifest | None:
         """Returns what the parent sealed at an epoch after the fork; None once this timeline has its own inputs."""

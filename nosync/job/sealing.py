@@ -10,16 +10,9 @@ from nosync.flow.kinds import PART_SEPARATOR
 from nosync.flow.persistence import DISK
 from nosync.job.epoch_layout import EpochLayout
 from nosync.job.flow_versions import PLACED, FlowVersions
+from nosync.job.meanings import meanings_to_record
 from nosync.job.position import Position
 from nosync.job.stream_checks import STREAMS_FROM
-from nosync.job.watermarks import (
-    EXPIRIES,
-    LENIENT,
-    WATERMARK_POLICIES,
-    expiries_to_record,
-    lenient_to_record,
-    policies_to_record,
-)
 from nosync.lsm.manifests.manifest import AT_SAFE_POINT, KEEP, SUMS, WAITS_FOR_REMOTE, Content
 from nosync.lsm.model.layer import Digest, LayerId
 from nosync.lsm.node.api import StoreBackend
@@ -47,12 +40,7 @@ class Sealing:
             PLACED: {name: list(columns) for name, columns in flow.placements.items()},
             SUMS: {name: list(columns) for name, columns in flow.sums.items()},
         }
-        if policies := policies_to_record(flow):
-            meta[WATERMARK_POLICIES] = policies
-        if expiries := expiries_to_record(flow):
-            meta[EXPIRIES] = expiries
-        if lenient := lenient_to_record(flow):
-            meta[LENIENT] = lenient
+        meta |= meanings_to_record(flow)
         if streams_from is not None:
             meta[STREAMS_FROM] = streams_from
         declared = self._versions.declared

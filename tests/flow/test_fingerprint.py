@@ -15,6 +15,7 @@ import pytest
 import nosync
 from nosync.flow.binder import bind
 from nosync.flow.fingerprint import fingerprint, hashed_of
+from nosync.flow.meanings import Meanings
 from nosync.flow.per_key import PerKey
 from nosync.flow.pickled_function import PickledFunction
 from nosync.lsm.errors import FlowError
@@ -180,7 +181,7 @@ def test_what_is_hashed_of_the_options_of_windows_and_joins_is_pinned() -> None:
     both.window("w", time="at", size="1 hour", watermark="5 minutes", idle_after=2, n=nosync.count())
     counts = both.aggregate("counts", key=["k"], n=nosync.count())
     counts.join("j", flow["a"], on=["k"], how="left")
-    bound = bind(flow, parse_ddl, strict=("w",))  # as stores of versions before have it
+    bound = bind(flow, parse_ddl, meanings=Meanings(strict={"w"}))  # as stores of versions before have it
     assert {name: stage.fingerprint for name, stage in bound.stages.items()} == {
         "a": "08f39a0d21836e52",
         "b": "08f39a0d21836e52",

@@ -66,7 +66,7 @@ def runner_of(store: nosync.Store, branch: str) -> StoreRunner:
 
 
 def test_the_fingerprint_of_every_kind_of_stage(version: str) -> None:
-    bound = bind(make_flow(), parse_ddl, **meanings_before(make_flow()))
+    bound = bind(make_flow(), parse_ddl, meanings=meanings_before(make_flow()))
     assert {name: stage.fingerprint for name, stage in bound.stages.items()} == expected_of(version)["fingerprints"]
 
 
@@ -75,7 +75,7 @@ def test_the_fingerprints_of_functions_without_a_version(version: str) -> None:
     expected = json.loads((GOLDEN / f"{version}-functions.json").read_text())
     if expected["python"] != f"{sys.version_info[0]}.{sys.version_info[1]}":
         pytest.skip(f"fingerprints of Python {expected['python']}")
-    bound = bind(make_functions(), parse_ddl, **meanings_before(make_functions()))
+    bound = bind(make_functions(), parse_ddl, meanings=meanings_before(make_functions()))
     assert {name: stage.fingerprint for name, stage in bound.stages.items()} == expected["fingerprints"]
 
 

@@ -16,15 +16,9 @@ from nosync.flow.bound_flow import BoundFlow, Loop
 from nosync.flow.bound_stage import InputEdge, Segment, SegmentOutput
 from nosync.flow.dataflow import Dataflow
 from nosync.flow.internal_columns import HASH64_COLUMN, REPORT_COLUMN, SIDE_COLUMN, TAG_COLUMN
+from nosync.flow.meanings import Meanings
 from nosync.job.branch_checks import changed_stages, stages_to_bootstrap
-from nosync.job.watermarks import (
-    EXPIRIES,
-    LENIENT,
-    expiries_to_record,
-    lenient_to_record,
-    recorded_expiries,
-    recorded_strict,
-)
+from nosync.job.meanings import meanings_to_record, recorded_meanings
 from nosync.lsm.columnar.hashing import hash64
 from nosync.lsm.manifests.branches import MAIN
 from nosync.lsm.manifests.manifest import SUMS
@@ -64,10 +58,10 @@ def parse_ddl(text: str) -> pa.Schema:
     return pa.schema([(name, _TYPES[type_]) for name, type_ in (column.split() for column in text.split(", "))])
 
 
-def meanings_before(flow: Dataflow) -> dict[str, Any]:
+def meanings_before(flow: Dataflow) -> Meanings:
     """What a flow meant in versions that recorded nothing of expiry and of what is late."""
-    names = [stage.name for stage in flow.stages]
-    return {"expiries": dict.fromkeys(names, "retract"), "strict": frozenset(names)}
+    names = frozenset(stage.name for stage in flow.stages)
+    return Meanings(taken_back=names, strict=names)
 
 
 class Runner:
@@ -249,13 +243,13 @@ class StoreRunner(Runner):
         seed: int,
         branch: str = MAIN,
         shards: int = SHARDS,
-        meanings: dict[str, Any] | None = None,
+        meanings: Meanings | None = None,
     ) -> None:
         """`meanings`: what the flow means where it does not say it; None: as the store says."""
         super().__init__(flow, store.directory.root, seed, shards)
         self.store, self.branch, self.declared = store, branch, flow
         self._given = meanings
-        self.flow = bind(flow, parse_ddl, **self._meanings())
+        self.flow = bind(flow, parse_ddl, meanings=self._meanings())
         if branch != MAIN:
             self.flow = self._bound(flow, self._recorded_sources())
 
@@ -264,15 +258,14 @@ class StoreRunner(Runner):
         line = refs.timeline_of(self.branch).id
         return bind(
             flow, parse_ddl, sources=sources, begins=refs.begins(line), bootstrap_at=refs.anew(line),
-            **self._meanings(),
+            meanings=self._meanings(),
         )  # fmt: skip
 
-    def _meanings(self) -> dict[str, Any]:
+    def _meanings(self) -> Meanings:
         if self._given is not None:
             return self._given
         last = self.store.last_sealed(self.branch)
-        recorded = None if last is None else self.store.manifest(last, self.branch)
-        return {"expiries": recorded_expiries(recorded), "strict": recorded_strict(recorded)}
+        return recorded_meanings(None if last is None else self.store.manifest(last, self.branch))
 
     def _recorded_sources(self) -> dict[str, str]:
         manifest = next(iter(self.store.node.timelines.manifests(self.branch).values()))
@@ -290,7 +283,7 @@ class StoreRunner(Runner):
             for i in range(self.shards)
         ]
         sums = {name: list(columns) for name, columns in self.flow.sums.items()}
-        meta = {SUMS: sums, EXPIRIES: expiries_to_record(self.flow), LENIENT: lenient_to_record(self.flow)}
+        meta = {SUMS: sums, **meanings_to_record(self.flow)}
         self.store.node.seal(t, ids, self.branch, meta=meta)
 
     def replay(self, t: int) -> None:

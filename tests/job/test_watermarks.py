@@ -14,7 +14,7 @@ from pyspark.sql import functions as F
 
 import nosync
 from nosync.cli import main
-from nosync.job.watermarks import WATERMARK_POLICIES
+from nosync.job.meanings import WATERMARK_POLICIES
 from nosync.lsm.status import WindowStatus
 from tests.conftest import OpenStore
 

@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 
 import nosync
 from nosync.flow.binder import bind
+from nosync.flow.meanings import Meanings
 from nosync.lsm.errors import FlowError
 from tests.helpers.depth import examples
 from tests.helpers.oracles import state_of
@@ -213,7 +214,7 @@ def test_a_store_that_says_nothing_of_expiry_takes_results_back_as_it_did() -> N
         source.update("u", key=["k"], state="n bigint", fn=last_value_of("n"), version="1", ttl=3, **options)
         return flow
 
-    new, old = bind(flow_of(), parse_ddl), bind(flow_of(), parse_ddl, expiries={"w": "retract", "u": "retract"})
+    new, old = bind(flow_of(), parse_ddl), bind(flow_of(), parse_ddl, meanings=Meanings(taken_back={"w", "u"}))
     said = bind(flow_of(expiry="retract"), parse_ddl)
     assert [(name, stage.expires) for name, stage in new.stages.items() if stage.keyed] == [("w", True), ("u", True)]
     for name, stage in old.stages.items():

@@ -24,6 +24,7 @@ from hypothesis import strategies as st
 import nosync
 from nosync.flow.binder import bind
 from nosync.flow.dataflow import Dataflow
+from nosync.flow.meanings import Meanings
 from nosync.flow.stage import Stage
 from nosync.lsm.model.layer import Shard, TraceId
 from nosync.lsm.model.timestamp import Time, last_of, pack
@@ -282,17 +283,17 @@ def with_two_windows(**window: Any) -> Dataflow:
 
 def test_what_stores_have_of_before_keeps_its_fingerprints() -> None:
     """Those of a window over one source in any case, and all of them where the fastest input counts."""
-    strict = ("w", "one")
-    explicit = bind(with_two_windows(policy="max"), parse_ddl, strict=strict).stages
-    recorded = bind(with_two_windows(), parse_ddl, policies={"w": "max"}, strict=strict).stages
-    new = bind(with_two_windows(), parse_ddl, strict=strict).stages
+    strict = frozenset({"w", "one"})
+    explicit = bind(with_two_windows(policy="max"), parse_ddl, meanings=Meanings(strict=strict)).stages
+    recorded = bind(with_two_windows(), parse_ddl, meanings=Meanings({"w": "max"}, strict=strict)).stages
+    new = bind(with_two_windows(), parse_ddl, meanings=Meanings(strict=strict)).stages
     assert {name: explicit[name].fingerprint for name in BEFORE} == BEFORE
     assert {name: recorded[name].fingerprint for name in BEFORE} == BEFORE
     same = {name for name, fingerprint in BEFORE.items() if new[name].fingerprint == fingerprint}
     assert same == {"a", "b", "one", "one__late", "one__watermark"}
     lenient = bind(with_two_windows(policy="max"), parse_ddl).stages
     assert {name for name, fingerprint in BEFORE.items() if lenient[name].fingerprint == fingerprint} == {"a", "b", "u"}
-    idle = bind(with_two_windows(idle_after=2), parse_ddl, policies={"w": "max"}, strict=strict).stages
+    idle = bind(with_two_windows(idle_after=2), parse_ddl, meanings=Meanings({"w": "max"}, strict=strict)).stages
     assert idle["w"].fingerprint not in (BEFORE["w"], new["w"].fingerprint), "what is asked for is not overruled"
 
 

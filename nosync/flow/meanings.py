@@ -1,0 +1,21 @@
+"""What words of a flow mean where it does not say it: in a new store what is right, in an older one what it began with."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True)
+class Meanings:
+    """The meanings that a store was written with. Of stages that it does not name, and in a new store, they are today's."""
+
+    policies: Mapping[str, str] = field(default_factory=dict)
+    """Which watermark of several inputs windows go by. Today: that of the slowest."""
+    taken_back: Collection[str] = frozenset()
+    """The stages of which what was made of their rows is taken back when these expire. Today it stays."""
+    strict: Collection[str] = frozenset()
+    """The windows in which rows are late by the watermark of their own epoch. Today: by that of the epoch before."""
+
+
+TODAYS = Meanings()

@@ -1,0 +1,52 @@
+"""What a store records with each epoch of the meanings that its flow has, so that newer versions go on with them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from nosync.flow.bound_flow import BoundFlow
+from nosync.flow.bound_stage import WATERMARK, declared_of, part_of
+from nosync.flow.kinds import FORGET, UPDATE, WINDOW
+from nosync.flow.meanings import TODAYS, Meanings
+from nosync.kernels.windows import MAX, MIN
+from nosync.lsm.manifests.manifest import Manifest
+
+WATERMARK_POLICIES = "watermark_policies"
+"""The key, in a manifest, that says of windows which watermark of several inputs they go by, if not the fastest."""
+EXPIRIES = "expiries"
+"""The key, in a manifest, that says of which stages rows that expire are forgotten, and not taken back."""
+LENIENT = "late_by_epoch_before"
+"""The key, in a manifest, of the windows in which rows are late by the watermark of the epoch before."""
+WATERMARK_PART = part_of("", WATERMARK)
+
+
+def recorded_meanings(manifest: Manifest | None) -> Meanings:
+    """Returns what the stages mean that an epoch lists. What versions before did not say is as it was in them."""
+    if manifest is None:
+        return TODAYS
+    stages = {entry.id.trace.stage for entry in manifest.entries}
+    windows = {name.removesuffix(WATERMARK_PART) for name in stages if name.endswith(WATERMARK_PART)}
+    policies, forgotten = (_mapping(manifest.meta.get(key)) for key in (WATERMARK_POLICIES, EXPIRIES))
+    lenient = manifest.meta.get(LENIENT)
+    return Meanings(
+        {name: MIN if policies.get(name) == MIN else MAX for name in windows},
+        frozenset(name for name in stages if forgotten.get(name) != FORGET),
+        frozenset(windows - set(lenient if isinstance(lenient, list) else ())),
+    )
+
+
+def _mapping(said: object) -> Mapping[str, Any]:
+    return said if isinstance(said, Mapping) else {}
+
+
+def meanings_to_record(flow: BoundFlow) -> dict[str, Any]:
+    """Returns what an epoch's manifest says, for `recorded_meanings`. What is not used is not said."""
+    windows = {declared_of(s.name): s.window for s in flow.stages.values() if s.kind == WATERMARK and s.window}
+    bounded = [s.name for s in flow.stages.values() if s.kind in (UPDATE, WINDOW) and s.expires]
+    said: dict[str, Any] = {
+        WATERMARK_POLICIES: {name: MIN for name, window in windows.items() if window.policy == MIN},
+        EXPIRIES: dict.fromkeys(bounded, FORGET),
+        LENIENT: sorted(name for name, window in windows.items() if window.is_lenient),
+    }
+    return {key: value for key, value in said.items() if value}
