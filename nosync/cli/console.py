@@ -278,8 +278,13 @@ def by_key(rows: pa.Table, key: Sequence[str]) -> pa.Table:
     ]
     if not ordered:
         return rows
-    order = pc.SortOptions([(name, "ascending") for name in ordered], null_placement="at_start")
-    return rows.take(pc.sort_indices(rows.select(ordered), options=order))
+    # Versions of Arrow differ in how they are told where nulls go: whether there is a value is a key of its own.
+    keys = {f"{i} {what}": column for i, name in enumerate(ordered) for what, column in _sort_keys(rows.column(name))}
+    return rows.take(pc.sort_indices(pa.table(keys), sort_keys=[(name, "ascending") for name in keys]))
+
+
+def _sort_keys(column: pa.ChunkedArray) -> list[tuple[str, pa.ChunkedArray]]:
+    return [("is there", column.is_valid()), ("value", column)]
 
 
 def values_of(column: pa.ChunkedArray) -> list[Any]:
