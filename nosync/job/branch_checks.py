@@ -6,7 +6,8 @@ stages and of what is computed from them; the recorded inputs give them again, a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
 
 import pyarrow as pa
 
@@ -17,6 +18,50 @@ from nosync.flow.kinds import LOOP, PART_SEPARATOR, UPDATE, WINDOW
 from nosync.lsm.columnar.columns import describe, nullable, unify_schemas
 from nosync.lsm.errors import FlowError, NosyncError, SchemaError
 from nosync.lsm.manifests.manifest import DROP
+from nosync.lsm.model.layer import TraceId
+from nosync.lsm.trace.directory import LayerDirectory
+
+
+@dataclass(frozen=True)
+class Difference:
+    """How a flow differs from what a manifest has."""
+
+    changed: list[str]
+    """The recorded stages of the flow that the manifest has with another fingerprint, or not at all."""
+    gone: list[str]
+    """Stages of the manifest that are not in the flow, or that it does not record any more and that have other code."""
+    anew: list[str]
+    """Those of the changed stages that begin anew."""
+
+
+def difference(
+    flow: BoundFlow,
+    declared: Dataflow,
+    traces: Mapping[str, TraceId],
+    directory: LayerDirectory,
+    own: Collection[str],
+    known: Collection[str],
+) -> Difference:
+    """Returns how a flow differs from what is recorded in `traces`, by stage. `own` and `known` are those of
+    `stages_to_bootstrap`. Raises FlowError or SchemaError where it cannot go on from there.
+    """
+    recorded = {stage: trace.fingerprint for stage, trace in traces.items()}
+    changed = changed_stages(flow, recorded)
+    anew = stages_to_bootstrap(flow, changed, own, known)
+    _check_rows_are_kept(flow, anew, declared)
+    _check_states_fit(flow, changed, anew, traces, directory)
+    gone = [
+        name
+        for name, fingerprint in recorded.items()
+        if (stage := flow.stages.get(name)) is None or not (stage.recorded or stage.fingerprint == fingerprint)
+    ]
+    return Difference(changed, gone, anew)
+
+
+def recorded_schema(trace: TraceId, directory: LayerDirectory) -> tuple[tuple[str, ...], pa.Schema]:
+    """Returns the key and the columns that a stage recorded."""
+    reader = directory.reader_of_any(trace)
+    return reader.info.key, reader.schema
 
 
 def changed_stages(flow: BoundFlow, recorded: Mapping[str, str]) -> list[str]:
@@ -24,24 +69,22 @@ def changed_stages(flow: BoundFlow, recorded: Mapping[str, str]) -> list[str]:
     return [stage.name for stage in flow.recorded if recorded.get(stage.name) != stage.fingerprint]
 
 
-def check_states_fit(
+def _check_states_fit(
     flow: BoundFlow,
     changed: Iterable[str],
     anew: Collection[str],
-    schema_of: Callable[[str], tuple[tuple[str, ...], pa.Schema] | None],
+    traces: Mapping[str, TraceId],
+    directory: LayerDirectory,
 ) -> None:
     """Checks that a changed keyed stage can read its parent's state, which it goes on from.
 
-    A stage that begins `anew` must read it as well, for what it held before is taken back.
-
-    `schema_of(stage)`: key and columns that the parent recorded; None for a new stage. Raises SchemaError naming the
+    A stage that begins `anew` must read it as well, for what it held before is taken back. Raises SchemaError naming the
     stage.
     """
     for name in changed:
-        stage, before = flow.stages[name], schema_of(name)
-        if before is None:
-            continue
-        key, schema = before
+        if name not in traces:
+            continue  # it is new
+        stage, (key, schema) = flow.stages[name], recorded_schema(traces[name], directory)
         if not (stage.keyed or key or name in anew):
             _check_columns_of_log(name, schema, stage.schema)
             continue
@@ -141,7 +184,7 @@ def _named(stage: BoundStage) -> str:
     return "an update" if stage.kind in (UPDATE, TIMED_UPDATE, OUTPUT) else "a window"
 
 
-def check_rows_are_kept(flow: BoundFlow, anew: Collection[str], declared: Dataflow) -> None:
+def _check_rows_are_kept(flow: BoundFlow, anew: Collection[str], declared: Dataflow) -> None:
     """Raises FlowError where a source releases rows that a stage which begins `anew` reads."""
     release = {source.name for source in declared.sources if source.at_safe_point == DROP}
     for stage in (flow.stages[name] for name in anew):

@@ -5,23 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
-import pyarrow as pa
-
 from nosync.flow.dataflow import Dataflow
-from nosync.job.branch_checks import (
-    changed_stages,
-    check_rows_are_kept,
-    check_same_sources,
-    check_states_fit,
-    stages_to_bootstrap,
-)
+from nosync.job.branch_checks import check_same_sources, difference
 from nosync.job.delivery import Delivery, check_sinks
 from nosync.job.flow_versions import FlowVersions
 from nosync.job.position import Position
 from nosync.job.sinks import Sink
 from nosync.lsm.errors import CompactedError, FlowError, NosyncError
 from nosync.lsm.manifests.branches import MAIN
-from nosync.lsm.model.layer import TraceId
 from nosync.lsm.store.reading import BEFORE_FIRST_EPOCH
 from nosync.lsm.store.store import Store
 
@@ -76,16 +67,12 @@ class Branching:
         manifest = self._position.manifest(t)
         assert manifest is not None, "it is sealed"
         traces = {e.id.trace.stage: e.id.trace for e in manifest.entries}
-        recorded = {stage: trace.fingerprint for stage, trace in traces.items()}
         now = self._versions.flow
-        bound = self._versions.bound(flow, {stage.name: recorded[stage.name] for stage in now.sources})
-        changed = changed_stages(bound, recorded)
+        bound = self._versions.bound(flow, {stage.name: traces[stage.name].fingerprint for stage in now.sources})
         both = [name for name in touched if name in bound.stages and name in now.stages]
         own = [name for name in both if bound.stages[name].fingerprint != now.stages[name].fingerprint]
-        anew = stages_to_bootstrap(bound, changed, own, self._known_at(t, recorded))
-        check_rows_are_kept(bound, anew, flow)
-        check_states_fit(bound, changed, anew, lambda stage: self._recorded_schema(traces.get(stage)))
-        return [*changed, *(name for name in recorded if name not in bound.stages)], anew
+        found = difference(bound, flow, traces, self._directory, own, self._known_at(t, traces))
+        return [*found.changed, *found.gone], found.anew
 
     def _known_at(self, t: int, recorded: Collection[str]) -> set[str]:
         """Returns the stages that were there at an epoch with the job's code.
@@ -97,12 +84,6 @@ class Branching:
         later = {name for step in steps if step.at is not None and step.at >= t for name in step.anew}
         stages = self._versions.flow.stages.items()
         return {name for name, stage in stages if name in recorded or not stage.recorded} - later
-
-    def _recorded_schema(self, trace: TraceId | None) -> tuple[tuple[str, ...], pa.Schema] | None:
-        if trace is None:
-            return None
-        reader = self._directory.reader_of_any(trace)
-        return reader.info.key, reader.schema
 
     def promote(self, other: Position, declared: Dataflow, keep_as: str | None) -> None:
         """Lets main be the timeline of another job's branch, whose flow is `declared`. Sinks are noted first."""

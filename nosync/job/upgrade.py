@@ -16,7 +16,7 @@ from nosync.flow.binder import Analyze
 from nosync.flow.bound_flow import BoundFlow
 from nosync.flow.bound_stage import declared_of
 from nosync.flow.dataflow import Dataflow
-from nosync.job.branch_checks import changed_stages, check_rows_are_kept, check_states_fit, stages_to_bootstrap
+from nosync.job.branch_checks import changed_stages, difference, recorded_schema
 from nosync.job.flow_versions import FlowVersions
 from nosync.job.position import Position
 from nosync.lsm.columnar.columns import describe
@@ -109,16 +109,13 @@ class Upgrade:
         traces = {entry.id.trace.stage: entry.id.trace for entry in manifest.entries}
         recorded = {stage: trace.fingerprint for stage, trace in traces.items()}
         columns = self._new_columns(traces)
-        sources = {stage.name: recorded[stage.name] for stage in self._versions.flow.sources}
-        bound = self._versions.bound(self._declared, sources)
+        bound = self._versions.bound(self._declared, {name: recorded[name] for name in columns})
         pinned = self._versions.as_recorded(self._declared, manifest, {stage.name for stage in bound.recorded})
         own = {declared_of(name) for name in changed_stages(pinned, recorded) if name in recorded}
-        changed = changed_stages(bound, recorded)
-        anew = stages_to_bootstrap(bound, changed, own, _known(bound, recorded))
-        check_rows_are_kept(bound, anew, self._declared)
-        check_states_fit(bound, changed, anew, lambda stage: self._recorded_schema(traces.get(stage)))
-        dropped = [name for name in recorded if name not in bound.stages or not bound.stages[name].recorded]
-        self._changed, self._anew = [*changed, *dropped, *columns], anew
+        found = difference(bound, self._declared, traces, self._store.directory, own, _known(bound, recorded))
+        changed, anew = found.changed, found.anew
+        more = {source: names for source, names in columns.items() if names}
+        self._changed, self._anew = [*changed, *found.gone, *more], anew
         timeline = self._store.node.timelines.timeline(MAIN)
         has_epochs = manifest.timeline == timeline.id
         if not has_epochs and {*self._changed} <= {*timeline.changed} and {*anew} == {*timeline.anew}:
@@ -130,13 +127,13 @@ class Upgrade:
             _declared_names(name for name in changed if name in recorded and name not in anew),
             _declared_names(anew),
             _declared_names(name for name in changed if name not in recorded and name not in anew),
-            _declared_names(dropped),
-            columns,
+            _declared_names(found.gone),
+            more,
         )
 
     def _new_columns(self, traces: Mapping[str, TraceId]) -> dict[str, tuple[str, ...]]:
-        """Returns the columns that sources have more than they had. Raises SchemaError for those that went, or have
-        another type.
+        """Returns, for each source, the columns that it has more than it had. Raises SchemaError for those that went, or
+        have another type.
         """
         found: dict[str, tuple[str, ...]] = {}
         now = {stage.name: stage.schema for stage in self._versions.flow.sources}
@@ -146,7 +143,7 @@ class Upgrade:
                     f"source {name} is new: an upgrade has the sources that are recorded. Give its rows to a store of "
                     "their own, or unite them with those of a source that is there"
                 )
-            _, before = self._recorded_schema(traces[name]) or ((), schema)
+            _, before = recorded_schema(traces[name], self._store.directory)
             for field in before:
                 if schema.get_field_index(field.name) < 0:
                     raise SchemaError(
@@ -158,16 +155,8 @@ class Upgrade:
                         f"source {name}: column {field.name!r} was {field.type} and is now "
                         f"{schema.field(field.name).type}: declare another column beside it ({describe(before)})"
                     )
-            more = tuple(field.name for field in schema if before.get_field_index(field.name) < 0)
-            if more:
-                found[name] = more
+            found[name] = tuple(field.name for field in schema if before.get_field_index(field.name) < 0)
         return found
-
-    def _recorded_schema(self, trace: TraceId | None) -> tuple[tuple[str, ...], pa.Schema] | None:
-        if trace is None:
-            return None
-        reader = self._store.directory.reader_of_any(trace)
-        return reader.info.key, reader.schema
 
     def _free_name(self, wanted: str) -> str:
         names = self._store.node.timelines.refs.names

@@ -101,3 +101,21 @@ def test_what_stays_refused(spark: SparkSession, open_store: OpenStore) -> None:
         with pytest.raises(nosync.NotAvailableError, match=message):
             job.changes(stage, -1, 0)
     assert {row.node for row in job.read("reached").collect()} == {"a", "b"}
+
+
+def test_a_select_gets_other_code_on_a_branch_where_it_is_not_recorded_any_more(
+    spark: SparkSession, open_store: OpenStore
+) -> None:
+    """It was recorded as the end of the flow; on the branch something follows it."""
+    flow = nosync.Dataflow("f")
+    flow.source("rows", "k string, n bigint").select("clean", "k", "n")
+    job = nosync.Job(flow, open_store(), spark=spark, shards=2)
+    for t in range(2):
+        job.advance(t, {"rows": spark.createDataFrame([("a", t)], "k string, n bigint")})
+    branch = job.branch(
+        "more", at=0, replace={"clean": ("k", "n + 10 AS n")},
+        add=lambda copy: copy["clean"].aggregate("totals", key=["k"], total=nosync.sum("n")),
+    )  # fmt: skip
+    branch.replay()
+    assert [tuple(row) for row in branch.read("totals").collect()] == [("a", 11)]
+    assert [tuple(row) for row in job.read("clean").orderBy("n").collect()] == [("a", 0), ("a", 1)]
