@@ -107,6 +107,14 @@ class ReplicationError(NosyncError):
     """Nodes cannot work together as they are configured, or a daemon does not answer."""
 
 
+class RefusedError(ReplicationError):
+    """A daemon answered, and says no. The connection to it is well."""
+
+
+class BusyError(RefusedError):
+    """A daemon answers many such calls at the moment, and did nothing of this one."""
+
+
 class RemoteError(NosyncError):
     """An object store refused, cannot be reached, or has something else than copies of this store."""
 

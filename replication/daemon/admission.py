@@ -6,7 +6,7 @@ import contextlib
 import threading
 from collections.abc import Iterator, Mapping
 
-from nosync.lsm.errors import NosyncError, ReplicationError
+from nosync.lsm.errors import BusyError, NosyncError, ReplicationError
 from nosync.replication.daemon.config import DaemonConfig
 from nosync.replication.daemon.members import Members
 from nosync.replication.transport.calls import MEMBERS, OWNER, READERS, Call, Caller
@@ -38,9 +38,7 @@ class Admission:
                 if slots is not None:
                     of_role = slots[self.role_of(call.caller)]
                     if not of_role.acquire(blocking=False):
-                        raise ReplicationError(
-                            f"node {self._config.node} answers many such calls at the moment; try again"
-                        )
+                        raise BusyError(f"node {self._config.node} answers many such calls at the moment; try again")
                     taken.callback(of_role.release)
                 yield
             except NosyncError as error:

@@ -73,12 +73,19 @@ class Daemon:
             lambda: watch_published(config.data, self._env), lambda paths: note_published(node, paths), SCAN_INTERVAL_S
         )
         lookup, admission = Lookup(node.directory, ways), Admission(config, members, self._place)
-        service = Service(
+        self._service = Service(
             config, self.store_id, node, self.replicator, members, self._dialer, lookup, admission, self._status,
             lambda: self._watcher.is_watching,
         )  # fmt: skip
         self.servers = Servers(
-            service, admission.role_of, self.replicator, links, config.listen, ways, config.data.absolute(), self._env
+            self._service,
+            admission.role_of,
+            self.replicator,
+            links,
+            config.listen,
+            ways,
+            config.data.absolute(),
+            self._env,
         )
         self._stop_metrics: Callable[[], None] | None = None
 
@@ -125,6 +132,7 @@ class Daemon:
         with contextlib.ExitStack() as ending:  # the last one first, and each whatever becomes of the others
             ending.callback(self.node.close)
             ending.callback(self._watcher.stop)
+            ending.callback(self._service.close)
             ending.callback(self.servers.stop)
             ending.callback(self._dialer.stop)
             ending.callback(self._findings.stop)

@@ -13,20 +13,21 @@ from contextlib import ExitStack, closing
 from pathlib import Path
 from urllib.parse import quote, urlencode, urlsplit
 
-from nosync.lsm.errors import CorruptionError, ReplicationError
+from nosync.lsm.errors import BusyError, CorruptionError, RefusedError, ReplicationError
 from nosync.lsm.platform.env import Env, read_regular
 from nosync.lsm.platform.layout import CHECKPOINT_LIVE, DOOR_ADDRESS
 from nosync.lsm.platform.parsing import parsed
 from nosync.proto.v1 import replication_pb2 as pb
 from nosync.replication.daemon.peer_queries import Lookup
-from nosync.replication.transport.client import BusyError, DaemonClient
+from nosync.replication.transport.client import DaemonClient
 
 THROUGH = "through"
 """The parameter by which a door knows that another one asks: it does not send such a request on."""
 MOST_PATIENCE_S = 60.0
 AT_ONCE = 24
-"""So many calls at once go to the door beside this daemon. Others wait, and hold a thread each."""
+"""So many calls at once go to the door beside this daemon. Who makes others hears so, and asks again."""
 BUSY_S = 0.05
+"""So long a call waits here for another one to end, and its caller before he asks again."""
 _SOON = ("SERVES", "SPOOLED", "RELEASE")
 """Doors answer these without asking other doors. They do not wait, or two doors could wait for each other."""
 _PIECE_BYTES = 256 << 10
@@ -59,11 +60,20 @@ class DoorCalls:
                 except BusyError:  # many hosts have tasks that begin at the same moment
                     self._env.wait_s(BUSY_S)
             raise ReplicationError(f"the daemon of node {request.node} answers many calls of doors at the moment")
+        except RefusedError:
+            raise
         except ReplicationError:  # its certificate may be another one by now
             with self._lock:
                 if self._clients.get(key) is client:
                     del self._clients[key]
             raise
+
+    def close(self) -> None:
+        """Closes the connections to peers."""
+        with self._lock:
+            for client in self._clients.values():
+                client.close()
+            self._clients.clear()
 
     def _client(self, key: tuple[str, str]) -> DaemonClient:
         with self._lock:
@@ -85,7 +95,7 @@ class DoorCalls:
             closing(http.client.HTTPConnection(host, port, timeout=_patience_s(request.patience_s))) as connection,
         ):
             if parameters.get("op") not in _SOON:
-                if not self._beside.acquire(timeout=_patience_s(request.patience_s)):
+                if not self._beside.acquire(timeout=BUSY_S):
                     raise BusyError(f"the door beside node {self._me} answers many such calls at the moment; try again")
                 held.callback(self._beside.release)
             try:

@@ -59,6 +59,10 @@ class Service:
         self._doors = DoorCalls(config.data, config.node, lookup, node.directory.env)
         self._reading, self._working = slots(MOST_READING), slots(MOST_WORKING)
 
+    def close(self) -> None:
+        """Closes what calls opened. To be called after they have ended."""
+        self._doors.close()
+
     def Status(self, request: pb.StatusRequest, call: Call) -> pb.StatusReply:
         with self._admission.answering(call, READERS):
             return self._status.of(request.branch or MAIN, lag=request.lag)

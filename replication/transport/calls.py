@@ -24,7 +24,7 @@ from google.protobuf.descriptor import MethodDescriptor
 from google.protobuf.message import DecodeError
 from grpc_health.v1 import health_pb2
 
-from nosync.lsm.errors import ReplicationError
+from nosync.lsm.errors import BusyError, ReplicationError
 from nosync.proto.v1 import replication_pb2 as pb
 
 log = logging.getLogger("nosync.replication")
@@ -170,7 +170,9 @@ class Call:
 
     def fail(self, error: Exception) -> None:
         """Answers with an error that the caller can read."""
-        self.context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(error))
+        is_busy = isinstance(error, BusyError)
+        code = grpc.StatusCode.RESOURCE_EXHAUSTED if is_busy else grpc.StatusCode.FAILED_PRECONDITION
+        self.context.abort(code, str(error))
 
 
 def identity_of(context: grpc.ServicerContext) -> str | None:

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import grpc
 
-from nosync.lsm.errors import ReplicationError
+from nosync.lsm.errors import BusyError, RefusedError, ReplicationError
 from nosync.lsm.status import LayerStatus
 from nosync.proto.v1 import replication_pb2 as pb
 from nosync.proto.v1 import replication_pb2_grpc as rpc
@@ -32,10 +32,6 @@ NAMES_PER_CALL = 20_000
 _GIVE_YOURS = ": if it is a daemon with --tls, give yours: NOSYNC_TLS and NOSYNC_IDENTITY, or tls= and identity="
 
 
-class BusyError(ReplicationError):
-    """The daemon answers many such calls at the moment, and did nothing of this one."""
-
-
 class Listed(NamedTuple):
     """Holds what a daemon says of a file."""
 
@@ -46,7 +42,10 @@ class Listed(NamedTuple):
 
 
 class DaemonClient:
-    """Calls to the daemon of a data directory. Raises ReplicationError where it does not answer."""
+    """Calls to the daemon of a data directory.
+
+    Raises ReplicationError where it does not answer, RefusedError where it says no, BusyError where it says: not now.
+    """
 
     def __init__(
         self,
@@ -213,7 +212,7 @@ class DaemonClient:
             if code is grpc.StatusCode.RESOURCE_EXHAUSTED:
                 raise BusyError(str(details)) from None
             if code is grpc.StatusCode.FAILED_PRECONDITION:
-                raise ReplicationError(str(details)) from None
+                raise RefusedError(str(details)) from None
             is_silent = code in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED)
             if is_silent and self._socket is None:
                 found = look(self.address, context_of(self._certificates), self.node)

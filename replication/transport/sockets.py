@@ -11,6 +11,7 @@ import contextlib
 import os
 import socket
 import stat
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 
@@ -30,16 +31,15 @@ class SocketPath:
     def __init__(self, path: Path) -> None:
         """Raises ReplicationError where there is no such directory."""
         try:
-            self._directory: int | None = os.open(path.parent, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+            directory = os.open(path.parent, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
         except OSError as error:
             raise ReplicationError(f"cannot reach a daemon by {path}: {error.strerror}") from error
-        self.target = f"unix:/proc/self/fd/{self._directory}/{path.name}"
+        self._close = weakref.finalize(self, os.close, directory)  # also where whoever used the address forgets it
+        self.target = f"unix:/proc/self/fd/{directory}/{path.name}"
 
     def close(self) -> None:
         """Closes the directory of the socket. To be called after whoever used the address has ended."""
-        if self._directory is not None:
-            os.close(self._directory)
-            self._directory = None
+        self._close()
 
 
 def answers(path: Path) -> bool:

@@ -16,8 +16,9 @@ import nosync
 from nosync.checkpoints import serve
 from nosync.checkpoints.door import api
 from nosync.checkpoints.door.api import Door
+from nosync.checkpoints.door.other_doors import OtherDoors, Server
 from nosync.checkpoints.door.served_checkpoints import DoorSettings
-from nosync.lsm.errors import ReplicationError
+from nosync.lsm.errors import RefusedError, ReplicationError
 from nosync.replication.transport.client import client_of
 from nosync.testing.daemon_cluster import Daemons, eventually, running
 from tests.checkpoints.door.client import Client, Refused
@@ -325,6 +326,15 @@ def test_calls_of_doors_by_way_of_daemons(daemons: Daemons) -> None:
             lambda _: list(client.call_door("n2", "GET", "words", {"op": "LISTSTATUS"}, b"", 30.0)), range(80)
         )
         assert [answer[0].status for answer in answers] == [200] * 80
+    before = len(os.listdir("/proc/self/fd"))
+    for _ in range(20):
+        with pytest.raises(RefusedError, match="no door is open beside node n3"):
+            list(client.call_door("n3", "GET", "words", asked, b"", 5.0))
+    others = OtherDoors(daemons.data("n1"))
+    for _ in range(20):
+        assert others.servers("words") == [Server(0, "n2")]
+    assert len(os.listdir("/proc/self/fd")) < before + 10, "who says no costs nothing"
+    others.close()
     with pytest.raises(Refused, match="SPOOLED is not done here"):
         doors.client("n2").do("GET", "x", "SPOOLED")
     doors.close()

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from nosync.checkpoints.door.elsewhere import Reference, Target
 from nosync.checkpoints.peers import client_of_daemon
-from nosync.lsm.errors import CorruptionError, NosyncError, ReplicationError
+from nosync.lsm.errors import CorruptionError, NosyncError, RefusedError, ReplicationError
 from nosync.lsm.platform.parsing import parsed
 from nosync.replication.transport.daemon_files import address_of
 
@@ -61,6 +61,8 @@ class OtherDoors:
         client = self._connected()
         try:
             return {peer.node: peer.state == "up" for peer in client.status(lag=False).peers}
+        except RefusedError:
+            raise
         except ReplicationError:
             self._forget(client)
             raise
@@ -105,12 +107,21 @@ class OtherDoors:
             for piece in client.call_door(node, method, path, parameters, body, patience_s):
                 status = status or piece.status
                 target.write(piece.data)
+        except RefusedError:
+            raise
         except ReplicationError:
             self._forget(client)
             raise
         if not status:
             raise CorruptionError(f"the door of {node} answered without a status")
         return status
+
+    def close(self) -> None:
+        """Closes the connection to the daemon. The next call would make another one."""
+        with self._lock:
+            if self._client is not None:
+                self._client.close()
+                self._client = None
 
     def _connected(self) -> DaemonClient:
         with self._lock:

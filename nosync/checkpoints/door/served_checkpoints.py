@@ -300,4 +300,6 @@ class ServedCheckpoints:
         for found in self._open.values():
             found.close()
         self._open.clear()
+        if self.doors is not None:
+            self.doors.close()
         self._lock.release()

@@ -8,11 +8,10 @@ from typing import Any
 
 import pytest
 
-from nosync.lsm.errors import ReplicationError
+from nosync.lsm.errors import BusyError, RefusedError, ReplicationError
 from nosync.lsm.platform.env import Env
 from nosync.proto.v1 import replication_pb2 as pb
-from nosync.replication.daemon.door_calls import DoorCalls
-from nosync.replication.transport.client import BusyError
+from nosync.replication.daemon.door_calls import AT_ONCE, DoorCalls
 
 REQUEST = pb.CallDoorRequest(node="n2", method="GET", path="words", parameters={"op": "OPEN"}, patience_s=5.0)
 PEERS = {"n2": "127.0.0.1:1"}
@@ -33,23 +32,26 @@ class Clock(Env):
 class Peer:
     """A peer's daemon, and who finds it. `busy`: so many calls are refused first."""
 
-    def __init__(self, busy: int, error: str = "") -> None:
-        self.busy, self.error = busy, error
+    def __init__(self, busy: int, error: str | Exception = "") -> None:
+        self.busy, self.error = busy, ReplicationError(error) if isinstance(error, str) and error else error
         self.asked: list[tuple[Any, ...]] = []
-        self.connected = 0
+        self.connected, self.closed = 0, 0
 
     def client(self, node: str, address: str) -> Peer:
         assert (node, address) == ("n2", "127.0.0.1:1")
         self.connected += 1
         return self
 
+    def close(self) -> None:
+        self.closed += 1
+
     def call_door(self, *arguments: Any) -> Iterator[pb.CallDoorReply]:
         self.asked.append(arguments)
         if len(self.asked) <= self.busy:
             raise BusyError("try again")
         yield pb.CallDoorReply(status=200)
-        if self.error:
-            raise ReplicationError(self.error)
+        if isinstance(self.error, Exception):
+            raise self.error
         yield pb.CallDoorReply(data=b"x")
 
 
@@ -83,6 +85,31 @@ def test_a_call_that_was_begun_is_not_asked_again(tmp_path: Path) -> None:
     peer.error = ""
     list(doors.of_peer(REQUEST, PEERS))
     assert peer.connected == 2, "a connection that failed is made again"
+
+
+def test_a_peer_that_says_no_stays_connected(tmp_path: Path) -> None:
+    peer = Peer(busy=0, error=RefusedError("no door is open"))
+    doors = calls(tmp_path, peer)
+    for _ in range(3):
+        with pytest.raises(RefusedError, match="no door is open"):
+            list(doors.of_peer(REQUEST, PEERS))
+    assert (peer.connected, peer.closed) == (1, 0)
+    doors.close()
+    assert peer.closed == 1
+
+
+def test_a_door_that_has_much_to_answer_says_so(tmp_path: Path) -> None:
+    doors = calls(tmp_path, Peer(0))
+    (tmp_path / "checkpoint-live").mkdir()
+    (tmp_path / "checkpoint-live" / ".address").write_text("webhdfs://127.0.0.1:1/abc\n")
+    begun = [doors._beside.acquire(blocking=False) for _ in range(AT_ONCE)]
+    assert all(begun)
+    asked = pb.CallDoorRequest(method="GET", path="words", parameters={"op": "OPEN", "through": "n2"}, patience_s=30)
+    with pytest.raises(BusyError, match="answers many such calls"):
+        next(doors.beside(asked))
+    asked.parameters["op"] = "SERVES"
+    with pytest.raises(ReplicationError, match="does not answer: ConnectionRefused"):  # it went there
+        next(doors.beside(asked))
 
 
 def test_a_peer_that_is_not_there(tmp_path: Path) -> None:
