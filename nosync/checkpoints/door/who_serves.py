@@ -5,8 +5,9 @@ ask there, and also a driver, as long as it answers. Where it does not, the door
 goes on from what is kept. An executor never makes a door take over: it touches nothing but states.
 
 Invariants
-- A door that serves a checkpoint asks now and then whether another one does, say after the network was cut. The one that
-  does not count takes no more offsets.
+- A door that serves a checkpoint asks, before it takes offsets, whether another one does, say after the network was cut.
+  The one that does not count takes no more.
+- A door that serves an earlier generation than the one that counts here was cut off, and is not believed.
 - A directory of a door that does not serve the checkpoint is put aside: nothing is gone on from there later.
 """
 
@@ -20,7 +21,9 @@ from pathlib import Path
 from nosync.checkpoints.door.other_doors import OtherDoors, Server
 from nosync.checkpoints.door.places import Place
 from nosync.checkpoints.door.remote_errors import RemoteError, refused
+from nosync.checkpoints.generations import generations_of
 from nosync.checkpoints.index import METADATA
+from nosync.checkpoints.keep import open_generation
 from nosync.checkpoints.peers import fetch
 from nosync.checkpoints.rewind import put_aside
 from nosync.lsm.errors import NosyncError
@@ -91,7 +94,7 @@ class WhoServes:
         live = self._data / CHECKPOINT_LIVE / place.name
         is_here, is_state = self._env.exists(live / METADATA), place.path.startswith(STATES)
         try:
-            found = self._doors.servers(place.name)
+            found = self._servers(place.name)
         except NosyncError:
             if is_here:  # it goes on without its daemon
                 return None, True
@@ -99,14 +102,25 @@ class WhoServes:
         if not found and not is_here and not is_state:
             # Peers may not be met yet. When this returns they are, or are not there.
             fetch(self._data, place.name, FETCH_PATIENCE_S, must_answer=True)
-            found = self._doors.servers(place.name)
+            found = self._servers(place.name)
         if found:
             put_aside(live, self._env)
             return found[0], True
         return None, is_here or not is_state or not self._doors.peers()
 
+    def _servers(self, name: str) -> list[Server]:
+        """Returns the doors that serve a checkpoint and were not cut off, the one that counts first."""
+        found = self._doors.servers(name)
+        if found:
+            newest = open_generation(self._data, name, self._env).generation
+            found = [one for one in found if one.generation >= newest]
+        return found
+
     async def check_alone(self, name: str) -> None:
-        """Raises RemoteError where another door serves a checkpoint that this one serves, and the other one counts."""
+        """Raises RivalError where another door counts as the one that serves a checkpoint, which this one serves, too.
+
+        It counts even when it is closed, once the generation is here that its query went on into.
+        """
         mine = self._serves_here(name)
         now_s = self._env.monotonic_s()
         if mine is None or now_s - self._asked_s.get(name, float("-inf")) < ASK_AGAIN_S:
@@ -119,6 +133,10 @@ class WhoServes:
 
     def _rival(self, name: str, generation: int) -> Server | None:
         try:
+            if max(generations_of(self._data, name, self._env), default=0) > generation:
+                newest = open_generation(self._data, name, self._env).generation
+                if newest > generation:
+                    return Server(newest, "")
             found = self._doors.servers(name)
             if not found or not found[0].comes_before(Server(generation, self._doors.me)):
                 return None
@@ -132,9 +150,9 @@ class RivalError(RemoteError):
     """Another door serves the checkpoint, and counts."""
 
     def __init__(self, name: str, rival: Server) -> None:
-        super().__init__(
-            403,
-            "java.io.IOException",
-            f"checkpoint {name} is served by the door of node {rival.node} by now, where its query goes on: end this one, or "
-            "start it again",
+        where = (
+            f"is served by the door of node {rival.node} by now, where its query goes on"
+            if rival.node
+            else f"has gone on elsewhere, into generation {rival.generation}"
         )
+        super().__init__(403, "java.io.IOException", f"checkpoint {name} {where}: end this query, or start it again")
