@@ -28,7 +28,9 @@ AT_ONCE = 24
 """So many calls at once go to the door beside this daemon. Who makes others hears so, and asks again."""
 BUSY_S = 0.05
 """So long a call waits here for another one to end, and its caller before he asks again."""
-_SOON = ("SERVES", "SPOOLED", "RELEASE")
+_FILE = "SPOOLED"
+"""This sends a whole file. It has the time that its caller gives it."""
+_SOON = ("SERVES", _FILE, "RELEASE")
 """Doors answer these without asking other doors. They do not wait, or two doors could wait for each other."""
 _PIECE_BYTES = 256 << 10
 _METHODS = ("GET", "PUT", "DELETE")
@@ -51,7 +53,9 @@ class DoorCalls:
         key = request.node, peers[request.node]
         client = self._client(key)
         parameters = {**request.parameters, THROUGH: self._me}
-        end_s = self._env.monotonic_s() + _patience_s(request.patience_s)
+        is_file = request.parameters.get("op") == _FILE and request.patience_s > 0
+        patience_s = request.patience_s if is_file else _patience_s(request.patience_s)
+        end_s = self._env.monotonic_s() + patience_s
         try:
             while (left_s := end_s - self._env.monotonic_s()) > 0:
                 try:

@@ -40,6 +40,10 @@ from nosync.lsm.platform.parsing import parsed
 log = logging.getLogger("nosync")
 
 ELSEWHERE = "elsewhere"
+PATIENCE_S = 50.0
+"""How long the contents of a file that a query reads are waited for, beside the time that they take. Spark waits for 60
+seconds.
+"""
 
 
 @dataclass(frozen=True)
@@ -61,8 +65,11 @@ class Target(Protocol):
 class Source(Protocol):
     """The hosts where contents are."""
 
-    def fetch(self, reference: Reference, target: Target) -> None:
-        """Writes the contents into a file. Raises ReplicationError where they are not to be had at the moment."""
+    def fetch(self, reference: Reference, target: Target, patience_s: float) -> None:
+        """Writes the contents into a file, which has time by its size beside `patience_s`.
+
+        Raises ReplicationError where they are not to be had at the moment.
+        """
 
     def release(self, reference: Reference) -> None:
         """Says that the contents are not needed there any more. Raises ReplicationError."""
@@ -121,8 +128,10 @@ class SpreadFiles(FileOperations):
                 self._released.append(before)
         self._published(path)
 
-    def bring(self, path: str) -> None:
+    def bring(self, path: str, patience_s: float = PATIENCE_S) -> None:
         """Has the contents of a file come here, where they are elsewhere. It may be long: not for the door's own thread.
+
+        They have time by their size beside `patience_s`.
 
         Raises ReplicationError where they are not to be had, CorruptionError where they are others, StorageError.
         """
@@ -133,7 +142,7 @@ class SpreadFiles(FileOperations):
         try:
             with storage_errors("write", part), self._env.create(part) as file:
                 hashed = Hashed(file)
-                self._source.fetch(reference, hashed)
+                self._source.fetch(reference, hashed, patience_s)
             if hashed.digest() != reference.digest:
                 raise CorruptionError(
                     f"{path}: came from {reference.node} with digest {hashed.digest()[:16]}, not {reference.digest[:16]}"

@@ -25,6 +25,8 @@ log = logging.getLogger("nosync")
 
 CALL_S = 50.0
 """A strict door holds an answer for a while, and Spark waits for 60 seconds."""
+SLOWEST_BYTES_S = 1 << 20
+"""So many bytes of a file come in each second, or its host is given up: the file is asked for again later."""
 ANSWER_S = 2.0
 """A door that takes longer to say whether it serves a checkpoint does not say it."""
 
@@ -142,16 +144,16 @@ class SpooledElsewhere:
     def __init__(self, doors: OtherDoors, name: str) -> None:
         self._doors, self._name = doors, name
 
-    def fetch(self, reference: Reference, target: Target) -> None:
+    def fetch(self, reference: Reference, target: Target, patience_s: float) -> None:
         """See Source."""
-        status = self._ask("GET", "SPOOLED", reference, target)
+        status = self._ask("GET", "SPOOLED", reference, target, patience_s + reference.size_bytes / SLOWEST_BYTES_S)
         if status != 200:
             raise ReplicationError(f"node {reference.node} has {self._name}/{reference.token} no more ({status})")
 
     def release(self, reference: Reference) -> None:
         """See Source."""
-        self._ask("DELETE", "RELEASE", reference, io.BytesIO())
+        self._ask("DELETE", "RELEASE", reference, io.BytesIO(), CALL_S)
 
-    def _ask(self, method: str, operation: str, reference: Reference, target: Target) -> int:
+    def _ask(self, method: str, operation: str, reference: Reference, target: Target, patience_s: float) -> int:
         path = f"{self._name}/{reference.token}"
-        return self._doors.receive(target, reference.node, method, path, {"op": operation})
+        return self._doors.receive(target, reference.node, method, path, {"op": operation}, patience_s=patience_s)

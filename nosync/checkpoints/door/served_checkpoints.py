@@ -137,7 +137,7 @@ def _lost(files: SpreadFiles, env: Env) -> str | None:
         path := next((path for path in sorted(files.all_elsewhere()) if files.is_committed(path)), None)
     ) is not None:
         try:
-            files.bring(path)
+            files.bring(path, max(_LOOK_AGAIN_S, end_s - env.monotonic_s()))
         except NosyncError as error:
             if not files.is_needed(path):
                 files.drop(path)
@@ -211,9 +211,6 @@ class ServedCheckpoints:
                 await asyncio.to_thread(found.close)
                 found = None
             if found is None:
-                if place.name not in self.names():
-                    # Peers may have it. Were the daemon not asked, a query would begin anew where it should go on.
-                    await asyncio.to_thread(fetch, self._data, place.name, FETCH_PATIENCE_S, must_answer=True)
                 if not may_make and place.name not in self.names():
                     raise not_found(str(place))
                 found = self._open[place.name] = await asyncio.to_thread(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 from pathlib import Path
@@ -11,6 +12,7 @@ from blake3 import blake3
 
 from nosync.checkpoints.door.elsewhere import Reference, SpreadFiles, Target
 from nosync.checkpoints.door.intake import Intake
+from nosync.checkpoints.door.other_doors import SpooledElsewhere
 from nosync.checkpoints.door.remote_errors import RemoteError
 from nosync.checkpoints.door.spool import KEPT_S, Spool
 from nosync.checkpoints.keep import Keep
@@ -31,7 +33,7 @@ class Host:
         self.has[token] = data
         return Reference("n2", token, len(data), blake3(data).hexdigest())
 
-    def fetch(self, reference: Reference, target: Target) -> None:
+    def fetch(self, reference: Reference, target: Target, patience_s: float) -> None:
         if self.is_away:
             raise ReplicationError("n2 is away")
         target.write(self.has[reference.token])
@@ -148,8 +150,8 @@ def test_what_changes_while_a_file_comes_counts(
 ) -> None:
     fetch = host.fetch
 
-    def changing(reference: Reference, target: Target) -> None:
-        fetch(reference, target)
+    def changing(reference: Reference, target: Target, patience_s: float) -> None:
+        fetch(reference, target, patience_s)
         if how == "written here":
             write(files, "state/a", b"newer")
         elif how == "written elsewhere":
@@ -233,3 +235,19 @@ def test_a_spool_keeps_what_was_asked_for_lately(tmp_path: Path) -> None:
     spool.release("q", references[1].token)
     assert not new.exists()
     assert not list((tmp_path / "w").iterdir())
+
+
+def test_a_large_file_has_time_to_come(tmp_path: Path) -> None:
+    class Doors:
+        waited_s: float
+
+        def receive(self, target: Target, *asked: object, patience_s: float) -> int:
+            self.waited_s = patience_s
+            target.write(b"x")
+            return 200
+
+    doors = Doors()
+    source = SpooledElsewhere(doors, "words")  # type: ignore[arg-type]
+    for size_bytes, least_s in ((1, 5.0), (10 << 30, 10_000.0)):
+        source.fetch(Reference("n2", "t", size_bytes, ""), io.BytesIO(), 5.0)
+        assert least_s <= doors.waited_s < least_s + 300

@@ -76,6 +76,14 @@ def test_patience_ends(tmp_path: Path) -> None:
     assert 50 < len(peer.asked) < 150
 
 
+@pytest.mark.parametrize(("op", "patience_s"), [("OPEN", 60.0), ("SPOOLED", 900.0)])
+def test_a_large_file_has_the_time_that_it_is_given(tmp_path: Path, op: str, patience_s: float) -> None:
+    peer = Peer(0)
+    asked = pb.CallDoorRequest(node="n2", method="GET", path="words", parameters={"op": op}, patience_s=900.0)
+    list(calls(tmp_path, peer).of_peer(asked, PEERS))
+    assert peer.asked[0][-1] == patience_s
+
+
 def test_a_call_that_was_begun_is_not_asked_again(tmp_path: Path) -> None:
     peer = Peer(busy=0, error="the network is cut")
     doors = calls(tmp_path, peer)
