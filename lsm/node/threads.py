@@ -35,7 +35,7 @@ class Steps:
     merges_idle_at_most_s: Callable[[float], float]
     """Says how long there is nothing to merge, as far as is known."""
     make_ahead: Step
-    """Taken whenever something was published, for what is published next."""
+    """Taken whenever something was published or made durable, for what is published next."""
     idle_at_most_s: Callable[[float], float]
     """Says how long nothing needs to be done, given how long nothing is due."""
     opaque: Step | None
@@ -134,6 +134,7 @@ class NodeThreads:
                 is_well = self._attempt(steps.looking)
                 next_look = self._env.monotonic_s() + self._settings.scan_interval_s
             is_well = self._attempt(steps.making_durable) and is_well
+            self._published.set()  # these steps publish, too, and take files that were ready
             if not is_well:
                 next_look = min(next_look, self._env.monotonic_s() + self._settings.retry_s)
             self._wake.wait(max(0.0, steps.idle_at_most_s(next_look - self._env.monotonic_s())))

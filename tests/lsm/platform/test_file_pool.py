@@ -58,6 +58,16 @@ def test_what_is_published_beside_a_node_goes_to_files_made_ahead(open_store: Op
     assert store.verify().ok
 
 
+def test_what_the_node_itself_takes_is_made_again(open_store: OpenStore) -> None:
+    store = open_store(settings=nosync.StoreSettings(scan_interval_s=0.05))
+    store.append("counts", t=0, rows=words(a=1), key=["word"])
+    store.seal(0)
+    root = store.directory.root
+    eventually("all are ready", lambda: len(made_in(root)) == FEWEST)
+    made_in(root)[0].unlink()  # as if it had written when an epoch was sealed, long after it made the last one
+    eventually("all are ready again", lambda: len(made_in(root)) == FEWEST)
+
+
 def test_publishing_makes_no_file_where_one_is_ready(open_store: OpenStore) -> None:
     env = FaultyEnv()
     store = filled(open_store, env=env)
