@@ -33,10 +33,6 @@ log = logging.getLogger("nosync.replication")
 
 TICK_S = 0.6
 FILL_LOOK_S = 0.02
-SETTLE_S = 0.3
-"""For how long nothing more may be known to be missing: what one peer has just got it tells the others a moment later, and
-whoever had it first may be gone by then.
-"""
 
 
 class Replicator:
@@ -148,21 +144,23 @@ class Replicator:
     def fetch_checkpoint(self, checkpoint: str, patience_s: float) -> tuple[bool, int]:
         """Keeps the files of a checkpoint here for a while: `checkpoints/<name>`. Waits until it has what peers have.
 
+        That is all that was durable on a peer that is there when the call came.
+
         Returns whether it has that within `patience_s`, and how many files of it are durable here.
         """
         self._shared.tick()
         with self._shared.lock:
             self._shared.act(self._replica.keep_checkpoint(checkpoint))
         end_s = self._env.monotonic_s() + patience_s
-        settled_s = self._env.monotonic_s() + SETTLE_S
+        is_asked_again = False
         while True:
             with self._shared.lock:
                 filled = self._replica.has_all_of(checkpoint)
+                if filled and not is_asked_again:  # the answer may have been on its way when this call came
+                    self._shared.act(self._replica.keep_checkpoint(checkpoint))
+                    filled, is_asked_again = self._replica.has_all_of(checkpoint), True
                 files = sum(1 for _ in self._replica.mine.of_checkpoint(checkpoint))
-            now_s = self._env.monotonic_s()
-            if not filled:
-                settled_s = now_s + SETTLE_S
-            if (filled and now_s >= settled_s) or now_s >= end_s or self._closing.wait(FILL_LOOK_S):
+            if filled or self._env.monotonic_s() >= end_s or self._closing.wait(FILL_LOOK_S):
                 return filled, files
 
     def add_member(self, node: NodeId) -> None:

@@ -175,10 +175,10 @@ def test_the_host_of_the_driver_is_lost(doors: Doors, tmp_path: Path, kind: str)
     query.begin()  # and dies in the middle of the batch
     eventually("batch 3 is safe", lambda: is_safe(doors.daemons, 3, "n1"))
     expected = (tmp_path / "ck" / "offsets" / "4").read_bytes()
-    eventually(
-        "so are the offsets",
-        lambda: any((doors.daemons.data(n) / "checkpoints/words/offsets/4").exists() for n in ("n2", "n3")),
-    )
+    first = client_of(doors.daemons.data("n1"))
+    assert first is not None
+    eventually("so are the offsets", lambda: first.count_copies(["checkpoints/words/offsets/4"]) >= [2])
+    first.close()
     doors.lose("n1")
     # Spark looks for the query's id first.
     assert b"4c0c1a0e" in doors.client("n2").read("metadata")

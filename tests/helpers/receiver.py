@@ -42,12 +42,13 @@ class Receiver:
     def receive(self, frame: pb.Frame) -> None:
         self.replicator.received(self.session, frame)
 
-    def announce(self, held: FileVersion) -> None:
-        one = pb.Held(name=held.name, digest=held.digest, size_bytes=held.size_bytes)
-        groups = Inventory([held]).groups()
+    def announce(self, *held: FileVersion) -> None:
+        """n2 answers that it holds these, and nothing else."""
+        names = [pb.Held(name=one.name, digest=one.digest, size_bytes=one.size_bytes) for one in held]
+        groups = Inventory(held).groups()
         roots = [pb.Group(name=name, root=root) for name, root in groups.items()]
         self.receive(pb.Frame(summary=pb.Summary(seq=0, groups=roots, last=True)))
-        self.receive(pb.Frame(inventory=pb.Inventory(seq=0, held=[one], groups=groups, last=True)))
+        self.receive(pb.Frame(inventory=pb.Inventory(seq=0, held=names, groups=groups, last=True)))
 
     def send(self, held: FileVersion, path: Path, offset: int = 0, most: int | None = None) -> None:
         """Pieces of a file from a byte on, at most so many."""
